@@ -1,0 +1,108 @@
+//! What two instances must share before the first byte of KV passes between them.
+
+use crate::{Dtype, KvLayout};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// A 256-bit content digest (BLAKE3 unless said otherwise).
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Digest(pub [u8; 32]);
+
+impl Digest {
+    /// Parses 64 hexadecimal digits.
+    pub fn from_hex(hex: &str) -> Option<Self> {
+        if hex.len() != 64 || !hex.is_ascii() {
+            return None;
+        }
+        let mut out = [0; 32];
+        for (i, byte) in out.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).ok()?;
+        }
+        Some(Self(out))
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|b| write!(f, "{b:02x}"))
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Digest({self})")
+    }
+}
+
+impl TryFrom<String> for Digest {
+    type Error = &'static str;
+    fn try_from(hex: String) -> Result<Self, Self::Error> {
+        Self::from_hex(&hex).ok_or("a digest is 64 hexadecimal digits")
+    }
+}
+
+impl From<Digest> for String {
+    fn from(digest: Digest) -> Self {
+        digest.to_string()
+    }
+}
+
+/// Everything that decides the bits of a result beside model, prompt, parameters and seed.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct NumericsClass {
+    /// Canonical reduction family of the kernels, e.g. `cpu-f32fma`; not the vector width, which does not change bits.
+    pub isa: String,
+    /// Format in which weights enter the GEMMs.
+    pub weights: Dtype,
+    /// Element type of KV.
+    pub kv: Dtype,
+    /// Bumped whenever a kernel's reduction order changes.
+    pub kernel_revision: u32,
+}
+
+impl fmt::Display for NumericsClass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/w-{}/kv-{}/r{}", self.isa, self.weights, self.kv, self.kernel_revision)
+    }
+}
+
+/// The compatibility fingerprint of one instance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Compatibility {
+    /// Digest over the model's configuration and weights.
+    pub model: Digest,
+    /// Groups and planes; block sizes may differ between peers.
+    pub layout: KvLayout,
+    /// Numerics class.
+    pub class: NumericsClass,
+}
+
+/// Why two instances cannot exchange KV: both sides of the first difference.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} differs: this side has {ours}, the peer has {theirs}")]
+pub struct Mismatch {
+    /// What differs.
+    pub what: &'static str,
+    /// Value on this side.
+    pub ours: String,
+    /// Value of the peer.
+    pub theirs: String,
+}
+
+impl Compatibility {
+    /// Compares with a peer. Block sizes are not compared: copies are cut to the finer of both.
+    pub fn check(&self, peer: &Self) -> Result<(), Mismatch> {
+        let mismatch = |what, ours: String, theirs: String| Err(Mismatch { what, ours, theirs });
+        if self.model != peer.model {
+            return mismatch("model fingerprint", self.model.to_string(), peer.model.to_string());
+        }
+        if self.class != peer.class {
+            return mismatch("numerics class", self.class.to_string(), peer.class.to_string());
+        }
+        if self.layout.groups() != peer.layout.groups() {
+            return mismatch("KV layout", self.layout.to_string(), peer.layout.to_string());
+        }
+        Ok(())
+    }
+}

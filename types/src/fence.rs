@@ -1,0 +1,33 @@
+//! A point in a device's work that others can wait for.
+
+use std::sync::Arc;
+
+/// What is known of the work before a fence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FenceStatus {
+    /// Not finished; look again.
+    Pending,
+    /// All work enqueued before the fence is finished and its results are visible in memory.
+    Done,
+    /// The device failed; nothing that the fence covers may be used.
+    Failed,
+}
+
+/// Polled state of a fence. Polling never blocks.
+pub trait FencePoll: Send + Sync {
+    /// The state now. Once `Done` or `Failed`, always so.
+    fn poll(&self) -> FenceStatus;
+}
+
+/// A shared fence.
+pub type Fence = Arc<dyn FencePoll>;
+
+/// A fence that is done from the start, for work that was finished when it was asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AlreadyDone;
+
+impl FencePoll for AlreadyDone {
+    fn poll(&self) -> FenceStatus {
+        FenceStatus::Done
+    }
+}

@@ -1,0 +1,344 @@
+//! The explicit layout of KV memory, so that a peer computes any (layer, block, plane, token, head) address.
+//!
+//! Memory order, outermost first: group, layer of the group, block, plane, token, head, element. A layer's run of
+//! neighbouring blocks is therefore one contiguous range, and so is a run of tokens within one plane of one block,
+//! whatever the block size: pools with different block sizes exchange runs of tokens.
+
+use crate::{BlockId, Dtype};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::ops::Range;
+
+/// What a group of layers keeps of the past.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GroupKind {
+    /// Every position.
+    Full,
+    /// The last `n` positions.
+    Window(u32),
+    /// One compressed latent per position (MLA).
+    Latent,
+    /// A fixed-size recurrent state.
+    State,
+}
+
+/// One tensor of a block: `[block_tokens, heads, dim]` of `dtype`, dense.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct KvPlane {
+    name: String,
+    heads: u32,
+    dim: u32,
+    dtype: Dtype,
+    token_stride: u32,
+    head_stride: u32,
+}
+
+impl KvPlane {
+    /// A dense plane of shape `[block_tokens, heads, dim]`.
+    pub fn try_new(name: impl Into<String>, heads: u32, dim: u32, dtype: Dtype) -> Result<Self, LayoutError> {
+        let name = name.into();
+        if heads == 0 || dim == 0 || heads > LayoutError::HEADS_MAX || dim > LayoutError::DIM_MAX {
+            return Err(LayoutError::Plane { name, heads, dim });
+        }
+        let head_stride = dim * dtype.bytes() as u32;
+        Ok(Self { name, heads, dim, dtype, token_stride: heads * head_stride, head_stride })
+    }
+
+    /// Name, e.g. `k` or `v`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+    /// Number of heads.
+    pub fn heads(&self) -> u32 {
+        self.heads
+    }
+    /// Elements per head.
+    pub fn dim(&self) -> u32 {
+        self.dim
+    }
+    /// Element type.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+    /// Bytes from one token to the next.
+    pub fn token_stride(&self) -> usize {
+        self.token_stride as usize
+    }
+    /// Bytes from one head to the next.
+    pub fn head_stride(&self) -> usize {
+        self.head_stride as usize
+    }
+}
+
+/// Layers that share a block table.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct KvGroup {
+    /// What the group keeps.
+    pub kind: GroupKind,
+    /// Model layers, ascending.
+    pub layers: Vec<u32>,
+    /// Planes in memory order.
+    pub planes: Vec<KvPlane>,
+}
+
+impl KvGroup {
+    /// Bytes of one token in one layer, all planes.
+    pub fn token_bytes(&self) -> usize {
+        self.planes.iter().map(KvPlane::token_stride).sum()
+    }
+}
+
+/// Shape of the KV of one model on one instance: block size and groups.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "RawLayout", into = "RawLayout")]
+pub struct KvLayout {
+    block_tokens: u32,
+    groups: Vec<KvGroup>,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+struct RawLayout {
+    block_tokens: u32,
+    groups: Vec<KvGroup>,
+}
+
+impl TryFrom<RawLayout> for KvLayout {
+    type Error = LayoutError;
+    fn try_from(raw: RawLayout) -> Result<Self, LayoutError> {
+        Self::try_new(raw.block_tokens, raw.groups)
+    }
+}
+
+impl From<KvLayout> for RawLayout {
+    fn from(layout: KvLayout) -> Self {
+        Self { block_tokens: layout.block_tokens, groups: layout.groups }
+    }
+}
+
+/// A layout that cannot exist.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LayoutError {
+    /// Block size outside 16..=128 or not a multiple of 16.
+    #[error("block_tokens must be a multiple of 16 between 16 and 128, got {0}")]
+    BlockTokens(u32),
+    /// A plane without elements, or absurdly large.
+    #[error("KV plane {name:?} cannot have {heads} heads of {dim}")]
+    Plane {
+        /// Name of the plane.
+        name: String,
+        /// Its heads.
+        heads: u32,
+        /// Its head dimension.
+        dim: u32,
+    },
+    /// No groups, too many, or one without layers or planes, or with layers that repeat.
+    #[error("KV groups need ascending layers, planes with distinct names, and 1 to 8 groups: {0}")]
+    Groups(String),
+    /// The pool would not fit an address space.
+    #[error("a pool of {blocks} blocks overflows")]
+    PoolSize {
+        /// Blocks asked for.
+        blocks: u32,
+    },
+}
+
+impl LayoutError {
+    /// Most heads of one plane; far above any published model.
+    pub const HEADS_MAX: u32 = 1024;
+    /// Largest head dimension; MLA latents are 576.
+    pub const DIM_MAX: u32 = 16_384;
+}
+
+impl KvLayout {
+    /// Granule of checksums, of prefix hashes and of quantization groups: every block size is a multiple of it.
+    pub const GRANULE_TOKENS: u32 = 16;
+    /// Largest block.
+    pub const BLOCK_TOKENS_MAX: u32 = 128;
+
+    /// Checks and builds a layout.
+    pub fn try_new(block_tokens: u32, groups: Vec<KvGroup>) -> Result<Self, LayoutError> {
+        if block_tokens == 0 || block_tokens > Self::BLOCK_TOKENS_MAX || block_tokens % Self::GRANULE_TOKENS != 0 {
+            return Err(LayoutError::BlockTokens(block_tokens));
+        }
+        if groups.is_empty() || groups.len() > 8 {
+            return Err(LayoutError::Groups(format!("{} groups", groups.len())));
+        }
+        let mut seen = std::collections::BTreeSet::new();
+        for (g, group) in groups.iter().enumerate() {
+            if group.layers.is_empty() || group.planes.is_empty() || group.planes.len() > 8 {
+                return Err(LayoutError::Groups(format!("group {g} has no layers, or not 1 to 8 planes")));
+            }
+            if !group.layers.is_sorted() || group.layers.iter().any(|&l| l > 4096 || !seen.insert(l)) {
+                return Err(LayoutError::Groups(format!("group {g} repeats a layer or is not sorted")));
+            }
+            for (i, plane) in group.planes.iter().enumerate() {
+                let dense = KvPlane::try_new(plane.name.clone(), plane.heads, plane.dim, plane.dtype)?;
+                if dense != *plane || group.planes[..i].iter().any(|p| p.name == plane.name) {
+                    return Err(LayoutError::Groups(format!("plane {:?} of group {g} is not dense or repeats", plane.name)));
+                }
+            }
+        }
+        Ok(Self { block_tokens, groups })
+    }
+
+    /// The layout of a Llama-family decoder: one `full` group with planes `k` and `v`.
+    pub fn llama(block_tokens: u32, layers: u32, kv_heads: u32, head_dim: u32, dtype: Dtype) -> Result<Self, LayoutError> {
+        let plane = |name| KvPlane::try_new(name, kv_heads, head_dim, dtype);
+        let planes = vec![plane("k")?, plane("v")?];
+        Self::try_new(block_tokens, vec![KvGroup { kind: GroupKind::Full, layers: (0..layers).collect(), planes }])
+    }
+
+    /// Tokens per block.
+    pub fn block_tokens(&self) -> u32 {
+        self.block_tokens
+    }
+
+    /// The groups.
+    pub fn groups(&self) -> &[KvGroup] {
+        &self.groups
+    }
+
+    /// Bytes of one token over all groups and layers: `2 * layers * kv_heads * head_dim * bytes` for Llama.
+    pub fn bytes_per_token(&self) -> usize {
+        self.groups.iter().map(|g| g.layers.len() * g.token_bytes()).sum()
+    }
+
+    /// Bytes of one block of every group, all layers.
+    pub fn bytes_per_block(&self) -> usize {
+        self.bytes_per_token() * self.block_tokens as usize
+    }
+
+    /// Blocks per group that `tokens` positions need.
+    pub fn blocks_for(&self, tokens: usize) -> usize {
+        tokens.div_ceil(self.block_tokens as usize)
+    }
+}
+
+impl fmt::Display for KvLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} tokens/block", self.block_tokens)?;
+        for group in &self.groups {
+            write!(f, "; {:?} x {} layers", group.kind, group.layers.len())?;
+            for p in &group.planes {
+                write!(f, " {}[{}x{} {}]", p.name, p.heads, p.dim, p.dtype)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Block ids per group: `blocks[group][i]` holds tokens `i * block_tokens ..`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupBlocks(pub Vec<Vec<BlockId>>);
+
+impl GroupBlocks {
+    /// Total number of blocks over all groups.
+    pub fn total(&self) -> usize {
+        self.0.iter().map(Vec::len).sum()
+    }
+}
+
+/// A layout laid over one pool of `blocks` blocks per group: the address arithmetic of a region.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvPoolMap {
+    layout: KvLayout,
+    blocks: u32,
+}
+
+impl KvPoolMap {
+    /// Lays `layout` over a pool with `blocks` blocks in each group.
+    pub fn try_new(layout: KvLayout, blocks: u32) -> Result<Self, LayoutError> {
+        let bytes = (layout.bytes_per_block() as u128) * u128::from(blocks);
+        if blocks == 0 || bytes > (isize::MAX as u128) {
+            return Err(LayoutError::PoolSize { blocks });
+        }
+        Ok(Self { layout, blocks })
+    }
+
+    /// The layout.
+    pub fn layout(&self) -> &KvLayout {
+        &self.layout
+    }
+
+    /// Blocks in each group.
+    pub fn blocks(&self) -> u32 {
+        self.blocks
+    }
+
+    /// Size of the region in bytes.
+    pub fn bytes(&self) -> usize {
+        self.layout.bytes_per_block() * self.blocks as usize
+    }
+
+    /// Offset of plane `plane` of block `block` in the `layer`-th layer *of group* `group`, in bytes.
+    ///
+    /// # Panics
+    /// If an index is out of range.
+    pub fn plane_offset(&self, group: usize, layer: usize, block: BlockId, plane: usize) -> usize {
+        assert!(block.0 < self.blocks, "block {block} of a pool of {}", self.blocks);
+        let tokens = self.layout.block_tokens as usize;
+        let g = &self.layout.groups[group];
+        assert!(layer < g.layers.len(), "layer {layer} of a group of {}", g.layers.len());
+        let before: usize = self.layout.groups[..group].iter().map(|g| g.layers.len() * g.token_bytes()).sum();
+        let block_bytes = g.token_bytes() * tokens;
+        let group_base = before * tokens * self.blocks as usize;
+        let planes_before: usize = g.planes[..plane].iter().map(KvPlane::token_stride).sum();
+        group_base + (layer * self.blocks as usize + block.0 as usize) * block_bytes + planes_before * tokens
+    }
+
+    /// Byte range of tokens `tokens` (within the block) of one plane of one block; see [`KvPoolMap::plane_offset`].
+    pub fn token_range(&self, group: usize, layer: usize, block: BlockId, plane: usize, tokens: Range<u32>) -> Range<usize> {
+        assert!(tokens.end <= self.layout.block_tokens, "tokens {tokens:?} of a block");
+        let base = self.plane_offset(group, layer, block, plane);
+        let stride = self.layout.groups[group].planes[plane].token_stride();
+        base + tokens.start as usize * stride..base + tokens.end as usize * stride
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn llama_3_8b_has_128_kib_per_token() {
+        let layout = KvLayout::llama(16, 32, 8, 128, Dtype::Bf16).unwrap();
+        assert_eq!(layout.bytes_per_token(), 128 << 10);
+    }
+
+    #[test]
+    fn addresses_tile_the_region_without_overlap() {
+        let planes = |names: &[&str]| names.iter().enumerate().map(|(i, n)| KvPlane::try_new(*n, 1 + i as u32, 3, Dtype::Bf16).unwrap()).collect();
+        let groups = vec![
+            KvGroup { kind: GroupKind::Full, layers: vec![0, 2], planes: planes(&["k", "v"]) },
+            KvGroup { kind: GroupKind::Window(32), layers: vec![1], planes: planes(&["k", "v", "s"]) },
+        ];
+        let map = KvPoolMap::try_new(KvLayout::try_new(32, groups).unwrap(), 3).unwrap();
+        let mut covered = vec![0u8; map.bytes()];
+        for (g, group) in map.layout().groups().iter().enumerate() {
+            for layer in 0..group.layers.len() {
+                for block in 0..3 {
+                    for plane in 0..group.planes.len() {
+                        let range = map.token_range(g, layer, BlockId(block), plane, 0..32);
+                        covered[range].iter_mut().for_each(|c| *c += 1);
+                    }
+                }
+            }
+        }
+        assert!(covered.iter().all(|&c| c == 1));
+    }
+
+    #[test]
+    fn impossible_layouts_are_refused() {
+        for tokens in [0, 8, 24, 144] {
+            assert_eq!(KvLayout::llama(tokens, 1, 1, 64, Dtype::Bf16), Err(LayoutError::BlockTokens(tokens)));
+        }
+        assert!(KvLayout::llama(16, 0, 1, 64, Dtype::Bf16).is_err());
+        assert!(KvLayout::llama(16, 1, 0, 64, Dtype::Bf16).is_err());
+        assert!(serde_json_like_roundtrip_refuses());
+    }
+
+    fn serde_json_like_roundtrip_refuses() -> bool {
+        KvLayout::try_from(RawLayout { block_tokens: 7, groups: vec![] }).is_err()
+    }
+}

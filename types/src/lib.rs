@@ -1,0 +1,25 @@
+//! Shared vocabulary of every Baton crate: ids, tokens, sampling parameters, KV layout, memory, limits and errors.
+//!
+//! Place in the house: the root of the dependency graph. Everything depends on `types`; `types` depends on nothing of ours.
+//!
+//! This crate must never know I/O, clocks of its own, an async runtime, protobuf or a numeric kernel.
+
+pub mod class;
+pub mod dtype;
+pub mod error;
+pub mod fence;
+pub mod ids;
+pub mod layout;
+pub mod memory;
+pub mod sampling;
+pub mod sequence;
+
+pub use class::{Compatibility, Digest, Mismatch, NumericsClass};
+pub use dtype::Dtype;
+pub use error::{ErrorKind, RequestError};
+pub use fence::{Fence, FencePoll, FenceStatus};
+pub use ids::{BlockId, Incarnation, InstanceId, RequestId, TicketId, TokenId};
+pub use layout::{GroupBlocks, GroupKind, KvGroup, KvLayout, KvPlane, KvPoolMap, LayoutError};
+pub use memory::{MemoryKind, PoolMemory};
+pub use sampling::{SamplingError, SamplingParams};
+pub use sequence::{FinishReason, PhaseTimings, TokenLogprobs, Usage};

@@ -1,0 +1,55 @@
+//! What is reported of a sequence: why it ended, what it used, where its time went.
+
+use crate::TokenId;
+use serde::{Deserialize, Serialize};
+
+/// Why a sequence ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// An end token, a stop token or a stop string.
+    Stop,
+    /// `max_tokens` or the context limit.
+    Length,
+    /// The client or an operator cancelled it.
+    Cancelled,
+}
+
+/// Tokens counted for one request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Tokens generated.
+    pub completion_tokens: u32,
+    /// Tokens of the prompt whose KV was not computed for this request.
+    pub cached_tokens: u32,
+}
+
+/// Where the time of one request went, in microseconds; `None` where the phase did not happen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PhaseTimings {
+    /// Waiting for a prefill slot.
+    pub queue_us: Option<u64>,
+    /// Prefill compute, first launch to first token.
+    pub prefill_us: Option<u64>,
+    /// First KV write posted to commit acknowledged.
+    pub transfer_us: Option<u64>,
+    /// The part of the transfer not hidden by compute: end of prefill compute to commit acknowledged.
+    pub exposed_us: Option<u64>,
+    /// KV bytes moved.
+    pub transfer_bytes: Option<u64>,
+    /// Request accepted to first token sent to the client.
+    pub ttft_us: Option<u64>,
+    /// First to last token.
+    pub decode_us: Option<u64>,
+}
+
+/// Log-probabilities of one generated token (natural logarithm, over the whole vocabulary, before temperature and penalties).
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprobs {
+    /// Of the chosen token.
+    pub chosen: f32,
+    /// The most likely tokens, best first.
+    pub top: Vec<(TokenId, f32)>,
+}
