@@ -4,6 +4,7 @@
 //!
 //! This crate must never know I/O, clocks of its own, an async runtime, protobuf or a numeric kernel.
 
+pub mod bundle;
 pub mod class;
 pub mod dtype;
 pub mod error;
@@ -14,6 +15,7 @@ pub mod memory;
 pub mod sampling;
 pub mod sequence;
 
+pub use bundle::{GgufTokenizer, SamplingDefaults, TextBundle};
 pub use class::{Compatibility, Digest, Mismatch, NumericsClass};
 pub use dtype::Dtype;
 pub use error::{ErrorKind, RequestError};

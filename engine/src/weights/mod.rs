@@ -1,0 +1,135 @@
+//! Where weights come from: GGUF files, Hugging Face folders, seeded random models. All yield f32 tensors by canonical name.
+//!
+//! A configuration key or tensor that changes the mathematics and is not implemented is refused by name:
+//! a plausible wrong answer is the worst outcome.
+
+use baton_types::{Digest, GgufTokenizer, SamplingDefaults, TextBundle, TokenId};
+
+/// Dimensions and constants of a Llama-family decoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelShape {
+    /// Vocabulary size (rows of the embedding).
+    pub vocab: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Decoder layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Elements per head.
+    pub head_dim: usize,
+    /// Width of the MLP.
+    pub ffn: usize,
+    /// Longest context the model was made for.
+    pub context: usize,
+    /// Epsilon of RMSNorm.
+    pub rms_eps: f32,
+    /// Rotary embedding.
+    pub rope: Rope,
+    /// Whether the output matrix is the embedding.
+    pub tied: bool,
+}
+
+/// Rotary embedding: base and scaling.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// Base `theta`.
+    pub theta: f32,
+    /// Scaling of the frequencies.
+    pub scaling: RopeScaling,
+}
+
+/// How rotary frequencies are stretched beyond the trained context.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// All frequencies divided by `factor`.
+    Linear {
+        /// The divisor.
+        factor: f32,
+    },
+    /// Llama 3.1: by wavelength.
+    Llama3 {
+        /// Divisor of low frequencies.
+        factor: f32,
+        /// `low_freq_factor`.
+        low_freq_factor: f32,
+        /// `high_freq_factor`.
+        high_freq_factor: f32,
+        /// `original_max_position_embeddings`.
+        original_context: usize,
+    },
+    /// A divisor per frequency, `[head_dim / 2]` (GGUF's `rope_freqs.weight`).
+    Factors(Vec<f32>),
+}
+
+/// Canonical tensor names. Matrices are `[out, in]` row-major, in Hugging Face's rotary pairing (i, i + head_dim / 2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum TensorName {
+    /// `[vocab, hidden]`
+    Embedding,
+    /// `[hidden]`
+    FinalNorm,
+    /// `[vocab, hidden]`, absent where tied
+    Output,
+    /// A tensor of one layer.
+    Layer(usize, LayerTensor),
+}
+
+/// Tensors of one decoder layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LayerTensor {
+    /// `[hidden]`
+    AttentionNorm,
+    /// `[heads * head_dim, hidden]`
+    Query,
+    /// `[kv_heads * head_dim, hidden]`
+    Key,
+    /// `[kv_heads * head_dim, hidden]`
+    Value,
+    /// `[hidden, heads * head_dim]`
+    AttentionOutput,
+    /// `[hidden]`
+    MlpNorm,
+    /// `[ffn, hidden]`
+    Gate,
+    /// `[ffn, hidden]`
+    Up,
+    /// `[hidden, ffn]`
+    Down,
+}
+
+/// What a model brings for text, before it is normalized into a bundle.
+#[derive(Clone, Debug)]
+pub enum TextSource {
+    /// Metadata of a GGUF file.
+    Gguf(Box<GgufTokenizer>),
+    /// Files of a Hugging Face folder.
+    Bundle(Box<TextBundle>),
+    /// A random model: its tokens have no text; only token-id prompts.
+    None,
+}
+
+/// An opened, checked model: everything but the tensor data is in memory and known to fit together.
+pub trait ModelSource: Send + Sync {
+    /// Dimensions.
+    fn shape(&self) -> &ModelShape;
+    /// One tensor, dequantized to f32, row-major.
+    fn tensor(&self, name: TensorName) -> Result<Vec<f32>, WeightsError>;
+    /// Digest over configuration and weights.
+    fn fingerprint(&self) -> Digest;
+    /// All end tokens.
+    fn end_tokens(&self) -> &[TokenId];
+    /// Sampling defaults of the model.
+    fn sampling_defaults(&self) -> SamplingDefaults;
+    /// Tokenizer and template.
+    fn text(&self) -> TextSource;
+    /// A short name for humans and `/v1/models`, e.g. the folder's or file's.
+    fn name(&self) -> &str;
+}
+
+mod error;
+pub use error::WeightsError;

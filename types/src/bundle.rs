@@ -1,0 +1,59 @@
+//! What a router needs to serve a model's text: tokenizer, template and end tokens, owned by the workers and fetched by digest.
+
+use crate::TokenId;
+use serde::{Deserialize, Serialize};
+
+/// The tokenizer + template bundle of a model. Its canonical bytes are its JSON; its digest is BLAKE3 over those.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TextBundle {
+    /// A Hugging Face `tokenizer.json`, as text.
+    pub tokenizer_json: String,
+    /// Jinja chat template, where the model has one.
+    pub chat_template: Option<String>,
+    /// Text of the begin token, as templates use it.
+    pub bos_token: Option<String>,
+    /// Text of the end token, as templates use it.
+    pub eos_token: Option<String>,
+    /// Whether plain prompts (not chats, whose template says) start with the begin token.
+    pub add_bos: bool,
+}
+
+/// The tokenizer metadata of a GGUF file, as read; `text` turns it into a [`TextBundle`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GgufTokenizer {
+    /// `tokenizer.ggml.model`, e.g. `gpt2` for byte-level BPE.
+    pub model: String,
+    /// `tokenizer.ggml.pre`, e.g. `smollm`, `llama-bpe`.
+    pub pre: String,
+    /// Vocabulary by id.
+    pub tokens: Vec<String>,
+    /// `tokenizer.ggml.token_type` by id: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte.
+    pub token_types: Vec<i32>,
+    /// `tokenizer.ggml.scores`, where the model has them.
+    pub scores: Vec<f32>,
+    /// BPE merges, `left right`.
+    pub merges: Vec<String>,
+    /// Begin token.
+    pub bos: Option<TokenId>,
+    /// End token.
+    pub eos: Option<TokenId>,
+    /// `tokenizer.ggml.add_bos_token`.
+    pub add_bos: Option<bool>,
+    /// `tokenizer.chat_template`.
+    pub chat_template: Option<String>,
+}
+
+/// What a model says of how it wants to be sampled; each `None` leaves the server's default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SamplingDefaults {
+    /// See [`crate::SamplingParams::temperature`].
+    pub temperature: Option<f32>,
+    /// See [`crate::SamplingParams::top_p`].
+    pub top_p: Option<f32>,
+    /// See [`crate::SamplingParams::top_k`].
+    pub top_k: Option<u32>,
+    /// See [`crate::SamplingParams::repetition_penalty`].
+    pub repetition_penalty: Option<f32>,
+}
