@@ -1,1 +1,19 @@
-//! Placeholder.
+//! The wire: protobuf messages and services of `baton.v1`, and their fallible conversions to [`baton_types`].
+//!
+//! Place in the house: above `types`, below `node`. Protobuf types stop at [`convert`]: what lies behind a service speaks `types`.
+
+/// Generated code of package `baton.v1`.
+#[allow(missing_docs, unreachable_pub, clippy::all)]
+pub mod v1 {
+    tonic::include_proto!("baton.v1");
+}
+
+pub mod convert;
+
+/// Encoded file descriptors, for reflection.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+/// The protocol that this build speaks, as a range: N and N-1 interoperate.
+pub const PROTOCOL_MIN: u32 = 1;
+/// See [`PROTOCOL_MIN`].
+pub const PROTOCOL_MAX: u32 = 1;

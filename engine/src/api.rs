@@ -1,0 +1,159 @@
+//! What a worker may ask of the engine. Token ids in, token ids out.
+//!
+//! One engine thread owns model, scheduler and running sequences. Callers hold an [`crate::EngineHandle`]; commands travel over a
+//! bounded queue, results come back through the [`SequenceSink`] given with each sequence. Blocks travel as [`baton_kv_cache::Lease`]s:
+//! whoever holds the lease owns the blocks, dropping it frees them.
+
+use baton_kv_cache::Lease;
+use baton_types::{ErrorKind, Fence, FinishReason, RequestId, SamplingParams, TokenId, TokenLogprobs};
+use std::time::Instant;
+
+/// A sequence to run.
+#[derive(Clone, Debug)]
+pub struct SequenceRequest {
+    /// For logs and spans.
+    pub id: RequestId,
+    /// Prompt, followed by the tokens generated so far where a sequence is continued.
+    pub tokens: Vec<TokenId>,
+    /// How many of `tokens` are prompt; the rest counts as output (penalties, `max_tokens`, random numbers).
+    pub prompt_len: usize,
+    /// Checked sampling parameters.
+    pub sampling: SamplingParams,
+    /// Sequence index among the `n` samples of one request, for the random numbers.
+    pub sample_index: u32,
+    /// After this instant the sequence is dropped, wherever it is.
+    pub deadline: Instant,
+    /// Higher is preempted later. Default 0.
+    pub priority: i32,
+}
+
+/// How far to run it.
+pub enum Run {
+    /// Prefill here and decode here.
+    Full,
+    /// Prefill here, sample the first token, then hand the blocks out with [`SequenceEvent::Prefilled`].
+    PrefillOnly {
+        /// Told after each layer of each chunk, on the engine thread; must return at once.
+        observer: Box<dyn PrefillObserver>,
+    },
+    /// Blocks already hold the KV of all but the last of `tokens`; join the running batch.
+    Adopted {
+        /// The verified blocks, covering at least `tokens.len() - 1` positions.
+        lease: Lease,
+    },
+}
+
+/// Follows the prefill of one sequence, layer by layer.
+pub trait PrefillObserver: Send {
+    /// The sequence left the queue; `lease` blocks stay at these addresses until it ends. The first launch follows.
+    fn started(&mut self, blocks: &baton_types::GroupBlocks, now: Instant);
+    /// KV of `layer` (model layer) is enqueued for positions `0..tokens_end`; it may be read once `fence` is done.
+    fn layer_launched(&mut self, layer: u32, tokens_end: usize, fence: &Fence);
+    /// The sequence was preempted: its blocks were freed and it starts over (a new `started` follows). All reads must have ended
+    /// before this returns. Sequences under a transfer are not preempted, so only a prefill without observer demand sees it.
+    fn restarted(&mut self) {}
+}
+
+/// What happens to a sequence, in order; `Finished` or `Failed` is always the last.
+#[derive(Debug)]
+pub enum SequenceEvent {
+    /// Left the queue.
+    Started {
+        /// When.
+        at: Instant,
+    },
+    /// A token was generated.
+    Token {
+        /// Its id.
+        token: TokenId,
+        /// Where asked for.
+        logprobs: Option<TokenLogprobs>,
+        /// Whether the sequence ends with it.
+        finish: Option<FinishReason>,
+        /// When it was sampled.
+        at: Instant,
+    },
+    /// [`Run::PrefillOnly`] ended after its first token (a `Token` event came before, with `finish` where that token ends the sequence).
+    Prefilled {
+        /// Blocks that hold the KV of the prompt.
+        lease: Lease,
+        /// First launch to sampled token.
+        compute_us: u64,
+        /// When prefill compute ended.
+        at: Instant,
+    },
+    /// The end of a sequence that ran here.
+    Finished {
+        /// Why.
+        reason: FinishReason,
+    },
+    /// The end of a sequence that could not go on.
+    Failed {
+        /// Row of the error table.
+        kind: ErrorKind,
+        /// Fit for the client.
+        message: String,
+    },
+}
+
+/// Where the events of one sequence go. Called on the engine thread; must never block.
+pub trait SequenceSink: Send {
+    /// Whether two more events fit now. A sequence whose sink is full is paused, and cancelled after `stall_ms_max`.
+    fn has_room(&self) -> bool;
+    /// Takes an event. `false` means that nobody listens any more: the sequence is cancelled.
+    fn send(&mut self, event: SequenceEvent) -> bool;
+}
+
+/// Why a sequence was not accepted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SubmitError {
+    /// Prompt plus one token exceed the context or the whole pool.
+    #[error("{tokens} tokens can never fit: {limit} is the limit of {what}")]
+    NeverFits {
+        /// Tokens asked for.
+        tokens: usize,
+        /// The bound.
+        limit: usize,
+        /// `the context` or `the KV pool`.
+        what: &'static str,
+    },
+    /// Too many sequences wait.
+    #[error("{waiting} sequences wait already, the queue holds {waiting_max}")]
+    Full {
+        /// Waiting now.
+        waiting: usize,
+        /// The bound.
+        waiting_max: usize,
+    },
+    /// Empty prompt, token out of the vocabulary and the like.
+    #[error("{0}")]
+    Invalid(String),
+    /// The engine stopped.
+    #[error("the engine is stopped")]
+    Stopped,
+}
+
+/// A point-in-time view of an engine's load.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Load {
+    /// Sequences waiting.
+    pub waiting: usize,
+    /// Prompt tokens not yet computed, of waiting and running sequences.
+    pub waiting_tokens: usize,
+    /// Sequences in the running batch.
+    pub running: usize,
+    /// Sum of context lengths in the running batch.
+    pub running_tokens: usize,
+    /// Blocks by state.
+    pub blocks: baton_kv_cache::BlockCounts,
+    /// Prefill tokens per second, recent.
+    pub prefill_tokens_per_s: f32,
+    /// Decode steps per second, recent.
+    pub decode_steps_per_s: f32,
+    /// Steps run since the start; moves while there is work.
+    pub steps: u64,
+    /// Tokens generated since the start.
+    pub generated_tokens: u64,
+    /// Preemptions since the start.
+    pub preemptions: u64,
+}

@@ -1,0 +1,1 @@
+//! Fallible conversions between protobuf and `baton_types`.
