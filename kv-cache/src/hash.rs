@@ -1,0 +1,147 @@
+//! Names for prefixes of a prompt.
+//!
+//! A name stands for *all* tokens up to its end, not for its last group alone, and for no storage format. It is 128 bits of
+//! keyed BLAKE3 over a versioned, length-delimited record; the key comes from the model's fingerprint and the tenant's
+//! secret salt, so tenants never see each other's blocks and cannot guess each other's names.
+
+use baton_types::{Digest, TokenId};
+use std::fmt;
+
+/// Tokens per hashed group: the smallest `block_tokens`, so that pools of every block size share names.
+pub const HASH_TOKENS: usize = 16;
+
+/// Version of the record below. Changing what is hashed changes this, and no old name meets a new one.
+const RECORD_VERSION: u8 = 1;
+const KEY_CONTEXT: &str = "baton 2026-11 prefix hash key";
+
+/// The name of one prefix.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PrefixHash(pub [u8; 16]);
+
+impl fmt::Display for PrefixHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|b| write!(f, "{b:02x}"))
+    }
+}
+
+impl fmt::Debug for PrefixHash {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PrefixHash({self})")
+    }
+}
+
+/// Hashes prompts of one tenant for one model.
+#[derive(Clone)]
+pub struct PrefixHasher {
+    key: [u8; 32],
+    root: PrefixHash,
+}
+
+impl PrefixHasher {
+    /// A hasher rooted in the model's fingerprint and the tenant's salt.
+    pub fn new(model: &Digest, tenant_salt: &[u8]) -> Self {
+        let mut material = Vec::with_capacity(40 + tenant_salt.len());
+        material.extend_from_slice(&model.0);
+        push_delimited(&mut material, tenant_salt);
+        let key = blake3::derive_key(KEY_CONTEXT, &material);
+        let root = truncate(blake3::keyed_hash(&key, &[RECORD_VERSION]));
+        Self { key, root }
+    }
+
+    /// The parent of every first group.
+    pub fn root(&self) -> PrefixHash {
+        self.root
+    }
+
+    /// The name of `parent` followed by `tokens`. `extra` tells apart what equal tokens do not (adapter, digest of an image).
+    pub fn next(&self, parent: PrefixHash, tokens: &[TokenId; HASH_TOKENS], extra: &[&[u8]]) -> PrefixHash {
+        let mut record = Vec::with_capacity(32 + 4 * HASH_TOKENS);
+        record.push(RECORD_VERSION);
+        record.extend_from_slice(&parent.0);
+        record.extend_from_slice(&(HASH_TOKENS as u32).to_le_bytes());
+        tokens.iter().for_each(|t| record.extend_from_slice(&t.to_le_bytes()));
+        record.extend_from_slice(&(extra.len() as u32).to_le_bytes());
+        extra.iter().for_each(|e| push_delimited(&mut record, e));
+        truncate(blake3::keyed_hash(&self.key, &record))
+    }
+
+    /// The names of every whole group of `tokens`, shortest prefix first; a ragged tail has no name. `extra` holds for all groups.
+    pub fn prompt(&self, tokens: &[TokenId], extra: &[&[u8]]) -> Vec<PrefixHash> {
+        let (groups, _tail) = tokens.as_chunks::<HASH_TOKENS>();
+        let extend = |parent: &mut PrefixHash, group: &[TokenId; HASH_TOKENS]| {
+            *parent = self.next(*parent, group, extra);
+            Some(*parent)
+        };
+        groups.iter().scan(self.root, extend).collect()
+    }
+}
+
+impl fmt::Debug for PrefixHasher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The key is secret: it would let anyone name a tenant's prefixes.
+        f.debug_struct("PrefixHasher").finish_non_exhaustive()
+    }
+}
+
+fn push_delimited(record: &mut Vec<u8>, bytes: &[u8]) {
+    record.extend_from_slice(&(bytes.len() as u64).to_le_bytes());
+    record.extend_from_slice(bytes);
+}
+
+fn truncate(hash: blake3::Hash) -> PrefixHash {
+    let mut out = [0; 16];
+    out.copy_from_slice(&hash.as_bytes()[..16]);
+    PrefixHash(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hasher(model: u8, salt: &[u8]) -> PrefixHasher {
+        PrefixHasher::new(&Digest([model; 32]), salt)
+    }
+
+    #[test]
+    fn names_are_pinned() {
+        // Caches and routers of different releases meet: a change here needs a new RECORD_VERSION.
+        let names = hasher(1, b"salt").prompt(&(0..40).collect::<Vec<_>>(), &[b"adapter"]);
+        expect_test::expect![[r#"
+            [
+                PrefixHash(e422f61d877010d83f780cb7942dcb84),
+                PrefixHash(679a11c506e69b8b8050a02ea15a870d),
+            ]
+        "#]]
+        .assert_debug_eq(&names);
+    }
+
+    #[test]
+    fn a_name_stands_for_the_whole_prefix() {
+        let hasher = hasher(1, b"");
+        let (a, mut b): (Vec<u32>, Vec<u32>) = ((0..64).collect(), (0..64).collect());
+        assert_eq!(hasher.prompt(&a, &[]).len(), 4);
+        assert_eq!(hasher.prompt(&a[..63], &[]), hasher.prompt(&a, &[])[..3]);
+        b[17] = 99;
+        let (a, b) = (hasher.prompt(&a, &[]), hasher.prompt(&b, &[]));
+        assert_eq!(a[0], b[0]);
+        assert!((1..4).all(|i| a[i] != b[i]), "a difference in group 1 reaches every later name");
+    }
+
+    #[test]
+    fn model_tenant_and_extra_keys_separate() {
+        let tokens: Vec<u32> = (0..16).collect();
+        let mut names = vec![
+            hasher(1, b"a").prompt(&tokens, &[])[0],
+            hasher(2, b"a").prompt(&tokens, &[])[0],
+            hasher(1, b"b").prompt(&tokens, &[])[0],
+            hasher(1, b"a").prompt(&tokens, &[b""])[0],
+            hasher(1, b"a").prompt(&tokens, &[b"xy"])[0],
+            hasher(1, b"a").prompt(&tokens, &[b"x", b"y"])[0],
+            hasher(1, b"a").root(),
+        ];
+        let n = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), n);
+    }
+}

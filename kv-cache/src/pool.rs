@@ -1,0 +1,190 @@
+//! The books of one pool: which state every block of every group is in.
+
+mod runs;
+
+use baton_types::{BlockId, GroupBlocks};
+use runs::FreeRuns;
+
+/// What holds a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockState {
+    /// Nothing; it may be allocated.
+    Free,
+    /// One lease.
+    Referenced,
+    /// The prefix cache alone; it may be evicted.
+    Cached,
+    /// A peer that may still write it. `owner` is the label under which it is counted.
+    Quarantined {
+        /// Who may still write.
+        owner: u64,
+    },
+}
+
+/// Blocks by state, summed over the groups. `total` is the sum of the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlockCounts {
+    /// All blocks.
+    pub total: usize,
+    /// May be allocated.
+    pub free: usize,
+    /// Held by leases.
+    pub referenced: usize,
+    /// Held by the prefix cache alone.
+    pub cached: usize,
+    /// Set aside until a peer can no longer write them.
+    pub quarantined: usize,
+}
+
+/// A pool that cannot exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a pool needs 1 to {} groups and at least 1 block, got {groups} groups of {blocks} blocks",
+    BlockPool::GROUPS_MAX
+)]
+pub struct PoolError {
+    /// Groups asked for.
+    pub groups: usize,
+    /// Blocks asked for in each.
+    pub blocks: u32,
+}
+
+/// The states of `groups x blocks` blocks. Every move between states is checked: a block that is not where the caller
+/// believes it to be is a defect that would corrupt somebody's tokens, so it panics.
+#[derive(Clone, Debug)]
+pub struct BlockPool {
+    groups: Vec<Group>,
+    counts: BlockCounts,
+}
+
+#[derive(Clone, Debug)]
+struct Group {
+    states: Vec<BlockState>,
+    free: FreeRuns,
+}
+
+impl BlockPool {
+    /// Most groups of a layout, as in `types`.
+    pub const GROUPS_MAX: usize = 8;
+
+    /// A pool with all blocks free: `blocks` in each of `groups` groups.
+    pub fn try_new(groups: usize, blocks: u32) -> Result<Self, PoolError> {
+        if groups == 0 || groups > Self::GROUPS_MAX || blocks == 0 {
+            return Err(PoolError { groups, blocks });
+        }
+        let group = Group { states: vec![BlockState::Free; blocks as usize], free: FreeRuns::new(blocks) };
+        let total = groups * blocks as usize;
+        Ok(Self { groups: vec![group; groups], counts: BlockCounts { total, free: total, ..BlockCounts::default() } })
+    }
+
+    /// Number of groups.
+    pub fn groups(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// Blocks in each group.
+    pub fn blocks(&self) -> u32 {
+        self.groups[0].states.len() as u32
+    }
+
+    /// Blocks by state, over all groups.
+    pub fn counts(&self) -> BlockCounts {
+        self.counts
+    }
+
+    /// Free blocks of the group that has the fewest.
+    pub fn free_min(&self) -> usize {
+        self.groups.iter().map(|g| g.free.count()).min().unwrap_or(0)
+    }
+
+    /// Blocks quarantined under `owner`, over all groups.
+    pub fn quarantined_by(&self, owner: u64) -> usize {
+        let held = |s: &&BlockState| **s == BlockState::Quarantined { owner };
+        self.groups.iter().map(|g| g.states.iter().filter(held).count()).sum()
+    }
+
+    /// State of one block.
+    ///
+    /// # Panics
+    /// If the index is out of range.
+    pub fn state(&self, group: usize, block: BlockId) -> BlockState {
+        self.groups[group].states[block.0 as usize]
+    }
+
+    /// Takes `per_group[g]` free blocks of each group, or none at all. Blocks come in neighbouring ascending runs where
+    /// there are such, first behind the last block of `after` (the table that is to grow).
+    ///
+    /// # Panics
+    /// If `per_group` or `after` have another number of groups than the pool.
+    pub fn allocate(&mut self, per_group: &[usize], after: Option<&GroupBlocks>) -> Option<GroupBlocks> {
+        assert_eq!(per_group.len(), self.groups.len(), "groups of the request");
+        assert!(after.is_none_or(|a| a.0.len() == self.groups.len()), "groups of the table to grow");
+        if self.groups.iter().zip(per_group).any(|(group, &n)| group.free.count() < n) {
+            return None;
+        }
+        let mut blocks = Vec::with_capacity(self.groups.len());
+        for (g, (group, &n)) in self.groups.iter_mut().zip(per_group).enumerate() {
+            let next = after.and_then(|a| a.0[g].last()).map(|b| b.0 + 1);
+            blocks.push(group.free.take(n, next));
+        }
+        let blocks = GroupBlocks(blocks);
+        self.shift(&blocks, BlockState::Free, BlockState::Referenced);
+        Some(blocks)
+    }
+
+    /// Referenced blocks become free.
+    ///
+    /// # Panics
+    /// If one of them is not referenced.
+    pub fn free(&mut self, blocks: &GroupBlocks) {
+        self.shift(blocks, BlockState::Referenced, BlockState::Free);
+        self.return_to_runs(blocks);
+    }
+
+    /// Referenced blocks are set aside, counted under `owner`. Panics like [`BlockPool::free`].
+    pub fn quarantine(&mut self, blocks: &GroupBlocks, owner: u64) {
+        self.shift(blocks, BlockState::Referenced, BlockState::Quarantined { owner });
+    }
+
+    /// Blocks quarantined under `owner` become free: the owner can no longer write them.
+    ///
+    /// # Panics
+    /// If one of them is not quarantined under `owner`.
+    pub fn release(&mut self, blocks: &GroupBlocks, owner: u64) {
+        self.shift(blocks, BlockState::Quarantined { owner }, BlockState::Free);
+        self.return_to_runs(blocks);
+    }
+
+    /// Moves each block with its count, so that the books hold even where a check panics half-way.
+    fn shift(&mut self, blocks: &GroupBlocks, from: BlockState, to: BlockState) {
+        for (group, ids) in self.groups.iter_mut().zip(&blocks.0) {
+            for id in ids {
+                let state = &mut group.states[id.0 as usize];
+                assert!(*state == from, "block {id} is {state:?}, not {from:?}");
+                *state = to;
+                *self.counts.of(from) -= 1;
+                *self.counts.of(to) += 1;
+            }
+        }
+    }
+
+    fn return_to_runs(&mut self, blocks: &GroupBlocks) {
+        for (group, ids) in self.groups.iter_mut().zip(&blocks.0) {
+            ids.iter().for_each(|id| group.free.put(id.0));
+        }
+    }
+}
+
+impl BlockCounts {
+    fn of(&mut self, state: BlockState) -> &mut usize {
+        match state {
+            BlockState::Free => &mut self.free,
+            BlockState::Referenced => &mut self.referenced,
+            BlockState::Cached => &mut self.cached,
+            BlockState::Quarantined { .. } => &mut self.quarantined,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,148 @@
+use super::*;
+use proptest::prelude::*;
+
+fn ids(blocks: &GroupBlocks) -> Vec<Vec<u32>> {
+    blocks.0.iter().map(|g| g.iter().map(|b| b.0).collect()).collect()
+}
+
+/// Recomputes from the states alone what the books claim.
+fn check_books(pool: &BlockPool) {
+    let mut counts = BlockCounts { total: pool.groups() * pool.blocks() as usize, ..BlockCounts::default() };
+    for group in &pool.groups {
+        let mut free = Vec::new();
+        for (id, state) in group.states.iter().enumerate() {
+            *counts.of(*state) += 1;
+            if *state == BlockState::Free {
+                free.push(id as u32);
+            }
+        }
+        assert_eq!(group.free.ids(), free);
+        assert_eq!(group.free.count(), free.len());
+        assert!(group.free.is_merged(), "{:?}", group.free);
+    }
+    assert_eq!(pool.counts(), counts);
+}
+
+#[test]
+fn allocation_is_all_or_none_over_the_groups() {
+    let mut pool = BlockPool::try_new(2, 4).unwrap();
+    let first = pool.allocate(&[1, 4], None).unwrap();
+    let before = pool.counts();
+    assert_eq!(pool.allocate(&[1, 1], None), None);
+    assert_eq!(pool.counts(), before);
+    assert_eq!(pool.free_min(), 0);
+    pool.free(&first);
+    assert_eq!(pool.counts(), BlockCounts { total: 8, free: 8, ..BlockCounts::default() });
+}
+
+#[test]
+fn neighbours_go_together() {
+    let mut pool = BlockPool::try_new(1, 10).unwrap();
+    let mut take = |n: usize| pool.allocate(&[n], None).unwrap();
+    let (a, b, c) = (take(3), take(2), take(1));
+    assert_eq!((ids(&a), ids(&b), ids(&c)), (vec![vec![0, 1, 2]], vec![vec![3, 4]], vec![vec![5]]));
+    pool.free(&a);
+    // Four do not fit in front; the run behind holds them whole.
+    let d = pool.allocate(&[4], None).unwrap();
+    assert_eq!(ids(&d), [[6, 7, 8, 9]]);
+    pool.free(&c);
+    // A growing table takes the block behind its last one although lower ids are free.
+    assert_eq!(ids(&pool.allocate(&[1], Some(&b)).unwrap()), [[5]]);
+    assert_eq!(ids(&pool.allocate(&[1], Some(&d)).unwrap()), [[0]]);
+}
+
+#[test]
+#[should_panic(expected = "block 1 is Free, not Referenced")]
+fn freeing_twice_panics() {
+    let mut pool = BlockPool::try_new(1, 2).unwrap();
+    pool.allocate(&[1], None).unwrap();
+    pool.free(&GroupBlocks(vec![vec![BlockId(1)]]));
+}
+
+#[test]
+#[should_panic(expected = "not Quarantined { owner: 8 }")]
+fn another_owner_cannot_release() {
+    let mut pool = BlockPool::try_new(1, 2).unwrap();
+    let blocks = pool.allocate(&[1], None).unwrap();
+    pool.quarantine(&blocks, 7);
+    assert_eq!((pool.quarantined_by(7), pool.quarantined_by(8)), (1, 0));
+    pool.release(&blocks, 8);
+}
+
+#[test]
+fn impossible_pools_are_refused() {
+    for (groups, blocks) in [(0, 4), (9, 4), (1, 0)] {
+        assert_eq!(BlockPool::try_new(groups, blocks).unwrap_err(), PoolError { groups, blocks });
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Allocate(Vec<usize>),
+    Grow(usize, Vec<usize>),
+    Free(usize),
+    Quarantine(usize, u64),
+    Release(usize),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let sizes = || proptest::collection::vec(0usize..6, 3);
+    let step = prop_oneof![
+        3 => sizes().prop_map(Step::Allocate),
+        2 => (any::<usize>(), sizes()).prop_map(|(i, n)| Step::Grow(i, n)),
+        3 => any::<usize>().prop_map(Step::Free),
+        1 => (any::<usize>(), 0u64..3).prop_map(|(i, owner)| Step::Quarantine(i, owner)),
+        1 => any::<usize>().prop_map(Step::Release),
+    ];
+    proptest::collection::vec(step, 1..120)
+}
+
+proptest! {
+    #[test]
+    fn random_operations_keep_the_books(groups in 1usize..4, blocks in 1u32..24, steps in steps()) {
+        let mut pool = BlockPool::try_new(groups, blocks).unwrap();
+        let (mut held, mut quarantined) = (Vec::<GroupBlocks>::new(), Vec::<(GroupBlocks, u64)>::new());
+        for step in steps {
+            match step {
+                Step::Allocate(n) => {
+                    let fits = pool.groups.iter().zip(&n).all(|(g, &n)| g.free.count() >= n);
+                    let got = pool.allocate(&n[..groups], None);
+                    prop_assert_eq!(got.is_some(), fits);
+                    held.extend(got);
+                }
+                Step::Grow(i, n) if !held.is_empty() => {
+                    let i = i % held.len();
+                    if let Some(more) = pool.allocate(&n[..groups], Some(&held[i])) {
+                        prop_assert!(more.0.iter().zip(&n).all(|(ids, &n)| ids.len() == n));
+                        held[i].0.iter_mut().zip(more.0).for_each(|(have, more)| have.extend(more));
+                    }
+                }
+                Step::Free(i) if !held.is_empty() => pool.free(&held.swap_remove(i % held.len())),
+                Step::Quarantine(i, owner) if !held.is_empty() => {
+                    let blocks = held.swap_remove(i % held.len());
+                    pool.quarantine(&blocks, owner);
+                    quarantined.push((blocks, owner));
+                }
+                Step::Release(i) if !quarantined.is_empty() => {
+                    let (blocks, owner) = quarantined.swap_remove(i % quarantined.len());
+                    pool.release(&blocks, owner);
+                }
+                _ => {}
+            }
+            check_books(&pool);
+            // One owner per block: what is held and quarantined is disjoint and all that is not free.
+            for g in 0..groups {
+                let mut owned: Vec<_> = held.iter().chain(quarantined.iter().map(|(b, _)| b)).flat_map(|b| b.0[g].clone()).collect();
+                let n = owned.len();
+                owned.sort_unstable();
+                owned.dedup();
+                prop_assert_eq!(owned.len(), n);
+                prop_assert_eq!(pool.groups[g].free.count() + n, blocks as usize);
+            }
+            for owner in 0..3 {
+                let expected: usize = quarantined.iter().filter(|(_, o)| *o == owner).map(|(b, _)| b.total()).sum();
+                prop_assert_eq!(pool.quarantined_by(owner), expected);
+            }
+        }
+    }
+}
