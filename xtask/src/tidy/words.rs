@@ -1,0 +1,32 @@
+//! Words that have no place in shipped code, each with what to write instead.
+
+use super::Source;
+
+/// Word, where it is allowed nevertheless, and what to do instead.
+const BANNED: &[(&str, &[&str], &str)] = &[
+    ("todo!(", &[], "finish it, or return a typed error"),
+    ("unimplemented!(", &[], "finish it, or return a typed error"),
+    ("FIXME", &[], "mend it"),
+    ("TODO", &[], "do it, or file an issue"),
+    ("unbounded_channel", &[], "every queue has a bound"),
+    ("channel::unbounded", &[], "every queue has a bound"),
+    ("env::var", &["node/"], "only `node` reads environment variables"),
+    ("#![allow(dead_code)]", &[], "delete what is dead"),
+    ("std::process::exit", &["cli/", "node/"], "return from main, so that destructors run"),
+];
+
+pub(super) fn check(sources: &[Source]) -> Vec<String> {
+    sources.iter().filter(|s| s.is_product_code() && !s.path.ends_with("build.rs")).flat_map(findings).collect()
+}
+
+fn findings(source: &Source) -> Vec<String> {
+    let mut found = Vec::new();
+    for (number, line) in source.product_lines() {
+        for (word, allowed, instead) in BANNED {
+            if line.contains(word) && !allowed.iter().any(|a| source.path.starts_with(a)) {
+                found.push(format!("{}:{number}: `{word}`: {instead}", source.path));
+            }
+        }
+    }
+    found
+}
