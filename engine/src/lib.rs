@@ -1,2 +1,4 @@
 //! Placeholder.
+pub mod model;
+pub mod sampler;
 pub mod weights;

@@ -1,0 +1,72 @@
+//! Why a model cannot be loaded or a step not computed.
+
+use super::ModelConfig;
+use crate::weights::{ModelShape, TensorName, WeightsError};
+use baton_kernels::ops::OpsError;
+use baton_types::LayoutError;
+
+/// Failures of loading, binding and stepping.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// The model's files are at fault.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// The device is at fault; after a device failure the model is unusable.
+    #[error(transparent)]
+    Ops(#[from] OpsError),
+    /// The KV layout cannot exist.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// A bound that the model or the device cannot meet.
+    #[error("{name} must be {expected}, got {got}")]
+    Config {
+        /// Field or dimension.
+        name: &'static str,
+        /// The accepted range.
+        expected: String,
+        /// What came.
+        got: usize,
+    },
+    /// A source returned a tensor of another size than its shape states.
+    #[error("tensor {name:?} has {got} elements, its shape needs {expected}")]
+    TensorSize {
+        /// Tensor.
+        name: TensorName,
+        /// Elements that the shape needs.
+        expected: usize,
+        /// Elements that came.
+        got: usize,
+    },
+    /// A pool laid out for another model.
+    #[error("the KV pool is laid out as {pool}, this model needs {model}")]
+    WrongLayout {
+        /// Layout of the pool.
+        pool: String,
+        /// Layout of the model.
+        model: String,
+    },
+    /// A step before [`super::Model::bind`].
+    #[error("no KV pool is bound: call bind before the first step")]
+    Unbound,
+    /// A batch that breaks a bound; a defect of the caller.
+    #[error("batch refused: {0}")]
+    Batch(String),
+}
+
+/// Checks the bounds against the model and the arithmetic that the forward pass relies on.
+pub(super) fn check_config(shape: &ModelShape, config: &ModelConfig) -> Result<(), ModelError> {
+    let check = |name, expected: String, got: usize, ok: bool| {
+        if ok { Ok(()) } else { Err(ModelError::Config { name, expected, got }) }
+    };
+    check("rows_max", "at least 1".into(), config.rows_max, config.rows_max > 0)?;
+    let logit_rows = config.logit_rows_max;
+    check("logit_rows_max", "at least 1".into(), logit_rows, logit_rows > 0)?;
+    let len = config.model_len_max;
+    let context = shape.context;
+    check("model_len_max", format!("1 to {context}, the model's context"), len, (1..=context).contains(&len))?;
+    check("layers", "at least 1".into(), shape.layers, shape.layers > 0)?;
+    let divides = shape.kv_heads > 0 && shape.heads.is_multiple_of(shape.kv_heads);
+    check("kv_heads", format!("a divisor of {} heads", shape.heads), shape.kv_heads, divides)?;
+    let even = shape.head_dim > 0 && shape.head_dim.is_multiple_of(2);
+    check("head_dim", "even: rotary embedding turns pairs".into(), shape.head_dim, even)
+}

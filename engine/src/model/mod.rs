@@ -1,0 +1,121 @@
+//! The Llama-family forward pass, written over [`Ops`](baton_kernels::ops::Ops) alone.
+//!
+//! RMSNorm, rotary grouped-query attention and a SwiGLU MLP around an f32 residual stream; the architecture of
+//! Touvron et al., "LLaMA" (arXiv:2302.13971). One [`Model`] owns prepared weights, activations and a bound KV pool, and
+//! computes one [`StepBatch`] at a time: any mix of prefill chunks and decode rows, each row independent of its neighbours.
+//!
+//! It must never know schedulers, sampling, text, or what kind of device runs the operations.
+
+mod batch;
+mod buffers;
+mod error;
+mod forward;
+mod layers;
+mod rope;
+#[cfg(test)]
+mod tests;
+
+pub use batch::{Logits, StepBatch};
+pub use error::ModelError;
+pub use rope::{inverse_frequencies, rope_table};
+
+use crate::weights::{ModelShape, ModelSource};
+use baton_kernels::ops::{KvHandle, Ops};
+use baton_types::{Compatibility, Digest, Dtype, KvLayout, KvPoolMap, LayoutError, NumericsClass, PoolMemory};
+use buffers::Buffers;
+use layers::Weights;
+use std::sync::Arc;
+
+/// Formats and bounds of a loaded model. The bounds size the activations, which are allocated once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelConfig {
+    /// Format in which matrices enter the GEMMs; the CPU engine's default is bf16. Norm gains always stay f32.
+    pub weights: Dtype,
+    /// Element type of KV; the default is bf16.
+    pub kv: Dtype,
+    /// Most rows (tokens) of one step.
+    pub rows_max: usize,
+    /// Most rows of one step that need logits.
+    pub logit_rows_max: usize,
+    /// Longest sequence; at most the context the model was made for.
+    pub model_len_max: usize,
+}
+
+/// A KV pool the model may compute on.
+struct Pool {
+    handle: KvHandle,
+    map: KvPoolMap,
+}
+
+/// A loaded model.
+pub struct Model {
+    ops: Arc<dyn Ops>,
+    shape: ModelShape,
+    config: ModelConfig,
+    fingerprint: Digest,
+    weights: Weights,
+    buffers: Buffers,
+    pool: Option<Pool>,
+}
+
+impl std::fmt::Debug for Model {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Model").field("shape", &self.shape).field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl Model {
+    /// Reads and prepares every weight, one tensor at a time: never more than one tensor of the model is in memory as f32.
+    /// `progress` is told the finished share, 0 to 1, after each tensor.
+    pub fn load(
+        source: &dyn ModelSource,
+        ops: Arc<dyn Ops>,
+        config: ModelConfig,
+        progress: &dyn Fn(f32),
+    ) -> Result<Self, ModelError> {
+        let shape = source.shape().clone();
+        error::check_config(&shape, &config)?;
+        let weights = Weights::load(source, &*ops, &config, progress)?;
+        let buffers = Buffers::alloc(&*ops, &shape, &config)?;
+        Ok(Self { ops, shape, config, fingerprint: source.fingerprint(), weights, buffers, pool: None })
+    }
+
+    /// Dimensions.
+    pub fn shape(&self) -> &ModelShape {
+        &self.shape
+    }
+
+    /// Formats and bounds.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The KV layout with this block size: one `full` group with planes `k` and `v`.
+    pub fn layout(&self, block_tokens: u32) -> Result<KvLayout, LayoutError> {
+        let ModelShape { layers, kv_heads, head_dim, .. } = self.shape;
+        KvLayout::llama(block_tokens, layers as u32, kv_heads as u32, head_dim as u32, self.config.kv)
+    }
+
+    /// What peers compare before KV passes between them.
+    pub fn compatibility(&self, layout: KvLayout) -> Compatibility {
+        let info = self.ops.info();
+        let class = NumericsClass {
+            isa: info.isa.to_owned(),
+            weights: self.config.weights,
+            kv: self.config.kv,
+            kernel_revision: info.kernel_revision,
+        };
+        Compatibility { model: self.fingerprint, layout, class }
+    }
+
+    /// Makes `memory` the pool of all later steps. Its layout must be this model's, with any block size.
+    pub fn bind(&mut self, memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<(), ModelError> {
+        let expected = self.layout(map.layout().block_tokens())?;
+        if map.layout() != &expected {
+            return Err(ModelError::WrongLayout { pool: map.layout().to_string(), model: expected.to_string() });
+        }
+        let handle = self.ops.bind_kv(memory, map)?;
+        self.pool = Some(Pool { handle, map: map.clone() });
+        Ok(())
+    }
+}

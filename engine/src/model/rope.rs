@@ -1,0 +1,70 @@
+//! Rotary tables: angles in f64, rounded once to f32.
+//!
+//! The functions come from `libm`, written in Rust, not from the platform's C library: a table decides KV bits, and two
+//! hosts of one numerics class may have different C libraries.
+
+use super::ModelError;
+use crate::weights::{ModelShape, Rope, RopeScaling};
+use baton_kernels::ops::RopeTable;
+use std::f64::consts::TAU;
+
+/// `cos(p * f[i])` and `sin(p * f[i])` for positions `0 .. positions` and the inverse frequencies `f`, `[positions, head_dim / 2]`.
+pub fn rope_table(shape: &ModelShape, positions: usize) -> Result<RopeTable, ModelError> {
+    let frequencies = inverse_frequencies(&shape.rope, shape.head_dim)?;
+    let angles = || (0..positions).flat_map(|p| frequencies.iter().map(move |f| p as f64 * f));
+    Ok(RopeTable {
+        cos: angles().map(|angle| libm::cos(angle) as f32).collect(),
+        sin: angles().map(|angle| libm::sin(angle) as f32).collect(),
+        dim: shape.head_dim,
+    })
+}
+
+/// Radians per position of each rotated pair, `[dim / 2]`: `theta^(-2i / dim)` (Su et al., "RoFormer", arXiv:2104.09864),
+/// stretched as the model says.
+///
+/// Fails where `Factors` has another length than `dim / 2`.
+pub fn inverse_frequencies(rope: &Rope, dim: usize) -> Result<Vec<f64>, ModelError> {
+    let base = (0..dim / 2).map(|i| libm::pow(f64::from(rope.theta), -((2 * i) as f64) / dim as f64));
+    Ok(match &rope.scaling {
+        RopeScaling::None => base.collect(),
+        RopeScaling::Linear { factor } => base.map(|f| f / f64::from(*factor)).collect(),
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+            let scaling = Llama3 {
+                factor: f64::from(*factor),
+                low: f64::from(*low_freq_factor),
+                high: f64::from(*high_freq_factor),
+                original_context: *original_context as f64,
+            };
+            base.map(|f| scaling.apply(f)).collect()
+        }
+        RopeScaling::Factors(factors) if factors.len() != dim / 2 => {
+            let expected = format!("{} numbers, one for each rotated pair", dim / 2);
+            return Err(ModelError::Config { name: "rope factors", expected, got: factors.len() });
+        }
+        RopeScaling::Factors(factors) => base.zip(factors).map(|(f, factor)| f / f64::from(*factor)).collect(),
+    })
+}
+
+/// Llama 3.1's scaling by wavelength, as `rope_type: llama3` means it in Hugging Face configurations: frequencies that turned
+/// often within the original context stay, those that never completed enough turns are divided, between them a linear blend
+/// in the number of turns.
+struct Llama3 {
+    factor: f64,
+    low: f64,
+    high: f64,
+    original_context: f64,
+}
+
+impl Llama3 {
+    fn apply(&self, frequency: f64) -> f64 {
+        let turns = self.original_context * frequency / TAU;
+        if turns >= self.high {
+            frequency
+        } else if turns < self.low {
+            frequency / self.factor
+        } else {
+            let keep = (turns - self.low) / (self.high - self.low);
+            (1.0 - keep) * frequency / self.factor + keep * frequency
+        }
+    }
+}

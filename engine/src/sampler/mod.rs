@@ -1,0 +1,82 @@
+//! From logits to the next token. Pure: the same logits, parameters, history and position give the same token on every host.
+//!
+//! Order of the steps, each documented where it stands: repetition penalty over prompt and output, frequency and presence
+//! penalties over the output ([`history`]), temperature, top-k, top-p, draw ([`distribution`]). Random numbers are counter-based
+//! ([`random`]), so replay, preemption and migration need no sampler state beyond the tokens themselves.
+//! Log-probabilities ([`logprobs`]) describe the model: whole vocabulary, before penalties and temperature.
+//!
+//! It must never know where logits come from, and never carry state of its own.
+
+pub mod distribution;
+pub mod exp;
+pub mod history;
+pub mod logprobs;
+pub mod order;
+pub mod random;
+#[cfg(test)]
+mod tests;
+
+pub use history::History;
+pub use logprobs::{log_sum_exp, token_logprobs};
+
+use baton_types::{SamplingParams, TokenId, TokenLogprobs};
+use std::borrow::Cow;
+
+/// What was sampled.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampled {
+    /// The token.
+    pub token: TokenId,
+    /// Where [`SamplingParams::logprobs`] asks for them.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// Logits nobody should sample from.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+pub enum SampleError {
+    /// The model is broken, or its numbers overflowed. The sequence must fail: any token would be garbage.
+    #[error("the logit of token {token} is {value}: the model or its KV is damaged")]
+    NotFinite {
+        /// First such token.
+        token: TokenId,
+        /// Its logit.
+        value: f32,
+    },
+    /// An empty vocabulary.
+    #[error("no logits to sample from")]
+    Empty,
+}
+
+/// Samples the token at `position` (= number of tokens before it) of sample `sample_index` of a request.
+/// `logits`: `[vocab]`, as the model gave them. `history`: the tokens before, needed by the penalties.
+pub fn sample(
+    params: &SamplingParams,
+    logits: &[f32],
+    history: &History,
+    position: u64,
+    sample_index: u32,
+) -> Result<Sampled, SampleError> {
+    check_finite(logits)?;
+    let adjusted = history.adjust(params, logits);
+    let token = if params.is_greedy() {
+        order::most_likely(&adjusted)
+    } else {
+        let uniform = random::uniform(params.seed, sample_index, position);
+        distribution::draw(params, &adjusted, uniform)
+    };
+    let logprobs = params.logprobs.map(|top| token_logprobs(logits, token, top as usize));
+    Ok(Sampled { token, logprobs })
+}
+
+fn check_finite(logits: &[f32]) -> Result<(), SampleError> {
+    if logits.is_empty() {
+        return Err(SampleError::Empty);
+    }
+    match logits.iter().position(|l| !l.is_finite()) {
+        Some(token) => Err(SampleError::NotFinite { token: token as TokenId, value: logits[token] }),
+        None => Ok(()),
+    }
+}
+
+/// Logits after penalties; borrowed where no penalty applies.
+type Adjusted<'a> = Cow<'a, [f32]>;
