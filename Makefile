@@ -1,0 +1,34 @@
+# The same commands everywhere: README, CONTRIBUTING and CI name only these.
+CARGO ?= cargo
+VENV  := target/python
+
+.PHONY: up test test-full lint bench setup model clients doc
+
+up: setup model ## Start a split cluster on this machine and serve the default model until Ctrl-C.
+	$(CARGO) build --release --bins
+	target/release/baton up $(ARGS)
+
+test: setup model clients ## Everything a change must pass; under 25 minutes cold on 2 cores.
+	$(CARGO) test --release --workspace
+
+test-full: test ## All the rest: the longer property runs and checks against further clients.
+	$(CARGO) test --release --workspace -- --ignored
+
+lint: setup ## Formatting, clippy, docs, style and structure.
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --workspace --no-deps --quiet
+	$(CARGO) xtask tidy
+
+bench: setup model ## Measures the promises in one run: table on stdout, target/bench/summary.json.
+	$(CARGO) build --release --workspace --bins
+	$(CARGO) bench --package baton-tests --bench cluster
+
+setup: ## Installs what the build needs, where it is missing.
+	scripts/setup
+
+model: setup ## Fetches the default model into the user's cache.
+	scripts/fetch-model
+
+clients: setup ## The real clients that tests talk with.
+	scripts/setup-clients $(VENV)

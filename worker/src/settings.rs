@@ -1,0 +1,121 @@
+//! What an operator may set of a worker's model, engine and data plane. Checked when the worker starts.
+
+use baton_types::Dtype;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// Which model, and how much of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct ModelSettings {
+    /// A path (GGUF file or Hugging Face folder), a hub id `org/name[@revision]`, `smollm2-135m-instruct`, or `random:…`.
+    pub model: String,
+    /// Names under which clients ask for it, beside its id.
+    pub served_names: Vec<String>,
+    /// Longest context served, in tokens; 0 takes the model's own.
+    pub max_model_len: u32,
+    /// Where fetched models are kept; empty takes the user's cache folder.
+    pub cache_dir: PathBuf,
+    /// Base address of the model hub.
+    pub hub_endpoint: String,
+    /// Token for the model hub.
+    pub hub_token: String,
+}
+
+impl Default for ModelSettings {
+    fn default() -> Self {
+        Self {
+            model: "smollm2-135m-instruct".into(),
+            served_names: Vec::new(),
+            max_model_len: 0,
+            cache_dir: PathBuf::new(),
+            hub_endpoint: "https://huggingface.co".into(),
+            hub_token: String::new(),
+        }
+    }
+}
+
+/// How the engine runs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EngineSettings {
+    /// `cpu`; `reference` is the slow scalar truth, for tests.
+    pub device: Device,
+    /// Compute threads; 0 takes all cores.
+    pub threads: usize,
+    /// Format of weights in the GEMMs.
+    pub weights: Dtype,
+    /// Element type of KV.
+    pub kv: Dtype,
+    /// Tokens per KV block: a multiple of 16, up to 128.
+    pub block_tokens: u32,
+    /// Size of the KV pool; rounded down to whole blocks.
+    pub kv_cache_bytes: u64,
+    /// Most rows of one step: prefill is cut into chunks of this many tokens.
+    pub chunk_tokens_max: usize,
+    /// Most sequences in the running batch.
+    pub running_max: usize,
+    /// Most sequences that wait.
+    pub waiting_max: usize,
+    /// A sequence whose reader does not read is cancelled after this time.
+    pub stall_ms_max: u64,
+}
+
+impl Default for EngineSettings {
+    fn default() -> Self {
+        Self {
+            device: Device::Cpu,
+            threads: 0,
+            weights: Dtype::Bf16,
+            kv: Dtype::Bf16,
+            block_tokens: 16,
+            kv_cache_bytes: 1 << 30,
+            chunk_tokens_max: 256,
+            running_max: 64,
+            waiting_max: 256,
+            stall_ms_max: 30_000,
+        }
+    }
+}
+
+/// Where the engine computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Device {
+    /// SIMD kernels on the CPU.
+    Cpu,
+    /// Scalar kernels, the truth that the others are checked against.
+    Reference,
+    /// The CPU behind late fences and poisoned outputs, for tests.
+    Lagging,
+    /// Not there yet: refused at start.
+    Cuda,
+}
+
+/// The data plane.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TransferSettings {
+    /// How KV travels.
+    pub transport: TransportKind,
+    /// Address at which peers reach the data plane, an IP of this host.
+    pub bind: std::net::IpAddr,
+    /// `UCX_TLS` for the UCX transport: its lanes. Empty takes the safe default of this host.
+    pub ucx_tls: String,
+}
+
+impl Default for TransferSettings {
+    fn default() -> Self {
+        Self { transport: TransportKind::Ucx, bind: std::net::Ipv4Addr::LOCALHOST.into(), ucx_tls: String::new() }
+    }
+}
+
+/// Transports of the data plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TransportKind {
+    /// UCX: RDMA where there is a NIC, shared memory or TCP otherwise.
+    Ucx,
+    /// Plain TCP, where UCX cannot run.
+    Tcp,
+}
