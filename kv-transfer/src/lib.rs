@@ -1,1 +1,42 @@
-//! Placeholder.
+//! Moves the KV blocks of a sequence from one instance's pool into another's, whole and verified or not at all.
+//!
+//! A *handoff* is one sequence's move. The source offers it, the sink answers with a grant (blocks under a ticket), the source writes
+//! finished blocks one-sidedly while later layers compute, flushes, and commits; the sink verifies checksums and adopts. Source and
+//! sink are parties of a ticket, never roles: what prefills for what is the workers' business.
+//!
+//! ```text
+//!  engine thread            progress thread (one)                    verifier thread (one)
+//!  Outgoing ── inbox ──►  service ── handoff::{source, sink} (pure)
+//!  SinkHandler ◄────────     │  └── plan (pure)                ──►  checksum over region
+//!                         transport: ucx | tcp  ──► region (pool memory)
+//! ```
+//!
+//! Place in the house: above `types` only; a worker joins it with the engine. It must never know a model, a scheduler, a block
+//! pool's policy, gRPC or membership. Blocks come as opaque holds and go back by being dropped.
+//!
+//! Invariants, each with its test in `tests/conformance.rs`:
+//! - no write is posted without a grant, and none after an abort was acknowledged;
+//! - a commit is posted only from the completion of a flush that covers every write of its handoff;
+//! - the source's hold outlives every operation that reads its blocks;
+//! - the sink adopts only what passed its checksums, under the right ticket, between the right incarnations;
+//! - blocks of a failed handoff return to the pool only behind a fence, and are quarantined until then.
+
+pub mod address;
+pub mod config;
+pub mod error;
+pub mod hooks;
+pub mod outgoing;
+pub mod region;
+pub mod service;
+pub mod sink;
+pub mod stats;
+
+pub use address::TransferAddress;
+pub use config::{OpenRequest, Party, Peer, TransferConfig, TransferLimits, TransportChoice};
+pub use error::{HandoffFailure, RefuseReason, TransferError};
+pub use hooks::{NoHooks, Phase, TransferHooks};
+pub use outgoing::{CommitPayload, Outgoing, TransferReport};
+pub use region::{HostMemory, Region, RegionError};
+pub use service::KvTransfer;
+pub use sink::{BlockHold, GrantReply, QuarantinedBlocks, ReserveOffer, SinkHandler, SinkTimings, VerifiedHandoff};
+pub use stats::{PeerStats, TransferStats};

@@ -1,0 +1,193 @@
+//! What a transfer service is started with, and what a handoff is opened with.
+
+use crate::{NoHooks, TransferAddress, TransferError, TransferHooks};
+use baton_types::{Compatibility, GroupBlocks, Incarnation, InstanceId, KvPoolMap, RequestId};
+use std::any::Any;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// One side of a ticket: an instance in one of its process starts.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Party {
+    /// Which instance.
+    pub instance: InstanceId,
+    /// Which start of it.
+    pub incarnation: Incarnation,
+}
+
+impl fmt::Display for Party {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.instance, self.incarnation)
+    }
+}
+
+/// Whom to hand a sequence to, as membership tells it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Peer {
+    /// The instance, in the incarnation that the record names. Another one answering there is an error.
+    pub party: Party,
+    /// Where it listens.
+    pub address: TransferAddress,
+}
+
+/// Which transport carries the data plane.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TransportChoice {
+    /// UCX: RDMA where there is any, shared memory and TCP otherwise.
+    Ucx {
+        /// `UCX_TLS`, e.g. `rc,tcp,self`; `None` takes [`TransportChoice::UCX_TLS_DEFAULT`].
+        tls: Option<String>,
+    },
+    /// Plain TCP, where UCX cannot run.
+    Tcp {
+        /// Address to listen on, which is also the one published unless [`TransferConfig::advertise`] says otherwise.
+        bind: IpAddr,
+        /// Port to listen on; 0 lets the system choose.
+        port: u16,
+    },
+}
+
+impl TransportChoice {
+    /// Everything but CMA (`process_vm_writev`), which bypasses the sink's own process and is opt-in.
+    pub const UCX_TLS_DEFAULT: &'static str = "^cma";
+}
+
+/// Bounds of the service. Every queue, wait and reservation has one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TransferLimits {
+    /// Handoffs that this instance may send at once.
+    pub outgoing_max: usize,
+    /// Handoffs that this instance may receive at once, granted or not.
+    pub incoming_max: usize,
+    /// Peers connected at once.
+    pub peers_max: usize,
+    /// Bytes posted to one peer and not completed.
+    pub in_flight_bytes_max: usize,
+    /// Largest single write; longer runs are cut.
+    pub put_bytes_max: usize,
+    /// Bytes of one handoff after which a flush epoch is asked for and its checksums are sent ahead.
+    pub epoch_bytes: usize,
+    /// Blocks quarantined for one peer above which it gets no new reservation.
+    pub quarantined_blocks_max: usize,
+    /// Longest wait for a connection to answer.
+    pub connect_ms: u64,
+    /// Longest wait for a peer to acknowledge an abort, after which its blocks are quarantined.
+    pub abort_ms: u64,
+    /// Silence after which a peer counts as gone.
+    pub peer_silent_ms: u64,
+    /// Longest life of a handoff, whatever deadline is asked for.
+    pub handoff_ms: u64,
+    /// How long the progress thread looks for work before it sleeps, in microseconds.
+    pub spin_us: u64,
+}
+
+impl Default for TransferLimits {
+    fn default() -> Self {
+        Self {
+            outgoing_max: 1024,
+            incoming_max: 1024,
+            peers_max: 256,
+            in_flight_bytes_max: 32 << 20,
+            put_bytes_max: 4 << 20,
+            epoch_bytes: 4 << 20,
+            quarantined_blocks_max: 4096,
+            connect_ms: 5_000,
+            abort_ms: 2_000,
+            peer_silent_ms: 10_000,
+            handoff_ms: 600_000,
+            spin_us: 20,
+        }
+    }
+}
+
+impl TransferLimits {
+    /// Refuses a limit that would stop everything.
+    pub fn check(&self) -> Result<(), TransferError> {
+        let positive = [
+            ("outgoing_max", self.outgoing_max),
+            ("incoming_max", self.incoming_max),
+            ("peers_max", self.peers_max),
+            ("in_flight_bytes_max", self.in_flight_bytes_max),
+            ("put_bytes_max", self.put_bytes_max),
+            ("epoch_bytes", self.epoch_bytes),
+            ("connect_ms", self.connect_ms as usize),
+            ("abort_ms", self.abort_ms as usize),
+            ("peer_silent_ms", self.peer_silent_ms as usize),
+            ("handoff_ms", self.handoff_ms as usize),
+        ];
+        match positive.iter().find(|(_, value)| *value == 0) {
+            Some((name, _)) => Err(TransferError::Config(format!("{name} must be at least 1"))),
+            None if self.put_bytes_max > u32::MAX as usize => {
+                Err(TransferError::Config("put_bytes_max must be below 4 GiB".into()))
+            }
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn abort(&self) -> Duration {
+        Duration::from_millis(self.abort_ms)
+    }
+}
+
+/// Everything that [`crate::KvTransfer::start`] needs.
+#[derive(Clone)]
+pub struct TransferConfig {
+    /// This instance.
+    pub party: Party,
+    /// Compared with each peer's before the first byte.
+    pub compatibility: Compatibility,
+    /// The pool that the region holds.
+    pub map: KvPoolMap,
+    /// Transport of the data plane.
+    pub transport: TransportChoice,
+    /// Bounds.
+    pub limits: TransferLimits,
+    /// Host to publish in place of the bound address (TCP), where the two differ.
+    pub advertise: Option<IpAddr>,
+    /// Observes and, in tests, bends what the service does.
+    pub hooks: Arc<dyn TransferHooks>,
+}
+
+impl TransferConfig {
+    /// A configuration with default limits and no hooks.
+    pub fn new(party: Party, compatibility: Compatibility, map: KvPoolMap, transport: TransportChoice) -> Self {
+        let (limits, hooks) = (TransferLimits::default(), Arc::new(NoHooks));
+        Self { party, compatibility, map, transport, limits, advertise: None, hooks }
+    }
+}
+
+impl fmt::Debug for TransferConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TransferConfig")
+            .field("party", &self.party)
+            .field("transport", &self.transport)
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What is to be handed off.
+pub struct OpenRequest {
+    /// The request, for logs and for the sink to match its claim.
+    pub request_id: RequestId,
+    /// Positions whose KV moves: `0..tokens`.
+    pub tokens: u32,
+    /// Source blocks that hold them, per group.
+    pub blocks: GroupBlocks,
+    /// After this instant the handoff fails, wherever it is.
+    pub deadline: Instant,
+    /// Keeps the source blocks from reuse; dropped once nothing can read them any more.
+    pub hold: Box<dyn Any + Send>,
+}
+
+impl fmt::Debug for OpenRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenRequest")
+            .field("request_id", &self.request_id)
+            .field("tokens", &self.tokens)
+            .field("blocks", &self.blocks.total())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,172 @@
+//! What can go wrong, whose fault it is, and whether another try helps.
+
+use crate::Party;
+use baton_types::{ErrorKind, Mismatch};
+use std::time::Duration;
+
+/// The service could not start, or did not take a handoff.
+#[derive(Debug, thiserror::Error)]
+pub enum TransferError {
+    /// A setting makes no sense.
+    #[error("transfer configuration: {0}")]
+    Config(String),
+    /// The transport could not be brought up.
+    #[error("cannot start the {transport} transport: {detail}")]
+    Transport {
+        /// `ucx` or `tcp`.
+        transport: &'static str,
+        /// What it said.
+        detail: String,
+    },
+    /// As many handoffs as allowed are open; try later or elsewhere.
+    #[error("{limit} handoffs are open already")]
+    TooManyHandoffs {
+        /// The bound.
+        limit: usize,
+    },
+    /// The blocks given do not hold the positions to be moved, or are none of the pool.
+    #[error("blocks do not fit the handoff: {0}")]
+    Blocks(String),
+    /// The service was stopped.
+    #[error("the transfer service is stopped")]
+    Stopped,
+}
+
+/// Why a sink gives no grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RefuseReason {
+    /// No room, and none in time.
+    NoRoom,
+    /// No claim is known for this request: it was cancelled, or never made.
+    UnknownRequest,
+    /// Model, class or layout differ.
+    Incompatible,
+    /// The offer names another incarnation.
+    WrongIncarnation,
+    /// Too many blocks written by this peer are quarantined.
+    Quarantine,
+    /// The instance is going away.
+    Draining,
+    /// As many handoffs as allowed are open.
+    Busy,
+    /// The offer breaks the protocol.
+    Protocol,
+}
+
+impl RefuseReason {
+    pub(crate) const ALL: [Self; 8] = [
+        Self::NoRoom,
+        Self::UnknownRequest,
+        Self::Incompatible,
+        Self::WrongIncarnation,
+        Self::Quarantine,
+        Self::Draining,
+        Self::Busy,
+        Self::Protocol,
+    ];
+
+    /// A few words for messages and metric labels.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::NoRoom => "no_room",
+            Self::UnknownRequest => "unknown_request",
+            Self::Incompatible => "incompatible",
+            Self::WrongIncarnation => "wrong_incarnation",
+            Self::Quarantine => "quarantine",
+            Self::Draining => "draining",
+            Self::Busy => "busy",
+            Self::Protocol => "protocol",
+        }
+    }
+}
+
+/// How a handoff failed. The sequence can be handed off anew, to the same sink or another one, unless it says otherwise.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum HandoffFailure {
+    /// The two instances cannot exchange KV at all.
+    #[error("{peer} cannot take this KV: {mismatch}")]
+    Incompatible {
+        /// The other side.
+        peer: Party,
+        /// The first difference.
+        mismatch: Mismatch,
+    },
+    /// The sink gave no grant.
+    #[error("refused ({}): {detail}", reason.name())]
+    Refused {
+        /// Why.
+        reason: RefuseReason,
+        /// In words.
+        detail: String,
+    },
+    /// The deadline passed.
+    #[error("the deadline passed while {0}")]
+    Deadline(&'static str),
+    /// This side gave up.
+    #[error("aborted here: {0}")]
+    Aborted(String),
+    /// The other side gave up.
+    #[error("aborted by the peer: {0}")]
+    AbortedByPeer(String),
+    /// The peer cannot be reached, or was lost on the way.
+    #[error("peer lost: {0}")]
+    PeerLost(String),
+    /// The sink found bytes that are not those that were sent.
+    #[error("verification failed: {0}")]
+    Corrupt(String),
+    /// The sink verified the blocks and then did not take them.
+    #[error("not adopted: {0}")]
+    NotAdopted(String),
+    /// The device failed before the blocks were finished.
+    #[error("the source's device failed before the blocks were finished")]
+    Device,
+    /// A message that no correct peer sends.
+    #[error("protocol error: {0}")]
+    Protocol(String),
+    /// The service was stopped.
+    #[error("the transfer service was stopped")]
+    Stopped,
+}
+
+impl HandoffFailure {
+    /// The row of the error table, where this becomes a client's error.
+    pub const fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Deadline(_) => ErrorKind::DeadlineExceeded,
+            Self::Aborted(_) | Self::AbortedByPeer(_) => ErrorKind::Cancelled,
+            Self::Refused { reason: RefuseReason::NoRoom | RefuseReason::Busy, .. } => ErrorKind::Overloaded,
+            Self::Refused { .. } | Self::PeerLost(_) | Self::NotAdopted(_) | Self::Stopped => ErrorKind::Unavailable,
+            Self::Incompatible { .. } | Self::Corrupt(_) | Self::Device | Self::Protocol(_) => ErrorKind::Internal,
+        }
+    }
+
+    /// A bounded label for metrics.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::Incompatible { .. } => "incompatible",
+            Self::Refused { .. } => "refused",
+            Self::Deadline(_) => "deadline",
+            Self::Aborted(_) => "aborted",
+            Self::AbortedByPeer(_) => "aborted_by_peer",
+            Self::PeerLost(_) => "peer_lost",
+            Self::Corrupt(_) => "corrupt",
+            Self::NotAdopted(_) => "not_adopted",
+            Self::Device => "device",
+            Self::Protocol(_) => "protocol",
+            Self::Stopped => "stopped",
+        }
+    }
+
+    /// Whether another try, elsewhere or later, can succeed.
+    pub const fn is_retryable(&self) -> bool {
+        !matches!(self, Self::Incompatible { .. } | Self::Deadline(_) | Self::Aborted(_) | Self::AbortedByPeer(_))
+    }
+
+    /// Earliest sensible retry with the same sink, where it said that it is full.
+    pub const fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Refused { reason: RefuseReason::NoRoom | RefuseReason::Busy, .. } => Some(Duration::from_millis(100)),
+            _ => None,
+        }
+    }
+}

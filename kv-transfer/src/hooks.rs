@@ -1,0 +1,38 @@
+//! Where tests take hold of the service: phases held open, bytes corrupted, messages forged.
+
+use crate::Party;
+use baton_types::RequestId;
+
+/// Points at which a handoff can be held open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Phase {
+    /// Source: before the offer is sent.
+    Offer,
+    /// Source: granted, before writes are posted.
+    Puts,
+    /// Source: everything written and flushed, before the commit is sent.
+    Commit,
+    /// Sink: commit received, before verification.
+    Verify,
+}
+
+/// Called on the progress thread; everything must return at once. The defaults change nothing.
+pub trait TransferHooks: Send + Sync {
+    /// Whether the handoff is to wait at this phase. Asked again until it answers no.
+    fn hold(&self, phase: Phase, request_id: &RequestId) -> bool {
+        let _ = (phase, request_id);
+        false
+    }
+
+    /// Replaces an encoded control message on its way out. Returning it twice doubles it, not at all drops it.
+    fn outgoing_message(&self, to: Option<&Party>, message: Vec<u8>) -> Vec<Vec<u8>> {
+        let _ = to;
+        vec![message]
+    }
+}
+
+/// Changes nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NoHooks;
+
+impl TransferHooks for NoHooks {}

@@ -1,0 +1,216 @@
+//! What other threads ask of the progress thread.
+
+use crate::{
+    BlockHold, CommitPayload, HandoffFailure, OpenRequest, Party, Peer, RefuseReason, TransferError, TransferReport,
+};
+use baton_types::Fence;
+use parking_lot::Mutex;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+use tokio::sync::oneshot;
+
+/// Where the outcome of a handoff is told.
+pub(crate) type OutcomeSender = oneshot::Sender<Result<TransferReport, HandoffFailure>>;
+
+/// One thing to do.
+pub(crate) enum Command {
+    /// Offer a sequence to a peer.
+    Open { key: u64, peer: Peer, request: OpenRequest, outcome: OutcomeSender },
+    /// A layer was launched.
+    Launched { key: u64, layer: u32, tokens_end: usize, fence: Fence },
+    /// Everything was launched.
+    Finish { key: u64, commit: CommitPayload },
+    /// The source gives up.
+    Abort { key: u64, reason: String },
+    /// The worker reserved blocks.
+    Granted { key: u64, hold: Box<dyn BlockHold> },
+    /// The worker has no room.
+    Refused { key: u64, reason: RefuseReason, detail: String },
+    /// The process of this party is proven dead.
+    PeerDead(Party),
+    /// Wind down by this instant.
+    Stop(Instant),
+}
+
+/// Wakes the progress thread where it sleeps.
+pub(crate) type Wake = Box<dyn Fn() + Send + Sync>;
+
+/// The queue in front of the progress thread.
+///
+/// Bounded by what may be open: `outgoing_max` handoffs of `launches_max` commands each, and one answer for each of `incoming_max`
+/// offers. A handoff that exceeds its share is aborted, so no engine thread ever waits here.
+pub(crate) struct Inbox {
+    state: Mutex<State>,
+    asleep: AtomicBool,
+    wake: Wake,
+    outgoing_max: usize,
+}
+
+#[derive(Default)]
+struct State {
+    queue: Vec<Command>,
+    next_key: u64,
+    /// Live outgoing handoffs, with the number of launches queued for each.
+    outgoing: HashMap<u64, usize>,
+    /// Offers that wait for their answer.
+    offered: HashSet<u64>,
+    stopped: bool,
+}
+
+impl Inbox {
+    /// Most launches of one handoff that wait for the progress thread: 4096 layers of 16 chunks.
+    const LAUNCHES_MAX: usize = 1 << 16;
+
+    pub(crate) fn new(outgoing_max: usize, wake: Wake) -> Self {
+        Self { state: Mutex::default(), asleep: AtomicBool::new(false), wake, outgoing_max }
+    }
+
+    pub(crate) fn open(&self, peer: Peer, request: OpenRequest, outcome: OutcomeSender) -> Result<u64, TransferError> {
+        let mut state = self.state.lock();
+        if state.stopped {
+            return Err(TransferError::Stopped);
+        }
+        if state.outgoing.len() >= self.outgoing_max {
+            return Err(TransferError::TooManyHandoffs { limit: self.outgoing_max });
+        }
+        let key = state.new_key();
+        state.outgoing.insert(key, 0);
+        state.queue.push(Command::Open { key, peer, request, outcome });
+        drop(state);
+        self.rouse();
+        Ok(key)
+    }
+
+    pub(crate) fn launched(&self, key: u64, layer: u32, tokens_end: usize, fence: Fence) {
+        let mut state = self.state.lock();
+        let Some(queued) = state.outgoing.get_mut(&key) else { return };
+        *queued += 1;
+        let command = match *queued {
+            n if n <= Self::LAUNCHES_MAX => Command::Launched { key, layer, tokens_end, fence },
+            n if n == Self::LAUNCHES_MAX + 1 => Command::Abort { key, reason: "too many launches are queued".into() },
+            _ => return,
+        };
+        state.queue.push(command);
+        drop(state);
+        self.rouse();
+    }
+
+    pub(crate) fn finish(&self, key: u64, commit: CommitPayload) {
+        self.push_for(key, Command::Finish { key, commit });
+    }
+
+    pub(crate) fn abort(&self, key: u64, reason: String) {
+        self.push_for(key, Command::Abort { key, reason });
+    }
+
+    fn push_for(&self, key: u64, command: Command) {
+        let mut state = self.state.lock();
+        if state.outgoing.contains_key(&key) {
+            state.queue.push(command);
+            drop(state);
+            self.rouse();
+        }
+    }
+
+    /// The outgoing handoff ended; whatever comes for it from now on is ignored.
+    pub(crate) fn outgoing_ended(&self, key: u64) {
+        self.state.lock().outgoing.remove(&key);
+    }
+
+    /// A key for an offer whose answer is awaited.
+    pub(crate) fn offer(&self) -> u64 {
+        let mut state = self.state.lock();
+        let key = state.new_key();
+        state.offered.insert(key);
+        key
+    }
+
+    /// The offer ended; its answer is no longer wanted.
+    pub(crate) fn offer_ended(&self, key: u64) {
+        self.state.lock().offered.remove(&key);
+    }
+
+    pub(crate) fn is_offered(&self, key: u64) -> bool {
+        self.state.lock().offered.contains(&key)
+    }
+
+    /// An answer for a live offer is queued; otherwise the hold is dropped, here and outside of the lock.
+    pub(crate) fn granted(&self, key: u64, hold: Box<dyn BlockHold>) {
+        let mut state = self.state.lock();
+        if state.offered.remove(&key) {
+            state.queue.push(Command::Granted { key, hold });
+            drop(state);
+            self.rouse();
+        }
+    }
+
+    pub(crate) fn refused(&self, key: u64, reason: RefuseReason, detail: String) {
+        let mut state = self.state.lock();
+        if state.offered.remove(&key) {
+            state.queue.push(Command::Refused { key, reason, detail });
+            drop(state);
+            self.rouse();
+        }
+    }
+
+    pub(crate) fn push(&self, command: Command) {
+        let mut state = self.state.lock();
+        if !state.stopped {
+            state.queue.push(command);
+            drop(state);
+            self.rouse();
+        }
+    }
+
+    /// Takes everything queued.
+    pub(crate) fn drain(&self) -> Vec<Command> {
+        let mut state = self.state.lock();
+        if state.queue.is_empty() {
+            return Vec::new();
+        }
+        state.outgoing.values_mut().for_each(|queued| *queued = 0);
+        std::mem::take(&mut state.queue)
+    }
+
+    /// Announces that the progress thread is about to sleep; `false` if there is work after all.
+    pub(crate) fn may_sleep(&self) -> bool {
+        self.asleep.store(true, Ordering::SeqCst);
+        let idle = self.state.lock().queue.is_empty();
+        if !idle {
+            self.asleep.store(false, Ordering::SeqCst);
+        }
+        idle
+    }
+
+    /// The progress thread is awake.
+    pub(crate) fn awake(&self) {
+        self.asleep.store(false, Ordering::SeqCst);
+    }
+
+    /// Takes nothing more, and drops what is queued.
+    pub(crate) fn close(&self) {
+        let left = {
+            let mut state = self.state.lock();
+            state.stopped = true;
+            state.outgoing.clear();
+            state.offered.clear();
+            std::mem::take(&mut state.queue)
+        };
+        drop(left); // Outside of the lock: holds run the worker's code.
+    }
+
+    /// Wakes the progress thread if it sleeps.
+    pub(crate) fn rouse(&self) {
+        if self.asleep.swap(false, Ordering::SeqCst) {
+            (self.wake)();
+        }
+    }
+}
+
+impl State {
+    fn new_key(&mut self) -> u64 {
+        self.next_key += 1;
+        self.next_key
+    }
+}

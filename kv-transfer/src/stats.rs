@@ -1,0 +1,46 @@
+//! Counters of the service, as metrics and tests read them.
+
+use crate::Party;
+use std::collections::BTreeMap;
+
+/// Everything counted since the start, and what is live now.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TransferStats {
+    /// Over all peers, including those that are gone.
+    pub total: PeerStats,
+    /// Peers connected now.
+    pub peers: BTreeMap<Party, PeerStats>,
+    /// Handoffs that this instance is sending.
+    pub outgoing: usize,
+    /// Handoffs offered here and not ended.
+    pub incoming: usize,
+    /// Tickets granted here and not ended.
+    pub tickets: usize,
+    /// Blocks granted here (over all groups) that are quarantined.
+    pub quarantined_blocks: usize,
+    /// Handoffs on the progress thread by phase, for tests that wait for one: see [`crate::Phase`].
+    pub held: usize,
+}
+
+/// Counters of one peer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PeerStats {
+    /// Transport and lanes, e.g. `ucx tcp/lo`.
+    pub lanes: String,
+    /// KV bytes written to the peer.
+    pub bytes_sent: u64,
+    /// KV bytes adopted from the peer.
+    pub bytes_adopted: u64,
+    /// Writes posted.
+    pub puts: u64,
+    /// Flushes completed.
+    pub flushes: u64,
+    /// Writes refused here, because no live ticket covers them (transports that can tell).
+    pub puts_refused: u64,
+    /// Messages that named no live handoff.
+    pub stale_messages: u64,
+    /// Handoffs sent, by outcome: `adopted` or [`crate::HandoffFailure::name`].
+    pub sent: BTreeMap<&'static str, u64>,
+    /// Handoffs received, by outcome.
+    pub received: BTreeMap<&'static str, u64>,
+}
