@@ -34,3 +34,13 @@ pub enum WeightsError {
     #[error("{0}")]
     Spec(String),
 }
+
+impl WeightsError {
+    pub(crate) fn damaged(path: &str, message: impl Into<String>) -> Self {
+        Self::Damaged { path: path.to_owned(), message: message.into() }
+    }
+
+    pub(crate) fn unsupported(path: &str, what: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Unsupported { path: path.to_owned(), what: what.into(), hint: hint.into() }
+    }
+}

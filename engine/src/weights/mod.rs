@@ -132,4 +132,12 @@ pub trait ModelSource: Send + Sync {
 }
 
 mod error;
+mod gguf;
+mod mmap;
+mod random;
+mod shape;
+
 pub use error::WeightsError;
+pub use gguf::GgufModel;
+pub use random::RandomModel;
+use shape::layer_index;

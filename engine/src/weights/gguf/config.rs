@@ -1,0 +1,186 @@
+//! Metadata to [`ModelShape`]. Keys under `llama.` are on a list of those understood, or the file is refused.
+
+use super::header::Header;
+use super::value::Value;
+use crate::weights::{ModelShape, Rope, RopeScaling, WeightsError};
+use baton_types::SamplingDefaults;
+
+/// Keys that the shape is made of, or that say nothing about the mathematics.
+const KNOWN: &[&str] = &[
+    "attention.head_count",
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.layer_norm_rms_epsilon",
+    "attention.value_length",
+    "block_count",
+    "context_length",
+    "embedding_length",
+    "feed_forward_length",
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scale_linear",
+    "rope.scaling.factor",
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+    "rope.scaling.type",
+    // Says which of two checkpoint layouts a converter read; the tensors are laid out the same.
+    "tensor_data_layout",
+    "vocab_size",
+];
+
+/// Keys accepted at the value that changes nothing.
+const HARMLESS_AT: &[(&str, Value<'_>)] = &[
+    ("attention.causal", Value::Bool(true)),
+    ("rope.scaling.attn_factor", Value::Float(1.0)),
+    ("logit_scale", Value::Float(1.0)),
+    ("embedding_scale", Value::Float(1.0)),
+    ("residual_scale", Value::Float(1.0)),
+];
+
+/// The base of rotary frequencies where a file states none (llama.cpp's default).
+const THETA_DEFAULT: f32 = 10_000.0;
+
+/// Metadata of one file, with the path for messages.
+pub(super) struct Config<'h, 'a> {
+    path: &'h str,
+    header: &'h Header<'a>,
+}
+
+impl<'h, 'a> Config<'h, 'a> {
+    /// Checks the architecture and that every `llama.` key is understood.
+    pub(super) fn try_new(path: &'h str, header: &'h Header<'a>) -> Result<Self, WeightsError> {
+        let config = Self { path, header };
+        match header.metadata.get("general.architecture") {
+            Some(Value::String("llama")) => {}
+            Some(Value::String(other)) => {
+                let what = format!("general.architecture `{other}`");
+                return Err(WeightsError::unsupported(path, what, "only `llama` is implemented"));
+            }
+            _ => return Err(config.damaged("general.architecture is missing or no text")),
+        }
+        for (key, value) in &header.metadata {
+            let Some(name) = key.strip_prefix("llama.") else { continue };
+            // Of keys without a neutral value listed, zero, false and empty switch a feature off.
+            let harmless = match HARMLESS_AT.iter().find(|(known, _)| name == *known) {
+                Some((_, neutral)) => value == neutral,
+                None => KNOWN.contains(&name) || value.is_off(),
+            };
+            if !harmless {
+                let hint = "this key may change the mathematics, so the model is refused rather than computed wrongly";
+                return Err(WeightsError::unsupported(path, key.to_string(), hint));
+            }
+        }
+        Ok(config)
+    }
+
+    pub(super) fn damaged(&self, message: impl Into<String>) -> WeightsError {
+        WeightsError::damaged(self.path, message)
+    }
+
+    pub(super) fn get(&self, key: &str) -> Option<Value<'a>> {
+        self.header.metadata.get(key).copied()
+    }
+
+    fn size_or(&self, key: &str, default: Option<usize>) -> Result<usize, WeightsError> {
+        let key = format!("llama.{key}");
+        let Some(value) = self.get(&key) else {
+            return default.ok_or_else(|| self.damaged(format!("{key} is missing")));
+        };
+        if let Value::Array(_) = value {
+            return Err(WeightsError::unsupported(self.path, format!("{key} per layer"), "layers must be alike"));
+        }
+        let size = value.as_unsigned().and_then(|n| usize::try_from(n).ok());
+        size.ok_or_else(|| self.damaged(format!("{key} is no size")))
+    }
+
+    fn float(&self, key: &str) -> Result<Option<f32>, WeightsError> {
+        let read = |value: Value<'_>| value.as_f32().ok_or_else(|| self.damaged(format!("{key} is no number")));
+        self.get(key).map(read).transpose()
+    }
+
+    /// The shape. `vocab` and `tied` come from the tensors, `factors` from `rope_freqs.weight`.
+    pub(super) fn shape(
+        &self,
+        vocab: usize,
+        tied: bool,
+        factors: Option<Vec<f32>>,
+    ) -> Result<ModelShape, WeightsError> {
+        let hidden = self.size_or("embedding_length", None)?;
+        let heads = self.size_or("attention.head_count", None)?;
+        if heads == 0 {
+            return Err(self.damaged("llama.attention.head_count is 0"));
+        }
+        let even_split = hidden.is_multiple_of(heads).then(|| hidden / heads);
+        let head_dim = self.size_or("attention.key_length", even_split)?;
+        let must_equal_head_dim = |key: &str, hint: &str| {
+            let found = self.size_or(key, Some(head_dim))?;
+            if found == head_dim {
+                return Ok(());
+            }
+            let what = format!("llama.{key} = {found} with heads of {head_dim}");
+            Err(WeightsError::unsupported(self.path, what, hint))
+        };
+        must_equal_head_dim("attention.value_length", "keys and values must be equally long")?;
+        must_equal_head_dim("rope.dimension_count", "rotary embedding must cover the whole head")?;
+        if self.size_or("vocab_size", Some(vocab))? != vocab {
+            return Err(self.damaged(format!("llama.vocab_size is not the embedding's {vocab} rows")));
+        }
+        let epsilon = self.float("llama.attention.layer_norm_rms_epsilon")?;
+        let shape = ModelShape {
+            vocab,
+            hidden,
+            layers: self.size_or("block_count", None)?,
+            heads,
+            kv_heads: self.size_or("attention.head_count_kv", Some(heads))?,
+            head_dim,
+            ffn: self.size_or("feed_forward_length", None)?,
+            context: self.size_or("context_length", None)?,
+            rms_eps: epsilon.ok_or_else(|| self.damaged("llama.attention.layer_norm_rms_epsilon is missing"))?,
+            rope: Rope {
+                theta: self.float("llama.rope.freq_base")?.unwrap_or(THETA_DEFAULT),
+                scaling: self.scaling(factors)?,
+            },
+            tied,
+        };
+        shape.check().map_err(|reason| self.damaged(reason))?;
+        Ok(shape)
+    }
+
+    /// As llama.cpp reads it: a factor without a type is linear, a factor of 0 is none, and per-frequency divisors
+    /// multiply with the linear one.
+    fn scaling(&self, factors: Option<Vec<f32>>) -> Result<RopeScaling, WeightsError> {
+        let kind = match self.get("llama.rope.scaling.type") {
+            None => "linear",
+            Some(Value::String(kind)) => kind,
+            Some(_) => return Err(self.damaged("llama.rope.scaling.type is no text")),
+        };
+        let factor = match kind {
+            "none" => 1.0,
+            "linear" => {
+                let stated = self.float("llama.rope.scaling.factor")?;
+                let legacy = self.float("llama.rope.scale_linear")?;
+                stated.or(legacy).filter(|&f| f != 0.0).unwrap_or(1.0)
+            }
+            other => {
+                let what = format!("llama.rope.scaling.type `{other}`");
+                return Err(WeightsError::unsupported(self.path, what, "only `none` and `linear` are implemented"));
+            }
+        };
+        Ok(match factors {
+            Some(factors) => RopeScaling::Factors(factors.into_iter().map(|f| f * factor).collect()),
+            None if factor == 1.0 => RopeScaling::None,
+            None => RopeScaling::Linear { factor },
+        })
+    }
+
+    /// `general.sampling.*`, where the file recommends something.
+    pub(super) fn sampling(&self) -> Result<SamplingDefaults, WeightsError> {
+        let top_k = self.get("general.sampling.top_k").and_then(Value::as_unsigned);
+        Ok(SamplingDefaults {
+            temperature: self.float("general.sampling.temp")?,
+            top_p: self.float("general.sampling.top_p")?,
+            top_k: top_k.and_then(|k| u32::try_from(k).ok()),
+            repetition_penalty: self.float("general.sampling.penalty_repeat")?,
+        })
+    }
+}

@@ -1,0 +1,155 @@
+//! Models in one GGUF file: metadata, tokenizer and tensors, dequantized to f32 on request.
+
+mod config;
+mod cursor;
+mod header;
+mod names;
+mod quant;
+mod text;
+mod value;
+
+use super::mmap::MappedFile;
+use super::{LayerTensor, ModelShape, ModelSource, TensorName, TextSource, WeightsError};
+use baton_types::{Digest, GgufTokenizer, SamplingDefaults, TokenId};
+use config::Config;
+use header::{Header, TensorEntry};
+use quant::Storage;
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::OnceLock;
+
+/// An opened and checked GGUF file of the `llama` architecture.
+pub struct GgufModel {
+    file: MappedFile,
+    name: String,
+    shape: ModelShape,
+    tensors: HashMap<TensorName, TensorEntry>,
+    end_tokens: Vec<TokenId>,
+    sampling: SamplingDefaults,
+    tokenizer: Option<GgufTokenizer>,
+    fingerprint: OnceLock<Digest>,
+}
+
+impl GgufModel {
+    /// Opens `path` and checks header, metadata and every tensor's type, shape and place; reads no tensor data.
+    /// `name` is what users call the model; without it, the file's stem.
+    pub fn open(path: &Path, name: Option<&str>) -> Result<Self, WeightsError> {
+        let file = MappedFile::open(path)?;
+        let header = Header::parse(file.path(), file.bytes())?;
+        let config = Config::try_new(file.path(), &header)?;
+        let mut tensors = HashMap::new();
+        let mut factors = None;
+        for (name, entry) in &header.tensors {
+            if *name == names::ROPE_FREQS {
+                factors = Some(read_factors(&file, entry)?);
+            } else if let Some(canonical) = names::canonical(name) {
+                tensors.insert(canonical, entry.clone());
+            } else {
+                let hint = "the computation would leave it out, so the model is refused rather than computed wrongly";
+                return Err(WeightsError::unsupported(file.path(), format!("tensor {name}"), hint));
+            }
+        }
+        let embedding = tensors.get(&TensorName::Embedding);
+        let vocab = embedding.and_then(|entry| entry.dims.get(1).copied());
+        let vocab = vocab.ok_or_else(|| config.damaged("tensor token_embd.weight is missing or no matrix"))?;
+        let tied = !tensors.contains_key(&TensorName::Output);
+        let shape = config.shape(vocab, tied, factors)?;
+        check_tensors(&config, &shape, &tensors)?;
+        let tokenizer = text::tokenizer(&config, vocab)?;
+        let end_tokens = text::end_tokens(&config, tokenizer.as_ref(), vocab)?;
+        let sampling = config.sampling()?;
+        let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+        let name = name.map(str::to_owned).or(stem).unwrap_or_default();
+        let fingerprint = OnceLock::new();
+        Ok(Self { file, name, shape, tensors, end_tokens, sampling, tokenizer, fingerprint })
+    }
+}
+
+fn read_factors(file: &MappedFile, entry: &TensorEntry) -> Result<Vec<f32>, WeightsError> {
+    if entry.storage != Storage::F32 || entry.dims.len() != 1 {
+        return Err(WeightsError::damaged(file.path(), format!("tensor {} is no vector of F32", names::ROPE_FREQS)));
+    }
+    let mut factors = vec![0.0; entry.dims[0]];
+    Storage::F32.expand(&file.bytes()[entry.bytes.clone()], &mut factors);
+    Ok(factors)
+}
+
+/// Every tensor of the shape is there, has the right size, and there is no other.
+fn check_tensors(
+    config: &Config<'_, '_>,
+    shape: &ModelShape,
+    tensors: &HashMap<TensorName, TensorEntry>,
+) -> Result<(), WeightsError> {
+    // Counted first: `layers` may be absurd, the number of tensors in the file cannot be.
+    let expected = shape.layers * LayerTensor::ALL.len() + if shape.tied { 2 } else { 3 };
+    if let Some(extra) = tensors.keys().find(|name| !shape.has_tensor(**name)) {
+        return Err(config.damaged(format!("tensor {extra} is of no layer that llama.block_count knows")));
+    }
+    for name in shape.tensor_names().take(tensors.len() + 1) {
+        let Some(entry) = tensors.get(&name) else {
+            return Err(config.damaged(format!("tensor {name} is missing (of {expected})")));
+        };
+        let [rows, columns] = shape.tensor_dims(name);
+        let found = &entry.dims;
+        let vector = rows == 1 && found.len() == 1;
+        let matrix = found.len() == 2 && found[1] == rows;
+        if found[0] != columns || !(vector || matrix) {
+            let message = format!("tensor {name} has dimensions {found:?}; the metadata asks for [{columns}, {rows}]");
+            return Err(config.damaged(message));
+        }
+    }
+    Ok(())
+}
+
+impl ModelSource for GgufModel {
+    fn shape(&self) -> &ModelShape {
+        &self.shape
+    }
+
+    fn tensor(&self, name: TensorName) -> Result<Vec<f32>, WeightsError> {
+        let entry = self.tensors.get(&name);
+        let entry =
+            entry.ok_or_else(|| WeightsError::damaged(self.file.path(), format!("there is no tensor {name}")))?;
+        let [rows, columns] = self.shape.tensor_dims(name);
+        let bytes = &self.file.bytes()[entry.bytes.clone()];
+        let mut out = vec![0.0; rows * columns];
+        match name {
+            TensorName::Layer(_, LayerTensor::Query | LayerTensor::Key) => {
+                let row_bytes = bytes.len() / rows;
+                for (row, bytes) in bytes.chunks_exact(row_bytes).enumerate() {
+                    let to = split_half_row(row, self.shape.head_dim) * columns;
+                    entry.storage.expand(bytes, &mut out[to..to + columns]);
+                }
+            }
+            _ => entry.storage.expand(bytes, &mut out),
+        }
+        Ok(out)
+    }
+
+    fn fingerprint(&self) -> Digest {
+        *self.fingerprint.get_or_init(|| self.file.digest())
+    }
+
+    fn end_tokens(&self) -> &[TokenId] {
+        &self.end_tokens
+    }
+
+    fn sampling_defaults(&self) -> SamplingDefaults {
+        self.sampling
+    }
+
+    fn text(&self) -> TextSource {
+        self.tokenizer.clone().map_or(TextSource::None, |tokenizer| TextSource::Gguf(Box::new(tokenizer)))
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// llama.cpp's converter interleaves the rows of queries and keys so that rotary partners are neighbours (2 i, 2 i + 1);
+/// here they are half a head apart (i, i + head_dim / 2). Where row `row` belongs.
+fn split_half_row(row: usize, head_dim: usize) -> usize {
+    let (head, within) = (row / head_dim, row % head_dim);
+    head * head_dim + within % 2 * (head_dim / 2) + within / 2
+}

@@ -1,0 +1,51 @@
+//! Read-only memory maps of weight files: the one place under `weights` where `unsafe` is allowed.
+#![allow(unsafe_code)]
+
+use super::WeightsError;
+use baton_types::Digest;
+use memmap2::Mmap;
+use std::fs::File;
+use std::path::Path;
+
+/// A whole file, mapped read-only, with the path that error messages name.
+#[derive(Debug)]
+pub(crate) struct MappedFile {
+    path: String,
+    map: Option<Mmap>,
+}
+
+impl MappedFile {
+    /// Maps `path`. An empty file is an empty slice.
+    pub(crate) fn open(path: &Path) -> Result<Self, WeightsError> {
+        let shown = path.display().to_string();
+        let io = |source| WeightsError::Io { path: shown.clone(), source };
+        let file = File::open(path).map_err(io)?;
+        let metadata = file.metadata().map_err(io)?;
+        if !metadata.is_file() {
+            return Err(WeightsError::damaged(&shown, "not a regular file"));
+        }
+        if metadata.len() == 0 {
+            return Ok(Self { path: shown, map: None });
+        }
+        // SAFETY: the map is private and read-only, and nothing in this process writes to the file. That no other process
+        // rewrites or cuts it while it is mapped is the contract of every model folder: downloads replace files by rename,
+        // which leaves the mapped inode whole. What is read is bytes only, valid for any bit pattern.
+        let map = unsafe { Mmap::map(&file) }.map_err(io)?;
+        Ok(Self { path: shown, map: Some(map) })
+    }
+
+    /// The file's bytes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.map.as_deref().unwrap_or(&[])
+    }
+
+    /// The path as given, for messages.
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// BLAKE3 of the content, the same that `b3sum` prints; on several threads, since files reach hundreds of gigabytes.
+    pub(crate) fn digest(&self) -> Digest {
+        Digest(*blake3::Hasher::new().update_rayon(self.bytes()).finalize().as_bytes())
+    }
+}
