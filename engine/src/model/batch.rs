@@ -64,6 +64,15 @@ pub struct Logits {
 }
 
 impl Logits {
+    /// Rows of `vocab` logits each.
+    ///
+    /// # Panics
+    /// If `data` does not hold whole rows.
+    pub fn new(vocab: usize, data: Vec<f32>) -> Self {
+        assert!(vocab > 0 && data.len().is_multiple_of(vocab), "{} logits are no rows of {vocab}", data.len());
+        Self { vocab, data }
+    }
+
     /// Number of rows.
     pub fn rows(&self) -> usize {
         self.data.len().checked_div(self.vocab).unwrap_or(0)

@@ -18,11 +18,7 @@ impl Model {
     /// `observer` is told of each layer as soon as the stores of its KV are enqueued, with a fence behind them: a transfer
     /// that starts there hides behind this layer's attention and MLP and everything after. Returns when the step is done,
     /// so that a failed device fails the step it belongs to.
-    pub fn step(
-        &mut self,
-        batch: &StepBatch,
-        observer: &mut dyn FnMut(u32, &Fence),
-    ) -> Result<Logits, ModelError> {
+    pub fn step(&mut self, batch: &StepBatch, observer: &mut dyn FnMut(u32, &Fence)) -> Result<Logits, ModelError> {
         let pool = self.pool.as_ref().ok_or(ModelError::Unbound)?;
         batch.check(&self.config, self.shape.vocab, &pool.map)?;
         let ids = self.ops.upload_ids(&batch.ids)?;

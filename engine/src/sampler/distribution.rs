@@ -9,7 +9,7 @@ use super::order::{Descending, most_likely};
 use baton_types::{SamplingParams, TokenId};
 
 /// Draws a token with the uniform number `uniform` in `[0, 1)`. `logits` must be finite and not empty, the temperature positive.
-pub fn draw(params: &SamplingParams, logits: &[f32], uniform: f64) -> TokenId {
+pub(super) fn draw(params: &SamplingParams, logits: &[f32], uniform: f64) -> TokenId {
     let best = logits[most_likely(logits) as usize];
     let temperature = f64::from(params.temperature);
     let weight = |logit: f32| exp((f64::from(logit) - f64::from(best)) / temperature);

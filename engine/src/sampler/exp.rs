@@ -29,7 +29,7 @@ const COEFFICIENTS: [f64; 12] = [
 ];
 
 /// `e^x` for `x <= 0`, within 2 units in the last place; 0 below -708.
-pub fn exp(x: f64) -> f64 {
+pub(super) fn exp(x: f64) -> f64 {
     let clamped = x.max(UNDERFLOW);
     let shifted = clamped * std::f64::consts::LOG2_E + ROUND;
     let k = shifted - ROUND;

@@ -7,12 +7,12 @@
 //!
 //! It must never know where logits come from, and never carry state of its own.
 
-pub mod distribution;
-pub mod exp;
-pub mod history;
-pub mod logprobs;
-pub mod order;
-pub mod random;
+mod distribution;
+mod exp;
+mod history;
+mod logprobs;
+mod order;
+mod random;
 #[cfg(test)]
 mod tests;
 

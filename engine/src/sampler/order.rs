@@ -3,7 +3,7 @@
 use baton_types::TokenId;
 
 /// The most likely token; ties go to the lowest id. `logits` must be finite and not empty.
-pub fn most_likely(logits: &[f32]) -> TokenId {
+pub(super) fn most_likely(logits: &[f32]) -> TokenId {
     let mut best = 0;
     for (token, logit) in logits.iter().enumerate() {
         if *logit > logits[best] {
@@ -15,7 +15,7 @@ pub fn most_likely(logits: &[f32]) -> TokenId {
 
 /// Tokens in descending order, sorted only as far as they are asked for: a nucleus of ten tokens does not sort a
 /// vocabulary of a hundred thousand.
-pub struct Descending {
+pub(super) struct Descending {
     /// Keys; the first `sorted` are the largest, in descending order.
     keys: Vec<u64>,
     sorted: usize,
@@ -23,12 +23,15 @@ pub struct Descending {
 
 impl Descending {
     /// All tokens of a vocabulary.
-    pub fn new(logits: &[f32]) -> Self {
-        Self { keys: logits.iter().enumerate().map(|(token, &logit)| key(logit, token as TokenId)).collect(), sorted: 0 }
+    pub(super) fn new(logits: &[f32]) -> Self {
+        Self {
+            keys: logits.iter().enumerate().map(|(token, &logit)| key(logit, token as TokenId)).collect(),
+            sorted: 0,
+        }
     }
 
     /// The `rank`-th most likely token, counted from 0; `None` past the end.
-    pub fn get(&mut self, rank: usize) -> Option<TokenId> {
+    pub(super) fn get(&mut self, rank: usize) -> Option<TokenId> {
         if rank >= self.sorted {
             self.sort_to(rank + 1);
         }
@@ -36,7 +39,7 @@ impl Descending {
     }
 
     /// The `n` most likely tokens, best first.
-    pub fn top(mut self, n: usize) -> Vec<TokenId> {
+    pub(super) fn top(mut self, n: usize) -> Vec<TokenId> {
         self.sort_to(n);
         self.keys.iter().take(n).map(|&key| !(key as u32)).collect()
     }
