@@ -74,6 +74,26 @@ impl ErrorKind {
         Self::ALL.into_iter().find(|k| k.grpc_code() == code).unwrap_or(Self::Internal)
     }
 
+    /// Name on the wire, in logs and in metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::InvalidRequest => "invalid_request",
+            Self::ContextLengthExceeded => "context_length_exceeded",
+            Self::ModelNotFound => "model_not_found",
+            Self::Overloaded => "overloaded",
+            Self::DeadlineExceeded => "deadline_exceeded",
+            Self::Cancelled => "cancelled",
+            Self::Unavailable => "unavailable",
+            Self::Unsupported => "unsupported",
+            Self::Internal => "internal",
+        }
+    }
+
+    /// The inverse of [`ErrorKind::name`].
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|k| k.name() == name)
+    }
+
     /// OpenAI's `error.type` and `error.code`.
     pub const fn openai(self) -> (&'static str, Option<&'static str>) {
         match self {
@@ -142,6 +162,7 @@ mod tests {
     fn grpc_codes_name_one_kind_each() {
         for kind in ErrorKind::ALL {
             assert_eq!(ErrorKind::from_grpc_code(kind.grpc_code()), kind);
+            assert_eq!(ErrorKind::from_name(kind.name()), Some(kind));
         }
         assert_eq!(ErrorKind::from_grpc_code(2), ErrorKind::Internal);
     }

@@ -26,4 +26,4 @@ pub use instance::{InstanceRecord, ModelCard, Party, ProtocolRange, Role, Shard}
 pub use layout::{GroupBlocks, GroupKind, KvGroup, KvLayout, KvPlane, KvPoolMap, LayoutError};
 pub use memory::{MemoryKind, PoolMemory};
 pub use sampling::{SamplingError, SamplingParams};
-pub use sequence::{FinishReason, PhaseTimings, TokenLogprobs, Usage};
+pub use sequence::{FinishReason, PhaseTimings, SequenceSpec, TokenLogprobs, Usage};

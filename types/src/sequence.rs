@@ -1,7 +1,24 @@
-//! What is reported of a sequence: why it ended, what it used, where its time went.
+//! A sequence as it travels to a worker, and what is reported of it: why it ended, what it used, where its time went.
 
-use crate::TokenId;
+use crate::{RequestId, SamplingParams, TokenId};
 use serde::{Deserialize, Serialize};
+
+/// A sequence to run, as a router hands it to a worker; the deadline travels beside it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SequenceSpec {
+    /// For logs and spans.
+    pub request_id: RequestId,
+    /// Prompt, followed by the tokens generated so far where a sequence is continued. Never empty.
+    pub tokens: Vec<TokenId>,
+    /// How many of `tokens` are prompt: 1 to `tokens.len()`.
+    pub prompt_len: usize,
+    /// Checked sampling parameters.
+    pub sampling: SamplingParams,
+    /// Index among the samples of one request, for the random numbers.
+    pub sample_index: u32,
+    /// Higher is preempted later.
+    pub priority: i32,
+}
 
 /// Why a sequence ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

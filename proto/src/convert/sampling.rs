@@ -1,0 +1,72 @@
+//! Sampling parameters and their defaults.
+
+use super::ConvertError;
+use crate::v1;
+use baton_types::{SamplingDefaults, SamplingParams};
+
+impl From<SamplingParams> for v1::SamplingParams {
+    fn from(p: SamplingParams) -> Self {
+        Self {
+            temperature: p.temperature,
+            top_p: p.top_p,
+            top_k: p.top_k,
+            presence_penalty: p.presence_penalty,
+            frequency_penalty: p.frequency_penalty,
+            repetition_penalty: p.repetition_penalty,
+            seed: p.seed,
+            max_tokens: p.max_tokens,
+            ignore_eos: p.ignore_eos,
+            stop_token_ids: p.stop_token_ids,
+            logprobs: p.logprobs,
+        }
+    }
+}
+
+impl TryFrom<v1::SamplingParams> for SamplingParams {
+    type Error = ConvertError;
+
+    fn try_from(p: v1::SamplingParams) -> Result<Self, ConvertError> {
+        let unchecked = Self {
+            temperature: p.temperature,
+            top_p: p.top_p,
+            top_k: p.top_k,
+            presence_penalty: p.presence_penalty,
+            frequency_penalty: p.frequency_penalty,
+            repetition_penalty: p.repetition_penalty,
+            seed: p.seed,
+            max_tokens: p.max_tokens,
+            ignore_eos: p.ignore_eos,
+            stop_token_ids: p.stop_token_ids,
+            logprobs: p.logprobs,
+        };
+        unchecked.try_new().map_err(|e| ConvertError::invalid(e.name, e))
+    }
+}
+
+impl From<SamplingDefaults> for v1::SamplingDefaults {
+    fn from(d: SamplingDefaults) -> Self {
+        Self { temperature: d.temperature, top_p: d.top_p, top_k: d.top_k, repetition_penalty: d.repetition_penalty }
+    }
+}
+
+impl TryFrom<v1::SamplingDefaults> for SamplingDefaults {
+    type Error = ConvertError;
+
+    fn try_from(d: v1::SamplingDefaults) -> Result<Self, ConvertError> {
+        let base = SamplingParams::default();
+        let filled = SamplingParams {
+            temperature: d.temperature.unwrap_or(base.temperature),
+            top_p: d.top_p.unwrap_or(base.top_p),
+            top_k: d.top_k.unwrap_or(base.top_k),
+            repetition_penalty: d.repetition_penalty.unwrap_or(base.repetition_penalty),
+            ..base
+        };
+        filled.try_new().map_err(|e| ConvertError::invalid(e.name, e))?;
+        Ok(Self {
+            temperature: d.temperature,
+            top_p: d.top_p,
+            top_k: d.top_k,
+            repetition_penalty: d.repetition_penalty,
+        })
+    }
+}
