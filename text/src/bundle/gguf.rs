@@ -1,0 +1,94 @@
+//! A bundle from the tokenizer metadata of a GGUF file.
+
+use baton_types::{GgufTokenizer, TextBundle, TokenId};
+use serde_json::{Map, Value, json};
+
+use super::pre_tokenizer;
+use crate::TextError;
+
+/// Token types of GGUF (`tokenizer.ggml.token_type`).
+const CONTROL: i32 = 3;
+const USER_DEFINED: i32 = 4;
+
+/// Makes a bundle of a byte-level BPE tokenizer (GGUF's model `gpt2`). Refuses by name what it cannot make exactly right.
+pub fn from_gguf(gguf: &GgufTokenizer) -> Result<TextBundle, TextError> {
+    if gguf.model != "gpt2" {
+        return Err(TextError::Unsupported {
+            what: "model",
+            name: gguf.model.clone(),
+            supported: "gpt2 (byte-level BPE)",
+        });
+    }
+    let pre = pre_tokenizer::named(&gguf.pre)?;
+    let added = added_tokens(gguf)?;
+    let mut vocab = Map::with_capacity(gguf.tokens.len());
+    for (id, token) in gguf.tokens.iter().enumerate() {
+        if vocab.insert(token.clone(), id.into()).is_some() {
+            return Err(TextError::Broken(format!("token {token:?} occurs twice, the second time as {id}")));
+        }
+    }
+    let tokenizer = json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": added,
+        "normalizer": pre.normalizer,
+        "pre_tokenizer": pre.pre_tokenizer,
+        "post_processor": null,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+        "model": {
+            "type": "BPE",
+            "dropout": null,
+            "unk_token": null,
+            "continuing_subword_prefix": null,
+            "end_of_word_suffix": null,
+            "fuse_unk": false,
+            "byte_fallback": false,
+            "ignore_merges": pre.ignore_merges,
+            "vocab": vocab,
+            "merges": merges(gguf)?,
+        },
+    });
+    let text_of = |id: Option<TokenId>, what: &str| match id {
+        None => Ok(None),
+        Some(id) => match gguf.tokens.get(id as usize) {
+            Some(token) => Ok(Some(token.clone())),
+            None => Err(TextError::Broken(format!(
+                "the {what} token {id} is outside the vocabulary of {}",
+                gguf.tokens.len()
+            ))),
+        },
+    };
+    let bos_token = text_of(gguf.bos, "begin")?;
+    Ok(TextBundle {
+        tokenizer_json: tokenizer.to_string(),
+        chat_template: gguf.chat_template.clone(),
+        add_bos: gguf.add_bos.unwrap_or(pre.add_bos) && bos_token.is_some(),
+        bos_token,
+        eos_token: text_of(gguf.eos, "end")?,
+    })
+}
+
+fn added_tokens(gguf: &GgufTokenizer) -> Result<Vec<Value>, TextError> {
+    let (tokens, types) = (gguf.tokens.len(), gguf.token_types.len());
+    if tokens != types {
+        return Err(TextError::Broken(format!("{tokens} tokens, but {types} token types")));
+    }
+    let kinds = gguf.tokens.iter().zip(&gguf.token_types).enumerate();
+    let added = kinds.filter(|(_, (_, kind))| matches!(**kind, CONTROL | USER_DEFINED));
+    Ok(added
+        .map(|(id, (token, kind))| {
+            json!({"id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": *kind == CONTROL})
+        })
+        .collect())
+}
+
+fn merges(gguf: &GgufTokenizer) -> Result<Vec<Value>, TextError> {
+    let pair = |merge: &String| match merge.split_once(' ') {
+        Some((left, right)) if !left.is_empty() && !right.is_empty() && !right.contains(' ') => {
+            Ok(json!([left, right]))
+        }
+        _ => Err(TextError::Broken(format!("merge {merge:?} is not two tokens with a space between"))),
+    };
+    gguf.merges.iter().map(pair).collect()
+}

@@ -1,0 +1,63 @@
+//! Token ids to text, one token at a time, without ever splitting a character.
+
+use baton_types::TokenId;
+use std::sync::Arc;
+
+use crate::tokenizer::vocab::Vocab;
+
+/// Incremental decoding of one answer. The deltas, concatenated, are the text of all tokens decoded at once; the work a token is
+/// proportional to its own bytes, and at most three bytes are held back.
+#[derive(Clone)]
+pub struct Detokenizer {
+    vocab: Arc<Vocab>,
+    skip_special: bool,
+    /// The beginning of a character whose other bytes are still to come.
+    partial: Vec<u8>,
+    drop_space: bool,
+}
+
+impl Detokenizer {
+    pub(crate) fn new(vocab: Arc<Vocab>, skip_special: bool) -> Self {
+        let drop_space = vocab.drops_leading_space;
+        Self { vocab, skip_special, partial: Vec::new(), drop_space }
+    }
+
+    /// Takes a token; returns the text that it completes. Bytes that can never be a character become U+FFFD; ids outside the vocabulary
+    /// add nothing.
+    pub fn push(&mut self, token: TokenId) -> Option<String> {
+        if self.skip_special && self.vocab.is_special(token) {
+            return None;
+        }
+        self.partial.extend_from_slice(self.vocab.bytes(token)?);
+        if let (true, Some(&first)) = (self.drop_space, self.partial.first()) {
+            self.drop_space = false;
+            self.partial.drain(..usize::from(first == b' '));
+        }
+        let mut text = String::new();
+        let mut keep = self.partial.len();
+        for chunk in self.partial.utf8_chunks() {
+            text.push_str(chunk.valid());
+            let broken = chunk.invalid();
+            let at_end = std::ptr::eq(broken.as_ptr_range().end, self.partial.as_ptr_range().end);
+            match std::str::from_utf8(broken) {
+                Err(e) if at_end && e.error_len().is_none() => keep = self.partial.len() - broken.len(),
+                Err(_) => text.push(char::REPLACEMENT_CHARACTER),
+                Ok(_) => {}
+            }
+        }
+        self.partial.drain(..keep);
+        (!text.is_empty()).then_some(text)
+    }
+
+    /// The answer ended: an unfinished character becomes U+FFFD.
+    pub fn finish(&mut self) -> Option<String> {
+        let partial = std::mem::take(&mut self.partial);
+        (!partial.is_empty()).then(|| String::from_utf8_lossy(&partial).into_owned())
+    }
+}
+
+impl std::fmt::Debug for Detokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Detokenizer").field("partial", &self.partial).finish_non_exhaustive()
+    }
+}

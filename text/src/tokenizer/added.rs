@@ -1,0 +1,119 @@
+//! Splitting a text at its added tokens before anything else looks at it, as Hugging Face's `AddedVocabulary` does, with one
+//! difference: control tokens stand only where the caller says so.
+
+use aho_corasick::AhoCorasick;
+use baton_types::TokenId;
+use std::collections::HashMap;
+use std::ops::Range;
+use tokenizers::normalizer::Range as TextRange;
+use tokenizers::{AddedToken, NormalizedString, Token};
+
+use super::control::finder;
+use crate::{ControlSpan, TextError};
+
+/// A piece of text, or an added token.
+pub(crate) type Piece = (NormalizedString, Option<Vec<Token>>);
+
+/// The added tokens of one tokenizer.
+pub(crate) struct AddedTokens {
+    by_id: HashMap<TokenId, AddedToken>,
+    /// Ordinary ones, matched against the text as it is.
+    raw: Search,
+    /// Ordinary ones, matched against the normalized text.
+    normalized: Search,
+}
+
+struct Search {
+    finder: AhoCorasick,
+    ids: Vec<TokenId>,
+}
+
+impl Search {
+    fn new(tokens: Vec<(TokenId, String)>) -> Result<Self, TextError> {
+        let finder = finder(tokens.iter().map(|(_, spelling)| spelling.as_str()))?;
+        Ok(Self { finder, ids: tokens.into_iter().map(|(id, _)| id).collect() })
+    }
+
+    fn find(&self, text: &str, at: Range<usize>) -> impl Iterator<Item = ControlSpan> {
+        self.finder.find_iter(&text[at.clone()]).map(move |m| ControlSpan {
+            start: at.start + m.start(),
+            end: at.start + m.end(),
+            token: self.ids[m.pattern().as_usize()],
+        })
+    }
+}
+
+impl AddedTokens {
+    /// `control` tells control tokens from ordinary ones; `normalize` is the tokenizer's normalizer.
+    pub(crate) fn new(
+        tokens: Vec<(TokenId, AddedToken)>,
+        control: impl Fn(TokenId) -> bool,
+        normalize: impl Fn(&str) -> Result<String, TextError>,
+    ) -> Result<Self, TextError> {
+        let (mut raw, mut normalized) = (Vec::new(), Vec::new());
+        for (id, token) in tokens.iter().filter(|(id, token)| !control(*id) && !token.content.is_empty()) {
+            match token.normalized {
+                true => normalized.push((*id, normalize(&token.content)?)),
+                false => raw.push((*id, token.content.clone())),
+            }
+        }
+        normalized.retain(|(_, spelling)| !spelling.is_empty());
+        Ok(Self { by_id: tokens.into_iter().collect(), raw: Search::new(raw)?, normalized: Search::new(normalized)? })
+    }
+
+    /// Splits the text as the user or the template gave it: at the given control tokens, and at ordinary added tokens between them.
+    pub(crate) fn split_raw(&self, text: NormalizedString, controls: &[ControlSpan]) -> Vec<Piece> {
+        let mut spans = Vec::new();
+        let mut at = 0;
+        for control in controls {
+            spans.extend(self.raw.find(text.get(), at..control.start));
+            spans.push(*control);
+            at = control.end;
+        }
+        spans.extend(self.raw.find(text.get(), at..text.get().len()));
+        self.cut(text, spans)
+    }
+
+    /// Splits a normalized piece at ordinary added tokens that are matched after normalization.
+    pub(crate) fn split_normalized(&self, text: NormalizedString) -> Vec<Piece> {
+        let spans = self.normalized.find(text.get(), 0..text.get().len()).collect();
+        self.cut(text, spans)
+    }
+
+    fn cut(&self, text: NormalizedString, spans: Vec<ControlSpan>) -> Vec<Piece> {
+        let whole = text.get();
+        let slice = |range: Range<usize>| text.slice(TextRange::Normalized(range)).expect("spans end at characters");
+        let mut pieces = Vec::with_capacity(2 * spans.len() + 1);
+        let mut done = 0;
+        for ControlSpan { mut start, mut end, token } in spans {
+            let flags = &self.by_id[&token];
+            if flags.single_word && (whole[..start].ends_with(is_word) || whole[end..].starts_with(is_word)) {
+                continue;
+            }
+            if flags.lstrip {
+                start = whole[..start].trim_end().len();
+            }
+            if flags.rstrip {
+                end = whole.len() - whole[end..].trim_start().len();
+            }
+            // White space may have gone to the token before.
+            start = start.max(done);
+            end = end.max(start);
+            if done < start {
+                pieces.push((slice(done..start), None));
+            }
+            let value = whole[start..end].to_owned();
+            pieces.push((slice(start..end), Some(vec![Token::new(token, value, (0, end - start))])));
+            done = end;
+        }
+        if done < whole.len() {
+            pieces.push((slice(done..whole.len()), None));
+        }
+        pieces
+    }
+}
+
+/// The `\w` that `single_word` means, up to combining marks.
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}

@@ -1,0 +1,212 @@
+//! Text to token ids, with control tokens only where they are allowed.
+
+mod added;
+pub(crate) mod bytes;
+pub(crate) mod control;
+pub(crate) mod vocab;
+
+use baton_types::{TextBundle, TokenId};
+use serde::Deserialize;
+use std::sync::Arc;
+use tokenizers::tokenizer::{Model, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+use tokenizers::{ModelWrapper, NormalizedString, Token, Tokenizer as Inner};
+
+use crate::{ControlSpan, Detokenizer, Prompt, TextError};
+use added::AddedTokens;
+use control::{Controls, is_control};
+use vocab::{Decoder, Vocab};
+
+/// What spellings of control tokens in a text mean.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Specials {
+    /// Ordinary characters: for any text of a user.
+    AsText,
+    /// Control tokens: only for text that is trusted to write whole prompts.
+    Parse,
+}
+
+/// A model's tokenizer. Clones share one vocabulary.
+#[derive(Clone)]
+pub struct Tokenizer(Arc<Parts>);
+
+struct Parts {
+    inner: Inner,
+    added: AddedTokens,
+    vocab: Arc<Vocab>,
+    /// What the model yields for characters that it does not know; never read from a spelling.
+    unknown: Option<TokenId>,
+    bos: Option<TokenId>,
+}
+
+/// What is read of a `tokenizer.json` beside what the tokenizers crate reads.
+#[derive(Deserialize)]
+struct Head {
+    #[serde(default)]
+    added_tokens: Vec<HeadToken>,
+    #[serde(default)]
+    decoder: serde_json::Value,
+}
+
+#[derive(Deserialize)]
+struct HeadToken {
+    id: TokenId,
+    content: String,
+}
+
+impl Tokenizer {
+    /// Loads the bundle's tokenizer. BPE models with a byte-level or a SentencePiece-like decoder are supported.
+    pub fn from_bundle(bundle: &TextBundle) -> Result<Self, TextError> {
+        let broken = |e: &dyn std::fmt::Display| TextError::Broken(e.to_string());
+        let head: Head = serde_json::from_str(&bundle.tokenizer_json).map_err(|e| broken(&e))?;
+        let decoder = Decoder::from_json(&head.decoder)?;
+        let inner: Inner = bundle.tokenizer_json.parse().map_err(|e: tokenizers::Error| broken(&e))?;
+        let ModelWrapper::BPE(model) = inner.get_model() else {
+            let name = format!("{:?}", inner.get_model()).chars().take_while(|c| c.is_alphanumeric()).collect();
+            return Err(TextError::Unsupported { what: "model", name, supported: "BPE" });
+        };
+        let unknown = model.get_unk_token().as_deref().and_then(|t| inner.token_to_id(t));
+        // The crate gives ids of its own to added tokens that the vocabulary lacks; a shifted id would be a wrong prompt.
+        if let Some(t) = head.added_tokens.iter().find(|t| inner.token_to_id(&t.content) != Some(t.id)) {
+            return Err(TextError::Broken(format!("added token {:?} does not get its id {}", t.content, t.id)));
+        }
+        let mut tokens: Vec<_> = inner.get_added_tokens_decoder().into_iter().collect();
+        tokens.sort_by_key(|(id, _)| *id);
+        let controls = tokens.iter().filter(|(_, t)| is_control(t.special, &t.content));
+        let controls = Controls::new(controls.map(|(id, t)| (*id, t.content.clone())).collect())?;
+        let vocab = Vocab::new(&inner, controls, decoder)?;
+        let normalize = |text: &str| {
+            let mut text = NormalizedString::from(text);
+            inner.get_normalizer().map_or(Ok(()), |n| n.normalize(&mut text)).map_err(|e| broken(&e))?;
+            Ok(text.get().to_owned())
+        };
+        let added = AddedTokens::new(tokens, |id| vocab.is_control(id), normalize)?;
+        let bos = match &bundle.bos_token {
+            Some(bos) if bundle.add_bos => Some(
+                inner
+                    .token_to_id(bos)
+                    .ok_or_else(|| TextError::Broken(format!("its begin token {bos:?} is no token")))?,
+            ),
+            None if bundle.add_bos => return Err(TextError::Broken("it adds a begin token but names none".to_owned())),
+            _ => None,
+        };
+        Ok(Self(Arc::new(Parts { inner, added, vocab: Arc::new(vocab), unknown, bos })))
+    }
+
+    /// Token ids of a text. Adds no begin token: see [`Self::bos`].
+    pub fn encode(&self, text: &str, specials: Specials) -> Result<Vec<TokenId>, TextError> {
+        match specials {
+            Specials::AsText => self.encode_spans(text, &[]),
+            Specials::Parse => self.encode_prompt(&self.parse(text)),
+        }
+    }
+
+    /// Token ids of a prompt, control tokens exactly where it marks them. Adds no begin token: templates spell their own.
+    pub fn encode_prompt(&self, prompt: &Prompt) -> Result<Vec<TokenId>, TextError> {
+        self.encode_spans(prompt.text(), prompt.controls())
+    }
+
+    /// A trusted text as a prompt in which every spelling of a control token is one.
+    pub fn parse(&self, text: &str) -> Prompt {
+        let mut prompt = Prompt::default();
+        let mut at = 0;
+        for (range, index) in self.controls().find(text) {
+            let (id, spelling) = &self.controls().tokens()[index];
+            prompt.push_text(&text[at..range.start]);
+            prompt.push_control(*id, spelling);
+            at = range.end;
+        }
+        prompt.push_text(&text[at..]);
+        prompt
+    }
+
+    fn encode_spans(&self, text: &str, controls: &[ControlSpan]) -> Result<Vec<TokenId>, TextError> {
+        let Parts { inner, added, .. } = &*self.0;
+        let mut pieces = PreTokenizedString::from(text);
+        let run = |pieces: &mut PreTokenizedString| -> tokenizers::Result<()> {
+            pieces.split(|_, text| Ok(added.split_raw(text, controls)))?;
+            pieces.split(|_, mut text| {
+                inner.get_normalizer().map_or(Ok(()), |n| n.normalize(&mut text))?;
+                Ok(added.split_normalized(text))
+            })?;
+            inner.get_pre_tokenizer().map_or(Ok(()), |p| p.pre_tokenize(pieces))?;
+            pieces.tokenize(|word| self.encode_word(word.get()))
+        };
+        run(&mut pieces).map_err(|e| TextError::Encode(e.to_string()))?;
+        let splits = pieces.get_splits(OffsetReferential::Original, OffsetType::None);
+        Ok(splits.iter().filter_map(|(_, _, tokens)| tokens.as_ref()).flatten().map(|t| t.id).collect())
+    }
+
+    /// The model's tokens of one word. A vocabulary may reach a control token by plain merges; such a word is taken in halves.
+    fn encode_word(&self, word: &str) -> tokenizers::Result<Vec<Token>> {
+        let tokens = self.0.inner.get_model().tokenize(word)?;
+        let forbidden = |t: &Token| self.0.vocab.is_control(t.id) && Some(t.id) != self.0.unknown;
+        if !tokens.iter().any(forbidden) {
+            return Ok(tokens);
+        }
+        let (middle, _) = word.char_indices().nth(word.chars().count() / 2).unwrap_or_default();
+        if middle == 0 {
+            return Err(format!("{word:?} is a control token and nothing else").into());
+        }
+        let mut halves = self.encode_word(&word[..middle])?;
+        halves.extend(self.encode_word(&word[middle..])?);
+        Ok(halves)
+    }
+
+    /// The token that a plain prompt (not a chat) starts with, where the model wants one.
+    pub fn bos(&self) -> Option<TokenId> {
+        self.0.bos
+    }
+
+    /// Number of ids: one more than the highest. A model's logits may be padded beyond it.
+    pub fn vocab_size(&self) -> usize {
+        self.0.vocab.size()
+    }
+
+    /// Control tokens and their spellings, by id.
+    pub fn control_tokens(&self) -> &[(TokenId, String)] {
+        self.controls().tokens()
+    }
+
+    /// Whether a token is left out of shown text.
+    pub fn is_special(&self, token: TokenId) -> bool {
+        self.0.vocab.is_special(token)
+    }
+
+    /// Id of a token by its spelling in the vocabulary (byte-level alphabet, or control token).
+    pub fn token_id(&self, token: &str) -> Option<TokenId> {
+        self.0.inner.token_to_id(token)
+    }
+
+    /// Bytes of a token; none for ids outside the vocabulary. A token may hold a part of a character.
+    pub fn token_bytes(&self, token: TokenId) -> Option<&[u8]> {
+        self.0.vocab.bytes(token)
+    }
+
+    /// A token as text to be shown alone: broken characters become U+FFFD, ids outside the vocabulary nothing.
+    pub fn token_text(&self, token: TokenId) -> String {
+        String::from_utf8_lossy(self.token_bytes(token).unwrap_or_default()).into_owned()
+    }
+
+    /// Text of whole tokens, as [`Detokenizer`] gives it piece by piece.
+    pub fn decode(&self, tokens: &[TokenId], skip_special: bool) -> String {
+        let mut detokenizer = self.detokenizer(skip_special);
+        let mut text: String = tokens.iter().filter_map(|&t| detokenizer.push(t)).collect();
+        text.extend(detokenizer.finish());
+        text
+    }
+
+    /// A detokenizer for one answer. `skip_special` leaves special tokens out of the text.
+    pub fn detokenizer(&self, skip_special: bool) -> Detokenizer {
+        Detokenizer::new(self.0.vocab.clone(), skip_special)
+    }
+
+    pub(crate) fn controls(&self) -> &Controls {
+        &self.0.vocab.controls
+    }
+}
+
+impl std::fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tokenizer").field("vocab_size", &self.vocab_size()).finish_non_exhaustive()
+    }
+}
