@@ -116,7 +116,7 @@ pub enum Store {
 /// Rotary tables and pairing.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeTable {
-    /// `[positions, head_dim / 2]` cosines, row-major.
+    /// `[positions, dim / 2]` cosines, row-major.
     pub cos: Vec<f32>,
     /// Sines, same shape.
     pub sin: Vec<f32>,

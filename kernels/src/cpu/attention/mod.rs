@@ -1,0 +1,147 @@
+//! Paged attention: cuts the batch into tasks of (rows of a segment, KV head, slabs).
+//!
+//! A task widens each KV slab once for all its queries: the rows it has, times the query heads that share the KV head. Usually a task
+//! sees all slabs and merges them as it goes; where there are fewer tasks than threads could take (decode of a few long
+//! sequences) slabs are divided too, and a second pass merges them, in the same order.
+
+mod slab;
+mod task;
+
+use super::{CpuKernels, Shared};
+use crate::host::KvStep;
+use crate::numerics::ATTENTION_SLAB;
+use std::cell::Cell;
+use std::ops::Range;
+use task::{Merge, Scratch, SlabTask};
+
+/// Rows of one task: enough to pay for widening a slab, few enough to stay in L2 with queries and states.
+const TASK_ROWS: usize = 32;
+
+/// Tasks a thread should have, so that uneven ones even out.
+const TASKS_PER_THREAD: usize = 4;
+
+/// Fewest slabs of one task: below this, waking a thread costs more than it brings.
+const TASK_SLABS_MIN: usize = 4;
+
+thread_local! {
+    static SCRATCH: Cell<Scratch> = const { Cell::new(Scratch::new()) };
+}
+
+/// Some rows of one segment and one KV head.
+#[derive(Clone, Debug)]
+struct Item {
+    segment: usize,
+    /// First row, counted in the batch.
+    row: usize,
+    rows: usize,
+    /// Position of the first row.
+    position: usize,
+    kv_head: usize,
+}
+
+impl Item {
+    /// Slabs that the last row sees.
+    fn slabs(&self) -> usize {
+        (self.position + self.rows).div_ceil(ATTENTION_SLAB)
+    }
+}
+
+/// Shapes that all tasks share.
+#[derive(Clone, Copy)]
+struct Heads {
+    /// Elements of a row of q and out.
+    cols: usize,
+    dim: usize,
+    /// `dim` padded to whole vectors.
+    stride: usize,
+    /// Query heads per KV head.
+    group: usize,
+}
+
+impl Heads {
+    /// Elements of a softmax state: the padded output, its maximum and its sum.
+    fn state(self) -> usize {
+        self.stride + 2
+    }
+}
+
+pub(super) fn attend(kernels: &CpuKernels, step: KvStep<'_>, q: &[f32], scale: f32, out: &mut [f32]) {
+    let (kv_heads, dim) = (step.kv.heads(), step.kv.dim());
+    let cols = q.len() / step.plan.rows();
+    assert_eq!(q.len(), out.len());
+    let heads = Heads { cols, dim, stride: dim.next_multiple_of(super::simd::LANES), group: cols / dim / kv_heads };
+    let items = items(step, kv_heads);
+    let pieces = pieces(&items, kernels.threads.count() * TASKS_PER_THREAD);
+    let split = pieces.len() > items.len();
+
+    // States of divided items: `[item][query][slab]`.
+    let mut offsets = Vec::with_capacity(items.len());
+    let mut states = 0;
+    if split {
+        for item in &items {
+            offsets.push(states);
+            states += item.rows * heads.group * item.slabs() * heads.state();
+        }
+    }
+    let mut states = vec![0.0; states];
+    let states_at = Shared(states.as_mut_ptr());
+    let out = Shared(out.as_mut_ptr());
+
+    kernels.threads.run(pieces.len(), &|i| {
+        let (index, ref slabs) = pieces[i];
+        let item = &items[index];
+        let mut scratch = SCRATCH.take();
+        // SAFETY: offsets were counted item by item, so each item has its own part of `states`.
+        let keep = split.then(|| unsafe { states_at.get().add(offsets[index]) });
+        let slabs = slabs.clone();
+        kernels.level.run(SlabTask { step, heads, item, slabs, q, scale, keep, out: out.get(), scratch: &mut scratch });
+        SCRATCH.set(scratch);
+    });
+    if split {
+        kernels.threads.run(items.len(), &|i| {
+            let item = &items[i];
+            let len = item.rows * heads.group * item.slabs() * heads.state();
+            // SAFETY: the item's own part, see above.
+            let states = unsafe { std::slice::from_raw_parts_mut(states_at.get().add(offsets[i]), len) };
+            kernels.level.run(Merge { heads, item, states, out: out.get() });
+        });
+    }
+}
+
+/// All rows and KV heads, those with most to read first.
+fn items(step: KvStep<'_>, kv_heads: usize) -> Vec<Item> {
+    let mut items = Vec::new();
+    let mut first = 0;
+    for (segment, s) in step.plan.segments.iter().enumerate() {
+        for start in (0..s.rows).step_by(TASK_ROWS) {
+            let rows = (s.rows - start).min(TASK_ROWS);
+            items.extend((0..kv_heads).map(|kv_head| Item {
+                segment,
+                row: first + start,
+                rows,
+                position: s.position + start,
+                kv_head,
+            }));
+        }
+        first += s.rows;
+    }
+    items.sort_by_key(|item| std::cmp::Reverse(item.slabs() * item.rows));
+    items
+}
+
+/// The tasks: whole items, or items divided by slabs if there are too few of them.
+fn pieces(items: &[Item], wanted: usize) -> Vec<(usize, Range<usize>)> {
+    let total: usize = items.iter().map(Item::slabs).sum();
+    let each = if items.len() >= wanted { usize::MAX } else { total.div_ceil(wanted).max(TASK_SLABS_MIN) };
+    let mut out = Vec::with_capacity(items.len().max(wanted));
+    for (i, item) in items.iter().enumerate() {
+        let slabs = item.slabs();
+        let mut start = 0;
+        while start < slabs {
+            let end = start.saturating_add(each).min(slabs);
+            out.push((i, start..end));
+            start = end;
+        }
+    }
+    out
+}

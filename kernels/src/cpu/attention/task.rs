@@ -1,0 +1,244 @@
+//! What one thread does at a time: the slabs of one item, or the merge of states that several threads left.
+
+use super::slab::{Scores, scores, scores_of_two, weigh, weighted_values};
+use super::{Heads, Item};
+use crate::cpu::pool_memory::HeadSource;
+use crate::cpu::simd::{Kernel, LANES, Simd};
+use crate::host::KvStep;
+use crate::numerics::{ATTENTION_SLAB, exp};
+use std::ops::Range;
+
+/// Buffers that a thread keeps between tasks.
+#[derive(Default)]
+pub(super) struct Scratch {
+    keys: Vec<f32>,
+    values: Vec<f32>,
+    /// `[query][stride]`, padded with zeros.
+    queries: Vec<f32>,
+    /// `[query]` states of an undivided item.
+    states: Vec<f32>,
+    /// State of one slab of two queries.
+    slab: Vec<f32>,
+}
+
+impl Scratch {
+    pub(super) const fn new() -> Self {
+        Self { keys: Vec::new(), values: Vec::new(), queries: Vec::new(), states: Vec::new(), slab: Vec::new() }
+    }
+}
+
+/// Some slabs of an item.
+pub(super) struct SlabTask<'a> {
+    pub(super) step: KvStep<'a>,
+    pub(super) heads: Heads,
+    pub(super) item: &'a Item,
+    pub(super) slabs: Range<usize>,
+    pub(super) q: &'a [f32],
+    pub(super) scale: f32,
+    /// Where the state of each slab goes, `[query][slab of the item]`; `None`: merge and finish here.
+    pub(super) keep: Option<*mut f32>,
+    /// The whole output; only this task stores the item's rows and heads.
+    pub(super) out: *mut f32,
+    pub(super) scratch: &'a mut Scratch,
+}
+
+impl Kernel for SlabTask<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn call<S: Simd>(self, s: S) {
+        let Self { step, heads, item, slabs, q, scale, keep, out, scratch } = self;
+        let (stride, size) = (heads.stride, heads.state());
+        let queries = item.rows * heads.group;
+        scratch.prepare(heads, queries);
+        gather(heads, item, q, &mut scratch.queries);
+        let segment = &step.plan.segments[item.segment];
+        let [k, v] = step.kv.planes();
+        let source = HeadSource { pool: step.kv, layer: step.layer, plane: k, head: item.kv_head, blocks: &segment.blocks };
+
+        for slab in slabs {
+            let start = slab * ATTENTION_SLAB;
+            let end = (start + ATTENTION_SLAB).min(item.position + item.rows);
+            source.widen(s, start..end, stride, &mut scratch.keys);
+            HeadSource { plane: v, ..source }.widen(s, start..end, stride, &mut scratch.values);
+            // Scores come in whole vectors; those of absent tokens are dropped, but must not be computed from NaN traps of old data.
+            let padded = (end - start).next_multiple_of(LANES);
+            scratch.keys[(end - start) * stride..padded * stride].fill(0.0);
+
+            let mut query = 0;
+            while query < queries {
+                let visible = |query: usize| (item.position + query / heads.group + 1).saturating_sub(start).min(ATTENTION_SLAB);
+                let tokens = [visible(query), visible((query + 1).min(queries - 1))];
+                if tokens[0] == 0 {
+                    query += 1;
+                    continue;
+                }
+                let pair = if query + 1 < queries { 2 } else { 1 };
+                scratch.slab.fill(0.0);
+                // SAFETY: `prepare` sized all buffers for these shapes; `query + pair <= queries`.
+                unsafe { compute(s, heads, scratch, query, pair, tokens, scale) };
+                for i in 0..pair {
+                    let from = &scratch.slab[i * size..(i + 1) * size];
+                    match keep {
+                        // SAFETY: `[query][slab]` lies in the item's states, and this task has the slab to itself.
+                        Some(keep) => unsafe {
+                            let to = keep.add(((query + i) * item.slabs() + slab) * size);
+                            std::ptr::copy_nonoverlapping(from.as_ptr(), to, size);
+                        },
+                        None => {
+                            let state = &mut scratch.states[(query + i) * size..(query + i + 1) * size];
+                            if slab == 0 { state.copy_from_slice(from) } else { merge(s, state, from) }
+                        }
+                    }
+                }
+                query += pair;
+            }
+        }
+        if keep.is_none() {
+            for query in 0..queries {
+                // SAFETY: the item's rows and heads lie in the output and belong to this task.
+                unsafe { finish(s, heads, item, query, &scratch.states[query * size..(query + 1) * size], out) };
+            }
+        }
+    }
+}
+
+impl Scratch {
+    #[inline(always)]
+    fn prepare(&mut self, heads: Heads, queries: usize) {
+        // Zeros where the padding of `dim` to `stride` stays untouched later.
+        for (buffer, len) in [
+            (&mut self.keys, ATTENTION_SLAB * heads.stride),
+            (&mut self.values, ATTENTION_SLAB * heads.stride),
+            (&mut self.queries, queries * heads.stride),
+        ] {
+            if heads.stride != heads.dim {
+                buffer.clear();
+            }
+            buffer.resize(len, 0.0);
+        }
+        self.states.resize(queries * heads.state(), 0.0);
+        self.slab.resize(2 * heads.state(), 0.0);
+    }
+}
+
+/// Queries of the item, `[row][head of the group]`.
+#[inline(always)]
+fn gather(heads: Heads, item: &Item, q: &[f32], out: &mut [f32]) {
+    for (query, out) in out.chunks_exact_mut(heads.stride).enumerate() {
+        let at = offset(heads, item, query);
+        out[..heads.dim].copy_from_slice(&q[at..at + heads.dim]);
+    }
+}
+
+/// Where a query's head stands in q and out.
+#[inline(always)]
+fn offset(heads: Heads, item: &Item, query: usize) -> usize {
+    let (row, head) = (item.row + query / heads.group, item.kv_head * heads.group + query % heads.group);
+    row * heads.cols + head * heads.dim
+}
+
+/// States of one slab for `pair` queries from `query`, into `scratch.slab` (zeros before).
+///
+/// # Safety
+/// The scratch is prepared for these shapes; `tokens` ascend, are 1 to 64, and the slab is widened that far.
+#[inline(always)]
+unsafe fn compute<S: Simd>(
+    s: S,
+    heads: Heads,
+    scratch: &mut Scratch,
+    query: usize,
+    pair: usize,
+    tokens: [usize; 2],
+    scale: f32,
+) {
+    let (stride, size) = (heads.stride, heads.state());
+    let mut weights: [Scores; 2] = [[0.0; ATTENTION_SLAB]; 2];
+    let (keys, values) = (scratch.keys.as_ptr(), scratch.values.as_ptr());
+    let slab = scratch.slab.as_mut_ptr();
+    // SAFETY: the caller's promise: two states, and queries and slab of `stride`.
+    unsafe {
+        let first = scratch.queries.as_ptr().add(query * stride);
+        if pair == 1 {
+            scores(s, first, keys, stride, tokens[0], &mut weights[0]);
+        } else {
+            scores_of_two(s, [first, first.add(stride)], keys, stride, tokens[1], &mut weights);
+        }
+        for i in 0..pair {
+            let [max, sum] = weigh(s, &mut weights[i], tokens[i], scale);
+            *slab.add(i * size + stride) = max;
+            *slab.add(i * size + stride + 1) = sum;
+        }
+        let [a, b] = [weights[0].as_ptr(), weights[1].as_ptr()];
+        if pair == 1 {
+            weighted_values(s, [a], values, stride, (0, tokens[0]), [slab]);
+        } else {
+            // Together as far as both see, then the later row alone.
+            weighted_values(s, [a, b], values, stride, (0, tokens[0]), [slab, slab.add(size)]);
+            if tokens[1] > tokens[0] {
+                weighted_values(s, [b], values, stride, (tokens[0], tokens[1]), [slab.add(size)]);
+            }
+        }
+    }
+}
+
+/// Merges the state of the next slab into the running one.
+#[inline(always)]
+fn merge<S: Simd>(s: S, state: &mut [f32], slab: &[f32]) {
+    let stride = state.len() - 2;
+    let max = state[stride].max(slab[stride]);
+    let (a, b) = (exp(state[stride] - max), exp(slab[stride] - max));
+    for d in (0..stride).step_by(LANES) {
+        let (o, part) = (&mut state[d..d + LANES], &slab[d..d + LANES]);
+        // SAFETY: one vector each.
+        unsafe {
+            let scaled = s.mul(s.load(o.as_ptr()), s.splat(a));
+            s.store(o.as_mut_ptr(), s.fma(s.load(part.as_ptr()), s.splat(b), scaled));
+        }
+    }
+    state[stride + 1] = slab[stride + 1].mul_add(b, state[stride + 1] * a);
+    state[stride] = max;
+}
+
+/// Divides by the sum and stores.
+///
+/// # Safety
+/// The query's head lies in `out` and nobody else stores it.
+#[inline(always)]
+unsafe fn finish<S: Simd>(_: S, heads: Heads, item: &Item, query: usize, state: &[f32], out: *mut f32) {
+    let sum = state[heads.stride + 1];
+    // SAFETY: the caller's promise.
+    let out = unsafe { std::slice::from_raw_parts_mut(out.add(offset(heads, item, query)), heads.dim) };
+    for (out, o) in out.iter_mut().zip(state) {
+        *out = o / sum;
+    }
+}
+
+/// Merges the slabs of a divided item, in order, and finishes it.
+pub(super) struct Merge<'a> {
+    pub(super) heads: Heads,
+    pub(super) item: &'a Item,
+    /// `[query][slab]`.
+    pub(super) states: &'a mut [f32],
+    /// The whole output; only this task stores the item's rows and heads.
+    pub(super) out: *mut f32,
+}
+
+impl Kernel for Merge<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn call<S: Simd>(self, s: S) {
+        let size = self.heads.state();
+        let slabs = self.item.slabs();
+        for (query, states) in self.states.chunks_exact_mut(slabs * size).enumerate() {
+            let visible = (self.item.position + query / self.heads.group + 1).div_ceil(ATTENTION_SLAB);
+            let (running, later) = states.split_at_mut(size);
+            for slab in later.chunks_exact(size).take(visible - 1) {
+                merge(s, running, slab);
+            }
+            // SAFETY: the item's rows and heads lie in the output and belong to this task.
+            unsafe { finish(s, self.heads, self.item, query, running, self.out) };
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Norm, rotation and activation, vectors along a row and rows over threads.
+
+use super::simd::{Kernel, LANES, Simd, silu};
+use super::{CpuKernels, Shared};
+use crate::host::KvStep;
+use crate::numerics;
+use crate::ops::RopeTable;
+
+/// Elements below which waking threads costs more than the work.
+const TASK_ELEMENTS: usize = 8 << 10;
+
+/// Runs `kernel` on pieces of `rows` rows, on several threads where there is enough to do.
+fn pieces(kernels: &CpuKernels, rows: usize, cols: usize, run: &(dyn Fn(usize, usize) + Sync)) {
+    let piece = TASK_ELEMENTS.div_ceil(cols.max(1)).max(1);
+    kernels.threads.run(rows.div_ceil(piece), &|task| run(task * piece, ((task + 1) * piece).min(rows)));
+}
+
+/// Rows `start..end` of a shared output.
+///
+/// # Safety
+/// The rows lie in the output, and no other task touches them.
+unsafe fn rows_of<'a>(out: Shared<f32>, cols: usize, start: usize, end: usize) -> &'a mut [f32] {
+    // SAFETY: the caller's promise.
+    unsafe { std::slice::from_raw_parts_mut(out.get().add(start * cols), (end - start) * cols) }
+}
+
+pub(super) fn rms_norm(kernels: &CpuKernels, x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
+    let cols = gain.len();
+    assert_eq!(x.len(), out.len());
+    let shared = Shared(out.as_mut_ptr());
+    pieces(kernels, x.len() / cols, cols, &|start, end| {
+        // SAFETY: `pieces` gives each row to one task.
+        let out = unsafe { rows_of(shared, cols, start, end) };
+        kernels.level.run(RmsNorm { x: &x[start * cols..end * cols], gain, eps, out });
+    });
+}
+
+struct RmsNorm<'a> {
+    x: &'a [f32],
+    gain: &'a [f32],
+    eps: f32,
+    out: &'a mut [f32],
+}
+
+impl Kernel for RmsNorm<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn call<S: Simd>(self, s: S) {
+        let cols = self.gain.len();
+        for (x, out) in self.x.chunks_exact(cols).zip(self.out.chunks_exact_mut(cols)) {
+            let mean = s.merge(square_lanes(s, x)) / cols as f32;
+            let r = 1.0 / (mean + self.eps).sqrt();
+            for ((out, x), gain) in out.iter_mut().zip(x).zip(self.gain) {
+                *out = (x * r) * gain;
+            }
+        }
+    }
+}
+
+/// Lane sums of squares, the tail padded with zeros.
+#[inline(always)]
+fn square_lanes<S: Simd>(s: S, x: &[f32]) -> S::F {
+    let mut acc = s.splat(0.0);
+    let (whole, tail) = x.as_chunks::<LANES>();
+    for chunk in whole {
+        // SAFETY: a chunk is one vector.
+        let x = unsafe { s.load(chunk.as_ptr()) };
+        acc = s.fma(x, x, acc);
+    }
+    if !tail.is_empty() {
+        let mut padded = [0.0; LANES];
+        padded[..tail.len()].copy_from_slice(tail);
+        // SAFETY: as above.
+        let x = unsafe { s.load(padded.as_ptr()) };
+        acc = s.fma(x, x, acc);
+    }
+    acc
+}
+
+/// Rotates every head of every row of the step.
+pub(super) fn rope(kernels: &CpuKernels, step: KvStep<'_>, rope: &RopeTable, x: &mut [f32]) {
+    let rows = step.plan.rows();
+    if rows == 0 {
+        return;
+    }
+    let (cols, half) = (x.len() / rows, rope.dim / 2);
+    let positions: Vec<usize> = step.plan.segments.iter().flat_map(|s| s.position..s.position + s.rows).collect();
+    let shared = Shared(x.as_mut_ptr());
+    pieces(kernels, rows, cols, &|start, end| {
+        // SAFETY: `pieces` gives each row to one task.
+        let x = unsafe { rows_of(shared, cols, start, end) };
+        for (row, &position) in x.chunks_exact_mut(cols).zip(&positions[start..end]) {
+            let table = position * half..(position + 1) * half;
+            let (cos, sin) = (&rope.cos[table.clone()], &rope.sin[table]);
+            kernels.level.run(Rotate { row, head_dim: step.kv.dim(), cos, sin });
+        }
+    });
+}
+
+struct Rotate<'a> {
+    row: &'a mut [f32],
+    head_dim: usize,
+    cos: &'a [f32],
+    sin: &'a [f32],
+}
+
+impl Kernel for Rotate<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn call<S: Simd>(self, _: S) {
+        // Scalar code: every element stands alone, so the compiler's own vectors round alike.
+        let half = self.cos.len();
+        let sin = &self.sin[..half];
+        for head in self.row.chunks_exact_mut(self.head_dim) {
+            let (low, high) = head.split_at_mut(half);
+            let high = &mut high[..half];
+            for i in 0..half {
+                let (a, b) = (low[i], high[i]);
+                low[i] = a.mul_add(self.cos[i], -(b * sin[i]));
+                high[i] = b.mul_add(self.cos[i], a * sin[i]);
+            }
+        }
+    }
+}
+
+pub(super) fn silu_mul(kernels: &CpuKernels, gate: &mut [f32], up: &[f32]) {
+    assert_eq!(gate.len(), up.len());
+    let shared = Shared(gate.as_mut_ptr());
+    pieces(kernels, up.len(), 1, &|start, end| {
+        // SAFETY: `pieces` gives each element to one task.
+        let gate = unsafe { rows_of(shared, 1, start, end) };
+        kernels.level.run(SiluMul { gate, up: &up[start..end] });
+    });
+}
+
+struct SiluMul<'a> {
+    gate: &'a mut [f32],
+    up: &'a [f32],
+}
+
+impl Kernel for SiluMul<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    fn call<S: Simd>(self, s: S) {
+        let (gates, gate_tail) = self.gate.as_chunks_mut::<LANES>();
+        let (ups, up_tail) = self.up.as_chunks::<LANES>();
+        for (gate, up) in gates.iter_mut().zip(ups) {
+            // SAFETY: a chunk is one vector.
+            unsafe {
+                let product = s.mul(silu(s, s.load(gate.as_ptr())), s.load(up.as_ptr()));
+                s.store(gate.as_mut_ptr(), product);
+            }
+        }
+        for (gate, up) in gate_tail.iter_mut().zip(up_tail) {
+            *gate = numerics::silu(*gate) * up;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpu::simd::exp;
+    use crate::cpu::{Avx2, Portable};
+
+    struct ExpBits(Vec<f32>);
+
+    impl Kernel for ExpBits {
+        type Out = Vec<u32>;
+        #[inline(always)]
+        fn call<S: Simd>(self, s: S) -> Vec<u32> {
+            let mut out = vec![0.0; self.0.len()];
+            for (x, out) in self.0.chunks_exact(LANES).zip(out.chunks_exact_mut(LANES)) {
+                // SAFETY: a chunk is one vector.
+                unsafe { s.store(out.as_mut_ptr(), exp(s, s.load(x.as_ptr()))) };
+            }
+            out.into_iter().map(f32::to_bits).collect()
+        }
+    }
+
+    #[test]
+    fn vector_exp_has_the_bits_of_the_scalar() {
+        // Every 8191st bit pattern but the NaNs: both signs, subnormals, infinities.
+        let all = (0..=u32::MAX).step_by(8191).map(f32::from_bits).filter(|x| !x.is_nan());
+        let special = [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, 88.8, -87.4, -103.9, -104.5];
+        let mut inputs: Vec<f32> = all.chain(special).collect();
+        inputs.resize(inputs.len().next_multiple_of(LANES), 1.0);
+        let want: Vec<u32> = inputs.iter().map(|&x| numerics::exp(x).to_bits()).collect();
+        assert_eq!(Portable.run(ExpBits(inputs.clone())), want);
+        match Avx2::detect() {
+            Some(simd) => assert_eq!(simd.run(ExpBits(inputs)), want),
+            None => eprintln!("skipped: no AVX2 + FMA here"),
+        }
+    }
+}

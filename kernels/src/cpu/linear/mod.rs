@@ -1,0 +1,152 @@
+//! GEMM: cuts the output into tasks, panels by blocks of rows. The arithmetic of one tile is in [`tile`].
+
+mod tile;
+
+use super::pack::{Format, PANEL, Panels, Step};
+use super::simd::{Kernel, Simd};
+use super::{CpuKernels, Shared};
+use crate::ops::Store;
+use tile::{Output, Tile};
+
+/// Bytes of x that one task walks for every panel: half of a common L2, the rest is for the panel and the output.
+const ROW_BLOCK_BYTES: usize = 512 << 10;
+
+/// Most rows of one tile: 6 x 2 accumulators leave room for two weight vectors and a broadcast in 16 registers.
+const TILE_ROWS: usize = 6;
+
+/// Tasks per thread, so that a thread that is late takes fewer.
+const TASKS_PER_THREAD: usize = 4;
+
+/// Panels that a one-row tile takes at once; tasks are cut at multiples of it.
+const PANELS_AT_ONCE: usize = 4;
+
+pub(super) fn linear(
+    kernels: &CpuKernels,
+    x: &[f32],
+    w: &Panels,
+    partitions: usize,
+    store: Store,
+    out: &mut [f32],
+    rows: usize,
+) {
+    assert!(x.len() == rows * w.k && out.len() == rows * w.n);
+    match &w.format {
+        Format::Pairs(steps) => blocks(kernels, x, (w, steps), partitions, store, out, rows),
+        Format::Wide(steps) => blocks(kernels, x, (w, steps), partitions, store, out, rows),
+    }
+}
+
+fn blocks<W: Step>(
+    kernels: &CpuKernels,
+    x: &[f32],
+    (w, steps): (&Panels, &[W]),
+    partitions: usize,
+    store: Store,
+    out: &mut [f32],
+    rows: usize,
+) {
+    if rows == 0 {
+        return;
+    }
+    let rows_max = (ROW_BLOCK_BYTES / (4 * w.k) / TILE_ROWS).max(1) * TILE_ROWS;
+    let row_blocks = rows.div_ceil(rows_max);
+    let block_rows = rows.div_ceil(row_blocks).next_multiple_of(TILE_ROWS);
+    let panels = w.n.div_ceil(PANEL);
+    let tasks = kernels.threads.count() * TASKS_PER_THREAD;
+    let task_panels = panels.div_ceil(tasks.div_ceil(row_blocks)).next_multiple_of(PANELS_AT_ONCE);
+    let panel_tasks = panels.div_ceil(task_panels);
+    let out = Shared(out.as_mut_ptr());
+    let level = kernels.level;
+    kernels.threads.run(row_blocks * panel_tasks, &|task| {
+        let (block, chunk) = (task / panel_tasks, task % panel_tasks);
+        level.run(Block {
+            x,
+            w,
+            steps,
+            partitions,
+            store,
+            out: out.get(),
+            rows: (block * block_rows).min(rows)..((block + 1) * block_rows).min(rows),
+            panels: chunk * task_panels..((chunk + 1) * task_panels).min(panels),
+        });
+    });
+}
+
+/// Rows by panels of one task; no other task has an output element in common with it.
+struct Block<'a, W> {
+    x: &'a [f32],
+    w: &'a Panels,
+    steps: &'a [W],
+    partitions: usize,
+    store: Store,
+    out: *mut f32,
+    rows: std::ops::Range<usize>,
+    panels: std::ops::Range<usize>,
+}
+
+impl<W: Step> Kernel for Block<'_, W> {
+    type Out = ();
+
+    #[inline(always)]
+    fn call<S: Simd>(self, simd: S) {
+        // Few rows take several panels at once: eight chains of additions hide the latency of one.
+        match self.rows.len() {
+            1 => self.sweep::<S, PANELS_AT_ONCE>(simd),
+            2 | 3 => self.sweep::<S, 2>(simd),
+            _ => self.sweep::<S, 1>(simd),
+        }
+    }
+}
+
+impl<W: Step> Block<'_, W> {
+    #[inline(always)]
+    fn sweep<S: Simd, const P: usize>(&self, simd: S) {
+        let mut panel = self.panels.start;
+        while panel + P <= self.panels.end {
+            self.rows::<S, P>(simd, panel);
+            panel += P;
+        }
+        while panel < self.panels.end {
+            self.rows::<S, 1>(simd, panel);
+            panel += 1;
+        }
+    }
+
+    /// All rows of the block against `P` panels, in tiles of nearly equal height.
+    #[inline(always)]
+    fn rows<S: Simd, const P: usize>(&self, simd: S, panel: usize) {
+        let rows = self.rows.len();
+        let tiles = rows.div_ceil(TILE_ROWS);
+        let mut row = self.rows.start;
+        for tile in 0..tiles {
+            let height = rows / tiles + usize::from(tile < rows % tiles);
+            match height {
+                1 => self.tile::<S, 1, P>(simd, row, panel),
+                2 => self.tile::<S, 2, P>(simd, row, panel),
+                3 => self.tile::<S, 3, P>(simd, row, panel),
+                // Taller tiles have chains enough with one panel; `P` is 1 here.
+                4 => self.tile::<S, 4, 1>(simd, row, panel),
+                5 => self.tile::<S, 5, 1>(simd, row, panel),
+                _ => self.tile::<S, 6, 1>(simd, row, panel),
+            }
+            row += height;
+        }
+    }
+
+    #[inline(always)]
+    fn tile<S: Simd, const R: usize, const P: usize>(&self, simd: S, row: usize, panel: usize) {
+        let (k, n) = (self.w.k, self.w.n);
+        let tile = Tile::<W, R, P> {
+            x: self.x[row * k..(row + R) * k].as_ptr(),
+            panels: std::array::from_fn(|p| self.steps[(panel + p) * k..(panel + p + 1) * k].as_ptr()),
+            k,
+            partitions: self.partitions,
+        };
+        // SAFETY: x and the panels were just sliced; rows and features lie within `out`, and only this task stores them.
+        unsafe {
+            let total = tile.total(simd);
+            let output = Output { first: self.out.add(row * n + panel * PANEL), n, features: n - panel * PANEL };
+            tile.store(simd, &total, output, self.store);
+        }
+    }
+}

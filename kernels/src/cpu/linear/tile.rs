@@ -1,0 +1,149 @@
+//! The one microkernel family of prefill and decode: R rows by P panels, every element in the written order.
+
+use crate::cpu::pack::{PANEL, Step};
+use crate::cpu::simd::{LANES, Simd};
+use crate::numerics::{K_SLAB, PARTITIONS_MAX};
+use crate::ops::Store;
+
+/// Levels of the tree of partition totals that can wait at once, and the one that is being summed.
+const TREE: usize = PARTITIONS_MAX.ilog2() as usize + 1;
+
+/// Sums of a tile: `[row][panel][half]`.
+type Sums<F, const R: usize, const P: usize> = [[[F; 2]; P]; R];
+
+/// Inputs of one tile.
+pub(super) struct Tile<W, const R: usize, const P: usize> {
+    /// First of R rows, dense `[R, k]`.
+    pub(super) x: *const f32,
+    /// `k` steps each.
+    pub(super) panels: [*const W; P],
+    pub(super) k: usize,
+    pub(super) partitions: usize,
+}
+
+/// Where a tile goes.
+#[derive(Clone, Copy)]
+pub(super) struct Output {
+    /// Element of the first row and feature.
+    pub(super) first: *mut f32,
+    /// Features of a row.
+    pub(super) n: usize,
+    /// Features from `first` to the end of the row.
+    pub(super) features: usize,
+}
+
+impl<W: Step, const R: usize, const P: usize> Tile<W, R, P> {
+    /// The finished sums.
+    ///
+    /// # Safety
+    /// `x` is readable for `R * k` elements and every panel for `k` steps.
+    #[inline(always)]
+    pub(super) unsafe fn total<S: Simd>(&self, simd: S) -> Sums<S::F, R, P> {
+        let part = self.k / self.partitions;
+        // A binary counter: two totals of equally many partitions merge at once, left plus right.
+        let mut waiting = [[[[simd.splat(0.0); 2]; P]; R]; TREE];
+        let mut depth = 0;
+        for done in 1..=self.partitions {
+            // SAFETY: the partition ends at or before k.
+            waiting[depth] = unsafe { self.partition(simd, (done - 1) * part, part) };
+            depth += 1;
+            for _ in 0..done.trailing_zeros() {
+                depth -= 1;
+                waiting[depth - 1] = add(simd, &waiting[depth - 1], &waiting[depth]);
+            }
+        }
+        waiting[0]
+    }
+
+    /// Slab sums of one partition, in order.
+    #[inline(always)]
+    unsafe fn partition<S: Simd>(&self, simd: S, start: usize, len: usize) -> Sums<S::F, R, P> {
+        // SAFETY: each slab lies within the partition, see `total`.
+        let mut total = unsafe { self.slab(simd, start, len.min(K_SLAB)) };
+        let mut at = K_SLAB;
+        while at < len {
+            // SAFETY: as above.
+            let sum = unsafe { self.slab(simd, start + at, (len - at).min(K_SLAB)) };
+            total = add(simd, &total, &sum);
+            at += K_SLAB;
+        }
+        total
+    }
+
+    /// Fused multiply-adds from +0, k ascending.
+    #[inline(always)]
+    unsafe fn slab<S: Simd>(&self, simd: S, start: usize, len: usize) -> Sums<S::F, R, P> {
+        let mut acc = [[[simd.splat(0.0); 2]; P]; R];
+        for k in start..start + len {
+            for p in 0..P {
+                // SAFETY: `k` is below the panel's steps.
+                let [low, high] = unsafe { W::load(simd, self.panels[p].add(k)) };
+                for r in 0..R {
+                    // SAFETY: row r of R, element k of `self.k`.
+                    let x = simd.splat(unsafe { *self.x.add(r * self.k + k) });
+                    acc[r][p] = [simd.fma(x, low, acc[r][p][0]), simd.fma(x, high, acc[r][p][1])];
+                }
+            }
+        }
+        acc
+    }
+
+    /// Stores or adds the sums; features beyond the row are dropped.
+    ///
+    /// # Safety
+    /// Every stored element of `output` is writable and nobody else touches it.
+    #[inline(always)]
+    pub(super) unsafe fn store<S: Simd>(&self, simd: S, sums: &Sums<S::F, R, P>, output: Output, store: Store) {
+        for (r, row) in sums.iter().enumerate() {
+            for (p, panel) in row.iter().enumerate() {
+                for (h, sum) in panel.iter().enumerate() {
+                    let feature = p * PANEL + h * LANES;
+                    if feature >= output.features {
+                        continue;
+                    }
+                    // SAFETY: `feature` lies in the row; the caller's promise.
+                    unsafe {
+                        let to = output.first.add(r * output.n + feature);
+                        put(simd, *sum, to, (output.features - feature).min(LANES), store);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn add<S: Simd, const R: usize, const P: usize>(
+    simd: S,
+    left: &Sums<S::F, R, P>,
+    right: &Sums<S::F, R, P>,
+) -> Sums<S::F, R, P> {
+    let mut out = *left;
+    for r in 0..R {
+        for p in 0..P {
+            for h in 0..2 {
+                out[r][p][h] = simd.add(left[r][p][h], right[r][p][h]);
+            }
+        }
+    }
+    out
+}
+
+/// # Safety
+/// `to` is writable for `lanes` elements.
+#[inline(always)]
+unsafe fn put<S: Simd>(simd: S, sum: S::F, to: *mut f32, lanes: usize, store: Store) {
+    // SAFETY: full vectors go straight to `to`; the ragged end of a row goes through a buffer of one vector.
+    unsafe {
+        if lanes == LANES {
+            let sum = if store == Store::Add { simd.add(simd.load(to), sum) } else { sum };
+            return simd.store(to, sum);
+        }
+        let mut buffer = [0.0f32; LANES];
+        simd.store(buffer.as_mut_ptr(), sum);
+        for (l, sum) in buffer.iter().enumerate().take(lanes) {
+            let to = to.add(l);
+            *to = if store == Store::Add { *to + sum } else { *sum };
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Loads from and stores to a KV pool through raw pointers: other blocks of it may be written by a NIC at the same moment.
+
+use crate::cpu::simd::{LANES, Simd};
+use crate::host::KvStep;
+use crate::kv::KvBinding;
+use baton_types::{BlockId, Dtype};
+use half::{bf16, f16};
+use std::ops::Range;
+
+/// Stores rows of k and v (`[rows, kv_heads * dim]`) at their positions, rounded to the planes' types.
+pub(super) fn store(step: KvStep<'_>, kv: [&[f32]; 2]) {
+    let pool = step.kv;
+    let cols = pool.heads() * pool.dim();
+    for (plane, data) in pool.planes().into_iter().zip(kv) {
+        let mut rest = data;
+        for segment in &step.plan.segments {
+            for run in pool.runs(&segment.blocks, segment.position..segment.position + segment.rows) {
+                let (now, later) = rest.split_at(run.tokens * cols);
+                rest = later;
+                let to = address(pool, step.layer, plane, run.block, run.token, run.tokens);
+                // SAFETY: `address` checked room for `run.tokens` rows of `cols` elements; the plan's blocks are ours to write.
+                unsafe {
+                    match pool.dtype(plane) {
+                        Dtype::F32 => put(now, to, |x| x),
+                        Dtype::F16 => put(now, to, |x| f16::from_f32(x).to_bits()),
+                        Dtype::Bf16 => put(now, to, |x| bf16::from_f32(x).to_bits()),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `to` is writable for as many `T` as `data` has elements.
+unsafe fn put<T>(data: &[f32], to: *mut u8, round: impl Fn(f32) -> T) {
+    for (i, &x) in data.iter().enumerate() {
+        // SAFETY: the caller's promise; planes are aligned to their element, but nothing here needs it.
+        unsafe { to.cast::<T>().add(i).write_unaligned(round(x)) };
+    }
+}
+
+/// Address of head 0 of a token, from which `tokens` tokens are within the pool.
+fn address(pool: &KvBinding, layer: usize, plane: usize, block: BlockId, token: usize, tokens: usize) -> *mut u8 {
+    let offset = pool.offset(layer, plane, block, token);
+    assert!(token + tokens <= pool.block_tokens());
+    assert!(offset + tokens * pool.token_stride(plane) <= pool.memory.bytes());
+    // SAFETY: within the region, as just checked.
+    unsafe { pool.memory.base().add(offset) }
+}
+
+/// One KV head of one plane of one sequence.
+#[derive(Clone, Copy)]
+pub(super) struct HeadSource<'a> {
+    pub(super) pool: &'a KvBinding,
+    pub(super) layer: usize,
+    pub(super) plane: usize,
+    pub(super) head: usize,
+    pub(super) blocks: &'a [BlockId],
+}
+
+impl HeadSource<'_> {
+    /// Widens `tokens` into `out`, rows of `stride` elements (`stride >= dim`); elements beyond `dim` are left alone.
+    #[inline(always)]
+    pub(super) fn widen<S: Simd>(&self, simd: S, tokens: Range<usize>, stride: usize, out: &mut [f32]) {
+        let (pool, dtype, dim) = (self.pool, self.pool.dtype(self.plane), self.pool.dim());
+        assert!(stride >= dim && out.len() >= tokens.len() * stride);
+        let mut row = 0;
+        for run in pool.runs(self.blocks, tokens) {
+            let base = address(pool, self.layer, self.plane, run.block, run.token, run.tokens);
+            for t in 0..run.tokens {
+                // SAFETY: a token of the run just checked, and a head within its stride; `out` has the row, see above.
+                unsafe {
+                    let from = base.add(t * pool.token_stride(self.plane) + self.head * dim * dtype.bytes());
+                    widen_row(simd, dtype, from, &mut out[row * stride..row * stride + dim]);
+                }
+                row += 1;
+            }
+        }
+    }
+}
+
+/// # Safety
+/// `from` is readable for as many elements of `dtype` as `out` has.
+#[inline(always)]
+unsafe fn widen_row<S: Simd>(simd: S, dtype: Dtype, from: *const u8, out: &mut [f32]) {
+    let (whole, tail) = out.as_chunks_mut::<LANES>();
+    let done = whole.len() * LANES;
+    // SAFETY: every access stays below `out.len()` elements: the caller's promise.
+    unsafe {
+        match dtype {
+            Dtype::F32 => {
+                let from = from.cast::<f32>();
+                std::ptr::copy_nonoverlapping(from.cast::<u8>(), whole.as_mut_ptr().cast(), done * 4);
+                for (i, x) in tail.iter_mut().enumerate() {
+                    *x = from.add(done + i).read_unaligned();
+                }
+            }
+            Dtype::F16 => {
+                let from = from.cast::<u16>();
+                for (i, x) in whole.as_flattened_mut().iter_mut().chain(tail).enumerate() {
+                    *x = f16::from_bits(from.add(i).read_unaligned()).to_f32();
+                }
+            }
+            Dtype::Bf16 => {
+                let from = from.cast::<u16>();
+                for (i, chunk) in whole.iter_mut().enumerate() {
+                    simd.store(chunk.as_mut_ptr(), simd.load_bf16(from.add(i * LANES)));
+                }
+                for (i, x) in tail.iter_mut().enumerate() {
+                    *x = bf16::from_bits(from.add(done + i).read_unaligned()).to_f32();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! What this machine could do at best, measured: the yardsticks of the benchmarks.
+
+use super::simd::{Kernel, Simd};
+use super::{Level, SimdLevel};
+use crate::cpu::{Avx2, Portable};
+use std::hint::black_box;
+use std::sync::Barrier;
+use std::time::{Duration, Instant};
+
+/// Smallest buffer whose reading is worth calling DRAM bandwidth: 512 MiB, or eight times a common 32 MiB L3 and more.
+pub const READ_BYTES: usize = 512 << 20;
+
+/// How long each measurement runs.
+const MEASURE: Duration = Duration::from_millis(300);
+
+fn level() -> Level {
+    match SimdLevel::detect() {
+        SimdLevel::Avx2Fma => Avx2::detect().map_or(Level::Portable(Portable), Level::Avx2),
+        SimdLevel::Portable => Level::Portable(Portable),
+    }
+}
+
+/// Runs `work` on `threads` threads at once and returns what all of them did, per second of the slowest.
+fn rate(threads: usize, work: impl Fn(usize) -> f64 + Sync) -> f64 {
+    let barrier = Barrier::new(threads);
+    let results: Vec<(f64, f64)> = std::thread::scope(|scope| {
+        let handles: Vec<_> = (0..threads)
+            .map(|i| {
+                let (barrier, work) = (&barrier, &work);
+                scope.spawn(move || {
+                    barrier.wait();
+                    let (start, mut done) = (Instant::now(), 0.0);
+                    while start.elapsed() < MEASURE {
+                        done += work(i);
+                    }
+                    (done, start.elapsed().as_secs_f64())
+                })
+            })
+            .collect();
+        handles.into_iter().filter_map(|h| h.join().ok()).collect()
+    });
+    let slowest = results.iter().map(|r| r.1).fold(f64::MIN_POSITIVE, f64::max);
+    results.iter().map(|r| r.0).sum::<f64>() / slowest
+}
+
+/// Peak of fused multiply-adds at the detected level with all operands in registers, in GFLOP/s (one fma is two).
+pub fn fma_peak(threads: usize) -> f64 {
+    rate(threads, |_| level().run(FmaChains)) / 1e9
+}
+
+/// Twelve independent chains: more than latency (4 or 5) times throughput (2) of any AVX2 machine, and all in registers.
+struct FmaChains;
+
+impl Kernel for FmaChains {
+    type Out = f64;
+
+    #[inline(always)]
+    fn call<S: Simd>(self, s: S) -> f64 {
+        const CHAINS: usize = 12;
+        const STEPS: usize = 100_000;
+        let (a, b) = (s.splat(black_box(0.999)), s.splat(black_box(0.001)));
+        let mut acc = [s.splat(black_box(1.0)); CHAINS];
+        for _ in 0..STEPS {
+            for acc in &mut acc {
+                *acc = s.fma(*acc, a, b);
+            }
+        }
+        let mut sum = s.splat(0.0);
+        for acc in acc {
+            sum = s.add(sum, acc);
+        }
+        black_box(s.merge(sum));
+        (CHAINS * STEPS * super::simd::LANES * 2) as f64
+    }
+}
+
+/// Bandwidth of reading a buffer of [`READ_BYTES`] front to back, in GB/s (1e9 bytes).
+pub fn read_bandwidth(threads: usize) -> f64 {
+    let threads = threads.max(1);
+    let floats = READ_BYTES / 4;
+    let buffer: Vec<f32> = (0..floats).map(|i| i as f32).collect(); // Written, so that pages are real.
+    let part = floats / threads / 32 * 32;
+    rate(threads, |i| level().run(ReadAll(&buffer[i * part..(i + 1) * part]))) / 1e9
+}
+
+struct ReadAll<'a>(&'a [f32]);
+
+impl Kernel for ReadAll<'_> {
+    type Out = f64;
+
+    #[inline(always)]
+    fn call<S: Simd>(self, s: S) -> f64 {
+        let mut acc = [s.splat(0.0); 4];
+        for chunk in self.0.chunks_exact(32) {
+            for (v, acc) in acc.iter_mut().enumerate() {
+                // SAFETY: four vectors of eight in a chunk.
+                *acc = s.add(*acc, unsafe { s.load(chunk.as_ptr().add(v * 8)) });
+            }
+        }
+        black_box(acc.map(|acc| s.merge(acc)));
+        (self.0.len() * 4) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fma_peak_is_a_plausible_number() {
+        let peak = fma_peak(1);
+        assert!(peak.is_finite() && peak > 0.0, "{peak}");
+    }
+}

@@ -1,0 +1,115 @@
+//! A KV pool as kernels address it: planes `k` and `v` of group 0.
+
+use crate::ops::{OpsError, Plan, PlanSegment};
+use baton_types::{BlockId, Dtype, GroupKind, KvPoolMap, PoolMemory};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Neighbouring tokens within one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) block: BlockId,
+    /// First token, counted within the block.
+    pub(crate) token: usize,
+    pub(crate) tokens: usize,
+}
+
+/// A pool and its map, checked to belong together.
+#[derive(Clone, Debug)]
+pub struct KvBinding {
+    pub(crate) memory: Arc<dyn PoolMemory>,
+    pub(crate) map: KvPoolMap,
+    k: usize,
+    v: usize,
+}
+
+impl KvBinding {
+    /// Checks that `map` fits `memory` and has what attention needs: a `full` group 0 whose planes `k` and `v` have equal heads and dim.
+    pub fn try_new(memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<Self, OpsError> {
+        let refuse = |message: String| Err(OpsError::Shape { op: "bind_kv", message });
+        if memory.bytes() < map.bytes() {
+            return refuse(format!("the pool has {} bytes, its layout needs {}", memory.bytes(), map.bytes()));
+        }
+        let group = &map.layout().groups()[0];
+        if group.kind != GroupKind::Full {
+            return refuse(format!("group 0 is {:?}, only full attention is implemented", group.kind));
+        }
+        let plane = |name| group.planes.iter().position(|p| p.name() == name);
+        let (Some(k), Some(v)) = (plane("k"), plane("v")) else {
+            return refuse("group 0 needs planes k and v".into());
+        };
+        let shape = |p: usize| (group.planes[p].heads(), group.planes[p].dim());
+        if shape(k) != shape(v) {
+            return refuse(format!("k is {:?} [heads, dim] but v is {:?}", shape(k), shape(v)));
+        }
+        Ok(Self { memory, map: map.clone(), k, v })
+    }
+
+    /// KV heads.
+    pub fn heads(&self) -> usize {
+        self.map.layout().groups()[0].planes[self.k].heads() as usize
+    }
+
+    /// Elements per head.
+    pub fn dim(&self) -> usize {
+        self.map.layout().groups()[0].planes[self.k].dim() as usize
+    }
+
+    /// Layers of group 0.
+    pub fn layers(&self) -> usize {
+        self.map.layout().groups()[0].layers.len()
+    }
+
+    pub(crate) fn block_tokens(&self) -> usize {
+        self.map.layout().block_tokens() as usize
+    }
+
+    /// Planes k and v as [`KvBinding::offset`] takes them.
+    pub(crate) fn planes(&self) -> [usize; 2] {
+        [self.k, self.v]
+    }
+
+    pub(crate) fn dtype(&self, plane: usize) -> Dtype {
+        self.map.layout().groups()[0].planes[plane].dtype()
+    }
+
+    /// Bytes from one token to the next within a block's plane.
+    pub(crate) fn token_stride(&self, plane: usize) -> usize {
+        self.map.layout().groups()[0].planes[plane].token_stride()
+    }
+
+    /// Byte offset of head 0 of a token; head `h` follows at `h * dim` elements.
+    pub(crate) fn offset(&self, layer: usize, plane: usize, block: BlockId, token: usize) -> usize {
+        self.map.plane_offset(0, layer, block, plane) + token * self.token_stride(plane)
+    }
+
+    /// Cuts `tokens` of a sequence at the borders of its blocks.
+    pub(crate) fn runs<'a>(&self, blocks: &'a [BlockId], tokens: Range<usize>) -> impl Iterator<Item = Run> + use<'a> {
+        let size = self.block_tokens();
+        let mut at = tokens.start;
+        std::iter::from_fn(move || {
+            (at < tokens.end).then(|| {
+                let run = Run { block: blocks[at / size], token: at % size, tokens: (size - at % size).min(tokens.end - at) };
+                at += run.tokens;
+                run
+            })
+        })
+    }
+
+    /// Checks that every segment's table covers its tokens with blocks of this pool.
+    pub(crate) fn check(&self, op: &'static str, plan: &Plan) -> Result<(), OpsError> {
+        for (i, PlanSegment { position, rows, blocks }) in plan.segments.iter().enumerate() {
+            let tokens = position + rows;
+            if blocks.len() * self.block_tokens() < tokens {
+                let have = blocks.len() * self.block_tokens();
+                let message = format!("segment {i} ends at token {tokens}, its block table covers {have}");
+                return Err(OpsError::Shape { op, message });
+            }
+            if let Some(block) = blocks.iter().find(|b| b.0 >= self.map.blocks()) {
+                let message = format!("segment {i} names block {block} of a pool of {}", self.map.blocks());
+                return Err(OpsError::Shape { op, message });
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,82 @@
+//! Backends that are wrong on purpose: each breaks one promise of the canonical numerics, so that tests can prove that they would notice.
+//! Never reachable from configuration.
+
+use crate::host::{HostBackend, HostKernels, KvStep};
+use crate::numerics::{ATTENTION_SLAB, K_SLAB};
+use crate::ops::{Ops, RopeTable, Store};
+use crate::reference::{ReferenceKernels, Rows, attention, linear};
+use baton_types::Dtype;
+use std::sync::Arc;
+
+/// What a mutant's reduction order wrongly depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MutantKind {
+    /// GEMM slabs are shorter when there are several rows.
+    RowCount,
+    /// Attention slabs start at the position where the segment does.
+    ChunkStart,
+    /// K is cut into as many slabs as there are threads.
+    ThreadCount {
+        /// Threads pretended.
+        threads: usize,
+    },
+}
+
+/// The reference with one seeded defect.
+#[derive(Clone, Copy, Debug)]
+pub struct Mutant {
+    kind: MutantKind,
+}
+
+impl Mutant {
+    /// A backend with this defect.
+    #[allow(clippy::new_ret_no_self)] // A mutant is only ever seen as a backend.
+    pub fn new(kind: MutantKind) -> Arc<dyn Ops> {
+        Arc::new(HostBackend::with_kernels(Self { kind }))
+    }
+}
+
+impl HostKernels for Mutant {
+    type Matrix = Rows;
+
+    fn name(&self) -> String {
+        format!("mutant {:?}", self.kind)
+    }
+
+    fn pack(&self, n: usize, k: usize, dtype: Dtype, data: &[f32]) -> Rows {
+        ReferenceKernels.pack(n, k, dtype, data)
+    }
+
+    fn row(&self, matrix: &Rows, row: usize, out: &mut [f32]) {
+        ReferenceKernels.row(matrix, row, out);
+    }
+
+    fn rms_norm(&self, x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
+        ReferenceKernels.rms_norm(x, gain, eps, out);
+    }
+
+    fn linear(&self, x: &[f32], w: &Rows, partitions: usize, store: Store, out: &mut [f32], rows: usize) {
+        let slab = match self.kind {
+            MutantKind::RowCount if rows > 1 => K_SLAB / 2,
+            MutantKind::ThreadCount { threads } => w.k.div_ceil(threads.max(1)),
+            _ => K_SLAB,
+        };
+        linear::linear(x, w, partitions, slab, store, out, rows);
+    }
+
+    fn rope_store(&self, step: KvStep<'_>, rope: &RopeTable, q: &mut [f32], k: &mut [f32], v: &[f32]) {
+        ReferenceKernels.rope_store(step, rope, q, k, v);
+    }
+
+    fn attend(&self, step: KvStep<'_>, q: &[f32], scale: f32, out: &mut [f32]) {
+        let shift = self.kind == MutantKind::ChunkStart;
+        attention::attend(step, q, scale, out, |segment, t| {
+            let origin = if shift { segment.position } else { 0 };
+            t % ATTENTION_SLAB == origin % ATTENTION_SLAB
+        });
+    }
+
+    fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {
+        ReferenceKernels.silu_mul(gate, up);
+    }
+}

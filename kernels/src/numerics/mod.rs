@@ -1,0 +1,24 @@
+//! What all backends share: the constants of the numerics class and the scalar form of each written order.
+
+mod exp;
+pub mod lanes;
+pub mod round;
+
+pub use exp::{exp, silu};
+
+/// Reduction family of the reference and of the SIMD backend, see [`baton_types::NumericsClass`]. The vector width is not part of it.
+pub const ISA: &str = "cpu-f32fma";
+
+/// Revision of the written orders. Bump it with any change that can change a bit.
+pub const KERNEL_REVISION: u32 = 1;
+
+/// Products summed into one GEMM slab. Long enough that slab totals cost nothing, short enough to bound the error of one chain.
+pub const K_SLAB: usize = 256;
+
+/// Most partitions of a split GEMM: the largest degree of tensor parallelism whose bits do not depend on the degree.
+pub const PARTITIONS_MAX: usize = 8;
+
+/// Tokens of one attention slab, counted from position 0. Independent of the block size of any pool.
+pub const ATTENTION_SLAB: usize = 64;
+
+pub(crate) use exp::{EXP_BIAS, EXP_HI, EXP_LN2_HI, EXP_LN2_LO, EXP_LO, EXP_LOG2E, EXP_MAGIC, EXP_POLY};

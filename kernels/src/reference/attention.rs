@@ -1,0 +1,107 @@
+//! Paged attention in the written order.
+
+use crate::host::KvStep;
+use crate::numerics::{exp, lanes, round};
+use crate::ops::PlanSegment;
+use baton_types::BlockId;
+
+/// Stores rows of k and v (`[rows, kv_heads * dim]`) at their positions, rounded to the planes' types.
+pub(crate) fn store(step: KvStep<'_>, kv: [&[f32]; 2]) {
+    let pool = step.kv;
+    let cols = pool.heads() * pool.dim();
+    let mut bytes = Vec::new();
+    for (plane, data) in pool.planes().into_iter().zip(kv) {
+        let mut rows = data.chunks_exact(cols);
+        for PlanSegment { position, rows: count, blocks } in &step.plan.segments {
+            for run in pool.runs(blocks, *position..position + count) {
+                bytes.clear();
+                rows.by_ref().take(run.tokens).for_each(|row| round::encode(pool.dtype(plane), row, &mut bytes));
+                pool.memory.write(pool.offset(step.layer, plane, run.block, run.token), &bytes);
+            }
+        }
+    }
+}
+
+/// Reads tokens `0 .. tokens` of one plane, widened: `[tokens, kv_heads * dim]`.
+fn load(step: KvStep<'_>, plane: usize, blocks: &[BlockId], tokens: usize) -> Vec<f32> {
+    let pool = step.kv;
+    let cols = pool.heads() * pool.dim();
+    let (mut out, mut bytes) = (vec![0.0; tokens * cols], Vec::new());
+    let mut rest = out.as_mut_slice();
+    for run in pool.runs(blocks, 0..tokens) {
+        bytes.resize(run.tokens * pool.token_stride(plane), 0);
+        pool.memory.read(pool.offset(step.layer, plane, run.block, run.token), &mut bytes);
+        let (now, later) = rest.split_at_mut(run.tokens * cols);
+        round::decode(pool.dtype(plane), &bytes, now);
+        rest = later;
+    }
+    out
+}
+
+/// `starts_slab(segment, token)` says where slabs begin; canonically at every multiple of [`crate::numerics::ATTENTION_SLAB`].
+pub(crate) fn attend(
+    step: KvStep<'_>,
+    q: &[f32],
+    scale: f32,
+    out: &mut [f32],
+    starts_slab: impl Fn(&PlanSegment, usize) -> bool,
+) {
+    let (dim, kv_cols) = (step.kv.dim(), step.kv.heads() * step.kv.dim());
+    let cols = q.len() / step.plan.rows();
+    let group = cols / kv_cols;
+    let mut rows = q.chunks_exact(cols).zip(out.chunks_exact_mut(cols));
+    for segment in &step.plan.segments {
+        let tokens = segment.position + segment.rows;
+        let [k, v] = step.kv.planes().map(|plane| load(step, plane, &segment.blocks, tokens));
+        for (i, (q, out)) in rows.by_ref().take(segment.rows).enumerate() {
+            let visible = segment.position + i + 1;
+            let bounds: Vec<usize> = (1..visible).filter(|&t| starts_slab(segment, t)).chain([visible]).collect();
+            for (head, (q, out)) in q.chunks_exact(dim).zip(out.chunks_exact_mut(dim)).enumerate() {
+                let at = |t: usize| t * kv_cols + head / group * dim;
+                let (mut start, mut state) = (0, None);
+                for &end in &bounds {
+                    let keys = (start..end).map(|t| &k[at(t)..at(t) + dim]);
+                    let values = (start..end).map(|t| &v[at(t)..at(t) + dim]);
+                    let slab = Partial::slab(q, keys, values, scale);
+                    state = Some(state.map_or_else(|| slab.clone(), |running: Partial| running.merge(&slab)));
+                    start = end;
+                }
+                let Some(Partial { sum, o, .. }) = state else { continue };
+                out.iter_mut().zip(o).for_each(|(out, o)| *out = o / sum);
+            }
+        }
+    }
+}
+
+/// Softmax state over some tokens, not yet divided by its sum.
+#[derive(Clone)]
+struct Partial {
+    max: f32,
+    sum: f32,
+    o: Vec<f32>,
+}
+
+impl Partial {
+    fn slab<'a>(
+        q: &[f32],
+        keys: impl Iterator<Item = &'a [f32]>,
+        values: impl Iterator<Item = &'a [f32]>,
+        scale: f32,
+    ) -> Self {
+        let scores: Vec<f32> = keys.map(|k| lanes::dot(q, k) * scale).collect();
+        let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let weights: Vec<f32> = scores.iter().map(|s| exp(s - max)).collect();
+        let mut o = vec![0.0f32; q.len()];
+        for (e, v) in weights.iter().zip(values) {
+            o.iter_mut().zip(v).for_each(|(o, v)| *o = e.mul_add(*v, *o));
+        }
+        Self { max, sum: lanes::sum(&weights), o }
+    }
+
+    fn merge(mut self, slab: &Self) -> Self {
+        let max = self.max.max(slab.max);
+        let (a, b) = (exp(self.max - max), exp(slab.max - max));
+        self.o.iter_mut().zip(&slab.o).for_each(|(o, s)| *o = s.mul_add(b, *o * a));
+        Self { max, sum: slab.sum.mul_add(b, self.sum * a), o: self.o }
+    }
+}

@@ -1,0 +1,40 @@
+//! Norm, rotation and activation in the written order.
+
+use crate::host::KvStep;
+use crate::numerics::{lanes, silu};
+use crate::ops::RopeTable;
+
+pub(crate) fn rms_norm(x: &[f32], gain: &[f32], eps: f32, out: &mut [f32]) {
+    let cols = gain.len();
+    for (x, out) in x.chunks_exact(cols).zip(out.chunks_exact_mut(cols)) {
+        let mean = lanes::dot(x, x) / cols as f32;
+        let r = 1.0 / (mean + eps).sqrt();
+        for ((out, x), gain) in out.iter_mut().zip(x).zip(gain) {
+            *out = (x * r) * gain;
+        }
+    }
+}
+
+/// Rotates every head of every row of the step.
+pub(crate) fn rope_rows(step: KvStep<'_>, rope: &RopeTable, x: &mut [f32]) {
+    let (half, head_dim) = (rope.dim / 2, step.kv.dim());
+    let positions = step.plan.segments.iter().flat_map(|s| s.position..s.position + s.rows);
+    let cols = x.len() / step.plan.rows().max(1);
+    for (row, position) in x.chunks_exact_mut(cols.max(1)).zip(positions) {
+        let table = position * half..(position + 1) * half;
+        let (cos, sin) = (&rope.cos[table.clone()], &rope.sin[table]);
+        for head in row.chunks_exact_mut(head_dim) {
+            for i in 0..half {
+                let (a, b) = (head[i], head[i + half]);
+                head[i] = a.mul_add(cos[i], -(b * sin[i]));
+                head[i + half] = b.mul_add(cos[i], a * sin[i]);
+            }
+        }
+    }
+}
+
+pub(crate) fn silu_mul(gate: &mut [f32], up: &[f32]) {
+    for (gate, up) in gate.iter_mut().zip(up) {
+        *gate = silu(*gate) * up;
+    }
+}
