@@ -28,7 +28,7 @@ pub enum ModelError {
         got: usize,
     },
     /// A source returned a tensor of another size than its shape states.
-    #[error("tensor {name:?} has {got} elements, its shape needs {expected}")]
+    #[error("tensor {name} has {got} elements, its shape needs {expected}")]
     TensorSize {
         /// Tensor.
         name: TensorName,

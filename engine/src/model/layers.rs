@@ -124,7 +124,7 @@ impl Loader<'_> {
         if data.len() != n * k {
             return Err(ModelError::TensorSize { name, expected: n * k, got: data.len() });
         }
-        let weight = self.ops.prepare(&format!("{name:?}"), n, k, dtype, &data)?;
+        let weight = self.ops.prepare(&name.to_string(), n, k, dtype, &data)?;
         self.done += data.len();
         (self.progress)(self.done as f32 / self.total as f32);
         Ok(weight)

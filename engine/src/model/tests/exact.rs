@@ -1,0 +1,125 @@
+//! Bits: how a sequence is cut into steps, and who shares them, changes nothing.
+
+use super::{RAGGED, Rig, Rows, bits, random, tokens};
+use crate::model::layers::partitions;
+use baton_kernels::cpu::{CpuBackend, CpuConfig};
+use baton_kernels::ops::Ops;
+use baton_kernels::reference::ReferenceBackend;
+use baton_types::Dtype;
+use std::sync::Arc;
+
+/// Three attention slabs of 64 positions, the last ragged.
+const LENGTH: usize = 150;
+
+/// Logits of every row and KV bytes of every layer, as bits.
+#[derive(PartialEq)]
+struct Outcome {
+    logits: Vec<Vec<u32>>,
+    kv: Vec<Vec<u8>>,
+}
+
+/// Runs sequence 0 in chunks that end at `ends`. With `company`, sequence 1 runs along in steps of 3, before or after it in the batch.
+fn run(rig: &mut Rig, ends: &[usize], company: bool) -> Outcome {
+    let all = tokens(LENGTH);
+    let mut logits = Vec::new();
+    let (mut from, mut other) = (0, 0);
+    for (step, &to) in ends.iter().enumerate() {
+        let mut rows = vec![Rows { sequence: 0, from, to }];
+        let mut first_row = 0;
+        if company && other + 3 <= LENGTH {
+            let beside = Rows { sequence: 1, from: other, to: other + 3 };
+            let before = step % 2 == 0;
+            rows.insert(if before { 0 } else { 1 }, beside);
+            first_row = if before { 3 } else { 0 };
+            other += 3;
+        }
+        let result = rig.step(&rows, &all);
+        logits.extend((0..to - from).map(|i| bits(result.row(first_row + i))));
+        from = to;
+    }
+    Outcome { logits, kv: (0..2).map(|layer| rig.pool.kv(0, layer, LENGTH)).collect() }
+}
+
+fn assert_same(outcome: &Outcome, expected: &Outcome, what: &str) {
+    for (row, (ours, theirs)) in outcome.logits.iter().zip(&expected.logits).enumerate() {
+        assert!(ours == theirs, "{what}: logits of position {row} differ");
+    }
+    assert!(outcome == expected, "{what}: KV bytes or the number of rows differ");
+}
+
+fn prefill_then_decode(prefill: usize) -> Vec<usize> {
+    (prefill..=LENGTH).collect()
+}
+
+#[test]
+fn chunks_blocks_and_company_change_no_bit() {
+    for dtype in [Dtype::Bf16, Dtype::F32] {
+        let whole = run(&mut Rig::reference(RAGGED, dtype, 16), &[LENGTH], false);
+        assert!(whole.kv.iter().flatten().any(|&b| b != 0));
+        for (block_tokens, ends, company) in [
+            (64, vec![LENGTH], false),
+            (16, prefill_then_decode(LENGTH - 9), false),
+            (32, prefill_then_decode(LENGTH - 9), true),
+            (64, vec![1, 17, 64, 65, 129, LENGTH], true),
+            (16, (7..LENGTH).step_by(13).chain([LENGTH]).collect(), true),
+        ] {
+            let outcome = run(&mut Rig::reference(RAGGED, dtype, block_tokens), &ends, company);
+            assert_same(&outcome, &whole, &format!("{dtype}, blocks of {block_tokens}, company {company}, {ends:?}"));
+        }
+    }
+}
+
+#[test]
+fn backends_agree() {
+    let source = random(RAGGED);
+    let cpu = |threads| -> Arc<dyn Ops> { CpuBackend::new(CpuConfig { threads, simd: None }).unwrap() };
+    for dtype in [Dtype::Bf16, Dtype::F32] {
+        let truth = run(&mut Rig::new(&source, ReferenceBackend::new(), dtype, 16), &[LENGTH], false);
+        for (threads, ends) in [(1, vec![LENGTH]), (2, prefill_then_decode(60)), (3, vec![100, LENGTH])] {
+            let outcome = run(&mut Rig::new(&source, cpu(threads), dtype, 32), &ends, true);
+            assert_same(&outcome, &truth, &format!("{dtype}, {threads} threads"));
+        }
+    }
+}
+
+/// A test that compares bits proves nothing if the bits say nothing.
+#[test]
+fn different_tokens_and_precisions_change_bits() {
+    let whole = run(&mut Rig::reference(RAGGED, Dtype::Bf16, 16), &[LENGTH], false);
+    assert!(whole != run(&mut Rig::reference(RAGGED, Dtype::F32, 16), &[LENGTH], false));
+    let mut rig = Rig::reference(RAGGED, Dtype::Bf16, 16);
+    let mut all = tokens(LENGTH);
+    all[3] = (all[3] + 1) % 131;
+    let changed = rig.step(&[Rows { sequence: 0, from: 0, to: LENGTH }], &all);
+    let same: Vec<bool> = (0..LENGTH).map(|row| bits(changed.row(row)) == whole.logits[row]).collect();
+    assert_eq!(same.iter().position(|&s| !s), Some(3), "causality: earlier rows stay");
+    assert!(same[3..].iter().all(|&s| !s), "every later row sees the change");
+}
+
+#[test]
+fn wanting_fewer_logits_changes_none_of_them() {
+    let mut rig = Rig::reference(RAGGED, Dtype::Bf16, 16);
+    let all = tokens(40);
+    let rows = [Rows { sequence: 0, from: 0, to: 30 }, Rows { sequence: 1, from: 0, to: 10 }];
+    let every = rig.step(&rows, &all);
+    let kv = |rig: &Rig| [rig.pool.kv(0, 1, 30), rig.pool.kv(1, 1, 10)];
+    let full_kv = kv(&rig);
+    for wanted in [vec![], vec![39], vec![29, 0, 39, 29]] {
+        let mut rig = Rig::reference(RAGGED, Dtype::Bf16, 16);
+        let mut batch = rig.batch(&rows, &all);
+        batch.logit_rows = wanted.clone();
+        let logits = rig.model.step(&batch, &mut |_, _| ()).unwrap();
+        assert_eq!(logits.rows(), wanted.len());
+        for (i, &row) in wanted.iter().enumerate() {
+            assert_eq!(bits(logits.row(i)), bits(every.row(row)), "row {row} of {wanted:?}");
+        }
+        assert!(kv(&rig) == full_kv, "KV with {wanted:?}");
+    }
+}
+
+#[test]
+fn partitions_are_powers_of_two_that_divide() {
+    for (extent, parts) in [(1, 1), (2, 2), (3, 1), (6, 2), (8, 8), (12, 4), (24, 8), (1536, 8), (14336, 8)] {
+        assert_eq!(partitions(extent), parts, "{extent}");
+    }
+}

@@ -1,0 +1,105 @@
+//! Tests of the forward pass on small random models.
+
+mod exact;
+mod naive;
+mod observer;
+mod refusals;
+mod rope;
+
+use super::{Logits, Model, ModelConfig, StepBatch};
+use crate::weights::{ModelSource, RandomModel};
+use baton_kernels::ops::{Ops, PlanSegment};
+use baton_kernels::reference::ReferenceBackend;
+use baton_kv_transfer::region::HostMemory;
+use baton_types::{BlockId, Dtype, KvPoolMap, PoolMemory, TokenId};
+use std::sync::Arc;
+
+/// No dimension is a multiple of a vector or a tile; K spans two GEMM slabs with a ragged end.
+const RAGGED: &str = "random:hidden=274,layers=2,heads=6,kv_heads=2,head_dim=10,ffn=260,vocab=131,context=256,seed=3";
+
+fn random(spec: &str) -> RandomModel {
+    RandomModel::parse(spec).unwrap()
+}
+
+fn tokens(n: usize) -> Vec<TokenId> {
+    (0..n as TokenId).map(|i| (i * 37 + i / 5) % 131).collect()
+}
+
+fn config(dtype: Dtype) -> ModelConfig {
+    ModelConfig { weights: dtype, kv: dtype, rows_max: 256, logit_rows_max: 256, model_len_max: 256 }
+}
+
+/// Pool memory shared by two sequences: one owns the even blocks in descending order, the other the odd ones.
+#[derive(Clone)]
+struct Pool {
+    memory: Arc<HostMemory>,
+    map: KvPoolMap,
+}
+
+impl Pool {
+    fn blocks(&self, sequence: u32) -> Vec<BlockId> {
+        (0..self.map.blocks()).rev().filter(|b| b % 2 == sequence).map(BlockId).collect()
+    }
+
+    /// KV bytes of the first `tokens` positions of a sequence in one layer, in an order that no block size changes.
+    fn kv(&self, sequence: u32, layer: usize, tokens: usize) -> Vec<u8> {
+        let block_tokens = self.map.layout().block_tokens() as usize;
+        let blocks = self.blocks(sequence);
+        let mut bytes = Vec::new();
+        for plane in 0..2 {
+            for token in 0..tokens {
+                let at = (token % block_tokens) as u32;
+                let range = self.map.token_range(0, layer, blocks[token / block_tokens], plane, at..at + 1);
+                let mut out = vec![0; range.len()];
+                self.memory.read(range.start, &mut out);
+                bytes.extend(out);
+            }
+        }
+        bytes
+    }
+}
+
+/// A model on a pool of its own.
+struct Rig {
+    model: Model,
+    pool: Pool,
+}
+
+/// Rows of one sequence: `tokens[from..to]`, computed on the blocks of `sequence`.
+#[derive(Clone, Copy)]
+struct Rows {
+    sequence: u32,
+    from: usize,
+    to: usize,
+}
+
+impl Rig {
+    fn new(source: &dyn ModelSource, ops: Arc<dyn Ops>, dtype: Dtype, block_tokens: u32) -> Self {
+        let mut model = Model::load(source, ops, config(dtype), &|_| ()).unwrap();
+        let map = KvPoolMap::try_new(model.layout(block_tokens).unwrap(), 2 * 256 / block_tokens).unwrap();
+        let memory = HostMemory::anonymous(map.bytes()).unwrap();
+        model.bind(memory.clone(), &map).unwrap();
+        Self { model, pool: Pool { memory, map } }
+    }
+
+    fn reference(spec: &str, dtype: Dtype, block_tokens: u32) -> Self {
+        Self::new(&random(spec), ReferenceBackend::new(), dtype, block_tokens)
+    }
+
+    /// One step that returns the logits of every row.
+    fn step(&mut self, rows: &[Rows], all: &[TokenId]) -> Logits {
+        let batch = self.batch(rows, all);
+        self.model.step(&batch, &mut |_, _| ()).unwrap()
+    }
+
+    fn batch(&self, rows: &[Rows], all: &[TokenId]) -> StepBatch {
+        let ids: Vec<TokenId> = rows.iter().flat_map(|r| &all[r.from..r.to]).copied().collect();
+        let segment =
+            |r: &Rows| PlanSegment { position: r.from, rows: r.to - r.from, blocks: self.pool.blocks(r.sequence) };
+        StepBatch { logit_rows: (0..ids.len()).collect(), ids, segments: rows.iter().map(segment).collect() }
+    }
+}
+
+fn bits(row: &[f32]) -> Vec<u32> {
+    row.iter().map(|x| x.to_bits()).collect()
+}

@@ -1,0 +1,132 @@
+//! What is refused, by name, before the device sees it.
+
+use super::{RAGGED, Rig, Rows, config, random, tokens};
+use crate::model::{Model, ModelConfig, ModelError, StepBatch};
+use crate::weights::{LayerTensor, ModelShape, ModelSource, RandomModel, TensorName, TextSource, WeightsError};
+use baton_kernels::reference::ReferenceBackend;
+use baton_kv_transfer::region::HostMemory;
+use baton_types::{BlockId, Digest, Dtype, KvLayout, KvPoolMap, SamplingDefaults, TokenId};
+use std::cell::RefCell;
+
+fn load(source: &dyn ModelSource, config: ModelConfig) -> Result<Model, ModelError> {
+    Model::load(source, ReferenceBackend::new(), config, &|_| ())
+}
+
+#[test]
+fn bounds_that_cannot_hold() {
+    let check = |name: &str, change: fn(&mut ModelConfig)| {
+        let mut config = config(Dtype::F32);
+        change(&mut config);
+        let error = load(&random(RAGGED), config).unwrap_err();
+        assert!(error.to_string().contains(name), "{error}");
+    };
+    check("rows_max", |c| c.rows_max = 0);
+    check("logit_rows_max", |c| c.logit_rows_max = 0);
+    check("model_len_max", |c| c.model_len_max = 0);
+    check("the model's context", |c| c.model_len_max = 257);
+}
+
+#[test]
+fn batches_that_break_a_bound() {
+    let mut rig = Rig::reference(RAGGED, Dtype::F32, 16);
+    let good = rig.batch(&[Rows { sequence: 0, from: 0, to: 20 }], &tokens(20));
+    let mut check = |expected: &str, change: fn(&mut StepBatch)| {
+        let mut batch = good.clone();
+        change(&mut batch);
+        let error = rig.model.step(&batch, &mut |_, _| panic!("refused batches launch nothing")).unwrap_err();
+        assert!(matches!(error, ModelError::Batch(_)) && error.to_string().contains(expected), "{error}");
+    };
+    check("0 rows", |b| *b = StepBatch::default());
+    check("300 rows, 1 to 256 fit", |b| b.ids = vec![0; 300]);
+    check("segments own 19 rows of 20", |b| b.segments[0].rows = 19);
+    check("logit row 20 of 20", |b| b.logit_rows = vec![20]);
+    check("21 logit rows, 20 fit", |b| b.logit_rows = vec![0; 21]);
+    check("token 131 of a vocabulary of 131", |b| b.ids[7] = 131);
+    check("sequences hold 256", |b| b.segments[0].position = 237);
+    check("sequences hold 256", |b| b.segments[0].position = usize::MAX);
+    check("1 blocks for 20 positions", |b| b.segments[0].blocks.truncate(1));
+    check("block 32 of a pool of 32", |b| b.segments[0].blocks[1] = BlockId(32));
+    check("0 rows from position 0", |b| {
+        let mut empty = b.segments[0].clone();
+        empty.rows = 0;
+        b.segments.push(empty);
+    });
+    rig.model.step(&good, &mut |_, _| ()).expect("the batch itself is fine");
+}
+
+#[test]
+fn pools_of_other_models() {
+    let source = random(RAGGED);
+    let mut model = load(&source, config(Dtype::Bf16)).unwrap();
+    let batch = StepBatch::default();
+    assert!(matches!(model.step(&batch, &mut |_, _| ()), Err(ModelError::Unbound)));
+    for (layers, kv_heads, head_dim, dtype) in
+        [(3, 2, 10, Dtype::Bf16), (2, 1, 10, Dtype::Bf16), (2, 2, 8, Dtype::Bf16), (2, 2, 10, Dtype::F16)]
+    {
+        let layout = KvLayout::llama(16, layers, kv_heads, head_dim, dtype).unwrap();
+        let map = KvPoolMap::try_new(layout, 4).unwrap();
+        let error = model.bind(HostMemory::anonymous(map.bytes()).unwrap(), &map).unwrap_err();
+        assert!(matches!(error, ModelError::WrongLayout { .. }), "{error}");
+    }
+}
+
+/// A random model with one tensor spoilt.
+struct Spoilt {
+    model: RandomModel,
+    name: TensorName,
+    missing: bool,
+}
+
+impl ModelSource for Spoilt {
+    fn shape(&self) -> &ModelShape {
+        self.model.shape()
+    }
+    fn tensor(&self, name: TensorName) -> Result<Vec<f32>, WeightsError> {
+        if name == self.name && self.missing {
+            return Err(WeightsError::Spec(format!("{name} is gone")));
+        }
+        let mut data = self.model.tensor(name)?;
+        data.truncate(data.len() - usize::from(name == self.name));
+        Ok(data)
+    }
+    fn fingerprint(&self) -> Digest {
+        self.model.fingerprint()
+    }
+    fn end_tokens(&self) -> &[TokenId] {
+        &[]
+    }
+    fn sampling_defaults(&self) -> SamplingDefaults {
+        SamplingDefaults::default()
+    }
+    fn text(&self) -> TextSource {
+        TextSource::None
+    }
+    fn name(&self) -> &str {
+        "spoilt"
+    }
+}
+
+#[test]
+fn tensors_that_are_missing_or_of_another_size() {
+    for name in [TensorName::Embedding, TensorName::Output, TensorName::Layer(1, LayerTensor::MlpNorm)] {
+        let spoilt = |missing| Spoilt { model: random(RAGGED), name, missing };
+        let error = load(&spoilt(false), config(Dtype::F32)).unwrap_err();
+        assert!(matches!(error, ModelError::TensorSize { name: n, .. } if n == name), "{error}");
+        let error = load(&spoilt(true), config(Dtype::F32)).unwrap_err();
+        assert!(matches!(error, ModelError::Weights(_)) && error.to_string().contains("is gone"), "{error}");
+    }
+}
+
+#[test]
+fn progress_ends_at_one_and_the_class_names_what_decides_bits() {
+    let shares = RefCell::new(Vec::new());
+    let (source, config) = (random(RAGGED), config(Dtype::Bf16));
+    let model =
+        Model::load(&source, ReferenceBackend::new(), config, &|share| shares.borrow_mut().push(share)).unwrap();
+    let shares = shares.into_inner();
+    assert!(shares.is_sorted() && shares.last() == Some(&1.0), "{shares:?}");
+    let compatibility = model.compatibility(model.layout(32).unwrap());
+    assert_eq!(compatibility.model, source.fingerprint());
+    assert_eq!((compatibility.class.weights, compatibility.class.kv), (Dtype::Bf16, Dtype::Bf16));
+    assert!(compatibility.check(&model.compatibility(model.layout(64).unwrap())).is_ok(), "block sizes may differ");
+}
