@@ -133,11 +133,15 @@ pub trait ModelSource: Send + Sync {
 
 mod error;
 mod gguf;
+mod huggingface;
 mod mmap;
 mod random;
+mod sampling;
 mod shape;
 
 pub use error::WeightsError;
 pub use gguf::GgufModel;
+pub use huggingface::HuggingFaceModel;
 pub use random::RandomModel;
+use sampling::check_sampling;
 use shape::layer_index;

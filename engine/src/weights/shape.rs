@@ -18,6 +18,13 @@ impl LayerTensor {
     ];
 }
 
+impl TensorName {
+    /// Whether this is a vector of norm weights; all other tensors are matrices.
+    pub fn is_norm(self) -> bool {
+        matches!(self, Self::FinalNorm | Self::Layer(_, LayerTensor::AttentionNorm | LayerTensor::MlpNorm))
+    }
+}
+
 /// Hugging Face's names, since those are the best known.
 impl fmt::Display for TensorName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,5 +1,7 @@
 //! Sources of weights: GGUF files and Hugging Face folders, read right or refused by name.
 
+mod folder;
 mod gguf;
+mod huggingface;
 mod quant;
 mod support;

@@ -2,7 +2,7 @@
 
 use super::header::Header;
 use super::value::Value;
-use crate::weights::{ModelShape, Rope, RopeScaling, WeightsError};
+use crate::weights::{ModelShape, Rope, RopeScaling, WeightsError, check_sampling};
 use baton_types::SamplingDefaults;
 
 /// Keys that the shape is made of, or that say nothing about the mathematics.
@@ -176,11 +176,13 @@ impl<'h, 'a> Config<'h, 'a> {
     /// `general.sampling.*`, where the file recommends something.
     pub(super) fn sampling(&self) -> Result<SamplingDefaults, WeightsError> {
         let top_k = self.get("general.sampling.top_k").and_then(Value::as_unsigned);
-        Ok(SamplingDefaults {
+        let defaults = SamplingDefaults {
             temperature: self.float("general.sampling.temp")?,
             top_p: self.float("general.sampling.top_p")?,
             top_k: top_k.and_then(|k| u32::try_from(k).ok()),
             repetition_penalty: self.float("general.sampling.penalty_repeat")?,
-        })
+        };
+        check_sampling(defaults).map_err(|reason| self.damaged(format!("general.sampling: {reason}")))?;
+        Ok(defaults)
     }
 }

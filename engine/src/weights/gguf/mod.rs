@@ -91,10 +91,9 @@ fn check_tensors(
         };
         let [rows, columns] = shape.tensor_dims(name);
         let found = &entry.dims;
-        let vector = rows == 1 && found.len() == 1;
-        let matrix = found.len() == 2 && found[1] == rows;
-        if found[0] != columns || !(vector || matrix) {
-            let message = format!("tensor {name} has dimensions {found:?}; the metadata asks for [{columns}, {rows}]");
+        let expected = if name.is_norm() { vec![columns] } else { vec![columns, rows] };
+        if *found != expected {
+            let message = format!("tensor {name} has dimensions {found:?}; the metadata asks for {expected:?}");
             return Err(config.damaged(message));
         }
     }

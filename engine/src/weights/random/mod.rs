@@ -6,7 +6,7 @@
 mod spec;
 mod text;
 
-use super::{LayerTensor, ModelShape, ModelSource, TensorName, TextSource, WeightsError};
+use super::{ModelShape, ModelSource, TensorName, TextSource, WeightsError};
 use baton_types::{Digest, SamplingDefaults, TokenId};
 
 /// A model whose weights are computed instead of read.
@@ -99,11 +99,7 @@ impl ModelSource for RandomModel {
             return Err(WeightsError::damaged(&self.name, format!("there is no tensor {name}")));
         }
         let [rows, columns] = self.shape.tensor_dims(name);
-        let norm = matches!(
-            name,
-            TensorName::FinalNorm | TensorName::Layer(_, LayerTensor::AttentionNorm | LayerTensor::MlpNorm)
-        );
-        let (offset, scale) = if norm {
+        let (offset, scale) = if name.is_norm() {
             (1.0, 0.25)
         } else {
             // sqrt(3): the inverse of the standard deviation of a uniform number in [-1, 1).
@@ -142,6 +138,7 @@ impl ModelSource for RandomModel {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::weights::LayerTensor;
 
     fn model(spec: &str) -> RandomModel {
         RandomModel::parse(spec).unwrap()

@@ -1,0 +1,129 @@
+//! Which keys of `config.json` may be there.
+//!
+//! Every key is one of three: read by us, known not to touch the mathematics, or switched off (null, false, zero, empty).
+//! Anything else is refused by name, because a key that some newer model needs looks the same as one that nobody reads, and
+//! a plausible wrong answer is worse than having to delete a line.
+
+use super::json::{Object, is_off};
+use crate::weights::WeightsError;
+
+/// Read by `config.rs` and `rope.rs`.
+const READ: &[&str] = &[
+    "architectures",
+    "head_dim",
+    "hidden_act",
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "rms_norm_eps",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "tie_word_embeddings",
+    "vocab_size",
+];
+
+/// Of training, of the file's history, of generation (which `generation_config.json` decides), of how Python runs it.
+const HARMLESS: &[&str] = &[
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_commit_hash",
+    "_name_or_path",
+    "attention_dropout",
+    "begin_suppress_tokens",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "diversity_penalty",
+    "do_sample",
+    "dtype",
+    "early_stopping",
+    "embd_pdrop",
+    "eos_token_id",
+    "exponential_decay_length_penalty",
+    "finetuning_task",
+    "hidden_dropout",
+    "id2label",
+    "initializer_range",
+    "is_llama_config",
+    "label2id",
+    "length_penalty",
+    "max_length",
+    "min_length",
+    "mlp_dropout",
+    "model_max_length",
+    "model_type",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_return_sequences",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "pad_token_id",
+    "prefix",
+    // Slices of a matrix product in training; the product is the same.
+    "pretraining_tp",
+    "problem_type",
+    "remove_invalid_values",
+    "repetition_penalty",
+    "resid_pdrop",
+    "return_dict",
+    "return_dict_in_generate",
+    "sep_token_id",
+    "temperature",
+    "tokenizer_class",
+    "top_k",
+    "top_p",
+    "torch_dtype",
+    "torchscript",
+    "transformers.js_config",
+    "transformers_version",
+    "typical_p",
+    "unsloth_fixed",
+    "unsloth_version",
+    "use_bfloat16",
+    "use_cache",
+];
+
+/// Factors, harmless at one.
+const NEUTRAL_AT_ONE: &[&str] =
+    &["attention_multiplier", "embedding_multiplier", "logits_scaling", "partial_rotary_factor", "residual_multiplier"];
+
+/// What would work, for the keys that real models bring.
+fn hint(key: &str) -> &'static str {
+    match key {
+        "quantization_config" => "use the unquantized model in F32, F16 or BF16, or a GGUF file of it",
+        "sliding_window" => "only attention over the whole context is implemented",
+        "attention_bias" | "mlp_bias" => "biases are not implemented",
+        "auto_map" => "the model brings its own code, which is never run",
+        _ => {
+            "it may change the mathematics, so the model is refused rather than computed wrongly; \
+              if you know that it does not, delete the key"
+        }
+    }
+}
+
+/// Refuses the first key that is neither known nor switched off.
+pub(super) fn check(config: &Object) -> Result<(), WeightsError> {
+    for (key, value) in config.keys() {
+        let known = READ.contains(&key.as_str()) || HARMLESS.contains(&key.as_str());
+        let neutral = NEUTRAL_AT_ONE.contains(&key.as_str()) && value.as_f64() == Some(1.0);
+        let off = !NEUTRAL_AT_ONE.contains(&key.as_str()) && is_off(value);
+        if !(known || neutral || off) {
+            return Err(config.unsupported(format!("{key} = {}", shorten(&value.to_string())), hint(key)));
+        }
+    }
+    Ok(())
+}
+
+/// Enough of a value to recognise it.
+fn shorten(text: &str) -> String {
+    const SHOWN_MAX: usize = 60;
+    if text.chars().count() <= SHOWN_MAX {
+        return text.to_owned();
+    }
+    text.chars().take(SHOWN_MAX).chain("...".chars()).collect()
+}

@@ -1,0 +1,216 @@
+//! Tensors of one or several safetensors files, checked against the shape and against each other.
+
+use super::json::Object;
+use crate::weights::mmap::MappedFile;
+use crate::weights::{LayerTensor, ModelShape, TensorName, WeightsError, layer_index};
+use half::{bf16, f16};
+use safetensors::tensor::TensorInfo;
+use safetensors::{Dtype, SafeTensors};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::Path;
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// Most files of one model; the largest published ones have about 200.
+const SHARDS_MAX: usize = 1024;
+/// A safetensors file starts with the length of its header.
+const LENGTH_BYTES: usize = 8;
+
+/// Mapped files and the place of each tensor in them.
+pub(super) struct Tensors {
+    /// By file name.
+    shards: Vec<(String, MappedFile)>,
+    places: HashMap<TensorName, Place>,
+}
+
+struct Place {
+    shard: usize,
+    dtype: Dtype,
+    bytes: Range<usize>,
+}
+
+impl Tensors {
+    /// Maps the files of `folder` and checks that they hold exactly the tensors of `shape`.
+    pub(super) fn open(folder: &Path, shape: &ModelShape) -> Result<Self, WeightsError> {
+        let (names, index) = shard_names(folder)?;
+        let mut tensors = Self { shards: Vec::new(), places: HashMap::new() };
+        for name in names {
+            let file = MappedFile::open(&folder.join(&name))?;
+            tensors.add(name, file, shape, index.as_ref())?;
+        }
+        for name in shape.tensor_names() {
+            if !tensors.places.contains_key(&name) {
+                let folder = folder.display().to_string();
+                return Err(WeightsError::damaged(&folder, format!("tensor {name} is missing")));
+            }
+        }
+        tensors.drop_tied_copy(shape)?;
+        Ok(tensors)
+    }
+
+    /// Adds the tensors of one file.
+    fn add(
+        &mut self,
+        shard: String,
+        file: MappedFile,
+        shape: &ModelShape,
+        index: Option<&Index>,
+    ) -> Result<(), WeightsError> {
+        let damaged = |message: String| WeightsError::damaged(file.path(), message);
+        let bytes = file.bytes();
+        let (header, metadata) = SafeTensors::read_metadata(bytes).map_err(|e| damaged(blame(bytes, &e)))?;
+        let data_start = LENGTH_BYTES + header;
+        for (name, info) in metadata.tensors() {
+            if index.is_some_and(|index| index.get(&name) != Some(&shard)) {
+                return Err(damaged(format!("tensor {name} is not listed in {INDEX} as part of this file")));
+            }
+            if is_derived(&name) {
+                continue;
+            }
+            let canonical = check_tensor(file.path(), &name, info, shape)?;
+            let bytes = data_start + info.data_offsets.0..data_start + info.data_offsets.1;
+            let place = Place { shard: self.shards.len(), dtype: info.dtype, bytes };
+            if self.places.insert(canonical, place).is_some() {
+                return Err(damaged(format!("tensor {name} is there twice")));
+            }
+        }
+        let listed = index.into_iter().flatten().filter(|(_, of)| **of == shard);
+        for (name, _) in listed {
+            if metadata.info(name).is_none() {
+                return Err(damaged(format!("tensor {name} is missing, though {INDEX} lists it in this file")));
+            }
+        }
+        self.shards.push((shard, file));
+        Ok(())
+    }
+
+    /// Some tied models carry the embedding a second time as output matrix. The same bits are no contradiction; others are.
+    fn drop_tied_copy(&mut self, shape: &ModelShape) -> Result<(), WeightsError> {
+        if !shape.tied {
+            return Ok(());
+        }
+        let Some(copy) = self.places.remove(&TensorName::Output) else { return Ok(()) };
+        let embedding = &self.places[&TensorName::Embedding];
+        if copy.dtype == embedding.dtype && self.bytes(&copy) == self.bytes(embedding) {
+            return Ok(());
+        }
+        let message = "tensor lm_head.weight differs from the embedding, though config.json says tie_word_embeddings";
+        Err(WeightsError::damaged(self.shards[copy.shard].1.path(), message))
+    }
+
+    fn bytes(&self, place: &Place) -> &[u8] {
+        &self.shards[place.shard].1.bytes()[place.bytes.clone()]
+    }
+
+    /// The files, by name.
+    pub(super) fn shards(&self) -> &[(String, MappedFile)] {
+        &self.shards
+    }
+
+    /// One tensor as f32.
+    pub(super) fn read(&self, name: TensorName) -> Option<Vec<f32>> {
+        let place = self.places.get(&name)?;
+        let bytes = self.bytes(place);
+        Some(match place.dtype {
+            Dtype::F32 => bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect(),
+            Dtype::F16 => bytes.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+            _ => bytes.chunks_exact(2).map(|b| bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+        })
+    }
+}
+
+/// The canonical name of a tensor whose type and shape fit.
+fn check_tensor(path: &str, name: &str, info: &TensorInfo, shape: &ModelShape) -> Result<TensorName, WeightsError> {
+    let Some(canonical) = canonical(name) else {
+        let hint = "the computation would leave it out, so the model is refused rather than computed wrongly";
+        return Err(WeightsError::unsupported(path, format!("tensor {name}"), hint));
+    };
+    // The output matrix of a tied model may be there as a copy; `drop_tied_copy` looks at it.
+    if !shape.has_tensor(canonical) && canonical != TensorName::Output {
+        let message = format!("tensor {name} is of no layer that num_hidden_layers knows");
+        return Err(WeightsError::damaged(path, message));
+    }
+    if !matches!(info.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
+        let what = format!("tensor {name} of type {:?}", info.dtype);
+        return Err(WeightsError::unsupported(path, what, "F32, F16 and BF16 are implemented"));
+    }
+    let [rows, columns] = shape.tensor_dims(canonical);
+    let expected = if canonical.is_norm() { vec![columns] } else { vec![rows, columns] };
+    let found = &info.shape;
+    if *found != expected {
+        let message = format!("tensor {name} has shape {found:?}; config.json asks for {expected:?}");
+        return Err(WeightsError::damaged(path, message));
+    }
+    Ok(canonical)
+}
+
+/// Tensor name to file name.
+type Index = HashMap<String, String>;
+
+/// The files to open, in a fixed order, and the index where there is one.
+fn shard_names(folder: &Path) -> Result<(Vec<String>, Option<Index>), WeightsError> {
+    if folder.join(SINGLE).exists() {
+        return Ok((vec![SINGLE.to_owned()], None));
+    }
+    let Some(index) = Object::read(&folder.join(INDEX))? else {
+        let what = format!("a folder without {SINGLE} and {INDEX}");
+        let hint = "weights are read from safetensors files; convert others with transformers' save_pretrained";
+        return Err(WeightsError::unsupported(&folder.display().to_string(), what, hint));
+    };
+    let map = index.need("weight_map", index.object("weight_map")?)?;
+    let mut files = Index::new();
+    for (tensor, file) in map.keys() {
+        let file = file.as_str().filter(|file| is_plain_name(file));
+        let file =
+            file.ok_or_else(|| map.damaged(format!("{tensor} is in no plain `.safetensors` file of the folder")))?;
+        files.insert(tensor.clone(), file.to_owned());
+    }
+    let mut names: Vec<String> = files.values().cloned().collect();
+    names.sort_unstable();
+    names.dedup();
+    if names.is_empty() || names.len() > SHARDS_MAX {
+        return Err(map.damaged(format!("it names {} files; 1 to {SHARDS_MAX} are possible", names.len())));
+    }
+    Ok((names, Some(files)))
+}
+
+/// A name that stays in its folder.
+fn is_plain_name(name: &str) -> bool {
+    let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'));
+    plain && !name.starts_with('.') && name.ends_with(".safetensors")
+}
+
+/// Frequencies that old checkpoints store although they follow from `rope_theta`; transformers ignores them too.
+fn is_derived(name: &str) -> bool {
+    name.ends_with("rotary_emb.inv_freq")
+}
+
+fn canonical(name: &str) -> Option<TensorName> {
+    match name {
+        "model.embed_tokens.weight" => return Some(TensorName::Embedding),
+        "model.norm.weight" => return Some(TensorName::FinalNorm),
+        "lm_head.weight" => return Some(TensorName::Output),
+        _ => {}
+    }
+    let (layer, _) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    let layer = layer_index(layer)?;
+    LayerTensor::ALL.map(|tensor| TensorName::Layer(layer, tensor)).into_iter().find(|known| known.to_string() == name)
+}
+
+/// The parser's reason, with the tensor at fault where the file is cut.
+fn blame(bytes: &[u8], error: &safetensors::SafeTensorError) -> String {
+    let cut = || -> Option<String> {
+        let length = u64::from_le_bytes(bytes.get(..LENGTH_BYTES)?.try_into().ok()?);
+        let data_start = LENGTH_BYTES.checked_add(usize::try_from(length).ok()?)?;
+        let header: Object = Object::parse(bytes.get(LENGTH_BYTES..data_start)?)?;
+        let end = |info: &serde_json::Value| info.get("data_offsets")?.get(1)?.as_u64();
+        let data = (bytes.len() - data_start) as u64;
+        let mut past: Vec<_> =
+            header.keys().iter().filter(|(_, info)| end(info).is_some_and(|end| end > data)).collect();
+        past.sort_by_key(|(_, info)| end(info));
+        let (name, _) = past.first()?;
+        Some(format!("tensor {name} ends past the file: it is truncated or damaged"))
+    };
+    cut().unwrap_or_else(|| format!("no valid safetensors file: {error}"))
+}
