@@ -52,9 +52,14 @@ pub trait PrefillObserver: Send {
     /// The sequence was preempted: its blocks were freed and it starts over (a new `started` follows). All reads must have ended
     /// before this returns. Sequences under a transfer are not preempted, so only a prefill without observer demand sees it.
     fn restarted(&mut self) {}
+    /// The sequence ended before [`SequenceEvent::Prefilled`] (cancelled, deadline, failure). Whoever still reads the blocks keeps
+    /// the lease until that ended; the default frees them at once.
+    fn ended(&mut self, lease: Lease) {
+        drop(lease);
+    }
 }
 
-/// What happens to a sequence, in order; `Finished` or `Failed` is always the last.
+/// What happens to a sequence, in order; `Prefilled`, `Finished` or `Failed` is always the last.
 #[derive(Debug)]
 pub enum SequenceEvent {
     /// Left the queue.
@@ -98,7 +103,8 @@ pub enum SequenceEvent {
 
 /// Where the events of one sequence go. Called on the engine thread; must never block.
 pub trait SequenceSink: Send {
-    /// Whether two more events fit now. A sequence whose sink is full is paused, and cancelled after `stall_ms_max`.
+    /// Whether three more events fit now (`Started`, a `Token` and the end may come of one step). A sequence whose sink has no
+    /// room is paused, and cancelled after [`crate::EngineConfig::stall`].
     fn has_room(&self) -> bool;
     /// Takes an event. `false` means that nobody listens any more: the sequence is cancelled.
     fn send(&mut self, event: SequenceEvent) -> bool;

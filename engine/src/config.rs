@@ -1,0 +1,147 @@
+//! Bounds of one engine, checked before anything is allocated.
+
+use crate::error::EngineError;
+use crate::model::ModelConfig;
+use baton_types::{Dtype, KvLayout, KvPoolMap, TokenId};
+use std::time::Duration;
+
+/// Formats and bounds of one engine. Build it with `EngineConfig { .., ..EngineConfig::default() }.try_new()`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineConfig {
+    /// Format in which matrices enter the GEMMs.
+    pub weights: Dtype,
+    /// Element type of KV.
+    pub kv: Dtype,
+    /// Tokens of a KV block: a multiple of 16 from 16 to 128.
+    pub block_tokens: u32,
+    /// Memory for KV blocks.
+    pub kv_cache_bytes: u64,
+    /// Longest sequence, prompt and output together.
+    pub model_len_max: usize,
+    /// Rows of a step that holds prefill: decode rows first, prefill gets the rest (at least one row). Bounds how long a
+    /// prefill delays the running batch.
+    pub chunk_tokens_max: usize,
+    /// Most sequences in the running batch.
+    pub running_max: usize,
+    /// Most sequences that wait. Adopted ones are not counted: their blocks, held already, bound them.
+    pub waiting_max: usize,
+    /// Blocks of each group kept free at admission, so that running sequences can grow.
+    pub watermark_blocks: u32,
+    /// How long a sequence may stay paused because its sink has no room.
+    pub stall: Duration,
+    /// A step that takes longer counts as wedged: the engine is reported as not healthy.
+    pub step_max: Duration,
+    /// End tokens of the model.
+    pub end_tokens: Vec<TokenId>,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            weights: Dtype::Bf16,
+            kv: Dtype::Bf16,
+            block_tokens: 16,
+            kv_cache_bytes: 1 << 30,
+            model_len_max: 4096,
+            chunk_tokens_max: 256,
+            running_max: 64,
+            waiting_max: 256,
+            watermark_blocks: 4,
+            stall: Duration::from_secs(10),
+            step_max: Duration::from_secs(60),
+            end_tokens: Vec::new(),
+        }
+    }
+}
+
+impl EngineConfig {
+    /// Most rows of one step, far above what any device needs to be busy; bounds the activations.
+    pub const ROWS_MAX: usize = 1 << 16;
+
+    /// Checks every field and returns the configuration, or the first field out of range.
+    pub fn try_new(self) -> Result<Self, EngineError> {
+        let check = |name, expected: &str, got: usize, ok: bool| {
+            if ok { Ok(()) } else { Err(EngineError::Config { name, expected: expected.into(), got: got.to_string() }) }
+        };
+        let rows = 1..=Self::ROWS_MAX;
+        check("model_len_max", "at least 2", self.model_len_max, self.model_len_max >= 2)?;
+        check("chunk_tokens_max", "1 to 65536", self.chunk_tokens_max, rows.contains(&self.chunk_tokens_max))?;
+        check("running_max", "1 to 65536", self.running_max, rows.contains(&self.running_max))?;
+        check("waiting_max", "at least 1", self.waiting_max, self.waiting_max > 0)?;
+        for (name, wait) in [("stall", self.stall), ("step_max", self.step_max)] {
+            if wait.is_zero() {
+                return Err(EngineError::Config { name, expected: "over 0".into(), got: format!("{wait:?}") });
+            }
+        }
+        Ok(self)
+    }
+
+    /// Most rows of one step. With prefill in it a step has at most `chunk_tokens_max` rows, or one row for each running sequence.
+    pub fn step_rows_max(&self) -> usize {
+        self.chunk_tokens_max.max(self.running_max)
+    }
+
+    /// What to load the model with.
+    pub fn model_config(&self) -> ModelConfig {
+        ModelConfig {
+            weights: self.weights,
+            kv: self.kv,
+            rows_max: self.step_rows_max(),
+            logit_rows_max: self.running_max,
+            model_len_max: self.model_len_max,
+        }
+    }
+
+    /// The pool that `kv_cache_bytes` hold: as many blocks as fit, at least one sequence's smallest and the watermark.
+    pub fn pool_map(&self, layout: KvLayout) -> Result<KvPoolMap, EngineError> {
+        let block_bytes = layout.bytes_per_block() as u64;
+        let blocks = self.kv_cache_bytes / block_bytes;
+        let blocks_min = u64::from(self.watermark_blocks) + 1;
+        if blocks < blocks_min {
+            let needed = blocks_min * block_bytes;
+            return Err(EngineError::PoolTooSmall {
+                got: self.kv_cache_bytes,
+                blocks,
+                block_bytes,
+                blocks_min,
+                needed,
+            });
+        }
+        Ok(KvPoolMap::try_new(layout, u32::try_from(blocks).unwrap_or(u32::MAX))?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn out_of_range_is_refused_by_name() {
+        let check = |name: &str, change: fn(&mut EngineConfig)| {
+            let mut config = EngineConfig::default();
+            change(&mut config);
+            let error = config.try_new().unwrap_err().to_string();
+            assert!(error.starts_with(name), "{error}");
+        };
+        check("model_len_max", |c| c.model_len_max = 1);
+        check("chunk_tokens_max", |c| c.chunk_tokens_max = 0);
+        check("running_max", |c| c.running_max = EngineConfig::ROWS_MAX + 1);
+        check("waiting_max", |c| c.waiting_max = 0);
+        check("stall", |c| c.stall = Duration::ZERO);
+        check("step_max", |c| c.step_max = Duration::ZERO);
+        EngineConfig::default().try_new().unwrap();
+    }
+
+    #[test]
+    fn the_pool_is_as_large_as_the_memory_holds() {
+        let layout = || KvLayout::llama(16, 2, 1, 8, Dtype::Bf16).unwrap();
+        let block = layout().bytes_per_block() as u64;
+        let config = |blocks: u64, spare: u64| EngineConfig {
+            kv_cache_bytes: blocks * block + spare,
+            ..EngineConfig::default()
+        };
+        assert_eq!(config(9, block - 1).pool_map(layout()).unwrap().blocks(), 9);
+        let error = config(4, 1).pool_map(layout()).unwrap_err();
+        assert!(matches!(error, EngineError::PoolTooSmall { blocks: 4, blocks_min: 5, .. }), "{error}");
+    }
+}

@@ -1,0 +1,48 @@
+//! Why an engine cannot start.
+
+use crate::model::ModelError;
+use baton_kv_cache::PoolError;
+use baton_types::LayoutError;
+
+/// Failures of configuring and starting an engine. None is retryable: each needs another configuration or another machine.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// A bound out of its range.
+    #[error("{name} must be {expected}, got {got}")]
+    Config {
+        /// Field, as operators spell it.
+        name: &'static str,
+        /// The accepted range.
+        expected: String,
+        /// What came.
+        got: String,
+    },
+    /// The KV memory does not hold a pool that could run anything.
+    #[error(
+        "kv_cache_bytes = {got} holds {blocks} blocks of {block_bytes} bytes; at least {blocks_min} are needed, that is {needed} bytes"
+    )]
+    PoolTooSmall {
+        /// Bytes given.
+        got: u64,
+        /// Blocks they hold.
+        blocks: u64,
+        /// Size of one block.
+        block_bytes: u64,
+        /// Fewest blocks.
+        blocks_min: u64,
+        /// Bytes of the fewest blocks.
+        needed: u64,
+    },
+    /// The model cannot be loaded or bound.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The KV layout cannot exist.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// The pool cannot exist.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// The operating system gives no thread.
+    #[error("cannot start the engine thread")]
+    Thread(#[source] std::io::Error),
+}

@@ -1,0 +1,28 @@
+//! A hook with which tests hold sequences in a phase. Production has none.
+
+use baton_types::RequestId;
+
+/// Where a sequence stands, as a gate sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Phase {
+    /// Waiting, for the first time or after a preemption.
+    Queue,
+    /// Between two chunks of its prefill (before the first one it already holds its blocks).
+    Prefill,
+    /// Between two steps of its decode.
+    Decode,
+}
+
+/// Says whether a sequence may go on. Asked before every step for every sequence, on the engine thread; must return at once.
+/// A held sequence keeps what it holds, stops nobody else, and still ends by cancellation or deadline.
+/// While a sequence is held the engine looks again every few milliseconds.
+pub trait SequenceGate: Send + Sync {
+    /// Whether `id` may proceed in `phase`.
+    fn is_open(&self, id: &RequestId, phase: Phase) -> bool;
+}
+
+impl<F: Fn(&RequestId, Phase) -> bool + Send + Sync> SequenceGate for F {
+    fn is_open(&self, id: &RequestId, phase: Phase) -> bool {
+        self(id, phase)
+    }
+}

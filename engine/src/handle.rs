@@ -1,0 +1,324 @@
+//! The engine from outside: start it, submit sequences, watch it, stop it.
+
+use crate::api::{Load, Run, SequenceRequest, SequenceSink, SubmitError};
+use crate::config::EngineConfig;
+use crate::error::EngineError;
+use crate::gate::SequenceGate;
+use crate::mailbox::{Mailbox, Submission, is_counted};
+use crate::model::Model;
+use crate::runner::{self, Runner};
+use crate::scheduler::SequenceKey;
+use crate::step_model::StepModel;
+use baton_kv_cache::{Lease, SharedPool};
+use baton_types::{KvPoolMap, PoolMemory};
+use parking_lot::{Condvar, Mutex, RwLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Starts engines.
+#[derive(Debug)]
+pub struct Engine;
+
+impl Engine {
+    /// Binds `model` to `memory`, which `map` lays out, and starts the engine thread.
+    /// Load the model with [`EngineConfig::model_config`] and make `map` with [`EngineConfig::pool_map`].
+    pub fn start(
+        mut model: Model,
+        memory: Arc<dyn PoolMemory>,
+        map: &KvPoolMap,
+        config: EngineConfig,
+    ) -> Result<EngineHandle, EngineError> {
+        model.bind(memory, map)?;
+        Self::start_with(model, map, config)
+    }
+
+    /// Starts the engine thread over any model that is bound to a pool laid out by `map`.
+    pub fn start_with<M: StepModel>(
+        model: M,
+        map: &KvPoolMap,
+        config: EngineConfig,
+    ) -> Result<EngineHandle, EngineError> {
+        let config = config.try_new()?;
+        let pool = SharedPool::try_new(map.layout().groups().len(), map.blocks())?;
+        let block_tokens = map.layout().block_tokens() as usize;
+        let pool_tokens = map.blocks() as usize * block_tokens;
+        let shared = Arc::new(Shared {
+            mailbox: Mailbox::default(),
+            pool: pool.clone(),
+            vocab: model.vocab(),
+            block_tokens,
+            pool_tokens,
+            gate: RwLock::default(),
+            load: Mutex::default(),
+            starved: AtomicBool::new(false),
+            health: Health::new(),
+            ended: (Mutex::new(false), Condvar::new()),
+            config,
+        });
+        // The pool outlives no engine that it wakes: a weak reference, or the two would keep each other alive.
+        let wake = Arc::downgrade(&shared);
+        pool.on_freed(move || {
+            if let Some(shared) = wake.upgrade() {
+                shared.mailbox.wake();
+            }
+        });
+        let len = shared.len_max();
+        tracing::info!(
+            blocks = map.blocks(),
+            block_tokens,
+            len_max = len,
+            sequences = pool_tokens / len,
+            "engine starts: the KV pool holds {} sequences of full length",
+            pool_tokens / len
+        );
+        let runner = Runner::new(model, shared.clone());
+        let thread = std::thread::Builder::new().name("engine".into());
+        thread.spawn(move || runner::run(runner)).map_err(EngineError::Thread)?;
+        Ok(EngineHandle(Arc::new(Owner(shared))))
+    }
+}
+
+/// What the handle and the engine thread share.
+pub(crate) struct Shared {
+    pub(crate) mailbox: Mailbox,
+    pub(crate) pool: SharedPool,
+    pub(crate) config: EngineConfig,
+    pub(crate) block_tokens: usize,
+    pub(crate) gate: RwLock<Option<Arc<dyn SequenceGate>>>,
+    pub(crate) load: Mutex<Load>,
+    /// A sequence lacks blocks: nothing is leased to others meanwhile.
+    pub(crate) starved: AtomicBool,
+    pub(crate) health: Health,
+    pub(crate) ended: (Mutex<bool>, Condvar),
+    vocab: usize,
+    pool_tokens: usize,
+}
+
+impl Shared {
+    /// Longest sequence, prompt and output together.
+    pub(crate) fn len_max(&self) -> usize {
+        self.config.model_len_max.min(self.pool_tokens)
+    }
+}
+
+/// Signs of life.
+pub(crate) struct Health {
+    epoch: Instant,
+    steps: AtomicU64,
+    /// Microseconds from `epoch`.
+    progress_us: AtomicU64,
+    busy: AtomicBool,
+    pub(crate) failed: AtomicBool,
+}
+
+impl Health {
+    fn new() -> Self {
+        Self {
+            epoch: Instant::now(),
+            steps: AtomicU64::new(0),
+            progress_us: AtomicU64::new(0),
+            busy: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
+        }
+    }
+
+    /// Records that the thread is alive at `now`, and whether a step follows.
+    pub(crate) fn alive(&self, now: Instant, busy: bool) {
+        self.progress_us.store(now.duration_since(self.epoch).as_micros() as u64, Ordering::Relaxed);
+        self.busy.store(busy, Ordering::Release);
+    }
+
+    pub(crate) fn stepped(&self) -> u64 {
+        self.steps.fetch_add(1, Ordering::Relaxed) + 1
+    }
+}
+
+/// Proof of life of an engine thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Heartbeat {
+    /// Steps since the start; moves while there is work.
+    pub steps: u64,
+    /// When the thread last finished something or went to sleep.
+    pub last_progress: Instant,
+    /// Whether it is inside a step.
+    pub busy: bool,
+    /// Whether it ended by a panic or a device error.
+    pub failed: bool,
+}
+
+/// A running engine. Clones are the same engine; it stops when the last one is dropped.
+#[derive(Clone)]
+pub struct EngineHandle(Arc<Owner>);
+
+struct Owner(Arc<Shared>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.0.mailbox.stop();
+    }
+}
+
+impl EngineHandle {
+    /// Hands a sequence to the engine. What happens to it comes through `sink`; dropping the returned control cancels it.
+    pub fn submit(
+        &self,
+        request: SequenceRequest,
+        run: Run,
+        sink: Box<dyn SequenceSink>,
+    ) -> Result<SequenceControl, SubmitError> {
+        let shared = &self.0.0;
+        self.check(&request, &run)?;
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let control = SequenceControl { shared: shared.clone(), cancelled: cancelled.clone(), detached: false };
+        shared.mailbox.submit(shared.config.waiting_max, is_counted(&run), |arrival| {
+            let key = SequenceKey::new(request.priority, arrival);
+            Submission { key, request, run, sink, cancelled }
+        })?;
+        Ok(control)
+    }
+
+    /// Whether a sequence of `tokens` tokens, plus one to generate, can ever run here.
+    pub fn check_fits(&self, tokens: usize) -> Result<(), SubmitError> {
+        let shared = &self.0.0;
+        let limits = [(shared.config.model_len_max, "the context"), (shared.pool_tokens, "the KV pool")];
+        let (limit, what) = if limits[0].0 <= limits[1].0 { limits[0] } else { limits[1] };
+        if tokens >= limit { Err(SubmitError::NeverFits { tokens: tokens + 1, limit, what }) } else { Ok(()) }
+    }
+
+    /// Longest sequence, prompt and output together: the smaller of context and KV pool. Longer output ends with `Length`.
+    pub fn len_max(&self) -> usize {
+        self.0.0.len_max()
+    }
+
+    /// Leases blocks for `tokens` positions that a peer will fill, or `None` if there is no room *now*: the watermark is kept,
+    /// and sequences that lack blocks go first. [`SharedPool::on_freed`] tells when to try again.
+    pub fn reserve(&self, tokens: usize) -> Option<Lease> {
+        let shared = &self.0.0;
+        if shared.starved.load(Ordering::Acquire) {
+            return None;
+        }
+        let per_group = vec![tokens.div_ceil(shared.block_tokens); shared.pool.groups()];
+        shared.pool.try_lease_keeping(&per_group, shared.config.watermark_blocks as usize)
+    }
+
+    /// The block pool.
+    pub fn pool(&self) -> SharedPool {
+        self.0.0.pool.clone()
+    }
+
+    /// The bounds it was started with.
+    pub fn config(&self) -> &EngineConfig {
+        &self.0.0.config
+    }
+
+    /// Load as of the last step; blocks as of now.
+    pub fn load(&self) -> Load {
+        Load { blocks: self.0.0.pool.counts(), ..*self.0.0.load.lock() }
+    }
+
+    /// Signs of life.
+    pub fn heartbeat(&self) -> Heartbeat {
+        let health = &self.0.0.health;
+        Heartbeat {
+            steps: health.steps.load(Ordering::Relaxed),
+            busy: health.busy.load(Ordering::Acquire),
+            last_progress: health.epoch + Duration::from_micros(health.progress_us.load(Ordering::Relaxed)),
+            failed: health.failed.load(Ordering::Acquire),
+        }
+    }
+
+    /// Whether it can serve: it did not fail, and no step hangs.
+    pub fn healthy(&self) -> bool {
+        let beat = self.heartbeat();
+        !beat.failed && !(beat.busy && beat.last_progress.elapsed() > self.0.0.config.step_max)
+    }
+
+    /// Makes the engine look again at paused sequences at once, for instance because a sink has room again.
+    pub fn wake(&self) {
+        self.0.0.mailbox.wake();
+    }
+
+    /// Holds sequences in a phase, for tests; `None` opens everything.
+    pub fn set_gate(&self, gate: Option<Arc<dyn SequenceGate>>) {
+        *self.0.0.gate.write() = gate;
+        self.wake();
+    }
+
+    /// Ends every sequence with `Unavailable` and then the thread. Drain before. Returns whether the thread ended within `step_max`;
+    /// must not be called from a sink or observer, which run on that thread.
+    pub fn stop(&self) -> bool {
+        let shared = &self.0.0;
+        shared.mailbox.stop();
+        let (ended, changed) = &shared.ended;
+        let mut ended = ended.lock();
+        let by = Instant::now() + shared.config.step_max;
+        while !*ended && !changed.wait_until(&mut ended, by).timed_out() {}
+        *ended
+    }
+
+    fn check(&self, request: &SequenceRequest, run: &Run) -> Result<(), SubmitError> {
+        let shared = &self.0.0;
+        let (len, prompt_len) = (request.tokens.len(), request.prompt_len);
+        let invalid = |message: String| Err(SubmitError::Invalid(message));
+        if prompt_len == 0 || prompt_len > len {
+            return invalid(format!("prompt_len must be 1 to {len}, the number of tokens, got {prompt_len}"));
+        }
+        if len - prompt_len >= request.sampling.max_tokens as usize {
+            let max = request.sampling.max_tokens;
+            return invalid(format!("{} tokens are generated already, max_tokens is {max}", len - prompt_len));
+        }
+        if let Some(token) = request.tokens.iter().find(|&&t| t as usize >= shared.vocab) {
+            return invalid(format!("token {token} is not in the vocabulary of {}", shared.vocab));
+        }
+        self.check_fits(len)?;
+        match run {
+            Run::Adopted { lease } if lease.blocks_min() * shared.block_tokens + 1 < len => {
+                invalid(format!("{} adopted blocks do not hold {} tokens", lease.blocks_min(), len - 1))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl std::fmt::Debug for EngineHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EngineHandle").field("load", &self.load()).finish_non_exhaustive()
+    }
+}
+
+/// Holds a sequence in the engine: dropping it cancels the sequence, wherever it is. For one that ended it does nothing.
+#[must_use = "dropping it cancels the sequence"]
+pub struct SequenceControl {
+    shared: Arc<Shared>,
+    cancelled: Arc<AtomicBool>,
+    detached: bool,
+}
+
+impl SequenceControl {
+    /// Ends the sequence with `Finished { reason: Cancelled }`; its blocks are freed before the next step.
+    pub fn cancel(&self) {
+        if !self.cancelled.swap(true, Ordering::Release) {
+            self.shared.mailbox.wake();
+        }
+    }
+
+    /// Lets the sequence run to its end without this value.
+    pub fn detach(mut self) {
+        self.detached = true;
+    }
+}
+
+impl Drop for SequenceControl {
+    fn drop(&mut self) {
+        if !self.detached {
+            self.cancel();
+        }
+    }
+}
+
+impl std::fmt::Debug for SequenceControl {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SequenceControl").field("cancelled", &self.cancelled).finish_non_exhaustive()
+    }
+}

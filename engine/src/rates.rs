@@ -1,0 +1,71 @@
+//! Measured speed, as placement wants to know it. Pure: durations in, rates out.
+
+use std::time::Duration;
+
+/// Weight of the newest step. About the last twenty steps count.
+const NEWEST: f64 = 0.1;
+
+/// Exponentially weighted rates over the recent steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Rates {
+    prefill: Rate,
+    decode: Rate,
+}
+
+/// Work over time, both decaying alike, so that long steps weigh by their length.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Rate {
+    work: f64,
+    seconds: f64,
+}
+
+impl Rate {
+    fn add(&mut self, work: f64, seconds: f64) {
+        self.work += NEWEST * (work - self.work);
+        self.seconds += NEWEST * (seconds - self.seconds);
+    }
+
+    fn per_second(self) -> f32 {
+        if self.seconds > 0.0 { (self.work / self.seconds) as f32 } else { 0.0 }
+    }
+}
+
+impl Rates {
+    /// Adds one step of `prefill_rows` and `decode_rows` that took `elapsed`. A mixed step counts for both in full:
+    /// this is what a sequence in such a batch experiences.
+    pub fn add(&mut self, prefill_rows: usize, decode_rows: usize, elapsed: Duration) {
+        let seconds = elapsed.as_secs_f64();
+        if prefill_rows > 0 {
+            self.prefill.add(prefill_rows as f64, seconds);
+        }
+        if decode_rows > 0 {
+            self.decode.add(1.0, seconds);
+        }
+    }
+
+    /// Prefill tokens per second; 0 before the first.
+    pub fn prefill_tokens_per_s(&self) -> f32 {
+        self.prefill.per_second()
+    }
+
+    /// Steps with decode rows per second; 0 before the first.
+    pub fn decode_steps_per_s(&self) -> f32 {
+        self.decode.per_second()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_work_over_time_and_follow_a_change() {
+        let mut rates = Rates::default();
+        assert_eq!((rates.prefill_tokens_per_s(), rates.decode_steps_per_s()), (0.0, 0.0));
+        rates.add(100, 0, Duration::from_millis(100));
+        assert_eq!((rates.prefill_tokens_per_s(), rates.decode_steps_per_s()), (1000.0, 0.0));
+        (0..100).for_each(|_| rates.add(50, 3, Duration::from_millis(100)));
+        assert!((rates.prefill_tokens_per_s() - 500.0).abs() < 1.0, "{rates:?}");
+        assert!((rates.decode_steps_per_s() - 10.0).abs() < 0.1, "{rates:?}");
+    }
+}

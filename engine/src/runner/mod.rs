@@ -1,0 +1,194 @@
+//! The engine thread: take what came, plan, step, tell. Everything that needs judgement is in the scheduler.
+
+mod sequence;
+mod step;
+#[cfg(test)]
+mod tests;
+
+use crate::api::{SequenceEvent, SubmitError};
+use crate::gate::{Phase, SequenceGate};
+use crate::handle::Shared;
+use crate::mailbox::{Submission, is_counted};
+use crate::model::ModelError;
+use crate::rates::Rates;
+use crate::scheduler::{Conditions, Decisions, End, Scheduler, SchedulerConfig, SequenceKey};
+use crate::step_model::StepModel;
+use baton_kv_cache::Lease;
+use baton_types::{ErrorKind, FinishReason};
+use sequence::Sequence;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// How soon the engine looks again at sequences that are paused or held: short beside a token, long beside a look.
+const RECHECK: Duration = Duration::from_millis(5);
+
+/// State of the engine thread.
+pub(crate) struct Runner<M> {
+    model: M,
+    shared: Arc<Shared>,
+    scheduler: Scheduler,
+    sequences: BTreeMap<SequenceKey, Sequence>,
+    rates: Rates,
+    generated_tokens: u64,
+    preemptions: u64,
+}
+
+/// Runs until the engine is stopped or fails. Whatever happens, every sequence hears of its end.
+pub(crate) fn run<M: StepModel>(mut runner: Runner<M>) {
+    let outcome = catch_unwind(AssertUnwindSafe(|| runner.run()));
+    let failure = match outcome {
+        Ok(Ok(())) => None,
+        Ok(Err(error)) => Some(format!("the model failed: {error}")),
+        // The panic hook has reported what and where.
+        Err(_) => Some("the engine thread panicked".to_owned()),
+    };
+    let shared = runner.shared.clone();
+    if let Some(failure) = &failure {
+        shared.health.failed.store(true, Ordering::Release);
+        tracing::error!("{failure}; every sequence fails and the engine stays down: restart this worker");
+    }
+    shared.mailbox.stop();
+    let (kind, message) = match failure {
+        Some(failure) => (ErrorKind::Internal, failure),
+        None => (ErrorKind::Unavailable, SubmitError::Stopped.to_string()),
+    };
+    // A sink or observer that panicked once may do so again; the thread's end must be told all the same.
+    if catch_unwind(AssertUnwindSafe(|| runner.fail_all(kind, &message))).is_err() {
+        tracing::error!("a sink panicked while its sequence was ended");
+    }
+    drop(runner);
+    shared.health.alive(Instant::now(), false);
+    *shared.ended.0.lock() = true;
+    shared.ended.1.notify_all();
+}
+
+/// Sinks and gates at one instant.
+struct Now<'a> {
+    sequences: &'a BTreeMap<SequenceKey, Sequence>,
+    gate: Option<Arc<dyn SequenceGate>>,
+}
+
+impl Conditions for Now<'_> {
+    fn has_room(&self, key: SequenceKey) -> bool {
+        self.sequences[&key].sink.has_room()
+    }
+
+    fn is_open(&self, key: SequenceKey, phase: Phase) -> bool {
+        self.gate.as_ref().is_none_or(|gate| gate.is_open(&self.sequences[&key].request.id, phase))
+    }
+}
+
+impl<M: StepModel> Runner<M> {
+    pub(crate) fn new(model: M, shared: Arc<Shared>) -> Self {
+        let config = SchedulerConfig {
+            block_tokens: shared.block_tokens,
+            chunk_tokens_max: shared.config.chunk_tokens_max,
+            running_max: shared.config.running_max,
+            watermark_blocks: shared.config.watermark_blocks as usize,
+            stall: shared.config.stall,
+            recheck: RECHECK,
+        };
+        let scheduler = Scheduler::new(config, shared.pool.clone());
+        let (sequences, rates) = (BTreeMap::new(), Rates::default());
+        Self { model, shared, scheduler, sequences, rates, generated_tokens: 0, preemptions: 0 }
+    }
+
+    fn run(&mut self) -> Result<(), ModelError> {
+        loop {
+            let taken = self.shared.mailbox.take();
+            taken.submissions.into_iter().for_each(|submission| self.accept(submission));
+            if taken.stopped {
+                return Ok(());
+            }
+            self.end_cancelled();
+            let now = Instant::now();
+            let conditions = Now { sequences: &self.sequences, gate: self.shared.gate.read().clone() };
+            let decisions = self.scheduler.plan(now, &conditions);
+            self.shared.starved.store(decisions.starved, Ordering::Release);
+            self.apply(&decisions.preempted, &decisions.started, now);
+            let Decisions { ended, batch, wake_at, .. } = decisions;
+            ended.into_iter().for_each(|(key, end, lease)| self.end_overdue(key, end, lease));
+            self.publish();
+            self.shared.health.alive(now, !batch.is_empty());
+            if batch.is_empty() {
+                self.shared.mailbox.wait(wake_at);
+            } else {
+                self.step(&batch)?;
+            }
+        }
+    }
+
+    fn accept(&mut self, submission: Submission) {
+        let (key, counted) = (submission.key, is_counted(&submission.run));
+        let (sequence, arrival) = Sequence::new(submission, counted);
+        self.scheduler.add(key, arrival);
+        self.sequences.insert(key, sequence);
+    }
+
+    fn end_cancelled(&mut self) {
+        let cancelled = self.sequences.iter().filter(|(_, s)| s.is_cancelled()).map(|(key, _)| *key);
+        for key in cancelled.collect::<Vec<_>>() {
+            let lease = self.scheduler.remove(key);
+            self.end(key, lease, SequenceEvent::Finished { reason: FinishReason::Cancelled });
+        }
+    }
+
+    fn end_overdue(&mut self, key: SequenceKey, end: End, lease: Option<Lease>) {
+        let (kind, message) = match end {
+            End::Deadline => (ErrorKind::DeadlineExceeded, "the deadline passed".to_owned()),
+            End::Stalled => {
+                (ErrorKind::Cancelled, format!("the answer was not read for {:?}", self.shared.config.stall))
+            }
+        };
+        self.end(key, lease, SequenceEvent::Failed { kind, message });
+    }
+
+    fn apply(&mut self, preempted: &[SequenceKey], started: &[SequenceKey], now: Instant) {
+        self.preemptions += preempted.len() as u64;
+        for key in started {
+            let (Some(sequence), Some(lease)) = (self.sequences.get_mut(key), self.scheduler.lease(*key)) else { continue };
+            sequence.start(lease.blocks(), now);
+            if std::mem::take(&mut sequence.counted) {
+                self.shared.mailbox.left_queue(1);
+            }
+        }
+    }
+
+    /// Ends a sequence. Its blocks are on their way back before anyone hears of the end.
+    fn end(&mut self, key: SequenceKey, lease: Option<Lease>, event: SequenceEvent) {
+        let Some(mut sequence) = self.sequences.remove(&key) else { return };
+        if sequence.counted {
+            self.shared.mailbox.left_queue(1);
+        }
+        sequence.give_back(lease);
+        // Nobody left to tell is as good as told.
+        let _ = sequence.sink.send(event);
+    }
+
+    fn fail_all(&mut self, kind: ErrorKind, message: &str) {
+        // Between the last look and the stop, more may have come.
+        let late = self.shared.mailbox.take().submissions;
+        late.into_iter().for_each(|submission| self.accept(submission));
+        while let Some(key) = self.sequences.keys().next().copied() {
+            let lease = self.scheduler.remove(key);
+            self.end(key, lease, SequenceEvent::Failed { kind, message: message.to_owned() });
+        }
+        self.publish();
+    }
+
+    fn publish(&self) {
+        let totals = self.scheduler.totals();
+        let mut load = self.shared.load.lock();
+        load.waiting = totals.waiting;
+        load.waiting_tokens = totals.waiting_tokens;
+        load.running = totals.running;
+        load.running_tokens = totals.running_tokens;
+        load.prefill_tokens_per_s = self.rates.prefill_tokens_per_s();
+        load.decode_steps_per_s = self.rates.decode_steps_per_s();
+        load.generated_tokens = self.generated_tokens;
+        load.preemptions = self.preemptions;
+    }
+}

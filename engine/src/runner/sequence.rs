@@ -1,0 +1,80 @@
+//! One sequence as the engine thread sees it: tokens, parameters, and who is told.
+
+use crate::api::{PrefillObserver, Run, SequenceEvent, SequenceRequest, SequenceSink};
+use crate::mailbox::Submission;
+use crate::sampler::History;
+use crate::scheduler::Arrival;
+use baton_kv_cache::Lease;
+use baton_types::{FinishReason, GroupBlocks, TokenId};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+pub(super) struct Sequence {
+    /// `tokens` grows by each token generated here.
+    pub(super) request: SequenceRequest,
+    pub(super) sink: Box<dyn SequenceSink>,
+    /// Only of a sequence that ends with its first token.
+    pub(super) observer: Option<Box<dyn PrefillObserver>>,
+    pub(super) history: History,
+    /// Whether it holds one of the `waiting_max` places.
+    pub(super) counted: bool,
+    pub(super) launched_at: Option<Instant>,
+    cancelled: Arc<AtomicBool>,
+}
+
+impl Sequence {
+    /// The sequence, and what the scheduler is to know of it.
+    pub(super) fn new(submission: Submission, counted: bool) -> (Self, Arrival) {
+        let Submission { request, run, sink, cancelled, .. } = submission;
+        let len = request.tokens.len();
+        let (observer, lease) = match run {
+            Run::Full => (None, None),
+            Run::PrefillOnly { observer } => (Some(observer), None),
+            Run::Adopted { lease } => (None, Some(lease)),
+        };
+        let computed = if lease.is_some() { len - 1 } else { 0 };
+        let arrival = Arrival { len, computed, lease, pinned: observer.is_some(), deadline: request.deadline };
+        let history = History::rebuild(&request.tokens, request.prompt_len);
+        (Self { request, sink, observer, history, counted, launched_at: None, cancelled }, arrival)
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire)
+    }
+
+    /// Tells that it left the queue.
+    pub(super) fn start(&mut self, blocks: &GroupBlocks, now: Instant) {
+        self.tell(SequenceEvent::Started { at: now });
+        if let Some(observer) = &mut self.observer {
+            observer.started(blocks, now);
+        }
+    }
+
+    /// Sends an event that is not the last. Where nobody listens, the sequence is cancelled.
+    pub(super) fn tell(&mut self, event: SequenceEvent) {
+        if !self.sink.send(event) {
+            self.cancelled.store(true, Ordering::Release);
+        }
+    }
+
+    /// Appends a generated token and says whether the sequence ends with it. `len_max` counts prompt and output.
+    pub(super) fn push(&mut self, token: TokenId, end_tokens: &[TokenId], len_max: usize) -> Option<FinishReason> {
+        self.request.tokens.push(token);
+        self.history.push(token);
+        let (sampling, len) = (&self.request.sampling, self.request.tokens.len());
+        let is_end = !sampling.ignore_eos && end_tokens.contains(&token);
+        if is_end || sampling.stop_token_ids.contains(&token) {
+            return Some(FinishReason::Stop);
+        }
+        let is_full = len - self.request.prompt_len >= sampling.max_tokens as usize || len >= len_max;
+        is_full.then_some(FinishReason::Length)
+    }
+
+    /// Parts with the blocks of a sequence that ended: to the observer, which may still read them, else to the pool.
+    pub(super) fn give_back(&mut self, lease: Option<Lease>) {
+        if let (Some(observer), Some(lease)) = (&mut self.observer, lease) {
+            observer.ended(lease);
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! One step: gather the batch, compute it, sample, tell.
+
+use super::Runner;
+use crate::api::SequenceEvent;
+use crate::model::{ModelError, StepBatch};
+use crate::sampler;
+use crate::scheduler::{Segment, SequenceKey};
+use crate::step_model::StepModel;
+use baton_kernels::ops::PlanSegment;
+use baton_types::{ErrorKind, FinishReason};
+use std::time::Instant;
+
+impl<M: StepModel> Runner<M> {
+    /// Computes `segments`. An error is the device's or a defect: no KV can be trusted after it.
+    pub(super) fn step(&mut self, segments: &[Segment]) -> Result<(), ModelError> {
+        let launched = Instant::now();
+        let batch = self.gather(segments, launched);
+        let sequences = &mut self.sequences;
+        let logits = self.model.step(&batch, &mut |layer, fence| {
+            for segment in segments {
+                if let Some(observer) = sequences.get_mut(&segment.key).and_then(|s| s.observer.as_mut()) {
+                    observer.layer_launched(layer, segment.position + segment.rows, fence);
+                }
+            }
+        })?;
+        let now = Instant::now();
+        let decode_rows = segments.iter().filter(|s| s.decode).count();
+        self.rates.add(batch.ids.len() - decode_rows, decode_rows, now - launched);
+        self.shared.load.lock().steps = self.shared.health.stepped();
+        self.shared.health.alive(now, true);
+        let mut row = 0;
+        for segment in segments {
+            if segment.samples {
+                self.sample(segment, logits.row(row));
+                row += 1;
+            } else {
+                self.scheduler.advance(segment.key, segment.rows, false);
+            }
+        }
+        Ok(())
+    }
+
+    fn gather(&mut self, segments: &[Segment], launched: Instant) -> StepBatch {
+        let mut batch = StepBatch::default();
+        for segment in segments {
+            let (Some(sequence), Some(lease)) =
+                (self.sequences.get_mut(&segment.key), self.scheduler.lease(segment.key))
+            else {
+                unreachable!("a planned sequence exists and holds blocks");
+            };
+            sequence.launched_at.get_or_insert(launched);
+            let Segment { position, rows, .. } = *segment;
+            batch.ids.extend_from_slice(&sequence.request.tokens[position..position + rows]);
+            // Layouts of one group are what is computed now; the lease knows several.
+            batch.segments.push(PlanSegment { position, rows, blocks: lease.blocks().0[0].clone() });
+            if segment.samples {
+                batch.logit_rows.push(batch.ids.len() - 1);
+            }
+        }
+        batch
+    }
+
+    /// Samples the next token of a sequence whose tokens are all computed.
+    fn sample(&mut self, segment: &Segment, logits: &[f32]) {
+        let key = segment.key;
+        let Some(sequence) = self.sequences.get_mut(&key) else { return };
+        let request = &sequence.request;
+        let position = request.tokens.len() as u64;
+        let sampled =
+            match sampler::sample(&request.sampling, logits, &sequence.history, position, request.sample_index) {
+                Ok(sampled) => sampled,
+                Err(error) => {
+                    tracing::error!(request = %request.id, "{error}");
+                    let lease = self.scheduler.remove(key);
+                    return self.end(
+                        key,
+                        lease,
+                        SequenceEvent::Failed { kind: ErrorKind::Internal, message: error.to_string() },
+                    );
+                }
+            };
+        let finish = sequence.push(sampled.token, &self.shared.config.end_tokens, self.shared.len_max());
+        self.generated_tokens += 1;
+        let at = Instant::now();
+        sequence.tell(SequenceEvent::Token { token: sampled.token, logprobs: sampled.logprobs, finish, at });
+        let launched = sequence.launched_at.unwrap_or(at);
+        if sequence.observer.is_some() {
+            self.hand_out(key, (at - launched).as_micros() as u64, at);
+        } else if let Some(reason) = finish {
+            self.finish(key, reason);
+        } else {
+            self.scheduler.advance(key, segment.rows, true);
+        }
+    }
+
+    fn finish(&mut self, key: SequenceKey, reason: FinishReason) {
+        let lease = self.scheduler.remove(key);
+        self.end(key, lease, SequenceEvent::Finished { reason });
+    }
+
+    /// Ends a prefill by handing its blocks out. The step is done, so their KV is in memory.
+    fn hand_out(&mut self, key: SequenceKey, compute_us: u64, at: Instant) {
+        let Some(lease) = self.scheduler.remove(key) else { return };
+        self.end(key, None, SequenceEvent::Prefilled { lease, compute_us, at });
+    }
+}

@@ -1,0 +1,61 @@
+//! Blocks for those who come first, if need be from those who come last.
+
+use super::{Scheduler, SequenceKey};
+use baton_kv_cache::Lease;
+use std::ops::Bound;
+
+impl Scheduler {
+    /// Makes sure that the blocks of `key` hold `positions` tokens, preempting whoever comes after it. `false` if blocks lack
+    /// all the same: they are held outside, or pinned, and will come back.
+    pub(super) fn ensure(&mut self, key: SequenceKey, positions: usize, preempted: &mut Vec<SequenceKey>) -> bool {
+        let needed = positions.div_ceil(self.config.block_tokens);
+        loop {
+            let Some(lease) = self.entries.get_mut(&key).and_then(|e| e.lease.as_mut()) else { return false };
+            let missing = needed.saturating_sub(lease.blocks_min());
+            if missing == 0 || lease.grow(missing) {
+                return true;
+            }
+            if !self.can_reclaim(key, missing) || !self.preempt_last_after(key, preempted) {
+                return false;
+            }
+        }
+    }
+
+    /// Blocks for all `len` tokens of a waiting sequence: above the watermark, else from whoever comes after it.
+    pub(super) fn admit(&mut self, key: SequenceKey, len: usize, preempted: &mut Vec<SequenceKey>) -> Option<Lease> {
+        let needed = len.div_ceil(self.config.block_tokens);
+        let per_group = vec![needed; self.pool.groups()];
+        if let Some(lease) = self.pool.try_lease_keeping(&per_group, self.config.watermark_blocks) {
+            return Some(lease);
+        }
+        // The watermark is for those in front, and they can take from those behind.
+        while self.last_preemptable_after(key).is_some() && self.can_reclaim(key, needed) {
+            if let Some(lease) = self.pool.try_lease(&per_group) {
+                return Some(lease);
+            }
+            self.preempt_last_after(key, preempted);
+        }
+        if preempted.is_empty() { None } else { self.pool.try_lease(&per_group) }
+    }
+
+    /// Whether `needed` blocks would be free if everyone after `key` gave theirs. Nobody is preempted for nothing.
+    fn can_reclaim(&self, key: SequenceKey, needed: usize) -> bool {
+        let after = self.entries.range((Bound::Excluded(key), Bound::Unbounded));
+        let held = after.filter(|(_, e)| e.is_preemptable()).filter_map(|(_, e)| e.lease.as_ref());
+        self.pool.free_min() + held.map(Lease::blocks_min).sum::<usize>() >= needed
+    }
+
+    fn last_preemptable_after(&self, key: SequenceKey) -> Option<SequenceKey> {
+        let mut after = self.entries.range((Bound::Excluded(key), Bound::Unbounded)).rev();
+        after.find(|(_, e)| e.is_preemptable()).map(|(key, _)| *key)
+    }
+
+    fn preempt_last_after(&mut self, key: SequenceKey, preempted: &mut Vec<SequenceKey>) -> bool {
+        let Some(victim) = self.last_preemptable_after(key) else { return false };
+        if let Some(entry) = self.entries.get_mut(&victim) {
+            entry.preempt();
+        }
+        preempted.push(victim);
+        true
+    }
+}

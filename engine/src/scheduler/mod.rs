@@ -1,0 +1,99 @@
+//! Which sequence runs, how far, and on which blocks. Pure: `now` and conditions in, decisions out; it never sleeps.
+//!
+//! Rules, in the order of [`SequenceKey`] (higher priority first, then earlier arrival):
+//! - Every running sequence that needs one row gets it in each step. Prefill shares what is left of `chunk_tokens_max`.
+//! - A waiting sequence is admitted when blocks for *all* its tokens are free above the watermark; nobody overtakes one that
+//!   waits for blocks.
+//! - Who lacks a block takes it from the sequence that comes last: that one is preempted, waits, and is recomputed. Nobody takes
+//!   from a sequence that comes before it, so the first of all always progresses and two can never starve each other.
+//! - A prefill under observation is pinned: its blocks are being read. It holds all it needs from the start and ends by itself.
+//! - A sequence that is held or whose sink is full keeps what it has and stops nobody.
+
+mod entry;
+mod memory;
+mod plan;
+#[cfg(test)]
+mod tests;
+
+pub use entry::{Arrival, SequenceKey, Totals};
+pub use plan::{Decisions, End, Segment};
+
+use crate::gate::Phase;
+use baton_kv_cache::{Lease, SharedPool};
+use entry::Entry;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// The bounds that decisions depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SchedulerConfig {
+    /// Tokens of a block.
+    pub block_tokens: usize,
+    /// See [`crate::EngineConfig::chunk_tokens_max`].
+    pub chunk_tokens_max: usize,
+    /// See [`crate::EngineConfig::running_max`].
+    pub running_max: usize,
+    /// See [`crate::EngineConfig::watermark_blocks`].
+    pub watermark_blocks: usize,
+    /// See [`crate::EngineConfig::stall`].
+    pub stall: Duration,
+    /// How soon to look again at sequences that are held or paused: neither gate nor sink tells when it opens.
+    pub recheck: Duration,
+}
+
+/// What the scheduler is told of the world at one instant.
+pub trait Conditions {
+    /// Whether the sequence's sink has room.
+    fn has_room(&self, key: SequenceKey) -> bool;
+    /// Whether no gate holds the sequence in this phase.
+    fn is_open(&self, key: SequenceKey, phase: Phase) -> bool;
+}
+
+/// All sequences of an engine, waiting and running, with the blocks they hold.
+#[derive(Debug)]
+pub struct Scheduler {
+    config: SchedulerConfig,
+    pool: SharedPool,
+    entries: BTreeMap<SequenceKey, Entry>,
+}
+
+impl Scheduler {
+    /// A scheduler without sequences over `pool`.
+    pub fn new(config: SchedulerConfig, pool: SharedPool) -> Self {
+        Self { config, pool, entries: BTreeMap::new() }
+    }
+
+    /// Adds a sequence; [`Scheduler::plan`] decides the rest.
+    pub fn add(&mut self, key: SequenceKey, arrival: Arrival) {
+        let before = self.entries.insert(key, Entry::new(arrival));
+        debug_assert!(before.is_none(), "{key:?} is added once");
+    }
+
+    /// Takes a sequence out, wherever it is, with the blocks it holds.
+    pub fn remove(&mut self, key: SequenceKey) -> Option<Lease> {
+        self.entries.remove(&key)?.lease
+    }
+
+    /// Blocks of a sequence; `None` while it holds none.
+    pub fn lease(&self, key: SequenceKey) -> Option<&Lease> {
+        self.entries.get(&key)?.lease.as_ref()
+    }
+
+    /// Records a step: KV of `rows` more tokens is in the pool, and where the step `appended` a token, that one is to compute next.
+    pub fn advance(&mut self, key: SequenceKey, rows: usize, appended: bool) {
+        if let Some(entry) = self.entries.get_mut(&key) {
+            entry.computed += rows;
+            entry.len += usize::from(appended);
+        }
+    }
+
+    /// Whether there is no sequence at all.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Sums over all sequences.
+    pub fn totals(&self) -> Totals {
+        Totals::of(self.entries.values())
+    }
+}

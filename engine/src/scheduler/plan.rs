@@ -1,0 +1,181 @@
+//! The decisions for one step, made in one pass from the first sequence to the last.
+
+use super::entry::Stage;
+use super::{Conditions, Scheduler, SequenceKey};
+use baton_kv_cache::Lease;
+use std::time::Instant;
+
+/// Rows of one sequence in the next step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// The sequence.
+    pub key: SequenceKey,
+    /// First position to compute.
+    pub position: usize,
+    /// Rows from there on.
+    pub rows: usize,
+    /// Whether the last row's logits give the next token.
+    pub samples: bool,
+    /// Whether this is one row of decode; otherwise prefill.
+    pub decode: bool,
+}
+
+/// Why the scheduler ends a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Its deadline passed.
+    Deadline,
+    /// Its sink had no room for too long.
+    Stalled,
+}
+
+/// What to do now.
+#[derive(Debug, Default)]
+pub struct Decisions {
+    /// Sequences that ended, with the blocks they held.
+    pub ended: Vec<(SequenceKey, End, Option<Lease>)>,
+    /// Sequences that lost their blocks and wait again.
+    pub preempted: Vec<SequenceKey>,
+    /// Sequences that left the queue for the first time.
+    pub started: Vec<SequenceKey>,
+    /// The next step; empty if nothing can run.
+    pub batch: Vec<Segment>,
+    /// Whether a sequence lacks blocks: nothing should be leased to others meanwhile.
+    pub starved: bool,
+    /// When to plan again even if nothing happens.
+    pub wake_at: Option<Instant>,
+}
+
+/// State of one pass.
+struct Pass {
+    prefill_left: usize,
+    running: usize,
+    /// Nobody else is admitted in this pass: one who comes before them lacks blocks or rows.
+    closed: bool,
+}
+
+impl Scheduler {
+    /// Decides the next step. Every decision is in force when this returns.
+    pub fn plan(&mut self, now: Instant, conditions: &dyn Conditions) -> Decisions {
+        let mut decisions = Decisions::default();
+        self.end_overdue(now, conditions, &mut decisions);
+        let ready: Vec<SequenceKey> =
+            self.entries.keys().copied().filter(|key| self.is_ready(*key, conditions)).collect();
+        let mut pass = self.open_pass(&ready);
+        for key in &ready {
+            self.visit(*key, conditions, &mut pass, &mut decisions);
+        }
+        let held_back = ready.len() < self.entries.len();
+        decisions.wake_at = self.wake_at(now, held_back);
+        decisions
+    }
+
+    fn end_overdue(&mut self, now: Instant, conditions: &dyn Conditions, decisions: &mut Decisions) {
+        let mut overdue = Vec::new();
+        for (key, entry) in &mut self.entries {
+            if conditions.has_room(*key) {
+                entry.paused_since = None;
+            } else {
+                entry.paused_since.get_or_insert(now);
+            }
+            if entry.deadline <= now {
+                overdue.push((*key, End::Deadline));
+            } else if entry.paused_since.is_some_and(|since| now.duration_since(since) >= self.config.stall) {
+                overdue.push((*key, End::Stalled));
+            }
+        }
+        for (key, end) in overdue {
+            let lease = self.remove(key);
+            decisions.ended.push((key, end, lease));
+        }
+    }
+
+    fn is_ready(&self, key: SequenceKey, conditions: &dyn Conditions) -> bool {
+        let entry = &self.entries[&key];
+        entry.paused_since.is_none() && conditions.is_open(key, entry.phase())
+    }
+
+    fn open_pass(&self, ready: &[SequenceKey]) -> Pass {
+        let ready = ready.iter().map(|key| &self.entries[key]);
+        let single_rows = ready.filter(|e| e.is_decode()).count().min(self.config.running_max);
+        Pass {
+            // At least one row: a full batch slows prefill down and never stops it. Rows stay within
+            // `EngineConfig::step_rows_max`, since a sequence in prefill takes one of the `running_max` places.
+            prefill_left: self.config.chunk_tokens_max.saturating_sub(single_rows).max(1),
+            running: self.totals().running,
+            closed: false,
+        }
+    }
+
+    fn visit(&mut self, key: SequenceKey, conditions: &dyn Conditions, pass: &mut Pass, decisions: &mut Decisions) {
+        // An earlier visit may have preempted it since; then it waits.
+        if self.entries[&key].stage == Stage::Waiting && !self.try_start(key, pass, decisions) {
+            return;
+        }
+        let entry = &self.entries[&key];
+        if !conditions.is_open(key, entry.running_phase()) {
+            return;
+        }
+        let (position, pending, decode) = (entry.computed, entry.pending(), entry.is_decode());
+        let rows = if decode { 1 } else { pending.min(pass.prefill_left) };
+        if rows == 0 {
+            return;
+        }
+        let before = decisions.preempted.len();
+        if !self.ensure(key, position + rows, &mut decisions.preempted) {
+            decisions.starved = true;
+            pass.closed = true;
+            return;
+        }
+        self.count_preemptions(before, pass, decisions);
+        pass.prefill_left -= if decode { 0 } else { rows };
+        decisions.batch.push(Segment { key, position, rows, samples: rows == pending, decode });
+    }
+
+    /// Moves a waiting sequence into the running batch if it may.
+    fn try_start(&mut self, key: SequenceKey, pass: &mut Pass, decisions: &mut Decisions) -> bool {
+        let entry = &self.entries[&key];
+        let (len, brings_blocks, decode) = (entry.len, entry.lease.is_some(), entry.is_decode());
+        if pass.running >= self.config.running_max || (!decode && pass.prefill_left == 0) {
+            return false;
+        }
+        if !brings_blocks {
+            if pass.closed {
+                return false;
+            }
+            let before = decisions.preempted.len();
+            let lease = self.admit(key, len, &mut decisions.preempted);
+            self.count_preemptions(before, pass, decisions);
+            if lease.is_none() {
+                decisions.starved = true;
+                pass.closed = true;
+                return false;
+            }
+            if let Some(entry) = self.entries.get_mut(&key) {
+                entry.lease = lease;
+            }
+        }
+        pass.running += 1;
+        if let Some(entry) = self.entries.get_mut(&key) {
+            entry.stage = Stage::Running;
+            if !std::mem::replace(&mut entry.started, true) {
+                decisions.started.push(key);
+            }
+        }
+        true
+    }
+
+    /// Whoever was preempted in this pass is not admitted again in it: what is left over would not last.
+    fn count_preemptions(&self, before: usize, pass: &mut Pass, decisions: &Decisions) {
+        if decisions.preempted.len() > before {
+            pass.closed = true;
+            pass.running = self.totals().running;
+        }
+    }
+
+    fn wake_at(&self, now: Instant, held_back: bool) -> Option<Instant> {
+        let deadline = self.entries.values().map(|e| e.deadline).min();
+        let recheck = held_back.then(|| now + self.config.recheck);
+        deadline.into_iter().chain(recheck).min()
+    }
+}
