@@ -1,1 +1,18 @@
-//! Placeholder.
+//! What prefill and decode workers share: finding and loading a model, bringing an engine and its pool up, serving the model's bundle
+//! and load reports, joining a cluster, draining.
+//!
+//! Place in the house: above `engine`, `kv-transfer`, `text` and `node`; below the two workers, each of which adds its one gRPC service.
+//!
+//! This crate must never know what a prefill or a decode worker does with a sequence.
+
+pub mod bring_up;
+mod error;
+pub mod hold;
+pub mod models;
+pub mod service;
+pub mod settings;
+pub mod spans;
+pub mod stream;
+pub mod submit;
+
+pub use error::WorkerError;

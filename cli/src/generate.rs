@@ -1,0 +1,141 @@
+//! `baton generate`: one prompt, the streamed answer, and a line that says where its time went.
+
+use anyhow::{Context, ensure};
+use baton_proto::v1::{self, inference_client::InferenceClient, segment::Kind};
+use clap::Args;
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+/// Arguments of `baton generate`.
+#[derive(Args, Debug)]
+pub(crate) struct GenerateArgs {
+    /// What to say to the model; one user message of a chat.
+    prompt: String,
+    /// gRPC address of the router.
+    #[arg(long, default_value = "http://127.0.0.1:50051")]
+    server: String,
+    /// Served name of the model; may be left out where the cluster serves one.
+    #[arg(long, default_value = "")]
+    model: String,
+    /// System message.
+    #[arg(long)]
+    system: Option<String>,
+    /// The prompt is plain text to be continued, no chat.
+    #[arg(long)]
+    raw: bool,
+    /// Most tokens to generate; what remains of the context where absent.
+    #[arg(long)]
+    max_tokens: Option<u32>,
+    /// 0 is greedy.
+    #[arg(long, default_value_t = 0.0)]
+    temperature: f32,
+    /// Nucleus sampling.
+    #[arg(long)]
+    top_p: Option<f32>,
+    /// Keep the k most likely tokens.
+    #[arg(long)]
+    top_k: Option<u32>,
+    /// Seed of the random numbers.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Text that ends the answer; may be given several times.
+    #[arg(long)]
+    stop: Vec<String>,
+    /// Give up after this many seconds.
+    #[arg(long, default_value_t = 600)]
+    timeout_s: u64,
+}
+
+impl GenerateArgs {
+    fn request(&self) -> v1::GenerateRequest {
+        let message = |role: &str, content: &str| v1::Segment {
+            kind: Some(Kind::Message(v1::ChatMessage { role: role.into(), content: content.into(), name: String::new() })),
+        };
+        let prompt = if self.raw {
+            vec![v1::Segment { kind: Some(Kind::Text(self.prompt.clone())) }]
+        } else {
+            self.system.iter().map(|s| message("system", s)).chain([message("user", &self.prompt)]).collect()
+        };
+        let sampling = v1::Sampling {
+            temperature: Some(self.temperature),
+            top_p: self.top_p,
+            top_k: self.top_k,
+            seed: self.seed,
+            max_tokens: self.max_tokens,
+            ..Default::default()
+        };
+        v1::GenerateRequest { model: self.model.clone(), prompt, sampling: Some(sampling), stop: self.stop.clone(), ..Default::default() }
+    }
+}
+
+/// Sends the prompt and prints what comes.
+pub(crate) async fn run(args: GenerateArgs) -> anyhow::Result<()> {
+    ensure!(!(args.raw && args.system.is_some()), "--system needs a chat; leave --raw out");
+    let channel = tonic::transport::Endpoint::from_shared(args.server.clone())?.connect_timeout(Duration::from_secs(5)).connect();
+    let channel = channel.await.with_context(|| format!("no cluster answers at {}: start one with `baton up`, or say --server", args.server))?;
+    let mut request = tonic::Request::new(args.request());
+    request.set_timeout(Duration::from_secs(args.timeout_s));
+    let sent = Instant::now();
+    let mut stream = InferenceClient::new(channel).generate(request).await.map_err(explain)?.into_inner();
+    let (mut first, mut last) = (None, None);
+    while let Some(message) = stream.message().await.map_err(explain)? {
+        if first.is_none() && !message.token_ids.is_empty() {
+            first = Some(sent.elapsed());
+        }
+        print!("{}", message.text);
+        std::io::stdout().flush()?;
+        if message.usage.is_some() {
+            last = Some(message);
+        }
+    }
+    println!();
+    let last = last.context("the answer ended without its last message")?;
+    eprintln!("{}", timings_line(&last, first.unwrap_or_default(), sent.elapsed()));
+    Ok(())
+}
+
+fn explain(status: tonic::Status) -> anyhow::Error {
+    anyhow::anyhow!("{} ({:?})", status.message(), status.code())
+}
+
+/// One line: queue, prefill, transfer with its exposed part, TTFT as seen here, tokens per second after the first.
+fn timings_line(last: &v1::GenerateResponse, ttft: Duration, total: Duration) -> String {
+    let timings = last.timings.unwrap_or_default();
+    let usage = last.usage.unwrap_or_default();
+    let ms = |us: u64| format!("{:.1} ms", us as f64 / 1e3);
+    let mut parts = Vec::new();
+    parts.extend(timings.queue_us.map(|us| format!("queue {}", ms(us))));
+    parts.extend(timings.prefill_us.map(|us| format!("prefill {} tokens in {}", usage.prompt_tokens, ms(us))));
+    if let (Some(transfer), Some(bytes)) = (timings.transfer_us, timings.transfer_bytes) {
+        let exposed = timings.exposed_us.map(|us| format!(", {} exposed", ms(us))).unwrap_or_default();
+        parts.push(format!("transfer {:.1} MiB in {}{exposed}", bytes as f64 / f64::from(1 << 20), ms(transfer)));
+    }
+    parts.push(format!("TTFT {:.1} ms", ttft.as_secs_f64() * 1e3));
+    if usage.completion_tokens > 1 {
+        let rate = f64::from(usage.completion_tokens - 1) / (total - ttft).as_secs_f64().max(1e-6);
+        parts.push(format!("{} tokens at {rate:.1} tokens/s", usage.completion_tokens));
+    }
+    format!("[{}]", parts.join(" | "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timings_are_told_in_one_line() {
+        let timings = v1::Timings {
+            queue_us: Some(200),
+            prefill_us: Some(12_300),
+            transfer_us: Some(9_000),
+            exposed_us: Some(400),
+            transfer_bytes: Some(3 << 20),
+            ..Default::default()
+        };
+        let usage = v1::Usage { prompt_tokens: 42, completion_tokens: 11, cached_tokens: 0 };
+        let last = v1::GenerateResponse { timings: Some(timings), usage: Some(usage), ..Default::default() };
+        let line = timings_line(&last, Duration::from_millis(20), Duration::from_millis(120));
+        let expected = "[queue 0.2 ms | prefill 42 tokens in 12.3 ms | transfer 3.0 MiB in 9.0 ms, 0.4 ms exposed | TTFT 20.0 ms | 11 tokens at 100.0 tokens/s]";
+        assert_eq!(line, expected);
+    }
+}

@@ -1,0 +1,72 @@
+//! One child process: its announcements, and its end.
+
+use anyhow::{Context, anyhow};
+use baton_node::announce::Announcement;
+use std::path::PathBuf;
+use std::process::Stdio;
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child as Process, ChildStdin, ChildStdout, Command};
+use tokio::time::{Instant, timeout_at};
+
+/// A running part of the cluster.
+pub(super) struct Child {
+    name: String,
+    process: Process,
+    pipe: Option<ChildStdin>,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Child {
+    /// Starts `program`, which stands beside this one, or else on the PATH.
+    pub(super) fn spawn(name: &str, program: &str, flags: &[String]) -> anyhow::Result<Self> {
+        let beside = std::env::current_exe().ok().and_then(|me| Some(me.parent()?.join(program)));
+        let path = beside.filter(|p| p.exists()).unwrap_or_else(|| PathBuf::from(program));
+        let mut command = Command::new(&path);
+        // Its own process group: Ctrl-C in the terminal reaches only this process, which stops the others in order.
+        command.args(flags).stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0).kill_on_drop(true);
+        let mut process = command.spawn().with_context(|| format!("cannot start {}", path.display()))?;
+        let stdout = process.stdout.take().context("stdout is piped")?;
+        let pipe = process.stdin.take();
+        Ok(Self { name: name.into(), process, pipe, lines: BufReader::new(stdout).lines() })
+    }
+
+    /// Which part of the cluster.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The next announcement; an error once the process ended.
+    pub(super) async fn next(&mut self) -> anyhow::Result<Announcement> {
+        match self.lines.next_line().await? {
+            Some(line) => serde_json::from_str(&line).with_context(|| format!("{} announced {line:?}", self.name)),
+            None => Err(self.death().await),
+        }
+    }
+
+    /// Waits for the end of a process that should not end, and says how it did.
+    pub(super) async fn ended(&mut self) -> anyhow::Error {
+        while let Ok(Some(_)) = self.lines.next_line().await {}
+        self.death().await
+    }
+
+    async fn death(&mut self) -> anyhow::Error {
+        match self.process.wait().await {
+            Ok(status) => anyhow!("{} ended ({status}); its messages stand above", self.name),
+            Err(error) => anyhow!("{} cannot be waited for: {error}", self.name),
+        }
+    }
+
+    /// Asks the process to stop.
+    pub(super) fn close(&mut self) {
+        self.pipe = None;
+    }
+
+    /// Waits for the end; kills at the deadline and says `false`.
+    pub(super) async fn join(&mut self, deadline: Instant) -> bool {
+        if timeout_at(deadline, self.process.wait()).await.is_ok() {
+            return true;
+        }
+        let _ = self.process.kill().await;
+        false
+    }
+}

@@ -1,0 +1,198 @@
+//! `baton up`: a cluster of separate processes on loopback, from nothing to serving, and back to nothing.
+//!
+//! Children hold the reading end of a pipe whose writing end lives in this process only: whatever ends this process, a signal that
+//! cannot be caught included, ends the pipe, and children that read its end of file stop.
+
+use anyhow::{Context, bail, ensure};
+use baton_node::announce::Announcement;
+use child::Child;
+use clap::{Args, ValueEnum};
+use futures::FutureExt;
+use futures::future::{pending, select_all};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+use tokio::time::{Instant, timeout_at};
+
+mod child;
+mod ports;
+mod progress;
+
+/// Longest wait for the cluster to serve: large models load for minutes.
+const START_S_MAX: u64 = 1800;
+/// Longest drain of all children together.
+const STOP_S_MAX: u64 = 15;
+
+/// Arguments of `baton up`.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct UpArgs {
+    /// A GGUF file, a Hugging Face folder, a hub id `org/name[@revision]`, `smollm2-135m-instruct` or `random:…`.
+    #[arg(long, default_value = "smollm2-135m-instruct")]
+    model: String,
+    /// Prefill workers; 0 serves aggregated: decode workers run prompts themselves.
+    #[arg(long, default_value_t = 1)]
+    prefill: u16,
+    /// Decode workers.
+    #[arg(long, default_value_t = 1)]
+    decode: u16,
+    /// Address that everything binds.
+    #[arg(long, default_value = "127.0.0.1")]
+    host: IpAddr,
+    /// gRPC port of the router.
+    #[arg(long, default_value_t = 50051)]
+    grpc_port: u16,
+    /// HTTP port of the router.
+    #[arg(long, default_value_t = 8000)]
+    http_port: u16,
+    /// Where prompts are prefilled.
+    #[arg(long, value_enum, default_value_t = Policy::Auto)]
+    prefill_policy: Policy,
+    /// How KV travels.
+    #[arg(long, value_enum, default_value_t = Transport::Ucx)]
+    transport: Transport,
+    /// Longest context, in tokens; the model's own where absent.
+    #[arg(long)]
+    max_model_len: Option<u32>,
+    /// Size of each worker's KV pool, e.g. `512MiB`.
+    #[arg(long)]
+    kv_cache_bytes: Option<String>,
+    /// Compute threads of each worker; all cores where absent.
+    #[arg(long)]
+    threads: Option<usize>,
+    /// OTLP gRPC endpoint that receives traces, e.g. `http://127.0.0.1:4317`.
+    #[arg(long)]
+    otlp: Option<String>,
+    /// Log filter of the children.
+    #[arg(long, default_value = "warn")]
+    log: String,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Policy {
+    Auto,
+    Remote,
+    Local,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Transport {
+    Ucx,
+    Tcp,
+}
+
+impl UpArgs {
+    fn router_flags(&self) -> Vec<String> {
+        let policy = format!("{:?}", self.prefill_policy).to_lowercase();
+        let (grpc, http) = (SocketAddr::new(self.host, self.grpc_port), SocketAddr::new(self.host, self.http_port));
+        let mut flags = vec![format!("--grpc-listen={grpc}"), format!("--http-listen={http}")];
+        flags.push(format!("--prefill-policy={policy}"));
+        flags.extend(self.common_flags());
+        flags
+    }
+
+    fn worker_flags(&self, router: SocketAddr, index: u16, role: &str) -> Vec<String> {
+        let transport = format!("{:?}", self.transport).to_lowercase();
+        let any = SocketAddr::new(self.host, 0);
+        let mut flags = vec![format!("--model={}", self.model), format!("--routers=http://{router}")];
+        flags.extend([format!("--grpc-listen={any}"), format!("--http-listen={any}"), format!("--transfer-bind={}", self.host)]);
+        flags.extend([format!("--transport={transport}"), format!("--instance={role}-{index}")]);
+        flags.extend(self.max_model_len.map(|n| format!("--max-model-len={n}")));
+        flags.extend(self.kv_cache_bytes.as_ref().map(|n| format!("--kv-cache-bytes={n}")));
+        flags.extend(self.threads.map(|n| format!("--threads={n}")));
+        flags.extend(self.common_flags());
+        flags
+    }
+
+    fn common_flags(&self) -> Vec<String> {
+        let mut flags = vec![format!("--log={}", self.log), "--announce".into(), "--stop-with-stdin".into()];
+        flags.extend(self.otlp.as_ref().map(|url| format!("--otlp-url={url}")));
+        flags
+    }
+}
+
+/// Starts the cluster, waits until it serves, and stops it on Ctrl-C, SIGTERM or the death of a part.
+pub(crate) async fn run(args: UpArgs) -> anyhow::Result<()> {
+    ensure!(args.decode > 0, "a cluster needs at least one decode worker: --decode 1");
+    ensure!(args.prefill <= 64 && args.decode <= 64, "at most 64 workers of each role on one machine");
+    ports::check(SocketAddr::new(args.host, args.grpc_port), "--grpc-port")?;
+    ports::check(SocketAddr::new(args.host, args.http_port), "--http-port")?;
+    let mut children = Vec::new();
+    let result = tokio::select! {
+        result = serve(&args, &mut children) => result,
+        signal = stop_signal() => signal,
+    };
+    let stopped = stop(children).await;
+    result.and(stopped)
+}
+
+async fn serve(args: &UpArgs, children: &mut Vec<Child>) -> anyhow::Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(START_S_MAX);
+    baton_worker::models::prefetch(&args.model).await.with_context(|| format!("cannot fetch model {}", args.model))?;
+    children.push(Child::spawn("router", "baton-router", &args.router_flags())?);
+    let (grpc, http) = listening(&mut children[0], deadline).await?;
+    for (role, count) in [("decode", args.decode), ("prefill", args.prefill)] {
+        for index in 0..count {
+            let flags = args.worker_flags(grpc, index, role);
+            children.push(Child::spawn(&format!("{role}-{index}"), &format!("baton-{role}-worker"), &flags)?);
+        }
+    }
+    progress::until_ready(&mut children[1..], deadline).await?;
+    wait_ready(&mut children[0], deadline).await?;
+    greet(args, grpc, http);
+    let ends = children.iter_mut().map(|c| c.ended().boxed());
+    let (failure, ..) = select_all(ends).await;
+    Err(failure)
+}
+
+async fn listening(router: &mut Child, deadline: Instant) -> anyhow::Result<(SocketAddr, SocketAddr)> {
+    loop {
+        let next = timeout_at(deadline, router.next()).await.context("the router does not start")??;
+        if let Announcement::Listening { grpc, http } = next {
+            return Ok((grpc, http));
+        }
+    }
+}
+
+async fn wait_ready(router: &mut Child, deadline: Instant) -> anyhow::Result<()> {
+    while timeout_at(deadline, router.next()).await.context("the router admits no workers")?? != Announcement::Ready {}
+    Ok(())
+}
+
+fn greet(args: &UpArgs, grpc: SocketAddr, http: SocketAddr) {
+    println!("\nBaton serves {} with {} prefill and {} decode workers.", args.model, args.prefill, args.decode);
+    println!("  gRPC  {grpc}    baton.v1.Inference/Generate, reflection on");
+    println!("  HTTP  http://{http}/v1    OpenAI API");
+    println!("\nTry it from another terminal:");
+    let server = if grpc.port() == 50051 { String::new() } else { format!(" --server http://{grpc}") };
+    println!("  baton generate{server} \"What is the capital of France?\"");
+    println!("  curl http://{http}/v1/chat/completions -H 'content-type: application/json' \\");
+    println!("    -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"What is the capital of France?\"}}]}}'");
+    println!("\nCtrl-C stops everything.");
+}
+
+async fn stop_signal() -> anyhow::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (mut terminate, mut hangup) = (signal(SignalKind::terminate())?, signal(SignalKind::hangup())?);
+    tokio::select! {
+        interrupt = tokio::signal::ctrl_c() => interrupt.context("cannot wait for Ctrl-C"),
+        _ = terminate.recv() => Ok(()),
+        _ = hangup.recv() => Ok(()),
+        never = pending() => never,
+    }
+}
+
+/// Closes every child's pipe and waits for all; who does not stop in time is killed.
+async fn stop(mut children: Vec<Child>) -> anyhow::Result<()> {
+    eprintln!("\nStopping.");
+    children.iter_mut().for_each(Child::close);
+    let deadline = Instant::now() + Duration::from_secs(STOP_S_MAX);
+    let mut killed = Vec::new();
+    for child in &mut children {
+        if !child.join(deadline).await {
+            killed.push(child.name().to_owned());
+        }
+    }
+    if !killed.is_empty() {
+        bail!("killed after {STOP_S_MAX} s without an end: {}", killed.join(", "));
+    }
+    Ok(())
+}

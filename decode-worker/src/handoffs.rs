@@ -1,0 +1,180 @@
+//! The sink of handoffs: turns claims into reservations, and verified blocks into running sequences.
+
+use crate::claims::{Claim, ClaimLimits, Claims};
+use crate::slot::Slot;
+use baton_engine::EngineHandle;
+use baton_engine::api::{Run, SequenceRequest};
+use baton_kv_transfer::{GrantReply, HandoffFailure, RefuseReason, ReserveOffer, SinkHandler, VerifiedHandoff};
+use baton_types::{ErrorKind, Party, RequestError, RequestId, SequenceSpec};
+use baton_worker::hold::LeaseHold;
+use baton_worker::stream::StreamSink;
+use parking_lot::Mutex;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::{Notify, oneshot};
+
+/// What a claim's stream waits for and how its sequence will run.
+pub(crate) struct ClaimStream {
+    pub(crate) sequence: SequenceSpec,
+    pub(crate) sink: StreamSink,
+    pub(crate) slot: Slot,
+    pub(crate) adopted: oneshot::Sender<Adopted>,
+}
+
+/// What arrived.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Adopted {
+    pub(crate) bytes: u64,
+}
+
+/// An offer that waits for room.
+struct Waiting {
+    offer: ReserveOffer,
+    reply: GrantReply,
+}
+
+/// All handoffs towards this instance.
+pub(crate) struct Handoffs {
+    engine: EngineHandle,
+    claims: Mutex<Claims<ClaimStream>>,
+    waiting: Mutex<VecDeque<Waiting>>,
+    freed: Arc<Notify>,
+}
+
+impl Handoffs {
+    pub(crate) fn new(engine: EngineHandle, limits: ClaimLimits) -> Arc<Self> {
+        let freed = Arc::new(Notify::new());
+        let wake = Arc::clone(&freed);
+        engine.pool().on_freed(move || wake.notify_one());
+        Arc::new(Self { engine, claims: Mutex::new(Claims::new(limits)), waiting: Mutex::default(), freed })
+    }
+
+    /// Books a claim.
+    pub(crate) fn book(&self, request: RequestId, claim: Claim<ClaimStream>) -> Result<(), RequestError> {
+        self.claims.lock().book(request, claim)
+    }
+
+    /// Ends a claim whose stream is gone. Its offer, if there is one, finds no claim any more.
+    pub(crate) fn forget(&self, request: &RequestId) {
+        self.claims.lock().take(request);
+        self.waiting.lock().retain(|w| w.offer.request_id != *request);
+        self.grant_waiting();
+    }
+
+    /// Tokens claimed and not adopted yet.
+    pub(crate) fn claimed_tokens(&self) -> u64 {
+        self.claims.lock().tokens()
+    }
+
+    /// Claims that stand.
+    pub(crate) fn claims(&self) -> usize {
+        self.claims.lock().len()
+    }
+
+    /// Grants waiting offers whenever blocks become free. Runs until it is dropped.
+    pub(crate) async fn grant_when_freed(self: Arc<Self>) {
+        loop {
+            self.freed.notified().await;
+            self.grant_waiting();
+        }
+    }
+
+    /// Grants from the front, in order: a large offer is not overtaken for ever by small ones.
+    fn grant_waiting(&self) {
+        let mut waiting = self.waiting.lock();
+        while let Some(front) = waiting.pop_front() {
+            if !front.reply.is_wanted() {
+                continue;
+            }
+            match self.lease(&front.offer) {
+                Some(hold) => front.reply.grant(Box::new(hold)),
+                None => {
+                    waiting.push_front(front);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn lease(&self, offer: &ReserveOffer) -> Option<LeaseHold> {
+        let lease = self.engine.lease_for(offer.tokens as usize)?;
+        Some(LeaseHold::new(lease, &offer.source))
+    }
+
+    /// Why the offer has no claim, if so.
+    fn refusal(&self, offer: &ReserveOffer) -> Option<(RefuseReason, String)> {
+        let claims = self.claims.lock();
+        let Some(claim) = claims.get(&offer.request_id) else {
+            return Some((RefuseReason::UnknownRequest, format!("no claim stands for request {}", offer.request_id)));
+        };
+        if claim.source != offer.source {
+            let detail = format!("request {} is claimed for {}, not for {}", offer.request_id, claim.source, offer.source);
+            return Some((RefuseReason::UnknownRequest, detail));
+        }
+        let detail = || format!("the claim is over {} tokens, the offer over {}", claim.tokens, offer.tokens);
+        (claim.tokens != offer.tokens).then(|| (RefuseReason::Protocol, detail()))
+    }
+}
+
+impl SinkHandler for Handoffs {
+    fn reserve(&self, offer: ReserveOffer, reply: GrantReply) {
+        if let Some((reason, detail)) = self.refusal(&offer) {
+            return reply.refuse(reason, detail);
+        }
+        // Bounded by the claims: each has one offer at most.
+        self.waiting.lock().push_back(Waiting { offer, reply });
+        self.grant_waiting();
+    }
+
+    fn verified(&self, handoff: VerifiedHandoff) -> Result<(), String> {
+        let claim = self.claims.lock().take(&handoff.request_id).ok_or("the claim is gone")?;
+        let Claim { deadline, stream, .. } = claim;
+        let result = adopt(&self.engine, &stream, handoff, deadline);
+        match result {
+            Ok(adopted) => {
+                let _ = stream.adopted.send(adopted);
+                Ok(())
+            }
+            Err(message) => {
+                stream.sink.fail(ErrorKind::Unavailable, format!("the prefilled sequence was not adopted: {message}"));
+                Err(message)
+            }
+        }
+    }
+
+    fn failed(&self, request_id: &RequestId, reason: HandoffFailure) {
+        if let Some(claim) = self.claims.lock().take(request_id) {
+            claim.stream.sink.fail(reason.kind(), format!("the handoff failed: {reason}"));
+        }
+    }
+}
+
+/// Starts the sequence on the blocks that arrived, if they are those that were claimed.
+fn adopt(engine: &EngineHandle, stream: &ClaimStream, handoff: VerifiedHandoff, deadline: Instant) -> Result<Adopted, String> {
+    let claimed = &stream.sequence;
+    let same_prompt = handoff.tokens.starts_with(&claimed.tokens) && handoff.kv_tokens as usize == claimed.tokens.len();
+    if !same_prompt || handoff.tokens.len() != claimed.tokens.len() + 1 {
+        return Err("its tokens are not those that were claimed".into());
+    }
+    let bytes = handoff.bytes;
+    let lease = LeaseHold::into_lease(handoff.hold).ok_or("the blocks were granted by another worker")?;
+    let request = SequenceRequest {
+        id: claimed.request_id.clone(),
+        tokens: handoff.tokens,
+        prompt_len: claimed.prompt_len,
+        sampling: claimed.sampling.clone(),
+        sample_index: claimed.sample_index,
+        deadline,
+        priority: claimed.priority,
+    };
+    let start = || engine.submit(request, Run::Adopted { lease }, Box::new(stream.sink.clone()));
+    stream.slot.start(start).map(|()| Adopted { bytes }).map_err(|e| e.map_or("its stream is gone".into(), |e| e.to_string()))
+}
+
+/// The source of a request's KV, as the router named it.
+pub(crate) fn claim(source: Party, sequence: SequenceSpec, deadline: Instant, sink: StreamSink, slot: Slot) -> (Claim<ClaimStream>, oneshot::Receiver<Adopted>) {
+    let (adopted, arrives) = oneshot::channel();
+    let tokens = sequence.tokens.len() as u32;
+    (Claim { source, tokens, deadline, stream: ClaimStream { sequence, sink, slot, adopted } }, arrives)
+}

@@ -1,0 +1,183 @@
+//! `baton.v1.Decode`: one stream a request, from its claim to its last token.
+
+use crate::handoffs::{Adopted, Handoffs, claim};
+use crate::slot::Slot;
+use baton_engine::EngineHandle;
+use baton_engine::api::{Run, SequenceEvent, SequenceRequest};
+use baton_kv_transfer::KvTransfer;
+use baton_proto::convert::{finish_reason_code, status};
+use baton_proto::v1::{self, decode_event::Event, decode_request::Prefill, decode_server::Decode};
+use baton_types::{ErrorKind, Party, RequestError, RequestId, SequenceSpec};
+use baton_worker::spans::Parent;
+use baton_worker::stream;
+use baton_worker::submit::submit_error;
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::{mpsc, oneshot};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+/// Messages between a stream's task and its connection; what waits beyond stays with the engine's pacing.
+const MESSAGES_MAX: usize = 8;
+
+/// Runs sequences for routers.
+#[derive(Clone)]
+pub(crate) struct DecodeService {
+    pub(crate) engine: EngineHandle,
+    pub(crate) handoffs: Arc<Handoffs>,
+    pub(crate) transfer: KvTransfer,
+}
+
+type Reply = Result<v1::DecodeEvent, Status>;
+
+#[tonic::async_trait]
+impl Decode for DecodeService {
+    type GenerateStream = ReceiverStream<Reply>;
+
+    async fn generate(&self, request: Request<v1::DecodeRequest>) -> Result<Response<Self::GenerateStream>, Status> {
+        let deadline = baton_node::grpc::deadline(request.metadata());
+        let parent = Parent::of(request.metadata());
+        let (sequence, source) = parse(request.into_inner()).map_err(|e| status::from_error(&e))?;
+        self.engine.fits(&sequence).map_err(|e| status::from_error(&submit_error(&e)))?;
+        let (replies, stream) = mpsc::channel(MESSAGES_MAX);
+        let (sink, events) = stream::channel();
+        let mut call = Call {
+            request: sequence.request_id.clone(),
+            service: self.clone(),
+            slot: Slot::default(),
+            events,
+            adopted: None,
+            replies,
+            parent,
+            since: Instant::now(),
+        };
+        match source {
+            Some(source) => {
+                let (claim, adopted) = claim(source, sequence, deadline, sink, call.slot.clone());
+                self.handoffs.book(call.request.clone(), claim).map_err(|e| status::from_error(&e))?;
+                call.adopted = Some(adopted);
+            }
+            None => {
+                let request = to_engine(sequence, deadline);
+                let started = call.slot.start(|| self.engine.submit(request, Run::Full, Box::new(sink)));
+                started.map_err(|e| e.map_or_else(|| Status::cancelled("cancelled"), |e| status::from_error(&submit_error(&e))))?;
+            }
+        }
+        tokio::spawn(call.run());
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+}
+
+fn parse(request: v1::DecodeRequest) -> Result<(SequenceSpec, Option<Party>), RequestError> {
+    let missing = |field: &str| RequestError::invalid(field, format!("{field} is missing"));
+    let invalid = |e: baton_proto::convert::ConvertError| RequestError::new(ErrorKind::InvalidRequest, e.to_string());
+    let sequence: SequenceSpec = request.sequence.ok_or_else(|| missing("sequence"))?.try_into().map_err(invalid)?;
+    let source = match request.prefill.ok_or_else(|| missing("prefill"))? {
+        Prefill::Local(_) => None,
+        Prefill::AwaitKv(wait) => {
+            Some(wait.source.ok_or_else(|| missing("await_kv.source"))?.try_into().map_err(invalid)?)
+        }
+    };
+    Ok((sequence, source))
+}
+
+fn to_engine(sequence: SequenceSpec, deadline: Instant) -> SequenceRequest {
+    let SequenceSpec { request_id, tokens, prompt_len, sampling, sample_index, priority } = sequence;
+    SequenceRequest { id: request_id, tokens, prompt_len, sampling, sample_index, deadline, priority }
+}
+
+/// One running stream. Dropping it, at whatever point, cancels everything of the request here.
+struct Call {
+    request: RequestId,
+    service: DecodeService,
+    slot: Slot,
+    events: mpsc::Receiver<SequenceEvent>,
+    adopted: Option<oneshot::Receiver<Adopted>>,
+    replies: mpsc::Sender<Reply>,
+    parent: Parent,
+    since: Instant,
+}
+
+impl Call {
+    async fn run(mut self) {
+        let replies = self.replies.clone();
+        tokio::select! {
+            () = replies.closed() => tracing::debug!(request_id = %self.request, "cancels a request whose stream is gone"),
+            () = self.forward() => {}
+        }
+    }
+
+    async fn forward(&mut self) {
+        if !self.say(Event::Claimed(v1::DecodeClaimed {})).await {
+            return;
+        }
+        if let Some(adopted) = self.adopted.take() {
+            let span = self.parent.span("decode.await_kv");
+            // A handoff that fails drops the sender and leaves the reason among the events.
+            if let Ok(Adopted { bytes }) = adopted.await {
+                span.attribute("baton.kv.bytes", bytes as i64).end();
+                let await_us = self.since.elapsed().as_micros() as u64;
+                if !self.say(Event::Adopted(v1::KvAdopted { bytes, await_us })).await {
+                    return;
+                }
+            }
+        }
+        let mut span = Some(self.parent.span("decode.generate"));
+        let mut tokens = 0i64;
+        while let Some(event) = self.events.recv().await {
+            tokens += i64::from(matches!(event, SequenceEvent::Token { .. }));
+            let (reply, ends) = self.reply(event);
+            if ends && let Some(span) = span.take() {
+                span.attribute("gen_ai.usage.output_tokens", tokens).end();
+            }
+            if let Some(reply) = reply
+                && (self.replies.send(reply).await.is_err() || ends)
+            {
+                return;
+            }
+            if ends {
+                return;
+            }
+        }
+        let lost = RequestError::new(ErrorKind::Internal, "the engine dropped the sequence without an end");
+        let _ = self.replies.send(Err(status::from_error(&lost))).await;
+    }
+
+    async fn say(&self, event: Event) -> bool {
+        self.replies.send(Ok(v1::DecodeEvent { event: Some(event) })).await.is_ok()
+    }
+
+    /// What the router is told of an event, and whether it is the last.
+    fn reply(&self, event: SequenceEvent) -> (Option<Reply>, bool) {
+        let ok = |event| Some(Ok(v1::DecodeEvent { event: Some(event) }));
+        match event {
+            SequenceEvent::Started { at } => {
+                let queue_us = at.saturating_duration_since(self.since).as_micros() as u64;
+                (ok(Event::Started(v1::PrefillStarted { queue_us })), false)
+            }
+            SequenceEvent::Token { token, logprobs, finish, .. } => {
+                let token = v1::Token {
+                    id: token,
+                    logprobs: logprobs.map(Into::into),
+                    finish_reason: finish_reason_code(finish),
+                    prefill_us: None,
+                };
+                (ok(Event::Token(token)), false)
+            }
+            SequenceEvent::Finished { .. } => (None, true),
+            SequenceEvent::Failed { kind, message } => (Some(Err(status::from_error(&RequestError::new(kind, message)))), true),
+            SequenceEvent::Prefilled { .. } => {
+                let defect = RequestError::new(ErrorKind::Internal, "a decoding sequence ended as a prefill");
+                (Some(Err(status::from_error(&defect))), true)
+            }
+        }
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.slot.cancel();
+        self.service.handoffs.forget(&self.request);
+        self.service.transfer.cancel_incoming(&self.request);
+    }
+}

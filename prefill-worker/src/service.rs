@@ -1,0 +1,192 @@
+//! `baton.v1.Prefill`: runs a prompt, answers its first token at once, ends when the decode worker has acknowledged the KV.
+
+use crate::shipment::{Destination, Shipment, shipment};
+use baton_engine::EngineHandle;
+use baton_engine::SequenceControl;
+use baton_engine::api::{Run, SequenceEvent, SequenceRequest};
+use baton_kv_transfer::{CommitPayload, KvTransfer, Outgoing, Peer, TransferAddress, TransferReport};
+use baton_proto::convert::{finish_reason_code, status};
+use baton_proto::v1::{self, prefill_event::Event, prefill_server::Prefill};
+use baton_types::{ErrorKind, Party, RequestError, SequenceSpec, TokenId};
+use baton_worker::spans::Parent;
+use baton_worker::stream;
+use baton_worker::submit::submit_error;
+use std::time::Instant;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+/// A prefill says at most three things; its stream never waits for its reader.
+const MESSAGES_MAX: usize = 4;
+
+/// Runs prompts for routers.
+#[derive(Clone)]
+pub(crate) struct PrefillService {
+    pub(crate) engine: EngineHandle,
+    pub(crate) transfer: KvTransfer,
+}
+
+type Reply = Result<v1::PrefillEvent, Status>;
+
+#[tonic::async_trait]
+impl Prefill for PrefillService {
+    type RunStream = ReceiverStream<Reply>;
+
+    async fn run(&self, request: Request<v1::PrefillRequest>) -> Result<Response<Self::RunStream>, Status> {
+        let since = Instant::now();
+        let deadline = baton_node::grpc::deadline(request.metadata());
+        let parent = Parent::of(request.metadata());
+        let (sequence, peer) = parse(request.into_inner()).map_err(|e| status::from_error(&e))?;
+        let SequenceSpec { request_id: id, tokens, prompt_len, sampling, sample_index, priority } = sequence;
+        let (transfer, request_id) = (self.transfer.clone(), id.clone());
+        let destination = Destination { transfer, peer, request_id, tokens: tokens.len() as u32, deadline };
+        let (loader, shipment) = shipment(destination);
+        let (sink, events) = stream::channel();
+        let prompt = tokens.clone();
+        let request = SequenceRequest { id, tokens, prompt_len, sampling, sample_index, deadline, priority };
+        let run = Run::PrefillOnly { observer: Box::new(loader) };
+        let control = self.engine.submit(request, run, Box::new(sink)).map_err(|e| status::from_error(&submit_error(&e)))?;
+        let (replies, stream) = mpsc::channel(MESSAGES_MAX);
+        let call = Call { shipment, events, replies, parent, since, prompt, prompt_len, started: None, first: None, control };
+        tokio::spawn(call.run());
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+}
+
+fn parse(request: v1::PrefillRequest) -> Result<(SequenceSpec, Peer), RequestError> {
+    let missing = |field: &str| RequestError::invalid(field, format!("{field} is missing"));
+    let invalid = |e: baton_proto::convert::ConvertError| RequestError::new(ErrorKind::InvalidRequest, e.to_string());
+    let sequence = request.sequence.ok_or_else(|| missing("sequence"))?.try_into().map_err(invalid)?;
+    let party: Party = request.sink.ok_or_else(|| missing("sink"))?.try_into().map_err(invalid)?;
+    let address = TransferAddress::from_bytes(&request.sink_address);
+    let address = address.map_err(|e| RequestError::invalid("sink_address", e.to_string()))?;
+    Ok((sequence, Peer { party, address }))
+}
+
+/// One running prefill. Dropping it cancels the sequence and gives the handoff up.
+struct Call {
+    shipment: Shipment,
+    events: mpsc::Receiver<SequenceEvent>,
+    replies: mpsc::Sender<Reply>,
+    parent: Parent,
+    since: Instant,
+    prompt: Vec<TokenId>,
+    prompt_len: usize,
+    started: Option<Instant>,
+    first: Option<(TokenId, bool)>,
+    control: SequenceControl,
+}
+
+impl Call {
+    async fn run(mut self) {
+        let replies = self.replies.clone();
+        let end = tokio::select! {
+            () = replies.closed() => None,
+            end = self.forward() => Some(end),
+        };
+        if let Some(end) = end {
+            let reply = end.map(|done| v1::PrefillEvent { event: Some(Event::Done(done)) });
+            let _ = self.replies.send(reply.map_err(|e| status::from_error(&e))).await;
+        }
+    }
+
+    async fn forward(&mut self) -> Result<v1::PrefillDone, RequestError> {
+        while let Some(event) = self.events.recv().await {
+            match event {
+                SequenceEvent::Started { at } => self.on_started(at).await,
+                SequenceEvent::Token { token, logprobs, finish, at } => {
+                    self.first = Some((token, finish.is_some()));
+                    let prefill_us = self.started.map(|s| micros(s, at));
+                    let (logprobs, finish_reason) = (logprobs.map(Into::into), finish_reason_code(finish));
+                    self.say(Event::Token(v1::Token { id: token, logprobs, finish_reason, prefill_us })).await;
+                }
+                SequenceEvent::Prefilled { lease, compute_us, at } => {
+                    let started = self.started.unwrap_or(self.since);
+                    self.parent.record("prefill.compute", started, at, [("baton.prompt_tokens", (self.prompt.len() as i64).into())]);
+                    let Some((token, false)) = self.first else {
+                        self.shipment.abandon("the sequence ended with its first token");
+                        return Ok(v1::PrefillDone { prefill_us: compute_us, ..Default::default() });
+                    };
+                    let tokens = self.prompt.iter().copied().chain([token]).collect();
+                    let commit = CommitPayload { tokens, prompt_len: self.prompt_len as u32, ..Default::default() };
+                    let outgoing = self.shipment.seal(lease, commit);
+                    return self.ship(outgoing, compute_us, at).await;
+                }
+                SequenceEvent::Finished { .. } => {
+                    self.shipment.abandon("the sequence ended with its first token");
+                    return Ok(v1::PrefillDone::default());
+                }
+                SequenceEvent::Failed { kind, message } => {
+                    self.shipment.abandon(&message);
+                    return Err(RequestError::new(kind, message));
+                }
+            }
+        }
+        self.shipment.abandon("the engine dropped the sequence");
+        Err(RequestError::new(ErrorKind::Internal, "the engine dropped the sequence without an end"))
+    }
+
+    async fn on_started(&mut self, at: Instant) {
+        self.started = Some(at);
+        self.parent.record("prefill.queue", self.since, at, []);
+        self.say(Event::Started(v1::PrefillStarted { queue_us: micros(self.since, at) })).await;
+    }
+
+    /// Waits for the decode worker's acknowledgement.
+    async fn ship(
+        &mut self,
+        outgoing: Option<Result<Outgoing, baton_kv_transfer::TransferError>>,
+        prefill_us: u64,
+        computed_at: Instant,
+    ) -> Result<v1::PrefillDone, RequestError> {
+        let not_open = || RequestError::new(ErrorKind::Internal, "the handoff was never opened");
+        let opened = outgoing.ok_or_else(not_open)?;
+        let mut outgoing = opened.map_err(|e| RequestError::new(ErrorKind::Unavailable, e.to_string()))?;
+        let report = outgoing.outcome().await.map_err(|failure| RequestError {
+            retry_after: failure.retry_after(),
+            ..RequestError::new(failure.kind(), format!("the handoff failed: {failure}"))
+        })?;
+        self.trace(&report, computed_at);
+        Ok(v1::PrefillDone {
+            prefill_us,
+            transfer_us: micros(report.first_put_at, report.acked_at),
+            exposed_us: micros(computed_at, report.acked_at),
+            transfer_bytes: report.bytes,
+            transport: report.transport.into(),
+        })
+    }
+
+    fn trace(&self, report: &TransferReport, computed_at: Instant) {
+        let opened = self.started.unwrap_or(self.since);
+        self.parent.record("decode.reserve", opened, report.granted_at, []);
+        let seconds = report.flushed_at.saturating_duration_since(report.first_put_at).as_secs_f64();
+        let rate = if seconds > 0.0 { report.bytes as f64 / seconds / 1e9 } else { 0.0 };
+        let exposed_ms = micros(computed_at, report.acked_at) as f64 / 1e3;
+        let attributes = [
+            ("baton.kv.bytes", (report.bytes as i64).into()),
+            ("baton.kv.puts", (report.puts as i64).into()),
+            ("baton.kv.transport", report.transport.into()),
+            ("baton.kv.lanes", report.lanes.clone().into()),
+            ("baton.kv.gb_per_s", rate.into()),
+            ("baton.kv.exposed_ms", exposed_ms.into()),
+        ];
+        self.parent.record("kv.transfer", report.first_put_at, report.flushed_at, attributes);
+        self.parent.record("kv.commit", report.flushed_at, report.acked_at, []);
+    }
+
+    async fn say(&self, event: Event) {
+        // A closed stream is noticed by `run`.
+        let _ = self.replies.send(Ok(v1::PrefillEvent { event: Some(event) })).await;
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.control.cancel();
+        self.shipment.abandon("the router's stream is gone");
+    }
+}
+
+fn micros(from: Instant, to: Instant) -> u64 {
+    to.saturating_duration_since(from).as_micros() as u64
+}

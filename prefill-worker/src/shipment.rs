@@ -1,0 +1,86 @@
+//! One prompt's KV on its way: joins the engine, which tells of finished layers, with the transfer, which writes them.
+
+use baton_engine::api::PrefillObserver;
+use baton_kv_cache::Lease;
+use baton_kv_transfer::{CommitPayload, KvTransfer, OpenRequest, Outgoing, Peer, TransferError};
+use baton_types::{Fence, GroupBlocks, RequestId};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Where a prompt's KV goes.
+#[derive(Clone)]
+pub(crate) struct Destination {
+    pub(crate) transfer: KvTransfer,
+    pub(crate) peer: Peer,
+    pub(crate) request_id: RequestId,
+    pub(crate) tokens: u32,
+    pub(crate) deadline: Instant,
+}
+
+/// Keeps the blocks once the engine gave them up. The transfer holds one reference and drops it when nothing reads them any more.
+type Pouch = Arc<Mutex<Option<Lease>>>;
+
+/// The task's end of a shipment.
+#[derive(Clone)]
+pub(crate) struct Shipment {
+    outgoing: Arc<Mutex<Option<Result<Outgoing, TransferError>>>>,
+    pouch: Pouch,
+}
+
+/// The engine's end.
+pub(crate) struct Loader {
+    destination: Destination,
+    shipment: Shipment,
+}
+
+/// A shipment to `destination`, opened when the engine takes the prompt from its queue: the round trip for the grant hides under the
+/// first layer.
+pub(crate) fn shipment(destination: Destination) -> (Loader, Shipment) {
+    let shipment = Shipment { outgoing: Arc::default(), pouch: Pouch::default() };
+    (Loader { destination, shipment: shipment.clone() }, shipment)
+}
+
+impl PrefillObserver for Loader {
+    fn started(&mut self, blocks: &GroupBlocks, _now: Instant) {
+        let to = &self.destination;
+        let request = OpenRequest {
+            request_id: to.request_id.clone(),
+            tokens: to.tokens,
+            blocks: blocks.clone(),
+            deadline: to.deadline,
+            hold: Box::new(Arc::clone(&self.shipment.pouch)),
+        };
+        *self.shipment.outgoing.lock() = Some(to.transfer.open(&to.peer, request));
+    }
+
+    fn layer_launched(&mut self, layer: u32, tokens_end: usize, fence: &Fence) {
+        if let Some(Ok(outgoing)) = &*self.shipment.outgoing.lock() {
+            outgoing.layer_launched(layer, tokens_end, fence);
+        }
+    }
+
+    fn restarted(&mut self) {
+        // Dropping an open handoff aborts it.
+        *self.shipment.outgoing.lock() = None;
+    }
+}
+
+impl Shipment {
+    /// Everything is computed: commits and gives the handoff to whoever waits for its outcome. `None` where it never started.
+    pub(crate) fn seal(&self, lease: Lease, commit: CommitPayload) -> Option<Result<Outgoing, TransferError>> {
+        *self.pouch.lock() = Some(lease);
+        let outgoing = self.outgoing.lock().take()?;
+        if let Ok(outgoing) = &outgoing {
+            outgoing.finish(commit);
+        }
+        Some(outgoing)
+    }
+
+    /// Gives the handoff up: nobody will want this KV.
+    pub(crate) fn abandon(&self, reason: &str) {
+        if let Some(Ok(outgoing)) = self.outgoing.lock().take() {
+            outgoing.abort(reason);
+        }
+    }
+}

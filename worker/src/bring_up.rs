@@ -1,0 +1,130 @@
+//! From settings to a running engine with its pool: everything of a worker that needs no network.
+
+use crate::settings::{Device, EngineSettings, ModelSettings, TransferSettings, TransportKind};
+use crate::{WorkerError, models};
+use baton_engine::weights::{ModelSource, TextSource};
+use baton_engine::{Engine, EngineConfig, EngineHandle, Model};
+use baton_kernels::cpu::{CpuBackend, CpuConfig};
+use baton_kernels::lagging::{LagConfig, Lagging};
+use baton_kernels::ops::Ops;
+use baton_kernels::reference::ReferenceBackend;
+use baton_kv_transfer::{Region, TransportChoice};
+use baton_types::{Compatibility, KvPoolMap, ModelCard, TextBundle};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A worker's engine and what others must know of it.
+#[derive(Clone)]
+pub struct Loaded {
+    /// The engine.
+    pub engine: EngineHandle,
+    /// Its pool's memory.
+    pub region: Arc<Region>,
+    /// How the pool is laid out.
+    pub map: KvPoolMap,
+    /// What peers compare with.
+    pub compatibility: Compatibility,
+    /// What routers serve by.
+    pub card: ModelCard,
+    /// Tokenizer + template bundle, where the model has text.
+    pub bundle: Option<bytes::Bytes>,
+}
+
+/// Opens the model, loads its weights and starts the engine. Blocks for as long as that takes; `progress` is told 0 to 1.
+pub fn load(
+    model: &ModelSettings,
+    engine: &EngineSettings,
+    progress: &(dyn Fn(&str, f32) + Sync),
+) -> Result<Loaded, WorkerError> {
+    let ops = backend(engine)?;
+    let source = models::open(model, progress)?;
+    let context = source.shape().context;
+    let context_max = if model.max_model_len == 0 { context } else { context.min(model.max_model_len as usize) };
+    let config = EngineConfig {
+        weights: engine.weights,
+        kv: engine.kv,
+        block_tokens: engine.block_tokens,
+        kv_cache_bytes: engine.kv_cache_bytes,
+        model_len_max: context_max,
+        chunk_tokens_max: engine.chunk_tokens_max,
+        running_max: engine.running_max,
+        waiting_max: engine.waiting_max,
+        stall: Duration::from_millis(engine.stall_ms_max),
+        end_tokens: source.end_tokens().to_vec(),
+        ..EngineConfig::default()
+    }
+    .try_new()?;
+    let load = |fraction| progress("loading weights", fraction);
+    let network = Model::load(source.as_ref(), ops, config.model_config(), &load).map_err(baton_engine::EngineError::from)?;
+    let layout = network.layout(engine.block_tokens).map_err(baton_engine::EngineError::from)?;
+    let map = config.pool_map(layout.clone())?;
+    let compatibility = network.compatibility(layout);
+    let region = Region::anonymous(map.bytes())?;
+    let bundle = text_bundle(source.as_ref())?.map(|b| baton_text::bundle::encode(&b));
+    let card = ModelCard {
+        id: source.name().to_owned(),
+        served_names: served_names(source.name(), &model.served_names),
+        revision: String::new(),
+        fingerprint: source.fingerprint(),
+        context_max: context_max as u32,
+        vocab: source.shape().vocab as u32,
+        end_tokens: source.end_tokens().to_vec(),
+        defaults: source.sampling_defaults(),
+        bundle: bundle.as_deref().map(baton_text::bundle::digest),
+    };
+    log_capacity(&map, context_max);
+    let engine = Engine::start(network, region.clone(), config)?;
+    Ok(Loaded { engine, region, map, compatibility, card, bundle: bundle.map(Into::into) })
+}
+
+/// How the settings name the data plane to the transfer.
+pub fn transport(settings: &TransferSettings) -> TransportChoice {
+    match settings.transport {
+        TransportKind::Ucx => {
+            let tls = Some(settings.ucx_tls.clone()).filter(|t| !t.is_empty());
+            TransportChoice::Ucx { tls }
+        }
+        TransportKind::Tcp => TransportChoice::Tcp { bind: settings.bind, port: 0 },
+    }
+}
+
+fn backend(settings: &EngineSettings) -> Result<Arc<dyn Ops>, WorkerError> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = if settings.threads == 0 { cores } else { settings.threads };
+    let cpu = || CpuBackend::new(CpuConfig { threads, simd: None });
+    Ok(match settings.device {
+        Device::Cpu => cpu()?,
+        Device::Reference => Arc::new(ReferenceBackend::new()),
+        Device::Lagging => Arc::new(Lagging::new(cpu()?, LagConfig::default())),
+        Device::Cuda => return Err(WorkerError::NoCuda),
+    })
+}
+
+fn text_bundle(source: &dyn ModelSource) -> Result<Option<TextBundle>, WorkerError> {
+    Ok(match source.text() {
+        TextSource::Gguf(tokenizer) => Some(baton_text::bundle::from_gguf(&tokenizer)?),
+        TextSource::Bundle(bundle) => Some(*bundle),
+        TextSource::None => None,
+    })
+}
+
+fn served_names(id: &str, more: &[String]) -> Vec<String> {
+    let mut names = vec![id.to_owned()];
+    names.extend(more.iter().filter(|n| *n != id).cloned());
+    names
+}
+
+fn log_capacity(map: &KvPoolMap, context_max: usize) {
+    let layout = map.layout();
+    let tokens = map.blocks() as usize * layout.block_tokens() as usize;
+    tracing::info!(
+        kv_bytes_per_token = layout.bytes_per_token(),
+        kv_blocks = map.blocks(),
+        kv_tokens = tokens,
+        sequences_at_full_context = tokens / context_max.max(1),
+        context_max,
+        "lays out the KV pool: {} sequences of {context_max} tokens fit, or {} of 1024",
+        tokens / context_max.max(1),
+        tokens / 1024,
+    );
+}

@@ -1,0 +1,27 @@
+//! Why a worker does not start.
+
+/// A worker that cannot be brought up. None of these goes away by trying again.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// The model cannot be found, fetched or served.
+    #[error(transparent)]
+    Models(#[from] crate::models::ModelsError),
+    /// The engine cannot start.
+    #[error(transparent)]
+    Engine(#[from] baton_engine::EngineError),
+    /// The backend cannot start.
+    #[error(transparent)]
+    Ops(#[from] baton_kernels::ops::OpsError),
+    /// No memory for the pool.
+    #[error(transparent)]
+    Region(#[from] baton_kv_transfer::RegionError),
+    /// The model's tokenizer or template is not understood.
+    #[error(transparent)]
+    Text(#[from] baton_text::TextError),
+    /// The data plane cannot start.
+    #[error(transparent)]
+    Transfer(#[from] baton_kv_transfer::TransferError),
+    /// `device = "cuda"`.
+    #[error("the CUDA engine is not built yet: set device to \"cpu\"")]
+    NoCuda,
+}

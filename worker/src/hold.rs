@@ -1,0 +1,55 @@
+//! Leases as the transfer holds them: behind a trait, so that it needs to know no pool.
+
+use baton_kv_cache::{Lease, Quarantined};
+use baton_kv_transfer::{BlockHold, QuarantinedBlocks};
+use baton_types::{GroupBlocks, Party};
+use std::any::Any;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+/// A lease under a grant to one peer.
+#[derive(Debug)]
+pub struct LeaseHold {
+    lease: Lease,
+    owner: u64,
+}
+
+impl LeaseHold {
+    /// Holds `lease` for writes of `peer`.
+    pub fn new(lease: Lease, peer: &Party) -> Self {
+        Self { lease, owner: owner(peer) }
+    }
+
+    /// Takes the lease back out of what the transfer returned.
+    pub fn into_lease(hold: Box<dyn BlockHold>) -> Option<Lease> {
+        hold.into_any().downcast::<Self>().ok().map(|h| h.lease)
+    }
+}
+
+/// The label under which blocks that `peer` may still write are counted.
+pub fn owner(peer: &Party) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    peer.hash(&mut hasher);
+    hasher.finish()
+}
+
+impl BlockHold for LeaseHold {
+    fn blocks(&self) -> &GroupBlocks {
+        self.lease.blocks()
+    }
+
+    fn quarantine(self: Box<Self>) -> Box<dyn QuarantinedBlocks> {
+        Box::new(QuarantinedLease(self.lease.quarantine(self.owner)))
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
+        self
+    }
+}
+
+struct QuarantinedLease(Quarantined);
+
+impl QuarantinedBlocks for QuarantinedLease {
+    fn release(self: Box<Self>) {
+        self.0.release();
+    }
+}

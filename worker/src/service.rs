@@ -1,0 +1,120 @@
+//! `baton.v1.Worker`: the model's bundle, and a stream of load reports.
+
+use baton_engine::EngineHandle;
+use baton_proto::v1::{self, worker_server::Worker};
+use baton_types::{Digest, Party};
+use bytes::Bytes;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status};
+
+/// Largest chunk of a bundle.
+const CHUNK_BYTES_MAX: usize = 1 << 20;
+/// Shortest time between two load reports.
+const REPORT_MS_MIN: u64 = 50;
+/// Longest time between two load reports, in units of [`REPORT_MS_MIN`]: 1 s.
+const QUIET_TICKS_MAX: u32 = 20;
+/// Reports that wait for a slow router; a later one says all that an earlier one did.
+const REPORTS_MAX: usize = 2;
+
+/// Tokens claimed and not reserved yet; only a decode worker has any.
+pub type ClaimedTokens = Arc<dyn Fn() -> u64 + Send + Sync>;
+
+/// What every worker serves to routers.
+#[derive(Clone)]
+pub struct WorkerService {
+    /// Who reports.
+    pub party: Party,
+    /// Whose load.
+    pub engine: EngineHandle,
+    /// Digest and bytes of the bundle.
+    pub bundle: Option<(Digest, Bytes)>,
+    /// See [`ClaimedTokens`].
+    pub claimed: ClaimedTokens,
+    /// Set while the worker drains.
+    pub draining: Arc<AtomicBool>,
+}
+
+#[tonic::async_trait]
+impl Worker for WorkerService {
+    type BundleStream = ReceiverStream<Result<v1::BundleChunk, Status>>;
+    type WatchStream = ReceiverStream<Result<v1::LoadReport, Status>>;
+
+    async fn bundle(&self, request: Request<v1::BundleRequest>) -> Result<Response<Self::BundleStream>, Status> {
+        let wanted = request.into_inner().digest;
+        let Some((_, bytes)) = self.bundle.as_ref().filter(|(digest, _)| digest.0[..] == wanted[..]) else {
+            return Err(Status::not_found("this worker's model has another bundle, or none"));
+        };
+        let (chunks, stream) = mpsc::channel(1);
+        let mut rest = bytes.clone();
+        tokio::spawn(async move {
+            while !rest.is_empty() {
+                let data = rest.split_to(rest.len().min(CHUNK_BYTES_MAX));
+                if chunks.send(Ok(v1::BundleChunk { data })).await.is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        tracing::info!(router = %request.into_inner().router, "reports load to a router");
+        let (reports, stream) = mpsc::channel(REPORTS_MAX);
+        tokio::spawn(self.clone().report(reports));
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+}
+
+impl WorkerService {
+    async fn report(self, reports: mpsc::Sender<Result<v1::LoadReport, Status>>) {
+        let mut ticks = tokio::time::interval(Duration::from_millis(REPORT_MS_MIN));
+        let (mut last, mut quiet, mut sequence) = (None, 0, 0);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = reports.closed() => return,
+            }
+            let report = self.load();
+            quiet += 1;
+            if last.as_ref() == Some(&report) && quiet < QUIET_TICKS_MAX {
+                continue;
+            }
+            last = Some(report.clone());
+            sequence += 1;
+            // A router that is behind gets the next report, which says more.
+            if reports.try_send(Ok(v1::LoadReport { sequence, ..report })).is_ok() {
+                quiet = 0;
+            }
+        }
+    }
+
+    fn load(&self) -> v1::LoadReport {
+        let load = self.engine.load();
+        let blocks = load.blocks;
+        v1::LoadReport {
+            party: Some(self.party.clone().into()),
+            sequence: 0,
+            waiting: load.waiting as u32,
+            waiting_tokens: load.waiting_tokens as u64,
+            running: load.running as u32,
+            running_tokens: load.running_tokens as u64,
+            blocks: Some(v1::BlockCounts {
+                total: blocks.total as u64,
+                free: blocks.free as u64,
+                referenced: blocks.referenced as u64,
+                cached: blocks.cached as u64,
+                quarantined: blocks.quarantined as u64,
+            }),
+            prefill_tokens_per_s: load.prefill_tokens_per_s,
+            decode_steps_per_s: load.decode_steps_per_s,
+            claimed_tokens: (self.claimed)(),
+            healthy: self.engine.healthy(),
+            draining: self.draining.load(Ordering::Relaxed),
+            steps: load.steps,
+        }
+    }
+}

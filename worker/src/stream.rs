@@ -1,0 +1,55 @@
+//! From the engine thread to an async stream: a bounded channel whose reader sets the pace.
+
+use baton_engine::api::{SequenceEvent, SequenceSink};
+use tokio::sync::mpsc;
+
+/// Events that one stream may hold before its sequence is paused. A few tokens hide the reader's scheduling; more would only delay
+/// the notice that it stalls.
+pub const EVENTS_MAX: usize = 64;
+
+/// The engine's end. Clones feed the same stream.
+#[derive(Clone, Debug)]
+pub struct StreamSink(mpsc::Sender<SequenceEvent>);
+
+/// Makes a connected pair.
+pub fn channel() -> (StreamSink, mpsc::Receiver<SequenceEvent>) {
+    let (sender, receiver) = mpsc::channel(EVENTS_MAX);
+    (StreamSink(sender), receiver)
+}
+
+impl StreamSink {
+    /// Tells the reader of an end that came before the engine had the sequence. A full or closed stream is told nothing.
+    pub fn fail(&self, kind: baton_types::ErrorKind, message: impl Into<String>) {
+        let _ = self.0.try_send(SequenceEvent::Failed { kind, message: message.into() });
+    }
+}
+
+impl SequenceSink for StreamSink {
+    fn has_room(&self) -> bool {
+        // A closed stream has room: the next event tells the engine that nobody listens.
+        self.0.is_closed() || self.0.capacity() >= 2
+    }
+
+    fn send(&mut self, event: SequenceEvent) -> bool {
+        self.0.try_send(event).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use baton_types::{ErrorKind, FinishReason};
+    use std::time::Instant;
+
+    #[test]
+    fn a_slow_reader_takes_the_room_and_a_gone_one_ends_the_sequence() {
+        let (mut sink, mut receiver) = channel();
+        let started = || SequenceEvent::Started { at: Instant::now() };
+        let sent = (0..2 * EVENTS_MAX).take_while(|_| sink.has_room() && sink.send(started())).count();
+        assert_eq!(sent, EVENTS_MAX - 1);
+        assert!(receiver.try_recv().is_ok() && sink.has_room());
+        drop(receiver);
+        assert!(sink.has_room() && !sink.send(SequenceEvent::Finished { reason: FinishReason::Stop }));
+        sink.fail(ErrorKind::Internal, "nobody hears");
+    }
+}

@@ -1,0 +1,20 @@
+//! What a client is told when the engine does not take a sequence.
+
+use baton_engine::api::SubmitError;
+use baton_types::{ErrorKind, RequestError};
+use std::time::Duration;
+
+/// How long a client waits before it asks a full queue again: a few steps.
+const RETRY_AFTER: Duration = Duration::from_millis(500);
+
+/// The row of the error table behind an engine's refusal.
+pub fn submit_error(error: &SubmitError) -> RequestError {
+    let kind = match error {
+        SubmitError::NeverFits { .. } => ErrorKind::ContextLengthExceeded,
+        SubmitError::Full { .. } => ErrorKind::Overloaded,
+        SubmitError::Invalid(_) => ErrorKind::InvalidRequest,
+        SubmitError::Stopped => ErrorKind::Unavailable,
+    };
+    let request_error = RequestError::new(kind, error.to_string());
+    if kind == ErrorKind::Overloaded { request_error.retry_after(RETRY_AFTER) } else { request_error }
+}
