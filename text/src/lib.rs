@@ -10,6 +10,7 @@
 //! This crate must never know a network, a clock (the caller gives the time), an async runtime or a numeric kernel.
 
 pub mod bundle;
+pub mod chat;
 
 mod detokenizer;
 mod error;
@@ -18,6 +19,7 @@ mod stop;
 pub mod tokenizer;
 
 pub use baton_types::TextBundle;
+pub use chat::{ChatRequest, ChatTemplate, Content, Message, Role};
 
 pub use detokenizer::Detokenizer;
 pub use error::TextError;

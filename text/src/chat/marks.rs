@@ -1,0 +1,137 @@
+//! Private-use characters that stand for control tokens while a template renders.
+//!
+//! Two kinds. A *sentinel* stands for a control token that the template spells; the template's source and its begin and end token carry
+//! them. A *shadow* stands for one character of a client's text, and is used only in a second rendering, when the first spelled out some
+//! control token in letters. Whoever wrote those letters is then seen: with every character that occurs in any control token shadowed in
+//! the client's text, what is still spelled was put together by the template alone. Literals that the template may search content for
+//! (`'</think>' in content`) are left unshadowed where they cannot be a part of a control token. If the second rendering, read back, is
+//! not the same text, the template took another way and nothing is proven: the request is refused rather than guessed.
+
+use super::{ChatRequest, json};
+use crate::tokenizer::control::Controls;
+use crate::{Content, Prompt, TextError};
+
+/// The private-use planes, 15 and 16.
+const PLANES: [(u32, u32); 2] = [(0x10_0000, 0x10_FFFD), (0xF_0000, 0xF_FFFD)];
+
+/// A run of private-use characters: sentinels by index of the control token, then shadows by character.
+#[derive(Debug)]
+pub(super) struct Marks {
+    base: u32,
+    controls: u32,
+    /// Characters that occur in control tokens, sorted.
+    alphabet: Vec<char>,
+}
+
+impl Marks {
+    /// Marks that do not occur in `text`.
+    pub(super) fn avoiding(controls: &Controls, text: &str) -> Result<Self, TextError> {
+        let mut alphabet: Vec<char> = controls.tokens().iter().flat_map(|(_, spelling)| spelling.chars()).collect();
+        alphabet.sort_unstable();
+        alphabet.dedup();
+        let len = (controls.tokens().len() + alphabet.len()).max(1) as u32;
+        let mut taken: Vec<u32> = text.chars().map(u32::from).filter(|c| *c >= PLANES[1].0).collect();
+        taken.sort_unstable();
+        let free = |base: &u32| taken.partition_point(|c| c < base) == taken.partition_point(|c| *c < base + len);
+        let bases = PLANES.iter().flat_map(|(first, last)| {
+            let runs = (last + 1 - first) / len;
+            (0..runs).map(move |run| first + run * len)
+        });
+        match bases.into_iter().find(free) {
+            Some(base) => Ok(Self { base, controls: controls.tokens().len() as u32, alphabet }),
+            None => Err(TextError::TemplateTooLong("the private-use characters of Unicode")),
+        }
+    }
+
+    /// Whether any text of the request has one of these characters.
+    pub(super) fn occur_in(&self, request: &ChatRequest<'_>) -> bool {
+        let end = self.base + self.controls + self.alphabet.len() as u32;
+        let mut found = false;
+        visit(request, &mut |text| found |= text.chars().any(|c| (self.base..end).contains(&u32::from(c))));
+        found
+    }
+
+    /// `text` with a sentinel for every control token that it spells.
+    pub(super) fn mark(&self, text: &str, controls: &Controls) -> String {
+        let mut out = String::with_capacity(text.len());
+        let mut at = 0;
+        for (range, index) in controls.find(text) {
+            out.push_str(&text[at..range.start]);
+            out.extend(char::from_u32(self.base + index as u32));
+            at = range.end;
+        }
+        out + &text[at..]
+    }
+
+    /// A client's text with every character that could be a part of a control token shadowed, except in these literals.
+    pub(super) fn shadow(&self, text: &str, literals: &[String]) -> String {
+        let mut out = String::with_capacity(text.len());
+        let mut rest = text;
+        while let Some(c) = rest.chars().next() {
+            let literal = literals.iter().find(|l| rest.starts_with(l.as_str()));
+            let (shown, taken) = rest.split_at(literal.map_or(c.len_utf8(), String::len));
+            match self.alphabet.binary_search(&c) {
+                Ok(i) if literal.is_none() => out.extend(char::from_u32(self.base + self.controls + i as u32)),
+                _ => out.push_str(shown),
+            }
+            rest = taken;
+        }
+        out
+    }
+
+    /// Whether a rendering still spells out a control token in letters.
+    pub(super) fn spells_controls(&self, output: &str, controls: &Controls) -> bool {
+        controls.find(output).next().is_some()
+    }
+
+    /// Reads a rendering: sentinels become control tokens, shadows the characters they stand for. With `composed`, spellings in
+    /// letters become control tokens too.
+    pub(super) fn resolve(&self, output: &str, controls: &Controls, composed: bool) -> Prompt {
+        let mut prompt = Prompt::default();
+        let mut at = 0;
+        let spelled = composed.then(|| controls.find(output)).into_iter().flatten();
+        for (range, index) in spelled {
+            self.resolve_marks(&output[at..range.start], controls, &mut prompt);
+            let (token, spelling) = &controls.tokens()[index];
+            prompt.push_control(*token, spelling);
+            at = range.end;
+        }
+        self.resolve_marks(&output[at..], controls, &mut prompt);
+        prompt
+    }
+
+    fn resolve_marks(&self, output: &str, controls: &Controls, prompt: &mut Prompt) {
+        for c in output.chars() {
+            let index = u32::from(c).checked_sub(self.base).map(|i| i as usize);
+            let sentinel = index.and_then(|i| controls.tokens().get(i));
+            let shadowed = index.and_then(|i| self.alphabet.get(i.checked_sub(self.controls as usize)?));
+            match (sentinel, shadowed) {
+                (Some((token, spelling)), _) => prompt.push_control(*token, spelling),
+                (None, Some(original)) => prompt.push_char(*original),
+                (None, None) => prompt.push_char(c),
+            }
+        }
+    }
+}
+
+/// All characters of the private-use planes in a request and in the template.
+pub(super) fn foreign(request: &ChatRequest<'_>, template: &str) -> String {
+    let private = |text: &str| text.chars().filter(|c| u32::from(*c) >= PLANES[1].0).collect::<String>();
+    let mut all = private(template);
+    visit(request, &mut |text| all.push_str(&private(text)));
+    all
+}
+
+/// Shows every text that a client wrote.
+fn visit(request: &ChatRequest<'_>, see: &mut dyn FnMut(&str)) {
+    for message in request.messages {
+        match &message.content {
+            Some(Content::Text(text)) => see(text),
+            Some(Content::Parts(parts)) => parts.iter().for_each(|part| see(part)),
+            None => {}
+        }
+        json::visit_map(&message.extra, see);
+    }
+    request.tools.into_iter().for_each(|tools| json::visit(tools, see));
+    json::visit_map(request.arguments, see);
+}

@@ -1,0 +1,160 @@
+//! Chat messages to a prompt, through the model's own Jinja template.
+//!
+//! The template decides the text; who wrote which control token is decided here. Control tokens that the template spells in its own
+//! source (and the begin and end token that it is given) travel through the rendering as sentinels: private-use characters that occur
+//! nowhere in the messages. The content itself is handed over unchanged, so templates may trim, cut, compare and search it as they do
+//! elsewhere. After rendering, each sentinel becomes its control token, and a control token spelled out in letters is text, unless the
+//! template put it together from pieces (`'<|' + role + '|>'`); see [`marks`] for how that is told apart.
+
+mod environment;
+mod json;
+mod marks;
+mod message;
+mod source;
+
+use baton_types::TextBundle;
+use minijinja::Value;
+use serde_json::Map;
+use std::time::SystemTime;
+
+use crate::{Prompt, TextError, Tokenizer};
+use environment::Compiled;
+use marks::Marks;
+pub use message::{Content, Message, Role};
+use source::Source;
+
+/// Arguments that the server sets.
+const RESERVED: [&str; 9] = [
+    "raise_exception",
+    "strftime_now",
+    "messages",
+    "tools",
+    "documents",
+    "add_generation_prompt",
+    "bos_token",
+    "eos_token",
+    "chat_template",
+];
+
+/// One conversation to render.
+#[derive(Clone, Copy, Debug)]
+pub struct ChatRequest<'a> {
+    /// The messages, oldest first.
+    pub messages: &'a [Message],
+    /// Tools in OpenAI's form, where there are any.
+    pub tools: Option<&'a serde_json::Value>,
+    /// Whether the prompt ends with the beginning of the assistant's answer.
+    pub add_generation_prompt: bool,
+    /// Further template arguments (`chat_template_kwargs`).
+    pub arguments: &'a Map<String, serde_json::Value>,
+    /// The time that the template sees as now, in UTC.
+    pub now: SystemTime,
+}
+
+/// A model's chat template, ready to render.
+pub struct ChatTemplate {
+    source: Source,
+    tokenizer: Tokenizer,
+    bos_token: String,
+    eos_token: String,
+    compiled: Compiled,
+    marks: Marks,
+    forms: message::Forms,
+    /// See [`Source::comparable`].
+    comparable: Vec<String>,
+}
+
+impl ChatTemplate {
+    /// Compiles the bundle's template; [`TextError::NoChatTemplate`] where it has none.
+    pub fn from_bundle(bundle: &TextBundle, tokenizer: &Tokenizer) -> Result<Self, TextError> {
+        let source = Source::new(bundle.chat_template.as_deref().ok_or(TextError::NoChatTemplate)?)?;
+        let marks = Marks::avoiding(tokenizer.controls(), source.text())?;
+        let compiled = Compiled::new(&source, tokenizer.controls(), &marks)?;
+        let mut template = Self {
+            forms: message::Forms { developer: source.quotes("developer"), ..Default::default() },
+            comparable: source.comparable(tokenizer.controls()),
+            source,
+            tokenizer: tokenizer.clone(),
+            bos_token: bundle.bos_token.clone().unwrap_or_default(),
+            eos_token: bundle.eos_token.clone().unwrap_or_default(),
+            compiled,
+            marks,
+        };
+        template.forms.content = message::ContentForm::probe(|message| template.probe(message));
+        Ok(template)
+    }
+
+    /// Renders the conversation.
+    pub fn render(&self, request: &ChatRequest<'_>) -> Result<Prompt, TextError> {
+        if let Some(name) = request.arguments.keys().find(|name| RESERVED.contains(&name.as_str())) {
+            return Err(TextError::ReservedArgument(name.clone()));
+        }
+        if self.marks.occur_in(request) {
+            // Somebody writes in our private-use characters: for this request, others are taken.
+            let marks = Marks::avoiding(self.tokenizer.controls(), &marks::foreign(request, self.source.text()))?;
+            let compiled = Compiled::new(&self.source, self.tokenizer.controls(), &marks)?;
+            return self.render_with(&compiled, &marks, request);
+        }
+        self.render_with(&self.compiled, &self.marks, request)
+    }
+
+    fn render_with(&self, compiled: &Compiled, marks: &Marks, request: &ChatRequest<'_>) -> Result<Prompt, TextError> {
+        let controls = self.tokenizer.controls();
+        let output = compiled.render(self.arguments(marks, request, &str::to_owned), request.now)?;
+        let prompt = marks.resolve(&output, controls, false);
+        if !marks.spells_controls(&output, controls) {
+            return Ok(prompt);
+        }
+        // Some control token is spelled out: by a message, or by the template from pieces. Render again with messages that cannot
+        // spell any, and see which remain.
+        let shadowed = |text: &str| marks.shadow(text, &self.comparable);
+        let Ok(shadow) = compiled.render(self.arguments(marks, request, &shadowed), request.now) else {
+            return Err(TextError::Ambiguous);
+        };
+        if !marks.spells_controls(&shadow, controls) {
+            return Ok(prompt);
+        }
+        let composed = marks.resolve(&shadow, controls, true);
+        if composed.text() == prompt.text() { Ok(composed) } else { Err(TextError::Ambiguous) }
+    }
+
+    /// The template's arguments. `text` is applied to every string that a client wrote.
+    fn arguments(
+        &self,
+        marks: &Marks,
+        request: &ChatRequest<'_>,
+        text: &dyn Fn(&str) -> String,
+    ) -> Vec<(Value, Value)> {
+        let controls = self.tokenizer.controls();
+        let messages: Value = request.messages.iter().map(|m| m.to_template(self.forms, text)).collect();
+        let set = [
+            ("messages", messages),
+            ("tools", request.tools.map_or(Value::from(()), |tools| json::to_template(tools, text))),
+            ("documents", Value::from(())),
+            ("add_generation_prompt", Value::from(request.add_generation_prompt)),
+            ("bos_token", Value::from(marks.mark(&self.bos_token, controls))),
+            ("eos_token", Value::from(marks.mark(&self.eos_token, controls))),
+        ];
+        // An argument that is a word of the template (`'high'`) is a choice, not text.
+        let word = |value: &str| value.chars().all(|c| c.is_alphanumeric() || "-_".contains(c));
+        let choice =
+            |value: &str| if word(value) && self.source.quotes(value) { value.to_owned() } else { text(value) };
+        let further = request.arguments.iter().map(|(name, value)| (name.as_str(), json::to_template(value, &choice)));
+        set.into_iter().chain(further).map(|(name, value)| (Value::from(name), value)).collect()
+    }
+
+    /// What the template makes of one user message with this content; none where it fails.
+    fn probe(&self, message: Value) -> Option<String> {
+        let (now, nothing) = (SystemTime::UNIX_EPOCH, Map::new());
+        let empty = ChatRequest { messages: &[], tools: None, add_generation_prompt: true, arguments: &nothing, now };
+        let mut arguments = self.arguments(&self.marks, &empty, &str::to_owned);
+        arguments[0].1 = Value::from(vec![message]);
+        self.compiled.render(arguments, now).ok()
+    }
+}
+
+impl std::fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ChatTemplate").field("forms", &self.forms).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,236 @@
+//! A template's source, cut into code, quoted strings and plain output: enough to mark the control tokens that it spells.
+
+use std::borrow::Cow;
+
+use crate::TextError;
+use crate::tokenizer::control::Controls;
+
+/// Longest accepted template, in bytes; known ones stay under 30 KB.
+const TEMPLATE_BYTES_MAX: usize = 1 << 20;
+
+/// A template as pieces which, put together, are its source.
+#[derive(Debug)]
+pub(super) struct Source {
+    text: String,
+    pieces: Vec<(Piece, std::ops::Range<usize>)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Piece {
+    /// Output as it stands.
+    Plain,
+    /// Inside a string literal, without its quotes.
+    Quoted,
+    /// Anything else: expressions, statements, comments, delimiters.
+    Code,
+}
+
+impl Source {
+    pub(super) fn new(template: &str) -> Result<Self, TextError> {
+        if template.len() > TEMPLATE_BYTES_MAX {
+            return Err(TextError::TemplateSyntax(format!(
+                "{} bytes, over the limit of {TEMPLATE_BYTES_MAX}",
+                template.len()
+            )));
+        }
+        let text = without_generation_marks(template);
+        let pieces = Cutter { text: &text, at: 0, pieces: Vec::new() }.run();
+        Ok(Self { text, pieces })
+    }
+
+    pub(super) fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether the template has this very string literal.
+    pub(super) fn quotes(&self, literal: &str) -> bool {
+        self.quoted().any(|q| q == literal)
+    }
+
+    fn quoted(&self) -> impl Iterator<Item = &str> {
+        self.pieces.iter().filter(|(kind, _)| *kind == Piece::Quoted).map(|(_, range)| &self.text[range.clone()])
+    }
+
+    /// The source with `change` applied to all text that it can put out.
+    pub(super) fn map_output(&self, change: impl Fn(&str) -> String) -> String {
+        let piece = |(kind, range): &(Piece, std::ops::Range<usize>)| match &self.text[range.clone()] {
+            code if *kind == Piece::Code => Cow::Borrowed(code),
+            output => Cow::Owned(change(output)),
+        };
+        self.pieces.iter().map(piece).collect()
+    }
+
+    /// String literals that content may be compared with and that share no character with any spelling of a control token they could
+    /// touch: no control token begins at their end, ends at their beginning, holds them or stands in them.
+    pub(super) fn comparable(&self, controls: &Controls) -> Vec<String> {
+        let borders =
+            |left: &str, right: &str| right.char_indices().any(|(at, c)| left.ends_with(&right[..at + c.len_utf8()]));
+        let touches = |literal: &str, control: &str| {
+            literal.contains(control)
+                || control.contains(literal)
+                || borders(literal, control)
+                || borders(control, literal)
+        };
+        let apart = |q: &&str| !q.is_empty() && !controls.tokens().iter().any(|(_, control)| touches(q, control));
+        let mut found: Vec<String> = self.quoted().map(unescape).map(|q| q.into_owned()).collect();
+        found.retain(|q| apart(&q.as_str()));
+        found.sort_by_key(|q| std::cmp::Reverse(q.len()));
+        found.dedup();
+        found
+    }
+}
+
+/// Line ends and tabs, the escapes that occur in what templates search for.
+fn unescape(literal: &str) -> Cow<'_, str> {
+    match literal.contains('\\') {
+        true => literal.replace("\\n", "\n").replace("\\t", "\t").into(),
+        false => literal.into(),
+    }
+}
+
+/// Takes out `{% generation %}` and `{% endgeneration %}`, which mark answers for training and print nothing. They become statements
+/// that keep their white space control.
+fn without_generation_marks(template: &str) -> String {
+    let mut out = String::with_capacity(template.len());
+    let mut rest = template;
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start);
+        out.push_str(before);
+        let end = tag.find("%}").map_or(tag.len(), |end| end + 2);
+        let name = tag[..end].trim_start_matches("{%").trim_end_matches("%}").trim_matches(['-', '+']).trim();
+        match name {
+            "generation" => out.push_str(&tag[..end].replace("generation", "if true")),
+            "endgeneration" => out.push_str(&tag[..end].replace("endgeneration", "endif")),
+            _ => {
+                out.push_str("{%");
+                rest = &tag[2..];
+                continue;
+            }
+        }
+        rest = &tag[end..];
+    }
+    out + rest
+}
+
+struct Cutter<'a> {
+    text: &'a str,
+    at: usize,
+    pieces: Vec<(Piece, std::ops::Range<usize>)>,
+}
+
+impl Cutter<'_> {
+    fn run(mut self) -> Vec<(Piece, std::ops::Range<usize>)> {
+        while self.at < self.text.len() {
+            let next = self.text[self.at..].match_indices('{').map(|(i, _)| self.at + i);
+            let open = next.into_iter().find(|&i| matches!(self.text.as_bytes().get(i + 1), Some(b'{' | b'%' | b'#')));
+            self.take(Piece::Plain, open.unwrap_or(self.text.len()));
+            match self.text.as_bytes().get(self.at + 1) {
+                Some(b'#') => self.take_through(Piece::Code, "#}"),
+                Some(b'%') if self.is_raw() => {
+                    self.take_through(Piece::Code, "%}");
+                    let end = self.text[self.at..].match_indices("{%").map(|(i, _)| self.at + i);
+                    let end = end
+                        .into_iter()
+                        .find(|&i| self.text[i + 2..].trim_start_matches(['-', '+', ' ']).starts_with("endraw"));
+                    self.take(Piece::Plain, end.unwrap_or(self.text.len()));
+                    self.take_through(Piece::Code, "%}");
+                }
+                Some(_) => self.code(),
+                None => {}
+            }
+        }
+        self.pieces
+    }
+
+    fn is_raw(&self) -> bool {
+        let name = self.text[self.at + 2..].trim_start_matches(['-', '+', ' ']);
+        name.strip_prefix("raw").is_some_and(|rest| rest.trim_start_matches([' ', '-', '+']).starts_with("%}"))
+    }
+
+    /// An expression or a statement, up to its end outside of strings and of braces.
+    fn code(&mut self) {
+        let bytes = self.text.as_bytes();
+        let close = if bytes[self.at + 1] == b'{' { b"}}" } else { b"%}" };
+        let (mut i, mut depth) = (self.at + 2, 0usize);
+        while i < bytes.len() {
+            match bytes[i] {
+                quote @ (b'"' | b'\'') => {
+                    self.take(Piece::Code, i + 1);
+                    i = self.at;
+                    while i < bytes.len() && bytes[i] != quote {
+                        i += 1 + usize::from(bytes[i] == b'\\');
+                    }
+                    self.take(Piece::Quoted, i.min(bytes.len()));
+                }
+                _ if depth == 0 && bytes[i..].starts_with(close) => return self.take(Piece::Code, i + 2),
+                b'{' => depth += 1,
+                b'}' => depth = depth.saturating_sub(1),
+                _ => {}
+            }
+            i += 1;
+        }
+        self.take(Piece::Code, bytes.len());
+    }
+
+    fn take_through(&mut self, kind: Piece, end: &str) {
+        let stop = self.text[self.at..].find(end).map_or(self.text.len(), |i| self.at + i + end.len());
+        self.take(kind, stop);
+    }
+
+    fn take(&mut self, kind: Piece, end: usize) {
+        if end > self.at {
+            self.pieces.push((kind, self.at..end));
+            self.at = end;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn cut(template: &str) -> String {
+        let source = Source::new(template).unwrap();
+        let show = |(kind, range): &(Piece, std::ops::Range<usize>)| {
+            let text = &source.text[range.clone()];
+            match kind {
+                Piece::Plain => format!("P({text})"),
+                Piece::Quoted => format!("Q({text})"),
+                Piece::Code => text.to_owned(),
+            }
+        };
+        source.pieces.iter().map(show).collect()
+    }
+
+    #[test]
+    fn cuts_templates() {
+        let cases = [
+            ("a{{ 'b' + \"c\" }}d", "P(a){{ 'Q(b)' + \"Q(c)\" }}P(d)"),
+            ("{{ {'k': {'n': '}}'}} }}x", "{{ {'Q(k)': {'Q(n)': 'Q(}})'}} }}P(x)"),
+            ("{# don't #}{%- if x == 'it\\'s' %}{y", "{# don't #}{%- if x == 'Q(it\\'s)' %}P({y)"),
+            ("{% raw %}{{ 'x' }}{%- endraw %}z", "{% raw %}P({{ 'x' }}){%- endraw %}P(z)"),
+            ("{%- generation -%}a{% endgeneration %}", "{%- if true -%}P(a){% endif %}"),
+        ];
+        for (template, expected) in cases {
+            assert_eq!(cut(template), expected);
+        }
+    }
+
+    #[test]
+    fn comparable_literals_touch_no_control_token() {
+        let controls = Controls::new(vec![(0, "<|a|>".to_owned()), (1, "<x>".to_owned())]).unwrap();
+        let source =
+            Source::new("{{ '<|' ~ '|>' ~ '</think>' ~ 'x' ~ '[INST]' ~ '>a' ~ 'a<' ~ '\\n\\n' ~ 'role' ~ '' }}")
+                .unwrap();
+        assert_eq!(source.comparable(&controls), ["</think>", "[INST]", "role", "\n\n"]);
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_are_the_source(template in "[{}%#'\"\\\\a é-]{0,40}") {
+            let source = Source::new(&template).unwrap();
+            prop_assert_eq!(source.map_output(str::to_owned), template);
+        }
+    }
+}
