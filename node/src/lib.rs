@@ -1,1 +1,25 @@
-//! Placeholder.
+//! What every Baton process has: configuration, telemetry, metrics, health, membership, gRPC plumbing, drain.
+//!
+//! Place in the house: above `types` and `proto`, below the router, the workers and the command line. A main is thin because of it:
+//!
+//! ```text
+//! parse flags -> config::load_or_dump -> telemetry::init -> Shutdown::install -> run(config) -> bounded drain
+//! ```
+//!
+//! This is the only crate that reads environment variables. It must never know tokens, KV or placement: it carries records
+//! and leases without judging them.
+
+pub mod admin;
+pub mod announce;
+pub mod config;
+pub mod grpc;
+pub mod id;
+pub mod membership;
+pub mod metrics;
+pub mod shutdown;
+pub mod telemetry;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod testing;
+
+pub use shutdown::{DrainConfig, Shutdown};

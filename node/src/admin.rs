@@ -1,0 +1,80 @@
+//! Health and metrics over HTTP: `/healthz` = `/health`, `/readyz`, `/metrics`.
+//!
+//! Healthy: this process works, restarting it would not help. Ready: it would serve a request now. Both answer 200 or 503 with a reason.
+
+use crate::config::{Check, Checker};
+use crate::metrics::{self, Metrics};
+use axum::Router;
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use axum::routing::get;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+/// The section `admin`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct AdminConfig {
+    /// Where health and metrics are served; nowhere of its own where unset.
+    pub listen: Option<SocketAddr>,
+}
+
+impl Check for AdminConfig {
+    fn check(&self, _: &mut Checker) {}
+}
+
+type Probe = dyn Fn() -> Result<(), String> + Send + Sync;
+
+/// The two questions that a process answers. Probes must return at once: they look at what the process knows.
+#[derive(Clone)]
+pub struct Health {
+    live: Arc<Probe>,
+    ready: Arc<Probe>,
+}
+
+impl fmt::Debug for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Health").field("live", &(self.live)()).field("ready", &(self.ready)()).finish()
+    }
+}
+
+impl Health {
+    /// `live` and `ready` answer `Ok`, or why not.
+    pub fn new(
+        live: impl Fn() -> Result<(), String> + Send + Sync + 'static,
+        ready: impl Fn() -> Result<(), String> + Send + Sync + 'static,
+    ) -> Self {
+        Self { live: Arc::new(live), ready: Arc::new(ready) }
+    }
+}
+
+/// The routes, to be merged into a server or served by [`serve`].
+pub fn routes(health: Health, metrics: Metrics) -> Router {
+    fn answer(result: Result<(), String>) -> (StatusCode, String) {
+        match result {
+            Ok(()) => (StatusCode::OK, "ok\n".into()),
+            Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("{reason}\n")),
+        }
+    }
+    let live = {
+        let health = health.clone();
+        move || std::future::ready(answer((health.live)()))
+    };
+    let ready = move || std::future::ready(answer((health.ready)()));
+    let metrics =
+        move || std::future::ready(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics.encode()).into_response());
+    Router::new()
+        .route("/healthz", get(live.clone()))
+        .route("/health", get(live))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(metrics))
+}
+
+/// Serves `routes` until `stop` is cancelled; requests in flight end first.
+pub async fn serve(listener: TcpListener, routes: Router, stop: CancellationToken) -> std::io::Result<()> {
+    axum::serve(listener, routes).with_graceful_shutdown(stop.cancelled_owned()).await
+}

@@ -1,0 +1,11 @@
+//! gRPC plumbing that servers and clients share: limits, keepalive, listening, deadlines.
+
+mod client;
+mod config;
+mod deadline;
+mod server;
+
+pub use client::{ChannelConfig, ChannelError, channel};
+pub use config::GrpcConfig;
+pub use deadline::{TIMEOUT_HEADER, deadline_of, parse_timeout, set_deadline};
+pub use server::{BindError, bind, health, reflection, serve, server};

@@ -1,0 +1,70 @@
+//! The section `grpc`.
+
+use crate::config::{ByteSize, Check, Checker};
+use serde::{Deserialize, Serialize};
+use std::net::{Ipv4Addr, SocketAddr};
+
+/// A gRPC server's address and limits.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct GrpcConfig {
+    /// Where it listens; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// `host:port` under which others reach it; by default the address listened on.
+    pub advertise: Option<String>,
+    /// Largest message accepted.
+    pub message_bytes_max: ByteSize,
+    /// Most calls in flight on one connection.
+    pub streams_max: u32,
+    /// How often an idle connection is probed.
+    pub keepalive_ms: u64,
+    /// A probe that is not answered for this long ends the connection.
+    pub keepalive_wait_ms_max: u64,
+}
+
+impl Default for GrpcConfig {
+    fn default() -> Self {
+        Self {
+            listen: (Ipv4Addr::LOCALHOST, 0).into(),
+            advertise: None,
+            // A million token ids are at most 5 MiB of varints.
+            message_bytes_max: ByteSize(8 << 20),
+            streams_max: 4_096,
+            keepalive_ms: 2_000,
+            keepalive_wait_ms_max: 4_000,
+        }
+    }
+}
+
+impl GrpcConfig {
+    /// The same on another address.
+    #[must_use]
+    pub fn on(self, listen: SocketAddr) -> Self {
+        Self { listen, ..self }
+    }
+
+    /// [`GrpcConfig::message_bytes_max`], for `max_decoding_message_size` of each service.
+    pub fn message_max(&self) -> usize {
+        usize::try_from(self.message_bytes_max.0).unwrap_or(usize::MAX)
+    }
+}
+
+impl Check for GrpcConfig {
+    fn check(&self, at: &mut Checker) {
+        at.range("message_bytes_max", self.message_bytes_max.0, 64 << 10..=1 << 30)
+            .range("streams_max", self.streams_max, 1..=1 << 20)
+            .range("keepalive_ms", self.keepalive_ms, 100..=3_600_000)
+            .range("keepalive_wait_ms_max", self.keepalive_wait_ms_max, 100..=3_600_000);
+        let named = self.advertise.as_deref().is_none_or(|a| {
+            a.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
+        });
+        at.require("advertise", named, "host:port");
+        // Others cannot connect to "any address".
+        let reachable = !self.listen.ip().is_unspecified() || self.advertise.is_some();
+        at.require(
+            "advertise",
+            reachable,
+            "set to host:port where grpc.listen is an unspecified address (0.0.0.0 or [::])",
+        );
+    }
+}

@@ -1,0 +1,90 @@
+//! Servers: settings, listening, reflection, health.
+
+use super::GrpcConfig;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Server;
+use tonic::transport::server::{Router, TcpIncoming};
+
+/// Bytes that a peer may send on one stream before it waits. A long prompt is a few MiB, so it takes a few round trips.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+/// The same for all streams of one connection.
+const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
+/// Request headers: names, deadline, trace context; far below this.
+const HEADER_BYTES_MAX: u32 = 32 << 10;
+/// Calls reset by the peer before this side took them up. A router that cancels a burst of requests is no attacker: hyper's own limit of
+/// 20 would end its connection and every other call on it.
+const RESET_STREAMS_MAX: usize = 4_096;
+
+/// Why a process cannot listen.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {address}{}", hint(.source))]
+pub struct BindError {
+    /// The address asked for.
+    pub address: SocketAddr,
+    /// Why.
+    pub source: std::io::Error,
+}
+
+fn hint(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        std::io::ErrorKind::AddrInUse => ": another process has this port; stop it or choose another port",
+        std::io::ErrorKind::AddrNotAvailable => ": this host does not have that address",
+        std::io::ErrorKind::PermissionDenied => ": ports below 1024 need privileges",
+        _ => "",
+    }
+}
+
+/// Listens. The error says what to do about a taken port.
+pub async fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
+    TcpListener::bind(address).await.map_err(|source| BindError { address, source })
+}
+
+/// A server with the limits of `config`; add services to it, each with `max_decoding_message_size(config.message_max())`.
+pub fn server(config: &GrpcConfig) -> Server {
+    Server::builder()
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_concurrent_streams(config.streams_max)
+        .http2_keepalive_interval(Some(Duration::from_millis(config.keepalive_ms)))
+        .http2_keepalive_timeout(Some(Duration::from_millis(config.keepalive_wait_ms_max)))
+        .http2_max_header_list_size(HEADER_BYTES_MAX)
+        .http2_max_pending_accept_reset_streams(Some(RESET_STREAMS_MAX))
+        .http2_max_local_error_reset_streams(Some(RESET_STREAMS_MAX))
+        .tcp_nodelay(true)
+}
+
+/// Serves until `stop` is cancelled; calls in flight may end first, so bound the wait with [`crate::Shutdown::drain`].
+pub async fn serve(
+    router: Router,
+    listener: TcpListener,
+    stop: CancellationToken,
+) -> Result<(), tonic::transport::Error> {
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await
+}
+
+/// The reflection service over all services of `baton.v1`, in the protocol that current clients speak.
+///
+/// # Panics
+/// Never: the descriptors are part of the build, and a test loads them.
+pub fn reflection()
+-> tonic_reflection::server::v1::ServerReflectionServer<impl tonic_reflection::server::v1::ServerReflection> {
+    match tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(baton_proto::DESCRIPTORS)
+        .build_v1()
+    {
+        Ok(service) => service,
+        Err(error) => panic!("the built-in descriptors are broken: {error}"),
+    }
+}
+
+/// The standard health service, and the reporter that sets what it answers.
+pub fn health() -> (
+    tonic_health::server::HealthReporter,
+    tonic_health::pb::health_server::HealthServer<impl tonic_health::pb::health_server::Health>,
+) {
+    tonic_health::server::health_reporter()
+}

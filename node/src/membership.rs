@@ -1,0 +1,92 @@
+//! Who is alive: workers register their record and keep it; routers watch the view and say whom they admit.
+//!
+//! Two sides, each a trait, so that backends are interchangeable ([`embedded`] here; every backend passes [`conformance`]).
+//! *Incarnation* is one process start; *registration* adds the revision, which alone changes when the same start registers again.
+//! Readiness of a worker means *admitted by a router*, and is sticky: losing routers does not clear it, an eviction does.
+
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod conformance;
+pub mod embedded;
+mod lease_table;
+mod state;
+#[cfg(test)]
+mod tests;
+mod view;
+
+pub use lease_table::{JoinError, LeaseTable};
+pub use state::{RouterOpinion, WorkerState, aggregate};
+pub use view::{Member, MembershipView, Registration};
+
+use baton_types::{InstanceRecord, Party};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// The side of a worker.
+pub trait WorkerMembership: Send + Sync {
+    /// Registers the record and keeps it registered, under the same incarnation, until the handle leaves or is dropped.
+    /// Returns at once; must be called within a tokio runtime.
+    fn register(&self, record: InstanceRecord) -> RegistrationHandle;
+}
+
+/// The side of a router.
+pub trait RouterMembership: Send + Sync {
+    /// Who is registered now, and every change of it.
+    fn view(&self) -> watch::Receiver<Arc<MembershipView>>;
+
+    /// Tells the worker that this router can reach it and would place work on it. `false` where this start of it is not registered.
+    fn admit(&self, party: &Party) -> bool;
+
+    /// Tells the worker that this router no longer places work on it. It stays registered. `false` as for [`RouterMembership::admit`].
+    fn evict(&self, party: &Party, reason: &str) -> bool;
+}
+
+/// Keeps one registration. Dropping it leaves without waiting.
+#[derive(Debug)]
+pub struct RegistrationHandle {
+    state: watch::Receiver<WorkerState>,
+    leave: CancellationToken,
+    task: Option<JoinHandle<()>>,
+}
+
+impl RegistrationHandle {
+    /// For backends: `task` ends soon after `leave` is cancelled, and publishes the state until then.
+    pub fn new(state: watch::Receiver<WorkerState>, leave: CancellationToken, task: JoinHandle<()>) -> Self {
+        Self { state, leave, task: Some(task) }
+    }
+
+    /// Where this worker stands, and every change of it.
+    pub fn state(&self) -> watch::Receiver<WorkerState> {
+        self.state.clone()
+    }
+
+    /// Whether this worker was admitted and not evicted since.
+    pub fn is_ready(&self) -> bool {
+        self.state.borrow().is_ready()
+    }
+
+    /// Leaves, so that routers place nothing here any more; `false` where not all routers could be told `within` that time (their
+    /// leases then end by themselves).
+    pub async fn leave(mut self, within: Duration) -> bool {
+        self.leave.cancel();
+        match self.task.take() {
+            Some(mut task) => {
+                let left = tokio::time::timeout(within, &mut task).await.is_ok();
+                if !left {
+                    task.abort();
+                }
+                left
+            }
+            None => true,
+        }
+    }
+}
+
+impl Drop for RegistrationHandle {
+    fn drop(&mut self) {
+        self.leave.cancel();
+    }
+}

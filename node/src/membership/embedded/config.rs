@@ -1,0 +1,61 @@
+//! The section `membership`, of routers and of workers.
+
+use crate::config::{Check, Checker, list};
+use serde::{Deserialize, Serialize};
+
+/// What a router grants.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LeaseConfig {
+    /// A worker that is silent for this long is gone.
+    pub lease_ms: u64,
+    /// Most registered instances.
+    pub members_max: usize,
+}
+
+impl Default for LeaseConfig {
+    fn default() -> Self {
+        Self { lease_ms: 5_000, members_max: 1_024 }
+    }
+}
+
+impl Check for LeaseConfig {
+    fn check(&self, at: &mut Checker) {
+        at.range("lease_ms", self.lease_ms, 100..=600_000).range("members_max", self.members_max, 1..=65_536);
+    }
+}
+
+/// What a worker joins.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct JoinConfig {
+    /// gRPC addresses of all routers, `http://host:port`.
+    #[serde(deserialize_with = "list")]
+    pub routers: Vec<String>,
+    /// Longest connect, and longest wait for a router's answer to a registration.
+    pub connect_ms_max: u64,
+    /// Shortest wait before joining again; doubles with every failure, with jitter.
+    pub backoff_ms_min: u64,
+    /// Longest wait before joining again.
+    pub backoff_ms_max: u64,
+}
+
+impl Default for JoinConfig {
+    fn default() -> Self {
+        Self {
+            routers: vec!["http://127.0.0.1:50051".into()],
+            connect_ms_max: 2_000,
+            backoff_ms_min: 100,
+            backoff_ms_max: 5_000,
+        }
+    }
+}
+
+impl Check for JoinConfig {
+    fn check(&self, at: &mut Checker) {
+        at.require("routers", (1..=16).contains(&self.routers.len()), "1 to 16 addresses of routers")
+            .range("connect_ms_max", self.connect_ms_max, 10..=60_000)
+            .range("backoff_ms_min", self.backoff_ms_min, 1..=60_000)
+            .range("backoff_ms_max", self.backoff_ms_max, self.backoff_ms_min..=600_000);
+    }
+}

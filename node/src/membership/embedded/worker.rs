@@ -1,0 +1,214 @@
+//! The worker's side: one task a router joins, keeps the lease, and joins again.
+
+use super::JoinConfig;
+use crate::grpc::{ChannelConfig, channel};
+use crate::membership::state::Word;
+use crate::membership::{RegistrationHandle, RouterOpinion, WorkerMembership, WorkerState, aggregate};
+use baton_proto::v1::membership_client::MembershipClient;
+use baton_proto::v1::{self, join_request, join_response};
+use baton_types::InstanceRecord;
+use futures::future::{BoxFuture, join_all};
+use rand::Rng as _;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Channel;
+use tonic::{Code, Status, Streaming};
+
+/// Messages that wait for one router; more than a few mean that it does not read.
+const OUTBOX_MAX: usize = 4;
+
+/// How to reach a router by its address. Each call makes a connection that is not yet used.
+pub type Connect = Arc<dyn Fn(String) -> BoxFuture<'static, Result<Channel, Status>> + Send + Sync>;
+
+/// Joins routers.
+#[derive(Clone)]
+pub struct EmbeddedWorker {
+    config: JoinConfig,
+    connect: Connect,
+}
+
+impl fmt::Debug for EmbeddedWorker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EmbeddedWorker").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl EmbeddedWorker {
+    /// Joins over TCP.
+    pub fn new(config: &JoinConfig) -> Self {
+        let settings = ChannelConfig { connect_ms_max: config.connect_ms_max, ..ChannelConfig::default() };
+        let connect = move |address: String| -> BoxFuture<'static, Result<Channel, Status>> {
+            let settings = settings.clone();
+            Box::pin(async move { channel(&address, &settings).map_err(|e| Status::invalid_argument(e.to_string())) })
+        };
+        Self::with_connect(config, Arc::new(connect))
+    }
+
+    /// Joins over connections of the caller's making.
+    pub fn with_connect(config: &JoinConfig, connect: Connect) -> Self {
+        Self { config: config.clone(), connect }
+    }
+}
+
+impl WorkerMembership for EmbeddedWorker {
+    fn register(&self, record: InstanceRecord) -> RegistrationHandle {
+        let leave = CancellationToken::new();
+        let opinions = watch::Sender::new(vec![RouterOpinion::default(); self.config.routers.len()]);
+        let (state, state_seen) = watch::channel(WorkerState::default());
+        let opinions = Arc::new((opinions, state));
+        let routers = self.config.routers.iter().enumerate().map(|(index, address)| Membership {
+            address: address.clone(),
+            index,
+            config: self.config.clone(),
+            connect: self.connect.clone(),
+            record: record.clone().into(),
+            opinions: opinions.clone(),
+            leave: leave.clone(),
+        });
+        let all = join_all(routers.map(Membership::keep).collect::<Vec<_>>());
+        let task = tokio::spawn(async move {
+            all.await;
+        });
+        RegistrationHandle::new(state_seen, leave, task)
+    }
+}
+
+/// The registration at one router.
+struct Membership {
+    address: String,
+    index: usize,
+    config: JoinConfig,
+    connect: Connect,
+    record: v1::InstanceRecord,
+    opinions: Arc<(watch::Sender<Vec<RouterOpinion>>, watch::Sender<WorkerState>)>,
+    leave: CancellationToken,
+}
+
+impl Membership {
+    async fn keep(self) {
+        let mut backoff = Duration::from_millis(self.config.backoff_ms_min);
+        let mut known_problem = None;
+        while !self.leave.is_cancelled() {
+            let mut registered = false;
+            let end = self.session(&mut registered).await;
+            self.opine(|o| o.connected = false);
+            if registered {
+                backoff = Duration::from_millis(self.config.backoff_ms_min);
+                known_problem = None;
+            }
+            let Err(status) = end else { break };
+            self.note(&status, &mut known_problem);
+            // Half to all of the backoff, so that workers do not come back in step.
+            let wait = backoff.mul_f64(rand::rng().random_range(0.5..=1.0));
+            tokio::select! {
+                () = self.leave.cancelled() => break,
+                () = tokio::time::sleep(wait) => {}
+            }
+            backoff = (backoff * 2).min(Duration::from_millis(self.config.backoff_ms_max));
+        }
+        self.opine(|o| *o = RouterOpinion::default());
+    }
+
+    /// One stream, from joining to its end. `Ok` where this worker left.
+    async fn session(&self, registered: &mut bool) -> Result<(), Status> {
+        let deadline = Instant::now() + Duration::from_millis(self.config.connect_ms_max);
+        let late = |_| Status::deadline_exceeded("no answer to the registration");
+        let (outbox, requests) = mpsc::channel(OUTBOX_MAX);
+        send(&outbox, join_request::Message::Record(self.record.clone()))?;
+        let join = async {
+            let channel = (self.connect)(self.address.clone()).await?;
+            let mut responses = MembershipClient::new(channel).join(ReceiverStream::new(requests)).await?.into_inner();
+            match responses.message().await?.and_then(|r| r.message) {
+                Some(join_response::Message::Registered(registered)) => Ok((responses, registered)),
+                _ => Err(Status::internal("the router did not answer with a registration")),
+            }
+        };
+        let (mut responses, answer) = tokio::select! {
+            joined = timeout_at(deadline, join) => joined.map_err(late)??,
+            () = self.leave.cancelled() => return Ok(()),
+        };
+        *registered = true;
+        self.opine(|o| o.connected = true);
+        tracing::info!(router = self.address, lease_ms = answer.lease_ms, revision = answer.revision, "is registered");
+        self.follow(&mut responses, outbox, Duration::from_millis(answer.lease_ms.clamp(10, 3_600_000))).await
+    }
+
+    async fn follow(
+        &self,
+        responses: &mut Streaming<v1::JoinResponse>,
+        outbox: mpsc::Sender<v1::JoinRequest>,
+        lease: Duration,
+    ) -> Result<(), Status> {
+        let mut beat = tokio::time::interval_at(Instant::now() + lease / 3, lease / 3);
+        beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut silent_until = Instant::now() + lease;
+        loop {
+            tokio::select! {
+                () = self.leave.cancelled() => return self.say_goodbye(responses, outbox).await,
+                _ = beat.tick() => send(&outbox, join_request::Message::Heartbeat(v1::Heartbeat {}))?,
+                message = timeout_at(silent_until, responses.message()) => {
+                    let message = message.map_err(|_| Status::deadline_exceeded("the router was silent for a lease"))??;
+                    let message = message.ok_or_else(|| Status::unavailable("the router ended the stream"))?;
+                    silent_until = Instant::now() + lease;
+                    match message.message {
+                        Some(join_response::Message::Admitted(_)) => {
+                            tracing::info!(router = self.address, "is admitted");
+                            self.opine(|o| o.word = Some(Word::Admitted));
+                        }
+                        Some(join_response::Message::Evicted(v1::Evicted { reason })) => {
+                            tracing::warn!(router = self.address, reason, "is evicted");
+                            self.opine(|o| o.word = Some(Word::Evicted(reason)));
+                        }
+                        // Heartbeats, and messages of a newer protocol.
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Leaves, and waits for the router to end the stream.
+    async fn say_goodbye(
+        &self,
+        responses: &mut Streaming<v1::JoinResponse>,
+        outbox: mpsc::Sender<v1::JoinRequest>,
+    ) -> Result<(), Status> {
+        send(&outbox, join_request::Message::Leave(v1::Leave {}))?;
+        drop(outbox);
+        let drained = async { while let Ok(Some(_)) = responses.message().await {} };
+        // Silence is no harm: the stream ends with this task, and the registration with the stream.
+        let _ = timeout(Duration::from_millis(self.config.connect_ms_max), drained).await;
+        tracing::info!(router = self.address, "left");
+        Ok(())
+    }
+
+    /// Logs a failure once, and takes a refusal as the eviction that it is.
+    fn note(&self, status: &Status, known: &mut Option<(Code, String)>) {
+        let refused = matches!(status.code(), Code::AlreadyExists | Code::InvalidArgument | Code::FailedPrecondition);
+        if refused {
+            self.opine(|o| o.word = Some(Word::Evicted(status.message().into())));
+        }
+        let problem = (status.code(), status.message().to_owned());
+        if known.as_ref() != Some(&problem) {
+            tracing::warn!(router = self.address, code = ?status.code(), problem = status.message(), "is not registered; joins again");
+            *known = Some(problem);
+        }
+    }
+
+    fn opine(&self, change: impl FnOnce(&mut RouterOpinion)) {
+        let (opinions, state) = &*self.opinions;
+        opinions.send_modify(|all| change(&mut all[self.index]));
+        let sum = aggregate(&opinions.borrow());
+        state.send_if_modified(|state| std::mem::replace(state, sum.clone()) != sum);
+    }
+}
+
+fn send(outbox: &mpsc::Sender<v1::JoinRequest>, message: join_request::Message) -> Result<(), Status> {
+    let stuck = |_| Status::unavailable("the router does not read");
+    outbox.try_send(v1::JoinRequest { message: Some(message) }).map_err(stuck)
+}

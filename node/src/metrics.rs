@@ -1,0 +1,89 @@
+//! The metrics registry of a process, and what every process counts.
+//!
+//! Names are `baton_*`, units last; labels are bounded.
+
+use crate::telemetry::ExportCounters;
+use parking_lot::Mutex;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Content type of [`Metrics::encode`].
+pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// A shared registry. Cloning shares it.
+#[derive(Clone, Debug)]
+pub struct Metrics(Arc<Mutex<Registry>>);
+
+impl Metrics {
+    /// A registry with what every process has: `baton_build_info` and `baton_process_start_time_seconds`.
+    pub fn new(service: &'static str) -> Self {
+        let mut registry = Registry::with_prefix("baton");
+        let build = Info::new(vec![("service", service), ("version", env!("CARGO_PKG_VERSION"))]);
+        registry.register("build", "What is running", build);
+        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        registry.register(
+            "process_start_time_seconds",
+            "Start of the process, seconds since 1970",
+            ConstGauge::new(started),
+        );
+        Self(Arc::new(Mutex::new(registry)))
+    }
+
+    /// Registers metrics; names get the prefix `baton_`.
+    pub fn register<T>(&self, with: impl FnOnce(&mut Registry) -> T) -> T {
+        with(&mut self.0.lock())
+    }
+
+    /// A new counter `baton_{name}_total`.
+    pub fn counter(&self, name: &str, help: &str) -> Counter {
+        let counter = Counter::default();
+        self.0.lock().register(name, help, counter.clone());
+        counter
+    }
+
+    /// A new gauge `baton_{name}`.
+    pub fn gauge(&self, name: &str, help: &str) -> Gauge {
+        let gauge = Gauge::default();
+        self.0.lock().register(name, help, gauge.clone());
+        gauge
+    }
+
+    /// Shows the fate of trace spans: `baton_spans_exported_total`, `baton_spans_lost_total{reason}`.
+    pub fn register_export(&self, counters: &ExportCounters) {
+        let mut registry = self.0.lock();
+        registry.register("spans_exported", "Trace spans sent to the collector", counters.exported.clone());
+        let lost = [("queue_full", &counters.lost_queue_full), ("export_failed", &counters.lost_export_failed)];
+        registry.register_collector(Box::new(LostSpans(lost.map(|(reason, counter)| (reason, counter.clone())))));
+    }
+
+    /// Everything, in the OpenMetrics text format.
+    pub fn encode(&self) -> String {
+        let mut text = String::new();
+        // Writing into a String cannot fail.
+        let _ = encode(&mut text, &self.0.lock());
+        text
+    }
+}
+
+/// Counters that exist before the registry does, shown as one family.
+#[derive(Debug)]
+struct LostSpans([(&'static str, Counter); 2]);
+
+impl Collector for LostSpans {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let help = "Trace spans that never reached the collector";
+        let mut family = encoder.encode_descriptor("spans_lost", help, None, MetricType::Counter)?;
+        for (reason, counter) in &self.0 {
+            counter.encode(family.encode_family(&[("reason", *reason)])?)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,153 @@
+//! How a process ends: asked politely it drains, asked twice or orphaned it hurries, and it never waits for ever.
+
+use crate::config::{Check, Checker};
+use serde::{Deserialize, Serialize};
+use std::future::Future;
+use std::io::Read;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// The section `drain`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DrainConfig {
+    /// Longest drain after SIGTERM or SIGINT: requests in flight may end within it.
+    pub drain_ms_max: u64,
+    /// Longest drain after a second signal, or after standard input ended.
+    pub drain_quick_ms_max: u64,
+    /// Stop when standard input ends: whoever holds its other end is gone.
+    pub stop_with_stdin: bool,
+}
+
+impl Default for DrainConfig {
+    fn default() -> Self {
+        // Kubernetes kills 30 s after SIGTERM; leave room for the flush of traces.
+        Self { drain_ms_max: 25_000, drain_quick_ms_max: 1_000, stop_with_stdin: false }
+    }
+}
+
+impl Check for DrainConfig {
+    fn check(&self, at: &mut Checker) {
+        at.range("drain_ms_max", self.drain_ms_max, 0..=3_600_000).range(
+            "drain_quick_ms_max",
+            self.drain_quick_ms_max,
+            0..=self.drain_ms_max,
+        );
+    }
+}
+
+/// The wish to stop, shared by all tasks of a process. Cloning shares it.
+#[derive(Clone, Debug)]
+pub struct Shutdown {
+    requested: CancellationToken,
+    quick: CancellationToken,
+    drain: Duration,
+    drain_quick: Duration,
+}
+
+impl Shutdown {
+    /// Not bound to any signal: for tests, and for processes that embed another.
+    pub fn new(config: &DrainConfig) -> Self {
+        Self {
+            requested: CancellationToken::new(),
+            quick: CancellationToken::new(),
+            drain: Duration::from_millis(config.drain_ms_max),
+            drain_quick: Duration::from_millis(config.drain_quick_ms_max),
+        }
+    }
+
+    /// Listens to SIGTERM and SIGINT and, where configured, to the end of standard input.
+    ///
+    /// # Errors
+    /// If the signals cannot be had.
+    pub fn install(config: &DrainConfig) -> std::io::Result<Self> {
+        let shutdown = Self::new(config);
+        let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        tokio::spawn({
+            let shutdown = shutdown.clone();
+            async move {
+                for _ in 0..2 {
+                    let name = tokio::select! {
+                        _ = terminate.recv() => "SIGTERM",
+                        _ = interrupt.recv() => "SIGINT",
+                    };
+                    if shutdown.is_requested() {
+                        shutdown.hurry(name);
+                    } else {
+                        shutdown.request(name);
+                    }
+                }
+            }
+        });
+        if config.stop_with_stdin {
+            let shutdown = shutdown.clone();
+            // A thread, not a task: a blocked read would hold up the end of the runtime, but not the end of the process.
+            std::thread::Builder::new().name("baton-stdin".into()).spawn(move || {
+                wait_for_end(std::io::stdin().lock());
+                shutdown.hurry("end of standard input");
+            })?;
+        }
+        Ok(shutdown)
+    }
+
+    /// Starts the drain.
+    pub fn request(&self, why: &str) {
+        if !self.requested.is_cancelled() {
+            tracing::info!(why, drain_ms_max = self.drain.as_millis() as u64, "drains and stops");
+            self.requested.cancel();
+        }
+    }
+
+    /// Starts the drain, or makes a running one quick.
+    pub fn hurry(&self, why: &str) {
+        if !self.quick.is_cancelled() {
+            tracing::info!(why, drain_ms_max = self.drain_quick.as_millis() as u64, "stops quickly");
+            self.quick.cancel();
+            self.requested.cancel();
+        }
+    }
+
+    /// Whether the drain has started.
+    pub fn is_requested(&self) -> bool {
+        self.requested.is_cancelled()
+    }
+
+    /// Cancelled when the drain starts.
+    pub fn token(&self) -> CancellationToken {
+        self.requested.clone()
+    }
+
+    /// Waits for the drain to start.
+    pub async fn requested(&self) {
+        self.requested.cancelled().await;
+    }
+
+    /// Runs `work`, the rest of what is in flight, for at most the configured drain; a second signal shortens it. `None` where
+    /// `work` did not end in time and was dropped. Call it once the drain was requested.
+    pub async fn drain<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let hurried = async {
+            self.quick.cancelled().await;
+            tokio::time::sleep(self.drain_quick).await;
+        };
+        tokio::select! {
+            biased;
+            done = work => Some(done),
+            () = tokio::time::sleep_until(Instant::now() + self.drain) => None,
+            () = hurried => None,
+        }
+    }
+}
+
+/// Reads and forgets until the end; an unreadable input has ended too.
+fn wait_for_end(mut input: impl Read) {
+    let mut buffer = [0; 256];
+    loop {
+        match input.read(&mut buffer) {
+            Ok(0) => return,
+            Err(error) if error.kind() != std::io::ErrorKind::Interrupted => return,
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! Logs and traces of a process.
+//!
+//! Spans of Baton's own crates become OpenTelemetry spans, whether or not a collector is configured: a response can always carry
+//! its trace id. Exporting never blocks and never fails a request; what is lost is counted ([`ExportCounters`]). Log lines carry the
+//! fields of their spans, so a span with a `request_id` field names the request in every line below it.
+
+mod config;
+mod export;
+mod propagation;
+
+#[cfg(test)]
+mod tests;
+
+pub use config::{LogFormat, TelemetryConfig};
+pub use export::ExportCounters;
+pub use propagation::{inject, inject_http, parent_of, set_parent, set_parent_http, trace_id_of};
+
+use export::{Exporter, QueueProcessor};
+use opentelemetry::trace::TracerProvider as _;
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
+use std::time::Duration;
+use tracing::{Dispatch, Level, Metadata};
+use tracing_subscriber::filter::{EnvFilter, FilterExt, filter_fn};
+use tracing_subscriber::layer::{Layer, SubscriberExt};
+
+/// Why telemetry cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    /// The log filter cannot be parsed.
+    #[error("telemetry.log: {0:?} is no log filter; write e.g. \"info\" or \"info,baton_router=debug\"")]
+    Filter(String),
+    /// The collector's address cannot be used.
+    #[error("telemetry.otlp_url: cannot export to {url:?}: {problem}")]
+    Otlp {
+        /// The address.
+        url: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// No thread for the exporter.
+    #[error("cannot start the telemetry thread")]
+    Thread(#[from] std::io::Error),
+    /// `init` was called twice.
+    #[error("telemetry is already initialized")]
+    Twice,
+}
+
+/// Keeps telemetry alive. Dropping it flushes spans for at most `flush_ms_max`.
+#[must_use = "dropping the guard ends the export of traces"]
+#[derive(Debug)]
+pub struct TelemetryGuard {
+    provider: SdkTracerProvider,
+    exporter: Option<Exporter>,
+    counters: ExportCounters,
+    flush: Duration,
+}
+
+impl TelemetryGuard {
+    /// Spans exported and lost, for `/metrics`.
+    pub fn counters(&self) -> ExportCounters {
+        self.counters.clone()
+    }
+
+    /// Records spans whose instants are known only once they are over; see [`parent_of`] for what they stand under.
+    pub fn tracer(&self) -> SdkTracer {
+        self.provider.tracer("baton")
+    }
+
+    /// Waits until all spans that ended so far were exported or counted as lost; `false` where that took too long.
+    /// Blocks the calling thread, so call it where nothing else runs: at the end of main, or in tests from `spawn_blocking`.
+    pub fn flush(&self, within: Duration) -> bool {
+        self.exporter.as_ref().is_none_or(|exporter| exporter.flush(within))
+    }
+}
+
+impl Drop for TelemetryGuard {
+    fn drop(&mut self) {
+        self.flush(self.flush);
+        // Nothing is left to flush here: the processor's own shutdown returns at once.
+        let _ = self.provider.shutdown();
+    }
+}
+
+/// Starts telemetry for this process; `service_name` is e.g. `baton-router`.
+pub fn init(service_name: &'static str, config: &TelemetryConfig) -> Result<TelemetryGuard, TelemetryError> {
+    let (dispatch, guard) = build(service_name, config)?;
+    tracing::dispatcher::set_global_default(dispatch).map_err(|_| TelemetryError::Twice)?;
+    Ok(guard)
+}
+
+/// Like [`init`], without making it the process's own: for tests that run several services in one process.
+pub fn build(
+    service_name: &'static str,
+    config: &TelemetryConfig,
+) -> Result<(Dispatch, TelemetryGuard), TelemetryError> {
+    let filter = || EnvFilter::try_new(&config.log).map_err(|_| TelemetryError::Filter(config.log.clone()));
+    // Spans of ours pass whatever the filter says, so that a warning still names its request.
+    let shown = filter()?.or(filter_fn(is_own_span));
+    let logs = match config.log_format {
+        LogFormat::Pretty => tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_filter(shown).boxed(),
+        LogFormat::Json => {
+            tracing_subscriber::fmt::layer().json().with_writer(std::io::stderr).with_filter(shown).boxed()
+        }
+    };
+
+    // The SDK also honours OTEL_RESOURCE_ATTRIBUTES, as every OpenTelemetry process does.
+    let resource = Resource::builder().with_service_name(service_name).build();
+    let ratio = Sampler::TraceIdRatioBased(config.trace_sample_ratio);
+    let mut provider =
+        SdkTracerProvider::builder().with_resource(resource).with_sampler(Sampler::ParentBased(Box::new(ratio)));
+    let counters = ExportCounters::default();
+    let mut exporter = None;
+    if let Some(url) = &config.otlp_url {
+        let (started, queue) = Exporter::start(url, config, counters.clone())?;
+        provider = provider.with_span_processor(QueueProcessor::new(queue));
+        exporter = Some(started);
+    }
+    let provider = provider.build();
+    let traces = tracing_opentelemetry::layer()
+        .with_tracer(provider.tracer("baton"))
+        .with_location(false)
+        .with_threads(false)
+        .with_filter(filter_fn(|metadata| is_own(metadata) && *metadata.level() <= Level::INFO));
+    let dispatch = Dispatch::new(tracing_subscriber::registry().with(traces).with(logs));
+    let flush = Duration::from_millis(config.flush_ms_max);
+    Ok((dispatch, TelemetryGuard { provider, exporter, counters, flush }))
+}
+
+/// Spans of libraries (HTTP/2 frames, connections) are no phases of a request.
+fn is_own(metadata: &Metadata<'_>) -> bool {
+    metadata.target().starts_with("baton")
+}
+
+fn is_own_span(metadata: &Metadata<'_>) -> bool {
+    metadata.is_span() && is_own(metadata) && *metadata.level() <= Level::INFO
+}

@@ -1,0 +1,71 @@
+//! The section `telemetry`.
+
+use crate::config::{Check, Checker};
+use serde::{Deserialize, Serialize};
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Pretty,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Logs and traces.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TelemetryConfig {
+    /// Filter of log lines, in the syntax of `RUST_LOG`.
+    pub log: String,
+    /// How log lines look.
+    pub log_format: LogFormat,
+    /// OTLP collector (gRPC), e.g. `http://localhost:4317`. Traces go nowhere without it.
+    pub otlp_url: Option<String>,
+    /// Share of new traces that are recorded, 0 to 1; a request that comes with a trace follows its decision.
+    pub trace_sample_ratio: f64,
+    /// Most ended spans that wait for export; more are lost and counted.
+    pub queue_spans_max: usize,
+    /// Most spans sent at once.
+    pub batch_spans_max: usize,
+    /// Longest wait before an incomplete batch is sent.
+    pub batch_ms_max: u64,
+    /// Longest export of one batch; then it is lost and counted.
+    pub export_ms_max: u64,
+    /// Longest flush at the end of the process.
+    pub flush_ms_max: u64,
+}
+
+impl Default for TelemetryConfig {
+    fn default() -> Self {
+        Self {
+            log: "info".into(),
+            log_format: LogFormat::Pretty,
+            otlp_url: None,
+            trace_sample_ratio: 1.0,
+            // About ten spans a request: room for some hundred requests that end while the collector is slow.
+            queue_spans_max: 8192,
+            batch_spans_max: 512,
+            batch_ms_max: 500,
+            export_ms_max: 5_000,
+            flush_ms_max: 2_000,
+        }
+    }
+}
+
+impl Check for TelemetryConfig {
+    fn check(&self, at: &mut Checker) {
+        at.range("trace_sample_ratio", self.trace_sample_ratio, 0.0..=1.0)
+            .range("queue_spans_max", self.queue_spans_max, 1..=1 << 20)
+            .range("batch_spans_max", self.batch_spans_max, 1..=8192)
+            .range("batch_ms_max", self.batch_ms_max, 1..=60_000)
+            .range("export_ms_max", self.export_ms_max, 1..=60_000)
+            .range("flush_ms_max", self.flush_ms_max, 0..=60_000);
+        if let Some(url) = &self.otlp_url {
+            let ok = url.starts_with("http://") || url.starts_with("https://");
+            at.require("otlp_url", ok, "a URL that starts with http:// or https://");
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Export of ended spans: a bounded queue, and one thread of its own that sends batches.
+//!
+//! The SDK's batch processor does not say how many spans it dropped, so the queue is ours. The thread has its own runtime: neither a busy
+//! nor an ending runtime of the process delays it, and a flush may block without a deadlock.
+
+use super::{TelemetryConfig, TelemetryError};
+use opentelemetry_otlp::{SpanExporter as OtlpExporter, WithExportConfig};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::trace::{Span, SpanData, SpanExporter, SpanProcessor};
+use prometheus_client::metrics::counter::Counter;
+use std::sync::Mutex;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout, timeout_at};
+
+/// What happened to ended spans.
+#[derive(Clone, Debug, Default)]
+pub struct ExportCounters {
+    /// Sent to the collector.
+    pub exported: Counter,
+    /// Lost because the queue was full.
+    pub lost_queue_full: Counter,
+    /// Lost because the collector did not take them.
+    pub lost_export_failed: Counter,
+}
+
+enum Item {
+    Span(Box<SpanData>),
+    Flush(std::sync::mpsc::SyncSender<()>),
+}
+
+/// The queue's end on the side of the process.
+#[derive(Clone, Debug)]
+pub(super) struct Queue {
+    items: mpsc::Sender<Item>,
+    counters: ExportCounters,
+    resource: std::sync::Arc<Mutex<Option<Resource>>>,
+}
+
+/// Puts ended spans into the queue.
+#[derive(Debug)]
+pub(super) struct QueueProcessor(Queue);
+
+impl QueueProcessor {
+    pub(super) fn new(queue: Queue) -> Self {
+        Self(queue)
+    }
+}
+
+impl SpanProcessor for QueueProcessor {
+    fn on_start(&self, _: &mut Span, _: &opentelemetry::Context) {}
+
+    fn on_end(&self, span: SpanData) {
+        if span.span_context.is_sampled() && self.0.items.try_send(Item::Span(Box::new(span))).is_err() {
+            self.0.counters.lost_queue_full.inc();
+        }
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        Ok(())
+    }
+
+    fn shutdown_with_timeout(&self, _: Duration) -> OTelSdkResult {
+        Ok(())
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        if let Ok(mut slot) = self.0.resource.lock() {
+            *slot = Some(resource.clone());
+        }
+    }
+}
+
+/// A handle of the exporting thread.
+#[derive(Debug)]
+pub(super) struct Exporter(Queue);
+
+impl Exporter {
+    /// Starts the thread. The connection is made when first needed, and again whenever it broke.
+    pub(super) fn start(
+        url: &str,
+        config: &TelemetryConfig,
+        counters: ExportCounters,
+    ) -> Result<(Self, Queue), TelemetryError> {
+        let (items, receiver) = mpsc::channel(config.queue_spans_max);
+        let queue = Queue { items, counters: counters.clone(), resource: Default::default() };
+        let otlp = |problem: String| TelemetryError::Otlp { url: url.into(), problem };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let export = Duration::from_millis(config.export_ms_max);
+        let exporter = {
+            let _entered = runtime.enter(); // The lazy connection wants a runtime.
+            OtlpExporter::builder()
+                .with_tonic()
+                .with_endpoint(url)
+                .with_timeout(export)
+                .build()
+                .map_err(|e| otlp(e.to_string()))?
+        };
+        let sender = Sender {
+            exporter,
+            resource: queue.resource.clone(),
+            counters,
+            batch_max: config.batch_spans_max,
+            linger: Duration::from_millis(config.batch_ms_max),
+            export,
+            failing: false,
+        };
+        std::thread::Builder::new()
+            .name("baton-telemetry".into())
+            .spawn(move || runtime.block_on(sender.run(receiver)))?;
+        Ok((Self(queue.clone()), queue))
+    }
+
+    /// See [`super::TelemetryGuard::flush`].
+    pub(super) fn flush(&self, within: Duration) -> bool {
+        let (done, flushed) = std::sync::mpsc::sync_channel(1);
+        let deadline = std::time::Instant::now() + within;
+        let mut item = Item::Flush(done);
+        // A full queue moves on within one export; there is nothing to do meanwhile.
+        while let Err(mpsc::error::TrySendError::Full(back)) = self.0.items.try_send(item) {
+            if std::time::Instant::now() >= deadline {
+                return false;
+            }
+            item = back;
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        flushed.recv_timeout(deadline.saturating_duration_since(std::time::Instant::now())).is_ok()
+    }
+}
+
+struct Sender {
+    exporter: OtlpExporter,
+    resource: std::sync::Arc<Mutex<Option<Resource>>>,
+    counters: ExportCounters,
+    batch_max: usize,
+    linger: Duration,
+    export: Duration,
+    failing: bool,
+}
+
+impl Sender {
+    /// Ends when the last [`Queue`] is gone.
+    async fn run(mut self, mut items: mpsc::Receiver<Item>) {
+        while let Some(first) = items.recv().await {
+            if let Ok(mut slot) = self.resource.lock()
+                && let Some(resource) = slot.take()
+            {
+                self.exporter.set_resource(&resource);
+            }
+            let mut batch = Vec::new();
+            let mut flush = None;
+            let full_at = Instant::now() + self.linger;
+            let mut next = Some(first);
+            while let Some(item) = next.take() {
+                match item {
+                    Item::Span(span) => batch.push(*span),
+                    Item::Flush(done) => flush = Some(done),
+                }
+                if flush.is_none() && batch.len() < self.batch_max {
+                    next = timeout_at(full_at, items.recv()).await.ok().flatten();
+                }
+            }
+            self.send(batch).await;
+            if let Some(done) = flush {
+                let _ = done.send(());
+            }
+        }
+    }
+
+    async fn send(&mut self, batch: Vec<SpanData>) {
+        let spans = batch.len() as u64;
+        if spans == 0 {
+            return;
+        }
+        let problem = match timeout(self.export, self.exporter.export(batch)).await {
+            Ok(Ok(())) => {
+                self.counters.exported.inc_by(spans);
+                self.failing = false;
+                return;
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("no answer within {} ms", self.export.as_millis()),
+        };
+        self.counters.lost_export_failed.inc_by(spans);
+        // Once per outage: the counter tells the rest.
+        if !std::mem::replace(&mut self.failing, true) {
+            tracing::warn!(problem, "cannot export traces; spans are lost until the collector answers");
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! W3C trace context (`traceparent`, `tracestate`) from hop to hop.
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use opentelemetry::Context;
+use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator};
+use opentelemetry::trace::TraceContextExt;
+use opentelemetry_sdk::propagation::TraceContextPropagator;
+use tonic::metadata::MetadataMap;
+use tracing::Span;
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+
+struct Headers<'a>(&'a mut HeaderMap);
+
+impl Injector for Headers<'_> {
+    fn set(&mut self, key: &str, value: String) {
+        if let (Ok(name), Ok(value)) = (HeaderName::try_from(key), HeaderValue::try_from(value)) {
+            self.0.insert(name, value);
+        }
+    }
+}
+
+struct Received<'a>(&'a HeaderMap);
+
+impl Extractor for Received<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key)?.to_str().ok()
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.0.keys().map(HeaderName::as_str).collect()
+    }
+}
+
+/// Writes the context of `span` into the metadata of an outgoing call.
+pub fn inject(span: &Span, metadata: &mut MetadataMap) {
+    inject_http(span, metadata.as_mut());
+}
+
+/// Writes the context of `span` into the headers of an outgoing request.
+pub fn inject_http(span: &Span, headers: &mut HeaderMap) {
+    TraceContextPropagator::new().inject_context(&span.context(), &mut Headers(headers));
+}
+
+/// Makes the caller's span, if it sent one, the parent of `span`. Call it before anything runs inside `span` and before
+/// [`trace_id_of`]: a span that has started keeps its parent.
+pub fn set_parent(span: &Span, metadata: &MetadataMap) {
+    set_parent_http(span, metadata.as_ref());
+}
+
+/// The context that a caller sent; an empty one where it sent none.
+pub fn parent_of(metadata: &MetadataMap) -> Context {
+    extract(metadata.as_ref())
+}
+
+fn extract(headers: &HeaderMap) -> Context {
+    TraceContextPropagator::new().extract_with_context(&Context::new(), &Received(headers))
+}
+
+/// Like [`set_parent`], from HTTP headers.
+pub fn set_parent_http(span: &Span, headers: &HeaderMap) {
+    let context = extract(headers);
+    if context.span().span_context().is_valid() {
+        // Fails only where telemetry is off or the span has started; a trace without its parent is still a trace.
+        let _ = span.set_parent(context);
+    }
+}
+
+/// The trace id of `span`, 32 hexadecimal digits; `None` where telemetry is off.
+pub fn trace_id_of(span: &Span) -> Option<String> {
+    let context = span.context();
+    let span = context.span().span_context().clone();
+    span.is_valid().then(|| span.trace_id().to_string())
+}
