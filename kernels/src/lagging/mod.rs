@@ -198,14 +198,14 @@ impl Ops for Lagging {
         v: Tensor,
     ) -> Result<(), OpsError> {
         let op = "rope_store";
-        let mut told = self.told.lock();
-        let finished = self.stream.finished();
-        told.reads.retain(|read| read.job > finished);
+        let told = self.told.lock();
         let (pool, batch) = told.step(op, kv, plan)?;
         let table = told.ropes.get(&rope);
         let table = table.ok_or_else(|| OpsError::Shape { op, message: "the rope table is not of this backend".into() })?;
         shape::rope_store(pool, layer, batch, table, q, k, v)?;
-        let reads: Vec<&PendingRead> = told.reads.iter().filter(|r| r.kv == kv && r.layer == layer).collect();
+        let finished = self.stream.finished();
+        let pending = |r: &&PendingRead| r.kv == kv && r.layer == layer && r.job > finished;
+        let reads: Vec<&PendingRead> = told.reads.iter().filter(pending).collect();
         if !still_read(pool, batch, &reads) {
             poison(pool, layer, batch);
         }
@@ -234,6 +234,8 @@ impl Ops for Lagging {
         let work: Work =
             Box::new(move |ops, current| ops.attend(kv, layer, current.plan.ok_or_else(|| gone(op))?, q, scale, out));
         let job = self.push(poison_rows(out, batch.rows()), work)?;
+        let finished = self.stream.finished();
+        told.reads.retain(|read| read.job > finished);
         told.reads.push(PendingRead { job, kv, layer, plan: batch });
         Ok(())
     }

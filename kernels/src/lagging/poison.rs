@@ -32,7 +32,6 @@ pub(super) fn poison(pool: &KvBinding, layer: usize, plan: &Plan) {
 
 /// Whether a pending read of the same layer covers a token that `plan` will store: a block that was freed and handed out again.
 pub(super) fn still_read(pool: &KvBinding, plan: &Plan, reads: &[&PendingRead]) -> bool {
-    let size = pool.block_tokens();
     let mut stored: HashMap<BlockId, Range<usize>> = HashMap::new();
     for s in &plan.segments {
         for run in pool.runs(&s.blocks, s.position..s.position + s.rows) {
@@ -40,7 +39,6 @@ pub(super) fn still_read(pool: &KvBinding, plan: &Plan, reads: &[&PendingRead]) 
         }
     }
     reads.iter().flat_map(|read| &read.plan.segments).any(|s| {
-        let runs = pool.runs(&s.blocks, 0..s.position + s.rows);
-        runs.take(s.blocks.len() * size).any(|run| stored.get(&run.block).is_some_and(|t| t.start < run.tokens))
+        pool.runs(&s.blocks, 0..s.position + s.rows).any(|run| stored.get(&run.block).is_some_and(|t| t.start < run.tokens))
     })
 }

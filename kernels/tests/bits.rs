@@ -1,0 +1,141 @@
+//! Every backend has the bits of the reference; no result depends on batch, chunking, threads, block size; and the seeded mutants
+//! prove that these tests would notice.
+
+mod common;
+
+use baton_kernels::cpu::SimdLevel;
+use baton_kernels::mutant::{Mutant, MutantKind};
+use baton_kernels::ops::Ops;
+use baton_types::Dtype;
+use common::{Chunk, Layer, Shape, cpu, lagging, reference};
+use proptest::prelude::*;
+use std::sync::Arc;
+
+/// Dimensions are multiples of no tile; hidden and the larger contexts span three slabs and a ragged end.
+fn shapes() -> impl Strategy<Value = Shape> {
+    let sizes = (515usize..640, 1usize..=3, 1usize..=4, 3usize..=12, 5usize..=150, 20usize..90);
+    let dtypes = (prop::sample::select(vec![Dtype::Bf16, Dtype::F32, Dtype::F16]), prop::sample::select(vec![Dtype::Bf16, Dtype::F32, Dtype::F16]));
+    (sizes, dtypes, any::<bool>(), any::<u64>()).prop_map(|(sizes, (weights, kv), partial, seed)| {
+        let (hidden, kv_heads, group, half_dim, ffn, vocab) = sizes;
+        let head_dim = 2 * half_dim;
+        let rope_dim = if partial { head_dim - 2 } else { head_dim };
+        Shape { hidden, kv_heads, group, head_dim, rope_dim, ffn, vocab, weights, kv, seed }
+    })
+}
+
+/// Two sequences: a long one in an odd chunk, and one of a few rows that joins in the middle.
+fn batches() -> impl Strategy<Value = [Vec<Chunk>; 2]> {
+    (130usize..200, 1usize..=33, 1usize..=7, 0usize..70).prop_map(|(context, rows, few, other)| {
+        let chunk = |sequence, position, rows| Chunk { sequence, position, rows };
+        let mut first = vec![chunk(0, 0, context)];
+        first.extend((other > 0).then_some(chunk(1, 0, other)));
+        [first, vec![chunk(1, other, few), chunk(0, context, rows)]]
+    })
+}
+
+fn block_sizes() -> impl Strategy<Value = usize> {
+    prop::sample::select(vec![16usize, 32, 64, 128])
+}
+
+type Result = (Vec<Vec<Vec<u32>>>, Vec<Vec<u8>>);
+
+/// All bits of both steps and of the KV they leave.
+fn run(ops: Arc<dyn Ops>, shape: Shape, block: usize, steps: &[Vec<Chunk>]) -> Result {
+    let layer = Layer::new(ops, shape, block, 2);
+    let rows = steps.iter().map(|step| layer.step(step)).collect();
+    let ends = |sequence| {
+        let of = |c: &&Chunk| c.sequence == sequence;
+        steps.iter().flatten().filter(of).map(|c| c.position + c.rows).max().unwrap_or(0)
+    };
+    (rows, (0..2).map(|s| layer.kv_bytes(s, ends(s))).collect())
+}
+
+fn no_nan(result: &Result) -> bool {
+    result.0.iter().flatten().flatten().all(|&bits| !f32::from_bits(bits).is_nan())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 10, ..ProptestConfig::default() })]
+
+    #[test]
+    fn backends_equal_the_reference(shape in shapes(), steps in batches(), block in block_sizes(), threads in 1usize..=3) {
+        let want = run(reference(), shape, block, &steps);
+        prop_assert!(no_nan(&want));
+        for (level, threads) in [(SimdLevel::Avx2Fma, threads), (SimdLevel::Portable, 4 - threads)] {
+            if let Some(ops) = cpu(threads, level) {
+                prop_assert!(run(ops, shape, block, &steps) == want, "{level:?} with {threads} threads differs");
+            }
+        }
+        let fast = cpu(threads, SimdLevel::detect()).unwrap();
+        prop_assert!(run(lagging(fast), shape, block, &steps) == want, "lagging differs");
+    }
+
+    #[test]
+    fn a_row_is_the_same_in_any_company(shape in shapes(), steps in batches(), blocks in (block_sizes(), block_sizes())) {
+        let level = SimdLevel::detect();
+        let (rows, kv) = run(cpu(2, level).unwrap(), shape, blocks.0, &steps);
+        prop_assert_eq!(&(rows.clone(), kv.clone()), &run(cpu(1, level).unwrap(), shape, blocks.1, &steps));
+        let alone = one_by_one(cpu(1, level).unwrap(), shape, blocks.1, &steps);
+        prop_assert!(alone == (rows.into_iter().flatten().collect(), kv), "rows alone differ from rows in a batch");
+    }
+}
+
+/// The same rows, each in a step of its own (prefill of n as n decode steps), in the order of `run`.
+fn one_by_one(ops: Arc<dyn Ops>, shape: Shape, block: usize, steps: &[Vec<Chunk>]) -> (Vec<Vec<u32>>, Vec<Vec<u8>>) {
+    let single = |c: &Chunk| {
+        let c = *c;
+        (0..c.rows).map(move |r| vec![Chunk { position: c.position + r, rows: 1, ..c }])
+    };
+    let singles: Vec<Vec<Chunk>> = steps.iter().flatten().flat_map(single).collect();
+    let (rows, kv) = run(ops, shape, block, &singles);
+    (rows.into_iter().flatten().collect(), kv)
+}
+
+const SMALL: Shape = Shape {
+    hidden: 601,
+    kv_heads: 1,
+    group: 2,
+    head_dim: 10,
+    rope_dim: 10,
+    ffn: 22,
+    vocab: 40,
+    weights: Dtype::F32,
+    kv: Dtype::F32,
+    seed: 7,
+};
+
+/// A chunk of 33 rows after 130: three attention slabs, and a chunk start that is no multiple of a slab.
+fn two_chunks() -> [Vec<Chunk>; 2] {
+    let chunk = |position, rows| vec![Chunk { sequence: 0, position, rows }];
+    [chunk(0, 130), chunk(130, 33)]
+}
+
+#[test]
+fn the_mutants_are_caught() {
+    let whole = [vec![Chunk { sequence: 0, position: 0, rows: 163 }]];
+    let flat = |(rows, kv): Result| (rows.into_iter().flatten().collect::<Vec<_>>(), kv);
+    let rechunked = |make: &dyn Fn() -> Arc<dyn Ops>| {
+        flat(run(make(), SMALL, 16, &two_chunks())) == flat(run(make(), SMALL, 16, &whole))
+    };
+    let alone = |make: &dyn Fn() -> Arc<dyn Ops>| {
+        flat(run(make(), SMALL, 16, &two_chunks())) == one_by_one(make(), SMALL, 16, &two_chunks())
+    };
+    let threads = |make: &dyn Fn(usize) -> Arc<dyn Ops>| {
+        run(make(1), SMALL, 16, &two_chunks()) == run(make(2), SMALL, 16, &two_chunks())
+    };
+    let fast = |threads| cpu(threads, SimdLevel::detect()).unwrap();
+    // The properties hold for what is right ...
+    assert!(rechunked(&|| fast(2)) && alone(&|| fast(2)) && threads(&fast));
+    // ... and each mutant breaks the one that it is about.
+    assert!(!alone(&|| Mutant::new(MutantKind::RowCount)), "reductions that depend on M pass");
+    assert!(!rechunked(&|| Mutant::new(MutantKind::ChunkStart)), "reductions that depend on the chunk start pass");
+    assert!(!threads(&|threads| Mutant::new(MutantKind::ThreadCount { threads })), "reductions that depend on threads pass");
+}
+
+#[test]
+fn long_contexts_divide_by_slabs_with_the_same_bits() {
+    // One row over 8 slabs on 3 threads takes the divided path; the reference knows no such thing.
+    let steps = [vec![Chunk { sequence: 0, position: 0, rows: 500 }], vec![Chunk { sequence: 0, position: 500, rows: 2 }]];
+    let want = run(reference(), Shape { ffn: 5, ..SMALL }, 64, &steps);
+    assert!(run(cpu(3, SimdLevel::detect()).unwrap(), Shape { ffn: 5, ..SMALL }, 64, &steps) == want);
+}
