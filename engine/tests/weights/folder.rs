@@ -26,6 +26,11 @@ impl Folder {
         HuggingFaceModel::open(self.0.path(), None)
     }
 
+    #[allow(dead_code, reason = "the test of damaged files needs it")]
+    pub(crate) fn path(&self) -> &std::path::Path {
+        self.0.path()
+    }
+
     pub(crate) fn write(&mut self, name: &str, content: impl AsRef<[u8]>) {
         std::fs::write(self.0.path().join(name), content).expect("room for a small file");
     }
