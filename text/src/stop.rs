@@ -129,9 +129,12 @@ mod tests {
         (shown, None)
     }
 
+    /// Stop strings, pieces of text, what is shown, which stop was found.
+    type Case<'a> = (&'a [&'a str], &'a [&'a str], &'a str, Option<usize>);
+
     #[test]
     fn finds_stops_across_pieces() {
-        let cases: [(&[&str], &[&str], &str, Option<usize>); 9] = [
+        let cases: [Case<'_>; 9] = [
             (&[], &["anything"], "anything", None),
             (&["END"], &["the E", "N", "D of"], "the ", Some(0)),
             (&["END"], &["EEN", "EN", "x"], "EENENx", None),

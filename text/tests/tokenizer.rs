@@ -97,6 +97,20 @@ fn refuses_what_it_cannot_make_right() {
     assert!(matches!(Tokenizer::from_bundle(&bundle), Err(TextError::Unsupported { what: "decoder", .. })));
 }
 
+#[test]
+fn token_types_decide_what_is_added() {
+    let mut gguf = common::gguf();
+    gguf.tokens.extend(["<|forgotten|>", "<think>", "[PAD0]"].map(str::to_owned));
+    gguf.token_types.extend([1, 4, 5]);
+    let t = Tokenizer::from_bundle(&bundle::from_gguf(&gguf).unwrap()).unwrap();
+    let text = "<|forgotten|><think>[PAD0]";
+    assert_eq!(t.encode(text, Specials::Parse).unwrap()[..2], [49152, 49153], "control by its spelling, user-defined");
+    assert!(!t.encode(text, Specials::Parse).unwrap().contains(&49154), "unused");
+    assert!(!t.encode(text, Specials::AsText).unwrap().contains(&49152));
+    assert!(t.encode(text, Specials::AsText).unwrap().contains(&49153));
+    assert_eq!((t.is_special(49152), t.is_special(49153), t.vocab_size()), (true, false, 49155));
+}
+
 proptest! {
     #[test]
     fn user_text_never_yields_control_tokens(parts in prop::collection::vec(prop_oneof![

@@ -5,8 +5,10 @@ use serde_json::{Map, Value, json};
 
 use super::pre_tokenizer;
 use crate::TextError;
+use crate::tokenizer::control::is_control;
 
 /// Token types of GGUF (`tokenizer.ggml.token_type`).
+const NORMAL: i32 = 1;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 
@@ -74,13 +76,22 @@ fn added_tokens(gguf: &GgufTokenizer) -> Result<Vec<Value>, TextError> {
     if tokens != types {
         return Err(TextError::Broken(format!("{tokens} tokens, but {types} token types")));
     }
-    let kinds = gguf.tokens.iter().zip(&gguf.token_types).enumerate();
-    let added = kinds.filter(|(_, (_, kind))| matches!(**kind, CONTROL | USER_DEFINED));
-    Ok(added
-        .map(|(id, (token, kind))| {
-            json!({"id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": *kind == CONTROL})
-        })
-        .collect())
+    // Some files call every token normal. One that is spelled as a control token and that no merge makes can only be one.
+    let merged = |token: &str| {
+        gguf.merges.iter().any(|m| m.split_once(' ').is_some_and(|(l, r)| token.strip_prefix(l) == Some(r)))
+    };
+    let special =
+        |token: &str, kind: i32| kind == CONTROL || kind == NORMAL && is_control(false, token) && !merged(token);
+    let mut added = Vec::new();
+    for (id, (token, kind)) in gguf.tokens.iter().zip(&gguf.token_types).enumerate() {
+        let special = special(token, *kind);
+        if special || *kind == USER_DEFINED {
+            added.push(json!({
+                "id": id, "content": token, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false, "special": special,
+            }));
+        }
+    }
+    Ok(added)
 }
 
 fn merges(gguf: &GgufTokenizer) -> Result<Vec<Value>, TextError> {

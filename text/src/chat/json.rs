@@ -13,11 +13,17 @@ pub(super) fn to_template(value: &serde_json::Value, text: &dyn Fn(&str) -> Stri
         serde_json::Value::Number(n) => number(n),
         serde_json::Value::String(s) => Value::from(text(s)),
         serde_json::Value::Array(items) => items.iter().map(|item| to_template(item, text)).collect(),
-        serde_json::Value::Object(map) => {
-            let name = |key: &str| if is_identifier(key) { key.to_owned() } else { text(key) };
-            Value::from_pairs(map.iter().map(|(key, value)| (name(key), to_template(value, text))))
-        }
+        serde_json::Value::Object(map) => Value::from_pairs(entries(map, text)),
     }
+}
+
+/// The entries of a JSON object for a template, as in [`to_template`].
+pub(super) fn entries<'a>(
+    map: &'a Map<String, serde_json::Value>,
+    text: &'a dyn Fn(&str) -> String,
+) -> impl Iterator<Item = (String, Value)> + 'a {
+    let name = |key: &str| if is_identifier(key) { key.to_owned() } else { text(key) };
+    map.iter().map(move |(key, value)| (name(key), to_template(value, text)))
 }
 
 fn number(n: &Number) -> Value {

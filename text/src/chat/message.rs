@@ -81,8 +81,8 @@ impl Message {
             (Some(Content::Parts(all)), _) => parts(&all.iter().map(|part| text(part)).collect::<Vec<_>>()),
         };
         let set = [("role", Value::from(role.as_str())), ("content", content)];
-        let extra = self.extra.iter().filter(|(name, _)| *name != "role" && *name != "content");
-        let extra = extra.map(|(name, value)| (name.as_str(), json::to_template(value, text)));
+        let set = set.map(|(name, value)| (name.to_owned(), value));
+        let extra = json::entries(&self.extra, text).filter(|(name, _)| name != "role" && name != "content");
         Value::from_pairs(set.into_iter().chain(extra))
     }
 }

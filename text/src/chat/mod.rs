@@ -4,7 +4,7 @@
 //! source (and the begin and end token that it is given) travel through the rendering as sentinels: private-use characters that occur
 //! nowhere in the messages. The content itself is handed over unchanged, so templates may trim, cut, compare and search it as they do
 //! elsewhere. After rendering, each sentinel becomes its control token, and a control token spelled out in letters is text, unless the
-//! template put it together from pieces (`'<|' + role + '|>'`); see [`marks`] for how that is told apart.
+//! template put it together from pieces (`'<|' + role + '|>'`); the file `marks.rs` says how that is told apart.
 
 mod environment;
 mod json;
