@@ -2,6 +2,7 @@
 
 use super::{ModelConfig, ModelError, rope_table};
 use crate::weights::{LayerTensor, ModelShape, ModelSource, TensorName};
+use baton_kernels::numerics::PARTITIONS_MAX;
 use baton_kernels::ops::{Ops, RopeHandle, Weight};
 use baton_types::Dtype;
 
@@ -32,9 +33,6 @@ pub(super) struct Weights {
     /// K partitions of the MLP down GEMM.
     pub(super) mlp_partitions: usize,
 }
-
-/// Most K partitions, and so the highest tensor-parallel degree whose bits equal those of one rank.
-const PARTITIONS_MAX: usize = 8;
 
 /// The largest power of two up to [`PARTITIONS_MAX`] that divides `extent`: canonical numerics of the two GEMMs whose K is
 /// split under tensor parallelism.
