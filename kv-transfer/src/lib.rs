@@ -22,14 +22,20 @@
 //! - blocks of a failed handoff return to the pool only behind a fence, and are quarantined until then.
 
 pub mod address;
+mod checksum;
 pub mod config;
 pub mod error;
+mod handoff;
 pub mod hooks;
+mod message;
 pub mod outgoing;
+mod plan;
 pub mod region;
 pub mod service;
 pub mod sink;
 pub mod stats;
+mod transport;
+mod wire;
 
 pub use address::TransferAddress;
 pub use config::{OpenRequest, Party, Peer, TransferConfig, TransferLimits, TransportChoice};

@@ -1,9 +1,10 @@
 //! What other threads ask of the progress thread.
 
+use crate::message::SumRun;
 use crate::{
     BlockHold, CommitPayload, HandoffFailure, OpenRequest, Party, Peer, RefuseReason, TransferError, TransferReport,
 };
-use baton_types::Fence;
+use baton_types::{Fence, RequestId};
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,6 +28,12 @@ pub(crate) enum Command {
     Granted { key: u64, hold: Box<dyn BlockHold> },
     /// The worker has no room.
     Refused { key: u64, reason: RefuseReason, detail: String },
+    /// The worker no longer wants a request that is being received.
+    CancelIncoming { request_id: RequestId, reason: String },
+    /// Checksums of something that is being sent.
+    Summed { key: u64, epoch: u32, run: SumRun },
+    /// Checksums compared: how many were right, or where one was wrong.
+    Checked { key: u64, result: Result<u64, String> },
     /// The process of this party is proven dead.
     PeerDead(Party),
     /// Wind down by this instant.

@@ -1,18 +1,33 @@
 //! The service: one progress thread that owns the transport and every handoff, and the handle that others hold.
 
+mod checker;
+mod connections;
+mod counting;
 mod inbox;
+mod progress;
+mod pump;
+mod receiving;
+mod sending;
 
-pub(crate) use inbox::{Command, Inbox};
+pub(crate) use inbox::{Command, Inbox, Wake};
 
-use crate::Party;
+use crate::plan::check_blocks;
 use crate::sink::SinkHandler;
-use crate::{OpenRequest, Outgoing, Peer, Region, TransferAddress, TransferConfig, TransferError, TransferStats};
+use crate::{
+    OpenRequest, Outgoing, Party, Peer, Region, TransferAddress, TransferConfig, TransferError, TransferStats,
+};
+use crate::{TransportChoice, transport};
+use baton_types::RequestId;
+use checker::Checker;
 use parking_lot::Mutex;
-use std::sync::Arc;
-use std::time::Instant;
+use progress::Progress;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// Cloneable handle of a running transfer service. The service stops when [`KvTransfer::stop`] is called or the last handle goes.
+/// Cloneable handle of a running transfer service. The service stops with [`KvTransfer::stop`], or when the last handle goes; a
+/// [`SinkHandler`] that keeps a handle keeps the service alive until `stop`.
 #[derive(Clone)]
 pub struct KvTransfer {
     shared: Arc<Shared>,
@@ -23,18 +38,41 @@ struct Shared {
     address: TransferAddress,
     config: TransferConfig,
     stats: Arc<Mutex<TransferStats>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl KvTransfer {
-    /// Brings the transport up, registers the region and starts the progress thread.
+    /// Brings the transport up, registers the region and starts the progress thread. Waits until it runs, or failed to.
     pub fn start(
         config: TransferConfig,
         region: Arc<Region>,
         sink: Arc<dyn SinkHandler>,
     ) -> Result<Self, TransferError> {
         config.limits.check()?;
-        let _ = (region, sink);
-        Err(TransferError::Config("not built yet".into()))
+        if region.len() < config.map.bytes() {
+            let (region, pool) = (region.len(), config.map.bytes());
+            return Err(TransferError::Config(format!("a region of {region} bytes cannot hold a pool of {pool}")));
+        }
+        if config.compatibility.layout != *config.map.layout() {
+            return Err(TransferError::Config("the pool's layout is not that of the compatibility fingerprint".into()));
+        }
+        let stats = Arc::new(Mutex::new(TransferStats::default()));
+        let (started, start) = mpsc::sync_channel(1);
+        let body = {
+            let (config, stats) = (config.clone(), stats.clone());
+            move || match bring_up(config, region, sink, stats) {
+                Ok(progress) => {
+                    started.send(Ok((progress.inbox.clone(), progress.transport.address()))).ok();
+                    progress.run();
+                }
+                Err(error) => drop(started.send(Err(error))),
+            }
+        };
+        let failed = |detail| TransferError::Transport { transport: name(&config.transport), detail };
+        let thread =
+            std::thread::Builder::new().name("kv-progress".into()).spawn(body).map_err(|e| failed(e.to_string()))?;
+        let (inbox, address) = start.recv().map_err(|_| failed("its thread died".into()))??;
+        Ok(Self { shared: Arc::new(Shared { inbox, address, config, stats, thread: Mutex::new(Some(thread)) }) })
     }
 
     /// Where peers reach this service; goes into the membership record.
@@ -49,9 +87,18 @@ impl KvTransfer {
 
     /// Offers a sequence to `peer`. Returns at once; connection, grant and everything after show in the outcome.
     pub fn open(&self, peer: &Peer, request: OpenRequest) -> Result<Outgoing, TransferError> {
+        if request.tokens == 0 {
+            return Err(TransferError::Blocks("a handoff of no tokens".into()));
+        }
+        check_blocks(&self.shared.config.map, &request.blocks.0, request.tokens).map_err(TransferError::Blocks)?;
         let (sender, outcome) = oneshot::channel();
         let key = self.shared.inbox.open(peer.clone(), request, sender)?;
         Ok(Outgoing::new(self.shared.inbox.clone(), key, outcome))
+    }
+
+    /// The worker no longer wants this request: whatever of it is being received is given up, and its blocks return behind a fence.
+    pub fn cancel_incoming(&self, request_id: &RequestId, reason: impl Into<String>) {
+        self.shared.inbox.push(Command::CancelIncoming { request_id: request_id.clone(), reason: reason.into() });
     }
 
     /// The process of this incarnation is proven dead (by a pidfd, or by whoever fenced its machine): its lanes are drained and closed,
@@ -65,8 +112,53 @@ impl KvTransfer {
         self.shared.stats.lock().clone()
     }
 
-    /// Aborts what is open, waits for peers to acknowledge until `deadline`, then tears everything down.
+    /// Aborts what is open, waits for peers to acknowledge until `deadline`, then tears everything down. Blocks until that is done,
+    /// so a runtime calls it from a blocking task. Later calls return at once.
     pub fn stop(&self, deadline: Instant) {
-        self.shared.inbox.push(Command::Stop(deadline));
+        self.shared.stop(deadline);
     }
+}
+
+impl Shared {
+    fn stop(&self, deadline: Instant) {
+        self.inbox.push(Command::Stop(deadline));
+        let thread = self.thread.lock().take();
+        // A handler that drops the last handle does so on the progress thread, which cannot wait for itself.
+        if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
+            thread.join().ok(); // A panic there was reported by its own hook.
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.stop(Instant::now() + self.config.limits.abort().min(Duration::from_secs(1)));
+    }
+}
+
+impl std::fmt::Debug for KvTransfer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "KvTransfer({} at {})", self.party(), self.shared.address)
+    }
+}
+
+fn name(choice: &TransportChoice) -> &'static str {
+    match choice {
+        TransportChoice::Ucx { .. } => "ucx",
+        TransportChoice::Tcp { .. } => "tcp",
+    }
+}
+
+/// Everything that must be made on the progress thread itself.
+fn bring_up(
+    config: TransferConfig,
+    region: Arc<Region>,
+    sink: Arc<dyn SinkHandler>,
+    stats: Arc<Mutex<TransferStats>>,
+) -> Result<Progress, TransferError> {
+    let (transport, wake) = transport::start(&config, region.clone())?;
+    let inbox = Arc::new(Inbox::new(config.limits.outgoing_max, wake));
+    let checker = Checker::start(region, config.map.clone(), inbox.clone())
+        .map_err(|e| TransferError::Transport { transport: transport.name(), detail: e.to_string() })?;
+    Ok(Progress::new(config, transport, inbox, sink, checker, stats))
 }

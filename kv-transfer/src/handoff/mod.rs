@@ -1,0 +1,16 @@
+//! The state machines of one handoff, source and sink. Pure: they take inputs and the time, and return actions.
+//!
+//! ```text
+//! source   Offering ──► Writing ──► Committed ──► done
+//!             └────────────┴─► Flushing (abort) ─────┘
+//! sink     Claimed ──► Reserved ──► Receiving ──► Verified ──► Running
+//!                          └────────────┴─► Aborting ──► Quarantined ──► Free
+//! ```
+//!
+//! Neither knows a transport, a thread or a clock, nor which of prefill and decode it serves.
+
+pub(crate) mod sink;
+pub(crate) mod source;
+
+pub(crate) use sink::{Sink, SinkAction, SinkInput};
+pub(crate) use source::{Source, SourceAction, SourceInput};

@@ -1,0 +1,341 @@
+//! The sink of one handoff: when to grant, to verify, to adopt, and when the blocks may be used again.
+
+use crate::message::{Commit, ShardPair, SumRun};
+use crate::{HandoffFailure, RefuseReason};
+use baton_types::TicketId;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+/// What happened.
+#[derive(Debug)]
+pub(crate) enum SinkInput {
+    /// The worker reserved blocks.
+    Granted,
+    /// The worker has none.
+    Refused { reason: RefuseReason, detail: String },
+    /// Checksums of bytes that are visible here.
+    Checksums { shard: ShardPair, runs: Vec<SumRun> },
+    /// A shard of the source wrote, flushed and committed everything.
+    Commit(Box<Commit>),
+    /// So many checksums were found right.
+    Verified { sums: u64 },
+    /// One was found wrong.
+    Corrupt(String),
+    /// What the worker said to [`SinkAction::Deliver`].
+    Delivered(Result<(), String>),
+    /// The source writes no more; `flushed` if nothing that it wrote is still under way.
+    Aborted { flushed: bool, detail: String },
+    /// This side gives up.
+    Cancel(HandoffFailure),
+    /// The connection is gone; `fenced` if nothing can be stored through it any more.
+    ConnectionLost { fenced: bool, detail: String },
+    /// Nothing can write to the blocks any more, whatever was unsure before.
+    Fenced,
+    /// Time passed.
+    Tick,
+}
+
+/// What to do about it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum SinkAction {
+    SendGrant,
+    SendRefuse {
+        reason: RefuseReason,
+        detail: String,
+    },
+    /// Compare these with the blocks, in the background.
+    Verify(Vec<SumRun>),
+    /// Give the verified sequence to the worker; its answer is [`SinkInput::Delivered`].
+    Deliver(Box<Commit>),
+    SendAck,
+    SendNack(HandoffFailure),
+    SendAbort(String),
+    /// The blocks go back to the pool.
+    Release,
+    /// The blocks may still be written.
+    Quarantine,
+    /// They no longer may.
+    ReleaseQuarantined,
+    /// Tell the worker that the handoff failed.
+    Failed(HandoffFailure),
+    /// The end.
+    Forget,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Asked for; the worker has not answered.
+    Claimed,
+    /// Granted; nothing is known to have arrived.
+    Reserved,
+    /// Something arrived.
+    Receiving,
+    /// Adopted by the worker.
+    Running,
+    /// Given up here; the source was told and has until then to answer.
+    Aborting(Instant),
+    /// It did not.
+    Quarantined,
+    Free,
+}
+
+/// One handoff, seen from its sink.
+#[derive(Debug)]
+pub(crate) struct Sink {
+    pub(crate) ticket: TicketId,
+    /// Checksums and bytes that the blocks take: fixed by the offer, so that a source cannot commit less.
+    expected: Expected,
+    deadline: Instant,
+    abort_wait: Duration,
+    state: State,
+    /// Shards that are to commit, and those that did.
+    shards: u16,
+    committed: BTreeSet<u16>,
+    commit: Option<Box<Commit>>,
+    /// Checksums received and found right.
+    received: u64,
+    verified: u64,
+}
+
+/// The size of a handoff.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Expected {
+    pub tokens: u32,
+    pub sums: u64,
+    pub bytes: u64,
+    pub algorithm: u16,
+}
+
+impl Sink {
+    pub(crate) fn new(
+        ticket: TicketId,
+        shards: u16,
+        expected: Expected,
+        deadline: Instant,
+        abort_wait: Duration,
+    ) -> Self {
+        let (state, committed, commit) = (State::Claimed, BTreeSet::new(), None);
+        let (received, verified) = (0, 0);
+        Self { ticket, expected, deadline, abort_wait, state, shards, committed, commit, received, verified }
+    }
+
+    /// Whether a grant stands whose blocks the source may write.
+    pub(crate) fn is_granted(&self) -> bool {
+        matches!(self.state, State::Reserved | State::Receiving | State::Aborting(_))
+    }
+
+    /// Whether the blocks wait for a fence.
+    pub(crate) fn is_quarantined(&self) -> bool {
+        matches!(self.state, State::Quarantined)
+    }
+
+    pub(crate) fn handle(&mut self, now: Instant, input: SinkInput) -> Vec<SinkAction> {
+        let mut actions = Vec::new();
+        match input {
+            SinkInput::Granted => match self.state {
+                State::Claimed => {
+                    self.state = State::Reserved;
+                    actions.push(SinkAction::SendGrant);
+                }
+                // Ended meanwhile: nobody was told of these blocks.
+                _ => actions.push(SinkAction::Release),
+            },
+            SinkInput::Refused { reason, detail } => {
+                if matches!(self.state, State::Claimed) {
+                    // The worker's own decision: it need not be told that the handoff failed.
+                    self.state = State::Free;
+                    actions.extend([SinkAction::SendRefuse { reason, detail }, SinkAction::Forget]);
+                }
+            }
+            SinkInput::Checksums { shard, runs } => self.checksums(shard, runs, now, &mut actions),
+            SinkInput::Commit(commit) => self.commit(commit, now, &mut actions),
+            SinkInput::Verified { sums } => {
+                self.verified += sums;
+                self.deliver_if_whole(&mut actions);
+            }
+            SinkInput::Corrupt(detail) => self.corrupt(detail, now, &mut actions),
+            SinkInput::Delivered(answer) => self.delivered(answer, &mut actions),
+            SinkInput::Aborted { flushed, detail } => self.aborted(flushed, detail, &mut actions),
+            SinkInput::Cancel(failure) => self.give_up(failure, now, &mut actions),
+            SinkInput::ConnectionLost { fenced, detail } => self.lost(fenced, detail, &mut actions),
+            SinkInput::Fenced => {
+                if matches!(self.state, State::Quarantined) {
+                    self.state = State::Free;
+                    actions.extend([SinkAction::ReleaseQuarantined, SinkAction::Forget]);
+                } else {
+                    self.lost(true, "the peer was fenced".into(), &mut actions);
+                }
+            }
+            SinkInput::Tick => self.tick(now, &mut actions),
+        }
+        actions
+    }
+
+    fn checksums(&mut self, shard: ShardPair, runs: Vec<SumRun>, now: Instant, actions: &mut Vec<SinkAction>) {
+        if !matches!(self.state, State::Reserved | State::Receiving) || shard.source >= self.shards {
+            return;
+        }
+        self.received += runs.iter().map(|r| r.sums.len() as u64).sum::<u64>();
+        if self.received > self.expected.sums {
+            return self.give_up(HandoffFailure::Protocol("more checksums than the grant covers".into()), now, actions);
+        }
+        self.state = State::Receiving;
+        actions.push(SinkAction::Verify(runs));
+    }
+
+    fn commit(&mut self, commit: Box<Commit>, now: Instant, actions: &mut Vec<SinkAction>) {
+        if matches!(self.state, State::Aborting(_)) && commit.shard.source < self.shards {
+            // It crossed our abort. It was posted behind the shard's flush, so it is as good as an acknowledgement.
+            self.committed.insert(commit.shard.source);
+            if self.committed.len() == usize::from(self.shards) {
+                self.free_or_quarantine(true, actions);
+            }
+            return;
+        }
+        if !matches!(self.state, State::Reserved | State::Receiving) {
+            return;
+        }
+        if now >= self.deadline {
+            return self.give_up(HandoffFailure::Deadline("receiving"), now, actions);
+        }
+        let whole = commit.algorithm == self.expected.algorithm
+            && commit.sums == self.expected.sums
+            && commit.bytes == self.expected.bytes
+            && commit.tokens.len() >= self.expected.tokens as usize
+            && commit.prompt_len as usize <= commit.tokens.len()
+            && commit.shard.source < self.shards;
+        if !whole {
+            // A commit is posted behind a flush, so nothing is under way and the blocks can go.
+            let detail = "the commit does not cover the reservation".to_owned();
+            actions.push(SinkAction::SendNack(HandoffFailure::Protocol(detail.clone())));
+            return self.end(Some(SinkAction::Release), HandoffFailure::Protocol(detail), actions);
+        }
+        // A doubled commit changes nothing: a shard commits once.
+        if self.committed.insert(commit.shard.source) {
+            self.state = State::Receiving;
+            self.commit = Some(commit);
+            self.deliver_if_whole(actions);
+        }
+    }
+
+    fn deliver_if_whole(&mut self, actions: &mut Vec<SinkAction>) {
+        let whole = self.verified == self.expected.sums && self.committed.len() == usize::from(self.shards);
+        if whole && matches!(self.state, State::Receiving) {
+            if let Some(commit) = self.commit.take() {
+                actions.push(SinkAction::Deliver(commit));
+            }
+        }
+    }
+
+    fn delivered(&mut self, answer: Result<(), String>, actions: &mut Vec<SinkAction>) {
+        match answer {
+            Ok(()) => {
+                self.state = State::Running;
+                actions.extend([SinkAction::SendAck, SinkAction::Forget]);
+            }
+            Err(detail) => {
+                let failure = HandoffFailure::NotAdopted(detail);
+                actions.push(SinkAction::SendNack(failure.clone()));
+                // The worker took the hold with the delivery and has dropped it.
+                self.end(None, failure, actions);
+            }
+        }
+    }
+
+    fn corrupt(&mut self, detail: String, now: Instant, actions: &mut Vec<SinkAction>) {
+        if !matches!(self.state, State::Receiving) {
+            return;
+        }
+        // Checksums may come ahead of the commit, while later layers are still being written: the blocks go only behind the
+        // source's flush, unless the commit said that it is done.
+        let failure = HandoffFailure::Corrupt(detail);
+        actions.push(SinkAction::SendNack(failure.clone()));
+        if self.committed.len() == usize::from(self.shards) {
+            self.end(Some(SinkAction::Release), failure, actions);
+        } else {
+            actions.push(SinkAction::Failed(failure));
+            self.state = State::Aborting(now + self.abort_wait);
+        }
+    }
+
+    fn aborted(&mut self, flushed: bool, detail: String, actions: &mut Vec<SinkAction>) {
+        match self.state {
+            State::Claimed => self.end(None, HandoffFailure::AbortedByPeer(detail), actions),
+            State::Reserved | State::Receiving if flushed => {
+                self.end(Some(SinkAction::Release), HandoffFailure::AbortedByPeer(detail), actions);
+            }
+            State::Reserved | State::Receiving => {
+                actions.push(SinkAction::Failed(HandoffFailure::AbortedByPeer(detail)));
+                self.quarantine(actions);
+            }
+            State::Aborting(_) if flushed => {
+                self.state = State::Free;
+                actions.extend([SinkAction::Release, SinkAction::Forget]);
+            }
+            State::Aborting(_) => self.quarantine(actions),
+            State::Quarantined if flushed => {
+                self.state = State::Free;
+                actions.extend([SinkAction::ReleaseQuarantined, SinkAction::Forget]);
+            }
+            State::Quarantined | State::Running | State::Free => {}
+        }
+    }
+
+    fn lost(&mut self, fenced: bool, detail: String, actions: &mut Vec<SinkAction>) {
+        match self.state {
+            State::Claimed => self.end(None, HandoffFailure::PeerLost(detail), actions),
+            State::Reserved | State::Receiving => {
+                actions.push(SinkAction::Failed(HandoffFailure::PeerLost(detail)));
+                self.free_or_quarantine(fenced, actions);
+            }
+            State::Aborting(_) => self.free_or_quarantine(fenced, actions),
+            State::Quarantined | State::Running | State::Free => {}
+        }
+    }
+
+    fn free_or_quarantine(&mut self, fenced: bool, actions: &mut Vec<SinkAction>) {
+        if fenced {
+            self.state = State::Free;
+            actions.extend([SinkAction::Release, SinkAction::Forget]);
+        } else {
+            self.quarantine(actions);
+        }
+    }
+
+    fn quarantine(&mut self, actions: &mut Vec<SinkAction>) {
+        self.state = State::Quarantined;
+        actions.push(SinkAction::Quarantine);
+    }
+
+    fn tick(&mut self, now: Instant, actions: &mut Vec<SinkAction>) {
+        match self.state {
+            State::Claimed | State::Reserved | State::Receiving if now >= self.deadline => {
+                self.give_up(HandoffFailure::Deadline("receiving"), now, actions);
+            }
+            State::Aborting(until) if now >= until => self.quarantine(actions),
+            _ => {}
+        }
+    }
+
+    fn give_up(&mut self, failure: HandoffFailure, now: Instant, actions: &mut Vec<SinkAction>) {
+        match self.state {
+            State::Claimed => {
+                let (reason, detail) = (RefuseReason::NoRoom, failure.to_string());
+                actions.push(SinkAction::SendRefuse { reason, detail });
+                self.end(None, failure, actions);
+            }
+            State::Reserved | State::Receiving => {
+                actions.push(SinkAction::SendAbort(failure.to_string()));
+                actions.push(SinkAction::Failed(failure));
+                self.state = State::Aborting(now + self.abort_wait);
+            }
+            State::Aborting(_) | State::Quarantined | State::Running | State::Free => {}
+        }
+    }
+
+    fn end(&mut self, blocks: Option<SinkAction>, failure: HandoffFailure, actions: &mut Vec<SinkAction>) {
+        self.state = State::Free;
+        actions.extend(blocks);
+        actions.extend([SinkAction::Failed(failure), SinkAction::Forget]);
+    }
+}

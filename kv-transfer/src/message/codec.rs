@@ -1,0 +1,239 @@
+//! Bytes of the control messages.
+
+use super::hello::{read_party, write_party};
+use super::{Commit, Direction, Hello, MESSAGE_BYTES_MAX, Message, Offer, ShardPair, SumRun};
+use crate::wire::{Reader, WireError, Writer};
+use crate::{CommitPayload, RefuseReason};
+use baton_types::{BlockId, GroupBlocks, RequestId, TicketId};
+
+const MAGIC: u16 = 0x4b42; // "BK"
+const VERSION: u8 = 1;
+/// Longest text in a message; longer ones are cut when written.
+const DETAIL_BYTES_MAX: usize = 1024;
+/// Most blocks of one group in a grant: the longest sequence in the smallest blocks.
+const BLOCKS_MAX: usize = CommitPayload::TOKENS_MAX / 16;
+const RUNS_MAX: usize = 1 << 16;
+const SUMS_MAX: usize = 1 << 20;
+
+impl Message {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut w = Writer::default();
+        w.u16(MAGIC);
+        w.u8(VERSION);
+        w.u8(self.kind());
+        match self {
+            Self::Hello(hello) | Self::Welcome(hello) => hello.write(&mut w),
+            Self::Reject { reason, detail } => {
+                w.u8(reason_code(*reason));
+                write_detail(&mut w, detail);
+            }
+            Self::Offer(offer) => write_offer(&mut w, offer),
+            Self::Grant { handoff, ticket, shard, blocks } => {
+                w.u64(*handoff);
+                w.u64(ticket.0);
+                write_shard(&mut w, *shard);
+                w.list(&blocks.0, |w, group| w.list(group, |w, block| w.u32(block.0)));
+            }
+            Self::Refuse { handoff, reason, detail } => {
+                w.u64(*handoff);
+                w.u8(reason_code(*reason));
+                write_detail(&mut w, detail);
+            }
+            Self::Checksums { ticket, shard, runs } => {
+                w.u64(ticket.0);
+                write_shard(&mut w, *shard);
+                w.list(runs, |w, run| {
+                    w.u8(run.group);
+                    w.u16(run.layer);
+                    w.u32(run.first_granule);
+                    w.list(&run.sums, |w, sum| w.u64(*sum));
+                });
+            }
+            Self::Commit(commit) => write_commit(&mut w, commit),
+            Self::Ack { ticket } => w.u64(ticket.0),
+            Self::Nack { ticket, corrupt, detail } => {
+                w.u64(ticket.0);
+                w.u8(u8::from(*corrupt));
+                write_detail(&mut w, detail);
+            }
+            Self::Abort { handoff, ticket, detail } => {
+                w.u64(*handoff);
+                w.u64(ticket.0);
+                write_detail(&mut w, detail);
+            }
+            Self::Aborted { handoff, ticket, flushed, detail } => {
+                w.u64(*handoff);
+                w.u64(ticket.0);
+                w.u8(u8::from(*flushed));
+                write_detail(&mut w, detail);
+            }
+        }
+        w.finish()
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, WireError> {
+        if bytes.len() > MESSAGE_BYTES_MAX {
+            return Err(WireError::new("the message", "is longer than allowed"));
+        }
+        let mut r = Reader::new(bytes);
+        if r.u16("magic")? != MAGIC || r.u8("version")? != VERSION {
+            return Err(WireError::new("the message", "is of another protocol"));
+        }
+        let kind = r.u8("kind")?;
+        let message = Self::read(kind, &mut r)?;
+        r.end()?;
+        Ok(message)
+    }
+
+    fn kind(&self) -> u8 {
+        match self {
+            Self::Hello(_) => 1,
+            Self::Welcome(_) => 2,
+            Self::Reject { .. } => 3,
+            Self::Offer(_) => 4,
+            Self::Grant { .. } => 5,
+            Self::Refuse { .. } => 6,
+            Self::Checksums { .. } => 7,
+            Self::Commit(_) => 8,
+            Self::Ack { .. } => 9,
+            Self::Nack { .. } => 10,
+            Self::Abort { .. } => 11,
+            Self::Aborted { .. } => 12,
+        }
+    }
+
+    fn read(kind: u8, r: &mut Reader<'_>) -> Result<Self, WireError> {
+        Ok(match kind {
+            1 => Self::Hello(Box::new(Hello::read(r)?)),
+            2 => Self::Welcome(Box::new(Hello::read(r)?)),
+            3 => Self::Reject { reason: read_reason(r)?, detail: read_detail(r)? },
+            4 => Self::Offer(Box::new(read_offer(r)?)),
+            5 => Self::Grant {
+                handoff: r.u64("handoff")?,
+                ticket: read_ticket(r)?,
+                shard: read_shard(r)?,
+                blocks: GroupBlocks(
+                    r.list(8, 4, "groups", |r| r.list(BLOCKS_MAX, 4, "blocks", |r| r.u32("block").map(BlockId)))?,
+                ),
+            },
+            6 => Self::Refuse { handoff: r.u64("handoff")?, reason: read_reason(r)?, detail: read_detail(r)? },
+            7 => Self::Checksums {
+                ticket: read_ticket(r)?,
+                shard: read_shard(r)?,
+                runs: r.list(RUNS_MAX, 11, "checksums", |r| {
+                    Ok(SumRun {
+                        group: r.u8("group")?,
+                        layer: r.u16("layer")?,
+                        first_granule: r.u32("granule")?,
+                        sums: r.list(SUMS_MAX, 8, "checksums", |r| r.u64("checksum"))?,
+                    })
+                })?,
+            },
+            8 => Self::Commit(Box::new(read_commit(r)?)),
+            9 => Self::Ack { ticket: read_ticket(r)? },
+            10 => Self::Nack { ticket: read_ticket(r)?, corrupt: read_bool(r)?, detail: read_detail(r)? },
+            11 => Self::Abort { handoff: r.u64("handoff")?, ticket: read_ticket(r)?, detail: read_detail(r)? },
+            12 => Self::Aborted {
+                handoff: r.u64("handoff")?,
+                ticket: read_ticket(r)?,
+                flushed: read_bool(r)?,
+                detail: read_detail(r)?,
+            },
+            _ => return Err(WireError::new("the kind of message", "is unknown")),
+        })
+    }
+}
+
+fn write_offer(w: &mut Writer, offer: &Offer) {
+    w.u64(offer.handoff);
+    w.text(offer.request_id.as_str());
+    write_party(w, &offer.source);
+    write_party(w, &offer.sink);
+    w.u8(match offer.direction {
+        Direction::Put => 0,
+        Direction::Get => 1,
+    });
+    w.u16(offer.shards);
+    w.u32(offer.tokens);
+    w.u32(offer.deadline_ms);
+}
+
+fn read_offer(r: &mut Reader<'_>) -> Result<Offer, WireError> {
+    let handoff = r.u64("handoff")?;
+    let name = r.text(RequestId::BYTES_MAX, "request id")?;
+    let request_id = RequestId::try_new(name).map_err(|_| WireError::new("request id", "is no name"))?;
+    let (source, sink) = (read_party(r)?, read_party(r)?);
+    let direction = match r.u8("direction")? {
+        0 => Direction::Put,
+        1 => Direction::Get,
+        _ => return Err(WireError::new("direction", "is unknown")),
+    };
+    let (shards, tokens, deadline_ms) = (r.u16("shards")?, r.u32("tokens")?, r.u32("deadline")?);
+    Ok(Offer { handoff, request_id, source, sink, direction, shards, tokens, deadline_ms })
+}
+
+fn write_commit(w: &mut Writer, commit: &Commit) {
+    w.u64(commit.ticket.0);
+    write_shard(w, commit.shard);
+    w.u16(commit.algorithm);
+    w.u64(commit.sums);
+    w.u64(commit.bytes);
+    w.u32(commit.prompt_len);
+    w.list(&commit.tokens, |w, token| w.u32(*token));
+    w.bytes(&commit.extra);
+}
+
+fn read_commit(r: &mut Reader<'_>) -> Result<Commit, WireError> {
+    Ok(Commit {
+        ticket: read_ticket(r)?,
+        shard: read_shard(r)?,
+        algorithm: r.u16("checksum algorithm")?,
+        sums: r.u64("checksums")?,
+        bytes: r.u64("bytes")?,
+        prompt_len: r.u32("prompt length")?,
+        tokens: r.list(CommitPayload::TOKENS_MAX, 4, "tokens", |r| r.u32("token"))?,
+        extra: r.bytes(CommitPayload::EXTRA_BYTES_MAX, "extra")?.to_vec(),
+    })
+}
+
+fn write_shard(w: &mut Writer, shard: ShardPair) {
+    w.u16(shard.source);
+    w.u16(shard.sink);
+}
+
+fn read_shard(r: &mut Reader<'_>) -> Result<ShardPair, WireError> {
+    Ok(ShardPair { source: r.u16("shard")?, sink: r.u16("shard")? })
+}
+
+fn read_ticket(r: &mut Reader<'_>) -> Result<TicketId, WireError> {
+    r.u64("ticket").map(TicketId)
+}
+
+fn read_bool(r: &mut Reader<'_>) -> Result<bool, WireError> {
+    match r.u8("flag")? {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(WireError::new("flag", "is neither 0 nor 1")),
+    }
+}
+
+fn reason_code(reason: RefuseReason) -> u8 {
+    RefuseReason::ALL.iter().position(|&r| r == reason).expect("ALL lists every reason") as u8
+}
+
+fn read_reason(r: &mut Reader<'_>) -> Result<RefuseReason, WireError> {
+    let code = r.u8("reason")?;
+    RefuseReason::ALL.get(usize::from(code)).copied().ok_or(WireError::new("reason", "is unknown"))
+}
+
+fn write_detail(w: &mut Writer, detail: &str) {
+    w.text(&detail[..detail.floor_char_boundary(DETAIL_BYTES_MAX)]);
+}
+
+fn read_detail(r: &mut Reader<'_>) -> Result<String, WireError> {
+    r.text(DETAIL_BYTES_MAX, "detail").map(str::to_owned)
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

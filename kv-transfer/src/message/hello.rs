@@ -1,0 +1,151 @@
+//! The greeting: who speaks, what its KV looks like, and where its region is.
+
+use crate::Party;
+use crate::wire::{Reader, WireError, Writer};
+use baton_types::{
+    Compatibility, Digest, Dtype, GroupKind, Incarnation, InstanceId, KvGroup, KvLayout, KvPlane, KvPoolMap,
+    NumericsClass,
+};
+
+/// Where a peer's region lies, in the peer's own address space.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RemoteRegion {
+    pub address: u64,
+    pub bytes: u64,
+    /// Packed remote key; empty where the transport has none.
+    pub key: Vec<u8>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Hello {
+    /// Oldest and newest protocol spoken.
+    pub protocol: (u16, u16),
+    /// Optional extensions understood; unknown bits are ignored.
+    pub capabilities: u64,
+    /// Extensions without which the sender does not work; unknown bits are refused.
+    pub required: u64,
+    pub party: Party,
+    /// Whom the sender believes to speak to.
+    pub expects: Party,
+    pub compatibility: Compatibility,
+    /// The sender's pool; its layout is that of `compatibility`.
+    pub pool_blocks: u32,
+    pub region: RemoteRegion,
+}
+
+const TEXT_BYTES_MAX: usize = 256;
+const KEY_BYTES_MAX: usize = 4096;
+
+impl Hello {
+    /// The one protocol there is.
+    pub(crate) const PROTOCOL: u16 = 1;
+
+    /// The sender's pool, if its size is possible.
+    pub(crate) fn map(&self) -> Option<KvPoolMap> {
+        let map = KvPoolMap::try_new(self.compatibility.layout.clone(), self.pool_blocks).ok()?;
+        (map.bytes() as u64 <= self.region.bytes).then_some(map)
+    }
+
+    pub(super) fn write(&self, w: &mut Writer) {
+        w.u16(self.protocol.0);
+        w.u16(self.protocol.1);
+        w.u64(self.capabilities);
+        w.u64(self.required);
+        write_party(w, &self.party);
+        write_party(w, &self.expects);
+        w.raw(&self.compatibility.model.0);
+        write_class(w, &self.compatibility.class);
+        write_layout(w, &self.compatibility.layout);
+        w.u32(self.pool_blocks);
+        w.u64(self.region.address);
+        w.u64(self.region.bytes);
+        w.bytes(&self.region.key);
+    }
+
+    pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, WireError> {
+        let protocol = (r.u16("protocol")?, r.u16("protocol")?);
+        let (capabilities, required) = (r.u64("capabilities")?, r.u64("required extensions")?);
+        let (party, expects) = (read_party(r)?, read_party(r)?);
+        let model = Digest(r.raw(32, "model fingerprint")?.try_into().expect("32 bytes were taken"));
+        let class = read_class(r)?;
+        let layout = read_layout(r)?;
+        let pool_blocks = r.u32("pool size")?;
+        let (address, bytes) = (r.u64("region")?, r.u64("region")?);
+        let key = r.bytes(KEY_BYTES_MAX, "region key")?.to_vec();
+        let compatibility = Compatibility { model, layout, class };
+        let region = RemoteRegion { address, bytes, key };
+        Ok(Self { protocol, capabilities, required, party, expects, compatibility, pool_blocks, region })
+    }
+}
+
+pub(super) fn write_party(w: &mut Writer, party: &Party) {
+    w.text(party.instance.as_str());
+    w.u64(party.incarnation.0);
+}
+
+pub(super) fn read_party(r: &mut Reader<'_>) -> Result<Party, WireError> {
+    let name = r.text(InstanceId::BYTES_MAX, "instance")?;
+    let instance = InstanceId::try_new(name).map_err(|_| WireError::new("instance", "is no name"))?;
+    Ok(Party { instance, incarnation: Incarnation(r.u64("incarnation")?) })
+}
+
+fn write_class(w: &mut Writer, class: &NumericsClass) {
+    w.text(&class.isa);
+    w.text(class.weights.name());
+    w.text(class.kv.name());
+    w.u32(class.kernel_revision);
+}
+
+fn read_dtype(r: &mut Reader<'_>) -> Result<Dtype, WireError> {
+    Dtype::from_name(r.text(TEXT_BYTES_MAX, "dtype")?).ok_or(WireError::new("dtype", "is unknown"))
+}
+
+fn read_class(r: &mut Reader<'_>) -> Result<NumericsClass, WireError> {
+    let isa = r.text(TEXT_BYTES_MAX, "numerics class")?.to_owned();
+    let (weights, kv) = (read_dtype(r)?, read_dtype(r)?);
+    Ok(NumericsClass { isa, weights, kv, kernel_revision: r.u32("kernel revision")? })
+}
+
+fn write_layout(w: &mut Writer, layout: &KvLayout) {
+    w.u32(layout.block_tokens());
+    w.list(layout.groups(), |w, group| {
+        let (kind, window) = match group.kind {
+            GroupKind::Full => (0, 0),
+            GroupKind::Window(tokens) => (1, tokens),
+            GroupKind::Latent => (2, 0),
+            GroupKind::State => (3, 0),
+        };
+        w.u8(kind);
+        w.u32(window);
+        w.list(&group.layers, |w, layer| w.u32(*layer));
+        w.list(&group.planes, |w, plane| {
+            w.text(plane.name());
+            w.u32(plane.heads());
+            w.u32(plane.dim());
+            w.text(plane.dtype().name());
+        });
+    });
+}
+
+fn read_layout(r: &mut Reader<'_>) -> Result<KvLayout, WireError> {
+    let impossible = WireError::new("KV layout", "cannot exist");
+    let block_tokens = r.u32("KV layout")?;
+    let groups = r.list(8, 13, "KV groups", |r| {
+        let (kind, window) = (r.u8("group kind")?, r.u32("window")?);
+        let kind = match kind {
+            0 => GroupKind::Full,
+            1 => GroupKind::Window(window),
+            2 => GroupKind::Latent,
+            3 => GroupKind::State,
+            _ => return Err(WireError::new("group kind", "is unknown")),
+        };
+        let layers = r.list(4097, 4, "layers", |r| r.u32("layer"))?;
+        let planes = r.list(8, 16, "planes", |r| {
+            let name = r.text(TEXT_BYTES_MAX, "plane")?.to_owned();
+            let (heads, dim) = (r.u32("heads")?, r.u32("dimension")?);
+            KvPlane::try_new(name, heads, dim, read_dtype(r)?).map_err(|_| WireError::new("plane", "cannot exist"))
+        })?;
+        Ok(KvGroup { kind, layers, planes })
+    })?;
+    KvLayout::try_new(block_tokens, groups).map_err(|_| impossible)
+}

@@ -1,0 +1,123 @@
+use super::*;
+use crate::Party;
+use crate::message::RemoteRegion;
+use baton_types::{
+    Compatibility, Digest, Dtype, GroupKind, Incarnation, InstanceId, KvGroup, KvLayout, KvPlane, NumericsClass,
+};
+use proptest::prelude::*;
+
+fn party(name: &str) -> Party {
+    Party { instance: InstanceId::try_new(name).unwrap(), incarnation: Incarnation(7) }
+}
+
+fn hello() -> Hello {
+    let plane = |name: &str| KvPlane::try_new(name, 3, 64, Dtype::Bf16).unwrap();
+    let groups = vec![
+        KvGroup { kind: GroupKind::Full, layers: vec![0, 2], planes: vec![plane("k"), plane("v")] },
+        KvGroup { kind: GroupKind::Window(512), layers: vec![1], planes: vec![plane("k")] },
+    ];
+    let class = NumericsClass { isa: "cpu".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 3 };
+    let layout = KvLayout::try_new(32, groups).unwrap();
+    Hello {
+        protocol: (1, 2),
+        capabilities: 5,
+        required: 0,
+        party: party("p-0"),
+        expects: party("d-0"),
+        compatibility: Compatibility { model: Digest([9; 32]), layout, class },
+        pool_blocks: 77,
+        region: RemoteRegion { address: 1 << 40, bytes: 1 << 30, key: vec![1, 2, 3] },
+    }
+}
+
+fn samples() -> Vec<Message> {
+    let (ticket, shard) = (TicketId(0xfeed), ShardPair { source: 1, sink: 2 });
+    let blocks = GroupBlocks(vec![vec![BlockId(1), BlockId(9)], vec![]]);
+    let runs = vec![SumRun { group: 1, layer: 4, first_granule: 6, sums: vec![1, u64::MAX] }];
+    let request_id = RequestId::try_new("r").unwrap();
+    let offer = Offer {
+        handoff: 4,
+        request_id,
+        source: party("a"),
+        sink: party("b"),
+        direction: Direction::Get,
+        shards: 1,
+        tokens: 99,
+        deadline_ms: 1000,
+    };
+    let (tokens, extra) = (vec![1, 2, 3], vec![0xff]);
+    let commit = Commit { ticket, shard, algorithm: 1, sums: 8, bytes: 1 << 33, prompt_len: 2, tokens, extra };
+    vec![
+        Message::Hello(Box::new(hello())),
+        Message::Welcome(Box::new(hello())),
+        Message::Reject { reason: RefuseReason::WrongIncarnation, detail: "x".into() },
+        Message::Offer(Box::new(offer)),
+        Message::Grant { handoff: 4, ticket, shard, blocks },
+        Message::Refuse { handoff: 4, reason: RefuseReason::NoRoom, detail: "é".into() },
+        Message::Checksums { ticket, shard, runs },
+        Message::Commit(Box::new(commit)),
+        Message::Ack { ticket },
+        Message::Nack { ticket, corrupt: true, detail: String::new() },
+        Message::Abort { handoff: 4, ticket, detail: "why".into() },
+        Message::Aborted { handoff: 4, ticket, flushed: true, detail: "why".into() },
+    ]
+}
+
+#[test]
+fn every_message_round_trips_and_no_prefix_of_it_is_a_message() {
+    for message in samples() {
+        let bytes = message.encode();
+        assert_eq!(Message::decode(&bytes).as_ref(), Ok(&message));
+        for len in 0..bytes.len() {
+            assert!(Message::decode(&bytes[..len]).is_err(), "{len} bytes of {message:?}");
+        }
+        assert!(Message::decode(&[bytes, vec![0]].concat()).is_err());
+    }
+}
+
+#[test]
+fn a_long_detail_is_cut_at_a_character() {
+    let detail = "é".repeat(1000);
+    let bytes = Message::Reject { reason: RefuseReason::Busy, detail: detail.clone() }.encode();
+    let Ok(Message::Reject { detail: read, .. }) = Message::decode(&bytes) else { panic!("decodes") };
+    assert!(detail.starts_with(&read) && read.len() == 1024);
+}
+
+#[test]
+fn an_impossible_count_allocates_nothing() {
+    let mut bytes = Message::Commit(Box::new(Commit {
+        ticket: TicketId(1),
+        shard: ShardPair::default(),
+        algorithm: 1,
+        sums: 0,
+        bytes: 0,
+        prompt_len: 0,
+        tokens: vec![],
+        extra: vec![],
+    }))
+    .encode();
+    let count_at = bytes.len() - 8; // tokens' count, then extra's length
+    bytes[count_at..count_at + 4].copy_from_slice(&4_000_000u32.to_le_bytes());
+    assert_eq!(Message::decode(&bytes).unwrap_err().to_string(), "tokens is cut short");
+}
+
+proptest! {
+    #[test]
+    fn damaged_messages_never_panic(which in 0usize..12, at in any::<prop::sample::Index>(), byte in any::<u8>(), cut in any::<prop::sample::Index>()) {
+        let mut bytes = samples()[which].encode();
+        let i = at.index(bytes.len());
+        bytes[i] = byte;
+        if let Ok(message) = Message::decode(&bytes) {
+            prop_assert_eq!(message.encode(), bytes.clone());
+        }
+        bytes.truncate(cut.index(bytes.len()));
+        let _ = Message::decode(&bytes);
+    }
+
+    #[test]
+    fn noise_never_panics(kind in 0u8..16, noise in prop::collection::vec(any::<u8>(), 0..200)) {
+        let mut bytes = vec![0x42, 0x4b, 1, kind];
+        bytes.extend(noise);
+        let _ = Message::decode(&bytes);
+    }
+}

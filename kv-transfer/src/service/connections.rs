@@ -1,0 +1,110 @@
+//! Who is connected: greetings, and what they settle.
+
+use super::pump::Pump;
+use crate::message::{Hello, Message, RemoteRegion};
+use crate::transport::ConnId;
+use crate::{HandoffFailure, Party, RefuseReason, TransferAddress, TransferConfig};
+use baton_types::{KvPoolMap, Mismatch};
+use std::time::Instant;
+
+/// How far a connection is.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Greeting {
+    /// We connected and sent our hello; the welcome is due by then.
+    Sent(Instant),
+    /// They connected; their hello is due by then.
+    Awaited(Instant),
+    /// Settled. A mismatch refuses every handoff, in both directions, and keeps the connection for saying so.
+    Done(Result<(), Mismatch>),
+}
+
+/// One connection.
+pub(super) struct Connection {
+    pub(super) greeting: Greeting,
+    /// Who is there: expected until greeted, known afterwards.
+    pub(super) party: Option<Party>,
+    /// The address it was opened to.
+    pub(super) address: Option<TransferAddress>,
+    /// The peer's pool.
+    pub(super) map: Option<KvPoolMap>,
+    pub(super) pump: Pump,
+    pub(super) lanes: String,
+}
+
+impl Connection {
+    pub(super) fn new(greeting: Greeting, party: Option<Party>, config: &TransferConfig) -> Self {
+        let pump = Pump::new(config.limits.in_flight_bytes_max);
+        Self { greeting, party, address: None, map: None, pump, lanes: String::new() }
+    }
+
+    /// Whether handoffs may be offered on it, or why none ever will.
+    pub(super) fn usable(&self) -> Option<Result<(), HandoffFailure>> {
+        match (&self.greeting, &self.party) {
+            (Greeting::Done(Ok(())), _) => Some(Ok(())),
+            (Greeting::Done(Err(mismatch)), Some(peer)) => {
+                Some(Err(HandoffFailure::Incompatible { peer: peer.clone(), mismatch: mismatch.clone() }))
+            }
+            _ => None,
+        }
+    }
+
+    /// When the greeting is overdue.
+    pub(super) fn greet_by(&self) -> Option<Instant> {
+        match self.greeting {
+            Greeting::Sent(by) | Greeting::Awaited(by) => Some(by),
+            Greeting::Done(_) => None,
+        }
+    }
+}
+
+/// Our own greeting to `expects`.
+pub(super) fn hello(config: &TransferConfig, region: RemoteRegion, expects: Party) -> Box<Hello> {
+    Box::new(Hello {
+        protocol: (Hello::PROTOCOL, Hello::PROTOCOL),
+        capabilities: 0,
+        required: 0,
+        party: config.party.clone(),
+        expects,
+        compatibility: config.compatibility.clone(),
+        pool_blocks: config.map.blocks(),
+        region,
+    })
+}
+
+/// Whether a peer that greets like this can be talked to at all.
+pub(super) fn check_hello(config: &TransferConfig, hello: &Hello) -> Result<KvPoolMap, (RefuseReason, String)> {
+    let (oldest, newest) = hello.protocol;
+    if !(oldest..=newest).contains(&Hello::PROTOCOL) {
+        let detail = format!("the peer speaks transfer protocol {oldest} to {newest}, this side {}", Hello::PROTOCOL);
+        return Err((RefuseReason::Protocol, detail));
+    }
+    if hello.required != 0 {
+        return Err((RefuseReason::Protocol, format!("unknown required extensions {:#x}", hello.required)));
+    }
+    if hello.expects != config.party {
+        let detail = format!("this is {}, not {}", config.party, hello.expects);
+        return Err((RefuseReason::WrongIncarnation, detail));
+    }
+    hello.map().ok_or((RefuseReason::Protocol, "the peer's pool does not fit its region".into()))
+}
+
+/// A message as text, for logs: its kind, never its contents.
+pub(super) fn kind_of(message: &Message) -> &'static str {
+    match message {
+        Message::Hello(_) => "hello",
+        Message::Welcome(_) => "welcome",
+        Message::Reject { .. } => "reject",
+        Message::Offer(_) => "offer",
+        Message::Grant { .. } => "grant",
+        Message::Refuse { .. } => "refuse",
+        Message::Checksums { .. } => "checksums",
+        Message::Commit(_) => "commit",
+        Message::Ack { .. } => "ack",
+        Message::Nack { .. } => "nack",
+        Message::Abort { .. } => "abort",
+        Message::Aborted { .. } => "aborted",
+    }
+}
+
+/// Where a connection is kept.
+pub(super) type Connections = std::collections::BTreeMap<ConnId, Connection>;

@@ -1,0 +1,44 @@
+//! Counters of the progress thread, and their publication.
+
+use super::progress::Progress;
+use super::receiving::Incoming;
+use crate::transport::ConnId;
+use crate::{Party, PeerStats};
+
+impl Progress {
+    /// Counts for a connection's peer, and in total.
+    pub(super) fn count(&mut self, conn: ConnId, change: impl Fn(&mut PeerStats)) {
+        change(&mut self.stats.total);
+        let party = self.connections.get(&conn).and_then(|c| c.party.as_ref());
+        if let Some(stats) = party.and_then(|party| self.stats.peers.get_mut(party)) {
+            change(stats);
+        }
+    }
+
+    /// Forgets a peer's own counters with its last connection; the total keeps them.
+    pub(super) fn retire_stats(&mut self, party: &Party) {
+        if !self.connections.values().any(|c| c.party.as_ref() == Some(party)) {
+            self.stats.peers.remove(party);
+        }
+    }
+
+    /// Blocks whose writers are not provably gone, of one peer or of all.
+    pub(super) fn quarantined_blocks(&self, of: Option<&Party>) -> usize {
+        let of_peer = |i: &&Incoming| i.is_quarantined() && of.is_none_or(|party| i.offer.source == *party);
+        self.incoming.values().filter(of_peer).map(|i| i.blocks.total()).sum()
+    }
+
+    /// Makes the counters visible to other threads, if they changed.
+    pub(super) fn publish(&mut self) {
+        self.stats.outgoing = self.sending.len();
+        self.stats.incoming = self.incoming.values().filter(|i| !i.is_quarantined()).count();
+        self.stats.tickets = self.incoming.values().filter(|i| i.sink.is_granted()).count();
+        self.stats.quarantined_blocks = self.quarantined_blocks(None);
+        self.stats.held = self.sending.values().filter(|s| s.is_held()).count()
+            + self.incoming.values().filter(|i| i.is_held()).count();
+        let mut published = self.published.lock();
+        if *published != self.stats {
+            published.clone_from(&self.stats);
+        }
+    }
+}

@@ -1,0 +1,322 @@
+//! The loop of the progress thread, and what it does for connections.
+
+use super::checker::Checker;
+use super::connections::{self, Connection, Connections, Greeting, check_hello, hello};
+use super::inbox::{Command, Inbox};
+use super::receiving::Incoming;
+use super::sending::Sending;
+use crate::message::{Hello, Message};
+use crate::transport::{ConnId, Event, Transport};
+use crate::{HandoffFailure, Party, RefuseReason, SinkHandler, TransferConfig, TransferStats};
+use baton_types::TicketId;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often deadlines are looked at, and the sleep while something is watched that cannot wake us.
+const TICK: Duration = Duration::from_millis(5);
+/// Sleep while fences or gates are polled.
+const WATCH: Duration = Duration::from_millis(1);
+/// Sleep when nothing is open.
+const IDLE: Duration = Duration::from_millis(200);
+
+/// Everything that the progress thread owns.
+pub(super) struct Progress {
+    pub(super) config: TransferConfig,
+    pub(super) transport: Box<dyn Transport>,
+    pub(super) inbox: Arc<Inbox>,
+    pub(super) handler: Arc<dyn SinkHandler>,
+    pub(super) checker: Checker,
+    pub(super) connections: Connections,
+    /// The connection that new handoffs to a party take.
+    pub(super) by_party: BTreeMap<Party, ConnId>,
+    /// Handoffs being sent, by key, which is also their number on the wire.
+    pub(super) sending: BTreeMap<u64, Sending>,
+    pub(super) sending_tickets: HashMap<(ConnId, TicketId), u64>,
+    /// Handoffs being received, by key.
+    pub(super) incoming: BTreeMap<u64, Incoming>,
+    pub(super) incoming_numbers: HashMap<(ConnId, u64), u64>,
+    pub(super) incoming_tickets: HashMap<TicketId, u64>,
+    pub(super) stats: TransferStats,
+    pub(super) published: Arc<Mutex<TransferStats>>,
+    /// Parties proven dead, whose lanes are being drained since then.
+    pub(super) fencing: Vec<(Party, Instant)>,
+    stopping: Option<Instant>,
+    next_tick: Instant,
+}
+
+impl Progress {
+    pub(super) fn new(
+        config: TransferConfig,
+        transport: Box<dyn Transport>,
+        inbox: Arc<Inbox>,
+        handler: Arc<dyn SinkHandler>,
+        checker: Checker,
+        published: Arc<Mutex<TransferStats>>,
+    ) -> Self {
+        Self {
+            config,
+            transport,
+            inbox,
+            handler,
+            checker,
+            connections: BTreeMap::new(),
+            by_party: BTreeMap::new(),
+            sending: BTreeMap::new(),
+            sending_tickets: HashMap::new(),
+            incoming: BTreeMap::new(),
+            incoming_numbers: HashMap::new(),
+            incoming_tickets: HashMap::new(),
+            stats: TransferStats::default(),
+            published,
+            fencing: Vec::new(),
+            stopping: None,
+            next_tick: Instant::now(),
+        }
+    }
+
+    /// Runs until stopped.
+    pub(super) fn run(mut self) {
+        let spin = Duration::from_micros(self.config.limits.spin_us);
+        let mut events = Vec::new();
+        let mut last_work = Instant::now();
+        loop {
+            let now = Instant::now();
+            let mut worked = false;
+            for command in self.inbox.drain() {
+                self.command(command, now);
+                worked = true;
+            }
+            worked |= self.transport.progress(now, &mut events);
+            for event in events.drain(..) {
+                self.event(event, now);
+                worked = true;
+            }
+            worked |= self.poll_fences(now);
+            worked |= self.pump(now);
+            if now >= self.next_tick {
+                self.next_tick = now + TICK;
+                self.tick(now, worked);
+            }
+            if self.stopping.is_some_and(|by| now >= by || self.is_quiet()) {
+                break;
+            }
+            if worked {
+                last_work = now;
+            } else if now - last_work >= spin {
+                self.sleep();
+            }
+        }
+        self.finish();
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.sending.is_empty() && self.incoming.values().all(Incoming::is_quarantined)
+    }
+
+    fn sleep(&mut self) {
+        self.publish();
+        let watches = self.sending.values().any(Sending::is_watched) || self.incoming.values().any(Incoming::is_held);
+        let timeout = match (watches, self.connections.is_empty() && self.sending.is_empty()) {
+            (true, _) => WATCH,
+            (_, true) => IDLE,
+            _ => TICK,
+        };
+        if self.inbox.may_sleep() {
+            self.transport.sleep(timeout);
+        }
+        self.inbox.awake();
+    }
+
+    fn command(&mut self, command: Command, now: Instant) {
+        match command {
+            Command::Open { key, peer, request, outcome } => self.open(key, peer, request, outcome, now),
+            Command::Launched { key, layer, tokens_end, fence } => self.launched(key, layer, tokens_end, fence, now),
+            Command::Finish { key, commit } => self.finish_sending(key, commit, now),
+            Command::Abort { key, reason } => self.abort(key, HandoffFailure::Aborted(reason), now),
+            Command::Summed { key, epoch, run } => self.summed(key, epoch, run, now),
+            Command::Granted { key, hold } => self.granted(key, hold, now),
+            Command::Refused { key, reason, detail } => self.refused(key, reason, detail, now),
+            Command::Checked { key, result } => self.checked(key, result, now),
+            Command::CancelIncoming { request_id, reason } => self.cancel_incoming(&request_id, &reason, now),
+            Command::PeerDead(party) => self.peer_is_dead(&party, now),
+            Command::Stop(by) => {
+                self.stopping = Some(by.min(self.stopping.unwrap_or(by)));
+                self.sending.keys().copied().collect::<Vec<_>>().into_iter().for_each(|key| {
+                    self.abort(key, HandoffFailure::Stopped, now);
+                });
+                self.incoming.keys().copied().collect::<Vec<_>>().into_iter().for_each(|key| {
+                    self.cancel_one(key, HandoffFailure::Stopped, now);
+                });
+            }
+        }
+    }
+
+    fn event(&mut self, event: Event, now: Instant) {
+        match event {
+            Event::Accepted(conn) => {
+                let by = now + Duration::from_millis(self.config.limits.connect_ms);
+                self.connections.insert(conn, Connection::new(Greeting::Awaited(by), None, &self.config));
+            }
+            Event::Message(conn, bytes) => match Message::decode(&bytes) {
+                Ok(message) => self.message(conn, message, now),
+                Err(error) => self.close(conn, &format!("a malformed message: {error}")),
+            },
+            Event::PutDone(conn, bytes) => {
+                if let Some(connection) = self.connections.get_mut(&conn) {
+                    connection.pump.put_done(bytes);
+                }
+            }
+            Event::Flushed(conn, id) => self.flushed(conn, id, now),
+            Event::Closed(conn, reason) => self.closed(conn, &reason, now),
+            Event::PutRefused(conn) => self.count(conn, |stats| stats.puts_refused += 1),
+        }
+    }
+
+    fn message(&mut self, conn: ConnId, message: Message, now: Instant) {
+        let Some(connection) = self.connections.get(&conn) else { return };
+        match message {
+            Message::Hello(hello) if matches!(connection.greeting, Greeting::Awaited(_)) => self.greeted(conn, &hello),
+            Message::Welcome(hello) if matches!(connection.greeting, Greeting::Sent(_)) => {
+                if connection.party.as_ref() == Some(&hello.party) {
+                    self.greeted(conn, &hello);
+                } else {
+                    let detail = format!("{} answers there", hello.party);
+                    self.reject_handoffs(conn, RefuseReason::WrongIncarnation, &detail, now);
+                    self.close(conn, &detail);
+                }
+            }
+            Message::Reject { reason, detail } if matches!(connection.greeting, Greeting::Sent(_)) => {
+                self.reject_handoffs(conn, reason, &detail, now);
+                self.close(conn, &detail);
+            }
+            _ if !matches!(connection.greeting, Greeting::Done(_)) => {
+                self.close(conn, &format!("{} before the greeting", connections::kind_of(&message)));
+            }
+            Message::Hello(_) | Message::Welcome(_) | Message::Reject { .. } => self.close(conn, "a second greeting"),
+            Message::Offer(offer) => self.offered(conn, *offer, now),
+            Message::Checksums { .. } | Message::Commit(_) | Message::Aborted { .. } => {
+                self.to_sink(conn, message, now);
+            }
+            Message::Grant { .. }
+            | Message::Refuse { .. }
+            | Message::Ack { .. }
+            | Message::Nack { .. }
+            | Message::Abort { .. } => self.to_source(conn, message, now),
+        }
+    }
+
+    /// The peer has said who it is, in a hello or a welcome.
+    fn greeted(&mut self, conn: ConnId, theirs: &Hello) {
+        let map = match check_hello(&self.config, theirs) {
+            Ok(map) => map,
+            Err((reason, detail)) => {
+                tracing::warn!(peer = %theirs.party, detail, "refuses a transfer connection");
+                self.send(conn, &Message::Reject { reason, detail: detail.clone() });
+                return self.close(conn, &detail);
+            }
+        };
+        if let Err(error) = self.transport.set_remote(conn, &theirs.region) {
+            return self.close(conn, &format!("the peer's region cannot be used: {error}"));
+        }
+        let lanes = self.transport.lanes(conn);
+        let Some(connection) = self.connections.get_mut(&conn) else { return };
+        let answer = matches!(connection.greeting, Greeting::Awaited(_));
+        let compatible = self.config.compatibility.check(&theirs.compatibility);
+        match &compatible {
+            Ok(()) => {
+                tracing::info!(peer = %theirs.party, transport = self.transport.name(), lanes, "transfer peer connected")
+            }
+            Err(mismatch) => tracing::warn!(peer = %theirs.party, %mismatch, "transfer peer is incompatible"),
+        }
+        connection.greeting = Greeting::Done(compatible);
+        connection.party = Some(theirs.party.clone());
+        connection.map = Some(map);
+        connection.lanes = lanes;
+        let label = format!("{} {}", self.transport.name(), connection.lanes);
+        self.stats.peers.entry(theirs.party.clone()).or_default().lanes = label;
+        self.by_party.entry(theirs.party.clone()).or_insert(conn);
+        if answer {
+            let welcome = hello(&self.config, self.transport.region(), theirs.party.clone());
+            self.send(conn, &Message::Welcome(welcome));
+        }
+    }
+
+    /// The connection that leads to a peer, opened if need be.
+    pub(super) fn connection_to(&mut self, peer: &crate::Peer, now: Instant) -> Result<ConnId, String> {
+        if let Some(&conn) = self.by_party.get(&peer.party) {
+            let moved = |c: &Connection| c.address.as_ref().is_some_and(|a| *a != peer.address);
+            if !self.connections.get(&conn).is_some_and(moved) {
+                return Ok(conn);
+            }
+        }
+        if self.connections.len() >= self.config.limits.peers_max {
+            return Err(format!("{} peers are connected already", self.connections.len()));
+        }
+        let conn = self.transport.connect(&peer.address)?;
+        let by = now + Duration::from_millis(self.config.limits.connect_ms);
+        let mut connection = Connection::new(Greeting::Sent(by), Some(peer.party.clone()), &self.config);
+        connection.address = Some(peer.address.clone());
+        self.connections.insert(conn, connection);
+        self.by_party.insert(peer.party.clone(), conn);
+        let ours = hello(&self.config, self.transport.region(), peer.party.clone());
+        self.send(conn, &Message::Hello(ours));
+        Ok(conn)
+    }
+
+    pub(super) fn send(&mut self, conn: ConnId, message: &Message) {
+        let to = self.connections.get(&conn).and_then(|c| c.party.as_ref());
+        for bytes in self.config.hooks.outgoing_message(to, message.encode()) {
+            self.transport.send(conn, bytes);
+        }
+    }
+
+    pub(super) fn close(&mut self, conn: ConnId, reason: &str) {
+        self.transport.close(conn, reason);
+    }
+
+    /// A connection is over: everything on it fails, and nothing else.
+    fn closed(&mut self, conn: ConnId, reason: &str, now: Instant) {
+        let Some(connection) = self.connections.remove(&conn) else { return };
+        if let Some(party) = &connection.party {
+            tracing::info!(peer = %party, reason, "transfer peer disconnected");
+            if self.by_party.get(party) == Some(&conn) {
+                self.by_party.remove(party);
+            }
+        }
+        self.sources_lost(conn, reason, now);
+        self.sinks_lost(conn, reason, now);
+        if let Some(party) = connection.party {
+            self.retire_stats(&party);
+        }
+    }
+
+    fn tick(&mut self, now: Instant, moving: bool) {
+        self.tick_sending(now);
+        self.tick_incoming(now);
+        if !moving {
+            self.fence_dead(now);
+        }
+        let overdue = |c: &Connection| c.greet_by().is_some_and(|by| now >= by);
+        let overdue: Vec<_> = self.connections.iter().filter(|(_, c)| overdue(c)).map(|(&id, _)| id).collect();
+        for conn in overdue {
+            self.close(conn, "the peer does not answer the greeting");
+        }
+        self.publish();
+    }
+
+    fn finish(mut self) {
+        let now = Instant::now();
+        for conn in self.connections.keys().copied().collect::<Vec<_>>() {
+            self.sources_lost(conn, "the service stops", now);
+        }
+        // Nothing reads or writes the region after this, so what is still held can go, whatever state it was in.
+        self.transport.shutdown(now + self.config.limits.abort());
+        self.inbox.close();
+        for conn in self.connections.keys().copied().collect::<Vec<_>>() {
+            self.sinks_lost(conn, "the service stops", now);
+        }
+        self.publish();
+    }
+}

@@ -1,0 +1,355 @@
+//! Handoffs being received: carries out what their state machines decide.
+
+use super::checker::Job;
+use super::progress::Progress;
+use crate::handoff::sink::Expected;
+use crate::handoff::{Sink, SinkAction, SinkInput};
+use crate::message::{Commit, Direction, Message, Offer, ShardPair};
+use crate::plan::{check_blocks, granted_ranges};
+use crate::transport::ConnId;
+use crate::{
+    BlockHold, GrantReply, HandoffFailure, Party, Phase, QuarantinedBlocks, RefuseReason, ReserveOffer, SinkTimings,
+    VerifiedHandoff, checksum,
+};
+use baton_types::{GroupBlocks, RequestId, TicketId};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long bytes of a dead process may lie in receive queues of this one: far longer than one turn of the progress thread.
+const DRAIN: Duration = Duration::from_millis(100);
+
+/// A handoff on its way in.
+pub(super) struct Incoming {
+    pub(super) sink: Sink,
+    pub(super) offer: Offer,
+    conn: ConnId,
+    pub(super) blocks: Arc<GroupBlocks>,
+    hold: Option<Box<dyn BlockHold>>,
+    quarantined: Option<Box<dyn QuarantinedBlocks>>,
+    expected: Expected,
+    offered_at: Instant,
+    granted_at: Option<Instant>,
+    committed_at: Option<Instant>,
+    /// A commit that a test holds before verification.
+    held: Option<Box<Commit>>,
+}
+
+impl Incoming {
+    pub(super) fn is_quarantined(&self) -> bool {
+        self.sink.is_quarantined()
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        self.held.is_some()
+    }
+}
+
+impl Progress {
+    /// A peer asks for room.
+    pub(super) fn offered(&mut self, conn: ConnId, offer: Offer, now: Instant) {
+        if let Err((reason, detail)) = self.check_offer(conn, &offer) {
+            let handoff = offer.handoff;
+            self.count(conn, |stats| *stats.received.entry("refused").or_default() += 1);
+            return self.send(conn, &Message::Refuse { handoff, reason, detail });
+        }
+        let left = Duration::from_millis(u64::from(offer.deadline_ms).min(self.config.limits.handoff_ms));
+        let deadline = now + left;
+        let layout = self.config.map.layout();
+        let sums: usize = layout
+            .groups()
+            .iter()
+            .enumerate()
+            .map(|(g, group)| checksum::sums_of(layout, g, &(0..offer.tokens)) * group.layers.len())
+            .sum();
+        let expected = Expected {
+            tokens: offer.tokens,
+            sums: sums as u64,
+            bytes: (layout.bytes_per_token() * offer.tokens as usize) as u64,
+            algorithm: checksum::ALGORITHM,
+        };
+        let ticket = self.new_ticket();
+        let sink = Sink::new(ticket, offer.shards, expected, deadline, self.config.limits.abort());
+        let key = self.inbox.offer();
+        let question = ReserveOffer {
+            request_id: offer.request_id.clone(),
+            source: offer.source.clone(),
+            tokens: offer.tokens,
+            deadline,
+        };
+        self.incoming_numbers.insert((conn, offer.handoff), key);
+        self.incoming_tickets.insert(ticket, key);
+        let incoming = Incoming {
+            sink,
+            offer,
+            conn,
+            blocks: Arc::default(),
+            hold: None,
+            quarantined: None,
+            expected,
+            offered_at: now,
+            granted_at: None,
+            committed_at: None,
+            held: None,
+        };
+        self.incoming.insert(key, incoming);
+        self.handler.reserve(question, GrantReply::new(self.inbox.clone(), key));
+    }
+
+    fn check_offer(&self, conn: ConnId, offer: &Offer) -> Result<(), (RefuseReason, String)> {
+        let refuse = |reason, detail: String| Err((reason, detail));
+        let connection = self.connections.get(&conn);
+        let peer = connection.and_then(|c| c.party.as_ref());
+        if let Some(Err(failure)) = connection.and_then(|c| c.usable()) {
+            return refuse(RefuseReason::Incompatible, failure.to_string());
+        }
+        if offer.sink != self.config.party {
+            return refuse(
+                RefuseReason::WrongIncarnation,
+                format!("this is {}, not {}", self.config.party, offer.sink),
+            );
+        }
+        if peer != Some(&offer.source) || self.incoming_numbers.contains_key(&(conn, offer.handoff)) {
+            return refuse(RefuseReason::Protocol, "the offer is not the peer's own, or not its first".into());
+        }
+        if offer.direction != Direction::Put || offer.shards != 1 {
+            return refuse(RefuseReason::Protocol, "only puts of one shard are served".into());
+        }
+        let blocks = self.config.map.layout().blocks_for(offer.tokens as usize);
+        if offer.tokens == 0 || blocks > self.config.map.blocks() as usize {
+            return refuse(RefuseReason::NoRoom, format!("{} tokens never fit this pool", offer.tokens));
+        }
+        if self.incoming.len() >= self.config.limits.incoming_max {
+            return refuse(RefuseReason::Busy, format!("{} handoffs are open", self.incoming.len()));
+        }
+        if self.quarantined_blocks(Some(&offer.source)) > self.config.limits.quarantined_blocks_max {
+            return refuse(
+                RefuseReason::Quarantine,
+                "too many blocks that this peer could write are quarantined".into(),
+            );
+        }
+        Ok(())
+    }
+
+    fn new_ticket(&self) -> TicketId {
+        std::iter::repeat_with(|| TicketId(rand::random()))
+            .find(|t| t.0 != 0 && !self.incoming_tickets.contains_key(t))
+            .expect("64 random bits find a free ticket")
+    }
+
+    /// The worker gave blocks.
+    pub(super) fn granted(&mut self, key: u64, hold: Box<dyn BlockHold>, now: Instant) {
+        let Some(incoming) = self.incoming.get_mut(&key) else { return };
+        if let Err(detail) = check_blocks(&self.config.map, &hold.blocks().0, incoming.offer.tokens) {
+            tracing::error!(request_id = %incoming.offer.request_id, detail, "the worker's grant does not fit the offer");
+            return self.refused(key, RefuseReason::NoRoom, detail, now);
+        }
+        incoming.blocks = Arc::new(hold.blocks().clone());
+        incoming.hold = Some(hold);
+        incoming.granted_at = Some(now);
+        self.sink_input(key, SinkInput::Granted, now);
+    }
+
+    pub(super) fn refused(&mut self, key: u64, reason: RefuseReason, detail: String, now: Instant) {
+        if let Some(incoming) = self.incoming.get(&key) {
+            let conn = incoming.conn;
+            self.count(conn, |stats| *stats.received.entry("refused").or_default() += 1);
+            self.sink_input(key, SinkInput::Refused { reason, detail }, now);
+        }
+    }
+
+    pub(super) fn checked(&mut self, key: u64, result: Result<u64, String>, now: Instant) {
+        let input = match result {
+            Ok(sums) => SinkInput::Verified { sums },
+            Err(detail) => SinkInput::Corrupt(detail),
+        };
+        self.sink_input(key, input, now);
+    }
+
+    pub(super) fn cancel_incoming(&mut self, request_id: &RequestId, reason: &str, now: Instant) {
+        let of_request = self.incoming.iter().filter(|(_, i)| i.offer.request_id == *request_id);
+        for key in of_request.map(|(&key, _)| key).collect::<Vec<_>>() {
+            self.cancel_one(key, HandoffFailure::Aborted(reason.to_owned()), now);
+        }
+    }
+
+    pub(super) fn cancel_one(&mut self, key: u64, failure: HandoffFailure, now: Instant) {
+        self.sink_input(key, SinkInput::Cancel(failure), now);
+    }
+
+    /// A message of the source.
+    pub(super) fn to_sink(&mut self, conn: ConnId, message: Message, now: Instant) {
+        let key = match &message {
+            Message::Checksums { ticket, .. } => self.incoming_tickets.get(ticket),
+            Message::Commit(commit) => self.incoming_tickets.get(&commit.ticket),
+            // Before a grant a source knows only its own number. With a ticket, the two must agree.
+            Message::Aborted { handoff, .. } => self.incoming_numbers.get(&(conn, *handoff)),
+            _ => None,
+        };
+        let key = key.copied().filter(|key| self.incoming.get(key).is_some_and(|i| i.conn == conn));
+        let Some(key) = key else {
+            self.count(conn, |stats| stats.stale_messages += 1);
+            if let Message::Commit(commit) = message {
+                let detail = "no such ticket is open between these two incarnations".into();
+                self.send(conn, &Message::Nack { ticket: commit.ticket, corrupt: false, detail });
+            }
+            return;
+        };
+        match message {
+            Message::Checksums { shard, runs, .. } => self.sink_input(key, SinkInput::Checksums { shard, runs }, now),
+            Message::Commit(commit) => {
+                if let Some(incoming) = self.incoming.get_mut(&key) {
+                    incoming.committed_at.get_or_insert(now);
+                    incoming.held = Some(commit);
+                }
+                self.unhold_commit(key, now);
+            }
+            Message::Aborted { flushed, detail, .. } => {
+                self.sink_input(key, SinkInput::Aborted { flushed, detail }, now);
+            }
+            _ => {}
+        }
+    }
+
+    fn unhold_commit(&mut self, key: u64, now: Instant) {
+        let Some(incoming) = self.incoming.get_mut(&key) else { return };
+        if incoming.is_held() && !self.config.hooks.hold(Phase::Verify, &incoming.offer.request_id) {
+            if let Some(commit) = incoming.held.take() {
+                self.sink_input(key, SinkInput::Commit(commit), now);
+            }
+        }
+    }
+
+    pub(super) fn tick_incoming(&mut self, now: Instant) {
+        for key in self.incoming.keys().copied().collect::<Vec<_>>() {
+            self.unhold_commit(key, now);
+            self.sink_input(key, SinkInput::Tick, now);
+        }
+    }
+
+    pub(super) fn sinks_lost(&mut self, conn: ConnId, reason: &str, now: Instant) {
+        let fenced = self.transport.closing_fences();
+        let on: Vec<_> = self.incoming.iter().filter(|(_, i)| i.conn == conn).map(|(&key, _)| key).collect();
+        for key in on {
+            self.sink_input(key, SinkInput::ConnectionLost { fenced, detail: reason.to_owned() }, now);
+        }
+    }
+
+    /// Nothing of this party runs any more. What its lanes still hold here is drained by closing them, then its blocks are free.
+    pub(super) fn peer_is_dead(&mut self, party: &Party, now: Instant) {
+        let of_party = |c: &super::connections::Connection| c.party.as_ref() == Some(party);
+        let conns: Vec<_> = self.connections.iter().filter(|(_, c)| of_party(c)).map(|(&id, _)| id).collect();
+        for conn in conns {
+            self.close(conn, "the peer's process is dead");
+        }
+        self.fencing.push((party.clone(), now));
+    }
+
+    /// Releases what dead parties could have written, once their connections are closed and a while passed in which whatever their
+    /// lanes still held here was taken in. Called when nothing moves.
+    pub(super) fn fence_dead(&mut self, now: Instant) {
+        let connected = |party: &Party| self.connections.values().any(|c| c.party.as_ref() == Some(party));
+        let drained = |(party, since): &(Party, Instant)| now - *since >= DRAIN && !connected(party);
+        let (fenced, left) = std::mem::take(&mut self.fencing).into_iter().partition::<Vec<_>, _>(drained);
+        self.fencing = left;
+        for (party, _) in fenced {
+            let of_party: Vec<_> =
+                self.incoming.iter().filter(|(_, i)| i.offer.source == party).map(|(&k, _)| k).collect();
+            of_party.into_iter().for_each(|key| self.sink_input(key, SinkInput::Fenced, now));
+        }
+    }
+
+    fn sink_input(&mut self, key: u64, input: SinkInput, now: Instant) {
+        let Some(incoming) = self.incoming.get_mut(&key) else { return };
+        for action in incoming.sink.handle(now, input) {
+            self.sink_action(key, action, now);
+        }
+    }
+
+    fn sink_action(&mut self, key: u64, action: SinkAction, now: Instant) {
+        let Some(incoming) = self.incoming.get_mut(&key) else { return };
+        let (conn, ticket, handoff) = (incoming.conn, incoming.sink.ticket, incoming.offer.handoff);
+        match action {
+            SinkAction::SendGrant => {
+                let blocks = GroupBlocks::clone(&incoming.blocks);
+                self.transport.open_window(conn, ticket, granted_ranges(&self.config.map, &blocks.0));
+                self.send(conn, &Message::Grant { handoff, ticket, shard: ShardPair::default(), blocks });
+            }
+            SinkAction::SendRefuse { reason, detail } => self.send(conn, &Message::Refuse { handoff, reason, detail }),
+            SinkAction::Verify(runs) => {
+                let (tokens, blocks) = (incoming.offer.tokens, incoming.blocks.clone());
+                self.checker.submit(Job::Check { key, tokens, blocks, runs });
+            }
+            SinkAction::Deliver(commit) => self.deliver(key, *commit, now),
+            SinkAction::SendAck => self.send(conn, &Message::Ack { ticket }),
+            SinkAction::SendNack(failure) => {
+                let corrupt = matches!(failure, HandoffFailure::Corrupt(_));
+                self.send(conn, &Message::Nack { ticket, corrupt, detail: failure.to_string() });
+            }
+            SinkAction::SendAbort(detail) => self.send(conn, &Message::Abort { handoff, ticket, detail }),
+            SinkAction::Release => {
+                incoming.hold = None;
+                self.transport.close_window(conn, ticket);
+            }
+            SinkAction::Quarantine => {
+                incoming.quarantined = incoming.hold.take().map(BlockHold::quarantine);
+                self.transport.close_window(conn, ticket);
+            }
+            SinkAction::ReleaseQuarantined => {
+                if let Some(blocks) = incoming.quarantined.take() {
+                    blocks.release();
+                }
+            }
+            SinkAction::Failed(failure) => self.failed(key, failure),
+            SinkAction::Forget => self.forget(key),
+        }
+    }
+
+    fn deliver(&mut self, key: u64, commit: Commit, now: Instant) {
+        let Some(incoming) = self.incoming.get_mut(&key) else { return };
+        let Some(hold) = incoming.hold.take() else { return };
+        self.transport.close_window(incoming.conn, incoming.sink.ticket);
+        let (conn, bytes) = (incoming.conn, incoming.expected.bytes);
+        let handoff = VerifiedHandoff {
+            request_id: incoming.offer.request_id.clone(),
+            source: incoming.offer.source.clone(),
+            ticket: incoming.sink.ticket,
+            tokens: commit.tokens,
+            prompt_len: commit.prompt_len,
+            kv_tokens: incoming.offer.tokens,
+            extra: commit.extra,
+            hold,
+            bytes,
+            timings: SinkTimings {
+                offered_at: incoming.offered_at,
+                granted_at: incoming.granted_at.unwrap_or(incoming.offered_at),
+                committed_at: incoming.committed_at.unwrap_or(now),
+                verified_at: now,
+            },
+        };
+        let answer = self.handler.verified(handoff);
+        if answer.is_ok() {
+            self.count(conn, |stats| {
+                stats.bytes_adopted += bytes;
+                *stats.received.entry("adopted").or_default() += 1;
+            });
+        }
+        self.sink_input(key, SinkInput::Delivered(answer), now);
+    }
+
+    fn failed(&mut self, key: u64, failure: HandoffFailure) {
+        let Some(incoming) = self.incoming.get(&key) else { return };
+        let (conn, request_id) = (incoming.conn, incoming.offer.request_id.clone());
+        tracing::debug!(%request_id, peer = %incoming.offer.source, %failure, "incoming handoff failed");
+        self.count(conn, |stats| *stats.received.entry(failure.name()).or_default() += 1);
+        self.handler.failed(&request_id, failure);
+    }
+
+    fn forget(&mut self, key: u64) {
+        if let Some(incoming) = self.incoming.remove(&key) {
+            self.inbox.offer_ended(key);
+            self.incoming_tickets.remove(&incoming.sink.ticket);
+            self.incoming_numbers.remove(&(incoming.conn, incoming.offer.handoff));
+            self.transport.close_window(incoming.conn, incoming.sink.ticket);
+        }
+    }
+}

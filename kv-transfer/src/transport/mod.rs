@@ -1,0 +1,82 @@
+//! What carries bytes between two services: connections with messages, one-sided writes into a peer's region, and flushes.
+//!
+//! A transport belongs to the progress thread and never blocks outside of [`Transport::sleep`]. Its promises, which the conformance
+//! suite checks on each:
+//! - messages of one connection arrive whole and in order, or the connection is closed;
+//! - writes and messages are unordered; a write is visible at the peer only once a later flush completed;
+//! - local bytes of a write are read until [`Event::PutDone`] or [`Event::Closed`], and not after;
+//! - every connection that was announced ends in exactly one [`Event::Closed`].
+
+pub(crate) mod tcp;
+
+use crate::message::RemoteRegion;
+use crate::plan::CopyRun;
+use crate::service::Wake;
+use crate::{Region, TransferAddress, TransferConfig, TransferError, TransportChoice};
+use baton_types::TicketId;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Name of one connection within one transport. Never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct ConnId(pub u64);
+
+/// What a transport reports.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A peer connected.
+    Accepted(ConnId),
+    Message(ConnId, Vec<u8>),
+    /// Writes of so many bytes no longer read local memory. Says nothing about the peer.
+    PutDone(ConnId, usize),
+    /// Everything posted before this flush is visible at the peer.
+    Flushed(ConnId, u64),
+    /// The connection is over, and so is every operation on it.
+    Closed(ConnId, String),
+    /// The peer wrote what no ticket of this connection covers; nothing was stored.
+    PutRefused(ConnId),
+}
+
+pub(crate) trait Transport {
+    /// `ucx` or `tcp`.
+    fn name(&self) -> &'static str;
+    /// Where peers connect to.
+    fn address(&self) -> TransferAddress;
+    /// What peers need to write into the registered region.
+    fn region(&self) -> RemoteRegion;
+    /// Whether nothing can be stored here through a connection after its [`Event::Closed`].
+    fn closing_fences(&self) -> bool;
+    /// Starts to connect. Failure may show later, as [`Event::Closed`].
+    fn connect(&mut self, to: &TransferAddress) -> Result<ConnId, String>;
+    /// Names the region that writes on this connection go to.
+    fn set_remote(&mut self, conn: ConnId, region: &RemoteRegion) -> Result<(), String>;
+    fn send(&mut self, conn: ConnId, message: Vec<u8>);
+    /// Writes a run of the local region into the peer's, under a ticket.
+    fn put(&mut self, conn: ConnId, ticket: TicketId, run: CopyRun);
+    fn flush(&mut self, conn: ConnId, id: u64);
+    /// From now on the peer may write these ranges of the local region under this ticket. Transports that cannot check ignore it.
+    fn open_window(&mut self, conn: ConnId, ticket: TicketId, ranges: Vec<Range<usize>>);
+    fn close_window(&mut self, conn: ConnId, ticket: TicketId);
+    /// Ends a connection; [`Event::Closed`] follows.
+    fn close(&mut self, conn: ConnId, reason: &str);
+    /// What carries this connection, for logs and traces.
+    fn lanes(&mut self, conn: ConnId) -> String;
+    /// Moves everything on without blocking; whether anything moved.
+    fn progress(&mut self, now: Instant, events: &mut Vec<Event>) -> bool;
+    /// Waits for something to move, for the waker, or for `timeout`.
+    fn sleep(&mut self, timeout: Duration);
+    /// Closes everything and gives the region up. Nothing reads or writes it afterwards.
+    fn shutdown(&mut self, deadline: Instant);
+}
+
+/// Brings up the transport of a configuration; called on the progress thread, which then owns it.
+pub(crate) fn start(config: &TransferConfig, region: Arc<Region>) -> Result<(Box<dyn Transport>, Wake), TransferError> {
+    match &config.transport {
+        TransportChoice::Tcp { bind, port } => {
+            let (transport, wake) = tcp::Tcp::start(*bind, *port, config, region)?;
+            Ok((Box::new(transport), wake))
+        }
+        TransportChoice::Ucx { .. } => Err(TransferError::Config("UCX is not built yet".into())),
+    }
+}
