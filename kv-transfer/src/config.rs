@@ -1,27 +1,12 @@
 //! What a transfer service is started with, and what a handoff is opened with.
 
 use crate::{NoHooks, TransferAddress, TransferError, TransferHooks};
-use baton_types::{Compatibility, GroupBlocks, Incarnation, InstanceId, KvPoolMap, RequestId};
+use baton_types::{Compatibility, GroupBlocks, KvPoolMap, Party, RequestId};
 use std::any::Any;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// One side of a ticket: an instance in one of its process starts.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Party {
-    /// Which instance.
-    pub instance: InstanceId,
-    /// Which start of it.
-    pub incarnation: Incarnation,
-}
-
-impl fmt::Display for Party {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}@{}", self.instance, self.incarnation)
-    }
-}
 
 /// Whom to hand a sequence to, as membership tells it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

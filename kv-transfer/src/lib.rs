@@ -38,7 +38,8 @@ mod transport;
 mod wire;
 
 pub use address::TransferAddress;
-pub use config::{OpenRequest, Party, Peer, TransferConfig, TransferLimits, TransportChoice};
+pub use baton_types::Party;
+pub use config::{OpenRequest, Peer, TransferConfig, TransferLimits, TransportChoice};
 pub use error::{HandoffFailure, RefuseReason, TransferError};
 pub use hooks::{NoHooks, Phase, TransferHooks};
 pub use outgoing::{CommitPayload, Outgoing, TransferReport};

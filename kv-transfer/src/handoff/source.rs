@@ -192,10 +192,8 @@ impl Source {
                 State::Committed => self.end(Ok(()), &mut actions),
                 _ => self.give_up(HandoffFailure::Protocol("acknowledged before the commit".into()), &mut actions),
             },
-            SourceInput::Nacked(failure) => match self.state {
-                State::Committed => self.end(Err(failure), &mut actions),
-                _ => self.give_up(failure, &mut actions),
-            },
+            // Said once more that nothing is under way: the verdict may have come before the commit arrived.
+            SourceInput::Nacked(failure) => self.give_up(failure, &mut actions),
             SourceInput::AbortedBySink(detail) => {
                 self.give_up(HandoffFailure::AbortedByPeer(detail), &mut actions);
             }

@@ -131,12 +131,11 @@ fn read_layout(r: &mut Reader<'_>) -> Result<KvLayout, WireError> {
     let impossible = WireError::new("KV layout", "cannot exist");
     let block_tokens = r.u32("KV layout")?;
     let groups = r.list(8, 13, "KV groups", |r| {
-        let (kind, window) = (r.u8("group kind")?, r.u32("window")?);
-        let kind = match kind {
-            0 => GroupKind::Full,
-            1 => GroupKind::Window(window),
-            2 => GroupKind::Latent,
-            3 => GroupKind::State,
+        let kind = match (r.u8("group kind")?, r.u32("window")?) {
+            (0, 0) => GroupKind::Full,
+            (1, tokens) => GroupKind::Window(tokens),
+            (2, 0) => GroupKind::Latent,
+            (3, 0) => GroupKind::State,
             _ => return Err(WireError::new("group kind", "is unknown")),
         };
         let layers = r.list(4097, 4, "layers", |r| r.u32("layer"))?;

@@ -1,0 +1,391 @@
+//! Two instances in one process: pools that count their blocks, sinks that record what they are given, gates that hold phases.
+#![allow(dead_code, missing_docs, unreachable_pub)] // Each test binary uses its part.
+
+use baton_kv_transfer::*;
+use baton_types::fence::AlreadyDone;
+use baton_types::*;
+use std::any::Any;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+/// Longest wait for anything that must happen.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Waits until `done`; panics with `what` if that never comes.
+pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let until = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < until, "never: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Blocks of one instance, one free list a group.
+pub struct Pool {
+    free: Mutex<Vec<BTreeSet<u32>>>,
+    quarantined: Mutex<usize>,
+    blocks: u32,
+}
+
+impl Pool {
+    fn new(map: &KvPoolMap) -> Arc<Self> {
+        let free = map.layout().groups().iter().map(|_| (0..map.blocks()).collect()).collect();
+        Arc::new(Self { free: Mutex::new(free), quarantined: Mutex::new(0), blocks: map.blocks() })
+    }
+
+    /// Takes `count` blocks of each group, scattered but the same for the same seed.
+    pub fn take(self: &Arc<Self>, count: usize, seed: u64) -> Option<Box<Hold>> {
+        let mut free = self.free.lock().unwrap();
+        if free.iter().any(|f| f.len() < count) {
+            return None;
+        }
+        let take = |f: &mut BTreeSet<u32>| {
+            let mut ids: Vec<u32> = f.iter().copied().collect();
+            if seed != 0 {
+                ids.sort_by_key(|&b| (u64::from(b) + 1).wrapping_mul(seed | 1) >> 9);
+            }
+            ids.truncate(count);
+            ids.iter().for_each(|b| assert!(f.remove(b)));
+            ids.into_iter().map(BlockId).collect()
+        };
+        let blocks = GroupBlocks(free.iter_mut().map(take).collect());
+        Some(Box::new(Hold { pool: self.clone(), blocks }))
+    }
+
+    fn give_back(&self, blocks: &GroupBlocks) {
+        let mut free = self.free.lock().unwrap();
+        for (free, blocks) in free.iter_mut().zip(&blocks.0) {
+            blocks.iter().for_each(|b| assert!(free.insert(b.0), "block {b} is freed twice"));
+        }
+    }
+
+    pub fn is_whole(&self) -> bool {
+        self.free.lock().unwrap().iter().all(|f| f.len() == self.blocks as usize)
+    }
+
+    pub fn quarantined(&self) -> usize {
+        *self.quarantined.lock().unwrap()
+    }
+}
+
+/// Blocks taken from a pool; dropped, they are back.
+pub struct Hold {
+    pool: Arc<Pool>,
+    pub blocks: GroupBlocks,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.pool.give_back(&self.blocks);
+    }
+}
+
+impl BlockHold for Hold {
+    fn blocks(&self) -> &GroupBlocks {
+        &self.blocks
+    }
+    fn quarantine(mut self: Box<Self>) -> Box<dyn QuarantinedBlocks> {
+        let (pool, blocks) = (self.pool.clone(), std::mem::take(&mut self.blocks));
+        *pool.quarantined.lock().unwrap() += blocks.total();
+        Box::new(Quarantined { pool, blocks })
+    }
+    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
+        self
+    }
+}
+
+struct Quarantined {
+    pool: Arc<Pool>,
+    blocks: GroupBlocks,
+}
+
+impl QuarantinedBlocks for Quarantined {
+    fn release(self: Box<Self>) {
+        *self.pool.quarantined.lock().unwrap() -= self.blocks.total();
+        self.pool.give_back(&self.blocks);
+    }
+}
+
+/// What a sink does with an offer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// Grants at once.
+    Ready,
+    /// Keeps the reply until [`TestSink::answer`].
+    Later,
+    /// Drops the reply.
+    None,
+}
+
+pub struct TestSink {
+    pool: Arc<Pool>,
+    map: KvPoolMap,
+    seed: u64,
+    pub room: Mutex<Room>,
+    pub adopt: Mutex<Result<(), String>>,
+    waiting: Mutex<Vec<(ReserveOffer, GrantReply)>>,
+    adopted: Mutex<HashMap<String, VerifiedHandoff>>,
+    failed: Mutex<Vec<(String, HandoffFailure)>>,
+    changed: Condvar,
+}
+
+impl TestSink {
+    fn grant(&self, offer: &ReserveOffer, reply: GrantReply) {
+        let count = self.map.layout().blocks_for(offer.tokens as usize);
+        match self.pool.take(count, self.seed) {
+            Some(hold) => reply.grant(hold),
+            None => reply.refuse(RefuseReason::NoRoom, "the pool is full"),
+        }
+    }
+
+    /// Answers what waits.
+    pub fn answer(&self) {
+        for (offer, reply) in std::mem::take(&mut *self.waiting.lock().unwrap()) {
+            self.grant(&offer, reply);
+        }
+    }
+
+    pub fn waiting(&self) -> usize {
+        self.waiting.lock().unwrap().len()
+    }
+
+    pub fn take_adopted(&self, request: &str) -> Option<VerifiedHandoff> {
+        self.adopted.lock().unwrap().remove(request)
+    }
+
+    pub fn failures(&self) -> Vec<(String, HandoffFailure)> {
+        self.failed.lock().unwrap().clone()
+    }
+}
+
+impl SinkHandler for TestSink {
+    fn reserve(&self, offer: ReserveOffer, reply: GrantReply) {
+        match *self.room.lock().unwrap() {
+            Room::Ready => self.grant(&offer, reply),
+            Room::Later => self.waiting.lock().unwrap().push((offer, reply)),
+            Room::None => {}
+        }
+    }
+    fn verified(&self, handoff: VerifiedHandoff) -> Result<(), String> {
+        self.adopt.lock().unwrap().clone()?;
+        let name = handoff.request_id.as_str().to_owned();
+        assert!(self.adopted.lock().unwrap().insert(name, handoff).is_none(), "adopted twice");
+        Ok(())
+    }
+    fn failed(&self, request_id: &RequestId, reason: HandoffFailure) {
+        self.failed.lock().unwrap().push((request_id.as_str().to_owned(), reason));
+    }
+}
+
+/// Holds phases open, and bends messages.
+#[derive(Default)]
+pub struct Gate {
+    held: Mutex<BTreeSet<Phase>>,
+    bend: Mutex<Option<Bend>>,
+}
+
+pub type Bend = Box<dyn Fn(Vec<u8>) -> Vec<Vec<u8>> + Send>;
+
+impl Gate {
+    pub fn hold(&self, phase: Phase) {
+        self.held.lock().unwrap().insert(phase);
+    }
+    pub fn open(&self, phase: Phase) {
+        self.held.lock().unwrap().remove(&phase);
+    }
+    /// `bend` sees each encoded message; its kind is the fourth byte.
+    pub fn bend(&self, bend: impl Fn(Vec<u8>) -> Vec<Vec<u8>> + Send + 'static) {
+        *self.bend.lock().unwrap() = Some(Box::new(bend));
+    }
+}
+
+impl TransferHooks for Gate {
+    fn hold(&self, phase: Phase, _: &RequestId) -> bool {
+        self.held.lock().unwrap().contains(&phase)
+    }
+    fn outgoing_message(&self, _: Option<&Party>, message: Vec<u8>) -> Vec<Vec<u8>> {
+        match &*self.bend.lock().unwrap() {
+            Some(bend) => bend(message),
+            None => vec![message],
+        }
+    }
+}
+
+/// One instance.
+pub struct Node {
+    pub transfer: KvTransfer,
+    pub region: Arc<Region>,
+    pub map: KvPoolMap,
+    pub pool: Arc<Pool>,
+    pub sink: Arc<TestSink>,
+    pub gate: Arc<Gate>,
+}
+
+#[derive(Clone)]
+pub struct NodeConfig {
+    pub name: &'static str,
+    pub incarnation: u64,
+    pub layout: KvLayout,
+    pub blocks: u32,
+    pub model: u8,
+    pub seed: u64,
+    pub limits: TransferLimits,
+}
+
+impl NodeConfig {
+    pub fn new(name: &'static str, layout: KvLayout, blocks: u32) -> Self {
+        let limits = TransferLimits { epoch_bytes: 16 << 10, ..TransferLimits::default() };
+        Self { name, incarnation: 1, layout, blocks, model: 1, seed: 0x9e37_79b9, limits }
+    }
+
+    pub fn start(self, transport: TransportChoice) -> Node {
+        let map = KvPoolMap::try_new(self.layout.clone(), self.blocks).unwrap();
+        let region = Region::anonymous(map.bytes()).unwrap();
+        let class = NumericsClass { isa: "test".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 1 };
+        let compatibility = Compatibility { model: Digest([self.model; 32]), layout: self.layout, class };
+        let party =
+            Party { instance: InstanceId::try_new(self.name).unwrap(), incarnation: Incarnation(self.incarnation) };
+        let (pool, gate) = (Pool::new(&map), Arc::new(Gate::default()));
+        let sink = Arc::new(TestSink {
+            pool: pool.clone(),
+            map: map.clone(),
+            seed: self.seed,
+            room: Mutex::new(Room::Ready),
+            adopt: Mutex::new(Ok(())),
+            waiting: Mutex::default(),
+            adopted: Mutex::default(),
+            failed: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let mut config = TransferConfig::new(party, compatibility, map.clone(), transport);
+        (config.limits, config.hooks) = (self.limits, gate.clone());
+        let transfer = KvTransfer::start(config, region.clone(), sink.clone()).unwrap();
+        Node { transfer, region, map, pool, sink, gate }
+    }
+}
+
+impl Node {
+    pub fn peer(&self) -> Peer {
+        Peer { party: self.transfer.party().clone(), address: self.transfer.address() }
+    }
+
+    /// Fills the blocks of a new sequence of `tokens` with noise, and offers it.
+    pub fn offer(&self, to: &Peer, request: &str, tokens: u32, seed: u64) -> (Outgoing, GroupBlocks) {
+        self.offer_until(to, request, tokens, seed, Instant::now() + PATIENCE)
+    }
+
+    pub fn offer_until(
+        &self,
+        to: &Peer,
+        request: &str,
+        tokens: u32,
+        seed: u64,
+        deadline: Instant,
+    ) -> (Outgoing, GroupBlocks) {
+        let hold = self.pool.take(self.map.layout().blocks_for(tokens as usize), seed).expect("the pool has room");
+        let blocks = hold.blocks.clone();
+        self.fill(&blocks, seed);
+        let request_id = RequestId::try_new(request).unwrap();
+        let request = OpenRequest { request_id, tokens, blocks: blocks.clone(), deadline, hold };
+        (self.transfer.open(to, request).unwrap(), blocks)
+    }
+
+    fn fill(&self, blocks: &GroupBlocks, seed: u64) {
+        let mut state = seed | 1;
+        for (g, group) in self.map.layout().groups().iter().enumerate() {
+            for layer in 0..group.layers.len() {
+                for &block in &blocks.0[g] {
+                    let at = self.map.plane_offset(g, layer, block, 0);
+                    let mut noise = vec![0u8; group.token_bytes() * self.map.layout().block_tokens() as usize];
+                    for byte in &mut noise {
+                        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                        *byte = (state >> 56) as u8;
+                    }
+                    self.region.write(at, &noise);
+                }
+            }
+        }
+    }
+
+    /// Every byte of positions `0..tokens`, in an order that no block size enters.
+    pub fn bytes_of(&self, blocks: &GroupBlocks, tokens: u32) -> Vec<u8> {
+        let size = self.map.layout().block_tokens();
+        let mut all = Vec::new();
+        for (g, group) in self.map.layout().groups().iter().enumerate() {
+            for layer in 0..group.layers.len() {
+                for plane in 0..group.planes.len() {
+                    for token in 0..tokens {
+                        let (block, at) = (blocks.0[g][(token / size) as usize], token % size);
+                        let range = self.map.token_range(g, layer, block, plane, at..at + 1);
+                        let mut bytes = vec![0; range.len()];
+                        self.region.read(range.start, &mut bytes);
+                        all.extend(bytes);
+                    }
+                }
+            }
+        }
+        all
+    }
+
+    /// Launches every layer for `0..tokens` in chunks, all finished.
+    pub fn launch(&self, outgoing: &Outgoing, tokens: u32, chunk: u32) {
+        let fence: Fence = Arc::new(AlreadyDone);
+        for end in (0..tokens).step_by(chunk as usize).map(|at| (at + chunk).min(tokens)) {
+            let layers = self.map.layout().groups().iter().flat_map(|g| &g.layers);
+            layers.for_each(|&layer| outgoing.layer_launched(layer, end as usize, &fence));
+        }
+    }
+
+    /// Launches and finishes.
+    pub fn send_all(&self, outgoing: &Outgoing, tokens: u32) {
+        self.launch(outgoing, tokens, tokens.div_ceil(3).max(1));
+        outgoing.finish(commit(tokens));
+    }
+
+    /// Adopted under this name, with the bytes of the source's blocks; gives the blocks back.
+    pub fn check_adopted(&self, request: &str, source: &Node, blocks: &GroupBlocks, tokens: u32) {
+        let handoff = self.sink.take_adopted(request).expect("adopted");
+        assert_eq!(handoff.tokens, commit(tokens).tokens);
+        assert_eq!(handoff.kv_tokens, tokens);
+        assert_eq!(handoff.extra, commit(tokens).extra);
+        let arrived = self.bytes_of(handoff.hold.blocks(), tokens);
+        assert!(arrived == source.bytes_of(blocks, tokens), "{request}: other bytes arrived than were sent");
+        assert_eq!(handoff.bytes, arrived.len() as u64);
+    }
+
+    pub fn stop(&self) {
+        self.transfer.stop(Instant::now() + Duration::from_secs(5));
+    }
+
+    /// All blocks are back in the pool, and the service knows of nothing open.
+    pub fn is_quiet(&self) -> bool {
+        let stats = self.transfer.stats();
+        self.pool.is_whole() && stats.outgoing == 0 && stats.incoming == 0 && stats.tickets == 0
+    }
+}
+
+pub fn commit(tokens: u32) -> CommitPayload {
+    CommitPayload { tokens: (0..=tokens).map(|t| t * 3).collect(), prompt_len: tokens, extra: b"extra".to_vec() }
+}
+
+/// A small layout of one group: 2 layers of k and v.
+pub fn small(block_tokens: u32) -> KvLayout {
+    KvLayout::llama(block_tokens, 2, 2, 24, Dtype::Bf16).unwrap()
+}
+
+/// A fence that tests open.
+#[derive(Default)]
+pub struct ManualFence(Mutex<Option<FenceStatus>>);
+
+impl ManualFence {
+    pub fn set(&self, status: FenceStatus) {
+        *self.0.lock().unwrap() = Some(status);
+    }
+}
+
+impl FencePoll for ManualFence {
+    fn poll(&self) -> FenceStatus {
+        self.0.lock().unwrap().unwrap_or(FenceStatus::Pending)
+    }
+}

@@ -1,0 +1,44 @@
+//! One suite, every transport: the same functions run on UCX and on plain TCP.
+
+mod common;
+mod suite;
+
+use baton_kv_transfer::TransportChoice;
+
+/// One test per function of the suite and transport.
+macro_rules! on_every_transport {
+    ($($module:ident :: $name:ident),* $(,)?) => {
+        mod tcp {
+            $(#[test] fn $name() { crate::suite::$module::$name(&crate::tcp_choice()); })*
+        }
+    };
+}
+
+fn tcp_choice() -> TransportChoice {
+    TransportChoice::Tcp { bind: [127, 0, 0, 1].into(), port: 0 }
+}
+
+on_every_transport![
+    moving::random_layouts_and_block_sets_arrive_whole,
+    moving::interleaved_transfers_stay_apart,
+    moving::both_directions_share_one_connection,
+    moving::a_late_grant_finds_everything_computed,
+    moving::nothing_is_written_before_its_fence,
+    moving::neighbouring_blocks_go_in_one_write,
+    moving::a_slow_sink_holds_back_only_its_own,
+    refusing::no_room_is_told,
+    refusing::a_sink_that_does_not_adopt_is_told,
+    refusing::another_incarnation_is_refused,
+    refusing::another_class_or_layout_is_refused_with_both_sides_named,
+    refusing::impossible_blocks_are_refused_at_once,
+    failing::wrong_ticket_is_never_adopted,
+    failing::corrupted_byte_is_found,
+    failing::doubled_commit_adopts_once,
+    failing::abort_in_every_phase_frees_both_sides,
+    failing::cancel_at_the_sink_in_every_phase_frees_both_sides,
+    failing::deadline_frees_both_sides,
+    failing::device_failure_aborts,
+    failing::garbage_closes_the_connection_and_nothing_else,
+    failing::peer_gone_is_noticed,
+    failing::peer_comes_back,
+];

@@ -1,0 +1,226 @@
+//! What fails, frees its blocks behind a fence, and is never adopted.
+
+use super::pair;
+use crate::common::*;
+use baton_kv_transfer::*;
+use baton_types::fence::AlreadyDone;
+use baton_types::*;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+const CHECKSUMS: u8 = 7;
+const COMMIT: u8 = 8;
+
+fn quiet(source: &Node, sink: &Node) {
+    eventually("both pools are whole", || source.is_quiet() && sink.is_quiet());
+    assert_eq!(sink.pool.quarantined(), 0);
+}
+
+/// Another handoff between the two works.
+fn still_works(source: &Node, sink: &Node) {
+    let (outgoing, blocks) = source.offer(&sink.peer(), "after", 50, 77);
+    source.send_all(&outgoing, 50);
+    outgoing.wait().unwrap();
+    sink.check_adopted("after", source, &blocks, 50);
+    quiet(source, sink);
+}
+
+pub fn wrong_ticket_is_never_adopted(choice: &TransportChoice) {
+    let (source, sink) = pair(choice);
+    let left = Arc::new(AtomicU32::new(1));
+    source.gate.bend(move |mut message| {
+        if message[3] == COMMIT && left.swap(0, Ordering::SeqCst) == 1 {
+            message[4] ^= 1; // Lowest byte of the ticket.
+        }
+        vec![message]
+    });
+    // The true ticket stays open until its deadline, since nothing that names it fails.
+    let deadline = Instant::now() + Duration::from_millis(300);
+    let (outgoing, _) = source.offer_until(&sink.peer(), "forged", 32, 1, deadline);
+    source.send_all(&outgoing, 32);
+    assert!(outgoing.wait().is_err());
+    assert!(sink.sink.take_adopted("forged").is_none());
+    quiet(&source, &sink);
+    assert!(sink.transfer.stats().total.stale_messages >= 1);
+    still_works(&source, &sink);
+}
+
+pub fn corrupted_byte_is_found(choice: &TransportChoice) {
+    // At the sink, after every byte arrived and before its checksums are compared; and a checksum on its way.
+    let (source, sink) = pair(choice);
+    source.gate.hold(Phase::Commit);
+    let left = Arc::new(AtomicU32::new(1));
+    source.gate.bend(move |mut message| {
+        if message[3] == CHECKSUMS && left.swap(0, Ordering::SeqCst) == 1 {
+            *message.last_mut().unwrap() ^= 0x80;
+        }
+        vec![message]
+    });
+    let (outgoing, _) = source.offer(&sink.peer(), "corrupt", 40, 1);
+    source.send_all(&outgoing, 40);
+    let failure = outgoing.wait().unwrap_err();
+    assert!(matches!(failure, HandoffFailure::Corrupt(_)), "{failure}");
+    assert!(failure.to_string().contains("plane"), "{failure}");
+    assert!(sink.sink.take_adopted("corrupt").is_none());
+    assert!(matches!(sink.sink.failures()[..], [(_, HandoffFailure::Corrupt(_))]));
+    source.gate.open(Phase::Commit);
+    quiet(&source, &sink);
+    still_works(&source, &sink);
+}
+
+pub fn doubled_commit_adopts_once(choice: &TransportChoice) {
+    let (source, sink) = pair(choice);
+    source.gate.bend(|message| if message[3] == COMMIT { vec![message.clone(), message] } else { vec![message] });
+    still_works(&source, &sink); // The sink's own handler refuses to adopt one request twice.
+    eventually("the second commit is seen", || {
+        let stats = sink.transfer.stats();
+        stats.total.stale_messages == 1 || stats.total.received.get("adopted") == Some(&1)
+    });
+    still_works(&source, &sink);
+}
+
+/// Brings a handoff to each phase, then runs `end`, which must end it.
+fn in_every_phase(choice: &TransportChoice, end: impl Fn(&Node, &Node, &Outgoing)) {
+    let (source, sink) = pair(choice);
+    let phases = [Phase::Offer, Phase::Puts, Phase::Commit, Phase::Verify];
+    for (i, &phase) in phases.iter().cycle().take(12).enumerate() {
+        let gate = if phase == Phase::Verify { &sink.gate } else { &source.gate };
+        gate.hold(phase);
+        let (outgoing, _) = source.offer(&sink.peer(), "r", 70, i as u64 + 1);
+        source.send_all(&outgoing, 70);
+        match phase {
+            Phase::Offer => std::thread::sleep(Duration::from_millis(5 * (i as u64 % 3))),
+            Phase::Verify => eventually("the sink holds", || sink.transfer.stats().held == 1),
+            _ => eventually("the source holds", || source.transfer.stats().held == 1),
+        }
+        end(&source, &sink, &outgoing);
+        // A gate that a cancelled handoff stands at must not keep its blocks.
+        if phase == Phase::Offer {
+            gate.open(phase);
+        }
+        assert!(outgoing.wait().is_err(), "{phase:?}");
+        gate.open(phase);
+        quiet(&source, &sink);
+        assert!(sink.sink.take_adopted("r").is_none());
+    }
+    still_works(&source, &sink);
+}
+
+pub fn abort_in_every_phase_frees_both_sides(choice: &TransportChoice) {
+    in_every_phase(choice, |_, _, outgoing| outgoing.abort("the client went away"));
+}
+
+pub fn cancel_at_the_sink_in_every_phase_frees_both_sides(choice: &TransportChoice) {
+    let request = RequestId::try_new("r").unwrap();
+    in_every_phase(choice, |source, sink, outgoing| {
+        sink.transfer.cancel_incoming(&request, "the client went away");
+        if sink.transfer.stats().incoming == 0 && source.transfer.stats().held == 0 {
+            outgoing.abort("never offered"); // The sink cannot cancel what it does not know.
+        }
+    });
+}
+
+pub fn deadline_frees_both_sides(choice: &TransportChoice) {
+    let (source, sink) = pair(choice);
+    for (i, phase) in [Phase::Puts, Phase::Commit, Phase::Verify].into_iter().enumerate() {
+        source.gate.hold(phase);
+        sink.gate.hold(phase);
+        let deadline = Instant::now() + Duration::from_millis(60);
+        let (outgoing, _) = source.offer_until(&sink.peer(), "r", 70, i as u64 + 1, deadline);
+        source.send_all(&outgoing, 70);
+        let failure = outgoing.wait().unwrap_err();
+        let expected = matches!(failure, HandoffFailure::Deadline(_) | HandoffFailure::AbortedByPeer(_));
+        assert!(expected, "{phase:?}: {failure}");
+        quiet(&source, &sink);
+        source.gate.open(phase);
+        sink.gate.open(phase);
+    }
+    // No grant in time.
+    *sink.sink.room.lock().unwrap() = Room::Later;
+    let (outgoing, _) = source.offer_until(&sink.peer(), "r", 70, 9, Instant::now() + Duration::from_millis(60));
+    assert!(outgoing.wait().is_err());
+    eventually("the sink has given up", || sink.transfer.stats().incoming == 0);
+    sink.sink.answer(); // Too late: the hold comes straight back.
+    quiet(&source, &sink);
+    *sink.sink.room.lock().unwrap() = Room::Ready;
+    still_works(&source, &sink);
+}
+
+pub fn device_failure_aborts(choice: &TransportChoice) {
+    let (source, sink) = pair(choice);
+    let (outgoing, _) = source.offer(&sink.peer(), "r", 32, 1);
+    let manual = Arc::new(ManualFence::default());
+    let (failing, done): (Fence, Fence) = (manual.clone(), Arc::new(AlreadyDone));
+    outgoing.layer_launched(0, 32, &done);
+    outgoing.layer_launched(1, 32, &failing);
+    outgoing.finish(commit(32));
+    eventually("something is written", || source.transfer.stats().total.puts > 0);
+    manual.set(FenceStatus::Failed);
+    assert_eq!(outgoing.wait(), Err(HandoffFailure::Device));
+    quiet(&source, &sink);
+    still_works(&source, &sink);
+}
+
+pub fn garbage_closes_the_connection_and_nothing_else(choice: &TransportChoice) {
+    let (source, sink) = pair(choice);
+    let bystander = NodeConfig::new("p2", small(16), 24).start(choice.clone());
+    sink.gate.hold(Phase::Verify);
+    let (waiting, blocks) = bystander.offer(&sink.peer(), "bystander", 40, 3);
+    bystander.send_all(&waiting, 40);
+    eventually("the bystander's commit waits", || sink.transfer.stats().held == 1);
+
+    let left = Arc::new(AtomicU32::new(1));
+    source.gate.bend(move |mut message| {
+        if message[3] == CHECKSUMS && left.swap(0, Ordering::SeqCst) == 1 {
+            message.truncate(9);
+        }
+        vec![message]
+    });
+    let (outgoing, _) = source.offer(&sink.peer(), "garbage", 32, 1);
+    source.send_all(&outgoing, 32);
+    let failure = outgoing.wait().unwrap_err();
+    assert!(matches!(failure, HandoffFailure::PeerLost(_)), "{failure}");
+
+    sink.gate.open(Phase::Verify);
+    waiting.wait().unwrap();
+    sink.check_adopted("bystander", &bystander, &blocks, 40);
+    sink.transfer.peer_is_dead(source.transfer.party()); // For transports that cannot fence by closing.
+    quiet(&source, &sink);
+    still_works(&source, &sink);
+}
+
+pub fn peer_gone_is_noticed(choice: &TransportChoice) {
+    // The sink goes while the source waits for its acknowledgement, then the source goes while the sink waits for its commit.
+    let (source, sink) = pair(choice);
+    sink.gate.hold(Phase::Verify);
+    let (outgoing, _) = source.offer(&sink.peer(), "r", 70, 1);
+    source.send_all(&outgoing, 70);
+    eventually("the sink holds", || sink.transfer.stats().held == 1);
+    sink.transfer.stop(Instant::now());
+    assert!(outgoing.wait().is_err());
+    eventually("the source is quiet", || source.is_quiet());
+    assert!(sink.pool.is_whole(), "a stopped service holds nothing");
+
+    let sink = NodeConfig::new("d2", small(16), 24).start(choice.clone());
+    source.gate.hold(Phase::Commit);
+    let (outgoing, _) = source.offer(&sink.peer(), "r", 70, 1);
+    source.send_all(&outgoing, 70);
+    eventually("the source holds", || source.transfer.stats().held == 1);
+    source.transfer.stop(Instant::now());
+    assert!(outgoing.wait().is_err());
+    assert!(source.pool.is_whole());
+    eventually("the sink noticed", || !sink.sink.failures().is_empty() || sink.is_quiet());
+    sink.transfer.peer_is_dead(source.transfer.party());
+    eventually("the sink is quiet", || sink.is_quiet() && sink.pool.quarantined() == 0);
+}
+
+pub fn peer_comes_back(choice: &TransportChoice) {
+    let (source, sink) = pair(choice);
+    still_works(&source, &sink);
+    sink.stop();
+    let mut config = NodeConfig::new("d", small(16), 24);
+    config.incarnation = 2;
+    let sink = config.start(choice.clone());
+    still_works(&source, &sink);
+}

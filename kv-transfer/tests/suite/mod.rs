@@ -1,0 +1,17 @@
+//! The functions of the conformance suite. Each takes the transport that it runs on.
+#![allow(missing_docs, unreachable_pub)]
+
+pub mod failing;
+pub mod moving;
+pub mod refusing;
+
+use crate::common::{Node, NodeConfig, small};
+use baton_kv_transfer::TransportChoice;
+
+/// A source and a sink with the same small layout.
+pub fn pair(choice: &TransportChoice) -> (Node, Node) {
+    (
+        NodeConfig::new("p", small(16), 24).start(choice.clone()),
+        NodeConfig::new("d", small(16), 24).start(choice.clone()),
+    )
+}

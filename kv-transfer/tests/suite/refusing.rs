@@ -1,0 +1,85 @@
+//! What must not begin, does not.
+
+use super::pair;
+use crate::common::*;
+use baton_kv_transfer::*;
+use baton_types::*;
+use std::time::Instant;
+
+pub fn no_room_is_told(choice: &TransportChoice) {
+    let (source, sink) = pair(choice);
+    *sink.sink.room.lock().unwrap() = Room::None;
+    let (outgoing, _) = source.offer(&sink.peer(), "dropped", 16, 1);
+    let failure = outgoing.wait().unwrap_err();
+    assert!(matches!(failure, HandoffFailure::Refused { reason: RefuseReason::NoRoom, .. }), "{failure}");
+    *sink.sink.room.lock().unwrap() = Room::Ready;
+    let (outgoing, _) = source.offer(&sink.peer(), "huge", 24 * 16, 1);
+    let hog = sink.pool.take(20, 0);
+    assert!(matches!(outgoing.wait().unwrap_err(), HandoffFailure::Refused { reason: RefuseReason::NoRoom, .. }));
+    drop(hog);
+    eventually("both pools are whole", || source.is_quiet() && sink.is_quiet());
+    assert!(sink.sink.failures().is_empty(), "the worker's own refusal is no failure");
+}
+
+pub fn a_sink_that_does_not_adopt_is_told(choice: &TransportChoice) {
+    let (source, sink) = pair(choice);
+    *sink.sink.adopt.lock().unwrap() = Err("cancelled meanwhile".into());
+    let (outgoing, _) = source.offer(&sink.peer(), "r", 16, 1);
+    source.send_all(&outgoing, 16);
+    let failure = outgoing.wait().unwrap_err();
+    assert!(failure.to_string().contains("cancelled meanwhile"), "{failure}");
+    eventually("both pools are whole", || source.is_quiet() && sink.is_quiet());
+}
+
+pub fn another_incarnation_is_refused(choice: &TransportChoice) {
+    let (source, sink) = pair(choice);
+    let mut peer = sink.peer();
+    peer.party.incarnation = Incarnation(99);
+    let (outgoing, _) = source.offer(&peer, "stale", 16, 1);
+    source.send_all(&outgoing, 16);
+    let failure = outgoing.wait().unwrap_err();
+    assert!(matches!(failure, HandoffFailure::Refused { reason: RefuseReason::WrongIncarnation, .. }), "{failure}");
+    eventually("both pools are whole", || source.is_quiet() && sink.is_quiet());
+    assert!(sink.sink.failures().is_empty() && sink.sink.take_adopted("stale").is_none());
+}
+
+pub fn another_class_or_layout_is_refused_with_both_sides_named(choice: &TransportChoice) {
+    let source = NodeConfig::new("p", small(16), 24).start(choice.clone());
+    let mut other_model = NodeConfig::new("d", small(16), 24);
+    other_model.model = 2;
+    let wide = KvLayout::llama(16, 2, 2, 32, Dtype::Bf16).unwrap();
+    let cases = [
+        (other_model, ["model fingerprint", "0101", "0202"]),
+        (NodeConfig::new("d", wide, 24), ["KV layout", "k[2x24 bf16]", "k[2x32 bf16]"]),
+    ];
+    for (config, said) in cases {
+        let sink = config.start(choice.clone());
+        let (outgoing, _) = source.offer(&sink.peer(), "r", 16, 1);
+        source.send_all(&outgoing, 16);
+        let failure = outgoing.wait().unwrap_err();
+        assert!(matches!(failure, HandoffFailure::Incompatible { .. }), "{failure}");
+        for part in said {
+            assert!(failure.to_string().contains(part), "{part} in {failure}");
+        }
+        assert_eq!(source.transfer.stats().total.puts, 0);
+        eventually("both pools are whole", || source.is_quiet() && sink.is_quiet());
+        sink.stop();
+        eventually("the sink is gone", || source.transfer.stats().peers.is_empty());
+    }
+}
+
+pub fn impossible_blocks_are_refused_at_once(choice: &TransportChoice) {
+    let (source, sink) = pair(choice);
+    let open = |blocks: Vec<u32>, tokens| {
+        let blocks = GroupBlocks(vec![blocks.into_iter().map(BlockId).collect()]);
+        let request_id = RequestId::try_new("r").unwrap();
+        let deadline = Instant::now() + PATIENCE;
+        source.transfer.open(&sink.peer(), OpenRequest { request_id, tokens, blocks, deadline, hold: Box::new(()) })
+    };
+    for (blocks, tokens) in [(vec![0], 17), (vec![24], 1), (vec![1, 1], 32), (vec![0], 0)] {
+        assert!(matches!(open(blocks, tokens), Err(TransferError::Blocks(_))));
+    }
+    let short = open(vec![3], 4).unwrap();
+    short.finish(CommitPayload { tokens: vec![1, 2], prompt_len: 2, extra: vec![] });
+    assert!(matches!(short.wait(), Err(HandoffFailure::Protocol(_))), "a commit must name the tokens moved");
+}
