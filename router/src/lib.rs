@@ -1,1 +1,35 @@
-//! Placeholder.
+//! The router: admits, places, streams.
+//!
+//! ```text
+//!  http/ openai/ ─┐                                    ┌─ Decode/Generate ─> decode worker
+//!                 ├─> request ─> flow/ ─> placement/ ──┤
+//!  grpc/ ─────────┘     admission, models/, workers/   └─ Prefill/Run ─────> prefill worker
+//! ```
+//!
+//! Both fronts turn what came into one validated [`request::GenerationRequest`]; [`flow`] takes it through admission, tokenizing,
+//! placement and the workers' streams; [`placement`] decides, purely, from loads that [`workers`] hear; [`models`] knows cards and text.
+//!
+//! The router must never know a tensor, a KV byte or a kernel: it links neither engine, kernels nor kv-transfer. It knows tokens,
+//! costs and gRPC. It holds no model files: cards, tokenizers and templates come from the workers.
+
+mod admission;
+mod config;
+mod deadline;
+mod flow;
+mod grpc;
+mod http;
+mod metrics;
+mod models;
+mod openai;
+mod output;
+mod placement;
+mod readiness;
+mod request;
+mod server;
+#[cfg(test)]
+mod testing;
+mod workers;
+
+pub use config::{HttpConfig, LimitsConfig, PlacementConfig, RouterConfig};
+pub use request::PrefillPolicy;
+pub use server::{Router, RouterError, RunningRouter, run};

@@ -1,0 +1,188 @@
+//! The configuration tree of a router.
+
+use crate::flow::Limits;
+use crate::placement::Thresholds;
+use crate::request::PrefillPolicy;
+use baton_node::DrainConfig;
+use baton_node::admin::AdminConfig;
+use baton_node::config::{ByteSize, Check, Checker};
+use baton_node::grpc::GrpcConfig;
+use baton_node::membership::embedded::LeaseConfig;
+use baton_node::telemetry::TelemetryConfig;
+use serde::{Deserialize, Serialize};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+/// Everything that an operator may set.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RouterConfig {
+    /// Logs and traces.
+    pub telemetry: TelemetryConfig,
+    /// How the process ends.
+    pub drain: DrainConfig,
+    /// Health and metrics on an address of their own; the HTTP API has them in any case.
+    pub admin: AdminConfig,
+    /// Leases of the embedded membership.
+    pub membership: LeaseConfig,
+    /// Inference, membership, reflection and health over gRPC.
+    pub grpc: GrpcConfig,
+    /// The OpenAI API, health and metrics over HTTP.
+    pub http: HttpConfig,
+    /// Placement.
+    pub placement: PlacementConfig,
+    /// Bounds of requests.
+    pub limits: LimitsConfig,
+}
+
+impl Default for RouterConfig {
+    fn default() -> Self {
+        Self {
+            telemetry: TelemetryConfig::default(),
+            drain: DrainConfig::default(),
+            admin: AdminConfig::default(),
+            membership: LeaseConfig::default(),
+            grpc: GrpcConfig::default().on((Ipv4Addr::LOCALHOST, 50051).into()),
+            http: HttpConfig::default(),
+            placement: PlacementConfig::default(),
+            limits: LimitsConfig::default(),
+        }
+    }
+}
+
+/// The section `http`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct HttpConfig {
+    /// Where it listens; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Largest body.
+    pub body_bytes_max: ByteSize,
+    /// A stream that waits for its first token so long is opened, and kept alive with comments at this interval.
+    pub sse_keepalive_ms: u64,
+}
+
+impl Default for HttpConfig {
+    fn default() -> Self {
+        let listen = (Ipv4Addr::LOCALHOST, 8000).into();
+        Self { listen, body_bytes_max: ByteSize(16 << 20), sse_keepalive_ms: 10_000 }
+    }
+}
+
+/// The section `placement`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PlacementConfig {
+    /// Where prompts are prefilled: `auto`, `remote` or `local`.
+    pub prefill_policy: PrefillPolicy,
+    /// `auto` prefills prompts of at most this many tokens where they decode.
+    pub local_prefill_tokens_max: u64,
+    /// Prefill rate assumed of a worker that has measured none.
+    pub prefill_tokens_per_s_default: f64,
+    /// A worker whose load was last heard longer ago is not placed on. Workers report at least every second.
+    pub load_stale_ms_max: u64,
+    /// Most placements tried for one request.
+    pub attempts_max: u32,
+}
+
+impl Default for PlacementConfig {
+    fn default() -> Self {
+        Self {
+            prefill_policy: PrefillPolicy::Auto,
+            local_prefill_tokens_max: 256,
+            prefill_tokens_per_s_default: 1000.0,
+            load_stale_ms_max: 5_000,
+            attempts_max: 3,
+        }
+    }
+}
+
+/// The section `limits`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LimitsConfig {
+    /// Most requests that run at once.
+    pub running_max: usize,
+    /// Most requests that wait for their turn; more are refused.
+    pub queued_max: usize,
+    /// Deadline of requests that state none.
+    pub deadline_ms_default: u64,
+    /// Longest deadline that a request can state; a longer one is cut to it.
+    pub deadline_ms_max: u64,
+    /// Longest wait for a decode worker's claim before another is tried.
+    pub claim_ms_max: u64,
+    /// Events held for a client that does not read; the workers pause beyond.
+    pub client_events_max: usize,
+    /// A client that reads nothing for so long is cancelled.
+    pub client_stall_ms_max: u64,
+}
+
+impl Default for LimitsConfig {
+    fn default() -> Self {
+        Self {
+            running_max: 1024,
+            queued_max: 1024,
+            deadline_ms_default: 600_000,
+            deadline_ms_max: 3_600_000,
+            claim_ms_max: 5_000,
+            client_events_max: 64,
+            client_stall_ms_max: 30_000,
+        }
+    }
+}
+
+impl Check for RouterConfig {
+    fn check(&self, at: &mut Checker) {
+        at.section("telemetry", &self.telemetry)
+            .section("drain", &self.drain)
+            .section("admin", &self.admin)
+            .section("membership", &self.membership)
+            .section("grpc", &self.grpc)
+            .section("http", &self.http)
+            .section("placement", &self.placement)
+            .section("limits", &self.limits);
+    }
+}
+
+impl Check for HttpConfig {
+    fn check(&self, at: &mut Checker) {
+        at.range("body_bytes_max", self.body_bytes_max.0, 1024..=1 << 30)
+            .range("sse_keepalive_ms", self.sse_keepalive_ms, 10..=300_000);
+    }
+}
+
+impl Check for PlacementConfig {
+    fn check(&self, at: &mut Checker) {
+        at.range("prefill_tokens_per_s_default", self.prefill_tokens_per_s_default, 1.0..=1e9)
+            .range("load_stale_ms_max", self.load_stale_ms_max, 1_500..=60_000)
+            .range("attempts_max", self.attempts_max, 1..=16);
+    }
+}
+
+impl Check for LimitsConfig {
+    fn check(&self, at: &mut Checker) {
+        at.range("running_max", self.running_max, 1..=1 << 20)
+            .range("queued_max", self.queued_max, 0..=1 << 20)
+            .range("deadline_ms_default", self.deadline_ms_default, 1..=self.deadline_ms_max)
+            .range("deadline_ms_max", self.deadline_ms_max, 1..=86_400_000)
+            .range("claim_ms_max", self.claim_ms_max, 1..=600_000)
+            .range("client_events_max", self.client_events_max, 1..=4096)
+            .range("client_stall_ms_max", self.client_stall_ms_max, 1..=600_000);
+    }
+}
+
+impl RouterConfig {
+    pub(crate) fn flow_limits(&self) -> Limits {
+        Limits {
+            policy: self.placement.prefill_policy,
+            placement: Thresholds {
+                local_prefill_tokens_max: self.placement.local_prefill_tokens_max,
+                prefill_tokens_per_s_default: self.placement.prefill_tokens_per_s_default,
+            },
+            attempts_max: self.placement.attempts_max,
+            claim_max: Duration::from_millis(self.limits.claim_ms_max),
+            client_events_max: self.limits.client_events_max,
+            client_stall_max: Duration::from_millis(self.limits.client_stall_ms_max),
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Opening streams to workers: what a request says, how long it may take, which trace it belongs to.
+
+use super::job::Job;
+use crate::workers::WorkerHandle;
+use baton_node::grpc::set_deadline;
+use baton_proto::convert::status::to_error;
+use baton_proto::v1::{self, decode_client::DecodeClient, prefill_client::PrefillClient};
+use baton_types::{ErrorKind, RequestError, RequestId, SequenceSpec};
+use std::time::Instant;
+use tonic::{Request, Streaming};
+use tracing::Span;
+
+/// Hex digits that keep the name of one attempt apart from all others on a worker.
+const ATTEMPT_HEX: usize = 16;
+
+/// The name of one attempt on the workers: two clients may use one request id, and a retry may meet its own former attempt.
+pub(super) fn attempt_id(request: &RequestId) -> RequestId {
+    let kept = &request.as_str()[..request.as_str().len().min(RequestId::BYTES_MAX - ATTEMPT_HEX - 1)];
+    RequestId::try_new(format!("{kept}.{:016x}", rand::random::<u64>())).expect("a cut name and hex digits are a name")
+}
+
+/// Opens the stream that holds the claim on a decode worker.
+pub(super) async fn open_decode(
+    worker: &WorkerHandle,
+    job: &Job,
+    id: &RequestId,
+    prefill: v1::decode_request::Prefill,
+    span: &Span,
+) -> Result<Streaming<v1::DecodeEvent>, RequestError> {
+    let request = v1::DecodeRequest { sequence: Some(sequence(job, id)), prefill: Some(prefill) };
+    let request = addressed(request, job.deadline, span)?;
+    let answer = DecodeClient::new(worker.channel()).generate(request).await;
+    Ok(answer.map_err(|s| of_worker(worker, &s))?.into_inner())
+}
+
+/// Calls a prefill worker for a sequence that `sink` has claimed capacity for.
+pub(super) async fn open_prefill(
+    worker: &WorkerHandle,
+    sink: &WorkerHandle,
+    job: &Job,
+    id: &RequestId,
+    span: &Span,
+) -> Result<Streaming<v1::PrefillEvent>, RequestError> {
+    let address = sink.record.shards.first().map(|s| s.transfer_address.clone()).unwrap_or_default();
+    let request = v1::PrefillRequest {
+        sequence: Some(sequence(job, id)),
+        sink: Some(sink.party().clone().into()),
+        sink_address: address.into(),
+    };
+    let request = addressed(request, job.deadline, span)?;
+    let answer = PrefillClient::new(worker.channel()).run(request).await;
+    Ok(answer.map_err(|s| of_worker(worker, &s))?.into_inner())
+}
+
+fn sequence(job: &Job, id: &RequestId) -> v1::Sequence {
+    SequenceSpec {
+        request_id: id.clone(),
+        tokens: job.tokens.to_vec(),
+        prompt_len: job.tokens.len(),
+        sampling: job.sampling.clone(),
+        sample_index: 0,
+        priority: 0,
+    }
+    .into()
+}
+
+fn addressed<T>(message: T, deadline: Instant, span: &Span) -> Result<Request<T>, RequestError> {
+    let now = Instant::now();
+    if deadline <= now {
+        return Err(RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed before a worker was called"));
+    }
+    let mut request = Request::new(message);
+    set_deadline(request.metadata_mut(), deadline, now);
+    baton_node::telemetry::inject(span, request.metadata_mut());
+    Ok(request)
+}
+
+/// A worker's refusal, with its name before the message.
+pub(super) fn of_worker(worker: &WorkerHandle, status: &tonic::Status) -> RequestError {
+    let error = to_error(status);
+    let who = format!("{} worker {}", worker.record.role.name(), worker.party().instance);
+    RequestError { message: format!("{who}: {}", error.message), ..error }
+}
+
+/// The stream of a worker ended although the sequence had not.
+pub(super) fn ended_early(worker: &WorkerHandle) -> RequestError {
+    let who = format!("{} worker {}", worker.record.role.name(), worker.party().instance);
+    RequestError::new(ErrorKind::Unavailable, format!("{who} ended its stream before the sequence was finished; send the request again"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempts_of_one_id_differ_and_stay_names() {
+        for id in ["a".to_owned(), "x".repeat(128)] {
+            let id = RequestId::try_new(id).unwrap();
+            assert_ne!(attempt_id(&id), attempt_id(&id));
+            assert!(attempt_id(&id).as_str().starts_with(&id.as_str()[..1]));
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! What is written down when a request ends.
+
+use super::job::Job;
+use crate::metrics::Outcome;
+use crate::output::Finished;
+use baton_types::{ErrorKind, FinishReason, RequestError, Usage};
+use std::time::Instant;
+
+/// Metrics, span and log of one request.
+pub(super) fn record(job: &Job, result: &Result<Finished, RequestError>, usage: &Usage, first_token: Option<Instant>) {
+    let span = &job.span;
+    span.record("gen_ai.usage.input_tokens", usage.prompt_tokens);
+    span.record("gen_ai.usage.output_tokens", usage.completion_tokens);
+    span.record("baton.cached_tokens", usage.cached_tokens);
+    span.record("baton.queue_ms", job.queued().as_secs_f64() * 1e3);
+    if let Some(first) = first_token {
+        span.record("baton.ttft_ms", (first - job.received).as_secs_f64() * 1e3);
+    }
+    job.metrics.end_to_end.observe(job.received.elapsed().as_secs_f64());
+    job.metrics.prompt_tokens.inc_by(u64::from(usage.prompt_tokens));
+    job.metrics.completion_tokens.inc_by(u64::from(usage.completion_tokens));
+    match result {
+        Ok(finished) => {
+            let reason = match finished.reason {
+                FinishReason::Stop => "stop",
+                FinishReason::Length => "length",
+                FinishReason::Cancelled => "cancelled",
+            };
+            span.record("gen_ai.response.finish_reasons", reason);
+            job.metrics.ended(Outcome::Ok);
+        }
+        Err(error) => {
+            failed(span, error);
+            job.metrics.ended(Outcome::Failed(error.kind));
+            if error.kind == ErrorKind::Internal {
+                tracing::error!(request = %job.id, %error, "a request failed");
+            } else {
+                tracing::debug!(request = %job.id, %error, kind = error.kind.name(), "a request ended early");
+            }
+        }
+    }
+}
+
+/// Marks a request's span as failed.
+pub(super) fn failed(span: &tracing::Span, error: &RequestError) {
+    span.record("otel.status_code", "ERROR");
+    span.record("error.type", error.kind.name());
+}

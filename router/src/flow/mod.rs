@@ -1,0 +1,186 @@
+//! One request in order: look up, admit, tokenize, place, prefill, decode, stream, end.
+//!
+//! The fronts hand in a [`GenerationRequest`] and receive a [`Generation`]: dropping that cancels the request on all workers.
+
+mod answer;
+mod attempt;
+mod dial;
+mod end;
+mod job;
+
+use crate::admission::Admission;
+use crate::metrics::{Outcome, RouterMetrics};
+use crate::models::{ModelText, lookup};
+use crate::output::EventResult;
+use crate::placement::Thresholds;
+use crate::request::{GenerationRequest, PrefillPolicy, Prompt, Segment, check_stop_strings, check_tokens};
+use crate::workers::{ServedModel, WorkerSet};
+use baton_text::StopMatcher;
+use baton_types::{ErrorKind, RequestError, RequestId, TokenId};
+use job::{Job, Prepared};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{Instrument, Span, field};
+
+/// Bounds of every request.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Where prompts are prefilled unless the request says otherwise.
+    pub policy: PrefillPolicy,
+    /// Thresholds of placement.
+    pub placement: Thresholds,
+    /// Most placements tried for one request.
+    pub attempts_max: u32,
+    /// Longest wait for a decode worker's claim.
+    pub claim_max: Duration,
+    /// Events held for a client that does not read.
+    pub client_events_max: usize,
+    /// A client that takes nothing for so long is cancelled.
+    pub client_stall_max: Duration,
+}
+
+/// What every request shares.
+#[derive(Debug)]
+pub struct Core {
+    /// Bounds.
+    pub limits: Limits,
+    /// Running and queued requests.
+    pub admission: Admission,
+    /// The workers.
+    pub workers: Arc<WorkerSet>,
+    /// Router-side metrics.
+    pub metrics: RouterMetrics,
+    /// No new requests any more.
+    pub draining: CancellationToken,
+    /// Requests still running are ended.
+    pub abort: CancellationToken,
+    /// Tasks of running requests.
+    pub tasks: TaskTracker,
+}
+
+/// A running request.
+#[derive(Debug)]
+pub struct Generation {
+    /// Id of the request.
+    pub id: RequestId,
+    /// Its model.
+    pub model: ServedModel,
+    /// Tokens of the prompt.
+    pub prompt_tokens: Arc<[TokenId]>,
+    /// Seed, given or drawn.
+    pub seed: u64,
+    /// Id of its trace; empty where tracing is off.
+    pub trace_id: String,
+    /// Deltas, then one end. Bounded: not reading pauses the workers, dropping it cancels them.
+    pub events: mpsc::Receiver<EventResult>,
+}
+
+impl Core {
+    /// Starts a request. Errors here are those that need no worker: nothing was queued.
+    pub async fn generate(self: &Arc<Self>, request: GenerationRequest) -> Result<Generation, RequestError> {
+        let span = self.request_span(&request);
+        let started = self.start(&request, &span).await;
+        started.inspect_err(|error| {
+            end::failed(&span, error);
+            self.metrics.refused(Outcome::Failed(error.kind));
+        })
+    }
+
+    fn request_span(&self, request: &GenerationRequest) -> Span {
+        let operation = if matches!(request.prompt, Prompt::Chat { .. }) { "chat" } else { "text_completion" };
+        let span = tracing::info_span!(
+            parent: None,
+            "generate",
+            otel.kind = "server",
+            otel.status_code = field::Empty,
+            error.type = field::Empty,
+            gen_ai.operation.name = operation,
+            gen_ai.request.model = %request.model,
+            gen_ai.response.model = field::Empty,
+            gen_ai.request.max_tokens = field::Empty,
+            gen_ai.request.temperature = field::Empty,
+            gen_ai.request.top_p = field::Empty,
+            gen_ai.request.seed = field::Empty,
+            gen_ai.response.id = %request.id,
+            gen_ai.response.finish_reasons = field::Empty,
+            gen_ai.usage.input_tokens = field::Empty,
+            gen_ai.usage.output_tokens = field::Empty,
+            baton.cached_tokens = field::Empty,
+            baton.placement.reason = field::Empty,
+            baton.queue_ms = field::Empty,
+            baton.ttft_ms = field::Empty,
+        );
+        baton_node::telemetry::set_parent_http(&span, &request.headers);
+        span
+    }
+
+    async fn start(self: &Arc<Self>, request: &GenerationRequest, span: &Span) -> Result<Generation, RequestError> {
+        if self.draining.is_cancelled() {
+            return Err(RequestError::new(ErrorKind::Unavailable, "this router is draining; send the request to another"));
+        }
+        if request.deadline <= Instant::now() {
+            return Err(RequestError::new(ErrorKind::DeadlineExceeded, "the deadline had passed when the request came"));
+        }
+        request.sampling.check()?;
+        check_stop_strings(&request.stop)?;
+        let model = lookup(self.workers.models(Instant::now()), &request.model)?;
+        span.record("gen_ai.response.model", model.card.id.as_str());
+        if model.text.is_none() && !request.stop.is_empty() {
+            return Err(RequestError::invalid("stop", "this model has no text; use stop_token_ids"));
+        }
+        let turn = self.admission.enter()?;
+        let tokenize = tracing::info_span!(parent: span, "tokenize");
+        let tokens = tokenize_prompt(&request.prompt, model.text.clone()).instrument(tokenize).await?;
+        check_tokens(&tokens, &model.card)?;
+        let sampling = request.sampling.resolve(&model.card.defaults, tokens.len(), model.tokens_max)?;
+        span.record("gen_ai.request.max_tokens", sampling.max_tokens);
+        span.record("gen_ai.request.temperature", f64::from(sampling.temperature));
+        span.record("gen_ai.request.top_p", f64::from(sampling.top_p));
+        span.record("gen_ai.request.seed", sampling.seed);
+        let stops = StopMatcher::new(&request.stop).map_err(RequestError::from)?;
+        let tokens: Arc<[TokenId]> = tokens.into();
+        let metrics = self.metrics.of(&model.card.id);
+        let (out, events) = mpsc::channel(self.limits.client_events_max);
+        let generation = Generation {
+            id: request.id.clone(),
+            model: model.clone(),
+            prompt_tokens: tokens.clone(),
+            seed: sampling.seed,
+            trace_id: baton_node::telemetry::trace_id_of(span).unwrap_or_default(),
+            events,
+        };
+        let prepared = Prepared { model, tokens, sampling, stops, metrics, span: span.clone() };
+        let policy = request.prefill_policy.unwrap_or(self.limits.policy);
+        job::spawn(self, Job::new(request, policy, prepared), turn, out);
+        Ok(generation)
+    }
+}
+
+/// Tokenizing a long prompt takes milliseconds of pure compute, so it leaves the I/O threads. Bounded by admission.
+async fn tokenize_prompt(prompt: &Prompt, text: Option<Arc<ModelText>>) -> Result<Vec<TokenId>, RequestError> {
+    let Some(text) = text else { return without_text(prompt) };
+    let prompt = prompt.clone();
+    let encode = move || match &prompt {
+        Prompt::Chat { messages, template_kwargs } => text.encode_chat(messages, template_kwargs),
+        Prompt::Segments(segments) => text.encode_segments(segments),
+    };
+    let joined = tokio::task::spawn_blocking(encode).await;
+    joined.unwrap_or_else(|_| Err(RequestError::new(ErrorKind::Internal, "the tokenizer failed on this prompt")))
+}
+
+fn without_text(prompt: &Prompt) -> Result<Vec<TokenId>, RequestError> {
+    let refuse = |param| Err(RequestError::invalid(param, "this model has no tokenizer; send token ids"));
+    match prompt {
+        Prompt::Chat { .. } => refuse("messages"),
+        Prompt::Segments(segments) => segments.iter().try_fold(Vec::new(), |mut tokens, segment| match segment {
+            Segment::Text(_) => refuse("prompt"),
+            Segment::Tokens(ids) => {
+                tokens.extend_from_slice(ids);
+                Ok(tokens)
+            }
+        }),
+    }
+}

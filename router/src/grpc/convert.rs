@@ -1,0 +1,131 @@
+//! `GenerateRequest` to the validated request.
+
+use crate::request::{GenerationRequest, MESSAGES_MAX, PrefillPolicy, Prompt, Sampling, Segment, request_id};
+use baton_proto::v1;
+use baton_text::{Message, Role};
+use baton_types::RequestError;
+use serde_json::{Map, Value};
+use std::time::Instant;
+
+/// Most segments of one prompt.
+const SEGMENTS_MAX: usize = MESSAGES_MAX;
+
+pub(super) fn request(
+    message: v1::GenerateRequest,
+    headers: http::HeaderMap,
+    received: Instant,
+    deadline: Instant,
+) -> Result<GenerationRequest, RequestError> {
+    let policy = message.prefill_policy();
+    let from_header = headers.get("x-request-id").and_then(|v| v.to_str().ok());
+    let given = Some(message.request_id.as_str()).filter(|id| !id.is_empty()).or(from_header);
+    Ok(GenerationRequest {
+        id: request_id(given)?,
+        model: message.model,
+        prompt: prompt(message.prompt, &message.chat_template_kwargs)?,
+        sampling: sampling(message.sampling.unwrap_or_default()),
+        stop: message.stop,
+        prefill_policy: match policy {
+            v1::PrefillPolicy::Unspecified => None,
+            v1::PrefillPolicy::Auto => Some(PrefillPolicy::Auto),
+            v1::PrefillPolicy::Remote => Some(PrefillPolicy::Remote),
+            v1::PrefillPolicy::Local => Some(PrefillPolicy::Local),
+        },
+        deadline,
+        headers,
+        received,
+    })
+}
+
+fn prompt(segments: Vec<v1::Segment>, kwargs: &str) -> Result<Prompt, RequestError> {
+    use v1::segment::Kind;
+    if segments.is_empty() || segments.len() > SEGMENTS_MAX {
+        return Err(RequestError::invalid("prompt", format!("prompt takes 1 to {SEGMENTS_MAX} segments, got {}", segments.len())));
+    }
+    let (mut messages, mut plain) = (Vec::new(), Vec::new());
+    for (i, segment) in segments.into_iter().enumerate() {
+        match segment.kind {
+            Some(Kind::Message(m)) => messages.push(chat_message(i, m)?),
+            Some(Kind::Text(text)) => plain.push(Segment::Text(text)),
+            Some(Kind::Tokens(tokens)) => plain.push(Segment::Tokens(tokens.ids)),
+            None => return Err(RequestError::invalid(format!("prompt[{i}]"), "a segment is text, tokens or a message")),
+        }
+    }
+    match (messages.is_empty(), plain.is_empty()) {
+        (false, true) => Ok(Prompt::Chat { messages, template_kwargs: object(kwargs)? }),
+        (true, false) if kwargs.is_empty() => Ok(Prompt::Segments(plain)),
+        (true, false) => Err(RequestError::invalid("chat_template_kwargs", "chat_template_kwargs needs chat messages")),
+        _ => Err(RequestError::invalid("prompt", "segments are all messages, or text and tokens")),
+    }
+}
+
+fn chat_message(i: usize, message: v1::ChatMessage) -> Result<Message, RequestError> {
+    let role = Role::from_name(&message.role).ok_or_else(|| {
+        RequestError::invalid(format!("prompt[{i}].message.role"), "role must be system, developer, user, assistant or tool")
+    })?;
+    let mut converted = Message::text(role, message.content);
+    if !message.name.is_empty() {
+        converted.extra.insert("name".into(), Value::String(message.name));
+    }
+    Ok(converted)
+}
+
+fn object(json: &str) -> Result<Map<String, Value>, RequestError> {
+    if json.is_empty() {
+        return Ok(Map::new());
+    }
+    serde_json::from_str(json)
+        .map_err(|e| RequestError::invalid("chat_template_kwargs", format!("chat_template_kwargs must be a JSON object: {e}")))
+}
+
+fn sampling(s: v1::Sampling) -> Sampling {
+    Sampling {
+        temperature: s.temperature,
+        top_p: s.top_p,
+        top_k: s.top_k,
+        presence_penalty: s.presence_penalty,
+        frequency_penalty: s.frequency_penalty,
+        repetition_penalty: s.repetition_penalty,
+        seed: s.seed,
+        max_tokens: s.max_tokens,
+        max_tokens_default: None,
+        ignore_eos: s.ignore_eos,
+        stop_token_ids: s.stop_token_ids,
+        logprobs: s.logprobs,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use v1::segment::Kind;
+
+    fn check(kinds: Vec<Option<Kind>>, kwargs: &str) -> Result<Prompt, Option<String>> {
+        prompt(kinds.into_iter().map(|kind| v1::Segment { kind }).collect(), kwargs).map_err(|e| e.param)
+    }
+
+    fn message(role: &str) -> Option<Kind> {
+        Some(Kind::Message(v1::ChatMessage { role: role.into(), content: "c".into(), name: "n".into() }))
+    }
+
+    #[test]
+    fn segments_are_of_one_kind() {
+        let text = || Some(Kind::Text("t".into()));
+        let tokens = || Some(Kind::Tokens(v1::TokenIds { ids: vec![1, 2] }));
+        let mixed = Prompt::Segments(vec![Segment::Text("t".into()), Segment::Tokens(vec![1, 2])]);
+        assert_eq!(check(vec![text(), tokens()], ""), Ok(mixed));
+        let chat = check(vec![message("system"), message("user")], r#"{"a": 1}"#);
+        assert!(matches!(chat, Ok(Prompt::Chat { messages, template_kwargs }) if messages.len() == 2 && template_kwargs["a"] == 1));
+        let refused = [
+            (vec![], "", "prompt"),
+            (vec![text(), message("user")], "", "prompt"),
+            (vec![text(), None], "", "prompt[1]"),
+            (vec![message("user"), message("king")], "", "prompt[1].message.role"),
+            (vec![message("user")], "[]", "chat_template_kwargs"),
+            (vec![text()], "{}", "chat_template_kwargs"),
+        ];
+        for (kinds, kwargs, param) in refused {
+            assert_eq!(check(kinds, kwargs), Err(Some(param.to_owned())));
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! The two generating endpoints.
+
+use super::{HttpState, error, headers, sse};
+use crate::flow::Generation;
+use crate::openai::{AnswerHead, Common, Endpoint, chat as chat_request, completions as completions_request};
+use crate::output::{Delta, Event, EventResult, Finished};
+use crate::request::{GenerationRequest, Prompt};
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use baton_types::{ErrorKind, RequestError, RequestId, Usage};
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use tokio::time::timeout;
+
+type Body = Result<Bytes, BytesRejection>;
+
+pub(super) async fn chat(state: State<HttpState>, headers: HeaderMap, body: Body) -> Response {
+    answer(state.0, headers, body, Endpoint::Chat).await
+}
+
+pub(super) async fn completions(state: State<HttpState>, headers: HeaderMap, body: Body) -> Response {
+    answer(state.0, headers, body, Endpoint::Completions).await
+}
+
+async fn answer(state: HttpState, headers: HeaderMap, body: Body, endpoint: Endpoint) -> Response {
+    let received = Instant::now();
+    let id = match headers::id(&headers) {
+        Ok(id) => id,
+        Err(e) => return error::response(&e),
+    };
+    let response = match body {
+        _ if !headers::is_json(&headers) => {
+            let message = "the body must be JSON: set content-type: application/json";
+            error::plain(StatusCode::UNSUPPORTED_MEDIA_TYPE, message, "unsupported_media_type")
+        }
+        Err(rejection) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
+            let message = format!("the body is over the limit of {} bytes", state.body_bytes_max);
+            error::plain(StatusCode::PAYLOAD_TOO_LARGE, &message, "request_too_large")
+        }
+        Err(_) => error::plain(StatusCode::BAD_REQUEST, "the body could not be read", "unreadable_body"),
+        Ok(body) => match generate(&state, &headers, &body, endpoint, id.clone(), received).await {
+            Ok(response) => response,
+            Err(e) => error::response(&e),
+        },
+    };
+    headers::add_id(response, &id)
+}
+
+async fn generate(
+    state: &HttpState,
+    headers: &HeaderMap,
+    body: &[u8],
+    endpoint: Endpoint,
+    id: RequestId,
+    received: Instant,
+) -> Result<Response, RequestError> {
+    let deadline = headers::deadline(headers, state.deadlines, received)?;
+    let (prompt, common) = match endpoint {
+        Endpoint::Chat => chat_request::parse(body)?,
+        Endpoint::Completions => completions_request::parse(body)?,
+    };
+    let options = common.options.clone();
+    let request = request(prompt, common, id, headers.clone(), (received, deadline));
+    let mut generation = state.core.generate(request).await?;
+    let head = head(endpoint, options, &generation);
+    let trace_id = std::mem::take(&mut generation.trace_id);
+    let response = if head.options.stream {
+        // An error before the first token still gets its status; a long queue gets an open stream with keepalives instead.
+        let first = timeout(state.sse_keepalive, generation.events.recv()).await;
+        let first = match first {
+            Ok(Some(Err(error))) => return Err(error),
+            Ok(None) => return Err(lost()),
+            Ok(Some(Ok(event))) => Some(event),
+            Err(_) => None,
+        };
+        let response = sse::response(head, first, generation.events, state.sse_keepalive);
+        // Until there is a prefix cache, nothing is cached.
+        headers::add_cache_hit(response, &Usage::default())
+    } else {
+        let (whole, finished) = collect(&mut generation.events).await?;
+        headers::add_cache_hit(Json(head.whole(&whole, &finished)).into_response(), &finished.usage)
+    };
+    Ok(headers::add_trace(response, &trace_id))
+}
+
+fn request(
+    prompt: Prompt,
+    common: Common,
+    id: RequestId,
+    headers: HeaderMap,
+    (received, deadline): (Instant, Instant),
+) -> GenerationRequest {
+    let Common { model, sampling, stop, prefill_policy, options: _ } = common;
+    GenerationRequest { id, model, prompt, sampling, stop, prefill_policy, deadline, headers, received }
+}
+
+fn head(endpoint: Endpoint, options: crate::openai::AnswerOptions, generation: &Generation) -> AnswerHead {
+    let prefix = match endpoint {
+        Endpoint::Chat => "chatcmpl",
+        Endpoint::Completions => "cmpl",
+    };
+    let text = generation.model.text.clone();
+    AnswerHead {
+        endpoint,
+        id: format!("{prefix}-{}", generation.id),
+        model: generation.model.card.id.clone(),
+        created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
+        prompt_token_ids: if options.return_token_ids { generation.prompt_tokens.to_vec() } else { Vec::new() },
+        options,
+        seed: generation.seed,
+        token_text: Arc::new(move |token| text.as_ref()?.token_bytes(token)),
+    }
+}
+
+async fn collect(events: &mut tokio::sync::mpsc::Receiver<EventResult>) -> Result<(Delta, Finished), RequestError> {
+    let mut whole = Delta::default();
+    while let Some(event) = events.recv().await {
+        match event? {
+            Event::Delta(delta) => {
+                whole.text += &delta.text;
+                whole.token_ids.extend(delta.token_ids);
+                whole.logprobs.extend(delta.logprobs);
+            }
+            Event::Finished(finished) => return Ok((whole, finished)),
+        }
+    }
+    Err(lost())
+}
+
+/// The task of a request ended without an end: a panic.
+pub(super) fn lost() -> RequestError {
+    RequestError::new(ErrorKind::Internal, "the request was lost inside the router")
+}

@@ -1,0 +1,55 @@
+//! Headers of requests and answers.
+
+use crate::deadline::{Deadlines, parse_http};
+use crate::request::request_id;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::response::Response;
+use baton_types::{RequestError, RequestId, Usage};
+use std::time::Instant;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const REQUEST_TIMEOUT: HeaderName = HeaderName::from_static("x-request-timeout");
+const TRACE_ID: HeaderName = HeaderName::from_static("x-trace-id");
+/// Cached share of the prompt, in percent.
+const CACHE_HIT: HeaderName = HeaderName::from_static("x-baton-cache-hit");
+
+/// The client's request id, or a new one.
+pub(super) fn id(headers: &HeaderMap) -> Result<RequestId, RequestError> {
+    let given = headers.get(REQUEST_ID).map(|v| v.to_str().unwrap_or_default());
+    request_id(given).map_err(|e| RequestError { param: Some(REQUEST_ID.to_string()), ..e })
+}
+
+/// The instant at which the request ends.
+pub(super) fn deadline(headers: &HeaderMap, deadlines: Deadlines, received: Instant) -> Result<Instant, RequestError> {
+    let stated = headers.get(REQUEST_TIMEOUT).map(|v| parse_http(v.to_str().unwrap_or_default())).transpose()?;
+    Ok(deadlines.of(stated, received))
+}
+
+/// Whether the body is said to be JSON. Anything else is refused: a page of another origin can send other types unasked.
+pub(super) fn is_json(headers: &HeaderMap) -> bool {
+    let value = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    value.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json")
+}
+
+/// Names the request in its answer.
+pub(super) fn add_id(mut response: Response, id: &RequestId) -> Response {
+    if let Ok(value) = HeaderValue::from_str(id.as_str()) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    response
+}
+
+/// Names the trace, where there is one.
+pub(super) fn add_trace(mut response: Response, trace_id: &str) -> Response {
+    if let Some(value) = HeaderValue::from_str(trace_id).ok().filter(|v| !v.is_empty()) {
+        response.headers_mut().insert(TRACE_ID, value);
+    }
+    response
+}
+
+/// The cached share of the prompt.
+pub(super) fn add_cache_hit(mut response: Response, usage: &Usage) -> Response {
+    let percent = 100 * u64::from(usage.cached_tokens) / u64::from(usage.prompt_tokens.max(1));
+    response.headers_mut().insert(CACHE_HIT, HeaderValue::from(percent));
+    response
+}

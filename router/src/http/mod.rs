@@ -1,0 +1,45 @@
+//! The HTTP front: OpenAI's API over the flow.
+
+mod error;
+mod generate;
+mod headers;
+mod models;
+mod sse;
+
+use crate::deadline::Deadlines;
+use crate::flow::Core;
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::routing::{get, post};
+use baton_node::admin::Health;
+use baton_node::metrics::Metrics;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// What handlers share.
+#[derive(Clone, Debug)]
+pub struct HttpState {
+    /// The flow.
+    pub core: Arc<Core>,
+    /// Default and longest deadline.
+    pub deadlines: Deadlines,
+    /// Largest body.
+    pub body_bytes_max: usize,
+    /// Keepalive interval of streams.
+    pub sse_keepalive: Duration,
+}
+
+/// All routes. No CORS headers are ever sent: pages of other origins cannot read answers.
+pub fn routes(state: HttpState, health: Health, metrics: Metrics) -> Router {
+    let body_bytes_max = state.body_bytes_max;
+    Router::new()
+        .route("/v1/chat/completions", post(generate::chat))
+        .route("/v1/completions", post(generate::completions))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*model}", get(models::one))
+        .layer(DefaultBodyLimit::max(body_bytes_max))
+        .with_state(state)
+        .merge(baton_node::admin::routes(health, metrics))
+        .fallback(error::no_route)
+        .method_not_allowed_fallback(error::wrong_method)
+}

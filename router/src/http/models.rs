@@ -1,0 +1,36 @@
+//! `/v1/models`.
+
+use super::{HttpState, error};
+use crate::models::lookup;
+use crate::workers::ServedModel;
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+fn entry(name: &str, model: &ServedModel) -> Value {
+    json!({
+        "id": name, "object": "model", "created": 0, "owned_by": "baton", "root": model.card.id,
+        "max_model_len": model.tokens_max,
+    })
+}
+
+/// Every name under which a request would be served now.
+pub(super) async fn list(State(state): State<HttpState>) -> Json<Value> {
+    let models = state.core.workers.models(Instant::now());
+    let names: BTreeSet<&str> =
+        models.iter().flat_map(|m| m.card.served_names.iter().chain([&m.card.id])).map(String::as_str).collect();
+    let entry = |name: &str| lookup(models.clone(), name).ok().map(|m| entry(name, &m));
+    let data: Vec<Value> = names.into_iter().filter_map(entry).collect();
+    Json(json!({"object": "list", "data": data}))
+}
+
+/// One name; ids may hold slashes.
+pub(super) async fn one(State(state): State<HttpState>, Path(name): Path<String>) -> Response {
+    match lookup(state.core.workers.models(Instant::now()), &name) {
+        Ok(model) => Json(entry(&name, &model)).into_response(),
+        Err(e) => error::response(&e),
+    }
+}

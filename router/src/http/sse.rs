@@ -1,0 +1,85 @@
+//! Server-sent events: chunks, then `[DONE]`; or an error, and the end without `[DONE]`.
+
+use super::{error, generate};
+use crate::openai::AnswerHead;
+use crate::output::{Event, EventResult};
+use axum::http::{HeaderValue, header};
+use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures::stream::{self, Stream, StreamExt as _};
+use serde_json::Value;
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+const DONE: &str = "[DONE]";
+
+struct Chunks {
+    head: AnswerHead,
+    events: mpsc::Receiver<EventResult>,
+    /// Written before anything more is read.
+    pending: VecDeque<SseEvent>,
+    offset: usize,
+    ended: bool,
+}
+
+/// The streaming answer; dropping its body drops the request.
+pub(super) fn response(
+    head: AnswerHead,
+    first: Option<Event>,
+    events: mpsc::Receiver<EventResult>,
+    keepalive: Duration,
+) -> Response {
+    let pending = head.first_chunk().iter().map(chunk).collect();
+    let mut chunks = Chunks { head, events, pending, offset: 0, ended: false };
+    if let Some(first) = first {
+        chunks.take(Ok(first));
+    }
+    let keepalive = KeepAlive::new().interval(keepalive).text("keepalive");
+    let mut response = Sse::new(chunks.stream()).keep_alive(keepalive).into_response();
+    // Proxies that buffer would turn a stream into one late body.
+    response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response
+}
+
+impl Chunks {
+    fn stream(self) -> impl Stream<Item = Result<SseEvent, Infallible>> {
+        stream::unfold(self, |mut chunks| async move { chunks.next().await.map(|event| (event, chunks)) }).map(Ok)
+    }
+
+    async fn next(&mut self) -> Option<SseEvent> {
+        loop {
+            if let Some(event) = self.pending.pop_front() {
+                return Some(event);
+            }
+            if self.ended {
+                return None;
+            }
+            let event = self.events.recv().await.unwrap_or_else(|| Err(generate::lost()));
+            self.take(event);
+        }
+    }
+
+    fn take(&mut self, event: EventResult) {
+        match event {
+            Ok(Event::Delta(delta)) => {
+                self.pending.extend(self.head.delta_chunk(&delta, &mut self.offset).iter().map(chunk));
+            }
+            Ok(Event::Finished(finished)) => {
+                self.pending.extend(self.head.last_chunks(&finished).iter().map(chunk));
+                self.pending.push_back(SseEvent::default().data(DONE));
+                self.ended = true;
+            }
+            Err(e) => {
+                self.pending.push_back(chunk(&error::body(&e)));
+                self.ended = true;
+            }
+        }
+    }
+}
+
+fn chunk(value: &Value) -> SseEvent {
+    SseEvent::default().data(value.to_string())
+}

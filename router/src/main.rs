@@ -1,0 +1,72 @@
+//! `baton-router`: parse, telemetry, run, drain.
+
+use baton_node::Shutdown;
+use baton_node::announce::Announcer;
+use baton_node::config::{CommonArgs, load_or_dump};
+use baton_node::metrics::Metrics;
+use baton_router::RouterConfig;
+use clap::Parser;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+
+/// The router of a Baton cluster: gRPC and OpenAI's HTTP API in front of prefill and decode workers
+#[derive(Parser)]
+#[command(name = "baton-router", version)]
+struct Args {
+    #[command(flatten)]
+    common: CommonArgs,
+    /// Where gRPC listens
+    #[arg(long, value_name = "ADDRESS")]
+    grpc_listen: Option<SocketAddr>,
+    /// Where the OpenAI API, health and metrics listen
+    #[arg(long, value_name = "ADDRESS")]
+    http_listen: Option<SocketAddr>,
+    /// Where prompts are prefilled: auto, remote or local
+    #[arg(long, value_name = "POLICY")]
+    prefill_policy: Option<String>,
+    /// With policy auto, prompts of at most this many tokens are prefilled where they decode
+    #[arg(long, value_name = "TOKENS")]
+    local_prefill_tokens_max: Option<u64>,
+    /// Write one JSON object a line to stdout when listening and when ready
+    #[arg(long)]
+    announce: bool,
+}
+
+impl Args {
+    fn overlay(&self) -> baton_node::config::Overlay {
+        self.common
+            .overlay()
+            .set("--grpc-listen", "grpc.listen", &self.grpc_listen)
+            .set("--http-listen", "http.listen", &self.http_listen)
+            .set("--prefill-policy", "placement.prefill_policy", &self.prefill_policy)
+            .set("--local-prefill-tokens-max", "placement.local_prefill_tokens_max", &self.local_prefill_tokens_max)
+    }
+}
+
+fn main() -> ExitCode {
+    match start() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("baton-router: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let Some(config) = load_or_dump::<RouterConfig>(&args.common, args.overlay())? else { return Ok(()) };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let result = runtime.block_on(async {
+        let telemetry = baton_node::telemetry::init("baton-router", &config.telemetry)?;
+        let metrics = Metrics::new("baton-router");
+        metrics.register_export(&telemetry.counters());
+        let shutdown = Shutdown::install(&config.drain)?;
+        let result = baton_router::run(config, shutdown, Announcer::new(args.announce), metrics).await;
+        tokio::task::spawn_blocking(move || drop(telemetry)).await?;
+        anyhow::Ok(result?)
+    });
+    // A thread may still read standard input; the process does not wait for it.
+    runtime.shutdown_background();
+    result
+}

@@ -1,0 +1,192 @@
+//! Router-side metrics. Labels are bounded: models come from workers' cards, everything else from enums.
+
+use crate::placement::Reason;
+use baton_types::ErrorKind;
+use parking_lot::Mutex;
+use prometheus_client::encoding::{EncodeLabelSet, LabelValueEncoder};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+use std::sync::Arc;
+
+/// Pool of a router; its own replicas would tell themselves apart here.
+const POOL: &str = "default";
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Outcome {
+    /// With a finish reason.
+    Ok,
+    /// With an error of this kind.
+    Failed(ErrorKind),
+}
+
+impl Outcome {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Failed(kind) => kind.name(),
+        }
+    }
+}
+
+/// A label value from a fixed set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Name(&'static str);
+
+impl prometheus_client::encoding::EncodeLabelValue for Name {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), fmt::Error> {
+        encoder.write_str(self.0)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ModelLabels {
+    model: String,
+    pool: Name,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabels {
+    model: String,
+    pool: Name,
+    outcome: Name,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PlacementLabels {
+    model: String,
+    pool: Name,
+    reason: Name,
+}
+
+/// Seconds, from a token on a GPU to a queue of minutes.
+const SECONDS: [f64; 16] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+
+fn histogram() -> Histogram {
+    Histogram::new(SECONDS)
+}
+
+type Histograms = Family<ModelLabels, Histogram, fn() -> Histogram>;
+
+/// All metrics of this router.
+#[derive(Clone, Debug)]
+pub struct RouterMetrics {
+    requests: Family<OutcomeLabels, Counter>,
+    placements: Family<PlacementLabels, Counter>,
+    in_flight: Family<ModelLabels, Gauge>,
+    prompt_tokens: Family<ModelLabels, Counter>,
+    completion_tokens: Family<ModelLabels, Counter>,
+    time_to_first_token: Histograms,
+    inter_token: Histograms,
+    end_to_end: Histograms,
+    queue: Histograms,
+    models: Arc<Mutex<BTreeMap<String, Arc<ModelMetrics>>>>,
+}
+
+/// The metrics of one model.
+#[derive(Debug)]
+pub struct ModelMetrics {
+    all: RouterMetricsOf,
+    /// Requests running or queued.
+    pub in_flight: Gauge,
+    /// Tokens of prompts.
+    pub prompt_tokens: Counter,
+    /// Tokens generated.
+    pub completion_tokens: Counter,
+    /// Request received to first token sent.
+    pub time_to_first_token: Histogram,
+    /// Token to token.
+    pub inter_token: Histogram,
+    /// Request received to end.
+    pub end_to_end: Histogram,
+    /// Request received to its turn.
+    pub queue: Histogram,
+}
+
+#[derive(Debug)]
+struct RouterMetricsOf {
+    model: String,
+    requests: Family<OutcomeLabels, Counter>,
+    placements: Family<PlacementLabels, Counter>,
+}
+
+impl RouterMetrics {
+    /// Registers all metrics; names get the registry's prefix.
+    pub fn register(registry: &mut Registry) -> Self {
+        let histograms = || Histograms::new_with_constructor(histogram as fn() -> Histogram);
+        let new = Self {
+            requests: Family::default(),
+            placements: Family::default(),
+            in_flight: Family::default(),
+            prompt_tokens: Family::default(),
+            completion_tokens: Family::default(),
+            time_to_first_token: histograms(),
+            inter_token: histograms(),
+            end_to_end: histograms(),
+            queue: histograms(),
+            models: Arc::default(),
+        };
+        registry.register("router_requests", "Requests ended, by outcome", new.requests.clone());
+        registry.register("router_placements", "Placement decisions, by reason", new.placements.clone());
+        registry.register("router_requests_in_flight", "Requests running or queued", new.in_flight.clone());
+        registry.register("router_prompt_tokens", "Tokens of prompts", new.prompt_tokens.clone());
+        registry.register("router_completion_tokens", "Tokens generated", new.completion_tokens.clone());
+        let mut seconds = |name: &str, help: &str, family: &Histograms| {
+            registry.register_with_unit(name, help, Unit::Seconds, family.clone());
+        };
+        seconds("router_time_to_first_token", "Request received to first token sent", &new.time_to_first_token);
+        seconds("router_inter_token", "Token to token, as sent", &new.inter_token);
+        seconds("router_request_duration", "Request received to its end", &new.end_to_end);
+        seconds("router_queue", "Request received to its turn", &new.queue);
+        new
+    }
+
+    /// The metrics of a served model.
+    pub fn of(&self, model: &str) -> Arc<ModelMetrics> {
+        if let Some(metrics) = self.models.lock().get(model) {
+            return metrics.clone();
+        }
+        let labels = ModelLabels { model: model.to_owned(), pool: Name(POOL) };
+        let metrics = Arc::new(ModelMetrics {
+            all: RouterMetricsOf {
+                model: model.to_owned(),
+                requests: self.requests.clone(),
+                placements: self.placements.clone(),
+            },
+            in_flight: self.in_flight.get_or_create(&labels).clone(),
+            prompt_tokens: self.prompt_tokens.get_or_create(&labels).clone(),
+            completion_tokens: self.completion_tokens.get_or_create(&labels).clone(),
+            time_to_first_token: self.time_to_first_token.get_or_create(&labels).clone(),
+            inter_token: self.inter_token.get_or_create(&labels).clone(),
+            end_to_end: self.end_to_end.get_or_create(&labels).clone(),
+            queue: self.queue.get_or_create(&labels).clone(),
+        });
+        self.models.lock().entry(model.to_owned()).or_insert(metrics).clone()
+    }
+
+    /// Counts a request that never reached a model. A client's name for a model is no label: it is unbounded.
+    pub fn refused(&self, outcome: Outcome) {
+        let labels = OutcomeLabels { model: String::new(), pool: Name(POOL), outcome: Name(outcome.name()) };
+        self.requests.get_or_create(&labels).inc();
+    }
+}
+
+impl ModelMetrics {
+    /// Counts a request's end.
+    pub fn ended(&self, outcome: Outcome) {
+        let labels = OutcomeLabels { model: self.all.model.clone(), pool: Name(POOL), outcome: Name(outcome.name()) };
+        self.all.requests.get_or_create(&labels).inc();
+    }
+
+    /// Counts a placement.
+    pub fn placed(&self, reason: Reason) {
+        let labels = PlacementLabels { model: self.all.model.clone(), pool: Name(POOL), reason: Name(reason.name()) };
+        self.all.placements.get_or_create(&labels).inc();
+    }
+}

@@ -1,0 +1,61 @@
+//! A client's name for a model to the model.
+
+use crate::workers::ServedModel;
+use baton_types::{ErrorKind, RequestError};
+
+/// The model behind `name`; empty names the only one. Among several that share a name, ids win over further names, and the rest is
+/// decided by key, so that all routers decide alike.
+pub fn lookup(mut models: Vec<ServedModel>, name: &str) -> Result<ServedModel, RequestError> {
+    if models.is_empty() {
+        return Err(RequestError::new(ErrorKind::Unavailable, "no decode worker is ready to serve; try again later"));
+    }
+    if name.is_empty() {
+        if models.len() == 1 {
+            return Ok(models.remove(0));
+        }
+        return Err(RequestError::invalid("model", format!("several models are served, name one of {}", names(&models))));
+    }
+    let rank = |m: &ServedModel| if m.card.id == name { Some(0) } else { m.card.served_names.iter().any(|n| n == name).then_some(1) };
+    let best = models.iter().filter_map(|m| Some((rank(m)?, m))).min_by(|a, b| (a.0, &a.1.key).cmp(&(b.0, &b.1.key)));
+    best.map(|(_, m)| m.clone()).ok_or_else(|| RequestError {
+        param: Some("model".into()),
+        ..RequestError::new(ErrorKind::ModelNotFound, format!("no model {name:.256?} here; served: {}", names(&models)))
+    })
+}
+
+fn names(models: &[ServedModel]) -> String {
+    models.iter().map(|m| m.card.id.as_str()).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::record;
+    use crate::workers::ModelKey;
+    use baton_types::Role;
+
+    fn model(id: &str, served: &[&str]) -> ServedModel {
+        let mut card = record(Role::Decode, "d").card;
+        card.id = id.into();
+        card.served_names = served.iter().map(|s| (*s).to_owned()).collect();
+        ServedModel { key: ModelKey::from(&card), card, text: None, tokens_max: 10 }
+    }
+
+    #[test]
+    fn names_are_found() {
+        let two = || vec![model("a", &["a", "chat"]), model("b", &["b", "a"])];
+        let cases = [
+            (two(), "a", Ok("a")),
+            (two(), "b", Ok("b")),
+            (two(), "chat", Ok("a")),
+            (two(), "c", Err(ErrorKind::ModelNotFound)),
+            (two(), "", Err(ErrorKind::InvalidRequest)),
+            (vec![model("a", &[])], "", Ok("a")),
+            (vec![], "a", Err(ErrorKind::Unavailable)),
+        ];
+        for (models, name, expected) in cases {
+            let found = lookup(models, name).map(|m| m.card.id).map_err(|e| e.kind);
+            assert_eq!(found.as_deref().map_err(|e| *e), expected, "{name:?}");
+        }
+    }
+}

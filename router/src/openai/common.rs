@@ -1,0 +1,166 @@
+//! Fields that chat and plain completions share.
+
+use super::fields::{Fields, Policy, Row, only_empty, only_null};
+use crate::request::{PrefillPolicy, Sampling, check_stop_strings};
+use baton_types::{RequestError, TokenId};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// Rows of both tables.
+pub(super) const COMMON: &[Row] = &[
+    ("model", Policy::Supported),
+    ("stream", Policy::Supported),
+    ("stream_options", Policy::Supported),
+    ("max_tokens", Policy::Supported),
+    ("temperature", Policy::Supported),
+    ("top_p", Policy::Supported),
+    ("top_k", Policy::Supported),
+    ("presence_penalty", Policy::Supported),
+    ("frequency_penalty", Policy::Supported),
+    ("repetition_penalty", Policy::Supported),
+    ("seed", Policy::Supported),
+    ("stop", Policy::Supported),
+    ("stop_token_ids", Policy::Supported),
+    ("ignore_eos", Policy::Supported),
+    ("return_token_ids", Policy::Supported),
+    ("logprobs", Policy::Supported),
+    ("prefill_policy", Policy::Supported),
+    ("user", Policy::Ignored),
+    ("metadata", Policy::Ignored),
+    ("store", Policy::Ignored),
+    ("service_tier", Policy::Ignored),
+    ("safety_identifier", Policy::Ignored),
+    ("prompt_cache_key", Policy::Ignored),
+    ("prompt_cache_retention", Policy::Ignored),
+    ("n", super::fields::only_one()),
+    ("logit_bias", only_empty()),
+    ("min_p", Policy::Only { accepts: |v| v.as_f64() == Some(0.0), values: "0" }),
+    ("min_tokens", Policy::Only { accepts: |v| v.as_u64() == Some(0), values: "0" }),
+    ("best_of", super::fields::only_one()),
+    ("use_beam_search", super::fields::only_false()),
+    ("length_penalty", super::fields::only_one()),
+    ("skip_special_tokens", Policy::Only { accepts: |v| v == &Value::Bool(true), values: "true" }),
+    ("include_stop_str_in_output", super::fields::only_false()),
+    ("prompt_logprobs", only_null()),
+    ("truncate_prompt_tokens", only_null()),
+    ("logits_processors", only_empty()),
+    (
+        "response_format",
+        Policy::Only { accepts: |v| v.get("type").and_then(Value::as_str) == Some("text"), values: r#"{"type": "text"}"# },
+    ),
+    ("guided_json", only_null()),
+    ("guided_regex", only_null()),
+    ("guided_choice", only_null()),
+    ("guided_grammar", only_null()),
+    ("structured_outputs", only_null()),
+];
+
+/// How the answer is to be shaped.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AnswerOptions {
+    /// Server-sent events instead of one body.
+    pub stream: bool,
+    /// A last event with the usage.
+    pub include_usage: bool,
+    /// Token ids of prompt and answer besides the text.
+    pub return_token_ids: bool,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StreamOptions {
+    include_usage: Option<bool>,
+    include_obfuscation: Option<bool>,
+}
+
+/// What both kinds of requests ask for.
+#[derive(Debug)]
+pub struct Common {
+    /// Empty where absent.
+    pub model: String,
+    /// Without `max_tokens` defaults and `logprobs`, which differ.
+    pub sampling: Sampling,
+    /// Checked stop strings.
+    pub stop: Vec<String>,
+    /// Shape of the answer.
+    pub options: AnswerOptions,
+    /// Overrides the router's policy.
+    pub prefill_policy: Option<PrefillPolicy>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+pub(super) fn take_common(fields: &mut Fields) -> Result<Common, RequestError> {
+    let stream = fields.take("stream")?.unwrap_or(false);
+    let stream_options: Option<StreamOptions> = fields.take("stream_options")?;
+    if stream_options.is_some() && !stream {
+        return Err(RequestError::invalid("stream_options", "stream_options is only allowed with stream: true"));
+    }
+    let stream_options = stream_options.unwrap_or_default();
+    if stream_options.include_obfuscation == Some(true) {
+        return Err(RequestError::invalid("stream_options", "stream_options.include_obfuscation is not supported"));
+    }
+    let stop = match fields.take::<OneOrMany>("stop").map_err(|_| stop_shape())? {
+        None => Vec::new(),
+        Some(OneOrMany::One(stop)) => vec![stop],
+        Some(OneOrMany::Many(stop)) => stop,
+    };
+    check_stop_strings(&stop)?;
+    let sampling = Sampling {
+        temperature: fields.take("temperature")?,
+        top_p: fields.take("top_p")?,
+        top_k: take_top_k(fields)?,
+        presence_penalty: fields.take("presence_penalty")?,
+        frequency_penalty: fields.take("frequency_penalty")?,
+        repetition_penalty: fields.take("repetition_penalty")?,
+        seed: take_seed(fields)?,
+        max_tokens: fields.take("max_tokens")?,
+        max_tokens_default: None,
+        ignore_eos: fields.take("ignore_eos")?.unwrap_or(false),
+        stop_token_ids: fields.take::<Vec<TokenId>>("stop_token_ids")?.unwrap_or_default(),
+        logprobs: None,
+    };
+    Ok(Common {
+        model: fields.take("model")?.unwrap_or_default(),
+        sampling,
+        stop,
+        options: AnswerOptions {
+            stream,
+            include_usage: stream_options.include_usage.unwrap_or(false),
+            return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
+        },
+        prefill_policy: fields.take("prefill_policy")?,
+    })
+}
+
+fn stop_shape() -> RequestError {
+    RequestError::invalid("stop", "stop must be a string or a list of strings")
+}
+
+/// Other servers write "all tokens" as -1 or 0.
+fn take_top_k(fields: &mut Fields) -> Result<Option<u32>, RequestError> {
+    match fields.take::<i64>("top_k")? {
+        None => Ok(None),
+        Some(-1) => Ok(Some(0)),
+        Some(k) => u32::try_from(k)
+            .map(Some)
+            .map_err(|_| RequestError::invalid("top_k", format!("top_k must be -1, 0 or positive, got {k}"))),
+    }
+}
+
+/// OpenAI's seed is a signed 64-bit number; its bits are the seed.
+fn take_seed(fields: &mut Fields) -> Result<Option<u64>, RequestError> {
+    match fields.take::<serde_json::Number>("seed")? {
+        None => Ok(None),
+        Some(n) => n
+            .as_u64()
+            .or_else(|| n.as_i64().map(i64::cast_unsigned))
+            .map(Some)
+            .ok_or_else(|| RequestError::invalid("seed", format!("seed must be a 64-bit integer, got {n}"))),
+    }
+}

@@ -1,0 +1,162 @@
+use super::*;
+use crate::request::{Prompt, Segment};
+use baton_text::{Content, Message, Role};
+use baton_types::ErrorKind;
+use serde_json::{Value, json};
+
+/// A body with one more field.
+fn with(mut base: Value, name: &str, value: Value) -> Vec<u8> {
+    base[name] = value;
+    base.to_string().into_bytes()
+}
+
+fn chat() -> Value {
+    json!({"model": "m", "messages": [{"role": "user", "content": "Hi"}]})
+}
+
+fn completion() -> Value {
+    json!({"model": "m", "prompt": "Hi"})
+}
+
+#[test]
+fn every_unsupported_field_names_itself() {
+    let both = [
+        ("n", json!(2), json!(1)),
+        ("logit_bias", json!({"5": 1}), json!({})),
+        ("min_p", json!(0.1), json!(0)),
+        ("min_tokens", json!(3), json!(0)),
+        ("best_of", json!(2), json!(1)),
+        ("use_beam_search", json!(true), json!(false)),
+        ("length_penalty", json!(0.5), json!(1.0)),
+        ("skip_special_tokens", json!(false), json!(true)),
+        ("include_stop_str_in_output", json!(true), json!(false)),
+        ("prompt_logprobs", json!(1), Value::Null),
+        ("truncate_prompt_tokens", json!(9), Value::Null),
+        ("logits_processors", json!(["x"]), json!([])),
+        ("response_format", json!({"type": "json_object"}), json!({"type": "text"})),
+        ("guided_json", json!({}), Value::Null),
+        ("guided_regex", json!("a"), Value::Null),
+        ("guided_choice", json!(["a"]), Value::Null),
+        ("guided_grammar", json!("a"), Value::Null),
+        ("structured_outputs", json!({}), Value::Null),
+        ("echo", json!(true), json!(false)),
+    ];
+    let chat_only = [
+        ("tools", json!([{"type": "function"}]), json!([])),
+        ("functions", json!([{}]), json!([])),
+        ("tool_choice", json!("required"), json!("auto")),
+        ("function_call", json!({"name": "f"}), json!("none")),
+        ("modalities", json!(["text", "audio"]), json!(["text"])),
+        ("audio", json!({}), Value::Null),
+        ("prediction", json!({}), Value::Null),
+        ("web_search_options", json!({}), Value::Null),
+        ("reasoning_effort", json!("low"), Value::Null),
+        ("verbosity", json!("low"), Value::Null),
+        ("chat_template", json!("x"), Value::Null),
+        ("documents", json!([{}]), json!([])),
+        ("add_generation_prompt", json!(false), json!(true)),
+        ("continue_final_message", json!(true), json!(false)),
+    ];
+    let completions_only = [("suffix", json!("x"), Value::Null), ("add_special_tokens", json!(false), json!(true))];
+    let check = |name: &str, refused: Vec<u8>, accepted: Vec<u8>, parse: fn(&[u8]) -> Result<(), baton_types::RequestError>| {
+        let error = parse(&refused).unwrap_err();
+        assert_eq!((error.kind, error.param.as_deref()), (ErrorKind::Unsupported, Some(name)));
+        parse(&accepted).unwrap_or_else(|e| panic!("{name} at its default: {e}"));
+    };
+    for (name, bad, good) in both.iter().chain(&chat_only) {
+        check(name, with(chat(), name, bad.clone()), with(chat(), name, good.clone()), |b| chat::parse(b).map(drop));
+    }
+    for (name, bad, good) in both.iter().chain(&completions_only) {
+        let (bad, good) = (with(completion(), name, bad.clone()), with(completion(), name, good.clone()));
+        check(name, bad, good, |b| completions::parse(b).map(drop));
+    }
+}
+
+#[test]
+fn ignored_fields_take_any_value() {
+    let names = ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"];
+    for name in names {
+        for value in [json!("x"), json!({"a": 1}), json!(true)] {
+            assert!(chat::parse(&with(chat(), name, value.clone())).is_ok(), "{name}");
+            assert!(completions::parse(&with(completion(), name, value)).is_ok(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn malformed_fields_name_themselves() {
+    let cases = [
+        ("temprature", json!(1), "temprature"),
+        ("temperature", json!("hot"), "temperature"),
+        ("top_k", json!(-2), "top_k"),
+        ("seed", json!(1.5), "seed"),
+        ("stop", json!(5), "stop"),
+        ("stop", json!(["a", ""]), "stop"),
+        ("stop", json!(vec!["a"; 17]), "stop"),
+        ("max_tokens", json!(-1), "max_tokens"),
+        ("stream_options", json!({"include_usage": true}), "stream_options"),
+        ("top_logprobs", json!(3), "top_logprobs"),
+        ("prefill_policy", json!("never"), "prefill_policy"),
+        ("messages", json!([]), "messages"),
+        ("messages", json!("hi"), "messages"),
+        ("messages", json!([{"role": "king", "content": "x"}]), "messages[0].role"),
+        ("messages", json!([{"role": "user"}]), "messages[0].content"),
+        ("messages", json!([{"role": "user", "content": [{"type": "image_url"}]}]), "messages[0].content[0]"),
+        ("messages", json!([{"role": "assistant", "content": "", "tool_calls": [{}]}]), "messages[0].tool_calls"),
+    ];
+    for (name, value, param) in cases {
+        let error = chat::parse(&with(chat(), name, value)).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some(param), "{error}");
+        assert_eq!(error.kind.http_status(), 400);
+    }
+    for body in [&b"{"[..], b"[]", b"{}", b""] {
+        assert_eq!(chat::parse(body).unwrap_err().kind, ErrorKind::InvalidRequest);
+        assert_eq!(completions::parse(body).unwrap_err().kind, ErrorKind::InvalidRequest);
+    }
+}
+
+#[test]
+fn chat_parts_and_roles() {
+    let body = json!({"model": "m", "stream": true, "stream_options": {"include_usage": true}, "max_tokens": 5,
+        "max_completion_tokens": 7, "logprobs": true, "top_logprobs": 2, "seed": -1, "stop": "END", "top_k": -1,
+        "chat_template_kwargs": {"enable_thinking": false}, "messages": [
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "name": "ann", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]});
+    let (prompt, common) = chat::parse(body.to_string().as_bytes()).unwrap();
+    let Prompt::Chat { messages, template_kwargs } = prompt else { panic!("not a chat") };
+    assert_eq!(messages[0], Message::text(Role::Developer, "Be brief."));
+    assert_eq!(messages[1].content, Some(Content::Parts(vec!["a".into(), "b".into()])));
+    assert_eq!(messages[1].extra["name"], json!("ann"));
+    assert_eq!(template_kwargs["enable_thinking"], json!(false));
+    assert!(common.options.stream && common.options.include_usage);
+    let s = common.sampling;
+    assert_eq!((s.max_tokens, s.max_tokens_default, s.logprobs, s.seed, s.top_k), (Some(7), None, Some(2), Some(u64::MAX), Some(0)));
+    assert_eq!(common.stop, ["END"]);
+}
+
+#[test]
+fn completion_prompts() {
+    let text = |s: &str| Some(Segment::Text(s.into()));
+    let cases = [
+        (json!("a"), text("a")),
+        (json!(["a"]), text("a")),
+        (json!([1, 2]), Some(Segment::Tokens(vec![1, 2]))),
+        (json!([[1, 2]]), Some(Segment::Tokens(vec![1, 2]))),
+        (json!(["a", "b"]), None),
+        (json!([[1], [2]]), None),
+        (json!([]), None),
+        (json!([-1]), None),
+        (json!({}), None),
+    ];
+    for (value, expected) in cases {
+        let parsed = completions::parse(&with(completion(), "prompt", value.clone()));
+        match (parsed, expected) {
+            (Ok((prompt, common)), Some(segment)) => {
+                assert_eq!(prompt, Prompt::Segments(vec![segment]));
+                assert_eq!(common.sampling.max_tokens_default, Some(16));
+            }
+            (Err(error), None) => assert_eq!(error.param.as_deref(), Some("prompt"), "{value}"),
+            (parsed, _) => panic!("{value}: {parsed:?}"),
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! The decision.
+
+use super::{Decision, Demand, Reason, Refusal, Thresholds, Worker};
+use crate::request::PrefillPolicy;
+use baton_types::Role;
+use std::time::Duration;
+
+/// A retry sooner than this only adds load.
+const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
+/// A longer wait is no prediction any more.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
+/// Costs closer than this share are equal: load reports are no more exact, and herding is worse than a small loss.
+const TIE_SHARE: f64 = 0.05;
+
+/// Chooses workers for one request among `workers`, all of one model. `draw(n)` gives a random number below `n`, for ties.
+pub fn place(
+    workers: &[Worker],
+    demand: &Demand,
+    thresholds: &Thresholds,
+    draw: &mut dyn FnMut(usize) -> usize,
+) -> Result<Decision, Refusal> {
+    let (wanted, reason) = match demand.policy {
+        PrefillPolicy::Local => (false, Reason::LocalPolicy),
+        PrefillPolicy::Remote => (true, Reason::RemotePolicy),
+        PrefillPolicy::Auto if demand.prompt_tokens <= thresholds.local_prefill_tokens_max => {
+            (false, Reason::LocalShortPrompt)
+        }
+        PrefillPolicy::Auto => (true, Reason::RemoteLongPrompt),
+    };
+    let decoders = decoders(workers, demand)?;
+    let prefillers: Vec<usize> = with_role(workers, Role::Prefill)
+        .filter(|&p| workers[p].record.capacity_tokens > demand.prompt_tokens)
+        .collect();
+    let seconds = |w: usize| first_token_seconds(&workers[w], demand, thresholds);
+
+    let mut remote = None;
+    let mut reason = reason;
+    if wanted {
+        // A decode worker that has a partner is preferred to one that has none.
+        let pairs: Vec<usize> =
+            decoders.iter().copied().filter(|&d| prefillers.iter().any(|&p| workers[d].pairs_with(&workers[p]))).collect();
+        if pairs.is_empty() {
+            if demand.policy == PrefillPolicy::Remote {
+                return Err(Refusal::NoPrefillWorker);
+            }
+            reason = Reason::LocalNoPrefillWorker;
+        } else {
+            let roomy: Vec<usize> = prefillers.iter().copied().filter(|&p| workers[p].queue_has_room()).collect();
+            let pairs: Vec<usize> =
+                pairs.into_iter().filter(|&d| roomy.iter().any(|&p| workers[d].pairs_with(&workers[p]))).collect();
+            if pairs.is_empty() {
+                if demand.policy == PrefillPolicy::Remote {
+                    let soonest = prefillers.iter().map(|&p| seconds(p)).fold(f64::INFINITY, f64::min);
+                    return Err(Refusal::Full { retry_after: retry_after(soonest) });
+                }
+                reason = Reason::LocalPrefillFull;
+            } else {
+                let decode = least(&pairs, |d| decode_cost(&workers[d], demand), draw);
+                let partners: Vec<usize> = roomy.into_iter().filter(|&p| workers[decode].pairs_with(&workers[p])).collect();
+                remote = Some((decode, least(&partners, seconds, draw)));
+            }
+        }
+    }
+    let (decode, prefill) = match remote {
+        Some((decode, prefill)) => (decode, Some(prefill)),
+        // Local prefill: room first, then the batch, then the queue of prompt tokens.
+        None => (least(&decoders, |d| decode_cost(&workers[d], demand) + seconds(d) / LOCAL_SECONDS_SCALE, draw), None),
+    };
+    let computes = &workers[prefill.unwrap_or(decode)];
+    let measured = computes.load.prefill_tokens_per_s > 0.0;
+    let first_token = measured.then(|| duration(seconds(prefill.unwrap_or(decode))));
+    match first_token {
+        Some(first_token) if first_token > demand.time_left => Err(Refusal::TooLate { first_token }),
+        first_token => Ok(Decision { decode, prefill, reason, first_token }),
+    }
+}
+
+/// Ten seconds of queued prefill weigh as much as a full batch.
+const LOCAL_SECONDS_SCALE: f64 = 10.0;
+
+fn with_role(workers: &[Worker], role: Role) -> impl Iterator<Item = usize> {
+    workers.iter().enumerate().filter(move |(_, w)| w.has_role(role)).map(|(i, _)| i)
+}
+
+fn decoders(workers: &[Worker], demand: &Demand) -> Result<Vec<usize>, Refusal> {
+    let alive: Vec<usize> = with_role(workers, Role::Decode).collect();
+    let Some(tokens_max) = alive.iter().map(|&d| workers[d].record.capacity_tokens).max() else {
+        return Err(Refusal::NoDecodeWorker);
+    };
+    let large: Vec<usize> =
+        alive.into_iter().filter(|&d| workers[d].record.capacity_tokens >= demand.total_tokens).collect();
+    if large.is_empty() {
+        return Err(Refusal::NeverFits { tokens_max });
+    }
+    let open: Vec<usize> = large.iter().copied().filter(|&d| workers[d].queue_has_room()).collect();
+    if open.is_empty() {
+        return Err(Refusal::Full { retry_after: RETRY_AFTER_MIN });
+    }
+    Ok(open)
+}
+
+/// Fullness of the batch; a worker whose pool has no room for the prompt now comes after all that have.
+fn decode_cost(worker: &Worker, demand: &Demand) -> f64 {
+    let no_room = worker.load.free_tokens <= demand.prompt_tokens;
+    worker.fullness() + if no_room { 1e6 } else { 0.0 }
+}
+
+fn first_token_seconds(worker: &Worker, demand: &Demand, thresholds: &Thresholds) -> f64 {
+    let measured = worker.load.prefill_tokens_per_s;
+    let rate = if measured > 0.0 { measured } else { thresholds.prefill_tokens_per_s_default };
+    (worker.load.waiting_tokens + demand.prompt_tokens) as f64 / rate
+}
+
+/// One of the cheapest, at random. `among` is not empty.
+fn least(among: &[usize], cost: impl Fn(usize) -> f64, draw: &mut dyn FnMut(usize) -> usize) -> usize {
+    let costs: Vec<f64> = among.iter().map(|&w| cost(w)).collect();
+    let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
+    let ties: Vec<usize> =
+        among.iter().zip(&costs).filter(|(_, c)| **c <= least * (1.0 + TIE_SHARE)).map(|(&w, _)| w).collect();
+    ties[draw(ties.len())]
+}
+
+fn duration(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+}
+
+/// A retry hint from a predicted wait.
+pub(super) fn retry_after(seconds: f64) -> Duration {
+    duration(seconds).clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX)
+}

@@ -1,0 +1,106 @@
+//! Where a request runs: a pure function of a view of the workers. No clock, no I/O, random numbers from the caller.
+//!
+//! Cost is time: predicted first token = (queued tokens + own tokens) / measured prefill rate. The decode worker is chosen by room,
+//! then by how full its batch is; the prefill worker by predicted first token. Only workers whose fingerprints match are paired.
+
+mod choose;
+mod view;
+
+#[cfg(test)]
+mod tests;
+
+pub use choose::place;
+pub use view::{Measured, Worker};
+
+use crate::request::PrefillPolicy;
+use std::time::Duration;
+
+/// What placement needs to know of a request.
+#[derive(Clone, Copy, Debug)]
+pub struct Demand {
+    /// Tokens of the prompt (and of what was generated so far).
+    pub prompt_tokens: u64,
+    /// Prompt and the longest possible answer.
+    pub total_tokens: u64,
+    /// Where it may be prefilled.
+    pub policy: PrefillPolicy,
+    /// Time left until the deadline.
+    pub time_left: Duration,
+}
+
+/// Thresholds.
+#[derive(Clone, Copy, Debug)]
+pub struct Thresholds {
+    /// `auto` prefills prompts of at most this many tokens where they decode.
+    pub local_prefill_tokens_max: u64,
+    /// Prefill rate assumed of a worker that has measured none, in tokens per second.
+    pub prefill_tokens_per_s_default: f64,
+}
+
+/// Why a request runs where it does; also a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// The policy says remote.
+    RemotePolicy,
+    /// Too long to be prefilled beside a running batch.
+    RemoteLongPrompt,
+    /// The policy says local.
+    LocalPolicy,
+    /// At most `local_prefill_tokens_max` tokens.
+    LocalShortPrompt,
+    /// No prefill worker alive that fits this decode worker.
+    LocalNoPrefillWorker,
+    /// All prefill workers are full.
+    LocalPrefillFull,
+}
+
+impl Reason {
+    /// Name in spans and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::RemotePolicy => "remote_policy",
+            Self::RemoteLongPrompt => "remote_long_prompt",
+            Self::LocalPolicy => "local_policy",
+            Self::LocalShortPrompt => "local_short_prompt",
+            Self::LocalNoPrefillWorker => "local_no_prefill_worker",
+            Self::LocalPrefillFull => "local_prefill_full",
+        }
+    }
+}
+
+/// Where a request runs. Indices into the view that was given.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Decision {
+    /// The decode worker.
+    pub decode: usize,
+    /// The prefill worker; `None` prefills on the decode worker.
+    pub prefill: Option<usize>,
+    /// Why.
+    pub reason: Reason,
+    /// Predicted time to the first token; `None` while nothing is measured.
+    pub first_token: Option<Duration>,
+}
+
+/// Why a request runs nowhere.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Refusal {
+    /// No decode worker of this model is alive.
+    NoDecodeWorker,
+    /// The policy demands a prefill worker and there is none.
+    NoPrefillWorker,
+    /// Fits no pool, however empty.
+    NeverFits {
+        /// Tokens of the largest pool.
+        tokens_max: u64,
+    },
+    /// Everything is full.
+    Full {
+        /// Earliest sensible retry.
+        retry_after: Duration,
+    },
+    /// The first token would come after the deadline.
+    TooLate {
+        /// Predicted time to the first token.
+        first_token: Duration,
+    },
+}

@@ -1,0 +1,132 @@
+use super::*;
+use crate::testing::record;
+use PrefillPolicy::{Auto, Local, Remote};
+use baton_types::Role;
+use std::sync::Arc;
+
+const THRESHOLDS: Thresholds = Thresholds { local_prefill_tokens_max: 256, prefill_tokens_per_s_default: 1000.0 };
+
+fn worker(role: Role, name: &str, change: impl FnOnce(&mut baton_types::InstanceRecord, &mut Measured)) -> Worker {
+    let mut record = record(role, name);
+    let mut load = Measured { free_tokens: record.capacity_tokens, prefill_tokens_per_s: 1000.0, ..Measured::default() };
+    change(&mut record, &mut load);
+    Worker { record: Arc::new(record), load }
+}
+
+fn d(name: &str) -> Worker {
+    worker(Role::Decode, name, |_, _| ())
+}
+
+fn p(name: &str) -> Worker {
+    worker(Role::Prefill, name, |_, _| ())
+}
+
+fn full(role: Role, name: &str) -> Worker {
+    worker(role, name, |r, l| l.waiting = r.waiting_max)
+}
+
+fn demand(policy: PrefillPolicy, prompt_tokens: u64) -> Demand {
+    Demand { prompt_tokens, total_tokens: prompt_tokens + 100, policy, time_left: Duration::from_secs(60) }
+}
+
+/// `decode<-prefill: reason`, or the refusal.
+fn check(workers: &[Worker], demand: Demand) -> String {
+    match place(workers, &demand, &THRESHOLDS, &mut |_| 0) {
+        Ok(decision) => {
+            let name = |w: usize| workers[w].record.party.instance.as_str().to_owned();
+            let prefill = decision.prefill.map_or("local".to_owned(), name);
+            format!("{}<-{prefill}: {}", name(decision.decode), decision.reason.name())
+        }
+        Err(refusal) => format!("{refusal:?}"),
+    }
+}
+
+#[test]
+fn policies() {
+    let cases: Vec<(Vec<Worker>, Demand, &str)> = vec![
+        (vec![d("d"), p("p")], demand(Auto, 256), "d<-local: local_short_prompt"),
+        (vec![d("d"), p("p")], demand(Auto, 257), "d<-p: remote_long_prompt"),
+        (vec![d("d"), p("p")], demand(Remote, 1), "d<-p: remote_policy"),
+        (vec![d("d"), p("p")], demand(Local, 3000), "d<-local: local_policy"),
+        (vec![d("d")], demand(Auto, 3000), "d<-local: local_no_prefill_worker"),
+        (vec![d("d")], demand(Remote, 10), "NoPrefillWorker"),
+        (vec![d("d"), full(Role::Prefill, "p")], demand(Auto, 3000), "d<-local: local_prefill_full"),
+        (vec![d("d"), full(Role::Prefill, "p")], demand(Remote, 3000), "Full { retry_after: 3s }"),
+        (vec![p("p")], demand(Auto, 10), "NoDecodeWorker"),
+        (vec![], demand(Auto, 10), "NoDecodeWorker"),
+        (vec![full(Role::Decode, "d"), p("p")], demand(Auto, 10), "Full { retry_after: 1s }"),
+        (vec![d("d")], demand(Auto, 100_000), "NeverFits { tokens_max: 8192 }"),
+    ];
+    for (workers, demand, expected) in cases {
+        assert_eq!(check(&workers, demand), expected, "{demand:?}");
+    }
+}
+
+#[test]
+fn the_cheapest_is_chosen() {
+    let busy_d = worker(Role::Decode, "busy", |_, l| l.running = 8);
+    let no_room = worker(Role::Decode, "no-room", |_, l| l.free_tokens = 100);
+    let queued_p = worker(Role::Prefill, "queued", |_, l| (l.waiting, l.waiting_tokens) = (1, 5000));
+    let fast_p = worker(Role::Prefill, "fast", |_, l| {
+        (l.waiting, l.waiting_tokens, l.prefill_tokens_per_s) = (1, 5000, 100_000.0);
+    });
+    let unmeasured = worker(Role::Prefill, "unmeasured", |_, l| l.prefill_tokens_per_s = 0.0);
+    let small_p = worker(Role::Prefill, "small", |r, _| r.capacity_tokens = 512);
+    let prefilling_d = worker(Role::Decode, "prefilling", |_, l| l.waiting_tokens = 20_000);
+    let cases: Vec<(Vec<Worker>, Demand, &str)> = vec![
+        (vec![busy_d.clone(), d("idle"), p("p")], demand(Auto, 1000), "idle<-p: remote_long_prompt"),
+        (vec![no_room.clone(), busy_d.clone(), p("p")], demand(Auto, 1000), "busy<-p: remote_long_prompt"),
+        (vec![no_room, p("p")], demand(Auto, 1000), "no-room<-p: remote_long_prompt"),
+        (vec![d("d"), queued_p.clone(), p("p")], demand(Auto, 1000), "d<-p: remote_long_prompt"),
+        (vec![d("d"), queued_p.clone(), fast_p], demand(Auto, 1000), "d<-fast: remote_long_prompt"),
+        (vec![d("d"), queued_p, unmeasured], demand(Auto, 1000), "d<-unmeasured: remote_long_prompt"),
+        (vec![d("d"), small_p], demand(Auto, 1000), "d<-local: local_no_prefill_worker"),
+        (vec![prefilling_d, d("d")], demand(Local, 1000), "d<-local: local_policy"),
+    ];
+    for (workers, demand, expected) in cases {
+        assert_eq!(check(&workers, demand), expected, "{demand:?}");
+    }
+}
+
+#[test]
+fn only_compatible_workers_are_paired() {
+    let differs: [fn(&mut baton_types::InstanceRecord); 4] = [
+        |r| r.card.fingerprint = baton_types::Digest([9; 32]),
+        |r| r.class.kernel_revision += 1,
+        |r| r.layout = crate::testing::layout(16, 3),
+        |r| (r.protocol.min, r.protocol.max) = (7, 9),
+    ];
+    for differ in differs {
+        let odd = worker(Role::Prefill, "odd", |r, _| differ(r));
+        let idle = worker(Role::Decode, "idle", |r, _| differ(r));
+        let busy = worker(Role::Decode, "busy", |_, l| l.running = 8);
+        assert_eq!(check(&[d("d"), odd.clone()], demand(Auto, 1000)), "d<-local: local_no_prefill_worker");
+        assert_eq!(check(&[d("d"), odd.clone(), p("p")], demand(Auto, 1000)), "d<-p: remote_long_prompt");
+        assert_eq!(check(&[busy, idle, p("p")], demand(Auto, 1000)), "busy<-p: remote_long_prompt");
+    }
+    let blocks = worker(Role::Prefill, "other-blocks", |r, _| r.layout = crate::testing::layout(64, 2));
+    assert_eq!(check(&[d("d"), blocks], demand(Auto, 1000)), "d<-other-blocks: remote_long_prompt");
+}
+
+#[test]
+fn a_predicted_miss_of_the_deadline_is_refused() {
+    let slow = worker(Role::Prefill, "slow", |_, l| (l.waiting, l.waiting_tokens) = (1, 9000));
+    let mut demand = demand(Remote, 1000);
+    assert_eq!(check(&[d("d"), slow.clone()], demand), "d<-slow: remote_policy");
+    demand.time_left = Duration::from_secs(9);
+    assert_eq!(check(&[d("d"), slow], demand), "TooLate { first_token: 10s }");
+    let unmeasured = worker(Role::Prefill, "p", |_, l| (l.waiting_tokens, l.prefill_tokens_per_s) = (9000, 0.0));
+    assert_eq!(check(&[d("d"), unmeasured], demand), "d<-p: remote_policy", "what is not measured refuses nobody");
+}
+
+#[test]
+fn ties_are_drawn() {
+    let workers = [d("d0"), d("d1"), p("p0"), p("p1"), p("p2")];
+    let mut asked = Vec::new();
+    let decision = place(&workers, &demand(Remote, 500), &THRESHOLDS, &mut |n| {
+        asked.push(n);
+        n - 1
+    });
+    assert_eq!(asked, [2, 3]);
+    assert_eq!(decision.map(|d| (d.decode, d.prefill)), Ok((1, Some(4))));
+}

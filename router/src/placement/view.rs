@@ -1,0 +1,52 @@
+//! What placement sees of one worker.
+
+use baton_types::{InstanceRecord, Role};
+use std::sync::Arc;
+
+/// Load as last measured, joined with what this router placed since.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Measured {
+    /// Sequences waiting.
+    pub waiting: u32,
+    /// Prompt tokens not yet computed.
+    pub waiting_tokens: u64,
+    /// Sequences in the running batch.
+    pub running: u32,
+    /// Tokens of KV that could be taken now.
+    pub free_tokens: u64,
+    /// Prefill tokens per second; 0 while unmeasured.
+    pub prefill_tokens_per_s: f64,
+}
+
+/// One worker. Draining, unhealthy and stale workers are not in a view.
+#[derive(Clone, Debug)]
+pub struct Worker {
+    /// What it says of itself.
+    pub record: Arc<InstanceRecord>,
+    /// Its load.
+    pub load: Measured,
+}
+
+impl Worker {
+    pub(super) fn has_role(&self, role: Role) -> bool {
+        self.record.role == role
+    }
+
+    pub(super) fn queue_has_room(&self) -> bool {
+        self.load.waiting < self.record.waiting_max.max(1)
+    }
+
+    /// How full the batch is, waiting sequences included; over 1 means that sequences wait.
+    pub(super) fn fullness(&self) -> f64 {
+        f64::from(self.load.running + self.load.waiting) / f64::from(self.record.running_max.max(1))
+    }
+
+    /// Whether KV could pass between the two.
+    pub(super) fn pairs_with(&self, other: &Self) -> bool {
+        let (a, b) = (&self.record, &other.record);
+        a.protocol.overlaps(b.protocol)
+            && a.card.fingerprint == b.card.fingerprint
+            && a.class == b.class
+            && a.layout.groups() == b.layout.groups()
+    }
+}

@@ -1,0 +1,246 @@
+//! The one validated request that both fronts become, and its resolution against a model card.
+
+use baton_text::Message;
+use baton_types::{
+    ErrorKind, ModelCard, RequestError, RequestId, SamplingDefaults, SamplingError, SamplingParams, TokenId,
+};
+use serde::{Deserialize, Serialize};
+use std::time::Instant;
+
+/// Most stop strings of one request.
+pub const STOP_STRINGS_MAX: usize = 16;
+/// Longest stop string, in bytes.
+pub const STOP_STRING_BYTES_MAX: usize = 256;
+/// Most messages of one chat.
+pub const MESSAGES_MAX: usize = 4096;
+
+/// Where prompts are prefilled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PrefillPolicy {
+    /// Short prompts where they will decode, long ones on a prefill worker.
+    #[default]
+    Auto,
+    /// Always on a prefill worker; no room there is an error.
+    Remote,
+    /// Always on the decode worker.
+    Local,
+}
+
+/// What the model is to continue.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Prompt {
+    /// Messages, to be laid out by the model's chat template.
+    Chat {
+        /// In order.
+        messages: Vec<Message>,
+        /// Given to the template besides the messages.
+        template_kwargs: serde_json::Map<String, serde_json::Value>,
+    },
+    /// Text and token ids, in order.
+    Segments(Vec<Segment>),
+}
+
+/// One piece of a plain prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Segment {
+    /// To be tokenized; text that spells a control token stays text.
+    Text(String),
+    /// Taken as they are.
+    Tokens(Vec<TokenId>),
+}
+
+/// Sampling as the client asked for it; `None` takes the model card's default, then the server's.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Sampling {
+    /// See [`SamplingParams`], as for all fields below.
+    pub temperature: Option<f32>,
+    /// Nucleus.
+    pub top_p: Option<f32>,
+    /// 0 keeps all.
+    pub top_k: Option<u32>,
+    /// -2 to 2.
+    pub presence_penalty: Option<f32>,
+    /// -2 to 2.
+    pub frequency_penalty: Option<f32>,
+    /// Over 0 and at most 10.
+    pub repetition_penalty: Option<f32>,
+    /// Drawn where absent.
+    pub seed: Option<u64>,
+    /// Most tokens to generate; more than fits the context is refused.
+    pub max_tokens: Option<u32>,
+    /// Used where `max_tokens` is absent, cut to what fits; `None` is all that remains of the context.
+    pub max_tokens_default: Option<u32>,
+    /// Generate on past the model's end tokens.
+    pub ignore_eos: bool,
+    /// Further token ids that end the sequence.
+    pub stop_token_ids: Vec<TokenId>,
+    /// Report log-probabilities, with this many alternatives.
+    pub logprobs: Option<u32>,
+}
+
+/// A request that was checked as far as it can be without knowing the model.
+#[derive(Clone, Debug)]
+pub struct GenerationRequest {
+    /// The client's id, or one drawn here.
+    pub id: RequestId,
+    /// Name of the model; empty where the client leaves it to the cluster.
+    pub model: String,
+    /// What to continue.
+    pub prompt: Prompt,
+    /// How to sample.
+    pub sampling: Sampling,
+    /// Text that ends generation; checked by [`check_stop_strings`].
+    pub stop: Vec<String>,
+    /// Overrides the router's policy.
+    pub prefill_policy: Option<PrefillPolicy>,
+    /// After this instant the answer is [`ErrorKind::DeadlineExceeded`].
+    pub deadline: Instant,
+    /// The headers that came with it; `traceparent` makes the client's span the parent.
+    pub headers: http::HeaderMap,
+    /// When the request came.
+    pub received: Instant,
+}
+
+/// A request id: the client's, or a random one.
+pub fn request_id(given: Option<&str>) -> Result<RequestId, RequestError> {
+    match given {
+        Some(id) => RequestId::try_new(id).map_err(|e| RequestError::invalid("request_id", e.to_string())),
+        None => Ok(baton_node::id::request_id()),
+    }
+}
+
+/// Checks number and length of stop strings.
+pub fn check_stop_strings(stop: &[String]) -> Result<(), RequestError> {
+    if stop.len() > STOP_STRINGS_MAX {
+        let message = format!("stop takes at most {STOP_STRINGS_MAX} strings, got {}", stop.len());
+        return Err(RequestError::invalid("stop", message));
+    }
+    if stop.iter().any(|s| s.is_empty() || s.len() > STOP_STRING_BYTES_MAX) {
+        let message = format!("stop strings are 1 to {STOP_STRING_BYTES_MAX} bytes long");
+        return Err(RequestError::invalid("stop", message));
+    }
+    Ok(())
+}
+
+/// Temperature where neither client nor model card gives one: OpenAI's default.
+const TEMPERATURE_DEFAULT: f32 = 1.0;
+
+impl Sampling {
+    /// The complete parameters for a prompt of `prompt_tokens`, when prompt and answer may hold `context_max` tokens together.
+    pub fn resolve(
+        &self,
+        defaults: &SamplingDefaults,
+        prompt_tokens: usize,
+        context_max: u64,
+    ) -> Result<SamplingParams, RequestError> {
+        let prompt = prompt_tokens as u64;
+        let exceeded = |what: String| {
+            let message = format!("{what}; the limit of this model here is {context_max} tokens. Shorten the prompt or max_tokens");
+            RequestError { param: Some("max_tokens".into()), ..RequestError::new(ErrorKind::ContextLengthExceeded, message) }
+        };
+        if prompt >= context_max {
+            return Err(exceeded(format!("the prompt has {prompt} tokens and leaves no room for an answer")));
+        }
+        let remaining = u32::try_from(context_max - prompt).unwrap_or(u32::MAX);
+        let max_tokens = match (self.max_tokens, self.max_tokens_default) {
+            (Some(asked), _) if asked > remaining => {
+                return Err(exceeded(format!("{prompt} prompt tokens and max_tokens {asked} make {}", prompt + u64::from(asked))));
+            }
+            (Some(asked), _) => asked,
+            (None, Some(default)) => default.min(remaining),
+            (None, None) => remaining,
+        };
+        let params = SamplingParams {
+            temperature: self.temperature.or(defaults.temperature).unwrap_or(TEMPERATURE_DEFAULT),
+            top_p: self.top_p.or(defaults.top_p).unwrap_or(1.0),
+            top_k: self.top_k.or(defaults.top_k).unwrap_or(0),
+            presence_penalty: self.presence_penalty.unwrap_or(0.0),
+            frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
+            repetition_penalty: self.repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0),
+            seed: self.seed.unwrap_or_else(rand::random),
+            max_tokens,
+            ignore_eos: self.ignore_eos,
+            stop_token_ids: self.stop_token_ids.clone(),
+            logprobs: self.logprobs,
+        };
+        Ok(params.try_new()?)
+    }
+
+    /// Checks the ranges of all fields given, before any queue.
+    pub fn check(&self) -> Result<(), SamplingError> {
+        let d = SamplingParams::default();
+        let given = SamplingParams {
+            temperature: self.temperature.unwrap_or(d.temperature),
+            top_p: self.top_p.unwrap_or(d.top_p),
+            top_k: self.top_k.unwrap_or(d.top_k),
+            presence_penalty: self.presence_penalty.unwrap_or(d.presence_penalty),
+            frequency_penalty: self.frequency_penalty.unwrap_or(d.frequency_penalty),
+            repetition_penalty: self.repetition_penalty.unwrap_or(d.repetition_penalty),
+            max_tokens: self.max_tokens.unwrap_or(d.max_tokens),
+            stop_token_ids: self.stop_token_ids.clone(),
+            logprobs: self.logprobs,
+            ..d
+        };
+        given.try_new().map(drop)
+    }
+}
+
+/// Checks that every token id is in the model's vocabulary.
+pub fn check_tokens(tokens: &[TokenId], card: &ModelCard) -> Result<(), RequestError> {
+    if tokens.is_empty() {
+        return Err(RequestError::invalid("prompt", "the prompt is empty; give at least one token"));
+    }
+    match tokens.iter().find(|&&t| t >= card.vocab) {
+        None => Ok(()),
+        Some(t) => {
+            Err(RequestError::invalid("prompt", format!("token id {t} is outside the vocabulary of {} tokens", card.vocab)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(sampling: Sampling, prompt: usize) -> Result<SamplingParams, ErrorKind> {
+        let defaults = SamplingDefaults { temperature: Some(0.6), top_p: Some(0.9), ..SamplingDefaults::default() };
+        sampling.resolve(&defaults, prompt, 100).map_err(|e| e.kind)
+    }
+
+    #[test]
+    fn max_tokens_is_bounded_by_the_context() {
+        let cases: [(Option<u32>, Option<u32>, usize, Result<u32, ErrorKind>); 8] = [
+            (None, None, 10, Ok(90)),
+            (None, Some(16), 10, Ok(16)),
+            (None, Some(16), 90, Ok(10)),
+            (Some(90), Some(16), 10, Ok(90)),
+            (Some(91), None, 10, Err(ErrorKind::ContextLengthExceeded)),
+            (Some(0), None, 10, Err(ErrorKind::InvalidRequest)),
+            (None, None, 99, Ok(1)),
+            (None, None, 100, Err(ErrorKind::ContextLengthExceeded)),
+        ];
+        for (max_tokens, max_tokens_default, prompt, expected) in cases {
+            let sampling = Sampling { max_tokens, max_tokens_default, ..Sampling::default() };
+            assert_eq!(resolve(sampling, prompt).map(|p| p.max_tokens), expected, "{max_tokens:?} {prompt}");
+        }
+    }
+
+    #[test]
+    fn client_then_card_then_server_decides() {
+        let params = resolve(Sampling { temperature: Some(0.0), ..Sampling::default() }, 1).unwrap();
+        assert_eq!((params.temperature, params.top_p, params.repetition_penalty), (0.0, 0.9, 1.0));
+        assert_eq!(resolve(Sampling::default(), 1).unwrap().temperature, 0.6);
+        let bare = Sampling::default().resolve(&SamplingDefaults::default(), 1, 100).unwrap();
+        assert_eq!(bare.temperature, 1.0);
+        assert_ne!(bare.seed, resolve(Sampling::default(), 1).unwrap().seed, "each request draws its own seed");
+    }
+
+    #[test]
+    fn stop_strings_are_bounded() {
+        assert!(check_stop_strings(&vec!["x".to_owned(); 16]).is_ok());
+        for bad in [vec!["x".to_owned(); 17], vec![String::new()], vec!["y".repeat(257)]] {
+            assert_eq!(check_stop_strings(&bad).unwrap_err().param.as_deref(), Some("stop"));
+        }
+    }
+}

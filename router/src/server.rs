@@ -1,0 +1,239 @@
+//! A router as a whole: listeners, services, supervision, and its end.
+
+use crate::RouterConfig;
+use crate::admission::Admission;
+use crate::deadline::Deadlines;
+use crate::flow::Core;
+use crate::grpc::InferenceService;
+use crate::http::{HttpState, routes};
+use crate::metrics::RouterMetrics;
+use crate::models::TextCache;
+use crate::readiness::readiness;
+use crate::workers::{Supervisor, WorkerSet, supervise};
+use axum::serve::ListenerExt as _;
+use baton_node::Shutdown;
+use baton_node::admin::Health;
+use baton_node::announce::{Announcement, Announcer};
+use baton_node::grpc::{self, BindError};
+use baton_node::membership::embedded::EmbeddedRouter;
+use baton_node::metrics::Metrics;
+use baton_proto::v1::inference_server::InferenceServer;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::server::NamedService;
+
+/// How often readiness is looked at for the health service.
+const READINESS_EVERY: Duration = Duration::from_millis(100);
+/// Requests that are ended get so long to say so, and servers to close.
+const CLOSE_MAX: Duration = Duration::from_secs(2);
+
+/// Why a router does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum RouterError {
+    /// An address cannot be listened on.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// A server ended on its own.
+    #[error("the {0} server ended: {1}")]
+    Server(&'static str, String),
+}
+
+/// Starts routers.
+#[derive(Clone, Copy, Debug)]
+pub struct Router;
+
+/// A running router. Dropping it ends everything at once; [`RunningRouter::stop`] drains first.
+#[derive(Debug)]
+pub struct RunningRouter {
+    /// Where gRPC listens.
+    pub grpc_addr: SocketAddr,
+    /// Where HTTP listens.
+    pub http_addr: SocketAddr,
+    core: Arc<Core>,
+    membership: EmbeddedRouter,
+    ready: watch::Receiver<Result<(), String>>,
+    servers: JoinSet<Result<(), RouterError>>,
+    stop: CancellationToken,
+}
+
+impl Router {
+    /// Starts a router; port 0 takes a free one.
+    pub async fn start(config: RouterConfig) -> Result<RunningRouter, RouterError> {
+        Self::start_with(config, Metrics::new("baton-router")).await
+    }
+
+    /// Like [`Router::start`], with the metrics of the process.
+    pub async fn start_with(config: RouterConfig, metrics: Metrics) -> Result<RunningRouter, RouterError> {
+        let grpc_listener = grpc::bind(config.grpc.listen).await?;
+        let http_listener = grpc::bind(config.http.listen).await?;
+        let addr = |l: &tokio::net::TcpListener, asked| l.local_addr().map_err(|source| BindError { address: asked, source });
+        let (grpc_addr, http_addr) = (addr(&grpc_listener, config.grpc.listen)?, addr(&http_listener, config.http.listen)?);
+
+        let silent_max = Duration::from_millis(config.placement.load_stale_ms_max);
+        let core = Arc::new(Core {
+            limits: config.flow_limits(),
+            admission: Admission::new(config.limits.running_max, config.limits.queued_max),
+            workers: Arc::new(WorkerSet::new(silent_max)),
+            metrics: metrics.register(RouterMetrics::register),
+            draining: CancellationToken::new(),
+            abort: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+        });
+        let deadlines = Deadlines {
+            default: Duration::from_millis(config.limits.deadline_ms_default),
+            max: Duration::from_millis(config.limits.deadline_ms_max),
+        };
+        let membership = EmbeddedRouter::new(&config.membership);
+        let stop = CancellationToken::new();
+        let supervisor = Supervisor {
+            membership: Arc::new(membership.clone()),
+            workers: core.workers.clone(),
+            texts: Arc::new(TextCache::default()),
+            name: format!("{}:{}", baton_node::id::hostname(), grpc_addr.port()),
+            silent_max,
+        };
+        tokio::spawn(supervise(supervisor, stop.clone()));
+
+        let mut servers = JoinSet::new();
+        let (reporter, health) = grpc::health();
+        let inference = InferenceServer::new(InferenceService::new(core.clone(), deadlines))
+            .max_decoding_message_size(config.grpc.message_max());
+        let grpc_router = grpc::server(&config.grpc)
+            .add_service(inference)
+            .add_service(membership.service())
+            .add_service(grpc::reflection())
+            .add_service(health);
+        let grpc_server = grpc::serve(grpc_router, grpc_listener, stop.clone());
+        servers.spawn(async move { grpc_server.await.map_err(|e| RouterError::Server("gRPC", e.to_string())) });
+
+        let (ready_sender, ready) = watch::channel(readiness(&core));
+        servers.spawn(watch_readiness(core.clone(), ready_sender, reporter, stop.clone()));
+
+        let state = HttpState {
+            core: core.clone(),
+            deadlines,
+            body_bytes_max: usize::try_from(config.http.body_bytes_max.0).unwrap_or(usize::MAX),
+            sse_keepalive: Duration::from_millis(config.http.sse_keepalive_ms),
+        };
+        let health = Health::new(|| Ok(()), {
+            let core = core.clone();
+            move || readiness(&core)
+        });
+        if let Some(address) = config.admin.listen {
+            let listener = grpc::bind(address).await?;
+            let routes = baton_node::admin::routes(health.clone(), metrics.clone());
+            let server = baton_node::admin::serve(listener, routes, stop.clone());
+            servers.spawn(async move { server.await.map_err(|e| RouterError::Server("admin", e.to_string())) });
+        }
+        // Tokens are small: each must leave at once.
+        let listener = http_listener.tap_io(|io| {
+            let _ = io.set_nodelay(true);
+        });
+        let server = axum::serve(listener, routes(state, health, metrics)).with_graceful_shutdown(stop.clone().cancelled_owned());
+        servers.spawn(async move { server.await.map_err(|e| RouterError::Server("HTTP", e.to_string())) });
+        tracing::info!(grpc = %grpc_addr, http = %http_addr, "listens");
+        Ok(RunningRouter { grpc_addr, http_addr, core, membership, ready, servers, stop })
+    }
+}
+
+async fn watch_readiness(
+    core: Arc<Core>,
+    ready: watch::Sender<Result<(), String>>,
+    reporter: tonic_health::server::HealthReporter,
+    stop: CancellationToken,
+) -> Result<(), RouterError> {
+    while !stop.is_cancelled() {
+        let now = readiness(&core);
+        let status = match now {
+            Ok(()) => tonic_health::ServingStatus::Serving,
+            Err(_) => tonic_health::ServingStatus::NotServing,
+        };
+        reporter.set_service_status("", status).await;
+        reporter.set_service_status(<InferenceServer<InferenceService> as NamedService>::NAME, status).await;
+        ready.send_if_modified(|known| std::mem::replace(known, now.clone()) != now);
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = sleep(READINESS_EVERY) => {}
+        }
+    }
+    Ok(())
+}
+
+impl RunningRouter {
+    /// Waits until a request of some model would be served.
+    pub async fn ready(&self) {
+        let mut ready = self.ready.clone();
+        // The sender lives as long as the router.
+        let _ = ready.wait_for(Result::is_ok).await;
+    }
+
+    /// Requests running or queued.
+    pub fn requests(&self) -> usize {
+        self.core.admission.inside()
+    }
+
+    /// Ends on its own only when a server fails.
+    async fn failed(&mut self) -> RouterError {
+        match self.servers.join_next().await {
+            Some(Ok(Err(error))) => error,
+            Some(Err(panic)) => RouterError::Server("router", panic.to_string()),
+            Some(Ok(Ok(()))) | None => RouterError::Server("router", "without a reason".into()),
+        }
+    }
+
+    /// Refuses new requests and waits for those that run. The caller bounds the wait.
+    pub async fn drain(&self) {
+        self.core.draining.cancel();
+        self.core.tasks.close();
+        self.core.tasks.wait().await;
+    }
+
+    /// Ends requests that still run, tells workers and clients, and closes.
+    pub async fn stop(mut self) {
+        self.core.draining.cancel();
+        self.core.abort.cancel();
+        self.core.tasks.close();
+        let _ = timeout(CLOSE_MAX, self.core.tasks.wait()).await;
+        self.membership.close();
+        self.stop.cancel();
+        let closed = async { while self.servers.join_next().await.is_some() {} };
+        let _ = timeout(CLOSE_MAX, closed).await;
+        self.servers.shutdown().await;
+    }
+}
+
+impl Drop for RunningRouter {
+    fn drop(&mut self) {
+        self.core.abort.cancel();
+        self.stop.cancel();
+    }
+}
+
+/// Runs a router until `shutdown` is requested, then drains it.
+pub async fn run(config: RouterConfig, shutdown: Shutdown, announcer: Announcer, metrics: Metrics) -> Result<(), RouterError> {
+    let mut router = Router::start_with(config, metrics).await?;
+    announcer.say(&Announcement::Listening { grpc: router.grpc_addr, http: router.http_addr });
+    let mut ready = router.ready.clone();
+    let announce = async {
+        if ready.wait_for(Result::is_ok).await.is_ok() {
+            announcer.say(&Announcement::Ready);
+        }
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        () = shutdown.requested() => {}
+        error = router.failed() => return Err(error),
+        () = announce => {}
+    }
+    if shutdown.drain(router.drain()).await.is_none() {
+        tracing::warn!(requests = router.requests(), "ends requests that outlasted the drain");
+    }
+    router.stop().await;
+    Ok(())
+}

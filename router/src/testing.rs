@@ -1,0 +1,44 @@
+//! Records for tests.
+
+use baton_types::{
+    Digest, Dtype, GroupKind, Incarnation, InstanceId, InstanceRecord, KvGroup, KvLayout, KvPlane, ModelCard,
+    NumericsClass, Party, ProtocolRange, Role, SamplingDefaults, Shard,
+};
+use std::collections::BTreeMap;
+
+/// A layout of one full group with two planes.
+pub(crate) fn layout(block_tokens: u32, heads: u32) -> KvLayout {
+    let plane = |name| KvPlane::try_new(name, heads, 8, Dtype::F32).unwrap();
+    let group = KvGroup { kind: GroupKind::Full, layers: vec![0, 1], planes: vec![plane("k"), plane("v")] };
+    KvLayout::try_new(block_tokens, vec![group]).unwrap()
+}
+
+/// A worker of the model `m`, which has no text.
+pub(crate) fn record(role: Role, name: &str) -> InstanceRecord {
+    InstanceRecord {
+        party: Party { instance: InstanceId::try_new(name).unwrap(), incarnation: Incarnation(7) },
+        role,
+        labels: BTreeMap::new(),
+        pool: "default".into(),
+        endpoint: "127.0.0.1:9".into(),
+        card: ModelCard {
+            id: "m".into(),
+            served_names: vec!["m".into()],
+            revision: String::new(),
+            fingerprint: Digest([1; 32]),
+            context_max: 8192,
+            vocab: 1000,
+            end_tokens: vec![2],
+            defaults: SamplingDefaults::default(),
+            bundle: None,
+        },
+        protocol: ProtocolRange { min: 1, max: 1 },
+        layout: layout(16, 2),
+        class: NumericsClass { isa: "test".into(), weights: Dtype::F32, kv: Dtype::F32, kernel_revision: 1 },
+        capacity_tokens: 8192,
+        running_max: 16,
+        waiting_max: 16,
+        shards: vec![Shard { transfer_address: b"address".to_vec(), layers: 0..2, kv_heads: 0..2 }],
+        capabilities: Vec::new(),
+    }
+}

@@ -1,0 +1,119 @@
+//! Load of one worker: its last report, and what this router placed on it since.
+
+use crate::placement::Measured;
+use baton_proto::v1;
+use baton_types::InstanceRecord;
+use parking_lot::Mutex;
+use std::time::{Duration, Instant};
+
+/// What the last report said.
+#[derive(Clone, Copy, Debug)]
+struct Report {
+    at: Instant,
+    measured: Measured,
+    usable: bool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    report: Option<Report>,
+    placed: u32,
+    placed_prefill_tokens: u64,
+    placed_kv_tokens: u64,
+}
+
+/// Joins reports with placements. A report replaces what was placed before it: the worker has counted that itself.
+#[derive(Debug, Default)]
+pub struct Load(Mutex<State>);
+
+impl Load {
+    /// Takes a report of the worker with this record.
+    pub fn report(&self, report: &v1::LoadReport, record: &InstanceRecord, now: Instant) {
+        let blocks = report.blocks.unwrap_or_default();
+        let block_tokens = record.capacity_tokens.checked_div(blocks.total).unwrap_or(0);
+        let measured = Measured {
+            waiting: report.waiting,
+            waiting_tokens: report.waiting_tokens,
+            running: report.running,
+            free_tokens: ((blocks.free + blocks.cached) * block_tokens).saturating_sub(report.claimed_tokens),
+            prefill_tokens_per_s: f64::from(report.prefill_tokens_per_s).max(0.0),
+        };
+        let usable = report.healthy && !report.draining;
+        *self.0.lock() = State { report: Some(Report { at: now, measured, usable }), ..State::default() };
+    }
+
+    /// The worker cannot be heard any more.
+    pub fn lost(&self) {
+        self.0.lock().report = None;
+    }
+
+    /// Counts a sequence placed now: prompt tokens to compute there, and tokens of KV to hold there.
+    pub fn placed(&self, prefill_tokens: u64, kv_tokens: u64) {
+        let mut state = self.0.lock();
+        state.placed += 1;
+        state.placed_prefill_tokens += prefill_tokens;
+        state.placed_kv_tokens += kv_tokens;
+    }
+
+    /// The load now; `None` where the worker is not to be placed on: unheard, stale, unhealthy or draining.
+    pub fn measured(&self, now: Instant, stale_max: Duration) -> Option<Measured> {
+        let state = self.0.lock();
+        let report = state.report.filter(|r| r.usable && now.saturating_duration_since(r.at) <= stale_max)?;
+        let m = report.measured;
+        Some(Measured {
+            waiting: m.waiting + state.placed,
+            waiting_tokens: m.waiting_tokens + state.placed_prefill_tokens,
+            free_tokens: m.free_tokens.saturating_sub(state.placed_kv_tokens),
+            ..m
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::record;
+    use baton_types::Role;
+
+    fn report() -> v1::LoadReport {
+        v1::LoadReport {
+            waiting: 1,
+            waiting_tokens: 100,
+            running: 2,
+            claimed_tokens: 32,
+            healthy: true,
+            blocks: Some(v1::BlockCounts { total: 512, free: 10, referenced: 500, cached: 2, quarantined: 0 }),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn placements_count_until_the_next_report() {
+        let (load, record, now) = (Load::default(), record(Role::Decode, "d"), Instant::now());
+        let stale = Duration::from_secs(3);
+        assert_eq!(load.measured(now, stale), None);
+        load.report(&report(), &record, now);
+        let before = load.measured(now, stale).unwrap();
+        assert_eq!((before.waiting, before.waiting_tokens, before.free_tokens), (1, 100, 12 * 16 - 32));
+        load.placed(50, 60);
+        let after = load.measured(now, stale).unwrap();
+        assert_eq!((after.waiting, after.waiting_tokens, after.free_tokens), (2, 150, 100));
+        load.report(&report(), &record, now);
+        assert_eq!(load.measured(now, stale), Some(before));
+    }
+
+    #[test]
+    fn unusable_workers_have_no_load() {
+        let (load, record, now) = (Load::default(), record(Role::Decode, "d"), Instant::now());
+        let stale = Duration::from_secs(3);
+        load.report(&report(), &record, now);
+        assert!(load.measured(now + stale, stale).is_some());
+        assert!(load.measured(now + stale + Duration::from_millis(1), stale).is_none(), "stale");
+        load.lost();
+        assert!(load.measured(now, stale).is_none(), "lost");
+        for (healthy, draining) in [(false, false), (true, true)] {
+            load.report(&v1::LoadReport { healthy, draining, ..report() }, &record, now);
+            assert!(load.measured(now, stale).is_none());
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! All workers, and those that a request may be placed on.
+
+use super::WorkerHandle;
+use crate::models::ModelText;
+use crate::placement::Worker;
+use arc_swap::ArcSwap;
+use baton_types::{Digest, ModelCard, Party, Role};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Workers with the same key answer the same requests with the same tokens.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ModelKey {
+    /// Id of the model.
+    pub id: String,
+    /// Digest of configuration and weights.
+    pub fingerprint: Digest,
+    /// Digest of the text bundle.
+    pub bundle: Option<Digest>,
+}
+
+impl From<&ModelCard> for ModelKey {
+    fn from(card: &ModelCard) -> Self {
+        Self { id: card.id.clone(), fingerprint: card.fingerprint, bundle: card.bundle }
+    }
+}
+
+/// The workers of this moment. Reads are lock-free; the supervisor alone writes.
+#[derive(Debug)]
+pub struct WorkerSet {
+    workers: ArcSwap<BTreeMap<Party, Arc<WorkerHandle>>>,
+    stale_max: Duration,
+}
+
+/// A model as served now.
+#[derive(Clone, Debug)]
+pub struct ServedModel {
+    /// Names its workers.
+    pub key: ModelKey,
+    /// Its card.
+    pub card: ModelCard,
+    /// Its text, where it has one.
+    pub text: Option<Arc<ModelText>>,
+    /// Prompt and answer together may hold so many tokens: the context, or the largest pool where that is smaller.
+    pub tokens_max: u64,
+}
+
+/// Workers that a request may be placed on: a view for the decision, and the handles behind it.
+#[derive(Debug, Default)]
+pub struct Candidates {
+    /// What placement sees.
+    pub view: Vec<Worker>,
+    /// In the same order.
+    pub handles: Vec<Arc<WorkerHandle>>,
+}
+
+impl WorkerSet {
+    /// An empty set. Load older than `stale_max` counts as none.
+    pub fn new(stale_max: Duration) -> Self {
+        Self { workers: ArcSwap::default(), stale_max }
+    }
+
+    /// Adds a worker; an older incarnation stays until its lease ends, which is what its streams go by.
+    pub fn insert(&self, worker: Arc<WorkerHandle>) {
+        self.workers.rcu(|all| {
+            let mut all = BTreeMap::clone(all);
+            all.insert(worker.party().clone(), worker.clone());
+            all
+        });
+    }
+
+    /// Removes a worker.
+    pub fn remove(&self, party: &Party) {
+        self.workers.rcu(|all| {
+            let mut all = BTreeMap::clone(all);
+            all.remove(party);
+            all
+        });
+    }
+
+    /// Every worker known, admitted or not.
+    pub fn all(&self) -> Vec<Arc<WorkerHandle>> {
+        self.workers.load().values().cloned().collect()
+    }
+
+    /// Admitted workers of a model with a fresh load, without those in `excluded`.
+    pub fn candidates(&self, key: &ModelKey, excluded: &[Party], now: Instant) -> Candidates {
+        let mut candidates = Candidates::default();
+        for worker in self.workers.load().values() {
+            if excluded.contains(worker.party()) || worker.text().is_none() || ModelKey::from(&worker.record.card) != *key {
+                continue;
+            }
+            if let Some(load) = worker.load.measured(now, self.stale_max) {
+                candidates.view.push(Worker { record: worker.record.clone(), load });
+                candidates.handles.push(worker.clone());
+            }
+        }
+        candidates
+    }
+
+    /// Models that a request would be served for now, by key.
+    pub fn models(&self, now: Instant) -> Vec<ServedModel> {
+        let mut models: BTreeMap<ModelKey, ServedModel> = BTreeMap::new();
+        for worker in self.workers.load().values() {
+            let (card, Some(text)) = (&worker.record.card, worker.text()) else { continue };
+            if worker.record.role != Role::Decode || worker.load.measured(now, self.stale_max).is_none() {
+                continue;
+            }
+            let tokens_max = u64::from(card.context_max).min(worker.record.capacity_tokens);
+            let key = ModelKey::from(card);
+            let served =
+                ServedModel { key: key.clone(), card: card.clone(), text: text.clone(), tokens_max };
+            let entry = models.entry(key).or_insert(served);
+            entry.tokens_max = entry.tokens_max.max(tokens_max);
+        }
+        models.into_values().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::record;
+    use baton_proto::v1;
+
+    fn admitted(role: Role, name: &str, model: &str, capacity: u64) -> Arc<WorkerHandle> {
+        let mut record = record(role, name);
+        record.card.id = model.into();
+        record.capacity_tokens = capacity;
+        let worker = WorkerHandle::new(Arc::new(record)).unwrap();
+        worker.set_text(None);
+        worker.load.report(&v1::LoadReport { healthy: true, ..Default::default() }, &worker.record, Instant::now());
+        Arc::new(worker)
+    }
+
+    #[tokio::test]
+    async fn only_admitted_workers_of_the_model_are_candidates() {
+        let set = WorkerSet::new(Duration::from_secs(3));
+        let small = admitted(Role::Decode, "small", "m", 100);
+        set.insert(small.clone());
+        set.insert(admitted(Role::Decode, "large", "m", 5000));
+        set.insert(admitted(Role::Prefill, "p", "m", 5000));
+        set.insert(admitted(Role::Decode, "other", "n", 5000));
+        set.insert(admitted(Role::Prefill, "alone", "without-decode", 5000));
+        let fresh = WorkerHandle::new(Arc::new(record(Role::Decode, "not-admitted"))).unwrap();
+        set.insert(Arc::new(fresh));
+        let now = Instant::now();
+        let models = set.models(now);
+        assert_eq!(models.iter().map(|m| (m.card.id.as_str(), m.tokens_max)).collect::<Vec<_>>(), [("m", 5000), ("n", 5000)]);
+        let names = |excluded: &[Party]| -> Vec<String> {
+            let view = set.candidates(&models[0].key, excluded, now).view;
+            view.iter().map(|w| w.record.party.instance.to_string()).collect()
+        };
+        assert_eq!(names(&[]), ["large", "p", "small"]);
+        assert_eq!(names(&[small.party().clone()]), ["large", "p"]);
+        set.remove(small.party());
+        assert_eq!(names(&[]), ["large", "p"]);
+        assert!(set.models(now + Duration::from_secs(9)).is_empty(), "nobody was heard for long");
+    }
+}

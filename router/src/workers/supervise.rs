@@ -1,0 +1,158 @@
+//! Follows membership: one task a worker that hears its load, loads its text, and admits or evicts it.
+
+use super::{WorkerHandle, WorkerSet};
+use crate::models::TextCache;
+use baton_node::membership::RouterMembership;
+use baton_proto::v1::{self, worker_client::WorkerClient};
+use baton_types::Party;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::time::timeout;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// Wait before a worker is called again; doubles to the maximum, with jitter.
+const BACKOFF_MIN: Duration = Duration::from_millis(50);
+const BACKOFF_MAX: Duration = Duration::from_secs(2);
+
+/// What all workers' tasks share.
+#[derive(Clone)]
+pub struct Supervisor {
+    /// Who is registered.
+    pub membership: Arc<dyn RouterMembership>,
+    /// Where workers are kept.
+    pub workers: Arc<WorkerSet>,
+    /// Loaded texts.
+    pub texts: Arc<TextCache>,
+    /// Name of this router, for the workers' logs.
+    pub name: String,
+    /// A worker that reports nothing for so long is called anew.
+    pub silent_max: Duration,
+}
+
+/// A followed worker: dropping it ends its task.
+struct Followed {
+    revision: u64,
+    handle: Arc<WorkerHandle>,
+    _task: DropGuard,
+}
+
+/// Runs until `stop` is cancelled.
+pub async fn supervise(supervisor: Supervisor, stop: CancellationToken) {
+    let mut view = supervisor.membership.view();
+    let mut followed: HashMap<Party, Followed> = HashMap::new();
+    loop {
+        let members = view.borrow_and_update().clone();
+        followed.retain(|party, _| {
+            let stays = members.get(party).is_some();
+            if !stays {
+                supervisor.workers.remove(party);
+            }
+            stays
+        });
+        for member in members.members.values() {
+            let (party, revision) = (&member.record.party, member.registration.revision);
+            match followed.get_mut(party) {
+                Some(known) if known.revision == revision => {}
+                Some(known) => {
+                    known.revision = revision;
+                    // Registered again: it does not know any more that it is admitted.
+                    if known.handle.is_admitted() {
+                        supervisor.membership.admit(party);
+                    }
+                }
+                None => match WorkerHandle::new(member.record.clone()) {
+                    Ok(handle) => {
+                        let handle = Arc::new(handle);
+                        supervisor.workers.insert(handle.clone());
+                        let task = stop.child_token();
+                        tokio::spawn(follow(supervisor.clone(), handle.clone(), task.clone()));
+                        followed.insert(party.clone(), Followed { revision, handle, _task: task.drop_guard() });
+                    }
+                    Err(error) => {
+                        supervisor.membership.evict(party, &format!("its endpoint is no address: {error}"));
+                    }
+                },
+            }
+        }
+        tokio::select! {
+            () = stop.cancelled() => return,
+            changed = view.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+async fn follow(supervisor: Supervisor, worker: Arc<WorkerHandle>, stop: CancellationToken) {
+    let mut backoff = BACKOFF_MIN;
+    let listen = async {
+        loop {
+            let mut heard = false;
+            let end = supervisor.listen(&worker, &mut heard).await;
+            worker.load.lost();
+            if heard {
+                backoff = BACKOFF_MIN;
+            } else {
+                supervisor.evict(&worker, &end);
+            }
+            tokio::time::sleep(backoff.mul_f64(rand::random_range(0.5..=1.0))).await;
+            backoff = (backoff * 2).min(BACKOFF_MAX);
+        }
+    };
+    tokio::select! {
+        () = stop.cancelled() => {}
+        () = listen => {}
+    }
+}
+
+impl Supervisor {
+    /// Hears one stream of reports to its end, and says why it ended. `heard` becomes true once the worker is admitted on it.
+    async fn listen(&self, worker: &WorkerHandle, heard: &mut bool) -> String {
+        let request = v1::WatchRequest { router: self.name.clone() };
+        let mut client = WorkerClient::new(worker.channel());
+        let mut reports = match timeout(self.silent_max, client.watch(request)).await {
+            Ok(Ok(reports)) => reports.into_inner(),
+            Ok(Err(status)) => return format!("it cannot be reached at {}: {}", worker.record.endpoint, status.message()),
+            Err(_) => return format!("it did not answer at {} within {:?}", worker.record.endpoint, self.silent_max),
+        };
+        loop {
+            let report = match timeout(self.silent_max, reports.message()).await {
+                Ok(Ok(Some(report))) => report,
+                Ok(Ok(None)) => return "it ended its reports".into(),
+                Ok(Err(status)) => return format!("its reports broke off: {}", status.message()),
+                Err(_) => return format!("it reported nothing for {:?}", self.silent_max),
+            };
+            if report.party != Some(worker.party().clone().into()) {
+                return format!("another process answers at {}", worker.record.endpoint);
+            }
+            if worker.text().is_none()
+                && let Some(digest) = worker.record.card.bundle
+            {
+                match self.texts.get(digest, worker.channel()).await {
+                    Ok(text) => worker.set_text(Some(text)),
+                    Err(error) => return error.to_string(),
+                }
+            } else if worker.text().is_none() {
+                worker.set_text(None);
+            }
+            worker.load.report(&report, &worker.record, Instant::now());
+            *heard = true;
+            self.admit(worker);
+        }
+    }
+
+    fn admit(&self, worker: &WorkerHandle) {
+        if !worker.set_admitted(true) {
+            tracing::info!(worker = %worker.party(), model = worker.record.card.id, "admits a worker");
+            self.membership.admit(worker.party());
+        }
+    }
+
+    fn evict(&self, worker: &WorkerHandle, reason: &str) {
+        if worker.set_admitted(false) {
+            tracing::warn!(worker = %worker.party(), reason, "evicts a worker");
+            self.membership.evict(worker.party(), reason);
+        } else {
+            tracing::debug!(worker = %worker.party(), reason, "does not admit a worker yet");
+        }
+    }
+}
