@@ -20,6 +20,9 @@ const TASKS_PER_THREAD: usize = 4;
 /// Panels that a one-row tile takes at once; tasks are cut at multiples of it.
 const PANELS_AT_ONCE: usize = 4;
 
+/// Farthest that weights are fetched ahead: a quarter of a common L2.
+const AHEAD_BYTES: usize = 256 << 10;
+
 pub(super) fn linear(
     kernels: &CpuKernels,
     x: &[f32],
@@ -92,7 +95,7 @@ impl<W: Step> Kernel for Block<'_, W> {
         // Few rows take several panels at once: eight chains of additions hide the latency of one.
         match self.rows.len() {
             1 => self.sweep::<S, PANELS_AT_ONCE>(simd),
-            2 | 3 => self.sweep::<S, 2>(simd),
+            2 => self.sweep::<S, 2>(simd),
             _ => self.sweep::<S, 1>(simd),
         }
     }
@@ -120,27 +123,30 @@ impl<W: Step> Block<'_, W> {
         let mut row = self.rows.start;
         for tile in 0..tiles {
             let height = rows / tiles + usize::from(tile < rows % tiles);
+            // The last tile finds its own weights in the cache, or is the only one: it fetches those of the next panels.
+            let ahead = if tile + 1 == tiles { (P * self.w.k).min(AHEAD_BYTES / size_of::<W>()) } else { 0 };
             match height {
-                1 => self.tile::<S, 1, P>(simd, row, panel),
-                2 => self.tile::<S, 2, P>(simd, row, panel),
-                3 => self.tile::<S, 3, P>(simd, row, panel),
-                // Taller tiles have chains enough with one panel; `P` is 1 here.
-                4 => self.tile::<S, 4, 1>(simd, row, panel),
-                5 => self.tile::<S, 5, 1>(simd, row, panel),
-                _ => self.tile::<S, 6, 1>(simd, row, panel),
+                1 => self.tile::<S, 1, P>(simd, row, panel, ahead),
+                2 => self.tile::<S, 2, P>(simd, row, panel, ahead),
+                // Taller tiles have chains enough, and no registers for a second panel; `P` is 1 here.
+                3 => self.tile::<S, 3, 1>(simd, row, panel, ahead),
+                4 => self.tile::<S, 4, 1>(simd, row, panel, ahead),
+                5 => self.tile::<S, 5, 1>(simd, row, panel, ahead),
+                _ => self.tile::<S, 6, 1>(simd, row, panel, ahead),
             }
             row += height;
         }
     }
 
     #[inline(always)]
-    fn tile<S: Simd, const R: usize, const P: usize>(&self, simd: S, row: usize, panel: usize) {
+    fn tile<S: Simd, const R: usize, const P: usize>(&self, simd: S, row: usize, panel: usize, ahead: usize) {
         let (k, n) = (self.w.k, self.w.n);
         let tile = Tile::<W, R, P> {
             x: self.x[row * k..(row + R) * k].as_ptr(),
             panels: std::array::from_fn(|p| self.steps[(panel + p) * k..(panel + p + 1) * k].as_ptr()),
             k,
             partitions: self.partitions,
+            ahead,
         };
         // SAFETY: x and the panels were just sliced; rows and features lie within `out`, and only this task stores them.
         unsafe {

@@ -19,6 +19,8 @@ pub(super) struct Tile<W, const R: usize, const P: usize> {
     pub(super) panels: [*const W; P],
     pub(super) k: usize,
     pub(super) partitions: usize,
+    /// Steps ahead that are fetched into the cache meanwhile; 0: none.
+    pub(super) ahead: usize,
 }
 
 /// Where a tile goes.
@@ -74,18 +76,49 @@ impl<W: Step, const R: usize, const P: usize> Tile<W, R, P> {
     #[inline(always)]
     unsafe fn slab<S: Simd>(&self, simd: S, start: usize, len: usize) -> Sums<S::F, R, P> {
         let mut acc = [[[simd.splat(0.0); 2]; P]; R];
-        for k in start..start + len {
-            for p in 0..P {
-                // SAFETY: `k` is below the panel's steps.
-                let [low, high] = unsafe { W::load(simd, self.panels[p].add(k)) };
-                for r in 0..R {
-                    // SAFETY: row r of R, element k of `self.k`.
-                    let x = simd.splat(unsafe { *self.x.add(r * self.k + k) });
-                    acc[r][p] = [simd.fma(x, low, acc[r][p][0]), simd.fma(x, high, acc[r][p][1])];
-                }
+        let (mut k, end) = (start, start + len);
+        // SAFETY: every step is below `end`.
+        unsafe {
+            // Two steps share a line of bf16. Tall tiles have no registers left for a second step and ask for the line twice.
+            while R * P <= 4 && k + 2 <= end {
+                self.prefetch(simd, k);
+                self.step(simd, k, &mut acc);
+                self.step(simd, k + 1, &mut acc);
+                k += 2;
+            }
+            while k < end {
+                self.prefetch(simd, k);
+                self.step(simd, k, &mut acc);
+                k += 1;
             }
         }
         acc
+    }
+
+    /// Fetches what stands at the same k of the next panels.
+    #[inline(always)]
+    fn prefetch<S: Simd>(&self, simd: S, k: usize) {
+        if self.ahead > 0 {
+            for panel in self.panels {
+                simd.prefetch(panel.wrapping_add(k + self.ahead));
+                if R * P <= 4 && size_of::<W>() > 32 {
+                    simd.prefetch(panel.wrapping_add(k + 1 + self.ahead));
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn step<S: Simd>(&self, simd: S, k: usize, acc: &mut Sums<S::F, R, P>) {
+        for p in 0..P {
+            // SAFETY: `k` is below the panel's steps.
+            let [low, high] = unsafe { W::load(simd, self.panels[p].add(k)) };
+            for r in 0..R {
+                // SAFETY: row r of R, element k of `self.k`.
+                let x = simd.splat(unsafe { *self.x.add(r * self.k + k) });
+                acc[r][p] = [simd.fma(x, low, acc[r][p][0]), simd.fma(x, high, acc[r][p][1])];
+            }
+        }
     }
 
     /// Stores or adds the sums; features beyond the row are dropped.

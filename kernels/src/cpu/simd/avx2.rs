@@ -73,6 +73,11 @@ mod present {
         }
 
         #[inline(always)]
+        fn prefetch<T>(self, at: *const T) {
+            op!(_mm_prefetch::<_MM_HINT_T1>(at.cast()))
+        }
+
+        #[inline(always)]
         fn add(self, a: __m256, b: __m256) -> __m256 {
             op!(_mm256_add_ps(a, b))
         }

@@ -46,6 +46,9 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     /// `from` is readable for eight u32, aligned to 32 bytes.
     unsafe fn load_bf16_pairs(self, from: *const u32) -> [Self::F; 2];
 
+    /// Hints that the line at this address will be read. Any address will do.
+    fn prefetch<T>(self, _at: *const T) {}
+
     fn add(self, a: Self::F, b: Self::F) -> Self::F;
     fn sub(self, a: Self::F, b: Self::F) -> Self::F;
     fn mul(self, a: Self::F, b: Self::F) -> Self::F;
