@@ -233,6 +233,26 @@ fn errors_say_what_happened() {
 }
 
 #[test]
+fn small_differences_between_engines_are_evened_out() {
+    let cases = [
+        (
+            "{{ none is iterable }} {{ 'x' is iterable }} {{ missing is iterable }} {{ 1 is iterable }}",
+            "False True True False",
+        ),
+        ("{{ none }} {{ true }} {{ missing }}|{{ ['a', 1] }}", "None True |['a', 1]"),
+        ("{{ '<b>&\"' | tojson }}{{ 'é' | tojson(ensure_ascii=true) }}", "\"<b>&\\\"\"\"\\u00e9\""),
+        ("a\n{% if true %}\nb\n  {% endif %}\nc\n", "a\nb\nc"),
+        (
+            "{% generation %}x{% endgeneration %}{% for i in [1, 2] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+            "x1",
+        ),
+    ];
+    for (source, expected) in cases {
+        assert_eq!(render(&template(source).unwrap(), &[], json!({})).unwrap().text(), expected, "{source}");
+    }
+}
+
+#[test]
 fn time_is_the_callers() {
     let dated = template("{{ strftime_now('%d %b %Y, %H:%M') }}").unwrap();
     assert_eq!(render(&dated, &[], json!({})).unwrap().text(), "21 Nov 2026, 08:30");

@@ -76,8 +76,10 @@ static LEADING: LazyLock<Pair> = LazyLock::new(|| pair(true));
 static FIRST: LazyLock<Pair> = LazyLock::new(|| pair(false));
 
 fn texts() -> impl Strategy<Value = String> {
-    let spelled =
-        vec!["<s>", "</s>", "<|end|>", "<|mid|>", "<|user|>", "<think>", "cab", " cab ", "  ", "▁", "é", "漢"];
+    let spelled = vec![
+        "<s>", "</s>", "<|end|>", "<|mid|>", "<|user|>", "<think>", "cab", " cab ", "  ", "▁", "é", "漢", "𞣇",
+        "\u{301}",
+    ];
     let piece =
         prop_oneof!["[abcd<>|/s \n]{0,6}", any::<String>(), prop::sample::select(spelled).prop_map(str::to_owned)];
     prop::collection::vec(piece, 0..8).prop_map(|parts| parts.concat())

@@ -41,6 +41,8 @@ impl Compiled {
             Err(Error::new(ErrorKind::InvalidOperation, "refused").with_source(Refusal(message)))
         });
         env.add_filter("tojson", tojson);
+        // Jinja cannot loop over none, and templates tell content that is none from a list of parts by this test.
+        env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
         let marked = source.map_output(|text| marks.mark(text, controls));
         env.add_template_owned(NAME, marked).map_err(|e| TextError::TemplateSyntax(e.to_string()))?;
         Ok(Self(env))
@@ -86,14 +88,20 @@ fn tojson(value: &Value, indent: Option<usize>, options: Kwargs) -> Result<Value
     let indent = indent.or(options.get("indent")?).map(|i| i.min(INDENT_MAX));
     let separators: Option<Vec<String>> = options.get("separators")?;
     let sort_keys: Option<bool> = options.get("sort_keys")?;
-    let _: Option<bool> = options.get("ensure_ascii")?;
+    let ensure_ascii: Option<bool> = options.get("ensure_ascii")?;
     options.assert_all_used()?;
     let (item_separator, key_separator) = match separators.as_deref() {
         Some([item, key]) => (item.clone(), key.clone()),
         _ => (if indent.is_some() { "," } else { ", " }.to_owned(), ": ".to_owned()),
     };
-    let layout = Layout { indent, item_separator, key_separator, sort_keys: sort_keys.unwrap_or(false) };
-    Ok(Value::from_safe_string(layout.dump(value)?))
+    let layout = Layout {
+        indent,
+        item_separator,
+        key_separator,
+        sort_keys: sort_keys.unwrap_or(false),
+        ensure_ascii: ensure_ascii.unwrap_or(false),
+    };
+    Ok(Value::from(layout.dump(value)?))
 }
 
 fn strftime(unix_seconds: u64, format: &str) -> Result<String, Error> {

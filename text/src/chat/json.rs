@@ -3,7 +3,6 @@
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
 use serde_json::{Map, Number};
-use std::fmt::Write;
 
 /// A JSON value for a template, `text` applied to every string in it. Keys that are identifiers are names of the protocol and stay.
 pub(super) fn to_template(value: &serde_json::Value, text: &dyn Fn(&str) -> String) -> Value {
@@ -56,12 +55,13 @@ pub(super) fn visit_map(map: &Map<String, serde_json::Value>, see: &mut dyn FnMu
     }
 }
 
-/// How Python's `json.dumps(..., ensure_ascii=False)` lays a value out.
+/// How Python's `json.dumps` lays a value out.
 pub(super) struct Layout {
     pub(super) indent: Option<usize>,
     pub(super) item_separator: String,
     pub(super) key_separator: String,
     pub(super) sort_keys: bool,
+    pub(super) ensure_ascii: bool,
 }
 
 impl Layout {
@@ -76,7 +76,7 @@ impl Layout {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),
             ValueKind::Number => out.push_str(&number_text(value)),
-            ValueKind::String => write_string(value.as_str().unwrap_or_default(), out),
+            ValueKind::String => self.write_string(value.as_str().unwrap_or_default(), out),
             ValueKind::Seq | ValueKind::Iterable => {
                 let items = value.try_iter()?.map(|item| (None, item)).collect();
                 self.write_all(['[', ']'], items, depth, out)?;
@@ -118,7 +118,7 @@ impl Layout {
             }
             line(depth + 1, out);
             if let Some(key) = key {
-                write_string(&key, out);
+                self.write_string(&key, out);
                 out.push_str(&self.key_separator);
             }
             self.write(&item, depth + 1, out)?;
@@ -129,24 +129,28 @@ impl Layout {
         out.push(close);
         Ok(())
     }
-}
 
-fn write_string(text: &str, out: &mut String) {
-    out.push('"');
-    for c in text.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            '\u{8}' => out.push_str("\\b"),
-            '\u{c}' => out.push_str("\\f"),
-            c if c < ' ' => write!(out, "\\u{:04x}", u32::from(c)).expect("strings take all"),
-            c => out.push(c),
+    fn write_string(&self, text: &str, out: &mut String) {
+        out.push('"');
+        for c in text.chars() {
+            match c {
+                '"' => out.push_str("\\\""),
+                '\\' => out.push_str("\\\\"),
+                '\n' => out.push_str("\\n"),
+                '\r' => out.push_str("\\r"),
+                '\t' => out.push_str("\\t"),
+                '\u{8}' => out.push_str("\\b"),
+                '\u{c}' => out.push_str("\\f"),
+                c if c < ' ' || self.ensure_ascii && !c.is_ascii() => {
+                    let units =
+                        c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect::<String>();
+                    out.push_str(&units);
+                }
+                c => out.push(c),
+            }
         }
+        out.push('"');
     }
-    out.push('"');
 }
 
 /// Integers as they are, floats as Python's `repr`: exponents from 1e16 up and below 1e-4, two digits at least.
@@ -182,6 +186,7 @@ mod tests {
             item_separator: item.to_owned(),
             key_separator: ": ".to_owned(),
             sort_keys,
+            ensure_ascii: indent.is_none() && item == ",",
         };
         let value = json!({"b": [1, -2.5, 1e16, 1e22, 1.5e-7, 0.0001, 100.0], "a": {"é<'>": "x\n\u{1}\"\\"}, "n": null, "e": [], "t": true});
         let value = to_template(&value, &str::to_owned);
@@ -189,6 +194,8 @@ mod tests {
             layout(None, ", ", false).dump(&value).unwrap(),
             r#"{"b": [1, -2.5, 1e+16, 1e+22, 1.5e-07, 0.0001, 100.0], "a": {"é<'>": "x\n\u0001\"\\"}, "n": null, "e": [], "t": true}"#
         );
+        let value = to_template(&json!(["é🦀", 1]), &str::to_owned);
+        assert_eq!(layout(None, ",", false).dump(&value).unwrap(), r#"["\u00e9\ud83e\udd80",1]"#);
         let value = to_template(&json!({"b": [1], "a": {}}), &str::to_owned);
         assert_eq!(layout(Some(2), ",", true).dump(&value).unwrap(), "{\n  \"a\": {},\n  \"b\": [\n    1\n  ]\n}");
     }

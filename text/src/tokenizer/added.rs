@@ -3,8 +3,10 @@
 
 use aho_corasick::AhoCorasick;
 use baton_types::TokenId;
+use regex::Regex;
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::LazyLock;
 use tokenizers::normalizer::Range as TextRange;
 use tokenizers::{AddedToken, NormalizedString, Token};
 
@@ -113,7 +115,8 @@ impl AddedTokens {
     }
 }
 
-/// The `\w` that `single_word` means, up to combining marks.
+/// A character of a word, as `single_word` means it: neither `char::is_alphanumeric` (number letters) nor less (combining marks).
 fn is_word(c: char) -> bool {
-    c.is_alphanumeric() || c == '_'
+    static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\w").expect("a class of characters"));
+    WORD.is_match(c.encode_utf8(&mut [0; 4]))
 }
