@@ -71,8 +71,8 @@ impl GenerateArgs {
 /// Sends the prompt and prints what comes.
 pub(crate) async fn run(args: GenerateArgs) -> anyhow::Result<()> {
     ensure!(!(args.raw && args.system.is_some()), "--system needs a chat; leave --raw out");
-    let channel = tonic::transport::Endpoint::from_shared(args.server.clone())?.connect_timeout(Duration::from_secs(5)).connect();
-    let channel = channel.await.with_context(|| format!("no cluster answers at {}: start one with `baton up`, or say --server", args.server))?;
+    let endpoint = tonic::transport::Endpoint::from_shared(args.server.clone())?.connect_timeout(Duration::from_secs(5));
+    let channel = endpoint.connect().await.with_context(|| format!("no cluster answers at {}: start one with `baton up`, or say --server", args.server))?;
     let mut request = tonic::Request::new(args.request());
     request.set_timeout(Duration::from_secs(args.timeout_s));
     let sent = Instant::now();

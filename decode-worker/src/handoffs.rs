@@ -11,8 +11,12 @@ use baton_worker::stream::StreamSink;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot};
+use tokio::time::timeout;
+
+/// How often offers that wait are looked at without a reason.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// What a claim's stream waits for and how its sequence will run.
 pub(crate) struct ClaimStream {
@@ -75,7 +79,8 @@ impl Handoffs {
     /// Grants waiting offers whenever blocks become free. Runs until it is dropped.
     pub(crate) async fn grant_when_freed(self: Arc<Self>) {
         loop {
-            self.freed.notified().await;
+            // The engine also keeps room back while one of its own sequences lacks blocks, and says nothing when it no longer does.
+            let _ = timeout(LOOK_AGAIN, self.freed.notified()).await;
             self.grant_waiting();
         }
     }
@@ -98,7 +103,7 @@ impl Handoffs {
     }
 
     fn lease(&self, offer: &ReserveOffer) -> Option<LeaseHold> {
-        let lease = self.engine.lease_for(offer.tokens as usize)?;
+        let lease = self.engine.reserve(offer.tokens as usize)?;
         Some(LeaseHold::new(lease, &offer.source))
     }
 

@@ -1,1 +1,59 @@
-//! Placeholder.
+//! A decode worker: receives KV, or prefills short prompts itself, and generates.
+//!
+//! Place in the house: above `worker`, which brings engine and data plane up; this crate joins the two for sequences that arrive.
+//!
+//! ```text
+//! Decode/Generate ── claim ──> Claims ── offer ──> reservation ── verified ──> running sequence ──> tokens
+//! ```
+//!
+//! It must never know text or placement, and never runs a sequence on KV that the transfer did not verify whole.
+
+pub mod claims;
+mod handoffs;
+mod service;
+mod slot;
+
+use baton_engine::EngineHandle;
+use baton_proto::v1::decode_server::DecodeServer;
+use baton_types::Role;
+use baton_worker::config::WorkerConfig;
+use baton_worker::process::{BoundRole, Parts, WorkerRole};
+use claims::ClaimLimits;
+use handoffs::Handoffs;
+use service::DecodeService;
+use std::sync::Arc;
+use tonic::transport::server::Router;
+
+/// The role of a decode worker.
+#[derive(Clone, Copy, Debug)]
+pub struct DecodeRole {
+    claims_max: usize,
+}
+
+impl DecodeRole {
+    /// With the limits of `config`.
+    pub fn new(config: &WorkerConfig) -> Self {
+        Self { claims_max: config.engine.waiting_max }
+    }
+}
+
+impl WorkerRole for DecodeRole {
+    fn role(&self) -> Role {
+        Role::Decode
+    }
+
+    fn bind(self, engine: &EngineHandle) -> BoundRole {
+        let pool_tokens = u64::from(engine.pool().blocks_per_group()) * u64::from(engine.config().block_tokens);
+        // Twice the pool: while one poolful runs, the next may be on its way.
+        let limits = ClaimLimits { claims_max: self.claims_max, tokens_max: 2 * pool_tokens };
+        let handoffs = Handoffs::new(engine.clone(), limits);
+        tokio::spawn(handoffs.clone().grant_when_freed());
+        let counted = handoffs.clone();
+        let sink = handoffs.clone();
+        let serve = move |server: Router, parts: Parts| {
+            let message_max = parts.message_max;
+            server.add_service(DecodeServer::new(DecodeService { handoffs, parts }).max_decoding_message_size(message_max))
+        };
+        BoundRole { sink, claimed: Arc::new(move || counted.claimed_tokens()), serve: Box::new(serve) }
+    }
+}

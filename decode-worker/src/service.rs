@@ -2,12 +2,12 @@
 
 use crate::handoffs::{Adopted, Handoffs, claim};
 use crate::slot::Slot;
-use baton_engine::EngineHandle;
 use baton_engine::api::{Run, SequenceEvent, SequenceRequest};
-use baton_kv_transfer::KvTransfer;
+use baton_node::grpc::deadline_of;
 use baton_proto::convert::{finish_reason_code, status};
 use baton_proto::v1::{self, decode_event::Event, decode_request::Prefill, decode_server::Decode};
 use baton_types::{ErrorKind, Party, RequestError, RequestId, SequenceSpec};
+use baton_worker::process::Parts;
 use baton_worker::spans::Parent;
 use baton_worker::stream;
 use baton_worker::submit::submit_error;
@@ -23,9 +23,8 @@ const MESSAGES_MAX: usize = 8;
 /// Runs sequences for routers.
 #[derive(Clone)]
 pub(crate) struct DecodeService {
-    pub(crate) engine: EngineHandle,
     pub(crate) handoffs: Arc<Handoffs>,
-    pub(crate) transfer: KvTransfer,
+    pub(crate) parts: Parts,
 }
 
 type Reply = Result<v1::DecodeEvent, Status>;
@@ -35,10 +34,10 @@ impl Decode for DecodeService {
     type GenerateStream = ReceiverStream<Reply>;
 
     async fn generate(&self, request: Request<v1::DecodeRequest>) -> Result<Response<Self::GenerateStream>, Status> {
-        let deadline = baton_node::grpc::deadline(request.metadata());
-        let parent = Parent::of(request.metadata());
+        let deadline = deadline_of(request.metadata(), Instant::now(), self.parts.call_max).map_err(|e| status::from_error(&e))?;
+        let parent = Parent::of(request.metadata(), &self.parts.tracer);
         let (sequence, source) = parse(request.into_inner()).map_err(|e| status::from_error(&e))?;
-        self.engine.fits(&sequence).map_err(|e| status::from_error(&submit_error(&e)))?;
+        self.parts.engine.check_fits(sequence.tokens.len()).map_err(|e| status::from_error(&submit_error(&e)))?;
         let (replies, stream) = mpsc::channel(MESSAGES_MAX);
         let (sink, events) = stream::channel();
         let mut call = Call {
@@ -59,7 +58,7 @@ impl Decode for DecodeService {
             }
             None => {
                 let request = to_engine(sequence, deadline);
-                let started = call.slot.start(|| self.engine.submit(request, Run::Full, Box::new(sink)));
+                let started = call.slot.start(|| self.parts.engine.submit(request, Run::Full, Box::new(sink)));
                 started.map_err(|e| e.map_or_else(|| Status::cancelled("cancelled"), |e| status::from_error(&submit_error(&e))))?;
             }
         }
@@ -178,6 +177,6 @@ impl Drop for Call {
     fn drop(&mut self) {
         self.slot.cancel();
         self.service.handoffs.forget(&self.request);
-        self.service.transfer.cancel_incoming(&self.request);
+        self.service.parts.transfer.cancel_incoming(&self.request, "the stream that claimed it is gone");
     }
 }

@@ -12,6 +12,7 @@
 pub mod admin;
 pub mod announce;
 pub mod config;
+pub mod environment;
 pub mod grpc;
 pub mod id;
 pub mod membership;

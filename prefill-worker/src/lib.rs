@@ -1,1 +1,35 @@
-//! Placeholder.
+//! A prefill worker: runs prompts and ships their KV to the decode worker that the router named.
+//!
+//! Place in the house: above `worker`, which brings engine and data plane up; this crate joins the two for prompts.
+//!
+//! It must never know text, placement or what happens to a sequence after its commit.
+
+mod service;
+mod shipment;
+mod sink;
+
+use baton_engine::EngineHandle;
+use baton_proto::v1::prefill_server::PrefillServer;
+use baton_types::Role;
+use baton_worker::process::{BoundRole, Parts, WorkerRole};
+use service::PrefillService;
+use std::sync::Arc;
+use tonic::transport::server::Router;
+
+/// The role of a prefill worker.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PrefillRole;
+
+impl WorkerRole for PrefillRole {
+    fn role(&self) -> Role {
+        Role::Prefill
+    }
+
+    fn bind(self, _engine: &EngineHandle) -> BoundRole {
+        let serve = |server: Router, parts: Parts| {
+            let message_max = parts.message_max;
+            server.add_service(PrefillServer::new(PrefillService { parts }).max_decoding_message_size(message_max))
+        };
+        BoundRole { sink: Arc::new(sink::NoSink), claimed: Arc::new(|| 0), serve: Box::new(serve) }
+    }
+}

@@ -1,13 +1,14 @@
 //! `baton.v1.Prefill`: runs a prompt, answers its first token at once, ends when the decode worker has acknowledged the KV.
 
 use crate::shipment::{Destination, Shipment, shipment};
-use baton_engine::EngineHandle;
 use baton_engine::SequenceControl;
 use baton_engine::api::{Run, SequenceEvent, SequenceRequest};
-use baton_kv_transfer::{CommitPayload, KvTransfer, Outgoing, Peer, TransferAddress, TransferReport};
+use baton_kv_transfer::{CommitPayload, Outgoing, Peer, TransferAddress, TransferReport};
+use baton_node::grpc::deadline_of;
 use baton_proto::convert::{finish_reason_code, status};
 use baton_proto::v1::{self, prefill_event::Event, prefill_server::Prefill};
 use baton_types::{ErrorKind, Party, RequestError, SequenceSpec, TokenId};
+use baton_worker::process::Parts;
 use baton_worker::spans::Parent;
 use baton_worker::stream;
 use baton_worker::submit::submit_error;
@@ -22,8 +23,7 @@ const MESSAGES_MAX: usize = 4;
 /// Runs prompts for routers.
 #[derive(Clone)]
 pub(crate) struct PrefillService {
-    pub(crate) engine: EngineHandle,
-    pub(crate) transfer: KvTransfer,
+    pub(crate) parts: Parts,
 }
 
 type Reply = Result<v1::PrefillEvent, Status>;
@@ -34,18 +34,18 @@ impl Prefill for PrefillService {
 
     async fn run(&self, request: Request<v1::PrefillRequest>) -> Result<Response<Self::RunStream>, Status> {
         let since = Instant::now();
-        let deadline = baton_node::grpc::deadline(request.metadata());
-        let parent = Parent::of(request.metadata());
+        let deadline = deadline_of(request.metadata(), since, self.parts.call_max).map_err(|e| status::from_error(&e))?;
+        let parent = Parent::of(request.metadata(), &self.parts.tracer);
         let (sequence, peer) = parse(request.into_inner()).map_err(|e| status::from_error(&e))?;
         let SequenceSpec { request_id: id, tokens, prompt_len, sampling, sample_index, priority } = sequence;
-        let (transfer, request_id) = (self.transfer.clone(), id.clone());
+        let (transfer, request_id) = (self.parts.transfer.clone(), id.clone());
         let destination = Destination { transfer, peer, request_id, tokens: tokens.len() as u32, deadline };
         let (loader, shipment) = shipment(destination);
         let (sink, events) = stream::channel();
         let prompt = tokens.clone();
         let request = SequenceRequest { id, tokens, prompt_len, sampling, sample_index, deadline, priority };
         let run = Run::PrefillOnly { observer: Box::new(loader) };
-        let control = self.engine.submit(request, run, Box::new(sink)).map_err(|e| status::from_error(&submit_error(&e)))?;
+        let control = self.parts.engine.submit(request, run, Box::new(sink)).map_err(|e| status::from_error(&submit_error(&e)))?;
         let (replies, stream) = mpsc::channel(MESSAGES_MAX);
         let call = Call { shipment, events, replies, parent, since, prompt, prompt_len, started: None, first: None, control };
         tokio::spawn(call.run());

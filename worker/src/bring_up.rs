@@ -44,7 +44,7 @@ pub fn load(
         weights: engine.weights,
         kv: engine.kv,
         block_tokens: engine.block_tokens,
-        kv_cache_bytes: engine.kv_cache_bytes,
+        kv_cache_bytes: engine.kv_cache_bytes.0,
         model_len_max: context_max,
         chunk_tokens_max: engine.chunk_tokens_max,
         running_max: engine.running_max,
@@ -73,7 +73,7 @@ pub fn load(
         bundle: bundle.as_deref().map(baton_text::bundle::digest),
     };
     log_capacity(&map, context_max);
-    let engine = Engine::start(network, region.clone(), config)?;
+    let engine = Engine::start(network, region.clone(), &map, config)?;
     Ok(Loaded { engine, region, map, compatibility, card, bundle: bundle.map(Into::into) })
 }
 
@@ -94,8 +94,8 @@ fn backend(settings: &EngineSettings) -> Result<Arc<dyn Ops>, WorkerError> {
     let cpu = || CpuBackend::new(CpuConfig { threads, simd: None });
     Ok(match settings.device {
         Device::Cpu => cpu()?,
-        Device::Reference => Arc::new(ReferenceBackend::new()),
-        Device::Lagging => Arc::new(Lagging::new(cpu()?, LagConfig::default())),
+        Device::Reference => ReferenceBackend::new(),
+        Device::Lagging => Lagging::new(cpu()?, LagConfig::default())?,
         Device::Cuda => return Err(WorkerError::NoCuda),
     })
 }

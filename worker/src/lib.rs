@@ -6,9 +6,13 @@
 //! This crate must never know what a prefill or a decode worker does with a sequence.
 
 pub mod bring_up;
+pub mod config;
 mod error;
 pub mod hold;
+mod main_of;
+pub mod metrics;
 pub mod models;
+pub mod process;
 pub mod service;
 pub mod settings;
 pub mod spans;
@@ -16,3 +20,4 @@ pub mod stream;
 pub mod submit;
 
 pub use error::WorkerError;
+pub use main_of::main_of;

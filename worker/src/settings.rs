@@ -1,5 +1,6 @@
 //! What an operator may set of a worker's model, engine and data plane. Checked when the worker starts.
 
+use baton_node::config::{ByteSize, Check, Checker, Secret};
 use baton_types::Dtype;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -16,10 +17,10 @@ pub struct ModelSettings {
     pub max_model_len: u32,
     /// Where fetched models are kept; empty takes the user's cache folder.
     pub cache_dir: PathBuf,
-    /// Base address of the model hub.
+    /// Base address of the model hub; empty takes `HF_ENDPOINT`, or Hugging Face.
     pub hub_endpoint: String,
-    /// Token for the model hub.
-    pub hub_token: String,
+    /// Token for the model hub; `HF_TOKEN` where unset.
+    pub hub_token: Option<Secret>,
 }
 
 impl Default for ModelSettings {
@@ -29,8 +30,8 @@ impl Default for ModelSettings {
             served_names: Vec::new(),
             max_model_len: 0,
             cache_dir: PathBuf::new(),
-            hub_endpoint: "https://huggingface.co".into(),
-            hub_token: String::new(),
+            hub_endpoint: String::new(),
+            hub_token: None,
         }
     }
 }
@@ -50,7 +51,7 @@ pub struct EngineSettings {
     /// Tokens per KV block: a multiple of 16, up to 128.
     pub block_tokens: u32,
     /// Size of the KV pool; rounded down to whole blocks.
-    pub kv_cache_bytes: u64,
+    pub kv_cache_bytes: ByteSize,
     /// Most rows of one step: prefill is cut into chunks of this many tokens.
     pub chunk_tokens_max: usize,
     /// Most sequences in the running batch.
@@ -69,7 +70,7 @@ impl Default for EngineSettings {
             weights: Dtype::Bf16,
             kv: Dtype::Bf16,
             block_tokens: 16,
-            kv_cache_bytes: 1 << 30,
+            kv_cache_bytes: ByteSize(1 << 30),
             chunk_tokens_max: 256,
             running_max: 64,
             waiting_max: 256,
@@ -118,4 +119,27 @@ pub enum TransportKind {
     Ucx,
     /// Plain TCP, where UCX cannot run.
     Tcp,
+}
+
+impl Check for ModelSettings {
+    fn check(&self, at: &mut Checker) {
+        at.require("model", !self.model.is_empty(), "a path, a hub id, smollm2-135m-instruct or random:…");
+    }
+}
+
+impl Check for EngineSettings {
+    fn check(&self, at: &mut Checker) {
+        at.range("threads", self.threads, 0..=1024)
+            .range("block_tokens", self.block_tokens, 16..=128)
+            .require("block_tokens", self.block_tokens.is_multiple_of(16), "a multiple of 16")
+            .range("kv_cache_bytes", self.kv_cache_bytes, ByteSize(1 << 16)..=ByteSize(1 << 44))
+            .range("chunk_tokens_max", self.chunk_tokens_max, 1..=1 << 16)
+            .range("running_max", self.running_max, 1..=1 << 16)
+            .range("waiting_max", self.waiting_max, 1..=1 << 20)
+            .range("stall_ms_max", self.stall_ms_max, 1..=3_600_000);
+    }
+}
+
+impl Check for TransferSettings {
+    fn check(&self, _: &mut Checker) {}
 }

@@ -5,12 +5,15 @@
 
 use anyhow::{Context, bail, ensure};
 use baton_node::announce::Announcement;
+use baton_worker::models::prefetch;
+use baton_worker::settings::ModelSettings;
 use child::Child;
 use clap::{Args, ValueEnum};
 use futures::FutureExt;
 use futures::future::{pending, select_all};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
 
 mod child;
@@ -126,7 +129,7 @@ pub(crate) async fn run(args: UpArgs) -> anyhow::Result<()> {
 
 async fn serve(args: &UpArgs, children: &mut Vec<Child>) -> anyhow::Result<()> {
     let deadline = Instant::now() + Duration::from_secs(START_S_MAX);
-    baton_worker::models::prefetch(&args.model).await.with_context(|| format!("cannot fetch model {}", args.model))?;
+    fetch(args).await?;
     children.push(Child::spawn("router", "baton-router", &args.router_flags())?);
     let (grpc, http) = listening(&mut children[0], deadline).await?;
     for (role, count) in [("decode", args.decode), ("prefill", args.prefill)] {
@@ -141,6 +144,17 @@ async fn serve(args: &UpArgs, children: &mut Vec<Child>) -> anyhow::Result<()> {
     let ends = children.iter_mut().map(|c| c.ended().boxed());
     let (failure, ..) = select_all(ends).await;
     Err(failure)
+}
+
+/// Fetches the model once, before several workers would each want to.
+async fn fetch(args: &UpArgs) -> anyhow::Result<()> {
+    let settings = ModelSettings { model: args.model.clone(), ..ModelSettings::default() };
+    let bar = progress::bar("model");
+    let shown = bar.clone();
+    let fetched = spawn_blocking(move || prefetch(&settings, &|what, fraction| progress::show(&shown, what, fraction)));
+    fetched.await?.with_context(|| format!("cannot fetch model {}", args.model))?;
+    bar.finish_and_clear();
+    Ok(())
 }
 
 async fn listening(router: &mut Child, deadline: Instant) -> anyhow::Result<(SocketAddr, SocketAddr)> {

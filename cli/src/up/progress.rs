@@ -11,14 +11,13 @@ use tokio::time::{Instant, timeout_at};
 pub(super) async fn until_ready(workers: &mut [Child], deadline: Instant) -> anyhow::Result<()> {
     let bars = MultiProgress::new();
     let each = workers.iter_mut().map(|worker| {
-        let bar = bars.add(ProgressBar::new(1000).with_style(style()).with_prefix(worker.name().to_owned()));
+        let bar = bars.add(bar(worker.name()));
         async move {
             loop {
                 let next = timeout_at(deadline, worker.next()).await.with_context(|| format!("{} is not ready", worker.name()))??;
                 match next {
                     Announcement::Progress { what, fraction } => {
-                        bar.set_message(what);
-                        bar.set_position((fraction.clamp(0.0, 1.0) * 1000.0) as u64);
+                        show(&bar, &what, fraction);
                     }
                     Announcement::Listening { .. } => {}
                     Announcement::Ready => {
@@ -33,6 +32,14 @@ pub(super) async fn until_ready(workers: &mut [Child], deadline: Instant) -> any
     Ok(())
 }
 
-fn style() -> ProgressStyle {
-    ProgressStyle::with_template("{prefix:>12} [{bar:30}] {percent:>3}% {msg}").unwrap_or_else(|_| ProgressStyle::default_bar())
+/// A bar for `name`, drawn on stderr and only on a terminal.
+pub(super) fn bar(name: &str) -> ProgressBar {
+    let style = ProgressStyle::with_template("{prefix:>12} [{bar:30}] {percent:>3}% {msg}");
+    ProgressBar::new(1000).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())).with_prefix(name.to_owned())
+}
+
+/// Moves a bar to `fraction`, 0 to 1.
+pub(super) fn show(bar: &ProgressBar, what: &str, fraction: f32) {
+    bar.set_message(what.to_owned());
+    bar.set_position((fraction.clamp(0.0, 1.0) * 1000.0) as u64);
 }

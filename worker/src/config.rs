@@ -1,0 +1,166 @@
+//! The configuration tree of a worker, and its flags.
+
+use crate::settings::{Device, EngineSettings, ModelSettings, TransferSettings, TransportKind};
+use baton_node::admin::AdminConfig;
+use baton_node::config::{ByteSize, Check, Checker, CommonArgs, Overlay};
+use baton_node::grpc::GrpcConfig;
+use baton_node::membership::embedded::JoinConfig;
+use baton_node::telemetry::TelemetryConfig;
+use baton_node::DrainConfig;
+use baton_types::{Dtype, InstanceId};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+
+/// Everything that an operator may set of a worker.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct WorkerConfig {
+    /// Logs and traces.
+    pub telemetry: TelemetryConfig,
+    /// How the process ends.
+    pub drain: DrainConfig,
+    /// Health and metrics.
+    pub admin: AdminConfig,
+    /// Where routers reach this worker.
+    pub grpc: GrpcConfig,
+    /// Routers to join.
+    pub membership: JoinConfig,
+    /// Name and place in the cluster.
+    pub instance: InstanceSettings,
+    /// Which model.
+    pub model: ModelSettings,
+    /// How it runs.
+    pub engine: EngineSettings,
+    /// How KV travels.
+    pub transfer: TransferSettings,
+}
+
+/// Name and place of an instance.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct InstanceSettings {
+    /// Name, unique in the cluster; drawn from role, host and process where unset.
+    pub id: Option<InstanceId>,
+    /// Pool of replicas that it belongs to.
+    pub pool: String,
+    /// Zone, fabric and the like.
+    pub labels: BTreeMap<String, String>,
+    /// Deadline of calls that grant no time, and the longest that is granted.
+    pub call_ms_max: u64,
+}
+
+impl Default for InstanceSettings {
+    fn default() -> Self {
+        Self { id: None, pool: "default".into(), labels: BTreeMap::new(), call_ms_max: 3_600_000 }
+    }
+}
+
+impl Check for InstanceSettings {
+    fn check(&self, at: &mut Checker) {
+        at.require("pool", !self.pool.is_empty(), "a name").range("call_ms_max", self.call_ms_max, 1..=86_400_000);
+    }
+}
+
+impl Check for WorkerConfig {
+    fn check(&self, at: &mut Checker) {
+        at.section("telemetry", &self.telemetry)
+            .section("drain", &self.drain)
+            .section("admin", &self.admin)
+            .section("grpc", &self.grpc)
+            .section("membership", &self.membership)
+            .section("instance", &self.instance)
+            .section("model", &self.model)
+            .section("engine", &self.engine)
+            .section("transfer", &self.transfer);
+    }
+}
+
+/// Flags of both workers.
+#[derive(Clone, Debug, clap::Args)]
+pub struct WorkerArgs {
+    /// Flags of every process.
+    #[command(flatten)]
+    pub common: CommonArgs,
+    /// A GGUF file, a Hugging Face folder, a hub id `org/name[@revision]`, `smollm2-135m-instruct` or `random:…`
+    #[arg(long)]
+    pub model: Option<String>,
+    /// Longest context, in tokens; the model's own where absent
+    #[arg(long, value_name = "TOKENS")]
+    pub max_model_len: Option<u32>,
+    /// Size of the KV pool, e.g. 2GiB
+    #[arg(long, value_name = "BYTES")]
+    pub kv_cache_bytes: Option<ByteSize>,
+    /// Tokens per KV block: 16, 32, 48 … 128
+    #[arg(long, value_name = "TOKENS")]
+    pub block_tokens: Option<u32>,
+    /// "cpu"; "reference" and "lagging" are for tests
+    #[arg(long, value_parser = parse::<Device>)]
+    pub device: Option<Device>,
+    /// Compute threads; all cores where absent
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Format of weights: "bf16" or "f32"
+    #[arg(long, value_parser = parse::<Dtype>)]
+    pub weights: Option<Dtype>,
+    /// Element type of KV: "bf16" or "f32"
+    #[arg(long, value_parser = parse::<Dtype>)]
+    pub kv: Option<Dtype>,
+    /// gRPC addresses of all routers, http://host:port, separated by commas
+    #[arg(long, value_delimiter = ',')]
+    pub routers: Vec<String>,
+    /// Where gRPC listens; port 0 takes a free one
+    #[arg(long, value_name = "ADDRESS")]
+    pub grpc_listen: Option<SocketAddr>,
+    /// host:port under which routers reach this worker
+    #[arg(long, value_name = "ADDRESS")]
+    pub advertise: Option<String>,
+    /// "ucx" or "tcp"
+    #[arg(long, value_parser = parse::<TransportKind>)]
+    pub transport: Option<TransportKind>,
+    /// IP address of this host at which peers reach the data plane
+    #[arg(long, value_name = "IP")]
+    pub transfer_bind: Option<IpAddr>,
+    /// Lanes of the UCX transport, as in UCX_TLS
+    #[arg(long, value_name = "LANES")]
+    pub ucx_tls: Option<String>,
+    /// Name of this instance, unique in the cluster
+    #[arg(long, value_name = "NAME")]
+    pub instance: Option<String>,
+    /// Pool of replicas that this instance belongs to
+    #[arg(long, value_name = "NAME")]
+    pub pool: Option<String>,
+    /// Print progress, addresses and readiness as JSON lines on stdout
+    #[arg(long)]
+    pub announce: bool,
+}
+
+impl WorkerArgs {
+    /// The flags that were given, over the configuration tree.
+    pub fn overlay(&self) -> Overlay {
+        self.common
+            .overlay()
+            .set("--model", "model.model", &self.model)
+            .set("--max-model-len", "model.max_model_len", &self.max_model_len)
+            .set("--kv-cache-bytes", "engine.kv_cache_bytes", &self.kv_cache_bytes)
+            .set("--block-tokens", "engine.block_tokens", &self.block_tokens)
+            .set("--device", "engine.device", &self.device)
+            .set("--threads", "engine.threads", &self.threads)
+            .set("--weights", "engine.weights", &self.weights)
+            .set("--kv", "engine.kv", &self.kv)
+            .set_list("--routers", "membership.routers", &self.routers)
+            .set("--grpc-listen", "grpc.listen", &self.grpc_listen)
+            .set("--advertise", "grpc.advertise", &self.advertise)
+            .set("--transport", "transfer.transport", &self.transport)
+            .set("--transfer-bind", "transfer.bind", &self.transfer_bind)
+            .set("--ucx-tls", "transfer.ucx_tls", &self.ucx_tls)
+            .set("--instance", "instance.id", &self.instance)
+            .set("--pool", "instance.pool", &self.pool)
+    }
+}
+
+/// A flag that takes one of a serde enum's names.
+fn parse<T: for<'de> Deserialize<'de>>(text: &str) -> Result<T, String> {
+    let deserializer = serde::de::value::StrDeserializer::<serde::de::value::Error>::new(text);
+    T::deserialize(deserializer).map_err(|e| e.to_string())
+}

@@ -1,0 +1,41 @@
+//! The main of a worker binary: flags, configuration, telemetry, run, bounded drain.
+
+use crate::config::{WorkerArgs, WorkerConfig};
+use crate::process::{RunningWorker, Surroundings, WorkerRole, service_name};
+use baton_node::announce::Announcer;
+use baton_node::config::load_or_dump;
+use baton_node::{Shutdown, telemetry};
+use std::process::ExitCode;
+
+/// Runs a worker until it is asked to stop. `role` is made inside the runtime.
+pub fn main_of<R: WorkerRole>(args: &WorkerArgs, role: impl FnOnce(&WorkerConfig) -> R) -> ExitCode {
+    match run(args, role) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{}: {error:#}", env!("CARGO_PKG_NAME"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run<R: WorkerRole>(args: &WorkerArgs, role: impl FnOnce(&WorkerConfig) -> R) -> anyhow::Result<()> {
+    let Some(config) = load_or_dump::<WorkerConfig>(&args.common, args.overlay())? else { return Ok(()) };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(async {
+        let role = role(&config);
+        let guard = telemetry::init(service_name(role.role()), &config.telemetry)?;
+        let shutdown = Shutdown::install(&config.drain)?;
+        let mut around = Surroundings::new(guard.tracer());
+        around.export = Some(guard.counters());
+        around.announcer = Announcer::new(args.announce);
+        let mut worker = tokio::select! {
+            started = RunningWorker::start(config, role, around) => started?,
+            // Asked to stop while it loads: there is nothing to drain.
+            () = shutdown.requested() => return Ok(()),
+        };
+        let result = worker.until_stopped(&shutdown).await;
+        worker.stop(&shutdown).await;
+        tokio::task::spawn_blocking(move || drop(guard)).await?;
+        result
+    })
+}

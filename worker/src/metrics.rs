@@ -1,0 +1,98 @@
+//! What a worker exports at `/metrics`: read from engine and transfer when it is asked for, so nothing is counted twice.
+
+use baton_engine::EngineHandle;
+use baton_kv_transfer::{KvTransfer, PeerStats};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use std::fmt;
+
+/// Labels of every series.
+type Labels<'a> = Vec<(&'a str, &'a str)>;
+
+/// The collector of one worker.
+pub struct WorkerMetrics {
+    engine: EngineHandle,
+    transfer: KvTransfer,
+    model: String,
+    pool: String,
+}
+
+impl fmt::Debug for WorkerMetrics {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkerMetrics").field("model", &self.model).finish_non_exhaustive()
+    }
+}
+
+impl WorkerMetrics {
+    /// Of this engine and transfer.
+    pub fn new(engine: EngineHandle, transfer: KvTransfer, model: &str, pool: &str) -> Self {
+        Self { engine, transfer, model: model.into(), pool: pool.into() }
+    }
+
+    fn labels<'a>(&'a self, more: &[(&'a str, &'a str)]) -> Labels<'a> {
+        [("model", self.model.as_str()), ("pool", self.pool.as_str())].into_iter().chain(more.iter().copied()).collect()
+    }
+
+    fn gauge(&self, to: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: f64) -> fmt::Result {
+        let labels = self.labels(&[]);
+        let mut family = to.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        ConstGauge::new(value).encode(family.encode_family(&labels)?)
+    }
+
+    fn counters(&self, to: &mut DescriptorEncoder<'_>, name: &str, help: &str, series: &[(Labels<'_>, u64)]) -> fmt::Result {
+        let mut family = to.encode_descriptor(name, help, None, MetricType::Counter)?;
+        series.iter().try_for_each(|(labels, value)| {
+            let labels = self.labels(labels);
+            ConstCounter::new(*value).encode(family.encode_family(&labels)?)
+        })
+    }
+}
+
+impl Collector for WorkerMetrics {
+    fn encode(&self, mut to: DescriptorEncoder<'_>) -> fmt::Result {
+        let load = self.engine.load();
+        let to = &mut to;
+        let states = [
+            ("free", load.blocks.free),
+            ("referenced", load.blocks.referenced),
+            ("cached", load.blocks.cached),
+            ("quarantined", load.blocks.quarantined),
+        ];
+        let mut family = to.encode_descriptor("kv_blocks", "KV blocks by state", None, MetricType::Gauge)?;
+        for (state, blocks) in states {
+            let labels = self.labels(&[("state", state)]);
+            ConstGauge::new(blocks as i64).encode(family.encode_family(&labels)?)?;
+        }
+        self.gauge(to, "sequences_waiting", "Sequences that wait for the engine", load.waiting as f64)?;
+        self.gauge(to, "sequences_running", "Sequences in the running batch", load.running as f64)?;
+        self.gauge(to, "waiting_tokens", "Prompt tokens not yet computed", load.waiting_tokens as f64)?;
+        self.gauge(to, "prefill_tokens_per_second", "Recent rate of prefill", f64::from(load.prefill_tokens_per_s))?;
+        self.gauge(to, "decode_steps_per_second", "Recent rate of decode steps", f64::from(load.decode_steps_per_s))?;
+        self.gauge(to, "engine_healthy", "1 while the engine's loop moves", f64::from(u8::from(self.engine.healthy())))?;
+        self.counters(to, "engine_steps", "Steps of the engine", &[(vec![], load.steps)])?;
+        self.counters(to, "generated_tokens", "Tokens sampled", &[(vec![], load.generated_tokens)])?;
+        self.counters(to, "preemptions", "Sequences that gave their blocks back", &[(vec![], load.preemptions)])?;
+        self.transfer(to)
+    }
+}
+
+impl WorkerMetrics {
+    fn transfer(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let stats = self.transfer.stats();
+        let PeerStats { bytes_sent, bytes_adopted, puts, flushes, sent, received, .. } = stats.total;
+        let bytes = [(vec![("direction", "sent")], bytes_sent), (vec![("direction", "adopted")], bytes_adopted)];
+        self.counters(to, "kv_transfer_bytes", "KV bytes moved", &bytes)?;
+        self.counters(to, "kv_puts", "One-sided writes posted", &[(vec![], puts)])?;
+        self.counters(to, "kv_flushes", "Flushes completed", &[(vec![], flushes)])?;
+        let outcomes = |direction, of: std::collections::BTreeMap<&'static str, u64>| {
+            of.into_iter().map(move |(outcome, n)| (vec![("direction", direction), ("outcome", outcome)], n))
+        };
+        let handoffs: Vec<_> = outcomes("sent", sent).chain(outcomes("received", received)).collect();
+        self.counters(to, "kv_handoffs", "Handoffs ended, by outcome", &handoffs)?;
+        self.gauge(to, "kv_handoffs_outgoing", "Handoffs being sent", stats.outgoing as f64)?;
+        self.gauge(to, "kv_handoffs_incoming", "Handoffs being received", stats.incoming as f64)
+    }
+}

@@ -1,0 +1,80 @@
+//! Why a model cannot be had.
+
+use baton_engine::weights::WeightsError;
+use std::path::PathBuf;
+
+/// A model that cannot be found, fetched or opened. The operator's to mend, except where the hub is away.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelsError {
+    /// Found, but not servable.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// `model` means nothing we know.
+    #[error(
+        "model `{model}`: {problem}; give a path to a .gguf file or a model folder, a hub id `org/name[@revision]`, \
+         `smollm2-135m-instruct`, or `random:...`"
+    )]
+    Spec {
+        /// As given.
+        model: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// The default model has not been fetched.
+    #[error("the default model is not at {path}: run `make model` or `scripts/fetch-model --cache-dir {cache}` once")]
+    NotFetched {
+        /// Where it should lie.
+        path: PathBuf,
+        /// The cache folder.
+        cache: PathBuf,
+    },
+    /// Fetching the default model failed; the script has said why on stderr.
+    #[error("the default model could not be fetched: {0}")]
+    Fetch(String),
+    /// No cache folder is configured and there is no home folder.
+    #[error("there is no home folder to keep models in: set cache_dir")]
+    NoCache,
+    /// The hub refuses.
+    #[error("{url}: {problem}")]
+    Hub {
+        /// What was asked for.
+        url: String,
+        /// What it answered, and what to do.
+        problem: String,
+    },
+    /// The hub cannot be reached, or the connection broke more often than is tolerated. Running again goes on from there.
+    #[error(
+        "{url}: {source}; check network, proxy and hub_endpoint, then run again: the download goes on where it stopped"
+    )]
+    Network {
+        /// What was asked for.
+        url: String,
+        /// The last failure.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The cache cannot be written or read.
+    #[error("cannot write {path}: {source}")]
+    Cache {
+        /// File or folder.
+        path: PathBuf,
+        /// Cause.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Another process holds the lock of a download.
+    #[error("another process has held {path} for {waited_s} s: is it stuck?")]
+    Locked {
+        /// The lock file.
+        path: PathBuf,
+        /// How long was waited.
+        waited_s: u64,
+    },
+}
+
+impl ModelsError {
+    pub(super) fn cache(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Cache { path, source }
+    }
+}

@@ -1,0 +1,73 @@
+//! From what an operator calls a model to an opened one: paths, hub ids, the default model, random models.
+
+mod default_model;
+mod error;
+mod hub;
+mod lock;
+mod spec;
+
+pub use error::ModelsError;
+pub use hub::HubId;
+pub use spec::{DEFAULT_MODEL, ModelSpec};
+
+use crate::settings::ModelSettings;
+use baton_engine::weights::{GgufModel, HuggingFaceModel, ModelSource, RandomModel};
+use baton_node::environment;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The hub where none is configured and `HF_ENDPOINT` names none.
+const HUB: &str = "https://huggingface.co";
+
+/// Told what is being done and how much of it is, 0 to 1.
+pub type Progress<'a> = &'a (dyn Fn(&str, f32) + Sync);
+
+/// Opens the model that the settings name. A hub model is downloaded first where it is not in the cache; the default model
+/// must have been fetched (see [`prefetch`]). Blocks, for as long as downloads take.
+pub fn open(settings: &ModelSettings, progress: Progress<'_>) -> Result<Arc<dyn ModelSource>, ModelsError> {
+    Ok(match ModelSpec::parse(&settings.model)? {
+        ModelSpec::Random(spec) => Arc::new(RandomModel::parse(&spec)?),
+        ModelSpec::Path(path) => open_path(&path, None)?,
+        ModelSpec::Default => open_path(&default_model::find(&cache_dir(settings)?)?, Some(DEFAULT_MODEL))?,
+        ModelSpec::Hub(id) => {
+            let folder = hub::fetch(&id, &hub_settings(settings)?, progress)?;
+            open_path(&folder, Some(&id.repository()))?
+        }
+    })
+}
+
+/// Makes sure that [`open`] will find the model without the network: fetches the default model or a hub model where it is
+/// missing, does nothing for the others. Blocks; run it where that is allowed. The default model's progress goes to stderr.
+pub fn prefetch(settings: &ModelSettings, progress: Progress<'_>) -> Result<(), ModelsError> {
+    match ModelSpec::parse(&settings.model)? {
+        ModelSpec::Default => default_model::fetch(&cache_dir(settings)?),
+        ModelSpec::Hub(id) => hub::fetch(&id, &hub_settings(settings)?, progress).map(drop),
+        ModelSpec::Random(_) | ModelSpec::Path(_) => Ok(()),
+    }
+}
+
+fn open_path(path: &Path, name: Option<&str>) -> Result<Arc<dyn ModelSource>, ModelsError> {
+    Ok(if path.is_dir() {
+        Arc::new(HuggingFaceModel::open(path, name)?)
+    } else {
+        Arc::new(GgufModel::open(path, name)?)
+    })
+}
+
+/// The folder of fetched models: as configured, else `baton/models` in the user's cache folder.
+fn cache_dir(settings: &ModelSettings) -> Result<PathBuf, ModelsError> {
+    if !settings.cache_dir.as_os_str().is_empty() {
+        return Ok(settings.cache_dir.clone());
+    }
+    environment::cache_home().map(|cache| cache.join("baton/models")).ok_or(ModelsError::NoCache)
+}
+
+fn hub_settings(settings: &ModelSettings) -> Result<hub::HubSettings, ModelsError> {
+    let configured = Some(settings.hub_endpoint.clone()).filter(|url| !url.is_empty());
+    let endpoint = configured.or_else(environment::hub_endpoint).unwrap_or_else(|| HUB.into());
+    Ok(hub::HubSettings {
+        endpoint: endpoint.trim_end_matches('/').to_owned(),
+        token: settings.hub_token.as_ref().map(|t| t.expose().to_owned()).or_else(environment::hub_token),
+        cache_dir: cache_dir(settings)?,
+    })
+}
