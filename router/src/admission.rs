@@ -11,7 +11,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The gate that every request passes. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Admission(Arc<Gate>);
+pub(crate) struct Admission(Arc<Gate>);
 
 #[derive(Debug)]
 struct Gate {
@@ -22,38 +22,40 @@ struct Gate {
 
 /// A place inside the gate; dropping it leaves.
 #[derive(Debug)]
-pub struct Place {
+pub(crate) struct Place {
     gate: Arc<Gate>,
     running: Option<OwnedSemaphorePermit>,
 }
 
 impl Admission {
     /// At most `running_max` requests run and `queued_max` more wait.
-    pub fn new(running_max: usize, queued_max: usize) -> Self {
+    pub(crate) fn new(running_max: usize, queued_max: usize) -> Self {
         let running = Arc::new(Semaphore::new(running_max));
         Self(Arc::new(Gate { running, inside: AtomicUsize::new(0), inside_max: running_max + queued_max }))
     }
 
     /// A place, at once or never.
-    pub fn enter(&self) -> Result<Place, RequestError> {
+    pub(crate) fn enter(&self) -> Result<Place, RequestError> {
         let gate = self.0.clone();
-        let full = gate.inside.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < gate.inside_max).then_some(n + 1));
+        let full =
+            gate.inside.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < gate.inside_max).then_some(n + 1));
         if full.is_err() {
-            let message = format!("{} requests are running or waiting, which is the limit; try again later", gate.inside_max);
+            let message =
+                format!("{} requests are running or waiting, which is the limit; try again later", gate.inside_max);
             return Err(RequestError::new(ErrorKind::Overloaded, message).retry_after(RETRY_AFTER));
         }
         Ok(Place { gate, running: None })
     }
 
     /// Requests inside.
-    pub fn inside(&self) -> usize {
+    pub(crate) fn inside(&self) -> usize {
         self.0.inside.load(Ordering::Acquire)
     }
 }
 
 impl Place {
     /// Waits for its turn, first come first served. The caller bounds the wait by the deadline.
-    pub async fn run(&mut self) {
+    pub(crate) async fn run(&mut self) {
         if self.running.is_none() {
             let permit = self.gate.running.clone().acquire_owned().await;
             self.running = Some(permit.expect("the semaphore is never closed"));

@@ -146,8 +146,11 @@ impl Check for RouterConfig {
 
 impl Check for HttpConfig {
     fn check(&self, at: &mut Checker) {
-        at.range("body_bytes_max", self.body_bytes_max.0, 1024..=1 << 30)
-            .range("sse_keepalive_ms", self.sse_keepalive_ms, 10..=300_000);
+        at.range("body_bytes_max", self.body_bytes_max.0, 1024..=1 << 30).range(
+            "sse_keepalive_ms",
+            self.sse_keepalive_ms,
+            10..=300_000,
+        );
     }
 }
 

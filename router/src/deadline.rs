@@ -7,22 +7,22 @@ use tonic::metadata::MetadataMap;
 
 /// Default and bound.
 #[derive(Clone, Copy, Debug)]
-pub struct Deadlines {
+pub(crate) struct Deadlines {
     /// Where the client states none.
-    pub default: Duration,
+    pub(crate) default: Duration,
     /// The longest; a longer one is cut to it.
-    pub max: Duration,
+    pub(crate) max: Duration,
 }
 
 impl Deadlines {
     /// The instant at which a request that came at `received` ends.
-    pub fn of(&self, stated: Option<Duration>, received: Instant) -> Instant {
+    pub(crate) fn of(&self, stated: Option<Duration>, received: Instant) -> Instant {
         received + stated.unwrap_or(self.default).min(self.max)
     }
 }
 
 /// `x-request-timeout`: seconds (`30`, `1.5`), or a number with one of the units `ms`, `s`, `m`.
-pub fn parse_http(value: &str) -> Result<Duration, RequestError> {
+pub(crate) fn parse_http(value: &str) -> Result<Duration, RequestError> {
     let refuse = || {
         let message = format!("x-request-timeout must be seconds, or a number with ms, s or m, got {value:.64?}");
         RequestError::invalid("x-request-timeout", message)
@@ -40,7 +40,7 @@ pub fn parse_http(value: &str) -> Result<Duration, RequestError> {
 }
 
 /// `grpc-timeout`, where a call states one.
-pub fn of_grpc(metadata: &MetadataMap) -> Result<Option<Duration>, RequestError> {
+pub(crate) fn of_grpc(metadata: &MetadataMap) -> Result<Option<Duration>, RequestError> {
     let Some(value) = metadata.get(TIMEOUT_HEADER) else { return Ok(None) };
     let timeout = value.to_str().ok().and_then(parse_timeout);
     let message = "grpc-timeout must be at most 8 digits and a unit, e.g. 1500m or 30S";

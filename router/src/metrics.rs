@@ -18,7 +18,7 @@ const POOL: &str = "default";
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// With a finish reason.
     Ok,
     /// With an error of this kind.
@@ -76,7 +76,7 @@ type Histograms = Family<ModelLabels, Histogram, fn() -> Histogram>;
 
 /// All metrics of this router.
 #[derive(Clone, Debug)]
-pub struct RouterMetrics {
+pub(crate) struct RouterMetrics {
     requests: Family<OutcomeLabels, Counter>,
     placements: Family<PlacementLabels, Counter>,
     in_flight: Family<ModelLabels, Gauge>,
@@ -91,22 +91,22 @@ pub struct RouterMetrics {
 
 /// The metrics of one model.
 #[derive(Debug)]
-pub struct ModelMetrics {
+pub(crate) struct ModelMetrics {
     all: RouterMetricsOf,
     /// Requests running or queued.
-    pub in_flight: Gauge,
+    pub(crate) in_flight: Gauge,
     /// Tokens of prompts.
-    pub prompt_tokens: Counter,
+    pub(crate) prompt_tokens: Counter,
     /// Tokens generated.
-    pub completion_tokens: Counter,
+    pub(crate) completion_tokens: Counter,
     /// Request received to first token sent.
-    pub time_to_first_token: Histogram,
+    pub(crate) time_to_first_token: Histogram,
     /// Token to token.
-    pub inter_token: Histogram,
+    pub(crate) inter_token: Histogram,
     /// Request received to end.
-    pub end_to_end: Histogram,
+    pub(crate) end_to_end: Histogram,
     /// Request received to its turn.
-    pub queue: Histogram,
+    pub(crate) queue: Histogram,
 }
 
 #[derive(Debug)]
@@ -118,7 +118,7 @@ struct RouterMetricsOf {
 
 impl RouterMetrics {
     /// Registers all metrics; names get the registry's prefix.
-    pub fn register(registry: &mut Registry) -> Self {
+    pub(crate) fn register(registry: &mut Registry) -> Self {
         let histograms = || Histograms::new_with_constructor(histogram as fn() -> Histogram);
         let new = Self {
             requests: Family::default(),
@@ -148,7 +148,7 @@ impl RouterMetrics {
     }
 
     /// The metrics of a served model.
-    pub fn of(&self, model: &str) -> Arc<ModelMetrics> {
+    pub(crate) fn of(&self, model: &str) -> Arc<ModelMetrics> {
         if let Some(metrics) = self.models.lock().get(model) {
             return metrics.clone();
         }
@@ -171,7 +171,7 @@ impl RouterMetrics {
     }
 
     /// Counts a request that never reached a model. A client's name for a model is no label: it is unbounded.
-    pub fn refused(&self, outcome: Outcome) {
+    pub(crate) fn refused(&self, outcome: Outcome) {
         let labels = OutcomeLabels { model: String::new(), pool: Name(POOL), outcome: Name(outcome.name()) };
         self.requests.get_or_create(&labels).inc();
     }
@@ -179,13 +179,13 @@ impl RouterMetrics {
 
 impl ModelMetrics {
     /// Counts a request's end.
-    pub fn ended(&self, outcome: Outcome) {
+    pub(crate) fn ended(&self, outcome: Outcome) {
         let labels = OutcomeLabels { model: self.all.model.clone(), pool: Name(POOL), outcome: Name(outcome.name()) };
         self.all.requests.get_or_create(&labels).inc();
     }
 
     /// Counts a placement.
-    pub fn placed(&self, reason: Reason) {
+    pub(crate) fn placed(&self, reason: Reason) {
         let labels = PlacementLabels { model: self.all.model.clone(), pool: Name(POOL), reason: Name(reason.name()) };
         self.all.placements.get_or_create(&labels).inc();
     }

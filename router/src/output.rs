@@ -4,29 +4,29 @@ use baton_types::{FinishReason, PhaseTimings, RequestError, TokenId, TokenLogpro
 
 /// Some tokens and the text that they complete. Text lags tokens while a character or a stop string is incomplete.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Delta {
+pub(crate) struct Delta {
     /// Text to show.
-    pub text: String,
+    pub(crate) text: String,
     /// Tokens generated.
-    pub token_ids: Vec<TokenId>,
+    pub(crate) token_ids: Vec<TokenId>,
     /// One for each token, where asked for.
-    pub logprobs: Vec<TokenLogprobs>,
+    pub(crate) logprobs: Vec<TokenLogprobs>,
 }
 
 /// How a request ended well.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Finished {
+pub(crate) struct Finished {
     /// Why.
-    pub reason: FinishReason,
+    pub(crate) reason: FinishReason,
     /// Tokens counted.
-    pub usage: Usage,
+    pub(crate) usage: Usage,
     /// Where the time went.
-    pub timings: PhaseTimings,
+    pub(crate) timings: PhaseTimings,
 }
 
 /// One event; [`Event::Finished`] or an error is the last.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Event {
+pub(crate) enum Event {
     /// More of the answer.
     Delta(Delta),
     /// The end.
@@ -34,4 +34,4 @@ pub enum Event {
 }
 
 /// What a front receives.
-pub type EventResult = Result<Event, RequestError>;
+pub(crate) type EventResult = Result<Event, RequestError>;

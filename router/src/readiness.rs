@@ -6,7 +6,7 @@ use baton_types::Role;
 use std::time::Instant;
 
 /// `Ok` where a request of some model would be served.
-pub fn readiness(core: &Core) -> Result<(), String> {
+pub(crate) fn readiness(core: &Core) -> Result<(), String> {
     if core.draining.is_cancelled() {
         return Err("draining".into());
     }

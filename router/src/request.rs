@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 use std::time::Instant;
 
 /// Most stop strings of one request.
-pub const STOP_STRINGS_MAX: usize = 16;
+pub(crate) const STOP_STRINGS_MAX: usize = 16;
 /// Longest stop string, in bytes.
-pub const STOP_STRING_BYTES_MAX: usize = 256;
+pub(crate) const STOP_STRING_BYTES_MAX: usize = 256;
 /// Most messages of one chat.
-pub const MESSAGES_MAX: usize = 4096;
+pub(crate) const MESSAGES_MAX: usize = 4096;
 
 /// Where prompts are prefilled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,7 +29,7 @@ pub enum PrefillPolicy {
 
 /// What the model is to continue.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Prompt {
+pub(crate) enum Prompt {
     /// Messages, to be laid out by the model's chat template.
     Chat {
         /// In order.
@@ -43,7 +43,7 @@ pub enum Prompt {
 
 /// One piece of a plain prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Segment {
+pub(crate) enum Segment {
     /// To be tokenized; text that spells a control token stays text.
     Text(String),
     /// Taken as they are.
@@ -52,58 +52,58 @@ pub enum Segment {
 
 /// Sampling as the client asked for it; `None` takes the model card's default, then the server's.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Sampling {
+pub(crate) struct Sampling {
     /// See [`SamplingParams`], as for all fields below.
-    pub temperature: Option<f32>,
+    pub(crate) temperature: Option<f32>,
     /// Nucleus.
-    pub top_p: Option<f32>,
+    pub(crate) top_p: Option<f32>,
     /// 0 keeps all.
-    pub top_k: Option<u32>,
+    pub(crate) top_k: Option<u32>,
     /// -2 to 2.
-    pub presence_penalty: Option<f32>,
+    pub(crate) presence_penalty: Option<f32>,
     /// -2 to 2.
-    pub frequency_penalty: Option<f32>,
+    pub(crate) frequency_penalty: Option<f32>,
     /// Over 0 and at most 10.
-    pub repetition_penalty: Option<f32>,
+    pub(crate) repetition_penalty: Option<f32>,
     /// Drawn where absent.
-    pub seed: Option<u64>,
+    pub(crate) seed: Option<u64>,
     /// Most tokens to generate; more than fits the context is refused.
-    pub max_tokens: Option<u32>,
+    pub(crate) max_tokens: Option<u32>,
     /// Used where `max_tokens` is absent, cut to what fits; `None` is all that remains of the context.
-    pub max_tokens_default: Option<u32>,
+    pub(crate) max_tokens_default: Option<u32>,
     /// Generate on past the model's end tokens.
-    pub ignore_eos: bool,
+    pub(crate) ignore_eos: bool,
     /// Further token ids that end the sequence.
-    pub stop_token_ids: Vec<TokenId>,
+    pub(crate) stop_token_ids: Vec<TokenId>,
     /// Report log-probabilities, with this many alternatives.
-    pub logprobs: Option<u32>,
+    pub(crate) logprobs: Option<u32>,
 }
 
 /// A request that was checked as far as it can be without knowing the model.
 #[derive(Clone, Debug)]
-pub struct GenerationRequest {
+pub(crate) struct GenerationRequest {
     /// The client's id, or one drawn here.
-    pub id: RequestId,
+    pub(crate) id: RequestId,
     /// Name of the model; empty where the client leaves it to the cluster.
-    pub model: String,
+    pub(crate) model: String,
     /// What to continue.
-    pub prompt: Prompt,
+    pub(crate) prompt: Prompt,
     /// How to sample.
-    pub sampling: Sampling,
+    pub(crate) sampling: Sampling,
     /// Text that ends generation; checked by [`check_stop_strings`].
-    pub stop: Vec<String>,
+    pub(crate) stop: Vec<String>,
     /// Overrides the router's policy.
-    pub prefill_policy: Option<PrefillPolicy>,
+    pub(crate) prefill_policy: Option<PrefillPolicy>,
     /// After this instant the answer is [`ErrorKind::DeadlineExceeded`].
-    pub deadline: Instant,
+    pub(crate) deadline: Instant,
     /// The headers that came with it; `traceparent` makes the client's span the parent.
-    pub headers: http::HeaderMap,
+    pub(crate) headers: http::HeaderMap,
     /// When the request came.
-    pub received: Instant,
+    pub(crate) received: Instant,
 }
 
 /// A request id: the client's, or a random one.
-pub fn request_id(given: Option<&str>) -> Result<RequestId, RequestError> {
+pub(crate) fn request_id(given: Option<&str>) -> Result<RequestId, RequestError> {
     match given {
         Some(id) => RequestId::try_new(id).map_err(|e| RequestError::invalid("request_id", e.to_string())),
         None => Ok(baton_node::id::request_id()),
@@ -111,7 +111,7 @@ pub fn request_id(given: Option<&str>) -> Result<RequestId, RequestError> {
 }
 
 /// Checks number and length of stop strings.
-pub fn check_stop_strings(stop: &[String]) -> Result<(), RequestError> {
+pub(crate) fn check_stop_strings(stop: &[String]) -> Result<(), RequestError> {
     if stop.len() > STOP_STRINGS_MAX {
         let message = format!("stop takes at most {STOP_STRINGS_MAX} strings, got {}", stop.len());
         return Err(RequestError::invalid("stop", message));
@@ -128,7 +128,7 @@ const TEMPERATURE_DEFAULT: f32 = 1.0;
 
 impl Sampling {
     /// The complete parameters for a prompt of `prompt_tokens`, when prompt and answer may hold `context_max` tokens together.
-    pub fn resolve(
+    pub(crate) fn resolve(
         &self,
         defaults: &SamplingDefaults,
         prompt_tokens: usize,
@@ -136,8 +136,13 @@ impl Sampling {
     ) -> Result<SamplingParams, RequestError> {
         let prompt = prompt_tokens as u64;
         let exceeded = |what: String| {
-            let message = format!("{what}; the limit of this model here is {context_max} tokens. Shorten the prompt or max_tokens");
-            RequestError { param: Some("max_tokens".into()), ..RequestError::new(ErrorKind::ContextLengthExceeded, message) }
+            let message = format!(
+                "{what}; the limit of this model here is {context_max} tokens. Shorten the prompt or max_tokens"
+            );
+            RequestError {
+                param: Some("max_tokens".into()),
+                ..RequestError::new(ErrorKind::ContextLengthExceeded, message)
+            }
         };
         if prompt >= context_max {
             return Err(exceeded(format!("the prompt has {prompt} tokens and leaves no room for an answer")));
@@ -145,7 +150,10 @@ impl Sampling {
         let remaining = u32::try_from(context_max - prompt).unwrap_or(u32::MAX);
         let max_tokens = match (self.max_tokens, self.max_tokens_default) {
             (Some(asked), _) if asked > remaining => {
-                return Err(exceeded(format!("{prompt} prompt tokens and max_tokens {asked} make {}", prompt + u64::from(asked))));
+                return Err(exceeded(format!(
+                    "{prompt} prompt tokens and max_tokens {asked} make {}",
+                    prompt + u64::from(asked)
+                )));
             }
             (Some(asked), _) => asked,
             (None, Some(default)) => default.min(remaining),
@@ -168,7 +176,7 @@ impl Sampling {
     }
 
     /// Checks the ranges of all fields given, before any queue.
-    pub fn check(&self) -> Result<(), SamplingError> {
+    pub(crate) fn check(&self) -> Result<(), SamplingError> {
         let d = SamplingParams::default();
         let given = SamplingParams {
             temperature: self.temperature.unwrap_or(d.temperature),
@@ -187,15 +195,16 @@ impl Sampling {
 }
 
 /// Checks that every token id is in the model's vocabulary.
-pub fn check_tokens(tokens: &[TokenId], card: &ModelCard) -> Result<(), RequestError> {
+pub(crate) fn check_tokens(tokens: &[TokenId], card: &ModelCard) -> Result<(), RequestError> {
     if tokens.is_empty() {
         return Err(RequestError::invalid("prompt", "the prompt is empty; give at least one token"));
     }
     match tokens.iter().find(|&&t| t >= card.vocab) {
         None => Ok(()),
-        Some(t) => {
-            Err(RequestError::invalid("prompt", format!("token id {t} is outside the vocabulary of {} tokens", card.vocab)))
-        }
+        Some(t) => Err(RequestError::invalid(
+            "prompt",
+            format!("token id {t} is outside the vocabulary of {} tokens", card.vocab),
+        )),
     }
 }
 

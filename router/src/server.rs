@@ -72,8 +72,10 @@ impl Router {
     pub async fn start_with(config: RouterConfig, metrics: Metrics) -> Result<RunningRouter, RouterError> {
         let grpc_listener = grpc::bind(config.grpc.listen).await?;
         let http_listener = grpc::bind(config.http.listen).await?;
-        let addr = |l: &tokio::net::TcpListener, asked| l.local_addr().map_err(|source| BindError { address: asked, source });
-        let (grpc_addr, http_addr) = (addr(&grpc_listener, config.grpc.listen)?, addr(&http_listener, config.http.listen)?);
+        let addr =
+            |l: &tokio::net::TcpListener, asked| l.local_addr().map_err(|source| BindError { address: asked, source });
+        let (grpc_addr, http_addr) =
+            (addr(&grpc_listener, config.grpc.listen)?, addr(&http_listener, config.http.listen)?);
 
         let silent_max = Duration::from_millis(config.placement.load_stale_ms_max);
         let core = Arc::new(Core {
@@ -135,7 +137,8 @@ impl Router {
         let listener = http_listener.tap_io(|io| {
             let _ = io.set_nodelay(true);
         });
-        let server = axum::serve(listener, routes(state, health, metrics)).with_graceful_shutdown(stop.clone().cancelled_owned());
+        let server = axum::serve(listener, routes(state, health, metrics))
+            .with_graceful_shutdown(stop.clone().cancelled_owned());
         servers.spawn(async move { server.await.map_err(|e| RouterError::Server("HTTP", e.to_string())) });
         tracing::info!(grpc = %grpc_addr, http = %http_addr, "listens");
         Ok(RunningRouter { grpc_addr, http_addr, core, membership, ready, servers, stop })
@@ -216,7 +219,12 @@ impl Drop for RunningRouter {
 }
 
 /// Runs a router until `shutdown` is requested, then drains it.
-pub async fn run(config: RouterConfig, shutdown: Shutdown, announcer: Announcer, metrics: Metrics) -> Result<(), RouterError> {
+pub async fn run(
+    config: RouterConfig,
+    shutdown: Shutdown,
+    announcer: Announcer,
+    metrics: Metrics,
+) -> Result<(), RouterError> {
     let mut router = Router::start_with(config, metrics).await?;
     announcer.say(&Announcement::Listening { grpc: router.grpc_addr, http: router.http_addr });
     let mut ready = router.ready.clone();

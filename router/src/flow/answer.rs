@@ -62,7 +62,21 @@ impl<'a> Answer<'a> {
         let usage = Usage { prompt_tokens, ..Usage::default() };
         let (detokenizer, timings) = (text.map(ModelText::detokenizer), PhaseTimings::default());
         let (first, last, stream) = (None, None, None);
-        Self { out, limits, detokenizer, stops, wants_logprobs, received, first, last, timings, usage, clock, parent, stream }
+        Self {
+            out,
+            limits,
+            detokenizer,
+            stops,
+            wants_logprobs,
+            received,
+            first,
+            last,
+            timings,
+            usage,
+            clock,
+            parent,
+            stream,
+        }
     }
 
     /// Whether the client has seen a token.
@@ -87,7 +101,10 @@ impl<'a> Answer<'a> {
         let logprobs = match token.logprobs {
             Some(logprobs) => vec![TokenLogprobs::try_from(logprobs)?],
             None if self.wants_logprobs => {
-                return Err(RequestError::new(ErrorKind::Internal, "the worker left out the log-probabilities asked for"));
+                return Err(RequestError::new(
+                    ErrorKind::Internal,
+                    "the worker left out the log-probabilities asked for",
+                ));
             }
             None => Vec::new(),
         };

@@ -65,7 +65,8 @@ impl Attempt<'_> {
             }
         };
         let late = |_| {
-            let message = format!("decode worker {} took no claim within {:?}", self.decode.party().instance, self.claim_max);
+            let message =
+                format!("decode worker {} took no claim within {:?}", self.decode.party().instance, self.claim_max);
             RequestError::new(ErrorKind::Unavailable, message)
         };
         let claimed = timeout(self.claim_max, claim).await.map_err(late).flatten();
@@ -82,7 +83,11 @@ impl Attempt<'_> {
     }
 
     /// Prefill and decode on one worker.
-    async fn follow_decode(&self, mut stream: Streaming<v1::DecodeEvent>, answer: &mut Answer<'_>) -> Result<FinishReason, Failed> {
+    async fn follow_decode(
+        &self,
+        mut stream: Streaming<v1::DecodeEvent>,
+        answer: &mut Answer<'_>,
+    ) -> Result<FinishReason, Failed> {
         loop {
             let event = self.next_decode(&mut stream).await.map_err(|e| failed(self.decode, e, answer))?;
             match event {

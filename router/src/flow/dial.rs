@@ -85,7 +85,10 @@ pub(super) fn of_worker(worker: &WorkerHandle, status: &tonic::Status) -> Reques
 /// The stream of a worker ended although the sequence had not.
 pub(super) fn ended_early(worker: &WorkerHandle) -> RequestError {
     let who = format!("{} worker {}", worker.record.role.name(), worker.party().instance);
-    RequestError::new(ErrorKind::Unavailable, format!("{who} ended its stream before the sequence was finished; send the request again"))
+    RequestError::new(
+        ErrorKind::Unavailable,
+        format!("{who} ended its stream before the sequence was finished; send the request again"),
+    )
 }
 
 #[cfg(test)]

@@ -66,11 +66,13 @@ impl Job {
     /// Runs the request to its end and tells the client about it. Ends early when the client goes, the deadline passes or the router stops.
     pub(super) async fn run(self, core: Arc<Core>, mut turn: Place, out: mpsc::Sender<EventResult>) {
         self.metrics.in_flight.inc();
-        let limits = AnswerLimits { max_tokens: self.sampling.max_tokens, client_stall_max: core.limits.client_stall_max };
+        let limits =
+            AnswerLimits { max_tokens: self.sampling.max_tokens, client_stall_max: core.limits.client_stall_max };
         let prompt = (self.tokens.len() as u32, self.received);
         let text = self.model.text.as_deref();
         let logprobs = self.sampling.logprobs.is_some();
-        let mut answer = Answer::new(&out, limits, text, self.stops.clone(), logprobs, prompt, &*self.metrics, &self.span);
+        let mut answer =
+            Answer::new(&out, limits, text, self.stops.clone(), logprobs, prompt, &*self.metrics, &self.span);
         let result = tokio::select! {
             biased;
             () = out.closed() => Err(RequestError::new(ErrorKind::Cancelled, "the client is gone")),
@@ -113,10 +115,16 @@ impl Job {
                 }
             }
         }
-        Err(last.unwrap_or_else(|| RequestError::new(ErrorKind::Unavailable, "no worker served the request; send it again")))
+        Err(last.unwrap_or_else(|| {
+            RequestError::new(ErrorKind::Unavailable, "no worker served the request; send it again")
+        }))
     }
 
-    fn place(&self, core: &Core, excluded: &[Party]) -> Result<(Arc<WorkerHandle>, Option<Arc<WorkerHandle>>), RequestError> {
+    fn place(
+        &self,
+        core: &Core,
+        excluded: &[Party],
+    ) -> Result<(Arc<WorkerHandle>, Option<Arc<WorkerHandle>>), RequestError> {
         let span = tracing::info_span!(parent: &self.span, "place", baton.placement.reason = tracing::field::Empty);
         let _entered = span.enter();
         let now = Instant::now();
@@ -146,7 +154,9 @@ impl Job {
 
 fn refused(refusal: &Refusal) -> RequestError {
     match *refusal {
-        Refusal::NoDecodeWorker => RequestError::new(ErrorKind::Unavailable, "no decode worker of this model is ready; try again later"),
+        Refusal::NoDecodeWorker => {
+            RequestError::new(ErrorKind::Unavailable, "no decode worker of this model is ready; try again later")
+        }
         Refusal::NoPrefillWorker => {
             let message = "no prefill worker fits a decode worker of this model, and the prefill policy is remote";
             RequestError::new(ErrorKind::Unavailable, message)
@@ -156,10 +166,14 @@ fn refused(refusal: &Refusal) -> RequestError {
             RequestError::new(ErrorKind::ContextLengthExceeded, message)
         }
         Refusal::Full { retry_after } => {
-            RequestError::new(ErrorKind::Overloaded, "all workers of this model are full; try again later").retry_after(retry_after)
+            RequestError::new(ErrorKind::Overloaded, "all workers of this model are full; try again later")
+                .retry_after(retry_after)
         }
         Refusal::TooLate { first_token } => {
-            let message = format!("the first token is predicted in {:.1} s, after the deadline; try again later", first_token.as_secs_f64());
+            let message = format!(
+                "the first token is predicted in {:.1} s, after the deadline; try again later",
+                first_token.as_secs_f64()
+            );
             RequestError::new(ErrorKind::Overloaded, message).retry_after(first_token.min(RETRY_AFTER_MAX))
         }
     }

@@ -27,60 +27,60 @@ use tracing::{Instrument, Span, field};
 
 /// Bounds of every request.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Where prompts are prefilled unless the request says otherwise.
-    pub policy: PrefillPolicy,
+    pub(crate) policy: PrefillPolicy,
     /// Thresholds of placement.
-    pub placement: Thresholds,
+    pub(crate) placement: Thresholds,
     /// Most placements tried for one request.
-    pub attempts_max: u32,
+    pub(crate) attempts_max: u32,
     /// Longest wait for a decode worker's claim.
-    pub claim_max: Duration,
+    pub(crate) claim_max: Duration,
     /// Events held for a client that does not read.
-    pub client_events_max: usize,
+    pub(crate) client_events_max: usize,
     /// A client that takes nothing for so long is cancelled.
-    pub client_stall_max: Duration,
+    pub(crate) client_stall_max: Duration,
 }
 
 /// What every request shares.
 #[derive(Debug)]
-pub struct Core {
+pub(crate) struct Core {
     /// Bounds.
-    pub limits: Limits,
+    pub(crate) limits: Limits,
     /// Running and queued requests.
-    pub admission: Admission,
+    pub(crate) admission: Admission,
     /// The workers.
-    pub workers: Arc<WorkerSet>,
+    pub(crate) workers: Arc<WorkerSet>,
     /// Router-side metrics.
-    pub metrics: RouterMetrics,
+    pub(crate) metrics: RouterMetrics,
     /// No new requests any more.
-    pub draining: CancellationToken,
+    pub(crate) draining: CancellationToken,
     /// Requests still running are ended.
-    pub abort: CancellationToken,
+    pub(crate) abort: CancellationToken,
     /// Tasks of running requests.
-    pub tasks: TaskTracker,
+    pub(crate) tasks: TaskTracker,
 }
 
 /// A running request.
 #[derive(Debug)]
-pub struct Generation {
+pub(crate) struct Generation {
     /// Id of the request.
-    pub id: RequestId,
+    pub(crate) id: RequestId,
     /// Its model.
-    pub model: ServedModel,
+    pub(crate) model: ServedModel,
     /// Tokens of the prompt.
-    pub prompt_tokens: Arc<[TokenId]>,
+    pub(crate) prompt_tokens: Arc<[TokenId]>,
     /// Seed, given or drawn.
-    pub seed: u64,
+    pub(crate) seed: u64,
     /// Id of its trace; empty where tracing is off.
-    pub trace_id: String,
+    pub(crate) trace_id: String,
     /// Deltas, then one end. Bounded: not reading pauses the workers, dropping it cancels them.
-    pub events: mpsc::Receiver<EventResult>,
+    pub(crate) events: mpsc::Receiver<EventResult>,
 }
 
 impl Core {
     /// Starts a request. Errors here are those that need no worker: nothing was queued.
-    pub async fn generate(self: &Arc<Self>, request: GenerationRequest) -> Result<Generation, RequestError> {
+    pub(crate) async fn generate(self: &Arc<Self>, request: GenerationRequest) -> Result<Generation, RequestError> {
         let span = self.request_span(&request);
         let started = self.start(&request, &span).await;
         started.inspect_err(|error| {
@@ -119,10 +119,16 @@ impl Core {
 
     async fn start(self: &Arc<Self>, request: &GenerationRequest, span: &Span) -> Result<Generation, RequestError> {
         if self.draining.is_cancelled() {
-            return Err(RequestError::new(ErrorKind::Unavailable, "this router is draining; send the request to another"));
+            return Err(RequestError::new(
+                ErrorKind::Unavailable,
+                "this router is draining; send the request to another",
+            ));
         }
         if request.deadline <= Instant::now() {
-            return Err(RequestError::new(ErrorKind::DeadlineExceeded, "the deadline had passed when the request came"));
+            return Err(RequestError::new(
+                ErrorKind::DeadlineExceeded,
+                "the deadline had passed when the request came",
+            ));
         }
         request.sampling.check()?;
         check_stop_strings(&request.stop)?;

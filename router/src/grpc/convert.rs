@@ -40,7 +40,10 @@ pub(super) fn request(
 fn prompt(segments: Vec<v1::Segment>, kwargs: &str) -> Result<Prompt, RequestError> {
     use v1::segment::Kind;
     if segments.is_empty() || segments.len() > SEGMENTS_MAX {
-        return Err(RequestError::invalid("prompt", format!("prompt takes 1 to {SEGMENTS_MAX} segments, got {}", segments.len())));
+        return Err(RequestError::invalid(
+            "prompt",
+            format!("prompt takes 1 to {SEGMENTS_MAX} segments, got {}", segments.len()),
+        ));
     }
     let (mut messages, mut plain) = (Vec::new(), Vec::new());
     for (i, segment) in segments.into_iter().enumerate() {
@@ -48,7 +51,9 @@ fn prompt(segments: Vec<v1::Segment>, kwargs: &str) -> Result<Prompt, RequestErr
             Some(Kind::Message(m)) => messages.push(chat_message(i, m)?),
             Some(Kind::Text(text)) => plain.push(Segment::Text(text)),
             Some(Kind::Tokens(tokens)) => plain.push(Segment::Tokens(tokens.ids)),
-            None => return Err(RequestError::invalid(format!("prompt[{i}]"), "a segment is text, tokens or a message")),
+            None => {
+                return Err(RequestError::invalid(format!("prompt[{i}]"), "a segment is text, tokens or a message"));
+            }
         }
     }
     match (messages.is_empty(), plain.is_empty()) {
@@ -61,7 +66,10 @@ fn prompt(segments: Vec<v1::Segment>, kwargs: &str) -> Result<Prompt, RequestErr
 
 fn chat_message(i: usize, message: v1::ChatMessage) -> Result<Message, RequestError> {
     let role = Role::from_name(&message.role).ok_or_else(|| {
-        RequestError::invalid(format!("prompt[{i}].message.role"), "role must be system, developer, user, assistant or tool")
+        RequestError::invalid(
+            format!("prompt[{i}].message.role"),
+            "role must be system, developer, user, assistant or tool",
+        )
     })?;
     let mut converted = Message::text(role, message.content);
     if !message.name.is_empty() {
@@ -74,8 +82,9 @@ fn object(json: &str) -> Result<Map<String, Value>, RequestError> {
     if json.is_empty() {
         return Ok(Map::new());
     }
-    serde_json::from_str(json)
-        .map_err(|e| RequestError::invalid("chat_template_kwargs", format!("chat_template_kwargs must be a JSON object: {e}")))
+    serde_json::from_str(json).map_err(|e| {
+        RequestError::invalid("chat_template_kwargs", format!("chat_template_kwargs must be a JSON object: {e}"))
+    })
 }
 
 fn sampling(s: v1::Sampling) -> Sampling {
@@ -115,7 +124,9 @@ mod tests {
         let mixed = Prompt::Segments(vec![Segment::Text("t".into()), Segment::Tokens(vec![1, 2])]);
         assert_eq!(check(vec![text(), tokens()], ""), Ok(mixed));
         let chat = check(vec![message("system"), message("user")], r#"{"a": 1}"#);
-        assert!(matches!(chat, Ok(Prompt::Chat { messages, template_kwargs }) if messages.len() == 2 && template_kwargs["a"] == 1));
+        assert!(
+            matches!(chat, Ok(Prompt::Chat { messages, template_kwargs }) if messages.len() == 2 && template_kwargs["a"] == 1)
+        );
         let refused = [
             (vec![], "", "prompt"),
             (vec![text(), message("user")], "", "prompt"),

@@ -4,7 +4,7 @@ mod convert;
 
 use crate::deadline::{Deadlines, of_grpc};
 use crate::flow::{Core, Generation};
-use crate::output::Event;
+use crate::output::{Event, EventResult};
 use baton_proto::convert::{finish_reason_code, status};
 use baton_proto::v1::{self, inference_server::Inference};
 use futures::StreamExt as _;
@@ -16,14 +16,14 @@ use tonic::{Request, Response, Status};
 
 /// The service.
 #[derive(Clone, Debug)]
-pub struct InferenceService {
+pub(crate) struct InferenceService {
     core: Arc<Core>,
     deadlines: Deadlines,
 }
 
 impl InferenceService {
     /// A service over the flow.
-    pub fn new(core: Arc<Core>, deadlines: Deadlines) -> Self {
+    pub(crate) fn new(core: Arc<Core>, deadlines: Deadlines) -> Self {
         Self { core, deadlines }
     }
 }
@@ -54,7 +54,7 @@ fn responses(generation: Generation) -> BoxStream<'static, Result<v1::GenerateRe
     let Generation { id, model, seed, trace_id, events, prompt_tokens: _ } = generation;
     let request_id = id.to_string();
     let mut first = Some((trace_id, model.card.id));
-    let convert = move |event| {
+    let convert = move |event: EventResult| {
         let event = event.map_err(|e| status::from_error(&e))?;
         let mut message = match event {
             Event::Delta(delta) => v1::GenerateResponse {

@@ -18,19 +18,19 @@ use std::time::Duration;
 
 /// What handlers share.
 #[derive(Clone, Debug)]
-pub struct HttpState {
+pub(crate) struct HttpState {
     /// The flow.
-    pub core: Arc<Core>,
+    pub(crate) core: Arc<Core>,
     /// Default and longest deadline.
-    pub deadlines: Deadlines,
+    pub(crate) deadlines: Deadlines,
     /// Largest body.
-    pub body_bytes_max: usize,
+    pub(crate) body_bytes_max: usize,
     /// Keepalive interval of streams.
-    pub sse_keepalive: Duration,
+    pub(crate) sse_keepalive: Duration,
 }
 
 /// All routes. No CORS headers are ever sent: pages of other origins cannot read answers.
-pub fn routes(state: HttpState, health: Health, metrics: Metrics) -> Router {
+pub(crate) fn routes(state: HttpState, health: Health, metrics: Metrics) -> Router {
     let body_bytes_max = state.body_bytes_max;
     Router::new()
         .route("/v1/chat/completions", post(generate::chat))

@@ -17,7 +17,7 @@ const IDLE_MAX: usize = 8;
 
 /// Why a bundle is not there.
 #[derive(Debug, thiserror::Error)]
-pub enum BundleError {
+pub(crate) enum BundleError {
     /// The worker did not give it.
     #[error("the worker does not give bundle {digest}: {status}")]
     Fetch {
@@ -52,21 +52,26 @@ pub enum BundleError {
 
 /// Loaded bundles by digest.
 #[derive(Debug, Default)]
-pub struct TextCache(Mutex<HashMap<Digest, Arc<ModelText>>>);
+pub(crate) struct TextCache(Mutex<HashMap<Digest, Arc<ModelText>>>);
 
 impl TextCache {
     /// The text with this digest, from the cache or from the worker behind `channel`.
-    pub async fn get(&self, digest: Digest, channel: Channel) -> Result<Arc<ModelText>, BundleError> {
+    pub(crate) async fn get(&self, digest: Digest, channel: Channel) -> Result<Arc<ModelText>, BundleError> {
         if let Some(text) = self.0.lock().get(&digest) {
             return Ok(text.clone());
         }
-        let bytes = tokio::time::timeout(FETCH_MAX, fetch(digest, channel)).await.map_err(|_| BundleError::Timeout(digest))??;
+        let bytes = tokio::time::timeout(FETCH_MAX, fetch(digest, channel))
+            .await
+            .map_err(|_| BundleError::Timeout(digest))??;
         let load = move || ModelText::load(&bundle::decode(&bytes)?);
         let text = tokio::task::spawn_blocking(load).await.unwrap_or_else(|e| Err(TextError::Broken(e.to_string())));
         let text = Arc::new(text.map_err(|source| BundleError::Content { digest, source })?);
         let mut cache = self.0.lock();
-        let mut idle = IDLE_MAX;
-        cache.retain(|_, text| Arc::strong_count(text) > 1 || std::mem::replace(&mut idle, idle.saturating_sub(1)) > 0);
+        let mut idle = 0;
+        cache.retain(|_, text| {
+            idle += usize::from(Arc::strong_count(text) == 1);
+            Arc::strong_count(text) > 1 || idle <= IDLE_MAX
+        });
         Ok(cache.entry(digest).or_insert(text).clone())
     }
 }

@@ -5,7 +5,7 @@ use baton_types::{ErrorKind, RequestError};
 
 /// The model behind `name`; empty names the only one. Among several that share a name, ids win over further names, and the rest is
 /// decided by key, so that all routers decide alike.
-pub fn lookup(mut models: Vec<ServedModel>, name: &str) -> Result<ServedModel, RequestError> {
+pub(crate) fn lookup(mut models: Vec<ServedModel>, name: &str) -> Result<ServedModel, RequestError> {
     if models.is_empty() {
         return Err(RequestError::new(ErrorKind::Unavailable, "no decode worker is ready to serve; try again later"));
     }
@@ -13,9 +13,14 @@ pub fn lookup(mut models: Vec<ServedModel>, name: &str) -> Result<ServedModel, R
         if models.len() == 1 {
             return Ok(models.remove(0));
         }
-        return Err(RequestError::invalid("model", format!("several models are served, name one of {}", names(&models))));
+        return Err(RequestError::invalid(
+            "model",
+            format!("several models are served, name one of {}", names(&models)),
+        ));
     }
-    let rank = |m: &ServedModel| if m.card.id == name { Some(0) } else { m.card.served_names.iter().any(|n| n == name).then_some(1) };
+    let rank = |m: &ServedModel| {
+        if m.card.id == name { Some(0) } else { m.card.served_names.iter().any(|n| n == name).then_some(1) }
+    };
     let best = models.iter().filter_map(|m| Some((rank(m)?, m))).min_by(|a, b| (a.0, &a.1.key).cmp(&(b.0, &b.1.key)));
     best.map(|(_, m)| m.clone()).ok_or_else(|| RequestError {
         param: Some("model".into()),

@@ -6,6 +6,6 @@ mod bundle;
 mod lookup;
 mod text;
 
-pub use bundle::{BundleError, TextCache};
-pub use lookup::lookup;
-pub use text::ModelText;
+pub(crate) use bundle::TextCache;
+pub(crate) use lookup::lookup;
+pub(crate) use text::ModelText;

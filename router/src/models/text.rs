@@ -8,14 +8,14 @@ use std::time::SystemTime;
 
 /// A loaded bundle.
 #[derive(Debug)]
-pub struct ModelText {
+pub(crate) struct ModelText {
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
 }
 
 impl ModelText {
     /// Loads a bundle; takes long for large vocabularies.
-    pub fn load(bundle: &TextBundle) -> Result<Self, TextError> {
+    pub(crate) fn load(bundle: &TextBundle) -> Result<Self, TextError> {
         let tokenizer = Tokenizer::from_bundle(bundle)?;
         let template = match ChatTemplate::from_bundle(bundle, &tokenizer) {
             Ok(template) => Some(template),
@@ -26,7 +26,11 @@ impl ModelText {
     }
 
     /// Tokens of a chat, laid out by the model's template.
-    pub fn encode_chat(&self, messages: &[Message], arguments: &Map<String, Value>) -> Result<Vec<TokenId>, RequestError> {
+    pub(crate) fn encode_chat(
+        &self,
+        messages: &[Message],
+        arguments: &Map<String, Value>,
+    ) -> Result<Vec<TokenId>, RequestError> {
         let template = self.template.as_ref().ok_or(TextError::NoChatTemplate)?;
         let now = SystemTime::now();
         let chat = ChatRequest { messages, tools: None, add_generation_prompt: true, arguments, now };
@@ -34,7 +38,7 @@ impl ModelText {
     }
 
     /// Tokens of a plain prompt; one that starts with text gets the model's begin token.
-    pub fn encode_segments(&self, segments: &[Segment]) -> Result<Vec<TokenId>, RequestError> {
+    pub(crate) fn encode_segments(&self, segments: &[Segment]) -> Result<Vec<TokenId>, RequestError> {
         let mut tokens = Vec::new();
         if matches!(segments.first(), Some(Segment::Text(_))) {
             tokens.extend(self.tokenizer.bos());
@@ -49,12 +53,12 @@ impl ModelText {
     }
 
     /// Decodes one answer.
-    pub fn detokenizer(&self) -> Detokenizer {
+    pub(crate) fn detokenizer(&self) -> Detokenizer {
         self.tokenizer.detokenizer(true)
     }
 
     /// Bytes of one token.
-    pub fn token_bytes(&self, token: TokenId) -> Option<Vec<u8>> {
+    pub(crate) fn token_bytes(&self, token: TokenId) -> Option<Vec<u8>> {
         self.tokenizer.token_bytes(token).map(<[u8]>::to_vec)
     }
 }

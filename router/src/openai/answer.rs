@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 /// Which of the two shapes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Endpoint {
+pub(crate) enum Endpoint {
     /// `/v1/chat/completions`.
     Chat,
     /// `/v1/completions`.
@@ -17,27 +17,27 @@ pub enum Endpoint {
 
 /// What all parts of one answer share.
 #[derive(Clone)]
-pub struct AnswerHead {
+pub(crate) struct AnswerHead {
     /// Shape.
-    pub endpoint: Endpoint,
+    pub(crate) endpoint: Endpoint,
     /// `chatcmpl-…` or `cmpl-…`.
-    pub id: String,
+    pub(crate) id: String,
     /// Model as the card names it.
-    pub model: String,
+    pub(crate) model: String,
     /// Unix time, in seconds.
-    pub created: u64,
+    pub(crate) created: u64,
     /// What the client asked for.
-    pub options: AnswerOptions,
+    pub(crate) options: AnswerOptions,
     /// For `return_token_ids`.
-    pub prompt_token_ids: Vec<TokenId>,
+    pub(crate) prompt_token_ids: Vec<TokenId>,
     /// Seed used, given or drawn.
-    pub seed: u64,
+    pub(crate) seed: u64,
     /// Bytes of tokens, for log-probabilities.
-    pub token_text: TextOfToken,
+    pub(crate) token_text: TextOfToken,
 }
 
 /// OpenAI's names.
-pub fn finish_reason(reason: FinishReason) -> &'static str {
+pub(crate) fn finish_reason(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop => "stop",
         FinishReason::Length => "length",
@@ -78,7 +78,7 @@ impl AnswerHead {
     }
 
     /// The chunk that opens a stream, where the shape has one.
-    pub fn first_chunk(&self) -> Option<Value> {
+    pub(crate) fn first_chunk(&self) -> Option<Value> {
         let mut chunk = match self.endpoint {
             Endpoint::Chat => self.chunk(json!({
                 "index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null,
@@ -95,7 +95,7 @@ impl AnswerHead {
     }
 
     /// A chunk for a delta; `None` where the client would see nothing new. `offset` counts the characters of text shown before.
-    pub fn delta_chunk(&self, delta: &Delta, offset: &mut usize) -> Option<Value> {
+    pub(crate) fn delta_chunk(&self, delta: &Delta, offset: &mut usize) -> Option<Value> {
         if delta.text.is_empty() && delta.logprobs.is_empty() && !self.options.return_token_ids {
             return None;
         }
@@ -114,7 +114,7 @@ impl AnswerHead {
     }
 
     /// The chunks that close a stream: finish reason, then usage where asked for.
-    pub fn last_chunks(&self, finished: &Finished) -> Vec<Value> {
+    pub(crate) fn last_chunks(&self, finished: &Finished) -> Vec<Value> {
         let reason = finish_reason(finished.reason);
         let mut end = self.chunk(match self.endpoint {
             Endpoint::Chat => json!({"index": 0, "delta": {}, "logprobs": null, "finish_reason": reason}),
@@ -132,7 +132,7 @@ impl AnswerHead {
     }
 
     /// The whole answer in one body.
-    pub fn whole(&self, answer: &Delta, finished: &Finished) -> Value {
+    pub(crate) fn whole(&self, answer: &Delta, finished: &Finished) -> Value {
         let reason = finish_reason(finished.reason);
         let logprobs = self.logprobs(answer, &mut 0);
         let mut choice = match self.endpoint {
@@ -140,7 +140,9 @@ impl AnswerHead {
                 "index": 0, "message": {"role": "assistant", "content": answer.text, "refusal": null},
                 "logprobs": logprobs, "finish_reason": reason,
             }),
-            Endpoint::Completions => json!({"index": 0, "text": answer.text, "logprobs": logprobs, "finish_reason": reason}),
+            Endpoint::Completions => {
+                json!({"index": 0, "text": answer.text, "logprobs": logprobs, "finish_reason": reason})
+            }
         };
         if self.options.return_token_ids {
             choice["token_ids"] = json!(answer.token_ids);

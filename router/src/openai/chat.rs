@@ -53,7 +53,7 @@ enum RawContent {
 }
 
 /// The parsed request.
-pub fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
+pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     let table: Vec<Row> = CHAT.iter().chain(COMMON).copied().collect();
     let mut fields = Fields::parse(body, &table)?;
     let mut common = take_common(&mut fields)?;
@@ -80,14 +80,14 @@ pub fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
 
 fn message(index: usize, value: Value) -> Result<Message, RequestError> {
     let at = |field: &str| format!("messages[{index}]{field}");
-    let shape = |_| RequestError::invalid(at(""), "a message is {role, content}, its content text or a list of text parts");
+    let shape =
+        |_| RequestError::invalid(at(""), "a message is {role, content}, its content text or a list of text parts");
     let raw: RawMessage = serde_json::from_value(value).map_err(shape)?;
     if let Some((field, _)) = raw.rest.iter().find(|(_, v)| !v.is_null() && *v != &serde_json::json!([])) {
         return Err(unsupported(at(&format!(".{field}"))));
     }
-    let role = Role::from_name(&raw.role).ok_or_else(|| {
-        RequestError::invalid(at(".role"), "role must be system, developer, user, assistant or tool")
-    })?;
+    let role = Role::from_name(&raw.role)
+        .ok_or_else(|| RequestError::invalid(at(".role"), "role must be system, developer, user, assistant or tool"))?;
     let content = match raw.content {
         Some(RawContent::Text(text)) => Content::Text(text),
         Some(RawContent::Parts(parts)) => {

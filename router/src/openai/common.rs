@@ -46,7 +46,10 @@ pub(super) const COMMON: &[Row] = &[
     ("logits_processors", only_empty()),
     (
         "response_format",
-        Policy::Only { accepts: |v| v.get("type").and_then(Value::as_str) == Some("text"), values: r#"{"type": "text"}"# },
+        Policy::Only {
+            accepts: |v| v.get("type").and_then(Value::as_str) == Some("text"),
+            values: r#"{"type": "text"}"#,
+        },
     ),
     ("guided_json", only_null()),
     ("guided_regex", only_null()),
@@ -57,13 +60,13 @@ pub(super) const COMMON: &[Row] = &[
 
 /// How the answer is to be shaped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct AnswerOptions {
+pub(crate) struct AnswerOptions {
     /// Server-sent events instead of one body.
-    pub stream: bool,
+    pub(crate) stream: bool,
     /// A last event with the usage.
-    pub include_usage: bool,
+    pub(crate) include_usage: bool,
     /// Token ids of prompt and answer besides the text.
-    pub return_token_ids: bool,
+    pub(crate) return_token_ids: bool,
 }
 
 #[derive(Default, Deserialize)]
@@ -75,17 +78,17 @@ struct StreamOptions {
 
 /// What both kinds of requests ask for.
 #[derive(Debug)]
-pub struct Common {
+pub(crate) struct Common {
     /// Empty where absent.
-    pub model: String,
+    pub(crate) model: String,
     /// Without `max_tokens` defaults and `logprobs`, which differ.
-    pub sampling: Sampling,
+    pub(crate) sampling: Sampling,
     /// Checked stop strings.
-    pub stop: Vec<String>,
+    pub(crate) stop: Vec<String>,
     /// Shape of the answer.
-    pub options: AnswerOptions,
+    pub(crate) options: AnswerOptions,
     /// Overrides the router's policy.
-    pub prefill_policy: Option<PrefillPolicy>,
+    pub(crate) prefill_policy: Option<PrefillPolicy>,
 }
 
 #[derive(Deserialize)]

@@ -27,13 +27,14 @@ enum PromptValue {
 }
 
 /// The parsed request.
-pub fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
+pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     let table: Vec<Row> = COMPLETIONS.iter().chain(COMMON).copied().collect();
     let mut fields = Fields::parse(body, &table)?;
     let mut common = take_common(&mut fields)?;
     common.sampling.max_tokens_default = Some(MAX_TOKENS_DEFAULT);
     common.sampling.logprobs = fields.take("logprobs")?;
-    let shape = |_| RequestError::invalid("prompt", "prompt must be a string, a list of one string or a list of token ids");
+    let shape =
+        |_| RequestError::invalid("prompt", "prompt must be a string, a list of one string or a list of token ids");
     let segment = match fields.take::<PromptValue>("prompt").map_err(shape)? {
         None => return Err(RequestError::invalid("prompt", "prompt is required")),
         Some(PromptValue::Text(text)) => Segment::Text(text),

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 /// What happens to one field.
 #[derive(Clone, Copy, Debug)]
-pub enum Policy {
+pub(crate) enum Policy {
     /// Honoured.
     Supported,
     /// Documented to have no effect on tokens; any value is accepted.
@@ -21,25 +21,25 @@ pub enum Policy {
 }
 
 /// A field and its policy.
-pub type Row = (&'static str, Policy);
+pub(crate) type Row = (&'static str, Policy);
 
 /// `null` or `false`.
-pub const fn only_false() -> Policy {
+pub(crate) const fn only_false() -> Policy {
     Policy::Only { accepts: |v| v == &Value::Bool(false), values: "false" }
 }
 
 /// `null` or 1.
-pub const fn only_one() -> Policy {
+pub(crate) const fn only_one() -> Policy {
     Policy::Only { accepts: |v| v.as_f64() == Some(1.0), values: "1" }
 }
 
 /// `null` alone.
-pub const fn only_null() -> Policy {
+pub(crate) const fn only_null() -> Policy {
     Policy::Only { accepts: |_| false, values: "null" }
 }
 
 /// `null` or an empty list or object.
-pub const fn only_empty() -> Policy {
+pub(crate) const fn only_empty() -> Policy {
     Policy::Only { accepts: is_empty, values: "an empty value" }
 }
 
@@ -49,11 +49,11 @@ fn is_empty(value: &Value) -> bool {
 
 /// The fields of one body, checked against a table.
 #[derive(Debug)]
-pub struct Fields(Map<String, Value>);
+pub(crate) struct Fields(Map<String, Value>);
 
 impl Fields {
     /// Parses a JSON object and applies the table: every refusal names its field.
-    pub fn parse(body: &[u8], table: &[Row]) -> Result<Self, RequestError> {
+    pub(crate) fn parse(body: &[u8], table: &[Row]) -> Result<Self, RequestError> {
         let value: Value = serde_json::from_slice(body)
             .map_err(|e| RequestError::new(ErrorKind::InvalidRequest, format!("the body is not JSON: {e}")))?;
         let Value::Object(mut fields) = value else {
@@ -78,13 +78,13 @@ impl Fields {
     }
 
     /// Takes a field; `null` counts as absent.
-    pub fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, RequestError> {
+    pub(crate) fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, RequestError> {
         let Some(value) = self.0.remove(name) else { return Ok(None) };
         serde_json::from_value(value).map(Some).map_err(|e| RequestError::invalid(name, format!("{name}: {e}")))
     }
 
     /// Takes a field that must be there.
-    pub fn require<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, RequestError> {
+    pub(crate) fn require<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, RequestError> {
         self.take(name)?.ok_or_else(|| RequestError::invalid(name, format!("{name} is required")))
     }
 }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
 /// Bytes of a token; `None` where the model has no text.
-pub type TextOfToken = Arc<dyn Fn(TokenId) -> Option<Vec<u8>> + Send + Sync>;
+pub(crate) type TextOfToken = Arc<dyn Fn(TokenId) -> Option<Vec<u8>> + Send + Sync>;
 
 /// The lowest number that JSON clients are sure to read, as OpenAI writes it; the true value may be minus infinity.
 const LOGPROB_MIN: f32 = -9999.0;
@@ -44,11 +44,8 @@ pub(super) fn completion_logprobs(delta: &Delta, token_text: &TextOfToken, offse
         *offset += shown.chars().count();
         tokens.push(shown);
         chosen.push(logprobs.chosen.max(LOGPROB_MIN));
-        let top: Map<String, Value> = logprobs
-            .top
-            .iter()
-            .map(|&(t, p)| (text(token_text(t).as_deref(), t), json!(p.max(LOGPROB_MIN))))
-            .collect();
+        let top: Map<String, Value> =
+            logprobs.top.iter().map(|&(t, p)| (text(token_text(t).as_deref(), t), json!(p.max(LOGPROB_MIN)))).collect();
         tops.push(top);
     }
     json!({"tokens": tokens, "token_logprobs": chosen, "top_logprobs": tops, "text_offset": offsets})

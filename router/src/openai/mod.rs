@@ -2,15 +2,15 @@
 //!
 //! Every field of a request is honoured, documented to be ignored, accepted at its default value only, or refused by name.
 
-pub mod answer;
-pub mod chat;
-pub mod common;
-pub mod completions;
-pub mod fields;
-pub mod logprobs;
+pub(crate) mod answer;
+pub(crate) mod chat;
+pub(crate) mod common;
+pub(crate) mod completions;
+pub(crate) mod fields;
+pub(crate) mod logprobs;
 
 #[cfg(test)]
 mod tests;
 
-pub use answer::{AnswerHead, Endpoint};
-pub use common::{AnswerOptions, Common};
+pub(crate) use answer::{AnswerHead, Endpoint};
+pub(crate) use common::{AnswerOptions, Common};

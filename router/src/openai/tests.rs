@@ -58,11 +58,12 @@ fn every_unsupported_field_names_itself() {
         ("continue_final_message", json!(true), json!(false)),
     ];
     let completions_only = [("suffix", json!("x"), Value::Null), ("add_special_tokens", json!(false), json!(true))];
-    let check = |name: &str, refused: Vec<u8>, accepted: Vec<u8>, parse: fn(&[u8]) -> Result<(), baton_types::RequestError>| {
-        let error = parse(&refused).unwrap_err();
-        assert_eq!((error.kind, error.param.as_deref()), (ErrorKind::Unsupported, Some(name)));
-        parse(&accepted).unwrap_or_else(|e| panic!("{name} at its default: {e}"));
-    };
+    let check =
+        |name: &str, refused: Vec<u8>, accepted: Vec<u8>, parse: fn(&[u8]) -> Result<(), baton_types::RequestError>| {
+            let error = parse(&refused).unwrap_err();
+            assert_eq!((error.kind, error.param.as_deref()), (ErrorKind::Unsupported, Some(name)));
+            parse(&accepted).unwrap_or_else(|e| panic!("{name} at its default: {e}"));
+        };
     for (name, bad, good) in both.iter().chain(&chat_only) {
         check(name, with(chat(), name, bad.clone()), with(chat(), name, good.clone()), |b| chat::parse(b).map(drop));
     }
@@ -74,7 +75,15 @@ fn every_unsupported_field_names_itself() {
 
 #[test]
 fn ignored_fields_take_any_value() {
-    let names = ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"];
+    let names = [
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+    ];
     for name in names {
         for value in [json!("x"), json!({"a": 1}), json!(true)] {
             assert!(chat::parse(&with(chat(), name, value.clone())).is_ok(), "{name}");
@@ -130,7 +139,10 @@ fn chat_parts_and_roles() {
     assert_eq!(template_kwargs["enable_thinking"], json!(false));
     assert!(common.options.stream && common.options.include_usage);
     let s = common.sampling;
-    assert_eq!((s.max_tokens, s.max_tokens_default, s.logprobs, s.seed, s.top_k), (Some(7), None, Some(2), Some(u64::MAX), Some(0)));
+    assert_eq!(
+        (s.max_tokens, s.max_tokens_default, s.logprobs, s.seed, s.top_k),
+        (Some(7), None, Some(2), Some(u64::MAX), Some(0))
+    );
     assert_eq!(common.stop, ["END"]);
 }
 

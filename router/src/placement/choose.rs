@@ -13,7 +13,7 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 const TIE_SHARE: f64 = 0.05;
 
 /// Chooses workers for one request among `workers`, all of one model. `draw(n)` gives a random number below `n`, for ties.
-pub fn place(
+pub(crate) fn place(
     workers: &[Worker],
     demand: &Demand,
     thresholds: &Thresholds,
@@ -37,8 +37,11 @@ pub fn place(
     let mut reason = reason;
     if wanted {
         // A decode worker that has a partner is preferred to one that has none.
-        let pairs: Vec<usize> =
-            decoders.iter().copied().filter(|&d| prefillers.iter().any(|&p| workers[d].pairs_with(&workers[p]))).collect();
+        let pairs: Vec<usize> = decoders
+            .iter()
+            .copied()
+            .filter(|&d| prefillers.iter().any(|&p| workers[d].pairs_with(&workers[p])))
+            .collect();
         if pairs.is_empty() {
             if demand.policy == PrefillPolicy::Remote {
                 return Err(Refusal::NoPrefillWorker);
@@ -56,7 +59,8 @@ pub fn place(
                 reason = Reason::LocalPrefillFull;
             } else {
                 let decode = least(&pairs, |d| decode_cost(&workers[d], demand), draw);
-                let partners: Vec<usize> = roomy.into_iter().filter(|&p| workers[decode].pairs_with(&workers[p])).collect();
+                let partners: Vec<usize> =
+                    roomy.into_iter().filter(|&p| workers[decode].pairs_with(&workers[p])).collect();
                 remote = Some((decode, least(&partners, seconds, draw)));
             }
         }

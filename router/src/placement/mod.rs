@@ -9,37 +9,37 @@ mod view;
 #[cfg(test)]
 mod tests;
 
-pub use choose::place;
-pub use view::{Measured, Worker};
+pub(crate) use choose::place;
+pub(crate) use view::{Measured, Worker};
 
 use crate::request::PrefillPolicy;
 use std::time::Duration;
 
 /// What placement needs to know of a request.
 #[derive(Clone, Copy, Debug)]
-pub struct Demand {
+pub(crate) struct Demand {
     /// Tokens of the prompt (and of what was generated so far).
-    pub prompt_tokens: u64,
+    pub(crate) prompt_tokens: u64,
     /// Prompt and the longest possible answer.
-    pub total_tokens: u64,
+    pub(crate) total_tokens: u64,
     /// Where it may be prefilled.
-    pub policy: PrefillPolicy,
+    pub(crate) policy: PrefillPolicy,
     /// Time left until the deadline.
-    pub time_left: Duration,
+    pub(crate) time_left: Duration,
 }
 
 /// Thresholds.
 #[derive(Clone, Copy, Debug)]
-pub struct Thresholds {
+pub(crate) struct Thresholds {
     /// `auto` prefills prompts of at most this many tokens where they decode.
-    pub local_prefill_tokens_max: u64,
+    pub(crate) local_prefill_tokens_max: u64,
     /// Prefill rate assumed of a worker that has measured none, in tokens per second.
-    pub prefill_tokens_per_s_default: f64,
+    pub(crate) prefill_tokens_per_s_default: f64,
 }
 
 /// Why a request runs where it does; also a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reason {
+pub(crate) enum Reason {
     /// The policy says remote.
     RemotePolicy,
     /// Too long to be prefilled beside a running batch.
@@ -56,7 +56,7 @@ pub enum Reason {
 
 impl Reason {
     /// Name in spans and metrics.
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::RemotePolicy => "remote_policy",
             Self::RemoteLongPrompt => "remote_long_prompt",
@@ -70,20 +70,20 @@ impl Reason {
 
 /// Where a request runs. Indices into the view that was given.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Decision {
+pub(crate) struct Decision {
     /// The decode worker.
-    pub decode: usize,
+    pub(crate) decode: usize,
     /// The prefill worker; `None` prefills on the decode worker.
-    pub prefill: Option<usize>,
+    pub(crate) prefill: Option<usize>,
     /// Why.
-    pub reason: Reason,
+    pub(crate) reason: Reason,
     /// Predicted time to the first token; `None` while nothing is measured.
-    pub first_token: Option<Duration>,
+    pub(crate) first_token: Option<Duration>,
 }
 
 /// Why a request runs nowhere.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Refusal {
+pub(crate) enum Refusal {
     /// No decode worker of this model is alive.
     NoDecodeWorker,
     /// The policy demands a prefill worker and there is none.

@@ -8,7 +8,8 @@ const THRESHOLDS: Thresholds = Thresholds { local_prefill_tokens_max: 256, prefi
 
 fn worker(role: Role, name: &str, change: impl FnOnce(&mut baton_types::InstanceRecord, &mut Measured)) -> Worker {
     let mut record = record(role, name);
-    let mut load = Measured { free_tokens: record.capacity_tokens, prefill_tokens_per_s: 1000.0, ..Measured::default() };
+    let mut load =
+        Measured { free_tokens: record.capacity_tokens, prefill_tokens_per_s: 1000.0, ..Measured::default() };
     change(&mut record, &mut load);
     Worker { record: Arc::new(record), load }
 }

@@ -5,26 +5,26 @@ use std::sync::Arc;
 
 /// Load as last measured, joined with what this router placed since.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Measured {
+pub(crate) struct Measured {
     /// Sequences waiting.
-    pub waiting: u32,
+    pub(crate) waiting: u32,
     /// Prompt tokens not yet computed.
-    pub waiting_tokens: u64,
+    pub(crate) waiting_tokens: u64,
     /// Sequences in the running batch.
-    pub running: u32,
+    pub(crate) running: u32,
     /// Tokens of KV that could be taken now.
-    pub free_tokens: u64,
+    pub(crate) free_tokens: u64,
     /// Prefill tokens per second; 0 while unmeasured.
-    pub prefill_tokens_per_s: f64,
+    pub(crate) prefill_tokens_per_s: f64,
 }
 
 /// One worker. Draining, unhealthy and stale workers are not in a view.
 #[derive(Clone, Debug)]
-pub struct Worker {
+pub(crate) struct Worker {
     /// What it says of itself.
-    pub record: Arc<InstanceRecord>,
+    pub(crate) record: Arc<InstanceRecord>,
     /// Its load.
-    pub load: Measured,
+    pub(crate) load: Measured,
 }
 
 impl Worker {

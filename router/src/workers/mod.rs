@@ -7,9 +7,11 @@ mod load;
 mod set;
 mod supervise;
 
-pub use load::Load;
-pub use set::{Candidates, ModelKey, ServedModel, WorkerSet};
-pub use supervise::{Supervisor, supervise};
+pub(crate) use load::Load;
+#[cfg(test)]
+pub(crate) use set::ModelKey;
+pub(crate) use set::{ServedModel, WorkerSet};
+pub(crate) use supervise::{Supervisor, supervise};
 
 use crate::models::ModelText;
 use baton_types::{InstanceRecord, Party};
@@ -30,11 +32,11 @@ const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 
 /// One worker in one incarnation.
 #[derive(Debug)]
-pub struct WorkerHandle {
+pub(crate) struct WorkerHandle {
     /// What it says of itself.
-    pub record: Arc<InstanceRecord>,
+    pub(crate) record: Arc<InstanceRecord>,
     /// Its load.
-    pub load: Load,
+    pub(crate) load: Load,
     channel: Channel,
     text: OnceLock<Option<Arc<ModelText>>>,
     admitted: AtomicBool,
@@ -42,7 +44,7 @@ pub struct WorkerHandle {
 
 impl WorkerHandle {
     /// A handle that connects when first used. Fails where the endpoint is no address.
-    pub fn new(record: Arc<InstanceRecord>) -> Result<Self, tonic::transport::Error> {
+    pub(crate) fn new(record: Arc<InstanceRecord>) -> Result<Self, tonic::transport::Error> {
         let channel = Endpoint::from_shared(format!("http://{}", record.endpoint))?
             .connect_timeout(CONNECT_MAX)
             .tcp_nodelay(true)
@@ -56,22 +58,22 @@ impl WorkerHandle {
     }
 
     /// Its channel; clones share one connection.
-    pub fn channel(&self) -> Channel {
+    pub(crate) fn channel(&self) -> Channel {
         self.channel.clone()
     }
 
     /// Which incarnation of which instance.
-    pub fn party(&self) -> &Party {
+    pub(crate) fn party(&self) -> &Party {
         &self.record.party
     }
 
     /// The text of its model once loaded: outer `None` before, inner `None` where the model has none.
-    pub fn text(&self) -> Option<&Option<Arc<ModelText>>> {
+    pub(crate) fn text(&self) -> Option<&Option<Arc<ModelText>>> {
         self.text.get()
     }
 
     /// Whether the worker was told that it is admitted, and not evicted since.
-    pub fn is_admitted(&self) -> bool {
+    pub(crate) fn is_admitted(&self) -> bool {
         self.admitted.load(Ordering::Acquire)
     }
 
@@ -80,7 +82,7 @@ impl WorkerHandle {
     }
 
     /// Sets the text, once.
-    pub fn set_text(&self, text: Option<Arc<ModelText>>) {
+    pub(crate) fn set_text(&self, text: Option<Arc<ModelText>>) {
         let _ = self.text.set(text);
     }
 }

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 /// Workers with the same key answer the same requests with the same tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ModelKey {
+pub(crate) struct ModelKey {
     /// Id of the model.
-    pub id: String,
+    pub(crate) id: String,
     /// Digest of configuration and weights.
-    pub fingerprint: Digest,
+    pub(crate) fingerprint: Digest,
     /// Digest of the text bundle.
-    pub bundle: Option<Digest>,
+    pub(crate) bundle: Option<Digest>,
 }
 
 impl From<&ModelCard> for ModelKey {
@@ -28,41 +28,41 @@ impl From<&ModelCard> for ModelKey {
 
 /// The workers of this moment. Reads are lock-free; the supervisor alone writes.
 #[derive(Debug)]
-pub struct WorkerSet {
+pub(crate) struct WorkerSet {
     workers: ArcSwap<BTreeMap<Party, Arc<WorkerHandle>>>,
     stale_max: Duration,
 }
 
 /// A model as served now.
 #[derive(Clone, Debug)]
-pub struct ServedModel {
+pub(crate) struct ServedModel {
     /// Names its workers.
-    pub key: ModelKey,
+    pub(crate) key: ModelKey,
     /// Its card.
-    pub card: ModelCard,
+    pub(crate) card: ModelCard,
     /// Its text, where it has one.
-    pub text: Option<Arc<ModelText>>,
+    pub(crate) text: Option<Arc<ModelText>>,
     /// Prompt and answer together may hold so many tokens: the context, or the largest pool where that is smaller.
-    pub tokens_max: u64,
+    pub(crate) tokens_max: u64,
 }
 
 /// Workers that a request may be placed on: a view for the decision, and the handles behind it.
 #[derive(Debug, Default)]
-pub struct Candidates {
+pub(crate) struct Candidates {
     /// What placement sees.
-    pub view: Vec<Worker>,
+    pub(crate) view: Vec<Worker>,
     /// In the same order.
-    pub handles: Vec<Arc<WorkerHandle>>,
+    pub(crate) handles: Vec<Arc<WorkerHandle>>,
 }
 
 impl WorkerSet {
     /// An empty set. Load older than `stale_max` counts as none.
-    pub fn new(stale_max: Duration) -> Self {
+    pub(crate) fn new(stale_max: Duration) -> Self {
         Self { workers: ArcSwap::default(), stale_max }
     }
 
     /// Adds a worker; an older incarnation stays until its lease ends, which is what its streams go by.
-    pub fn insert(&self, worker: Arc<WorkerHandle>) {
+    pub(crate) fn insert(&self, worker: Arc<WorkerHandle>) {
         self.workers.rcu(|all| {
             let mut all = BTreeMap::clone(all);
             all.insert(worker.party().clone(), worker.clone());
@@ -71,7 +71,7 @@ impl WorkerSet {
     }
 
     /// Removes a worker.
-    pub fn remove(&self, party: &Party) {
+    pub(crate) fn remove(&self, party: &Party) {
         self.workers.rcu(|all| {
             let mut all = BTreeMap::clone(all);
             all.remove(party);
@@ -80,15 +80,18 @@ impl WorkerSet {
     }
 
     /// Every worker known, admitted or not.
-    pub fn all(&self) -> Vec<Arc<WorkerHandle>> {
+    pub(crate) fn all(&self) -> Vec<Arc<WorkerHandle>> {
         self.workers.load().values().cloned().collect()
     }
 
     /// Admitted workers of a model with a fresh load, without those in `excluded`.
-    pub fn candidates(&self, key: &ModelKey, excluded: &[Party], now: Instant) -> Candidates {
+    pub(crate) fn candidates(&self, key: &ModelKey, excluded: &[Party], now: Instant) -> Candidates {
         let mut candidates = Candidates::default();
         for worker in self.workers.load().values() {
-            if excluded.contains(worker.party()) || worker.text().is_none() || ModelKey::from(&worker.record.card) != *key {
+            if excluded.contains(worker.party())
+                || worker.text().is_none()
+                || ModelKey::from(&worker.record.card) != *key
+            {
                 continue;
             }
             if let Some(load) = worker.load.measured(now, self.stale_max) {
@@ -100,7 +103,7 @@ impl WorkerSet {
     }
 
     /// Models that a request would be served for now, by key.
-    pub fn models(&self, now: Instant) -> Vec<ServedModel> {
+    pub(crate) fn models(&self, now: Instant) -> Vec<ServedModel> {
         let mut models: BTreeMap<ModelKey, ServedModel> = BTreeMap::new();
         for worker in self.workers.load().values() {
             let (card, Some(text)) = (&worker.record.card, worker.text()) else { continue };
@@ -109,8 +112,7 @@ impl WorkerSet {
             }
             let tokens_max = u64::from(card.context_max).min(worker.record.capacity_tokens);
             let key = ModelKey::from(card);
-            let served =
-                ServedModel { key: key.clone(), card: card.clone(), text: text.clone(), tokens_max };
+            let served = ServedModel { key: key.clone(), card: card.clone(), text: text.clone(), tokens_max };
             let entry = models.entry(key).or_insert(served);
             entry.tokens_max = entry.tokens_max.max(tokens_max);
         }
@@ -147,7 +149,10 @@ mod tests {
         set.insert(Arc::new(fresh));
         let now = Instant::now();
         let models = set.models(now);
-        assert_eq!(models.iter().map(|m| (m.card.id.as_str(), m.tokens_max)).collect::<Vec<_>>(), [("m", 5000), ("n", 5000)]);
+        assert_eq!(
+            models.iter().map(|m| (m.card.id.as_str(), m.tokens_max)).collect::<Vec<_>>(),
+            [("m", 5000), ("n", 5000)]
+        );
         let names = |excluded: &[Party]| -> Vec<String> {
             let view = set.candidates(&models[0].key, excluded, now).view;
             view.iter().map(|w| w.record.party.instance.to_string()).collect()

@@ -17,17 +17,17 @@ const BACKOFF_MAX: Duration = Duration::from_secs(2);
 
 /// What all workers' tasks share.
 #[derive(Clone)]
-pub struct Supervisor {
+pub(crate) struct Supervisor {
     /// Who is registered.
-    pub membership: Arc<dyn RouterMembership>,
+    pub(crate) membership: Arc<dyn RouterMembership>,
     /// Where workers are kept.
-    pub workers: Arc<WorkerSet>,
+    pub(crate) workers: Arc<WorkerSet>,
     /// Loaded texts.
-    pub texts: Arc<TextCache>,
+    pub(crate) texts: Arc<TextCache>,
     /// Name of this router, for the workers' logs.
-    pub name: String,
+    pub(crate) name: String,
     /// A worker that reports nothing for so long is called anew.
-    pub silent_max: Duration,
+    pub(crate) silent_max: Duration,
 }
 
 /// A followed worker: dropping it ends its task.
@@ -38,7 +38,7 @@ struct Followed {
 }
 
 /// Runs until `stop` is cancelled.
-pub async fn supervise(supervisor: Supervisor, stop: CancellationToken) {
+pub(crate) async fn supervise(supervisor: Supervisor, stop: CancellationToken) {
     let mut view = supervisor.membership.view();
     let mut followed: HashMap<Party, Followed> = HashMap::new();
     loop {
@@ -111,7 +111,9 @@ impl Supervisor {
         let mut client = WorkerClient::new(worker.channel());
         let mut reports = match timeout(self.silent_max, client.watch(request)).await {
             Ok(Ok(reports)) => reports.into_inner(),
-            Ok(Err(status)) => return format!("it cannot be reached at {}: {}", worker.record.endpoint, status.message()),
+            Ok(Err(status)) => {
+                return format!("it cannot be reached at {}: {}", worker.record.endpoint, status.message());
+            }
             Err(_) => return format!("it did not answer at {} within {:?}", worker.record.endpoint, self.silent_max),
         };
         loop {
