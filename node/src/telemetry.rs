@@ -94,9 +94,14 @@ pub fn build(
     service_name: &'static str,
     config: &TelemetryConfig,
 ) -> Result<(Dispatch, TelemetryGuard), TelemetryError> {
-    let filter = || EnvFilter::try_new(&config.log).map_err(|_| TelemetryError::Filter(config.log.clone()));
+    let mut filter = config.log.clone();
+    if !filter.contains("opentelemetry") {
+        // The exporter reports each lost batch; ours says so once an outage.
+        filter.push_str(",opentelemetry=off");
+    }
+    let filter = EnvFilter::try_new(filter).map_err(|_| TelemetryError::Filter(config.log.clone()))?;
     // Spans of ours pass whatever the filter says, so that a warning still names its request.
-    let shown = filter()?.or(filter_fn(is_own_span));
+    let shown = filter.or(filter_fn(is_own_span));
     let logs = match config.log_format {
         LogFormat::Pretty => tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_filter(shown).boxed(),
         LogFormat::Json => {

@@ -85,17 +85,18 @@ impl Exporter {
     ) -> Result<(Self, Queue), TelemetryError> {
         let (items, receiver) = mpsc::channel(config.queue_spans_max);
         let queue = Queue { items, counters: counters.clone(), resource: Default::default() };
-        let otlp = |problem: String| TelemetryError::Otlp { url: url.into(), problem };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let export = Duration::from_millis(config.export_ms_max);
-        let exporter = {
-            let _entered = runtime.enter(); // The lazy connection wants a runtime.
-            OtlpExporter::builder()
-                .with_tonic()
-                .with_endpoint(url)
-                .with_timeout(export)
-                .build()
-                .map_err(|e| otlp(e.to_string()))?
+        let entered = runtime.enter(); // The lazy connection wants a runtime.
+        let built = OtlpExporter::builder().with_tonic().with_endpoint(url).with_timeout(export).build();
+        drop(entered);
+        let exporter = match built {
+            Ok(exporter) => exporter,
+            Err(error) => {
+                // A plain drop would wait, which asynchronous callers must not.
+                runtime.shutdown_background();
+                return Err(TelemetryError::Otlp { url: url.into(), problem: error.to_string() });
+            }
         };
         let sender = Sender {
             exporter,

@@ -1,1 +1,140 @@
+//! Spans over hops, into a real collector and into none.
 
+use super::*;
+use crate::metrics::Metrics;
+use crate::testing::Collector;
+use tonic::metadata::MetadataMap;
+use tracing::dispatcher::with_default;
+use tracing::info_span;
+
+const WAIT: Duration = Duration::from_secs(20);
+
+fn config(url: Option<&str>) -> TelemetryConfig {
+    TelemetryConfig { log: "off".into(), otlp_url: url.map(String::from), batch_ms_max: 20, ..Default::default() }
+}
+
+async fn flush(guard: TelemetryGuard, within: Duration) -> (bool, TelemetryGuard) {
+    tokio::task::spawn_blocking(move || (guard.flush(within), guard)).await.unwrap()
+}
+
+#[tokio::test]
+async fn one_request_is_one_trace_over_processes() {
+    let collector = Collector::start().await.unwrap();
+    let (router, router_guard) = build("baton-router", &config(Some(collector.url()))).unwrap();
+    let (worker, worker_guard) = build("baton-decode-worker", &config(Some(collector.url()))).unwrap();
+
+    let mut metadata = MetadataMap::new();
+    let trace_id = with_default(&router, || {
+        let root = info_span!("generate", request_id = "req-1", baton.cached_tokens = 7);
+        let trace_id = trace_id_of(&root).unwrap();
+        let inner = info_span!(parent: &root, "decode");
+        inject(&inner, &mut metadata);
+        trace_id
+    });
+    assert!(metadata.get("traceparent").unwrap().to_str().unwrap().contains(&trace_id));
+    with_default(&worker, || {
+        let span = info_span!("decode.generate");
+        set_parent(&span, &metadata);
+        assert_eq!(trace_id_of(&span).unwrap(), trace_id);
+        let _noise = tracing::info_span!(target: "h2", "frame").entered();
+    });
+
+    let (flushed, router_guard) = flush(router_guard, WAIT).await;
+    assert!(flushed);
+    assert!(flush(worker_guard, WAIT).await.0);
+    let spans = collector.wait(WAIT, |spans| spans.len() >= 3).await.unwrap();
+    assert_eq!(router_guard.counters().exported.get(), 2);
+    let find =
+        |name: &str| spans.iter().find(|s| s.name == name).unwrap_or_else(|| panic!("no span {name} in {spans:?}"));
+    let (root, decode, generate) = (find("generate"), find("decode"), find("decode.generate"));
+    assert_eq!(spans.len(), 3, "spans of libraries stay out: {spans:?}");
+    assert!(spans.iter().all(|s| s.trace_id == trace_id));
+    assert_eq!((root.parent_id.as_ref(), decode.parent_id.as_ref()), (None, Some(&root.span_id)));
+    assert_eq!(generate.parent_id.as_ref(), Some(&decode.span_id));
+    assert_eq!((root.service.as_str(), generate.service.as_str()), ("baton-router", "baton-decode-worker"));
+    assert_eq!(root.attributes["request_id"], "req-1");
+    assert_eq!(root.attributes["baton.cached_tokens"], "7");
+    assert!(root.time_ns.start <= decode.time_ns.start && decode.time_ns.end <= root.time_ns.end);
+}
+
+#[tokio::test]
+async fn http_headers_carry_the_trace_and_garbage_starts_a_new_one() {
+    let (dispatch, _guard) = build("baton-router", &config(None)).unwrap();
+    let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let check = |traceparent: &str, taken: bool| {
+        with_default(&dispatch, || {
+            let mut headers = http::HeaderMap::new();
+            headers.insert("traceparent", traceparent.parse().unwrap());
+            let span = info_span!("generate");
+            set_parent_http(&span, &headers);
+            let id = trace_id_of(&span).unwrap();
+            assert_eq!(id == "0af7651916cd43dd8448eb211c80319c", taken, "{traceparent}: {id}");
+            assert!(id.len() == 32 && id.bytes().any(|b| b != b'0'), "{id}");
+            let mut onward = http::HeaderMap::new();
+            inject_http(&span, &mut onward);
+            assert!(onward["traceparent"].to_str().unwrap().contains(&id));
+        });
+    };
+    check(parent, true);
+    check("00-00000000000000000000000000000000-b7ad6b7169203331-01", false);
+    check("nonsense", false);
+}
+
+#[tokio::test]
+async fn without_a_collector_or_a_sample_there_is_still_a_trace_id() {
+    for ratio in [0.0, 1.0] {
+        let (dispatch, _guard) =
+            build("baton-router", &TelemetryConfig { trace_sample_ratio: ratio, ..config(None) }).unwrap();
+        let id = with_default(&dispatch, || trace_id_of(&info_span!("generate")));
+        assert_eq!(id.map(|id| id.len()), Some(32));
+    }
+    assert_eq!(trace_id_of(&tracing::Span::none()), None);
+}
+
+#[tokio::test]
+async fn a_dead_collector_costs_counters_alone() {
+    let unused = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", unused.local_addr().unwrap());
+    drop(unused);
+    let (dispatch, guard) = build("baton-router", &config(Some(&url))).unwrap();
+    let metrics = Metrics::new("baton-router");
+    metrics.register_export(&guard.counters());
+    with_default(&dispatch, || (0..5).for_each(|_| drop(info_span!("generate"))));
+    let (flushed, guard) = flush(guard, WAIT).await;
+    assert!(flushed);
+    assert_eq!((guard.counters().lost_export_failed.get(), guard.counters().exported.get()), (5, 0));
+    let text = metrics.encode();
+    assert!(text.contains("baton_spans_lost_total{reason=\"export_failed\"} 5"), "{text}");
+}
+
+#[tokio::test]
+async fn a_full_queue_loses_spans_and_blocks_nobody() {
+    // Accepts connections and never answers: the first export hangs until its deadline.
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", silent.local_addr().unwrap());
+    let small = TelemetryConfig {
+        queue_spans_max: 4,
+        batch_spans_max: 1,
+        export_ms_max: 300,
+        flush_ms_max: 0,
+        ..config(Some(&url))
+    };
+    let (dispatch, guard) = build("baton-router", &small).unwrap();
+    with_default(&dispatch, || (0..100).for_each(|_| drop(info_span!("generate"))));
+    let counters = guard.counters();
+    // Four wait, and at most one at a time is on its way, for 300 ms each.
+    assert!(counters.lost_queue_full.get() > 50, "{counters:?}");
+    let (flushed, guard) = flush(guard, WAIT).await;
+    assert!(flushed);
+    let counters = guard.counters();
+    assert_eq!(counters.lost_queue_full.get() + counters.lost_export_failed.get(), 100);
+}
+
+#[test]
+fn bad_settings_are_refused_by_name() {
+    let error = build("baton", &TelemetryConfig { log: "info,=x=".into(), ..Default::default() }).unwrap_err();
+    assert!(error.to_string().starts_with("telemetry.log:"), "{error}");
+    let error =
+        build("baton", &TelemetryConfig { otlp_url: Some("http://[bad".into()), ..Default::default() }).unwrap_err();
+    assert!(error.to_string().starts_with("telemetry.otlp_url:"), "{error}");
+}

@@ -14,11 +14,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Request, Response, Status, Streaming};
 
 /// Messages that wait for one worker: it gets a heartbeat for each of its own, and few words beside.
-pub(super) const OUTBOX_MAX: usize = 16;
+const OUTBOX_MAX: usize = 16;
 
 /// The leases of one router. Cloning shares them.
 #[derive(Clone, Debug)]
@@ -42,6 +42,8 @@ struct Inner {
 struct Outbox {
     registration: Registration,
     messages: mpsc::Sender<Result<v1::JoinResponse, Status>>,
+    /// Ends the session when the outbox goes.
+    _session: DropGuard,
 }
 
 impl EmbeddedRouter {
@@ -87,16 +89,20 @@ impl RouterMembership for EmbeddedRouter {
 }
 
 impl Shared {
-    /// Registers, and gives the session its outbox; an older session of the instance loses its own and ends.
+    /// Registers, and gives the session its outbox; an older session of the instance loses its own and ends. The registration
+    /// is the first message.
     fn join(
         &self,
         record: InstanceRecord,
         messages: mpsc::Sender<Result<v1::JoinResponse, Status>>,
+        session: DropGuard,
     ) -> Result<Registration, JoinError> {
         let instance = record.party.instance.clone();
         let mut inner = self.inner.lock();
         let registration = inner.table.join(record, Instant::now().into_std())?;
-        inner.outboxes.insert(instance, Outbox { registration, messages });
+        inner.outboxes.insert(instance.clone(), Outbox { registration, messages, _session: session });
+        let registered = v1::Registered { lease_ms: self.lease.as_millis() as u64, revision: registration.revision };
+        inner.send(&instance, registration, join_response::Message::Registered(registered));
         self.publish(&mut inner);
         Ok(registration)
     }
@@ -159,6 +165,9 @@ impl Membership for EmbeddedRouter {
     type JoinStream = ReceiverStream<Result<v1::JoinResponse, Status>>;
 
     async fn join(&self, request: Request<Streaming<v1::JoinRequest>>) -> Result<Response<Self::JoinStream>, Status> {
+        if self.0.closed.is_cancelled() {
+            return Err(Status::unavailable("this router stops"));
+        }
         let mut requests = request.into_inner();
         let first = tokio::time::timeout(self.0.lease, requests.message()).await;
         let first = first.map_err(|_| Status::deadline_exceeded("no record within the lease"))??;
@@ -170,18 +179,13 @@ impl Membership for EmbeddedRouter {
         let (party, role, endpoint) = (record.party.clone(), record.role, record.endpoint.clone());
 
         let (messages, outbox) = mpsc::channel(OUTBOX_MAX);
-        let registration = self.0.join(record, messages.clone()).map_err(|error| {
+        let alive = self.0.closed.child_token();
+        let registration = self.0.join(record, messages, alive.clone().drop_guard()).map_err(|error| {
             tracing::warn!(instance = %party, endpoint, %error, "refuses a registration");
             refusal(&error)
         })?;
         tracing::info!(instance = %party, role = role.name(), endpoint, revision = registration.revision, "registers an instance");
-        let registered = v1::Registered { lease_ms: self.0.lease.as_millis() as u64, revision: registration.revision };
-        let registered = v1::JoinResponse { message: Some(join_response::Message::Registered(registered)) };
-        // The outbox is new and empty.
-        let _ = messages.try_send(Ok(registered));
-        let session = Session { shared: self.0.clone(), party, registration, outbox: messages.downgrade() };
-        let closed = self.0.closed.clone();
-        tokio::spawn(session.run(requests, closed));
+        tokio::spawn(Session { shared: self.0.clone(), party, registration }.run(requests, alive));
         Ok(Response::new(ReceiverStream::new(outbox)))
     }
 }

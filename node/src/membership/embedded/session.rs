@@ -1,27 +1,26 @@
-//! One worker's stream on the router's side: ends with the stream, with the lease, or when a newer session takes over.
+//! One worker's stream on the router's side. It ends when the worker leaves, with the stream, with the lease, or when a newer session
+//! takes over.
 
 use super::router::Shared;
 use crate::membership::Registration;
 use baton_proto::v1::{self, join_request};
 use baton_types::Party;
 use std::sync::Arc;
-use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use tonic::{Status, Streaming};
+use tonic::Streaming;
 
 pub(super) struct Session {
     pub(super) shared: Arc<Shared>,
     pub(super) party: Party,
     pub(super) registration: Registration,
-    /// Weak: the stream to the worker ends when the registration does.
-    pub(super) outbox: mpsc::WeakSender<Result<v1::JoinResponse, Status>>,
 }
 
 impl Session {
-    pub(super) async fn run(self, requests: Streaming<v1::JoinRequest>, closed: CancellationToken) {
+    /// Ends the registration, too. `replaced` is cancelled where that has happened already, or the router stops.
+    pub(super) async fn run(self, requests: Streaming<v1::JoinRequest>, replaced: CancellationToken) {
         let end = tokio::select! {
             end = self.follow(requests) => end,
-            () = closed.cancelled() => "the router stops",
+            () = replaced.cancelled() => "a newer registration took over, or the router stops",
         };
         tracing::info!(instance = %self.party, revision = self.registration.revision, reason = end, "ends a registration");
         self.shared.leave(&self.party.instance, self.registration);
@@ -33,11 +32,7 @@ impl Session {
             let Some(expires) = self.shared.expires(instance, self.registration) else {
                 return "a newer registration took over";
             };
-            let message = tokio::select! {
-                message = tokio::time::timeout_at(expires, requests.message()) => message,
-                () = self.outbox_closed() => return "the worker went away",
-            };
-            match message {
+            match tokio::time::timeout_at(expires, requests.message()).await {
                 Err(_) => {
                     self.shared.expire();
                     return "the lease ended: the worker was silent";
@@ -55,14 +50,6 @@ impl Session {
                 Ok(Ok(None)) => return "the worker ended its stream",
                 Ok(Err(_)) => return "the stream broke",
             }
-        }
-    }
-
-    /// Waits until nobody reads the outbox any more.
-    async fn outbox_closed(&self) {
-        match self.outbox.upgrade() {
-            Some(outbox) => outbox.closed().await,
-            None => {}
         }
     }
 }
