@@ -1,42 +1,41 @@
 //! `exp` with the same bits on every host.
 //!
 //! The platform's `exp` differs between C libraries, and a draw compares sums of it. This one uses only IEEE additions and
-//! multiplications in a written order, and compilers vectorize it, which matters over a whole vocabulary.
+//! multiplications in a written order. It is not the kernels' `exp`: that one is built on fused multiply-adds, which compilers
+//! turn into calls where the target is not known to have them, and a whole vocabulary is 50,000 to 250,000 of them a token.
 
-/// Upper part of ln 2: its low 21 bits are zero, so `k * LN2_HIGH` is exact for `|k| < 2^21`.
-const LN2_HIGH: f64 = f64::from_bits(0x3FE6_2E42_FEE0_0000);
-/// `ln 2 - LN2_HIGH`, as in fdlibm.
-const LN2_LOW: f64 = 1.908_214_929_270_587_7e-10;
-/// Adding and subtracting 1.5 * 2^52 rounds to the nearest integer, whose low bits then stand in the mantissa.
-const ROUND: f64 = 6_755_399_441_055_744.0;
-/// Below this, results would be subnormal; they count as 0. Weights relative to the best token never need them.
-const UNDERFLOW: f64 = -708.0;
+/// Upper part of ln 2: 15 bits, so that `k * LN2_HIGH` is exact for every k in range.
+const LN2_HIGH: f32 = f32::from_bits(0x3f31_7200);
+/// `ln 2 - LN2_HIGH`, rounded.
+const LN2_LOW: f32 = f32::from_bits(0x35bf_be8e);
+/// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer, whose low bits then stand in the mantissa.
+const ROUND: f32 = 12_582_912.0;
+/// Below this, results would be subnormal; they count as 0. A token e^87 times less likely than the best is never drawn.
+const UNDERFLOW: f32 = -87.0;
+/// `1/n!` for n = 7 down to 2: Taylor's series, whose remainder at `ln(2)/2` is under 2^-27.
+const COEFFICIENTS: [f32; 6] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5];
 
-/// `1/n!` for n = 13 down to 2: Taylor's series, whose remainder at `ln(2)/2` is under 2^-56.
-const COEFFICIENTS: [f64; 12] = [
-    1.0 / 6_227_020_800.0,
-    1.0 / 479_001_600.0,
-    1.0 / 39_916_800.0,
-    1.0 / 3_628_800.0,
-    1.0 / 362_880.0,
-    1.0 / 40_320.0,
-    1.0 / 5_040.0,
-    1.0 / 720.0,
-    1.0 / 120.0,
-    1.0 / 24.0,
-    1.0 / 6.0,
-    0.5,
-];
-
-/// `e^x` for `x <= 0`, within 2 units in the last place; 0 below -708.
-pub(super) fn exp(x: f64) -> f64 {
+/// `e^x` for `x <= 0`, within 2 units in the last place; 0 below -87.
+#[inline(always)] // Inside a loop it becomes vector instructions.
+pub(super) fn exp(x: f32) -> f32 {
     let clamped = x.max(UNDERFLOW);
-    let shifted = clamped * std::f64::consts::LOG2_E + ROUND;
+    let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
     let k = shifted - ROUND;
     let r = (clamped - k * LN2_HIGH) - k * LN2_LOW;
     let series = COEFFICIENTS.iter().fold(0.0, |sum, c| sum * r + c);
     let mantissa = 1.0 + (r + r * r * series);
     // 2^k: `shifted` holds k in its low mantissa bits, two's complement.
-    let power = f64::from_bits((shifted.to_bits().wrapping_add(1023)) << 52);
+    let power = f32::from_bits((shifted.to_bits().wrapping_add(127)) << 23);
     if x < UNDERFLOW { 0.0 } else { mantissa * power }
+}
+
+/// `exp((logit - best) / temperature)` of every logit, where `best` is the largest: weights of at most 1, in proportion to the
+/// probabilities.
+pub(super) fn weights(logits: &[f32], best: f32, temperature: f32) -> Vec<f32> {
+    logits.iter().map(|&logit| exp((logit - best) / temperature)).collect()
+}
+
+/// The sum in f64, in the order given.
+pub(super) fn sum(weights: &[f32]) -> f64 {
+    weights.iter().map(|&w| f64::from(w)).sum()
 }

@@ -1,14 +1,13 @@
 //! Log-probabilities of the model's own distribution.
 
-use super::exp::exp;
+use super::exp::{sum, weights};
 use super::order::Descending;
 use baton_types::{TokenId, TokenLogprobs};
 
 /// `ln(sum(exp(logits)))`, shifted by the largest logit and summed in f64 in id order.
 pub fn log_sum_exp(logits: &[f32]) -> f64 {
-    let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let weights: Vec<f64> = logits.iter().map(|&l| exp(f64::from(l) - max)).collect();
-    max + weights.iter().sum::<f64>().ln()
+    let best = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    f64::from(best) + sum(&weights(logits, best, 1.0)).ln()
 }
 
 /// Log-probability of `chosen` and of the `top` most likely tokens, best first.
