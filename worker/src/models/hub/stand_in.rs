@@ -5,10 +5,12 @@ use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use futures::StreamExt;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::runtime::Runtime;
 
 pub(super) const MODEL: &str = "org/small";
@@ -140,7 +142,11 @@ fn serve(file: &[u8], range: Option<&str>, cut: Option<usize>) -> Response {
     headers.insert(header::CONTENT_RANGE, range.parse().unwrap());
     let status = if from > 0 { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
     let sent = Bytes::copy_from_slice(&rest[..cut.unwrap_or(rest.len()).min(rest.len())]);
-    let broken = cut.map(|_| Err(std::io::Error::other("cut")));
-    let body = futures::stream::iter(std::iter::once(Ok(sent)).chain(broken));
+    // The server drops what it has not written yet when a body breaks, so the break comes when that has had time to go.
+    let broken = cut.map(|_| async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        Err(std::io::Error::other("cut"))
+    });
+    let body = futures::stream::once(async { Ok(sent) }).chain(futures::stream::iter(broken).then(|cut| cut));
     (status, headers, Body::from_stream(body)).into_response()
 }
