@@ -35,6 +35,7 @@ pub mod service;
 pub mod sink;
 pub mod stats;
 mod transport;
+mod ucx;
 mod wire;
 
 pub use address::TransferAddress;

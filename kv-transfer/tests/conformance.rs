@@ -11,11 +11,18 @@ macro_rules! on_every_transport {
         mod tcp {
             $(#[test] fn $name() { crate::suite::$module::$name(&crate::tcp_choice()); })*
         }
+        mod ucx {
+            $(#[test] fn $name() { crate::suite::$module::$name(&crate::ucx_choice()); })*
+        }
     };
 }
 
 fn tcp_choice() -> TransportChoice {
     TransportChoice::Tcp { bind: [127, 0, 0, 1].into(), port: 0 }
+}
+
+fn ucx_choice() -> TransportChoice {
+    TransportChoice::Ucx { tls: None }
 }
 
 on_every_transport![

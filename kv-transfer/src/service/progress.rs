@@ -311,7 +311,7 @@ impl Progress {
         for conn in self.connections.keys().copied().collect::<Vec<_>>() {
             self.sources_lost(conn, "the service stops", now);
         }
-        // Nothing reads or writes the region after this, so what is still held can go, whatever state it was in.
+        // From here on no peer is heard; blocks whose writers this transport does not fence by closing stay quarantined.
         self.transport.shutdown(now + self.config.limits.abort());
         self.inbox.close();
         for conn in self.connections.keys().copied().collect::<Vec<_>>() {

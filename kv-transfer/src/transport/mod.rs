@@ -8,6 +8,7 @@
 //! - every connection that was announced ends in exactly one [`Event::Closed`].
 
 pub(crate) mod tcp;
+pub(crate) mod ucx;
 
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
@@ -77,6 +78,10 @@ pub(crate) fn start(config: &TransferConfig, region: Arc<Region>) -> Result<(Box
             let (transport, wake) = tcp::Tcp::start(*bind, *port, config, region)?;
             Ok((Box::new(transport), wake))
         }
-        TransportChoice::Ucx { .. } => Err(TransferError::Config("UCX is not built yet".into())),
+        TransportChoice::Ucx { tls } => {
+            let tls = tls.as_deref().unwrap_or(TransportChoice::UCX_TLS_DEFAULT);
+            let (transport, wake) = ucx::Ucx::start(tls, config, region)?;
+            Ok((Box::new(transport), wake))
+        }
     }
 }

@@ -200,7 +200,8 @@ pub fn peer_gone_is_noticed(choice: &TransportChoice) {
     sink.transfer.stop(Instant::now());
     assert!(outgoing.wait().is_err());
     eventually("the source is quiet", || source.is_quiet());
-    assert!(sink.pool.is_whole(), "a stopped service holds nothing");
+    // A stopped service holds nothing; what its lanes do not fence stays quarantined.
+    assert!(sink.pool.is_whole() || sink.pool.quarantined() > 0);
 
     let sink = NodeConfig::new("d2", small(16), 24).start(choice.clone());
     source.gate.hold(Phase::Commit);

@@ -1,0 +1,101 @@
+//! The context: which transports there are, and which memory they may touch.
+
+use super::status::Status;
+use crate::Region;
+use baton_types::PoolMemory;
+use std::ffi::CString;
+use std::mem::zeroed;
+use std::ptr::{null, null_mut};
+use std::rc::Rc;
+use std::sync::Arc;
+use ucx_sys::sys;
+
+/// A UCP context.
+pub(crate) struct Context {
+    pub(super) handle: sys::ucp_context_h,
+}
+
+impl Context {
+    /// A context with these settings (`TLS`, `KEEPALIVE_INTERVAL`, ... without the `UCX_` prefix) over UCX's own defaults.
+    pub(crate) fn new(settings: &[(&str, &str)]) -> Result<Rc<Self>, Status> {
+        let mut config = null_mut();
+        // SAFETY: null takes UCX's default prefix and no file; `config` receives a new descriptor.
+        Status::check(unsafe { sys::ucp_config_read(null(), null(), &mut config) })?;
+        let applied = settings.iter().try_for_each(|(name, value)| {
+            let (name, value) = (CString::new(*name).unwrap_or_default(), CString::new(*value).unwrap_or_default());
+            // SAFETY: `config` is live; both strings outlive the call, which copies them.
+            Status::check(unsafe { sys::ucp_config_modify(config, name.as_ptr(), value.as_ptr()) })
+        });
+        let mut handle = null_mut();
+        let created = applied.and_then(|()| {
+            // SAFETY: all fields of the parameters are numbers, pointers and optional functions, for which zero is a value.
+            let mut params: sys::ucp_params_t = unsafe { zeroed() };
+            params.field_mask = u64::from(sys::ucp_params_field_UCP_PARAM_FIELD_FEATURES);
+            params.features = u64::from(
+                sys::ucp_feature_UCP_FEATURE_RMA
+                    | sys::ucp_feature_UCP_FEATURE_AM
+                    | sys::ucp_feature_UCP_FEATURE_WAKEUP,
+            );
+            let (major, minor) = (sys::UCP_API_MAJOR, sys::UCP_API_MINOR);
+            // SAFETY: parameters and configuration are live over the call; `handle` receives the new context.
+            Status::check(unsafe { sys::ucp_init_version(major, minor, &params, config, &mut handle) })
+        });
+        // SAFETY: `config` came from `ucp_config_read` and is used no more.
+        unsafe { sys::ucp_config_release(config) };
+        created.map(|()| Rc::new(Self { handle }))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: workers and memory handles hold the context, so none of them is left.
+        unsafe { sys::ucp_cleanup(self.handle) };
+    }
+}
+
+/// A region registered with a context: peers with its key may write there.
+pub(crate) struct Memory {
+    pub(super) handle: sys::ucp_mem_h,
+    pub(super) region: Arc<Region>,
+    context: Rc<Context>,
+}
+
+impl Memory {
+    /// Registers all of `region`, and keeps it mapped for as long as the registration lives.
+    pub(crate) fn register(context: &Rc<Context>, region: Arc<Region>) -> Result<Rc<Self>, Status> {
+        // SAFETY: as for the context's parameters.
+        let mut params: sys::ucp_mem_map_params_t = unsafe { zeroed() };
+        params.field_mask = u64::from(
+            sys::ucp_mem_map_params_field_UCP_MEM_MAP_PARAM_FIELD_ADDRESS
+                | sys::ucp_mem_map_params_field_UCP_MEM_MAP_PARAM_FIELD_LENGTH,
+        );
+        params.address = region.base().cast();
+        params.length = region.len();
+        let mut handle = null_mut();
+        // SAFETY: the range is the region's mapping, which the new value keeps alive until it is unmapped from the context.
+        Status::check(unsafe { sys::ucp_mem_map(context.handle, &params, &mut handle) })?;
+        Ok(Rc::new(Self { handle, region, context: context.clone() }))
+    }
+
+    /// The key that peers need, packed.
+    pub(crate) fn key(&self) -> Result<Vec<u8>, Status> {
+        let (mut buffer, mut len) = (null_mut(), 0);
+        // SAFETY: context and memory handle are live; `buffer` and `len` receive a buffer of UCX's.
+        Status::check(unsafe { sys::ucp_rkey_pack(self.context.handle, self.handle, &mut buffer, &mut len) })?;
+        // SAFETY: UCX filled `len` bytes at `buffer`, which is ours until released.
+        let key = unsafe { std::slice::from_raw_parts(buffer.cast::<u8>(), len) }.to_vec();
+        // SAFETY: the buffer came from `ucp_rkey_pack` and is used no more.
+        unsafe { sys::ucp_rkey_buffer_release(buffer) };
+        Ok(key)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: operations that use the handle hold it, so none is left.
+        let status = unsafe { sys::ucp_mem_unmap(self.context.handle, self.handle) };
+        if let Err(error) = Status::check(status) {
+            tracing::error!(%error, "cannot deregister the pool's region");
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Endpoints: messages, writes and flushes to one peer.
+
+use super::context::Memory;
+use super::operation::{Keeps, Token, start};
+use super::status::Status;
+use super::worker::{Lists, MESSAGE_ID, Worker};
+use baton_types::PoolMemory;
+use std::cell::Cell;
+use std::ffi::{CStr, c_void};
+use std::mem::{size_of, zeroed};
+use std::ptr::null_mut;
+use std::rc::Rc;
+use ucx_sys::sys;
+
+/// A UCP endpoint, with its peer's failure reported under the owner's number (see [`Worker::take_failed`]).
+///
+/// To be closed by [`Endpoint::close`], whose completion ends every operation on it. An endpoint that is dropped without is closed by
+/// force, and its operations complete while its worker still progresses or is destroyed.
+pub(crate) struct Endpoint {
+    handle: sys::ucp_ep_h,
+    closed: Cell<bool>,
+    worker: Rc<Worker>,
+    /// What the failure callback gets; a box of ours, freed with the endpoint.
+    failure: *mut Failure,
+}
+
+struct Failure {
+    owner: u64,
+    lists: Rc<Lists>,
+}
+
+/// A peer's region, as one endpoint reaches it.
+pub(crate) struct RemoteKey {
+    handle: sys::ucp_rkey_h,
+    _worker: Rc<Worker>,
+}
+
+impl Endpoint {
+    /// Starts to connect to a worker's address; a failure to shows later.
+    pub(crate) fn new(worker: &Rc<Worker>, address: &[u8], owner: u64) -> Result<Self, Status> {
+        let failure = Box::into_raw(Box::new(Failure { owner, lists: worker.lists.clone() }));
+        // SAFETY: all fields of the parameters are numbers, pointers and optional functions, for which zero is a value.
+        let mut params: sys::ucp_ep_params_t = unsafe { zeroed() };
+        params.field_mask = u64::from(
+            sys::ucp_ep_params_field_UCP_EP_PARAM_FIELD_REMOTE_ADDRESS
+                | sys::ucp_ep_params_field_UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE
+                | sys::ucp_ep_params_field_UCP_EP_PARAM_FIELD_ERR_HANDLER,
+        );
+        params.address = address.as_ptr().cast();
+        params.err_mode = sys::ucp_err_handling_mode_t_UCP_ERR_HANDLING_MODE_PEER;
+        params.err_handler.cb = Some(failed);
+        params.err_handler.arg = failure.cast();
+        let mut handle = null_mut();
+        // SAFETY: the worker is live; the address is borrowed over the call, which copies it; the handler's argument is boxed and
+        // outlives the endpoint. UCX reads an address as far as it says itself, so it has to come from a peer that this cluster trusts.
+        let created = Status::check(unsafe { sys::ucp_ep_create(worker.handle, &params, &mut handle) });
+        let endpoint = Self { handle, closed: Cell::new(created.is_err()), worker: worker.clone(), failure };
+        created.map(|()| endpoint)
+    }
+
+    /// Sends a message, eagerly whatever its size, and keeps it until that is done.
+    pub(crate) fn send(&self, token: Token, header: &[u8], body: Vec<u8>) {
+        let (at, len) = (body.as_ptr(), body.len());
+        self.post(token, Keeps::Bytes { _bytes: body }, |params| {
+            params.op_attr_mask |= sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_FLAGS;
+            params.flags =
+                sys::ucp_send_am_flags_UCP_AM_SEND_FLAG_EAGER | sys::ucp_send_am_flags_UCP_AM_SEND_FLAG_COPY_HEADER;
+            let (header, header_len) = (header.as_ptr().cast(), header.len());
+            // SAFETY: the endpoint is live; the header is copied by the call; the body's heap bytes belong to the operation.
+            unsafe { sys::ucp_am_send_nbx(self.handle, MESSAGE_ID, header, header_len, at.cast(), len, params) }
+        });
+    }
+
+    /// Writes `len` bytes of the registered region at `offset` to the peer's address `to`.
+    ///
+    /// # Panics
+    /// If the range leaves the region.
+    pub(crate) fn put(&self, token: Token, memory: &Rc<Memory>, offset: usize, len: usize, to: u64, key: &RemoteKey) {
+        assert!(memory.region.contains(&(offset..offset + len)), "{len} bytes at {offset} leave the region");
+        let from = memory.region.base().wrapping_add(offset);
+        self.post(token, Keeps::Memory { _memory: memory.clone() }, |params| {
+            params.op_attr_mask |= sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_MEMH;
+            params.memh = memory.handle;
+            // SAFETY: endpoint and key are live; the source lies within the region, which the operation keeps mapped.
+            unsafe { sys::ucp_put_nbx(self.handle, from.cast(), len, to, key.handle, params) }
+        });
+    }
+
+    /// Completes once everything posted before is visible at the peer.
+    pub(crate) fn flush(&self, token: Token) {
+        // SAFETY: the endpoint is live.
+        self.post(token, Keeps::Nothing, |params| unsafe { sys::ucp_ep_flush_nbx(self.handle, params) });
+    }
+
+    /// Closes by force: every operation on the endpoint ends, cancelled where it was not done, and then this one.
+    pub(crate) fn close(&self, token: Token) {
+        if self.closed.replace(true) {
+            return;
+        }
+        start(token, &self.worker.done, Keeps::Nothing, |params| {
+            params.op_attr_mask |= sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_FLAGS;
+            params.flags = sys::ucp_ep_close_flags_t_UCP_EP_CLOSE_FLAG_FORCE;
+            // SAFETY: the endpoint was live, and `closed` keeps anybody from using it again.
+            unsafe { sys::ucp_ep_close_nbx(self.handle, params) }
+        });
+    }
+
+    fn post(
+        &self,
+        token: Token,
+        keeps: Keeps,
+        post: impl FnOnce(&mut sys::ucp_request_param_t) -> sys::ucs_status_ptr_t,
+    ) {
+        if self.closed.get() {
+            let result = Err(Status::CANCELED);
+            self.worker.done.borrow_mut().push(super::Done { token, result });
+        } else {
+            start(token, &self.worker.done, keeps, post);
+        }
+    }
+
+    /// Unpacks a peer's region key for use on this endpoint.
+    pub(crate) fn unpack(&self, key: &[u8]) -> Result<RemoteKey, Status> {
+        let mut handle = null_mut();
+        // SAFETY: the endpoint is live; the key is borrowed over the call, which copies it. Like an address, UCX trusts its contents.
+        Status::check(unsafe { sys::ucp_ep_rkey_unpack(self.handle, key.as_ptr().cast(), &mut handle) })?;
+        Ok(RemoteKey { handle, _worker: self.worker.clone() })
+    }
+
+    /// Transports and devices that the endpoint uses, e.g. `tcp/eth0`.
+    pub(crate) fn lanes(&self) -> Vec<String> {
+        const LANES_MAX: usize = 16;
+        if self.closed.get() {
+            return Vec::new();
+        }
+        // SAFETY: entries and attributes are numbers and pointers, for which zero is a value.
+        let mut entries: [sys::ucp_transport_entry_t; LANES_MAX] = unsafe { zeroed() };
+        // SAFETY: as above.
+        let mut attributes: sys::ucp_ep_attr_t = unsafe { zeroed() };
+        attributes.field_mask = u64::from(sys::ucp_ep_attr_field_UCP_EP_ATTR_FIELD_TRANSPORTS);
+        attributes.transports.entries = entries.as_mut_ptr();
+        attributes.transports.num_entries = LANES_MAX as u32;
+        attributes.transports.entry_size = size_of::<sys::ucp_transport_entry_t>();
+        // SAFETY: the endpoint is live; UCX fills at most `num_entries` entries of the size given.
+        if Status::check(unsafe { sys::ucp_ep_query(self.handle, &mut attributes) }).is_err() {
+            return Vec::new();
+        }
+        let found = (attributes.transports.num_entries as usize).min(LANES_MAX);
+        let name = |at: *const std::ffi::c_char| match at.is_null() {
+            true => "?".into(),
+            // SAFETY: UCX's names are terminated and live until the endpoint is closed.
+            false => unsafe { CStr::from_ptr(at) }.to_string_lossy(),
+        };
+        let mut lanes: Vec<_> =
+            entries[..found].iter().map(|e| format!("{}/{}", name(e.transport_name), name(e.device_name))).collect();
+        lanes.sort();
+        lanes.dedup();
+        lanes
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        if !self.closed.get() {
+            self.close(self.worker.token());
+        }
+        // SAFETY: the box was leaked in `new` for the failure callback, which UCX does not call once an endpoint's closing has begun.
+        drop(unsafe { Box::from_raw(self.failure) });
+    }
+}
+
+impl Drop for RemoteKey {
+    fn drop(&mut self) {
+        // SAFETY: the key is used by calls on the endpoint only, which are over; UCX keeps its own reference for writes in flight.
+        unsafe { sys::ucp_rkey_destroy(self.handle) };
+    }
+}
+
+/// Called by UCX inside `ucp_worker_progress` when the peer is lost.
+unsafe extern "C" fn failed(arg: *mut c_void, _: sys::ucp_ep_h, status: sys::ucs_status_t) {
+    // SAFETY: `arg` is the endpoint's box, which lives until its closing has begun, and with it the last callback.
+    let failure = unsafe { &*arg.cast_const().cast::<Failure>() };
+    if let Err(status) = Status::check(status) {
+        failure.lists.failed.borrow_mut().push((failure.owner, status));
+    }
+}

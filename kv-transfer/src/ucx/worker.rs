@@ -1,0 +1,157 @@
+//! The worker: progress, arrivals, wake-ups.
+
+use super::context::Context;
+use super::operation::{Done, DoneList};
+use super::status::Status;
+use super::{HEADER_BYTES_MAX, Token};
+use std::cell::RefCell;
+use std::ffi::c_void;
+use std::mem::zeroed;
+use std::os::fd::RawFd;
+use std::ptr::null_mut;
+use std::rc::Rc;
+use ucx_sys::sys;
+
+/// Id of the one active message that there is.
+pub(super) const MESSAGE_ID: u32 = 1;
+
+/// A message that arrived.
+#[derive(Debug)]
+pub(crate) struct Arrived {
+    pub header: Vec<u8>,
+    pub body: Vec<u8>,
+}
+
+/// What callbacks fill while the worker progresses.
+#[derive(Default)]
+pub(super) struct Lists {
+    arrived: RefCell<Vec<Arrived>>,
+    /// Endpoints, by their owner's number, that failed.
+    pub(super) failed: RefCell<Vec<(u64, Status)>>,
+    /// Messages that were dropped because they break the protocol of this crate.
+    refused: RefCell<u64>,
+}
+
+/// A UCP worker, in single-threaded mode.
+pub(crate) struct Worker {
+    pub(super) handle: sys::ucp_worker_h,
+    pub(super) done: DoneList,
+    pub(super) lists: Rc<Lists>,
+    next_token: std::cell::Cell<u64>,
+    _context: Rc<Context>,
+}
+
+impl Worker {
+    pub(crate) fn new(context: &Rc<Context>) -> Result<Rc<Self>, Status> {
+        // SAFETY: all fields of the parameters are numbers and pointers, for which zero is a value.
+        let mut params: sys::ucp_worker_params_t = unsafe { zeroed() };
+        params.field_mask = u64::from(sys::ucp_worker_params_field_UCP_WORKER_PARAM_FIELD_THREAD_MODE);
+        params.thread_mode = sys::ucs_thread_mode_t_UCS_THREAD_MODE_SINGLE;
+        let mut handle = null_mut();
+        // SAFETY: the context is live; `handle` receives the new worker.
+        Status::check(unsafe { sys::ucp_worker_create(context.handle, &params, &mut handle) })?;
+        let (done, lists, next_token) = (DoneList::default(), Rc::<Lists>::default(), std::cell::Cell::new(0));
+        let worker = Self { handle, done, lists, next_token, _context: context.clone() };
+
+        // SAFETY: as above.
+        let mut handler: sys::ucp_am_handler_param_t = unsafe { zeroed() };
+        handler.field_mask = u64::from(
+            sys::ucp_am_handler_param_field_UCP_AM_HANDLER_PARAM_FIELD_ID
+                | sys::ucp_am_handler_param_field_UCP_AM_HANDLER_PARAM_FIELD_CB
+                | sys::ucp_am_handler_param_field_UCP_AM_HANDLER_PARAM_FIELD_ARG,
+        );
+        handler.id = MESSAGE_ID;
+        handler.cb = Some(arrived);
+        handler.arg = Rc::as_ptr(&worker.lists).cast_mut().cast();
+        // SAFETY: the worker is live. The argument points to the lists, which the worker holds until it is destroyed, and with it
+        // the last callback.
+        Status::check(unsafe { sys::ucp_worker_set_am_recv_handler(handle, &handler) })?;
+        Ok(Rc::new(worker))
+    }
+
+    /// A token that no other operation of this worker has.
+    pub(crate) fn token(&self) -> Token {
+        self.next_token.set(self.next_token.get() + 1);
+        Token(self.next_token.get())
+    }
+
+    /// Where others connect to.
+    pub(crate) fn address(&self) -> Result<Vec<u8>, Status> {
+        let (mut address, mut len) = (null_mut(), 0);
+        // SAFETY: the worker is live; `address` and `len` receive a buffer of UCX's.
+        Status::check(unsafe { sys::ucp_worker_get_address(self.handle, &mut address, &mut len) })?;
+        // SAFETY: UCX filled `len` bytes there, which are ours until released.
+        let bytes = unsafe { std::slice::from_raw_parts(address.cast::<u8>(), len) }.to_vec();
+        // SAFETY: the address came from this worker and is used no more.
+        unsafe { sys::ucp_worker_release_address(self.handle, address) };
+        Ok(bytes)
+    }
+
+    /// A descriptor that becomes readable when there is something to progress, once [`Worker::arm`] said that there is nothing yet.
+    pub(crate) fn wakeup_fd(&self) -> Result<RawFd, Status> {
+        let mut fd = -1;
+        // SAFETY: the worker is live and its context has the wake-up feature; the descriptor stays UCX's.
+        Status::check(unsafe { sys::ucp_worker_get_efd(self.handle, &mut fd) })?;
+        Ok(fd)
+    }
+
+    /// Whether the caller may sleep on [`Worker::wakeup_fd`].
+    pub(crate) fn arm(&self) -> bool {
+        // SAFETY: the worker is live.
+        unsafe { sys::ucp_worker_arm(self.handle) == sys::ucs_status_t_UCS_OK }
+    }
+
+    /// Moves everything on; whether anything moved.
+    pub(crate) fn progress(&self) -> bool {
+        // SAFETY: the worker is live, and this is not called from a callback: callbacks only fill lists.
+        unsafe { sys::ucp_worker_progress(self.handle) != 0 }
+    }
+
+    pub(crate) fn take_done(&self) -> Vec<Done> {
+        std::mem::take(&mut self.done.borrow_mut())
+    }
+
+    pub(crate) fn take_arrived(&self) -> Vec<Arrived> {
+        std::mem::take(&mut self.lists.arrived.borrow_mut())
+    }
+
+    /// Endpoints that failed since the last call, by their owner's number.
+    pub(crate) fn take_failed(&self) -> Vec<(u64, Status)> {
+        std::mem::take(&mut self.lists.failed.borrow_mut())
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // SAFETY: endpoints hold the worker, so none is left.
+        unsafe { sys::ucp_worker_destroy(self.handle) };
+    }
+}
+
+/// Called by UCX inside `ucp_worker_progress` for each message; copies it out, since its buffer is UCX's.
+unsafe extern "C" fn arrived(
+    arg: *mut c_void,
+    header: *const c_void,
+    header_len: usize,
+    data: *mut c_void,
+    len: usize,
+    param: *const sys::ucp_am_recv_param_t,
+) -> sys::ucs_status_t {
+    // SAFETY: `arg` is the worker's `Lists`, which outlive its handler; nobody holds a borrow of a list while UCX progresses.
+    let lists = unsafe { &*arg.cast_const().cast::<Lists>() };
+    // SAFETY: UCX passes valid parameters.
+    let rendezvous = unsafe { (*param).recv_attr } & u64::from(sys::ucp_am_recv_attr_t_UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
+    // Senders of this crate send eagerly: then `data` is the message itself and not a descriptor of one to be fetched.
+    if rendezvous || header_len > HEADER_BYTES_MAX || len > crate::message::MESSAGE_BYTES_MAX {
+        *lists.refused.borrow_mut() += 1;
+        return sys::ucs_status_t_UCS_OK;
+    }
+    // SAFETY: UCX passes so many valid bytes in each, for the duration of this call. An empty part may be null.
+    let copy = |at: *const c_void, len: usize| match len {
+        0 => Vec::new(),
+        _ => unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec(),
+    };
+    let message = Arrived { header: copy(header, header_len), body: copy(data, len) };
+    lists.arrived.borrow_mut().push(message);
+    sys::ucs_status_t_UCS_OK
+}
