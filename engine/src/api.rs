@@ -103,8 +103,8 @@ pub enum SequenceEvent {
 
 /// Where the events of one sequence go. Called on the engine thread; must never block.
 pub trait SequenceSink: Send {
-    /// Whether three more events fit now (`Started`, a `Token` and the end may come of one step). A sequence whose sink has no
-    /// room is paused, and cancelled after [`crate::EngineConfig::stall`].
+    /// Whether two more events fit now; an unused sink holds at least three. A sequence whose sink has no room is paused, and
+    /// cancelled after [`crate::EngineConfig::stall`].
     fn has_room(&self) -> bool;
     /// Takes an event. `false` means that nobody listens any more: the sequence is cancelled.
     fn send(&mut self, event: SequenceEvent) -> bool;

@@ -149,7 +149,9 @@ impl<M: StepModel> Runner<M> {
     fn apply(&mut self, preempted: &[SequenceKey], started: &[SequenceKey], now: Instant) {
         self.preemptions += preempted.len() as u64;
         for key in started {
-            let (Some(sequence), Some(lease)) = (self.sequences.get_mut(key), self.scheduler.lease(*key)) else { continue };
+            let (Some(sequence), Some(lease)) = (self.sequences.get_mut(key), self.scheduler.lease(*key)) else {
+                continue;
+            };
             sequence.start(lease.blocks(), now);
             if std::mem::take(&mut sequence.counted) {
                 self.shared.mailbox.left_queue(1);

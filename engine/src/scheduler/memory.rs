@@ -1,5 +1,6 @@
-//! Blocks for those who come first, if need be from those who come last.
+//! Blocks and places for those who come first, if need be from those who come last.
 
+use super::entry::Stage;
 use super::{Scheduler, SequenceKey};
 use baton_kv_cache::Lease;
 use std::ops::Bound;
@@ -57,5 +58,20 @@ impl Scheduler {
         }
         preempted.push(victim);
         true
+    }
+
+    /// Frees the place of the last running sequence after `key`. It keeps its blocks and goes on where it was.
+    pub(super) fn park_last_after(&mut self, key: SequenceKey) -> bool {
+        let Some(parked) = self.last_parkable_after(key).and_then(|key| self.entries.get_mut(&key)) else {
+            return false;
+        };
+        parked.stage = Stage::Waiting;
+        true
+    }
+
+    /// The last running sequence after `key` that may lose its place.
+    pub(super) fn last_parkable_after(&self, key: SequenceKey) -> Option<SequenceKey> {
+        let mut after = self.entries.range((Bound::Excluded(key), Bound::Unbounded)).rev();
+        after.find(|(_, e)| e.stage == Stage::Running && e.is_preemptable()).map(|(key, _)| *key)
     }
 }

@@ -6,6 +6,7 @@
 //!   waits for blocks.
 //! - Who lacks a block takes it from the sequence that comes last: that one is preempted, waits, and is recomputed. Nobody takes
 //!   from a sequence that comes before it, so the first of all always progresses and two can never starve each other.
+//! - Where the batch is full, a sequence that comes before others takes the place of the last one, which keeps its blocks and waits.
 //! - A prefill under observation is pinned: its blocks are being read. It holds all it needs from the start and ends by itself.
 //! - A sequence that is held or whose sink is full keeps what it has and stops nobody.
 

@@ -136,7 +136,8 @@ impl Scheduler {
     fn try_start(&mut self, key: SequenceKey, pass: &mut Pass, decisions: &mut Decisions) -> bool {
         let entry = &self.entries[&key];
         let (len, brings_blocks, decode) = (entry.len, entry.lease.is_some(), entry.is_decode());
-        if pass.running >= self.config.running_max || (!decode && pass.prefill_left == 0) {
+        let has_place = pass.running < self.config.running_max || self.last_parkable_after(key).is_some();
+        if !has_place || (!decode && pass.prefill_left == 0) {
             return false;
         }
         if !brings_blocks {
@@ -155,7 +156,10 @@ impl Scheduler {
                 entry.lease = lease;
             }
         }
-        pass.running += 1;
+        if pass.running >= self.config.running_max && !self.park_last_after(key) {
+            return false;
+        }
+        pass.running = self.totals().running + 1;
         if let Some(entry) = self.entries.get_mut(&key) {
             entry.stage = Stage::Running;
             if !std::mem::replace(&mut entry.started, true) {

@@ -111,19 +111,28 @@ impl World {
 fn sequences_join_and_leave_at_every_step() {
     let mut w = World::new(32, config());
     let a = w.prompt(3);
-    w.check(2, expect![[r#"
+    w.check(
+        2,
+        expect![[r#"
         start a a:0+3*
         a:3+1*
-    "#]]);
+    "#]],
+    );
     w.prompt(5);
-    w.check(2, expect![[r#"
+    w.check(
+        2,
+        expect![[r#"
         start b a:4+1* b:0+5*
         a:5+1* b:5+1*
-    "#]]);
+    "#]],
+    );
     w.scheduler.remove(a);
-    w.check(1, expect![[r#"
+    w.check(
+        1,
+        expect![[r#"
         b:6+1*
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -134,50 +143,67 @@ fn prefill_comes_in_chunks_behind_the_decode_rows() {
     w.step();
     w.prompt(20);
     w.prompt(3);
-    w.check(5, expect![[r#"
+    w.check(
+        5,
+        expect![[r#"
         start c a:1+1* b:1+1* c:0+6
         a:2+1* b:2+1* c:6+6
         a:3+1* b:3+1* c:12+6
         start d a:4+1* b:4+1* c:18+2* d:0+3*
         a:5+1* b:5+1* c:20+1* d:3+1*
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
 fn a_full_batch_leaves_prefill_one_row() {
     let mut w = World::new(64, SchedulerConfig { chunk_tokens_max: 2, ..config() });
-    (0..3).for_each(|_| drop(w.prompt(1)));
+    for _ in 0..3 {
+        w.prompt(1);
+    }
     (0..2).for_each(|_| drop(w.step()));
     w.prompt(3);
     w.prompt(1); // A fifth sequence waits: four run at most.
-    w.check(4, expect![[r#"
+    w.check(
+        4,
+        expect![[r#"
         start d a:2+1* b:2+1* c:1+1* d:0+1
         a:3+1* b:3+1* c:2+1* d:1+1
         a:4+1* b:4+1* c:3+1* d:2+1*
         a:5+1* b:5+1* c:4+1* d:3+1*
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
 fn higher_priority_goes_first_and_nobody_overtakes_who_lacks_blocks() {
     let mut w = World::new(6, config());
     let a = w.prompt(8);
-    w.check(1, expect![[r#"
+    w.check(
+        1,
+        expect![[r#"
         start a a:0+8*
-    "#]]);
+    "#]],
+    );
     w.prompt(16); // Four blocks and the watermark: not with `a` there.
     w.prompt(4); // Would fit, but comes later.
     let d = w.add(1, w.arrival(4)); // Comes first.
-    w.check(2, expect![[r#"
+    w.check(
+        2,
+        expect![[r#"
         start d d:0+4* a:8+1* starved
         d:4+1* a:9+1* starved
-    "#]]);
+    "#]],
+    );
     w.scheduler.remove(a);
     w.scheduler.remove(d);
-    w.check(2, expect![[r#"
+    w.check(
+        2,
+        expect![[r#"
         start b b:0+8
         b:8+8*
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -185,7 +211,9 @@ fn the_last_one_is_preempted_and_recomputed_whole() {
     let mut w = World::new(5, SchedulerConfig { watermark_blocks: 0, ..config() });
     let a = w.prompt(7);
     w.prompt(7);
-    w.check(8, expect![[r#"
+    w.check(
+        8,
+        expect![[r#"
         start ab a:0+7* b:0+1
         a:7+1* b:1+6*
         a:8+1* b:7+1*
@@ -194,14 +222,18 @@ fn the_last_one_is_preempted_and_recomputed_whole() {
         a:11+1* starved
         preempt b a:12+1*
         a:13+1* starved
-    "#]]);
+    "#]],
+    );
     w.scheduler.remove(a);
-    w.check(4, expect![[r#"
+    w.check(
+        4,
+        expect![[r#"
         b:0+8
         b:8+1*
         b:9+1*
         b:10+1*
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -211,11 +243,14 @@ fn lowest_priority_then_youngest_is_preempted_first() {
     w.add(-1, w.arrival(3));
     w.prompt(3);
     w.prompt(3);
-    w.check(3, expect![[r#"
+    w.check(
+        3,
+        expect![[r#"
         start acd a:0+4* c:0+3* d:0+1
         a:4+1* c:3+1* d:1+2* starved
         preempt d a:5+1* c:4+1*
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -223,15 +258,21 @@ fn an_observed_prefill_is_never_preempted() {
     let mut w = World::new(5, SchedulerConfig { watermark_blocks: 0, ..config() });
     w.prompt(4);
     let b = w.add(0, Arrival { pinned: true, ..w.arrival(16) });
-    w.check(3, expect![[r#"
+    w.check(
+        3,
+        expect![[r#"
         start ab a:0+4* b:0+4
         b:4+7 starved
         b:11+5* starved
-    "#]]);
+    "#]],
+    );
     assert!(w.scheduler.remove(b).is_some());
-    w.check(1, expect![[r#"
+    w.check(
+        1,
+        expect![[r#"
         a:4+1*
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -239,14 +280,20 @@ fn a_first_one_without_blocks_waits_for_those_held_outside() {
     let mut w = World::new(2, SchedulerConfig { watermark_blocks: 0, ..config() });
     let outside = w.pool.try_lease(&[1]);
     w.prompt(4);
-    w.check(2, expect![[r#"
+    w.check(
+        2,
+        expect![[r#"
         start a a:0+4*
         starved
-    "#]]);
+    "#]],
+    );
     drop(outside);
-    w.check(1, expect![[r#"
+    w.check(
+        1,
+        expect![[r#"
         a:4+1*
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -255,36 +302,74 @@ fn a_late_adopted_one_makes_way_for_an_older_one() {
     w.held.insert(('a', "queue"));
     w.prompt(12);
     w.adopted(9);
-    w.check(2, expect![[r#"
+    w.check(
+        2,
+        expect![[r#"
         start b b:8+1*
         b:9+1*
-    "#]]);
+    "#]],
+    );
     w.held.clear();
-    w.check(4, expect![[r#"
+    w.check(
+        4,
+        expect![[r#"
         preempt b start a a:0+7
         a:7+5* starved
         a:12+1* starved
         a:13+1* starved
+    "#]],
+    );
+}
+
+#[test]
+fn in_a_full_batch_an_earlier_one_takes_the_place_of_the_last() {
+    let mut w = World::new(8, SchedulerConfig { running_max: 2, ..config() });
+    w.add(-1, w.arrival(4));
+    w.check(2, expect![[r#"
+        start a a:0+4*
+        a:4+1*
     "#]]);
+    let b = w.adopted(6);
+    w.adopted(6);
+    w.check(1, expect![[r#"
+        start bc b:5+1* c:5+1*
+    "#]]);
+    w.held.insert(('c', "decode")); // Held: it keeps its place.
+    w.check(1, expect![[r#"
+        b:6+1*
+    "#]]);
+    w.scheduler.remove(b);
+    w.check(1, expect![[r#"
+        a:5+1*
+    "#]]); // It kept its blocks: nothing is computed again.
 }
 
 #[test]
 fn the_watermark_holds_newcomers_back_while_others_run() {
     let mut w = World::new(5, SchedulerConfig { watermark_blocks: 2, ..config() });
     w.prompt(20); // All five blocks: nothing runs, so the margin is waived.
-    w.check(1, expect![[r#"
+    w.check(
+        1,
+        expect![[r#"
         start a a:0+8
-    "#]]);
+    "#]],
+    );
     let mut w = World::new(5, SchedulerConfig { watermark_blocks: 2, ..config() });
     let a = w.prompt(4);
     w.prompt(9); // Three blocks would leave one.
-    w.check(1, expect![[r#"
+    w.check(
+        1,
+        expect![[r#"
         start a a:0+4* starved
-    "#]]);
+    "#]],
+    );
     w.scheduler.remove(a);
-    w.check(1, expect![[r#"
+    w.check(
+        1,
+        expect![[r#"
         start b b:0+8
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -293,17 +378,26 @@ fn deadlines_end_sequences_wherever_they_are() {
     for (len, seconds) in [(4, 3), (40, 2), (4, 1000)] {
         w.add(0, Arrival { deadline: w.start + seconds * SECOND, ..w.arrival(len) });
     }
-    w.check(1, expect![[r#"
+    w.check(
+        1,
+        expect![[r#"
         start a a:0+4* starved
-    "#]]);
+    "#]],
+    );
     w.now += 2 * SECOND;
-    w.check(1, expect![[r#"
+    w.check(
+        1,
+        expect![[r#"
         Deadline(b) start c a:4+1* c:0+4*
-    "#]]);
+    "#]],
+    );
     w.now += SECOND;
-    w.check(1, expect![[r#"
+    w.check(
+        1,
+        expect![[r#"
         Deadline(a, with blocks) c:4+1*
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -311,26 +405,41 @@ fn a_full_sink_pauses_one_sequence_and_ends_it_after_the_stall() {
     let mut w = World::new(16, config());
     w.prompt(2);
     w.prompt(2);
-    w.check(1, expect![[r#"
+    w.check(
+        1,
+        expect![[r#"
         start ab a:0+2* b:0+2*
-    "#]]);
+    "#]],
+    );
     w.full.insert('a');
-    w.check(1, expect![[r#"
+    w.check(
+        1,
+        expect![[r#"
         b:2+1*
-    "#]]);
+    "#]],
+    );
     w.now += 4 * SECOND;
     w.full.clear();
-    w.check(1, expect![[r#"
+    w.check(
+        1,
+        expect![[r#"
         a:2+1* b:3+1*
-    "#]]);
+    "#]],
+    );
     w.full.insert('b');
-    w.check(1, expect![[r#"
+    w.check(
+        1,
+        expect![[r#"
         a:3+1*
-    "#]]);
+    "#]],
+    );
     w.now += 5 * SECOND;
-    w.check(1, expect![[r#"
+    w.check(
+        1,
+        expect![[r#"
         Stalled(b, with blocks) a:4+1*
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
@@ -341,21 +450,30 @@ fn a_gate_holds_one_sequence_in_its_phase_and_stops_nobody_else() {
     w.prompt(10);
     w.prompt(2);
     w.prompt(2);
-    w.check(2, expect![[r#"
+    w.check(
+        2,
+        expect![[r#"
         start bcd c:0+2* d:0+2*
         d:2+1*
-    "#]]);
+    "#]],
+    );
     w.held.remove(&('a', "queue"));
     w.held.remove(&('b', "prefill"));
-    w.check(1, expect![[r#"
+    w.check(
+        1,
+        expect![[r#"
         start a a:0+2* b:0+5 d:3+1*
-    "#]]);
+    "#]],
+    );
     w.held.insert(('b', "prefill"));
     w.held.clear();
     w.held.insert(('b', "prefill")); // Between two chunks.
-    w.check(1, expect![[r#"
+    w.check(
+        1,
+        expect![[r#"
         a:2+1* c:2+1* d:4+1*
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]

@@ -1,0 +1,77 @@
+//! What is refused at the door, and what load says.
+
+use super::*;
+use crate::{Phase, SubmitError};
+
+fn refusal(engine: &EngineHandle, request: SequenceRequest, run: Run) -> SubmitError {
+    engine.submit(request, run, TestSink::unread()).expect_err("refused")
+}
+
+#[test]
+fn what_can_never_fit_is_refused_at_once() {
+    let check = |blocks: u32, len: usize, expected: Option<(usize, &str)>| {
+        let (engine, _) = start(blocks, config(), Hooks::default());
+        let got = engine.check_fits(len).err();
+        let expected =
+            expected.map(|(limit, what)| format!("{} tokens can never fit: {limit} is the limit of {what}", len + 1));
+        assert_eq!(got.as_ref().map(ToString::to_string), expected);
+        if got.is_some() {
+            assert_eq!(Some(refusal(&engine, request(&prompt(1, len), 1), Run::Full)), got);
+        }
+    };
+    check(8, 63, None);
+    check(8, 64, Some((64, "the context")));
+    check(3, 47, None);
+    check(3, 48, Some((48, "the KV pool")));
+}
+
+#[test]
+fn nonsense_is_refused_with_a_reason() {
+    let (engine, _) = start(8, config(), Hooks::default());
+    let check = |expected: &str, change: &dyn Fn(&mut SequenceRequest)| {
+        let mut bad = request(&[1, 2, 3], 4);
+        change(&mut bad);
+        let error = refusal(&engine, bad, Run::Full);
+        assert!(matches!(&error, SubmitError::Invalid(m) if m.contains(expected)), "{error}");
+    };
+    check("prompt_len", &|r| r.tokens.clear());
+    check("prompt_len", &|r| r.prompt_len = 0);
+    check("prompt_len", &|r| r.prompt_len = 4);
+    check("vocabulary", &|r| r.tokens[1] = VOCAB as u32);
+    check("max_tokens", &|r| (r.prompt_len, r.sampling.max_tokens) = (1, 2));
+    let lease = engine.pool().try_lease(&[1]).unwrap();
+    let error = refusal(&engine, request(&prompt(1, 18), 1), Run::Adopted { lease });
+    assert!(matches!(&error, SubmitError::Invalid(m) if m.contains("adopted blocks")), "{error}");
+    assert_eq!(engine.pool().counts().referenced, 0, "a refused lease is free again");
+}
+
+#[test]
+fn the_queue_is_bounded_and_its_places_come_back() {
+    let (engine, _) = start(8, EngineConfig { waiting_max: 2, ..config() }, Hooks::default());
+    engine.set_gate(Some(Arc::new(|_: &RequestId, phase: Phase| phase != Phase::Queue)));
+    let waiting: Vec<_> = (0..2).map(|i| submit(&engine, request(&prompt(i, 5), 2), Run::Full)).collect();
+    assert_eq!(refusal(&engine, request(&[1], 1), Run::Full), SubmitError::Full { waiting: 2, waiting_max: 2 });
+    eventually("load", || (engine.load().waiting, engine.load().waiting_tokens) == (2, 10));
+    waiting[0].control.cancel();
+    waiting[0].end();
+    let third = submit(&engine, request(&prompt(3, 5), 2), Run::Full);
+    engine.set_gate(None);
+    waiting[1].end();
+    third.end();
+    (0..2).for_each(|i| drop(submit(&engine, request(&prompt(i, 5), 2), Run::Full).end()));
+}
+
+#[test]
+fn reservations_keep_the_margin_and_let_those_who_wait_go_first() {
+    let (engine, _) = start(8, EngineConfig { watermark_blocks: 2, ..config() }, Hooks::default());
+    let all = engine.reserve(8 * BLOCK).expect("an empty pool takes what fits it");
+    assert!(engine.reserve(1).is_none());
+    drop(all);
+    let held = engine.reserve(5 * BLOCK).unwrap();
+    assert!(engine.reserve(2 * BLOCK).is_none(), "three are free, two stay so");
+    let starved = submit(&engine, request(&prompt(1, 2 * BLOCK), 1), Run::Full);
+    eventually("starved", || engine.reserve(1).is_none());
+    drop(held);
+    starved.end();
+    eventually("room again", || engine.reserve(5 * BLOCK).is_some());
+}

@@ -1,0 +1,88 @@
+//! Prefill here, decode there: observers, leases out, leases in.
+
+use super::*;
+use crate::{Phase, PrefillObserver};
+use baton_kv_cache::Lease;
+use baton_types::{Fence, GroupBlocks};
+use stand_in::{LAYERS, continuation};
+use std::sync::Mutex;
+
+#[derive(Clone, Default)]
+struct Observer {
+    log: Arc<Mutex<Vec<String>>>,
+    ended: Arc<Mutex<Option<Lease>>>,
+}
+
+impl PrefillObserver for Observer {
+    fn started(&mut self, blocks: &GroupBlocks, _now: Instant) {
+        self.log.lock().unwrap().push(format!("{} blocks", blocks.total()));
+    }
+    fn layer_launched(&mut self, layer: u32, tokens_end: usize, _fence: &Fence) {
+        self.log.lock().unwrap().push(format!("{layer}:{tokens_end}"));
+    }
+    fn ended(&mut self, lease: Lease) {
+        *self.ended.lock().unwrap() = Some(lease);
+    }
+}
+
+#[test]
+fn an_observer_sees_every_layer_of_every_chunk_and_the_blocks_go_out() {
+    let (engine, kv) = start(8, config(), Hooks::default());
+    let (tokens, observer) = (prompt(1, 20), Observer::default());
+    let run = Run::PrefillOnly { observer: Box::new(observer.clone()) };
+    let (output, outcome) = submit(&engine, request(&tokens, 9), run).end();
+    let Outcome::Prefilled(lease) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(output, continuation(&tokens, 1));
+    assert_eq!(observer.log.lock().unwrap().join(" "), "2 blocks 0:8 1:8 0:16 1:16 0:20 1:20");
+    assert_eq!(LAYERS, 2);
+    assert_eq!(kv.load(&lease.blocks().0[0], 20), tokens);
+    assert_eq!(engine.pool().counts().referenced, 2, "the lease holds them");
+    drop(lease);
+    assert_eq!(engine.pool().counts().referenced, 0);
+}
+
+#[test]
+fn what_ends_with_its_first_token_still_hands_its_blocks_out() {
+    let (engine, _) = start(8, config(), Hooks::default());
+    let sequence = submit(&engine, request(&[1, 2], 1), Run::PrefillOnly { observer: Box::new(Observer::default()) });
+    assert!(matches!(sequence.next(), SequenceEvent::Started { .. }));
+    assert!(matches!(sequence.next(), SequenceEvent::Token { finish: Some(FinishReason::Length), .. }));
+    assert!(matches!(sequence.next(), SequenceEvent::Prefilled { .. }));
+    assert!(sequence.events.recv_timeout(FOREVER).is_err(), "nothing follows, and the sink is gone");
+}
+
+#[test]
+fn a_cancelled_prefill_leaves_its_blocks_to_the_observer() {
+    let (engine, _) = start(8, config(), Hooks::default());
+    engine.set_gate(Some(Arc::new(|_: &RequestId, phase: Phase| phase != Phase::Prefill)));
+    let observer = Observer::default();
+    let sequence =
+        submit(&engine, request(&prompt(1, 20), 9), Run::PrefillOnly { observer: Box::new(observer.clone()) });
+    assert!(matches!(sequence.next(), SequenceEvent::Started { .. }));
+    sequence.control.cancel();
+    assert!(matches!(sequence.end().1, Outcome::Finished(FinishReason::Cancelled)));
+    assert_eq!(engine.pool().counts().referenced, 2, "a transfer may still read them");
+    observer.ended.lock().unwrap().take();
+    assert_eq!(engine.pool().counts().referenced, 0);
+}
+
+#[test]
+fn an_adopted_sequence_continues_where_the_prefill_ended() {
+    let (source, source_kv) = start(8, config(), Hooks::default());
+    let (sink, sink_kv) = start(8, config(), Hooks::default());
+    let _shift = sink.pool().try_lease(&[3]); // Other block ids than at the source.
+    for len in [1, 15, 16, 17, 40] {
+        let tokens = prompt(len as u32, len);
+        let run = Run::PrefillOnly { observer: Box::new(Observer::default()) };
+        let (first, outcome) = submit(&source, request(&tokens, 20), run).end();
+        let Outcome::Prefilled(from) = outcome else { panic!("{outcome:?}") };
+        let to = sink.reserve(len).unwrap();
+        sink_kv.receive(&to.blocks().0[0], &source_kv.load(&from.blocks().0[0], len));
+        drop(from);
+        let mut adopted = request(&[&tokens[..], &first].concat(), 20);
+        adopted.prompt_len = len;
+        let (rest, _) = submit(&sink, adopted, Run::Adopted { lease: to }).end();
+        assert_eq!([first, rest].concat(), continuation(&tokens, 20));
+    }
+    assert_eq!(source.pool().counts().referenced, 0);
+}

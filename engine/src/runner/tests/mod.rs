@@ -1,0 +1,146 @@
+//! The engine thread over a stand-in model whose every token is a hash of what it reads back through its block table.
+
+mod bounds;
+mod ends;
+mod faults;
+mod handoff;
+mod random;
+mod stand_in;
+
+use crate::{Engine, EngineConfig, EngineHandle, Run, SequenceControl, SequenceEvent, SequenceRequest, SequenceSink};
+use baton_types::{Dtype, ErrorKind, FinishReason, KvLayout, KvPoolMap, RequestId, SamplingParams, TokenId};
+use stand_in::{Hooks, Kv, StandIn, VOCAB};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+/// Nothing here takes long; whoever waits this long waits for ever.
+const FOREVER: Duration = Duration::from_secs(30);
+const BLOCK: usize = 16;
+
+fn config() -> EngineConfig {
+    EngineConfig {
+        model_len_max: 64,
+        chunk_tokens_max: 8,
+        running_max: 4,
+        watermark_blocks: 1,
+        ..EngineConfig::default()
+    }
+}
+
+fn map(blocks: u32) -> KvPoolMap {
+    KvPoolMap::try_new(KvLayout::llama(BLOCK as u32, 1, 1, 2, Dtype::F32).unwrap(), blocks).unwrap()
+}
+
+/// An engine of `blocks` blocks and its KV memory.
+fn start(blocks: u32, config: EngineConfig, hooks: Hooks) -> (EngineHandle, Kv) {
+    let kv = Kv::new(blocks);
+    (Engine::start_with(StandIn::new(kv.clone(), hooks), &map(blocks), config).unwrap(), kv)
+}
+
+fn request(tokens: &[TokenId], max_tokens: u32) -> SequenceRequest {
+    SequenceRequest {
+        id: RequestId::try_new("request").unwrap(),
+        tokens: tokens.to_vec(),
+        prompt_len: tokens.len(),
+        sampling: SamplingParams { max_tokens, ..SamplingParams::default() },
+        sample_index: 0,
+        deadline: Instant::now() + 10 * FOREVER,
+        priority: 0,
+    }
+}
+
+fn prompt(seed: u32, len: usize) -> Vec<TokenId> {
+    (0..len as u32).map(|i| (seed.wrapping_mul(31) + i * i) % VOCAB as u32).collect()
+}
+
+/// A sink whose room is counted and refilled by hand.
+struct TestSink {
+    events: Sender<SequenceEvent>,
+    room: Arc<AtomicUsize>,
+}
+
+impl TestSink {
+    fn unread() -> Box<Self> {
+        Box::new(Self { events: channel().0, room: Arc::default() })
+    }
+}
+
+impl SequenceSink for TestSink {
+    fn has_room(&self) -> bool {
+        self.room.load(Ordering::Relaxed) > 0
+    }
+    fn send(&mut self, event: SequenceEvent) -> bool {
+        let _ = self.room.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |room| room.checked_sub(1));
+        self.events.send(event).is_ok()
+    }
+}
+
+/// A submitted sequence.
+struct Submitted {
+    control: SequenceControl,
+    events: Receiver<SequenceEvent>,
+    room: Arc<AtomicUsize>,
+}
+
+fn submit(engine: &EngineHandle, request: SequenceRequest, run: Run) -> Submitted {
+    submit_with_room(engine, request, run, usize::MAX)
+}
+
+/// The sequence pauses after `room` events.
+fn submit_with_room(engine: &EngineHandle, request: SequenceRequest, run: Run, room: usize) -> Submitted {
+    let ((sender, events), room) = (channel(), Arc::new(AtomicUsize::new(room)));
+    let control = engine.submit(request, run, Box::new(TestSink { events: sender, room: room.clone() })).unwrap();
+    Submitted { control, events, room }
+}
+
+/// How a sequence ended.
+#[derive(Debug)]
+enum Outcome {
+    Finished(FinishReason),
+    Failed(ErrorKind, String),
+    Prefilled(baton_kv_cache::Lease),
+}
+
+impl Submitted {
+    fn next(&self) -> SequenceEvent {
+        self.events.recv_timeout(FOREVER).expect("an event comes")
+    }
+
+    /// Waits for the end; the tokens on the way.
+    fn end(&self) -> (Vec<TokenId>, Outcome) {
+        let (mut tokens, mut last_finish) = (Vec::new(), None);
+        loop {
+            match self.next() {
+                SequenceEvent::Started { .. } => assert!(tokens.is_empty(), "started before the first token"),
+                SequenceEvent::Token { token, finish, .. } => {
+                    assert_eq!(last_finish, None, "no token follows the last");
+                    tokens.push(token);
+                    last_finish = finish;
+                }
+                SequenceEvent::Prefilled { lease, .. } => return (tokens, Outcome::Prefilled(lease)),
+                SequenceEvent::Finished { reason } => {
+                    if reason != FinishReason::Cancelled {
+                        assert_eq!(last_finish, Some(reason), "the last token announces the end");
+                    }
+                    return (tokens, Outcome::Finished(reason));
+                }
+                SequenceEvent::Failed { kind, message } => return (tokens, Outcome::Failed(kind, message)),
+            }
+        }
+    }
+
+    fn wait_token(&self) {
+        while !matches!(self.next(), SequenceEvent::Token { .. }) {}
+    }
+}
+
+/// Waits until `condition` holds.
+fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let by = Instant::now() + FOREVER;
+    while !condition() {
+        assert!(Instant::now() < by, "never: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

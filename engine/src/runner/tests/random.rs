@@ -1,0 +1,100 @@
+//! Many sequences in pools far too small for them: whatever is mixed, chunked, preempted, cancelled or handed over, every token
+//! equals that of the sequence run alone, and at quiet nothing is held.
+
+use super::*;
+use crate::PrefillObserver;
+use baton_types::{Fence, GroupBlocks};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use stand_in::continuation;
+
+struct Unwatched;
+
+impl PrefillObserver for Unwatched {
+    fn started(&mut self, _blocks: &GroupBlocks, _now: Instant) {}
+    fn layer_launched(&mut self, _layer: u32, _tokens_end: usize, _fence: &Fence) {}
+}
+
+struct Job {
+    tokens: Vec<TokenId>,
+    max_tokens: u32,
+    sequence: Submitted,
+    cancelled: bool,
+}
+
+fn check(job: &Job, what: &str) -> Option<baton_kv_cache::Lease> {
+    let (output, outcome) = job.sequence.end();
+    assert_eq!(output, continuation(&job.tokens, output.len()), "{what}: wrong tokens");
+    match outcome {
+        Outcome::Prefilled(lease) => Some(lease),
+        Outcome::Finished(FinishReason::Length) => {
+            assert_eq!(output.len(), job.max_tokens as usize, "{what}");
+            None
+        }
+        Outcome::Finished(FinishReason::Cancelled) if job.cancelled => None,
+        other => panic!("{what}: {other:?}"),
+    }
+}
+
+fn run_seed(seed: u64) -> u64 {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let config = EngineConfig {
+        chunk_tokens_max: rng.random_range(1..20),
+        running_max: rng.random_range(1..8),
+        watermark_blocks: rng.random_range(0..3),
+        ..config()
+    };
+    let blocks = rng.random_range(4..9);
+    let what = format!("seed {seed}: {config:?}, {blocks} blocks");
+    let (engine, kv) = start(blocks, config.clone(), Hooks::default());
+    let mut jobs = Vec::new();
+    for _ in 0..40 {
+        let tokens = prompt(rng.random(), rng.random_range(1..40));
+        let max_tokens = rng.random_range(1..=(64 - tokens.len() as u32).min(24));
+        let mut request = request(&tokens, max_tokens);
+        request.priority = rng.random_range(-1..2);
+        let run = match rng.random_range(0..4) {
+            0 => Run::PrefillOnly { observer: Box::new(Unwatched) },
+            1 => match engine.reserve(tokens.len()) {
+                // As a transfer would: KV of the whole prompt comes from outside, and the first token with it.
+                Some(lease) if max_tokens > 1 => {
+                    kv.receive(&lease.blocks().0[0], &tokens);
+                    request.tokens.extend(continuation(&tokens, 1));
+                    Run::Adopted { lease }
+                }
+                _ => Run::Full,
+            },
+            _ => Run::Full,
+        };
+        let adopted = matches!(run, Run::Adopted { .. });
+        let sequence = submit(&engine, request.clone(), run);
+        let (tokens, max_tokens) = if adopted { (request.tokens, max_tokens - 1) } else { (tokens, max_tokens) };
+        let cancelled = rng.random_range(0..6) == 0;
+        if cancelled {
+            sequence.control.cancel();
+        }
+        jobs.push(Job { tokens, max_tokens, sequence, cancelled });
+        if rng.random_range(0..3) == 0 {
+            std::thread::yield_now();
+        }
+    }
+    // Each job has its own reader: a lease that comes out is held until its reader gets to run, in a pool that others wait for,
+    // but never until another job ends.
+    std::thread::scope(|readers| {
+        for job in jobs {
+            let what = &what;
+            readers.spawn(move || drop(check(&job, what)));
+        }
+    });
+    assert_eq!(engine.pool().counts().referenced, 0, "{what}");
+    let load = engine.load();
+    assert!(engine.stop());
+    assert_eq!((engine.load().waiting, engine.load().running), (0, 0), "{what}");
+    load.preemptions
+}
+
+#[test]
+fn tokens_are_those_of_the_sequence_alone_and_nothing_leaks() {
+    let preemptions: u64 = (0..60).map(run_seed).sum();
+    assert!(preemptions > 0, "pools this small must preempt, or this test shows nothing");
+}

@@ -1,0 +1,120 @@
+//! A model without mathematics: its KV is the tokens themselves, its next token a hash of all tokens read back.
+
+use super::BLOCK;
+use crate::model::{Logits, ModelError, StepBatch};
+use crate::step_model::StepModel;
+use baton_kernels::ops::PlanSegment;
+use baton_types::fence::AlreadyDone;
+use baton_types::{BlockId, Fence, TokenId};
+use std::sync::{Arc, Mutex};
+
+pub(super) const VOCAB: usize = 997;
+/// Two layers, so that observers see an order.
+pub(super) const LAYERS: u32 = 2;
+
+/// The memory of one pool: one token per position.
+#[derive(Clone)]
+pub(super) struct Kv(Arc<Mutex<Vec<TokenId>>>);
+
+impl Kv {
+    pub(super) fn new(blocks: u32) -> Self {
+        // No prompt contains this, so what was never written shows.
+        Self(Arc::new(Mutex::new(vec![TokenId::MAX; blocks as usize * BLOCK])))
+    }
+
+    fn store(&self, blocks: &[BlockId], position: usize, token: TokenId) {
+        self.0.lock().unwrap()[slot(blocks, position)] = token;
+    }
+
+    /// The first `len` positions of a table.
+    pub(super) fn load(&self, blocks: &[BlockId], len: usize) -> Vec<TokenId> {
+        let memory = self.0.lock().unwrap();
+        (0..len).map(|position| memory[slot(blocks, position)]).collect()
+    }
+
+    /// What a transfer does: writes the positions of another pool's table here.
+    pub(super) fn receive(&self, blocks: &[BlockId], tokens: &[TokenId]) {
+        tokens.iter().enumerate().for_each(|(position, token)| self.store(blocks, position, *token));
+    }
+}
+
+fn slot(blocks: &[BlockId], position: usize) -> usize {
+    blocks[position / BLOCK].0 as usize * BLOCK + position % BLOCK
+}
+
+/// The token after `past` (FNV-1a).
+pub(super) fn next_token(past: &[TokenId]) -> TokenId {
+    let hash = past
+        .iter()
+        .flat_map(|t| t.to_le_bytes())
+        .fold(0xcbf2_9ce4_8422_2325u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    (hash % VOCAB as u64) as TokenId
+}
+
+/// `n` tokens after `past`, one at a time.
+pub(super) fn continuation(past: &[TokenId], n: usize) -> Vec<TokenId> {
+    let mut tokens = past.to_vec();
+    (0..n).for_each(|_| tokens.push(next_token(&tokens)));
+    tokens.split_off(past.len())
+}
+
+type Hook = Box<dyn FnMut(&StepBatch) -> Result<(), ModelError> + Send>;
+
+/// What a test does inside a step.
+#[derive(Default)]
+pub(super) struct Hooks {
+    pub(super) before_step: Option<Hook>,
+    /// A sequence with this token gets logits that are no numbers.
+    pub(super) poison: Option<TokenId>,
+}
+
+pub(super) struct StandIn {
+    kv: Kv,
+    hooks: Hooks,
+}
+
+impl StandIn {
+    pub(super) fn new(kv: Kv, hooks: Hooks) -> Self {
+        Self { kv, hooks }
+    }
+
+    fn logits(&self, past: &[TokenId]) -> Vec<f32> {
+        let mut logits = vec![0.0; VOCAB];
+        logits[next_token(past) as usize] = 1.0;
+        if self.hooks.poison.is_some_and(|token| past.contains(&token)) {
+            logits[7] = f32::NAN;
+        }
+        logits
+    }
+}
+
+impl StepModel for StandIn {
+    fn vocab(&self) -> usize {
+        VOCAB
+    }
+
+    fn step(&mut self, batch: &StepBatch, observer: &mut dyn FnMut(u32, &Fence)) -> Result<Logits, ModelError> {
+        if let Some(hook) = &mut self.hooks.before_step {
+            hook(batch)?;
+        }
+        // All stores come before all reads, as on a device: a block with two writers shows.
+        let mut owner = Vec::new();
+        let mut first = 0;
+        for segment in &batch.segments {
+            let PlanSegment { position, rows, blocks } = segment;
+            for row in 0..*rows {
+                self.kv.store(blocks, position + row, batch.ids[first + row]);
+                owner.push((segment, position + row));
+            }
+            first += rows;
+        }
+        assert_eq!(owner.len(), batch.ids.len(), "segments own all rows");
+        let fence: Fence = Arc::new(AlreadyDone);
+        (0..LAYERS).for_each(|layer| observer(layer, &fence));
+        let rows = batch.logit_rows.iter().flat_map(|&row| {
+            let (segment, position) = owner[row];
+            self.logits(&self.kv.load(&segment.blocks, position + 1))
+        });
+        Ok(Logits::new(VOCAB, rows.collect()))
+    }
+}
