@@ -142,14 +142,20 @@ fn attention(c: &mut Criterion) {
             1 => Throughput::Bytes((sequences * tokens * KV_HEADS * DIM * 2 * 2) as u64),
             _ => Throughput::Elements((pairs * HEADS * DIM * 4) as u64),
         });
-        group.bench_function(format!("{name} {sequences} x {tokens} tokens, {rows} rows"), |b| b.iter(|| batch.attend()));
+        group.bench_function(format!("{name} {sequences} x {tokens} tokens, {rows} rows"), |b| {
+            b.iter(|| batch.attend())
+        });
     }
     group.finish();
 }
 
 fn yardsticks(_: &mut Criterion) {
     let n = threads();
-    println!("roofline of {n} threads: fma {:.0} GFLOP/s, read {:.1} GB/s", roofline::fma_peak(n), roofline::read_bandwidth(n));
+    println!(
+        "roofline of {n} threads: fma {:.0} GFLOP/s, read {:.1} GB/s",
+        roofline::fma_peak(n),
+        roofline::read_bandwidth(n)
+    );
 }
 
 criterion_group! {

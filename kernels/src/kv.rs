@@ -89,7 +89,8 @@ impl KvBinding {
         let mut at = tokens.start;
         std::iter::from_fn(move || {
             (at < tokens.end).then(|| {
-                let run = Run { block: blocks[at / size], token: at % size, tokens: (size - at % size).min(tokens.end - at) };
+                let run =
+                    Run { block: blocks[at / size], token: at % size, tokens: (size - at % size).min(tokens.end - at) };
                 at += run.tokens;
                 run
             })

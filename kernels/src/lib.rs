@@ -3,7 +3,7 @@
 //! Place in the house: above `types`, below `engine`. The engine speaks [`ops::Ops`] alone and never learns which backend answers.
 //! This crate must never know what a model, a request, a scheduler or a network is.
 //!
-//! * [`reference`]: scalar, no `unsafe`; the written orders below, word for word. The truth.
+//! * [`mod@reference`]: scalar, no `unsafe`; the written orders below, word for word. The truth.
 //! * [`cpu`]: SIMD (AVX2 + FMA, chosen at run time, portable Rust elsewhere), several threads. Equals the reference bit for bit.
 //! * [`lagging`]: any backend behind a thread of its own, with late fences and poisoned outputs, to keep callers honest.
 //! * [`roofline`]: what this machine could do at best, to compare with.

@@ -175,16 +175,41 @@ pub trait Ops: Send + Sync {
 
     /// `out = x * w^T` for the first `rows` rows. `partitions`: contiguous parts of K merged in a fixed binary tree
     /// (tensor parallelism, DESIGN "Canonical numerics"); 1 for GEMMs whose K is never split.
-    fn linear(&self, x: Tensor, w: Weight, partitions: usize, store: Store, out: Tensor, rows: usize) -> Result<(), OpsError>;
+    fn linear(
+        &self,
+        x: Tensor,
+        w: Weight,
+        partitions: usize,
+        store: Store,
+        out: Tensor,
+        rows: usize,
+    ) -> Result<(), OpsError>;
 
     /// Rotates `q` (`[rows, heads * head_dim]`, in place) and `k` (`[rows, kv_heads * head_dim]`), then stores `k` and `v`, rounded to
     /// the planes' types, at each row's position. `layer` counts within group 0. Pairing is (i, i + dim/2), as in Hugging Face checkpoints.
     #[allow(clippy::too_many_arguments)] // One fused device launch.
-    fn rope_store(&self, kv: KvHandle, layer: usize, plan: PlanHandle, rope: RopeHandle, q: Tensor, k: Tensor, v: Tensor) -> Result<(), OpsError>;
+    fn rope_store(
+        &self,
+        kv: KvHandle,
+        layer: usize,
+        plan: PlanHandle,
+        rope: RopeHandle,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+    ) -> Result<(), OpsError>;
 
     /// Causal attention of `q` (`[rows, heads * head_dim]`) over the pool: row at position p attends 0..=p of its own block table.
     /// `out` has the shape of `q`. Scores are scaled by `scale`.
-    fn attend(&self, kv: KvHandle, layer: usize, plan: PlanHandle, q: Tensor, scale: f32, out: Tensor) -> Result<(), OpsError>;
+    fn attend(
+        &self,
+        kv: KvHandle,
+        layer: usize,
+        plan: PlanHandle,
+        q: Tensor,
+        scale: f32,
+        out: Tensor,
+    ) -> Result<(), OpsError>;
 
     /// `gate[r][i] = silu(gate[r][i]) * up[r][i]` in place.
     fn silu_mul(&self, gate: Tensor, up: Tensor, rows: usize) -> Result<(), OpsError>;

@@ -36,7 +36,10 @@ pub(crate) fn alloc(rows_max: usize, cols: usize) -> Check {
 
 pub(crate) fn rope_table(table: &RopeTable) -> Check {
     let half = table.dim / 2;
-    let fits = half > 0 && table.dim % 2 == 0 && table.cos.len() == table.sin.len() && table.cos.len() % half == 0;
+    let fits = half > 0
+        && table.dim.is_multiple_of(2)
+        && table.cos.len() == table.sin.len()
+        && table.cos.len().is_multiple_of(half);
     require("upload_rope", fits, || {
         format!("{} cosines and {} sines for dim {}", table.cos.len(), table.sin.len(), table.dim)
     })
@@ -47,7 +50,7 @@ pub(crate) fn plan(plan: &Plan) -> Check {
 }
 
 pub(crate) fn upload(tensor: Tensor, len: usize) -> Check {
-    require("upload", len % tensor.cols == 0, || format!("{len} elements in rows of {}", tensor.cols))?;
+    require("upload", len.is_multiple_of(tensor.cols), || format!("{len} elements in rows of {}", tensor.cols))?;
     rows_fit("upload", tensor, len / tensor.cols)
 }
 
@@ -82,7 +85,7 @@ pub(crate) fn linear(x: Tensor, w: Weight, partitions: usize, out: Tensor, rows:
     rows_fit(op, out, rows)?;
     cols_are(op, "x", x, w.k)?;
     cols_are(op, "out", out, w.n)?;
-    require(op, partitions.is_power_of_two() && partitions <= PARTITIONS_MAX && w.k % partitions == 0, || {
+    require(op, partitions.is_power_of_two() && partitions <= PARTITIONS_MAX && w.k.is_multiple_of(partitions), || {
         format!("{partitions} partitions of {} inputs; a power of two up to {PARTITIONS_MAX} that divides them", w.k)
     })
 }
@@ -91,7 +94,7 @@ fn heads(op: &'static str, kv: &KvBinding, layer: usize, plan: &Plan, q: Tensor)
     rows_fit(op, q, plan.rows())?;
     require(op, layer < kv.layers(), || format!("layer {layer} of a group of {}", kv.layers()))?;
     let shared = kv.heads() * kv.dim();
-    require(op, q.cols % shared == 0, || format!("q has {} columns, not a multiple of {shared}", q.cols))
+    require(op, q.cols.is_multiple_of(shared), || format!("q has {} columns, not a multiple of {shared}", q.cols))
 }
 
 pub(crate) fn rope_store(

@@ -14,7 +14,10 @@ use std::sync::Arc;
 /// Dimensions are multiples of no tile; hidden and the larger contexts span three slabs and a ragged end.
 fn shapes() -> impl Strategy<Value = Shape> {
     let sizes = (515usize..640, 1usize..=3, 1usize..=4, 3usize..=12, 5usize..=150, 20usize..90);
-    let dtypes = (prop::sample::select(vec![Dtype::Bf16, Dtype::F32, Dtype::F16]), prop::sample::select(vec![Dtype::Bf16, Dtype::F32, Dtype::F16]));
+    let dtypes = (
+        prop::sample::select(vec![Dtype::Bf16, Dtype::F32, Dtype::F16]),
+        prop::sample::select(vec![Dtype::Bf16, Dtype::F32, Dtype::F16]),
+    );
     (sizes, dtypes, any::<bool>(), any::<u64>()).prop_map(|(sizes, (weights, kv), partial, seed)| {
         let (hidden, kv_heads, group, half_dim, ffn, vocab) = sizes;
         let head_dim = 2 * half_dim;
@@ -129,13 +132,17 @@ fn the_mutants_are_caught() {
     // ... and each mutant breaks the one that it is about.
     assert!(!alone(&|| Mutant::new(MutantKind::RowCount)), "reductions that depend on M pass");
     assert!(!rechunked(&|| Mutant::new(MutantKind::ChunkStart)), "reductions that depend on the chunk start pass");
-    assert!(!threads(&|threads| Mutant::new(MutantKind::ThreadCount { threads })), "reductions that depend on threads pass");
+    assert!(
+        !threads(&|threads| Mutant::new(MutantKind::ThreadCount { threads })),
+        "reductions that depend on threads pass"
+    );
 }
 
 #[test]
 fn long_contexts_divide_by_slabs_with_the_same_bits() {
     // One row over 8 slabs on 3 threads takes the divided path; the reference knows no such thing.
-    let steps = [vec![Chunk { sequence: 0, position: 0, rows: 500 }], vec![Chunk { sequence: 0, position: 500, rows: 2 }]];
+    let steps =
+        [vec![Chunk { sequence: 0, position: 0, rows: 500 }], vec![Chunk { sequence: 0, position: 500, rows: 2 }]];
     let want = run(reference(), Shape { ffn: 5, ..SMALL }, 64, &steps);
     assert!(run(cpu(3, SimdLevel::detect()).unwrap(), Shape { ffn: 5, ..SMALL }, 64, &steps) == want);
 }

@@ -51,9 +51,8 @@ fn kv_is_poison_until_its_fence() {
     for tensor in [q, k, v] {
         lagging.upload(tensor, &data).unwrap();
     }
-    let rope = lagging
-        .upload_rope(&baton_kernels::ops::RopeTable { cos: vec![1.0; 80], sin: vec![0.0; 80], dim: 8 })
-        .unwrap();
+    let rope =
+        lagging.upload_rope(&baton_kernels::ops::RopeTable { cos: vec![1.0; 80], sin: vec![0.0; 80], dim: 8 }).unwrap();
     let kv = lagging.bind_kv(layer.pool.clone(), &layer.map).unwrap();
     for l in 0..2 {
         lagging.rope_store(kv, l, plan, rope, q, k, v).unwrap();

@@ -29,7 +29,11 @@ impl HeapPool {
     }
 
     fn at(&self, offset: usize, len: usize) -> *mut u8 {
-        assert!(offset.checked_add(len).is_some_and(|end| end <= self.bytes), "{len} bytes at {offset} of {}", self.bytes);
+        assert!(
+            offset.checked_add(len).is_some_and(|end| end <= self.bytes),
+            "{len} bytes at {offset} of {}",
+            self.bytes
+        );
         self.base().wrapping_add(offset)
     }
 }

@@ -1,6 +1,6 @@
 //! The SIMD backend: AVX2 + FMA where the machine has it, portable Rust elsewhere, several threads, always the bits of the reference.
 //!
-//! Kernels are written once over [`simd::Simd`], a vector of eight f32; the level is chosen when the backend is made. Threads and
+//! Kernels are written once over `simd::Simd`, a vector of eight f32; the level is chosen when the backend is made. Threads and
 //! vectors only ever divide work between output elements, never within one written reduction.
 #![allow(unsafe_code)] // Vector intrinsics, packed panels and pool memory that others may write to.
 

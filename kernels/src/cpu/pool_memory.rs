@@ -80,6 +80,24 @@ impl HeadSource<'_> {
     }
 }
 
+impl HeadSource<'_> {
+    /// Asks for `tokens` ahead of [`HeadSource::widen`]: blocks are scattered, so the processor cannot guess.
+    #[inline(always)]
+    pub(super) fn prefetch<S: Simd>(&self, simd: S, tokens: Range<usize>) {
+        let pool = self.pool;
+        let head_bytes = pool.dim() * pool.dtype(self.plane).bytes();
+        for run in pool.runs(self.blocks, tokens) {
+            let base = address(pool, self.layer, self.plane, run.block, run.token, run.tokens);
+            for t in 0..run.tokens {
+                let head = base.wrapping_add(t * pool.token_stride(self.plane) + self.head * head_bytes);
+                for line in (0..head_bytes).step_by(64) {
+                    simd.prefetch(head.wrapping_add(line));
+                }
+            }
+        }
+    }
+}
+
 /// # Safety
 /// `from` is readable for as many elements of `dtype` as `out` has.
 #[inline(always)]

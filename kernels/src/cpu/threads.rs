@@ -68,7 +68,9 @@ impl Threads {
         let mut threads = Self { common: Arc::default(), workers: Vec::new(), turn: Mutex::new(()) };
         for i in 1..count {
             let common = threads.common.clone();
-            threads.workers.push(std::thread::Builder::new().name(format!("kernels-{i}")).spawn(move || common.serve())?);
+            threads
+                .workers
+                .push(std::thread::Builder::new().name(format!("kernels-{i}")).spawn(move || common.serve())?);
         }
         Ok(threads)
     }
@@ -87,7 +89,8 @@ impl Threads {
         }
         let _turn = self.turn.lock();
         // SAFETY: only the lifetime changes, and `leave` below runs before this frame ends, unwinding or not.
-        let task = unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(task) };
+        let task =
+            unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync)>(task) };
         let job = Job { task, tasks, next: AtomicUsize::new(0) };
         self.common.post(&job);
         let outcome = catch_unwind(AssertUnwindSafe(|| job.work()));
@@ -127,7 +130,7 @@ impl Common {
         let mut spins = 0u32;
         while self.active.load(Ordering::Acquire) != 0 {
             spins += 1;
-            if spins % 1024 == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
+            if spins.is_multiple_of(1024) { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
     }
 

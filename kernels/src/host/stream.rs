@@ -26,12 +26,7 @@ fn zeros(len: usize, what: &str) -> Result<Vec<f32>, OpsError> {
 
 impl<K: HostKernels> Ops for HostBackend<K> {
     fn info(&self) -> BackendInfo {
-        BackendInfo {
-            name: self.kernels.name(),
-            isa: ISA,
-            kernel_revision: KERNEL_REVISION,
-            memory: MemoryKind::Host,
-        }
+        BackendInfo { name: self.kernels.name(), isa: ISA, kernel_revision: KERNEL_REVISION, memory: MemoryKind::Host }
     }
 
     fn prepare(&self, name: &str, n: usize, k: usize, dtype: Dtype, data: &[f32]) -> Result<Weight, OpsError> {

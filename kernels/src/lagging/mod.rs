@@ -51,7 +51,8 @@ struct Told {
 
 impl Told {
     fn step(&self, op: &'static str, kv: KvHandle, plan: PlanHandle) -> Result<(&KvBinding, &Arc<Plan>), OpsError> {
-        let unknown = |what| OpsError::Shape { op, message: format!("{what} is not of this backend, or of an earlier step") };
+        let unknown =
+            |what| OpsError::Shape { op, message: format!("{what} is not of this backend, or of an earlier step") };
         let pool = self.pools.get(&kv).ok_or_else(|| unknown("the KV pool"))?;
         if plan.0 != self.plan.0 {
             return Err(unknown("the plan"));
@@ -138,7 +139,7 @@ impl Ops for Lagging {
         let mut told = self.told.lock();
         told.ids = (told.ids.0.wrapping_add(1), ids.to_vec());
         let ids = ids.to_vec();
-        self.push(None, Box::new(move |ops, current| Ok(current.ids = Some(ops.upload_ids(&ids)?))))?;
+        self.push(None, Box::new(move |ops, current| ops.upload_ids(&ids).map(|ids| current.ids = Some(ids))))?;
         Ok(IdsHandle(told.ids.0))
     }
 
@@ -147,7 +148,7 @@ impl Ops for Lagging {
         let mut told = self.told.lock();
         let plan = Arc::new(plan.clone());
         told.plan = (told.plan.0.wrapping_add(1), plan.clone());
-        self.push(None, Box::new(move |ops, current| Ok(current.plan = Some(ops.plan(&plan)?))))?;
+        self.push(None, Box::new(move |ops, current| ops.plan(&plan).map(|plan| current.plan = Some(plan))))?;
         Ok(PlanHandle(told.plan.0))
     }
 
@@ -201,7 +202,8 @@ impl Ops for Lagging {
         let told = self.told.lock();
         let (pool, batch) = told.step(op, kv, plan)?;
         let table = told.ropes.get(&rope);
-        let table = table.ok_or_else(|| OpsError::Shape { op, message: "the rope table is not of this backend".into() })?;
+        let table =
+            table.ok_or_else(|| OpsError::Shape { op, message: "the rope table is not of this backend".into() })?;
         shape::rope_store(pool, layer, batch, table, q, k, v)?;
         let finished = self.stream.finished();
         let pending = |r: &&PendingRead| r.kv == kv && r.layer == layer && r.job > finished;
@@ -210,7 +212,10 @@ impl Ops for Lagging {
             poison(pool, layer, batch);
         }
         let (late_pool, late_batch) = (pool.clone(), batch.clone());
-        let poison: Work = Box::new(move |_, _| Ok(poison(&late_pool, layer, &late_batch)));
+        let poison: Work = Box::new(move |_, _| {
+            poison(&late_pool, layer, &late_batch);
+            Ok(())
+        });
         let work: Work = Box::new(move |ops, current| {
             ops.rope_store(kv, layer, current.plan.ok_or_else(|| gone(op))?, rope, q, k, v)
         });

@@ -39,6 +39,7 @@ pub(super) fn still_read(pool: &KvBinding, plan: &Plan, reads: &[&PendingRead]) 
         }
     }
     reads.iter().flat_map(|read| &read.plan.segments).any(|s| {
-        pool.runs(&s.blocks, 0..s.position + s.rows).any(|run| stored.get(&run.block).is_some_and(|t| t.start < run.tokens))
+        pool.runs(&s.blocks, 0..s.position + s.rows)
+            .any(|run| stored.get(&run.block).is_some_and(|t| t.start < run.tokens))
     })
 }

@@ -125,11 +125,11 @@ impl Stream {
                 state.queue.clear();
                 return None;
             }
-            if !state.held {
-                if let Some(job) = state.queue.pop_front() {
-                    self.changed.notify_all();
-                    return Some(job);
-                }
+            if !state.held
+                && let Some(job) = state.queue.pop_front()
+            {
+                self.changed.notify_all();
+                return Some(job);
             }
             self.changed.wait(&mut state);
         }

@@ -81,7 +81,14 @@ mod tests {
 
     #[test]
     fn exp_of_special_values() {
-        for (x, want) in [(0.0, 1.0), (-0.0, 1.0), (f32::INFINITY, f32::INFINITY), (f32::NEG_INFINITY, 0.0), (200.0, f32::INFINITY), (-200.0, 0.0)] {
+        for (x, want) in [
+            (0.0, 1.0),
+            (-0.0, 1.0),
+            (f32::INFINITY, f32::INFINITY),
+            (f32::NEG_INFINITY, 0.0),
+            (200.0, f32::INFINITY),
+            (-200.0, 0.0),
+        ] {
             assert_eq!(exp(x), want, "exp({x})");
         }
         assert!(exp(f32::NAN).is_nan());

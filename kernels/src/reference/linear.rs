@@ -4,15 +4,7 @@ use super::Rows;
 use crate::ops::Store;
 
 /// `out = x * w^T` with slabs of `slab` products; the canonical length is [`crate::numerics::K_SLAB`].
-pub(crate) fn linear(
-    x: &[f32],
-    w: &Rows,
-    partitions: usize,
-    slab: usize,
-    store: Store,
-    out: &mut [f32],
-    rows: usize,
-) {
+pub(crate) fn linear(x: &[f32], w: &Rows, partitions: usize, slab: usize, store: Store, out: &mut [f32], rows: usize) {
     for m in 0..rows {
         for n in 0..w.n {
             let total = dot(&x[m * w.k..(m + 1) * w.k], &w.data[n * w.k..(n + 1) * w.k], partitions, slab);
@@ -34,4 +26,24 @@ fn dot(x: &[f32], w: &[f32], partitions: usize, slab: usize) -> f32 {
     let slabs = x.chunks(slab).zip(w.chunks(slab));
     let sums = slabs.map(|(x, w)| x.iter().zip(w).fold(0.0f32, |acc, (x, w)| x.mul_add(*w, acc)));
     sums.reduce(|total, sum| total + sum).unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn order_is_the_written_one() {
+        // 2^24 swallows every single 1 that meets it, but not two that met before.
+        const BIG: f32 = 16_777_216.0;
+        for (x, partitions, slab, want) in [
+            ([BIG, 1.0, 1.0, 1.0], 1, 4, BIG),       // one chain
+            ([BIG, 0.0, 1.0, 1.0], 1, 2, BIG + 2.0), // slab sums meet
+            ([BIG, 1.0, 1.0, 0.0], 1, 1, BIG),       // in order
+            ([BIG, 1.0, 1.0, 1.0], 4, 4, BIG + 2.0), // (p0+p1) + (p2+p3)
+            ([1.0, 1.0, BIG, 1.0], 4, 4, BIG + 2.0),
+        ] {
+            assert_eq!(dot(&x, &[1.0; 4], partitions, slab), want, "{x:?} in {partitions} partitions, slabs of {slab}");
+        }
+    }
 }

@@ -63,7 +63,7 @@ impl HostKernels for ReferenceKernels {
     }
 
     fn attend(&self, step: KvStep<'_>, q: &[f32], scale: f32, out: &mut [f32]) {
-        attention::attend(step, q, scale, out, |_, t| t % ATTENTION_SLAB == 0);
+        attention::attend(step, q, scale, out, |_, t| t.is_multiple_of(ATTENTION_SLAB));
     }
 
     fn silu_mul(&self, gate: &mut [f32], up: &[f32]) {

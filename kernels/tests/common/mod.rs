@@ -89,33 +89,38 @@ impl Layer {
     pub fn new(ops: Arc<dyn Ops>, shape: Shape, block_tokens: usize, sequences: usize) -> Self {
         let mut random = Random(shape.seed);
         let Shape { hidden, ffn, vocab, .. } = shape;
-        let layout = KvLayout::llama(
-            block_tokens as u32,
-            LAYERS as u32,
-            shape.kv_heads as u32,
-            shape.head_dim as u32,
-            shape.kv,
-        )
-        .unwrap();
+        let layout =
+            KvLayout::llama(block_tokens as u32, LAYERS as u32, shape.kv_heads as u32, shape.head_dim as u32, shape.kv)
+                .unwrap();
         let blocks_each = POSITIONS.div_ceil(block_tokens);
         let map = KvPoolMap::try_new(layout, (blocks_each * sequences) as u32).unwrap();
         // All ones: NaN in every format, so that a read of what was never stored shows.
         let pool = Arc::new(HeapPool::new(map.bytes(), 0xff));
         let kv = ops.bind_kv(pool.clone(), &map).unwrap();
         let half = shape.rope_dim / 2;
-        let angles: Vec<f32> = (0..POSITIONS * half).map(|i| (i / half) as f32 * 0.7f32.powi((i % half) as i32)).collect();
+        let angles: Vec<f32> =
+            (0..POSITIONS * half).map(|i| (i / half) as f32 * 0.7f32.powi((i % half) as i32)).collect();
         let table = RopeTable {
             cos: angles.iter().map(|a| a.cos()).collect(),
             sin: angles.iter().map(|a| a.sin()).collect(),
             dim: shape.rope_dim,
         };
         let rope = ops.upload_rope(&table).unwrap();
-        let mut weight = |n: usize, k: usize, dtype, scale| ops.prepare("w", n, k, dtype, &random.floats(n * k, scale)).unwrap();
+        let mut weight =
+            |n: usize, k: usize, dtype, scale| ops.prepare("w", n, k, dtype, &random.floats(n * k, scale)).unwrap();
         let (q, kv_cols, w) = (shape.q_cols(), shape.kv_cols(), shape.weights);
         let table = weight(vocab, hidden, w, 1.0);
         let gain = weight(1, hidden, Dtype::F32, 1.0);
-        let weights = [(q, hidden), (kv_cols, hidden), (kv_cols, hidden), (hidden, q), (ffn, hidden), (ffn, hidden), (hidden, ffn)]
-            .map(|(n, k)| weight(n, k, w, 0.2));
+        let weights = [
+            (q, hidden),
+            (kv_cols, hidden),
+            (kv_cols, hidden),
+            (hidden, q),
+            (ffn, hidden),
+            (ffn, hidden),
+            (hidden, ffn),
+        ]
+        .map(|(n, k)| weight(n, k, w, 0.2));
         Self { ops, pool, map, shape, kv, rope, table, gain, weights, blocks_each }
     }
 

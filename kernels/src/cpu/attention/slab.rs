@@ -1,4 +1,5 @@
 //! One or two queries against one widened KV slab: scores, weights, weighted values.
+#![allow(clippy::needless_range_loop)] // Indices name rows, panels and vectors of the accumulators, in every loop alike.
 
 use crate::cpu::simd::{LANES, Simd, exp};
 use crate::numerics::ATTENTION_SLAB;
@@ -11,7 +12,14 @@ pub(super) type Scores = [f32; ATTENTION_SLAB];
 /// # Safety
 /// `q` has `stride` elements; `keys` has rows of `stride` for `tokens` rounded up to 8; `stride` is a multiple of 8.
 #[inline(always)]
-pub(super) unsafe fn scores<S: Simd>(s: S, q: *const f32, keys: *const f32, stride: usize, tokens: usize, out: &mut Scores) {
+pub(super) unsafe fn scores<S: Simd>(
+    s: S,
+    q: *const f32,
+    keys: *const f32,
+    stride: usize,
+    tokens: usize,
+    out: &mut Scores,
+) {
     for j in (0..tokens).step_by(8) {
         let mut acc = [s.splat(0.0); 8];
         for d in (0..stride).step_by(LANES) {

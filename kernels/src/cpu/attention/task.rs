@@ -54,20 +54,28 @@ impl Kernel for SlabTask<'_> {
         gather(heads, item, q, &mut scratch.queries);
         let segment = &step.plan.segments[item.segment];
         let [k, v] = step.kv.planes();
-        let source = HeadSource { pool: step.kv, layer: step.layer, plane: k, head: item.kv_head, blocks: &segment.blocks };
+        let source =
+            HeadSource { pool: step.kv, layer: step.layer, plane: k, head: item.kv_head, blocks: &segment.blocks };
 
-        for slab in slabs {
+        for slab in slabs.clone() {
             let start = slab * ATTENTION_SLAB;
             let end = (start + ATTENTION_SLAB).min(item.position + item.rows);
             source.widen(s, start..end, stride, &mut scratch.keys);
-            HeadSource { plane: v, ..source }.widen(s, start..end, stride, &mut scratch.values);
+            let value_source = HeadSource { plane: v, ..source };
+            value_source.widen(s, start..end, stride, &mut scratch.values);
+            if slab + 1 < slabs.end {
+                let next = end..(end + ATTENTION_SLAB).min(item.position + item.rows);
+                source.prefetch(s, next.clone());
+                value_source.prefetch(s, next);
+            }
             // Scores come in whole vectors; those of absent tokens are dropped, but must not be computed from NaN traps of old data.
             let padded = (end - start).next_multiple_of(LANES);
             scratch.keys[(end - start) * stride..padded * stride].fill(0.0);
 
             let mut query = 0;
             while query < queries {
-                let visible = |query: usize| (item.position + query / heads.group + 1).saturating_sub(start).min(ATTENTION_SLAB);
+                let visible =
+                    |query: usize| (item.position + query / heads.group + 1).saturating_sub(start).min(ATTENTION_SLAB);
                 let tokens = [visible(query), visible((query + 1).min(queries - 1))];
                 if tokens[0] == 0 {
                     query += 1;

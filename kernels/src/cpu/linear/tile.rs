@@ -1,4 +1,5 @@
 //! The one microkernel family of prefill and decode: R rows by P panels, every element in the written order.
+#![allow(clippy::needless_range_loop)] // Indices name rows, panels and vectors of the accumulators, in every loop alike.
 
 use crate::cpu::pack::{PANEL, Step};
 use crate::cpu::simd::{LANES, Simd};
