@@ -42,24 +42,4 @@ pub(super) fn fetch(cache: &Path) -> Result<(), ModelsError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_missing_names_the_command() {
-        let cache = tempfile::tempdir().unwrap();
-        let message = find(cache.path()).unwrap_err().to_string();
-        assert!(message.contains("scripts/fetch-model --cache-dir") && message.contains(FILE), "{message}");
-        std::fs::create_dir_all(cache.path().join(DEFAULT_MODEL)).unwrap();
-        std::fs::write(place(cache.path()), "x").unwrap();
-        assert_eq!(find(cache.path()).unwrap(), place(cache.path()));
-        fetch(cache.path()).unwrap();
-    }
-
-    #[test]
-    fn script_and_code_name_the_same_file() {
-        for constant in [FILE, DEFAULT_MODEL] {
-            assert!(SCRIPT.contains(&format!("= \"{constant}\"")), "{constant}");
-        }
-    }
-}
+mod tests;

@@ -10,7 +10,7 @@ mod download;
 mod files;
 mod id;
 #[cfg(test)]
-mod stand_in;
+pub(super) mod stand_in;
 #[cfg(test)]
 mod tests;
 

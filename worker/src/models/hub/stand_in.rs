@@ -130,7 +130,7 @@ fn describe(content: &Content, revision: &str) -> Response {
 }
 
 /// The file from the start of the range; with a cut, all of it is promised and only some is sent.
-fn serve(file: &[u8], range: Option<&str>, cut: Option<usize>) -> Response {
+pub(in crate::models) fn serve(file: &[u8], range: Option<&str>, cut: Option<usize>) -> Response {
     let from = range.and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse().ok()).unwrap_or(0);
     if from > 0 && from >= file.len() {
         return StatusCode::RANGE_NOT_SATISFIABLE.into_response();
