@@ -155,3 +155,91 @@ impl LeaseTable {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::conformance::record;
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(10);
+
+    /// One step at a second: `+a1` joins instance a with incarnation 1, `~a1` sends its heartbeat, `-a1` leaves, `?` only looks.
+    fn run(script: &str) -> String {
+        let start = Instant::now();
+        let mut table = LeaseTable::new(LEASE, 2, 0);
+        let mut held = BTreeMap::new();
+        let mut out = Vec::new();
+        for step in script.split_whitespace() {
+            let (second, op) = step.split_once(':').unwrap();
+            let now = start + Duration::from_secs(second.parse().unwrap());
+            let (op, who) = op.split_at(1);
+            let result = if op == "?" {
+                table.expire(now);
+                "ok".to_owned()
+            } else {
+                let (instance, incarnation) = who.split_at(1);
+                let record = record(instance, incarnation.parse().unwrap());
+                let id = record.party.instance.clone();
+                let registration =
+                    held.get(who).copied().unwrap_or(Registration { incarnation: Incarnation(0), revision: 0 });
+                match op {
+                    "+" => match table.join(record, now) {
+                        Ok(registration) => {
+                            held.insert(who.to_owned(), registration);
+                            "ok".into()
+                        }
+                        Err(JoinError::Replaced { .. }) => "replaced".into(),
+                        Err(JoinError::Duplicate { .. }) => "duplicate".into(),
+                        Err(JoinError::Full { .. }) => "full".into(),
+                    },
+                    "~" => table.heartbeat(&id, registration, now).to_string(),
+                    _ => table.leave(&id, registration).to_string(),
+                }
+            };
+            let view = table.view();
+            let members: Vec<_> =
+                view.members.iter().map(|(id, m)| format!("{id}{}", m.registration.incarnation.0)).collect();
+            out.push(format!("{result}[{}]r{}", members.join(" "), view.revision));
+        }
+        out.join(" ")
+    }
+
+    #[test]
+    fn scripts() {
+        let check = |script: &str, expected: &str| assert_eq!(run(script), expected, "{script}");
+        check("0:+a1 9:? 10:?", "ok[a1]r1 ok[a1]r1 ok[]r2");
+        check("0:+a1 9:~a1 18:? 19:?", "ok[a1]r1 true[a1]r1 ok[a1]r1 ok[]r2");
+        check("0:+a1 1:-a1 2:-a1 3:~a1", "ok[a1]r1 true[]r2 false[]r2 false[]r2");
+        // The same start registers again, before or after its lease ended.
+        check("0:+a1 1:+a1 12:+a1", "ok[a1]r1 ok[a1]r2 ok[a1]r4");
+        // A new start replaces the old, which stays out while the new one is registered, and only then.
+        check(
+            "0:+a1 1:+a2 2:~a1 3:+a1 4:-a1 5:-a2 6:+a1",
+            "ok[a1]r1 ok[a2]r2 false[a2]r2 replaced[a2]r2 false[a2]r2 true[]r3 ok[a1]r4",
+        );
+        check("0:+a1 1:+a2 2:+a3 3:+a1 4:+a2", "ok[a1]r1 ok[a2]r2 ok[a3]r3 replaced[a3]r3 replaced[a3]r3");
+        // Bounded; a full table still takes restarts of its members, and room comes back.
+        check("0:+a1 0:+b1 1:+c1 2:+a2 10:+c1", "ok[a1]r1 ok[a1 b1]r2 full[a1 b1]r2 ok[a2 b1]r3 ok[a2 c1]r5");
+    }
+
+    #[test]
+    fn remembered_starts_are_bounded() {
+        let mut table = LeaseTable::new(LEASE, 1, 0);
+        let now = Instant::now();
+        for incarnation in 0..100 {
+            table.join(record("a", incarnation), now).unwrap();
+        }
+        assert!(matches!(table.join(record("a", 98), now), Err(JoinError::Replaced { .. })));
+        assert_eq!(table.entries.values().map(|e| e.replaced.len()).max(), Some(REPLACED_MAX));
+    }
+
+    #[test]
+    fn one_incarnation_at_two_addresses_is_refused() {
+        let mut table = LeaseTable::new(LEASE, 1, 0);
+        let now = Instant::now();
+        table.join(record("a", 1), now).unwrap();
+        let clone = InstanceRecord { endpoint: "127.0.0.1:9".into(), ..record("a", 1) };
+        assert!(matches!(table.join(clone.clone(), now), Err(JoinError::Duplicate { .. })));
+        assert!(table.join(clone, now + LEASE).is_ok());
+    }
+}
