@@ -1,1 +1,9 @@
-//! Placeholder.
+//! A whole cluster in one test process: real engines, real UCX, real gRPC and HTTP on loopback; only the processes are missing.
+//!
+//! Tests that need separate processes (kills, spans per service, `baton up`) start the binaries instead: see [`processes`].
+
+pub mod cluster;
+pub mod gates;
+pub mod golden;
+pub mod processes;
+pub mod quiet;

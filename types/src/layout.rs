@@ -158,7 +158,7 @@ impl KvLayout {
 
     /// Checks and builds a layout.
     pub fn try_new(block_tokens: u32, groups: Vec<KvGroup>) -> Result<Self, LayoutError> {
-        if block_tokens == 0 || block_tokens > Self::BLOCK_TOKENS_MAX || block_tokens % Self::GRANULE_TOKENS != 0 {
+        if block_tokens == 0 || block_tokens > Self::BLOCK_TOKENS_MAX || !block_tokens.is_multiple_of(Self::GRANULE_TOKENS) {
             return Err(LayoutError::BlockTokens(block_tokens));
         }
         if groups.is_empty() || groups.len() > 8 {

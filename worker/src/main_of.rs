@@ -21,7 +21,7 @@ pub fn main_of<R: WorkerRole>(args: &WorkerArgs, role: impl FnOnce(&WorkerConfig
 fn run<R: WorkerRole>(args: &WorkerArgs, role: impl FnOnce(&WorkerConfig) -> R) -> anyhow::Result<()> {
     let Some(config) = load_or_dump::<WorkerConfig>(&args.common, args.overlay())? else { return Ok(()) };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(async {
+    let result = runtime.block_on(async {
         let role = role(&config);
         let guard = telemetry::init(service_name(role.role()), &config.telemetry)?;
         let shutdown = Shutdown::install(&config.drain)?;
@@ -37,5 +37,8 @@ fn run<R: WorkerRole>(args: &WorkerArgs, role: impl FnOnce(&WorkerConfig) -> R) 
         worker.stop(&shutdown).await;
         tokio::task::spawn_blocking(move || drop(guard)).await?;
         result
-    })
+    });
+    // Weights may still be loading; the process does not wait for that.
+    runtime.shutdown_background();
+    result
 }
