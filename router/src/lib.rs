@@ -28,6 +28,8 @@ mod request;
 mod server;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 mod workers;
 
 pub use config::{HttpConfig, LimitsConfig, PlacementConfig, RouterConfig};

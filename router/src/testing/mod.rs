@@ -1,4 +1,9 @@
-//! Records for tests.
+//! Parts for tests: records, scripted workers, a cluster of them, an HTTP client.
+
+pub(crate) mod cluster;
+pub(crate) mod fake;
+pub(crate) mod http;
+pub(crate) mod text;
 
 use baton_types::{
     Digest, Dtype, GroupKind, Incarnation, InstanceId, InstanceRecord, KvGroup, KvLayout, KvPlane, ModelCard,

@@ -1,0 +1,105 @@
+//! A real router with scripted workers.
+
+use super::fake::Fake;
+use super::text::byte_bundle;
+use crate::{Router, RouterConfig, RunningRouter};
+use baton_proto::v1::{self, inference_client::InferenceClient};
+use baton_types::{InstanceRecord, Role};
+use std::time::Duration;
+use tonic::transport::Channel;
+use tonic::{Request, Streaming};
+
+/// One router.
+pub(crate) struct Cluster {
+    pub(crate) router: RunningRouter,
+    pub(crate) client: InferenceClient<Channel>,
+}
+
+/// A configuration on free ports that prefills nothing locally unless told so.
+pub(crate) fn config() -> RouterConfig {
+    let mut config = RouterConfig::default();
+    config.grpc.listen.set_port(0);
+    config.http.listen.set_port(0);
+    config.placement.local_prefill_tokens_max = 0;
+    config
+}
+
+impl Cluster {
+    pub(crate) async fn start(change: impl FnOnce(&mut RouterConfig)) -> Self {
+        let mut config = config();
+        change(&mut config);
+        let router = Router::start(config).await.unwrap();
+        let client = InferenceClient::connect(format!("http://{}", router.grpc_addr)).await.unwrap();
+        Self { router, client }
+    }
+
+    /// A worker of the model `m` with the byte tokenizer.
+    pub(crate) async fn worker(&self, role: Role, name: &str) -> Fake {
+        self.worker_with(role, name, |_| ()).await
+    }
+
+    pub(crate) async fn worker_with(&self, role: Role, name: &str, change: impl FnOnce(&mut InstanceRecord)) -> Fake {
+        Fake::start(self.router.grpc_addr, (role, name), byte_bundle(""), change).await
+    }
+
+    /// One prefill and one decode worker.
+    pub(crate) async fn pair(&self) -> (Fake, Fake) {
+        (self.worker(Role::Prefill, "p").await, self.worker(Role::Decode, "d").await)
+    }
+
+    /// Starts a request; its answer comes once the router has taken it up.
+    pub(crate) async fn generate(&self, request: v1::GenerateRequest) -> Reader {
+        self.generate_within(request, None).await.unwrap()
+    }
+
+    pub(crate) async fn generate_within(
+        &self,
+        request: v1::GenerateRequest,
+        timeout: Option<Duration>,
+    ) -> Result<Reader, tonic::Status> {
+        let mut request = Request::new(request);
+        if let Some(timeout) = timeout {
+            request.set_timeout(timeout);
+        }
+        self.client.clone().generate(request).await.map(|r| Reader(r.into_inner()))
+    }
+}
+
+/// An answer over gRPC.
+#[derive(Debug)]
+pub(crate) struct Reader(pub(crate) Streaming<v1::GenerateResponse>);
+
+impl Reader {
+    pub(crate) async fn next(&mut self) -> v1::GenerateResponse {
+        self.0.message().await.expect("no error").expect("not the end")
+    }
+
+    /// Text and finish reason of the rest.
+    pub(crate) async fn rest(&mut self) -> (String, v1::FinishReason) {
+        let mut text = String::new();
+        loop {
+            let message = self.next().await;
+            text += &message.text;
+            if message.finish_reason() != v1::FinishReason::Unspecified {
+                assert!(self.0.message().await.unwrap().is_none(), "nothing follows the end");
+                return (text, message.finish_reason());
+            }
+        }
+    }
+
+    pub(crate) async fn error(&mut self) -> tonic::Status {
+        loop {
+            match self.0.message().await {
+                Ok(Some(message)) => assert_eq!(message.finish_reason, 0, "an end before the error"),
+                Ok(None) => panic!("the stream ended without an error"),
+                Err(status) => return status,
+            }
+        }
+    }
+}
+
+/// A request for text.
+pub(crate) fn ask(text: &str) -> v1::GenerateRequest {
+    let segment = v1::Segment { kind: Some(v1::segment::Kind::Text(text.into())) };
+    v1::GenerateRequest { model: "m".into(), prompt: vec![segment], ..Default::default() }
+}

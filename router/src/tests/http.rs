@@ -1,0 +1,174 @@
+//! The HTTP front against the same scripted workers.
+
+use crate::testing::cluster::Cluster;
+use crate::testing::http::{post, send};
+use baton_proto::v1::FinishReason;
+use baton_types::Role;
+use serde_json::{Value, json};
+
+fn chat(more: Value) -> Value {
+    let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+#[tokio::test]
+async fn a_chat_answer_in_one_body() {
+    let cluster = Cluster::start(|_| ()).await;
+    let d = cluster.worker(Role::Decode, "d").await;
+    let to = cluster.router.http_addr;
+    let worker = async {
+        let decode = d.decode().await;
+        decode.claimed().await;
+        decode.token(u32::from(b'O')).await;
+        decode.last(u32::from(b'K'), FinishReason::Length).await;
+        decode.request.sequence.unwrap()
+    };
+    let body = chat(json!({"max_tokens": 2, "return_token_ids": true, "temperature": 0})).to_string();
+    let (answer, sequence) =
+        tokio::join!(send(to, "POST /v1/chat/completions", "x-request-id: my-id\r\n", &body), worker);
+    let sampling = sequence.sampling.unwrap();
+    assert_eq!((sampling.max_tokens, sampling.temperature), (2, 0.0));
+    assert_eq!(
+        (answer.status, answer.header("x-request-id"), answer.header("x-baton-cache-hit")),
+        (200, Some("my-id"), Some("0"))
+    );
+    assert_eq!(answer.header("access-control-allow-origin"), None);
+    let mut body = answer.json().await;
+    body["created"].take();
+    body["timings"].take();
+    body["seed"].take();
+    body["prompt_token_ids"].take();
+    expect_test::expect![[r#"{"id":"chatcmpl-my-id","object":"chat.completion","created":null,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"OK","refusal":null},"logprobs":null,"finish_reason":"length","token_ids":[79,75]}],"prompt_token_ids":null,"usage":{"prompt_tokens":9,"completion_tokens":2,"total_tokens":11,"prompt_tokens_details":{"cached_tokens":0}},"timings":null,"seed":null}"#]]
+    .assert_eq(&body.to_string());
+}
+
+#[tokio::test]
+async fn a_stream_ends_with_usage_and_done() {
+    let cluster = Cluster::start(|_| ()).await;
+    let d = cluster.worker(Role::Decode, "d").await;
+    let worker = async {
+        let decode = d.decode().await;
+        decode.claimed().await;
+        decode.token(u32::from(b'O')).await;
+        decode.last(u32::from(b'K'), FinishReason::Stop).await;
+    };
+    let body = chat(json!({"stream": true, "stream_options": {"include_usage": true}}));
+    let (mut answer, ()) = tokio::join!(post(cluster.router.http_addr, "/v1/chat/completions", &body), worker);
+    assert_eq!((answer.status, answer.header("content-type")), (200, Some("text/event-stream")));
+    let mut shown = Vec::new();
+    while let Some(line) = answer.line().await {
+        let data = line.strip_prefix("data: ").unwrap().to_owned();
+        shown.push(match serde_json::from_str::<Value>(&data) {
+            Ok(chunk) if chunk["choices"].as_array().unwrap().is_empty() => {
+                format!("usage {}", chunk["usage"]["total_tokens"])
+            }
+            Ok(chunk) => format!("{} {}", chunk["choices"][0]["delta"], chunk["choices"][0]["finish_reason"]),
+            Err(_) => data,
+        });
+    }
+    expect_test::expect![[r#"
+        {"role":"assistant","content":""} null
+        {"content":"O"} null
+        {} "stop"
+        usage 11
+        [DONE]"#]]
+    .assert_eq(&shown.join("\n"));
+}
+
+#[tokio::test]
+async fn an_error_in_a_stream_is_its_last_event() {
+    let cluster = Cluster::start(|_| ()).await;
+    let d = cluster.worker(Role::Decode, "d").await;
+    let worker = async {
+        let mut decode = d.decode().await;
+        decode.claimed().await;
+        decode.token(u32::from(b'O')).await;
+        decode.end();
+    };
+    let body = json!({"model": "m", "prompt": "x", "stream": true});
+    let (mut answer, ()) = tokio::join!(post(cluster.router.http_addr, "/v1/completions", &body), worker);
+    assert_eq!(answer.status, 200);
+    let first: Value = serde_json::from_str(answer.line().await.unwrap().strip_prefix("data: ").unwrap()).unwrap();
+    assert_eq!(first["choices"][0]["text"], "O");
+    let error: Value = serde_json::from_str(answer.line().await.unwrap().strip_prefix("data: ").unwrap()).unwrap();
+    assert_eq!(error["error"]["code"], "unavailable");
+    assert_eq!(answer.line().await, None, "no [DONE] after an error");
+}
+
+#[tokio::test]
+async fn a_queued_stream_is_kept_alive() {
+    let cluster = Cluster::start(|c| c.http.sse_keepalive_ms = 20).await;
+    let d = cluster.worker(Role::Decode, "d").await;
+    let mut answer = post(cluster.router.http_addr, "/v1/completions", &json!({"prompt": "x", "stream": true})).await;
+    assert_eq!(answer.line().await.as_deref(), Some(": keepalive"));
+    let decode = d.decode().await;
+    drop(answer);
+    decode.cancelled().await;
+}
+
+#[tokio::test]
+async fn a_client_that_hangs_up_cancels_the_worker() {
+    let cluster = Cluster::start(|_| ()).await;
+    let d = cluster.worker(Role::Decode, "d").await;
+    for stream in [false, true] {
+        let body = json!({"prompt": "x", "stream": stream});
+        let request = post(cluster.router.http_addr, "/v1/completions", &body);
+        let decode = tokio::select! {
+            _ = request => panic!("nothing was answered yet"),
+            decode = d.decode() => decode,
+        };
+        // The select dropped the connection.
+        decode.cancelled().await;
+    }
+}
+
+#[tokio::test]
+async fn errors_have_statuses_and_openai_shapes() {
+    let cluster = Cluster::start(|c| {
+        c.http.body_bytes_max = baton_node::config::ByteSize(2048);
+        (c.limits.running_max, c.limits.queued_max) = (1, 0);
+    })
+    .await;
+    let to = cluster.router.http_addr;
+    assert_eq!(send(to, "GET /readyz", "", "").await.status, 503);
+    assert_eq!(post(to, "/v1/completions", &json!({"prompt": "x"})).await.status, 503, "no worker");
+    let d = cluster.worker(Role::Decode, "d").await;
+    cluster.router.ready().await;
+    for path in ["/readyz", "/healthz", "/health", "/metrics", "/v1/models", "/v1/models/m"] {
+        assert_eq!(send(to, &format!("GET {path}"), "", "").await.status, 200, "{path}");
+    }
+    let long = "x".repeat(3000);
+    let cases = [
+        ("POST /v1/completions", "", json!({"prompt": "x", "n": 2}), 400, "n"),
+        ("POST /v1/completions", "", json!({"prompt": "x", "temperature": 3}), 400, "temperature"),
+        ("POST /v1/completions", "", json!({"prompt": "x", "model": "other"}), 404, "model"),
+        ("POST /v1/completions", "", json!({"prompt": [99999]}), 400, "prompt"),
+        ("POST /v1/completions", "", json!({"prompt": "x", "max_tokens": 9000}), 400, "max_tokens"),
+        ("POST /v1/completions", "", json!({"prompt": long}), 413, ""),
+        ("POST /v1/completions", "x-request-timeout: soon\r\n", json!({"prompt": "x"}), 400, "x-request-timeout"),
+        ("POST /v1/completions", "x-request-timeout: 50ms\r\n", json!({"prompt": "x"}), 504, ""),
+        ("POST /v1/completions", "x-request-id: a b\r\n", json!({"prompt": "x"}), 400, "x-request-id"),
+        ("POST /v1/chat/completions", "", chat(json!({"tools": [{}]})), 400, "tools"),
+        ("GET /v1/completions", "", json!({}), 405, ""),
+        ("GET /v1/models/other", "", json!({}), 404, "model"),
+        ("GET /nowhere", "", json!({}), 404, ""),
+    ];
+    for (line, headers, body, status, param) in cases {
+        let answer = send(to, line, headers, &body.to_string()).await;
+        assert_eq!(answer.status, status, "{line} {body}");
+        let error = answer.json().await["error"].clone();
+        assert_eq!(error["param"].as_str().unwrap_or_default(), param, "{error}");
+        assert!(!error["message"].as_str().unwrap().is_empty() && error["type"].is_string());
+    }
+    d.decode().await.cancelled().await; // The one of the deadline.
+    let held = tokio::spawn(async move { post(to, "/v1/completions", &json!({"prompt": "x"})).await.status });
+    let _decode = d.decode().await;
+    let answer = post(to, "/v1/completions", &json!({"prompt": "x"})).await;
+    assert_eq!((answer.status, answer.header("retry-after")), (429, Some("1")));
+    held.abort();
+    assert_eq!(
+        send(to, "OPTIONS /v1/completions", "origin: http://evil\r\n", "").await.header("access-control-allow-origin"),
+        None
+    );
+}

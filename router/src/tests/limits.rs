@@ -1,0 +1,79 @@
+//! Bounds: admission, context, pools, loads.
+
+use crate::testing::cluster::{Cluster, ask};
+use baton_proto::v1::{self, FinishReason, decode_request};
+use baton_types::Role;
+
+#[tokio::test]
+async fn over_the_limit_is_refused_with_a_time_to_come_again() {
+    let cluster = Cluster::start(|c| (c.limits.running_max, c.limits.queued_max) = (1, 1)).await;
+    let d = cluster.worker(Role::Decode, "d").await;
+    let mut running = cluster.generate(ask("x")).await;
+    let first = d.decode().await;
+    let mut queued = cluster.generate(ask("x")).await;
+    let error = cluster.generate_within(ask("x"), None).await.unwrap_err();
+    assert_eq!(error.code(), tonic::Code::ResourceExhausted);
+    assert_eq!(error.metadata().get("retry-after-ms").unwrap(), "1000");
+    first.claimed().await;
+    first.last(u32::from(b'1'), FinishReason::Length).await;
+    assert_eq!(running.rest().await.0, "1");
+    let second = d.decode().await;
+    second.claimed().await;
+    second.last(u32::from(b'2'), FinishReason::Length).await;
+    assert_eq!(queued.rest().await.0, "2");
+}
+
+#[tokio::test]
+async fn what_never_fits_is_refused_at_once() {
+    let cluster = Cluster::start(|_| ()).await;
+    let _d = cluster.worker_with(Role::Decode, "d", |r| r.capacity_tokens = 64).await;
+    let with_max = |text: &str, max_tokens| {
+        let sampling = v1::Sampling { max_tokens, ..Default::default() };
+        v1::GenerateRequest { sampling: Some(sampling), ..ask(text) }
+    };
+    for request in [ask(&"x".repeat(64)), with_max("xxxx", Some(61))] {
+        let error = cluster.generate_within(request, None).await.unwrap_err();
+        assert_eq!(error.code(), tonic::Code::OutOfRange, "{error:?}");
+    }
+    assert!(cluster.generate_within(with_max("xxxx", Some(60)), None).await.is_ok());
+}
+
+#[tokio::test]
+async fn workers_that_report_trouble_get_nothing() {
+    let cluster = Cluster::start(|_| ()).await;
+    let (p, d) = cluster.pair().await;
+    p.report(|load| load.draining = true);
+    // The report is on its way; until it is there, requests may still go remote.
+    loop {
+        let answer = cluster.generate(ask("x")).await;
+        let decode = d.decode().await;
+        if matches!(decode.request.prefill, Some(decode_request::Prefill::Local(_))) {
+            break;
+        }
+        drop(answer);
+        decode.cancelled().await;
+    }
+    d.report(|load| load.healthy = false);
+    loop {
+        match cluster.generate_within(ask("x"), None).await {
+            Ok(answer) => drop(answer),
+            Err(error) => {
+                assert_eq!(error.code(), tonic::Code::Unavailable);
+                break;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn logprobs_asked_for_must_come() {
+    let cluster = Cluster::start(|_| ()).await;
+    let d = cluster.worker(Role::Decode, "d").await;
+    let sampling = v1::Sampling { logprobs: Some(2), ..Default::default() };
+    let mut answer = cluster.generate(v1::GenerateRequest { sampling: Some(sampling), ..ask("x") }).await;
+    let decode = d.decode().await;
+    assert_eq!(decode.request.sequence.as_ref().unwrap().sampling.as_ref().unwrap().logprobs, Some(2));
+    decode.claimed().await;
+    decode.token(u32::from(b'1')).await;
+    assert_eq!(answer.error().await.code(), tonic::Code::Internal);
+}

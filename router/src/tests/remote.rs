@@ -1,0 +1,198 @@
+//! Requests over two workers, and what happens when one of them fails.
+
+use crate::testing::cluster::{Cluster, ask};
+use crate::testing::fake::Fake;
+use crate::testing::text::{byte_bundle, tokens};
+use baton_proto::v1::{self, FinishReason, decode_request};
+use baton_types::Role;
+use tonic::Status;
+
+#[tokio::test]
+async fn the_first_token_does_not_wait_for_the_transfer() {
+    let cluster = Cluster::start(|_| ()).await;
+    let (p, d) = cluster.pair().await;
+    let mut answer = cluster.generate(v1::GenerateRequest { request_id: "mine".into(), ..ask("Hello") }).await;
+    let decode = d.decode().await;
+    let source = match decode.request.prefill {
+        Some(decode_request::Prefill::AwaitKv(v1::AwaitKv { source: Some(ref source) })) => source.clone(),
+        ref other => panic!("{other:?}"),
+    };
+    assert_eq!(source, p.record.party.clone().into());
+    assert!(decode.metadata.get("grpc-timeout").is_some(), "the deadline travels on");
+    decode.claimed().await;
+    let prefill = p.prefill().await;
+    assert!(prefill.metadata.get("grpc-timeout").is_some());
+    assert_eq!(prefill.request.sink, Some(d.record.party.clone().into()));
+    assert_eq!(&prefill.request.sink_address[..], b"address");
+    let sequence = prefill.request.sequence.as_ref().unwrap();
+    assert_eq!((sequence.tokens.as_slice(), sequence.prompt_len), (&tokens("Hello")[..], 5));
+    assert_eq!(decode.request.sequence.as_ref(), Some(sequence), "both workers get one sequence");
+    prefill.started().await;
+    prefill.token(u32::from(b'a'), None).await;
+    let first = answer.next().await;
+    assert_eq!((first.text.as_str(), first.token_ids.as_slice()), ("a", &[97][..]));
+    assert_eq!((first.request_id.as_str(), first.model.as_str()), ("mine", "m"));
+    assert_eq!(first.seed, sequence.sampling.as_ref().unwrap().seed);
+    decode.adopted().await;
+    prefill.done().await;
+    decode.token(u32::from(b'b')).await;
+    assert_eq!(answer.next().await.text, "b");
+    decode.last(256, FinishReason::Stop).await;
+    let (token, end) = (answer.next().await, answer.next().await);
+    assert_eq!((token.text.as_str(), token.token_ids.as_slice()), ("", &[256][..]), "the end token has no text");
+    assert_eq!(end.finish_reason(), FinishReason::Stop);
+    let usage = end.usage.unwrap();
+    assert_eq!((usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens), (5, 3, 0));
+    let timings = end.timings.unwrap();
+    assert_eq!((timings.prefill_us, timings.transfer_us, timings.exposed_us), (Some(900), Some(80), Some(8)));
+    assert!(timings.queue_us >= Some(7) && timings.ttft_us.is_some());
+}
+
+#[tokio::test]
+async fn a_decode_token_that_overtakes_the_first_one_waits() {
+    let cluster = Cluster::start(|_| ()).await;
+    let (p, d) = cluster.pair().await;
+    let mut answer = cluster.generate(ask("x")).await;
+    let decode = d.decode().await;
+    decode.claimed().await;
+    let prefill = p.prefill().await;
+    decode.adopted().await;
+    decode.token(u32::from(b'2')).await;
+    decode.last(u32::from(b'3'), FinishReason::Length).await;
+    prefill.token(u32::from(b'1'), None).await;
+    assert_eq!(answer.rest().await, ("123".into(), FinishReason::Length));
+}
+
+#[tokio::test]
+async fn an_answer_may_end_with_the_first_token() {
+    let cluster = Cluster::start(|_| ()).await;
+    let (p, d) = cluster.pair().await;
+    let mut answer = cluster.generate(ask("x")).await;
+    let decode = d.decode().await;
+    decode.claimed().await;
+    p.prefill().await.token(u32::from(b'1'), Some(FinishReason::Length)).await;
+    assert_eq!(answer.rest().await, ("1".into(), FinishReason::Length));
+    decode.cancelled().await;
+}
+
+#[tokio::test]
+async fn a_full_prefill_worker_leaves_the_prompt_to_the_decode_worker() {
+    let cluster = Cluster::start(|_| ()).await;
+    let (p, d) = cluster.pair().await;
+    let mut answer = cluster.generate(ask("x")).await;
+    let waiting = d.decode().await;
+    waiting.claimed().await;
+    p.prefill().await.fail(Status::resource_exhausted("full")).await;
+    waiting.cancelled().await;
+    let local = d.decode().await;
+    assert!(matches!(local.request.prefill, Some(decode_request::Prefill::Local(_))));
+    let id = |c: &crate::testing::fake::DecodeCall| c.request.sequence.as_ref().unwrap().request_id.clone();
+    assert_ne!(id(&waiting), id(&local), "an attempt does not meet its predecessor");
+    local.claimed().await;
+    local.last(u32::from(b'1'), FinishReason::Stop).await;
+    // The stop token is not shown.
+    assert_eq!(answer.rest().await, (String::new(), FinishReason::Stop));
+}
+
+#[tokio::test]
+async fn a_refused_claim_goes_to_another_decode_worker() {
+    let cluster = Cluster::start(|_| ()).await;
+    let a = cluster.worker(Role::Decode, "a").await;
+    let b = cluster.worker(Role::Decode, "b").await;
+    let mut answer = cluster.generate(ask("x")).await;
+    let (mut first, other) = tokio::select! {
+        call = a.decode() => (call, &b),
+        call = b.decode() => (call, &a),
+    };
+    first.fail(Status::unavailable("starting")).await;
+    let second = other.decode().await;
+    second.claimed().await;
+    second.last(u32::from(b'1'), FinishReason::Length).await;
+    assert_eq!(answer.rest().await, ("1".into(), FinishReason::Length));
+}
+
+#[tokio::test]
+async fn a_decode_worker_that_dies_is_an_error_never_an_end() {
+    let cluster = Cluster::start(|_| ()).await;
+    let (p, d) = cluster.pair().await;
+    for silent in [true, false] {
+        let mut answer = cluster.generate(ask("x")).await;
+        let mut decode = d.decode().await;
+        decode.claimed().await;
+        let prefill = p.prefill().await;
+        prefill.token(u32::from(b'1'), None).await;
+        assert_eq!(answer.next().await.text, "1");
+        if silent {
+            decode.end();
+        } else {
+            decode.fail(Status::unavailable("broken")).await;
+        }
+        let error = answer.error().await;
+        assert_eq!(error.code(), tonic::Code::Unavailable, "{error:?}");
+        assert!(error.message().contains("decode worker d"), "{error:?}");
+        prefill.cancelled().await;
+    }
+}
+
+#[tokio::test]
+async fn a_prefill_worker_that_dies_during_the_transfer_is_an_error() {
+    let cluster = Cluster::start(|_| ()).await;
+    let (p, d) = cluster.pair().await;
+    let mut answer = cluster.generate(ask("x")).await;
+    let decode = d.decode().await;
+    decode.claimed().await;
+    let mut prefill = p.prefill().await;
+    prefill.token(u32::from(b'1'), None).await;
+    assert_eq!(answer.next().await.text, "1");
+    prefill.fail(Status::unavailable("gone")).await;
+    let error = answer.error().await;
+    assert!(error.message().contains("prefill worker p"), "{error:?}");
+    decode.cancelled().await;
+}
+
+#[tokio::test]
+async fn a_prefill_failure_after_the_adoption_does_no_harm() {
+    let cluster = Cluster::start(|_| ()).await;
+    let (p, d) = cluster.pair().await;
+    let mut answer = cluster.generate(ask("x")).await;
+    let decode = d.decode().await;
+    decode.claimed().await;
+    let mut prefill = p.prefill().await;
+    prefill.token(u32::from(b'1'), None).await;
+    prefill.fail(Status::unavailable("gone")).await;
+    decode.adopted().await;
+    decode.last(u32::from(b'2'), FinishReason::Length).await;
+    assert_eq!(answer.rest().await, ("12".into(), FinishReason::Length));
+}
+
+#[tokio::test]
+async fn two_models_behind_one_router() {
+    let cluster = Cluster::start(|_| ()).await;
+    let m = cluster.worker(Role::Decode, "d-m").await;
+    let n = Fake::start(cluster.router.grpc_addr, (Role::Decode, "d-n"), byte_bundle("N:"), |record| {
+        record.card.id = "n".into();
+        record.card.served_names = vec!["n".into(), "other".into()];
+        record.card.fingerprint = baton_types::Digest([2; 32]);
+    })
+    .await;
+    let chat = |model: &str| {
+        let message = v1::ChatMessage { role: "user".into(), content: "hi".into(), name: String::new() };
+        let segment = v1::Segment { kind: Some(v1::segment::Kind::Message(message)) };
+        v1::GenerateRequest { model: model.into(), prompt: vec![segment], ..Default::default() }
+    };
+    let mut end = tokens("[user]hi");
+    end.push(256);
+    for (model, worker, start) in [("m", &m, ""), ("n", &n, "N:"), ("other", &n, "N:")] {
+        let mut answer = cluster.generate(chat(model)).await;
+        let decode = worker.decode().await;
+        let expected: Vec<u32> = tokens(start).into_iter().chain(end.clone()).collect();
+        assert_eq!(decode.request.sequence.as_ref().unwrap().tokens, expected, "each model has its own template");
+        decode.claimed().await;
+        decode.last(u32::from(b'!'), FinishReason::Length).await;
+        assert_eq!(answer.rest().await, ("!".into(), FinishReason::Length));
+    }
+    let error = cluster.generate_within(chat("unknown"), None).await.unwrap_err();
+    assert_eq!(error.code(), tonic::Code::NotFound);
+    let error = cluster.generate_within(chat(""), None).await.unwrap_err();
+    assert_eq!(error.code(), tonic::Code::InvalidArgument, "two models: one must be named");
+}
