@@ -231,7 +231,8 @@ impl EngineHandle {
     /// Whether it can serve: it did not fail, and no step hangs.
     pub fn healthy(&self) -> bool {
         let beat = self.heartbeat();
-        !beat.failed && !(beat.busy && beat.last_progress.elapsed() > self.0.0.config.step_max)
+        let hangs = beat.busy && beat.last_progress.elapsed() > self.0.0.config.step_max;
+        !beat.failed && !hangs
     }
 
     /// Makes the engine look again at paused sequences at once, for instance because a sink has room again.

@@ -1,0 +1,212 @@
+//! Who gets blocks and places when there are too few.
+
+use super::*;
+
+#[test]
+fn higher_priority_goes_first_and_nobody_overtakes_who_lacks_blocks() {
+    let mut w = World::new(6, config());
+    let a = w.prompt(8);
+    w.check(
+        1,
+        expect![[r#"
+        start a a:0+8*
+    "#]],
+    );
+    w.prompt(16); // Four blocks and the watermark: not with `a` there.
+    w.prompt(4); // Would fit, but comes later.
+    let d = w.add(1, w.arrival(4)); // Comes first.
+    w.check(
+        2,
+        expect![[r#"
+        start d d:0+4* a:8+1* starved
+        d:4+1* a:9+1* starved
+    "#]],
+    );
+    w.scheduler.remove(a);
+    w.scheduler.remove(d);
+    w.check(
+        2,
+        expect![[r#"
+        start b b:0+8
+        b:8+8*
+    "#]],
+    );
+}
+
+#[test]
+fn the_last_one_is_preempted_and_recomputed_whole() {
+    let mut w = World::new(5, SchedulerConfig { watermark_blocks: 0, ..config() });
+    let a = w.prompt(7);
+    w.prompt(7);
+    w.check(
+        8,
+        expect![[r#"
+        start ab a:0+7* b:0+1
+        a:7+1* b:1+6*
+        a:8+1* b:7+1*
+        a:9+1* starved
+        a:10+1* starved
+        a:11+1* starved
+        preempt b a:12+1*
+        a:13+1* starved
+    "#]],
+    );
+    w.scheduler.remove(a);
+    w.check(
+        4,
+        expect![[r#"
+        b:0+8
+        b:8+1*
+        b:9+1*
+        b:10+1*
+    "#]],
+    );
+}
+
+#[test]
+fn lowest_priority_then_youngest_is_preempted_first() {
+    let mut w = World::new(4, SchedulerConfig { watermark_blocks: 0, ..config() });
+    w.prompt(4);
+    w.add(-1, w.arrival(3));
+    w.prompt(3);
+    w.prompt(3);
+    w.check(
+        3,
+        expect![[r#"
+        start acd a:0+4* c:0+3* d:0+1
+        a:4+1* c:3+1* d:1+2* starved
+        preempt d a:5+1* c:4+1*
+    "#]],
+    );
+}
+
+#[test]
+fn an_observed_prefill_is_never_preempted() {
+    let mut w = World::new(5, SchedulerConfig { watermark_blocks: 0, ..config() });
+    w.prompt(4);
+    let b = w.add(0, Arrival { pinned: true, ..w.arrival(16) });
+    w.check(
+        3,
+        expect![[r#"
+        start ab a:0+4* b:0+4
+        b:4+7 starved
+        b:11+5* starved
+    "#]],
+    );
+    assert!(w.scheduler.remove(b).is_some());
+    w.check(
+        1,
+        expect![[r#"
+        a:4+1*
+    "#]],
+    );
+}
+
+#[test]
+fn a_first_one_without_blocks_waits_for_those_held_outside() {
+    let mut w = World::new(2, SchedulerConfig { watermark_blocks: 0, ..config() });
+    let outside = w.pool.try_lease(&[1]);
+    w.prompt(4);
+    w.check(
+        2,
+        expect![[r#"
+        start a a:0+4*
+        starved
+    "#]],
+    );
+    drop(outside);
+    w.check(
+        1,
+        expect![[r#"
+        a:4+1*
+    "#]],
+    );
+}
+
+#[test]
+fn a_late_adopted_one_makes_way_for_an_older_one() {
+    let mut w = World::new(4, SchedulerConfig { watermark_blocks: 0, ..config() });
+    w.held.insert(('a', "queue"));
+    w.prompt(12);
+    w.adopted(9);
+    w.check(
+        2,
+        expect![[r#"
+        start b b:8+1*
+        b:9+1*
+    "#]],
+    );
+    w.held.clear();
+    w.check(
+        4,
+        expect![[r#"
+        preempt b start a a:0+7
+        a:7+5* starved
+        a:12+1* starved
+        a:13+1* starved
+    "#]],
+    );
+}
+
+#[test]
+fn in_a_full_batch_an_earlier_one_takes_the_place_of_the_last() {
+    let mut w = World::new(8, SchedulerConfig { running_max: 2, ..config() });
+    w.add(-1, w.arrival(4));
+    w.check(
+        2,
+        expect![[r#"
+        start a a:0+4*
+        a:4+1*
+    "#]],
+    );
+    let b = w.adopted(6);
+    w.adopted(6);
+    w.check(
+        1,
+        expect![[r#"
+        start bc b:5+1* c:5+1*
+    "#]],
+    );
+    w.held.insert(('c', "decode")); // Held: it keeps its place.
+    w.check(
+        1,
+        expect![[r#"
+        b:6+1*
+    "#]],
+    );
+    w.scheduler.remove(b);
+    w.check(
+        1,
+        expect![[r#"
+        a:5+1*
+    "#]],
+    ); // It kept its blocks: nothing is computed again.
+}
+
+#[test]
+fn the_watermark_holds_newcomers_back_while_others_run() {
+    let mut w = World::new(5, SchedulerConfig { watermark_blocks: 2, ..config() });
+    w.prompt(20); // All five blocks: nothing runs, so the margin is waived.
+    w.check(
+        1,
+        expect![[r#"
+        start a a:0+8
+    "#]],
+    );
+    let mut w = World::new(5, SchedulerConfig { watermark_blocks: 2, ..config() });
+    let a = w.prompt(4);
+    w.prompt(9); // Three blocks would leave one.
+    w.check(
+        1,
+        expect![[r#"
+        start a a:0+4* starved
+    "#]],
+    );
+    w.scheduler.remove(a);
+    w.check(
+        1,
+        expect![[r#"
+        start b b:0+8
+    "#]],
+    );
+}

@@ -1,0 +1,312 @@
+//! Scenarios told in lines, under virtual time.
+
+mod memory;
+mod random;
+
+use super::*;
+use baton_kv_cache::BlockCounts;
+use expect_test::{Expect, expect};
+use std::collections::{BTreeSet, HashMap};
+use std::time::Instant;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A scheduler under virtual time. Sequences are named by letters in order of arrival; blocks hold 4 tokens.
+struct World {
+    scheduler: Scheduler,
+    pool: SharedPool,
+    start: Instant,
+    now: Instant,
+    names: HashMap<SequenceKey, char>,
+    full: BTreeSet<char>,
+    held: BTreeSet<(char, &'static str)>,
+    next: u64,
+}
+
+impl Conditions for World {
+    fn has_room(&self, key: SequenceKey) -> bool {
+        !self.full.contains(&self.names[&key])
+    }
+    fn is_open(&self, key: SequenceKey, phase: Phase) -> bool {
+        let phase = match phase {
+            Phase::Queue => "queue",
+            Phase::Prefill => "prefill",
+            Phase::Decode => "decode",
+        };
+        !self.held.contains(&(self.names[&key], phase))
+    }
+}
+
+fn config() -> SchedulerConfig {
+    SchedulerConfig {
+        block_tokens: 4,
+        chunk_tokens_max: 8,
+        running_max: 4,
+        watermark_blocks: 1,
+        stall: 5 * SECOND,
+        recheck: SECOND / 100,
+    }
+}
+
+impl World {
+    fn new(blocks: u32, config: SchedulerConfig) -> Self {
+        let pool = SharedPool::try_new(1, blocks).unwrap();
+        let scheduler = Scheduler::new(config, pool.clone());
+        let now = Instant::now();
+        let (names, full, held) = (HashMap::new(), BTreeSet::new(), BTreeSet::new());
+        Self { scheduler, pool, start: now, now, names, full, held, next: 0 }
+    }
+
+    fn arrival(&self, len: usize) -> Arrival {
+        Arrival { len, computed: 0, lease: None, pinned: false, deadline: self.start + 1000 * SECOND }
+    }
+
+    fn add(&mut self, priority: i32, arrival: Arrival) -> SequenceKey {
+        let key = SequenceKey::new(priority, self.next);
+        self.names.insert(key, (b'a' + self.next as u8) as char);
+        self.next += 1;
+        self.scheduler.add(key, arrival);
+        key
+    }
+
+    fn prompt(&mut self, len: usize) -> SequenceKey {
+        self.add(0, self.arrival(len))
+    }
+
+    fn adopted(&mut self, len: usize) -> SequenceKey {
+        let lease = self.pool.try_lease(&[(len - 1).div_ceil(4)]);
+        assert!(lease.is_some());
+        self.add(0, Arrival { computed: len - 1, lease, ..self.arrival(len) })
+    }
+
+    /// Plans one step, carries it out, and tells it in one line: `name:position+rows`, a star where a token is sampled.
+    fn step(&mut self) -> String {
+        let (mut scheduler, now) =
+            (std::mem::replace(&mut self.scheduler, Scheduler::new(config(), self.pool.clone())), self.now);
+        let decisions = scheduler.plan(now, self);
+        self.scheduler = scheduler;
+        let mut line = Vec::new();
+        let names = |keys: &[SequenceKey]| keys.iter().map(|k| self.names[k]).collect::<String>();
+        line.extend(decisions.ended.iter().map(|(k, end, lease)| {
+            format!("{end:?}({}{})", self.names[k], if lease.is_some() { ", with blocks" } else { "" })
+        }));
+        for (what, keys) in [("preempt", &decisions.preempted), ("start", &decisions.started)] {
+            if !keys.is_empty() {
+                line.push(format!("{what} {}", names(keys)));
+            }
+        }
+        for s in &decisions.batch {
+            let star = if s.samples { "*" } else { "" };
+            line.push(format!("{}:{}+{}{star}", self.names[&s.key], s.position, s.rows));
+            self.scheduler.advance(s.key, s.rows, s.samples);
+        }
+        if decisions.starved {
+            line.push("starved".into());
+        }
+        if line.is_empty() { "idle".into() } else { line.join(" ") }
+    }
+
+    fn check(&mut self, steps: usize, expected: Expect) {
+        let lines: Vec<String> = (0..steps).map(|_| self.step()).collect();
+        expected.assert_eq(&(lines.join("\n") + "\n"));
+    }
+}
+
+#[test]
+fn sequences_join_and_leave_at_every_step() {
+    let mut w = World::new(32, config());
+    let a = w.prompt(3);
+    w.check(
+        2,
+        expect![[r#"
+        start a a:0+3*
+        a:3+1*
+    "#]],
+    );
+    w.prompt(5);
+    w.check(
+        2,
+        expect![[r#"
+        start b a:4+1* b:0+5*
+        a:5+1* b:5+1*
+    "#]],
+    );
+    w.scheduler.remove(a);
+    w.check(
+        1,
+        expect![[r#"
+        b:6+1*
+    "#]],
+    );
+}
+
+#[test]
+fn prefill_comes_in_chunks_behind_the_decode_rows() {
+    let mut w = World::new(32, config());
+    w.prompt(1);
+    w.prompt(1);
+    w.step();
+    w.prompt(20);
+    w.prompt(3);
+    w.check(
+        5,
+        expect![[r#"
+        start c a:1+1* b:1+1* c:0+6
+        a:2+1* b:2+1* c:6+6
+        a:3+1* b:3+1* c:12+6
+        start d a:4+1* b:4+1* c:18+2* d:0+3*
+        a:5+1* b:5+1* c:20+1* d:3+1*
+    "#]],
+    );
+}
+
+#[test]
+fn a_full_batch_leaves_prefill_one_row() {
+    let mut w = World::new(64, SchedulerConfig { chunk_tokens_max: 2, ..config() });
+    for _ in 0..3 {
+        w.prompt(1);
+    }
+    (0..2).for_each(|_| drop(w.step()));
+    w.prompt(3);
+    w.prompt(1); // A fifth sequence waits: four run at most.
+    w.check(
+        4,
+        expect![[r#"
+        start d a:2+1* b:2+1* c:1+1* d:0+1
+        a:3+1* b:3+1* c:2+1* d:1+1
+        a:4+1* b:4+1* c:3+1* d:2+1*
+        a:5+1* b:5+1* c:4+1* d:3+1*
+    "#]],
+    );
+}
+
+#[test]
+fn deadlines_end_sequences_wherever_they_are() {
+    let mut w = World::new(5, config());
+    for (len, seconds) in [(4, 3), (40, 2), (4, 1000)] {
+        w.add(0, Arrival { deadline: w.start + seconds * SECOND, ..w.arrival(len) });
+    }
+    w.check(
+        1,
+        expect![[r#"
+        start a a:0+4* starved
+    "#]],
+    );
+    w.now += 2 * SECOND;
+    w.check(
+        1,
+        expect![[r#"
+        Deadline(b) start c a:4+1* c:0+4*
+    "#]],
+    );
+    w.now += SECOND;
+    w.check(
+        1,
+        expect![[r#"
+        Deadline(a, with blocks) c:4+1*
+    "#]],
+    );
+}
+
+#[test]
+fn a_full_sink_pauses_one_sequence_and_ends_it_after_the_stall() {
+    let mut w = World::new(16, config());
+    w.prompt(2);
+    w.prompt(2);
+    w.check(
+        1,
+        expect![[r#"
+        start ab a:0+2* b:0+2*
+    "#]],
+    );
+    w.full.insert('a');
+    w.check(
+        1,
+        expect![[r#"
+        b:2+1*
+    "#]],
+    );
+    w.now += 4 * SECOND;
+    w.full.clear();
+    w.check(
+        1,
+        expect![[r#"
+        a:2+1* b:3+1*
+    "#]],
+    );
+    w.full.insert('b');
+    w.check(
+        1,
+        expect![[r#"
+        a:3+1*
+    "#]],
+    );
+    w.now += 5 * SECOND;
+    w.check(
+        1,
+        expect![[r#"
+        Stalled(b, with blocks) a:4+1*
+    "#]],
+    );
+}
+
+#[test]
+fn a_gate_holds_one_sequence_in_its_phase_and_stops_nobody_else() {
+    let mut w = World::new(32, config());
+    w.held.extend([('a', "queue"), ('b', "prefill"), ('c', "decode")]);
+    w.prompt(2);
+    w.prompt(10);
+    w.prompt(2);
+    w.prompt(2);
+    w.check(
+        2,
+        expect![[r#"
+        start bcd c:0+2* d:0+2*
+        d:2+1*
+    "#]],
+    );
+    w.held.remove(&('a', "queue"));
+    w.held.remove(&('b', "prefill"));
+    w.check(
+        1,
+        expect![[r#"
+        start a a:0+2* b:0+5 d:3+1*
+    "#]],
+    );
+    w.held.insert(('b', "prefill"));
+    w.held.clear();
+    w.held.insert(('b', "prefill")); // Between two chunks.
+    w.check(
+        1,
+        expect![[r#"
+        a:2+1* c:2+1* d:4+1*
+    "#]],
+    );
+}
+
+#[test]
+fn it_asks_to_be_woken_for_deadlines_and_for_what_is_held() {
+    let mut w = World::new(4, config());
+    let plan = |w: &mut World| {
+        let mut scheduler = std::mem::replace(&mut w.scheduler, Scheduler::new(config(), w.pool.clone()));
+        let wake_at = scheduler.plan(w.now, w).wake_at;
+        w.scheduler = scheduler;
+        wake_at.map(|at| at - w.start)
+    };
+    assert_eq!(plan(&mut w), None);
+    w.add(0, Arrival { deadline: w.start + 7 * SECOND, ..w.arrival(4) });
+    assert_eq!(plan(&mut w), Some(7 * SECOND));
+    w.full.insert('a');
+    assert_eq!(plan(&mut w), Some(config().recheck));
+}
+
+#[test]
+fn totals_count_what_is_still_to_compute() {
+    let mut w = World::new(8, config());
+    w.prompt(12);
+    w.prompt(12);
+    w.step();
+    let totals = w.scheduler.totals();
+    assert_eq!(totals, Totals { waiting: 1, waiting_tokens: 4 + 12, running: 1, running_tokens: 12 });
+    assert_eq!(w.pool.counts(), BlockCounts { total: 8, free: 5, referenced: 3, ..BlockCounts::default() });
+}

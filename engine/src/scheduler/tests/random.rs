@@ -1,0 +1,112 @@
+//! Random arrivals, cancellations and leases held outside: whatever happens, every sequence comes to its end.
+
+use super::*;
+use proptest::prelude::*;
+
+#[derive(Clone, Debug)]
+enum Event {
+    Add { len: usize, priority: i32, pinned: bool },
+    Adopt { len: usize },
+    Cancel(usize),
+    Lease(usize),
+    Unlease,
+    Step,
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let event = prop_oneof![
+        3 => (1usize..30, -1i32..2, any::<bool>()).prop_map(|(len, priority, pinned)| Event::Add { len, priority, pinned }),
+        1 => (2usize..12).prop_map(|len| Event::Adopt { len }),
+        1 => any::<usize>().prop_map(Event::Cancel),
+        1 => (1usize..4).prop_map(Event::Lease),
+        1 => Just(Event::Unlease),
+        8 => Just(Event::Step),
+    ];
+    proptest::collection::vec(event, 1..80)
+}
+
+/// Sequences grow to this length and end; it always fits the pool of 8 blocks.
+const LEN_MAX: usize = 32;
+
+struct Run {
+    world: World,
+    config: SchedulerConfig,
+    /// Length of each live sequence, and whether it ends with its first token.
+    live: HashMap<SequenceKey, (usize, bool)>,
+}
+
+impl Run {
+    fn step(&mut self) -> Result<(), TestCaseError> {
+        let w = &mut self.world;
+        let mut scheduler = std::mem::replace(&mut w.scheduler, Scheduler::new(self.config, w.pool.clone()));
+        let decisions = scheduler.plan(w.now, w);
+        let rows: usize = decisions.batch.iter().map(|s| s.rows).sum();
+        prop_assert!(rows <= self.config.chunk_tokens_max.max(self.config.running_max));
+        prop_assert!(decisions.batch.len() <= self.config.running_max);
+        let mut owned = BTreeSet::new();
+        for s in &decisions.batch {
+            let blocks = &scheduler.lease(s.key).unwrap().blocks().0[0];
+            prop_assert!(blocks.len() * 4 >= s.position + s.rows, "blocks for every row");
+            prop_assert!(blocks.iter().all(|b| owned.insert(*b)), "one owner per block");
+            let (len, once) = self.live[&s.key];
+            prop_assert_eq!(s.samples, s.position + s.rows == len);
+            scheduler.advance(s.key, s.rows, s.samples);
+            if s.samples && (once || len + 1 == LEN_MAX) {
+                prop_assert!(scheduler.remove(s.key).is_some());
+                self.live.remove(&s.key);
+            } else if s.samples {
+                self.live.insert(s.key, (len + 1, once));
+            }
+        }
+        prop_assert!(decisions.preempted.iter().all(|key| !self.live[key].1 || !decisions.started.contains(key)));
+        w.scheduler = scheduler;
+        Ok(())
+    }
+}
+
+proptest! {
+    #[test]
+    fn every_sequence_comes_to_its_end(
+        chunk in 1usize..12, running in 1usize..6, watermark in 0usize..3, events in events(),
+    ) {
+        let config = SchedulerConfig { chunk_tokens_max: chunk, running_max: running, watermark_blocks: watermark, ..config() };
+        let mut run = Run { world: World::new(8, config), config, live: HashMap::new() };
+        let mut outside = Vec::new();
+        for event in events {
+            let w = &mut run.world;
+            match event {
+                Event::Add { len, priority, pinned } => {
+                    let key = w.add(priority, Arrival { pinned, ..w.arrival(len) });
+                    run.live.insert(key, (len, pinned));
+                }
+                Event::Adopt { len } => {
+                    if w.pool.free_min() * 4 + 1 >= len {
+                        let key = w.adopted(len);
+                        run.live.insert(key, (len, false));
+                    }
+                }
+                Event::Cancel(i) => {
+                    let mut keys: Vec<_> = run.live.keys().copied().collect();
+                    keys.sort_unstable();
+                    if let Some(key) = keys.get(i % keys.len().max(1)) {
+                        w.scheduler.remove(*key);
+                        run.live.remove(key);
+                    }
+                }
+                Event::Lease(n) => outside.extend(w.pool.try_lease(&[n])),
+                Event::Unlease => drop(outside.pop()),
+                Event::Step => run.step()?,
+            }
+        }
+        // Once nobody outside holds blocks, everyone ends: each step moves the first of all, and a restart of others costs
+        // at most their whole length per token of those before them.
+        outside.clear();
+        let mut steps = 0;
+        while !run.live.is_empty() {
+            run.step()?;
+            steps += 1;
+            prop_assert!(steps < 20_000, "no progress: {:?}", run.world.scheduler);
+        }
+        prop_assert_eq!(run.world.pool.counts().referenced, 0);
+    }
+}

@@ -1,0 +1,195 @@
+//! The whole engine over a real (small, random) model: tokens and log-probabilities have the same bits whatever runs beside a
+//! sequence, however it is chunked, preempted, handed over, and on whichever backend of the class.
+
+use baton_engine::weights::{ModelSource, RandomModel};
+use baton_engine::{
+    Engine, EngineConfig, EngineHandle, Model, PrefillObserver, Run, SequenceControl, SequenceEvent, SequenceRequest,
+    SequenceSink,
+};
+use baton_kernels::cpu::{CpuBackend, CpuConfig, HeapPool};
+use baton_kernels::lagging::{LagConfig, Lagging};
+use baton_kernels::ops::Ops;
+use baton_kv_cache::Lease;
+use baton_types::{BlockId, Fence, GroupBlocks, KvPoolMap, PoolMemory, RequestId, SamplingParams, TokenId};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+/// No dimension is a multiple of a register tile; prompts reach over three attention slabs of 64 tokens.
+const MODEL: &str = "random:hidden=198,layers=3,heads=6,kv_heads=2,head_dim=34,ffn=331,vocab=301,context=320,seed=5";
+const FOREVER: Duration = Duration::from_secs(120);
+
+#[derive(Clone, Copy, Debug)]
+struct Setup {
+    block_tokens: u32,
+    blocks: u32,
+    chunk: usize,
+    running: usize,
+    threads: usize,
+    lagging: bool,
+}
+
+const ALONE: Setup = Setup { block_tokens: 16, blocks: 32, chunk: 320, running: 1, threads: 1, lagging: false };
+
+struct Served {
+    engine: EngineHandle,
+    memory: Arc<HeapPool>,
+    map: KvPoolMap,
+}
+
+fn serve(setup: Setup) -> Served {
+    let source = RandomModel::parse(MODEL).unwrap();
+    let config = EngineConfig {
+        block_tokens: setup.block_tokens,
+        model_len_max: source.shape().context,
+        chunk_tokens_max: setup.chunk,
+        running_max: setup.running,
+        watermark_blocks: 0,
+        ..EngineConfig::default()
+    };
+    let cpu = CpuBackend::new(CpuConfig { threads: setup.threads, simd: None }).unwrap();
+    let ops: Arc<dyn Ops> = if setup.lagging { Lagging::new(cpu, LagConfig::default()).unwrap() } else { cpu };
+    let model = Model::load(&source, ops, config.model_config(), &|_| ()).unwrap();
+    let map = KvPoolMap::try_new(model.layout(setup.block_tokens).unwrap(), setup.blocks).unwrap();
+    // NaN everywhere: reading what was never stored cannot pass.
+    let memory = Arc::new(HeapPool::new(map.bytes(), 0xff));
+    let engine = Engine::start(model, memory.clone(), &map, config).unwrap();
+    Served { engine, memory, map }
+}
+
+struct Sink(Sender<SequenceEvent>);
+
+impl SequenceSink for Sink {
+    fn has_room(&self) -> bool {
+        true
+    }
+    fn send(&mut self, event: SequenceEvent) -> bool {
+        self.0.send(event).is_ok()
+    }
+}
+
+struct Unwatched;
+
+impl PrefillObserver for Unwatched {
+    fn started(&mut self, _blocks: &GroupBlocks, _now: Instant) {}
+    fn layer_launched(&mut self, _layer: u32, _tokens_end: usize, _fence: &Fence) {}
+}
+
+/// A token with the bits of its log-probability and of the best others.
+type Bits = (TokenId, u32, Vec<(TokenId, u32)>);
+
+type Running = (SequenceControl, Receiver<SequenceEvent>);
+
+fn submit(served: &Served, request: SequenceRequest, run: Run) -> Running {
+    let (sender, events) = channel();
+    (served.engine.submit(request, run, Box::new(Sink(sender))).unwrap(), events)
+}
+
+fn finish((_control, events): Running) -> (Vec<Bits>, Option<Lease>) {
+    let mut output = Vec::new();
+    loop {
+        match events.recv_timeout(FOREVER).expect("an event") {
+            SequenceEvent::Started { .. } => {}
+            SequenceEvent::Token { token, logprobs, .. } => {
+                let logprobs = logprobs.expect("log-probabilities were asked for");
+                let top = logprobs.top.iter().map(|(token, p)| (*token, p.to_bits()));
+                output.push((token, logprobs.chosen.to_bits(), top.collect()));
+            }
+            SequenceEvent::Prefilled { lease, .. } => return (output, Some(lease)),
+            SequenceEvent::Finished { .. } => return (output, None),
+            SequenceEvent::Failed { message, .. } => panic!("{message}"),
+        }
+    }
+}
+
+/// Prompts of 1 to 200 tokens, greedy and drawn, with and without penalties.
+fn requests() -> Vec<SequenceRequest> {
+    let lengths = [1, 5, 15, 16, 17, 40, 63, 64, 65, 130, 200, 33];
+    let request = |(i, len): (usize, usize)| SequenceRequest {
+        id: RequestId::try_new(format!("request-{i}")).unwrap(),
+        tokens: (0..len).map(|t| ((t * t + 7 * i + 3) % 301) as TokenId).collect(),
+        prompt_len: len,
+        sampling: SamplingParams {
+            temperature: if i % 3 == 0 { 0.0 } else { 1.3 },
+            top_p: if i % 4 == 1 { 0.9 } else { 1.0 },
+            repetition_penalty: if i % 2 == 0 { 1.2 } else { 1.0 },
+            frequency_penalty: if i % 5 == 0 { 0.3 } else { 0.0 },
+            seed: i as u64,
+            max_tokens: 24,
+            logprobs: Some(4),
+            ..SamplingParams::default()
+        },
+        sample_index: 0,
+        deadline: Instant::now() + FOREVER,
+        priority: 0,
+    };
+    lengths.into_iter().enumerate().map(request).collect()
+}
+
+fn alone() -> Vec<Vec<Bits>> {
+    let served = serve(ALONE);
+    requests().into_iter().map(|request| finish(submit(&served, request, Run::Full)).0).collect()
+}
+
+#[test]
+fn a_sequence_has_the_bits_it_has_alone() {
+    let expected = alone();
+    let small = Setup { block_tokens: 16, blocks: 20, chunk: 7, running: 8, threads: 1, lagging: false };
+    let setups = [
+        Setup { blocks: 80, chunk: 64, running: 16, ..small },
+        small,
+        Setup { threads: 2, chunk: 33, ..small },
+        Setup { block_tokens: 64, blocks: 5, chunk: 50, ..small },
+        Setup { lagging: true, chunk: 96, ..small },
+    ];
+    let mut preemptions = 0;
+    for setup in setups {
+        let served = serve(setup);
+        let running: Vec<_> = requests().into_iter().map(|request| submit(&served, request, Run::Full)).collect();
+        for (i, (running, expected)) in running.into_iter().zip(&expected).enumerate() {
+            assert_eq!(&finish(running).0, expected, "request {i} with {setup:?}");
+        }
+        preemptions += served.engine.load().preemptions;
+        assert_eq!(served.engine.pool().counts().referenced, 0);
+    }
+    assert!(preemptions > 0, "some of these pools are too small for all at once");
+}
+
+/// Copies the KV of `tokens` positions between pools, run by run of tokens as a transfer cuts them.
+fn copy(from: (&Served, &[BlockId]), to: (&Served, &[BlockId]), tokens: usize) {
+    let place = |(served, blocks): (&Served, &[BlockId]), layer: usize, plane: usize, token: usize| {
+        let size = served.map.layout().block_tokens();
+        let within = token as u32 % size;
+        served.map.token_range(0, layer, blocks[token / size as usize], plane, within..within + 1)
+    };
+    for layer in 0..3 {
+        for plane in 0..2 {
+            for token in 0..tokens {
+                let (source, sink) = (place(from, layer, plane, token), place(to, layer, plane, token));
+                let mut bytes = vec![0; source.len()];
+                from.0.memory.read(source.start, &mut bytes);
+                to.0.memory.write(sink.start, &bytes);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sequence_handed_over_has_the_bits_it_has_alone() {
+    let expected = alone();
+    let source = serve(Setup { block_tokens: 32, blocks: 40, chunk: 48, running: 4, threads: 2, lagging: true });
+    let sink = serve(Setup { block_tokens: 16, blocks: 40, chunk: 16, running: 4, threads: 1, lagging: false });
+    let prefills: Vec<_> = requests()
+        .into_iter()
+        .map(|request| submit(&source, request, Run::PrefillOnly { observer: Box::new(Unwatched) }))
+        .collect();
+    for ((running, mut request), expected) in prefills.into_iter().zip(requests()).zip(&expected) {
+        let (mut output, lease) = finish(running);
+        let (from, to) = (lease.expect("blocks"), sink.engine.reserve(request.prompt_len).expect("room"));
+        copy((&source, &from.blocks().0[0]), (&sink, &to.blocks().0[0]), request.prompt_len);
+        request.tokens.push(output[0].0);
+        output.extend(finish(submit(&sink, request, Run::Adopted { lease: to })).0);
+        assert_eq!(&output, expected);
+    }
+    assert_eq!((source.engine.pool().counts().referenced, sink.engine.pool().counts().referenced), (0, 0));
+}
