@@ -78,3 +78,45 @@ pub fn routes(health: Health, metrics: Metrics) -> Router {
 pub async fn serve(listener: TcpListener, routes: Router, stop: CancellationToken) -> std::io::Result<()> {
     axum::serve(listener, routes).with_graceful_shutdown(stop.cancelled_owned()).await
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::body::{Body, to_bytes};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use tonic::codegen::Service;
+
+    #[tokio::test]
+    async fn probes_answer_with_their_reason_and_metrics_are_open_metrics() {
+        let ready = Arc::new(AtomicBool::new(false));
+        let health = Health::new(|| Ok(()), {
+            let ready = ready.clone();
+            move || {
+                if ready.load(Ordering::Relaxed) { Ok(()) } else { Err("no router has admitted this worker".into()) }
+            }
+        });
+        let metrics = Metrics::new("baton-decode-worker");
+        metrics.counter("things", "Things").inc_by(3);
+        let mut routes = routes(health, metrics);
+        let mut get = async |path: &str| {
+            let request = axum::http::Request::get(path).body(Body::empty()).unwrap();
+            let response = routes.call(request).await.unwrap();
+            let (parts, body) = response.into_parts();
+            let content_type = parts.headers.get(header::CONTENT_TYPE).map(|v| v.to_str().unwrap().to_owned());
+            let body = to_bytes(body, 1 << 20).await.unwrap();
+            (parts.status.as_u16(), content_type.unwrap_or_default(), String::from_utf8(body.to_vec()).unwrap())
+        };
+        assert_eq!(get("/healthz").await.0, 200);
+        assert_eq!(get("/health").await.0, 200);
+        let (status, _, reason) = get("/readyz").await;
+        assert_eq!((status, reason.trim()), (503, "no router has admitted this worker"));
+        ready.store(true, Ordering::Relaxed);
+        assert_eq!(get("/readyz").await.0, 200);
+        let (status, content_type, text) = get("/metrics").await;
+        assert_eq!((status, content_type.as_str()), (200, metrics::CONTENT_TYPE));
+        assert!(text.contains("\nbaton_things_total 3\n"), "{text}");
+        assert!(text.contains("baton_build_info{service=\"baton-decode-worker\""), "{text}");
+        assert!(text.contains("baton_process_start_time_seconds 1") && text.ends_with("# EOF\n"), "{text}");
+        assert_eq!(get("/nothing").await.0, 404);
+    }
+}

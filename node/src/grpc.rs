@@ -4,6 +4,8 @@ mod client;
 mod config;
 mod deadline;
 mod server;
+#[cfg(test)]
+mod tests;
 
 pub use client::{ChannelConfig, ChannelError, channel};
 pub use config::GrpcConfig;

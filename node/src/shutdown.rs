@@ -151,3 +151,57 @@ fn wait_for_end(mut input: impl Read) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::pending;
+
+    fn config() -> DrainConfig {
+        DrainConfig { drain_ms_max: 10_000, drain_quick_ms_max: 500, stop_with_stdin: false }
+    }
+
+    async fn drained_after(shutdown: &Shutdown, work: impl Future<Output = ()>) -> (bool, u128) {
+        let start = Instant::now();
+        let done = shutdown.drain(work).await.is_some();
+        (done, start.elapsed().as_millis())
+    }
+
+    // Under paused time the clock moves only when everything waits, so these durations are exact.
+    #[tokio::test(start_paused = true)]
+    async fn drains_are_bounded() {
+        let shutdown = Shutdown::new(&config());
+        assert!(!shutdown.is_requested());
+        shutdown.request("test");
+        shutdown.requested().await;
+        assert_eq!(drained_after(&shutdown, async {}).await, (true, 0));
+        assert_eq!(drained_after(&shutdown, tokio::time::sleep(Duration::from_millis(7_000))).await, (true, 7_000));
+        assert_eq!(drained_after(&shutdown, pending()).await, (false, 10_000));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_second_wish_shortens_a_running_drain() {
+        let shutdown = Shutdown::new(&config());
+        shutdown.request("test");
+        let second = shutdown.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(2_000)).await;
+            second.hurry("test");
+        });
+        assert_eq!(drained_after(&shutdown, pending()).await, (false, 2_500));
+        // From then on every drain is quick, and a hurried stop is a requested one.
+        assert_eq!(drained_after(&shutdown, pending()).await, (false, 500));
+        assert!(shutdown.token().is_cancelled());
+    }
+
+    #[test]
+    fn the_end_of_an_input_is_noticed_behind_any_bytes() {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let waits = std::thread::spawn(move || wait_for_end(reader));
+        std::io::Write::write_all(&mut writer, &[b'x'; 1000]).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!waits.is_finished());
+        drop(writer);
+        waits.join().unwrap();
+    }
+}
