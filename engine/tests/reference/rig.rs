@@ -3,9 +3,8 @@
 use crate::golden::Golden;
 use baton_engine::model::{Model, ModelConfig, StepBatch};
 use baton_engine::weights::GgufModel;
-use baton_kernels::cpu::{CpuBackend, CpuConfig};
+use baton_kernels::cpu::{CpuBackend, CpuConfig, HeapPool};
 use baton_kernels::ops::PlanSegment;
-use baton_kv_transfer::region::HostMemory;
 use baton_types::{BlockId, Dtype, KvPoolMap, PoolMemory, TokenId};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,7 +20,7 @@ const BLOCK_TOKENS: u32 = 16;
 /// The model and where each case keeps its KV.
 pub(crate) struct Rig {
     model: Model,
-    memory: Arc<HostMemory>,
+    memory: Arc<HeapPool>,
     map: KvPoolMap,
     blocks: Vec<Vec<BlockId>>,
 }
@@ -47,7 +46,7 @@ fn model_path() -> PathBuf {
 fn cached_model() -> PathBuf {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
-    cache.expect("HOME is set").join("baton/models/SmolLM2-135M-Instruct.Q4_1.gguf")
+    cache.expect("HOME is set").join("baton/models/smollm2-135m-instruct/SmolLM2-135M-Instruct.Q4_1.gguf")
 }
 
 impl Rig {
@@ -72,7 +71,7 @@ impl Rig {
         });
         let blocks = blocks.collect();
         let map = KvPoolMap::try_new(layout, next).expect("a pool");
-        let memory = HostMemory::anonymous(map.bytes()).expect("memory");
+        let memory = Arc::new(HeapPool::new(map.bytes(), 0xff));
         model.bind(memory.clone(), &map).expect("a matching pool");
         Self { model, memory, map, blocks }
     }

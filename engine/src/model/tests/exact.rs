@@ -3,6 +3,7 @@
 use super::{RAGGED, Rig, Rows, bits, random, tokens};
 use crate::model::layers::partitions;
 use baton_kernels::cpu::{CpuBackend, CpuConfig};
+use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::ops::Ops;
 use baton_kernels::reference::ReferenceBackend;
 use baton_types::Dtype;
@@ -55,7 +56,7 @@ fn prefill_then_decode(prefill: usize) -> Vec<usize> {
 fn chunks_blocks_and_company_change_no_bit() {
     for dtype in [Dtype::Bf16, Dtype::F32] {
         let whole = run(&mut Rig::reference(RAGGED, dtype, 16), &[LENGTH], false);
-        assert!(whole.kv.iter().flatten().any(|&b| b != 0));
+        assert!(whole.kv.iter().flatten().any(|&b| b != super::NEVER_STORED));
         for (block_tokens, ends, company) in [
             (64, vec![LENGTH], false),
             (16, prefill_then_decode(LENGTH - 9), false),
@@ -73,11 +74,18 @@ fn chunks_blocks_and_company_change_no_bit() {
 fn backends_agree() {
     let source = random(RAGGED);
     let cpu = |threads| -> Arc<dyn Ops> { CpuBackend::new(CpuConfig { threads, simd: None }).unwrap() };
+    let lagging = || Lagging::new(cpu(1), LagConfig::default()).unwrap();
     for dtype in [Dtype::Bf16, Dtype::F32] {
         let truth = run(&mut Rig::new(&source, ReferenceBackend::new(), dtype, 16), &[LENGTH], false);
-        for (threads, ends) in [(1, vec![LENGTH]), (2, prefill_then_decode(60)), (3, vec![100, LENGTH])] {
-            let outcome = run(&mut Rig::new(&source, cpu(threads), dtype, 32), &ends, true);
-            assert_same(&outcome, &truth, &format!("{dtype}, {threads} threads"));
+        for (ops, ends) in [
+            (cpu(1), vec![LENGTH]),
+            (cpu(2), prefill_then_decode(60)),
+            (cpu(3), vec![100, LENGTH]),
+            (lagging(), vec![64, 100, 149, LENGTH]),
+        ] {
+            let name = ops.info().name;
+            let outcome = run(&mut Rig::new(&source, ops, dtype, 32), &ends, true);
+            assert_same(&outcome, &truth, &format!("{dtype} on {name}"));
         }
     }
 }

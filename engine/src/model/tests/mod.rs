@@ -8,14 +8,17 @@ mod rope;
 
 use super::{Logits, Model, ModelConfig, StepBatch};
 use crate::weights::{ModelSource, RandomModel};
+use baton_kernels::cpu::HeapPool;
 use baton_kernels::ops::{Ops, PlanSegment};
 use baton_kernels::reference::ReferenceBackend;
-use baton_kv_transfer::region::HostMemory;
 use baton_types::{BlockId, Dtype, KvPoolMap, PoolMemory, TokenId};
 use std::sync::Arc;
 
 /// No dimension is a multiple of a vector or a tile; K spans two GEMM slabs with a ragged end.
 const RAGGED: &str = "random:hidden=274,layers=2,heads=6,kv_heads=2,head_dim=10,ffn=260,vocab=131,context=256,seed=3";
+
+/// What fills a fresh pool: NaN in every format, so that reading what nobody stored shows.
+const NEVER_STORED: u8 = 0xff;
 
 fn random(spec: &str) -> RandomModel {
     RandomModel::parse(spec).unwrap()
@@ -32,7 +35,7 @@ fn config(dtype: Dtype) -> ModelConfig {
 /// Pool memory shared by two sequences: one owns the even blocks in descending order, the other the odd ones.
 #[derive(Clone)]
 struct Pool {
-    memory: Arc<HostMemory>,
+    memory: Arc<HeapPool>,
     map: KvPoolMap,
 }
 
@@ -77,7 +80,7 @@ impl Rig {
     fn new(source: &dyn ModelSource, ops: Arc<dyn Ops>, dtype: Dtype, block_tokens: u32) -> Self {
         let mut model = Model::load(source, ops, config(dtype), &|_| ()).unwrap();
         let map = KvPoolMap::try_new(model.layout(block_tokens).unwrap(), 2 * 256 / block_tokens).unwrap();
-        let memory = HostMemory::anonymous(map.bytes()).unwrap();
+        let memory = Arc::new(HeapPool::new(map.bytes(), NEVER_STORED));
         model.bind(memory.clone(), &map).unwrap();
         Self { model, pool: Pool { memory, map } }
     }

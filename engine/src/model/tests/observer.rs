@@ -1,17 +1,25 @@
-//! A layer is announced once, in order, as early as its KV allows.
+//! A layer is announced once, in order, as early as its KV allows, and its fence tells the truth.
 
-use super::{RAGGED, Rig, Rows, tokens};
+use super::{RAGGED, Rig, Rows, random, tokens};
+use crate::model::StepBatch;
+use baton_kernels::lagging::{LagConfig, Lagging};
+use baton_kernels::reference::ReferenceBackend;
 use baton_types::{Dtype, Fence, FenceStatus};
+use std::time::{Duration, Instant};
 
 const LENGTH: usize = 20;
+
+/// A chunk in the middle of a prompt: it wants no logits, and its layers are announced all the same.
+fn chunk(rig: &Rig) -> StepBatch {
+    let mut batch = rig.batch(&[Rows { sequence: 0, from: 0, to: LENGTH }], &tokens(LENGTH));
+    batch.logit_rows.clear();
+    batch
+}
 
 #[test]
 fn each_layer_is_announced_when_its_kv_is_stored_and_before_the_next() {
     let mut rig = Rig::reference(RAGGED, Dtype::Bf16, 16);
-    let mut batch = rig.batch(&[Rows { sequence: 0, from: 0, to: LENGTH }], &tokens(LENGTH));
-    // A chunk in the middle of a prompt wants no logits; its layers are announced all the same.
-    batch.logit_rows.clear();
-    let pool = rig.pool.clone();
+    let (pool, batch) = (rig.pool.clone(), chunk(&rig));
     let empty = pool.kv(0, 0, LENGTH);
     let mut announced = Vec::new();
     let mut observer = |layer: u32, fence: &Fence| {
@@ -19,8 +27,31 @@ fn each_layer_is_announced_when_its_kv_is_stored_and_before_the_next() {
         announced.push((layer, [0, 1].map(|l| pool.kv(0, l, LENGTH))));
     };
     rig.model.step(&batch, &mut observer).unwrap();
-    let last = [0, 1].map(|l| pool.kv(0, l, LENGTH));
-    assert!(last.iter().all(|kv| *kv != empty));
-    let [first, second] = last;
+    let [first, second] = [0, 1].map(|l| pool.kv(0, l, LENGTH));
+    assert!(first != empty && second != empty && first != second);
     assert!(announced == [(0, [first.clone(), empty]), (1, [first, second])], "announced too early, too late or twice");
+}
+
+#[test]
+fn a_fence_that_is_done_means_kv_that_stays() {
+    let lag = LagConfig { delay: Duration::from_millis(1), ..LagConfig::default() };
+    let ops = Lagging::new(ReferenceBackend::new(), lag).unwrap();
+    let mut rig = Rig::new(&random(RAGGED), ops.clone(), Dtype::Bf16, 16);
+    let (pool, batch) = (rig.pool.clone(), chunk(&rig));
+    let (mut pending, mut seen) = (0, Vec::new());
+    let mut observer = |layer: u32, fence: &Fence| {
+        pending += usize::from(fence.poll() == FenceStatus::Pending);
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while fence.poll() == FenceStatus::Pending {
+            assert!(Instant::now() < deadline, "the fence of layer {layer} never ends");
+            std::thread::yield_now();
+        }
+        assert_eq!(fence.poll(), FenceStatus::Done);
+        seen.push(pool.kv(0, layer as usize, LENGTH));
+    };
+    rig.model.step(&batch, &mut observer).unwrap();
+    assert!(pending > 0, "a lagging backend lags");
+    assert!(seen == [0, 1].map(|layer| pool.kv(0, layer, LENGTH)));
+    // The step has returned, so its work has ended.
+    assert_eq!(baton_kernels::ops::Ops::fence(&*ops).poll(), FenceStatus::Done);
 }

@@ -3,10 +3,11 @@
 use super::{RAGGED, Rig, Rows, config, random, tokens};
 use crate::model::{Model, ModelConfig, ModelError, StepBatch};
 use crate::weights::{LayerTensor, ModelShape, ModelSource, RandomModel, TensorName, TextSource, WeightsError};
+use baton_kernels::cpu::HeapPool;
 use baton_kernels::reference::ReferenceBackend;
-use baton_kv_transfer::region::HostMemory;
 use baton_types::{BlockId, Digest, Dtype, KvLayout, KvPoolMap, SamplingDefaults, TokenId};
 use std::cell::RefCell;
+use std::sync::Arc;
 
 fn load(source: &dyn ModelSource, config: ModelConfig) -> Result<Model, ModelError> {
     Model::load(source, ReferenceBackend::new(), config, &|_| ())
@@ -65,7 +66,7 @@ fn pools_of_other_models() {
     {
         let layout = KvLayout::llama(16, layers, kv_heads, head_dim, dtype).unwrap();
         let map = KvPoolMap::try_new(layout, 4).unwrap();
-        let error = model.bind(HostMemory::anonymous(map.bytes()).unwrap(), &map).unwrap_err();
+        let error = model.bind(Arc::new(HeapPool::new(map.bytes(), 0)), &map).unwrap_err();
         assert!(matches!(error, ModelError::WrongLayout { .. }), "{error}");
     }
 }
