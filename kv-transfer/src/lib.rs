@@ -22,6 +22,8 @@
 //! - blocks of a failed handoff return to the pool only behind a fence, and are quarantined until then.
 
 pub mod address;
+#[doc(hidden)]
+pub mod bench;
 mod checksum;
 pub mod config;
 pub mod error;

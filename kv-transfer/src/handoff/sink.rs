@@ -339,3 +339,7 @@ impl Sink {
         actions.extend([SinkAction::Failed(failure), SinkAction::Forget]);
     }
 }
+
+#[cfg(test)]
+#[path = "sink_tests.rs"]
+mod tests;

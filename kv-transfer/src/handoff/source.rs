@@ -334,3 +334,7 @@ impl Source {
 
 /// Number of the flush that an abort waits for; no handoff has that many epochs.
 pub(crate) const ABORT_EPOCH: u32 = u32::MAX;
+
+#[cfg(test)]
+#[path = "source_tests.rs"]
+mod tests;

@@ -42,7 +42,7 @@ pub(super) struct Progress {
     pub(super) published: Arc<Mutex<TransferStats>>,
     /// Parties proven dead, whose lanes are being drained since then.
     pub(super) fencing: Vec<(Party, Instant)>,
-    stopping: Option<Instant>,
+    pub(super) stopping: Option<Instant>,
     next_tick: Instant,
 }
 
@@ -118,10 +118,13 @@ impl Progress {
     fn sleep(&mut self) {
         self.publish();
         let watches = self.sending.values().any(Sending::is_watched) || self.incoming.values().any(Incoming::is_held);
-        let timeout = match (watches, self.connections.is_empty() && self.sending.is_empty()) {
-            (true, _) => WATCH,
-            (_, true) => IDLE,
-            _ => TICK,
+        let open = !self.sending.is_empty() || !self.incoming.is_empty() || !self.fencing.is_empty();
+        let greeting = self.connections.values().any(|c| c.greet_by().is_some());
+        let timeout = match watches {
+            true => WATCH,
+            false if open || greeting || self.stopping.is_some() => TICK,
+            // Signs of life are given and looked for four times as often as silence is tolerated.
+            false => IDLE.min(Duration::from_millis(self.config.limits.peer_silent_ms) / 8),
         };
         if self.inbox.may_sleep() {
             self.transport.sleep(timeout);

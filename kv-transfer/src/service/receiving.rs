@@ -102,6 +102,9 @@ impl Progress {
         if let Some(Err(failure)) = connection.and_then(|c| c.usable()) {
             return refuse(RefuseReason::Incompatible, failure.to_string());
         }
+        if self.stopping.is_some() {
+            return refuse(RefuseReason::Draining, "the instance is going away".into());
+        }
         if offer.sink != self.config.party {
             return refuse(
                 RefuseReason::WrongIncarnation,

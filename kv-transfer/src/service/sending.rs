@@ -70,6 +70,11 @@ impl Sending {
 impl Progress {
     pub(super) fn open(&mut self, key: u64, peer: Peer, request: OpenRequest, outcome: OutcomeSender, now: Instant) {
         let OpenRequest { request_id, tokens, blocks, deadline, hold } = request;
+        if self.stopping.is_some() {
+            self.inbox.outgoing_ended(key);
+            outcome.send(Err(HandoffFailure::Stopped)).ok();
+            return;
+        }
         let conn = match self.connection_to(&peer, now) {
             Ok(conn) => conn,
             Err(detail) => {

@@ -77,6 +77,11 @@ impl Memory {
         Ok(Rc::new(Self { handle, region, context: context.clone() }))
     }
 
+    /// Bytes registered.
+    pub(crate) fn len(&self) -> usize {
+        self.region.len()
+    }
+
     /// The key that peers need, packed.
     pub(crate) fn key(&self) -> Result<Vec<u8>, Status> {
         let (mut buffer, mut len) = (null_mut(), 0);

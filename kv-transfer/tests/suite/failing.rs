@@ -63,7 +63,7 @@ pub fn corrupted_byte_is_found(choice: &TransportChoice) {
     assert!(matches!(failure, HandoffFailure::Corrupt(_)), "{failure}");
     assert!(failure.to_string().contains("plane"), "{failure}");
     assert!(sink.sink.take_adopted("corrupt").is_none());
-    assert!(matches!(sink.sink.failures()[..], [(_, HandoffFailure::Corrupt(_))]));
+    eventually("the sink's worker knows", || matches!(sink.sink.failures()[..], [(_, HandoffFailure::Corrupt(_))]));
     source.gate.open(Phase::Commit);
     quiet(&source, &sink);
     still_works(&source, &sink);

@@ -155,6 +155,7 @@ impl Ucx {
                     self.post_message(conn, Kind::Data, body);
                 }
             }
+            Kind::Data if connection.closing.is_some() => {}
             Kind::Data => match connection.in_order(header.sequence, message.body) {
                 Ok(bodies) => events.extend(bodies.into_iter().map(|body| Event::Message(conn, body))),
                 Err(reason) => self.begin_close(conn, reason, now),

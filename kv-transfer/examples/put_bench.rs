@@ -1,0 +1,217 @@
+//! Puts of 6, 48 and 384 KiB between two processes on this host: the service against a bare UCX loop over the same lanes.
+//!
+//! `cargo run --release --example put_bench [-- --tls LIST]` prints one JSON object a line: `name`, `value`, `unit`, `ratio`, `of`.
+
+use anyhow::{Context, Result, bail};
+use baton_kv_transfer::bench::Bare;
+use baton_kv_transfer::*;
+use baton_types::fence::AlreadyDone;
+use baton_types::{
+    BlockId, Compatibility, Digest, Dtype, Fence, GroupBlocks, Incarnation, InstanceId, KvLayout, KvPoolMap,
+    NumericsClass, PoolMemory, RequestId,
+};
+use std::any::Any;
+use std::io::{BufRead, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const SIZES: [usize; 3] = [6 << 10, 48 << 10, 384 << 10];
+const LAYERS: u32 = 16;
+/// Bytes of one measured round, and rounds, of which the best counts: the machine is shared.
+const ROUND_BYTES: usize = 96 << 20;
+const ROUNDS: usize = 5;
+const WINDOW: usize = 32 << 20;
+
+fn main() -> Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match args[..] {
+        [] => source(TransportChoice::UCX_TLS_DEFAULT),
+        ["--tls", tls] => source(tls),
+        ["sink-bare", tls] => sink_bare(tls),
+        ["sink-service", tls, size] => sink_service(tls, size.parse()?),
+        _ => bail!("usage: put_bench [--tls LIST]"),
+    }
+}
+
+/// A child in the role of the sink, and the first line that it prints.
+fn spawn(args: &[&str]) -> Result<(Child, String)> {
+    let mut child =
+        Command::new(std::env::current_exe()?).args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+    let mut line = String::new();
+    std::io::BufReader::new(child.stdout.take().context("stdout is piped")?).read_line(&mut line)?;
+    Ok((child, line.trim().to_owned()))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Result<Vec<u8>> {
+    (0..text.len() / 2).map(|i| Ok(u8::from_str_radix(&text[2 * i..2 * i + 2], 16)?)).collect()
+}
+
+/// True once standard input has ended, which is when the parent is done.
+fn parent_is_done() -> Arc<AtomicBool> {
+    let done = Arc::new(AtomicBool::new(false));
+    let flag = done.clone();
+    std::thread::spawn(move || {
+        std::io::stdin().lines().for_each(drop);
+        flag.store(true, Ordering::Relaxed);
+    });
+    done
+}
+
+fn sink_bare(tls: &str) -> Result<()> {
+    let bare = Bare::start(tls, ROUND_BYTES).map_err(anyhow::Error::msg)?;
+    let (address, key, base) = bare.card().map_err(anyhow::Error::msg)?;
+    println!("{} {} {base}", hex(&address), hex(&key));
+    std::io::stdout().flush()?;
+    let done = parent_is_done();
+    bare.serve(|| done.load(Ordering::Relaxed));
+    Ok(())
+}
+
+/// A layout whose block holds `size` bytes of one layer, and a pool of scattered blocks that takes one round.
+fn map(size: usize) -> Result<KvPoolMap> {
+    let layout = KvLayout::llama(16, LAYERS, 1, (size / 16 / 2 / 2) as u32, Dtype::Bf16)?;
+    Ok(KvPoolMap::try_new(layout, 2 * (ROUND_BYTES / size / LAYERS as usize) as u32)?)
+}
+
+/// Every other block, so that no two puts merge.
+fn blocks(map: &KvPoolMap) -> GroupBlocks {
+    GroupBlocks(vec![(0..map.blocks()).step_by(2).map(BlockId).collect()])
+}
+
+fn config(name: &str, tls: &str, map: KvPoolMap) -> Result<TransferConfig> {
+    let class = NumericsClass { isa: "bench".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 0 };
+    let compatibility = Compatibility { model: Digest([0; 32]), layout: map.layout().clone(), class };
+    let party = Party { instance: InstanceId::try_new(name)?, incarnation: Incarnation(1) };
+    let choice = TransportChoice::Ucx { tls: Some(tls.to_owned()) };
+    let mut config = TransferConfig::new(party, compatibility, map, choice);
+    config.limits.in_flight_bytes_max = WINDOW;
+    Ok(config)
+}
+
+fn touched(bytes: usize) -> Result<Arc<Region>> {
+    let region = Region::anonymous(bytes)?;
+    (0..region.len()).step_by(4096).for_each(|at| region.write(at, &[1]));
+    Ok(region)
+}
+
+struct Hold(GroupBlocks);
+impl BlockHold for Hold {
+    fn blocks(&self) -> &GroupBlocks {
+        &self.0
+    }
+    fn quarantine(self: Box<Self>) -> Box<dyn QuarantinedBlocks> {
+        self
+    }
+    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
+        self
+    }
+}
+impl QuarantinedBlocks for Hold {
+    fn release(self: Box<Self>) {}
+}
+
+struct Sink(KvPoolMap);
+impl SinkHandler for Sink {
+    fn reserve(&self, _: ReserveOffer, reply: GrantReply) {
+        reply.grant(Box::new(Hold(blocks(&self.0))));
+    }
+    fn verified(&self, _: VerifiedHandoff) -> Result<(), String> {
+        Ok(())
+    }
+    fn failed(&self, _: &RequestId, reason: HandoffFailure) {
+        eprintln!("the sink's handoff failed: {reason}");
+    }
+}
+
+fn sink_service(tls: &str, size: usize) -> Result<()> {
+    let map = map(size)?;
+    let region = touched(map.bytes())?;
+    let transfer = KvTransfer::start(config("sink", tls, map.clone())?, region, Arc::new(Sink(map)))?;
+    println!("{}", hex(&transfer.address().to_bytes()));
+    std::io::stdout().flush()?;
+    let done = parent_is_done();
+    while !done.load(Ordering::Relaxed) {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    transfer.stop(Instant::now() + Duration::from_secs(2));
+    Ok(())
+}
+
+fn rate(bytes: u64, time: Duration) -> f64 {
+    bytes as f64 / time.as_secs_f64() / 1e9
+}
+
+fn bare_rate(tls: &str, size: usize) -> Result<(f64, String)> {
+    let (mut child, card) = spawn(&["sink-bare", tls])?;
+    let [address, key, base] = card.split(' ').collect::<Vec<_>>()[..] else {
+        bail!("no card from the sink: {card:?}")
+    };
+    let mut bare = Bare::start(tls, ROUND_BYTES).map_err(anyhow::Error::msg)?;
+    let lanes = bare.connect((unhex(address)?, unhex(key)?, base.parse()?)).map_err(anyhow::Error::msg)?;
+    bare.put(size, 4 << 20, WINDOW); // Wires the lanes up.
+    let total = ROUND_BYTES / size * size;
+    let best = (0..ROUNDS).map(|_| bare.put(size, total, WINDOW)).min().context("rounds")?;
+    drop(bare);
+    drop(child.stdin.take());
+    child.wait()?;
+    Ok((rate(total as u64, best), lanes))
+}
+
+/// Puts of the service, from the first one posted to the last flush: checksums and everything else run meanwhile.
+fn service_rate(tls: &str, size: usize) -> Result<(f64, f64)> {
+    let (mut child, address) = spawn(&["sink-service", tls, &size.to_string()])?;
+    let map = map(size)?;
+    let peer = Peer {
+        party: Party { instance: InstanceId::try_new("sink")?, incarnation: Incarnation(1) },
+        address: TransferAddress::from_bytes(&unhex(&address)?)?,
+    };
+    let transfer =
+        KvTransfer::start(config("source", tls, map.clone())?, touched(map.bytes())?, Arc::new(Sink(map.clone())))?;
+    let fence: Fence = Arc::new(AlreadyDone);
+    let tokens = map.blocks() / 2 * 16;
+    let (mut best, mut whole) = (0f64, 0f64);
+    for round in 0..=ROUNDS {
+        let request = OpenRequest {
+            request_id: RequestId::try_new(format!("round-{round}"))?,
+            tokens,
+            blocks: blocks(&map),
+            deadline: Instant::now() + Duration::from_secs(60),
+            hold: Box::new(()),
+        };
+        let begin = Instant::now();
+        let outgoing = transfer.open(&peer, request)?;
+        (0..LAYERS).for_each(|layer| outgoing.layer_launched(layer, tokens as usize, &fence));
+        outgoing.finish(CommitPayload { tokens: vec![0; tokens as usize + 1], prompt_len: tokens, extra: vec![] });
+        let report = outgoing.wait()?;
+        if report.bytes / report.puts != size as u64 {
+            bail!("the service wrote puts of {} bytes", report.bytes / report.puts);
+        }
+        if round > 0 {
+            best = best.max(rate(report.bytes, report.flushed_at - report.first_put_at));
+            whole = whole.max(rate(report.bytes, report.acked_at - begin));
+        }
+    }
+    drop(child.stdin.take());
+    transfer.stop(Instant::now() + Duration::from_secs(2));
+    child.wait()?;
+    Ok((best, whole))
+}
+
+fn source(tls: &str) -> Result<()> {
+    for size in SIZES {
+        let (bare, lanes) = bare_rate(tls, size)?;
+        let (ours, whole) = service_rate(tls, size)?;
+        let (kib, ratio) = (size >> 10, ours / bare);
+        println!(
+            r#"{{"name":"kv_put_{kib}kib","value":{ours:.3},"unit":"GB/s","ratio":{ratio:.3},"of":"bare UCX puts at {bare:.3} GB/s over {lanes}; offer to adoption {whole:.3} GB/s"}}"#
+        );
+    }
+    Ok(())
+}

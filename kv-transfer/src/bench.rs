@@ -1,0 +1,87 @@
+//! What `examples/put_bench.rs` measures the service against: a bare loop of UCX puts over the same lanes, and nothing else.
+//! No part of the API.
+
+use crate::Region;
+use crate::ucx::{Context, Endpoint, Memory, RemoteKey, Worker};
+use baton_types::PoolMemory;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// One side of the bare loop.
+pub struct Bare {
+    connected: Option<(RemoteKey, u64, Endpoint)>,
+    memory: Rc<Memory>,
+    worker: Rc<Worker>,
+    base: u64,
+}
+
+impl Bare {
+    /// A worker on these lanes, with `bytes` of registered memory.
+    pub fn start(tls: &str, bytes: usize) -> Result<Self, String> {
+        let region = Region::anonymous(bytes).map_err(|e| e.to_string())?;
+        for at in (0..region.len()).step_by(4096) {
+            region.write(at, &[1]); // Page faults are not what is measured.
+        }
+        let base = region.address();
+        let context = Context::new(&[("TLS", tls)]).map_err(|e| e.to_string())?;
+        let worker = Worker::new(&context).map_err(|e| e.to_string())?;
+        let memory = Memory::register(&context, region).map_err(|e| e.to_string())?;
+        Ok(Self { connected: None, memory, worker, base })
+    }
+
+    /// Worker address, region key and region base, for the other side.
+    pub fn card(&self) -> Result<(Vec<u8>, Vec<u8>, u64), String> {
+        let address = self.worker.address().map_err(|e| e.to_string())?;
+        Ok((address, self.memory.key().map_err(|e| e.to_string())?, self.base))
+    }
+
+    /// Connects to the other side's card; its lanes.
+    pub fn connect(&mut self, (address, key, base): (Vec<u8>, Vec<u8>, u64)) -> Result<String, String> {
+        let endpoint = Endpoint::new(&self.worker, &address, 0).map_err(|e| e.to_string())?;
+        let key = endpoint.unpack(&key).map_err(|e| e.to_string())?;
+        let lanes = endpoint.lanes().join(",");
+        self.connected = Some((key, base, endpoint));
+        Ok(lanes)
+    }
+
+    /// Lets the other side's writes in until `stop`.
+    pub fn serve(&self, mut stop: impl FnMut() -> bool) {
+        while !stop() {
+            for _ in 0..1000 {
+                self.worker.progress();
+            }
+        }
+    }
+
+    /// Writes `total` bytes in puts of `size`, at most `window` bytes in flight, and flushes; how long that took.
+    pub fn put(&self, size: usize, total: usize, window: usize) -> Duration {
+        let Some((key, base, endpoint)) = &self.connected else { return Duration::ZERO };
+        let slots = (self.memory_len() / size).max(1);
+        let (begin, mut in_flight) = (Instant::now(), 0);
+        for i in 0..total / size {
+            let at = i % slots * size;
+            endpoint.put(self.worker.token(), &self.memory, at, size, base + at as u64, key);
+            in_flight += size;
+            loop {
+                in_flight -= self.worker.take_done().len() * size;
+                if in_flight + size <= window {
+                    break;
+                }
+                self.worker.progress();
+            }
+        }
+        while in_flight > 0 {
+            self.worker.progress();
+            in_flight -= self.worker.take_done().len() * size;
+        }
+        endpoint.flush(self.worker.token());
+        while self.worker.take_done().is_empty() {
+            self.worker.progress();
+        }
+        begin.elapsed()
+    }
+
+    fn memory_len(&self) -> usize {
+        self.memory.len()
+    }
+}

@@ -1,0 +1,220 @@
+use super::*;
+
+const ABORT_WAIT: Duration = Duration::from_millis(100);
+const EXPECTED: Expected = Expected { tokens: 4, sums: 4, bytes: 64, algorithm: 1 };
+
+fn commit_of(shard: u16) -> Commit {
+    Commit {
+        ticket: TicketId(9),
+        shard: ShardPair { source: shard, sink: 0 },
+        algorithm: 1,
+        sums: 4,
+        bytes: 64,
+        prompt_len: 4,
+        tokens: vec![0; 5],
+        extra: vec![],
+    }
+}
+
+fn commit() -> SinkInput {
+    SinkInput::Commit(Box::new(commit_of(0)))
+}
+fn sums(count: usize) -> SinkInput {
+    let runs = vec![SumRun { group: 0, layer: 0, first_granule: 0, sums: vec![0; count] }];
+    SinkInput::Checksums { shard: ShardPair::default(), runs }
+}
+fn verified(sums: u64) -> SinkInput {
+    SinkInput::Verified { sums }
+}
+fn aborted(flushed: bool) -> SinkInput {
+    SinkInput::Aborted { flushed, detail: "x".into() }
+}
+fn lost(fenced: bool) -> SinkInput {
+    SinkInput::ConnectionLost { fenced, detail: "x".into() }
+}
+fn cancel() -> SinkInput {
+    SinkInput::Cancel(HandoffFailure::Aborted("x".into()))
+}
+fn corrupt() -> SinkInput {
+    SinkInput::Corrupt("x".into())
+}
+
+fn describe(action: &SinkAction) -> String {
+    match action {
+        SinkAction::SendGrant => "grant".into(),
+        SinkAction::SendRefuse { reason, .. } => format!("refuse {}", reason.name()),
+        SinkAction::Verify(_) => "verify".into(),
+        SinkAction::Deliver(_) => "deliver".into(),
+        SinkAction::SendAck => "ack".into(),
+        SinkAction::SendNack(failure) => format!("nack {}", failure.name()),
+        SinkAction::SendAbort(_) => "abort".into(),
+        SinkAction::Release => "release".into(),
+        SinkAction::Quarantine => "quarantine".into(),
+        SinkAction::ReleaseQuarantined => "release quarantined".into(),
+        SinkAction::Failed(failure) => format!("failed {}", failure.name()),
+        SinkAction::Forget => "forget".into(),
+    }
+}
+
+/// Feeds the inputs, each at a number of milliseconds, and compares what comes of each.
+fn check_shards(shards: u16, steps: Vec<(u64, SinkInput, &str)>) {
+    let begin = Instant::now();
+    let mut sink = Sink::new(TicketId(9), shards, EXPECTED, begin + Duration::from_secs(1), ABORT_WAIT);
+    for (i, (at, input, expected)) in steps.into_iter().enumerate() {
+        let what = format!("step {i}: {input:?}");
+        let actions: Vec<_> = sink.handle(begin + Duration::from_millis(at), input).iter().map(describe).collect();
+        assert_eq!(actions.join(", "), expected, "{what}");
+    }
+}
+
+fn check(steps: Vec<(SinkInput, &str)>) {
+    check_shards(1, steps.into_iter().map(|(input, expected)| (0, input, expected)).collect());
+}
+
+/// [`check`] from a grant on.
+fn check_granted(steps: Vec<(SinkInput, &str)>) {
+    let mut all = vec![(SinkInput::Granted, "grant")];
+    all.extend(steps);
+    check(all);
+}
+
+#[test]
+fn adopts_what_is_whole_in_any_order() {
+    let adopted = || (SinkInput::Delivered(Ok(())), "ack, forget");
+    check_granted(vec![
+        (sums(2), "verify"),
+        (verified(2), ""),
+        (sums(2), "verify"),
+        (commit(), ""),
+        (verified(2), "deliver"),
+        adopted(),
+    ]);
+    check_granted(vec![(commit(), ""), (sums(4), "verify"), (verified(4), "deliver"), adopted()]);
+    check_granted(vec![(sums(4), "verify"), (verified(4), ""), (commit(), "deliver"), adopted()]);
+}
+
+#[test]
+fn a_doubled_commit_delivers_once() {
+    let delivered = vec![(sums(4), "verify"), (verified(4), ""), (commit(), "deliver"), (commit(), "")];
+    check_granted(delivered);
+    check_granted(vec![(commit(), ""), (commit(), ""), (sums(4), "verify"), (verified(4), "deliver")]);
+}
+
+#[test]
+fn several_shards_are_adopted_together() {
+    let of = |shard| SinkInput::Commit(Box::new(commit_of(shard)));
+    check_shards(
+        2,
+        vec![
+            (0, SinkInput::Granted, "grant"),
+            (0, sums(4), "verify"),
+            (0, verified(4), ""),
+            (0, of(0), ""),
+            (0, of(0), ""),
+            (0, of(1), "deliver"),
+        ],
+    );
+    check_shards(
+        2,
+        vec![
+            (0, SinkInput::Granted, "grant"),
+            (0, cancel(), "abort, failed aborted"),
+            (0, of(1), ""),
+            (0, of(0), "release, forget"),
+        ],
+    );
+}
+
+#[test]
+fn a_commit_that_does_not_fit_is_refused() {
+    let changes: [fn(&mut Commit); 6] = [
+        |c| c.bytes -= 1,
+        |c| c.sums += 1,
+        |c| c.algorithm = 2,
+        |c| c.tokens.truncate(3),
+        |c| c.prompt_len = 6,
+        |c| c.shard.source = 1,
+    ];
+    for change in changes {
+        let mut commit = commit_of(0);
+        change(&mut commit);
+        let expected = "nack protocol, release, failed protocol, forget";
+        check_granted(vec![(SinkInput::Commit(Box::new(commit)), expected)]);
+    }
+}
+
+#[test]
+fn corruption_is_never_adopted() {
+    // Found after the commit: nothing is under way.
+    check_granted(vec![
+        (sums(4), "verify"),
+        (commit(), ""),
+        (corrupt(), "nack corrupt, release, failed corrupt, forget"),
+        (verified(4), ""),
+    ]);
+    // Found while later layers are still written: the blocks wait for the source's word, or for its commit, which is as good.
+    for end in [aborted(true), commit()] {
+        check_granted(vec![(sums(2), "verify"), (corrupt(), "nack corrupt, failed corrupt"), (end, "release, forget")]);
+    }
+}
+
+#[test]
+fn more_checksums_than_the_grant_covers_abort() {
+    check_granted(vec![(sums(4), "verify"), (sums(1), "abort, failed protocol")]);
+}
+
+#[test]
+fn blocks_return_only_behind_a_fence() {
+    check_granted(vec![(aborted(true), "release, failed aborted_by_peer, forget")]);
+    check_granted(vec![
+        (aborted(false), "failed aborted_by_peer, quarantine"),
+        (aborted(true), "release quarantined, forget"),
+    ]);
+    check_granted(vec![(lost(true), "failed peer_lost, release, forget")]);
+    check_granted(vec![
+        (lost(false), "failed peer_lost, quarantine"),
+        (lost(true), ""),
+        (SinkInput::Fenced, "release quarantined, forget"),
+    ]);
+    check_granted(vec![(cancel(), "abort, failed aborted"), (cancel(), ""), (aborted(true), "release, forget")]);
+    check_granted(vec![(cancel(), "abort, failed aborted"), (lost(false), "quarantine")]);
+    check_granted(vec![(SinkInput::Fenced, "failed peer_lost, release, forget")]);
+}
+
+#[test]
+fn before_the_grant_there_is_nothing_to_fence() {
+    let refused = || SinkInput::Refused { reason: RefuseReason::NoRoom, detail: String::new() };
+    check(vec![(refused(), "refuse no_room, forget"), (SinkInput::Granted, "release")]);
+    check(vec![(aborted(true), "failed aborted_by_peer, forget"), (SinkInput::Granted, "release")]);
+    check(vec![(cancel(), "refuse no_room, failed aborted, forget")]);
+    check(vec![(lost(false), "failed peer_lost, forget")]);
+    check(vec![(commit(), ""), (sums(1), ""), (verified(1), "")]);
+}
+
+#[test]
+fn deadlines_abort_and_then_quarantine() {
+    check_shards(
+        1,
+        vec![
+            (0, SinkInput::Granted, "grant"),
+            (999, SinkInput::Tick, ""),
+            (1000, SinkInput::Tick, "abort, failed deadline"),
+            (1099, SinkInput::Tick, ""),
+            (1100, SinkInput::Tick, "quarantine"),
+            (9999, SinkInput::Tick, ""),
+            (9999, aborted(true), "release quarantined, forget"),
+        ],
+    );
+    check_shards(1, vec![(1000, SinkInput::Tick, "refuse no_room, failed deadline, forget")]);
+    check_shards(1, vec![(0, SinkInput::Granted, "grant"), (1000, commit(), "abort, failed deadline")]);
+}
+
+#[test]
+fn a_worker_that_does_not_adopt_ends_it() {
+    check_granted(vec![
+        (sums(4), "verify"),
+        (verified(4), ""),
+        (commit(), "deliver"),
+        (SinkInput::Delivered(Err("x".into())), "nack not_adopted, failed not_adopted, forget"),
+    ]);
+}

@@ -1,0 +1,194 @@
+use super::*;
+use crate::RefuseReason;
+use baton_types::Dtype;
+use std::time::Duration;
+
+/// Two layers, blocks of 16 tokens, 32 bytes a token and layer; an epoch is one block of both layers.
+fn source(tokens: u32) -> (Source, Instant) {
+    let now = Instant::now();
+    let layout = KvLayout::llama(16, 2, 1, 8, Dtype::Bf16).unwrap();
+    (Source::new(layout, tokens, now + Duration::from_secs(1), 1024), now)
+}
+
+fn run(layer: u16, first_granule: u32) -> SumRun {
+    SumRun { group: 0, layer, first_granule, sums: vec![0; 2] }
+}
+
+fn layer(layer: u32, tokens_end: u32) -> SourceInput {
+    SourceInput::LayerReady { layer, tokens_end }
+}
+
+fn describe(action: &SourceAction) -> String {
+    match action {
+        SourceAction::Copy { epoch, layer, tokens, .. } => format!("copy l{layer} {tokens:?} e{epoch}"),
+        SourceAction::Flush { epoch: ABORT_EPOCH } => "flush abort".into(),
+        SourceAction::Flush { epoch } => format!("flush e{epoch}"),
+        SourceAction::Cancel => "cancel".into(),
+        SourceAction::SendChecksums(runs) => format!("checksums {}", runs.len()),
+        SourceAction::SendCommit { sums, bytes } => format!("commit {sums} {bytes}"),
+        SourceAction::SendAborted { flushed, .. } => format!("aborted {flushed}"),
+        SourceAction::ReleaseHold => "release".into(),
+        SourceAction::Done(Ok(())) => "adopted".into(),
+        SourceAction::Done(Err(failure)) => format!("failed {}", failure.name()),
+    }
+}
+
+/// Feeds the inputs and compares what comes of each.
+fn check(tokens: u32, steps: Vec<(SourceInput, &str)>) {
+    let (mut source, now) = source(tokens);
+    for (i, (input, expected)) in steps.into_iter().enumerate() {
+        let what = format!("step {i}: {input:?}");
+        let actions: Vec<_> = source.handle(now, input).iter().map(describe).collect();
+        assert_eq!(actions.join(", "), expected, "{what}");
+    }
+}
+
+fn granted() -> SourceInput {
+    SourceInput::Granted(TicketId(1))
+}
+fn flushed(epoch: u32) -> SourceInput {
+    SourceInput::Flushed { epoch, ok: true }
+}
+fn summed(epoch: u32, layer: u16) -> SourceInput {
+    SourceInput::Summed { epoch, run: run(layer, 0) }
+}
+fn abort() -> SourceInput {
+    SourceInput::Abort(HandoffFailure::Aborted("test".into()))
+}
+
+#[test]
+fn whole_blocks_go_early_and_the_rest_at_the_end() {
+    check(
+        20,
+        vec![
+            (granted(), ""),
+            (layer(0, 10), ""),
+            (layer(0, 18), "copy l0 0..16 e0"),
+            (layer(1, 18), "copy l1 0..16 e0, flush e0"),
+            (summed(0, 0), ""),
+            (flushed(0), ""),
+            (summed(0, 1), "checksums 2"),
+            (layer(0, 20), "copy l0 16..20 e1"),
+            (layer(1, 20), "copy l1 16..20 e1"),
+            (SourceInput::Finish, "flush e1"),
+            (summed(1, 0), ""),
+            (summed(1, 1), ""),
+            (flushed(1), "checksums 2, commit 8 1280"),
+            (SourceInput::Acked, "cancel, release, adopted"),
+            (abort(), ""),
+        ],
+    );
+}
+
+#[test]
+fn a_late_grant_finds_everything() {
+    check(
+        16,
+        vec![
+            (layer(0, 16), ""),
+            (layer(1, 16), ""),
+            (SourceInput::Finish, ""),
+            (granted(), "copy l0 0..16 e0, copy l1 0..16 e0, flush e0"),
+            (flushed(0), ""),
+            (summed(0, 0), ""),
+            (summed(0, 1), "checksums 2, commit 4 1024"),
+        ],
+    );
+}
+
+#[test]
+fn the_commit_waits_for_fences_behind_finish() {
+    check(
+        4,
+        vec![
+            (granted(), ""),
+            (layer(0, 4), "copy l0 0..4 e0"),
+            (SourceInput::Finish, ""),
+            (layer(1, 9), "copy l1 0..4 e0, flush e0"),
+            (summed(0, 1), ""),
+            (summed(0, 0), ""),
+            (flushed(0), "checksums 2, commit 4 256"),
+        ],
+    );
+}
+
+#[test]
+fn every_state_ends_without_leaving_a_hold() {
+    let writing = || vec![(granted(), ""), (layer(0, 16), "copy l0 0..16 e0")];
+    let committed = || {
+        vec![
+            (granted(), ""),
+            (layer(0, 1), "copy l0 0..1 e0"),
+            (layer(1, 1), "copy l1 0..1 e0"),
+            (SourceInput::Finish, "flush e0"),
+            (summed(0, 0), ""),
+            (summed(0, 1), ""),
+            (flushed(0), "checksums 2, commit 4 64"),
+        ]
+    };
+    let lost = || SourceInput::ConnectionLost("x".into());
+    let refused = HandoffFailure::Refused { reason: RefuseReason::NoRoom, detail: String::new() };
+    let cases: Vec<(u32, Vec<(SourceInput, &str)>, Vec<(SourceInput, &str)>)> = vec![
+        (16, vec![], vec![(abort(), "aborted true, cancel, release, failed aborted")]),
+        (16, vec![], vec![(SourceInput::Refused(refused), "cancel, release, failed refused")]),
+        (16, vec![], vec![(lost(), "cancel, release, failed peer_lost")]),
+        (
+            16,
+            vec![],
+            vec![(SourceInput::AbortedBySink("x".into()), "aborted true, cancel, release, failed aborted_by_peer")],
+        ),
+        (
+            16,
+            writing(),
+            vec![
+                (abort(), "cancel, flush abort"),
+                (layer(1, 16), ""),
+                (flushed(0), ""),
+                (flushed(ABORT_EPOCH), "aborted true, cancel, release, failed aborted"),
+            ],
+        ),
+        (
+            16,
+            writing(),
+            vec![
+                (SourceInput::DeviceFailed, "cancel, flush abort"),
+                (
+                    SourceInput::Flushed { epoch: ABORT_EPOCH, ok: false },
+                    "aborted false, cancel, release, failed device",
+                ),
+            ],
+        ),
+        (16, writing(), vec![(abort(), "cancel, flush abort"), (lost(), "cancel, release, failed aborted")]),
+        (16, writing(), vec![(lost(), "cancel, release, failed peer_lost")]),
+        (16, writing(), vec![(SourceInput::Acked, "cancel, flush abort")]),
+        (16, writing(), vec![(granted(), "cancel, flush abort")]),
+        (1, committed(), vec![(abort(), "aborted true, cancel, release, failed aborted")]),
+        (
+            1,
+            committed(),
+            vec![(
+                SourceInput::Nacked(HandoffFailure::Corrupt("x".into())),
+                "aborted true, cancel, release, failed corrupt",
+            )],
+        ),
+        (1, committed(), vec![(lost(), "cancel, release, failed peer_lost")]),
+    ];
+    for (tokens, mut steps, end) in cases {
+        steps.extend(end);
+        check(tokens, steps);
+    }
+}
+
+#[test]
+fn the_deadline_names_what_was_going_on() {
+    let (mut source, now) = source(16);
+    assert!(source.handle(now, SourceInput::Tick).is_empty());
+    let actions = source.handle(now + Duration::from_secs(1), SourceInput::Tick);
+    let failure = HandoffFailure::Deadline("waiting for a grant");
+    assert_eq!(actions.last(), Some(&SourceAction::Done(Err(failure))));
+}
+
+#[test]
+fn a_layer_that_does_not_exist_is_refused() {
+    check(16, vec![(layer(2, 16), "aborted true, cancel, release, failed protocol")]);
+}
