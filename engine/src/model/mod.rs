@@ -1,4 +1,4 @@
-//! The Llama-family forward pass, written over [`Ops`](baton_kernels::ops::Ops) alone.
+//! The Llama-family forward pass, written over [`Ops`] alone.
 //!
 //! RMSNorm, rotary grouped-query attention and a SwiGLU MLP around an f32 residual stream; the architecture of
 //! Touvron et al., "LLaMA" (arXiv:2302.13971). One [`Model`] owns prepared weights, activations and a bound KV pool, and

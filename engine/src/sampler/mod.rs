@@ -1,9 +1,9 @@
 //! From logits to the next token. Pure: the same logits, parameters, history and position give the same token on every host.
 //!
 //! Order of the steps, each documented where it stands: repetition penalty over prompt and output, frequency and presence
-//! penalties over the output ([`history`]), temperature, top-k, top-p, draw ([`distribution`]). Random numbers are counter-based
-//! ([`random`]), so replay, preemption and migration need no sampler state beyond the tokens themselves.
-//! Log-probabilities ([`logprobs`]) describe the model: whole vocabulary, before penalties and temperature.
+//! penalties over the output (`history`), temperature, top-k, top-p, draw (`distribution`). Random numbers are counter-based
+//! (`random`), so replay, preemption and migration need no sampler state beyond the tokens themselves.
+//! Log-probabilities (`logprobs`) describe the model: whole vocabulary, before penalties and temperature.
 //!
 //! It must never know where logits come from, and never carry state of its own.
 
