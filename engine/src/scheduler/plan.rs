@@ -52,6 +52,8 @@ struct Pass {
     running: usize,
     /// Nobody else is admitted in this pass: one who comes before them lacks blocks or rows.
     closed: bool,
+    /// Somebody is held or paused.
+    held: bool,
 }
 
 impl Scheduler {
@@ -65,8 +67,7 @@ impl Scheduler {
         for key in &ready {
             self.visit(*key, conditions, &mut pass, &mut decisions);
         }
-        let held_back = ready.len() < self.entries.len();
-        decisions.wake_at = self.wake_at(now, held_back);
+        decisions.wake_at = self.wake_at(now, pass.held);
         decisions
     }
 
@@ -96,6 +97,7 @@ impl Scheduler {
     }
 
     fn open_pass(&self, ready: &[SequenceKey]) -> Pass {
+        let ready_count = ready.len();
         let ready = ready.iter().map(|key| &self.entries[key]);
         let single_rows = ready.filter(|e| e.is_decode()).count().min(self.config.running_max);
         Pass {
@@ -104,6 +106,7 @@ impl Scheduler {
             prefill_left: self.config.chunk_tokens_max.saturating_sub(single_rows).max(1),
             running: self.totals().running,
             closed: false,
+            held: ready_count < self.entries.len(),
         }
     }
 
@@ -114,6 +117,7 @@ impl Scheduler {
         }
         let entry = &self.entries[&key];
         if !conditions.is_open(key, entry.running_phase()) {
+            pass.held = true;
             return;
         }
         let (position, pending, decode) = (entry.computed, entry.pending(), entry.is_decode());
@@ -177,9 +181,9 @@ impl Scheduler {
         }
     }
 
-    fn wake_at(&self, now: Instant, held_back: bool) -> Option<Instant> {
+    fn wake_at(&self, now: Instant, held: bool) -> Option<Instant> {
         let deadline = self.entries.values().map(|e| e.deadline).min();
-        let recheck = held_back.then(|| now + self.config.recheck);
+        let recheck = held.then(|| now + self.config.recheck);
         deadline.into_iter().chain(recheck).min()
     }
 }

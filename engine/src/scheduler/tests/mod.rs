@@ -295,6 +295,9 @@ fn it_asks_to_be_woken_for_deadlines_and_for_what_is_held() {
     };
     assert_eq!(plan(&mut w), None);
     w.add(0, Arrival { deadline: w.start + 7 * SECOND, ..w.arrival(4) });
+    w.held.insert(('a', "prefill"));
+    assert_eq!(plan(&mut w), Some(config().recheck), "it left the queue and is held behind it");
+    w.held.clear();
     assert_eq!(plan(&mut w), Some(7 * SECOND));
     w.full.insert('a');
     assert_eq!(plan(&mut w), Some(config().recheck));
