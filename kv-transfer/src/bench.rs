@@ -2,14 +2,17 @@
 //! No part of the API.
 
 use crate::Region;
+use crate::transport::ucx::Sleeper;
 use crate::ucx::{Context, Endpoint, Memory, RemoteKey, Worker};
 use baton_types::PoolMemory;
+use std::hint::black_box;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// One side of the bare loop.
 pub struct Bare {
     connected: Option<(RemoteKey, u64, Endpoint)>,
+    sleeper: Sleeper,
     memory: Rc<Memory>,
     worker: Rc<Worker>,
     base: u64,
@@ -26,7 +29,8 @@ impl Bare {
         let context = Context::new(&[("TLS", tls)]).map_err(|e| e.to_string())?;
         let worker = Worker::new(&context).map_err(|e| e.to_string())?;
         let memory = Memory::register(&context, region).map_err(|e| e.to_string())?;
-        Ok(Self { connected: None, memory, worker, base })
+        let sleeper = Sleeper::new(&worker).map_err(|e| e.to_string())?;
+        Ok(Self { connected: None, sleeper, memory, worker, base })
     }
 
     /// Worker address, region key and region base, for the other side.
@@ -44,11 +48,14 @@ impl Bare {
         Ok(lanes)
     }
 
-    /// Lets the other side's writes in until `stop`.
-    pub fn serve(&self, mut stop: impl FnMut() -> bool) {
+    /// Lets the other side's writes in until `stop`; sleeps where there are none.
+    pub fn serve(&mut self, mut stop: impl FnMut() -> bool) {
+        let (spin, mut last) = (Duration::from_micros(20), Instant::now());
         while !stop() {
-            for _ in 0..1000 {
-                self.worker.progress();
+            if self.worker.progress() {
+                last = Instant::now();
+            } else if last.elapsed() > spin {
+                self.sleeper.sleep(&self.worker, Duration::from_millis(5));
             }
         }
     }
@@ -84,4 +91,17 @@ impl Bare {
     fn memory_len(&self) -> usize {
         self.memory.len()
     }
+}
+
+/// Rate in GB/s at which checksums over one layer's blocks of a pool are computed, the best of some rounds.
+pub fn checksum_rate(map: &baton_types::KvPoolMap, region: &Region) -> f64 {
+    let blocks: Vec<_> = (0..map.blocks()).map(baton_types::BlockId).collect();
+    let tokens = map.blocks() * map.layout().block_tokens();
+    let bytes = crate::plan::layer_bytes(map.layout(), 0, &(0..tokens));
+    let once = || {
+        let begin = Instant::now();
+        black_box(crate::checksum::layer_sums(region, map, &blocks, 0, 0, 0..tokens));
+        bytes as f64 / begin.elapsed().as_secs_f64() / 1e9
+    };
+    (0..9).map(|_| once()).fold(0.0, f64::max)
 }

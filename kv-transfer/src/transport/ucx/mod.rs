@@ -10,6 +10,9 @@
 
 mod connection;
 mod header;
+mod sleeper;
+
+pub(crate) use sleeper::Sleeper;
 
 use super::{ConnId, Event, Transport};
 use crate::message::RemoteRegion;
@@ -20,17 +23,12 @@ use crate::{Region, TransferAddress, TransferConfig, TransferError};
 use baton_types::TicketId;
 use connection::Connection;
 use header::{Header, Kind};
-use mio::unix::SourceFd;
-use mio::{Events, Interest, Poll, Token, Waker};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
-use std::os::fd::RawFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-const WORKER: Token = Token(0);
-const WAKER: Token = Token(1);
 /// Turns of UCX's progress before our own state is looked at.
 const TURNS: usize = 16;
 /// How long a closing connection may take to hand over its last messages.
@@ -47,9 +45,7 @@ enum Purpose {
 }
 
 pub(crate) struct Ucx {
-    poll: Poll,
-    ready: Events,
-    wakeup: RawFd,
+    sleeper: Sleeper,
     address: Vec<u8>,
     remote: RemoteRegion,
     /// Random name of this transport among its peers.
@@ -86,14 +82,10 @@ impl Ucx {
         let memory = Memory::register(&context, region).map_err(ucx("cannot register the region"))?;
         let key = memory.key().map_err(ucx("no key"))?;
         let address = worker.address().map_err(ucx("no address"))?;
-        let wakeup = worker.wakeup_fd().map_err(ucx("no wake-up"))?;
-        let poll = Poll::new().map_err(io("no poll"))?;
-        poll.registry().register(&mut SourceFd(&wakeup), WORKER, Interest::READABLE).map_err(io("no poll"))?;
-        let waker = Waker::new(poll.registry(), WAKER).map_err(io("no waker"))?;
+        let sleeper = Sleeper::new(&worker).map_err(io("no wake-up"))?;
+        let waker = sleeper.waker().map_err(io("no wake-up"))?;
         let transport = Self {
-            poll,
-            ready: Events::with_capacity(4),
-            wakeup,
+            sleeper,
             address,
             remote: RemoteRegion { address: base, bytes, key },
             uid: rand::random(),
@@ -348,16 +340,7 @@ impl Transport for Ucx {
     }
 
     fn sleep(&mut self, timeout: Duration) {
-        if !self.worker.arm() {
-            return; // Something came meanwhile.
-        }
-        // Registered anew before each sleep: mio reports edges, and UCX's descriptor may be ready already.
-        let registered = self.poll.registry().reregister(&mut SourceFd(&self.wakeup), WORKER, Interest::READABLE);
-        if let Err(error) = registered.and_then(|()| self.poll.poll(&mut self.ready, Some(timeout))) {
-            if error.kind() != std::io::ErrorKind::Interrupted {
-                tracing::error!(%error, "cannot wait for UCX");
-            }
-        }
+        self.sleeper.sleep(&self.worker, timeout);
     }
 
     fn shutdown(&mut self, deadline: Instant) {
