@@ -1,6 +1,6 @@
 //! Who is alive: workers register their record and keep it; routers watch the view and say whom they admit.
 //!
-//! Two sides, each a trait, so that backends are interchangeable ([`embedded`] here; every backend passes [`conformance`]).
+//! Two sides, each a trait, so that backends are interchangeable ([`embedded`] here; every backend passes the suite `conformance`).
 //! *Incarnation* is one process start; *registration* adds the revision, which alone changes when the same start registers again.
 //! Readiness of a worker means *admitted by a router*, and is sticky: losing routers does not clear it, an eviction does.
 
