@@ -220,11 +220,10 @@ impl Sink {
 
     fn deliver_if_whole(&mut self, actions: &mut Vec<SinkAction>) {
         let whole = self.verified == self.expected.sums && self.committed.len() == usize::from(self.shards);
-        if whole && matches!(self.state, State::Receiving) {
-            if let Some(commit) = self.commit.take() {
-                actions.push(SinkAction::Deliver(commit));
-            }
+        if !whole || !matches!(self.state, State::Receiving) {
+            return;
         }
+        actions.extend(self.commit.take().map(SinkAction::Deliver));
     }
 
     fn delivered(&mut self, answer: Result<(), String>, actions: &mut Vec<SinkAction>) {

@@ -33,8 +33,10 @@ fn describe(action: &SourceAction) -> String {
     }
 }
 
+type Steps = Vec<(SourceInput, &'static str)>;
+
 /// Feeds the inputs and compares what comes of each.
-fn check(tokens: u32, steps: Vec<(SourceInput, &str)>) {
+fn check(tokens: u32, steps: Steps) {
     let (mut source, now) = source(tokens);
     for (i, (input, expected)) in steps.into_iter().enumerate() {
         let what = format!("step {i}: {input:?}");
@@ -128,7 +130,7 @@ fn every_state_ends_without_leaving_a_hold() {
     };
     let lost = || SourceInput::ConnectionLost("x".into());
     let refused = HandoffFailure::Refused { reason: RefuseReason::NoRoom, detail: String::new() };
-    let cases: Vec<(u32, Vec<(SourceInput, &str)>, Vec<(SourceInput, &str)>)> = vec![
+    let cases: Vec<(u32, Steps, Steps)> = vec![
         (16, vec![], vec![(abort(), "aborted true, cancel, release, failed aborted")]),
         (16, vec![], vec![(SourceInput::Refused(refused), "cancel, release, failed refused")]),
         (16, vec![], vec![(lost(), "cancel, release, failed peer_lost")]),

@@ -2,7 +2,7 @@
 //!
 //! A NIC or another process may write here at any time under a grant, so no safe code ever sees `&mut [u8]`, or `&[u8]`, over it.
 //! Kernels go through the raw base of [`PoolMemory`], everybody else through copies; transports move bytes between the region and
-//! a file descriptor without forming a reference ([`Region::send_to`], [`Region::receive_from`]).
+//! a file descriptor without forming a reference (`send_to`, `receive_from`).
 //!
 //! This module is an unsafe fence: it maps and unmaps memory and copies by raw pointer, after checking each range.
 #![allow(unsafe_code)]

@@ -91,7 +91,7 @@ impl Worker {
         let granule = crate::checksum::GRANULE;
         let granules = run.sums.len() / planes;
         let start = run.first_granule.checked_mul(granule).filter(|&start| start < tokens);
-        let start = start.filter(|_| granules > 0 && run.sums.len() % planes == 0);
+        let start = start.filter(|_| granules > 0 && run.sums.len().is_multiple_of(planes));
         let start = start.ok_or("checksums of positions that were not reserved")?;
         let end = (u64::from(start) + granules as u64 * u64::from(granule)).min(u64::from(tokens)) as u32;
         let found = layer_sums(&*self.region, &self.map, &blocks.0[group], group, layer, start..end);

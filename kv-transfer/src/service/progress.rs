@@ -200,13 +200,13 @@ impl Progress {
             Message::Hello(_) | Message::Welcome(_) | Message::Reject { .. } => self.close(conn, "a second greeting"),
             Message::Offer(offer) => self.offered(conn, *offer, now),
             Message::Checksums { .. } | Message::Commit(_) | Message::Aborted { .. } => {
-                self.to_sink(conn, message, now);
+                self.sink_message(conn, message, now);
             }
             Message::Grant { .. }
             | Message::Refuse { .. }
             | Message::Ack { .. }
             | Message::Nack { .. }
-            | Message::Abort { .. } => self.to_source(conn, message, now),
+            | Message::Abort { .. } => self.source_message(conn, message, now),
         }
     }
 

@@ -180,7 +180,7 @@ impl Progress {
     }
 
     /// A message of the source.
-    pub(super) fn to_sink(&mut self, conn: ConnId, message: Message, now: Instant) {
+    pub(super) fn sink_message(&mut self, conn: ConnId, message: Message, now: Instant) {
         let key = match &message {
             Message::Checksums { ticket, .. } => self.incoming_tickets.get(ticket),
             Message::Commit(commit) => self.incoming_tickets.get(&commit.ticket),
@@ -215,10 +215,11 @@ impl Progress {
 
     fn unhold_commit(&mut self, key: u64, now: Instant) {
         let Some(incoming) = self.incoming.get_mut(&key) else { return };
-        if incoming.is_held() && !self.config.hooks.hold(Phase::Verify, &incoming.offer.request_id) {
-            if let Some(commit) = incoming.held.take() {
-                self.sink_input(key, SinkInput::Commit(commit), now);
-            }
+        if !incoming.is_held() || self.config.hooks.hold(Phase::Verify, &incoming.offer.request_id) {
+            return;
+        }
+        if let Some(commit) = incoming.held.take() {
+            self.sink_input(key, SinkInput::Commit(commit), now);
         }
     }
 

@@ -167,7 +167,8 @@ impl Progress {
     /// Looks at every fence that is awaited; whether any was done.
     pub(super) fn poll_fences(&mut self, now: Instant) -> bool {
         let waiting: Vec<_> = self.sending.iter().filter(|(_, s)| !s.fences.is_empty()).map(|(&key, _)| key).collect();
-        waiting.into_iter().fold(false, |any, key| self.poll_fences_of(key, now) || any)
+        let done = waiting.into_iter().filter(|&key| self.poll_fences_of(key, now)).count();
+        done > 0
     }
 
     fn poll_fences_of(&mut self, key: u64, now: Instant) -> bool {
@@ -227,7 +228,7 @@ impl Progress {
     }
 
     /// A message of the sink.
-    pub(super) fn to_source(&mut self, conn: ConnId, message: Message, now: Instant) {
+    pub(super) fn source_message(&mut self, conn: ConnId, message: Message, now: Instant) {
         let by_ticket = |ticket: &TicketId| self.sending_tickets.get(&(conn, *ticket)).copied();
         let key = match &message {
             Message::Grant { handoff, .. } | Message::Refuse { handoff, .. } | Message::Abort { handoff, .. } => {

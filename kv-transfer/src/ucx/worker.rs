@@ -146,9 +146,9 @@ unsafe extern "C" fn arrived(
         *lists.refused.borrow_mut() += 1;
         return sys::ucs_status_t_UCS_OK;
     }
-    // SAFETY: UCX passes so many valid bytes in each, for the duration of this call. An empty part may be null.
     let copy = |at: *const c_void, len: usize| match len {
-        0 => Vec::new(),
+        0 => Vec::new(), // An empty part may be null.
+        // SAFETY: UCX passes so many valid bytes in each part, for the duration of this call.
         _ => unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec(),
     };
     let message = Arrived { header: copy(header, header_len), body: copy(data, len) };

@@ -218,11 +218,12 @@ impl Ucx {
 
     /// Reports a connection whose endpoint is closed and whose operations are all over.
     fn forget_closed(&mut self, conn: ConnId, events: &mut Vec<Event>) {
-        if self.connections.get(&conn).is_some_and(|c| c.forced && c.outstanding == 0) {
-            if let Some(connection) = self.connections.remove(&conn) {
-                self.names.remove(&connection.name);
-                events.push(Event::Closed(conn, connection.closing.unwrap_or_default()));
-            }
+        if !self.connections.get(&conn).is_some_and(|c| c.forced && c.outstanding == 0) {
+            return;
+        }
+        if let Some(connection) = self.connections.remove(&conn) {
+            self.names.remove(&connection.name);
+            events.push(Event::Closed(conn, connection.closing.unwrap_or_default()));
         }
     }
 

@@ -38,10 +38,9 @@ impl Sleeper {
         }
         // Registered anew before each sleep: mio reports edges, and UCX's descriptor may be ready already.
         let registered = self.poll.registry().reregister(&mut SourceFd(&self.wakeup), WORKER, Interest::READABLE);
-        if let Err(error) = registered.and_then(|()| self.poll.poll(&mut self.ready, Some(timeout))) {
-            if error.kind() != ErrorKind::Interrupted {
-                tracing::error!(%error, "cannot wait for UCX");
-            }
+        match registered.and_then(|()| self.poll.poll(&mut self.ready, Some(timeout))) {
+            Err(error) if error.kind() != ErrorKind::Interrupted => tracing::error!(%error, "cannot wait for UCX"),
+            _ => {}
         }
     }
 }
