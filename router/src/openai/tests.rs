@@ -172,3 +172,32 @@ fn completion_prompts() {
         }
     }
 }
+
+#[test]
+fn logprobs_have_both_shapes() {
+    let text: logprobs::TextOfToken = std::sync::Arc::new(|token| (token < 256).then(|| vec![token as u8]));
+    let head = |endpoint| AnswerHead {
+        endpoint,
+        id: "id".into(),
+        model: "m".into(),
+        created: 0,
+        options: AnswerOptions::default(),
+        prompt_token_ids: vec![],
+        seed: 1,
+        token_text: text.clone(),
+    };
+    let logprobs = |chosen, top| baton_types::TokenLogprobs { chosen, top };
+    let delta = crate::output::Delta {
+        text: "ab".into(),
+        token_ids: vec![97, 300],
+        logprobs: vec![logprobs(-0.5, vec![(97, -0.5), (98, f32::NEG_INFINITY)]), logprobs(-1.0, vec![])],
+    };
+    let shape = |endpoint| {
+        let mut offset = 3;
+        head(endpoint).delta_chunk(&delta, &mut offset).unwrap()["choices"][0]["logprobs"].to_string()
+    };
+    expect_test::expect![[r#"{"content":[{"token":"a","logprob":-0.5,"bytes":[97],"top_logprobs":[{"token":"a","logprob":-0.5,"bytes":[97]},{"token":"b","logprob":-9999.0,"bytes":[98]}]},{"token":"token_id:300","logprob":-1.0,"bytes":null,"top_logprobs":[]}],"refusal":null}"#]]
+    .assert_eq(&shape(Endpoint::Chat));
+    expect_test::expect![[r#"{"tokens":["a","token_id:300"],"token_logprobs":[-0.5,-1.0],"top_logprobs":[{"a":-0.5,"b":-9999.0},{}],"text_offset":[3,4]}"#]]
+    .assert_eq(&shape(Endpoint::Completions));
+}

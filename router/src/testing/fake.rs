@@ -33,10 +33,9 @@ pub(crate) type DecodeCall = Call<v1::DecodeRequest, v1::DecodeEvent>;
 pub(crate) type PrefillCall = Call<v1::PrefillRequest, v1::PrefillEvent>;
 
 impl<R, E: Send + 'static> Call<R, E> {
-    async fn send(&self, event: Result<E, Status>) {
-        let events = self.events.as_ref().expect("the stream is open");
-        // A router that went away is what some tests are about.
-        let _ = events.send(event).await;
+    /// Sends an event; `false` where the router went away, which is what some tests are about.
+    async fn send(&self, event: Result<E, Status>) -> bool {
+        self.events.as_ref().expect("the stream is open").send(event).await.is_ok()
     }
 
     /// Ends the stream with an error.
@@ -64,8 +63,8 @@ pub(crate) fn token(id: u32, finish: Option<v1::FinishReason>) -> v1::Token {
 }
 
 impl DecodeCall {
-    async fn event(&self, event: v1::decode_event::Event) {
-        self.send(Ok(v1::DecodeEvent { event: Some(event) })).await;
+    async fn event(&self, event: v1::decode_event::Event) -> bool {
+        self.send(Ok(v1::DecodeEvent { event: Some(event) })).await
     }
     pub(crate) async fn claimed(&self) {
         self.event(v1::decode_event::Event::Claimed(v1::DecodeClaimed {})).await;
@@ -73,8 +72,9 @@ impl DecodeCall {
     pub(crate) async fn adopted(&self) {
         self.event(v1::decode_event::Event::Adopted(v1::KvAdopted { bytes: 10, await_us: 5 })).await;
     }
-    pub(crate) async fn token(&self, id: u32) {
-        self.event(v1::decode_event::Event::Token(token(id, None))).await;
+    /// `false` where the router went away.
+    pub(crate) async fn token(&self, id: u32) -> bool {
+        self.event(v1::decode_event::Event::Token(token(id, None))).await
     }
     pub(crate) async fn last(&self, id: u32, finish: v1::FinishReason) {
         self.event(v1::decode_event::Event::Token(token(id, Some(finish)))).await;
