@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn max_tokens_is_bounded_by_the_context() {
-        let cases: [(Option<u32>, Option<u32>, usize, Result<u32, ErrorKind>); 8] = [
+        let cases = [
             (None, None, 10, Ok(90)),
             (None, Some(16), 10, Ok(16)),
             (None, Some(16), 90, Ok(10)),
