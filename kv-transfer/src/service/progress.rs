@@ -180,10 +180,12 @@ impl Progress {
     fn message(&mut self, conn: ConnId, message: Message, now: Instant) {
         let Some(connection) = self.connections.get(&conn) else { return };
         match message {
-            Message::Hello(hello) if matches!(connection.greeting, Greeting::Awaited(_)) => self.greeted(conn, &hello),
+            Message::Hello(hello) if matches!(connection.greeting, Greeting::Awaited(_)) => {
+                self.greeted(conn, &hello, now);
+            }
             Message::Welcome(hello) if matches!(connection.greeting, Greeting::Sent(_)) => {
                 if connection.party.as_ref() == Some(&hello.party) {
-                    self.greeted(conn, &hello);
+                    self.greeted(conn, &hello, now);
                 } else {
                     let detail = format!("{} answers there", hello.party);
                     self.reject_handoffs(conn, RefuseReason::WrongIncarnation, &detail, now);
@@ -211,7 +213,7 @@ impl Progress {
     }
 
     /// The peer has said who it is, in a hello or a welcome.
-    fn greeted(&mut self, conn: ConnId, theirs: &Hello) {
+    fn greeted(&mut self, conn: ConnId, theirs: &Hello, now: Instant) {
         let map = match check_hello(&self.config, theirs) {
             Ok(map) => map,
             Err((reason, detail)) => {
@@ -244,6 +246,7 @@ impl Progress {
             let welcome = hello(&self.config, self.transport.region(), theirs.party.clone());
             self.send(conn, &Message::Welcome(welcome));
         }
+        self.offer_waiting(conn, now);
     }
 
     /// The connection that leads to a peer, opened if need be.

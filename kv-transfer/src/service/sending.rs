@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 /// Most checksums in one message: a quarter of a mebibyte.
 const SUMS_PER_MESSAGE: usize = 32 << 10;
 
+/// Most fences of one handoff that are awaited at once: 4096 layers of 16 chunks.
+const FENCES_MAX: usize = 1 << 16;
+
 /// A handoff on its way out.
 pub(super) struct Sending {
     source: Source,
@@ -133,10 +136,18 @@ impl Progress {
         }
     }
 
+    /// Offers what waited for a connection's greeting.
+    pub(super) fn offer_waiting(&mut self, conn: ConnId, now: Instant) {
+        self.sources_on(conn).into_iter().for_each(|key| self.offer(key, now));
+    }
+
     pub(super) fn launched(&mut self, key: u64, layer: u32, tokens_end: usize, fence: Fence, now: Instant) {
         if let Some(sending) = self.sending.get_mut(&key) {
             let tokens_end = u32::try_from(tokens_end).unwrap_or(u32::MAX);
             sending.fences.push_back((layer, tokens_end, fence));
+            if sending.fences.len() > FENCES_MAX {
+                return self.abort(key, HandoffFailure::Aborted("too many fences are awaited".into()), now);
+            }
             self.poll_fences_of(key, now);
         }
     }

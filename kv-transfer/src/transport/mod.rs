@@ -85,3 +85,6 @@ pub(crate) fn start(config: &TransferConfig, region: Arc<Region>) -> Result<(Box
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

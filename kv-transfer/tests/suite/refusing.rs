@@ -13,8 +13,8 @@ pub fn no_room_is_told(choice: &TransportChoice) {
     let failure = outgoing.wait().unwrap_err();
     assert!(matches!(failure, HandoffFailure::Refused { reason: RefuseReason::NoRoom, .. }), "{failure}");
     *sink.sink.room.lock().unwrap() = Room::Ready;
-    let (outgoing, _) = source.offer(&sink.peer(), "huge", 24 * 16, 1);
     let hog = sink.pool.take(20, 0);
+    let (outgoing, _) = source.offer(&sink.peer(), "huge", 24 * 16, 1);
     assert!(matches!(outgoing.wait().unwrap_err(), HandoffFailure::Refused { reason: RefuseReason::NoRoom, .. }));
     drop(hog);
     eventually("both pools are whole", || source.is_quiet() && sink.is_quiet());

@@ -47,6 +47,11 @@ impl Tcp {
         config: &TransferConfig,
         region: Arc<Region>,
     ) -> Result<(Self, Wake), TransferError> {
+        if bind.is_unspecified() && config.advertise.is_none() {
+            return Err(TransferError::Config(format!(
+                "bound to {bind}, no peer could connect: set the host to advertise"
+            )));
+        }
         let failed = |what: &str, e: std::io::Error| TransferError::Transport {
             transport: "tcp",
             detail: format!("{what} {bind}:{port}: {e}"),

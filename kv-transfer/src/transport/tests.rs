@@ -1,0 +1,181 @@
+//! The promises of [`Transport`], checked on each without a service around it.
+
+use super::*;
+use crate::Party;
+use baton_types::{
+    Compatibility, Digest, Dtype, Incarnation, InstanceId, KvLayout, KvPoolMap, NumericsClass, PoolMemory,
+};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const BYTES: usize = 1 << 20;
+
+struct Side {
+    transport: Box<dyn Transport>,
+    region: Arc<Region>,
+    events: Vec<Event>,
+}
+
+impl Side {
+    fn start(choice: &TransportChoice) -> Self {
+        let layout = KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap();
+        let class = NumericsClass { isa: "t".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 0 };
+        let compatibility = Compatibility { model: Digest([0; 32]), layout: layout.clone(), class };
+        let party = Party { instance: InstanceId::try_new("t").unwrap(), incarnation: Incarnation(1) };
+        let map = KvPoolMap::try_new(layout, 1).unwrap();
+        let config = TransferConfig::new(party, compatibility, map, choice.clone());
+        let region = Region::anonymous(BYTES).unwrap();
+        let (transport, _) = start(&config, region.clone()).unwrap();
+        Self { transport, region, events: Vec::new() }
+    }
+
+    fn read(&self, at: usize, len: usize) -> Vec<u8> {
+        let mut bytes = vec![0; len];
+        self.region.read(at, &mut bytes);
+        bytes
+    }
+}
+
+/// Both sides progress until `take` finds what it wants among the first side's events.
+fn until<T>(side: &mut Side, other: &mut Side, what: &str, mut take: impl FnMut(&Event) -> Option<T>) -> T {
+    let by = Instant::now() + PATIENCE;
+    loop {
+        let found = side.events.iter().enumerate().find_map(|(i, event)| take(event).map(|value| (i, value)));
+        if let Some((i, value)) = found {
+            side.events.remove(i);
+            return value;
+        }
+        assert!(Instant::now() < by, "never: {what}");
+        let now = Instant::now();
+        let moved = side.transport.progress(now, &mut side.events);
+        if !(other.transport.progress(now, &mut other.events) || moved) {
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn accepted(event: &Event) -> Option<ConnId> {
+    if let Event::Accepted(conn) = event { Some(*conn) } else { None }
+}
+fn message(event: &Event) -> Option<Vec<u8>> {
+    if let Event::Message(_, bytes) = event { Some(bytes.clone()) } else { None }
+}
+fn flushed(event: &Event) -> Option<u64> {
+    if let Event::Flushed(_, id) = event { Some(*id) } else { None }
+}
+fn closed(event: &Event) -> Option<ConnId> {
+    if let Event::Closed(conn, _) = event { Some(*conn) } else { None }
+}
+
+/// Two sides, connected, and the connection on each.
+fn connected(choice: &TransportChoice) -> (Side, ConnId, Side, ConnId) {
+    let (mut a, mut b) = (Side::start(choice), Side::start(choice));
+    let from = a.transport.connect(&b.transport.address()).unwrap();
+    let to = until(&mut b, &mut a, "accepted", accepted);
+    let (remote, local) = (b.transport.region(), a.transport.region());
+    a.transport.set_remote(from, &remote).unwrap();
+    b.transport.set_remote(to, &local).unwrap();
+    (a, from, b, to)
+}
+
+fn messages_arrive_whole_and_in_order(choice: &TransportChoice) {
+    let (mut a, from, mut b, to) = connected(choice);
+    let sizes = [1usize, 3 << 20, 7, 70_000, 8_000, 1, 1 << 20, 2];
+    for (i, &size) in sizes.iter().enumerate() {
+        a.transport.send(from, vec![i as u8; size]);
+        b.transport.send(to, vec![100 + i as u8; size]);
+    }
+    for (i, &size) in sizes.iter().enumerate() {
+        assert!(until(&mut b, &mut a, "a message", message) == vec![i as u8; size], "message {i}");
+        assert!(until(&mut a, &mut b, "a message", message) == vec![100 + i as u8; size], "message {i} back");
+    }
+}
+
+fn writes_are_visible_once_flushed(choice: &TransportChoice) {
+    let (mut a, from, mut b, to) = connected(choice);
+    let noise: Vec<u8> = (0..BYTES).map(|i| (i * 31 >> 3) as u8).collect();
+    a.region.write(0, &noise);
+    b.transport.open_window(to, TicketId(5), vec![0..BYTES / 2, BYTES / 2 + 64..BYTES]);
+    // Odd offsets and lengths, from a byte to a quarter of a mebibyte.
+    let runs = [(0, 6000, 1), (100, 3, 5000), (5001, 200_000, 70_001), (1, 600_000, 262_144)];
+    for (from_at, to_at, len) in runs {
+        a.transport.put(from, TicketId(5), CopyRun { from: from_at, to: to_at, len });
+    }
+    a.transport.flush(from, 7);
+    assert_eq!(until(&mut a, &mut b, "flushed", flushed), 7);
+    for (from_at, to_at, len) in runs {
+        assert!(b.read(to_at, len) == noise[from_at..from_at + len], "run of {len} bytes");
+        assert_eq!(b.read(to_at + len, 1), [0], "a byte beyond the run");
+    }
+    let done = a.events.iter().map(|e| if let Event::PutDone(_, bytes) = e { *bytes } else { 0 }).sum::<usize>();
+    assert_eq!(done, runs.iter().map(|r| r.2).sum());
+}
+
+fn closing_reaches_the_other_side(choice: &TransportChoice) {
+    let (mut a, from, mut b, to) = connected(choice);
+    a.transport.send(from, b"last words".to_vec());
+    a.transport.close(from, "test");
+    assert_eq!(until(&mut b, &mut a, "a message", message), b"last words");
+    assert_eq!(until(&mut b, &mut a, "closed there", closed), to);
+    assert_eq!(until(&mut a, &mut b, "closed here", closed), from);
+    // Nothing on a closed connection does anything, and a new one works.
+    a.transport.send(from, vec![1]);
+    a.transport.put(from, TicketId(1), CopyRun { from: 0, to: 0, len: 1 });
+    a.transport.flush(from, 1);
+    a.transport.connect(&b.transport.address()).unwrap();
+    until(&mut b, &mut a, "accepted again", accepted);
+    assert!(a.events.iter().chain(&b.events).all(|e| flushed(e).is_none() && closed(e).is_none()));
+}
+
+macro_rules! on_each {
+    ($($name:ident),*) => {$(
+        mod $name {
+            #[test]
+            fn tcp() {
+                super::$name(&super::tcp());
+            }
+            #[test]
+            fn ucx() {
+                super::$name(&super::TransportChoice::Ucx { tls: None });
+            }
+        }
+    )*};
+}
+on_each![messages_arrive_whole_and_in_order, writes_are_visible_once_flushed, closing_reaches_the_other_side];
+
+fn tcp() -> TransportChoice {
+    TransportChoice::Tcp { bind: [127, 0, 0, 1].into(), port: 0 }
+}
+
+#[test]
+fn tcp_stores_only_what_an_open_window_covers() {
+    let (mut a, from, mut b, to) = connected(&tcp());
+    a.region.write(0, &[9; 4096]);
+    b.transport.open_window(to, TicketId(5), vec![1000..2000]);
+    b.transport.open_window(to, TicketId(6), vec![3000..4000]);
+    b.transport.close_window(to, TicketId(6));
+    let stored = [(5, 1000, 1000), (5, 1999, 1)];
+    let refused = [(5, 999, 2), (5, 1999, 2), (5, 3000, 1), (6, 3000, 10), (7, 1000, 1)];
+    for (ticket, to_at, len) in stored.into_iter().chain(refused) {
+        a.transport.put(from, TicketId(ticket), CopyRun { from: 0, to: to_at, len });
+    }
+    a.transport.flush(from, 1);
+    until(&mut a, &mut b, "flushed", flushed);
+    let expected: Vec<u8> = (0..4096).map(|i| if (1000..2000).contains(&i) { 9 } else { 0 }).collect();
+    assert!(b.read(0, 4096) == expected);
+    assert_eq!(b.events.iter().filter(|e| matches!(e, Event::PutRefused(_))).count(), refused.len());
+}
+
+#[test]
+fn tcp_closes_on_a_write_outside_of_the_region() {
+    let (mut a, from, mut b, to) = connected(&tcp());
+    b.transport.open_window(to, TicketId(5), vec![0..BYTES]);
+    a.transport.put(from, TicketId(5), CopyRun { from: 0, to: BYTES - 1, len: 2 });
+    assert_eq!(until(&mut b, &mut a, "closed", closed), to);
+}
+
+#[test]
+fn an_address_of_the_other_transport_is_refused() {
+    let (mut tcp, mut ucx) = (Side::start(&tcp()), Side::start(&TransportChoice::Ucx { tls: None }));
+    assert!(tcp.transport.connect(&ucx.transport.address()).unwrap_err().contains("speaks ucx"));
+    assert!(ucx.transport.connect(&tcp.transport.address()).unwrap_err().contains("speaks tcp"));
+}
