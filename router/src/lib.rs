@@ -6,8 +6,8 @@
 //!  grpc/ ─────────┘     admission, models/, workers/   └─ Prefill/Run ─────> prefill worker
 //! ```
 //!
-//! Both fronts turn what came into one validated [`request::GenerationRequest`]; [`flow`] takes it through admission, tokenizing,
-//! placement and the workers' streams; [`placement`] decides, purely, from loads that [`workers`] hear; [`models`] knows cards and text.
+//! Both fronts turn what came into one validated `request::GenerationRequest`; `flow` takes it through admission, tokenizing,
+//! placement and the workers' streams; `placement` decides, purely, from loads that `workers` hear; `models` knows cards and text.
 //!
 //! The router must never know a tensor, a KV byte or a kernel: it links neither engine, kernels nor kv-transfer. It knows tokens,
 //! costs and gRPC. It holds no model files: cards, tokenizers and templates come from the workers.
