@@ -60,6 +60,12 @@ impl PrefillObserver for Loader {
         }
     }
 
+    fn ended(&mut self, lease: Lease) {
+        // The transfer may still read these blocks; they go back when it dropped its hold.
+        *self.shipment.pouch.lock() = Some(lease);
+        self.shipment.abandon("the prefill ended early");
+    }
+
     fn restarted(&mut self) {
         // Dropping an open handoff aborts it.
         *self.shipment.outgoing.lock() = None;

@@ -61,19 +61,19 @@ pub fn load(
     let compatibility = network.compatibility(layout);
     let region = Region::anonymous(map.bytes())?;
     let bundle = text_bundle(source.as_ref())?.map(|b| baton_text::bundle::encode(&b));
+    let engine = Engine::start(network, region.clone(), &map, config)?;
     let card = ModelCard {
         id: source.name().to_owned(),
         served_names: served_names(source.name(), &model.served_names),
         revision: String::new(),
         fingerprint: source.fingerprint(),
-        context_max: context_max as u32,
+        // A pool smaller than the context bounds what can ever be served.
+        context_max: engine.len_max() as u32,
         vocab: source.shape().vocab as u32,
         end_tokens: source.end_tokens().to_vec(),
         defaults: source.sampling_defaults(),
         bundle: bundle.as_deref().map(baton_text::bundle::digest),
     };
-    log_capacity(&map, context_max);
-    let engine = Engine::start(network, region.clone(), &map, config)?;
     Ok(Loaded { engine, region, map, compatibility, card, bundle: bundle.map(Into::into) })
 }
 
@@ -112,19 +112,4 @@ fn served_names(id: &str, more: &[String]) -> Vec<String> {
     let mut names = vec![id.to_owned()];
     names.extend(more.iter().filter(|n| *n != id).cloned());
     names
-}
-
-fn log_capacity(map: &KvPoolMap, context_max: usize) {
-    let layout = map.layout();
-    let tokens = map.blocks() as usize * layout.block_tokens() as usize;
-    tracing::info!(
-        kv_bytes_per_token = layout.bytes_per_token(),
-        kv_blocks = map.blocks(),
-        kv_tokens = tokens,
-        sequences_at_full_context = tokens / context_max.max(1),
-        context_max,
-        "lays out the KV pool: {} sequences of {context_max} tokens fit, or {} of 1024",
-        tokens / context_max.max(1),
-        tokens / 1024,
-    );
 }
