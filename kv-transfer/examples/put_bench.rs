@@ -200,6 +200,33 @@ impl ServiceLoop {
         Ok(Self { transfer, sink, peer, map, rounds: 0 })
     }
 
+    /// Milliseconds from the end of compute to adoption, when everything but the last layer is there: what no overlap can hide.
+    fn exposed_ms(&mut self) -> Result<f64> {
+        let tokens = 1024.min(self.map.blocks() / 2 * 16);
+        self.rounds += 1;
+        let request = OpenRequest {
+            request_id: RequestId::try_new(format!("round-{}", self.rounds))?,
+            tokens,
+            blocks: blocks(&self.map),
+            deadline: Instant::now() + Duration::from_secs(60),
+            hold: Box::new(()),
+        };
+        let fence: Fence = Arc::new(AlreadyDone);
+        let outgoing = self.transfer.open(&self.peer, request)?;
+        (0..LAYERS - 1).for_each(|layer| outgoing.layer_launched(layer, tokens as usize, &fence));
+        let all = self.map.layout().bytes_per_token() as u64 * u64::from(tokens);
+        let (before, until) = (self.transfer.stats().total.bytes_sent, Instant::now() + Duration::from_secs(5));
+        while self.transfer.stats().total.bytes_sent < before + all / 2 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        let end = Instant::now();
+        outgoing.layer_launched(LAYERS - 1, tokens as usize, &fence);
+        outgoing.finish(CommitPayload { tokens: vec![0; tokens as usize + 1], prompt_len: tokens, extra: vec![] });
+        let report = outgoing.wait()?;
+        Ok((report.acked_at - end).as_secs_f64() * 1e3)
+    }
+
     /// Rates of the puts, from the first one posted to the last flush while checksums and everything else run, and of the whole handoff.
     fn round(&mut self, size: usize) -> Result<(f64, f64)> {
         let tokens = self.map.blocks() / 2 * 16;
@@ -256,6 +283,15 @@ fn source(tls: &str) -> Result<()> {
         bare.stop()?;
         service.stop()?;
     }
+    // The shape of SmolLM2-135M: 12 KiB a block and layer.
+    let mut service = ServiceLoop::start(tls, 12 << 10)?;
+    service.round(12 << 10)?;
+    let exposed = (0..ROUNDS).map(|_| service.exposed_ms()).collect::<Result<Vec<_>>>()?;
+    let exposed = median(exposed);
+    println!(
+        r#"{{"name":"kv_last_layer_exposed","value":{exposed:.3},"unit":"ms","ratio":null,"of":"1,024 tokens, 768 KiB"}}"#
+    );
+    service.stop()?;
     let map = map(12 << 10)?;
     let checksum = baton_kv_transfer::bench::checksum_rate(&map, &*touched(map.bytes())?);
     println!(r#"{{"name":"kv_checksum","value":{checksum:.3},"unit":"GB/s","ratio":null,"of":"one thread"}}"#);
