@@ -49,7 +49,11 @@ pub(crate) struct GenerateArgs {
 impl GenerateArgs {
     fn request(&self) -> v1::GenerateRequest {
         let message = |role: &str, content: &str| v1::Segment {
-            kind: Some(Kind::Message(v1::ChatMessage { role: role.into(), content: content.into(), name: String::new() })),
+            kind: Some(Kind::Message(v1::ChatMessage {
+                role: role.into(),
+                content: content.into(),
+                name: String::new(),
+            })),
         };
         let prompt = if self.raw {
             vec![v1::Segment { kind: Some(Kind::Text(self.prompt.clone())) }]
@@ -64,15 +68,24 @@ impl GenerateArgs {
             max_tokens: self.max_tokens,
             ..Default::default()
         };
-        v1::GenerateRequest { model: self.model.clone(), prompt, sampling: Some(sampling), stop: self.stop.clone(), ..Default::default() }
+        v1::GenerateRequest {
+            model: self.model.clone(),
+            prompt,
+            sampling: Some(sampling),
+            stop: self.stop.clone(),
+            ..Default::default()
+        }
     }
 }
 
 /// Sends the prompt and prints what comes.
 pub(crate) async fn run(args: GenerateArgs) -> anyhow::Result<()> {
     ensure!(!(args.raw && args.system.is_some()), "--system needs a chat; leave --raw out");
-    let endpoint = tonic::transport::Endpoint::from_shared(args.server.clone())?.connect_timeout(Duration::from_secs(5));
-    let channel = endpoint.connect().await.with_context(|| format!("no cluster answers at {}: start one with `baton up`, or say --server", args.server))?;
+    let endpoint =
+        tonic::transport::Endpoint::from_shared(args.server.clone())?.connect_timeout(Duration::from_secs(5));
+    let channel = endpoint.connect().await.with_context(|| {
+        format!("no cluster answers at {}: start one with `baton up`, or say --server", args.server)
+    })?;
     let mut request = tonic::Request::new(args.request());
     request.set_timeout(Duration::from_secs(args.timeout_s));
     let sent = Instant::now();

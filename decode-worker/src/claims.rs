@@ -46,8 +46,11 @@ impl<T> Claims<T> {
     /// Books a claim, or says why not. A full worker asks to be retried.
     pub fn book(&mut self, request: RequestId, claim: Claim<T>) -> Result<(), RequestError> {
         let wanted = self.tokens + u64::from(claim.tokens);
-        if self.by_request.len() >= self.limits.claims_max || (wanted > self.limits.tokens_max && !self.by_request.is_empty()) {
-            let message = format!("{} claims over {} tokens wait for their KV already", self.by_request.len(), self.tokens);
+        if self.by_request.len() >= self.limits.claims_max
+            || (wanted > self.limits.tokens_max && !self.by_request.is_empty())
+        {
+            let message =
+                format!("{} claims over {} tokens wait for their KV already", self.by_request.len(), self.tokens);
             return Err(RequestError::new(ErrorKind::Overloaded, message).retry_after(Duration::from_millis(500)));
         }
         if self.by_request.contains_key(&request) {

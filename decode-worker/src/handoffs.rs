@@ -71,11 +71,6 @@ impl Handoffs {
         self.claims.lock().tokens()
     }
 
-    /// Claims that stand.
-    pub(crate) fn claims(&self) -> usize {
-        self.claims.lock().len()
-    }
-
     /// Grants waiting offers whenever blocks become free. Runs until it is dropped.
     pub(crate) async fn grant_when_freed(self: Arc<Self>) {
         loop {
@@ -114,7 +109,8 @@ impl Handoffs {
             return Some((RefuseReason::UnknownRequest, format!("no claim stands for request {}", offer.request_id)));
         };
         if claim.source != offer.source {
-            let detail = format!("request {} is claimed for {}, not for {}", offer.request_id, claim.source, offer.source);
+            let detail =
+                format!("request {} is claimed for {}, not for {}", offer.request_id, claim.source, offer.source);
             return Some((RefuseReason::UnknownRequest, detail));
         }
         let detail = || format!("the claim is over {} tokens, the offer over {}", claim.tokens, offer.tokens);
@@ -156,7 +152,12 @@ impl SinkHandler for Handoffs {
 }
 
 /// Starts the sequence on the blocks that arrived, if they are those that were claimed.
-fn adopt(engine: &EngineHandle, stream: &ClaimStream, handoff: VerifiedHandoff, deadline: Instant) -> Result<Adopted, String> {
+fn adopt(
+    engine: &EngineHandle,
+    stream: &ClaimStream,
+    handoff: VerifiedHandoff,
+    deadline: Instant,
+) -> Result<Adopted, String> {
     let claimed = &stream.sequence;
     let same_prompt = handoff.tokens.starts_with(&claimed.tokens) && handoff.kv_tokens as usize == claimed.tokens.len();
     if !same_prompt || handoff.tokens.len() != claimed.tokens.len() + 1 {
@@ -174,11 +175,21 @@ fn adopt(engine: &EngineHandle, stream: &ClaimStream, handoff: VerifiedHandoff, 
         priority: claimed.priority,
     };
     let start = || engine.submit(request, Run::Adopted { lease }, Box::new(stream.sink.clone()));
-    stream.slot.start(start).map(|()| Adopted { bytes }).map_err(|e| e.map_or("its stream is gone".into(), |e| e.to_string()))
+    stream
+        .slot
+        .start(start)
+        .map(|()| Adopted { bytes })
+        .map_err(|e| e.map_or("its stream is gone".into(), |e| e.to_string()))
 }
 
 /// The source of a request's KV, as the router named it.
-pub(crate) fn claim(source: Party, sequence: SequenceSpec, deadline: Instant, sink: StreamSink, slot: Slot) -> (Claim<ClaimStream>, oneshot::Receiver<Adopted>) {
+pub(crate) fn claim(
+    source: Party,
+    sequence: SequenceSpec,
+    deadline: Instant,
+    sink: StreamSink,
+    slot: Slot,
+) -> (Claim<ClaimStream>, oneshot::Receiver<Adopted>) {
     let (adopted, arrives) = oneshot::channel();
     let tokens = sequence.tokens.len() as u32;
     (Claim { source, tokens, deadline, stream: ClaimStream { sequence, sink, slot, adopted } }, arrives)

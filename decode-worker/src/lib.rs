@@ -52,7 +52,9 @@ impl WorkerRole for DecodeRole {
         let sink = handoffs.clone();
         let serve = move |server: Router, parts: Parts| {
             let message_max = parts.message_max;
-            server.add_service(DecodeServer::new(DecodeService { handoffs, parts }).max_decoding_message_size(message_max))
+            server.add_service(
+                DecodeServer::new(DecodeService { handoffs, parts }).max_decoding_message_size(message_max),
+            )
         };
         BoundRole { sink, claimed: Arc::new(move || counted.claimed_tokens()), serve: Box::new(serve) }
     }

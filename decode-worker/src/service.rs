@@ -34,7 +34,8 @@ impl Decode for DecodeService {
     type GenerateStream = ReceiverStream<Reply>;
 
     async fn generate(&self, request: Request<v1::DecodeRequest>) -> Result<Response<Self::GenerateStream>, Status> {
-        let deadline = deadline_of(request.metadata(), Instant::now(), self.parts.call_max).map_err(|e| status::from_error(&e))?;
+        let deadline =
+            deadline_of(request.metadata(), Instant::now(), self.parts.call_max).map_err(|e| status::from_error(&e))?;
         let parent = Parent::of(request.metadata(), &self.parts.tracer);
         let (sequence, source) = parse(request.into_inner()).map_err(|e| status::from_error(&e))?;
         self.parts.engine.check_fits(sequence.tokens.len()).map_err(|e| status::from_error(&submit_error(&e)))?;
@@ -59,7 +60,9 @@ impl Decode for DecodeService {
             None => {
                 let request = to_engine(sequence, deadline);
                 let started = call.slot.start(|| self.parts.engine.submit(request, Run::Full, Box::new(sink)));
-                started.map_err(|e| e.map_or_else(|| Status::cancelled("cancelled"), |e| status::from_error(&submit_error(&e))))?;
+                started.map_err(|e| {
+                    e.map_or_else(|| Status::cancelled("cancelled"), |e| status::from_error(&submit_error(&e)))
+                })?;
             }
         }
         tokio::spawn(call.run());
@@ -164,7 +167,9 @@ impl Call {
                 (ok(Event::Token(token)), false)
             }
             SequenceEvent::Finished { .. } => (None, true),
-            SequenceEvent::Failed { kind, message } => (Some(Err(status::from_error(&RequestError::new(kind, message)))), true),
+            SequenceEvent::Failed { kind, message } => {
+                (Some(Err(status::from_error(&RequestError::new(kind, message)))), true)
+            }
             SequenceEvent::Prefilled { .. } => {
                 let defect = RequestError::new(ErrorKind::Internal, "a decoding sequence ended as a prefill");
                 (Some(Err(status::from_error(&defect))), true)

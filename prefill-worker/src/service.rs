@@ -34,7 +34,8 @@ impl Prefill for PrefillService {
 
     async fn run(&self, request: Request<v1::PrefillRequest>) -> Result<Response<Self::RunStream>, Status> {
         let since = Instant::now();
-        let deadline = deadline_of(request.metadata(), since, self.parts.call_max).map_err(|e| status::from_error(&e))?;
+        let deadline =
+            deadline_of(request.metadata(), since, self.parts.call_max).map_err(|e| status::from_error(&e))?;
         let parent = Parent::of(request.metadata(), &self.parts.tracer);
         let (sequence, peer) = parse(request.into_inner()).map_err(|e| status::from_error(&e))?;
         let SequenceSpec { request_id: id, tokens, prompt_len, sampling, sample_index, priority } = sequence;
@@ -45,9 +46,14 @@ impl Prefill for PrefillService {
         let prompt = tokens.clone();
         let request = SequenceRequest { id, tokens, prompt_len, sampling, sample_index, deadline, priority };
         let run = Run::PrefillOnly { observer: Box::new(loader) };
-        let control = self.parts.engine.submit(request, run, Box::new(sink)).map_err(|e| status::from_error(&submit_error(&e)))?;
+        let control = self
+            .parts
+            .engine
+            .submit(request, run, Box::new(sink))
+            .map_err(|e| status::from_error(&submit_error(&e)))?;
         let (replies, stream) = mpsc::channel(MESSAGES_MAX);
-        let call = Call { shipment, events, replies, parent, since, prompt, prompt_len, started: None, first: None, control };
+        let call =
+            Call { shipment, events, replies, parent, since, prompt, prompt_len, started: None, first: None, control };
         tokio::spawn(call.run());
         Ok(Response::new(ReceiverStream::new(stream)))
     }
@@ -102,7 +108,12 @@ impl Call {
                 }
                 SequenceEvent::Prefilled { lease, compute_us, at } => {
                     let started = self.started.unwrap_or(self.since);
-                    self.parent.record("prefill.compute", started, at, [("baton.prompt_tokens", (self.prompt.len() as i64).into())]);
+                    self.parent.record(
+                        "prefill.compute",
+                        started,
+                        at,
+                        [("baton.prompt_tokens", (self.prompt.len() as i64).into())],
+                    );
                     let Some((token, false)) = self.first else {
                         self.shipment.abandon("the sequence ended with its first token");
                         return Ok(v1::PrefillDone { prefill_us: compute_us, ..Default::default() });

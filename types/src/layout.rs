@@ -158,7 +158,10 @@ impl KvLayout {
 
     /// Checks and builds a layout.
     pub fn try_new(block_tokens: u32, groups: Vec<KvGroup>) -> Result<Self, LayoutError> {
-        if block_tokens == 0 || block_tokens > Self::BLOCK_TOKENS_MAX || !block_tokens.is_multiple_of(Self::GRANULE_TOKENS) {
+        if block_tokens == 0
+            || block_tokens > Self::BLOCK_TOKENS_MAX
+            || !block_tokens.is_multiple_of(Self::GRANULE_TOKENS)
+        {
             return Err(LayoutError::BlockTokens(block_tokens));
         }
         if groups.is_empty() || groups.len() > 8 {
@@ -175,7 +178,10 @@ impl KvLayout {
             for (i, plane) in group.planes.iter().enumerate() {
                 let dense = KvPlane::try_new(plane.name.clone(), plane.heads, plane.dim, plane.dtype)?;
                 if dense != *plane || group.planes[..i].iter().any(|p| p.name == plane.name) {
-                    return Err(LayoutError::Groups(format!("plane {:?} of group {g} is not dense or repeats", plane.name)));
+                    return Err(LayoutError::Groups(format!(
+                        "plane {:?} of group {g} is not dense or repeats",
+                        plane.name
+                    )));
                 }
             }
         }
@@ -183,7 +189,13 @@ impl KvLayout {
     }
 
     /// The layout of a Llama-family decoder: one `full` group with planes `k` and `v`.
-    pub fn llama(block_tokens: u32, layers: u32, kv_heads: u32, head_dim: u32, dtype: Dtype) -> Result<Self, LayoutError> {
+    pub fn llama(
+        block_tokens: u32,
+        layers: u32,
+        kv_heads: u32,
+        head_dim: u32,
+        dtype: Dtype,
+    ) -> Result<Self, LayoutError> {
         let plane = |name| KvPlane::try_new(name, kv_heads, head_dim, dtype);
         let planes = vec![plane("k")?, plane("v")?];
         Self::try_new(block_tokens, vec![KvGroup { kind: GroupKind::Full, layers: (0..layers).collect(), planes }])
@@ -288,7 +300,14 @@ impl KvPoolMap {
     }
 
     /// Byte range of tokens `tokens` (within the block) of one plane of one block; see [`KvPoolMap::plane_offset`].
-    pub fn token_range(&self, group: usize, layer: usize, block: BlockId, plane: usize, tokens: Range<u32>) -> Range<usize> {
+    pub fn token_range(
+        &self,
+        group: usize,
+        layer: usize,
+        block: BlockId,
+        plane: usize,
+        tokens: Range<u32>,
+    ) -> Range<usize> {
         assert!(tokens.end <= self.layout.block_tokens, "tokens {tokens:?} of a block");
         let base = self.plane_offset(group, layer, block, plane);
         let stride = self.layout.groups[group].planes[plane].token_stride();
@@ -308,7 +327,9 @@ mod tests {
 
     #[test]
     fn addresses_tile_the_region_without_overlap() {
-        let planes = |names: &[&str]| names.iter().enumerate().map(|(i, n)| KvPlane::try_new(*n, 1 + i as u32, 3, Dtype::Bf16).unwrap()).collect();
+        let planes = |names: &[&str]| {
+            names.iter().enumerate().map(|(i, n)| KvPlane::try_new(*n, 1 + i as u32, 3, Dtype::Bf16).unwrap()).collect()
+        };
         let groups = vec![
             KvGroup { kind: GroupKind::Full, layers: vec![0, 2], planes: planes(&["k", "v"]) },
             KvGroup { kind: GroupKind::Window(32), layers: vec![1], planes: planes(&["k", "v", "s"]) },

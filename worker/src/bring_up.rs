@@ -55,7 +55,8 @@ pub fn load(
     }
     .try_new()?;
     let load = |fraction| progress("loading weights", fraction);
-    let network = Model::load(source.as_ref(), ops, config.model_config(), &load).map_err(baton_engine::EngineError::from)?;
+    let network =
+        Model::load(source.as_ref(), ops, config.model_config(), &load).map_err(baton_engine::EngineError::from)?;
     let layout = network.layout(engine.block_tokens).map_err(baton_engine::EngineError::from)?;
     let map = config.pool_map(layout.clone())?;
     let compatibility = network.compatibility(layout);

@@ -1,12 +1,12 @@
 //! The configuration tree of a worker, and its flags.
 
 use crate::settings::{Device, EngineSettings, ModelSettings, TransferSettings, TransportKind};
+use baton_node::DrainConfig;
 use baton_node::admin::AdminConfig;
 use baton_node::config::{ByteSize, Check, Checker, CommonArgs, Overlay};
 use baton_node::grpc::GrpcConfig;
 use baton_node::membership::embedded::JoinConfig;
 use baton_node::telemetry::TelemetryConfig;
-use baton_node::DrainConfig;
 use baton_types::{Dtype, InstanceId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;

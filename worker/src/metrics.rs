@@ -42,7 +42,13 @@ impl WorkerMetrics {
         ConstGauge::new(value).encode(family.encode_family(&labels)?)
     }
 
-    fn counters(&self, to: &mut DescriptorEncoder<'_>, name: &str, help: &str, series: &[(Labels<'_>, u64)]) -> fmt::Result {
+    fn counters(
+        &self,
+        to: &mut DescriptorEncoder<'_>,
+        name: &str,
+        help: &str,
+        series: &[(Labels<'_>, u64)],
+    ) -> fmt::Result {
         let mut family = to.encode_descriptor(name, help, None, MetricType::Counter)?;
         series.iter().try_for_each(|(labels, value)| {
             let labels = self.labels(labels);
@@ -71,7 +77,12 @@ impl Collector for WorkerMetrics {
         self.gauge(to, "waiting_tokens", "Prompt tokens not yet computed", load.waiting_tokens as f64)?;
         self.gauge(to, "prefill_tokens_per_second", "Recent rate of prefill", f64::from(load.prefill_tokens_per_s))?;
         self.gauge(to, "decode_steps_per_second", "Recent rate of decode steps", f64::from(load.decode_steps_per_s))?;
-        self.gauge(to, "engine_healthy", "1 while the engine's loop moves", f64::from(u8::from(self.engine.healthy())))?;
+        self.gauge(
+            to,
+            "engine_healthy",
+            "1 while the engine's loop moves",
+            f64::from(u8::from(self.engine.healthy())),
+        )?;
         self.counters(to, "engine_steps", "Steps of the engine", &[(vec![], load.steps)])?;
         self.counters(to, "generated_tokens", "Tokens sampled", &[(vec![], load.generated_tokens)])?;
         self.counters(to, "preemptions", "Sequences that gave their blocks back", &[(vec![], load.preemptions)])?;

@@ -135,7 +135,8 @@ impl RunningWorker {
         let party = Party { instance, incarnation: id::incarnation() };
         let BoundRole { sink, claimed, serve } = role.bind(&loaded.engine);
         let transfer = start_transfer(&config, &party, &loaded, sink, around.hooks).await?;
-        let collector = WorkerMetrics::new(loaded.engine.clone(), transfer.clone(), &loaded.card.id, &config.instance.pool);
+        let collector =
+            WorkerMetrics::new(loaded.engine.clone(), transfer.clone(), &loaded.card.id, &config.instance.pool);
         metrics.register(|registry| registry.register_collector(Box::new(collector)));
 
         let draining = Arc::new(AtomicBool::new(false));
@@ -156,7 +157,8 @@ impl RunningWorker {
         };
         let (_, health_service) = grpc::health();
         let server = grpc::server(&config.grpc).add_service(health_service).add_service(grpc::reflection());
-        let server = server.add_service(WorkerServer::new(service).max_decoding_message_size(config.grpc.message_max()));
+        let server =
+            server.add_service(WorkerServer::new(service).max_decoding_message_size(config.grpc.message_max()));
         let server = tokio::spawn(grpc::serve(serve(server, parts), listener, stop.clone()));
 
         let endpoint = config.grpc.advertise.clone().unwrap_or_else(|| grpc_addr.to_string());
@@ -223,7 +225,8 @@ fn health(up: &Arc<Up>) -> Health {
 
 async fn load(config: &WorkerConfig, announcer: Announcer) -> anyhow::Result<Loaded> {
     let (model, engine) = (config.model.clone(), config.engine.clone());
-    let progress = move |what: &str, fraction: f32| announcer.say(&Announcement::Progress { what: what.into(), fraction });
+    let progress =
+        move |what: &str, fraction: f32| announcer.say(&Announcement::Progress { what: what.into(), fraction });
     let loaded = tokio::task::spawn_blocking(move || bring_up::load(&model, &engine, &progress)).await?;
     loaded.with_context(|| format!("cannot serve model {:?}", config.model.model))
 }
@@ -268,7 +271,11 @@ fn record(
         class: loaded.compatibility.class.clone(),
         running_max: config.engine.running_max as u32,
         waiting_max: config.engine.waiting_max as u32,
-        shards: vec![Shard { transfer_address: transfer.address().to_bytes(), layers: 0..layers, kv_heads: 0..kv_heads }],
+        shards: vec![Shard {
+            transfer_address: transfer.address().to_bytes(),
+            layers: 0..layers,
+            kv_heads: 0..kv_heads,
+        }],
         capabilities: Vec::new(),
     }
 }

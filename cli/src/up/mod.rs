@@ -96,7 +96,11 @@ impl UpArgs {
         let transport = format!("{:?}", self.transport).to_lowercase();
         let any = SocketAddr::new(self.host, 0);
         let mut flags = vec![format!("--model={}", self.model), format!("--routers=http://{router}")];
-        flags.extend([format!("--grpc-listen={any}"), format!("--admin-listen={any}"), format!("--transfer-bind={}", self.host)]);
+        flags.extend([
+            format!("--grpc-listen={any}"),
+            format!("--admin-listen={any}"),
+            format!("--transfer-bind={}", self.host),
+        ]);
         flags.extend([format!("--transport={transport}"), format!("--instance={role}-{index}")]);
         flags.extend(self.max_model_len.map(|n| format!("--max-model-len={n}")));
         flags.extend(self.kv_cache_bytes.as_ref().map(|n| format!("--kv-cache-bytes={n}")));

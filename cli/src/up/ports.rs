@@ -9,7 +9,11 @@ pub(super) fn check(address: SocketAddr, flag: &str) -> anyhow::Result<()> {
     match TcpListener::bind(address) {
         Ok(_) => Ok(()),
         Err(error) if error.kind() == ErrorKind::AddrInUse => {
-            bail!("port {} of {} is taken: stop what listens there, or choose another with {flag}", address.port(), address.ip())
+            bail!(
+                "port {} of {} is taken: stop what listens there, or choose another with {flag}",
+                address.port(),
+                address.ip()
+            )
         }
         Err(error) => Err(error).with_context(|| format!("cannot listen on {address} ({flag})")),
     }

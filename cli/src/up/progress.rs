@@ -14,7 +14,9 @@ pub(super) async fn until_ready(workers: &mut [Child], deadline: Instant) -> any
         let bar = bars.add(bar(worker.name()));
         async move {
             loop {
-                let next = timeout_at(deadline, worker.next()).await.with_context(|| format!("{} is not ready", worker.name()))??;
+                let next = timeout_at(deadline, worker.next())
+                    .await
+                    .with_context(|| format!("{} is not ready", worker.name()))??;
                 match next {
                     Announcement::Progress { what, fraction } => {
                         show(&bar, &what, fraction);
@@ -35,7 +37,9 @@ pub(super) async fn until_ready(workers: &mut [Child], deadline: Instant) -> any
 /// A bar for `name`, drawn on stderr and only on a terminal.
 pub(super) fn bar(name: &str) -> ProgressBar {
     let style = ProgressStyle::with_template("{prefix:>12} [{bar:30}] {percent:>3}% {msg}");
-    ProgressBar::new(1000).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())).with_prefix(name.to_owned())
+    ProgressBar::new(1000)
+        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+        .with_prefix(name.to_owned())
 }
 
 /// Moves a bar to `fraction`, 0 to 1.

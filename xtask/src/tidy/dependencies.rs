@@ -25,7 +25,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
 const FREE: &[&str] = &["baton-tests", "xtask"];
 
 pub(super) fn check(root: &Path) -> Vec<String> {
-    let out = Command::new(env!("CARGO")).args(["metadata", "--no-deps", "--offline", "--format-version", "1"]).current_dir(root).output();
+    let out = Command::new(env!("CARGO"))
+        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
+        .current_dir(root)
+        .output();
     let metadata: Value = match out.map(|o| serde_json::from_slice(&o.stdout)) {
         Ok(Ok(value)) => value,
         _ => return vec!["cargo metadata failed".into()],
@@ -40,9 +43,12 @@ fn findings(package: &Value) -> Vec<String> {
         return Vec::new();
     }
     let Some((_, allowed)) = ALLOWED.iter().find(|(n, _)| *n == name) else {
-        return vec![format!("crate {name} has no place in the house: add it to xtask/src/tidy/dependencies.rs and ARCHITECTURE.md")];
+        return vec![format!(
+            "crate {name} has no place in the house: add it to xtask/src/tidy/dependencies.rs and ARCHITECTURE.md"
+        )];
     };
     let dependencies = package["dependencies"].as_array().cloned().unwrap_or_default();
-    let ours = dependencies.iter().filter(|d| d["kind"] != "dev").filter_map(|d| d["name"].as_str()?.strip_prefix("baton-"));
+    let ours =
+        dependencies.iter().filter(|d| d["kind"] != "dev").filter_map(|d| d["name"].as_str()?.strip_prefix("baton-"));
     ours.filter(|d| !allowed.contains(d)).map(|d| format!("{name} must not depend on baton-{d}")).collect()
 }

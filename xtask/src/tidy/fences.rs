@@ -23,7 +23,9 @@ fn findings(source: &Source) -> Vec<String> {
     let opens = |line: &str| {
         let code = line.split("//").next().unwrap_or_default();
         // `unsafe impl PoolMemory` in tests would be a hole too: nothing outside a fence is exempt.
-        ["unsafe {", "unsafe fn", "unsafe impl", "unsafe trait", "unsafe extern", "allow(unsafe_code)"].iter().any(|u| code.contains(u))
+        ["unsafe {", "unsafe fn", "unsafe impl", "unsafe trait", "unsafe extern", "allow(unsafe_code)"]
+            .iter()
+            .any(|u| code.contains(u))
     };
     let lines = source.text.lines().enumerate().filter(|(_, l)| opens(l));
     lines.map(|(i, _)| format!("{}:{}: unsafe outside its fences", source.path, i + 1)).collect()

@@ -24,7 +24,11 @@ impl Source {
     fn is_product_code(&self) -> bool {
         let aside = ["/tests/", "/benches/", "/examples/"].iter().any(|d| self.path.contains(d));
         let test_file = self.path.ends_with("/tests.rs") || self.path.ends_with("_tests.rs");
-        self.path.ends_with(".rs") && !aside && !test_file && !self.path.starts_with("tests/") && !self.path.starts_with("xtask/")
+        self.path.ends_with(".rs")
+            && !aside
+            && !test_file
+            && !self.path.starts_with("tests/")
+            && !self.path.starts_with("xtask/")
     }
 
     /// Lines before the file's `#[cfg(test)]` module, numbered from 1.
@@ -57,7 +61,10 @@ pub(crate) fn run() -> ExitCode {
 }
 
 fn tracked(root: &Path) -> anyhow::Result<Vec<Source>> {
-    let out = Command::new("git").args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]).current_dir(root).output()?;
+    let out = Command::new("git")
+        .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
+        .current_dir(root)
+        .output()?;
     anyhow::ensure!(out.status.success(), "git ls-files failed: {}", String::from_utf8_lossy(&out.stderr));
     let paths = String::from_utf8(out.stdout)?;
     let text = |path: &str| std::fs::read_to_string(root.join(PathBuf::from(path))).ok();
