@@ -7,7 +7,7 @@ use crate::metrics::WorkerMetrics;
 use crate::service::{ClaimedTokens, WorkerService};
 use anyhow::Context;
 use baton_engine::{EngineHandle, SequenceGate};
-use baton_kv_transfer::{KvTransfer, NoHooks, Party as TransferParty, SinkHandler, TransferConfig, TransferHooks};
+use baton_kv_transfer::{KvTransfer, NoHooks, SinkHandler, TransferConfig, TransferHooks};
 use baton_node::admin::{self, Health};
 use baton_node::announce::{Announcement, Announcer};
 use baton_node::membership::embedded::EmbeddedWorker;
@@ -238,9 +238,8 @@ async fn start_transfer(
     sink: Arc<dyn SinkHandler>,
     hooks: Arc<dyn TransferHooks>,
 ) -> anyhow::Result<KvTransfer> {
-    let party = TransferParty { instance: party.instance.clone(), incarnation: party.incarnation };
     let transport = bring_up::transport(&config.transfer);
-    let settings = TransferConfig::new(party, loaded.compatibility.clone(), loaded.map.clone(), transport);
+    let settings = TransferConfig::new(party.clone(), loaded.compatibility.clone(), loaded.map.clone(), transport);
     let settings = TransferConfig { hooks, ..settings };
     let region = loaded.region.clone();
     let started = tokio::task::spawn_blocking(move || KvTransfer::start(settings, region, sink)).await?;
