@@ -92,7 +92,7 @@ fn messages_arrive_whole_and_in_order(choice: &TransportChoice) {
 
 fn writes_are_visible_once_flushed(choice: &TransportChoice) {
     let (mut a, from, mut b, to) = connected(choice);
-    let noise: Vec<u8> = (0..BYTES).map(|i| (i * 31 >> 3) as u8).collect();
+    let noise: Vec<u8> = (0..BYTES).map(|i| ((i * 31) >> 3) as u8).collect();
     a.region.write(0, &noise);
     b.transport.open_window(to, TicketId(5), vec![0..BYTES / 2, BYTES / 2 + 64..BYTES]);
     // Odd offsets and lengths, from a byte to a quarter of a mebibyte.
@@ -142,6 +142,10 @@ macro_rules! on_each {
 }
 on_each![messages_arrive_whole_and_in_order, writes_are_visible_once_flushed, closing_reaches_the_other_side];
 
+fn window(range: Range<usize>) -> Vec<Range<usize>> {
+    std::iter::once(range).collect()
+}
+
 fn tcp() -> TransportChoice {
     TransportChoice::Tcp { bind: [127, 0, 0, 1].into(), port: 0 }
 }
@@ -150,8 +154,8 @@ fn tcp() -> TransportChoice {
 fn tcp_stores_only_what_an_open_window_covers() {
     let (mut a, from, mut b, to) = connected(&tcp());
     a.region.write(0, &[9; 4096]);
-    b.transport.open_window(to, TicketId(5), vec![1000..2000]);
-    b.transport.open_window(to, TicketId(6), vec![3000..4000]);
+    b.transport.open_window(to, TicketId(5), window(1000..2000));
+    b.transport.open_window(to, TicketId(6), window(3000..4000));
     b.transport.close_window(to, TicketId(6));
     let stored = [(5, 1000, 1000), (5, 1999, 1)];
     let refused = [(5, 999, 2), (5, 1999, 2), (5, 3000, 1), (6, 3000, 10), (7, 1000, 1)];
@@ -168,7 +172,7 @@ fn tcp_stores_only_what_an_open_window_covers() {
 #[test]
 fn tcp_closes_on_a_write_outside_of_the_region() {
     let (mut a, from, mut b, to) = connected(&tcp());
-    b.transport.open_window(to, TicketId(5), vec![0..BYTES]);
+    b.transport.open_window(to, TicketId(5), window(0..BYTES));
     a.transport.put(from, TicketId(5), CopyRun { from: 0, to: BYTES - 1, len: 2 });
     assert_eq!(until(&mut b, &mut a, "closed", closed), to);
 }
