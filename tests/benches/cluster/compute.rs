@@ -1,0 +1,170 @@
+//! The default model on its engine, without a network: decode against the bandwidth of reading memory, and tokens per second.
+
+use crate::statistics::{best, median};
+use crate::summary::{Figure, Summary, Target};
+use crate::{THREADS, gemm};
+use anyhow::{Context, ensure};
+use baton_engine::api::{Run, SequenceEvent, SequenceRequest, SequenceSink};
+use baton_engine::weights::ModelShape;
+use baton_engine::{EngineHandle, SequenceControl};
+use baton_kernels::roofline;
+use baton_tests::golden;
+use baton_types::{RequestId, SamplingParams, TokenId};
+use baton_worker::settings::{EngineSettings, ModelSettings};
+use baton_worker::{bring_up, models};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+const ROUNDS: usize = 6;
+const DECODE_PROMPT: usize = 64;
+const DECODE_TOKENS: usize = 64;
+const BATCH: usize = 8;
+/// Rounds of prefill: the longest prompts take seconds.
+const PREFILL_ROUNDS: usize = 3;
+const ANSWER_MAX: Duration = Duration::from_secs(120);
+/// A greedy choice in bf16 may differ from float32 only where the best two logits are nearer than this.
+const MARGIN: f64 = 0.25;
+
+struct Sink(SyncSender<SequenceEvent>);
+
+impl SequenceSink for Sink {
+    fn has_room(&self) -> bool {
+        true // The channel holds all events of one sequence.
+    }
+    fn send(&mut self, event: SequenceEvent) -> bool {
+        self.0.try_send(event).is_ok()
+    }
+}
+
+/// One sequence under way.
+struct Sequence {
+    events: Receiver<SequenceEvent>,
+    begin: Instant,
+    _control: SequenceControl,
+}
+
+/// Its tokens and when each was there, in seconds from the start.
+struct Output {
+    tokens: Vec<u32>,
+    at: Vec<f64>,
+}
+
+fn submit(engine: &EngineHandle, prompt: &[u32], max_tokens: usize) -> anyhow::Result<Sequence> {
+    let sampling = SamplingParams {
+        temperature: 0.0,
+        max_tokens: max_tokens as u32,
+        ignore_eos: true,
+        ..SamplingParams::default()
+    };
+    let request = SequenceRequest {
+        id: RequestId::try_new("bench")?,
+        tokens: prompt.to_vec(),
+        prompt_len: prompt.len(),
+        sampling,
+        sample_index: 0,
+        deadline: Instant::now() + ANSWER_MAX,
+        priority: 0,
+    };
+    let (sender, events) = sync_channel(max_tokens + 4);
+    let begin = Instant::now();
+    let control = engine.submit(request, Run::Full, Box::new(Sink(sender)))?;
+    Ok(Sequence { events, begin, _control: control })
+}
+
+impl Sequence {
+    fn output(self) -> anyhow::Result<Output> {
+        let mut output = Output { tokens: Vec::new(), at: Vec::new() };
+        loop {
+            match self.events.recv_timeout(ANSWER_MAX).context("the engine is silent")? {
+                SequenceEvent::Token { token, at, .. } => {
+                    output.tokens.push(token);
+                    output.at.push((at - self.begin).as_secs_f64());
+                }
+                SequenceEvent::Finished { .. } => return Ok(output),
+                SequenceEvent::Failed { message, .. } => anyhow::bail!("the engine failed: {message}"),
+                SequenceEvent::Started { .. } | SequenceEvent::Prefilled { .. } => {}
+            }
+        }
+    }
+}
+
+impl Output {
+    /// Seconds of the median decode step from token `first` on.
+    fn step_s(&self, first: usize) -> f64 {
+        median(self.at[first..].windows(2).map(|pair| pair[1] - pair[0]).collect())
+    }
+}
+
+/// Bytes of the matrices that a decode step reads: all but the embedding, of which it reads one row unless it is the output too.
+fn matrix_bytes(shape: &ModelShape) -> usize {
+    let (q, kv) = (shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim);
+    let layer = shape.hidden * (2 * q + 2 * kv + 3 * shape.ffn);
+    2 * (shape.layers * layer + shape.vocab * shape.hidden)
+}
+
+/// A prompt of any tokens, different in each sequence.
+fn prompt(len: usize, salt: usize) -> Vec<TokenId> {
+    (0..len).map(|i| 100 + ((i + 7 * salt) * 7919 % 48_000) as u32).collect()
+}
+
+/// Answers must be the reference's before anything is timed.
+fn check(engine: &EngineHandle) -> anyhow::Result<()> {
+    for case in golden::all()?.iter().take(4) {
+        let output = submit(engine, &case.prompt_ids, case.out_ids.len())?.output()?;
+        let differs = output.tokens.iter().zip(&case.out_ids).position(|(got, want)| got != want);
+        if let Some(step) = differs {
+            let margin = case.margin[step];
+            ensure!(margin < MARGIN, "wrong answer to {:?} at step {step}, margin {margin}: no figures", case.prompt);
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn measure(summary: &mut Summary) -> anyhow::Result<()> {
+    eprintln!("compute of the default model on {THREADS} threads");
+    let settings = ModelSettings::default();
+    let shape = models::open(&settings, &|_, _| ())?.shape().clone();
+    gemm::measure(&shape, summary)?;
+    let loaded = bring_up::load(&settings, &EngineSettings { threads: THREADS, ..EngineSettings::default() }, &|_, _| ())?;
+    let engine = &loaded.engine;
+    check(engine)?;
+    decode(engine, &shape, loaded.map.layout().bytes_per_token(), summary)?;
+    prefill(engine, &shape, summary)?;
+    ensure!(engine.stop(), "the engine does not stop");
+    Ok(())
+}
+
+fn decode(engine: &EngineHandle, shape: &ModelShape, kv_bytes: usize, summary: &mut Summary) -> anyhow::Result<()> {
+    let prompts: Vec<_> = (0..BATCH).map(|salt| prompt(DECODE_PROMPT, salt)).collect();
+    let (mut read, mut one, mut eight) = (Vec::new(), Vec::new(), Vec::new());
+    for round in 0..ROUNDS {
+        read.push(roofline::read_bandwidth(THREADS));
+        let alone = submit(engine, &prompts[round % BATCH], DECODE_TOKENS)?.output()?;
+        one.push(1.0 / alone.step_s(1));
+        let sequences: Vec<_> = prompts.iter().map(|p| submit(engine, p, DECODE_TOKENS)).collect::<Result<_, _>>()?;
+        let outputs: Vec<_> = sequences.into_iter().map(Sequence::output).collect::<Result<_, _>>()?;
+        ensure!(outputs[round % BATCH].tokens == alone.tokens, "a batch changes the answer: no figures");
+        // Early steps still prefill the others.
+        eight.push(BATCH as f64 / outputs[0].step_s(DECODE_TOKENS / 2));
+    }
+    let (read, one, eight) = (best(read), best(one), best(eight));
+    let context = DECODE_PROMPT + DECODE_TOKENS / 2;
+    let bytes = matrix_bytes(shape) + context * kv_bytes;
+    let rate = bytes as f64 * one / 1e9;
+    let of = format!("bandwidth of reading, {read:.1} GB/s; {:.1} MB a token, best of {ROUNDS} rounds each", bytes as f64 / 1e6);
+    summary.add("decode_b1_bandwidth", Figure::ratio(rate, "GB/s", rate / read, of), Target::AtLeast(0.4));
+    summary.add("decode_b1", Figure::plain(one, "tokens/s"), None);
+    summary.add("decode_b8", Figure::ratio(eight, "tokens/s", eight / one, "batch of 1"), None);
+    Ok(())
+}
+
+fn prefill(engine: &EngineHandle, shape: &ModelShape, summary: &mut Summary) -> anyhow::Result<()> {
+    for len in [512, 1024, 2048] {
+        let times = (0..PREFILL_ROUNDS).map(|round| Ok(submit(engine, &prompt(len, round), 1)?.output()?.at[0]));
+        let rate = len as f64 / median(times.collect::<anyhow::Result<_>>()?);
+        let gemms = (matrix_bytes(shape) - 2 * shape.vocab * shape.hidden) as f64 * rate / 1e9;
+        let of = format!("{gemms:.0} GFLOP/s in the layers' GEMMs alone; attention and all else included in the time");
+        summary.add(&format!("prefill_{len}"), Figure { of: Some(of), ..Figure::plain(rate, "tokens/s") }, None);
+    }
+    Ok(())
+}

@@ -1,0 +1,41 @@
+//! Where we run, and what processes take of it.
+
+use anyhow::Context;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// The target folder that this benchmark was built into.
+pub(crate) fn target_folder() -> anyhow::Result<PathBuf> {
+    // target/<profile>/deps/<bench>
+    let me = std::env::current_exe()?;
+    Ok(me.ancestors().nth(3).context("the benchmark runs from a target folder")?.to_path_buf())
+}
+
+/// The children of a process, and theirs.
+pub(crate) fn descendants(pid: u32) -> Vec<u32> {
+    let listed = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let mut all: Vec<u32> = listed.split_whitespace().filter_map(|p| p.parse().ok()).collect();
+    for index in 0..all.len() {
+        all.extend(descendants(all[index]));
+    }
+    all
+}
+
+/// Processor time that `pids` take while `time` passes, in per cent of one core.
+pub(crate) fn cpu_percent(pids: &[u32], time: Duration) -> anyhow::Result<f64> {
+    let ticks_per_s: f64 = String::from_utf8(Command::new("getconf").arg("CLK_TCK").output()?.stdout)?.trim().parse()?;
+    let ticks = || pids.iter().map(|&pid| cpu_ticks(pid)).sum::<anyhow::Result<u64>>();
+    let (before, since) = (ticks()?, Instant::now());
+    std::thread::sleep(time);
+    Ok((ticks()? - before) as f64 / ticks_per_s / since.elapsed().as_secs_f64() * 100.0)
+}
+
+/// User and system time of a process, see proc_pid_stat(5).
+fn cpu_ticks(pid: u32) -> anyhow::Result<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).context("a process of the cluster ended")?;
+    // The name in parentheses may hold blanks; what follows it starts with field 3, and the times are fields 14 and 15.
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let field = |number: usize| fields.get(number - 3).and_then(|f| f.parse::<u64>().ok()).context("no times in stat");
+    Ok(field(14)? + field(15)?)
+}

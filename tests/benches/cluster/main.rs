@@ -1,0 +1,38 @@
+//! Measures the promises in one run: `make bench`, or `cargo bench --package baton-tests --bench cluster [-- PART …]` with the parts
+//! `handoff`, `puts` and `compute`; all of them where none is named.
+//!
+//! Absolute figures belong to the machine of the run, ratios are to something that was measured in the same run, in turns with it.
+//! A wrong answer ends the run without a figure.
+
+mod compute;
+mod gemm;
+mod handoff;
+mod machine;
+mod puts;
+mod statistics;
+mod summary;
+
+use summary::Summary;
+
+/// Compute threads of every process and engine: what the targets are stated for.
+const THREADS: usize = 2;
+
+fn main() -> anyhow::Result<()> {
+    // Cargo adds `--bench`.
+    let parts: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    let wanted = |part: &str| parts.is_empty() || parts.iter().any(|p| p == part);
+    if let Some(unknown) = parts.iter().find(|p| !["handoff", "puts", "compute"].contains(&p.as_str())) {
+        anyhow::bail!("no part {unknown:?}: handoff, puts, compute");
+    }
+    let mut summary = Summary::default();
+    if wanted("compute") {
+        compute::measure(&mut summary)?;
+    }
+    if wanted("puts") {
+        puts::measure(&mut summary)?;
+    }
+    if wanted("handoff") {
+        handoff::measure(&mut summary)?;
+    }
+    summary.finish()
+}
