@@ -1,6 +1,6 @@
-//! A hook with which tests hold sequences in a phase. Production has none.
+//! Hooks with which tests hold sequences in a phase and look at what was computed for them. Production has none.
 
-use baton_types::RequestId;
+use baton_types::{GroupBlocks, RequestId};
 
 /// Where a sequence stands, as a gate sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,4 +25,11 @@ impl<F: Fn(&RequestId, Phase) -> bool + Send + Sync> SequenceGate for F {
     fn is_open(&self, id: &RequestId, phase: Phase) -> bool {
         self(id, phase)
     }
+}
+
+/// Sees what each token is drawn from, so that tests compare bits and not only tokens. Called on the engine thread.
+pub trait LogitObserver: Send + Sync {
+    /// `logits` (`[vocab]`, before penalties and temperature) are about to decide the token at `position` of `id`; `blocks` hold the KV
+    /// of all positions before it.
+    fn computed(&self, id: &RequestId, position: usize, blocks: &GroupBlocks, logits: &[f32]);
 }

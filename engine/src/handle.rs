@@ -3,7 +3,7 @@
 use crate::api::{Load, Run, SequenceRequest, SequenceSink, SubmitError};
 use crate::config::EngineConfig;
 use crate::error::EngineError;
-use crate::gate::SequenceGate;
+use crate::gate::{LogitObserver, SequenceGate};
 use crate::mailbox::{Mailbox, Submission, is_counted};
 use crate::model::Model;
 use crate::runner::{self, Runner};
@@ -50,6 +50,7 @@ impl Engine {
             block_tokens,
             pool_tokens,
             gate: RwLock::default(),
+            logits: RwLock::default(),
             load: Mutex::default(),
             starved: AtomicBool::new(false),
             health: Health::new(),
@@ -86,6 +87,7 @@ pub(crate) struct Shared {
     pub(crate) config: EngineConfig,
     pub(crate) block_tokens: usize,
     pub(crate) gate: RwLock<Option<Arc<dyn SequenceGate>>>,
+    pub(crate) logits: RwLock<Option<Arc<dyn LogitObserver>>>,
     pub(crate) load: Mutex<Load>,
     /// A sequence lacks blocks: nothing is leased to others meanwhile.
     pub(crate) starved: AtomicBool,
@@ -244,6 +246,11 @@ impl EngineHandle {
     pub fn set_gate(&self, gate: Option<Arc<dyn SequenceGate>>) {
         *self.0.0.gate.write() = gate;
         self.wake();
+    }
+
+    /// Shows all logits from the next step on to `observer`, for tests; `None` shows them to nobody.
+    pub fn set_logit_observer(&self, observer: Option<Arc<dyn LogitObserver>>) {
+        *self.0.0.logits.write() = observer;
     }
 
     /// Ends every sequence with `Unavailable` and then the thread. Drain before. Returns whether the thread ended within `step_max`;

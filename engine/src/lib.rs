@@ -31,7 +31,7 @@ pub mod weights;
 pub use api::{Load, PrefillObserver, Run, SequenceEvent, SequenceRequest, SequenceSink, SubmitError};
 pub use config::EngineConfig;
 pub use error::EngineError;
-pub use gate::{Phase, SequenceGate};
+pub use gate::{LogitObserver, Phase, SequenceGate};
 pub use handle::{Engine, EngineHandle, Heartbeat, SequenceControl};
 pub use model::{Logits, Model, ModelConfig, ModelError, StepBatch};
 pub use step_model::StepModel;

@@ -66,6 +66,9 @@ impl<M: StepModel> Runner<M> {
         let Some(sequence) = self.sequences.get_mut(&key) else { return };
         let request = &sequence.request;
         let position = request.tokens.len() as u64;
+        if let (Some(observer), Some(lease)) = (&*self.shared.logits.read(), self.scheduler.lease(key)) {
+            observer.computed(&request.id, request.tokens.len(), lease.blocks(), logits);
+        }
         let sampled =
             match sampler::sample(&request.sampling, logits, &sequence.history, position, request.sample_index) {
                 Ok(sampled) => sampled,
