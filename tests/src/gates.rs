@@ -6,14 +6,17 @@ use baton_types::RequestId;
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 
+/// Hex digits that a router puts behind a request's id, after a dot, to tell its attempts apart on the workers.
+const ATTEMPT_HEX: usize = 16;
+
 /// Phases of one request, as a user would name them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Phase {
     /// Waiting for the engine.
     Queue,
-    /// Between two chunks of its prefill.
+    /// Between two chunks of its prefill, or before the first one.
     Prefill,
-    /// Granted, before its KV is written.
+    /// Granted, before the sink adopts its KV.
     Transfer,
     /// Generating.
     Decode,
@@ -24,17 +27,41 @@ impl Phase {
     pub const ALL: [Self; 4] = [Self::Queue, Self::Prefill, Self::Transfer, Self::Decode];
 }
 
-/// Which requests are held where, and which were seen there.
+/// Where within its phase a request is held.
+#[derive(Clone, Copy, Debug)]
+struct Hold {
+    phase: Phase,
+    /// Looks of the engine that are let through first.
+    looks: u32,
+    /// Point of the transfer.
+    at: TransferPhase,
+}
+
+/// Which requests are held where, and which were seen there. Requests are named as their clients name them.
 #[derive(Debug, Default)]
 pub struct Gates {
-    held: Mutex<HashMap<RequestId, Phase>>,
+    held: Mutex<HashMap<RequestId, Hold>>,
     seen: Mutex<HashSet<(RequestId, Phase)>>,
 }
 
 impl Gates {
-    /// Holds `request` when it comes to `phase`.
+    /// Holds `request` when it comes to `phase`; in [`Phase::Transfer`] that is before its first write.
     pub fn hold(&self, request: RequestId, phase: Phase) {
-        self.held.lock().insert(request, phase);
+        self.hold_at(request, Hold { phase, looks: 0, at: TransferPhase::Puts });
+    }
+
+    /// Holds `request` further on in an engine's `phase`: the engine, which looks once or twice a step, may look `looks` times first.
+    pub fn hold_later(&self, request: RequestId, phase: Phase, looks: u32) {
+        self.hold_at(request, Hold { phase, looks, at: TransferPhase::Puts });
+    }
+
+    /// Holds `request` at a point of its transfer.
+    pub fn hold_transfer(&self, request: RequestId, at: TransferPhase) {
+        self.hold_at(request, Hold { phase: Phase::Transfer, looks: 0, at });
+    }
+
+    fn hold_at(&self, request: RequestId, hold: Hold) {
+        self.held.lock().insert(request, hold);
     }
 
     /// Lets everything go on.
@@ -47,12 +74,27 @@ impl Gates {
         self.seen.lock().contains(&(request.clone(), phase))
     }
 
-    fn is_held(&self, request: &RequestId, phase: Phase) -> bool {
-        let held = self.held.lock().get(request) == Some(&phase);
-        if held {
-            self.seen.lock().insert((request.clone(), phase));
+    fn is_held(&self, attempt: &RequestId, phase: Phase, at: Option<TransferPhase>) -> bool {
+        let request = client_id(attempt);
+        let mut held = self.held.lock();
+        let Some(hold) = held.get_mut(&request).filter(|h| h.phase == phase && at.is_none_or(|at| at == h.at)) else {
+            return false;
+        };
+        if hold.looks > 0 {
+            hold.looks -= 1;
+            return false;
         }
-        held
+        self.seen.lock().insert((request, phase));
+        true
+    }
+}
+
+/// The id that the client gave, from the one that workers know.
+fn client_id(attempt: &RequestId) -> RequestId {
+    let is_attempt = |hex: &str| hex.len() == ATTEMPT_HEX && hex.bytes().all(|b| b.is_ascii_hexdigit());
+    match attempt.as_str().rsplit_once('.') {
+        Some((id, hex)) if is_attempt(hex) => RequestId::try_new(id).unwrap_or_else(|_| attempt.clone()),
+        _ => attempt.clone(),
     }
 }
 
@@ -63,12 +105,37 @@ impl SequenceGate for Gates {
             EnginePhase::Prefill => Phase::Prefill,
             EnginePhase::Decode => Phase::Decode,
         };
-        !self.is_held(id, phase)
+        !self.is_held(id, phase, None)
     }
 }
 
 impl TransferHooks for Gates {
     fn hold(&self, phase: TransferPhase, request_id: &RequestId) -> bool {
-        phase == TransferPhase::Puts && self.is_held(request_id, Phase::Transfer)
+        self.is_held(request_id, Phase::Transfer, Some(phase))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(text: &str) -> RequestId {
+        RequestId::try_new(text).unwrap()
+    }
+
+    #[test]
+    fn attempts_are_held_under_their_clients_name() {
+        let gates = Gates::default();
+        gates.hold_later(id("a.b"), Phase::Decode, 2);
+        gates.hold_transfer(id("c"), TransferPhase::Verify);
+        let attempt = id("a.b.0123456789abcdef");
+        let open: Vec<bool> = (0..4).map(|_| gates.is_open(&attempt, EnginePhase::Decode)).collect();
+        assert_eq!(open, [true, true, false, false]);
+        assert!(gates.is_open(&attempt, EnginePhase::Queue) && gates.is_open(&id("a"), EnginePhase::Decode));
+        assert!(gates.reached(&id("a.b"), Phase::Decode) && !gates.reached(&id("a.b"), Phase::Queue));
+        let transfer = |phase| TransferHooks::hold(&gates, phase, &id("c.0123456789abcdef"));
+        assert!(!transfer(TransferPhase::Puts) && transfer(TransferPhase::Verify));
+        gates.open();
+        assert!(gates.is_open(&attempt, EnginePhase::Decode));
     }
 }

@@ -2,23 +2,57 @@
 
 use crate::cluster::Cluster;
 use anyhow::ensure;
+use baton_proto::v1::{WatchRequest, worker_client::WorkerClient};
+use baton_worker::process::RunningWorker;
 use std::time::{Duration, Instant};
 
 /// The promise: this long after the last request ended, nobody references a block.
 pub const QUIET_MAX: Duration = Duration::from_secs(10);
 
-/// Waits until no worker references or quarantines a block, at most [`QUIET_MAX`], and checks that none was lost.
+/// Waits until no worker references or quarantines a block, runs a sequence or has a handoff open, at most [`QUIET_MAX`], and checks that
+/// no block was lost.
 pub async fn until_quiet(cluster: &Cluster) -> anyhow::Result<()> {
     let deadline = Instant::now() + QUIET_MAX;
     loop {
-        let counts: Vec<_> = cluster.workers().map(|w| (w.party.instance.clone(), w.loaded.engine.pool().counts())).collect();
-        if counts.iter().all(|(_, c)| c.referenced == 0 && c.quarantined == 0) {
-            for (name, c) in counts {
-                ensure!(c.free + c.cached == c.total, "{name} lost blocks: {c:?}");
-            }
-            return Ok(());
+        let mut busy = Vec::new();
+        for worker in cluster.workers() {
+            busy.extend(noise(worker).await?);
         }
-        ensure!(Instant::now() < deadline, "{QUIET_MAX:?} after the last request: {counts:?}");
+        if busy.is_empty() {
+            break;
+        }
+        ensure!(Instant::now() < deadline, "{QUIET_MAX:?} after the last request: {busy:#?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+    for worker in cluster.workers() {
+        let c = worker.loaded.engine.pool().counts();
+        ensure!(c.free + c.cached == c.total, "{} lost blocks: {c:?}", worker.party.instance);
+    }
+    Ok(())
+}
+
+/// What still goes on in a worker.
+async fn noise(worker: &RunningWorker) -> anyhow::Result<Option<String>> {
+    let (load, blocks) = (worker.loaded.engine.load(), worker.loaded.engine.pool().counts());
+    let transfer = worker.transfer.stats();
+    let claimed = claimed_tokens(worker).await?;
+    let counts = [
+        ("blocks referenced", blocks.referenced),
+        ("blocks quarantined", blocks.quarantined),
+        ("sequences waiting", load.waiting),
+        ("sequences running", load.running),
+        ("handoffs outgoing", transfer.outgoing),
+        ("handoffs incoming", transfer.incoming),
+        ("tickets", transfer.tickets),
+        ("tokens claimed", claimed as usize),
+    ];
+    let left: Vec<String> = counts.iter().filter(|(_, n)| *n > 0).map(|(what, n)| format!("{n} {what}")).collect();
+    Ok((!left.is_empty()).then(|| format!("{}: {}", worker.party.instance, left.join(", "))))
+}
+
+/// Tokens claimed and not reserved, as the worker reports them to routers.
+async fn claimed_tokens(worker: &RunningWorker) -> anyhow::Result<u64> {
+    let mut client = WorkerClient::connect(format!("http://{}", worker.grpc)).await?;
+    let mut reports = client.watch(WatchRequest { router: "quiet".into() }).await?.into_inner();
+    Ok(reports.message().await?.map_or(0, |report| report.claimed_tokens))
 }
