@@ -31,7 +31,7 @@ pub struct SequenceRequest {
 pub enum Run {
     /// Prefill here and decode here.
     Full,
-    /// Prefill here, sample the first token, then hand the blocks out with [`SequenceEvent::Prefilled`].
+    /// Prefill here, sample the first token, then hand the blocks to [`PrefillObserver::prefilled`].
     PrefillOnly {
         /// Told after each layer of each chunk, on the engine thread; must return at once.
         observer: Box<dyn PrefillObserver>,
@@ -52,8 +52,11 @@ pub trait PrefillObserver: Send {
     /// The sequence was preempted: its blocks were freed and it starts over (a new `started` follows). All reads must have ended
     /// before this returns. Sequences under a transfer are not preempted, so only a prefill without observer demand sees it.
     fn restarted(&mut self) {}
-    /// The sequence ended before [`SequenceEvent::Prefilled`] (cancelled, deadline, failure). Whoever still reads the blocks keeps
-    /// the lease until that ended; the default frees them at once.
+    /// All KV of the prompt is computed and the first token is sampled; [`SequenceEvent::Prefilled`] follows. Whoever still reads the
+    /// blocks keeps the lease until that ended, whether or not anybody hears of the event: that is why the event does not carry it.
+    fn prefilled(&mut self, lease: Lease);
+    /// The sequence ended before that (cancelled, deadline, failure). The lease is kept in the same way; the default frees the
+    /// blocks at once.
     fn ended(&mut self, lease: Lease) {
         drop(lease);
     }
@@ -79,9 +82,8 @@ pub enum SequenceEvent {
         at: Instant,
     },
     /// [`Run::PrefillOnly`] ended after its first token (a `Token` event came before, with `finish` where that token ends the sequence).
+    /// The observer has the blocks.
     Prefilled {
-        /// Blocks that hold the KV of the prompt.
-        lease: Lease,
         /// First launch to sampled token.
         compute_us: u64,
         /// When prefill compute ended.

@@ -11,8 +11,8 @@ use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::ops::Ops;
 use baton_kv_cache::Lease;
 use baton_types::{BlockId, Fence, GroupBlocks, KvPoolMap, PoolMemory, RequestId, SamplingParams, TokenId};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// No dimension is a multiple of a register tile; prompts reach over three attention slabs of 64 tokens.
@@ -68,11 +68,16 @@ impl SequenceSink for Sink {
     }
 }
 
-struct Unwatched;
+/// Keeps the blocks of a prefill for whoever reads its events.
+#[derive(Clone, Default)]
+struct Unwatched(Arc<Mutex<Option<Lease>>>);
 
 impl PrefillObserver for Unwatched {
     fn started(&mut self, _blocks: &GroupBlocks, _now: Instant) {}
     fn layer_launched(&mut self, _layer: u32, _tokens_end: usize, _fence: &Fence) {}
+    fn prefilled(&mut self, lease: Lease) {
+        *self.0.lock().unwrap() = Some(lease);
+    }
 }
 
 /// A token with the bits of its log-probability and of the best others.
@@ -85,7 +90,7 @@ fn submit(served: &Served, request: SequenceRequest, run: Run) -> Running {
     (served.engine.submit(request, run, Box::new(Sink(sender))).unwrap(), events)
 }
 
-fn finish((_control, events): Running) -> (Vec<Bits>, Option<Lease>) {
+fn finish((_control, events): Running) -> Vec<Bits> {
     let mut output = Vec::new();
     loop {
         match events.recv_timeout(FOREVER).expect("an event") {
@@ -95,8 +100,7 @@ fn finish((_control, events): Running) -> (Vec<Bits>, Option<Lease>) {
                 let top = logprobs.top.iter().map(|(token, p)| (*token, p.to_bits()));
                 output.push((token, logprobs.chosen.to_bits(), top.collect()));
             }
-            SequenceEvent::Prefilled { lease, .. } => return (output, Some(lease)),
-            SequenceEvent::Finished { .. } => return (output, None),
+            SequenceEvent::Prefilled { .. } | SequenceEvent::Finished { .. } => return output,
             SequenceEvent::Failed { message, .. } => panic!("{message}"),
         }
     }
@@ -128,7 +132,7 @@ fn requests() -> Vec<SequenceRequest> {
 
 fn alone() -> Vec<Vec<Bits>> {
     let served = serve(ALONE);
-    requests().into_iter().map(|request| finish(submit(&served, request, Run::Full)).0).collect()
+    requests().into_iter().map(|request| finish(submit(&served, request, Run::Full))).collect()
 }
 
 #[test]
@@ -147,7 +151,7 @@ fn a_sequence_has_the_bits_it_has_alone() {
         let served = serve(setup);
         let running: Vec<_> = requests().into_iter().map(|request| submit(&served, request, Run::Full)).collect();
         for (i, (running, expected)) in running.into_iter().zip(&expected).enumerate() {
-            assert_eq!(&finish(running).0, expected, "request {i} with {setup:?}");
+            assert_eq!(&finish(running), expected, "request {i} with {setup:?}");
         }
         preemptions += served.engine.load().preemptions;
         assert_eq!(served.engine.pool().counts().referenced, 0);
@@ -181,14 +185,18 @@ fn a_sequence_handed_over_has_the_bits_it_has_alone() {
     let sink = serve(Setup { block_tokens: 16, blocks: 40, chunk: 16, running: 4, threads: 1, lagging: false });
     let prefills: Vec<_> = requests()
         .into_iter()
-        .map(|request| submit(&source, request, Run::PrefillOnly { observer: Box::new(Unwatched) }))
+        .map(|request| {
+            let blocks = Unwatched::default();
+            (submit(&source, request, Run::PrefillOnly { observer: Box::new(blocks.clone()) }), blocks)
+        })
         .collect();
-    for ((running, mut request), expected) in prefills.into_iter().zip(requests()).zip(&expected) {
-        let (mut output, lease) = finish(running);
-        let (from, to) = (lease.expect("blocks"), sink.engine.reserve(request.prompt_len).expect("room"));
+    for (((running, blocks), mut request), expected) in prefills.into_iter().zip(requests()).zip(&expected) {
+        let mut output = finish(running);
+        let from = blocks.0.lock().unwrap().take().expect("blocks");
+        let to = sink.engine.reserve(request.prompt_len).expect("room");
         copy((&source, &from.blocks().0[0]), (&sink, &to.blocks().0[0]), request.prompt_len);
         request.tokens.push(output[0].0);
-        output.extend(finish(submit(&sink, request, Run::Adopted { lease: to })).0);
+        output.extend(finish(submit(&sink, request, Run::Adopted { lease: to })));
         assert_eq!(&output, expected);
     }
     assert_eq!((source.engine.pool().counts().referenced, sink.engine.pool().counts().referenced), (0, 0));

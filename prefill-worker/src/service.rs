@@ -106,7 +106,7 @@ impl Call {
                     let (logprobs, finish_reason) = (logprobs.map(Into::into), finish_reason_code(finish));
                     self.say(Event::Token(v1::Token { id: token, logprobs, finish_reason, prefill_us })).await;
                 }
-                SequenceEvent::Prefilled { lease, compute_us, at } => {
+                SequenceEvent::Prefilled { compute_us, at } => {
                     let started = self.started.unwrap_or(self.since);
                     self.parent.record(
                         "prefill.compute",
@@ -120,7 +120,7 @@ impl Call {
                     };
                     let tokens = self.prompt.iter().copied().chain([token]).collect();
                     let commit = CommitPayload { tokens, prompt_len: self.prompt_len as u32, ..Default::default() };
-                    let outgoing = self.shipment.seal(lease, commit);
+                    let outgoing = self.shipment.seal(commit);
                     return self.ship(outgoing, compute_us, at).await;
                 }
                 SequenceEvent::Finished { .. } => {

@@ -25,20 +25,20 @@ type Pouch = Arc<Mutex<Option<Lease>>>;
 #[derive(Clone)]
 pub(crate) struct Shipment {
     outgoing: Arc<Mutex<Option<Result<Outgoing, TransferError>>>>,
-    pouch: Pouch,
 }
 
 /// The engine's end.
 pub(crate) struct Loader {
     destination: Destination,
+    pouch: Pouch,
     shipment: Shipment,
 }
 
 /// A shipment to `destination`, opened when the engine takes the prompt from its queue: the round trip for the grant hides under the
 /// first layer.
 pub(crate) fn shipment(destination: Destination) -> (Loader, Shipment) {
-    let shipment = Shipment { outgoing: Arc::default(), pouch: Pouch::default() };
-    (Loader { destination, shipment: shipment.clone() }, shipment)
+    let shipment = Shipment { outgoing: Arc::default() };
+    (Loader { destination, pouch: Pouch::default(), shipment: shipment.clone() }, shipment)
 }
 
 impl PrefillObserver for Loader {
@@ -49,7 +49,7 @@ impl PrefillObserver for Loader {
             tokens: to.tokens,
             blocks: blocks.clone(),
             deadline: to.deadline,
-            hold: Box::new(Arc::clone(&self.shipment.pouch)),
+            hold: Box::new(Arc::clone(&self.pouch)),
         };
         *self.shipment.outgoing.lock() = Some(to.transfer.open(&to.peer, request));
     }
@@ -60,9 +60,13 @@ impl PrefillObserver for Loader {
         }
     }
 
+    fn prefilled(&mut self, lease: Lease) {
+        // Whatever becomes of the request: the transfer may still read these blocks; they go back when it dropped its hold.
+        *self.pouch.lock() = Some(lease);
+    }
+
     fn ended(&mut self, lease: Lease) {
-        // The transfer may still read these blocks; they go back when it dropped its hold.
-        *self.shipment.pouch.lock() = Some(lease);
+        self.prefilled(lease);
         self.shipment.abandon("the prefill ended early");
     }
 
@@ -74,8 +78,7 @@ impl PrefillObserver for Loader {
 
 impl Shipment {
     /// Everything is computed: commits and gives the handoff to whoever waits for its outcome. `None` where it never started.
-    pub(crate) fn seal(&self, lease: Lease, commit: CommitPayload) -> Option<Result<Outgoing, TransferError>> {
-        *self.pouch.lock() = Some(lease);
+    pub(crate) fn seal(&self, commit: CommitPayload) -> Option<Result<Outgoing, TransferError>> {
         let outgoing = self.outgoing.lock().take()?;
         if let Ok(outgoing) = &outgoing {
             outgoing.finish(commit);

@@ -101,9 +101,12 @@ impl<M: StepModel> Runner<M> {
         self.end(key, lease, SequenceEvent::Finished { reason });
     }
 
-    /// Ends a prefill by handing its blocks out. The step is done, so their KV is in memory.
+    /// Ends a prefill by handing its blocks to the observer, on this thread: between them and a reader that is gone they would be nobody's. The step is done, so their KV is in memory.
     fn hand_out(&mut self, key: SequenceKey, compute_us: u64, at: Instant) {
-        let Some(lease) = self.scheduler.remove(key) else { return };
-        self.end(key, None, SequenceEvent::Prefilled { lease, compute_us, at });
+        let lease = self.scheduler.remove(key);
+        if let (Some(observer), Some(lease)) = (self.sequences.get_mut(&key).and_then(|s| s.observer.as_mut()), lease) {
+            observer.prefilled(lease);
+        }
+        self.end(key, None, SequenceEvent::Prefilled { compute_us, at });
     }
 }

@@ -10,7 +10,14 @@ use std::sync::Mutex;
 #[derive(Clone, Default)]
 struct Observer {
     log: Arc<Mutex<Vec<String>>>,
+    prefilled: Arc<Mutex<Option<Lease>>>,
     ended: Arc<Mutex<Option<Lease>>>,
+}
+
+impl Observer {
+    fn take_prefilled(&self) -> Lease {
+        self.prefilled.lock().unwrap().take().expect("the blocks come before the event")
+    }
 }
 
 impl PrefillObserver for Observer {
@@ -19,6 +26,9 @@ impl PrefillObserver for Observer {
     }
     fn layer_launched(&mut self, layer: u32, tokens_end: usize, _fence: &Fence) {
         self.log.lock().unwrap().push(format!("{layer}:{tokens_end}"));
+    }
+    fn prefilled(&mut self, lease: Lease) {
+        *self.prefilled.lock().unwrap() = Some(lease);
     }
     fn ended(&mut self, lease: Lease) {
         *self.ended.lock().unwrap() = Some(lease);
@@ -31,7 +41,8 @@ fn an_observer_sees_every_layer_of_every_chunk_and_the_blocks_go_out() {
     let (tokens, observer) = (prompt(1, 20), Observer::default());
     let run = Run::PrefillOnly { observer: Box::new(observer.clone()) };
     let (output, outcome) = submit(&engine, request(&tokens, 9), run).end();
-    let Outcome::Prefilled(lease) = outcome else { panic!("{outcome:?}") };
+    assert!(matches!(outcome, Outcome::Prefilled), "{outcome:?}");
+    let lease = observer.take_prefilled();
     assert_eq!(output, continuation(&tokens, 1));
     assert_eq!(observer.log.lock().unwrap().join(" "), "2 blocks 0:8 1:8 0:16 1:16 0:20 1:20");
     assert_eq!(LAYERS, 2);
@@ -49,6 +60,35 @@ fn what_ends_with_its_first_token_still_hands_its_blocks_out() {
     assert!(matches!(sequence.next(), SequenceEvent::Token { finish: Some(FinishReason::Length), .. }));
     assert!(matches!(sequence.next(), SequenceEvent::Prefilled { .. }));
     assert!(sequence.events.recv_timeout(FOREVER).is_err(), "nothing follows, and the sink is gone");
+}
+
+/// Hears tokens, and is gone when the end comes.
+struct Leaves(std::sync::mpsc::Sender<()>);
+
+impl SequenceSink for Leaves {
+    fn has_room(&self) -> bool {
+        true
+    }
+    fn send(&mut self, event: SequenceEvent) -> bool {
+        let ends = matches!(event, SequenceEvent::Prefilled { .. });
+        drop(event);
+        if ends {
+            self.0.send(()).unwrap();
+        }
+        !ends
+    }
+}
+
+#[test]
+fn a_prefill_whose_end_nobody_hears_leaves_its_blocks_to_the_observer() {
+    let (engine, _) = start(8, config(), Hooks::default());
+    let (observer, (left, gone)) = (Observer::default(), channel());
+    let run = Run::PrefillOnly { observer: Box::new(observer.clone()) };
+    let _control = engine.submit(request(&prompt(1, 20), 9), run, Box::new(Leaves(left))).unwrap();
+    gone.recv_timeout(FOREVER).unwrap();
+    assert_eq!(engine.pool().counts().referenced, 2, "a transfer may still read them");
+    drop(observer.take_prefilled());
+    assert_eq!(engine.pool().counts().referenced, 0);
 }
 
 #[test]
@@ -73,9 +113,11 @@ fn an_adopted_sequence_continues_where_the_prefill_ended() {
     let _shift = sink.pool().try_lease(&[3]); // Other block ids than at the source.
     for len in [1, 15, 16, 17, 40] {
         let tokens = prompt(len as u32, len);
-        let run = Run::PrefillOnly { observer: Box::new(Observer::default()) };
+        let observer = Observer::default();
+        let run = Run::PrefillOnly { observer: Box::new(observer.clone()) };
         let (first, outcome) = submit(&source, request(&tokens, 20), run).end();
-        let Outcome::Prefilled(from) = outcome else { panic!("{outcome:?}") };
+        assert!(matches!(outcome, Outcome::Prefilled), "{outcome:?}");
+        let from = observer.take_prefilled();
         let to = sink.reserve(len).unwrap();
         sink_kv.receive(&to.blocks().0[0], &source_kv.load(&from.blocks().0[0], len));
         drop(from);

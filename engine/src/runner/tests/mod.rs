@@ -100,7 +100,7 @@ fn submit_with_room(engine: &EngineHandle, request: SequenceRequest, run: Run, r
 enum Outcome {
     Finished(FinishReason),
     Failed(ErrorKind, String),
-    Prefilled(baton_kv_cache::Lease),
+    Prefilled,
 }
 
 impl Submitted {
@@ -119,7 +119,7 @@ impl Submitted {
                     tokens.push(token);
                     last_finish = finish;
                 }
-                SequenceEvent::Prefilled { lease, .. } => return (tokens, Outcome::Prefilled(lease)),
+                SequenceEvent::Prefilled { .. } => return (tokens, Outcome::Prefilled),
                 SequenceEvent::Finished { reason } => {
                     if reason != FinishReason::Cancelled {
                         assert_eq!(last_finish, Some(reason), "the last token announces the end");

@@ -3,16 +3,23 @@
 
 use super::*;
 use crate::PrefillObserver;
+use baton_kv_cache::Lease;
 use baton_types::{Fence, GroupBlocks};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use stand_in::continuation;
+use std::sync::Mutex;
 
-struct Unwatched;
+/// Keeps the blocks that come out until the job's reader gets to run.
+#[derive(Clone, Default)]
+struct Unwatched(Arc<Mutex<Option<Lease>>>);
 
 impl PrefillObserver for Unwatched {
     fn started(&mut self, _blocks: &GroupBlocks, _now: Instant) {}
     fn layer_launched(&mut self, _layer: u32, _tokens_end: usize, _fence: &Fence) {}
+    fn prefilled(&mut self, lease: Lease) {
+        *self.0.lock().unwrap() = Some(lease);
+    }
 }
 
 struct Job {
@@ -20,13 +27,18 @@ struct Job {
     max_tokens: u32,
     sequence: Submitted,
     cancelled: bool,
+    blocks: Unwatched,
 }
 
-fn check(job: &Job, what: &str) -> Option<baton_kv_cache::Lease> {
+fn check(job: &Job, what: &str) -> Option<Lease> {
     let (output, outcome) = job.sequence.end();
     assert_eq!(output, continuation(&job.tokens, output.len()), "{what}: wrong tokens");
     match outcome {
-        Outcome::Prefilled(lease) => Some(lease),
+        Outcome::Prefilled => {
+            let lease = job.blocks.0.lock().unwrap().take();
+            assert!(lease.is_some(), "{what}: no blocks came out");
+            lease
+        }
         Outcome::Finished(FinishReason::Length) => {
             assert_eq!(output.len(), job.max_tokens as usize, "{what}");
             None
@@ -53,8 +65,9 @@ fn run_seed(seed: u64) -> u64 {
         let max_tokens = rng.random_range(1..=(64 - tokens.len() as u32).min(24));
         let mut request = request(&tokens, max_tokens);
         request.priority = rng.random_range(-1..2);
+        let blocks = Unwatched::default();
         let run = match rng.random_range(0..4) {
-            0 => Run::PrefillOnly { observer: Box::new(Unwatched) },
+            0 => Run::PrefillOnly { observer: Box::new(blocks.clone()) },
             1 => match engine.reserve(tokens.len()) {
                 // As a transfer would: KV of the whole prompt comes from outside, and the first token with it.
                 Some(lease) if max_tokens > 1 => {
@@ -73,7 +86,7 @@ fn run_seed(seed: u64) -> u64 {
         if cancelled {
             sequence.control.cancel();
         }
-        jobs.push(Job { tokens, max_tokens, sequence, cancelled });
+        jobs.push(Job { tokens, max_tokens, sequence, cancelled, blocks });
         if rng.random_range(0..3) == 0 {
             std::thread::yield_now();
         }
