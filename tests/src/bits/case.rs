@@ -1,0 +1,184 @@
+//! A case: one way to serve a world's requests. Cases are dealt, so that every value of every dimension comes up.
+
+use baton_kv_transfer::TransportChoice;
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{Rng, SeedableRng};
+use std::net::Ipv4Addr;
+
+/// One engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setup {
+    /// Tokens of a KV block.
+    pub block_tokens: u32,
+    /// Most rows of a step with prefill.
+    pub chunk: usize,
+    /// Most sequences in a step.
+    pub running: usize,
+    /// Compute threads.
+    pub threads: usize,
+    /// Whether the device is late.
+    pub lagging: bool,
+    /// Whether the pool has room for little more than one request, so that sequences are preempted or wait.
+    pub tight: bool,
+}
+
+/// Where a request's prompt is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// On P, and its KV is shipped to D.
+    Remote,
+    /// On D.
+    Local,
+}
+
+/// How one request is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Where prefill runs.
+    pub route: Route,
+    /// Tokens of its output that count as generated before: they are prefilled with the prompt, where the truth decoded them.
+    pub continued: u32,
+}
+
+/// When requests come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrivals {
+    /// All at once.
+    Together,
+    /// One more with each token or two, so that they join running batches.
+    Staggered,
+    /// Nothing decodes until everything could: all are in one batch, as far as the batch holds them.
+    Gathered,
+}
+
+/// One way to serve all requests.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// The prefilling engine.
+    pub p: Setup,
+    /// The decoding engine.
+    pub d: Setup,
+    /// Whether UCX carries KV; TCP otherwise.
+    pub ucx: bool,
+    /// When requests come.
+    pub arrivals: Arrivals,
+    /// Of each request, in order.
+    pub plans: Vec<Plan>,
+    /// The order in which they come.
+    pub order: Vec<usize>,
+}
+
+impl Case {
+    pub(super) fn transport(&self) -> TransportChoice {
+        match self.ucx {
+            true => TransportChoice::ucx(Ipv4Addr::LOCALHOST.into()),
+            false => TransportChoice::Tcp { bind: Ipv4Addr::LOCALHOST.into(), port: 0 },
+        }
+    }
+
+    /// Gathered requests hold blocks and places while they wait for each other: with too few of these they would wait for ever.
+    pub(super) fn can_gather(&self) -> bool {
+        !self.d.tight && self.d.running >= self.plans.len()
+    }
+}
+
+/// Deals the values of one dimension from a shuffled deck: each comes up before any comes up again.
+struct Deck<T> {
+    values: Vec<T>,
+    left: Vec<T>,
+}
+
+impl<T: Copy> Deck<T> {
+    fn new(values: &[T]) -> Self {
+        Self { values: values.to_vec(), left: Vec::new() }
+    }
+
+    fn deal(&mut self, rng: &mut StdRng) -> T {
+        if self.left.is_empty() {
+            self.left = self.values.clone();
+            self.left.shuffle(rng);
+        }
+        self.left.pop().expect("a deck has cards")
+    }
+}
+
+/// Deals cases.
+pub struct Dealer {
+    rng: StdRng,
+    blocks: Deck<(u32, u32)>,
+    chunks: [Deck<usize>; 2],
+    running: [Deck<usize>; 2],
+    threads: Deck<(usize, usize)>,
+    lagging: Deck<(bool, bool)>,
+    tight: Deck<(bool, bool)>,
+    ucx: Deck<bool>,
+    arrivals: Deck<Arrivals>,
+    plans: Deck<(Route, bool)>,
+}
+
+impl Dealer {
+    /// Block sizes of P and D.
+    pub const BLOCKS: [(u32, u32); 4] = [(16, 16), (64, 64), (16, 64), (64, 16)];
+    /// Chunks: single tokens, ragged ones, multiples of a slab, everything.
+    pub const CHUNKS: [usize; 6] = [1, 7, 33, 64, 100, 256];
+    /// Sizes of the running batch.
+    pub const RUNNING: [usize; 3] = [1, 16, 5];
+
+    /// The same seed deals the same cases.
+    pub fn new(seed: u64) -> Self {
+        use Route::{Local, Remote};
+        let pairs = [(false, false), (true, false), (false, true), (true, true)];
+        Self {
+            rng: StdRng::seed_from_u64(seed),
+            blocks: Deck::new(&Self::BLOCKS),
+            chunks: [Deck::new(&Self::CHUNKS), Deck::new(&Self::CHUNKS)],
+            running: [Deck::new(&Self::RUNNING), Deck::new(&Self::RUNNING)],
+            threads: Deck::new(&[(1, 1), (1, 2), (2, 1), (2, 2)]),
+            lagging: Deck::new(&pairs),
+            tight: Deck::new(&pairs),
+            ucx: Deck::new(&[true, false]),
+            arrivals: Deck::new(&[Arrivals::Together, Arrivals::Staggered, Arrivals::Gathered]),
+            plans: Deck::new(&[(Remote, false), (Remote, false), (Remote, true), (Local, false), (Local, true)]),
+        }
+    }
+
+    /// The next case for `outputs[i]` tokens of the `i`-th request.
+    pub fn deal(&mut self, outputs: &[u32]) -> Case {
+        let rng = &mut self.rng;
+        let (blocks, threads) = (self.blocks.deal(rng), self.threads.deal(rng));
+        let (lagging, tight) = (self.lagging.deal(rng), self.tight.deal(rng));
+        let [p_chunk, d_chunk] = self.chunks.each_mut().map(|deck| deck.deal(rng));
+        let [p_running, d_running] = self.running.each_mut().map(|deck| deck.deal(rng));
+        let setup = |block_tokens, chunk, running, threads, lagging, tight| Setup {
+            block_tokens,
+            chunk,
+            running,
+            threads,
+            lagging,
+            tight,
+        };
+        let mut plan = |&outputs: &u32| {
+            let (route, continued) = self.plans.deal(rng);
+            // A handoff moves a sequence that has a token to come after its first.
+            let continued = if continued && outputs > 2 { rng.random_range(1..=outputs - 2) } else { 0 };
+            Plan { route, continued }
+        };
+        let plans: Vec<_> = outputs.iter().map(&mut plan).collect();
+        let mut order: Vec<_> = (0..plans.len()).collect();
+        order.shuffle(rng);
+        let mut case = Case {
+            p: setup(blocks.0, p_chunk, p_running, threads.0, lagging.0, tight.0),
+            d: setup(blocks.1, d_chunk, d_running, threads.1, lagging.1, tight.1),
+            ucx: self.ucx.deal(rng),
+            arrivals: self.arrivals.deal(rng),
+            plans,
+            order,
+        };
+        if case.arrivals == Arrivals::Gathered && !case.can_gather() {
+            // The point of gathering is the full batch: give it room instead of dealing another.
+            (case.d.tight, case.d.running) = (false, case.plans.len());
+        }
+        case
+    }
+}

@@ -1,0 +1,174 @@
+//! The way from P's engine into D's, as the workers go it, without gRPC between.
+
+use super::side::{Events, Place, Said, Side};
+use super::world::{PATIENCE, index_of};
+use baton_engine::{EngineHandle, PrefillObserver, Run, SequenceRequest};
+use baton_kv_cache::Lease;
+use baton_kv_transfer::{
+    CommitPayload, GrantReply, HandoffFailure, KvTransfer, OpenRequest, Outgoing, Peer, RefuseReason, ReserveOffer,
+    SinkHandler, TransferConfig, TransferError, TransportChoice, VerifiedHandoff,
+};
+use baton_types::{Fence, GroupBlocks, Incarnation, InstanceId, Party, RequestId, TokenId};
+use baton_worker::hold::LeaseHold;
+use parking_lot::Mutex;
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+/// The transfer services of a case.
+pub(super) struct Link {
+    pub(super) adopter: Arc<Adopter>,
+    source: KvTransfer,
+    sink: KvTransfer,
+    peer: Peer,
+}
+
+impl Link {
+    pub(super) fn start(p: &Side, d: &Side, transport: TransportChoice, events: Sender<Said>) -> anyhow::Result<Self> {
+        let serve = |side: &Side, name: &str, handler: Arc<dyn SinkHandler>| {
+            let party = Party { instance: InstanceId::try_new(name)?, incarnation: Incarnation(1) };
+            let config = TransferConfig::new(party, side.compatibility.clone(), side.map.clone(), transport.clone());
+            anyhow::Ok(KvTransfer::start(config, side.region.clone(), handler)?)
+        };
+        let engine = d.engine.clone();
+        let adopter = Arc::new(Adopter { engine, events, claims: Mutex::default(), waiting: Mutex::default() });
+        let (source, sink) = (serve(p, "p", Arc::new(NoSink))?, serve(d, "d", adopter.clone())?);
+        let peer = Peer { party: sink.party().clone(), address: sink.address() };
+        Ok(Self { adopter, source, sink, peer })
+    }
+
+    /// How `request` is prefilled on P for D, and the end that commits it.
+    pub(super) fn ship(&self, request: SequenceRequest) -> (Run, Shipment) {
+        let shipment = Shipment::default();
+        let loader = Loader {
+            transfer: self.source.clone(),
+            peer: self.peer.clone(),
+            request_id: request.id.clone(),
+            tokens: request.tokens.len() as u32,
+            shipment: shipment.clone(),
+        };
+        self.adopter.claims.lock().insert(request.id.clone(), request);
+        (Run::PrefillOnly { observer: Box::new(loader) }, shipment)
+    }
+
+    pub(super) fn stop(&self) {
+        let by = Instant::now() + Duration::from_secs(5);
+        self.source.stop(by);
+        self.sink.stop(by);
+    }
+}
+
+/// D's end: reserves blocks, and starts what arrived in them.
+pub(super) struct Adopter {
+    engine: EngineHandle,
+    events: Sender<Said>,
+    claims: Mutex<HashMap<RequestId, SequenceRequest>>,
+    waiting: Mutex<VecDeque<(ReserveOffer, GrantReply)>>,
+}
+
+impl Adopter {
+    /// Grants what has room now, in order.
+    pub(super) fn grant_waiting(&self) {
+        let mut waiting = self.waiting.lock();
+        while let Some((offer, _)) = waiting.front() {
+            let Some(lease) = self.engine.reserve(offer.tokens as usize) else { return };
+            let Some((offer, reply)) = waiting.pop_front() else { return };
+            reply.grant(Box::new(LeaseHold::new(lease, &offer.source)));
+        }
+    }
+}
+
+impl SinkHandler for Adopter {
+    fn reserve(&self, offer: ReserveOffer, reply: GrantReply) {
+        self.waiting.lock().push_back((offer, reply));
+        self.grant_waiting();
+    }
+
+    fn verified(&self, handoff: VerifiedHandoff) -> Result<(), String> {
+        let mut request = self.claims.lock().remove(&handoff.request_id).ok_or("no such request")?;
+        if handoff.kv_tokens as usize != request.tokens.len() || !handoff.tokens.starts_with(&request.tokens) {
+            return Err("these are not its tokens".into());
+        }
+        request.tokens = handoff.tokens;
+        let lease = LeaseHold::into_lease(handoff.hold).ok_or("these blocks were granted by another")?;
+        let events = Events { place: Place::D, index: index_of(&request.id), sender: self.events.clone() };
+        let control = self.engine.submit(request, Run::Adopted { lease }, Box::new(events));
+        control.map_err(|e| e.to_string())?.detach();
+        Ok(())
+    }
+
+    fn failed(&self, request_id: &RequestId, reason: HandoffFailure) {
+        let event =
+            baton_engine::SequenceEvent::Failed { kind: reason.kind(), message: format!("handoff failed: {reason}") };
+        // Nobody listens any more where the case has failed already.
+        let _ = self.events.send(Said { place: Place::D, index: index_of(request_id), event });
+    }
+}
+
+/// P takes nothing in.
+struct NoSink;
+
+impl SinkHandler for NoSink {
+    fn reserve(&self, _offer: ReserveOffer, reply: GrantReply) {
+        reply.refuse(RefuseReason::UnknownRequest, "P takes nothing in");
+    }
+
+    fn verified(&self, _handoff: VerifiedHandoff) -> Result<(), String> {
+        Err("P takes nothing in".into())
+    }
+
+    fn failed(&self, _request_id: &RequestId, _reason: HandoffFailure) {}
+}
+
+/// One prompt's KV on its way. The transfer holds the lease until nothing reads the blocks any more.
+#[derive(Clone, Default)]
+pub(super) struct Shipment {
+    outgoing: Arc<Mutex<Option<Result<Outgoing, TransferError>>>>,
+    pouch: Arc<Mutex<Option<Lease>>>,
+}
+
+impl Shipment {
+    /// Everything is computed: commits.
+    pub(super) fn commit(&self, tokens: Vec<TokenId>, prompt_len: usize) -> anyhow::Result<Outgoing> {
+        let outgoing = self.outgoing.lock().take().ok_or_else(|| anyhow::anyhow!("no handoff was opened"))??;
+        outgoing.finish(CommitPayload { tokens, prompt_len: prompt_len as u32, extra: Vec::new() });
+        Ok(outgoing)
+    }
+}
+
+/// Tells the transfer of finished layers.
+struct Loader {
+    transfer: KvTransfer,
+    peer: Peer,
+    request_id: RequestId,
+    tokens: u32,
+    shipment: Shipment,
+}
+
+impl PrefillObserver for Loader {
+    fn started(&mut self, blocks: &GroupBlocks, now: Instant) {
+        let request = OpenRequest {
+            request_id: self.request_id.clone(),
+            tokens: self.tokens,
+            blocks: blocks.clone(),
+            deadline: now + PATIENCE,
+            hold: Box::new(self.shipment.pouch.clone()),
+        };
+        *self.shipment.outgoing.lock() = Some(self.transfer.open(&self.peer, request));
+    }
+
+    fn layer_launched(&mut self, layer: u32, tokens_end: usize, fence: &Fence) {
+        if let Some(Ok(outgoing)) = &*self.shipment.outgoing.lock() {
+            outgoing.layer_launched(layer, tokens_end, fence);
+        }
+    }
+
+    fn prefilled(&mut self, lease: Lease) {
+        *self.shipment.pouch.lock() = Some(lease);
+    }
+
+    fn ended(&mut self, lease: Lease) {
+        self.prefilled(lease);
+    }
+}

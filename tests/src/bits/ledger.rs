@@ -1,0 +1,154 @@
+//! What was computed: for each request and position the logits, and the KV of all tokens before it.
+
+use super::world::index_of;
+use baton_engine::LogitObserver;
+use baton_kv_transfer::Region;
+use baton_types::{GroupBlocks, KvPoolMap, PoolMemory, RequestId, TokenId};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::hash::{DefaultHasher, Hasher};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What decided one token.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    logits: Vec<f32>,
+    /// A hash of the bytes of each (layer, token), layers outermost: blocks do not show in it.
+    kv: Vec<u64>,
+}
+
+/// All rows of one run, by request and position. A sequence that moves is in one ledger, whoever computes it.
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    rows: BTreeMap<(usize, usize), Row>,
+    computed_twice: Option<(usize, usize)>,
+    /// Tokens generated in this run.
+    pub(super) outputs: Vec<Vec<TokenId>>,
+}
+
+/// Writes what one engine computes into a ledger.
+pub(super) struct Recorder {
+    pub(super) ledger: Arc<Mutex<Ledger>>,
+    pub(super) region: Arc<Region>,
+    pub(super) map: KvPoolMap,
+}
+
+impl LogitObserver for Recorder {
+    fn computed(&self, id: &RequestId, position: usize, blocks: &GroupBlocks, logits: &[f32]) {
+        let row = Row { logits: logits.to_vec(), kv: kv_hashes(&self.region, &self.map, blocks, position) };
+        let (key, mut ledger) = ((index_of(id), position), self.ledger.lock());
+        if ledger.rows.insert(key, row).is_some() {
+            ledger.computed_twice = Some(key);
+        }
+    }
+}
+
+/// Hashes of the KV of positions `0..tokens`, `[layers, tokens]`.
+fn kv_hashes(region: &Region, map: &KvPoolMap, blocks: &GroupBlocks, tokens: usize) -> Vec<u64> {
+    let size = map.layout().block_tokens() as usize;
+    let mut hashes = Vec::new();
+    for (g, group) in map.layout().groups().iter().enumerate() {
+        let planes = group.planes.len();
+        for layer in 0..group.layers.len() {
+            for token in 0..tokens {
+                let mut hasher = DefaultHasher::new();
+                for plane in 0..planes {
+                    let within = (token % size) as u32;
+                    let range = map.token_range(g, layer, blocks.0[g][token / size], plane, within..within + 1);
+                    let mut bytes = vec![0; range.len()];
+                    region.read(range.start, &mut bytes);
+                    hasher.write(&bytes);
+                }
+                hashes.push(hasher.finish());
+            }
+        }
+    }
+    hashes
+}
+
+/// How much was found to be equal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Compared {
+    /// Rows of logits.
+    pub rows: usize,
+    /// KV of one token in one layer, at one step.
+    pub kv: usize,
+}
+
+/// The first place where two runs differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference(String);
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Ledger {
+    /// An empty one for so many requests.
+    pub(super) fn new(requests: usize) -> Self {
+        Self { outputs: vec![Vec::new(); requests], ..Self::default() }
+    }
+
+    /// Compares request `index` with what `truth` says of it. This ledger must hold each of `positions` and nothing else; `skipped` outputs
+    /// were generated before.
+    pub(super) fn compare(
+        &self,
+        truth: &Self,
+        index: usize,
+        positions: Range<usize>,
+        skipped: usize,
+    ) -> Result<Compared, Difference> {
+        let differ = |what: String| Err(Difference(format!("request {index}: {what}")));
+        if let Some((index, position)) = self.computed_twice {
+            return Err(Difference(format!("request {index}, position {position} was drawn twice")));
+        }
+        let mut compared = Compared::default();
+        for position in positions.clone() {
+            let (Some(row), Some(want)) = (self.rows.get(&(index, position)), truth.rows.get(&(index, position)))
+            else {
+                return differ(format!("position {position} was never computed"));
+            };
+            // KV first: where it differs, so will logits.
+            if let Some((layer, token)) = row.kv_difference(want, position) {
+                return differ(format!("at position {position}, KV of token {token} in layer {layer} differs"));
+            }
+            if let Some((token, got, want)) = row.logit_difference(want) {
+                return differ(format!("at position {position}, the logit of token {token} is {got:e}, not {want:e}"));
+            }
+            compared.rows += 1;
+            compared.kv += row.kv.len();
+        }
+        let extra = self.rows.range((index, 0)..(index + 1, 0)).find(|((_, at), _)| !positions.contains(at));
+        if let Some(((_, at), _)) = extra {
+            return differ(format!("position {at} was computed where {positions:?} was asked for"));
+        }
+        if self.outputs[index] != truth.outputs[index][skipped..] {
+            return differ(format!("{:?} was generated, not {:?}", self.outputs[index], truth.outputs[index]));
+        }
+        Ok(compared)
+    }
+
+    /// Whether any logit is no number: equal NaNs would prove nothing.
+    pub(super) fn has_nan(&self) -> bool {
+        self.rows.values().any(|row| row.logits.iter().any(|l| !l.is_finite()))
+    }
+}
+
+impl Row {
+    fn kv_difference(&self, want: &Self, tokens: usize) -> Option<(usize, usize)> {
+        if self.kv.len() != want.kv.len() {
+            return Some((0, self.kv.len().min(want.kv.len())));
+        }
+        let at = self.kv.iter().zip(&want.kv).position(|(a, b)| a != b)?;
+        Some((at / tokens, at % tokens))
+    }
+
+    fn logit_difference(&self, want: &Self) -> Option<(usize, f32, f32)> {
+        let at = self.logits.iter().zip(&want.logits).position(|(a, b)| a.to_bits() != b.to_bits())?;
+        Some((at, self.logits[at], want.logits[at]))
+    }
+}

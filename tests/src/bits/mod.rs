@@ -1,0 +1,23 @@
+//! Two engines joined by a real transfer, and the bits of what they compute: logits of every step, KV of every token.
+//!
+//! ```text
+//! world (model, backends, requests) ── alone: one request at a time, one thread, whole prompts ──► truth (Ledger)
+//!     └── case (drawn): P and D, transport, routes, arrivals ── run ──► Ledger ── compare ──► equal, or the first difference
+//! ```
+//!
+//! The comparison is the same for right backends and for the wrong ones of `kernels::mutant`: the former must pass it and the latter
+//! must not, which shows that it would notice.
+
+mod case;
+mod coverage;
+mod handoff;
+mod ledger;
+mod run;
+mod side;
+mod world;
+
+pub use case::{Arrivals, Case, Dealer, Plan, Route, Setup};
+pub use coverage::Coverage;
+pub use ledger::{Compared, Difference};
+pub use run::{Observed, Truth};
+pub use world::{Family, World};

@@ -1,0 +1,284 @@
+//! Serves a world's requests, alone or as a case says, and compares.
+
+use super::case::{Arrivals, Case, Route, Setup};
+use super::coverage::Coverage;
+use super::handoff::{Link, Shipment};
+use super::ledger::{Compared, Difference, Ledger};
+use super::side::{Events, Place, Said, Side};
+use super::world::{PATIENCE, World};
+use anyhow::{Context, bail, ensure};
+use baton_engine::{Phase, Run, SequenceEvent, SequenceRequest};
+use baton_kv_transfer::Outgoing;
+use baton_types::{RequestId, TokenId};
+use parking_lot::Mutex;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+/// How often offers that wait for room are looked at.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
+
+/// What a world's requests come to when each runs alone, on one thread, its whole prompt in one chunk.
+pub struct Truth {
+    world: World,
+    ledger: Ledger,
+}
+
+impl Truth {
+    /// Computes it.
+    pub fn compute(world: World) -> anyhow::Result<Self> {
+        let chunk = world.len_max();
+        let setup = Setup { block_tokens: 16, chunk, running: 1, threads: 1, lagging: false, tight: false };
+        let ledger = new_ledger(&world);
+        let side = Side::start(&world, &setup, &ledger)?;
+        for (index, request) in world.requests.iter().enumerate() {
+            let (sender, said) = channel();
+            let events = Events { place: Place::D, index, sender };
+            side.engine.submit(request.clone(), Run::Full, Box::new(events))?.detach();
+            while let Some(token) = next_token(&said)? {
+                ledger.lock().outputs[index].push(token);
+            }
+        }
+        side.engine.set_logit_observer(None);
+        let ledger = std::mem::take(&mut *ledger.lock());
+        ensure!(!ledger.has_nan(), "{} yields NaN", world.model());
+        Ok(Self { world, ledger })
+    }
+
+    /// The world it is about.
+    pub fn world(&self) -> &World {
+        &self.world
+    }
+
+    /// Tokens generated for each request.
+    pub fn outputs(&self) -> Vec<u32> {
+        self.ledger.outputs.iter().map(|tokens| tokens.len() as u32).collect()
+    }
+
+    /// Serves all requests as `case` says. An error is the harness's or the system's; whether bits are equal is in the result.
+    pub fn observe(&self, case: &Case) -> anyhow::Result<Observed> {
+        Running::start(self, case)?.finish()
+    }
+
+    /// `case`'s version of a request.
+    fn request(&self, case: &Case, index: usize) -> SequenceRequest {
+        let mut request = self.world.requests[index].clone();
+        let continued = case.plans[index].continued as usize;
+        request.tokens.extend_from_slice(&self.ledger.outputs[index][..continued]);
+        request.deadline = Instant::now() + PATIENCE;
+        request
+    }
+
+    fn compare(&self, case: &Case, ledger: &Ledger) -> Result<Compared, Difference> {
+        let mut total = Compared::default();
+        for (index, (request, plan)) in self.world.requests.iter().zip(&case.plans).enumerate() {
+            let (prompt, continued) = (request.prompt_len, plan.continued as usize);
+            let positions = prompt + continued..prompt + self.ledger.outputs[index].len();
+            let compared = ledger.compare(&self.ledger, index, positions, continued)?;
+            total.rows += compared.rows;
+            total.kv += compared.kv;
+        }
+        Ok(total)
+    }
+}
+
+/// What came of a case.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    /// Whether every row and all KV equals the truth.
+    pub equal: Result<Compared, Difference>,
+    /// What the case turned out to exercise.
+    pub coverage: Coverage,
+}
+
+fn new_ledger(world: &World) -> Arc<Mutex<Ledger>> {
+    Arc::new(Mutex::new(Ledger::new(world.requests())))
+}
+
+fn next_token(said: &Receiver<Said>) -> anyhow::Result<Option<TokenId>> {
+    loop {
+        match said.recv_timeout(PATIENCE)?.event {
+            SequenceEvent::Token { token, .. } => return Ok(Some(token)),
+            SequenceEvent::Finished { .. } => return Ok(None),
+            SequenceEvent::Failed { message, .. } => bail!(message),
+            SequenceEvent::Started { .. } | SequenceEvent::Prefilled { .. } => {}
+        }
+    }
+}
+
+/// Requests that wait for each other before they decode.
+type Gathering = Arc<Mutex<HashSet<RequestId>>>;
+
+/// A case under way.
+struct Running<'a> {
+    truth: &'a Truth,
+    case: &'a Case,
+    ledger: Arc<Mutex<Ledger>>,
+    p: Side,
+    d: Side,
+    link: Link,
+    sender: Sender<Said>,
+    said: Receiver<Said>,
+    submitted: usize,
+    shipments: HashMap<usize, Shipment>,
+    shipped: Vec<Outgoing>,
+    gathering: Gathering,
+    finished: usize,
+}
+
+impl<'a> Running<'a> {
+    fn start(truth: &'a Truth, case: &'a Case) -> anyhow::Result<Self> {
+        let ledger = new_ledger(&truth.world);
+        let (p, d) = (Side::start(&truth.world, &case.p, &ledger)?, Side::start(&truth.world, &case.d, &ledger)?);
+        let (sender, said) = channel();
+        let link = Link::start(&p, &d, case.transport(), sender.clone())?;
+        let gathering = Gathering::default();
+        if case.arrivals == Arrivals::Gathered {
+            ensure!(case.can_gather(), "D has no room to gather {} requests", case.plans.len());
+            gathering.lock().extend(truth.world.requests.iter().map(|r| r.id.clone()));
+            let held = gathering.clone();
+            let gate = move |_: &RequestId, phase| phase != Phase::Decode || held.lock().is_empty();
+            d.engine.set_gate(Some(Arc::new(gate)));
+        }
+        let (shipments, shipped) = (HashMap::new(), Vec::new());
+        Ok(Self {
+            truth,
+            case,
+            ledger,
+            p,
+            d,
+            link,
+            sender,
+            said,
+            submitted: 0,
+            shipments,
+            shipped,
+            gathering,
+            finished: 0,
+        })
+    }
+
+    fn finish(mut self) -> anyhow::Result<Observed> {
+        let all = self.case.order.len();
+        let first = if self.case.arrivals == Arrivals::Staggered { all.min(2) } else { all };
+        (0..first).try_for_each(|_| self.submit_next())?;
+        let deadline = Instant::now() + PATIENCE;
+        while self.finished < all {
+            ensure!(
+                Instant::now() < deadline,
+                "{} of {all} requests ended in {PATIENCE:?}: {:?}",
+                self.finished,
+                self.case
+            );
+            self.link.adopter.grant_waiting();
+            match self.said.recv_timeout(LOOK_AGAIN) {
+                Ok(said) => self.take(said).with_context(|| format!("in {:?}", self.case))?,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => bail!("the engines are gone"),
+            }
+        }
+        let mut coverage = self.coverage();
+        for outgoing in std::mem::take(&mut self.shipped) {
+            let report = outgoing.wait().map_err(|failure| anyhow::anyhow!("{failure}"))?;
+            coverage.note("shipped over", report.transport);
+        }
+        self.until_quiet()?;
+        self.link.stop();
+        let equal = self.truth.compare(self.case, &self.ledger.lock());
+        Ok(Observed { equal, coverage })
+    }
+
+    fn submit_next(&mut self) -> anyhow::Result<()> {
+        let Some(&index) = self.case.order.get(self.submitted) else { return Ok(()) };
+        self.submitted += 1;
+        let request = self.truth.request(self.case, index);
+        let (place, engine, run) = match self.case.plans[index].route {
+            Route::Local => (Place::D, &self.d.engine, Run::Full),
+            Route::Remote => {
+                let (run, shipment) = self.link.ship(request.clone());
+                self.shipments.insert(index, shipment);
+                (Place::P, &self.p.engine, run)
+            }
+        };
+        engine.submit(request, run, Box::new(Events { place, index, sender: self.sender.clone() }))?.detach();
+        Ok(())
+    }
+
+    fn take(&mut self, said: Said) -> anyhow::Result<()> {
+        let Said { place, index, event } = said;
+        match event {
+            SequenceEvent::Started { .. } => {
+                // What arrives at D from P is ready to decode at once.
+                if place == Place::D && self.case.plans[index].route == Route::Remote {
+                    self.gathered(index);
+                }
+            }
+            SequenceEvent::Token { token, .. } => {
+                self.ledger.lock().outputs[index].push(token);
+                if place == Place::D {
+                    self.gathered(index);
+                }
+                self.submit_next()?;
+            }
+            SequenceEvent::Prefilled { .. } => {
+                let shipment = self.shipments.remove(&index).context("a prefill that was not asked for")?;
+                let request = self.truth.request(self.case, index);
+                let mut tokens = request.tokens;
+                tokens.extend_from_slice(&self.ledger.lock().outputs[index]);
+                self.shipped.push(shipment.commit(tokens, request.prompt_len)?);
+            }
+            SequenceEvent::Finished { .. } => self.finished += 1,
+            SequenceEvent::Failed { message, .. } => bail!("request {index} failed on {place:?}: {message}"),
+        }
+        Ok(())
+    }
+
+    /// Request `index` could decode now. When all can, the gate opens.
+    fn gathered(&self, index: usize) {
+        if self.gathering.lock().remove(&self.truth.world.requests[index].id) {
+            self.d.engine.wake();
+        }
+    }
+
+    /// Blocks of shipped sequences return when the transfer drops its hold, soon after the acknowledgement.
+    fn until_quiet(&self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + crate::quiet::QUIET_MAX;
+        loop {
+            let counts = [&self.p, &self.d].map(|side| side.engine.pool().counts());
+            if counts.iter().all(|c| c.referenced == 0 && c.quarantined == 0) {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "blocks are still held: {counts:?}");
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+
+    fn coverage(&self) -> Coverage {
+        let (mut coverage, case) = (Coverage::default(), self.case);
+        let names =
+            [["P block", "P chunk", "P threads", "P backend"], ["D block", "D chunk", "D threads", "D backend"]];
+        for ([block, chunk, threads, backend], setup) in names.into_iter().zip([&case.p, &case.d]) {
+            coverage.note(block, setup.block_tokens);
+            coverage.note(chunk, setup.chunk);
+            coverage.note(threads, setup.threads);
+            coverage.note(backend, if setup.lagging { "lagging" } else { "plain" });
+        }
+        coverage.note("P and D blocks", if case.p.block_tokens == case.d.block_tokens { "same" } else { "different" });
+        coverage.note("arrivals", format!("{:?}", case.arrivals));
+        for plan in &case.plans {
+            let tokens = if plan.continued > 0 { "continued" } else { "fresh" };
+            coverage.note("requests", format!("{:?} {tokens}", plan.route));
+        }
+        let preemptions = self.d.engine.load().preemptions;
+        let happened = if preemptions > 0 { "preempting" } else { "calm" };
+        coverage.note("D", happened);
+        coverage.note("D preempting, block", format!("{} {happened}", case.d.block_tokens));
+        coverage.add("D", "preemptions", preemptions as usize);
+        let (p, d) = (*self.p.seen.lock(), *self.d.seen.lock());
+        coverage.note("D widest step", d.widest);
+        coverage.add("steps", "of prefill and decode", p.mixed + d.mixed);
+        coverage.add("chunks", "that start inside a slab", p.ragged_chunks + d.ragged_chunks);
+        coverage
+    }
+}

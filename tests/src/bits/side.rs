@@ -1,0 +1,117 @@
+//! One engine of a case, with its pool, watched.
+
+use super::case::Setup;
+use super::ledger::{Ledger, Recorder};
+use super::world::World;
+use baton_engine::{
+    Engine, EngineConfig, EngineHandle, Logits, Model, ModelError, SequenceEvent, SequenceSink, StepBatch, StepModel,
+};
+use baton_kernels::numerics::ATTENTION_SLAB;
+use baton_kv_transfer::Region;
+use baton_types::{Compatibility, Fence, KvPoolMap, PoolMemory};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+/// A running engine.
+pub(super) struct Side {
+    pub(super) engine: EngineHandle,
+    pub(super) region: Arc<Region>,
+    pub(super) map: KvPoolMap,
+    pub(super) compatibility: Compatibility,
+    pub(super) seen: Arc<Mutex<Seen>>,
+}
+
+/// What the steps of one engine were like.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen {
+    /// Most sequences in one step.
+    pub(super) widest: usize,
+    /// Steps with prefill of one sequence and decode of another.
+    pub(super) mixed: usize,
+    /// Chunks that start inside an attention slab.
+    pub(super) ragged_chunks: usize,
+}
+
+impl Side {
+    /// Starts an engine that writes what it computes into `ledger`.
+    pub(super) fn start(world: &World, setup: &Setup, ledger: &Arc<Mutex<Ledger>>) -> anyhow::Result<Self> {
+        let config = EngineConfig {
+            block_tokens: setup.block_tokens,
+            model_len_max: world.len_max() + 1,
+            chunk_tokens_max: setup.chunk,
+            running_max: setup.running,
+            watermark_blocks: 0,
+            ..EngineConfig::default()
+        };
+        let ops = world.family.backend(setup.threads, setup.lagging)?;
+        let mut model = Model::load(world.source.as_ref(), ops, config.model_config(), &|_| ())?;
+        let layout = model.layout(setup.block_tokens)?;
+        let longest = layout.blocks_for(world.len_max() + 1);
+        let blocks = if setup.tight { longest + 2 } else { longest * world.requests() };
+        let (map, compatibility) = (KvPoolMap::try_new(layout.clone(), blocks as u32)?, model.compatibility(layout));
+        let region = Region::anonymous(map.bytes())?;
+        // NaN everywhere: what was never stored cannot go unnoticed.
+        region.write(0, &vec![0xff; region.len()]);
+        model.bind(region.clone(), &map)?;
+        let seen = Arc::<Mutex<Seen>>::default();
+        let engine = Engine::start_with(Watched { model, seen: seen.clone() }, &map, config)?;
+        let recorder = Recorder { ledger: ledger.clone(), region: region.clone(), map: map.clone() };
+        engine.set_logit_observer(Some(Arc::new(recorder)));
+        Ok(Self { engine, region, map, compatibility, seen })
+    }
+}
+
+/// A model whose batches are looked at.
+struct Watched {
+    model: Model,
+    seen: Arc<Mutex<Seen>>,
+}
+
+impl StepModel for Watched {
+    fn vocab(&self) -> usize {
+        self.model.shape().vocab
+    }
+
+    fn step(&mut self, batch: &StepBatch, observer: &mut dyn FnMut(u32, &Fence)) -> Result<Logits, ModelError> {
+        let chunks = batch.segments.iter().filter(|s| s.rows > 1);
+        let mut seen = self.seen.lock();
+        seen.widest = seen.widest.max(batch.segments.len());
+        seen.mixed += usize::from(chunks.clone().next().is_some() && batch.segments.iter().any(|s| s.rows == 1));
+        seen.ragged_chunks += chunks.filter(|s| !s.position.is_multiple_of(ATTENTION_SLAB)).count();
+        drop(seen);
+        self.model.step(batch, observer)
+    }
+}
+
+/// Who said something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    P,
+    D,
+}
+
+/// What happened to a request.
+pub(super) struct Said {
+    pub(super) place: Place,
+    pub(super) index: usize,
+    pub(super) event: SequenceEvent,
+}
+
+/// Brings the events of one sequence to the thread that runs the case.
+#[derive(Clone)]
+pub(super) struct Events {
+    pub(super) place: Place,
+    pub(super) index: usize,
+    pub(super) sender: Sender<Said>,
+}
+
+impl SequenceSink for Events {
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    fn send(&mut self, event: SequenceEvent) -> bool {
+        self.sender.send(Said { place: self.place, index: self.index, event }).is_ok()
+    }
+}

@@ -1,0 +1,136 @@
+//! What a truth is about: a model, the backends that compute it, and the requests.
+
+use baton_engine::SequenceRequest;
+use baton_engine::weights::{ModelSource, RandomModel};
+use baton_kernels::cpu::{CpuBackend, CpuConfig};
+use baton_kernels::lagging::{LagConfig, Lagging};
+use baton_kernels::mutant::{Mutant, MutantKind};
+use baton_kernels::ops::Ops;
+use baton_kernels::reference::ReferenceBackend;
+use baton_types::{RequestId, SamplingParams, TokenId};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Longest life of a request: far above what a case takes on a busy machine.
+pub(super) const PATIENCE: Duration = Duration::from_secs(240);
+
+/// Where the backends of a world come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// SIMD on 1 or more threads.
+    Cpu,
+    /// Scalar; has no threads.
+    Reference,
+    /// GEMM slabs depend on the number of rows.
+    RowCount,
+    /// Attention slabs depend on the chunk's start.
+    ChunkStart,
+    /// GEMM slabs depend on the number of threads.
+    ThreadCount,
+}
+
+impl Family {
+    /// The mutants: each must be caught.
+    pub const MUTANTS: [Self; 3] = [Self::RowCount, Self::ChunkStart, Self::ThreadCount];
+
+    /// A backend of this family.
+    pub(super) fn backend(self, threads: usize, lagging: bool) -> anyhow::Result<Arc<dyn Ops>> {
+        let ops: Arc<dyn Ops> = match self {
+            Self::Cpu => CpuBackend::new(CpuConfig { threads, simd: None })?,
+            Self::Reference => ReferenceBackend::new(),
+            Self::RowCount => Mutant::new(MutantKind::RowCount),
+            Self::ChunkStart => Mutant::new(MutantKind::ChunkStart),
+            Self::ThreadCount => Mutant::new(MutantKind::ThreadCount { threads }),
+        };
+        Ok(if lagging { Lagging::new(ops, LagConfig::default())? } else { ops })
+    }
+}
+
+/// A model with requests for it.
+pub struct World {
+    /// Which backends.
+    pub family: Family,
+    pub(super) source: Arc<dyn ModelSource>,
+    pub(super) requests: Vec<SequenceRequest>,
+}
+
+impl World {
+    /// Requests with these prompts, `outputs` tokens each at most and at least half of it, greedy and drawn, with and without penalties.
+    pub fn new(family: Family, source: Arc<dyn ModelSource>, prompts: Vec<Vec<TokenId>>, outputs: u32) -> Self {
+        let requests = prompts.into_iter().enumerate().map(|(index, tokens)| request(index, tokens, outputs)).collect();
+        Self { family, source, requests }
+    }
+
+    /// A small random model and one request for each of `lengths`.
+    ///
+    /// No dimension is a multiple of any tile. Every GEMM has a K of over two slabs of 256 and a ragged third; `lengths` over 128 reach
+    /// into a third attention slab of 64.
+    pub fn random(family: Family, seed: u64, layers: usize, lengths: &[usize], outputs: u32) -> anyhow::Result<Self> {
+        let mut rng = StdRng::seed_from_u64(seed);
+        // Odd, so that no power of two divides them and K is one partition.
+        let mut odd = |low: usize, high: usize| low + 2 * rng.random_range(0..(high - low) / 2);
+        let (hidden, ffn, vocab) = (odd(521, 601), odd(523, 621), odd(257, 339));
+        let (kv_heads, group) = [(1, 5), (2, 3), (3, 2), (1, 6)][odd(1, 9) / 2];
+        // Twice an odd number: over 512 for all heads together.
+        let head_dim = 2 * odd(53, 63);
+        let tied = odd(1, 5) == 1;
+        let heads = kv_heads * group;
+        let spec = format!(
+            "random:hidden={hidden},layers={layers},heads={heads},kv_heads={kv_heads},head_dim={head_dim},ffn={ffn},\
+             vocab={vocab},context=256,tied={tied},seed={seed}"
+        );
+        let mut prompt = |&len: &usize| (0..len).map(|_| rng.random_range(0..vocab as TokenId)).collect();
+        let prompts = lengths.iter().map(&mut prompt).collect();
+        Ok(Self::new(family, Arc::new(RandomModel::parse(&spec)?), prompts, outputs))
+    }
+
+    /// The model's name, which for random ones is all there is to know.
+    pub fn model(&self) -> &str {
+        self.source.name()
+    }
+
+    /// Number of requests.
+    pub fn requests(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// Most tokens of one request, prompt and output.
+    pub(super) fn len_max(&self) -> usize {
+        self.requests.iter().map(|r| r.prompt_len + r.sampling.max_tokens as usize).max().unwrap_or(0)
+    }
+}
+
+fn request(index: usize, tokens: Vec<TokenId>, outputs: u32) -> SequenceRequest {
+    let sampling = SamplingParams {
+        temperature: if index % 3 == 0 { 0.0 } else { 1.2 },
+        top_p: if index % 4 == 1 { 0.9 } else { 1.0 },
+        repetition_penalty: if index % 2 == 0 { 1.2 } else { 1.0 },
+        frequency_penalty: if index % 5 == 0 { 0.3 } else { 0.0 },
+        seed: index as u64,
+        // They leave the batch at different steps.
+        max_tokens: outputs - (index as u32 * 3) % (outputs / 2),
+        ignore_eos: true,
+        ..SamplingParams::default()
+    };
+    SequenceRequest {
+        id: name(index),
+        prompt_len: tokens.len(),
+        tokens,
+        sampling,
+        sample_index: 0,
+        deadline: Instant::now() + PATIENCE,
+        priority: 0,
+    }
+}
+
+/// Requests are known by their index.
+fn name(index: usize) -> RequestId {
+    RequestId::try_new(format!("request-{index}")).expect("a short name")
+}
+
+/// Inverse of `name`.
+pub(super) fn index_of(id: &RequestId) -> usize {
+    id.as_str().rsplit('-').next().and_then(|n| n.parse().ok()).expect("a request of this harness")
+}

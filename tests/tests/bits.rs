@@ -1,0 +1,110 @@
+//! The promise of bits, over the whole path: whatever is batched, chunked, shipped, preempted, continued or late, each step's logits and
+//! every token's KV are those of a request that runs alone.
+
+use baton_tests::bits::{Compared, Coverage, Dealer, Family, Truth, World};
+use baton_worker::settings::ModelSettings;
+
+/// On both sides of every boundary of blocks and slabs; five reach into a third slab of 64 tokens.
+const LENGTHS: [usize; 16] = [150, 1, 130, 62, 16, 63, 129, 15, 64, 127, 5, 17, 126, 40, 65, 33];
+
+/// Most tokens that a request generates.
+const OUTPUTS: u32 = 14;
+
+/// Runs `cases` cases for each of `models` models. Panics at the first difference, naming the case.
+fn check(seed: u64, models: u64, cases: usize) -> Coverage {
+    let (mut coverage, mut total) = (Coverage::default(), Compared::default());
+    let mut dealer = Dealer::new(seed);
+    for model in 0..models {
+        let world = World::random(Family::Cpu, seed + model, 2, &LENGTHS, OUTPUTS).unwrap();
+        let truth = Truth::compute(world).unwrap();
+        let outputs = truth.outputs();
+        for _ in 0..cases {
+            let case = dealer.deal(&outputs);
+            let observed = truth.observe(&case).unwrap();
+            match observed.equal {
+                Ok(compared) => (total.rows, total.kv) = (total.rows + compared.rows, total.kv + compared.kv),
+                Err(difference) => panic!("{difference}\nmodel {}\n{case:?}", truth.world().model()),
+            }
+            coverage.merge(&observed.coverage);
+        }
+    }
+    println!("{coverage}equal: {} rows of logits, KV of {} (layer, token, step)", total.rows, total.kv);
+    coverage
+}
+
+/// What every run of cases must have come by.
+fn wanted() -> Vec<(&'static str, &'static [&'static str])> {
+    let chunks: &[&str] = &["1", "7", "33", "64", "100", "256"];
+    vec![
+        ("P block", &["16", "64"]),
+        ("D block", &["16", "64"]),
+        ("P and D blocks", &["same", "different"]),
+        ("P chunk", chunks),
+        ("D chunk", chunks),
+        ("P threads", &["1", "2"]),
+        ("D threads", &["1", "2"]),
+        ("P backend", &["plain", "lagging"]),
+        ("D backend", &["plain", "lagging"]),
+        ("shipped over", &["ucx", "tcp"]),
+        ("requests", &["Remote fresh", "Remote continued", "Local fresh", "Local continued"]),
+        ("arrivals", &["Together", "Staggered", "Gathered"]),
+        ("D", &["calm", "preempting"]),
+        ("D preempting, block", &["16 preempting", "64 preempting"]),
+        ("D widest step", &["1", "16"]),
+        ("steps", &["of prefill and decode"]),
+        ("chunks", &["that start inside a slab"]),
+    ]
+}
+
+#[test]
+fn every_way_to_serve_a_request_gives_the_bits_it_has_alone() {
+    let coverage = check(1, 2, 12);
+    assert_eq!(coverage.missing(&wanted()), []);
+}
+
+#[test]
+#[ignore = "make test-full: 160 cases over 8 models"]
+fn many_more_ways_give_the_bits_a_request_has_alone() {
+    let coverage = check(1000, 8, 20);
+    assert_eq!(coverage.missing(&wanted()), []);
+}
+
+/// Deals up to `cases` cases to backends of `family`: whether all of them passed.
+fn passes(family: Family, cases: usize) -> Result<(), String> {
+    let world = World::random(family, 7, 1, &[131, 3, 20, 64, 17], 6).unwrap();
+    let truth = Truth::compute(world).unwrap();
+    let (outputs, mut dealer) = (truth.outputs(), Dealer::new(7));
+    for number in 1..=cases {
+        let case = dealer.deal(&outputs);
+        if let Err(difference) = truth.observe(&case).unwrap().equal {
+            return Err(format!("case {number}: {difference}"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn the_same_check_catches_each_mutant() {
+    const CASES: usize = 4;
+    assert_eq!(passes(Family::Cpu, CASES), Ok(()), "the check fails for what is right");
+    assert_eq!(passes(Family::Reference, CASES), Ok(()), "the check fails for the reference");
+    for mutant in Family::MUTANTS {
+        let caught = passes(mutant, CASES).expect_err(&format!("{mutant:?} passes"));
+        println!("{mutant:?}, {caught}");
+    }
+}
+
+#[test]
+fn the_default_model_has_the_same_bits_in_every_way() {
+    let golden = baton_tests::golden::all().unwrap();
+    let source = baton_worker::models::open(&ModelSettings::default(), &|_, _| ()).expect("run `make model` first");
+    let long: Vec<_> = golden.iter().flat_map(|g| g.prompt_ids.iter().chain(&g.out_ids).copied()).take(140).collect();
+    let short = golden.iter().take(3).map(|g| g.prompt_ids.clone());
+    let world = World::new(Family::Cpu, source, short.chain([long]).collect(), 6);
+    let truth = Truth::compute(world).unwrap();
+    let case = Dealer::new(3).deal(&truth.outputs());
+    let observed = truth.observe(&case).unwrap();
+    println!("{case:?}\n{}", observed.coverage);
+    let compared = observed.equal.unwrap_or_else(|difference| panic!("{difference}\n{case:?}"));
+    println!("{compared:?}");
+}
