@@ -23,6 +23,7 @@ lint: setup ## Formatting, clippy, docs, style and structure.
 
 bench: setup model ## Measures the promises in one run: table on stdout, target/bench/summary.json.
 	$(CARGO) build --release --workspace --bins
+	$(CARGO) build --release --package baton-kv-transfer --example put_bench
 	$(CARGO) bench --package baton-tests --bench cluster
 
 setup: ## Installs what the build needs, where it is missing.

@@ -125,7 +125,8 @@ pub(crate) fn measure(summary: &mut Summary) -> anyhow::Result<()> {
     let settings = ModelSettings::default();
     let shape = models::open(&settings, &|_, _| ())?.shape().clone();
     gemm::measure(&shape, summary)?;
-    let loaded = bring_up::load(&settings, &EngineSettings { threads: THREADS, ..EngineSettings::default() }, &|_, _| ())?;
+    let loaded =
+        bring_up::load(&settings, &EngineSettings { threads: THREADS, ..EngineSettings::default() }, &|_, _| ())?;
     let engine = &loaded.engine;
     check(engine)?;
     decode(engine, &shape, loaded.map.layout().bytes_per_token(), summary)?;
@@ -151,7 +152,10 @@ fn decode(engine: &EngineHandle, shape: &ModelShape, kv_bytes: usize, summary: &
     let context = DECODE_PROMPT + DECODE_TOKENS / 2;
     let bytes = matrix_bytes(shape) + context * kv_bytes;
     let rate = bytes as f64 * one / 1e9;
-    let of = format!("bandwidth of reading, {read:.1} GB/s; {:.1} MB a token, best of {ROUNDS} rounds each", bytes as f64 / 1e6);
+    let of = format!(
+        "bandwidth of reading, {read:.1} GB/s; {:.1} MB a token, best of {ROUNDS} rounds each",
+        bytes as f64 / 1e6
+    );
     summary.add("decode_b1_bandwidth", Figure::ratio(rate, "GB/s", rate / read, of), Target::AtLeast(0.4));
     summary.add("decode_b1", Figure::plain(one, "tokens/s"), None);
     summary.add("decode_b8", Figure::ratio(eight, "tokens/s", eight / one, "batch of 1"), None);

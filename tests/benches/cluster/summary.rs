@@ -72,7 +72,8 @@ impl Summary {
         let folder = crate::machine::target_folder()?.join("bench");
         std::fs::create_dir_all(&folder)?;
         let path: PathBuf = folder.join("summary.json");
-        let figures: BTreeMap<&str, &Figure> = self.rows.iter().map(|(name, figure, _)| (name.as_str(), figure)).collect();
+        let figures: BTreeMap<&str, &Figure> =
+            self.rows.iter().map(|(name, figure, _)| (name.as_str(), figure)).collect();
         std::fs::write(&path, serde_json::to_string_pretty(&figures)? + "\n")
             .with_context(|| format!("cannot write {}", path.display()))?;
         println!("\n{}", path.display());
