@@ -89,7 +89,7 @@ fn config(name: &str, tls: &str, map: KvPoolMap) -> Result<TransferConfig> {
     let class = NumericsClass { isa: "bench".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 0 };
     let compatibility = Compatibility { model: Digest([0; 32]), layout: map.layout().clone(), class };
     let party = Party { instance: InstanceId::try_new(name)?, incarnation: Incarnation(1) };
-    let choice = TransportChoice::Ucx { tls: Some(tls.to_owned()) };
+    let choice = TransportChoice::Ucx { tls: Some(tls.to_owned()), bind: [127, 0, 0, 1].into(), devices: None };
     let mut config = TransferConfig::new(party, compatibility, map, choice);
     config.limits.in_flight_bytes_max = WINDOW;
     Ok(config)

@@ -24,6 +24,13 @@ pub enum TransportChoice {
     Ucx {
         /// `UCX_TLS`, e.g. `rc,tcp,self`; `None` takes [`TransportChoice::UCX_TLS_DEFAULT`].
         tls: Option<String>,
+        /// Address of this host at which peers reach it: network lanes take the device that has it, and no other; every device where
+        /// it is unspecified. Refused where UCX cannot be held to it.
+        ///
+        /// Over TCP UCX stores what a peer writes wherever the peer says: bind to a network on which only this cluster speaks.
+        bind: IpAddr,
+        /// `UCX_NET_DEVICES`, e.g. `mlx5_0:1`, in place of the device of `bind`: RDMA devices are not found by an address.
+        devices: Option<String>,
     },
     /// Plain TCP, where UCX cannot run.
     Tcp {
@@ -35,6 +42,11 @@ pub enum TransportChoice {
 }
 
 impl TransportChoice {
+    /// UCX with its default lanes, at this address.
+    pub const fn ucx(bind: IpAddr) -> Self {
+        Self::Ucx { tls: None, bind, devices: None }
+    }
+
     /// Everything but CMA (`process_vm_writev`), which bypasses the sink's own process and is opt-in.
     ///
     /// On one host this takes TCP: endpoints ask for peer failure handling, which UCX's shared memory offers only with

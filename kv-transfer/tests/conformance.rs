@@ -22,7 +22,7 @@ fn tcp_choice() -> TransportChoice {
 }
 
 fn ucx_choice() -> TransportChoice {
-    TransportChoice::Ucx { tls: None }
+    TransportChoice::ucx([127, 0, 0, 1].into())
 }
 
 on_every_transport![

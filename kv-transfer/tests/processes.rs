@@ -65,7 +65,7 @@ fn unhex(text: &str) -> Vec<u8> {
 fn role_of_the_other_process() {
     let Ok(args) = std::env::var("BATON_TEST_OTHER_PROCESS") else { return };
     let args: Vec<&str> = args.split(' ').collect();
-    let choice = if args[1] == "tcp" { tcp() } else { TransportChoice::Ucx { tls: None } };
+    let choice = if args[1] == "tcp" { tcp() } else { TransportChoice::ucx([127, 0, 0, 1].into()) };
     let say = |line: String| {
         println!("{line}");
         std::io::stdout().flush().unwrap();
@@ -154,20 +154,20 @@ fn tcp_sink_stopped() {
 
 #[test]
 fn ucx_source_killed() {
-    source_is_lost(TransportChoice::Ucx { tls: None }, "-KILL");
+    source_is_lost(TransportChoice::ucx([127, 0, 0, 1].into()), "-KILL");
 }
 
 #[test]
 fn ucx_source_stopped() {
-    source_is_lost(TransportChoice::Ucx { tls: None }, "-STOP");
+    source_is_lost(TransportChoice::ucx([127, 0, 0, 1].into()), "-STOP");
 }
 
 #[test]
 fn ucx_sink_killed() {
-    sink_is_lost(TransportChoice::Ucx { tls: None }, "-KILL");
+    sink_is_lost(TransportChoice::ucx([127, 0, 0, 1].into()), "-KILL");
 }
 
 #[test]
 fn ucx_sink_stopped() {
-    sink_is_lost(TransportChoice::Ucx { tls: None }, "-STOP");
+    sink_is_lost(TransportChoice::ucx([127, 0, 0, 1].into()), "-STOP");
 }

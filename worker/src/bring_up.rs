@@ -82,8 +82,9 @@ pub fn load(
 pub fn transport(settings: &TransferSettings) -> TransportChoice {
     match settings.transport {
         TransportKind::Ucx => {
-            let tls = Some(settings.ucx_tls.clone()).filter(|t| !t.is_empty());
-            TransportChoice::Ucx { tls }
+            let given = |text: &String| Some(text.clone()).filter(|t| !t.is_empty());
+            let (tls, devices) = (given(&settings.ucx_tls), given(&settings.ucx_net_devices));
+            TransportChoice::Ucx { tls, bind: settings.bind, devices }
         }
         TransportKind::Tcp => TransportChoice::Tcp { bind: settings.bind, port: 0 },
     }

@@ -124,6 +124,9 @@ pub struct WorkerArgs {
     /// Lanes of the UCX transport, as in UCX_TLS
     #[arg(long, value_name = "LANES")]
     pub ucx_tls: Option<String>,
+    /// Network devices of the UCX transport, as in UCX_NET_DEVICES; the one with the address of --transfer-bind where absent
+    #[arg(long, value_name = "DEVICES")]
+    pub ucx_net_devices: Option<String>,
     /// Name of this instance, unique in the cluster
     #[arg(long, value_name = "NAME")]
     pub instance: Option<String>,
@@ -154,6 +157,7 @@ impl WorkerArgs {
             .set("--transport", "transfer.transport", &self.transport)
             .set("--transfer-bind", "transfer.bind", &self.transfer_bind)
             .set("--ucx-tls", "transfer.ucx_tls", &self.ucx_tls)
+            .set("--ucx-net-devices", "transfer.ucx_net_devices", &self.ucx_net_devices)
             .set("--instance", "instance.id", &self.instance)
             .set("--pool", "instance.pool", &self.pool)
     }

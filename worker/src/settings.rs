@@ -3,6 +3,7 @@
 use baton_node::config::{ByteSize, Check, Checker, Secret};
 use baton_types::Dtype;
 use serde::{Deserialize, Serialize};
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 /// Which model, and how much of it.
@@ -99,15 +100,24 @@ pub enum Device {
 pub struct TransferSettings {
     /// How KV travels.
     pub transport: TransportKind,
-    /// Address at which peers reach the data plane, an IP of this host.
-    pub bind: std::net::IpAddr,
+    /// Address at which peers reach the data plane, an IP of this host: it listens there and nowhere else. Peers are trusted, and the
+    /// network is not checked: choose one on which only this cluster speaks.
+    pub bind: IpAddr,
     /// `UCX_TLS` for the UCX transport: its lanes. Empty takes the safe default of this host.
     pub ucx_tls: String,
+    /// `UCX_NET_DEVICES` for the UCX transport, e.g. `mlx5_0:1`: RDMA devices are not found by an address. Empty takes the device that
+    /// has the address `bind`.
+    pub ucx_net_devices: String,
 }
 
 impl Default for TransferSettings {
     fn default() -> Self {
-        Self { transport: TransportKind::Ucx, bind: std::net::Ipv4Addr::LOCALHOST.into(), ucx_tls: String::new() }
+        Self {
+            transport: TransportKind::Ucx,
+            bind: Ipv4Addr::LOCALHOST.into(),
+            ucx_tls: String::new(),
+            ucx_net_devices: String::new(),
+        }
     }
 }
 

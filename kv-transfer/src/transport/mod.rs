@@ -78,9 +78,9 @@ pub(crate) fn start(config: &TransferConfig, region: Arc<Region>) -> Result<(Box
             let (transport, wake) = tcp::Tcp::start(*bind, *port, config, region)?;
             Ok((Box::new(transport), wake))
         }
-        TransportChoice::Ucx { tls } => {
+        TransportChoice::Ucx { tls, bind, devices } => {
             let tls = tls.as_deref().unwrap_or(TransportChoice::UCX_TLS_DEFAULT);
-            let (transport, wake) = ucx::Ucx::start(tls, config, region)?;
+            let (transport, wake) = ucx::Ucx::start(tls, *bind, devices.as_deref(), config, region)?;
             Ok((Box::new(transport), wake))
         }
     }

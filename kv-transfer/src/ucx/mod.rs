@@ -10,12 +10,14 @@
 #![allow(unsafe_code)]
 
 mod context;
+mod devices;
 mod endpoint;
 mod operation;
 mod status;
 mod worker;
 
 pub(crate) use context::{Context, Memory};
+pub(crate) use devices::devices_at;
 pub(crate) use endpoint::{Endpoint, RemoteKey};
 pub(crate) use operation::{Done, Token};
 pub(crate) use status::Status;

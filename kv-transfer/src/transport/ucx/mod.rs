@@ -18,12 +18,13 @@ use super::{ConnId, Event, Transport};
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
 use crate::service::Wake;
-use crate::ucx::{Arrived, Context, Endpoint, Memory, Status, Token as Operation, Worker};
+use crate::ucx::{Arrived, Context, Endpoint, Memory, Status, Token as Operation, Worker, devices_at};
 use crate::{Region, TransferAddress, TransferConfig, TransferError};
 use baton_types::TicketId;
 use connection::Connection;
 use header::{Header, Kind};
 use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -65,17 +66,25 @@ pub(crate) struct Ucx {
 impl Ucx {
     pub(crate) fn start(
         tls: &str,
+        bind: IpAddr,
+        devices: Option<&str>,
         config: &TransferConfig,
         region: Arc<Region>,
     ) -> Result<(Self, Wake), TransferError> {
+        let devices = devices.map_or_else(|| devices_at(bind), |given| Ok(given.to_owned()));
+        let devices = devices.map_err(|why| TransferError::Config(format!("cannot bind UCX to {bind}: {why}")))?;
         let failed = |what: &str, why: String| TransferError::Transport {
             transport: "ucx",
-            detail: format!("{what} with UCX_TLS={tls}: {why}"),
+            detail: format!("{what} with UCX_TLS={tls} UCX_NET_DEVICES={devices}: {why}"),
         };
         let ucx = |what: &'static str| move |e: Status| failed(what, e.to_string());
         let io = |what: &'static str| move |e: std::io::Error| failed(what, e.to_string());
         let keepalive = format!("{}ms", (config.limits.peer_silent_ms / 4).max(1));
-        let context = Context::new(&[("TLS", tls), ("KEEPALIVE_INTERVAL", &keepalive)]).map_err(ucx("no context"))?;
+        // A device may have addresses of both families, of which UCX listens at one.
+        let family = if bind.is_ipv4() { "inet" } else { "inet6" };
+        let settings =
+            [("TLS", tls), ("NET_DEVICES", &devices), ("TCP_AF_PRIO", family), ("KEEPALIVE_INTERVAL", &keepalive)];
+        let context = Context::new(&settings).map_err(ucx("no context"))?;
         let worker = Worker::new(&context).map_err(ucx("no worker"))?;
         let base = region.address();
         let bytes = region.len() as u64;
