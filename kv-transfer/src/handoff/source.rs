@@ -166,7 +166,11 @@ impl Source {
                 self.copy_ready(&mut actions);
             }
             SourceInput::Granted(_) => self.give_up(HandoffFailure::Protocol("two grants".into()), &mut actions),
-            SourceInput::Refused(failure) => self.end(Err(failure), &mut actions),
+            SourceInput::Refused(failure) if matches!(self.state, State::Offering) => {
+                self.end(Err(failure), &mut actions)
+            }
+            // No correct sink refuses what it granted: writes may be under way, and the blocks wait for them.
+            SourceInput::Refused(failure) => self.give_up(failure, &mut actions),
             SourceInput::LayerReady { layer, tokens_end } => {
                 let ready = self.ready.get_mut(layer as usize).filter(|_| self.layers[layer as usize].is_some());
                 match ready {

@@ -129,10 +129,11 @@ fn every_state_ends_without_leaving_a_hold() {
         ]
     };
     let lost = || SourceInput::ConnectionLost("x".into());
-    let refused = HandoffFailure::Refused { reason: RefuseReason::NoRoom, detail: String::new() };
+    let refused =
+        || SourceInput::Refused(HandoffFailure::Refused { reason: RefuseReason::NoRoom, detail: String::new() });
     let cases: Vec<(u32, Steps, Steps)> = vec![
         (16, vec![], vec![(abort(), "aborted true, cancel, release, failed aborted")]),
-        (16, vec![], vec![(SourceInput::Refused(refused), "cancel, release, failed refused")]),
+        (16, vec![], vec![(refused(), "cancel, release, failed refused")]),
         (16, vec![], vec![(lost(), "cancel, release, failed peer_lost")]),
         (
             16,
@@ -164,6 +165,18 @@ fn every_state_ends_without_leaving_a_hold() {
         (16, writing(), vec![(lost(), "cancel, release, failed peer_lost")]),
         (16, writing(), vec![(SourceInput::Acked, "cancel, flush abort")]),
         (16, writing(), vec![(granted(), "cancel, flush abort")]),
+        // A refusal behind a grant is no reason to let go of blocks that writes may still read.
+        (
+            16,
+            writing(),
+            vec![
+                (refused(), "cancel, flush abort"),
+                (refused(), ""),
+                (flushed(ABORT_EPOCH), "aborted true, cancel, release, failed refused"),
+            ],
+        ),
+        (16, writing(), vec![(abort(), "cancel, flush abort"), (refused(), "")]),
+        (1, committed(), vec![(refused(), "aborted true, cancel, release, failed refused")]),
         (1, committed(), vec![(abort(), "aborted true, cancel, release, failed aborted")]),
         (
             1,
