@@ -29,7 +29,8 @@ struct Failure {
     lists: Rc<Lists>,
 }
 
-/// A peer's region, as one endpoint reaches it.
+/// A peer's region, as one endpoint reaches it. To be kept until the endpoint's closing is over: UCX takes no reference for the writes
+/// that use it.
 pub(crate) struct RemoteKey {
     handle: sys::ucp_rkey_h,
     _worker: Rc<Worker>,
@@ -171,7 +172,8 @@ impl Drop for Endpoint {
 
 impl Drop for RemoteKey {
     fn drop(&mut self) {
-        // SAFETY: the key is used by calls on the endpoint only, which are over; UCX keeps its own reference for writes in flight.
+        // SAFETY: the worker, whose pool the key may lie in, is live. Writes in flight point to the key; its owner keeps it until the
+        // endpoint's close has ended them all, or, where that took too long, has purged them from an endpoint that is dropped first.
         unsafe { sys::ucp_rkey_destroy(self.handle) };
     }
 }

@@ -13,7 +13,7 @@ pub(super) struct Connection {
     pub(super) endpoint: Endpoint,
     /// Initiator and its number.
     pub(super) name: (u64, u64),
-    /// The peer's region: its key on this endpoint, and where it begins over there.
+    /// The peer's region: its key on this endpoint, and where it begins over there. Declared, and so destroyed, behind the endpoint.
     pub(super) key: Option<(RemoteKey, u64)>,
     /// Operations that are not over.
     pub(super) outstanding: usize,

@@ -202,8 +202,8 @@ impl Ucx {
         connection.closing.get_or_insert_with(|| reason.to_owned());
         connection.forced = true;
         let token = self.begin(conn, Purpose::Close);
-        if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.key = None;
+        if let Some(connection) = self.connections.get(&conn) {
+            // Its key stays until the close has ended every write that uses it.
             connection.endpoint.close(token);
         }
     }
