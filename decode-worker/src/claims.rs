@@ -1,10 +1,10 @@
 //! Claims: capacity that a router has booked here for sequences whose KV is still to come. Pure.
 //!
-//! A claim holds no blocks. It bounds how much may be on its way, names who may turn it into a reservation, and ends with the stream
-//! that booked it.
+//! A claim holds no blocks. It bounds how much may be on its way, names who may turn it into a reservation (once), and ends with the
+//! stream that booked it.
 
 use baton_types::{ErrorKind, Party, RequestError, RequestId};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 /// Bounds of a [`Claims`].
@@ -23,10 +23,23 @@ pub struct Claim<T> {
     pub source: Party,
     /// Positions whose KV will come.
     pub tokens: u32,
-    /// When it lapses.
+    /// When its stream ends, and the claim with it.
     pub deadline: Instant,
+    /// Whether its offer came.
+    pub offered: bool,
     /// The stream's part.
     pub stream: T,
+}
+
+/// Why an offer is not the one that a claim stands for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum OfferError {
+    /// There is no claim, or none for this source.
+    #[error("{0}")]
+    NotClaimed(String),
+    /// The claim is for something else, or had its offer.
+    #[error("{0}")]
+    Contradicts(String),
 }
 
 /// All claims of a decode worker.
@@ -34,13 +47,15 @@ pub struct Claim<T> {
 pub struct Claims<T> {
     limits: ClaimLimits,
     by_request: HashMap<RequestId, Claim<T>>,
+    /// Ids whose streams are open, be their claims taken or not: the end of one stream never ends another's claim.
+    streams: HashSet<RequestId>,
     tokens: u64,
 }
 
 impl<T> Claims<T> {
     /// No claims yet.
     pub fn new(limits: ClaimLimits) -> Self {
-        Self { limits, by_request: HashMap::new(), tokens: 0 }
+        Self { limits, by_request: HashMap::new(), streams: HashSet::new(), tokens: 0 }
     }
 
     /// Books a claim, or says why not. A full worker asks to be retried.
@@ -53,7 +68,7 @@ impl<T> Claims<T> {
                 format!("{} claims over {} tokens wait for their KV already", self.by_request.len(), self.tokens);
             return Err(RequestError::new(ErrorKind::Overloaded, message).retry_after(Duration::from_millis(500)));
         }
-        if self.by_request.contains_key(&request) {
+        if !self.streams.insert(request.clone()) {
             return Err(RequestError::invalid("request_id", format!("request {request} is running here already")));
         }
         self.tokens = wanted;
@@ -61,12 +76,32 @@ impl<T> Claims<T> {
         Ok(())
     }
 
-    /// The claim of a request.
-    pub fn get(&self, request: &RequestId) -> Option<&Claim<T>> {
-        self.by_request.get(request)
+    /// The claim behind the offer of `source` to send KV of so many tokens. Each claim has one offer at most.
+    pub fn offered(&mut self, request: &RequestId, source: &Party, tokens: u32) -> Result<&Claim<T>, OfferError> {
+        let Some(claim) = self.by_request.get_mut(request) else {
+            return Err(OfferError::NotClaimed(format!("no claim stands for request {request}")));
+        };
+        if claim.source != *source {
+            let message = format!("request {request} is claimed for {}, not for {source}", claim.source);
+            return Err(OfferError::NotClaimed(message));
+        }
+        if claim.tokens != tokens {
+            let message = format!("the claim is over {} tokens, the offer over {tokens}", claim.tokens);
+            return Err(OfferError::Contradicts(message));
+        }
+        if std::mem::replace(&mut claim.offered, true) {
+            return Err(OfferError::Contradicts(format!("request {request} had its offer already")));
+        }
+        Ok(claim)
     }
 
-    /// Ends a claim: adopted, failed or cancelled.
+    /// Ends a claim whose stream ended.
+    pub fn end(&mut self, request: &RequestId) {
+        self.take(request);
+        self.streams.remove(request);
+    }
+
+    /// Takes a claim out that was adopted or failed. Its id stays taken until its stream ends.
     pub fn take(&mut self, request: &RequestId) -> Option<Claim<T>> {
         let claim = self.by_request.remove(request)?;
         self.tokens -= u64::from(claim.tokens);
@@ -95,8 +130,11 @@ mod tests {
     use baton_types::{Incarnation, InstanceId};
 
     fn claim(tokens: u32) -> Claim<()> {
-        let source = Party { instance: InstanceId::try_new("p").unwrap(), incarnation: Incarnation(1) };
-        Claim { source, tokens, deadline: Instant::now(), stream: () }
+        Claim { source: party("p", 1), tokens, deadline: Instant::now(), offered: false, stream: () }
+    }
+
+    fn party(name: &str, incarnation: u64) -> Party {
+        Party { instance: InstanceId::try_new(name).unwrap(), incarnation: Incarnation(incarnation) }
     }
 
     fn id(name: &str) -> RequestId {
@@ -116,6 +154,31 @@ mod tests {
         assert_eq!((claims.len(), claims.tokens()), (3, 100));
         assert!(claims.take(&id("a")).is_some() && claims.take(&id("a")).is_none());
         assert_eq!((claims.len(), claims.tokens()), (2, 10));
+        assert_eq!(claims.book(id("a"), claim(1)).unwrap_err().kind, ErrorKind::InvalidRequest, "its stream is open");
+        claims.end(&id("a"));
+        claims.book(id("a"), claim(1)).unwrap();
+        claims.end(&id("a"));
+        assert_eq!((claims.len(), claims.tokens()), (2, 10));
+    }
+
+    #[test]
+    fn only_the_offer_that_was_claimed_is_taken_and_only_once() {
+        let mut claims = Claims::new(ClaimLimits { claims_max: 3, tokens_max: 100 });
+        claims.book(id("a"), claim(5)).unwrap();
+        let cases = [
+            ("b", party("p", 1), 5, Some("no claim stands")),
+            ("a", party("q", 1), 5, Some("is claimed for")),
+            ("a", party("p", 2), 5, Some("is claimed for")),
+            ("a", party("p", 1), 6, Some("over 5 tokens, the offer over 6")),
+            ("a", party("p", 1), 5, None),
+            ("a", party("p", 1), 5, Some("had its offer")),
+        ];
+        for (request, source, tokens, refused) in cases {
+            let got = claims.offered(&id(request), &source, tokens).err().map(|e| e.to_string());
+            let expected = refused.unwrap_or_default();
+            assert!(got.is_some() == refused.is_some() && got.unwrap_or_default().contains(expected), "{expected:?}");
+        }
+        assert_eq!(claims.len(), 1);
     }
 
     #[test]

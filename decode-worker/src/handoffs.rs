@@ -1,9 +1,10 @@
 //! The sink of handoffs: turns claims into reservations, and verified blocks into running sequences.
 
-use crate::claims::{Claim, ClaimLimits, Claims};
+use crate::claims::{Claim, ClaimLimits, Claims, OfferError};
 use crate::slot::Slot;
 use baton_engine::EngineHandle;
 use baton_engine::api::{Run, SequenceRequest};
+use baton_engine::scheduler::SequenceKey;
 use baton_kv_transfer::{GrantReply, HandoffFailure, RefuseReason, ReserveOffer, SinkHandler, VerifiedHandoff};
 use baton_types::{ErrorKind, Party, RequestError, RequestId, SequenceSpec};
 use baton_worker::hold::LeaseHold;
@@ -34,6 +35,8 @@ pub(crate) struct Adopted {
 
 /// An offer that waits for room.
 struct Waiting {
+    /// Its turn among the sequences of the engine.
+    turn: SequenceKey,
     offer: ReserveOffer,
     reply: GrantReply,
 }
@@ -61,7 +64,7 @@ impl Handoffs {
 
     /// Ends a claim whose stream is gone. Its offer, if there is one, finds no claim any more.
     pub(crate) fn forget(&self, request: &RequestId) {
-        self.claims.lock().take(request);
+        self.claims.lock().end(request);
         self.waiting.lock().retain(|w| w.offer.request_id != *request);
         self.grant_waiting();
     }
@@ -80,7 +83,8 @@ impl Handoffs {
         }
     }
 
-    /// Grants from the front, in order: a large offer is not overtaken for ever by small ones.
+    /// Grants from the front, in order: a large offer is not overtaken for ever by small ones, and what it waits for is kept from
+    /// sequences that came later.
     fn grant_waiting(&self) {
         let mut waiting = self.waiting.lock();
         while let Some(front) = waiting.pop_front() {
@@ -91,40 +95,30 @@ impl Handoffs {
                 Some(hold) => front.reply.grant(Box::new(hold)),
                 None => {
                     waiting.push_front(front);
-                    return;
+                    break;
                 }
             }
         }
+        self.engine.keep_room(waiting.front().map(|front| (front.turn, front.offer.tokens as usize)));
     }
 
     fn lease(&self, offer: &ReserveOffer) -> Option<LeaseHold> {
         let lease = self.engine.reserve(offer.tokens as usize)?;
         Some(LeaseHold::new(lease, &offer.source))
     }
-
-    /// Why the offer has no claim, if so.
-    fn refusal(&self, offer: &ReserveOffer) -> Option<(RefuseReason, String)> {
-        let claims = self.claims.lock();
-        let Some(claim) = claims.get(&offer.request_id) else {
-            return Some((RefuseReason::UnknownRequest, format!("no claim stands for request {}", offer.request_id)));
-        };
-        if claim.source != offer.source {
-            let detail =
-                format!("request {} is claimed for {}, not for {}", offer.request_id, claim.source, offer.source);
-            return Some((RefuseReason::UnknownRequest, detail));
-        }
-        let detail = || format!("the claim is over {} tokens, the offer over {}", claim.tokens, offer.tokens);
-        (claim.tokens != offer.tokens).then(|| (RefuseReason::Protocol, detail()))
-    }
 }
 
 impl SinkHandler for Handoffs {
     fn reserve(&self, offer: ReserveOffer, reply: GrantReply) {
-        if let Some((reason, detail)) = self.refusal(&offer) {
-            return reply.refuse(reason, detail);
-        }
+        let claimed = self.claims.lock().offered(&offer.request_id, &offer.source, offer.tokens).map(priority);
+        let priority = match claimed {
+            Ok(priority) => priority,
+            Err(OfferError::NotClaimed(detail)) => return reply.refuse(RefuseReason::UnknownRequest, detail),
+            Err(OfferError::Contradicts(detail)) => return reply.refuse(RefuseReason::Protocol, detail),
+        };
+        let turn = self.engine.take_turn(priority);
         // Bounded by the claims: each has one offer at most.
-        self.waiting.lock().push_back(Waiting { offer, reply });
+        self.waiting.lock().push_back(Waiting { turn, offer, reply });
         self.grant_waiting();
     }
 
@@ -149,6 +143,10 @@ impl SinkHandler for Handoffs {
             claim.stream.sink.fail(reason.kind(), format!("the handoff failed: {reason}"));
         }
     }
+}
+
+fn priority(claim: &Claim<ClaimStream>) -> i32 {
+    claim.stream.sequence.priority
 }
 
 /// Starts the sequence on the blocks that arrived, if they are those that were claimed.
@@ -192,5 +190,5 @@ pub(crate) fn claim(
 ) -> (Claim<ClaimStream>, oneshot::Receiver<Adopted>) {
     let (adopted, arrives) = oneshot::channel();
     let tokens = sequence.tokens.len() as u32;
-    (Claim { source, tokens, deadline, stream: ClaimStream { sequence, sink, slot, adopted } }, arrives)
+    (Claim { source, tokens, deadline, offered: false, stream: ClaimStream { sequence, sink, slot, adopted } }, arrives)
 }

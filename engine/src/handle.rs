@@ -7,7 +7,7 @@ use crate::gate::{LogitObserver, SequenceGate};
 use crate::mailbox::{Mailbox, Submission, is_counted};
 use crate::model::Model;
 use crate::runner::{self, Runner};
-use crate::scheduler::SequenceKey;
+use crate::scheduler::{Awaited, SequenceKey};
 use crate::step_model::StepModel;
 use baton_kv_cache::{Lease, SharedPool};
 use baton_types::{KvPoolMap, PoolMemory};
@@ -53,6 +53,7 @@ impl Engine {
             logits: RwLock::default(),
             load: Mutex::default(),
             starved: AtomicBool::new(false),
+            awaited: Mutex::default(),
             health: Health::new(),
             ended: (Mutex::new(false), Condvar::new()),
             config,
@@ -91,6 +92,8 @@ pub(crate) struct Shared {
     pub(crate) load: Mutex<Load>,
     /// A sequence lacks blocks: nothing is leased to others meanwhile.
     pub(crate) starved: AtomicBool,
+    /// Blocks that a peer waits for.
+    pub(crate) awaited: Mutex<Option<Awaited>>,
     pub(crate) health: Health,
     pub(crate) ended: (Mutex<bool>, Condvar),
     vocab: usize,
@@ -194,7 +197,8 @@ impl EngineHandle {
     }
 
     /// Leases blocks for `tokens` positions that a peer will fill, or `None` if there is no room *now*: the watermark is kept,
-    /// and sequences that lack blocks go first. [`SharedPool::on_freed`] tells when to try again.
+    /// and sequences that lack blocks go first. [`SharedPool::on_freed`] tells when to try again; until then, have the room kept with
+    /// [`EngineHandle::keep_room`].
     pub fn reserve(&self, tokens: usize) -> Option<Lease> {
         let shared = &self.0.0;
         if shared.starved.load(Ordering::Acquire) {
@@ -202,6 +206,21 @@ impl EngineHandle {
         }
         let per_group = vec![tokens.div_ceil(shared.block_tokens); shared.pool.groups()];
         shared.pool.try_lease_keeping(&per_group, shared.config.watermark_blocks as usize)
+    }
+
+    /// A turn among the sequences, as of now, for blocks that a peer will ask for.
+    pub fn take_turn(&self, priority: i32) -> SequenceKey {
+        SequenceKey::new(priority, self.0.0.mailbox.next_arrival())
+    }
+
+    /// Keeps room for a reservation of so many tokens that waits since its turn, or for none any more: sequences that come after it
+    /// are admitted only where as much stays free, so that no stream of small ones starves it.
+    pub fn keep_room(&self, reservation: Option<(SequenceKey, usize)>) {
+        let shared = &self.0.0;
+        let awaited = reservation.map(|(turn, tokens)| Awaited { turn, blocks: tokens.div_ceil(shared.block_tokens) });
+        if std::mem::replace(&mut *shared.awaited.lock(), awaited) != awaited {
+            shared.mailbox.wake();
+        }
     }
 
     /// The block pool.

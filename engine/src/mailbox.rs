@@ -66,6 +66,13 @@ impl Mailbox {
         Ok(())
     }
 
+    /// A place in the order of arrivals for something that is no sequence yet.
+    pub(crate) fn next_arrival(&self) -> u64 {
+        let mut state = self.state.lock();
+        state.arrivals += 1;
+        state.arrivals
+    }
+
     /// Gives `n` places in the queue back.
     pub(crate) fn left_queue(&self, n: usize) {
         self.state.lock().waiting -= n;

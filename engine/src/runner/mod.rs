@@ -106,6 +106,7 @@ impl<M: StepModel> Runner<M> {
             self.end_cancelled();
             let now = Instant::now();
             let conditions = Now { sequences: &self.sequences, gate: self.shared.gate.read().clone() };
+            self.scheduler.keep_for(*self.shared.awaited.lock());
             let decisions = self.scheduler.plan(now, &conditions);
             self.shared.starved.store(decisions.starved, Ordering::Release);
             self.apply(&decisions.preempted, &decisions.started, now);

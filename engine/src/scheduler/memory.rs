@@ -1,7 +1,7 @@
 //! Blocks and places for those who come first, if need be from those who come last.
 
 use super::entry::Stage;
-use super::{Scheduler, SequenceKey};
+use super::{Awaited, Scheduler, SequenceKey};
 use baton_kv_cache::Lease;
 use std::ops::Bound;
 
@@ -22,10 +22,17 @@ impl Scheduler {
         }
     }
 
-    /// Blocks for all `len` tokens of a waiting sequence: above the watermark, else from whoever comes after it.
+    /// Blocks for all `len` tokens of a waiting sequence: above the watermark, else from whoever comes after it. One that comes after
+    /// a reservation takes only what that leaves.
     pub(super) fn admit(&mut self, key: SequenceKey, len: usize, preempted: &mut Vec<SequenceKey>) -> Option<Lease> {
         let needed = len.div_ceil(self.config.block_tokens);
         let per_group = vec![needed; self.pool.groups()];
+        if let Some(awaited) = self.awaited_before(key) {
+            // No waiver for an empty pool: it is empty for the reservation, which takes it in a moment.
+            let kept = awaited.blocks + self.config.watermark_blocks;
+            let leaves_enough = self.pool.free_min() >= needed + kept;
+            return if leaves_enough { self.pool.try_lease_keeping(&per_group, kept) } else { None };
+        }
         if let Some(lease) = self.pool.try_lease_keeping(&per_group, self.config.watermark_blocks) {
             return Some(lease);
         }
@@ -37,6 +44,11 @@ impl Scheduler {
             self.preempt_last_after(key, preempted);
         }
         if preempted.is_empty() { None } else { self.pool.try_lease(&per_group) }
+    }
+
+    /// The reservation whose turn comes before that of `key`.
+    pub(super) fn awaited_before(&self, key: SequenceKey) -> Option<Awaited> {
+        self.awaited.filter(|awaited| awaited.turn < key)
     }
 
     /// Whether `needed` blocks would be free if everyone after `key` gave theirs. Nobody is preempted for nothing.

@@ -4,6 +4,7 @@
 //! - Every running sequence that needs one row gets it in each step. Prefill shares what is left of `chunk_tokens_max`.
 //! - A waiting sequence is admitted when blocks for *all* its tokens are free above the watermark; nobody overtakes one that
 //!   waits for blocks.
+//! - A reservation for a peer that waits for blocks has its turn among the sequences: who comes after it leaves it that many.
 //! - Who lacks a block takes it from the sequence that comes last: that one is preempted, waits, and is recomputed. Nobody takes
 //!   from a sequence that comes before it, so the first of all always progresses and two can never starve each other.
 //! - Where the batch is full, a sequence that comes before others takes the place of the last one, which keeps its blocks and waits.
@@ -42,6 +43,15 @@ pub struct SchedulerConfig {
     pub recheck: Duration,
 }
 
+/// Blocks that somebody outside waits for, with their turn among the sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Awaited {
+    /// Sequences that come after it are admitted only where the blocks stay free.
+    pub turn: SequenceKey,
+    /// Blocks of each group.
+    pub blocks: usize,
+}
+
 /// What the scheduler is told of the world at one instant.
 pub trait Conditions {
     /// Whether the sequence's sink has room.
@@ -56,18 +66,24 @@ pub struct Scheduler {
     config: SchedulerConfig,
     pool: SharedPool,
     entries: BTreeMap<SequenceKey, Entry>,
+    awaited: Option<Awaited>,
 }
 
 impl Scheduler {
     /// A scheduler without sequences over `pool`.
     pub fn new(config: SchedulerConfig, pool: SharedPool) -> Self {
-        Self { config, pool, entries: BTreeMap::new() }
+        Self { config, pool, entries: BTreeMap::new(), awaited: None }
     }
 
     /// Adds a sequence; [`Scheduler::plan`] decides the rest.
     pub fn add(&mut self, key: SequenceKey, arrival: Arrival) {
         let before = self.entries.insert(key, Entry::new(arrival));
         debug_assert!(before.is_none(), "{key:?} is added once");
+    }
+
+    /// Keeps blocks for a reservation that waits, from the next plan on; `None` keeps nothing.
+    pub fn keep_for(&mut self, awaited: Option<Awaited>) {
+        self.awaited = awaited;
     }
 
     /// Takes a sequence out, wherever it is, with the blocks it holds.

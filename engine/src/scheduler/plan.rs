@@ -152,7 +152,8 @@ impl Scheduler {
             let lease = self.admit(key, len, &mut decisions.preempted);
             self.count_preemptions(before, pass, decisions);
             if lease.is_none() {
-                decisions.starved = true;
+                // One that makes way for a reservation does not keep that from the blocks.
+                decisions.starved |= self.awaited_before(key).is_none();
                 pass.closed = true;
                 return false;
             }

@@ -75,3 +75,21 @@ fn reservations_keep_the_margin_and_let_those_who_wait_go_first() {
     starved.end();
     eventually("room again", || engine.reserve(5 * BLOCK).is_some());
 }
+
+#[test]
+fn a_reservation_that_waits_is_not_overtaken_by_later_sequences() {
+    let (engine, _) = start(8, config(), Hooks::default());
+    engine.set_gate(Some(Arc::new(|_: &RequestId, phase: Phase| phase != Phase::Prefill)));
+    let outside = engine.pool().try_lease(&[2]);
+    let (turn, tokens) = (engine.take_turn(0), 8 * BLOCK);
+    assert!(engine.reserve(tokens).is_none());
+    engine.keep_room(Some((turn, tokens)));
+    let late = submit(&engine, request(&prompt(1, 5), 1), Run::Full);
+    eventually("it is there", || engine.load().waiting + engine.load().running > 0);
+    drop(outside);
+    let reserved = engine.reserve(tokens).expect("the block that the late one wants is kept");
+    engine.keep_room(None);
+    engine.set_gate(None);
+    drop(reserved);
+    assert_eq!(late.end().0.len(), 1);
+}

@@ -210,3 +210,58 @@ fn the_watermark_holds_newcomers_back_while_others_run() {
     "#]],
     );
 }
+
+#[test]
+fn who_comes_after_a_waiting_reservation_leaves_it_its_blocks() {
+    let mut w = World::new(6, config());
+    let a = w.prompt(8);
+    w.check(
+        1,
+        expect![[r#"
+        start a a:0+8*
+    "#]],
+    );
+    let b = w.prompt(12); // Before the reservation: it gets what comes free first.
+    let turn = SequenceKey::new(0, w.next);
+    w.next += 1;
+    w.names.insert(turn, '-');
+    w.scheduler.keep_for(Some(Awaited { turn, blocks: 5 }));
+    w.prompt(4); // After it: fits, and would keep the reservation from ever fitting.
+    w.check(
+        1,
+        expect![[r#"
+        a:8+1* starved
+    "#]],
+    );
+    w.scheduler.remove(a);
+    w.check(
+        2,
+        expect![[r#"
+        start b b:0+8
+        b:8+4*
+    "#]],
+    );
+    w.scheduler.remove(b);
+    // Nothing runs, and nothing lacks blocks: they are for the reservation.
+    w.check(
+        1,
+        expect![[r#"
+        idle
+    "#]],
+    );
+    let urgent = w.add(1, w.arrival(1)); // Comes before the reservation all the same.
+    w.check(
+        1,
+        expect![[r#"
+        start e e:0+1*
+    "#]],
+    );
+    w.scheduler.remove(urgent);
+    w.scheduler.keep_for(None);
+    w.check(
+        1,
+        expect![[r#"
+        start d d:0+4*
+    "#]],
+    );
+}
