@@ -1,7 +1,7 @@
 //! The promise of bits, over the whole path: whatever is batched, chunked, shipped, preempted, continued or late, each step's logits and
 //! every token's KV are those of a request that runs alone.
 
-use baton_tests::bits::{Compared, Coverage, Dealer, Family, Truth, World};
+use baton_tests::bits::{Case, Compared, Coverage, Dealer, Family, Truth, World};
 use baton_worker::settings::ModelSettings;
 
 /// On both sides of every boundary of blocks and slabs; five reach into a third slab of 64 tokens.
@@ -17,9 +17,9 @@ fn check(seed: u64, models: u64, cases: usize) -> Coverage {
     for model in 0..models {
         let world = World::random(Family::Cpu, seed + model, 2, &LENGTHS, OUTPUTS).unwrap();
         let truth = Truth::compute(world).unwrap();
-        let outputs = truth.outputs();
-        for _ in 0..cases {
-            let case = dealer.deal(&outputs);
+        let sizes = truth.sizes();
+        let made = [16, 64].map(|block| Case::preempting(block, &sizes));
+        for case in made.into_iter().chain((0..cases).map(|_| dealer.deal(&sizes))) {
             let observed = truth.observe(&case).unwrap();
             match observed.equal {
                 Ok(compared) => (total.rows, total.kv) = (total.rows + compared.rows, total.kv + compared.kv),
@@ -69,13 +69,14 @@ fn many_more_ways_give_the_bits_a_request_has_alone() {
     assert_eq!(coverage.missing(&wanted()), []);
 }
 
-/// Deals up to `cases` cases to backends of `family`: whether all of them passed.
+/// Deals up to `cases` cases to backends of `family` and compares with what such a backend computes for each request alone: whether all
+/// of them passed.
 fn passes(family: Family, cases: usize) -> Result<(), String> {
     let world = World::random(family, 7, 1, &[131, 3, 20, 64, 17], 6).unwrap();
     let truth = Truth::compute(world).unwrap();
-    let (outputs, mut dealer) = (truth.outputs(), Dealer::new(7));
+    let (sizes, mut dealer) = (truth.sizes(), Dealer::new(7));
     for number in 1..=cases {
-        let case = dealer.deal(&outputs);
+        let case = dealer.deal(&sizes);
         if let Err(difference) = truth.observe(&case).unwrap().equal {
             return Err(format!("case {number}: {difference}"));
         }
@@ -102,9 +103,8 @@ fn the_default_model_has_the_same_bits_in_every_way() {
     let short = golden.iter().take(3).map(|g| g.prompt_ids.clone());
     let world = World::new(Family::Cpu, source, short.chain([long]).collect(), 6);
     let truth = Truth::compute(world).unwrap();
-    let case = Dealer::new(3).deal(&truth.outputs());
+    let case = Dealer::new(3).deal(&truth.sizes());
     let observed = truth.observe(&case).unwrap();
-    println!("{case:?}\n{}", observed.coverage);
     let compared = observed.equal.unwrap_or_else(|difference| panic!("{difference}\n{case:?}"));
-    println!("{compared:?}");
+    println!("{case:?}\n{}equal: {compared:?}", observed.coverage);
 }

@@ -70,6 +70,17 @@ pub struct Case {
 }
 
 impl Case {
+    /// All requests at once on a D with little room, first those that outgrow their blocks soonest, so that some must be preempted.
+    /// `sizes` are the prompt's and the output's tokens of each.
+    pub fn preempting(block_tokens: u32, sizes: &[(usize, u32)]) -> Self {
+        let block = block_tokens as usize;
+        let setup = Setup { block_tokens, chunk: 256, running: sizes.len(), threads: 2, lagging: false, tight: true };
+        let mut order: Vec<_> = (0..sizes.len()).collect();
+        order.sort_by_key(|&index| (sizes[index].0.next_multiple_of(block) - sizes[index].0, sizes[index].0));
+        let plans = vec![Plan { route: Route::Local, continued: 0 }; sizes.len()];
+        Self { p: setup, d: setup, ucx: false, arrivals: Arrivals::Together, plans, order }
+    }
+
     pub(super) fn transport(&self) -> TransportChoice {
         match self.ucx {
             true => TransportChoice::ucx(Ipv4Addr::LOCALHOST.into()),
@@ -143,8 +154,8 @@ impl Dealer {
         }
     }
 
-    /// The next case for `outputs[i]` tokens of the `i`-th request.
-    pub fn deal(&mut self, outputs: &[u32]) -> Case {
+    /// The next case for requests of these sizes: the prompt's and the output's tokens.
+    pub fn deal(&mut self, sizes: &[(usize, u32)]) -> Case {
         let rng = &mut self.rng;
         let (blocks, threads) = (self.blocks.deal(rng), self.threads.deal(rng));
         let (lagging, tight) = (self.lagging.deal(rng), self.tight.deal(rng));
@@ -158,13 +169,13 @@ impl Dealer {
             lagging,
             tight,
         };
-        let mut plan = |&outputs: &u32| {
+        let mut plan = |&(_, outputs): &(usize, u32)| {
             let (route, continued) = self.plans.deal(rng);
             // A handoff moves a sequence that has a token to come after its first.
             let continued = if continued && outputs > 2 { rng.random_range(1..=outputs - 2) } else { 0 };
             Plan { route, continued }
         };
-        let plans: Vec<_> = outputs.iter().map(&mut plan).collect();
+        let plans: Vec<_> = sizes.iter().map(&mut plan).collect();
         let mut order: Vec<_> = (0..plans.len()).collect();
         order.shuffle(rng);
         let mut case = Case {

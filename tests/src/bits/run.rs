@@ -51,9 +51,10 @@ impl Truth {
         &self.world
     }
 
-    /// Tokens generated for each request.
-    pub fn outputs(&self) -> Vec<u32> {
-        self.ledger.outputs.iter().map(|tokens| tokens.len() as u32).collect()
+    /// Tokens of each request: its prompt's and its output's.
+    pub fn sizes(&self) -> Vec<(usize, u32)> {
+        let outputs = self.ledger.outputs.iter().map(|tokens| tokens.len() as u32);
+        self.world.requests.iter().map(|request| request.prompt_len).zip(outputs).collect()
     }
 
     /// Serves all requests as `case` says. An error is the harness's or the system's; whether bits are equal is in the result.
