@@ -40,6 +40,7 @@ on_every_transport![
     refusing::impossible_blocks_are_refused_at_once,
     failing::wrong_ticket_is_never_adopted,
     failing::corrupted_byte_is_found,
+    failing::checksums_sent_twice_are_not_adopted,
     failing::doubled_commit_adopts_once,
     failing::abort_in_every_phase_frees_both_sides,
     failing::cancel_at_the_sink_in_every_phase_frees_both_sides,

@@ -9,6 +9,7 @@
 //!
 //! Neither knows a transport, a thread or a clock, nor which of prefill and decode it serves.
 
+pub(crate) mod coverage;
 pub(crate) mod sink;
 pub(crate) mod source;
 

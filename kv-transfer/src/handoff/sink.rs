@@ -1,8 +1,9 @@
 //! The sink of one handoff: when to grant, to verify, to adopt, and when the blocks may be used again.
 
+use super::coverage::Coverage;
 use crate::message::{Commit, ShardPair, SumRun};
 use crate::{HandoffFailure, RefuseReason};
-use baton_types::TicketId;
+use baton_types::{KvLayout, TicketId};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -83,7 +84,7 @@ enum State {
 #[derive(Debug)]
 pub(crate) struct Sink {
     pub(crate) ticket: TicketId,
-    /// Checksums and bytes that the blocks take: fixed by the offer, so that a source cannot commit less.
+    /// Tokens and bytes that the blocks take: fixed by the offer, so that a source cannot commit less.
     expected: Expected,
     deadline: Instant,
     abort_wait: Duration,
@@ -92,8 +93,8 @@ pub(crate) struct Sink {
     shards: u16,
     committed: BTreeSet<u16>,
     commit: Option<Box<Commit>>,
-    /// Checksums received and found right.
-    received: u64,
+    /// What checksums came for, each part once, so that counting those found right tells when all are.
+    received: Coverage,
     verified: u64,
 }
 
@@ -101,7 +102,6 @@ pub(crate) struct Sink {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Expected {
     pub tokens: u32,
-    pub sums: u64,
     pub bytes: u64,
     pub algorithm: u16,
 }
@@ -110,12 +110,13 @@ impl Sink {
     pub(crate) fn new(
         ticket: TicketId,
         shards: u16,
+        layout: &KvLayout,
         expected: Expected,
         deadline: Instant,
         abort_wait: Duration,
     ) -> Self {
         let (state, committed, commit) = (State::Claimed, BTreeSet::new(), None);
-        let (received, verified) = (0, 0);
+        let (received, verified) = (Coverage::new(layout, expected.tokens), 0);
         Self { ticket, expected, deadline, abort_wait, state, shards, committed, commit, received, verified }
     }
 
@@ -175,9 +176,8 @@ impl Sink {
         if !matches!(self.state, State::Reserved | State::Receiving) || shard.source >= self.shards {
             return;
         }
-        self.received += runs.iter().map(|r| r.sums.len() as u64).sum::<u64>();
-        if self.received > self.expected.sums {
-            return self.give_up(HandoffFailure::Protocol("more checksums than the grant covers".into()), now, actions);
+        if let Err(detail) = runs.iter().try_for_each(|run| self.received.add(run)) {
+            return self.give_up(HandoffFailure::Protocol(detail.into()), now, actions);
         }
         self.state = State::Receiving;
         actions.push(SinkAction::Verify(runs));
@@ -199,7 +199,7 @@ impl Sink {
             return self.give_up(HandoffFailure::Deadline("receiving"), now, actions);
         }
         let whole = commit.algorithm == self.expected.algorithm
-            && commit.sums == self.expected.sums
+            && commit.sums == self.received.sums()
             && commit.bytes == self.expected.bytes
             && commit.tokens.len() >= self.expected.tokens as usize
             && commit.prompt_len as usize <= commit.tokens.len()
@@ -219,7 +219,7 @@ impl Sink {
     }
 
     fn deliver_if_whole(&mut self, actions: &mut Vec<SinkAction>) {
-        let whole = self.verified == self.expected.sums && self.committed.len() == usize::from(self.shards);
+        let whole = self.verified == self.received.sums() && self.committed.len() == usize::from(self.shards);
         if !whole || !matches!(self.state, State::Receiving) {
             return;
         }

@@ -1,7 +1,9 @@
 use super::*;
+use baton_types::Dtype;
 
 const ABORT_WAIT: Duration = Duration::from_millis(100);
-const EXPECTED: Expected = Expected { tokens: 4, sums: 4, bytes: 64, algorithm: 1 };
+/// Two granules of one layer of k and v: four checksums.
+const EXPECTED: Expected = Expected { tokens: 32, bytes: 64, algorithm: 1 };
 
 fn commit_of(shard: u16) -> Commit {
     Commit {
@@ -11,7 +13,7 @@ fn commit_of(shard: u16) -> Commit {
         sums: 4,
         bytes: 64,
         prompt_len: 4,
-        tokens: vec![0; 5],
+        tokens: vec![0; 33],
         extra: vec![],
     }
 }
@@ -19,8 +21,9 @@ fn commit_of(shard: u16) -> Commit {
 fn commit() -> SinkInput {
     SinkInput::Commit(Box::new(commit_of(0)))
 }
-fn sums(count: usize) -> SinkInput {
-    let runs = vec![SumRun { group: 0, layer: 0, first_granule: 0, sums: vec![0; count] }];
+/// Checksums of so many granules, both planes each, from one on.
+fn sums(first_granule: u32, granules: usize) -> SinkInput {
+    let runs = vec![SumRun { group: 0, layer: 0, first_granule, sums: vec![0; 2 * granules] }];
     SinkInput::Checksums { shard: ShardPair::default(), runs }
 }
 fn verified(sums: u64) -> SinkInput {
@@ -59,7 +62,8 @@ fn describe(action: &SinkAction) -> String {
 /// Feeds the inputs, each at a number of milliseconds, and compares what comes of each.
 fn check_shards(shards: u16, steps: Vec<(u64, SinkInput, &str)>) {
     let begin = Instant::now();
-    let mut sink = Sink::new(TicketId(9), shards, EXPECTED, begin + Duration::from_secs(1), ABORT_WAIT);
+    let layout = KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap();
+    let mut sink = Sink::new(TicketId(9), shards, &layout, EXPECTED, begin + Duration::from_secs(1), ABORT_WAIT);
     for (i, (at, input, expected)) in steps.into_iter().enumerate() {
         let what = format!("step {i}: {input:?}");
         let actions: Vec<_> = sink.handle(begin + Duration::from_millis(at), input).iter().map(describe).collect();
@@ -82,22 +86,22 @@ fn check_granted(steps: Vec<(SinkInput, &str)>) {
 fn adopts_what_is_whole_in_any_order() {
     let adopted = || (SinkInput::Delivered(Ok(())), "ack, forget");
     check_granted(vec![
-        (sums(2), "verify"),
+        (sums(1, 1), "verify"),
         (verified(2), ""),
-        (sums(2), "verify"),
+        (sums(0, 1), "verify"),
         (commit(), ""),
         (verified(2), "deliver"),
         adopted(),
     ]);
-    check_granted(vec![(commit(), ""), (sums(4), "verify"), (verified(4), "deliver"), adopted()]);
-    check_granted(vec![(sums(4), "verify"), (verified(4), ""), (commit(), "deliver"), adopted()]);
+    check_granted(vec![(commit(), ""), (sums(0, 2), "verify"), (verified(4), "deliver"), adopted()]);
+    check_granted(vec![(sums(0, 2), "verify"), (verified(4), ""), (commit(), "deliver"), adopted()]);
 }
 
 #[test]
 fn a_doubled_commit_delivers_once() {
-    let delivered = vec![(sums(4), "verify"), (verified(4), ""), (commit(), "deliver"), (commit(), "")];
+    let delivered = vec![(sums(0, 2), "verify"), (verified(4), ""), (commit(), "deliver"), (commit(), "")];
     check_granted(delivered);
-    check_granted(vec![(commit(), ""), (commit(), ""), (sums(4), "verify"), (verified(4), "deliver")]);
+    check_granted(vec![(commit(), ""), (commit(), ""), (sums(0, 2), "verify"), (verified(4), "deliver")]);
 }
 
 #[test]
@@ -107,7 +111,7 @@ fn several_shards_are_adopted_together() {
         2,
         vec![
             (0, SinkInput::Granted, "grant"),
-            (0, sums(4), "verify"),
+            (0, sums(0, 2), "verify"),
             (0, verified(4), ""),
             (0, of(0), ""),
             (0, of(0), ""),
@@ -131,8 +135,8 @@ fn a_commit_that_does_not_fit_is_refused() {
         |c| c.bytes -= 1,
         |c| c.sums += 1,
         |c| c.algorithm = 2,
-        |c| c.tokens.truncate(3),
-        |c| c.prompt_len = 6,
+        |c| c.tokens.truncate(31),
+        |c| c.prompt_len = 34,
         |c| c.shard.source = 1,
     ];
     for change in changes {
@@ -147,20 +151,48 @@ fn a_commit_that_does_not_fit_is_refused() {
 fn corruption_is_never_adopted() {
     // Found after the commit: nothing is under way.
     check_granted(vec![
-        (sums(4), "verify"),
+        (sums(0, 2), "verify"),
         (commit(), ""),
         (corrupt(), "nack corrupt, release, failed corrupt, forget"),
         (verified(4), ""),
     ]);
     // Found while later layers are still written: the blocks wait for the source's word, or for its commit, which is as good.
     for end in [aborted(true), commit()] {
-        check_granted(vec![(sums(2), "verify"), (corrupt(), "nack corrupt, failed corrupt"), (end, "release, forget")]);
+        check_granted(vec![
+            (sums(0, 1), "verify"),
+            (corrupt(), "nack corrupt, failed corrupt"),
+            (end, "release, forget"),
+        ]);
     }
 }
 
 #[test]
-fn more_checksums_than_the_grant_covers_abort() {
-    check_granted(vec![(sums(4), "verify"), (sums(1), "abort, failed protocol")]);
+fn checksums_of_nothing_that_was_granted_abort() {
+    check_granted(vec![(sums(0, 2), "verify"), (sums(2, 1), "abort, failed protocol")]);
+    check_granted(vec![(sums(0, 3), "abort, failed protocol")]);
+}
+
+#[test]
+fn a_part_verified_twice_does_not_stand_for_another() {
+    // As many checksums were found right as a whole handoff has, and half of it was never looked at.
+    check_granted(vec![
+        (sums(0, 1), "verify"),
+        (verified(2), ""),
+        (sums(0, 1), "abort, failed protocol"),
+        (verified(2), ""),
+        (commit(), "release, forget"),
+    ]);
+}
+
+#[test]
+fn parts_verified_once_each_are_the_whole() {
+    check_granted(vec![
+        (sums(0, 1), "verify"),
+        (sums(1, 1), "verify"),
+        (verified(2), ""),
+        (commit(), ""),
+        (verified(2), "deliver"),
+    ]);
 }
 
 #[test]
@@ -188,7 +220,7 @@ fn before_the_grant_there_is_nothing_to_fence() {
     check(vec![(aborted(true), "failed aborted_by_peer, forget"), (SinkInput::Granted, "release")]);
     check(vec![(cancel(), "refuse no_room, failed aborted, forget")]);
     check(vec![(lost(false), "failed peer_lost, forget")]);
-    check(vec![(commit(), ""), (sums(1), ""), (verified(1), "")]);
+    check(vec![(commit(), ""), (sums(0, 1), ""), (verified(1), "")]);
 }
 
 #[test]
@@ -212,7 +244,7 @@ fn deadlines_abort_and_then_quarantine() {
 #[test]
 fn a_worker_that_does_not_adopt_ends_it() {
     check_granted(vec![
-        (sums(4), "verify"),
+        (sums(0, 2), "verify"),
         (verified(4), ""),
         (commit(), "deliver"),
         (SinkInput::Delivered(Err("x".into())), "nack not_adopted, failed not_adopted, forget"),

@@ -55,20 +55,13 @@ impl Progress {
         let left = Duration::from_millis(u64::from(offer.deadline_ms).min(self.config.limits.handoff_ms));
         let deadline = now + left;
         let layout = self.config.map.layout();
-        let sums: usize = layout
-            .groups()
-            .iter()
-            .enumerate()
-            .map(|(g, group)| checksum::sums_of(layout, g, &(0..offer.tokens)) * group.layers.len())
-            .sum();
         let expected = Expected {
             tokens: offer.tokens,
-            sums: sums as u64,
             bytes: (layout.bytes_per_token() * offer.tokens as usize) as u64,
             algorithm: checksum::ALGORITHM,
         };
         let ticket = self.new_ticket();
-        let sink = Sink::new(ticket, offer.shards, expected, deadline, self.config.limits.abort());
+        let sink = Sink::new(ticket, offer.shards, layout, expected, deadline, self.config.limits.abort());
         let key = self.inbox.offer();
         let question = ReserveOffer {
             request_id: offer.request_id.clone(),

@@ -5,8 +5,8 @@ use crate::common::*;
 use baton_kv_transfer::*;
 use baton_types::fence::AlreadyDone;
 use baton_types::*;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 const CHECKSUMS: u8 = 7;
@@ -65,6 +65,33 @@ pub fn corrupted_byte_is_found(choice: &TransportChoice) {
     assert!(sink.sink.take_adopted("corrupt").is_none());
     eventually("the sink's worker knows", || matches!(sink.sink.failures()[..], [(_, HandoffFailure::Corrupt(_))]));
     source.gate.open(Phase::Commit);
+    quiet(&source, &sink);
+    still_works(&source, &sink);
+}
+
+pub fn checksums_sent_twice_are_not_adopted(choice: &TransportChoice) {
+    // One message comes again in place of the next: their number is right, and a part of the sequence was never compared.
+    let mut config = NodeConfig::new("p", small(16), 24);
+    config.limits.epoch_bytes = 1; // Every copy an epoch, with checksums of its own.
+    let (source, sink) = (config.start(choice.clone()), NodeConfig::new("d", small(16), 24).start(choice.clone()));
+    let first = Mutex::new(None);
+    let left = Arc::new(AtomicU32::new(2));
+    let bent = left.clone();
+    source.gate.bend(move |message| {
+        let mut first = first.lock().unwrap();
+        if message[3] != CHECKSUMS || bent.load(Ordering::SeqCst) == 0 {
+            return vec![message];
+        }
+        bent.fetch_sub(1, Ordering::SeqCst);
+        vec![first.get_or_insert(message).clone()]
+    });
+    let (outgoing, _) = source.offer(&sink.peer(), "twice", 32, 1);
+    source.launch(&outgoing, 32, 16);
+    outgoing.finish(commit(32));
+    let failure = outgoing.wait().unwrap_err();
+    assert_eq!(left.load(Ordering::SeqCst), 0, "two messages were bent: {failure}");
+    assert!(sink.sink.take_adopted("twice").is_none());
+    eventually("the sink's worker knows", || matches!(sink.sink.failures()[..], [(_, HandoffFailure::Protocol(_))]));
     quiet(&source, &sink);
     still_works(&source, &sink);
 }

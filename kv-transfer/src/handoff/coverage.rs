@@ -1,0 +1,99 @@
+//! Which parts of a handoff have had their checksums: every granule of every layer once, and none twice.
+
+use crate::checksum::GRANULE;
+use crate::message::SumRun;
+use baton_types::KvLayout;
+
+/// One bit for each granule of each layer, over all its planes.
+#[derive(Debug)]
+pub(crate) struct Coverage {
+    groups: Vec<Group>,
+    /// Granules of one layer.
+    granules: usize,
+    bits: Vec<u64>,
+}
+
+#[derive(Debug)]
+struct Group {
+    /// Bit of its first granule.
+    first: usize,
+    layers: usize,
+    planes: usize,
+}
+
+impl Coverage {
+    /// Nothing of positions `0..tokens` is covered.
+    pub(crate) fn new(layout: &KvLayout, tokens: u32) -> Self {
+        let granules = tokens.div_ceil(GRANULE) as usize;
+        let mut bits = 0;
+        let groups = layout.groups().iter().map(|group| {
+            let (first, layers) = (bits, group.layers.len());
+            bits += layers * granules;
+            Group { first, layers, planes: group.planes.len() }
+        });
+        let groups = groups.collect();
+        Self { groups, granules, bits: vec![0; bits.div_ceil(64)] }
+    }
+
+    /// How many checksums cover everything.
+    pub(crate) fn sums(&self) -> u64 {
+        self.groups.iter().map(|group| (group.layers * self.granules * group.planes) as u64).sum()
+    }
+
+    /// Takes a run in, or says why no correct source sends it.
+    pub(crate) fn add(&mut self, run: &SumRun) -> Result<(), &'static str> {
+        let group = self.groups.get(usize::from(run.group)).filter(|group| usize::from(run.layer) < group.layers);
+        let group = group.ok_or("checksums of a layer that does not exist")?;
+        let (first, count) = (run.first_granule as usize, run.sums.len() / group.planes);
+        let fits = count > 0 && run.sums.len().is_multiple_of(group.planes) && first + count <= self.granules;
+        if !fits {
+            return Err("checksums of positions that were not reserved");
+        }
+        let start = group.first + usize::from(run.layer) * self.granules + first;
+        for bit in start..start + count {
+            let (word, mask) = (&mut self.bits[bit / 64], 1 << (bit % 64));
+            if *word & mask != 0 {
+                return Err("checksums of the same positions twice");
+            }
+            *word |= mask;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use baton_types::Dtype;
+
+    fn run(group: u8, layer: u16, first_granule: u32, sums: usize) -> SumRun {
+        SumRun { group, layer, first_granule, sums: vec![0; sums] }
+    }
+
+    #[test]
+    fn every_part_counts_once() {
+        // Two layers of k and v, three granules each, the last one not full.
+        let layout = KvLayout::llama(16, 2, 1, 8, Dtype::Bf16).unwrap();
+        let mut coverage = Coverage::new(&layout, 33);
+        assert_eq!(coverage.sums(), 12);
+        let steps = [
+            (run(0, 1, 1, 4), Ok(())),
+            (run(0, 1, 2, 2), Err("twice")),
+            (run(0, 0, 0, 6), Ok(())),
+            (run(0, 1, 0, 4), Err("twice")),
+            (run(0, 1, 3, 2), Err("not reserved")),
+            (run(0, 1, u32::MAX, 2), Err("not reserved")),
+            (run(0, 1, 0, 3), Err("not reserved")),
+            (run(0, 1, 0, 0), Err("not reserved")),
+            (run(0, 2, 0, 2), Err("does not exist")),
+            (run(1, 0, 0, 2), Err("does not exist")),
+        ];
+        for (run, expected) in steps {
+            match (coverage.add(&run), expected) {
+                (Ok(()), Ok(())) => {}
+                (Err(found), Err(expected)) => assert!(found.contains(expected), "{run:?}: {found}"),
+                (found, _) => panic!("{run:?}: {found:?}"),
+            }
+        }
+    }
+}
