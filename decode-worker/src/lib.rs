@@ -12,6 +12,8 @@ pub mod claims;
 mod handoffs;
 mod service;
 mod slot;
+#[cfg(test)]
+mod tests;
 
 use baton_engine::EngineHandle;
 use baton_proto::v1::decode_server::DecodeServer;

@@ -14,6 +14,7 @@ use baton_worker::submit::submit_error;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::sleep_until;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
@@ -41,30 +42,36 @@ impl Decode for DecodeService {
         self.parts.engine.check_fits(sequence.tokens.len()).map_err(|e| status::from_error(&submit_error(&e)))?;
         let (replies, stream) = mpsc::channel(MESSAGES_MAX);
         let (sink, events) = stream::channel();
-        let mut call = Call {
-            request: sequence.request_id.clone(),
-            service: self.clone(),
-            slot: Slot::default(),
-            events,
-            adopted: None,
-            replies,
-            parent,
-            since: Instant::now(),
-        };
-        match source {
+        let (slot, since) = (Slot::default(), Instant::now());
+        let (request, prefills) = (sequence.request_id.clone(), source.is_none());
+        let adopted = match source {
             Some(source) => {
-                let (claim, adopted) = claim(source, sequence, deadline, sink, call.slot.clone());
-                self.handoffs.book(call.request.clone(), claim).map_err(|e| status::from_error(&e))?;
-                call.adopted = Some(adopted);
+                let (claim, adopted) = claim(source, sequence, deadline, sink, slot.clone());
+                self.handoffs.book(request.clone(), claim).map_err(|e| status::from_error(&e))?;
+                Some(adopted)
             }
             None => {
                 let request = to_engine(sequence, deadline);
-                let started = call.slot.start(|| self.parts.engine.submit(request, Run::Full, Box::new(sink)));
+                let started = slot.start(|| self.parts.engine.submit(request, Run::Full, Box::new(sink)));
                 started.map_err(|e| {
                     e.map_or_else(|| Status::cancelled("cancelled"), |e| status::from_error(&submit_error(&e)))
                 })?;
+                None
             }
-        }
+        };
+        // Only now that the id is booked for this call may its end free it.
+        let call = Call {
+            request,
+            service: self.clone(),
+            slot,
+            events,
+            adopted,
+            replies,
+            parent,
+            since,
+            deadline,
+            prefills,
+        };
         tokio::spawn(call.run());
         Ok(Response::new(ReceiverStream::new(stream)))
     }
@@ -98,14 +105,22 @@ struct Call {
     replies: mpsc::Sender<Reply>,
     parent: Parent,
     since: Instant,
+    deadline: Instant,
+    /// Whether the prompt is prefilled here.
+    prefills: bool,
 }
 
 impl Call {
     async fn run(mut self) {
-        let replies = self.replies.clone();
+        let (replies, deadline) = (self.replies.clone(), self.deadline);
         tokio::select! {
             () = replies.closed() => tracing::debug!(request_id = %self.request, "cancels a request whose stream is gone"),
             () = self.forward() => {}
+            () = sleep_until(deadline.into()) => {
+                let late = RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed");
+                // A stream without room has a reader that stalls, and its end says the same.
+                let _ = replies.try_send(Err(status::from_error(&late)));
+            }
         }
     }
 
@@ -181,7 +196,9 @@ impl Call {
 impl Drop for Call {
     fn drop(&mut self) {
         self.slot.cancel();
-        self.service.handoffs.forget(&self.request);
-        self.service.parts.transfer.cancel_incoming(&self.request, "the stream that claimed it is gone");
+        if !self.prefills {
+            self.service.handoffs.forget(&self.request);
+            self.service.parts.transfer.cancel_incoming(&self.request, "the stream that claimed it is gone");
+        }
     }
 }

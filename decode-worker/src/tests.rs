@@ -1,0 +1,89 @@
+//! The service over a real engine and transfer: claims whose KV never comes.
+
+use crate::claims::ClaimLimits;
+use crate::handoffs::Handoffs;
+use crate::service::DecodeService;
+use baton_kv_transfer::{KvTransfer, TransferConfig, TransportChoice};
+use baton_proto::convert::status::to_error;
+use baton_proto::v1::{self, decode_event::Event, decode_request::Prefill, decode_server::Decode};
+use baton_types::{ErrorKind, Incarnation, InstanceId, Party, RequestId, SamplingParams, SequenceSpec};
+use baton_worker::bring_up;
+use baton_worker::config::WorkerConfig;
+use baton_worker::process::Parts;
+use opentelemetry::trace::TracerProvider as _;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Status};
+
+/// Nothing here takes long; whoever waits this long waits for ever.
+const FOREVER: Duration = Duration::from_secs(30);
+
+fn party(name: &str) -> Party {
+    Party { instance: InstanceId::try_new(name).unwrap(), incarnation: Incarnation(1) }
+}
+
+fn service() -> DecodeService {
+    let mut config = WorkerConfig::default();
+    config.model.model = "random:hidden=32,layers=1,heads=2,kv_heads=1,head_dim=16,ffn=64,vocab=300,context=256".into();
+    config.engine.threads = 1;
+    config.engine.kv_cache_bytes = baton_node::config::ByteSize(1 << 20);
+    let loaded = bring_up::load(&config.model, &config.engine, &|_, _| ()).unwrap();
+    let handoffs = Handoffs::new(loaded.engine.clone(), ClaimLimits { claims_max: 8, tokens_max: 1000 });
+    let transport = TransportChoice::Tcp { bind: IpAddr::V4(Ipv4Addr::LOCALHOST), port: 0 };
+    let transfer = TransferConfig::new(party("d"), loaded.compatibility, loaded.map, transport);
+    let transfer = KvTransfer::start(transfer, loaded.region, handoffs.clone()).unwrap();
+    let tracer = SdkTracerProvider::builder().build().tracer("baton");
+    let parts = Parts { engine: loaded.engine, transfer, tracer, call_max: FOREVER, message_max: 1 << 20 };
+    DecodeService { handoffs, parts }
+}
+
+/// Claims capacity for a prompt of five tokens that a prefill worker will never send.
+async fn claim(service: &DecodeService, id: &str, within: Duration) -> Result<ReceiverStream<Reply>, Status> {
+    let sequence = SequenceSpec {
+        request_id: RequestId::try_new(id).unwrap(),
+        tokens: vec![1, 2, 3, 4, 5],
+        prompt_len: 5,
+        sampling: SamplingParams::default(),
+        sample_index: 0,
+        priority: 0,
+    };
+    let prefill = Prefill::AwaitKv(v1::AwaitKv { source: Some(party("p").into()) });
+    let mut request = Request::new(v1::DecodeRequest { sequence: Some(sequence.into()), prefill: Some(prefill) });
+    request.set_timeout(within);
+    service.generate(request).await.map(tonic::Response::into_inner)
+}
+
+type Reply = Result<v1::DecodeEvent, Status>;
+
+async fn next(stream: &mut ReceiverStream<Reply>) -> Option<Reply> {
+    tokio::time::timeout(FOREVER, stream.next()).await.expect("it does not wait for ever")
+}
+
+fn is_claimed(reply: Option<Reply>) -> bool {
+    matches!(reply, Some(Ok(v1::DecodeEvent { event: Some(Event::Claimed(_)) })))
+}
+
+#[tokio::test]
+async fn a_claim_whose_kv_never_comes_lapses_with_its_deadline() {
+    let service = service();
+    let mut stream = claim(&service, "a", Duration::from_millis(50)).await.unwrap();
+    assert!(is_claimed(next(&mut stream).await));
+    assert_eq!(service.handoffs.claimed_tokens(), 5);
+    let end = next(&mut stream).await.expect("an end").expect_err("no token can come");
+    assert_eq!(to_error(&end).kind, ErrorKind::DeadlineExceeded);
+    assert!(next(&mut stream).await.is_none());
+    assert_eq!(service.handoffs.claimed_tokens(), 0);
+}
+
+#[tokio::test]
+async fn a_refused_call_leaves_the_claim_of_its_namesake_alone() {
+    let service = service();
+    let mut stream = claim(&service, "a", FOREVER).await.unwrap();
+    assert!(is_claimed(next(&mut stream).await));
+    let refused = claim(&service, "a", FOREVER).await.expect_err("this id is running");
+    assert_eq!(to_error(&refused).kind, ErrorKind::InvalidRequest);
+    assert_eq!(service.handoffs.claimed_tokens(), 5, "the claim of the first call stands");
+}
