@@ -60,7 +60,7 @@ impl TransportChoice {
 pub struct TransferLimits {
     /// Handoffs that this instance may send at once.
     pub outgoing_max: usize,
-    /// Handoffs that this instance may receive at once, granted or not.
+    /// Handoffs that this instance may receive at once, granted or not. Those whose blocks are quarantined are over and do not count.
     pub incoming_max: usize,
     /// Peers connected at once.
     pub peers_max: usize,
@@ -70,7 +70,8 @@ pub struct TransferLimits {
     pub put_bytes_max: usize,
     /// Bytes of one handoff after which a flush epoch is asked for and its checksums are sent ahead.
     pub epoch_bytes: usize,
-    /// Blocks quarantined for one peer above which it gets no new reservation.
+    /// Quarantined blocks, over all groups, at which their writer gets no new reservation, in whichever incarnation; 0 takes a quarter
+    /// of the pool.
     pub quarantined_blocks_max: usize,
     /// Longest wait for a connection to answer.
     pub connect_ms: u64,
@@ -93,7 +94,7 @@ impl Default for TransferLimits {
             in_flight_bytes_max: 32 << 20,
             put_bytes_max: 4 << 20,
             epoch_bytes: 4 << 20,
-            quarantined_blocks_max: 4096,
+            quarantined_blocks_max: 0,
             connect_ms: 5_000,
             abort_ms: 2_000,
             peer_silent_ms: 10_000,
@@ -129,6 +130,14 @@ impl TransferLimits {
 
     pub(crate) fn abort(&self) -> Duration {
         Duration::from_millis(self.abort_ms)
+    }
+
+    /// [`TransferLimits::quarantined_blocks_max`] of a pool.
+    pub(crate) fn quarantined_blocks_of(&self, map: &KvPoolMap) -> usize {
+        match self.quarantined_blocks_max {
+            0 => (map.blocks() as usize * map.layout().groups().len() / 4).max(1),
+            max => max,
+        }
     }
 }
 

@@ -158,6 +158,31 @@ fn ucx_source_killed() {
 }
 
 #[test]
+fn ucx_quarantine_outlives_a_restart_of_its_writer() {
+    let ucx = || TransportChoice::ucx([127, 0, 0, 1].into());
+    let mut ours = config("here");
+    (ours.blocks, ours.limits.incoming_max) = (20, 1); // A quarter of these is what the killed source leaves behind.
+    let node = ours.start(ucx());
+    let (other, _) = Other::start(&["source", "ucx", &hex(&node.transfer.address().to_bytes())], "held:");
+    other.signal("-KILL");
+    eventually("its blocks are quarantined", || node.pool.quarantined() == 5);
+
+    let mut again = config("other");
+    again.incarnation = 2;
+    let again = again.start(ucx());
+    let (outgoing, _) = again.offer(&node.peer(), "r2", 16, 1);
+    let failure = outgoing.wait().unwrap_err();
+    assert!(matches!(failure, HandoffFailure::Refused { reason: RefuseReason::Quarantine, .. }), "{failure}");
+
+    // Others are served, and what is quarantined takes nobody's place.
+    let bystander = config("bystander").start(ucx());
+    let (outgoing, blocks) = bystander.offer(&node.peer(), "r3", 40, 1);
+    bystander.send_all(&outgoing, 40);
+    outgoing.wait().unwrap();
+    node.check_adopted("r3", &bystander, &blocks, 40);
+}
+
+#[test]
 fn ucx_source_stopped() {
     source_is_lost(TransportChoice::ucx([127, 0, 0, 1].into()), "-STOP");
 }

@@ -4,6 +4,7 @@ use super::progress::Progress;
 use super::receiving::Incoming;
 use crate::transport::ConnId;
 use crate::{Party, PeerStats};
+use baton_types::InstanceId;
 
 impl Progress {
     /// Counts for a connection's peer, and in total.
@@ -22,16 +23,21 @@ impl Progress {
         }
     }
 
-    /// Blocks whose writers are not provably gone, of one peer or of all.
-    pub(super) fn quarantined_blocks(&self, of: Option<&Party>) -> usize {
-        let of_peer = |i: &&Incoming| i.is_quarantined() && of.is_none_or(|party| i.offer.source == *party);
+    /// Blocks whose writers are not provably gone, of all incarnations of one instance or of everybody.
+    pub(super) fn quarantined_blocks(&self, of: Option<&InstanceId>) -> usize {
+        let of_peer = |i: &&Incoming| i.is_quarantined() && of.is_none_or(|id| i.offer.source.instance == *id);
         self.incoming.values().filter(of_peer).map(|i| i.blocks.total()).sum()
+    }
+
+    /// Handoffs offered here and not over.
+    pub(super) fn incoming_live(&self) -> usize {
+        self.incoming.values().filter(|i| !i.is_quarantined()).count()
     }
 
     /// Makes the counters visible to other threads, if they changed.
     pub(super) fn publish(&mut self) {
         self.stats.outgoing = self.sending.len();
-        self.stats.incoming = self.incoming.values().filter(|i| !i.is_quarantined()).count();
+        self.stats.incoming = self.incoming_live();
         self.stats.tickets = self.incoming.values().filter(|i| i.sink.is_granted()).count();
         self.stats.quarantined_blocks = self.quarantined_blocks(None);
         self.stats.held = self.sending.values().filter(|s| s.is_held()).count()

@@ -114,13 +114,15 @@ impl Progress {
         if offer.tokens == 0 || blocks > self.config.map.blocks() as usize {
             return refuse(RefuseReason::NoRoom, format!("{} tokens never fit this pool", offer.tokens));
         }
-        if self.incoming.len() >= self.config.limits.incoming_max {
-            return refuse(RefuseReason::Busy, format!("{} handoffs are open", self.incoming.len()));
+        if self.incoming_live() >= self.config.limits.incoming_max {
+            return refuse(RefuseReason::Busy, format!("{} handoffs are open", self.incoming_live()));
         }
-        if self.quarantined_blocks(Some(&offer.source)) > self.config.limits.quarantined_blocks_max {
+        // A peer that restarts has not given its earlier incarnations' blocks back.
+        let (quarantined, instance) = (self.quarantined_blocks(Some(&offer.source.instance)), &offer.source.instance);
+        if quarantined >= self.config.limits.quarantined_blocks_of(&self.config.map) {
             return refuse(
                 RefuseReason::Quarantine,
-                "too many blocks that this peer could write are quarantined".into(),
+                format!("{quarantined} blocks that {instance} could still write are quarantined"),
             );
         }
         Ok(())
