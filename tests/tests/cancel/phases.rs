@@ -1,0 +1,164 @@
+//! At least 40 cancels in each phase, with bystanders, over both transports.
+
+use crate::clients::{Ask, Clients, Front, Refused};
+use crate::support::{
+    ANSWER_TOKENS, Bystanders, CHUNK_TOKENS, all_right, config, policy, right_answers, router_in_flight, spec, until,
+};
+use anyhow::{Context, ensure};
+use baton_kv_transfer::Phase as TransferPhase;
+use baton_proto::v1::PrefillPolicy;
+use baton_tests::cluster::Cluster;
+use baton_tests::gates::{Gates, Phase};
+use baton_tests::quiet::until_quiet;
+use baton_types::Role;
+use baton_worker::process::RunningWorker;
+use baton_worker::settings::TransportKind;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::task::JoinHandle;
+
+/// Victims of each phase.
+const VICTIMS: usize = 42;
+/// A deadline long enough to reach any phase on a busy machine, short enough to wait for.
+const DEADLINE: Duration = Duration::from_secs(12);
+/// What a victim asks for; far more than it will get.
+const VICTIM_TOKENS: u32 = 200;
+
+/// How a client gives up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Drops the stream, the connection or the call.
+    Leaves,
+    /// Its deadline passes.
+    Deadline,
+}
+
+/// A request that is held in a phase until it is cancelled there.
+struct Victim {
+    ask: Ask,
+    phase: Phase,
+    front: Front,
+    way: Way,
+    call: JoinHandle<anyhow::Result<Vec<u32>>>,
+}
+
+impl Victim {
+    fn start(n: usize, phase: Phase, clients: &Clients, gates: &Gates) -> Self {
+        let policy = if phase == Phase::Transfer { PrefillPolicy::Remote } else { policy(n / 6) };
+        let ask = Ask::new(format!("{phase:?}-{n}"), n / 2, VICTIM_TOKENS, policy);
+        let (front, way) = (Front::ALL[n % 3], if n % 6 < 3 { Way::Leaves } else { Way::Deadline });
+        hold(gates, &ask, phase, n);
+        let (timeout, clients, asked) = ((way == Way::Deadline).then_some(DEADLINE), clients.clone(), ask.clone());
+        let call = tokio::spawn(async move { clients.answer(front, &asked, timeout).await });
+        Self { ask, phase, front, way, call }
+    }
+
+    fn is_there(&self, gates: &Gates) -> bool {
+        gates.reached(&self.ask.id, self.phase) && !self.call.is_finished()
+    }
+
+    /// Gives up, or waits for the deadline.
+    async fn end(self) -> anyhow::Result<()> {
+        if self.way == Way::Leaves {
+            self.call.abort();
+            ensure!(self.call.await.is_err_and(|e| e.is_cancelled()), "{} ended although it was held", self.ask.id);
+            return Ok(());
+        }
+        let error = self.call.await?.err().with_context(|| format!("{} was answered although held", self.ask.id))?;
+        let refused = error.downcast::<Refused>().with_context(|| format!("{} over {:?}", self.ask.id, self.front))?;
+        ensure!(refused.code == "deadline_exceeded", "{} over {:?}: {refused:?}", self.ask.id, self.front);
+        Ok(())
+    }
+}
+
+/// Holds the request at different points of its phase in turn.
+fn hold(gates: &Gates, ask: &Ask, phase: Phase, n: usize) {
+    let points = [TransferPhase::Puts, TransferPhase::Commit, TransferPhase::Verify];
+    match phase {
+        Phase::Queue => gates.hold(ask.id.clone(), phase),
+        // Behind the first chunk, where there are several for sure.
+        Phase::Prefill => gates.hold_later(ask.id.clone(), phase, u32::from(ask.prompt().len() > 2 * CHUNK_TOKENS)),
+        Phase::Transfer => gates.hold_transfer(ask.id.clone(), points[n % points.len()]),
+        Phase::Decode => gates.hold_later(ask.id.clone(), phase, (n % 3 * 10) as u32),
+    }
+}
+
+/// What the workers of one role count of what they hold.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    waiting: usize,
+    running: usize,
+    transfers: usize,
+    given_up: u64,
+}
+
+fn held(worker: &RunningWorker) -> Held {
+    let (load, transfer) = (worker.loaded.engine.load(), worker.transfer.stats());
+    let ended = transfer.total.sent.iter().chain(&transfer.total.received);
+    let given_up = ended.filter(|(outcome, _)| **outcome != "adopted").map(|(_, n)| n).sum();
+    Held { waiting: load.waiting, running: load.running, transfers: transfer.held, given_up }
+}
+
+/// Checks by the workers' own counters that the victims are where they should be, on every worker.
+fn check_counters(cluster: &Cluster) -> anyhow::Result<()> {
+    let all: Vec<(Role, Held)> = cluster
+        .prefill
+        .iter()
+        .map(|w| (Role::Prefill, held(w)))
+        .chain(cluster.decode.iter().map(|w| (Role::Decode, held(w))))
+        .collect();
+    println!("held: {all:#?}");
+    let sum = |of: fn(&Held) -> usize| all.iter().map(|(_, held)| of(held)).sum::<usize>();
+    ensure!(sum(|h| h.waiting) >= VICTIMS, "queue");
+    ensure!(sum(|h| h.transfers) >= VICTIMS, "transfer");
+    // Held in prefill or decode: a place in the running batch of either role.
+    ensure!(sum(|h| h.running) >= 2 * VICTIMS, "prefill and decode");
+    for (role, held) in &all {
+        ensure!(held.waiting > 0 && held.running > 0, "a {} worker that nobody waits at: {held:?}", role.name());
+    }
+    Ok(())
+}
+
+async fn cancels_in_every_phase(transport: TransportKind) -> anyhow::Result<()> {
+    let cluster = Cluster::start(spec(2, 2, &config(transport, 4096))).await?;
+    let clients = Clients::of(&cluster).await?;
+    let right = Arc::new(right_answers(&clients, ANSWER_TOKENS).await?);
+    let bystanders = Bystanders::start(3, &clients, &right);
+
+    let gates = cluster.gates.clone();
+    let victims: Vec<Victim> = (0..VICTIMS)
+        .flat_map(|n| Phase::ALL.map(|phase| (n, phase)))
+        .map(|(n, phase)| Victim::start(n, phase, &clients, &gates))
+        .collect();
+    let absent = || {
+        let absent =
+            victims.iter().filter(|v| !v.is_there(&gates)).map(|v| (v.ask.id.as_str(), v.front, v.call.is_finished()));
+        format!("these never came to their phase: {:?}", absent.collect::<Vec<_>>())
+    };
+    until(absent, || victims.iter().all(|v| v.is_there(&gates))).await?;
+    check_counters(&cluster)?;
+    for victim in victims {
+        victim.end().await?;
+    }
+    let served = bystanders.stop().await?;
+    ensure!(served > 20, "bystanders got {served} answers only while {} requests were held", 4 * VICTIMS);
+    until_quiet(&cluster).await?;
+    ensure!(router_in_flight(&cluster).await? == 0, "the router counts requests that ended");
+    let given_up: u64 = cluster.prefill.iter().map(|w| held(w).given_up).sum();
+    ensure!(given_up >= VICTIMS as u64, "prefill workers gave {given_up} handoffs up");
+    // Whatever was held by ids is gone; the gates stay shut to show it.
+    all_right(&clients, "after", 100, &right).await?;
+    until_quiet(&cluster).await?;
+    cluster.stop().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cancels_in_every_phase_leak_nothing_over_ucx() -> anyhow::Result<()> {
+    cancels_in_every_phase(TransportKind::Ucx).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cancels_in_every_phase_leak_nothing_over_tcp() -> anyhow::Result<()> {
+    cancels_in_every_phase(TransportKind::Tcp).await
+}
