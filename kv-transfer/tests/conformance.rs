@@ -48,5 +48,6 @@ on_every_transport![
     failing::device_failure_aborts,
     failing::garbage_closes_the_connection_and_nothing_else,
     failing::peer_gone_is_noticed,
+    failing::a_panic_fails_everything_and_shows,
     failing::peer_comes_back,
 ];

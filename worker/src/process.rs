@@ -108,6 +108,7 @@ pub struct RunningWorker {
 #[derive(Default)]
 struct Up {
     engine: OnceLock<EngineHandle>,
+    transfer: OnceLock<KvTransfer>,
     ready: OnceLock<Box<dyn Fn() -> Result<(), String> + Send + Sync>>,
 }
 
@@ -135,6 +136,7 @@ impl RunningWorker {
         let party = Party { instance, incarnation: id::incarnation() };
         let BoundRole { sink, claimed, serve } = role.bind(&loaded.engine);
         let transfer = start_transfer(&config, &party, &loaded, sink, around.hooks).await?;
+        let _ = up.transfer.set(transfer.clone());
         let collector =
             WorkerMetrics::new(loaded.engine.clone(), transfer.clone(), &loaded.card.id, &config.instance.pool);
         metrics.register(|registry| registry.register_collector(Box::new(collector)));
@@ -144,6 +146,7 @@ impl RunningWorker {
         let service = WorkerService {
             party: party.clone(),
             engine: loaded.engine.clone(),
+            transfer: transfer.clone(),
             bundle,
             claimed,
             draining: draining.clone(),
@@ -156,7 +159,10 @@ impl RunningWorker {
             message_max: config.grpc.message_max(),
         };
         let (_, health_service) = grpc::health();
-        let server = grpc::server(&config.grpc).add_service(health_service).add_service(grpc::reflection());
+        let server = grpc::server(&config.grpc)
+            .add_service(health_service)
+            .add_service(grpc::reflection())
+            .add_service(grpc::reflection_v1alpha());
         let server =
             server.add_service(WorkerServer::new(service).max_decoding_message_size(config.grpc.message_max()));
         let server = tokio::spawn(grpc::serve(serve(server, parts), listener, stop.clone()));
@@ -164,13 +170,13 @@ impl RunningWorker {
         let endpoint = config.grpc.advertise.clone().unwrap_or_else(|| grpc_addr.to_string());
         let record = record(role_name, &config, &party, endpoint, &loaded, &transfer);
         let registration = EmbeddedWorker::new(&config.membership).register(record);
-        watch_readiness(&registration, &up, &loaded.engine, around.announcer);
+        watch_readiness(&registration, &up, (&loaded.engine, &transfer), around.announcer);
         Ok(Self { grpc: grpc_addr, http, party, loaded, transfer, registration, draining, stop, server })
     }
 
     /// Whether a router admitted it.
     pub fn is_ready(&self) -> bool {
-        self.registration.is_ready() && self.loaded.engine.healthy()
+        self.registration.is_ready() && moves(&self.loaded.engine, &self.transfer).is_ok()
     }
 
     /// Waits for the wish to stop, or for the death of a part, which is an error.
@@ -214,13 +220,22 @@ pub const fn service_name(role: Role) -> &'static str {
 fn health(up: &Arc<Up>) -> Health {
     let (live, ready) = (up.clone(), up.clone());
     Health::new(
-        move || match live.engine.get() {
-            Some(engine) if !engine.healthy() => Err("the engine's loop does not move".into()),
+        move || match (live.engine.get(), live.transfer.get()) {
+            (Some(engine), Some(transfer)) => moves(engine, transfer),
             // Loading is life: the startup probe bounds it, not this one.
             _ => Ok(()),
         },
         move || ready.ready.get().map_or_else(|| Err("loads the model".into()), |ready| ready()),
     )
+}
+
+/// Whether the threads that do a worker's work are at it; only a restart helps one that is not.
+fn moves(engine: &EngineHandle, transfer: &KvTransfer) -> Result<(), String> {
+    match (engine.healthy(), transfer.healthy()) {
+        (false, _) => Err("the engine's loop does not move".into()),
+        (_, false) => Err("a thread of the data plane panicked".into()),
+        (true, true) => Ok(()),
+    }
 }
 
 async fn load(config: &WorkerConfig, announcer: Announcer) -> anyhow::Result<Loaded> {
@@ -280,13 +295,20 @@ fn record(
 }
 
 /// Publishes readiness, and announces the first time.
-fn watch_readiness(registration: &RegistrationHandle, up: &Arc<Up>, engine: &EngineHandle, announcer: Announcer) {
+fn watch_readiness(
+    registration: &RegistrationHandle,
+    up: &Arc<Up>,
+    (engine, transfer): (&EngineHandle, &KvTransfer),
+    announcer: Announcer,
+) {
     let (mut state, seen) = (registration.state(), registration.state());
-    let engine = engine.clone();
-    let _ = up.ready.set(Box::new(move || match (&*seen.borrow(), engine.healthy()) {
-        (_, false) => Err("the engine's loop does not move".into()),
-        (state, true) if state.is_ready() => Ok(()),
-        (state, true) => Err(format!("no router has admitted this worker: {state:?}")),
+    let (engine, transfer) = (engine.clone(), transfer.clone());
+    let _ = up.ready.set(Box::new(move || {
+        moves(&engine, &transfer)?;
+        match &*seen.borrow() {
+            state if state.is_ready() => Ok(()),
+            state => Err(format!("no router has admitted this worker: {state:?}")),
+        }
     }));
     tokio::spawn(async move {
         if state.wait_for(|s| s.is_ready()).await.is_ok() {

@@ -1,6 +1,7 @@
 //! `baton.v1.Worker`: the model's bundle, and a stream of load reports.
 
 use baton_engine::EngineHandle;
+use baton_kv_transfer::KvTransfer;
 use baton_proto::v1::{self, worker_server::Worker};
 use baton_types::{Digest, Party};
 use bytes::Bytes;
@@ -30,6 +31,8 @@ pub struct WorkerService {
     pub party: Party,
     /// Whose load.
     pub engine: EngineHandle,
+    /// How its KV travels.
+    pub transfer: KvTransfer,
     /// Digest and bytes of the bundle.
     pub bundle: Option<(Digest, Bytes)>,
     /// See [`ClaimedTokens`].
@@ -112,7 +115,7 @@ impl WorkerService {
             prefill_tokens_per_s: load.prefill_tokens_per_s,
             decode_steps_per_s: load.decode_steps_per_s,
             claimed_tokens: (self.claimed)(),
-            healthy: self.engine.healthy(),
+            healthy: self.engine.healthy() && self.transfer.healthy(),
             draining: self.draining.load(Ordering::Relaxed),
             steps: load.steps,
         }

@@ -8,6 +8,7 @@ use baton_types::{GroupBlocks, KvPoolMap};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::any::Any;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -37,14 +38,20 @@ pub(super) struct Checker {
 impl Checker {
     pub(super) fn start(region: Arc<Region>, map: KvPoolMap, inbox: Arc<Inbox>) -> std::io::Result<Self> {
         let (jobs, receiver) = unbounded();
-        let work = move || Worker { region, map, inbox }.run(&receiver);
+        let work = move || {
+            let worker = Worker { region, map, inbox };
+            // Reported by the panic's own hook; the progress thread fails what waits for a sum.
+            if catch_unwind(AssertUnwindSafe(|| worker.run(&receiver))).is_err() {
+                worker.inbox.fail();
+            }
+        };
         let thread = std::thread::Builder::new().name("kv-checksum".into()).spawn(work)?;
         Ok(Self { jobs: Some(jobs), thread: Some(thread) })
     }
 
     pub(super) fn submit(&self, job: Job) {
         if let Some(jobs) = &self.jobs {
-            jobs.send(job).expect("the checksum thread lives as long as its queue");
+            jobs.send(job).ok(); // The thread is gone after a panic only, of which the progress thread knows.
         }
     }
 }
@@ -106,5 +113,31 @@ impl Worker {
                 Err(format!("group {group}, layer {layer} of it, plane {name}, tokens from {token}: checksum differs"))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use baton_types::{Dtype, KvLayout};
+
+    #[test]
+    fn a_panic_is_told() {
+        let map = KvPoolMap::try_new(KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap(), 1).unwrap();
+        let inbox = Arc::new(Inbox::new(1, Box::new(|| {})));
+        let checker = Checker::start(Region::anonymous(map.bytes()).unwrap(), map, inbox.clone()).unwrap();
+        let no_blocks = Arc::new(GroupBlocks::default());
+        let job = || Job::Check {
+            key: 1,
+            tokens: 16,
+            blocks: no_blocks.clone(),
+            runs: vec![SumRun { group: 0, layer: 0, first_granule: 0, sums: vec![0; 2] }],
+        };
+        assert!(!inbox.has_failed());
+        checker.submit(job());
+        checker.submit(job());
+        drop(checker); // Joins the thread.
+        assert!(inbox.has_failed());
+        assert!(!inbox.may_sleep(), "the progress thread is to see it");
     }
 }

@@ -50,6 +50,8 @@ pub(crate) type Wake = Box<dyn Fn() + Send + Sync>;
 pub(crate) struct Inbox {
     state: Mutex<State>,
     asleep: AtomicBool,
+    /// A thread of the service panicked.
+    failed: AtomicBool,
     wake: Wake,
     outgoing_max: usize,
 }
@@ -70,7 +72,13 @@ impl Inbox {
     const LAUNCHES_MAX: usize = 1 << 16;
 
     pub(crate) fn new(outgoing_max: usize, wake: Wake) -> Self {
-        Self { state: Mutex::default(), asleep: AtomicBool::new(false), wake, outgoing_max }
+        Self {
+            state: Mutex::default(),
+            asleep: AtomicBool::new(false),
+            failed: AtomicBool::new(false),
+            wake,
+            outgoing_max,
+        }
     }
 
     pub(crate) fn open(&self, peer: Peer, request: OpenRequest, outcome: OutcomeSender) -> Result<u64, TransferError> {
@@ -183,11 +191,21 @@ impl Inbox {
     /// Announces that the progress thread is about to sleep; `false` if there is work after all.
     pub(crate) fn may_sleep(&self) -> bool {
         self.asleep.store(true, Ordering::SeqCst);
-        let idle = self.state.lock().queue.is_empty();
+        let idle = self.state.lock().queue.is_empty() && !self.has_failed();
         if !idle {
             self.asleep.store(false, Ordering::SeqCst);
         }
         idle
+    }
+
+    /// A thread of the service panicked: the progress thread is to fail what is open and end.
+    pub(crate) fn fail(&self) {
+        self.failed.store(true, Ordering::SeqCst);
+        self.rouse();
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::SeqCst)
     }
 
     /// The progress thread is awake.

@@ -107,6 +107,12 @@ impl KvTransfer {
         self.shared.inbox.push(Command::PeerDead(party.clone()));
     }
 
+    /// Whether the service does its work. After a panic on one of its threads everything open has failed, nothing more is taken, and
+    /// only a restart helps.
+    pub fn healthy(&self) -> bool {
+        !self.shared.inbox.has_failed()
+    }
+
     /// Counters and gauges, at most some milliseconds old.
     pub fn stats(&self) -> TransferStats {
         self.shared.stats.lock().clone()

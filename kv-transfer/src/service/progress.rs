@@ -11,6 +11,7 @@ use crate::{HandoffFailure, Party, RefuseReason, SinkHandler, TransferConfig, Tr
 use baton_types::TicketId;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -76,8 +77,24 @@ impl Progress {
         }
     }
 
-    /// Runs until stopped.
+    /// Runs until stopped, or until something panics here or on the checksum thread. Then everything open fails, whoever asks later is
+    /// told, and the service is not healthy any more.
     pub(super) fn run(mut self) {
+        if catch_unwind(AssertUnwindSafe(|| self.run_until_stopped())).is_err() {
+            self.inbox.fail();
+        }
+        if self.inbox.has_failed() {
+            tracing::error!(party = %self.config.party, "the transfer service ends after a panic; restart this worker");
+        }
+        if catch_unwind(AssertUnwindSafe(|| self.finish())).is_err() {
+            self.inbox.fail();
+            self.inbox.close();
+            // Peers may still write to these blocks: better lost than used again.
+            std::mem::forget(std::mem::take(&mut self.incoming));
+        }
+    }
+
+    fn run_until_stopped(&mut self) {
         let spin = Duration::from_micros(self.config.limits.spin_us);
         let mut events = Vec::new();
         let mut last_work = Instant::now();
@@ -99,8 +116,8 @@ impl Progress {
                 self.next_tick = now + TICK;
                 self.tick(now, worked);
             }
-            if self.stopping.is_some_and(|by| now >= by || self.is_quiet()) {
-                break;
+            if self.inbox.has_failed() || self.stopping.is_some_and(|by| now >= by || self.is_quiet()) {
+                return;
             }
             if worked {
                 last_work = now;
@@ -108,7 +125,6 @@ impl Progress {
                 self.sleep();
             }
         }
-        self.finish();
     }
 
     fn is_quiet(&self) -> bool {
@@ -312,8 +328,11 @@ impl Progress {
         self.publish();
     }
 
-    fn finish(mut self) {
+    fn finish(&mut self) {
         let now = Instant::now();
+        for key in self.sending.keys().copied().collect::<Vec<_>>() {
+            self.abort(key, HandoffFailure::Stopped, now);
+        }
         for conn in self.connections.keys().copied().collect::<Vec<_>>() {
             self.sources_lost(conn, "the service stops", now);
         }

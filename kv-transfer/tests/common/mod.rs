@@ -116,6 +116,8 @@ pub enum Room {
     Later,
     /// Drops the reply.
     None,
+    /// Panics.
+    Panic,
 }
 
 pub struct TestSink {
@@ -165,6 +167,7 @@ impl SinkHandler for TestSink {
             Room::Ready => self.grant(&offer, reply),
             Room::Later => self.waiting.lock().unwrap().push((offer, reply)),
             Room::None => {}
+            Room::Panic => panic!("as the test asks"),
         }
     }
     fn verified(&self, handoff: VerifiedHandoff) -> Result<(), String> {

@@ -243,6 +243,29 @@ pub fn peer_gone_is_noticed(choice: &TransportChoice) {
     eventually("the sink is quiet", || sink.is_quiet() && sink.pool.quarantined() == 0);
 }
 
+pub fn a_panic_fails_everything_and_shows(choice: &TransportChoice) {
+    let (source, sink) = pair(choice);
+    sink.gate.hold(Phase::Commit);
+    let (pending, _) = sink.offer(&source.peer(), "pending", 40, 1);
+    sink.send_all(&pending, 40);
+    eventually("the sink's own handoff waits", || sink.transfer.stats().held == 1);
+    assert!(sink.transfer.healthy());
+
+    *sink.sink.room.lock().unwrap() = Room::Panic;
+    let (outgoing, _) = source.offer(&sink.peer(), "r", 16, 1);
+    assert!(outgoing.wait().is_err());
+    assert_eq!(pending.wait(), Err(HandoffFailure::Stopped));
+    assert!(!sink.transfer.healthy());
+    let request_id = RequestId::try_new("late").unwrap();
+    let blocks = GroupBlocks(vec![vec![BlockId(0)]]);
+    let late = OpenRequest { request_id, tokens: 16, blocks, deadline: Instant::now() + PATIENCE, hold: Box::new(()) };
+    match sink.transfer.open(&source.peer(), late) {
+        Ok(late) => assert_eq!(late.wait(), Err(HandoffFailure::Stopped)), // It came while the service was ending.
+        Err(refused) => assert!(matches!(refused, TransferError::Stopped), "{refused}"),
+    }
+    assert!(source.transfer.healthy());
+}
+
 pub fn peer_comes_back(choice: &TransportChoice) {
     let (source, sink) = pair(choice);
     still_works(&source, &sink);
