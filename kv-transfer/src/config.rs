@@ -2,6 +2,7 @@
 
 use crate::{NoHooks, TransferAddress, TransferError, TransferHooks};
 use baton_types::{Compatibility, GroupBlocks, KvPoolMap, Party, RequestId};
+use serde::{Deserialize, Serialize};
 use std::any::Any;
 use std::fmt;
 use std::net::IpAddr;
@@ -55,8 +56,9 @@ impl TransportChoice {
     pub const UCX_TLS_DEFAULT: &'static str = "^cma";
 }
 
-/// Bounds of the service. Every queue, wait and reservation has one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Bounds of the service. Every queue, wait and reservation has one. Read from configuration files as it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct TransferLimits {
     /// Handoffs that this instance may send at once.
     pub outgoing_max: usize,

@@ -66,7 +66,7 @@ pub fn load(
     let card = ModelCard {
         id: source.name().to_owned(),
         served_names: served_names(source.name(), &model.served_names),
-        revision: String::new(),
+        revision: models::revision(model),
         fingerprint: source.fingerprint(),
         // A pool smaller than the context bounds what can ever be served.
         context_max: engine.len_max() as u32,

@@ -121,6 +121,9 @@ pub struct WorkerArgs {
     /// IP address of this host at which peers reach the data plane
     #[arg(long, value_name = "IP")]
     pub transfer_bind: Option<IpAddr>,
+    /// IP address that peers connect to, where it is not that of --transfer-bind; with --transport tcp
+    #[arg(long, value_name = "IP")]
+    pub transfer_advertise: Option<IpAddr>,
     /// Lanes of the UCX transport, as in UCX_TLS
     #[arg(long, value_name = "LANES")]
     pub ucx_tls: Option<String>,
@@ -156,6 +159,7 @@ impl WorkerArgs {
             .set("--advertise", "grpc.advertise", &self.advertise)
             .set("--transport", "transfer.transport", &self.transport)
             .set("--transfer-bind", "transfer.bind", &self.transfer_bind)
+            .set("--transfer-advertise", "transfer.advertise", &self.transfer_advertise)
             .set("--ucx-tls", "transfer.ucx_tls", &self.ucx_tls)
             .set("--ucx-net-devices", "transfer.ucx_net_devices", &self.ucx_net_devices)
             .set("--instance", "instance.id", &self.instance)

@@ -255,7 +255,8 @@ async fn start_transfer(
 ) -> anyhow::Result<KvTransfer> {
     let transport = bring_up::transport(&config.transfer);
     let settings = TransferConfig::new(party.clone(), loaded.compatibility.clone(), loaded.map.clone(), transport);
-    let settings = TransferConfig { hooks, ..settings };
+    let (limits, advertise) = (config.transfer.limits.clone(), config.transfer.advertise);
+    let settings = TransferConfig { hooks, limits, advertise, ..settings };
     let region = loaded.region.clone();
     let started = tokio::task::spawn_blocking(move || KvTransfer::start(settings, region, sink)).await?;
     started.context("cannot start the data plane")

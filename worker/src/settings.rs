@@ -1,5 +1,6 @@
 //! What an operator may set of a worker's model, engine and data plane. Checked when the worker starts.
 
+use baton_kv_transfer::TransferLimits;
 use baton_node::config::{ByteSize, Check, Checker, Secret};
 use baton_types::Dtype;
 use serde::{Deserialize, Serialize};
@@ -103,11 +104,16 @@ pub struct TransferSettings {
     /// Address at which peers reach the data plane, an IP of this host: it listens there and nowhere else. Peers are trusted, and the
     /// network is not checked: choose one on which only this cluster speaks.
     pub bind: IpAddr,
+    /// Address to publish in place of `bind`, where peers reach this host by another one: needed where `bind` is `0.0.0.0`. TCP only;
+    /// UCX publishes the addresses of its devices.
+    pub advertise: Option<IpAddr>,
     /// `UCX_TLS` for the UCX transport: its lanes. Empty takes the safe default of this host.
     pub ucx_tls: String,
     /// `UCX_NET_DEVICES` for the UCX transport, e.g. `mlx5_0:1`: RDMA devices are not found by an address. Empty takes the device that
     /// has the address `bind`.
     pub ucx_net_devices: String,
+    /// Bounds of the data plane.
+    pub limits: TransferLimits,
 }
 
 impl Default for TransferSettings {
@@ -116,7 +122,9 @@ impl Default for TransferSettings {
             transport: TransportKind::Ucx,
             bind: Ipv4Addr::LOCALHOST.into(),
             ucx_tls: String::new(),
+            advertise: None,
             ucx_net_devices: String::new(),
+            limits: TransferLimits::default(),
         }
     }
 }
@@ -151,5 +159,51 @@ impl Check for EngineSettings {
 }
 
 impl Check for TransferSettings {
-    fn check(&self, _: &mut Checker) {}
+    fn check(&self, at: &mut Checker) {
+        let tcp = self.transport == TransportKind::Tcp;
+        let unreachable = tcp && self.bind.is_unspecified() && self.advertise.is_none();
+        at.require("advertise", !unreachable, "an address of this host where bind stands for all of them")
+            .require(
+                "advertise",
+                tcp || self.advertise.is_none(),
+                "absent with UCX, which publishes its devices' addresses",
+            )
+            .require(
+                "advertise",
+                !self.advertise.is_some_and(|a| a.is_unspecified()),
+                "an address that peers can connect to",
+            );
+        if let Err(error) = self.limits.check() {
+            at.problem("limits", error.to_string());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problems(settings: serde_json::Value) -> Vec<String> {
+        let settings: TransferSettings = serde_json::from_value(settings).unwrap();
+        let mut checker = Checker::default();
+        settings.check(&mut checker);
+        checker.into_problems().into_iter().map(|(key, _)| key).collect()
+    }
+
+    #[test]
+    fn what_no_peer_could_reach_is_refused() {
+        let cases = [
+            (serde_json::json!({}), vec![]),
+            (serde_json::json!({"bind": "0.0.0.0"}), vec![]),
+            (serde_json::json!({"transport": "tcp", "bind": "0.0.0.0"}), vec!["advertise"]),
+            (serde_json::json!({"transport": "tcp", "bind": "0.0.0.0", "advertise": "10.0.0.1"}), vec![]),
+            (serde_json::json!({"transport": "tcp", "bind": "::", "advertise": "0.0.0.0"}), vec!["advertise"]),
+            (serde_json::json!({"transport": "ucx", "advertise": "10.0.0.1"}), vec!["advertise"]),
+            (serde_json::json!({"limits": {"peers_max": 9}}), vec![]),
+            (serde_json::json!({"limits": {"peers_max": 0}}), vec!["limits"]),
+        ];
+        for (settings, expected) in cases {
+            assert_eq!(problems(settings.clone()), expected, "{settings}");
+        }
+    }
 }

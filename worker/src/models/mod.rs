@@ -36,6 +36,14 @@ pub fn open(settings: &ModelSettings, progress: Progress<'_>) -> Result<Arc<dyn 
     })
 }
 
+/// The revision that the settings ask a hub for: a branch, a tag or a commit. Empty for models that have none.
+pub fn revision(settings: &ModelSettings) -> String {
+    match ModelSpec::parse(&settings.model) {
+        Ok(ModelSpec::Hub(id)) => id.revision().to_owned(),
+        _ => String::new(),
+    }
+}
+
 /// Makes sure that [`open`] will find the model without the network: fetches the default model or a hub model where it is
 /// missing, does nothing for the others. Blocks; run it where that is allowed. The default model's progress goes to stderr.
 pub fn prefetch(settings: &ModelSettings, progress: Progress<'_>) -> Result<(), ModelsError> {
@@ -70,4 +78,17 @@ fn hub_settings(settings: &ModelSettings) -> Result<hub::HubSettings, ModelsErro
         token: settings.hub_token.as_ref().map(|t| t.expose().to_owned()).or_else(environment::hub_token),
         cache_dir: cache_dir(settings)?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hub_models_have_revisions() {
+        for (model, expected) in [("org/name@v1.2", "v1.2"), ("org/name", "main"), ("random:seed=1", "")] {
+            let settings = ModelSettings { model: model.into(), ..ModelSettings::default() };
+            assert_eq!(revision(&settings), expected, "{model}");
+        }
+    }
 }
