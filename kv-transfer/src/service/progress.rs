@@ -47,6 +47,10 @@ pub(super) struct Progress {
     next_tick: Instant,
 }
 
+#[cfg(test)]
+#[path = "progress_tests.rs"]
+mod tests;
+
 impl Progress {
     pub(super) fn new(
         config: TransferConfig,
@@ -333,11 +337,12 @@ impl Progress {
         for key in self.sending.keys().copied().collect::<Vec<_>>() {
             self.abort(key, HandoffFailure::Stopped, now);
         }
+        // From here on no peer is heard; blocks whose writers this transport does not fence by closing stay quarantined.
+        self.transport.shutdown(now + self.config.limits.abort());
+        // Only now is every operation over that read a source's blocks.
         for conn in self.connections.keys().copied().collect::<Vec<_>>() {
             self.sources_lost(conn, "the service stops", now);
         }
-        // From here on no peer is heard; blocks whose writers this transport does not fence by closing stay quarantined.
-        self.transport.shutdown(now + self.config.limits.abort());
         self.inbox.close();
         for conn in self.connections.keys().copied().collect::<Vec<_>>() {
             self.sinks_lost(conn, "the service stops", now);

@@ -1,0 +1,167 @@
+//! The progress thread's work over a transport that only takes notes.
+
+use super::*;
+use crate::message::{RemoteRegion, ShardPair};
+use crate::plan::CopyRun;
+use crate::{
+    BlockHold, GrantReply, OpenRequest, Peer, QuarantinedBlocks, Region, ReserveOffer, TransferAddress,
+    TransportChoice, VerifiedHandoff,
+};
+use baton_types::fence::AlreadyDone;
+use baton_types::{
+    BlockId, Compatibility, Digest, Dtype, GroupBlocks, Incarnation, InstanceId, KvLayout, KvPoolMap, NumericsClass,
+    RequestId,
+};
+use std::any::Any;
+use std::ops::Range;
+
+/// What happened, in order.
+type Notes = Arc<Mutex<Vec<&'static str>>>;
+
+struct Noting(Notes);
+
+impl Transport for Noting {
+    fn name(&self) -> &'static str {
+        "notes"
+    }
+    fn address(&self) -> TransferAddress {
+        TransferAddress::Ucx(vec![1])
+    }
+    fn region(&self) -> RemoteRegion {
+        RemoteRegion::default()
+    }
+    fn closing_fences(&self) -> bool {
+        false
+    }
+    fn connect(&mut self, _: &TransferAddress) -> Result<ConnId, String> {
+        Ok(CONN)
+    }
+    fn set_remote(&mut self, _: ConnId, _: &RemoteRegion) -> Result<(), String> {
+        Ok(())
+    }
+    fn send(&mut self, _: ConnId, _: Vec<u8>) {}
+    fn put(&mut self, _: ConnId, _: TicketId, _: CopyRun) {
+        self.0.lock().push("put");
+    }
+    fn flush(&mut self, _: ConnId, _: u64) {}
+    fn open_window(&mut self, _: ConnId, _: TicketId, _: Vec<Range<usize>>) {}
+    fn close_window(&mut self, _: ConnId, _: TicketId) {}
+    fn close(&mut self, _: ConnId, _: &str) {}
+    fn lanes(&mut self, _: ConnId) -> String {
+        String::new()
+    }
+    fn progress(&mut self, _: Instant, _: &mut Vec<Event>) -> bool {
+        false
+    }
+    fn sleep(&mut self, _: Duration) {}
+    fn shutdown(&mut self, _: Instant) {
+        self.0.lock().push("shutdown");
+    }
+}
+
+/// Blocks whose fate is noted.
+struct Held(Notes, GroupBlocks);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.lock().push("let go");
+    }
+}
+impl BlockHold for Held {
+    fn blocks(&self) -> &GroupBlocks {
+        &self.1
+    }
+    fn quarantine(self: Box<Self>) -> Box<dyn QuarantinedBlocks> {
+        self.0.lock().push("quarantined");
+        self
+    }
+    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
+        self
+    }
+}
+impl QuarantinedBlocks for Held {
+    fn release(self: Box<Self>) {}
+}
+
+/// Grants every offer.
+struct Granting(Notes);
+
+impl SinkHandler for Granting {
+    fn reserve(&self, _: ReserveOffer, reply: GrantReply) {
+        reply.grant(Box::new(Held(self.0.clone(), blocks())));
+    }
+    fn verified(&self, _: VerifiedHandoff) -> Result<(), String> {
+        Ok(())
+    }
+    fn failed(&self, _: &RequestId, _: HandoffFailure) {}
+}
+
+const CONN: ConnId = ConnId(1);
+
+fn blocks() -> GroupBlocks {
+    GroupBlocks(vec![vec![BlockId(0)]])
+}
+
+fn party(name: &str) -> Party {
+    Party { instance: InstanceId::try_new(name).unwrap(), incarnation: Incarnation(1) }
+}
+
+fn config(name: &str) -> TransferConfig {
+    let layout = KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap();
+    let class = NumericsClass { isa: "t".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 0 };
+    let compatibility = Compatibility { model: Digest([0; 32]), layout: layout.clone(), class };
+    let choice = TransportChoice::ucx([127, 0, 0, 1].into());
+    TransferConfig::new(party(name), compatibility, KvPoolMap::try_new(layout, 1).unwrap(), choice)
+}
+
+/// What `peer` greets `here` with.
+fn greeting() -> Box<Hello> {
+    let theirs = config("peer");
+    let region = RemoteRegion { address: 0, bytes: theirs.map.bytes() as u64, key: Vec::new() };
+    hello(&theirs, region, party("here"))
+}
+
+impl Progress {
+    fn noting() -> (Self, Notes) {
+        let (config, notes) = (config("here"), Notes::default());
+        let inbox = Arc::new(Inbox::new(1, Box::new(|| {})));
+        let region = Region::anonymous(config.map.bytes()).unwrap();
+        let checker = Checker::start(region, config.map.clone(), inbox.clone()).unwrap();
+        let (transport, handler) = (Box::new(Noting(notes.clone())), Arc::new(Granting(notes.clone())));
+        (Self::new(config, transport, inbox, handler, checker, Arc::default()), notes)
+    }
+
+    fn commands(&mut self, now: Instant) {
+        for command in self.inbox.drain() {
+            self.command(command, now);
+        }
+    }
+
+    fn hear(&mut self, message: &Message, now: Instant) {
+        self.event(Event::Message(CONN, message.encode()), now);
+    }
+}
+
+#[test]
+fn blocks_are_held_until_the_transport_reads_them_no_more() {
+    let (mut progress, notes) = Progress::noting();
+    let now = Instant::now();
+    let peer = Peer { party: party("peer"), address: TransferAddress::Ucx(vec![1]) };
+    let (request_id, deadline) = (RequestId::try_new("r").unwrap(), now + Duration::from_secs(60));
+    let hold = Box::new(Held(notes.clone(), blocks()));
+    let request = OpenRequest { request_id, tokens: 16, blocks: blocks(), deadline, hold };
+    let (outcome, mut told) = tokio::sync::oneshot::channel();
+    let key = progress.inbox.open(peer, request, outcome).unwrap();
+    progress.commands(now);
+    progress.hear(&Message::Welcome(greeting()), now);
+    let (ticket, shard) = (TicketId(7), ShardPair::default());
+    progress.hear(&Message::Grant { handoff: key, ticket, shard, blocks: blocks() }, now);
+    progress.inbox.launched(key, 0, 16, Arc::new(AlreadyDone));
+    progress.commands(now);
+    progress.pump(now);
+    assert_eq!(*notes.lock(), ["put"], "a write is under way");
+    progress.finish();
+    drop(progress); // Checksums read the blocks as well, until their thread has ended.
+    assert_eq!(*notes.lock(), ["put", "shutdown", "let go"]);
+    assert!(matches!(told.try_recv(), Ok(Err(HandoffFailure::Stopped))));
+}
