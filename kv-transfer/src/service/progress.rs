@@ -321,9 +321,7 @@ impl Progress {
     fn tick(&mut self, now: Instant, moving: bool) {
         self.tick_sending(now);
         self.tick_incoming(now);
-        if !moving {
-            self.fence_dead(now);
-        }
+        self.fence_dead(now, moving);
         let overdue = |c: &Connection| c.greet_by().is_some_and(|by| now >= by);
         let overdue: Vec<_> = self.connections.iter().filter(|(_, c)| overdue(c)).map(|(&id, _)| id).collect();
         for conn in overdue {

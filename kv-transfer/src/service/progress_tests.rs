@@ -1,7 +1,7 @@
 //! The progress thread's work over a transport that only takes notes.
 
 use super::*;
-use crate::message::{RemoteRegion, ShardPair};
+use crate::message::{Direction, Offer, RemoteRegion, ShardPair};
 use crate::plan::CopyRun;
 use crate::{
     BlockHold, GrantReply, OpenRequest, Peer, QuarantinedBlocks, Region, ReserveOffer, TransferAddress,
@@ -164,4 +164,34 @@ fn blocks_are_held_until_the_transport_reads_them_no_more() {
     drop(progress); // Checksums read the blocks as well, until their thread has ended.
     assert_eq!(*notes.lock(), ["put", "shutdown", "let go"]);
     assert!(matches!(told.try_recv(), Ok(Err(HandoffFailure::Stopped))));
+}
+
+#[test]
+fn dead_peers_are_fenced_on_a_busy_thread_too() {
+    for (moving, not_yet, then) in [(false, 50, 150), (true, 1_000, 6_000)] {
+        let (mut progress, notes) = Progress::noting();
+        let begin = Instant::now();
+        let after = |ms| begin + Duration::from_millis(ms);
+        progress.event(Event::Accepted(CONN), begin);
+        progress.hear(&Message::Hello(greeting()), begin);
+        let offer = Offer {
+            handoff: 1,
+            request_id: RequestId::try_new("r").unwrap(),
+            source: party("peer"),
+            sink: party("here"),
+            direction: Direction::Put,
+            shards: 1,
+            tokens: 16,
+            deadline_ms: 60_000,
+        };
+        progress.hear(&Message::Offer(Box::new(offer)), begin);
+        progress.commands(begin);
+        progress.peer_is_dead(&party("peer"), begin);
+        progress.event(Event::Closed(CONN, "gone".into()), begin);
+        assert_eq!(*notes.lock(), ["quarantined"]);
+        progress.tick(after(not_yet), moving);
+        assert_eq!(*notes.lock(), ["quarantined"], "moving: {moving}");
+        progress.tick(after(then), moving);
+        assert_eq!(*notes.lock(), ["quarantined", "let go"], "moving: {moving}");
+    }
 }

@@ -17,6 +17,8 @@ use std::time::{Duration, Instant};
 
 /// How long bytes of a dead process may lie in receive queues of this one: far longer than one turn of the progress thread.
 const DRAIN: Duration = Duration::from_millis(100);
+/// The same for a progress thread that never finds nothing to do: long enough for every lane to have had its turn many times.
+const DRAIN_BUSY: Duration = Duration::from_secs(5);
 
 /// A handoff on its way in.
 pub(super) struct Incoming {
@@ -244,10 +246,11 @@ impl Progress {
     }
 
     /// Releases what dead parties could have written, once their connections are closed and a while passed in which whatever their
-    /// lanes still held here was taken in. Called when nothing moves.
-    pub(super) fn fence_dead(&mut self, now: Instant) {
+    /// lanes still held here was taken in: a shorter one where nothing is `moving`, so that nothing can be left.
+    pub(super) fn fence_dead(&mut self, now: Instant, moving: bool) {
+        let drain = if moving { DRAIN_BUSY } else { DRAIN };
         let connected = |party: &Party| self.connections.values().any(|c| c.party.as_ref() == Some(party));
-        let drained = |(party, since): &(Party, Instant)| now - *since >= DRAIN && !connected(party);
+        let drained = |(party, since): &(Party, Instant)| now - *since >= drain && !connected(party);
         let (fenced, left) = std::mem::take(&mut self.fencing).into_iter().partition::<Vec<_>, _>(drained);
         self.fencing = left;
         for (party, _) in fenced {
