@@ -1,6 +1,13 @@
-//! Variables that are not Baton's own but that users expect every program of their kind to honour.
+//! Variables that users expect every program of this kind to honour, and the names of Baton's own.
 
+use crate::config::ENV_PREFIX;
 use std::path::PathBuf;
+
+/// Names of the variables that set configuration, `BATON_*`; an empty one counts as unset.
+pub fn own() -> Vec<String> {
+    let set = std::env::vars_os().filter(|(_, value)| !value.is_empty());
+    set.map(|(name, _)| name.to_string_lossy().into_owned()).filter(|name| name.starts_with(ENV_PREFIX)).collect()
+}
 
 /// The user's cache folder: `XDG_CACHE_HOME`, else `.cache` in the home folder; `None` where there is no home.
 pub fn cache_home() -> Option<PathBuf> {

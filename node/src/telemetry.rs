@@ -19,6 +19,7 @@ use export::{Exporter, QueueProcessor};
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
+use std::io::IsTerminal as _;
 use std::time::Duration;
 use tracing::{Dispatch, Level, Metadata};
 use tracing_subscriber::filter::{EnvFilter, FilterExt, filter_fn};
@@ -103,7 +104,11 @@ pub fn build(
     // Spans of ours pass whatever the filter says, so that a warning still names its request.
     let shown = filter.or(filter_fn(is_own_span));
     let logs = match config.log_format {
-        LogFormat::Pretty => tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_filter(shown).boxed(),
+        LogFormat::Pretty => {
+            // Colours are for terminals; files and pipes get plain text.
+            let layer = tracing_subscriber::fmt::layer().with_ansi(std::io::stderr().is_terminal());
+            layer.with_writer(std::io::stderr).with_filter(shown).boxed()
+        }
         LogFormat::Json => {
             tracing_subscriber::fmt::layer().json().with_writer(std::io::stderr).with_filter(shown).boxed()
         }

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, anyhow};
 use baton_node::announce::Announcement;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Stdio;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
@@ -14,20 +15,29 @@ pub(super) struct Child {
     process: Process,
     pipe: Option<ChildStdin>,
     lines: Lines<BufReader<ChildStdout>>,
+    http: Option<SocketAddr>,
 }
 
 impl Child {
-    /// Starts `program`, which stands beside this one, or else on the PATH.
-    pub(super) fn spawn(name: &str, program: &str, flags: &[String]) -> anyhow::Result<Self> {
+    /// Starts `program`, which stands beside this one, or else on the PATH, without the environment variables `hidden`.
+    pub(super) fn spawn<'a>(
+        name: &str,
+        program: &str,
+        flags: &[String],
+        hidden: impl Iterator<Item = &'a str>,
+    ) -> anyhow::Result<Self> {
         let beside = std::env::current_exe().ok().and_then(|me| Some(me.parent()?.join(program)));
         let path = beside.filter(|p| p.exists()).unwrap_or_else(|| PathBuf::from(program));
         let mut command = Command::new(&path);
         // Its own process group: Ctrl-C in the terminal reaches only this process, which stops the others in order.
         command.args(flags).stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0).kill_on_drop(true);
+        hidden.for_each(|variable| {
+            command.env_remove(variable);
+        });
         let mut process = command.spawn().with_context(|| format!("cannot start {}", path.display()))?;
         let stdout = process.stdout.take().context("stdout is piped")?;
         let pipe = process.stdin.take();
-        Ok(Self { name: name.into(), process, pipe, lines: BufReader::new(stdout).lines() })
+        Ok(Self { name: name.into(), process, pipe, lines: BufReader::new(stdout).lines(), http: None })
     }
 
     /// Which part of the cluster.
@@ -35,12 +45,19 @@ impl Child {
         &self.name
     }
 
+    /// Where its health and metrics are, once it said so.
+    pub(super) fn http(&self) -> Option<SocketAddr> {
+        self.http
+    }
+
     /// The next announcement; an error once the process ended.
     pub(super) async fn next(&mut self) -> anyhow::Result<Announcement> {
-        match self.lines.next_line().await? {
-            Some(line) => serde_json::from_str(&line).with_context(|| format!("{} announced {line:?}", self.name)),
-            None => Err(self.death().await),
+        let Some(line) = self.lines.next_line().await? else { return Err(self.death().await) };
+        let announcement = serde_json::from_str(&line).with_context(|| format!("{} announced {line:?}", self.name))?;
+        if let Announcement::Listening { http, .. } = announcement {
+            self.http = Some(http);
         }
+        Ok(announcement)
     }
 
     /// Waits for the end of a process that should not end, and says how it did.

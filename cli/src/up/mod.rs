@@ -10,15 +10,17 @@ use baton_worker::settings::ModelSettings;
 use child::Child;
 use clap::{Args, ValueEnum};
 use futures::FutureExt;
-use futures::future::{pending, select_all};
+use futures::future::{select_all, try_join};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
+use variables::Variables;
 
 mod child;
 mod ports;
 mod progress;
+mod variables;
 
 /// Longest wait for the cluster to serve: large models load for minutes.
 const START_S_MAX: u64 = 1800;
@@ -120,31 +122,44 @@ impl UpArgs {
 pub(crate) async fn run(args: UpArgs) -> anyhow::Result<()> {
     ensure!(args.decode > 0, "a cluster needs at least one decode worker: --decode 1");
     ensure!(args.prefill <= 64 && args.decode <= 64, "at most 64 workers of each role on one machine");
+    let needs_prefill = matches!(args.prefill_policy, Policy::Remote);
+    ensure!(
+        args.prefill > 0 || !needs_prefill,
+        "--prefill-policy remote needs a prefill worker: --prefill 1, or another policy"
+    );
+    ensure!(
+        args.grpc_port != args.http_port || args.grpc_port == 0,
+        "--grpc-port and --http-port are both {}: choose two",
+        args.grpc_port
+    );
+    let variables = Variables::of_process()?;
     ports::check(SocketAddr::new(args.host, args.grpc_port), "--grpc-port")?;
     ports::check(SocketAddr::new(args.host, args.http_port), "--http-port")?;
     let mut children = Vec::new();
     let result = tokio::select! {
-        result = serve(&args, &mut children) => result,
+        result = serve(&args, &variables, &mut children) => result,
         signal = stop_signal() => signal,
     };
     let stopped = stop(children).await;
     result.and(stopped)
 }
 
-async fn serve(args: &UpArgs, children: &mut Vec<Child>) -> anyhow::Result<()> {
+async fn serve(args: &UpArgs, variables: &Variables, children: &mut Vec<Child>) -> anyhow::Result<()> {
     let deadline = Instant::now() + Duration::from_secs(START_S_MAX);
     fetch(args).await?;
-    children.push(Child::spawn("router", "baton-router", &args.router_flags())?);
+    children.push(Child::spawn("router", "baton-router", &args.router_flags(), variables.not_for_routers())?);
     let (grpc, http) = listening(&mut children[0], deadline).await?;
     for (role, count) in [("decode", args.decode), ("prefill", args.prefill)] {
         for index in 0..count {
             let flags = args.worker_flags(grpc, index, role);
-            children.push(Child::spawn(&format!("{role}-{index}"), &format!("baton-{role}-worker"), &flags)?);
+            let (name, program) = (format!("{role}-{index}"), format!("baton-{role}-worker"));
+            children.push(Child::spawn(&name, &program, &flags, variables.not_for_workers())?);
         }
     }
-    progress::until_ready(&mut children[1..], deadline).await?;
-    wait_ready(&mut children[0], deadline).await?;
-    greet(args, grpc, http);
+    let (router, workers) = children.split_at_mut(1);
+    // Together: a router that dies is noticed while weights load.
+    try_join(progress::until_ready(workers, deadline), wait_ready(&mut router[0], deadline)).await?;
+    greet(args, grpc, http, workers);
     let ends = children.iter_mut().map(|c| c.ended().boxed());
     let (failure, ..) = select_all(ends).await;
     Err(failure)
@@ -175,10 +190,14 @@ async fn wait_ready(router: &mut Child, deadline: Instant) -> anyhow::Result<()>
     Ok(())
 }
 
-fn greet(args: &UpArgs, grpc: SocketAddr, http: SocketAddr) {
+fn greet(args: &UpArgs, grpc: SocketAddr, http: SocketAddr, workers: &[Child]) {
     println!("\nBaton serves {} with {} prefill and {} decode workers.", args.model, args.prefill, args.decode);
-    println!("  gRPC  {grpc}    baton.v1.Inference/Generate, reflection on");
-    println!("  HTTP  http://{http}/v1    OpenAI API");
+    println!("  gRPC     {grpc}    baton.v1.Inference/Generate, reflection on");
+    println!("  HTTP     http://{http}/v1    OpenAI API");
+    println!("  metrics  http://{http}/metrics    router");
+    for (name, http) in workers.iter().filter_map(|w| Some((w.name(), w.http()?))) {
+        println!("           http://{http}/metrics    {name}");
+    }
     println!("\nTry it from another terminal:");
     let server = if grpc.port() == 50051 { String::new() } else { format!(" --server http://{grpc}") };
     println!("  baton generate{server} \"What is the capital of France?\"");
@@ -194,19 +213,22 @@ async fn stop_signal() -> anyhow::Result<()> {
         interrupt = tokio::signal::ctrl_c() => interrupt.context("cannot wait for Ctrl-C"),
         _ = terminate.recv() => Ok(()),
         _ = hangup.recv() => Ok(()),
-        never = pending() => never,
     }
 }
 
-/// Closes every child's pipe and waits for all; who does not stop in time is killed.
+/// Stops the workers, then the router, which they leave in order; who does not stop in time is killed.
 async fn stop(mut children: Vec<Child>) -> anyhow::Result<()> {
     eprintln!("\nStopping.");
-    children.iter_mut().for_each(Child::close);
     let deadline = Instant::now() + Duration::from_secs(STOP_S_MAX);
     let mut killed = Vec::new();
-    for child in &mut children {
-        if !child.join(deadline).await {
-            killed.push(child.name().to_owned());
+    let routers = children.len().min(1);
+    let (router, workers) = children.split_at_mut(routers);
+    for part in [workers, router] {
+        part.iter_mut().for_each(Child::close);
+        for child in part {
+            if !child.join(deadline).await {
+                killed.push(child.name().to_owned());
+            }
         }
     }
     if !killed.is_empty() {

@@ -66,19 +66,27 @@ pub async fn serve(
     router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await
 }
 
-/// The reflection service over all services of `baton.v1`, in the protocol that current clients speak.
-///
-/// # Panics
-/// Never: the descriptors are part of the build, and a test loads them.
+/// The reflection service over `baton.v1` and health.
 pub fn reflection()
 -> tonic_reflection::server::v1::ServerReflectionServer<impl tonic_reflection::server::v1::ServerReflection> {
-    match tonic_reflection::server::Builder::configure()
+    built(descriptors().build_v1())
+}
+
+/// The same in the older protocol, the only one that many clients speak, Python's among them.
+pub fn reflection_v1alpha()
+-> tonic_reflection::server::v1alpha::ServerReflectionServer<impl tonic_reflection::server::v1alpha::ServerReflection> {
+    built(descriptors().build_v1alpha())
+}
+
+fn descriptors() -> tonic_reflection::server::Builder<'static> {
+    tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(baton_proto::DESCRIPTORS)
-        .build_v1()
-    {
-        Ok(service) => service,
-        Err(error) => panic!("the built-in descriptors are broken: {error}"),
-    }
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+}
+
+/// Never panics: the descriptors are part of the build, and a test loads them.
+fn built<S>(service: Result<S, tonic_reflection::server::Error>) -> S {
+    service.unwrap_or_else(|error| panic!("the built-in descriptors are broken: {error}"))
 }
 
 /// The standard health service, and the reporter that sets what it answers.

@@ -1,0 +1,75 @@
+//! `BATON_*` variables reach the processes that know them: a worker would refuse a router's key, and the other way round.
+
+use anyhow::{bail, ensure};
+use baton_node::config::ENV_PREFIX;
+use baton_node::environment;
+
+/// Sections of the configuration tree that every process has.
+const SHARED: [&str; 4] = ["admin", "drain", "grpc", "telemetry"];
+/// Those of routers. Workers have a `membership` too, but here flags set it.
+const ROUTER: [&str; 4] = ["http", "limits", "membership", "placement"];
+/// Those of workers.
+const WORKER: [&str; 4] = ["engine", "instance", "model", "transfer"];
+
+/// The variables of this process that only a part of its children may see.
+#[derive(Debug, PartialEq)]
+pub(super) struct Variables {
+    router: Vec<String>,
+    worker: Vec<String>,
+}
+
+impl Variables {
+    /// Sorts the variables of this process. One that no child knows is an error, as it is in each of them.
+    pub(super) fn of_process() -> anyhow::Result<Self> {
+        Self::sort(environment::own())
+    }
+
+    fn sort(names: impl IntoIterator<Item = String>) -> anyhow::Result<Self> {
+        let mut sorted = Self { router: Vec::new(), worker: Vec::new() };
+        for name in names {
+            let key = name.strip_prefix(ENV_PREFIX).unwrap_or(&name).to_ascii_lowercase();
+            ensure!(
+                key != "config",
+                "{name} names the configuration of one process, and `baton up` starts several: unset it"
+            );
+            let section = key.split("__").next().unwrap_or_default();
+            if ROUTER.contains(&section) {
+                sorted.router.push(name);
+            } else if WORKER.contains(&section) {
+                sorted.worker.push(name);
+            } else if !SHARED.contains(&section) {
+                bail!("environment variable {name} sets nothing: no process of a cluster has a section `{section}`");
+            }
+        }
+        Ok(sorted)
+    }
+
+    /// What a router is started without.
+    pub(super) fn not_for_routers(&self) -> impl Iterator<Item = &str> {
+        self.worker.iter().map(String::as_str)
+    }
+
+    /// What a worker is started without.
+    pub(super) fn not_for_workers(&self) -> impl Iterator<Item = &str> {
+        self.router.iter().map(String::as_str)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_process_gets_the_sections_that_it_knows() {
+        let sort = |names: &[&str]| Variables::sort(names.iter().map(|n| (*n).to_owned()));
+        let names =
+            ["BATON_TELEMETRY__LOG", "BATON_ENGINE__THREADS", "BATON_LIMITS__RUNNING_MAX", "BATON_HTTP__LISTEN"];
+        let sorted = sort(&names).unwrap();
+        assert_eq!(sorted.not_for_routers().collect::<Vec<_>>(), ["BATON_ENGINE__THREADS"]);
+        assert_eq!(sorted.not_for_workers().collect::<Vec<_>>(), ["BATON_LIMITS__RUNNING_MAX", "BATON_HTTP__LISTEN"]);
+        for (name, says) in [("BATON_CONFIG", "unset it"), ("BATON_LIMIT__RUNNING_MAX", "no process")] {
+            let message = sort(&[name]).unwrap_err().to_string();
+            assert!(message.contains(name) && message.contains(says), "{message}");
+        }
+    }
+}
