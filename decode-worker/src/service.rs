@@ -8,7 +8,7 @@ use baton_proto::convert::{finish_reason_code, status};
 use baton_proto::v1::{self, decode_event::Event, decode_request::Prefill, decode_server::Decode};
 use baton_types::{ErrorKind, Party, RequestError, RequestId, SequenceSpec};
 use baton_worker::process::Parts;
-use baton_worker::spans::Parent;
+use baton_worker::spans::{Parent, Phase};
 use baton_worker::stream;
 use baton_worker::submit::submit_error;
 use std::sync::Arc;
@@ -43,7 +43,8 @@ impl Decode for DecodeService {
         let (replies, stream) = mpsc::channel(MESSAGES_MAX);
         let (sink, events) = stream::channel();
         let (slot, since) = (Slot::default(), Instant::now());
-        let (request, prefills) = (sequence.request_id.clone(), source.is_none());
+        let (request, prompt_tokens, prefills) =
+            (sequence.request_id.clone(), sequence.tokens.len() as i64, source.is_none());
         let adopted = match source {
             Some(source) => {
                 let (claim, adopted) = claim(source, sequence, deadline, sink, slot.clone());
@@ -70,7 +71,10 @@ impl Decode for DecodeService {
             parent,
             since,
             deadline,
+            prompt_tokens,
             prefills,
+            started: None,
+            first_token_sent: false,
         };
         tokio::spawn(call.run());
         Ok(Response::new(ReceiverStream::new(stream)))
@@ -106,8 +110,32 @@ struct Call {
     parent: Parent,
     since: Instant,
     deadline: Instant,
+    prompt_tokens: i64,
     /// Whether the prompt is prefilled here.
     prefills: bool,
+    started: Option<Instant>,
+    first_token_sent: bool,
+}
+
+/// The phase of generation. It may end by its last token, by the router (a stop string) or with the stream; each way it says how
+/// many tokens there were.
+struct Generating {
+    span: Option<Phase>,
+    tokens: i64,
+}
+
+impl Generating {
+    fn end(&mut self) {
+        if let Some(span) = self.span.take() {
+            span.attribute("gen_ai.usage.output_tokens", self.tokens).end();
+        }
+    }
+}
+
+impl Drop for Generating {
+    fn drop(&mut self) {
+        self.end();
+    }
 }
 
 impl Call {
@@ -139,14 +167,20 @@ impl Call {
                 }
             }
         }
-        let mut span = Some(self.parent.span("decode.generate"));
-        let mut tokens = 0i64;
+        // A prompt that is prefilled here generates from its first token on.
+        let mut generating = (!self.prefills).then(|| self.generating());
         while let Some(event) = self.events.recv().await {
-            tokens += i64::from(matches!(event, SequenceEvent::Token { .. }));
-            let (reply, ends) = self.reply(event);
-            if ends && let Some(span) = span.take() {
-                span.attribute("gen_ai.usage.output_tokens", tokens).end();
+            if let SequenceEvent::Token { finish, at, .. } = &event {
+                let generating = generating.get_or_insert_with(|| {
+                    self.trace_prefill(*at);
+                    self.generating()
+                });
+                generating.tokens += 1;
+                if finish.is_some() {
+                    generating.end();
+                }
             }
+            let (reply, ends) = self.reply(event);
             if let Some(reply) = reply
                 && (self.replies.send(reply).await.is_err() || ends)
             {
@@ -160,24 +194,39 @@ impl Call {
         let _ = self.replies.send(Err(status::from_error(&lost))).await;
     }
 
+    fn generating(&self) -> Generating {
+        Generating { span: Some(self.parent.span("decode.generate")), tokens: 0 }
+    }
+
+    /// Records the phases of a prompt that was prefilled here.
+    fn trace_prefill(&self, first_token: Instant) {
+        let started = self.started.unwrap_or(self.since);
+        self.parent.record("prefill.queue", self.since, started, []);
+        let attributes = [("baton.prompt_tokens", self.prompt_tokens.into())];
+        self.parent.record("prefill.compute", started, first_token, attributes);
+    }
+
     async fn say(&self, event: Event) -> bool {
         self.replies.send(Ok(v1::DecodeEvent { event: Some(event) })).await.is_ok()
     }
 
     /// What the router is told of an event, and whether it is the last.
-    fn reply(&self, event: SequenceEvent) -> (Option<Reply>, bool) {
+    fn reply(&mut self, event: SequenceEvent) -> (Option<Reply>, bool) {
         let ok = |event| Some(Ok(v1::DecodeEvent { event: Some(event) }));
         match event {
             SequenceEvent::Started { at } => {
+                self.started.get_or_insert(at);
                 let queue_us = at.saturating_duration_since(self.since).as_micros() as u64;
                 (ok(Event::Started(v1::PrefillStarted { queue_us })), false)
             }
-            SequenceEvent::Token { token, logprobs, finish, .. } => {
+            SequenceEvent::Token { token, logprobs, finish, at } => {
+                let is_first = self.prefills && !std::mem::replace(&mut self.first_token_sent, true);
+                let prefill = self.started.filter(|_| is_first).map(|started| at.saturating_duration_since(started));
                 let token = v1::Token {
                     id: token,
                     logprobs: logprobs.map(Into::into),
                     finish_reason: finish_reason_code(finish),
-                    prefill_us: None,
+                    prefill_us: prefill.map(|spent| spent.as_micros() as u64),
                 };
                 (ok(Event::Token(token)), false)
             }
