@@ -110,6 +110,7 @@ impl Router {
             .add_service(inference)
             .add_service(membership.service())
             .add_service(grpc::reflection())
+            .add_service(grpc::reflection_v1alpha())
             .add_service(health);
         let grpc_server = grpc::serve(grpc_router, grpc_listener, stop.clone());
         servers.spawn(async move { grpc_server.await.map_err(|e| RouterError::Server("gRPC", e.to_string())) });
