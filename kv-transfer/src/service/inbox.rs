@@ -29,7 +29,7 @@ pub(crate) enum Command {
     /// The worker has no room.
     Refused { key: u64, reason: RefuseReason, detail: String },
     /// The worker no longer wants a request that is being received.
-    CancelIncoming { request_id: RequestId, reason: String },
+    CancelIncoming { keys: Vec<u64>, reason: String },
     /// Checksums of something that is being sent.
     Summed { key: u64, epoch: u32, run: SumRun },
     /// Checksums compared: how many were right, or where one was wrong.
@@ -45,8 +45,8 @@ pub(crate) type Wake = Box<dyn Fn() + Send + Sync>;
 
 /// The queue in front of the progress thread.
 ///
-/// Bounded by what may be open: `outgoing_max` handoffs of `launches_max` commands each, and one answer for each of `incoming_max`
-/// offers. A handoff that exceeds its share is aborted, so no engine thread ever waits here.
+/// Bounded by what may be open: `outgoing_max` handoffs of `launches_max` commands each, and one answer and one cancellation for each
+/// handoff that is being received. A handoff that exceeds its share is aborted, so no engine thread ever waits here.
 pub(crate) struct Inbox {
     state: Mutex<State>,
     asleep: AtomicBool,
@@ -64,6 +64,9 @@ struct State {
     outgoing: HashMap<u64, usize>,
     /// Offers that wait for their answer.
     offered: HashSet<u64>,
+    /// Handoffs being received, by request, and those whose cancellation is queued.
+    incoming: HashMap<RequestId, Vec<u64>>,
+    cancelled: HashSet<u64>,
     stopped: bool,
 }
 
@@ -133,17 +136,38 @@ impl Inbox {
         self.state.lock().outgoing.remove(&key);
     }
 
-    /// A key for an offer whose answer is awaited.
-    pub(crate) fn offer(&self) -> u64 {
+    /// A key for an offer of this request, whose answer is awaited.
+    pub(crate) fn offer(&self, request_id: &RequestId) -> u64 {
         let mut state = self.state.lock();
         let key = state.new_key();
         state.offered.insert(key);
+        state.incoming.entry(request_id.clone()).or_default().push(key);
         key
     }
 
-    /// The offer ended; its answer is no longer wanted.
-    pub(crate) fn offer_ended(&self, key: u64) {
-        self.state.lock().offered.remove(&key);
+    /// The offer ended; its answer is no longer wanted, and there is nothing to cancel.
+    pub(crate) fn offer_ended(&self, key: u64, request_id: &RequestId) {
+        let mut state = self.state.lock();
+        state.offered.remove(&key);
+        if let Some(keys) = state.incoming.get_mut(request_id) {
+            keys.retain(|k| *k != key);
+            if keys.is_empty() {
+                state.incoming.remove(request_id);
+            }
+        }
+    }
+
+    /// Queues the cancellation of what is being received of this request, each handoff once.
+    pub(crate) fn cancel_incoming(&self, request_id: &RequestId, reason: String) {
+        let mut state = self.state.lock();
+        let State { queue, incoming, cancelled, .. } = &mut *state;
+        let known = incoming.get(request_id).into_iter().flatten();
+        let keys: Vec<u64> = known.copied().filter(|key| cancelled.insert(*key)).collect();
+        if !keys.is_empty() {
+            queue.push(Command::CancelIncoming { keys, reason });
+            drop(state);
+            self.rouse();
+        }
     }
 
     pub(crate) fn is_offered(&self, key: u64) -> bool {
@@ -185,6 +209,7 @@ impl Inbox {
             return Vec::new();
         }
         state.outgoing.values_mut().for_each(|queued| *queued = 0);
+        state.cancelled.clear();
         std::mem::take(&mut state.queue)
     }
 
@@ -220,6 +245,7 @@ impl Inbox {
             state.stopped = true;
             state.outgoing.clear();
             state.offered.clear();
+            state.incoming.clear();
             std::mem::take(&mut state.queue)
         };
         drop(left); // Outside of the lock: holds run the worker's code.
@@ -314,19 +340,44 @@ mod tests {
         let inbox = Inbox::new(1, Box::new(|| {}));
         let dropped = Arc::new(AtomicUsize::new(0));
         let hold = || Box::new(Counted(dropped.clone(), GroupBlocks::default()));
-        let (first, second) = (inbox.offer(), inbox.offer());
+        let r = RequestId::try_new("r").unwrap();
+        let (first, second) = (inbox.offer(&r), inbox.offer(&r));
         inbox.granted(first, hold());
         inbox.refused(first, RefuseReason::NoRoom, String::new());
-        inbox.offer_ended(second);
+        inbox.offer_ended(second, &r);
         assert!(!inbox.is_offered(second));
         inbox.granted(second, hold());
         assert_eq!(dropped.load(Ordering::SeqCst), 1, "a late grant is handed straight back");
         assert_eq!(kinds(&inbox), ["granted"]);
-        let third = inbox.offer();
+        let third = inbox.offer(&r);
         inbox.granted(third, hold());
         inbox.close();
         assert_eq!(dropped.load(Ordering::SeqCst), 3, "closing hands everything back");
         assert!(matches!(open(&inbox), Err(TransferError::Stopped)));
+    }
+
+    #[test]
+    fn cancellations_are_bounded_by_what_is_received() {
+        let inbox = Inbox::new(1, Box::new(|| {}));
+        let (r, other) = (RequestId::try_new("r").unwrap(), RequestId::try_new("other").unwrap());
+        let cancelled = || {
+            let keys = |command| if let Command::CancelIncoming { keys, .. } = command { keys } else { Vec::new() };
+            inbox.drain().into_iter().map(keys).collect::<Vec<_>>()
+        };
+        let first = inbox.offer(&r);
+        for _ in 0..1000 {
+            inbox.cancel_incoming(&r, "x".into());
+            inbox.cancel_incoming(&other, "nothing of it is received".into());
+        }
+        let second = inbox.offer(&r);
+        inbox.cancel_incoming(&r, "x".into());
+        assert_eq!(cancelled(), [[first], [second]]);
+        inbox.cancel_incoming(&r, "x".into());
+        assert_eq!(cancelled(), [[first, second]], "a cancellation that was taken may be followed by another");
+        inbox.offer_ended(first, &r);
+        inbox.offer_ended(second, &r);
+        inbox.cancel_incoming(&r, "x".into());
+        assert!(cancelled().is_empty());
     }
 
     #[test]

@@ -98,7 +98,7 @@ impl KvTransfer {
 
     /// The worker no longer wants this request: whatever of it is being received is given up, and its blocks return behind a fence.
     pub fn cancel_incoming(&self, request_id: &RequestId, reason: impl Into<String>) {
-        self.shared.inbox.push(Command::CancelIncoming { request_id: request_id.clone(), reason: reason.into() });
+        self.shared.inbox.cancel_incoming(request_id, reason.into());
     }
 
     /// The process of this incarnation is proven dead (by a pidfd, or by whoever fenced its machine): its lanes are drained and closed,

@@ -162,7 +162,9 @@ impl Progress {
             Command::Granted { key, hold } => self.granted(key, hold, now),
             Command::Refused { key, reason, detail } => self.refused(key, reason, detail, now),
             Command::Checked { key, result } => self.checked(key, result, now),
-            Command::CancelIncoming { request_id, reason } => self.cancel_incoming(&request_id, &reason, now),
+            Command::CancelIncoming { keys, reason } => keys.into_iter().for_each(|key| {
+                self.cancel_one(key, HandoffFailure::Aborted(reason.clone()), now);
+            }),
             Command::PeerDead(party) => self.peer_is_dead(&party, now),
             Command::Stop(by) => {
                 self.stopping = Some(by.min(self.stopping.unwrap_or(by)));

@@ -11,7 +11,7 @@ use crate::{
     BlockHold, GrantReply, HandoffFailure, Party, Phase, QuarantinedBlocks, RefuseReason, ReserveOffer, SinkTimings,
     VerifiedHandoff, checksum,
 };
-use baton_types::{GroupBlocks, RequestId, TicketId};
+use baton_types::{GroupBlocks, TicketId};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -64,7 +64,7 @@ impl Progress {
         };
         let ticket = self.new_ticket();
         let sink = Sink::new(ticket, offer.shards, layout, expected, deadline, self.config.limits.abort());
-        let key = self.inbox.offer();
+        let key = self.inbox.offer(&offer.request_id);
         let question = ReserveOffer {
             request_id: offer.request_id.clone(),
             source: offer.source.clone(),
@@ -163,13 +163,6 @@ impl Progress {
             Err(detail) => SinkInput::Corrupt(detail),
         };
         self.sink_input(key, input, now);
-    }
-
-    pub(super) fn cancel_incoming(&mut self, request_id: &RequestId, reason: &str, now: Instant) {
-        let of_request = self.incoming.iter().filter(|(_, i)| i.offer.request_id == *request_id);
-        for key in of_request.map(|(&key, _)| key).collect::<Vec<_>>() {
-            self.cancel_one(key, HandoffFailure::Aborted(reason.to_owned()), now);
-        }
     }
 
     pub(super) fn cancel_one(&mut self, key: u64, failure: HandoffFailure, now: Instant) {
@@ -348,7 +341,7 @@ impl Progress {
 
     fn forget(&mut self, key: u64) {
         if let Some(incoming) = self.incoming.remove(&key) {
-            self.inbox.offer_ended(key);
+            self.inbox.offer_ended(key, &incoming.offer.request_id);
             self.incoming_tickets.remove(&incoming.sink.ticket);
             self.incoming_numbers.remove(&(incoming.conn, incoming.offer.handoff));
             self.transport.close_window(incoming.conn, incoming.sink.ticket);
