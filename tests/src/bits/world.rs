@@ -65,8 +65,8 @@ impl World {
 
     /// A small random model and one request for each of `lengths`.
     ///
-    /// No dimension is a multiple of any tile. Every GEMM has a K of over two slabs of 256 and a ragged third; `lengths` over 128 reach
-    /// into a third attention slab of 64.
+    /// No dimension is a multiple of any tile. Every GEMM has a K of two slabs of 256 and a ragged third (with two KV heads, attention output
+    /// has two partitions of a slab and a ragged second); `lengths` over 128 reach into a third attention slab of 64.
     pub fn random(family: Family, seed: u64, layers: usize, lengths: &[usize], outputs: u32) -> anyhow::Result<Self> {
         let mut rng = StdRng::seed_from_u64(seed);
         // Odd, so that no power of two divides them and K is one partition.
@@ -104,10 +104,10 @@ impl World {
 
 fn request(index: usize, tokens: Vec<TokenId>, outputs: u32) -> SequenceRequest {
     let sampling = SamplingParams {
-        temperature: if index % 3 == 0 { 0.0 } else { 1.2 },
+        temperature: if index.is_multiple_of(3) { 0.0 } else { 1.2 },
         top_p: if index % 4 == 1 { 0.9 } else { 1.0 },
-        repetition_penalty: if index % 2 == 0 { 1.2 } else { 1.0 },
-        frequency_penalty: if index % 5 == 0 { 0.3 } else { 0.0 },
+        repetition_penalty: if index.is_multiple_of(2) { 1.2 } else { 1.0 },
+        frequency_penalty: if index.is_multiple_of(5) { 0.3 } else { 0.0 },
         seed: index as u64,
         // They leave the batch at different steps.
         max_tokens: outputs - (index as u32 * 3) % (outputs / 2),
