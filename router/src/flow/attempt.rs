@@ -6,6 +6,7 @@ use super::answer::Answer;
 use super::dial::{attempt_id, ended_early, of_worker, open_decode, open_prefill};
 use super::job::Job;
 use crate::workers::WorkerHandle;
+use baton_proto::convert::status::stated_error;
 use baton_proto::v1::{self, decode_event::Event as Decode, decode_request::Prefill, prefill_event::Event as Run};
 use baton_types::{ErrorKind, FinishReason, Party, RequestError};
 use std::time::Duration;
@@ -37,6 +38,13 @@ impl From<RequestError> for Failed {
 fn failed(worker: &WorkerHandle, error: RequestError, answer: &Answer<'_>) -> Failed {
     let elsewhere = error.kind.is_retryable() && !answer.has_started();
     Failed { error, culprit: elsewhere.then(|| worker.party().clone()) }
+}
+
+/// A handoff that failed between two workers, before the client has seen anything: the decode worker had taken the claim, so the next
+/// attempt does without the prefill worker, if need be by prefilling where it decodes.
+fn handoff_failed(prefill: &WorkerHandle, error: RequestError) -> Failed {
+    let is_final = matches!(error.kind, ErrorKind::DeadlineExceeded | ErrorKind::InvalidRequest);
+    Failed { error, culprit: (!is_final).then(|| prefill.party().clone()) }
 }
 
 /// Workers and spans of one attempt.
@@ -152,8 +160,16 @@ impl Attempt<'_> {
                         }
                     }
                 },
-                event = self.next_decode(&mut stream), if early.is_none() => {
-                    match event.map_err(|e| failed(self.decode, e, answer))? {
+                message = stream.message(), if early.is_none() => {
+                    // What the decode worker itself says before it adopts is about the handoff; a broken stream is about the worker.
+                    if let Err(status) = &message
+                        && !adopted
+                        && !answer.has_started()
+                        && stated_error(status).is_some()
+                    {
+                        return Err(handoff_failed(prefill, of_worker(self.decode, status)));
+                    }
+                    match self.decode_event(message).map_err(|e| failed(self.decode, e, answer))? {
                         Decode::Adopted(_) => {
                             adopted = true;
                             prefill_failed = None;
@@ -178,7 +194,11 @@ impl Attempt<'_> {
     }
 
     async fn next_decode(&self, stream: &mut Streaming<v1::DecodeEvent>) -> Result<Decode, RequestError> {
-        match stream.message().await {
+        self.decode_event(stream.message().await)
+    }
+
+    fn decode_event(&self, message: Result<Option<v1::DecodeEvent>, tonic::Status>) -> Result<Decode, RequestError> {
+        match message {
             Ok(Some(v1::DecodeEvent { event: Some(event) })) => Ok(event),
             Ok(Some(_)) => Err(out_of_order(self.decode)),
             Ok(None) => Err(ended_early(self.decode)),

@@ -3,8 +3,9 @@
 use crate::testing::cluster::{Cluster, ask};
 use crate::testing::fake::Fake;
 use crate::testing::text::{byte_bundle, tokens};
+use baton_proto::convert::status::from_error;
 use baton_proto::v1::{self, FinishReason, decode_request};
-use baton_types::Role;
+use baton_types::{ErrorKind, RequestError, Role};
 use tonic::Status;
 
 #[tokio::test]
@@ -92,6 +93,26 @@ async fn a_full_prefill_worker_leaves_the_prompt_to_the_decode_worker() {
     local.last(u32::from(b'1'), FinishReason::Stop).await;
     // The stop token is not shown.
     assert_eq!(answer.rest().await, (String::new(), FinishReason::Stop));
+}
+
+#[tokio::test]
+async fn a_prompt_whose_handoff_fails_is_prefilled_where_it_decodes() {
+    let cluster = Cluster::start(|_| ()).await;
+    let (p, d) = cluster.pair().await;
+    // Refused for want of room, lost, given up by the prefill worker, damaged.
+    for kind in [ErrorKind::Overloaded, ErrorKind::Unavailable, ErrorKind::Cancelled, ErrorKind::Internal] {
+        let mut answer = cluster.generate(ask("x")).await;
+        let mut decode = d.decode().await;
+        decode.claimed().await;
+        let prefill = p.prefill().await;
+        decode.fail(from_error(&RequestError::new(kind, "the handoff failed"))).await;
+        prefill.cancelled().await;
+        let local = d.decode().await;
+        assert!(matches!(local.request.prefill, Some(decode_request::Prefill::Local(_))), "{kind:?}");
+        local.claimed().await;
+        local.last(u32::from(b'1'), FinishReason::Length).await;
+        assert_eq!(answer.rest().await, ("1".into(), FinishReason::Length));
+    }
 }
 
 #[tokio::test]
