@@ -7,64 +7,85 @@ use crate::output::{Delta, Event, EventResult, Finished};
 use crate::request::{GenerationRequest, Prompt};
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
+use axum::extract::{FromRequest, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use baton_types::{ErrorKind, RequestError, RequestId, Usage};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
-use tokio::time::timeout;
+use tokio::time::{timeout, timeout_at};
 
-type Body = Result<Bytes, BytesRejection>;
-
-pub(super) async fn chat(state: State<HttpState>, headers: HeaderMap, body: Body) -> Response {
-    answer(state.0, headers, body, Endpoint::Chat).await
+pub(super) async fn chat(state: State<HttpState>, request: Request) -> Response {
+    answer(state.0, request, Endpoint::Chat).await
 }
 
-pub(super) async fn completions(state: State<HttpState>, headers: HeaderMap, body: Body) -> Response {
-    answer(state.0, headers, body, Endpoint::Completions).await
+pub(super) async fn completions(state: State<HttpState>, request: Request) -> Response {
+    answer(state.0, request, Endpoint::Completions).await
 }
 
-async fn answer(state: HttpState, headers: HeaderMap, body: Body, endpoint: Endpoint) -> Response {
+async fn answer(state: HttpState, request: Request, endpoint: Endpoint) -> Response {
     let received = Instant::now();
+    let headers = request.headers().clone();
     let id = match headers::id(&headers) {
         Ok(id) => id,
         Err(e) => return error::response(&e),
     };
-    let response = match body {
+    let response = match headers::deadline(&headers, state.deadlines, received) {
         _ if !headers::is_json(&headers) => {
             let message = "the body must be JSON: set content-type: application/json";
             error::plain(StatusCode::UNSUPPORTED_MEDIA_TYPE, message, "unsupported_media_type")
         }
+        Err(e) => error::response(&e),
+        Ok(deadline) => answer_within(&state, request, headers, endpoint, id.clone(), (received, deadline)).await,
+    };
+    headers::add_id(response, &id)
+}
+
+/// The deadline holds from the first byte on: a client that sends its body slowly waits no longer than one that gets no answer.
+async fn answer_within(
+    state: &HttpState,
+    request: Request,
+    headers: HeaderMap,
+    endpoint: Endpoint,
+    id: RequestId,
+    (received, deadline): (Instant, Instant),
+) -> Response {
+    let body: Result<Bytes, BytesRejection> =
+        match timeout_at(deadline.into(), Bytes::from_request(request, state)).await {
+            Ok(body) => body,
+            Err(_) => {
+                let message = "the deadline passed before the whole body had come";
+                return error::response(&RequestError::new(ErrorKind::DeadlineExceeded, message));
+            }
+        };
+    match body {
         Err(rejection) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
             let message = format!("the body is over the limit of {} bytes", state.body_bytes_max);
             error::plain(StatusCode::PAYLOAD_TOO_LARGE, &message, "request_too_large")
         }
         Err(_) => error::plain(StatusCode::BAD_REQUEST, "the body could not be read", "unreadable_body"),
-        Ok(body) => match generate(&state, &headers, &body, endpoint, id.clone(), received).await {
+        Ok(body) => match generate(state, headers, &body, endpoint, id, (received, deadline)).await {
             Ok(response) => response,
             Err(e) => error::response(&e),
         },
-    };
-    headers::add_id(response, &id)
+    }
 }
 
 async fn generate(
     state: &HttpState,
-    headers: &HeaderMap,
+    headers: HeaderMap,
     body: &[u8],
     endpoint: Endpoint,
     id: RequestId,
-    received: Instant,
+    times: (Instant, Instant),
 ) -> Result<Response, RequestError> {
-    let deadline = headers::deadline(headers, state.deadlines, received)?;
     let (prompt, common) = match endpoint {
         Endpoint::Chat => chat_request::parse(body)?,
         Endpoint::Completions => completions_request::parse(body)?,
     };
     let options = common.options.clone();
-    let request = request(prompt, common, id, headers.clone(), (received, deadline));
+    let request = request(prompt, common, id, headers, times);
     let mut generation = state.core.generate(request).await?;
     let head = head(endpoint, options, &generation);
     let trace_id = std::mem::take(&mut generation.trace_id);

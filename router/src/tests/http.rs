@@ -3,8 +3,11 @@
 use crate::testing::cluster::Cluster;
 use crate::testing::http::{post, send};
 use baton_proto::v1::FinishReason;
-use baton_types::Role;
+use baton_types::{ErrorKind, Role};
 use serde_json::{Value, json};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 fn chat(more: Value) -> Value {
     let mut body = json!({"model": "m", "messages": [{"role": "user", "content": "hi"}]});
@@ -74,6 +77,20 @@ async fn a_stream_ends_with_usage_and_done() {
         usage 11
         [DONE]"#]]
     .assert_eq(&shown.join("\n"));
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_come_is_given_up_at_the_deadline() {
+    let cluster = Cluster::start(|_| ()).await;
+    let mut stream = TcpStream::connect(cluster.router.http_addr).await.unwrap();
+    let head = "POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\
+                x-request-timeout: 50ms\r\n\r\n{";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    let read = tokio::time::timeout(Duration::from_secs(30), stream.read_to_string(&mut answer)).await;
+    read.expect("an answer comes although the body does not").unwrap();
+    let status = ErrorKind::DeadlineExceeded.http_status().to_string();
+    assert!(answer.split(' ').nth(1) == Some(&status) && answer.contains("deadline"), "{answer}");
 }
 
 #[tokio::test]
