@@ -1,4 +1,5 @@
-//! Router-side metrics. Labels are bounded: models come from workers' cards, everything else from enums.
+//! Router-side metrics. Labels are bounded: models and pools come from workers' records, everything else from enums. The pool is that
+//! of the decode worker which a request is placed on, and empty before.
 
 use crate::placement::Reason;
 use baton_types::ErrorKind;
@@ -13,8 +14,8 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
 
-/// Pool of a router; its own replicas would tell themselves apart here.
-const POOL: &str = "default";
+/// Pool of a request that was not placed yet, or never.
+const NO_POOL: &str = "";
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,23 +45,23 @@ impl prometheus_client::encoding::EncodeLabelValue for Name {
     }
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, EncodeLabelSet)]
 struct ModelLabels {
     model: String,
-    pool: Name,
+    pool: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OutcomeLabels {
     model: String,
-    pool: Name,
+    pool: String,
     outcome: Name,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PlacementLabels {
     model: String,
-    pool: Name,
+    pool: String,
     reason: Name,
 }
 
@@ -86,15 +87,15 @@ pub(crate) struct RouterMetrics {
     inter_token: Histograms,
     end_to_end: Histograms,
     queue: Histograms,
-    models: Arc<Mutex<BTreeMap<String, Arc<ModelMetrics>>>>,
+    models: Arc<Mutex<BTreeMap<ModelLabels, Arc<ModelMetrics>>>>,
 }
 
-/// The metrics of one model.
+/// The metrics of one model in one pool of decode workers.
 #[derive(Debug)]
 pub(crate) struct ModelMetrics {
     all: RouterMetricsOf,
     /// Requests running or queued.
-    pub(crate) in_flight: Gauge,
+    in_flight: Gauge,
     /// Tokens of prompts.
     pub(crate) prompt_tokens: Counter,
     /// Tokens generated.
@@ -111,7 +112,7 @@ pub(crate) struct ModelMetrics {
 
 #[derive(Debug)]
 struct RouterMetricsOf {
-    model: String,
+    labels: ModelLabels,
     requests: Family<OutcomeLabels, Counter>,
     placements: Family<PlacementLabels, Counter>,
 }
@@ -147,15 +148,21 @@ impl RouterMetrics {
         new
     }
 
-    /// The metrics of a served model.
-    pub(crate) fn of(&self, model: &str) -> Arc<ModelMetrics> {
-        if let Some(metrics) = self.models.lock().get(model) {
+    /// The metrics of a request for a served model, which is still to be placed.
+    pub(crate) fn of(&self, model: &str) -> RequestMetrics {
+        let current = self.in_pool(model, NO_POOL);
+        current.in_flight.inc();
+        RequestMetrics { all: self.clone(), current: Mutex::new(current) }
+    }
+
+    fn in_pool(&self, model: &str, pool: &str) -> Arc<ModelMetrics> {
+        let labels = ModelLabels { model: model.to_owned(), pool: pool.to_owned() };
+        if let Some(metrics) = self.models.lock().get(&labels) {
             return metrics.clone();
         }
-        let labels = ModelLabels { model: model.to_owned(), pool: Name(POOL) };
         let metrics = Arc::new(ModelMetrics {
             all: RouterMetricsOf {
-                model: model.to_owned(),
+                labels: labels.clone(),
                 requests: self.requests.clone(),
                 placements: self.placements.clone(),
             },
@@ -167,12 +174,12 @@ impl RouterMetrics {
             end_to_end: self.end_to_end.get_or_create(&labels).clone(),
             queue: self.queue.get_or_create(&labels).clone(),
         });
-        self.models.lock().entry(model.to_owned()).or_insert(metrics).clone()
+        self.models.lock().entry(labels).or_insert(metrics).clone()
     }
 
     /// Counts a request that never reached a model. A client's name for a model is no label: it is unbounded.
     pub(crate) fn refused(&self, outcome: Outcome) {
-        let labels = OutcomeLabels { model: String::new(), pool: Name(POOL), outcome: Name(outcome.name()) };
+        let labels = OutcomeLabels { model: String::new(), pool: NO_POOL.into(), outcome: Name(outcome.name()) };
         self.requests.get_or_create(&labels).inc();
     }
 }
@@ -180,13 +187,72 @@ impl RouterMetrics {
 impl ModelMetrics {
     /// Counts a request's end.
     pub(crate) fn ended(&self, outcome: Outcome) {
-        let labels = OutcomeLabels { model: self.all.model.clone(), pool: Name(POOL), outcome: Name(outcome.name()) };
+        let ModelLabels { model, pool } = self.all.labels.clone();
+        let labels = OutcomeLabels { model, pool, outcome: Name(outcome.name()) };
         self.all.requests.get_or_create(&labels).inc();
     }
 
     /// Counts a placement.
-    pub(crate) fn placed(&self, reason: Reason) {
-        let labels = PlacementLabels { model: self.all.model.clone(), pool: Name(POOL), reason: Name(reason.name()) };
+    fn placed(&self, reason: Reason) {
+        let ModelLabels { model, pool } = self.all.labels.clone();
+        let labels = PlacementLabels { model, pool, reason: Name(reason.name()) };
         self.all.placements.get_or_create(&labels).inc();
+    }
+}
+
+/// The metrics of one request: in flight as long as this lives, counted for the pool in which it is placed last.
+#[derive(Debug)]
+pub(crate) struct RequestMetrics {
+    all: RouterMetrics,
+    current: Mutex<Arc<ModelMetrics>>,
+}
+
+impl RequestMetrics {
+    /// Those of the pool that it is in now.
+    pub(crate) fn current(&self) -> Arc<ModelMetrics> {
+        self.current.lock().clone()
+    }
+
+    /// Moves the request to the pool of a decode worker, and counts the placement there.
+    pub(crate) fn placed(&self, pool: &str, reason: Reason) {
+        let mut current = self.current.lock();
+        let next = self.all.in_pool(&current.all.labels.model, pool);
+        next.in_flight.inc();
+        current.in_flight.dec();
+        next.placed(reason);
+        *current = next;
+    }
+}
+
+impl Drop for RequestMetrics {
+    fn drop(&mut self) {
+        self.current.get_mut().in_flight.dec();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_counts_for_the_pool_of_its_decode_worker() {
+        let mut registry = Registry::default();
+        let metrics = RouterMetrics::register(&mut registry);
+        let shown = |what: &str| {
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            let lines = text.lines().filter(|l| l.starts_with(what) && !l.ends_with(" 0"));
+            lines.collect::<Vec<_>>().join(" ")
+        };
+        let request = metrics.of("m");
+        assert_eq!(shown("router_requests_in_flight"), r#"router_requests_in_flight{model="m",pool=""} 1"#);
+        request.placed("blue", Reason::LocalPolicy);
+        request.placed("green", Reason::LocalNoPrefillWorker);
+        request.current().ended(Outcome::Ok);
+        assert_eq!(shown("router_requests_in_flight"), r#"router_requests_in_flight{model="m",pool="green"} 1"#);
+        assert_eq!(shown("router_requests_total"), r#"router_requests_total{model="m",pool="green",outcome="ok"} 1"#);
+        assert!(shown("router_placements").contains(r#"pool="blue",reason="local_policy"} 1"#));
+        drop(request);
+        assert_eq!(shown("router_requests_in_flight"), "");
     }
 }

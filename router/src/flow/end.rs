@@ -16,9 +16,10 @@ pub(super) fn record(job: &Job, result: &Result<Finished, RequestError>, usage: 
     if let Some(first) = first_token {
         span.record("baton.ttft_ms", (first - job.received).as_secs_f64() * 1e3);
     }
-    job.metrics.end_to_end.observe(job.received.elapsed().as_secs_f64());
-    job.metrics.prompt_tokens.inc_by(u64::from(usage.prompt_tokens));
-    job.metrics.completion_tokens.inc_by(u64::from(usage.completion_tokens));
+    let metrics = job.metrics.current();
+    metrics.end_to_end.observe(job.received.elapsed().as_secs_f64());
+    metrics.prompt_tokens.inc_by(u64::from(usage.prompt_tokens));
+    metrics.completion_tokens.inc_by(u64::from(usage.completion_tokens));
     match result {
         Ok(finished) => {
             let reason = match finished.reason {
@@ -27,11 +28,11 @@ pub(super) fn record(job: &Job, result: &Result<Finished, RequestError>, usage: 
                 FinishReason::Cancelled => "cancelled",
             };
             span.record("gen_ai.response.finish_reasons", reason);
-            job.metrics.ended(Outcome::Ok);
+            metrics.ended(Outcome::Ok);
         }
         Err(error) => {
             failed(span, error);
-            job.metrics.ended(Outcome::Failed(error.kind));
+            metrics.ended(Outcome::Failed(error.kind));
             if error.kind == ErrorKind::Internal {
                 tracing::error!(request = %job.id, %error, "a request failed");
             } else {

@@ -4,7 +4,7 @@ use super::answer::{Answer, AnswerLimits, Clocked};
 use super::attempt::{Attempt, Failed};
 use super::{Core, end};
 use crate::admission::Place;
-use crate::metrics::ModelMetrics;
+use crate::metrics::RequestMetrics;
 use crate::output::{EventResult, Finished};
 use crate::placement::{Demand, Refusal, place};
 use crate::request::PrefillPolicy;
@@ -27,7 +27,7 @@ pub(super) struct Job {
     pub(super) received: Instant,
     pub(super) deadline: Instant,
     pub(super) span: Span,
-    pub(super) metrics: Arc<ModelMetrics>,
+    pub(super) metrics: RequestMetrics,
     queued: OnceLock<Duration>,
 }
 
@@ -37,17 +37,17 @@ pub(super) struct Prepared {
     pub(super) tokens: Arc<[TokenId]>,
     pub(super) sampling: SamplingParams,
     pub(super) stops: StopMatcher,
-    pub(super) metrics: Arc<ModelMetrics>,
+    pub(super) metrics: RequestMetrics,
     pub(super) span: Span,
 }
 
-impl Clocked for ModelMetrics {
+impl Clocked for RequestMetrics {
     fn first_token(&self, after: Duration) {
-        self.time_to_first_token.observe(after.as_secs_f64());
+        self.current().time_to_first_token.observe(after.as_secs_f64());
     }
 
     fn next_token(&self, after: Duration) {
-        self.inter_token.observe(after.as_secs_f64());
+        self.current().inter_token.observe(after.as_secs_f64());
     }
 }
 
@@ -65,14 +65,13 @@ impl Job {
 
     /// Runs the request to its end and tells the client about it. Ends early when the client goes, the deadline passes or the router stops.
     pub(super) async fn run(self, core: Arc<Core>, mut turn: Place, out: mpsc::Sender<EventResult>) {
-        self.metrics.in_flight.inc();
         let limits =
             AnswerLimits { max_tokens: self.sampling.max_tokens, client_stall_max: core.limits.client_stall_max };
         let prompt = (self.tokens.len() as u32, self.received);
         let text = self.model.text.as_deref();
         let logprobs = self.sampling.logprobs.is_some();
         let mut answer =
-            Answer::new(&out, limits, text, self.stops.clone(), logprobs, prompt, &*self.metrics, &self.span);
+            Answer::new(&out, limits, text, self.stops.clone(), logprobs, prompt, &self.metrics, &self.span);
         let result = tokio::select! {
             biased;
             () = out.closed() => Err(RequestError::new(ErrorKind::Cancelled, "the client is gone")),
@@ -87,14 +86,12 @@ impl Job {
         // A client that does not even take the end is gone for all we know.
         let last = result.map(crate::output::Event::Finished);
         let _ = out.send_timeout(last, core.limits.client_stall_max).await;
-        self.metrics.in_flight.dec();
     }
 
     /// Waits for its turn, then places and runs; places anew when a worker fails before the client saw anything.
     async fn attempts(&self, core: &Core, turn: &mut Place, answer: &mut Answer<'_>) -> Result<Finished, RequestError> {
         turn.run().await;
         let _ = self.queued.set(self.received.elapsed());
-        self.metrics.queue.observe(self.queued().as_secs_f64());
         let mut excluded: Vec<Party> = Vec::new();
         let mut last: Option<RequestError> = None;
         for _ in 0..core.limits.attempts_max {
@@ -141,8 +138,11 @@ impl Job {
         let reason = decision.reason.name();
         span.record("baton.placement.reason", reason);
         self.span.record("baton.placement.reason", reason);
-        self.metrics.placed(decision.reason);
         let decode = candidates.handles[decision.decode].clone();
+        self.metrics.placed(&decode.record.pool, decision.reason);
+        if excluded.is_empty() {
+            self.metrics.current().queue.observe(self.queued().as_secs_f64());
+        }
         let prefill = decision.prefill.map(|p| candidates.handles[p].clone());
         decode.load.placed(if prefill.is_some() { 0 } else { prompt_tokens }, prompt_tokens);
         if let Some(prefill) = &prefill {
