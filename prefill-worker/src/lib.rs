@@ -7,6 +7,8 @@
 mod service;
 mod shipment;
 mod sink;
+#[cfg(test)]
+mod tests;
 
 use baton_engine::EngineHandle;
 use baton_proto::v1::prefill_server::PrefillServer;

@@ -12,6 +12,7 @@ use baton_worker::process::Parts;
 use baton_worker::spans::Parent;
 use baton_worker::stream;
 use baton_worker::submit::submit_error;
+use std::pin::pin;
 use std::time::Instant;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -97,7 +98,17 @@ impl Call {
     }
 
     async fn forward(&mut self) -> Result<v1::PrefillDone, RequestError> {
-        while let Some(event) = self.events.recv().await {
+        let shipment = self.shipment.clone();
+        let mut failure = pin!(shipment.failure());
+        loop {
+            let event = tokio::select! {
+                // What the engine said first counts first.
+                biased;
+                event = self.events.recv() => event,
+                // Nobody will want this KV: the rest of the prompt need not be computed. Dropping the call cancels it.
+                error = &mut failure, if self.first.is_none() => return Err(error),
+            };
+            let Some(event) = event else { break };
             match event {
                 SequenceEvent::Started { at } => self.on_started(at).await,
                 SequenceEvent::Token { token, logprobs, finish, at } => {

@@ -2,11 +2,15 @@
 
 use baton_engine::api::PrefillObserver;
 use baton_kv_cache::Lease;
-use baton_kv_transfer::{CommitPayload, KvTransfer, OpenRequest, Outgoing, Peer, TransferError};
-use baton_types::{Fence, GroupBlocks, RequestId};
+use baton_kv_transfer::{CommitPayload, HandoffFailure, KvTransfer, OpenRequest, Outgoing, Peer, TransferError};
+use baton_types::{ErrorKind, Fence, GroupBlocks, RequestError, RequestId};
 use parking_lot::Mutex;
+use std::future::{Future as _, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Instant;
+use tokio::sync::Notify;
 
 /// Where a prompt's KV goes.
 #[derive(Clone)]
@@ -25,6 +29,7 @@ type Pouch = Arc<Mutex<Option<Lease>>>;
 #[derive(Clone)]
 pub(crate) struct Shipment {
     outgoing: Arc<Mutex<Option<Result<Outgoing, TransferError>>>>,
+    opened: Arc<Notify>,
 }
 
 /// The engine's end.
@@ -37,7 +42,7 @@ pub(crate) struct Loader {
 /// A shipment to `destination`, opened when the engine takes the prompt from its queue: the round trip for the grant hides under the
 /// first layer.
 pub(crate) fn shipment(destination: Destination) -> (Loader, Shipment) {
-    let shipment = Shipment { outgoing: Arc::default() };
+    let shipment = Shipment { outgoing: Arc::default(), opened: Arc::default() };
     (Loader { destination, pouch: Pouch::default(), shipment: shipment.clone() }, shipment)
 }
 
@@ -52,6 +57,7 @@ impl PrefillObserver for Loader {
             hold: Box::new(Arc::clone(&self.pouch)),
         };
         *self.shipment.outgoing.lock() = Some(to.transfer.open(&to.peer, request));
+        self.shipment.opened.notify_one();
     }
 
     fn layer_launched(&mut self, layer: u32, tokens_end: usize, fence: &Fence) {
@@ -77,6 +83,21 @@ impl PrefillObserver for Loader {
 }
 
 impl Shipment {
+    /// Waits for the handoff to fail while the prompt is still computed. Never ready once it is sealed or abandoned.
+    pub(crate) async fn failure(&self) -> RequestError {
+        self.opened.notified().await;
+        poll_fn(|cx| match &mut *self.outgoing.lock() {
+            Some(Ok(outgoing)) => match pin!(outgoing.outcome()).poll(cx) {
+                Poll::Ready(Err(failure)) => Poll::Ready(before_the_first_token(&failure)),
+                // No handoff succeeds before its commit.
+                Poll::Ready(Ok(_)) | Poll::Pending => Poll::Pending,
+            },
+            Some(Err(error)) => Poll::Ready(RequestError::new(ErrorKind::Unavailable, error.to_string())),
+            None => Poll::Pending,
+        })
+        .await
+    }
+
     /// Everything is computed: commits and gives the handoff to whoever waits for its outcome. `None` where it never started.
     pub(crate) fn seal(&self, commit: CommitPayload) -> Option<Result<Outgoing, TransferError>> {
         let outgoing = self.outgoing.lock().take()?;
@@ -91,5 +112,17 @@ impl Shipment {
         if let Some(Ok(outgoing)) = self.outgoing.lock().take() {
             outgoing.abort(reason);
         }
+    }
+}
+
+/// The prompt itself is sound, and nobody has seen anything of its answer: other workers may serve it.
+fn before_the_first_token(failure: &HandoffFailure) -> RequestError {
+    let kind = match failure.kind() {
+        kind @ (ErrorKind::DeadlineExceeded | ErrorKind::Overloaded) => kind,
+        _ => ErrorKind::Unavailable,
+    };
+    RequestError {
+        retry_after: failure.retry_after(),
+        ..RequestError::new(kind, format!("the handoff failed: {failure}"))
     }
 }
