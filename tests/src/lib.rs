@@ -6,5 +6,7 @@ pub mod bits;
 pub mod cluster;
 pub mod gates;
 pub mod golden;
+pub mod http;
+pub mod logs;
 pub mod processes;
 pub mod quiet;

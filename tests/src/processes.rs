@@ -1,13 +1,259 @@
-//! The shipped binaries as child processes.
+//! The shipped binaries as child processes: `baton up` on free ports, its output, and the processes under it.
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
+use parking_lot::Mutex;
+use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Longest wait for a cluster to serve.
+const START_MAX: Duration = Duration::from_secs(120);
+/// Longest wait for the end of what was asked to end.
+pub const END_MAX: Duration = Duration::from_secs(30);
+/// How often waits look again.
+const LOOK: Duration = Duration::from_millis(20);
+/// The last line that `baton up` prints once it serves.
+const SERVING: &str = "Ctrl-C stops everything.";
 
 /// Path of a built binary; `make test` builds them all in the profile of the tests.
 pub fn binary(name: &str) -> anyhow::Result<PathBuf> {
     let me = std::env::current_exe()?;
     // target/<profile>/deps/<test> -> target/<profile>/<name>
     let path = me.parent().and_then(|deps| deps.parent()).context("the test runs from a target folder")?.join(name);
-    ensure!(path.exists(), "{} is not built: run `cargo build --release --bins` first, as `make test` does", path.display());
+    ensure!(
+        path.exists(),
+        "{} is not built: run `cargo build --release --bins` first, as `make test` does",
+        path.display()
+    );
     Ok(path)
+}
+
+/// Runs `baton` with `arguments` to its end.
+pub fn baton(arguments: &[&str]) -> anyhow::Result<Output> {
+    Ok(Command::new(binary("baton")?).args(arguments).stdin(Stdio::null()).output()?)
+}
+
+/// Runs the Python client `tests/clients/{script}` to its end; an error shows all that it printed.
+pub fn python_client(script: &str, arguments: &[&str]) -> anyhow::Result<String> {
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let python = here.join("../target/python/bin/python");
+    ensure!(python.exists(), "{} is missing: run `make clients` first, as `make test` does", python.display());
+    let script = here.join("clients").join(script);
+    let output = Command::new(python).arg(&script).args(arguments).stdin(Stdio::null()).output()?;
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    ensure!(output.status.success(), "{} failed ({}):\n{out}{err}", script.display(), output.status);
+    Ok(out.into_owned())
+}
+
+/// Lines of a stream as they come; a thread reads them so that the writer never waits.
+#[derive(Default)]
+struct Lines(Arc<Mutex<Vec<String>>>);
+
+impl Lines {
+    fn of(stream: impl Read + Send + 'static) -> Self {
+        let lines = Self::default();
+        let written = lines.0.clone();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stream).lines().map_while(Result::ok) {
+                written.lock().push(line);
+            }
+        });
+        lines
+    }
+
+    fn text(&self) -> String {
+        self.0.lock().join("\n")
+    }
+
+    /// Whether the stream has ended: its thread let go.
+    fn ended(&self) -> bool {
+        Arc::strong_count(&self.0) == 1
+    }
+}
+
+/// A running `baton up`. Dropping it kills it; whether its children then end is for tests to see.
+pub struct Up {
+    process: Child,
+    stdout: Lines,
+    stderr: Lines,
+}
+
+impl Up {
+    /// Starts `baton up` on free ports with more `flags` and waits until it serves.
+    pub fn start(flags: &[&str]) -> anyhow::Result<Self> {
+        let free = ["--grpc-port=0", "--http-port=0"];
+        let flags: Vec<&str> = free.into_iter().chain(flags.iter().copied()).collect();
+        let mut up = Self::spawn(&flags, &[])?;
+        up.wait_serving()?;
+        Ok(up)
+    }
+
+    /// Starts `baton up` with exactly these flags, and variables besides those of this process.
+    pub fn spawn(flags: &[&str], variables: &[(&str, &str)]) -> anyhow::Result<Self> {
+        let mut command = Command::new(binary("baton")?);
+        command.arg("up").args(flags).envs(variables.iter().copied());
+        let mut process = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let stdout = Lines::of(process.stdout.take().context("stdout is piped")?);
+        let stderr = Lines::of(process.stderr.take().context("stderr is piped")?);
+        Ok(Self { process, stdout, stderr })
+    }
+
+    /// Waits until it serves.
+    pub fn wait_serving(&mut self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + START_MAX;
+        while !self.stdout().contains(SERVING) {
+            if let Some(status) = self.process.try_wait()? {
+                bail!("`baton up` ended ({status}):\n{}", self.stderr());
+            }
+            ensure!(Instant::now() < deadline, "`baton up` does not serve after {START_MAX:?}:\n{}", self.stderr());
+            std::thread::sleep(LOOK);
+        }
+        Ok(())
+    }
+
+    /// What it printed so far.
+    pub fn stdout(&self) -> String {
+        self.stdout.text()
+    }
+
+    /// What it and its children complained of so far.
+    pub fn stderr(&self) -> String {
+        self.stderr.text()
+    }
+
+    /// gRPC address of the router, `host:port`, as printed.
+    pub fn grpc(&self) -> anyhow::Result<String> {
+        self.printed("gRPC")
+    }
+
+    /// Base address of the OpenAI API, as printed.
+    pub fn openai(&self) -> anyhow::Result<String> {
+        self.printed("HTTP")
+    }
+
+    /// Address of the metrics of `router`, `decode-0` and so on, as printed.
+    pub fn metrics(&self, process: &str) -> anyhow::Result<String> {
+        let suffix = format!(" {process}");
+        let text = self.stdout();
+        let line = text.lines().find(|l| l.contains("/metrics") && l.ends_with(&suffix));
+        let url = line.and_then(|l| l.split_whitespace().find(|w| w.starts_with("http://")));
+        url.map(str::to_owned).with_context(|| format!("no metrics of {process} in:\n{text}"))
+    }
+
+    fn printed(&self, label: &str) -> anyhow::Result<String> {
+        let text = self.stdout();
+        let line = text.lines().find_map(|l| l.trim().strip_prefix(label));
+        let word = line.and_then(|l| l.split_whitespace().next());
+        word.map(str::to_owned).with_context(|| format!("no {label} address in:\n{text}"))
+    }
+
+    /// Its own process id.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Process ids of its children that run.
+    pub fn children(&self) -> anyhow::Result<Vec<u32>> {
+        let me = self.pid();
+        Ok(processes()?.into_iter().filter(|p| p.parent == me && p.runs).map(|p| p.pid).collect())
+    }
+
+    /// Process id of the child that was started with this word among its arguments.
+    pub fn child(&self, word: &str) -> anyhow::Result<u32> {
+        for pid in self.children()? {
+            let arguments = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            if arguments.split('\0').any(|a| a.contains(word)) {
+                return Ok(pid);
+            }
+        }
+        bail!("no child was started with {word}")
+    }
+
+    /// Sends `signal` (`INT`, `TERM`, `KILL`) to it alone.
+    pub fn signal(&self, signal: &str) -> anyhow::Result<()> {
+        send(signal, self.pid())
+    }
+
+    /// Waits for its end, and for the end of its output, which its children share.
+    pub fn wait(&mut self) -> anyhow::Result<ExitStatus> {
+        let deadline = Instant::now() + END_MAX;
+        loop {
+            if let Some(status) = self.process.try_wait()?
+                && self.stdout.ended()
+                && self.stderr.ended()
+            {
+                return Ok(status);
+            }
+            ensure!(Instant::now() < deadline, "`baton up` runs on after {END_MAX:?}:\n{}", self.stderr());
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Fails if a process logged an error, or panicked.
+    pub fn no_errors(&self) -> anyhow::Result<()> {
+        let text = self.stderr();
+        let bad: Vec<&str> = text.lines().filter(|l| l.contains(" ERROR ") || l.contains("panicked at")).collect();
+        ensure!(bad.is_empty(), "unexpected errors in the logs:\n{}", bad.join("\n"));
+        Ok(())
+    }
+
+    /// Stops it as Ctrl-C does, and checks that it ends well, leaves no child and logged no error.
+    pub fn stop(mut self) -> anyhow::Result<()> {
+        let children = self.children()?;
+        self.signal("INT")?;
+        let status = self.wait()?;
+        ensure!(status.success(), "`baton up` ended with {status}:\n{}", self.stderr());
+        wait_gone(&children)?;
+        self.no_errors()
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Sends `signal` to a process.
+pub fn send(signal: &str, pid: u32) -> anyhow::Result<()> {
+    let status = Command::new("kill").args([format!("-{signal}"), pid.to_string()]).status()?;
+    ensure!(status.success(), "kill -{signal} {pid}: {status}");
+    Ok(())
+}
+
+/// Waits until none of these processes runs.
+pub fn wait_gone(pids: &[u32]) -> anyhow::Result<()> {
+    let deadline = Instant::now() + END_MAX;
+    loop {
+        let left: Vec<u32> =
+            processes()?.into_iter().filter(|p| p.runs && pids.contains(&p.pid)).map(|p| p.pid).collect();
+        if left.is_empty() {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "processes {left:?} run on after {END_MAX:?}");
+        std::thread::sleep(LOOK);
+    }
+}
+
+struct Process {
+    pid: u32,
+    parent: u32,
+    /// Not a zombie, whose parent merely has not asked how it ended.
+    runs: bool,
+}
+
+/// All processes of this machine, from `/proc/PID/stat`: `pid (name) state parent ...`.
+fn processes() -> anyhow::Result<Vec<Process>> {
+    let read = |entry: std::io::Result<std::fs::DirEntry>| {
+        let pid = entry.ok()?.file_name().to_str()?.parse().ok()?;
+        // It may end while we look.
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace();
+        let (state, parent) = (fields.next()?, fields.next()?.parse().ok()?);
+        Some(Process { pid, parent, runs: state != "Z" && state != "X" })
+    };
+    Ok(std::fs::read_dir("/proc")?.filter_map(read).collect())
 }

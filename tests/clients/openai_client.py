@@ -1,0 +1,177 @@
+"""Talks with a cluster through OpenAI's own Python client. Arguments: base URL, e.g. http://127.0.0.1:8000/v1.
+
+Each check is a function; one that fails raises, and the traceback says what came instead.
+"""
+
+import sys
+
+import openai
+
+MODEL = "smollm2-135m-instruct"
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+GREEDY = {"temperature": 0, "model": MODEL}
+
+
+def models(client):
+    listed = [model.id for model in client.models.list()]
+    assert MODEL in listed, listed
+    assert client.models.retrieve(MODEL).id == MODEL
+
+
+def chat(client):
+    raw = client.chat.completions.with_raw_response.create(messages=FRANCE, **GREEDY)
+    answer = raw.parse()
+    choice = answer.choices[0]
+    assert "Paris" in choice.message.content and choice.message.role == "assistant", answer
+    assert choice.finish_reason == "stop" and answer.object == "chat.completion", answer
+    usage = answer.usage
+    assert usage.prompt_tokens == 37 and usage.total_tokens == usage.prompt_tokens + usage.completion_tokens, usage
+    assert usage.prompt_tokens_details.cached_tokens == 0 and raw.headers["x-baton-cache-hit"] == "0", raw.headers
+    assert raw.headers["x-request-id"] in answer.id, raw.headers
+
+
+def chat_stream(client):
+    whole = client.chat.completions.create(messages=FRANCE, **GREEDY).choices[0].message.content
+    for policy in ("remote", "local"):
+        chunks = list(
+            client.chat.completions.create(
+                messages=FRANCE,
+                stream=True,
+                stream_options={"include_usage": True},
+                extra_body={"prefill_policy": policy},
+                **GREEDY,
+            )
+        )
+        text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        assert text == whole and len(chunks) > 4, (policy, text, whole)
+        assert chunks[0].choices[0].delta.role == "assistant", chunks[0]
+        assert chunks[-2].choices[0].finish_reason == "stop", chunks[-2]
+        assert chunks[-1].choices == [] and chunks[-1].usage.prompt_tokens == 37, chunks[-1]
+        assert len({c.id for c in chunks}) == 1 and all(c.object == "chat.completion.chunk" for c in chunks)
+
+
+def chat_stream_helper(client):
+    with client.chat.completions.stream(messages=FRANCE, **GREEDY) as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_completion()
+    assert "Paris" in final.choices[0].message.content, final
+
+
+def roles_and_parts(client):
+    messages = [
+        {"role": "developer", "content": "Answer with one word."},
+        {"role": "user", "content": [{"type": "text", "text": "The capital of "}, {"type": "text", "text": "France?"}]},
+    ]
+    answer = client.chat.completions.create(messages=messages, max_completion_tokens=3, **GREEDY)
+    assert answer.usage.completion_tokens <= 3 and answer.choices[0].message.content, answer
+
+
+def chat_logprobs(client):
+    answer = client.chat.completions.create(messages=FRANCE, logprobs=True, top_logprobs=3, max_tokens=4, **GREEDY)
+    content = answer.choices[0].logprobs.content
+    assert len(content) == 4 and answer.choices[0].finish_reason == "length", answer
+    for token in content:
+        best = token.top_logprobs[0]
+        assert len(token.top_logprobs) == 3 and token.logprob <= 0, token
+        assert (best.token, best.logprob) == (token.token, token.logprob), token
+        assert bytes(token.bytes).decode() == token.token, token
+    assert "".join(t.token for t in content) == answer.choices[0].message.content, answer
+
+
+def completion(client):
+    prompt = "The capital of France is"
+    whole = client.completions.create(prompt=prompt, max_tokens=8, **GREEDY)
+    assert "Paris" in whole.choices[0].text and whole.object == "text_completion", whole
+    parts = client.completions.create(prompt=prompt, max_tokens=8, stream=True, **GREEDY)
+    assert "".join(c.choices[0].text for c in parts) == whole.choices[0].text
+    assert client.completions.create(prompt=prompt, **GREEDY).usage.completion_tokens == 16
+
+
+def completion_of_tokens(client):
+    extra = {"return_token_ids": True}
+    first = client.completions.create(prompt="The capital of France is", max_tokens=4, extra_body=extra, **GREEDY)
+    ids = first.choices[0].prompt_token_ids
+    for prompt in (ids, [ids]):
+        again = client.completions.create(prompt=prompt, max_tokens=4, logprobs=2, extra_body=extra, **GREEDY)
+        assert again.choices[0].text == first.choices[0].text, (again, first)
+        assert again.choices[0].token_ids == first.choices[0].token_ids, (again, first)
+    logprobs = again.choices[0].logprobs
+    assert len(logprobs.tokens) == len(logprobs.token_logprobs) == 4 and logprobs.text_offset[0] == 0, logprobs
+    assert all(len(top) == 2 for top in logprobs.top_logprobs), logprobs
+
+
+def stops(client):
+    for stop in ("Paris", ["nothing like it", "Paris"]):
+        answer = client.chat.completions.create(messages=FRANCE, stop=stop, **GREEDY).choices[0]
+        assert answer.finish_reason == "stop" and answer.message.content == "The capital of France is ", answer
+    parts = client.chat.completions.create(messages=FRANCE, stop="is Par", stream=True, **GREEDY)
+    assert "".join(c.choices[0].delta.content or "" for c in parts) == "The capital of France "
+
+
+def sampling(client):
+    def text(seed):
+        settings = {"temperature": 1.0, "top_p": 0.95, "presence_penalty": 0.2, "frequency_penalty": 0.1}
+        answer = client.chat.completions.create(
+            model=MODEL, messages=FRANCE, max_tokens=24, seed=seed, extra_body={"top_k": 50}, **settings
+        )
+        return answer.choices[0].message.content
+
+    assert text(7) == text(7)
+    assert len({text(seed) for seed in range(6)}) > 1
+
+
+def refuses(client):
+    def check(error, create, param=None, code=None, says="", **settings):
+        try:
+            create(**{"model": MODEL, **settings})
+        except error as refused:
+            assert (refused.param, refused.code) == (param, code) and says in str(refused), refused
+        else:
+            raise AssertionError(f"{settings} was accepted")
+
+    chat, completion = client.chat.completions.create, client.completions.create
+    bad = openai.BadRequestError
+    unsupported = "unsupported_parameter"
+    check(bad, chat, "n", unsupported, "n is not supported", messages=FRANCE, n=2)
+    check(bad, chat, "temperature", says="0 to 2", messages=FRANCE, temperature=3)
+    check(bad, chat, "max_tokens", says="at least 1", messages=FRANCE, max_tokens=0)
+    check(bad, chat, "messages", messages=[])
+    check(bad, chat, "messages[0].role", messages=[{"role": "king", "content": "x"}])
+    image = [{"type": "image_url", "image_url": {"url": "http://x"}}]
+    check(bad, chat, "messages[0].content[0]", unsupported, messages=[{"role": "user", "content": image}])
+    check(bad, chat, "colour", says="unknown field", messages=FRANCE, extra_body={"colour": 1})
+    check(bad, chat, "response_format", unsupported, messages=FRANCE, response_format={"type": "json_object"})
+    tool = {"type": "function", "function": {"name": "f"}}
+    check(bad, chat, "tools", unsupported, messages=FRANCE, tools=[tool])
+    check(bad, completion, "prompt", says="vocabulary", prompt=[1_000_000])
+    check(bad, completion, "prompt", unsupported, prompt=["a", "b"])
+    check(bad, completion, "max_tokens", "context_length_exceeded", prompt="x", max_tokens=100_000)
+    check(openai.NotFoundError, chat, "model", "model_not_found", "nobody", messages=FRANCE, model="nobody")
+    # Without effect on tokens, so ignored.
+    chat(messages=FRANCE, model=MODEL, max_tokens=1, user="me", metadata={"a": "b"}, store=False, service_tier="auto")
+
+
+def deadline(client):
+    hurried = client.with_options(default_headers={"x-request-timeout": "2s"})
+    try:
+        hurried.chat.completions.create(
+            messages=FRANCE, max_tokens=2000, extra_body={"ignore_eos": True}, **GREEDY
+        )
+    except openai.APIStatusError as late:
+        assert late.status_code == 504 and late.code == "deadline_exceeded", late
+    else:
+        raise AssertionError("2,000 tokens in 2 s")
+
+
+def main():
+    client = openai.OpenAI(base_url=sys.argv[1], api_key="unused", max_retries=0, timeout=120)
+    checks = [models, chat, chat_stream, chat_stream_helper, roles_and_parts, chat_logprobs, completion]
+    checks += [completion_of_tokens, stops, sampling, refuses, deadline]
+    for check in checks:
+        check(client)
+        print(f"{check.__name__}: ok", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+//! One request is one trace across three processes, and every process tells its numbers.
+
+use anyhow::{Context, ensure};
+use baton_node::testing::{CollectedSpan, Collector};
+use baton_tests::http::Api;
+use baton_tests::processes::Up;
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// 2 layers of keys and values, 4 heads of 16 dimensions in 2 bytes: 512 bytes a token.
+const MODEL: &str = "random:vocab=300,context=1024,layers=2,hidden=64,heads=4,seed=3";
+const KV_BYTES: u64 = 512;
+const PROMPT_TOKENS: u64 = 300;
+const ANSWER_TOKENS: u64 = 12;
+/// Longest way of a span from its end to the collector.
+const EXPORT_MAX: Duration = Duration::from_secs(15);
+/// A caller's own trace, as the W3C writes it.
+const CALLER: (&str, &str) = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331");
+
+const REMOTE: [&str; 13] = [
+    "baton-decode-worker: decode > decode.await_kv",
+    "baton-decode-worker: decode > decode.generate",
+    "baton-prefill-worker: prefill > decode.reserve",
+    "baton-prefill-worker: prefill > kv.commit",
+    "baton-prefill-worker: prefill > kv.transfer",
+    "baton-prefill-worker: prefill > prefill.compute",
+    "baton-prefill-worker: prefill > prefill.queue",
+    "baton-router: (caller) > generate",
+    "baton-router: generate > decode",
+    "baton-router: generate > place",
+    "baton-router: generate > prefill",
+    "baton-router: generate > stream",
+    "baton-router: generate > tokenize",
+];
+const LOCAL: [&str; 8] = [
+    "baton-decode-worker: decode > decode.generate",
+    "baton-decode-worker: decode > prefill.compute",
+    "baton-decode-worker: decode > prefill.queue",
+    "baton-router: (none) > generate",
+    "baton-router: generate > decode",
+    "baton-router: generate > place",
+    "baton-router: generate > stream",
+    "baton-router: generate > tokenize",
+];
+
+async fn ask(api: &Api, policy: &str, headers: &[(&str, &str)]) -> anyhow::Result<String> {
+    let prompt: Vec<u64> = (0..PROMPT_TOKENS).map(|i| i % 250).collect();
+    let body = json!({"prompt": prompt, "max_tokens": ANSWER_TOKENS, "temperature": 0, "ignore_eos": true,
+        "prefill_policy": policy});
+    let answer = api.post_with("completions", body, headers).await?;
+    ensure!(answer.status == 200, "{answer:?}");
+    Ok(answer.header("x-trace-id").to_owned())
+}
+
+/// The spans of one trace as `service: parent > name`, in order of the alphabet.
+fn tree(spans: &[CollectedSpan], trace: &str) -> Vec<String> {
+    let of_trace = || spans.iter().filter(move |s| s.trace_id == trace);
+    let line = |span: &CollectedSpan| {
+        let parent = match &span.parent_id {
+            None => "(none)",
+            Some(id) if id == CALLER.1 => "(caller)",
+            Some(id) => of_trace().find(|s| s.span_id == *id).map_or("(lost)", |s| s.name.as_str()),
+        };
+        format!("{}: {parent} > {}", span.service, span.name)
+    };
+    let mut lines: Vec<String> = of_trace().map(line).collect();
+    lines.sort();
+    lines
+}
+
+fn number(span: &CollectedSpan, key: &str) -> anyhow::Result<f64> {
+    let text =
+        span.attributes.get(key).with_context(|| format!("{} has no {key}: {:?}", span.name, span.attributes))?;
+    Ok(text.parse()?)
+}
+
+fn check_remote(spans: &[CollectedSpan], trace: &str) -> anyhow::Result<()> {
+    let span = |name: &str| spans.iter().find(|s| s.trace_id == trace && s.name == name).context(name.to_owned());
+    let transfer = span("kv.transfer")?;
+    ensure!(number(transfer, "baton.kv.bytes")? == (PROMPT_TOKENS * KV_BYTES) as f64, "{transfer:?}");
+    ensure!(transfer.attributes.get("baton.kv.transport").is_some_and(|t| t == "ucx"), "{transfer:?}");
+    ensure!(
+        number(transfer, "baton.kv.gb_per_s")? > 0.0 && number(transfer, "baton.kv.exposed_ms")? > 0.0,
+        "{transfer:?}"
+    );
+    ensure!(transfer.time_ns.end == span("kv.commit")?.time_ns.start, "a commit follows the flush");
+    ensure!(number(span("decode.await_kv")?, "baton.kv.bytes")? == (PROMPT_TOKENS * KV_BYTES) as f64);
+    // The first token came from the prefill worker.
+    ensure!(number(span("decode.generate")?, "gen_ai.usage.output_tokens")? == (ANSWER_TOKENS - 1) as f64);
+    let generate = span("generate")?;
+    ensure!(number(generate, "gen_ai.usage.input_tokens")? == PROMPT_TOKENS as f64, "{generate:?}");
+    ensure!(number(generate, "gen_ai.usage.output_tokens")? == ANSWER_TOKENS as f64, "{generate:?}");
+    ensure!(number(generate, "baton.cached_tokens")? == 0.0, "{generate:?}");
+    for key in ["gen_ai.response.model", "baton.placement.reason", "baton.ttft_ms", "baton.queue_ms"] {
+        ensure!(generate.attributes.contains_key(key), "{key} is missing: {generate:?}");
+    }
+    Ok(())
+}
+
+/// Value of the series whose line starts with `name` and holds all `labels`.
+fn series(text: &str, name: &str, labels: &[&str]) -> anyhow::Result<f64> {
+    let line =
+        text.lines().find(|l| l.starts_with(&format!("{name}{{")) && labels.iter().all(|label| l.contains(label)));
+    let line = line.with_context(|| format!("no {name} with {labels:?} in:\n{text}"))?;
+    Ok(line.rsplit(' ').next().unwrap_or_default().parse()?)
+}
+
+async fn check_metrics(up: &Up) -> anyhow::Result<()> {
+    let get = async |process: &str| {
+        let url = up.metrics(process)?;
+        let answer = Api::new(url.trim_end_matches("/metrics")).get("metrics").await?;
+        ensure!(answer.status == 200, "{answer:?}");
+        let Value::String(text) = answer.body else { anyhow::bail!("{process}: metrics are text") };
+        ensure!(text.trim_end().ends_with("# EOF"), "{process}: not whole:\n{text}");
+        Ok(text)
+    };
+    let pool = "pool=\"default\"";
+    let router = get("router").await?;
+    ensure!(series(&router, "baton_build_info", &["service=\"baton-router\""])? == 1.0);
+    ensure!(series(&router, "baton_router_requests_total", &["outcome=\"ok\"", pool, "model=\"random:"])? == 2.0);
+    ensure!(series(&router, "baton_router_time_to_first_token_seconds_count", &[pool, "model=\"random:"])? == 2.0);
+    for (process, direction) in [("prefill-0", "sent"), ("decode-0", "adopted")] {
+        let text = get(process).await?;
+        let mut blocks = 0.0;
+        for state in ["free", "referenced", "cached", "quarantined"] {
+            blocks += series(&text, "baton_kv_blocks", &[&format!("state=\"{state}\""), pool, "model=\"random:"])?;
+        }
+        // 1 MiB in blocks of 16 tokens.
+        ensure!(blocks == ((1u64 << 20) / (16 * KV_BYTES)) as f64, "{process} has {blocks} blocks");
+        let moved = series(&text, "baton_kv_transfer_bytes_total", &[&format!("direction=\"{direction}\""), pool])?;
+        ensure!(moved == (PROMPT_TOKENS * KV_BYTES) as f64, "{process} {direction} {moved} bytes");
+        ensure!(
+            series(&text, "baton_build_info", &[&format!("baton-{}-worker", &process[..process.len() - 2])])? == 1.0
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_request_is_one_trace() -> anyhow::Result<()> {
+    let collector = Collector::start().await?;
+    let (model, otlp) = (format!("--model={MODEL}"), format!("--otlp={}", collector.url()));
+    let up = Up::start(&[&model, &otlp, "--kv-cache-bytes=1MiB"])?;
+    let api = Api::new(up.openai()?);
+    let traceparent = format!("00-{}-{}-01", CALLER.0, CALLER.1);
+    let remote = ask(&api, "remote", &[("traceparent", &traceparent)]).await?;
+    ensure!(remote == CALLER.0, "the answer names trace {remote}");
+    let local = ask(&api, "local", &[]).await?;
+    check_metrics(&up).await?;
+
+    let arrived = |spans: &[CollectedSpan]| {
+        tree(spans, &remote).len() >= REMOTE.len() && tree(spans, &local).len() >= LOCAL.len()
+    };
+    let spans = collector.wait(EXPORT_MAX, arrived).await.unwrap_or_else(|came| came);
+    ensure!(tree(&spans, &remote) == REMOTE, "remote: {:#?}", tree(&spans, &remote));
+    ensure!(tree(&spans, &local) == LOCAL, "local: {:#?}", tree(&spans, &local));
+    check_remote(&spans, &remote)?;
+    up.stop()?;
+    // The flush at the end brought nothing that belongs to no request.
+    let strange: Vec<_> =
+        collector.spans().into_iter().filter(|s| s.trace_id != remote && s.trace_id != local).collect();
+    ensure!(strange.is_empty(), "{strange:#?}");
+    Ok(())
+}

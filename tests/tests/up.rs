@@ -1,0 +1,192 @@
+//! `baton up` and `baton generate`, as a newcomer meets them: separate processes, started and stopped in every way.
+
+use anyhow::{Context, ensure};
+use baton_tests::http::Api;
+use baton_tests::processes::{Up, baton, send, wait_gone};
+use serde_json::json;
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+/// Weights that are made in no time; it has no text.
+const RANDOM: &str = "--model=random:vocab=300,context=1024";
+/// Longest wait for the children of a killed `baton up`.
+const ORPHANS_MAX: Duration = Duration::from_secs(8);
+
+/// Token ids of a completion over HTTP.
+async fn complete(up: &Up) -> anyhow::Result<Vec<u64>> {
+    let body = json!({"prompt": [5, 6, 7, 8], "max_tokens": 8, "temperature": 0, "ignore_eos": true, "return_token_ids": true});
+    let answer = Api::new(up.openai()?).post("completions", body).await?;
+    ensure!(answer.status == 200 && answer.tokens().len() == 8, "{answer:?}");
+    Ok(answer.tokens())
+}
+
+fn free_port() -> anyhow::Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+#[test]
+fn a_newcomer_gets_paris_and_leaves_with_ctrl_c() -> anyhow::Result<()> {
+    let (grpc, http) = (free_port()?, free_port()?);
+    let mut up = Up::spawn(&[&format!("--grpc-port={grpc}"), &format!("--http-port={http}")], &[])?;
+    up.wait_serving()?;
+    let printed = up.stdout();
+    let line = format!("baton generate --server http://127.0.0.1:{grpc} \"What is the capital of France?\"");
+    for expected in [line, format!("http://127.0.0.1:{http}/v1"), "1 prefill and 1 decode".into()] {
+        ensure!(printed.contains(&expected), "{expected:?} is not in:\n{printed}");
+    }
+    let server = format!("http://127.0.0.1:{grpc}");
+    let short = baton(&["generate", "--server", &server, "What is the capital of France?"])?;
+    let (answer, timings) = (String::from_utf8(short.stdout)?, String::from_utf8(short.stderr)?);
+    ensure!(short.status.success() && answer.contains("Paris"), "{answer}{timings}");
+    ends_with_timings(&timings, &["queue ", "prefill 37 tokens in ", "TTFT ", " tokens/s"])?;
+    // Over 256 tokens: prefilled on the other worker.
+    let story = format!("{} What is the capital of France?", "The sun rose over the hills and the valley. ".repeat(40));
+    let long = baton(&["generate", "--server", &server, "--max-tokens", "12", &story])?;
+    let timings = String::from_utf8(long.stderr)?;
+    ensure!(long.status.success(), "{timings}");
+    ends_with_timings(&timings, &["queue ", "prefill ", "transfer ", " MiB in ", " exposed", "TTFT "])?;
+    up.stop()
+}
+
+fn ends_with_timings(text: &str, parts: &[&str]) -> anyhow::Result<()> {
+    let last = text.trim_end().lines().last().unwrap_or_default();
+    ensure!(last.starts_with('[') && last.ends_with(']'), "no line of timings at the end of {text:?}");
+    for part in parts {
+        ensure!(last.contains(part), "{part:?} is not in {last:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn generate_says_what_to_do_without_a_cluster() -> anyhow::Result<()> {
+    let output = baton(&["generate", "--server", &format!("http://127.0.0.1:{}", free_port()?), "hello"])?;
+    let message = String::from_utf8(output.stderr)?;
+    ensure!(!output.status.success() && message.contains("`baton up`") && message.contains("--server"), "{message}");
+    Ok(())
+}
+
+#[test]
+fn what_cannot_start_says_why_and_starts_nothing() -> anyhow::Result<()> {
+    let taken = TcpListener::bind("127.0.0.1:0")?;
+    let taken = taken.local_addr()?.port();
+    let (grpc, http) = (format!("--grpc-port={taken}"), format!("--http-port={taken}"));
+    let cases: [(&[&str], &[(&str, &str)], &[&str]); 9] = [
+        (&[&grpc, "--http-port=0"], &[], &["is taken", "--grpc-port"]),
+        (&["--grpc-port=0", &http], &[], &["is taken", "--http-port"]),
+        (&["--grpc-port=7777", "--http-port=7777"], &[], &["both 7777"]),
+        (&["--decode=0"], &[], &["--decode 1"]),
+        (&["--prefill=0", "--prefill-policy=remote"], &[], &["--prefill 1"]),
+        (&["--model=./nowhere.gguf"], &[], &["./nowhere.gguf", "no such file"]),
+        (&["--model=random:layers=none"], &[], &["layers=none"]),
+        (&[RANDOM], &[("BATON_LIMITZ__RUNNING_MAX", "1")], &["BATON_LIMITZ__RUNNING_MAX"]),
+        (&[RANDOM, "--kv-cache-bytes=lots"], &[], &["lots"]),
+    ];
+    for (flags, variables, says) in cases {
+        let ports = ["--grpc-port=0", "--http-port=0"];
+        let named = flags.iter().any(|f| f.contains("-port="));
+        let flags: Vec<&str> = flags.iter().copied().chain(ports.into_iter().filter(|_| !named)).collect();
+        let mut up = Up::spawn(&flags, variables)?;
+        let status = up.wait()?;
+        let message = up.stderr();
+        ensure!(!status.success(), "{flags:?} started");
+        for part in says {
+            ensure!(message.contains(part), "{flags:?}: {part:?} is not in:\n{message}");
+        }
+        ensure!(up.children()?.is_empty() && !up.stdout().contains("Baton serves"), "{flags:?} left something");
+    }
+    Ok(())
+}
+
+#[test]
+fn variables_reach_the_processes_that_know_them() -> anyhow::Result<()> {
+    let variables = [("BATON_ENGINE__KV_CACHE_BYTES", "1MiB"), ("BATON_LIMITS__DEADLINE_MS_MAX", "7200000")];
+    let mut up = Up::spawn(&["--grpc-port=0", "--http-port=0", RANDOM], &variables)?;
+    up.wait_serving()?;
+    up.stop()
+}
+
+#[tokio::test]
+async fn every_shape_serves_and_every_end_is_clean() -> anyhow::Result<()> {
+    let mut answers = Vec::new();
+    // (flags, children, signal)
+    let shapes: [(&[&str], usize, &str); 3] = [
+        (&[RANDOM, "--prefill=0"], 2, "TERM"),
+        (&[RANDOM, "--prefill=2", "--decode=2", "--prefill-policy=remote"], 5, "INT"),
+        (&[RANDOM, "--transport=tcp", "--prefill-policy=remote"], 3, "HUP"),
+    ];
+    for (flags, expected, signal) in shapes {
+        let mut up = Up::start(flags)?;
+        let children = up.children()?;
+        ensure!(children.len() == expected, "{flags:?} runs {children:?}");
+        for _ in 0..4 {
+            answers.push(complete(&up).await?);
+        }
+        up.signal(signal)?;
+        let status = up.wait()?;
+        ensure!(status.success(), "SIG{signal}: {status}\n{}", up.stderr());
+        wait_gone(&children).with_context(|| format!("SIG{signal}"))?;
+        up.no_errors()?;
+    }
+    ensure!(answers.iter().all(|a| *a == answers[0]), "{answers:?}");
+    Ok(())
+}
+
+#[test]
+fn a_killed_up_leaves_no_process() -> anyhow::Result<()> {
+    let mut up = Up::start(&[RANDOM])?;
+    let children = up.children()?;
+    ensure!(children.len() == 3, "{children:?}");
+    let killed = Instant::now();
+    up.signal("KILL")?;
+    up.wait()?;
+    wait_gone(&children)?;
+    ensure!(killed.elapsed() < ORPHANS_MAX, "children lived on for {:?}", killed.elapsed());
+    // While it starts, nothing is left either.
+    let mut up = Up::spawn(&["--grpc-port=0", "--http-port=0"], &[])?;
+    let deadline = Instant::now() + ORPHANS_MAX;
+    while up.children()?.is_empty() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let children = up.children()?;
+    ensure!(!children.is_empty(), "no child was started:\n{}", up.stderr());
+    up.signal("KILL")?;
+    up.wait()?;
+    wait_gone(&children)
+}
+
+#[test]
+fn the_death_of_a_part_ends_the_cluster_with_a_message() -> anyhow::Result<()> {
+    let mut up = Up::start(&[RANDOM])?;
+    let children = up.children()?;
+    send("KILL", up.child("--instance=decode-0")?)?;
+    let status = up.wait()?;
+    ensure!(!status.success(), "it ended as if all were well");
+    let message = up.stderr();
+    ensure!(message.contains("decode-0 ended") && message.contains("signal: 9"), "{message}");
+    wait_gone(&children)
+}
+
+#[tokio::test]
+async fn a_router_that_is_terminated_finishes_what_runs() -> anyhow::Result<()> {
+    let mut up = Up::start(&["--model=random:vocab=300,context=65536,hidden=128,layers=8", "--kv-cache-bytes=512MiB"])?;
+    let (children, router) = (up.children()?, up.child("--http-listen=")?);
+    let tokens = 3000;
+    let body = json!({"prompt": [5, 6], "max_tokens": tokens, "ignore_eos": true, "stream": true,
+        "stream_options": {"include_usage": true}, "return_token_ids": true});
+    let mut stream = Api::new(up.openai()?).open("completions", body, &[]).await?.error_for_status()?;
+    ensure!(stream.chunk().await?.is_some(), "the stream ended before it began");
+    send("TERM", router)?;
+    // It drains: what runs goes on to its end.
+    let mut text = String::new();
+    while let Some(chunk) = stream.chunk().await? {
+        text += &String::from_utf8_lossy(&chunk);
+    }
+    let end = &text[text.len().saturating_sub(600)..];
+    ensure!(end.trim_end().ends_with("data: [DONE]"), "cut off: {end}");
+    ensure!(end.contains(&format!("\"completion_tokens\":{tokens}")), "{end}");
+    // A part ended, so the rest does.
+    let status = up.wait()?;
+    ensure!(!status.success() && up.stderr().contains("router ended"), "{status}\n{}", up.stderr());
+    wait_gone(&children)?;
+    up.no_errors()
+}
