@@ -18,6 +18,9 @@ use tracing::Span;
 const REPORT_WAIT_MAX: Duration = Duration::from_millis(100);
 /// A prefill worker that fails after its first token may have handed all KV over; the decode worker gets so long to say so.
 const ADOPTION_WAIT_MAX: Duration = Duration::from_millis(500);
+/// A prefill worker whose sequence ended with its first token gives the handoff up, and the decode worker's word of that may come before
+/// the token does; the prefill worker gets so long to say it.
+const LAST_WORD_WAIT_MAX: Duration = Duration::from_millis(500);
 
 /// An attempt that failed.
 #[derive(Debug)]
@@ -125,14 +128,21 @@ impl Attempt<'_> {
         let mut adopted = false;
         let mut run = Some((run, span));
         let mut prefill_failed: Option<(RequestError, Instant)> = None;
+        // The decode worker's stream ended because the prefill worker gave the handoff up.
+        let mut given_up: Option<(RequestError, Instant)> = None;
         loop {
+            if answer.has_started()
+                && let Some((error, _)) = given_up
+            {
+                return Err(error.into());
+            }
             if answer.has_started()
                 && let Some(token) = early.take()
                 && let Some(reason) = answer.token(token).await?
             {
                 return Ok(self.with_report(reason, run.map(|(run, _)| run), answer).await);
             }
-            let give_up = prefill_failed.as_ref().map(|(_, at)| *at);
+            let give_up = prefill_failed.as_ref().or(given_up.as_ref()).map(|(_, at)| *at);
             tokio::select! {
                 event = next_run(&mut run), if run.is_some() => match event {
                     Ok(Some(Run::Started(started))) => self.add_queue(started.queue_us, answer),
@@ -160,14 +170,19 @@ impl Attempt<'_> {
                         }
                     }
                 },
-                message = stream.message(), if early.is_none() => {
+                message = stream.message(), if early.is_none() && given_up.is_none() => {
                     // What the decode worker itself says before it adopts is about the handoff; a broken stream is about the worker.
                     if let Err(status) = &message
                         && !adopted
                         && !answer.has_started()
-                        && stated_error(status).is_some()
+                        && let Some(stated) = stated_error(status)
                     {
-                        return Err(handoff_failed(prefill, of_worker(self.decode, status)));
+                        let error = of_worker(self.decode, status);
+                        if stated.kind == ErrorKind::Cancelled && run.is_some() {
+                            given_up = Some((error, Instant::now() + LAST_WORD_WAIT_MAX));
+                            continue;
+                        }
+                        return Err(handoff_failed(prefill, error));
                     }
                     match self.decode_event(message).map_err(|e| failed(self.decode, e, answer))? {
                         Decode::Adopted(_) => {
@@ -186,8 +201,10 @@ impl Attempt<'_> {
                     }
                 }
                 () = sleep_until(give_up.unwrap_or_else(Instant::now)), if give_up.is_some() => {
-                    let (error, _) = prefill_failed.take().expect("give_up comes from it");
-                    return Err(error.into());
+                    return Err(match (prefill_failed, given_up) {
+                        (None, Some((error, _))) => handoff_failed(prefill, error),
+                        (failed, _) => failed.expect("give_up comes from one of them").0.into(),
+                    });
                 }
             }
         }

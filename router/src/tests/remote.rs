@@ -77,6 +77,24 @@ async fn an_answer_may_end_with_the_first_token() {
 }
 
 #[tokio::test]
+async fn a_last_token_counts_although_the_decode_worker_hears_first_that_nothing_comes() {
+    let cluster = Cluster::start(|_| ()).await;
+    let (p, d) = cluster.pair().await;
+    let policy = v1::PrefillPolicy::Remote.into();
+    let mut answer = cluster.generate(v1::GenerateRequest { prefill_policy: policy, ..ask("x") }).await;
+    let mut decode = d.decode().await;
+    decode.claimed().await;
+    let prefill = p.prefill().await;
+    let given_up =
+        RequestError::new(ErrorKind::Cancelled, "aborted by the peer: the sequence ended with its first token");
+    decode.fail(from_error(&given_up)).await;
+    // Long enough for the word of the decode worker to be the first, whose stream is another.
+    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    prefill.token(u32::from(b'1'), Some(FinishReason::Length)).await;
+    assert_eq!(answer.rest().await, ("1".into(), FinishReason::Length));
+}
+
+#[tokio::test]
 async fn a_full_prefill_worker_leaves_the_prompt_to_the_decode_worker() {
     let cluster = Cluster::start(|_| ()).await;
     let (p, d) = cluster.pair().await;
