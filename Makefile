@@ -20,6 +20,7 @@ lint: setup ## Formatting, clippy, docs, style and structure.
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --workspace --no-deps --quiet
 	$(CARGO) xtask tidy
+	$(CARGO) codegen --check
 
 bench: setup model ## Measures the promises in one run: table on stdout, target/bench/summary.json.
 	$(CARGO) build --release --workspace --bins

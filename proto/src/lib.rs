@@ -2,16 +2,16 @@
 //!
 //! Place in the house: above `types`, below `node`. Protobuf types stop at [`convert`]: what lies behind a service speaks `types`.
 
-/// Generated code of package `baton.v1`.
+/// Package `baton.v1`, written by `cargo codegen` from the files in `proto/`.
 #[allow(missing_docs, unreachable_pub, clippy::all)]
 pub mod v1 {
-    tonic::include_proto!("baton.v1");
+    include!("generated/baton.v1.rs");
 }
 
 pub mod convert;
 
 /// Encoded file descriptors, for reflection.
-pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+pub const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.bin");
 
 /// The protocol that this build speaks, as a range: N and N-1 interoperate.
 pub const PROTOCOL_MIN: u32 = 1;
