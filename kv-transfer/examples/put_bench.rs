@@ -19,9 +19,11 @@ use std::time::{Duration, Instant};
 
 const SIZES: [usize; 3] = [6 << 10, 48 << 10, 384 << 10];
 const LAYERS: u32 = 16;
-/// Bytes of one measured round, and rounds.
+/// Bytes of one measured round, rounds on one connection, and connections: how fast one is depends on how its threads and sockets
+/// happened to settle.
 const ROUND_BYTES: usize = 24 << 20;
-const ROUNDS: usize = 41;
+const ROUNDS: usize = 9;
+const CONNECTIONS: usize = 7;
 const WINDOW: usize = 8 << 20;
 
 fn main() -> Result<()> {
@@ -263,32 +265,41 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
+/// The largest: whatever else runs can only take away from a rate.
+fn best(rates: impl Iterator<Item = f64>) -> f64 {
+    rates.fold(0.0, f64::max)
+}
+
+/// Rates on fresh connections: of the bare loop, of our puts, of whole handoffs; and the bare loop's lanes.
+fn connection(tls: &str, size: usize) -> Result<([f64; 3], String)> {
+    let (bare, mut service) = (BareLoop::start(tls, size)?, ServiceLoop::start(tls, size)?);
+    service.round(size)?; // Connects.
+    let mut rounds = Vec::new();
+    for _ in 0..ROUNDS {
+        let theirs = bare.round(size);
+        let (ours, whole) = service.round(size)?;
+        rounds.push([theirs, ours, whole]);
+    }
+    let lanes = bare.lanes.clone();
+    bare.stop()?;
+    service.stop()?;
+    Ok(([0, 1, 2].map(|series| best(rounds.iter().map(|round| round[series]))), lanes))
+}
+
 fn source(tls: &str) -> Result<()> {
     for size in SIZES {
-        let (bare, mut service) = (BareLoop::start(tls, size)?, ServiceLoop::start(tls, size)?);
-        service.round(size)?; // Connects.
-        // Rounds alternate, and each pair sees the same machine: the ratio is the median over the pairs.
-        let (mut theirs, mut ours, mut whole, mut ratios) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..ROUNDS {
-            let bare = bare.round(size);
-            let (puts, handoff) = service.round(size)?;
-            theirs.push(bare);
-            ours.push(puts);
-            whole.push(handoff);
-            ratios.push(puts / bare);
-        }
-        let (theirs, ours, whole, ratio) = (median(theirs), median(ours), median(whole), median(ratios));
-        let (kib, lanes) = (size >> 10, bare.lanes.clone());
+        let connections = (0..CONNECTIONS).map(|_| connection(tls, size)).collect::<Result<Vec<_>>>()?;
+        let [theirs, ours, whole] =
+            [0, 1, 2].map(|series| median(connections.iter().map(|(r, _)| r[series]).collect()));
+        let (kib, ratio, lanes) = (size >> 10, ours / theirs, &connections[0].1);
         println!(
             r#"{{"name":"kv_put_{kib}kib","value":{ours:.3},"unit":"GB/s","ratio":{ratio:.3},"of":"bare UCX puts at {theirs:.3} GB/s over {lanes}; offer to adoption {whole:.3} GB/s"}}"#
         );
-        bare.stop()?;
-        service.stop()?;
     }
     // The shape of SmolLM2-135M: 12 KiB a block and layer.
     let mut service = ServiceLoop::start(tls, 12 << 10)?;
     service.round(12 << 10)?;
-    let exposed = (0..ROUNDS).map(|_| service.exposed_ms()).collect::<Result<Vec<_>>>()?;
+    let exposed = (0..5 * ROUNDS).map(|_| service.exposed_ms()).collect::<Result<Vec<_>>>()?;
     let exposed = median(exposed);
     println!(
         r#"{{"name":"kv_last_layer_exposed","value":{exposed:.3},"unit":"ms","ratio":null,"of":"1,024 tokens, 768 KiB"}}"#
