@@ -158,7 +158,7 @@ async fn text_is_cut_right(api: &Api) -> anyhow::Result<()> {
         stream.lines().filter_map(|l| l.strip_prefix("data: {")).map(|l| serde_json::from_str(&format!("{{{l}")));
     let chunks: Vec<Value> = chunks.collect::<Result<_, _>>()?;
     let text: String = chunks.iter().filter_map(|c| c["choices"][0]["text"].as_str()).collect();
-    ensure!(text.contains('🙂') && text.contains('🚀'), "{text:?}");
+    ensure!(text.matches('🚀').count() > 2, "{text:?}");
     let before_end = text.trim_end_matches('\u{fffd}');
     ensure!(!before_end.contains('\u{fffd}'), "a character was split: {text:?}");
     Ok(())

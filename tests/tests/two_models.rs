@@ -2,7 +2,7 @@
 
 use anyhow::ensure;
 use baton_tests::cluster::{Cluster, ClusterSpec, worker};
-use baton_tests::http::Api;
+use baton_tests::http::{Answer, Api};
 use baton_tests::logs;
 use baton_tests::quiet::until_quiet;
 use serde_json::{Value, json};
@@ -37,9 +37,9 @@ async fn each_request_finds_its_model() -> anyhow::Result<()> {
         api.post("chat/completions", body)
     };
     let roll = |policy: &str| {
-        let body = json!({"model": "dice", "prompt": [7, 8, 9], "temperature": 0, "max_tokens": 12, "ignore_eos": true,
+        let body = json!({"model": "dice", "messages": question, "temperature": 0, "max_tokens": 12, "ignore_eos": true,
             "return_token_ids": true, "prefill_policy": policy});
-        api.post("completions", body)
+        api.post("chat/completions", body)
     };
     // At the same time, on prefill workers and on decode workers.
     let (remote, local, dice, dice_local) =
@@ -48,12 +48,16 @@ async fn each_request_finds_its_model() -> anyhow::Result<()> {
         ensure!(answer.status == 200 && answer.text().contains("Paris") && answer.body["model"] == SMOL, "{answer:?}");
     }
     ensure!(dice.tokens().len() == 12 && dice.tokens() == dice_local.tokens(), "{dice:?} {dice_local:?}");
+    ensure!(dice.body["model"] == RANDOM, "{dice:?}");
+    // Each model lays a chat out by its own template and tokenizer.
+    let prompt_tokens = |answer: &Answer| answer.body["usage"]["prompt_tokens"].clone();
+    ensure!(prompt_tokens(&remote) == 37 && prompt_tokens(&dice) != 37, "{remote:?} {dice:?}");
 
-    // Errors name what is wrong: no such model, none named among several, text for a model without.
+    // Errors name what is wrong: no such model, none named among several, a token that only the other model has.
     let refused: [(Value, u16, &str); 3] = [
         (json!({"model": "gpt", "prompt": [1]}), 404, "gpt"),
         (json!({"prompt": [1]}), 400, "model"),
-        (json!({"model": "dice", "prompt": "text"}), 400, "token ids"),
+        (json!({"model": "dice", "prompt": [301]}), 400, "vocabulary of 300"),
     ];
     for (body, status, says) in refused {
         let answer = api.post("completions", body.clone()).await?;

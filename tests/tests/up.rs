@@ -7,7 +7,7 @@ use serde_json::json;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-/// Weights that are made in no time; it has no text.
+/// Weights that are made in no time.
 const RANDOM: &str = "--model=random:vocab=300,context=1024";
 /// Longest wait for the children of a killed `baton up`.
 const ORPHANS_MAX: Duration = Duration::from_secs(8);
@@ -167,26 +167,30 @@ fn the_death_of_a_part_ends_the_cluster_with_a_message() -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn a_router_that_is_terminated_finishes_what_runs() -> anyhow::Result<()> {
-    let mut up = Up::start(&["--model=random:vocab=300,context=65536,hidden=128,layers=8", "--kv-cache-bytes=512MiB"])?;
-    let (children, router) = (up.children()?, up.child("--http-listen=")?);
+async fn a_part_that_is_terminated_finishes_what_runs() -> anyhow::Result<()> {
     let tokens = 3000;
     let body = json!({"prompt": [5, 6], "max_tokens": tokens, "ignore_eos": true, "stream": true,
         "stream_options": {"include_usage": true}, "return_token_ids": true});
-    let mut stream = Api::new(up.openai()?).open("completions", body, &[]).await?.error_for_status()?;
-    ensure!(stream.chunk().await?.is_some(), "the stream ended before it began");
-    send("TERM", router)?;
-    // It drains: what runs goes on to its end.
-    let mut text = String::new();
-    while let Some(chunk) = stream.chunk().await? {
-        text += &String::from_utf8_lossy(&chunk);
+    for (part, argument) in [("router", "--http-listen="), ("decode-0", "--instance=decode-0")] {
+        let model = "--model=random:vocab=300,context=65536,hidden=128,layers=8";
+        let mut up = Up::start(&[model, "--kv-cache-bytes=512MiB", "--prefill=0"])?;
+        let children = up.children()?;
+        let mut stream = Api::new(up.openai()?).open("completions", body.clone(), &[]).await?.error_for_status()?;
+        ensure!(stream.chunk().await?.is_some(), "the stream ended before it began");
+        send("TERM", up.child(argument)?)?;
+        // It drains: what runs goes on to its end.
+        let mut text = String::new();
+        while let Some(chunk) = stream.chunk().await? {
+            text += &String::from_utf8_lossy(&chunk);
+        }
+        let end = &text[text.len().saturating_sub(600)..];
+        ensure!(end.trim_end().ends_with("data: [DONE]"), "{part} cut it off: {end}");
+        ensure!(end.contains(&format!("\"completion_tokens\":{tokens}")), "{end}");
+        // A part ended, so the rest does.
+        let status = up.wait()?;
+        ensure!(!status.success() && up.stderr().contains(&format!("{part} ended")), "{status}\n{}", up.stderr());
+        wait_gone(&children)?;
+        up.no_errors()?;
     }
-    let end = &text[text.len().saturating_sub(600)..];
-    ensure!(end.trim_end().ends_with("data: [DONE]"), "cut off: {end}");
-    ensure!(end.contains(&format!("\"completion_tokens\":{tokens}")), "{end}");
-    // A part ended, so the rest does.
-    let status = up.wait()?;
-    ensure!(!status.success() && up.stderr().contains("router ended"), "{status}\n{}", up.stderr());
-    wait_gone(&children)?;
-    up.no_errors()
+    Ok(())
 }
