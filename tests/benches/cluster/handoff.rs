@@ -143,7 +143,7 @@ pub(crate) fn measure(summary: &mut Summary) -> anyhow::Result<()> {
 async fn rounds(summary: &mut Summary) -> anyhow::Result<()> {
     eprintln!("prefill of {PROMPT_TOKENS} tokens: one process, remote, auto");
     let (mut whole, mut split) = (Cluster::start(0).await?, Cluster::start(1).await?);
-    let idle = machine::cpu_percent(&split.pids(), IDLE)?;
+    let idle = machine::cpu_percent(&split.pids(), IDLE).await?;
     let (mut local, mut remote, mut auto) = (Series::default(), Series::default(), Series::default());
     let (mut exposed_ms, mut exposed_share, mut bytes) = (Vec::new(), Vec::new(), 0);
     let mut random = StdRng::seed_from_u64(1);

@@ -53,6 +53,7 @@ pub(crate) struct Summary {
 impl Summary {
     /// Adds a figure, which should meet `target` where there is one.
     pub(crate) fn add(&mut self, name: &str, figure: Figure, target: impl Into<Option<Target>>) {
+        eprintln!("  {name}: {:.3} {}", figure.value, figure.unit);
         self.rows.push((name.to_owned(), figure, target.into()));
     }
 
