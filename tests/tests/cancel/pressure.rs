@@ -105,11 +105,11 @@ async fn preempted_sequences_answer_alike_while_others_cancel() -> anyhow::Resul
     let preemptions = || cluster.decode[0].loaded.engine.load().preemptions;
     ensure!(preemptions() == 0, "a request alone is never preempted");
     let (mut kept, mut given_up) = (JoinSet::new(), JoinSet::new());
-    for n in 0..48 {
+    for n in 0..48usize {
         let (clients, right) = (clients.clone(), right.clone());
-        let policy = if n % 2 == 0 { PrefillPolicy::Local } else { PrefillPolicy::Remote };
+        let policy = if n.is_multiple_of(2) { PrefillPolicy::Local } else { PrefillPolicy::Remote };
         let ask = Ask::new(format!("pressed-{n}"), n, long, policy);
-        if n % 3 == 0 {
+        if n.is_multiple_of(3) {
             let patience = Duration::from_millis(20 + 15 * n as u64);
             given_up.spawn(async move {
                 tokio::time::timeout(patience, clients.answer(Front::ALL[n % 2], &ask, None)).await
