@@ -9,7 +9,7 @@ up: setup model ## Start a split cluster on this machine and serve the default m
 	target/release/baton up $(ARGS)
 
 test: setup model clients ## Everything a change must pass; under 25 minutes cold on 2 cores.
-	$(CARGO) build --release --bins
+	$(CARGO) build --release --workspace --bins --tests
 	$(CARGO) test --release --workspace
 
 test-full: test ## All the rest: the longer property runs and checks against further clients.

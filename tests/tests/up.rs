@@ -70,7 +70,9 @@ fn what_cannot_start_says_why_and_starts_nothing() -> anyhow::Result<()> {
     let taken = TcpListener::bind("127.0.0.1:0")?;
     let taken = taken.local_addr()?.port();
     let (grpc, http) = (format!("--grpc-port={taken}"), format!("--http-port={taken}"));
-    let cases: [(&[&str], &[(&str, &str)], &[&str]); 9] = [
+    // (flags, variables, what the message says)
+    type Case<'a> = (&'a [&'a str], &'a [(&'a str, &'a str)], &'a [&'a str]);
+    let cases: [Case<'_>; 9] = [
         (&[&grpc, "--http-port=0"], &[], &["is taken", "--grpc-port"]),
         (&["--grpc-port=0", &http], &[], &["is taken", "--http-port"]),
         (&["--grpc-port=7777", "--http-port=7777"], &[], &["both 7777"]),
