@@ -12,8 +12,8 @@ use rand::{Rng, SeedableRng};
 use std::net::TcpListener;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::{Child, Command};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
 use tokio::time::timeout;
 use tonic::transport::Channel;
 
@@ -45,6 +45,8 @@ impl Seen {
 /// A `baton up`; it ends with this value, and everything it started with it.
 struct Cluster {
     up: Child,
+    /// Held, since a `baton up` that cannot print ends.
+    _printed: Lines<BufReader<ChildStdout>>,
     client: InferenceClient<Channel>,
 }
 
@@ -69,7 +71,7 @@ impl Cluster {
         };
         timeout(START_MAX, ready).await.context("baton up does not serve")??;
         let client = InferenceClient::connect(format!("http://127.0.0.1:{grpc}")).await?;
-        Ok(Self { up, client })
+        Ok(Self { up, _printed: lines, client })
     }
 
     async fn ask(&mut self, prompt: &[u32], policy: PrefillPolicy) -> anyhow::Result<Seen> {
@@ -104,6 +106,14 @@ impl Cluster {
         ensure!(usage.prompt_tokens as usize == PROMPT_TOKENS && usage.cached_tokens == 0, "{usage:?}");
         let timings = last.timings.context("no timings")?;
         Ok(Seen { first_ms: at[0], second_ms: at[1], tokens, timings })
+    }
+
+    /// Stops in order, as Ctrl-C does. A cluster that is dropped instead is killed.
+    async fn stop(mut self) -> anyhow::Result<()> {
+        let pid = self.up.id().context("baton up ended")?;
+        Command::new("kill").arg(pid.to_string()).status().await?;
+        timeout(START_MAX, self.up.wait()).await.context("baton up does not stop")??;
+        Ok(())
     }
 
     fn pids(&self) -> Vec<u32> {
@@ -177,6 +187,8 @@ async fn rounds(summary: &mut Summary) -> anyhow::Result<()> {
         remote.add(&there);
         auto.add(&either);
     }
+    whole.stop().await?;
+    split.stop().await?;
     remote.report("remote", &local, 1.10, summary);
     let of = "time of prefill compute; from its end to the commit's acknowledgement";
     let figure = Figure::ratio(median(exposed_ms), "ms", median(exposed_share), of);
@@ -185,7 +197,7 @@ async fn rounds(summary: &mut Summary) -> anyhow::Result<()> {
     auto.report("auto", &local, 1.05, summary);
     let share = auto.remote as f64 / ROUNDS as f64;
     summary.add("auto_sent_remote", Figure::ratio(share * 100.0, "%", share, "requests under policy auto"), None);
-    let of = "one core, five processes that wait for requests";
+    let of = "one core; four processes that wait for requests";
     summary.add("idle_cluster_cpu", Figure::ratio(idle, "%", idle / 100.0, of), Target::AtMost(0.05));
     Ok(())
 }

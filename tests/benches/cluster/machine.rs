@@ -35,7 +35,8 @@ pub(crate) async fn cpu_percent(pids: &[u32], time: Duration) -> anyhow::Result<
 
 /// User and system time of a process, see proc_pid_stat(5).
 fn cpu_ticks(pid: u32) -> anyhow::Result<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).context("a process of the cluster ended")?;
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .with_context(|| format!("process {pid} of the cluster ended"))?;
     // The name in parentheses may hold blanks; what follows it starts with field 3, and the times are fields 14 and 15.
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     let field = |number: usize| fields.get(number - 3).and_then(|f| f.parse::<u64>().ok()).context("no times in stat");
