@@ -11,6 +11,7 @@ use child::Child;
 use clap::{Args, ValueEnum};
 use futures::FutureExt;
 use futures::future::{select_all, try_join};
+use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 use tokio::task::spawn_blocking;
@@ -159,7 +160,7 @@ async fn serve(args: &UpArgs, variables: &Variables, children: &mut Vec<Child>) 
     let (router, workers) = children.split_at_mut(1);
     // Together: a router that dies is noticed while weights load.
     try_join(progress::until_ready(workers, deadline), wait_ready(&mut router[0], deadline)).await?;
-    greet(args, grpc, http, workers);
+    let _ = greet(args, grpc, http, workers);
     let ends = children.iter_mut().map(|c| c.ended().boxed());
     let (failure, ..) = select_all(ends).await;
     Err(failure)
@@ -190,20 +191,22 @@ async fn wait_ready(router: &mut Child, deadline: Instant) -> anyhow::Result<()>
     Ok(())
 }
 
-fn greet(args: &UpArgs, grpc: SocketAddr, http: SocketAddr, workers: &[Child]) {
-    println!("\nBaton serves {} with {} prefill and {} decode workers.", args.model, args.prefill, args.decode);
-    println!("  gRPC     {grpc}    baton.v1.Inference/Generate, reflection on");
-    println!("  HTTP     http://{http}/v1    OpenAI API");
-    println!("  metrics  http://{http}/metrics    router");
+/// Says where to call and how. An error means that nobody reads stdout, which is no reason to stop serving.
+fn greet(args: &UpArgs, grpc: SocketAddr, http: SocketAddr, workers: &[Child]) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "\nBaton serves {} with {} prefill and {} decode workers.", args.model, args.prefill, args.decode)?;
+    writeln!(out, "  gRPC     {grpc}    baton.v1.Inference/Generate, reflection on")?;
+    writeln!(out, "  HTTP     http://{http}/v1    OpenAI API")?;
+    writeln!(out, "  metrics  http://{http}/metrics    router")?;
     for (name, http) in workers.iter().filter_map(|w| Some((w.name(), w.http()?))) {
-        println!("           http://{http}/metrics    {name}");
+        writeln!(out, "           http://{http}/metrics    {name}")?;
     }
-    println!("\nTry it from another terminal:");
+    writeln!(out, "\nTry it from another terminal:")?;
     let server = if grpc.port() == 50051 { String::new() } else { format!(" --server http://{grpc}") };
-    println!("  baton generate{server} \"What is the capital of France?\"");
-    println!("  curl http://{http}/v1/chat/completions -H 'content-type: application/json' \\");
-    println!("    -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"What is the capital of France?\"}}]}}'");
-    println!("\nCtrl-C stops everything.");
+    writeln!(out, "  baton generate{server} \"What is the capital of France?\"")?;
+    writeln!(out, "  curl http://{http}/v1/chat/completions -H 'content-type: application/json' \\")?;
+    writeln!(out, "    -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"What is the capital of France?\"}}]}}'")?;
+    writeln!(out, "\nCtrl-C stops everything.")
 }
 
 async fn stop_signal() -> anyhow::Result<()> {
