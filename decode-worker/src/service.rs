@@ -2,15 +2,15 @@
 
 use crate::handoffs::{Adopted, Handoffs, claim};
 use crate::slot::Slot;
-use baton_engine::api::{Run, SequenceEvent, SequenceRequest};
+use baton_engine::api::{Run, SequenceEvent};
 use baton_node::grpc::deadline_of;
-use baton_proto::convert::{finish_reason_code, status};
+use baton_proto::convert::{ConvertError, finish_reason_code, required, status};
 use baton_proto::v1::{self, decode_event::Event, decode_request::Prefill, decode_server::Decode};
 use baton_types::{ErrorKind, Party, RequestError, RequestId, SequenceSpec};
 use baton_worker::process::Parts;
 use baton_worker::spans::{Parent, Phase};
 use baton_worker::stream;
-use baton_worker::submit::submit_error;
+use baton_worker::submit::{engine_request, submit_error};
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::{mpsc, oneshot};
@@ -38,7 +38,7 @@ impl Decode for DecodeService {
         let deadline =
             deadline_of(request.metadata(), Instant::now(), self.parts.call_max).map_err(|e| status::from_error(&e))?;
         let parent = Parent::of(request.metadata(), &self.parts.tracer);
-        let (sequence, source) = parse(request.into_inner()).map_err(|e| status::from_error(&e))?;
+        let (sequence, source) = parse(request.into_inner())?;
         self.parts.engine.check_fits(sequence.tokens.len()).map_err(|e| status::from_error(&submit_error(&e)))?;
         let (replies, stream) = mpsc::channel(MESSAGES_MAX);
         let (sink, events) = stream::channel();
@@ -52,7 +52,7 @@ impl Decode for DecodeService {
                 Some(adopted)
             }
             None => {
-                let request = to_engine(sequence, deadline);
+                let request = engine_request(sequence, deadline);
                 let started = slot.start(|| self.parts.engine.submit(request, Run::Full, Box::new(sink)));
                 started.map_err(|e| {
                     e.map_or_else(|| Status::cancelled("cancelled"), |e| status::from_error(&submit_error(&e)))
@@ -81,22 +81,14 @@ impl Decode for DecodeService {
     }
 }
 
-fn parse(request: v1::DecodeRequest) -> Result<(SequenceSpec, Option<Party>), RequestError> {
-    let missing = |field: &str| RequestError::invalid(field, format!("{field} is missing"));
-    let invalid = |e: baton_proto::convert::ConvertError| RequestError::new(ErrorKind::InvalidRequest, e.to_string());
-    let sequence: SequenceSpec = request.sequence.ok_or_else(|| missing("sequence"))?.try_into().map_err(invalid)?;
-    let source = match request.prefill.ok_or_else(|| missing("prefill"))? {
-        Prefill::Local(_) => None,
-        Prefill::AwaitKv(wait) => {
-            Some(wait.source.ok_or_else(|| missing("await_kv.source"))?.try_into().map_err(invalid)?)
-        }
+fn parse(request: v1::DecodeRequest) -> Result<(SequenceSpec, Option<Party>), ConvertError> {
+    let sequence = required("sequence", request.sequence)?;
+    let source = match request.prefill {
+        Some(Prefill::AwaitKv(wait)) => Some(required("source", wait.source).map_err(|e| e.within("await_kv"))?),
+        Some(Prefill::Local(_)) => None,
+        None => return Err(ConvertError::missing("prefill")),
     };
     Ok((sequence, source))
-}
-
-fn to_engine(sequence: SequenceSpec, deadline: Instant) -> SequenceRequest {
-    let SequenceSpec { request_id, tokens, prompt_len, sampling, sample_index, priority } = sequence;
-    SequenceRequest { id: request_id, tokens, prompt_len, sampling, sample_index, deadline, priority }
 }
 
 /// One running stream. Dropping it, at whatever point, cancels everything of the request here.

@@ -2,16 +2,16 @@
 
 use crate::shipment::{Destination, Shipment, shipment};
 use baton_engine::SequenceControl;
-use baton_engine::api::{Run, SequenceEvent, SequenceRequest};
+use baton_engine::api::{Run, SequenceEvent};
 use baton_kv_transfer::{CommitPayload, Outgoing, Peer, TransferAddress, TransferReport};
 use baton_node::grpc::deadline_of;
-use baton_proto::convert::{finish_reason_code, status};
+use baton_proto::convert::{finish_reason_code, required, status};
 use baton_proto::v1::{self, prefill_event::Event, prefill_server::Prefill};
-use baton_types::{ErrorKind, Party, RequestError, SequenceSpec, TokenId};
+use baton_types::{ErrorKind, RequestError, SequenceSpec, TokenId};
 use baton_worker::process::Parts;
 use baton_worker::spans::Parent;
 use baton_worker::stream;
-use baton_worker::submit::submit_error;
+use baton_worker::submit::{engine_request, submit_error};
 use std::pin::pin;
 use std::time::Instant;
 use tokio::sync::mpsc;
@@ -39,13 +39,12 @@ impl Prefill for PrefillService {
             deadline_of(request.metadata(), since, self.parts.call_max).map_err(|e| status::from_error(&e))?;
         let parent = Parent::of(request.metadata(), &self.parts.tracer);
         let (sequence, peer) = parse(request.into_inner()).map_err(|e| status::from_error(&e))?;
-        let SequenceSpec { request_id: id, tokens, prompt_len, sampling, sample_index, priority } = sequence;
-        let (transfer, request_id) = (self.parts.transfer.clone(), id.clone());
-        let destination = Destination { transfer, peer, request_id, tokens: tokens.len() as u32, deadline };
+        let (transfer, request_id) = (self.parts.transfer.clone(), sequence.request_id.clone());
+        let destination = Destination { transfer, peer, request_id, tokens: sequence.tokens.len() as u32, deadline };
         let (loader, shipment) = shipment(destination);
         let (sink, events) = stream::channel();
-        let prompt = tokens.clone();
-        let request = SequenceRequest { id, tokens, prompt_len, sampling, sample_index, deadline, priority };
+        let (prompt, prompt_len) = (sequence.tokens.clone(), sequence.prompt_len);
+        let request = engine_request(sequence, deadline);
         let run = Run::PrefillOnly { observer: Box::new(loader) };
         let control = self
             .parts
@@ -61,10 +60,8 @@ impl Prefill for PrefillService {
 }
 
 fn parse(request: v1::PrefillRequest) -> Result<(SequenceSpec, Peer), RequestError> {
-    let missing = |field: &str| RequestError::invalid(field, format!("{field} is missing"));
-    let invalid = |e: baton_proto::convert::ConvertError| RequestError::new(ErrorKind::InvalidRequest, e.to_string());
-    let sequence = request.sequence.ok_or_else(|| missing("sequence"))?.try_into().map_err(invalid)?;
-    let party: Party = request.sink.ok_or_else(|| missing("sink"))?.try_into().map_err(invalid)?;
+    let sequence = required("sequence", request.sequence)?;
+    let party = required("sink", request.sink)?;
     let address = TransferAddress::from_bytes(&request.sink_address);
     let address = address.map_err(|e| RequestError::invalid("sink_address", e.to_string()))?;
     Ok((sequence, Peer { party, address }))

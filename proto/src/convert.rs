@@ -13,7 +13,7 @@ pub mod status;
 #[cfg(test)]
 mod tests;
 
-pub use error::ConvertError;
+pub use error::{ConvertError, required};
 pub use record::{
     ADDRESS_BYTES_MAX, CAPABILITIES_MAX, END_TOKENS_MAX, LABELS_MAX, LAYOUT_BYTES_MAX, NAME_BYTES_MAX,
     SERVED_NAMES_MAX, SHARDS_MAX,

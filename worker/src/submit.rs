@@ -1,8 +1,8 @@
-//! What a client is told when the engine does not take a sequence.
+//! A sequence on its way from the wire into the engine, and what a client is told when the engine does not take it.
 
-use baton_engine::api::SubmitError;
-use baton_types::{ErrorKind, RequestError};
-use std::time::Duration;
+use baton_engine::api::{SequenceRequest, SubmitError};
+use baton_types::{ErrorKind, RequestError, SequenceSpec};
+use std::time::{Duration, Instant};
 
 /// How long a client waits before it asks a full queue again: a few steps.
 const RETRY_AFTER: Duration = Duration::from_millis(500);
@@ -17,4 +17,10 @@ pub fn submit_error(error: &SubmitError) -> RequestError {
     };
     let request_error = RequestError::new(kind, error.to_string());
     if kind == ErrorKind::Overloaded { request_error.retry_after(RETRY_AFTER) } else { request_error }
+}
+
+/// What the engine runs for a sequence that came over the wire.
+pub fn engine_request(sequence: SequenceSpec, deadline: Instant) -> SequenceRequest {
+    let SequenceSpec { request_id, tokens, prompt_len, sampling, sample_index, priority } = sequence;
+    SequenceRequest { id: request_id, tokens, prompt_len, sampling, sample_index, deadline, priority }
 }

@@ -16,7 +16,8 @@ impl ConvertError {
         Self { field: field.into(), problem: problem.into() }
     }
 
-    pub(super) fn missing(field: &str) -> Self {
+    /// The field is not set.
+    pub fn missing(field: &str) -> Self {
         Self::new(field, "is missing")
     }
 
@@ -50,7 +51,7 @@ impl From<ConvertError> for tonic::Status {
 }
 
 /// The sub-message, converted, or an error that carries its path.
-pub(super) fn required<M, T>(field: &str, message: Option<M>) -> Result<T, ConvertError>
+pub fn required<M, T>(field: &str, message: Option<M>) -> Result<T, ConvertError>
 where
     T: TryFrom<M, Error = ConvertError>,
 {
