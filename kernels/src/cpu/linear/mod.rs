@@ -141,18 +141,16 @@ impl<W: Step> Block<'_, W> {
     #[inline(always)]
     fn tile<S: Simd, const R: usize, const P: usize>(&self, simd: S, row: usize, panel: usize, ahead: usize) {
         let (k, n) = (self.w.k, self.w.n);
-        let tile = Tile::<W, R, P> {
-            x: self.x[row * k..(row + R) * k].as_ptr(),
-            panels: std::array::from_fn(|p| self.steps[(panel + p) * k..(panel + p + 1) * k].as_ptr()),
-            k,
+        assert!(panel * PANEL < n && row + R <= self.rows.end);
+        // SAFETY: the first element of the tile lies within the output.
+        let first = unsafe { self.out.add(row * n + panel * PANEL) };
+        simd.run(Tile::<W, R, P> {
+            x: &self.x[row * k..(row + R) * k],
+            panels: std::array::from_fn(|p| &self.steps[(panel + p) * k..(panel + p + 1) * k]),
             partitions: self.partitions,
             ahead,
-        };
-        // SAFETY: x and the panels were just sliced; rows and features lie within `out`, and only this task stores them.
-        unsafe {
-            let total = tile.total(simd);
-            let output = Output { first: self.out.add(row * n + panel * PANEL), n, features: n - panel * PANEL };
-            tile.store(simd, &total, output, self.store);
-        }
+            output: Output { first, n, features: n - panel * PANEL },
+            store: self.store,
+        });
     }
 }

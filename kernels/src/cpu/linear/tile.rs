@@ -2,7 +2,7 @@
 #![allow(clippy::needless_range_loop)] // Indices name rows, panels and vectors of the accumulators, in every loop alike.
 
 use crate::cpu::pack::{PANEL, Step};
-use crate::cpu::simd::{LANES, Simd};
+use crate::cpu::simd::{Kernel, LANES, Simd};
 use crate::numerics::{K_SLAB, PARTITIONS_MAX};
 use crate::ops::Store;
 
@@ -12,19 +12,20 @@ const TREE: usize = PARTITIONS_MAX.ilog2() as usize + 1;
 /// Sums of a tile: `[row][panel][half]`.
 type Sums<F, const R: usize, const P: usize> = [[[F; 2]; P]; R];
 
-/// Inputs of one tile.
-pub(super) struct Tile<W, const R: usize, const P: usize> {
-    /// First of R rows, dense `[R, k]`.
-    pub(super) x: *const f32,
+/// One tile: a kernel of its own, so that its accumulators have the registers to themselves.
+pub(super) struct Tile<'a, W, const R: usize, const P: usize> {
+    /// R rows, dense `[R, k]`.
+    pub(super) x: &'a [f32],
     /// `k` steps each.
-    pub(super) panels: [*const W; P],
-    pub(super) k: usize,
+    pub(super) panels: [&'a [W]; P],
     pub(super) partitions: usize,
     /// Steps ahead that are fetched into the cache meanwhile; 0: none.
     pub(super) ahead: usize,
+    pub(super) output: Output,
+    pub(super) store: Store,
 }
 
-/// Where a tile goes.
+/// Where a tile goes: all of it is writable, and no other task touches it.
 #[derive(Clone, Copy)]
 pub(super) struct Output {
     /// Element of the first row and feature.
@@ -35,14 +36,27 @@ pub(super) struct Output {
     pub(super) features: usize,
 }
 
-impl<W: Step, const R: usize, const P: usize> Tile<W, R, P> {
+impl<W: Step, const R: usize, const P: usize> Kernel for Tile<'_, W, R, P> {
+    type Out = ();
+
+    #[inline(always)]
+    fn call<S: Simd>(self, simd: S) {
+        let k = self.panels[0].len();
+        assert!(self.x.len() == R * k && self.panels.iter().all(|p| p.len() == k));
+        // SAFETY: the lengths were just checked.
+        let sums = unsafe { self.total(simd, k) };
+        self.put_all(simd, &sums);
+    }
+}
+
+impl<W: Step, const R: usize, const P: usize> Tile<'_, W, R, P> {
     /// The finished sums.
     ///
     /// # Safety
-    /// `x` is readable for `R * k` elements and every panel for `k` steps.
+    /// `x` has `R * k` elements and every panel `k` steps; so below.
     #[inline(always)]
-    pub(super) unsafe fn total<S: Simd>(&self, simd: S) -> Sums<S::F, R, P> {
-        let part = self.k / self.partitions;
+    unsafe fn total<S: Simd>(&self, simd: S, k: usize) -> Sums<S::F, R, P> {
+        let part = k / self.partitions;
         // A binary counter: two totals of equally many partitions merge at once, left plus right.
         let mut waiting = [[[[simd.splat(0.0); 2]; P]; R]; TREE];
         let mut depth = 0;
@@ -101,9 +115,9 @@ impl<W: Step, const R: usize, const P: usize> Tile<W, R, P> {
     fn prefetch<S: Simd>(&self, simd: S, k: usize) {
         if self.ahead > 0 {
             for panel in self.panels {
-                simd.prefetch(panel.wrapping_add(k + self.ahead));
+                simd.prefetch(panel.as_ptr().wrapping_add(k + self.ahead));
                 if R * P <= 4 && size_of::<W>() > 32 {
-                    simd.prefetch(panel.wrapping_add(k + 1 + self.ahead));
+                    simd.prefetch(panel.as_ptr().wrapping_add(k + 1 + self.ahead));
                 }
             }
         }
@@ -113,32 +127,29 @@ impl<W: Step, const R: usize, const P: usize> Tile<W, R, P> {
     unsafe fn step<S: Simd>(&self, simd: S, k: usize, acc: &mut Sums<S::F, R, P>) {
         for p in 0..P {
             // SAFETY: `k` is below the panel's steps.
-            let [low, high] = unsafe { W::load(simd, self.panels[p].add(k)) };
+            let [low, high] = unsafe { W::load(simd, self.panels[p].as_ptr().add(k)) };
             for r in 0..R {
-                // SAFETY: row r of R, element k of `self.k`.
-                let x = simd.splat(unsafe { *self.x.add(r * self.k + k) });
+                // SAFETY: element k of row r, of R.
+                let x = simd.splat(unsafe { *self.x.get_unchecked(r * self.panels[0].len() + k) });
                 acc[r][p] = [simd.fma(x, low, acc[r][p][0]), simd.fma(x, high, acc[r][p][1])];
             }
         }
     }
 
     /// Stores or adds the sums; features beyond the row are dropped.
-    ///
-    /// # Safety
-    /// Every stored element of `output` is writable and nobody else touches it.
     #[inline(always)]
-    pub(super) unsafe fn store<S: Simd>(&self, simd: S, sums: &Sums<S::F, R, P>, output: Output, store: Store) {
+    fn put_all<S: Simd>(&self, simd: S, sums: &Sums<S::F, R, P>) {
+        let Output { first, n, features } = self.output;
         for (r, row) in sums.iter().enumerate() {
             for (p, panel) in row.iter().enumerate() {
                 for (h, sum) in panel.iter().enumerate() {
                     let feature = p * PANEL + h * LANES;
-                    if feature >= output.features {
+                    if feature >= features {
                         continue;
                     }
-                    // SAFETY: `feature` lies in the row; the caller's promise.
+                    // SAFETY: `feature` lies in row r of the output, which is ours.
                     unsafe {
-                        let to = output.first.add(r * output.n + feature);
-                        put(simd, *sum, to, (output.features - feature).min(LANES), store);
+                        put(simd, *sum, first.add(r * n + feature), (features - feature).min(LANES), self.store);
                     }
                 }
             }

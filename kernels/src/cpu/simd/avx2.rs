@@ -22,6 +22,8 @@ mod present {
         }
     }
 
+    /// Never inlined: what a kernel's loops spill does not depend on the code around it.
+    #[inline(never)]
     #[target_feature(enable = "avx2,fma")]
     fn with_features<K: Kernel>(simd: Avx2, kernel: K) -> K::Out {
         kernel.call(simd)
