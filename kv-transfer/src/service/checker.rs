@@ -29,7 +29,8 @@ pub(super) enum Job {
     Check { key: u64, tokens: u32, blocks: Arc<GroupBlocks>, runs: Vec<SumRun> },
 }
 
-/// The queue is as long as there are copies and checksum messages of live handoffs, whose number is bounded.
+/// The queue has no bound of its own: every job is a part of a live handoff, and no part comes twice. Sums are of copies that we post
+/// ourselves; checks passed `Coverage`, which takes each granule of a layer once. So there are never more than the pool has granules.
 pub(super) struct Checker {
     jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
