@@ -203,10 +203,20 @@ fn greet(args: &UpArgs, grpc: SocketAddr, http: SocketAddr, workers: &[Child]) -
     }
     writeln!(out, "\nTry it from another terminal:")?;
     let server = if grpc.port() == 50051 { String::new() } else { format!(" --server http://{grpc}") };
-    writeln!(out, "  baton generate{server} \"What is the capital of France?\"")?;
+    writeln!(out, "  {} generate{server} \"What is the capital of France?\"", program())?;
     writeln!(out, "  curl http://{http}/v1/chat/completions -H 'content-type: application/json' \\")?;
     writeln!(out, "    -d '{{\"messages\":[{{\"role\":\"user\",\"content\":\"What is the capital of France?\"}}]}}'")?;
     writeln!(out, "\nCtrl-C stops everything.")
+}
+
+/// How another terminal calls this program: by its name if the shell found it so, else by its path.
+fn program() -> String {
+    let called = std::env::args().next().unwrap_or_default();
+    match std::env::current_exe() {
+        Ok(path) if called.contains('/') && path.to_string_lossy().contains(' ') => format!("'{}'", path.display()),
+        Ok(path) if called.contains('/') => path.display().to_string(),
+        _ => "baton".to_owned(),
+    }
 }
 
 async fn stop_signal() -> anyhow::Result<()> {
