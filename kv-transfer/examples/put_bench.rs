@@ -3,7 +3,7 @@
 //! `cargo run --release --example put_bench [-- --tls LIST]` prints one JSON object a line: `name`, `value`, `unit`, `ratio`, `of`.
 
 use anyhow::{Context, Result, bail};
-use baton_kv_transfer::bench::Bare;
+use baton_kv_transfer::bench::{Bare, Tuning};
 use baton_kv_transfer::*;
 use baton_types::fence::AlreadyDone;
 use baton_types::{
@@ -32,7 +32,7 @@ fn main() -> Result<()> {
     match args[..] {
         [] => source(TransportChoice::UCX_TLS_DEFAULT),
         ["--tls", tls] => source(tls),
-        ["sink-bare", tls] => sink_bare(tls),
+        ["sink-bare", tls, tuning] => sink_bare(tls, tuning_of(tuning)?),
         ["sink-service", tls, size] => sink_service(tls, size.parse()?),
         _ => bail!("usage: put_bench [--tls LIST]"),
     }
@@ -66,8 +66,13 @@ fn parent_is_done() -> Arc<AtomicBool> {
     done
 }
 
-fn sink_bare(tls: &str) -> Result<()> {
-    let mut bare = Bare::start(tls, ROUND_BYTES).map_err(anyhow::Error::msg)?;
+fn tuning_of(name: &str) -> Result<Tuning> {
+    let known = [Tuning::Defaults, Tuning::Ours].into_iter().find(|t| format!("{t:?}") == name);
+    known.with_context(|| format!("no tuning {name}"))
+}
+
+fn sink_bare(tls: &str, tuning: Tuning) -> Result<()> {
+    let mut bare = Bare::start(tls, tuning, ROUND_BYTES).map_err(anyhow::Error::msg)?;
     let (address, key, base) = bare.card().map_err(anyhow::Error::msg)?;
     println!("{} {} {base}", hex(&address), hex(&key));
     std::io::stdout().flush()?;
@@ -158,12 +163,12 @@ struct BareLoop {
 }
 
 impl BareLoop {
-    fn start(tls: &str, size: usize) -> Result<Self> {
-        let (sink, card) = spawn(&["sink-bare", tls])?;
+    fn start(tls: &str, tuning: Tuning, size: usize) -> Result<Self> {
+        let (sink, card) = spawn(&["sink-bare", tls, &format!("{tuning:?}")])?;
         let [address, key, base] = card.split(' ').collect::<Vec<_>>()[..] else {
             bail!("no card from the sink: {card:?}")
         };
-        let mut bare = Bare::start(tls, ROUND_BYTES).map_err(anyhow::Error::msg)?;
+        let mut bare = Bare::start(tls, tuning, ROUND_BYTES).map_err(anyhow::Error::msg)?;
         let lanes = bare.connect((unhex(address)?, unhex(key)?, base.parse()?)).map_err(anyhow::Error::msg)?;
         bare.put(size, 4 << 20, WINDOW); // Wires the lanes up.
         Ok(Self { bare, sink, lanes })
@@ -270,31 +275,43 @@ fn best(rates: impl Iterator<Item = f64>) -> f64 {
     rates.fold(0.0, f64::max)
 }
 
-/// Rates on fresh connections: of the bare loop, of our puts, of whole handoffs; and the bare loop's lanes.
-fn connection(tls: &str, size: usize) -> Result<([f64; 3], String)> {
-    let (bare, mut service) = (BareLoop::start(tls, size)?, ServiceLoop::start(tls, size)?);
+/// Rates on fresh connections: of the bare loops with UCX's own settings and with ours, of our puts, of whole handoffs; and the lanes.
+fn connection(tls: &str, size: usize) -> Result<([f64; 4], String)> {
+    let (bare, tuned) = (BareLoop::start(tls, Tuning::Defaults, size)?, BareLoop::start(tls, Tuning::Ours, size)?);
+    let mut service = ServiceLoop::start(tls, size)?;
     service.round(size)?; // Connects.
     let mut rounds = Vec::new();
     for _ in 0..ROUNDS {
-        let theirs = bare.round(size);
+        let (plain, tuned) = (bare.round(size), tuned.round(size));
         let (ours, whole) = service.round(size)?;
-        rounds.push([theirs, ours, whole]);
+        rounds.push([plain, tuned, ours, whole]);
     }
     let lanes = bare.lanes.clone();
     bare.stop()?;
+    tuned.stop()?;
     service.stop()?;
-    Ok(([0, 1, 2].map(|series| best(rounds.iter().map(|round| round[series]))), lanes))
+    Ok(([0, 1, 2, 3].map(|series| best(rounds.iter().map(|round| round[series]))), lanes))
 }
 
 fn source(tls: &str) -> Result<()> {
     for size in SIZES {
         let connections = (0..CONNECTIONS).map(|_| connection(tls, size)).collect::<Result<Vec<_>>>()?;
-        let [theirs, ours, whole] =
-            [0, 1, 2].map(|series| median(connections.iter().map(|(r, _)| r[series]).collect()));
-        let (kib, ratio, lanes) = (size >> 10, ours / theirs, &connections[0].1);
-        println!(
-            r#"{{"name":"kv_put_{kib}kib","value":{ours:.3},"unit":"GB/s","ratio":{ratio:.3},"of":"bare UCX puts at {theirs:.3} GB/s over {lanes}; offer to adoption {whole:.3} GB/s"}}"#
-        );
+        let [plain, tuned, ours, whole] =
+            [0, 1, 2, 3].map(|series| median(connections.iter().map(|(r, _)| r[series]).collect()));
+        let (kib, lanes) = (size >> 10, &connections[0].1);
+        let figures = [
+            (
+                "",
+                ours / plain,
+                format!("bare UCX puts at {plain:.3} GB/s over {lanes}; offer to adoption {whole:.3} GB/s"),
+            ),
+            ("_tuned", ours / tuned, format!("bare UCX puts with our settings, {tuned:.3} GB/s; they sum nothing")),
+        ];
+        for (suffix, ratio, of) in figures {
+            println!(
+                r#"{{"name":"kv_put_{kib}kib{suffix}","value":{ours:.3},"unit":"GB/s","ratio":{ratio:.3},"of":"{of}"}}"#
+            );
+        }
     }
     // The shape of SmolLM2-135M: 12 KiB a block and layer.
     let mut service = ServiceLoop::start(tls, 12 << 10)?;

@@ -2,12 +2,21 @@
 //! No part of the API.
 
 use crate::Region;
-use crate::transport::ucx::Sleeper;
+use crate::transport::ucx::{Sleeper, TCP_SEGMENTS};
 use crate::ucx::{Context, Endpoint, Memory, RemoteKey, Worker};
 use baton_types::PoolMemory;
 use std::hint::black_box;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
+
+/// Settings of the bare loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tuning {
+    /// What UCX does unasked.
+    Defaults,
+    /// The settings of the service.
+    Ours,
+}
 
 /// One side of the bare loop.
 pub struct Bare {
@@ -20,13 +29,14 @@ pub struct Bare {
 
 impl Bare {
     /// A worker on these lanes, with `bytes` of registered memory.
-    pub fn start(tls: &str, bytes: usize) -> Result<Self, String> {
+    pub fn start(tls: &str, tuning: Tuning, bytes: usize) -> Result<Self, String> {
         let region = Region::anonymous(bytes).map_err(|e| e.to_string())?;
         for at in (0..region.len()).step_by(4096) {
             region.write(at, &[1]); // Page faults are not what is measured.
         }
         let base = region.address();
-        let context = Context::new(&[("TLS", tls)]).map_err(|e| e.to_string())?;
+        let more = if tuning == Tuning::Ours { &TCP_SEGMENTS[..] } else { &[] };
+        let context = Context::new(&[&[("TLS", tls)], more].concat()).map_err(|e| e.to_string())?;
         let worker = Worker::new(&context).map_err(|e| e.to_string())?;
         let memory = Memory::register(&context, region).map_err(|e| e.to_string())?;
         let sleeper = Sleeper::new(&worker).map_err(|e| e.to_string())?;

@@ -19,7 +19,7 @@ pub(crate) fn measure(summary: &mut Summary) -> anyhow::Result<()> {
     ensure!(output.status.success(), "put_bench failed: {}", String::from_utf8_lossy(&output.stderr));
     for line in String::from_utf8(output.stdout)?.lines() {
         let Line { name, figure } = serde_json::from_str(line).with_context(|| format!("put_bench said {line:?}"))?;
-        let target = name.starts_with("kv_put_").then_some(Target::AtLeast(0.9));
+        let target = (name.starts_with("kv_put_") && name.ends_with("kib")).then_some(Target::AtLeast(0.9));
         summary.add(&name, figure, target);
     }
     Ok(())
