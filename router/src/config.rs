@@ -2,6 +2,7 @@
 
 use crate::flow::Limits;
 use crate::placement::Thresholds;
+use crate::recovery::{ProbationLimits, RetryLimits};
 use crate::request::PrefillPolicy;
 use baton_node::DrainConfig;
 use baton_node::admin::AdminConfig;
@@ -31,6 +32,8 @@ pub struct RouterConfig {
     pub http: HttpConfig,
     /// Placement.
     pub placement: PlacementConfig,
+    /// What follows when a worker fails.
+    pub retry: RetryConfig,
     /// Bounds of requests.
     pub limits: LimitsConfig,
 }
@@ -45,6 +48,7 @@ impl Default for RouterConfig {
             grpc: GrpcConfig::default().on((Ipv4Addr::LOCALHOST, 50051).into()),
             http: HttpConfig::default(),
             placement: PlacementConfig::default(),
+            retry: RetryConfig::default(),
             limits: LimitsConfig::default(),
         }
     }
@@ -81,8 +85,6 @@ pub struct PlacementConfig {
     pub prefill_tokens_per_s_default: f64,
     /// A worker whose load was last heard longer ago is not placed on. Workers report at least every second.
     pub load_stale_ms_max: u64,
-    /// Most placements tried for one request.
-    pub attempts_max: u32,
 }
 
 impl Default for PlacementConfig {
@@ -92,7 +94,47 @@ impl Default for PlacementConfig {
             local_prefill_tokens_max: 256,
             prefill_tokens_per_s_default: 1000.0,
             load_stale_ms_max: 5_000,
-            attempts_max: 3,
+        }
+    }
+}
+
+/// The section `retry`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RetryConfig {
+    /// Most attempts at one request, the first one included.
+    pub attempts_max: u32,
+    /// Wait before the first retry; doubles with each, and is jittered.
+    pub backoff_ms_min: u64,
+    /// Longest wait before a retry.
+    pub backoff_ms_max: u64,
+    /// An answer that has begun waits at most so long for workers to go on with.
+    pub place_ms_max: u64,
+    /// Retries of all requests together that may follow at once.
+    pub burst_max: u32,
+    /// Retries of all requests together, per second, in the long run.
+    pub per_s: f64,
+    /// A worker that failed is avoided for so long; doubles with each failure until it serves a request to its end.
+    pub probation_ms_min: u64,
+    /// The longest time that a worker is avoided.
+    pub probation_ms_max: u64,
+}
+
+impl Default for RetryConfig {
+    fn default() -> Self {
+        Self {
+            // A long answer may meet several failures; a request that kills what serves it must not meet many.
+            attempts_max: 5,
+            // One round trip within a data centre, many times over: less only finds the same failure.
+            backoff_ms_min: 20,
+            backoff_ms_max: 1_000,
+            // A worker process starts again within this time where its model is in the page cache.
+            place_ms_max: 10_000,
+            // All requests that one router runs may lose their worker at the same time.
+            burst_max: 1024,
+            per_s: 50.0,
+            probation_ms_min: 1_000,
+            probation_ms_max: 30_000,
         }
     }
 }
@@ -140,6 +182,7 @@ impl Check for RouterConfig {
             .section("grpc", &self.grpc)
             .section("http", &self.http)
             .section("placement", &self.placement)
+            .section("retry", &self.retry)
             .section("limits", &self.limits);
     }
 }
@@ -156,9 +199,24 @@ impl Check for HttpConfig {
 
 impl Check for PlacementConfig {
     fn check(&self, at: &mut Checker) {
-        at.range("prefill_tokens_per_s_default", self.prefill_tokens_per_s_default, 1.0..=1e9)
-            .range("load_stale_ms_max", self.load_stale_ms_max, 1_500..=60_000)
-            .range("attempts_max", self.attempts_max, 1..=16);
+        at.range("prefill_tokens_per_s_default", self.prefill_tokens_per_s_default, 1.0..=1e9).range(
+            "load_stale_ms_max",
+            self.load_stale_ms_max,
+            1_500..=60_000,
+        );
+    }
+}
+
+impl Check for RetryConfig {
+    fn check(&self, at: &mut Checker) {
+        at.range("attempts_max", self.attempts_max, 1..=16)
+            .range("backoff_ms_min", self.backoff_ms_min, 1..=self.backoff_ms_max)
+            .range("backoff_ms_max", self.backoff_ms_max, 1..=60_000)
+            .range("place_ms_max", self.place_ms_max, 0..=600_000)
+            .range("burst_max", self.burst_max, 0..=1 << 20)
+            .range("per_s", self.per_s, 0.0..=1e6)
+            .range("probation_ms_min", self.probation_ms_min, 1..=self.probation_ms_max)
+            .range("probation_ms_max", self.probation_ms_max, 1..=600_000);
     }
 }
 
@@ -182,7 +240,16 @@ impl RouterConfig {
                 local_prefill_tokens_max: self.placement.local_prefill_tokens_max,
                 prefill_tokens_per_s_default: self.placement.prefill_tokens_per_s_default,
             },
-            attempts_max: self.placement.attempts_max,
+            retry: RetryLimits {
+                attempts_max: self.retry.attempts_max,
+                backoff_min: Duration::from_millis(self.retry.backoff_ms_min),
+                backoff_max: Duration::from_millis(self.retry.backoff_ms_max),
+                place_max: Duration::from_millis(self.retry.place_ms_max),
+            },
+            probation: ProbationLimits {
+                min: Duration::from_millis(self.retry.probation_ms_min),
+                max: Duration::from_millis(self.retry.probation_ms_max),
+            },
             claim_max: Duration::from_millis(self.limits.claim_ms_max),
             client_events_max: self.limits.client_events_max,
             client_stall_max: Duration::from_millis(self.limits.client_stall_ms_max),

@@ -24,6 +24,7 @@ mod openai;
 mod output;
 mod placement;
 mod readiness;
+mod recovery;
 mod request;
 mod server;
 #[cfg(test)]
@@ -32,6 +33,6 @@ mod testing;
 mod tests;
 mod workers;
 
-pub use config::{HttpConfig, LimitsConfig, PlacementConfig, RouterConfig};
+pub use config::{HttpConfig, LimitsConfig, PlacementConfig, RetryConfig, RouterConfig};
 pub use request::PrefillPolicy;
 pub use server::{Router, RouterError, RunningRouter, run};

@@ -2,6 +2,7 @@
 //! of the decode worker which a request is placed on, and empty before.
 
 use crate::placement::Reason;
+use crate::recovery::{GiveUp, Phase};
 use baton_types::ErrorKind;
 use parking_lot::Mutex;
 use prometheus_client::encoding::{EncodeLabelSet, LabelValueEncoder};
@@ -59,7 +60,7 @@ struct OutcomeLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PlacementLabels {
+struct ReasonLabels {
     model: String,
     pool: String,
     reason: Name,
@@ -79,7 +80,10 @@ type Histograms = Family<ModelLabels, Histogram, fn() -> Histogram>;
 #[derive(Clone, Debug)]
 pub(crate) struct RouterMetrics {
     requests: Family<OutcomeLabels, Counter>,
-    placements: Family<PlacementLabels, Counter>,
+    placements: Family<ReasonLabels, Counter>,
+    retries: Family<ReasonLabels, Counter>,
+    given_up: Family<ReasonLabels, Counter>,
+    replayed_tokens: Family<ModelLabels, Counter>,
     in_flight: Family<ModelLabels, Gauge>,
     prompt_tokens: Family<ModelLabels, Counter>,
     completion_tokens: Family<ModelLabels, Counter>,
@@ -100,6 +104,8 @@ pub(crate) struct ModelMetrics {
     pub(crate) prompt_tokens: Counter,
     /// Tokens generated.
     pub(crate) completion_tokens: Counter,
+    /// Tokens generated before, and prefilled anew.
+    pub(crate) replayed_tokens: Counter,
     /// Request received to first token sent.
     pub(crate) time_to_first_token: Histogram,
     /// Token to token.
@@ -114,7 +120,9 @@ pub(crate) struct ModelMetrics {
 struct RouterMetricsOf {
     labels: ModelLabels,
     requests: Family<OutcomeLabels, Counter>,
-    placements: Family<PlacementLabels, Counter>,
+    placements: Family<ReasonLabels, Counter>,
+    retries: Family<ReasonLabels, Counter>,
+    given_up: Family<ReasonLabels, Counter>,
 }
 
 impl RouterMetrics {
@@ -124,6 +132,9 @@ impl RouterMetrics {
         let new = Self {
             requests: Family::default(),
             placements: Family::default(),
+            retries: Family::default(),
+            given_up: Family::default(),
+            replayed_tokens: Family::default(),
             in_flight: Family::default(),
             prompt_tokens: Family::default(),
             completion_tokens: Family::default(),
@@ -135,6 +146,11 @@ impl RouterMetrics {
         };
         registry.register("router_requests", "Requests ended, by outcome", new.requests.clone());
         registry.register("router_placements", "Placement decisions, by reason", new.placements.clone());
+        registry.register("router_retries", "Attempts after a failure, by phase of the failure", new.retries.clone());
+        let given_up = "Requests not tried again after a failure, by reason";
+        registry.register("router_given_up", given_up, new.given_up.clone());
+        let replayed = "Generated tokens prefilled anew because a worker failed";
+        registry.register("router_replayed_tokens", replayed, new.replayed_tokens.clone());
         registry.register("router_requests_in_flight", "Requests running or queued", new.in_flight.clone());
         registry.register("router_prompt_tokens", "Tokens of prompts", new.prompt_tokens.clone());
         registry.register("router_completion_tokens", "Tokens generated", new.completion_tokens.clone());
@@ -165,10 +181,13 @@ impl RouterMetrics {
                 labels: labels.clone(),
                 requests: self.requests.clone(),
                 placements: self.placements.clone(),
+                retries: self.retries.clone(),
+                given_up: self.given_up.clone(),
             },
             in_flight: self.in_flight.get_or_create(&labels).clone(),
             prompt_tokens: self.prompt_tokens.get_or_create(&labels).clone(),
             completion_tokens: self.completion_tokens.get_or_create(&labels).clone(),
+            replayed_tokens: self.replayed_tokens.get_or_create(&labels).clone(),
             time_to_first_token: self.time_to_first_token.get_or_create(&labels).clone(),
             inter_token: self.inter_token.get_or_create(&labels).clone(),
             end_to_end: self.end_to_end.get_or_create(&labels).clone(),
@@ -184,6 +203,13 @@ impl RouterMetrics {
     }
 }
 
+impl RouterMetricsOf {
+    fn count(&self, family: &Family<ReasonLabels, Counter>, reason: &'static str) {
+        let ModelLabels { model, pool } = self.labels.clone();
+        family.get_or_create(&ReasonLabels { model, pool, reason: Name(reason) }).inc();
+    }
+}
+
 impl ModelMetrics {
     /// Counts a request's end.
     pub(crate) fn ended(&self, outcome: Outcome) {
@@ -194,9 +220,17 @@ impl ModelMetrics {
 
     /// Counts a placement.
     fn placed(&self, reason: Reason) {
-        let ModelLabels { model, pool } = self.all.labels.clone();
-        let labels = PlacementLabels { model, pool, reason: Name(reason.name()) };
-        self.all.placements.get_or_create(&labels).inc();
+        self.all.count(&self.all.placements, reason.name());
+    }
+
+    /// Counts another attempt.
+    pub(crate) fn retried(&self, failed: Phase) {
+        self.all.count(&self.all.retries, failed.name());
+    }
+
+    /// Counts a failure that no other attempt followed.
+    pub(crate) fn gave_up(&self, why: GiveUp) {
+        self.all.count(&self.all.given_up, why.name());
     }
 }
 

@@ -16,7 +16,8 @@ pub(crate) fn readiness(core: &Core) -> Result<(), String> {
         let known = core.workers.all().len();
         return Err(format!("no decode worker is ready ({known} workers are registered)"));
     }
-    let has_prefill = |key| core.workers.candidates(key, &[], now).view.iter().any(|w| w.record.role == Role::Prefill);
+    let has_prefill =
+        |key| core.workers.candidates(key, |_| true, now).view.iter().any(|w| w.record.role == Role::Prefill);
     if core.limits.policy == PrefillPolicy::Remote && !models.iter().any(|m| has_prefill(&m.key)) {
         return Err("the prefill policy is remote, and no prefill worker is ready".into());
     }

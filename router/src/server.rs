@@ -9,6 +9,7 @@ use crate::http::{HttpState, routes};
 use crate::metrics::RouterMetrics;
 use crate::models::TextCache;
 use crate::readiness::readiness;
+use crate::recovery::RetryBucket;
 use crate::workers::{Supervisor, WorkerSet, supervise};
 use axum::serve::ListenerExt as _;
 use baton_node::Shutdown;
@@ -81,6 +82,7 @@ impl Router {
         let core = Arc::new(Core {
             limits: config.flow_limits(),
             admission: Admission::new(config.limits.running_max, config.limits.queued_max),
+            retries: RetryBucket::new(config.retry.burst_max, config.retry.per_s),
             workers: Arc::new(WorkerSet::new(silent_max)),
             metrics: metrics.register(RouterMetrics::register),
             draining: CancellationToken::new(),

@@ -5,7 +5,7 @@ use crate::output::{Delta, Event, EventResult, Finished};
 use baton_proto::convert::finish_reason;
 use baton_proto::v1;
 use baton_text::{Detokenizer, StopMatcher};
-use baton_types::{ErrorKind, FinishReason, PhaseTimings, RequestError, TokenLogprobs, Usage};
+use baton_types::{ErrorKind, FinishReason, NumericsClass, PhaseTimings, RequestError, TokenId, TokenLogprobs, Usage};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::SendTimeoutError;
@@ -38,9 +38,14 @@ pub(super) struct Answer<'a> {
     received: Instant,
     first: Option<Instant>,
     last: Option<Instant>,
-    /// What is known of the phases.
-    pub(super) timings: PhaseTimings,
+    timings: PhaseTimings,
     usage: Usage,
+    /// What the client was sent: another attempt goes on behind it.
+    tokens: Vec<TokenId>,
+    /// How many of them other attempts generated.
+    carried: usize,
+    /// That of the workers which generated them.
+    class: Option<NumericsClass>,
     clock: &'a dyn Clocked,
     parent: &'a Span,
     /// From the first token to the end.
@@ -61,7 +66,7 @@ impl<'a> Answer<'a> {
     ) -> Self {
         let usage = Usage { prompt_tokens, ..Usage::default() };
         let (detokenizer, timings) = (text.map(ModelText::detokenizer), PhaseTimings::default());
-        let (first, last, stream) = (None, None, None);
+        let (first, last, stream, tokens, carried, class) = (None, None, None, Vec::new(), 0, None);
         Self {
             out,
             limits,
@@ -73,6 +78,9 @@ impl<'a> Answer<'a> {
             last,
             timings,
             usage,
+            tokens,
+            carried,
+            class,
             clock,
             parent,
             stream,
@@ -84,6 +92,44 @@ impl<'a> Answer<'a> {
         self.first.is_some()
     }
 
+    /// What the client was sent so far.
+    pub(super) fn tokens(&self) -> &[TokenId] {
+        &self.tokens
+    }
+
+    /// The numerics class that its tokens are of, once there are any.
+    pub(super) fn class(&self) -> Option<&NumericsClass> {
+        self.class.as_ref().filter(|_| self.has_started())
+    }
+
+    /// Workers of this class go on with it.
+    pub(super) fn runs_on(&mut self, class: &NumericsClass) {
+        self.class = Some(class.clone());
+        self.carried = self.tokens.len();
+    }
+
+    /// Time in queues before the first token.
+    pub(super) fn queued(&mut self, in_router: Duration, in_worker_us: u64) {
+        if !self.has_started() {
+            self.timings.queue_us = Some(micros(in_router).saturating_add(in_worker_us));
+        }
+    }
+
+    /// Compute before an attempt's first token. What the client waited for counts, not what carried the answer on.
+    pub(super) fn prefilled(&mut self, prefill_us: Option<u64>) {
+        if self.carried == 0 {
+            self.timings.prefill_us = prefill_us.or(self.timings.prefill_us);
+        }
+    }
+
+    /// What a transfer took. The last one counts: those before it came to nothing.
+    pub(super) fn transferred(&mut self, done: &v1::PrefillDone) {
+        self.prefilled(Some(done.prefill_us));
+        self.timings.transfer_us = Some(done.transfer_us);
+        self.timings.exposed_us = Some(done.exposed_us);
+        self.timings.transfer_bytes = Some(done.transfer_bytes);
+    }
+
     /// When the first token left.
     pub(super) fn first_token_at(&self) -> Option<Instant> {
         self.first
@@ -92,10 +138,8 @@ impl<'a> Answer<'a> {
     /// Takes a token and sends what it completes; says why the answer ends with it, where it does.
     pub(super) async fn token(&mut self, token: v1::Token) -> Result<Option<FinishReason>, RequestError> {
         let stated = finish_reason(token.finish_reason)?;
-        if stated == Some(FinishReason::Cancelled) {
-            return Err(RequestError::new(ErrorKind::Unavailable, "the worker cancelled the request; send it again"));
-        }
         self.usage.completion_tokens += 1;
+        self.tokens.push(token.id);
         let spent = self.usage.completion_tokens >= self.limits.max_tokens;
         let mut finish = stated.or(spent.then_some(FinishReason::Length));
         let logprobs = match token.logprobs {
@@ -140,7 +184,6 @@ impl<'a> Answer<'a> {
 
     /// The end, with usage and timings.
     pub(super) fn finished(&self, reason: FinishReason) -> Finished {
-        let micros = |d: Duration| u64::try_from(d.as_micros()).unwrap_or(u64::MAX);
         let timings = PhaseTimings {
             ttft_us: self.first.map(|first| micros(first - self.received)),
             decode_us: self.first.zip(self.last).map(|(first, last)| micros(last - first)),
@@ -164,4 +207,8 @@ impl<'a> Answer<'a> {
             }
         })
     }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }

@@ -1,11 +1,10 @@
 //! Opening streams to workers: what a request says, how long it may take, which trace it belongs to.
 
-use super::job::Job;
 use crate::workers::WorkerHandle;
 use baton_node::grpc::set_deadline;
 use baton_proto::convert::status::to_error;
 use baton_proto::v1::{self, decode_client::DecodeClient, prefill_client::PrefillClient};
-use baton_types::{ErrorKind, RequestError, RequestId, SequenceSpec};
+use baton_types::{ErrorKind, RequestError, RequestId};
 use std::time::Instant;
 use tonic::{Request, Streaming};
 use tracing::Span;
@@ -22,13 +21,13 @@ pub(super) fn attempt_id(request: &RequestId) -> RequestId {
 /// Opens the stream that holds the claim on a decode worker.
 pub(super) async fn open_decode(
     worker: &WorkerHandle,
-    job: &Job,
-    id: &RequestId,
+    deadline: Instant,
+    sequence: v1::Sequence,
     prefill: v1::decode_request::Prefill,
     span: &Span,
 ) -> Result<Streaming<v1::DecodeEvent>, RequestError> {
-    let request = v1::DecodeRequest { sequence: Some(sequence(job, id)), prefill: Some(prefill) };
-    let request = addressed(request, job.deadline, span)?;
+    let request = v1::DecodeRequest { sequence: Some(sequence), prefill: Some(prefill) };
+    let request = addressed(request, deadline, span)?;
     let answer = DecodeClient::new(worker.channel()).generate(request).await;
     Ok(answer.map_err(|s| of_worker(worker, &s))?.into_inner())
 }
@@ -37,31 +36,19 @@ pub(super) async fn open_decode(
 pub(super) async fn open_prefill(
     worker: &WorkerHandle,
     sink: &WorkerHandle,
-    job: &Job,
-    id: &RequestId,
+    deadline: Instant,
+    sequence: v1::Sequence,
     span: &Span,
 ) -> Result<Streaming<v1::PrefillEvent>, RequestError> {
     let address = sink.record.shards.first().map(|s| s.transfer_address.clone()).unwrap_or_default();
     let request = v1::PrefillRequest {
-        sequence: Some(sequence(job, id)),
+        sequence: Some(sequence),
         sink: Some(sink.party().clone().into()),
         sink_address: address.into(),
     };
-    let request = addressed(request, job.deadline, span)?;
+    let request = addressed(request, deadline, span)?;
     let answer = PrefillClient::new(worker.channel()).run(request).await;
     Ok(answer.map_err(|s| of_worker(worker, &s))?.into_inner())
-}
-
-fn sequence(job: &Job, id: &RequestId) -> v1::Sequence {
-    SequenceSpec {
-        request_id: id.clone(),
-        tokens: job.tokens.to_vec(),
-        prompt_len: job.tokens.len(),
-        sampling: job.sampling.clone(),
-        sample_index: 0,
-        priority: 0,
-    }
-    .into()
 }
 
 fn addressed<T>(message: T, deadline: Instant, span: &Span) -> Result<Request<T>, RequestError> {
@@ -80,6 +67,12 @@ pub(super) fn of_worker(worker: &WorkerHandle, status: &tonic::Status) -> Reques
     let error = to_error(status);
     let who = format!("{} worker {}", worker.record.role.name(), worker.party().instance);
     RequestError { message: format!("{who}: {}", error.message), ..error }
+}
+
+/// A worker broke the order of its events.
+pub(super) fn out_of_order(worker: &WorkerHandle) -> RequestError {
+    let who = format!("{} worker {}", worker.record.role.name(), worker.party().instance);
+    RequestError::new(ErrorKind::Internal, format!("{who} sent an event that does not belong here"))
 }
 
 /// The stream of a worker ended although the sequence had not.

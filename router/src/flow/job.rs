@@ -2,15 +2,16 @@
 
 use super::answer::{Answer, AnswerLimits, Clocked};
 use super::attempt::{Attempt, Failed};
+use super::place::{Avoided, Chosen};
 use super::{Core, end};
 use crate::admission::Place;
 use crate::metrics::RequestMetrics;
 use crate::output::{EventResult, Finished};
-use crate::placement::{Demand, Refusal, place};
+use crate::recovery::{Failure, Phase, Recovery};
 use crate::request::PrefillPolicy;
-use crate::workers::{ServedModel, WorkerHandle};
+use crate::workers::ServedModel;
 use baton_text::StopMatcher;
-use baton_types::{ErrorKind, Party, RequestError, RequestId, SamplingParams, TokenId};
+use baton_types::{ErrorKind, FinishReason, RequestError, RequestId, SamplingParams, TokenId};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -88,99 +89,64 @@ impl Job {
         let _ = out.send_timeout(last, core.limits.client_stall_max).await;
     }
 
-    /// Waits for its turn, then places and runs; places anew when a worker fails before the client saw anything.
+    /// Waits for its turn, then places and runs; goes on elsewhere when workers fail.
     async fn attempts(&self, core: &Core, turn: &mut Place, answer: &mut Answer<'_>) -> Result<Finished, RequestError> {
         turn.run().await;
         let _ = self.queued.set(self.received.elapsed());
-        let mut excluded: Vec<Party> = Vec::new();
-        let mut last: Option<RequestError> = None;
-        for _ in 0..core.limits.attempts_max {
-            let (decode, prefill) = match self.place(core, &excluded) {
-                Ok(chosen) => chosen,
-                // What a worker said is more than that no other is left.
-                Err(refused) => return Err(last.unwrap_or(refused)),
-            };
-            let claim_max = core.limits.claim_max;
-            let attempt = Attempt { job: self, decode: &decode, prefill: prefill.as_deref(), claim_max };
-            match attempt.run(answer).await {
-                Ok(reason) => return Ok(answer.finished(reason)),
-                Err(Failed { error, culprit: None }) => return Err(error),
-                Err(Failed { error, culprit: Some(culprit) }) => {
-                    tracing::info!(request = %self.id, worker = %culprit, %error, "places the request anew");
-                    excluded.push(culprit);
-                    last = Some(error);
-                }
+        let (mut recovery, mut avoided, mut retries) = (Recovery::new(core.limits.retry), Avoided::default(), 0);
+        let mut worker_said: Option<RequestError> = None;
+        loop {
+            let chosen = self.place(core, &avoided, answer);
+            if retries == 0 && chosen.is_ok() {
+                self.metrics.current().queue.observe(self.queued().as_secs_f64());
             }
+            let result = match &chosen {
+                Ok(chosen) => self.attempt(core, chosen, retries, answer).await,
+                Err(failed) => Err(failed.clone()),
+            };
+            let Failed { error, phase } = match result {
+                Ok(reason) => return Ok(answer.finished(reason)),
+                Err(failed) => failed,
+            };
+            let Some(phase) = phase else { return Err(error) };
+            let failure =
+                Failure { phase, kind: error.kind, retry_after: error.retry_after, started: answer.has_started() };
+            // What a worker said is more than that no other is left.
+            let said = if phase == Phase::Place { worker_said.take().unwrap_or(error) } else { error };
+            let times = (Instant::now(), self.deadline);
+            let retry = match recovery.after(&failure, times, &core.retries, rand::random()) {
+                Ok(retry) => retry,
+                Err(why) => {
+                    self.metrics.current().gave_up(why);
+                    return Err(said);
+                }
+            };
+            tracing::info!(request = %self.id, phase = phase.name(), error = %said, tokens = answer.tokens().len(), "places the request anew");
+            if let Ok(chosen) = &chosen {
+                chosen.failed(&retry, &mut avoided, &core.limits.probation);
+                retries += 1;
+                self.metrics.current().retried(phase);
+                self.span.record("baton.retries", retries);
+            }
+            worker_said = Some(said);
+            tokio::time::sleep(retry.after).await;
         }
-        Err(last.unwrap_or_else(|| {
-            RequestError::new(ErrorKind::Unavailable, "no worker served the request; send it again")
-        }))
     }
 
-    fn place(
+    async fn attempt(
         &self,
         core: &Core,
-        excluded: &[Party],
-    ) -> Result<(Arc<WorkerHandle>, Option<Arc<WorkerHandle>>), RequestError> {
-        let span = tracing::info_span!(parent: &self.span, "place", baton.placement.reason = tracing::field::Empty);
-        let _entered = span.enter();
-        let now = Instant::now();
-        let candidates = core.workers.candidates(&self.model.key, excluded, now);
-        let prompt_tokens = self.tokens.len() as u64;
-        let demand = Demand {
-            prompt_tokens,
-            total_tokens: prompt_tokens + u64::from(self.sampling.max_tokens),
-            policy: self.policy,
-            time_left: self.deadline.saturating_duration_since(now),
-        };
-        let mut draw = |n| rand::random_range(0..n);
-        let decision = place(&candidates.view, &demand, &core.limits.placement, &mut draw).map_err(|r| refused(&r))?;
-        let reason = decision.reason.name();
-        span.record("baton.placement.reason", reason);
-        self.span.record("baton.placement.reason", reason);
-        let decode = candidates.handles[decision.decode].clone();
-        self.metrics.placed(&decode.record.pool, decision.reason);
-        if excluded.is_empty() {
-            self.metrics.current().queue.observe(self.queued().as_secs_f64());
-        }
-        let prefill = decision.prefill.map(|p| candidates.handles[p].clone());
-        decode.load.placed(if prefill.is_some() { 0 } else { prompt_tokens }, prompt_tokens);
-        if let Some(prefill) = &prefill {
-            prefill.load.placed(prompt_tokens, prompt_tokens);
-        }
-        Ok((decode, prefill))
+        chosen: &Chosen,
+        number: u32,
+        answer: &mut Answer<'_>,
+    ) -> Result<FinishReason, Failed> {
+        self.metrics.current().replayed_tokens.inc_by(answer.tokens().len() as u64);
+        answer.runs_on(&chosen.decode.record.class);
+        let reason = Attempt { job: self, chosen, claim_max: core.limits.claim_max, number }.run(answer).await?;
+        chosen.served();
+        Ok(reason)
     }
 }
-
-fn refused(refusal: &Refusal) -> RequestError {
-    match *refusal {
-        Refusal::NoDecodeWorker => {
-            RequestError::new(ErrorKind::Unavailable, "no decode worker of this model is ready; try again later")
-        }
-        Refusal::NoPrefillWorker => {
-            let message = "no prefill worker fits a decode worker of this model, and the prefill policy is remote";
-            RequestError::new(ErrorKind::Unavailable, message)
-        }
-        Refusal::NeverFits { tokens_max } => {
-            let message = format!("prompt and max_tokens together exceed the largest KV pool of {tokens_max} tokens");
-            RequestError::new(ErrorKind::ContextLengthExceeded, message)
-        }
-        Refusal::Full { retry_after } => {
-            RequestError::new(ErrorKind::Overloaded, "all workers of this model are full; try again later")
-                .retry_after(retry_after)
-        }
-        Refusal::TooLate { first_token } => {
-            let message = format!(
-                "the first token is predicted in {:.1} s, after the deadline; try again later",
-                first_token.as_secs_f64()
-            );
-            RequestError::new(ErrorKind::Overloaded, message).retry_after(first_token.min(RETRY_AFTER_MAX))
-        }
-    }
-}
-
-/// A longer wait is no prediction any more.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
 /// Starts the task of a job; it lives as long as its client listens.
 pub(super) fn spawn(core: &Arc<Core>, job: Job, turn: Place, out: mpsc::Sender<EventResult>) {

@@ -7,12 +7,15 @@ mod attempt;
 mod dial;
 mod end;
 mod job;
+mod place;
+mod remote;
 
 use crate::admission::Admission;
 use crate::metrics::{Outcome, RouterMetrics};
 use crate::models::{ModelText, lookup};
 use crate::output::EventResult;
 use crate::placement::Thresholds;
+use crate::recovery::{ProbationLimits, RetryBucket, RetryLimits};
 use crate::request::{GenerationRequest, PrefillPolicy, Prompt, Segment, check_stop_strings, check_tokens};
 use crate::workers::{ServedModel, WorkerSet};
 use baton_text::StopMatcher;
@@ -32,8 +35,10 @@ pub(crate) struct Limits {
     pub(crate) policy: PrefillPolicy,
     /// Thresholds of placement.
     pub(crate) placement: Thresholds,
-    /// Most placements tried for one request.
-    pub(crate) attempts_max: u32,
+    /// Retries of one request.
+    pub(crate) retry: RetryLimits,
+    /// How long workers that failed are avoided.
+    pub(crate) probation: ProbationLimits,
     /// Longest wait for a decode worker's claim.
     pub(crate) claim_max: Duration,
     /// Events held for a client that does not read.
@@ -49,6 +54,8 @@ pub(crate) struct Core {
     pub(crate) limits: Limits,
     /// Running and queued requests.
     pub(crate) admission: Admission,
+    /// Retries of all requests.
+    pub(crate) retries: RetryBucket,
     /// The workers.
     pub(crate) workers: Arc<WorkerSet>,
     /// Router-side metrics.
@@ -112,6 +119,7 @@ impl Core {
             baton.placement.reason = field::Empty,
             baton.queue_ms = field::Empty,
             baton.ttft_ms = field::Empty,
+            baton.retries = field::Empty,
         );
         baton_node::telemetry::set_parent_http(&span, &request.headers);
         span

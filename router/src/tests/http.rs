@@ -95,7 +95,7 @@ async fn a_body_that_does_not_come_is_given_up_at_the_deadline() {
 
 #[tokio::test]
 async fn an_error_in_a_stream_is_its_last_event() {
-    let cluster = Cluster::start(|_| ()).await;
+    let cluster = Cluster::start(|c| c.retry.attempts_max = 1).await;
     let d = cluster.worker(Role::Decode, "d").await;
     let worker = async {
         let mut decode = d.decode().await;

@@ -3,4 +3,5 @@
 mod ends;
 mod http;
 mod limits;
+mod recovery;
 mod remote;

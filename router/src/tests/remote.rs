@@ -152,7 +152,7 @@ async fn a_refused_claim_goes_to_another_decode_worker() {
 
 #[tokio::test]
 async fn a_decode_worker_that_dies_is_an_error_never_an_end() {
-    let cluster = Cluster::start(|_| ()).await;
+    let cluster = Cluster::start(|c| c.retry.attempts_max = 1).await;
     let (p, d) = cluster.pair().await;
     for silent in [true, false] {
         let mut answer = cluster.generate(ask("x")).await;
@@ -175,7 +175,7 @@ async fn a_decode_worker_that_dies_is_an_error_never_an_end() {
 
 #[tokio::test]
 async fn a_prefill_worker_that_dies_during_the_transfer_is_an_error() {
-    let cluster = Cluster::start(|_| ()).await;
+    let cluster = Cluster::start(|c| c.retry.attempts_max = 1).await;
     let (p, d) = cluster.pair().await;
     let mut answer = cluster.generate(ask("x")).await;
     let decode = d.decode().await;

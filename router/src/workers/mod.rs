@@ -14,6 +14,7 @@ pub(crate) use set::{ServedModel, WorkerSet};
 pub(crate) use supervise::{Supervisor, supervise};
 
 use crate::models::ModelText;
+use crate::recovery::Probation;
 use baton_types::{InstanceRecord, Party};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -37,6 +38,8 @@ pub(crate) struct WorkerHandle {
     pub(crate) record: Arc<InstanceRecord>,
     /// Its load.
     pub(crate) load: Load,
+    /// Whether it failed of late.
+    pub(crate) probation: Probation,
     channel: Channel,
     text: OnceLock<Option<Arc<ModelText>>>,
     admitted: AtomicBool,
@@ -54,7 +57,8 @@ impl WorkerHandle {
             .initial_stream_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .connect_lazy();
-        Ok(Self { record, load: Load::default(), channel, text: OnceLock::new(), admitted: AtomicBool::new(false) })
+        let (load, probation) = (Load::default(), Probation::default());
+        Ok(Self { record, load, probation, channel, text: OnceLock::new(), admitted: AtomicBool::new(false) })
     }
 
     /// Its channel; clones share one connection.

@@ -84,14 +84,11 @@ impl WorkerSet {
         self.workers.load().values().cloned().collect()
     }
 
-    /// Admitted workers of a model with a fresh load, without those in `excluded`.
-    pub(crate) fn candidates(&self, key: &ModelKey, excluded: &[Party], now: Instant) -> Candidates {
+    /// Admitted workers of a model with a fresh load, as far as they fit.
+    pub(crate) fn candidates(&self, key: &ModelKey, fits: impl Fn(&WorkerHandle) -> bool, now: Instant) -> Candidates {
         let mut candidates = Candidates::default();
         for worker in self.workers.load().values() {
-            if excluded.contains(worker.party())
-                || worker.text().is_none()
-                || ModelKey::from(&worker.record.card) != *key
-            {
+            if worker.text().is_none() || ModelKey::from(&worker.record.card) != *key || !fits(worker) {
                 continue;
             }
             if let Some(load) = worker.load.measured(now, self.stale_max) {
@@ -154,7 +151,7 @@ mod tests {
             [("m", 5000), ("n", 5000)]
         );
         let names = |excluded: &[Party]| -> Vec<String> {
-            let view = set.candidates(&models[0].key, excluded, now).view;
+            let view = set.candidates(&models[0].key, |w| !excluded.contains(w.party()), now).view;
             view.iter().map(|w| w.record.party.instance.to_string()).collect()
         };
         assert_eq!(names(&[]), ["large", "p", "small"]);

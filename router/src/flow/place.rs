@@ -1,0 +1,159 @@
+//! Which workers an attempt runs on.
+
+use super::Core;
+use super::answer::Answer;
+use super::attempt::Failed;
+use super::job::Job;
+use crate::placement::{Demand, Refusal, place};
+use crate::recovery::{Avoid, Phase, ProbationLimits, Retry};
+use crate::workers::WorkerHandle;
+use baton_types::{ErrorKind, NumericsClass, Party, RequestError, Role};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// The workers of one attempt.
+#[derive(Debug)]
+pub(super) struct Chosen {
+    pub(super) decode: Arc<WorkerHandle>,
+    /// `None` prefills where it decodes.
+    pub(super) prefill: Option<Arc<WorkerHandle>>,
+}
+
+impl Chosen {
+    /// Remembers who is to be avoided by this request, and for a while by others.
+    pub(super) fn failed(&self, retry: &Retry, avoided: &mut Avoided, probation: &ProbationLimits) {
+        let workers = [(self.prefill.as_ref(), retry.prefill), (Some(&self.decode), retry.decode)];
+        for (worker, how) in workers {
+            let (Some(worker), Some(how)) = (worker, how) else { continue };
+            avoided.0.push((worker.party().clone(), how));
+            if retry.probation {
+                worker.probation.failed(Instant::now(), probation);
+            }
+        }
+    }
+
+    /// The answer ended well: forgives what was before.
+    pub(super) fn served(&self) {
+        for worker in self.prefill.iter().chain([&self.decode]) {
+            worker.probation.served();
+        }
+    }
+}
+
+/// Workers that failed this request, and whether they may be asked again.
+#[derive(Debug, Default)]
+pub(super) struct Avoided(Vec<(Party, Avoid)>);
+
+/// Ever wider circles of workers: the next one is asked where nothing fits in those before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Circle {
+    /// Nobody failed anybody.
+    Trusted,
+    /// Nobody failed this request.
+    Untried,
+    /// A decode worker that failed is tried again, and without a prefill worker that failed.
+    DecodersAgain,
+    /// Everybody who may be asked at all.
+    All,
+}
+
+impl Circle {
+    const WIDENING: [Self; 4] = [Self::Trusted, Self::Untried, Self::DecodersAgain, Self::All];
+}
+
+impl Avoided {
+    fn admits(&self, worker: &WorkerHandle, circle: Circle, now: Instant) -> bool {
+        let is_avoided = |how: Option<Avoid>| {
+            self.0.iter().any(|(party, h)| party == worker.party() && how.is_none_or(|how| how == *h))
+        };
+        if is_avoided(Some(Avoid::Strictly)) {
+            return false;
+        }
+        match circle {
+            Circle::Trusted => !is_avoided(None) && !worker.probation.lasts(now),
+            Circle::Untried => !is_avoided(None),
+            Circle::DecodersAgain => worker.record.role == Role::Decode || !is_avoided(None),
+            Circle::All => true,
+        }
+    }
+}
+
+impl Job {
+    /// Chooses workers for the rest of the answer. One that has begun stays with the numerics class that began it.
+    pub(super) fn place(&self, core: &Core, avoided: &Avoided, answer: &Answer<'_>) -> Result<Chosen, Failed> {
+        let span = tracing::info_span!(parent: &self.span, "place", baton.placement.reason = tracing::field::Empty);
+        let _entered = span.enter();
+        let now = Instant::now();
+        let prompt_tokens = (self.tokens.len() + answer.tokens().len()) as u64;
+        let demand = Demand {
+            prompt_tokens,
+            total_tokens: self.tokens.len() as u64 + u64::from(self.sampling.max_tokens),
+            policy: self.policy,
+            // No prediction ends an answer that has begun.
+            time_left: if answer.has_started() { Duration::MAX } else { self.deadline.saturating_duration_since(now) },
+        };
+        let mut refusal = Refusal::NoDecodeWorker;
+        for circle in Circle::WIDENING {
+            let fits = |worker: &WorkerHandle| {
+                avoided.admits(worker, circle, now) && answer.class().is_none_or(|class| worker.record.class == *class)
+            };
+            let candidates = core.workers.candidates(&self.model.key, fits, now);
+            let mut draw = |n| rand::random_range(0..n);
+            let decision = match place(&candidates.view, &demand, &core.limits.placement, &mut draw) {
+                Ok(decision) => decision,
+                Err(refused) => {
+                    refusal = refused;
+                    continue;
+                }
+            };
+            let reason = decision.reason.name();
+            span.record("baton.placement.reason", reason);
+            self.span.record("baton.placement.reason", reason);
+            let decode = candidates.handles[decision.decode].clone();
+            self.metrics.placed(&decode.record.pool, decision.reason);
+            let prefill = decision.prefill.map(|p| candidates.handles[p].clone());
+            decode.load.placed(if prefill.is_some() { 0 } else { prompt_tokens }, prompt_tokens);
+            if let Some(prefill) = &prefill {
+                prefill.load.placed(prompt_tokens, prompt_tokens);
+            }
+            return Ok(Chosen { decode, prefill });
+        }
+        Err(Failed::at(Phase::Place, refused(&refusal, answer.class())))
+    }
+}
+
+fn refused(refusal: &Refusal, class: Option<&NumericsClass>) -> RequestError {
+    match *refusal {
+        Refusal::NoDecodeWorker => match class {
+            None => {
+                RequestError::new(ErrorKind::Unavailable, "no decode worker of this model is ready; try again later")
+            }
+            Some(class) => RequestError::new(
+                ErrorKind::Unavailable,
+                format!("no decode worker of the class that began the answer ({class}) is ready; send it again"),
+            ),
+        },
+        Refusal::NoPrefillWorker => {
+            let message = "no prefill worker fits a decode worker of this model, and the prefill policy is remote";
+            RequestError::new(ErrorKind::Unavailable, message)
+        }
+        Refusal::NeverFits { tokens_max } => {
+            let message = format!("prompt and max_tokens together exceed the largest KV pool of {tokens_max} tokens");
+            RequestError::new(ErrorKind::ContextLengthExceeded, message)
+        }
+        Refusal::Full { retry_after } => {
+            RequestError::new(ErrorKind::Overloaded, "all workers of this model are full; try again later")
+                .retry_after(retry_after)
+        }
+        Refusal::TooLate { first_token } => {
+            let message = format!(
+                "the first token is predicted in {:.1} s, after the deadline; try again later",
+                first_token.as_secs_f64()
+            );
+            RequestError::new(ErrorKind::Overloaded, message).retry_after(first_token.min(RETRY_AFTER_MAX))
+        }
+    }
+}
+
+/// A longer wait is no prediction any more.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);

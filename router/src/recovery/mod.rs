@@ -1,0 +1,216 @@
+//! What to do about a failed attempt: a pure decision. No clock, no I/O, random numbers from the caller.
+//!
+//! An answer may go on elsewhere at any point: tokens are exact, so prompt and tokens sent so far, prefilled anew, continue it. What is
+//! decided here is whether that may help, whom to avoid, and how long to wait. The flow only executes it.
+
+mod bucket;
+mod probation;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use bucket::RetryBucket;
+pub(crate) use probation::{Probation, ProbationLimits};
+
+use baton_types::ErrorKind;
+use std::time::{Duration, Instant};
+
+/// Where an attempt failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Phase {
+    /// No worker to run on.
+    Place,
+    /// The decode worker took no claim.
+    Claim,
+    /// The prefill worker's stream, before the KV was adopted.
+    Prefill,
+    /// The decode worker says that the KV did not come.
+    Handoff,
+    /// The decode worker's stream.
+    Decode,
+}
+
+impl Phase {
+    /// Name in spans and metrics.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Place => "place",
+            Self::Claim => "claim",
+            Self::Prefill => "prefill",
+            Self::Handoff => "handoff",
+            Self::Decode => "decode",
+        }
+    }
+}
+
+/// What failed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Failure {
+    /// Where.
+    pub(crate) phase: Phase,
+    /// How. Never the client's own doing: that ends a request at once.
+    pub(crate) kind: ErrorKind,
+    /// Earliest sensible retry, as the worker says.
+    pub(crate) retry_after: Option<Duration>,
+    /// Whether the client has seen tokens: such an answer is carried on wherever there may be room, another is told early to come again.
+    pub(crate) started: bool,
+}
+
+/// Who is avoided in the next attempts of this request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Avoid {
+    /// As long as there is another.
+    Softly,
+    /// In any case.
+    Strictly,
+}
+
+/// Another attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Retry {
+    /// Wait before it.
+    pub(crate) after: Duration,
+    /// Whether the prefill worker of the failed attempt is avoided.
+    pub(crate) prefill: Option<Avoid>,
+    /// Whether its decode worker is.
+    pub(crate) decode: Option<Avoid>,
+    /// Whether whoever broke is avoided by other requests too, for a while.
+    pub(crate) probation: bool,
+}
+
+/// Why there is no other attempt; also a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum GiveUp {
+    /// It would fail in the same way.
+    Futile,
+    /// The request had all its attempts.
+    Attempts,
+    /// The router had too many retries of late.
+    Budget,
+    /// No worker came in time.
+    NoWorker,
+    /// The wait would outlast the deadline.
+    Deadline,
+}
+
+impl GiveUp {
+    /// Name in metrics.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Futile => "futile",
+            Self::Attempts => "attempts",
+            Self::Budget => "budget",
+            Self::NoWorker => "no_worker",
+            Self::Deadline => "deadline",
+        }
+    }
+}
+
+/// Bounds of one request's retries.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct RetryLimits {
+    /// Most attempts, the first one included.
+    pub(crate) attempts_max: u32,
+    /// Wait before the first retry; doubles with each.
+    pub(crate) backoff_min: Duration,
+    /// Longest wait.
+    pub(crate) backoff_max: Duration,
+    /// A started answer waits at most so long for a worker to go on with.
+    pub(crate) place_max: Duration,
+}
+
+/// A request that breaks two workers is more likely at fault than both of them.
+const BROKEN_WORKERS_MAX: u32 = 2;
+
+/// The retries of one request so far.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Recovery {
+    limits: RetryLimits,
+    failed: u32,
+    broken: u32,
+    /// Failed placements in a row, and since when.
+    unplaced: Option<(Instant, u32)>,
+}
+
+impl Recovery {
+    /// Nothing failed yet.
+    pub(crate) fn new(limits: RetryLimits) -> Self {
+        Self { limits, failed: 0, broken: 0, unplaced: None }
+    }
+
+    /// What follows `failure`. `bucket` pays for calls of workers; `jitter` is drawn from 0 to 1.
+    pub(crate) fn after(
+        &mut self,
+        failure: &Failure,
+        (now, deadline): (Instant, Instant),
+        bucket: &RetryBucket,
+        jitter: f64,
+    ) -> Result<Retry, GiveUp> {
+        let is_broken = failure.kind == ErrorKind::Internal && failure.phase != Phase::Handoff;
+        self.broken += u32::from(is_broken);
+        if is_futile(failure) || self.broken >= BROKEN_WORKERS_MAX {
+            return Err(GiveUp::Futile);
+        }
+        let exponent = if failure.phase == Phase::Place {
+            let (since, n) = self.unplaced.map_or((now, 0), |(since, n)| (since, n + 1));
+            self.unplaced = Some((since, n));
+            if now.saturating_duration_since(since) >= self.limits.place_max {
+                return Err(GiveUp::NoWorker);
+            }
+            n
+        } else {
+            self.unplaced = None;
+            self.failed += 1;
+            if self.failed >= self.limits.attempts_max {
+                return Err(GiveUp::Attempts);
+            }
+            self.failed - 1
+        };
+        let after = self.wait(failure, exponent, jitter);
+        if now + after >= deadline {
+            return Err(GiveUp::Deadline);
+        }
+        if failure.phase != Phase::Place && !bucket.take(now) {
+            return Err(GiveUp::Budget);
+        }
+        let (prefill, decode) = avoided(failure);
+        let probation = matches!(failure.phase, Phase::Claim | Phase::Prefill | Phase::Decode)
+            && failure.kind != ErrorKind::Overloaded;
+        Ok(Retry { after, prefill, decode, probation })
+    }
+
+    /// Doubling, with jitter down to half. A worker that is full says when to come again, which matters where there may be no other.
+    fn wait(&self, failure: &Failure, exponent: u32, jitter: f64) -> Duration {
+        let doubled = self.limits.backoff_min.saturating_mul(2u32.saturating_pow(exponent));
+        let backoff = doubled.min(self.limits.backoff_max).mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0);
+        match failure.retry_after {
+            Some(hint) if failure.phase == Phase::Place => backoff.max(hint.min(self.limits.backoff_max)),
+            _ => backoff,
+        }
+    }
+}
+
+/// Whether another attempt would fail in the same way.
+fn is_futile(failure: &Failure) -> bool {
+    match failure.kind {
+        ErrorKind::InvalidRequest
+        | ErrorKind::ContextLengthExceeded
+        | ErrorKind::ModelNotFound
+        | ErrorKind::Unsupported => true,
+        // A handoff has deadlines of its own.
+        ErrorKind::DeadlineExceeded => failure.phase != Phase::Handoff,
+        // Who has seen nothing is told at once that there is nobody.
+        _ => failure.phase == Phase::Place && !failure.started,
+    }
+}
+
+/// Whom to avoid: prefill and decode worker.
+fn avoided(failure: &Failure) -> (Option<Avoid>, Option<Avoid>) {
+    let how = if failure.kind == ErrorKind::Overloaded && !failure.started { Avoid::Strictly } else { Avoid::Softly };
+    match failure.phase {
+        Phase::Place => (None, None),
+        Phase::Claim | Phase::Decode => (None, Some(how)),
+        Phase::Prefill => (Some(how), None),
+        // Either may be the cause: the decode worker is the first to be tried again, without this prefill worker.
+        Phase::Handoff => (Some(how), Some(Avoid::Softly)),
+    }
+}

@@ -1,0 +1,106 @@
+use super::*;
+use ErrorKind::*;
+use Phase::*;
+
+const LIMITS: RetryLimits = RetryLimits {
+    attempts_max: 3,
+    backoff_min: Duration::from_millis(20),
+    backoff_max: Duration::from_millis(100),
+    place_max: Duration::from_secs(2),
+};
+
+fn failure(phase: Phase, kind: ErrorKind, started: bool) -> Failure {
+    Failure { phase, kind, retry_after: None, started }
+}
+
+fn shown(result: Result<Retry, GiveUp>) -> String {
+    let letter = |how: Option<Avoid>| match how {
+        None => '-',
+        Some(Avoid::Softly) => 's',
+        Some(Avoid::Strictly) => 'S',
+    };
+    match result {
+        Err(why) => why.name().to_owned(),
+        Ok(Retry { after, prefill, decode, probation }) => {
+            let probation = if probation { " probation" } else { "" };
+            format!("p{} d{} {}ms{probation}", letter(prefill), letter(decode), after.as_millis())
+        }
+    }
+}
+
+/// The first failure of a request with a minute left and a full bucket.
+fn first(failure: Failure) -> String {
+    let now = Instant::now();
+    let minute = (now, now + Duration::from_secs(60));
+    shown(Recovery::new(LIMITS).after(&failure, minute, &RetryBucket::new(10, 0.0), 1.0))
+}
+
+#[test]
+fn what_failed_decides_whom_to_avoid() {
+    // phase, kind, the client has tokens; p: prefill worker, d: decode worker, s: avoided softly, S: strictly
+    let cases = [
+        (Place, Unavailable, false, "futile"),
+        (Place, Overloaded, false, "futile"),
+        (Place, Unavailable, true, "p- d- 20ms"),
+        (Place, Overloaded, true, "p- d- 20ms"),
+        (Place, ContextLengthExceeded, true, "futile"),
+        (Claim, Unavailable, false, "p- ds 20ms probation"),
+        (Claim, Overloaded, false, "p- dS 20ms"),
+        (Claim, Overloaded, true, "p- ds 20ms"),
+        (Claim, ContextLengthExceeded, false, "futile"),
+        (Claim, InvalidRequest, true, "futile"),
+        (Prefill, Unavailable, false, "ps d- 20ms probation"),
+        (Prefill, Unavailable, true, "ps d- 20ms probation"),
+        (Prefill, Overloaded, false, "pS d- 20ms"),
+        (Prefill, Internal, true, "ps d- 20ms probation"),
+        (Prefill, DeadlineExceeded, false, "futile"),
+        (Handoff, Unavailable, true, "ps ds 20ms"),
+        (Handoff, Internal, false, "ps ds 20ms"),
+        (Handoff, Overloaded, false, "pS ds 20ms"),
+        (Handoff, Cancelled, false, "ps ds 20ms"),
+        (Handoff, DeadlineExceeded, true, "ps ds 20ms"),
+        (Decode, Unavailable, true, "p- ds 20ms probation"),
+        (Decode, Cancelled, true, "p- ds 20ms probation"),
+        (Decode, Internal, true, "p- ds 20ms probation"),
+        (Decode, Unsupported, true, "futile"),
+        (Decode, ModelNotFound, false, "futile"),
+    ];
+    for (phase, kind, started, expected) in cases {
+        assert_eq!(first(failure(phase, kind, started)), expected, "{phase:?} {kind:?} {started}");
+    }
+}
+
+/// All failures of one request: (ms since its start, what failed), and what follows each. `deadline` in ms.
+fn check(deadline: u64, burst: u32, jitter: f64, failures: &[(u64, Failure)], expected: &[&str]) {
+    let start = Instant::now();
+    let at = |ms| start + Duration::from_millis(ms);
+    let (mut recovery, bucket) = (Recovery::new(LIMITS), RetryBucket::new(burst, 0.0));
+    let got: Vec<String> =
+        failures.iter().map(|(ms, f)| shown(recovery.after(f, (at(*ms), at(deadline)), &bucket, jitter))).collect();
+    assert_eq!(got, expected);
+}
+
+#[test]
+fn attempts_are_bounded_and_back_off() {
+    let died = failure(Decode, Unavailable, true);
+    let (s20, s40) = ("p- ds 20ms probation", "p- ds 40ms probation");
+    check(60_000, 10, 1.0, &[(0, died), (10, died), (20, died)], &[s20, s40, "attempts"]);
+    check(60_000, 10, 0.0, &[(0, died), (10, died)], &["p- ds 10ms probation", "p- ds 20ms probation"]);
+    check(60_000, 1, 1.0, &[(0, died), (10, died)], &[s20, "budget"]);
+    check(20, 10, 1.0, &[(0, died)], &["deadline"]);
+    check(21, 10, 1.0, &[(0, died)], &[s20]);
+    // A request that breaks workers is not carried through all of them.
+    let broken = failure(Decode, Internal, true);
+    check(60_000, 10, 1.0, &[(0, broken), (10, broken)], &[s20, "futile"]);
+}
+
+#[test]
+fn a_started_answer_waits_for_a_worker_and_pays_nothing_for_it() {
+    let (nobody, died) = (failure(Place, Unavailable, true), failure(Decode, Unavailable, true));
+    let waits = [(0, died), (20, nobody), (40, nobody), (80, nobody), (160, nobody), (300, nobody), (2_020, nobody)];
+    let steps = ["p- d- 20ms", "p- d- 40ms", "p- d- 80ms", "p- d- 100ms", "p- d- 100ms", "no_worker"];
+    check(60_000, 1, 1.0, &waits, &[&["p- ds 20ms probation"], &steps[..]].concat());
+    let full = Failure { retry_after: Some(Duration::from_millis(90)), ..failure(Place, Overloaded, true) };
+    let after_died = "p- ds 40ms probation";
+    check(60_000, 2, 1.0, &[(0, died), (1, full), (99, died)], &["p- ds 20ms probation", "p- d- 90ms", after_died]);
+}
