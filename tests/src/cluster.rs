@@ -90,6 +90,18 @@ impl Cluster {
         around
     }
 
+    /// Starts one more worker, a prefill or a decode worker, and waits until it was admitted.
+    pub async fn add(&mut self, prefills: bool, config: &WorkerConfig, name: &str) -> anyhow::Result<()> {
+        let config = placed(config.clone(), &format!("http://{}", self.router.grpc_addr), name.to_owned())?;
+        let (around, role) = (self.around(), DecodeRole::new(&config));
+        if prefills {
+            self.prefill.push(RunningWorker::start(config, PrefillRole, around).await?);
+        } else {
+            self.decode.push(RunningWorker::start(config, role, around).await?);
+        }
+        self.wait_ready().await
+    }
+
     /// Prefill and decode workers.
     pub fn workers(&self) -> impl Iterator<Item = &RunningWorker> {
         self.prefill.iter().chain(&self.decode)

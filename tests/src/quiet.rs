@@ -12,11 +12,22 @@ pub const QUIET_MAX: Duration = Duration::from_secs(10);
 /// Waits until no worker references or quarantines a block, runs a sequence or has a handoff open, at most [`QUIET_MAX`], and checks that
 /// no block was lost.
 pub async fn until_quiet(cluster: &Cluster) -> anyhow::Result<()> {
+    until(cluster, |_| true).await
+}
+
+/// The same where a peer died or cannot be heard: its blocks may still be quarantined, with their tickets.
+pub async fn until_unreferenced(cluster: &Cluster) -> anyhow::Result<()> {
+    until(cluster, |what| !QUARANTINE.contains(&what)).await
+}
+
+const QUARANTINE: [&str; 2] = ["blocks quarantined", "tickets"];
+
+async fn until(cluster: &Cluster, counts: impl Fn(&str) -> bool) -> anyhow::Result<()> {
     let deadline = Instant::now() + QUIET_MAX;
     loop {
         let mut busy = Vec::new();
         for worker in cluster.workers() {
-            busy.extend(noise(worker).await?);
+            busy.extend(noise(worker, &counts).await?);
         }
         if busy.is_empty() {
             break;
@@ -26,13 +37,13 @@ pub async fn until_quiet(cluster: &Cluster) -> anyhow::Result<()> {
     }
     for worker in cluster.workers() {
         let c = worker.loaded.engine.pool().counts();
-        ensure!(c.free + c.cached == c.total, "{} lost blocks: {c:?}", worker.party.instance);
+        ensure!(c.free + c.cached + c.quarantined == c.total, "{} lost blocks: {c:?}", worker.party.instance);
     }
     Ok(())
 }
 
 /// What still goes on in a worker.
-async fn noise(worker: &RunningWorker) -> anyhow::Result<Option<String>> {
+async fn noise(worker: &RunningWorker, counted: impl Fn(&str) -> bool) -> anyhow::Result<Option<String>> {
     let (load, blocks) = (worker.loaded.engine.load(), worker.loaded.engine.pool().counts());
     let transfer = worker.transfer.stats();
     let claimed = claimed_tokens(worker).await?;
@@ -46,7 +57,8 @@ async fn noise(worker: &RunningWorker) -> anyhow::Result<Option<String>> {
         ("tickets", transfer.tickets),
         ("tokens claimed", claimed as usize),
     ];
-    let left: Vec<String> = counts.iter().filter(|(_, n)| *n > 0).map(|(what, n)| format!("{n} {what}")).collect();
+    let left: Vec<String> =
+        counts.iter().filter(|(what, n)| *n > 0 && counted(what)).map(|(what, n)| format!("{n} {what}")).collect();
     Ok((!left.is_empty()).then(|| format!("{}: {}", worker.party.instance, left.join(", "))))
 }
 

@@ -1,0 +1,285 @@
+//! Workers that stop in every phase of a request, and processes that are killed: answers go on elsewhere with the very same tokens.
+
+use anyhow::{Context, ensure};
+use baton_kv_transfer::Phase as TransferPhase;
+use baton_node::{DrainConfig, Shutdown};
+use baton_proto::v1::inference_client::InferenceClient;
+use baton_proto::v1::{GenerateRequest, GenerateResponse, PrefillPolicy, Sampling, Segment, TokenIds, segment::Kind};
+use baton_tests::cluster::{Cluster, ClusterSpec, worker};
+use baton_tests::gates::Phase;
+use baton_tests::processes::{binary, send};
+use baton_tests::quiet::{until_quiet, until_unreferenced};
+use baton_types::RequestId;
+use baton_worker::config::WorkerConfig;
+use baton_worker::process::RunningWorker;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use tonic::Streaming;
+use tonic::transport::Channel;
+
+/// A model that computes in no time.
+const MODEL: &str = "random:hidden=64,layers=3,heads=4,kv_heads=2,vocab=500,context=1024,seed=11";
+/// Tokens of a prompt: several chunks and blocks.
+const PROMPT_TOKENS: usize = 150;
+/// Tokens of an answer.
+const ANSWER_TOKENS: u32 = 40;
+/// Longest wait for anything that must come.
+const WAIT_MAX: Duration = Duration::from_secs(60);
+
+fn quick() -> WorkerConfig {
+    let mut config = worker(MODEL);
+    config.engine.chunk_tokens_max = 48;
+    config
+}
+
+/// Token ids and the bits of their log-probabilities.
+type Tokens = Vec<(u32, u32)>;
+
+/// Greedy, or drawn with a seed and all penalties.
+fn sampling(drawn: bool) -> Sampling {
+    let common =
+        Sampling { max_tokens: Some(ANSWER_TOKENS), ignore_eos: true, logprobs: Some(0), ..Default::default() };
+    if !drawn {
+        return Sampling { temperature: Some(0.0), ..common };
+    }
+    Sampling {
+        temperature: Some(1.1),
+        top_p: Some(0.97),
+        presence_penalty: Some(0.4),
+        frequency_penalty: Some(0.3),
+        repetition_penalty: Some(1.2),
+        seed: Some(77),
+        ..common
+    }
+}
+
+fn request(id: &str, drawn: bool, policy: PrefillPolicy) -> GenerateRequest {
+    let ids = (0..PROMPT_TOKENS).map(|i| (i * 31 % 251) as u32).collect();
+    GenerateRequest {
+        prompt: vec![Segment { kind: Some(Kind::Tokens(TokenIds { ids })) }],
+        sampling: Some(sampling(drawn)),
+        request_id: id.into(),
+        prefill_policy: policy.into(),
+        ..Default::default()
+    }
+}
+
+fn take(tokens: &mut Tokens, message: &GenerateResponse) {
+    let bits = message.logprobs.iter().map(|l| l.chosen.to_bits());
+    tokens.extend(message.token_ids.iter().copied().zip(bits));
+}
+
+/// Reads the rest of an answer and checks that it counts what the client asked and got.
+async fn finish(mut tokens: Tokens, mut stream: Streaming<GenerateResponse>) -> anyhow::Result<Tokens> {
+    let mut usage = None;
+    while let Some(message) = stream.message().await? {
+        take(&mut tokens, &message);
+        usage = message.usage.or(usage);
+    }
+    let usage = usage.context("an end with usage")?;
+    let counted = (usage.prompt_tokens as usize, usage.completion_tokens as usize);
+    ensure!(counted == (PROMPT_TOKENS, tokens.len()), "{usage:?} for {} tokens", tokens.len());
+    Ok(tokens)
+}
+
+async fn ask(client: &InferenceClient<Channel>, request: GenerateRequest) -> anyhow::Result<Tokens> {
+    finish(Tokens::new(), client.clone().generate(request).await?.into_inner()).await
+}
+
+/// Stops a worker within moments, whatever it does.
+async fn stop(worker: RunningWorker) {
+    let shutdown = Shutdown::new(&DrainConfig { drain_ms_max: 1, ..DrainConfig::default() });
+    shutdown.request("the test stops it");
+    worker.stop(&shutdown).await;
+}
+
+/// Attempts after a failure, as the router counts them.
+async fn retries(cluster: &Cluster) -> anyhow::Result<u64> {
+    let text = reqwest::get(format!("http://{}/metrics", cluster.router.http_addr)).await?.text().await?;
+    let counts = text.lines().filter(|l| l.starts_with("baton_router_retries_total"));
+    Ok(counts.filter_map(|l| l.rsplit(' ').next()?.parse::<u64>().ok()).sum())
+}
+
+/// Where a request is held.
+#[derive(Clone, Copy, Debug)]
+enum Held {
+    /// In a phase of an engine, behind so many looks.
+    Engine(Phase, u32),
+    /// At a point of the transfer.
+    Transfer(TransferPhase),
+}
+
+/// Stops the worker that serves a request in `phase`; both a greedy and a drawn request must end as if nothing had happened.
+async fn a_worker_stops(at: Held, policy: PrefillPolicy, prefill_stops: bool) -> anyhow::Result<()> {
+    let mut cluster = Cluster::start(ClusterSpec::new(2, 2, &quick())).await?;
+    let client = cluster.client().await?;
+    for drawn in [false, true] {
+        let right = ask(&client, request(&format!("alone-{drawn}"), drawn, PrefillPolicy::Local)).await?;
+        let id = RequestId::try_new(format!("held-{drawn}"))?;
+        let phase = match at {
+            Held::Engine(phase, looks) => {
+                cluster.gates.hold_later(id.clone(), phase, looks);
+                phase
+            }
+            Held::Transfer(point) => {
+                cluster.gates.hold_transfer(id.clone(), point);
+                Phase::Transfer
+            }
+        };
+        let (asking, held) = (client.clone(), request(id.as_str(), drawn, policy));
+        let call = tokio::spawn(async move { ask(&asking, held).await });
+        let deadline = Instant::now() + WAIT_MAX;
+        while !cluster.gates.reached(&id, phase) {
+            ensure!(Instant::now() < deadline, "{id} never came to {at:?}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        let pool = if prefill_stops { &mut cluster.prefill } else { &mut cluster.decode };
+        let serves = |w: &RunningWorker| {
+            let (load, transfer) = (w.loaded.engine.load(), w.transfer.stats());
+            load.running + load.waiting + transfer.incoming + transfer.outgoing > 0
+        };
+        let busy = pool.iter().position(serves).context("somebody serves the request")?;
+        let stopped = tokio::spawn(stop(pool.remove(busy)));
+        // Another worker comes in its place, under another name.
+        cluster.add(prefill_stops, &quick(), &format!("another-{drawn}")).await?;
+        cluster.gates.open();
+        let got = call.await?.with_context(|| format!("{id} at {at:?}, prefill stops: {prefill_stops}"))?;
+        ensure!(got == right, "{id} at {at:?}, prefill stops: {prefill_stops}: {got:?}, undisturbed {right:?}");
+        stopped.await?;
+        until_quiet(&cluster).await?;
+    }
+    ensure!(retries(&cluster).await? >= 2, "{at:?}, prefill stops: {prefill_stops}: nobody noticed");
+    cluster.stop().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_worker_stops_in_its_queue_and_in_its_compute() -> anyhow::Result<()> {
+    a_worker_stops(Held::Engine(Phase::Queue, 0), PrefillPolicy::Remote, true).await?;
+    a_worker_stops(Held::Engine(Phase::Prefill, 1), PrefillPolicy::Remote, true).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn either_worker_stops_during_the_transfer() -> anyhow::Result<()> {
+    for point in [TransferPhase::Puts, TransferPhase::Commit, TransferPhase::Verify] {
+        for prefill_stops in [true, false] {
+            a_worker_stops(Held::Transfer(point), PrefillPolicy::Remote, prefill_stops).await?;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decode_worker_stops_in_mid_answer() -> anyhow::Result<()> {
+    a_worker_stops(Held::Engine(Phase::Decode, 30), PrefillPolicy::Remote, false).await?;
+    a_worker_stops(Held::Engine(Phase::Decode, 30), PrefillPolicy::Local, false).await
+}
+
+/// A model that takes some hundred milliseconds for an answer: time to kill somebody in the middle of it.
+const SLOW_MODEL: &str = "random:hidden=512,layers=8,heads=8,kv_heads=4,vocab=500,context=1024,seed=12";
+/// Tokens of an answer of it.
+const LONG_ANSWER_TOKENS: u32 = 600;
+
+/// A worker process of its own. Dropping it kills it.
+struct Victim(Child);
+
+impl Victim {
+    fn start(program: &str, cluster: &Cluster) -> anyhow::Result<Self> {
+        let router = format!("--routers=http://{}", cluster.router.grpc_addr);
+        let model = format!("--model={SLOW_MODEL}");
+        let arguments = ["--grpc-listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--instance=victim", "--log=error"];
+        let mut command = Command::new(binary(program)?);
+        command.args([model, router]).args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
+        Ok(Self(command.spawn()?))
+    }
+
+    fn signal(&self, signal: &str) -> anyhow::Result<()> {
+        send(signal, self.0.id())
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn long(id: &str, drawn: bool) -> GenerateRequest {
+    let mut request = request(id, drawn, PrefillPolicy::Remote);
+    request.sampling.as_mut().expect("requests here have one").max_tokens = Some(LONG_ANSWER_TOKENS);
+    request
+}
+
+/// The undisturbed answers, greedy and drawn; waits until the cluster serves.
+async fn undisturbed(client: &InferenceClient<Channel>) -> anyhow::Result<[Tokens; 2]> {
+    let deadline = Instant::now() + WAIT_MAX;
+    loop {
+        match ask(client, long("alone-false", false)).await {
+            Ok(greedy) => return Ok([greedy, ask(client, long("alone-true", true)).await?]),
+            Err(error) => ensure!(Instant::now() < deadline, "the victim does not serve: {error:#}"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decode_process_is_killed_in_mid_answer() -> anyhow::Result<()> {
+    let mut cluster = Cluster::start(ClusterSpec::new(1, 0, &worker(SLOW_MODEL))).await?;
+    let client = cluster.client().await?;
+    let victim = Victim::start("baton-decode-worker", &cluster)?;
+    let right = undisturbed(&client).await?;
+    let mut streams = Vec::new();
+    for drawn in [false, true] {
+        let mut stream = client.clone().generate(long(&format!("cut-{drawn}"), drawn)).await?.into_inner();
+        let mut tokens = Tokens::new();
+        while tokens.len() < 3 {
+            take(&mut tokens, &stream.message().await?.context("more of the answer")?);
+        }
+        streams.push((tokens, stream));
+    }
+    // It stands still in mid-answer until there is another.
+    victim.signal("STOP")?;
+    cluster.add(false, &worker(SLOW_MODEL), "another").await?;
+    victim.signal("KILL")?;
+    for ((tokens, stream), right) in streams.into_iter().zip(right) {
+        let got = finish(tokens, stream).await?;
+        ensure!(got == right, "{got:?}, undisturbed {right:?}");
+    }
+    ensure!(retries(&cluster).await? >= 2, "the answers were finished before the kill");
+    until_unreferenced(&cluster).await?;
+    cluster.stop().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_process_is_killed_in_its_handoff() -> anyhow::Result<()> {
+    let mut cluster = Cluster::start(ClusterSpec::new(0, 1, &worker(SLOW_MODEL))).await?;
+    let client = cluster.client().await?;
+    let victim = Victim::start("baton-prefill-worker", &cluster)?;
+    let right = undisturbed(&client).await?;
+    let mut streams = Vec::new();
+    for drawn in [false, true] {
+        let id = format!("cut-{drawn}");
+        cluster.gates.hold_transfer(RequestId::try_new(&id)?, TransferPhase::Verify);
+        let mut stream = client.clone().generate(long(&id, drawn)).await?.into_inner();
+        let mut tokens = Tokens::new();
+        take(&mut tokens, &stream.message().await?.context("the first token, from the prefill worker")?);
+        streams.push((tokens, stream));
+    }
+    cluster.add(true, &worker(SLOW_MODEL), "another").await?;
+    victim.signal("KILL")?;
+    let deadline = Instant::now() + WAIT_MAX;
+    while retries(&cluster).await? < 2 {
+        ensure!(Instant::now() < deadline, "the router does not notice");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    cluster.gates.open();
+    for ((tokens, stream), right) in streams.into_iter().zip(right) {
+        let got = finish(tokens, stream).await?;
+        ensure!(got == right, "{got:?}, undisturbed {right:?}");
+    }
+    until_unreferenced(&cluster).await?;
+    cluster.stop().await;
+    Ok(())
+}
