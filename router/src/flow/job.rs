@@ -117,7 +117,10 @@ impl Job {
             let retry = match recovery.after(&failure, times, &core.retries, rand::random()) {
                 Ok(retry) => retry,
                 Err(why) => {
-                    self.metrics.current().gave_up(why);
+                    // Early refusals are no failures.
+                    if retries > 0 || chosen.is_ok() {
+                        self.metrics.current().gave_up(why);
+                    }
                     return Err(said);
                 }
             };

@@ -246,6 +246,7 @@ async fn workers_may_fail_one_after_the_other() {
     };
     let retries = |phase: &str| value("baton_router_retries_total", &format!("reason=\"{phase}\""));
     assert_eq!((retries("claim"), retries("decode"), retries("prefill")), (Some(1), Some(1), None), "{metrics}");
+    assert_eq!(value("baton_router_given_up_total", ""), None, "it ended well");
     assert_eq!(value("baton_router_replayed_tokens_total", "pool=\"default\""), Some(2));
 }
 
