@@ -175,6 +175,12 @@ async fn a_decode_worker_stops_in_mid_answer() -> anyhow::Result<()> {
     a_worker_stops(Held::Engine(Phase::Decode, 30), PrefillPolicy::Local, false).await
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decode_worker_stops_that_prefills_itself() -> anyhow::Result<()> {
+    a_worker_stops(Held::Engine(Phase::Queue, 0), PrefillPolicy::Local, false).await?;
+    a_worker_stops(Held::Engine(Phase::Prefill, 1), PrefillPolicy::Local, false).await
+}
+
 /// A model that takes some hundred milliseconds for an answer: time to kill somebody in the middle of it.
 const SLOW_MODEL: &str = "random:hidden=512,layers=8,heads=8,kv_heads=4,vocab=500,context=1024,seed=12";
 /// Tokens of an answer of it.
@@ -225,6 +231,15 @@ async fn undisturbed(client: &InferenceClient<Channel>) -> anyhow::Result<[Token
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_decode_process_is_killed_in_mid_answer() -> anyhow::Result<()> {
+    a_decode_process_stops(true).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decode_process_stands_still_in_mid_answer() -> anyhow::Result<()> {
+    a_decode_process_stops(false).await
+}
+
+async fn a_decode_process_stops(dies: bool) -> anyhow::Result<()> {
     let mut cluster = Cluster::start(ClusterSpec::new(1, 0, &worker(SLOW_MODEL))).await?;
     let client = cluster.client().await?;
     let victim = Victim::start("baton-decode-worker", &cluster)?;
@@ -241,12 +256,14 @@ async fn a_decode_process_is_killed_in_mid_answer() -> anyhow::Result<()> {
     // It stands still in mid-answer until there is another.
     victim.signal("STOP")?;
     cluster.add(false, &worker(SLOW_MODEL), "another").await?;
-    victim.signal("KILL")?;
+    if dies {
+        victim.signal("KILL")?;
+    }
     for ((tokens, stream), right) in streams.into_iter().zip(right) {
         let got = finish(tokens, stream).await?;
         ensure!(got == right, "{got:?}, undisturbed {right:?}");
     }
-    ensure!(retries(&cluster).await? >= 2, "the answers were finished before the kill");
+    ensure!(retries(&cluster).await? >= 2, "the answers were finished before it stopped");
     until_unreferenced(&cluster).await?;
     cluster.stop().await;
     Ok(())
@@ -254,6 +271,15 @@ async fn a_decode_process_is_killed_in_mid_answer() -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prefill_process_is_killed_in_its_handoff() -> anyhow::Result<()> {
+    a_prefill_process_stops("KILL").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_process_stands_still_in_its_handoff() -> anyhow::Result<()> {
+    a_prefill_process_stops("STOP").await
+}
+
+async fn a_prefill_process_stops(signal: &str) -> anyhow::Result<()> {
     let mut cluster = Cluster::start(ClusterSpec::new(0, 1, &worker(SLOW_MODEL))).await?;
     let client = cluster.client().await?;
     let victim = Victim::start("baton-prefill-worker", &cluster)?;
@@ -268,7 +294,7 @@ async fn a_prefill_process_is_killed_in_its_handoff() -> anyhow::Result<()> {
         streams.push((tokens, stream));
     }
     cluster.add(true, &worker(SLOW_MODEL), "another").await?;
-    victim.signal("KILL")?;
+    victim.signal(signal)?;
     let deadline = Instant::now() + WAIT_MAX;
     while retries(&cluster).await? < 2 {
         ensure!(Instant::now() < deadline, "the router does not notice");
