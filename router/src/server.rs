@@ -3,7 +3,7 @@
 use crate::RouterConfig;
 use crate::admission::Admission;
 use crate::deadline::Deadlines;
-use crate::flow::Core;
+use crate::flow::{Core, Tokenizing};
 use crate::grpc::InferenceService;
 use crate::http::{HttpState, routes};
 use crate::metrics::RouterMetrics;
@@ -81,6 +81,7 @@ impl Router {
         let core = Arc::new(Core {
             limits: config.flow_limits(),
             admission: Admission::new(config.limits.running_max, config.limits.queued_max),
+            tokenizing: Tokenizing::new(),
             workers: Arc::new(WorkerSet::new(silent_max)),
             metrics: metrics.register(RouterMetrics::register),
             draining: CancellationToken::new(),
