@@ -135,25 +135,22 @@ impl Sampling {
         context_max: u64,
     ) -> Result<SamplingParams, RequestError> {
         let prompt = prompt_tokens as u64;
-        let exceeded = |what: String| {
+        let exceeded = |param: &str, what: String| {
             let message = format!(
                 "{what}; the limit of this model here is {context_max} tokens. Shorten the prompt or max_tokens"
             );
-            RequestError {
-                param: Some("max_tokens".into()),
-                ..RequestError::new(ErrorKind::ContextLengthExceeded, message)
-            }
+            RequestError { param: Some(param.into()), ..RequestError::new(ErrorKind::ContextLengthExceeded, message) }
         };
         if prompt >= context_max {
-            return Err(exceeded(format!("the prompt has {prompt} tokens and leaves no room for an answer")));
+            let what = format!("the prompt has {prompt} tokens and leaves no room for an answer");
+            return Err(exceeded("prompt", what));
         }
         let remaining = u32::try_from(context_max - prompt).unwrap_or(u32::MAX);
         let max_tokens = match (self.max_tokens, self.max_tokens_default) {
             (Some(asked), _) if asked > remaining => {
-                return Err(exceeded(format!(
-                    "{prompt} prompt tokens and max_tokens {asked} make {}",
-                    prompt + u64::from(asked)
-                )));
+                let total = prompt + u64::from(asked);
+                let what = format!("{prompt} prompt tokens and max_tokens {asked} make {total}");
+                return Err(exceeded("max_tokens", what));
             }
             (Some(asked), _) => asked,
             (None, Some(default)) => default.min(remaining),

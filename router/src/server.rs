@@ -3,7 +3,7 @@
 use crate::RouterConfig;
 use crate::admission::Admission;
 use crate::deadline::Deadlines;
-use crate::flow::Core;
+use crate::flow::{Core, Tokenizing};
 use crate::grpc::InferenceService;
 use crate::http::{HttpState, routes};
 use crate::metrics::RouterMetrics;
@@ -83,6 +83,7 @@ impl Router {
             limits: config.flow_limits(),
             admission: Admission::new(config.limits.running_max, config.limits.queued_max),
             retries: RetryBucket::new(config.retry.burst_max, config.retry.per_s),
+            tokenizing: Tokenizing::new(),
             workers: Arc::new(WorkerSet::new(silent_max)),
             metrics: metrics.register(RouterMetrics::register),
             draining: CancellationToken::new(),

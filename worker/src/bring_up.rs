@@ -1,15 +1,16 @@
 //! From settings to a running engine with its pool: everything of a worker that needs no network.
 
 use crate::settings::{Device, EngineSettings, ModelSettings, TransferSettings, TransportKind};
-use crate::{WorkerError, models};
-use baton_engine::weights::{ModelSource, TextSource};
+use crate::{WorkerError, models, text};
+use baton_engine::weights::ModelSource;
 use baton_engine::{Engine, EngineConfig, EngineHandle, Model};
 use baton_kernels::cpu::{CpuBackend, CpuConfig};
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::ops::Ops;
 use baton_kernels::reference::ReferenceBackend;
 use baton_kv_transfer::{Region, TransportChoice};
-use baton_types::{Compatibility, KvPoolMap, ModelCard, TextBundle};
+use baton_proto::v1;
+use baton_types::{Compatibility, KvPoolMap, ModelCard};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -54,6 +55,8 @@ pub fn load(
         ..EngineConfig::default()
     }
     .try_new()?;
+    let bundle = text::bundle(source.as_ref())?;
+    let card = card(source.as_ref(), model, context_max, bundle.as_deref())?;
     let load = |fraction| progress("loading weights", fraction);
     let network =
         Model::load(source.as_ref(), ops, config.model_config(), &load).map_err(baton_engine::EngineError::from)?;
@@ -61,20 +64,9 @@ pub fn load(
     let map = config.pool_map(layout.clone())?;
     let compatibility = network.compatibility(layout);
     let region = Region::anonymous(map.bytes())?;
-    let bundle = text_bundle(source.as_ref())?.map(|b| baton_text::bundle::encode(&b));
     let engine = Engine::start(network, region.clone(), &map, config)?;
-    let card = ModelCard {
-        id: source.name().to_owned(),
-        served_names: served_names(source.name(), &model.served_names),
-        revision: models::revision(model),
-        fingerprint: source.fingerprint(),
-        // A pool smaller than the context bounds what can ever be served.
-        context_max: engine.len_max() as u32,
-        vocab: source.shape().vocab as u32,
-        end_tokens: source.end_tokens().to_vec(),
-        defaults: source.sampling_defaults(),
-        bundle: bundle.as_deref().map(baton_text::bundle::digest),
-    };
+    // A pool smaller than the context bounds what can ever be served.
+    let card = ModelCard { context_max: engine.len_max() as u32, ..card };
     Ok(Loaded { engine, region, map, compatibility, card, bundle: bundle.map(Into::into) })
 }
 
@@ -102,12 +94,25 @@ fn backend(settings: &EngineSettings) -> Result<Arc<dyn Ops>, WorkerError> {
     })
 }
 
-fn text_bundle(source: &dyn ModelSource) -> Result<Option<TextBundle>, WorkerError> {
-    Ok(match source.text() {
-        TextSource::Gguf(tokenizer) => Some(baton_text::bundle::from_gguf(&tokenizer)?),
-        TextSource::Bundle(bundle) => Some(*bundle),
-        TextSource::None => None,
-    })
+/// What routers serve by. Refuses what they would refuse, since a refused worker waits for ever.
+fn card(
+    source: &dyn ModelSource,
+    settings: &ModelSettings,
+    context_max: usize,
+    bundle: Option<&[u8]>,
+) -> Result<ModelCard, WorkerError> {
+    let card = ModelCard {
+        id: source.name().to_owned(),
+        served_names: served_names(source.name(), &settings.served_names),
+        revision: models::revision(settings),
+        fingerprint: source.fingerprint(),
+        context_max: context_max as u32,
+        vocab: source.shape().vocab as u32,
+        end_tokens: source.end_tokens().to_vec(),
+        defaults: source.sampling_defaults(),
+        bundle: bundle.map(baton_text::bundle::digest),
+    };
+    Ok(ModelCard::try_from(v1::ModelCard::from(card))?)
 }
 
 fn served_names(id: &str, more: &[String]) -> Vec<String> {

@@ -15,9 +15,18 @@ pub enum WorkerError {
     /// No memory for the pool.
     #[error(transparent)]
     Region(#[from] baton_kv_transfer::RegionError),
-    /// The model's tokenizer or template is not understood.
-    #[error(transparent)]
-    Text(#[from] baton_text::TextError),
+    /// The model's tokenizer or template cannot be served.
+    #[error("{key} cannot be served")]
+    Text {
+        /// Where it stands in the model's files.
+        key: &'static str,
+        /// Why not.
+        #[source]
+        source: baton_text::TextError,
+    },
+    /// Routers would refuse what this worker says of its model.
+    #[error("the model's card cannot be published: rename the model's folder or file, or change served_names")]
+    Card(#[from] baton_proto::convert::ConvertError),
     /// The data plane cannot start.
     #[error(transparent)]
     Transfer(#[from] baton_kv_transfer::TransferError),

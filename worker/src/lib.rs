@@ -18,6 +18,7 @@ pub mod settings;
 pub mod spans;
 pub mod stream;
 pub mod submit;
+mod text;
 
 pub use error::WorkerError;
 pub use main_of::main_of;

@@ -52,7 +52,14 @@ impl Child {
 
     /// The next announcement; an error once the process ended.
     pub(super) async fn next(&mut self) -> anyhow::Result<Announcement> {
-        let Some(line) = self.lines.next_line().await? else { return Err(self.death().await) };
+        let line = loop {
+            match self.lines.next_line().await? {
+                None => return Err(self.death().await),
+                Some(line) if line.starts_with('{') => break line,
+                // Of a library: UCX warns on stdout.
+                Some(line) => eprintln!("{}: {line}", self.name),
+            }
+        };
         let announcement = serde_json::from_str(&line).with_context(|| format!("{} announced {line:?}", self.name))?;
         if let Announcement::Listening { http, .. } = announcement {
             self.http = Some(http);
@@ -62,7 +69,11 @@ impl Child {
 
     /// Waits for the end of a process that should not end, and says how it did.
     pub(super) async fn ended(&mut self) -> anyhow::Error {
-        while let Ok(Some(_)) = self.lines.next_line().await {}
+        while let Ok(Some(line)) = self.lines.next_line().await {
+            if !line.starts_with('{') {
+                eprintln!("{}: {line}", self.name);
+            }
+        }
         self.death().await
     }
 

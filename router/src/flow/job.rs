@@ -66,6 +66,8 @@ impl Job {
 
     /// Runs the request to its end and tells the client about it. Ends early when the client goes, the deadline passes or the router stops.
     pub(super) async fn run(self, core: Arc<Core>, mut turn: Place, out: mpsc::Sender<EventResult>) {
+        // Taken before anything else is sent: a client that stopped reading still finds out why it was cut off.
+        let end = out.clone().try_reserve_owned().ok();
         let limits =
             AnswerLimits { max_tokens: self.sampling.max_tokens, client_stall_max: core.limits.client_stall_max };
         let prompt = (self.tokens.len() as u32, self.received);
@@ -84,9 +86,9 @@ impl Job {
         };
         end::record(&self, &result, &answer.usage(), answer.first_token_at());
         drop(answer);
-        // A client that does not even take the end is gone for all we know.
-        let last = result.map(crate::output::Event::Finished);
-        let _ = out.send_timeout(last, core.limits.client_stall_max).await;
+        if let Some(end) = end {
+            end.send(result.map(crate::output::Event::Finished));
+        }
     }
 
     /// Waits for its turn, then places and runs; goes on elsewhere when workers fail.

@@ -9,20 +9,22 @@ mod end;
 mod job;
 mod place;
 mod remote;
+mod tokenize;
 
 use crate::admission::Admission;
 use crate::metrics::{Outcome, RouterMetrics};
-use crate::models::{ModelText, lookup};
+use crate::models::lookup;
 use crate::output::EventResult;
 use crate::placement::Thresholds;
 use crate::recovery::{ProbationLimits, RetryBucket, RetryLimits};
-use crate::request::{GenerationRequest, PrefillPolicy, Prompt, Segment, check_stop_strings, check_tokens};
+use crate::request::{GenerationRequest, PrefillPolicy, Prompt, check_stop_strings, check_tokens};
 use crate::workers::{ServedModel, WorkerSet};
 use baton_text::StopMatcher;
 use baton_types::{ErrorKind, RequestError, RequestId, TokenId};
 use job::{Job, Prepared};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+pub(crate) use tokenize::Tokenizing;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -56,6 +58,8 @@ pub(crate) struct Core {
     pub(crate) admission: Admission,
     /// Retries of all requests.
     pub(crate) retries: RetryBucket,
+    /// Prompts that become tokens.
+    pub(crate) tokenizing: Tokenizing,
     /// The workers.
     pub(crate) workers: Arc<WorkerSet>,
     /// Router-side metrics.
@@ -147,7 +151,8 @@ impl Core {
         }
         let turn = self.admission.enter()?;
         let tokenize = tracing::info_span!(parent: span, "tokenize");
-        let tokens = tokenize_prompt(&request.prompt, model.text.clone()).instrument(tokenize).await?;
+        let tokens = self.tokenizing.run(&request.prompt, model.text.clone(), model.tokens_max, request.deadline, turn);
+        let (tokens, turn) = tokens.instrument(tokenize).await?;
         check_tokens(&tokens, &model.card)?;
         let sampling = request.sampling.resolve(&model.card.defaults, tokens.len(), model.tokens_max)?;
         span.record("gen_ai.request.max_tokens", sampling.max_tokens);
@@ -157,7 +162,7 @@ impl Core {
         let stops = StopMatcher::new(&request.stop).map_err(RequestError::from)?;
         let tokens: Arc<[TokenId]> = tokens.into();
         let metrics = self.metrics.of(&model.card.id);
-        let (out, events) = mpsc::channel(self.limits.client_events_max);
+        let (out, events) = mpsc::channel(self.limits.client_events_max + 1); // The end has a slot of its own.
         let generation = Generation {
             id: request.id.clone(),
             model: model.clone(),
@@ -170,31 +175,5 @@ impl Core {
         let policy = request.prefill_policy.unwrap_or(self.limits.policy);
         job::spawn(self, Job::new(request, policy, prepared), turn, out);
         Ok(generation)
-    }
-}
-
-/// Tokenizing a long prompt takes milliseconds of pure compute, so it leaves the I/O threads. Bounded by admission.
-async fn tokenize_prompt(prompt: &Prompt, text: Option<Arc<ModelText>>) -> Result<Vec<TokenId>, RequestError> {
-    let Some(text) = text else { return without_text(prompt) };
-    let prompt = prompt.clone();
-    let encode = move || match &prompt {
-        Prompt::Chat { messages, template_kwargs } => text.encode_chat(messages, template_kwargs),
-        Prompt::Segments(segments) => text.encode_segments(segments),
-    };
-    let joined = tokio::task::spawn_blocking(encode).await;
-    joined.unwrap_or_else(|_| Err(RequestError::new(ErrorKind::Internal, "the tokenizer failed on this prompt")))
-}
-
-fn without_text(prompt: &Prompt) -> Result<Vec<TokenId>, RequestError> {
-    let refuse = |param| Err(RequestError::invalid(param, "this model has no tokenizer; send token ids"));
-    match prompt {
-        Prompt::Chat { .. } => refuse("messages"),
-        Prompt::Segments(segments) => segments.iter().try_fold(Vec::new(), |mut tokens, segment| match segment {
-            Segment::Text(_) => refuse("prompt"),
-            Segment::Tokens(ids) => {
-                tokens.extend_from_slice(ids);
-                Ok(tokens)
-            }
-        }),
     }
 }

@@ -16,7 +16,9 @@ pub(super) fn request(
     received: Instant,
     deadline: Instant,
 ) -> Result<GenerationRequest, RequestError> {
-    let policy = message.prefill_policy();
+    let policy = v1::PrefillPolicy::try_from(message.prefill_policy).map_err(|_| {
+        RequestError::invalid("prefill_policy", "prefill_policy is unknown; take a PREFILL_POLICY_ value")
+    })?;
     let from_header = headers.get("x-request-id").and_then(|v| v.to_str().ok());
     let given = Some(message.request_id.as_str()).filter(|id| !id.is_empty()).or(from_header);
     Ok(GenerationRequest {

@@ -2,7 +2,7 @@
 
 use crate::request::Segment;
 use baton_text::{ChatRequest, ChatTemplate, Detokenizer, Message, Specials, TextBundle, TextError, Tokenizer};
-use baton_types::{RequestError, TokenId};
+use baton_types::{ErrorKind, RequestError, TokenId};
 use serde_json::{Map, Value};
 use std::time::SystemTime;
 
@@ -25,20 +25,25 @@ impl ModelText {
         Ok(Self { tokenizer, template })
     }
 
-    /// Tokens of a chat, laid out by the model's template.
+    /// Tokens of a chat, laid out by the model's template. What cannot fit in `tokens_max` is refused before it is tokenized.
     pub(crate) fn encode_chat(
         &self,
         messages: &[Message],
         arguments: &Map<String, Value>,
+        tokens_max: u64,
     ) -> Result<Vec<TokenId>, RequestError> {
         let template = self.template.as_ref().ok_or(TextError::NoChatTemplate)?;
         let now = SystemTime::now();
         let chat = ChatRequest { messages, tools: None, add_generation_prompt: true, arguments, now };
-        Ok(self.tokenizer.encode_prompt(&template.render(&chat)?)?)
+        let prompt = template.render(&chat)?;
+        self.check_bytes(prompt.text().len(), tokens_max, "messages")?;
+        Ok(self.tokenizer.encode_prompt(&prompt)?)
     }
 
-    /// Tokens of a plain prompt; one that starts with text gets the model's begin token.
-    pub(crate) fn encode_segments(&self, segments: &[Segment]) -> Result<Vec<TokenId>, RequestError> {
+    /// Tokens of a plain prompt; one that starts with text gets the model's begin token. Refuses as [`Self::encode_chat`] does.
+    pub(crate) fn encode_segments(&self, segments: &[Segment], tokens_max: u64) -> Result<Vec<TokenId>, RequestError> {
+        let text = |s: &Segment| if let Segment::Text(text) = s { text.len() } else { 0 };
+        self.check_bytes(segments.iter().map(text).sum(), tokens_max, "prompt")?;
         let mut tokens = Vec::new();
         if matches!(segments.first(), Some(Segment::Text(_))) {
             tokens.extend(self.tokenizer.bos());
@@ -50,6 +55,18 @@ impl ModelText {
             }
         }
         Ok(tokens)
+    }
+
+    fn check_bytes(&self, bytes: usize, tokens_max: u64, param: &str) -> Result<(), RequestError> {
+        let Some(longest) = self.tokenizer.token_bytes_max() else { return Ok(()) };
+        let tokens = (bytes / longest.max(1)) as u64;
+        if tokens < tokens_max {
+            return Ok(());
+        }
+        let message = format!(
+            "the prompt's {bytes} bytes are at least {tokens} tokens; the limit of this model here is {tokens_max} tokens. Shorten it"
+        );
+        Err(RequestError { param: Some(param.into()), ..RequestError::new(ErrorKind::ContextLengthExceeded, message) })
     }
 
     /// Decodes one answer.

@@ -83,7 +83,11 @@ async fn the_deadline_ends_a_request_wherever_it_is() {
 #[tokio::test]
 async fn a_reader_that_stalls_is_cancelled() {
     let change = |c: &mut crate::RouterConfig| (c.limits.client_events_max, c.limits.client_stall_ms_max) = (1, 100);
-    let cluster = Cluster::start(change).await;
+    let mut cluster = Cluster::start(change).await;
+    // A window that a few events fill.
+    let to = tonic::transport::Endpoint::from_shared(format!("http://{}", cluster.router.grpc_addr)).unwrap();
+    let narrow = to.initial_stream_window_size(1024).connect().await.unwrap();
+    cluster.client = baton_proto::v1::inference_client::InferenceClient::new(narrow);
     let (p, d) = cluster.pair().await;
     let mut answer = cluster.generate(ask("x")).await;
     let decode = d.decode().await;
@@ -92,14 +96,17 @@ async fn a_reader_that_stalls_is_cancelled() {
     prefill.token(u32::from(b'a'), None).await;
     answer.next().await;
     decode.adopted().await;
-    // The client holds the stream and reads nothing: the worker is paused by flow control after what fits the windows, then cancelled.
+    // The client holds the stream and reads nothing: the worker is paused once the windows are full, then cancelled, before max_tokens.
     let mut taken = 0;
     while decode.token(u32::from(b'b')).await {
         taken += 1;
-        assert!(taken < 1_000_000, "the worker was never paused");
+        assert!(taken < 8000, "the worker was never paused");
     }
     decode.cancelled().await;
     prefill.cancelled().await;
+    // Whoever reads on after all finds out why it ended.
+    let end = answer.error().await;
+    assert_eq!((end.code(), end.message().contains("read nothing")), (tonic::Code::Cancelled, true), "{end}");
 }
 
 #[tokio::test]

@@ -141,6 +141,19 @@ async fn a_client_that_hangs_up_cancels_the_worker() {
 }
 
 #[tokio::test]
+async fn a_prompt_that_no_tokens_can_hold_is_refused_before_it_is_tokenized() {
+    let cluster = Cluster::start(|_| ()).await;
+    let _d = cluster.worker(Role::Decode, "d").await;
+    cluster.router.ready().await;
+    let text = "a b ".repeat(1 << 20);
+    let answer = post(cluster.router.http_addr, "/v1/completions", &json!({"model": "m", "prompt": text})).await;
+    let status = answer.status;
+    let error = answer.json().await["error"].take();
+    assert_eq!((status, &error["param"]), (400, &json!("prompt")), "{error}");
+    assert!(error["message"].as_str().unwrap().starts_with("the prompt's 4194304 bytes are at least"), "{error}");
+}
+
+#[tokio::test]
 async fn errors_have_statuses_and_openai_shapes() {
     let cluster = Cluster::start(|c| {
         c.http.body_bytes_max = baton_node::config::ByteSize(2048);

@@ -2,6 +2,7 @@
 
 mod gguf;
 mod hugging_face;
+mod ids;
 mod pre_tokenizer;
 
 use baton_types::{Digest, TextBundle};
@@ -9,6 +10,7 @@ use baton_types::{Digest, TextBundle};
 use crate::TextError;
 pub use gguf::from_gguf;
 pub use hugging_face::{HuggingFaceFiles, from_hugging_face};
+pub use ids::check_ids;
 
 /// Largest bundle that is decoded, in bytes; vocabularies of 256,000 tokens stay under 40 MB.
 pub const BYTES_MAX: usize = 128 << 20;

@@ -162,6 +162,15 @@ impl Tokenizer {
         self.0.vocab.size()
     }
 
+    /// Most bytes of text that one token can stand for; `None` where a normalizer or a token that takes spaces beside it into itself
+    /// leaves that open.
+    pub fn token_bytes_max(&self) -> Option<usize> {
+        let takes_spaces = |t: &tokenizers::AddedToken| t.lstrip || t.rstrip;
+        let open = self.0.inner.get_normalizer().is_some()
+            || self.0.inner.get_added_tokens_decoder().values().any(takes_spaces);
+        (!open).then_some(self.0.vocab.longest)
+    }
+
     /// Control tokens and their spellings, by id.
     pub fn control_tokens(&self) -> &[(TokenId, String)] {
         self.controls().tokens()
