@@ -12,6 +12,10 @@ fn tcp() -> TransportChoice {
     TransportChoice::Tcp { bind: [127, 0, 0, 1].into(), port: 0 }
 }
 
+fn ucx() -> TransportChoice {
+    TransportChoice::ucx([127, 0, 0, 1].into())
+}
+
 fn config(name: &'static str) -> NodeConfig {
     let mut config = NodeConfig::new(name, small(16), 24);
     config.limits.peer_silent_ms = 1_000;
@@ -65,7 +69,7 @@ fn unhex(text: &str) -> Vec<u8> {
 fn role_of_the_other_process() {
     let Ok(args) = std::env::var("BATON_TEST_OTHER_PROCESS") else { return };
     let args: Vec<&str> = args.split(' ').collect();
-    let choice = if args[1] == "tcp" { tcp() } else { TransportChoice::ucx([127, 0, 0, 1].into()) };
+    let choice = if args[1] == "tcp" { tcp() } else { ucx() };
     let say = |line: String| {
         println!("{line}");
         std::io::stdout().flush().unwrap();
@@ -93,12 +97,12 @@ fn role_of_the_other_process() {
 }
 
 /// Another process writes everything and then dies, or stops, before its commit.
-fn source_is_lost(choice: TransportChoice, signal: &str) {
-    let (name, fenced) = match choice {
-        TransportChoice::Tcp { .. } => ("tcp", true),
-        TransportChoice::Ucx { .. } => ("ucx", false),
-    };
-    let node = config("here").start(choice);
+fn source_is_lost(choice: TransportChoice, signal: &str, fencing: Fencing) {
+    let name = if matches!(choice, TransportChoice::Tcp { .. }) { "tcp" } else { "ucx" };
+    let fenced = fencing == Fencing::ByLanes;
+    let mut ours = config("here");
+    ours.fencing = fencing;
+    let node = ours.start(choice);
     let address = hex(&node.transfer.address().to_bytes());
     let (other, _) = Other::start(&["source", name, &address], "held:");
     assert!(!node.pool.is_whole());
@@ -134,12 +138,12 @@ fn sink_is_lost(choice: TransportChoice, signal: &str) {
 
 #[test]
 fn tcp_source_killed() {
-    source_is_lost(tcp(), "-KILL");
+    source_is_lost(tcp(), "-KILL", Fencing::ByLanes);
 }
 
 #[test]
 fn tcp_source_stopped() {
-    source_is_lost(tcp(), "-STOP");
+    source_is_lost(tcp(), "-STOP", Fencing::ByLanes);
 }
 
 #[test]
@@ -154,14 +158,18 @@ fn tcp_sink_stopped() {
 
 #[test]
 fn ucx_source_killed() {
-    source_is_lost(TransportChoice::ucx([127, 0, 0, 1].into()), "-KILL");
+    source_is_lost(ucx(), "-KILL", Fencing::ByLanes);
+}
+
+#[test]
+fn ucx_source_killed_on_lanes_without_a_fence() {
+    source_is_lost(ucx(), "-KILL", Fencing::Never);
 }
 
 #[test]
 fn ucx_quarantine_outlives_a_restart_of_its_writer() {
-    let ucx = || TransportChoice::ucx([127, 0, 0, 1].into());
     let mut ours = config("here");
-    (ours.blocks, ours.limits.incoming_max) = (20, 1); // A quarter of these is what the killed source leaves behind.
+    (ours.blocks, ours.limits.incoming_max, ours.fencing) = (20, 1, Fencing::Never); // A quarter of these is what the killed source leaves behind.
     let node = ours.start(ucx());
     let (other, _) = Other::start(&["source", "ucx", &hex(&node.transfer.address().to_bytes())], "held:");
     other.signal("-KILL");
@@ -184,15 +192,20 @@ fn ucx_quarantine_outlives_a_restart_of_its_writer() {
 
 #[test]
 fn ucx_source_stopped() {
-    source_is_lost(TransportChoice::ucx([127, 0, 0, 1].into()), "-STOP");
+    source_is_lost(ucx(), "-STOP", Fencing::ByLanes);
+}
+
+#[test]
+fn ucx_source_stopped_on_lanes_without_a_fence() {
+    source_is_lost(ucx(), "-STOP", Fencing::Never);
 }
 
 #[test]
 fn ucx_sink_killed() {
-    sink_is_lost(TransportChoice::ucx([127, 0, 0, 1].into()), "-KILL");
+    sink_is_lost(ucx(), "-KILL");
 }
 
 #[test]
 fn ucx_sink_stopped() {
-    sink_is_lost(TransportChoice::ucx([127, 0, 0, 1].into()), "-STOP");
+    sink_is_lost(ucx(), "-STOP");
 }

@@ -63,7 +63,7 @@ fn flushed(event: &Event) -> Option<u64> {
     if let Event::Flushed(_, id) = event { Some(*id) } else { None }
 }
 fn closed(event: &Event) -> Option<ConnId> {
-    if let Event::Closed(conn, _) = event { Some(*conn) } else { None }
+    if let Event::Closed { conn, .. } = event { Some(*conn) } else { None }
 }
 
 /// Two sides, connected, and the connection on each.
@@ -71,6 +71,10 @@ fn connected(choice: &TransportChoice) -> (Side, ConnId, Side, ConnId) {
     let (mut a, mut b) = (Side::start(choice), Side::start(choice));
     let from = a.transport.connect(&b.transport.address()).unwrap();
     let to = until(&mut b, &mut a, "accepted", accepted);
+    a.transport.send(from, vec![1]);
+    until(&mut b, &mut a, "a first message", message);
+    b.transport.send(to, vec![2]);
+    until(&mut a, &mut b, "a first answer", message);
     let (remote, local) = (b.transport.region(), a.transport.region());
     a.transport.set_remote(from, &remote).unwrap();
     b.transport.set_remote(to, &local).unwrap();

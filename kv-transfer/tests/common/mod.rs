@@ -185,6 +185,7 @@ impl SinkHandler for TestSink {
 #[derive(Default)]
 pub struct Gate {
     held: Mutex<BTreeSet<Phase>>,
+    fencing: Fencing,
     bend: Mutex<Option<Bend>>,
 }
 
@@ -206,6 +207,9 @@ impl Gate {
 impl TransferHooks for Gate {
     fn hold(&self, phase: Phase, _: &RequestId) -> bool {
         self.held.lock().unwrap().contains(&phase)
+    }
+    fn fencing(&self) -> Fencing {
+        self.fencing
     }
     fn outgoing_message(&self, _: Option<&Party>, message: Vec<u8>) -> Vec<Vec<u8>> {
         match &*self.bend.lock().unwrap() {
@@ -234,12 +238,13 @@ pub struct NodeConfig {
     pub model: u8,
     pub seed: u64,
     pub limits: TransferLimits,
+    pub fencing: Fencing,
 }
 
 impl NodeConfig {
     pub fn new(name: &'static str, layout: KvLayout, blocks: u32) -> Self {
         let limits = TransferLimits { epoch_bytes: 16 << 10, ..TransferLimits::default() };
-        Self { name, incarnation: 1, layout, blocks, model: 1, seed: 0x9e37_79b9, limits }
+        Self { name, incarnation: 1, layout, blocks, model: 1, seed: 0x9e37_79b9, limits, fencing: Fencing::default() }
     }
 
     pub fn start(self, transport: TransportChoice) -> Node {
@@ -249,7 +254,7 @@ impl NodeConfig {
         let compatibility = Compatibility { model: Digest([self.model; 32]), layout: self.layout, class };
         let party =
             Party { instance: InstanceId::try_new(self.name).unwrap(), incarnation: Incarnation(self.incarnation) };
-        let (pool, gate) = (Pool::new(&map), Arc::new(Gate::default()));
+        let (pool, gate) = (Pool::new(&map), Arc::new(Gate { fencing: self.fencing, ..Gate::default() }));
         let sink = Arc::new(TestSink {
             pool: pool.clone(),
             map: map.clone(),
