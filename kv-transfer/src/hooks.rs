@@ -24,7 +24,7 @@ pub enum Fencing {
     ByLanes,
     /// As if some lane could not be fenced: blocks stay quarantined.
     Never,
-    /// The hazard itself: blocks return, and the worker lives on.
+    /// The hazard itself: blocks return, and the connection's endpoint and worker live on.
     Pretended,
 }
 

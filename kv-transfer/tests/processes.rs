@@ -4,9 +4,8 @@ mod common;
 
 use baton_kv_transfer::*;
 use baton_types::{Incarnation, InstanceId};
+use common::process::{Other, hex, say, unhex};
 use common::*;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
 
 fn tcp() -> TransportChoice {
     TransportChoice::Tcp { bind: [127, 0, 0, 1].into(), port: 0 }
@@ -22,47 +21,6 @@ fn config(name: &'static str) -> NodeConfig {
     config
 }
 
-/// A process that is killed with its handle.
-struct Other(Child);
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        self.0.kill().ok();
-        self.0.wait().ok();
-    }
-}
-
-impl Other {
-    /// Runs the child's role of this very binary, and reads lines until one starts with `expected`; what follows it there.
-    fn start(args: &[&str], expected: &str) -> (Self, String) {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["role_of_the_other_process", "--exact", "--ignored", "--nocapture"])
-            .env("BATON_TEST_OTHER_PROCESS", args.join(" "))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let found = lines
-            .map_while(Result::ok)
-            .find_map(|line| line.split_once(expected).map(|(_, rest)| rest.trim().to_owned()));
-        (Self(child), found.expect("the other process says what it is asked to"))
-    }
-
-    fn signal(&self, name: &str) {
-        let status = Command::new("kill").args([name, &self.0.id().to_string()]).status().unwrap();
-        assert!(status.success());
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
-fn unhex(text: &str) -> Vec<u8> {
-    (0..text.len() / 2).map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap()).collect()
-}
-
 /// Not a test of its own: the other process of the tests below.
 #[test]
 #[ignore = "run by the tests of this file, in a process of its own"]
@@ -70,15 +28,11 @@ fn role_of_the_other_process() {
     let Ok(args) = std::env::var("BATON_TEST_OTHER_PROCESS") else { return };
     let args: Vec<&str> = args.split(' ').collect();
     let choice = if args[1] == "tcp" { tcp() } else { ucx() };
-    let say = |line: String| {
-        println!("{line}");
-        std::io::stdout().flush().unwrap();
-    };
     let node = config("other").start(choice);
     match args[0] {
         "sink" => {
             node.gate.hold(Phase::Verify);
-            say(format!("\naddress: {}", hex(&node.transfer.address().to_bytes())));
+            say(&format!("address: {}", hex(&node.transfer.address().to_bytes())));
         }
         "source" => {
             node.gate.hold(Phase::Commit);
@@ -87,7 +41,7 @@ fn role_of_the_other_process() {
             let (outgoing, _) = node.offer(&peer, "r", 70, 1);
             node.send_all(&outgoing, 70);
             eventually("held before the commit", || node.transfer.stats().held == 1);
-            say("\nheld: now".into());
+            say("held: now");
             std::thread::sleep(PATIENCE * 2);
             drop(outgoing);
         }

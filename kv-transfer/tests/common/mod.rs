@@ -1,6 +1,8 @@
 //! Two instances in one process: pools that count their blocks, sinks that record what they are given, gates that hold phases.
 #![allow(dead_code, missing_docs, unreachable_pub)] // Each test binary uses its part.
 
+pub mod process;
+
 use baton_kv_transfer::*;
 use baton_types::fence::AlreadyDone;
 use baton_types::*;
@@ -299,7 +301,8 @@ impl Node {
         (self.transfer.open(to, request).unwrap(), blocks)
     }
 
-    fn fill(&self, blocks: &GroupBlocks, seed: u64) {
+    /// Fills blocks with noise, the same for the same seed.
+    pub fn fill(&self, blocks: &GroupBlocks, seed: u64) {
         let mut state = seed | 1;
         for (g, group) in self.map.layout().groups().iter().enumerate() {
             for layer in 0..group.layers.len() {

@@ -15,7 +15,7 @@ impl Ucx {
     /// Ends a connection after its last messages have left.
     pub(super) fn begin_close(&mut self, conn: ConnId, reason: &str, now: Instant) {
         let Some(connection) = self.connections.get_mut(&conn).filter(|c| c.closing.is_none()) else { return };
-        if connection.endpoint.is_none() {
+        if connection.endpoint.is_none() || self.fencing == Fencing::Pretended {
             return self.force_close(conn, reason, now);
         }
         connection.closing = Some(reason.to_owned());
@@ -33,29 +33,29 @@ impl Ucx {
         // Its key stays until the close has ended every write that uses it.
         let token = self.begin(conn, Purpose::Close);
         match &self.connections[&conn].endpoint {
-            Some(endpoint) => endpoint.close(token),
-            None => self.front.finish(token),
+            Some(endpoint) if self.fencing != Fencing::Pretended => endpoint.close(token),
+            _ => self.front.finish(token),
         }
     }
 
     /// Destroys what is left of a connection, which ends every operation on it, and reports it.
     pub(super) fn forget(&mut self, conn: ConnId, events: &mut Vec<Event>) {
-        let Some(connection) = self.connections.remove(&conn) else { return };
+        let Some(mut connection) = self.connections.remove(&conn) else { return };
         self.names.remove(&connection.name);
-        let Connection { greeter, endpoint, key, worker, closing, outstanding, .. } = connection;
-        if outstanding > 0 {
+        if connection.outstanding > 0 {
             self.operations.retain(|_, (of, _)| *of != conn);
         }
-        drop((greeter, endpoint, key));
-        let fenced = match self.fencing {
-            Fencing::Pretended => {
-                self.unfenced.push(worker);
-                true
-            }
+        let reason = connection.closing.take().unwrap_or_default();
+        let fenced = if self.fencing == Fencing::Pretended {
+            self.unfenced.push(connection);
+            true
+        } else {
+            let Connection { greeter, endpoint, key, worker, .. } = connection;
+            drop((greeter, endpoint, key));
             // The last reference: the worker ends here.
-            _ => Rc::into_inner(worker).is_some() && self.fences,
+            Rc::into_inner(worker).is_some() && self.fences
         };
-        events.push(Event::Closed { conn, reason: closing.unwrap_or_default(), fenced });
+        events.push(Event::Closed { conn, reason, fenced });
     }
 
     /// Pings, silences and closes that take too long.

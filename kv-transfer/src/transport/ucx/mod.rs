@@ -70,8 +70,8 @@ pub(crate) struct Ucx {
     names: HashSet<(u64, u64)>,
     // Dropped in this order: connections with their workers, registration, front worker, context.
     connections: BTreeMap<ConnId, Connection>,
-    /// Workers that a test keeps from being destroyed.
-    unfenced: Vec<Rc<Worker>>,
+    /// Connections that a test keeps from being fenced.
+    unfenced: Vec<Connection>,
     memory: Option<Rc<Memory>>,
     front: Rc<Worker>,
     context: Rc<Context>,
@@ -294,7 +294,7 @@ impl Transport for Ucx {
 
     fn progress(&mut self, now: Instant, events: &mut Vec<Event>) -> bool {
         let mut moved = turn(&self.front);
-        self.unfenced.iter().for_each(|worker| moved |= turn(worker));
+        self.unfenced.iter().for_each(|lost| moved |= turn(&lost.worker));
         for message in self.front.take_arrived() {
             self.arrived_in_front(message, now, events);
         }
@@ -322,8 +322,8 @@ impl Transport for Ucx {
     }
 
     fn sleep(&mut self, timeout: Duration) {
-        let workers = self.connections.values().map(|c| &*c.worker).chain(self.unfenced.iter().map(|w| &**w));
-        self.sleeper.sleep(workers.chain([&*self.front]), timeout);
+        let workers = self.connections.values().chain(&self.unfenced).map(|c| &*c.worker).chain([&*self.front]);
+        self.sleeper.sleep(workers, timeout);
     }
 
     fn shutdown(&mut self, deadline: Instant, events: &mut Vec<Event>) {
