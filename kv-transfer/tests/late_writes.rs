@@ -122,18 +122,6 @@ fn a_fenced_source_that_is_killed_changes_nothing() {
 }
 
 #[test]
-fn a_source_killed_in_its_writes_is_fenced_by_its_loss() {
-    let (node, other) = with_stopped_source(Fencing::ByLanes);
-    other.signal("-KILL");
-    eventually("its blocks are back", || node.is_quiet() && node.pool.quarantined() == 0);
-    let hold = node.pool.take(BLOCKS as usize, 0).unwrap();
-    node.fill(&hold.blocks, 99);
-    let bytes = node.bytes_of(&hold.blocks, TOKENS);
-    std::thread::sleep(std::time::Duration::from_millis(200));
-    assert!(node.bytes_of(&hold.blocks, TOKENS) == bytes, "a late write was stored");
-}
-
-#[test]
 fn a_resumed_incarnation_changes_nothing_of_the_next_one() {
     let (node, mut other) = with_stopped_source(Fencing::ByLanes);
     drop(reused(&node));
