@@ -37,9 +37,10 @@ impl Bare {
         let base = region.address();
         let more = if tuning == Tuning::Ours { &TCP_SEGMENTS[..] } else { &[] };
         let context = Context::new(&[&[("TLS", tls)], more].concat()).map_err(|e| e.to_string())?;
-        let worker = Worker::new(&context).map_err(|e| e.to_string())?;
+        let sleeper = Sleeper::new().map_err(|e| e.to_string())?;
+        let events = sleeper.events().map_err(|e| e.to_string())?;
+        let worker = Worker::new(&context, events).map_err(|e| e.to_string())?;
         let memory = Memory::register(&context, region).map_err(|e| e.to_string())?;
-        let sleeper = Sleeper::new(&worker).map_err(|e| e.to_string())?;
         Ok(Self { connected: None, sleeper, memory, worker, base })
     }
 
@@ -65,7 +66,7 @@ impl Bare {
             if self.worker.progress() {
                 last = Instant::now();
             } else if last.elapsed() > spin {
-                self.sleeper.sleep(&self.worker, Duration::from_millis(5));
+                self.sleeper.sleep(std::iter::once(&*self.worker), Duration::from_millis(5));
             }
         }
     }

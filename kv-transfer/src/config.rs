@@ -48,12 +48,12 @@ impl TransportChoice {
         Self::Ucx { tls: None, bind, devices: None }
     }
 
-    /// Everything but CMA (`process_vm_writev`), which bypasses the sink's own process and is opt-in.
+    /// Everything but shared memory. Where a peer writes memory itself (CMA, xpmem) nothing fences it, so these are opt-in.
     ///
-    /// On one host this takes TCP: endpoints ask for peer failure handling, which UCX's shared memory offers only with
-    /// `UCX_MM_ERROR_HANDLING=y`. Nothing is lost by it, since writes into memory that UCX did not allocate are emulated by messages
-    /// there and measured no faster than over loopback TCP (`examples/put_bench.rs`).
-    pub const UCX_TLS_DEFAULT: &'static str = "^cma";
+    /// UCX's own shared memory is of no use here: endpoints ask for peer failure handling, which it offers only with
+    /// `UCX_MM_ERROR_HANDLING=y`; writes into memory that UCX did not allocate are emulated by messages there and measured no faster
+    /// than over loopback TCP (`examples/put_bench.rs`); and its queues would be most of what a connection's worker costs.
+    pub const UCX_TLS_DEFAULT: &'static str = "^sm";
 }
 
 /// Bounds of the service. Every queue, wait and reservation has one. Read from configuration files as it is.

@@ -16,12 +16,29 @@ pub enum Phase {
     Verify,
 }
 
+/// What is made of a lost connection's late writes, over UCX.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fencing {
+    /// Blocks return when the connection's worker is destroyed, where that is a fence for its lanes.
+    #[default]
+    ByLanes,
+    /// As if some lane could not be fenced: blocks stay quarantined.
+    Never,
+    /// The hazard itself: blocks return, and the connection's endpoint and worker live on.
+    Pretended,
+}
+
 /// Called on the progress thread; everything must return at once. The defaults change nothing.
 pub trait TransferHooks: Send + Sync {
     /// Whether the handoff is to wait at this phase. Asked again until it answers no.
     fn hold(&self, phase: Phase, request_id: &RequestId) -> bool {
         let _ = (phase, request_id);
         false
+    }
+
+    /// Chosen when the service starts.
+    fn fencing(&self) -> Fencing {
+        Fencing::ByLanes
     }
 
     /// Replaces an encoded control message on its way out. Returning it twice doubles it, not at all drops it.

@@ -44,7 +44,7 @@ pub use address::TransferAddress;
 pub use baton_types::Party;
 pub use config::{OpenRequest, Peer, TransferConfig, TransferLimits, TransportChoice};
 pub use error::{HandoffFailure, RefuseReason, TransferError};
-pub use hooks::{NoHooks, Phase, TransferHooks};
+pub use hooks::{Fencing, NoHooks, Phase, TransferHooks};
 pub use outgoing::{CommitPayload, Outgoing, TransferReport};
 pub use region::{HostMemory, Region, RegionError};
 pub use service::KvTransfer;

@@ -4,12 +4,15 @@ mod common;
 
 use baton_kv_transfer::*;
 use baton_types::{Incarnation, InstanceId};
+use common::process::{Other, hex, say, unhex};
 use common::*;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
 
 fn tcp() -> TransportChoice {
     TransportChoice::Tcp { bind: [127, 0, 0, 1].into(), port: 0 }
+}
+
+fn ucx() -> TransportChoice {
+    TransportChoice::ucx([127, 0, 0, 1].into())
 }
 
 fn config(name: &'static str) -> NodeConfig {
@@ -18,63 +21,18 @@ fn config(name: &'static str) -> NodeConfig {
     config
 }
 
-/// A process that is killed with its handle.
-struct Other(Child);
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        self.0.kill().ok();
-        self.0.wait().ok();
-    }
-}
-
-impl Other {
-    /// Runs the child's role of this very binary, and reads lines until one starts with `expected`; what follows it there.
-    fn start(args: &[&str], expected: &str) -> (Self, String) {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["role_of_the_other_process", "--exact", "--ignored", "--nocapture"])
-            .env("BATON_TEST_OTHER_PROCESS", args.join(" "))
-            .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let found = lines
-            .map_while(Result::ok)
-            .find_map(|line| line.split_once(expected).map(|(_, rest)| rest.trim().to_owned()));
-        (Self(child), found.expect("the other process says what it is asked to"))
-    }
-
-    fn signal(&self, name: &str) {
-        let status = Command::new("kill").args([name, &self.0.id().to_string()]).status().unwrap();
-        assert!(status.success());
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
-fn unhex(text: &str) -> Vec<u8> {
-    (0..text.len() / 2).map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap()).collect()
-}
-
 /// Not a test of its own: the other process of the tests below.
 #[test]
 #[ignore = "run by the tests of this file, in a process of its own"]
 fn role_of_the_other_process() {
     let Ok(args) = std::env::var("BATON_TEST_OTHER_PROCESS") else { return };
     let args: Vec<&str> = args.split(' ').collect();
-    let choice = if args[1] == "tcp" { tcp() } else { TransportChoice::ucx([127, 0, 0, 1].into()) };
-    let say = |line: String| {
-        println!("{line}");
-        std::io::stdout().flush().unwrap();
-    };
+    let choice = if args[1] == "tcp" { tcp() } else { ucx() };
     let node = config("other").start(choice);
     match args[0] {
         "sink" => {
             node.gate.hold(Phase::Verify);
-            say(format!("\naddress: {}", hex(&node.transfer.address().to_bytes())));
+            say(&format!("address: {}", hex(&node.transfer.address().to_bytes())));
         }
         "source" => {
             node.gate.hold(Phase::Commit);
@@ -83,7 +41,7 @@ fn role_of_the_other_process() {
             let (outgoing, _) = node.offer(&peer, "r", 70, 1);
             node.send_all(&outgoing, 70);
             eventually("held before the commit", || node.transfer.stats().held == 1);
-            say("\nheld: now".into());
+            say("held: now");
             std::thread::sleep(PATIENCE * 2);
             drop(outgoing);
         }
@@ -93,12 +51,12 @@ fn role_of_the_other_process() {
 }
 
 /// Another process writes everything and then dies, or stops, before its commit.
-fn source_is_lost(choice: TransportChoice, signal: &str) {
-    let (name, fenced) = match choice {
-        TransportChoice::Tcp { .. } => ("tcp", true),
-        TransportChoice::Ucx { .. } => ("ucx", false),
-    };
-    let node = config("here").start(choice);
+fn source_is_lost(choice: TransportChoice, signal: &str, fencing: Fencing) {
+    let name = if matches!(choice, TransportChoice::Tcp { .. }) { "tcp" } else { "ucx" };
+    let fenced = fencing == Fencing::ByLanes;
+    let mut ours = config("here");
+    ours.fencing = fencing;
+    let node = ours.start(choice);
     let address = hex(&node.transfer.address().to_bytes());
     let (other, _) = Other::start(&["source", name, &address], "held:");
     assert!(!node.pool.is_whole());
@@ -134,12 +92,12 @@ fn sink_is_lost(choice: TransportChoice, signal: &str) {
 
 #[test]
 fn tcp_source_killed() {
-    source_is_lost(tcp(), "-KILL");
+    source_is_lost(tcp(), "-KILL", Fencing::ByLanes);
 }
 
 #[test]
 fn tcp_source_stopped() {
-    source_is_lost(tcp(), "-STOP");
+    source_is_lost(tcp(), "-STOP", Fencing::ByLanes);
 }
 
 #[test]
@@ -154,14 +112,18 @@ fn tcp_sink_stopped() {
 
 #[test]
 fn ucx_source_killed() {
-    source_is_lost(TransportChoice::ucx([127, 0, 0, 1].into()), "-KILL");
+    source_is_lost(ucx(), "-KILL", Fencing::ByLanes);
+}
+
+#[test]
+fn ucx_source_killed_on_lanes_without_a_fence() {
+    source_is_lost(ucx(), "-KILL", Fencing::Never);
 }
 
 #[test]
 fn ucx_quarantine_outlives_a_restart_of_its_writer() {
-    let ucx = || TransportChoice::ucx([127, 0, 0, 1].into());
     let mut ours = config("here");
-    (ours.blocks, ours.limits.incoming_max) = (20, 1); // A quarter of these is what the killed source leaves behind.
+    (ours.blocks, ours.limits.incoming_max, ours.fencing) = (20, 1, Fencing::Never); // A quarter of these is what the killed source leaves behind.
     let node = ours.start(ucx());
     let (other, _) = Other::start(&["source", "ucx", &hex(&node.transfer.address().to_bytes())], "held:");
     other.signal("-KILL");
@@ -184,15 +146,20 @@ fn ucx_quarantine_outlives_a_restart_of_its_writer() {
 
 #[test]
 fn ucx_source_stopped() {
-    source_is_lost(TransportChoice::ucx([127, 0, 0, 1].into()), "-STOP");
+    source_is_lost(ucx(), "-STOP", Fencing::ByLanes);
+}
+
+#[test]
+fn ucx_source_stopped_on_lanes_without_a_fence() {
+    source_is_lost(ucx(), "-STOP", Fencing::Never);
 }
 
 #[test]
 fn ucx_sink_killed() {
-    sink_is_lost(TransportChoice::ucx([127, 0, 0, 1].into()), "-KILL");
+    sink_is_lost(ucx(), "-KILL");
 }
 
 #[test]
 fn ucx_sink_stopped() {
-    sink_is_lost(TransportChoice::ucx([127, 0, 0, 1].into()), "-STOP");
+    sink_is_lost(ucx(), "-STOP");
 }

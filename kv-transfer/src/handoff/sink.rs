@@ -159,14 +159,7 @@ impl Sink {
             SinkInput::Aborted { flushed, detail } => self.aborted(flushed, detail, &mut actions),
             SinkInput::Cancel(failure) => self.give_up(failure, now, &mut actions),
             SinkInput::ConnectionLost { fenced, detail } => self.lost(fenced, detail, &mut actions),
-            SinkInput::Fenced => {
-                if matches!(self.state, State::Quarantined) {
-                    self.state = State::Free;
-                    actions.extend([SinkAction::ReleaseQuarantined, SinkAction::Forget]);
-                } else {
-                    self.lost(true, "the peer was fenced".into(), &mut actions);
-                }
-            }
+            SinkInput::Fenced => self.lost(true, "the peer was fenced".into(), &mut actions),
             SinkInput::Tick => self.tick(now, &mut actions),
         }
         actions
@@ -272,10 +265,7 @@ impl Sink {
                 actions.extend([SinkAction::Release, SinkAction::Forget]);
             }
             State::Aborting(_) => self.quarantine(actions),
-            State::Quarantined if flushed => {
-                self.state = State::Free;
-                actions.extend([SinkAction::ReleaseQuarantined, SinkAction::Forget]);
-            }
+            State::Quarantined if flushed => self.release_quarantined(actions),
             State::Quarantined | State::Running | State::Free => {}
         }
     }
@@ -288,6 +278,7 @@ impl Sink {
                 self.free_or_quarantine(fenced, actions);
             }
             State::Aborting(_) => self.free_or_quarantine(fenced, actions),
+            State::Quarantined if fenced => self.release_quarantined(actions),
             State::Quarantined | State::Running | State::Free => {}
         }
     }
@@ -304,6 +295,11 @@ impl Sink {
     fn quarantine(&mut self, actions: &mut Vec<SinkAction>) {
         self.state = State::Quarantined;
         actions.push(SinkAction::Quarantine);
+    }
+
+    fn release_quarantined(&mut self, actions: &mut Vec<SinkAction>) {
+        self.state = State::Free;
+        actions.extend([SinkAction::ReleaseQuarantined, SinkAction::Forget]);
     }
 
     fn tick(&mut self, now: Instant, actions: &mut Vec<SinkAction>) {

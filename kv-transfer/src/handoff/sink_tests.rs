@@ -205,7 +205,11 @@ fn blocks_return_only_behind_a_fence() {
     check_granted(vec![(lost(true), "failed peer_lost, release, forget")]);
     check_granted(vec![
         (lost(false), "failed peer_lost, quarantine"),
-        (lost(true), ""),
+        (lost(true), "release quarantined, forget"),
+        (SinkInput::Fenced, ""),
+    ]);
+    check_granted(vec![
+        (lost(false), "failed peer_lost, quarantine"),
         (SinkInput::Fenced, "release quarantined, forget"),
     ]);
     check_granted(vec![(cancel(), "abort, failed aborted"), (cancel(), ""), (aborted(true), "release, forget")]);

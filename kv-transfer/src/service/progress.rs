@@ -194,7 +194,7 @@ impl Progress {
                 }
             }
             Event::Flushed(conn, id) => self.flushed(conn, id, now),
-            Event::Closed(conn, reason) => self.closed(conn, &reason, now),
+            Event::Closed { conn, reason, fenced } => self.closed(conn, &reason, fenced, now),
             Event::PutRefused(conn) => self.count(conn, |stats| stats.puts_refused += 1),
         }
     }
@@ -305,16 +305,16 @@ impl Progress {
     }
 
     /// A connection is over: everything on it fails, and nothing else.
-    fn closed(&mut self, conn: ConnId, reason: &str, now: Instant) {
+    fn closed(&mut self, conn: ConnId, reason: &str, fenced: bool, now: Instant) {
         let Some(connection) = self.connections.remove(&conn) else { return };
         if let Some(party) = &connection.party {
-            tracing::info!(peer = %party, reason, "transfer peer disconnected");
+            tracing::info!(peer = %party, reason, fenced, "transfer peer disconnected");
             if self.by_party.get(party) == Some(&conn) {
                 self.by_party.remove(party);
             }
         }
         self.sources_lost(conn, reason, now);
-        self.sinks_lost(conn, reason, now);
+        self.sinks_lost(conn, reason, fenced, now);
         if let Some(party) = connection.party {
             self.retire_stats(&party);
         }
@@ -338,14 +338,19 @@ impl Progress {
             self.abort(key, HandoffFailure::Stopped, now);
         }
         // From here on no peer is heard; blocks whose writers this transport does not fence by closing stay quarantined.
-        self.transport.shutdown(now + self.config.limits.abort());
+        let mut events = Vec::new();
+        self.transport.shutdown(now + self.config.limits.abort(), &mut events);
         // Only now is every operation over that read a source's blocks.
-        for conn in self.connections.keys().copied().collect::<Vec<_>>() {
-            self.sources_lost(conn, "the service stops", now);
+        for event in &events {
+            if let Event::Closed { conn, reason, .. } = event {
+                self.sources_lost(*conn, reason, now);
+            }
         }
         self.inbox.close();
-        for conn in self.connections.keys().copied().collect::<Vec<_>>() {
-            self.sinks_lost(conn, "the service stops", now);
+        for event in events {
+            if let Event::Closed { conn, reason, fenced } = event {
+                self.sinks_lost(conn, &reason, fenced, now);
+            }
         }
         self.publish();
     }

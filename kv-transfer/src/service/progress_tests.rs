@@ -30,7 +30,7 @@ impl Transport for Noting {
     fn region(&self) -> RemoteRegion {
         RemoteRegion::default()
     }
-    fn closing_fences(&self) -> bool {
+    fn closing_fences(&self, _: ConnId) -> bool {
         false
     }
     fn connect(&mut self, _: &TransferAddress) -> Result<ConnId, String> {
@@ -54,8 +54,9 @@ impl Transport for Noting {
         false
     }
     fn sleep(&mut self, _: Duration) {}
-    fn shutdown(&mut self, _: Instant) {
+    fn shutdown(&mut self, _: Instant, events: &mut Vec<Event>) {
         self.0.lock().push("shutdown");
+        events.push(Event::Closed { conn: CONN, reason: "the service stops".into(), fenced: false });
     }
 }
 
@@ -187,7 +188,7 @@ fn dead_peers_are_fenced_on_a_busy_thread_too() {
         progress.hear(&Message::Offer(Box::new(offer)), begin);
         progress.commands(begin);
         progress.peer_is_dead(&party("peer"), begin);
-        progress.event(Event::Closed(CONN, "gone".into()), begin);
+        progress.event(Event::Closed { conn: CONN, reason: "gone".into(), fenced: false }, begin);
         assert_eq!(*notes.lock(), ["quarantined"]);
         progress.tick(after(not_yet), moving);
         assert_eq!(*notes.lock(), ["quarantined"], "moving: {moving}");

@@ -220,8 +220,7 @@ impl Progress {
         }
     }
 
-    pub(super) fn sinks_lost(&mut self, conn: ConnId, reason: &str, now: Instant) {
-        let fenced = self.transport.closing_fences();
+    pub(super) fn sinks_lost(&mut self, conn: ConnId, reason: &str, fenced: bool, now: Instant) {
         let on: Vec<_> = self.incoming.iter().filter(|(_, i)| i.conn == conn).map(|(&key, _)| key).collect();
         for key in on {
             self.sink_input(key, SinkInput::ConnectionLost { fenced, detail: reason.to_owned() }, now);
@@ -288,6 +287,10 @@ impl Progress {
             SinkAction::Quarantine => {
                 incoming.quarantined = incoming.hold.take().map(BlockHold::quarantine);
                 self.transport.close_window(conn, ticket);
+                // The source did not let go of them when told to. Losing what else it does here costs less than they do.
+                if self.transport.closing_fences(conn) {
+                    self.close(conn, "the peer still holds blocks of a handoff that was given up");
+                }
             }
             SinkAction::ReleaseQuarantined => {
                 if let Some(blocks) = incoming.quarantined.take() {

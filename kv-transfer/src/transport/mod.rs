@@ -33,8 +33,12 @@ pub(crate) enum Event {
     PutDone(ConnId, usize),
     /// Everything posted before this flush is visible at the peer.
     Flushed(ConnId, u64),
-    /// The connection is over, and so is every operation on it.
-    Closed(ConnId, String),
+    /// The connection is over, and so is every operation on it; `fenced` if nothing can be stored here through it any more.
+    Closed {
+        conn: ConnId,
+        reason: String,
+        fenced: bool,
+    },
     /// The peer wrote what no ticket of this connection covers; nothing was stored.
     PutRefused(ConnId),
 }
@@ -46,11 +50,11 @@ pub(crate) trait Transport {
     fn address(&self) -> TransferAddress;
     /// What peers need to write into the registered region.
     fn region(&self) -> RemoteRegion;
-    /// Whether nothing can be stored here through a connection after its [`Event::Closed`].
-    fn closing_fences(&self) -> bool;
+    /// Whether closing a connection is expected to fence it. Only its [`Event::Closed`] says that it did.
+    fn closing_fences(&self, conn: ConnId) -> bool;
     /// Starts to connect. Failure may show later, as [`Event::Closed`].
     fn connect(&mut self, to: &TransferAddress) -> Result<ConnId, String>;
-    /// Names the region that writes on this connection go to.
+    /// Names the region that writes on this connection go to; to be called once a message of the peer came.
     fn set_remote(&mut self, conn: ConnId, region: &RemoteRegion) -> Result<(), String>;
     fn send(&mut self, conn: ConnId, message: Vec<u8>);
     /// Writes a run of the local region into the peer's, under a ticket.
@@ -67,8 +71,8 @@ pub(crate) trait Transport {
     fn progress(&mut self, now: Instant, events: &mut Vec<Event>) -> bool;
     /// Waits for something to move, for the waker, or for `timeout`.
     fn sleep(&mut self, timeout: Duration);
-    /// Closes everything and gives the region up. Nothing reads or writes it afterwards.
-    fn shutdown(&mut self, deadline: Instant);
+    /// Closes everything and gives the region up. Nothing of this side reads or writes it afterwards.
+    fn shutdown(&mut self, deadline: Instant, events: &mut Vec<Event>);
 }
 
 /// Brings up the transport of a configuration; called on the progress thread, which then owns it.

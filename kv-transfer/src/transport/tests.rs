@@ -63,7 +63,7 @@ fn flushed(event: &Event) -> Option<u64> {
     if let Event::Flushed(_, id) = event { Some(*id) } else { None }
 }
 fn closed(event: &Event) -> Option<ConnId> {
-    if let Event::Closed(conn, _) = event { Some(*conn) } else { None }
+    if let Event::Closed { conn, .. } = event { Some(*conn) } else { None }
 }
 
 /// Two sides, connected, and the connection on each.
@@ -71,6 +71,10 @@ fn connected(choice: &TransportChoice) -> (Side, ConnId, Side, ConnId) {
     let (mut a, mut b) = (Side::start(choice), Side::start(choice));
     let from = a.transport.connect(&b.transport.address()).unwrap();
     let to = until(&mut b, &mut a, "accepted", accepted);
+    a.transport.send(from, vec![1]);
+    until(&mut b, &mut a, "a first message", message);
+    b.transport.send(to, vec![2]);
+    until(&mut a, &mut b, "a first answer", message);
     let (remote, local) = (b.transport.region(), a.transport.region());
     a.transport.set_remote(from, &remote).unwrap();
     b.transport.set_remote(to, &local).unwrap();
@@ -141,6 +145,51 @@ macro_rules! on_each {
     )*};
 }
 on_each![messages_arrive_whole_and_in_order, writes_are_visible_once_flushed, closing_reaches_the_other_side];
+
+#[test]
+#[ignore = "measures what connections cost; run alone"]
+fn ucx_connections_cost() {
+    let status = |name: &str| {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+        line.split_whitespace().nth(1).unwrap().parse::<i64>().unwrap()
+    };
+    let costs = || (std::fs::read_dir("/proc/self/fd").unwrap().count() as i64, status("VmRSS"), status("Threads"));
+    let choice = TransportChoice::ucx([127, 0, 0, 1].into());
+    let (mut a, mut b) = (Side::start(&choice), Side::start(&choice));
+    let connect = |a: &mut Side, b: &mut Side| {
+        let from = a.transport.connect(&b.transport.address()).unwrap();
+        let to = until(b, a, "accepted", accepted);
+        a.transport.send(from, vec![1]);
+        until(b, a, "a message", message);
+        b.transport.send(to, vec![1]);
+        until(a, b, "an answer", message);
+        from
+    };
+    let first = connect(&mut a, &mut b);
+    let (before, begin) = (costs(), Instant::now());
+    let open: Vec<_> = (0..32).map(|_| connect(&mut a, &mut b)).collect();
+    eprintln!("32 connections, both sides here: {before:?} to {:?} in {:?}", costs(), begin.elapsed());
+    let begin = Instant::now();
+    for _ in 0..1000 {
+        a.transport.progress(Instant::now(), &mut a.events);
+    }
+    eprintln!("a turn over 33 idle connections: {:?}", begin.elapsed() / 1000);
+    for conn in open.into_iter().chain([first]) {
+        a.transport.close(conn, "done");
+        until(&mut a, &mut b, "closed", closed);
+        until(&mut b, &mut a, "closed there", closed);
+    }
+    for round in 0..4 {
+        eprintln!("after {} rounds of 50 connections: {:?}", round, costs());
+        for _ in 0..50 {
+            let conn = connect(&mut a, &mut b);
+            a.transport.close(conn, "done");
+            until(&mut a, &mut b, "closed", closed);
+            until(&mut b, &mut a, "closed there", closed);
+        }
+    }
+}
 
 fn window(range: Range<usize>) -> Vec<Range<usize>> {
     std::iter::once(range).collect()

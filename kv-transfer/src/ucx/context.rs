@@ -3,6 +3,7 @@
 use super::status::Status;
 use crate::Region;
 use baton_types::PoolMemory;
+use std::cell::Cell;
 use std::ffi::CString;
 use std::mem::zeroed;
 use std::ptr::{null, null_mut};
@@ -13,6 +14,7 @@ use ucx_sys::sys;
 /// A UCP context.
 pub(crate) struct Context {
     pub(super) handle: sys::ucp_context_h,
+    pub(super) next_token: Cell<u64>,
 }
 
 impl Context {
@@ -42,7 +44,35 @@ impl Context {
         });
         // SAFETY: `config` came from `ucp_config_read` and is used no more.
         unsafe { sys::ucp_config_release(config) };
-        created.map(|()| Rc::new(Self { handle }))
+        created.map(|()| Rc::new(Self { handle, next_token: Cell::new(0) }))
+    }
+
+    /// Transports that workers of this context open, e.g. `tcp`: no peer reaches them by any other. Sorted.
+    ///
+    /// UCX tells them only in the text of `ucp_context_print_info`, in lines `#  resource 0 :  md 0 dev 0 flags -- tcp/lo`.
+    pub(crate) fn transports(&self) -> Vec<String> {
+        let (mut text, mut len) = (null_mut(), 0);
+        // SAFETY: `text` and `len` outlive the stream, which is closed below.
+        let stream = unsafe { libc::open_memstream(&mut text, &mut len) };
+        if stream.is_null() {
+            return Vec::new();
+        }
+        // SAFETY: context and stream are live; the stream is used no more once closed.
+        unsafe {
+            sys::ucp_context_print_info(self.handle, stream.cast());
+            libc::fclose(stream);
+        }
+        // SAFETY: closing the stream left `len` bytes at `text`, which are ours until freed.
+        let info = unsafe { std::slice::from_raw_parts(text.cast::<u8>(), len) }.to_vec();
+        // SAFETY: the buffer came from `open_memstream` and is used no more.
+        unsafe { libc::free(text.cast()) };
+        let info = String::from_utf8_lossy(&info);
+        let resources = info.lines().filter(|line| line.trim_start_matches(['#', ' ']).starts_with("resource"));
+        let names = resources.filter_map(|line| line.rsplit(' ').find(|word| word.contains('/'))?.split('/').next());
+        let mut names: Vec<String> = names.map(str::to_owned).collect();
+        names.sort();
+        names.dedup();
+        names
     }
 }
 

@@ -7,7 +7,7 @@ use super::{HEADER_BYTES_MAX, Token};
 use std::cell::RefCell;
 use std::ffi::c_void;
 use std::mem::zeroed;
-use std::os::fd::RawFd;
+use std::os::fd::AsRawFd;
 use std::ptr::null_mut;
 use std::rc::Rc;
 use ucx_sys::sys;
@@ -37,21 +37,28 @@ pub(crate) struct Worker {
     pub(super) handle: sys::ucp_worker_h,
     pub(super) done: DoneList,
     pub(super) lists: Rc<Lists>,
-    next_token: std::cell::Cell<u64>,
-    _context: Rc<Context>,
+    context: Rc<Context>,
+    /// Where its wake-ups are reported.
+    _events: Rc<dyn AsRawFd>,
 }
 
 impl Worker {
-    pub(crate) fn new(context: &Rc<Context>) -> Result<Rc<Self>, Status> {
+    /// A worker that reports its wake-ups to the epoll set `events`, level-triggered and as number 0, once [`Worker::arm`] said that
+    /// there is nothing to progress yet.
+    pub(crate) fn new(context: &Rc<Context>, events: Rc<dyn AsRawFd>) -> Result<Rc<Self>, Status> {
         // SAFETY: all fields of the parameters are numbers and pointers, for which zero is a value.
         let mut params: sys::ucp_worker_params_t = unsafe { zeroed() };
-        params.field_mask = u64::from(sys::ucp_worker_params_field_UCP_WORKER_PARAM_FIELD_THREAD_MODE);
+        params.field_mask = u64::from(
+            sys::ucp_worker_params_field_UCP_WORKER_PARAM_FIELD_THREAD_MODE
+                | sys::ucp_worker_params_field_UCP_WORKER_PARAM_FIELD_EVENT_FD,
+        );
+        params.event_fd = events.as_raw_fd();
         params.thread_mode = sys::ucs_thread_mode_t_UCS_THREAD_MODE_SINGLE;
         let mut handle = null_mut();
-        // SAFETY: the context is live; `handle` receives the new worker.
+        // SAFETY: the context is live, and so is the epoll set for as long as the worker; `handle` receives the new worker.
         Status::check(unsafe { sys::ucp_worker_create(context.handle, &params, &mut handle) })?;
-        let (done, lists, next_token) = (DoneList::default(), Rc::<Lists>::default(), std::cell::Cell::new(0));
-        let worker = Self { handle, done, lists, next_token, _context: context.clone() };
+        let (done, lists) = (DoneList::default(), Rc::<Lists>::default());
+        let worker = Self { handle, done, lists, context: context.clone(), _events: events };
 
         // SAFETY: as above.
         let mut handler: sys::ucp_am_handler_param_t = unsafe { zeroed() };
@@ -69,10 +76,16 @@ impl Worker {
         Ok(Rc::new(worker))
     }
 
-    /// A token that no other operation of this worker has.
+    /// A token that no other operation of this worker's context has.
     pub(crate) fn token(&self) -> Token {
-        self.next_token.set(self.next_token.get() + 1);
-        Token(self.next_token.get())
+        let next = &self.context.next_token;
+        next.set(next.get() + 1);
+        Token(next.get())
+    }
+
+    /// An operation that had nothing to do.
+    pub(crate) fn finish(&self, token: Token) {
+        self.done.borrow_mut().push(Done { token, result: Ok(()) });
     }
 
     /// Where others connect to.
@@ -87,15 +100,7 @@ impl Worker {
         Ok(bytes)
     }
 
-    /// A descriptor that becomes readable when there is something to progress, once [`Worker::arm`] said that there is nothing yet.
-    pub(crate) fn wakeup_fd(&self) -> Result<RawFd, Status> {
-        let mut fd = -1;
-        // SAFETY: the worker is live and its context has the wake-up feature; the descriptor stays UCX's.
-        Status::check(unsafe { sys::ucp_worker_get_efd(self.handle, &mut fd) })?;
-        Ok(fd)
-    }
-
-    /// Whether the caller may sleep on [`Worker::wakeup_fd`].
+    /// Whether the caller may sleep on the worker's epoll set.
     pub(crate) fn arm(&self) -> bool {
         // SAFETY: the worker is live.
         unsafe { sys::ucp_worker_arm(self.handle) == sys::ucs_status_t_UCS_OK }

@@ -1,6 +1,8 @@
 //! Two instances in one process: pools that count their blocks, sinks that record what they are given, gates that hold phases.
 #![allow(dead_code, missing_docs, unreachable_pub)] // Each test binary uses its part.
 
+pub mod process;
+
 use baton_kv_transfer::*;
 use baton_types::fence::AlreadyDone;
 use baton_types::*;
@@ -185,6 +187,7 @@ impl SinkHandler for TestSink {
 #[derive(Default)]
 pub struct Gate {
     held: Mutex<BTreeSet<Phase>>,
+    fencing: Fencing,
     bend: Mutex<Option<Bend>>,
 }
 
@@ -206,6 +209,9 @@ impl Gate {
 impl TransferHooks for Gate {
     fn hold(&self, phase: Phase, _: &RequestId) -> bool {
         self.held.lock().unwrap().contains(&phase)
+    }
+    fn fencing(&self) -> Fencing {
+        self.fencing
     }
     fn outgoing_message(&self, _: Option<&Party>, message: Vec<u8>) -> Vec<Vec<u8>> {
         match &*self.bend.lock().unwrap() {
@@ -234,12 +240,13 @@ pub struct NodeConfig {
     pub model: u8,
     pub seed: u64,
     pub limits: TransferLimits,
+    pub fencing: Fencing,
 }
 
 impl NodeConfig {
     pub fn new(name: &'static str, layout: KvLayout, blocks: u32) -> Self {
         let limits = TransferLimits { epoch_bytes: 16 << 10, ..TransferLimits::default() };
-        Self { name, incarnation: 1, layout, blocks, model: 1, seed: 0x9e37_79b9, limits }
+        Self { name, incarnation: 1, layout, blocks, model: 1, seed: 0x9e37_79b9, limits, fencing: Fencing::default() }
     }
 
     pub fn start(self, transport: TransportChoice) -> Node {
@@ -249,7 +256,7 @@ impl NodeConfig {
         let compatibility = Compatibility { model: Digest([self.model; 32]), layout: self.layout, class };
         let party =
             Party { instance: InstanceId::try_new(self.name).unwrap(), incarnation: Incarnation(self.incarnation) };
-        let (pool, gate) = (Pool::new(&map), Arc::new(Gate::default()));
+        let (pool, gate) = (Pool::new(&map), Arc::new(Gate { fencing: self.fencing, ..Gate::default() }));
         let sink = Arc::new(TestSink {
             pool: pool.clone(),
             map: map.clone(),
@@ -294,7 +301,8 @@ impl Node {
         (self.transfer.open(to, request).unwrap(), blocks)
     }
 
-    fn fill(&self, blocks: &GroupBlocks, seed: u64) {
+    /// Fills blocks with noise, the same for the same seed.
+    pub fn fill(&self, blocks: &GroupBlocks, seed: u64) {
         let mut state = seed | 1;
         for (g, group) in self.map.layout().groups().iter().enumerate() {
             for layer in 0..group.layers.len() {

@@ -212,7 +212,6 @@ pub fn garbage_closes_the_connection_and_nothing_else(choice: &TransportChoice) 
     sink.gate.open(Phase::Verify);
     waiting.wait().unwrap();
     sink.check_adopted("bystander", &bystander, &blocks, 40);
-    sink.transfer.peer_is_dead(source.transfer.party()); // For transports that cannot fence by closing.
     quiet(&source, &sink);
     still_works(&source, &sink);
 }
@@ -239,7 +238,6 @@ pub fn peer_gone_is_noticed(choice: &TransportChoice) {
     assert!(outgoing.wait().is_err());
     assert!(source.pool.is_whole());
     eventually("the sink noticed", || !sink.sink.failures().is_empty() || sink.is_quiet());
-    sink.transfer.peer_is_dead(source.transfer.party());
     eventually("the sink is quiet", || sink.is_quiet() && sink.pool.quarantined() == 0);
 }
 

@@ -133,7 +133,7 @@ impl Tcp {
 
     fn remove(&mut self, id: ConnId, reason: String, events: &mut Vec<Event>) {
         if self.connections.remove(&id).is_some() {
-            events.push(Event::Closed(id, reason));
+            events.push(Event::Closed { conn: id, reason, fenced: true });
         }
     }
 }
@@ -151,7 +151,7 @@ impl Transport for Tcp {
         RemoteRegion { address: 0, bytes: self.region.len() as u64, key: Vec::new() }
     }
 
-    fn closing_fences(&self) -> bool {
+    fn closing_fences(&self, _: ConnId) -> bool {
         true
     }
 
@@ -233,7 +233,10 @@ impl Transport for Tcp {
         self.poll(timeout);
     }
 
-    fn shutdown(&mut self, _: Instant) {
-        self.connections.clear(); // Sockets and what was queued on them; nothing else refers to the region.
+    fn shutdown(&mut self, _: Instant, events: &mut Vec<Event>) {
+        // Sockets and what was queued on them; nothing else refers to the region.
+        for id in self.connections.keys().copied().collect::<Vec<_>>() {
+            self.remove(id, "the service stops".into(), events);
+        }
     }
 }

@@ -1,7 +1,7 @@
-//! One connection: its endpoint, the order of its messages, and signs of life.
+//! One connection: its worker and endpoint, the order of its messages, and signs of life.
 
 use crate::plan::CopyRun;
-use crate::ucx::{Endpoint, Memory, RemoteKey, Token};
+use crate::ucx::{Endpoint, Memory, RemoteKey, Token, Worker};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -10,11 +10,16 @@ use std::time::{Duration, Instant};
 const EARLY_MAX: usize = 4096;
 
 pub(super) struct Connection {
-    pub(super) endpoint: Endpoint,
     /// Initiator and its number.
     pub(super) name: (u64, u64),
+    /// To the peer's front worker, for the attach that opens the connection; with whoever connects.
+    pub(super) greeter: Option<Endpoint>,
+    /// To the worker that the peer keeps for this connection, once it said which.
+    pub(super) endpoint: Option<Endpoint>,
     /// The peer's region: its key on this endpoint, and where it begins over there. Declared, and so destroyed, behind the endpoint.
     pub(super) key: Option<(RemoteKey, u64)>,
+    /// Everything that the peer sends and writes on this connection comes through here, and nothing else.
+    pub(super) worker: Rc<Worker>,
     /// Operations that are not over.
     pub(super) outstanding: usize,
     /// Why it is being closed.
@@ -23,7 +28,7 @@ pub(super) struct Connection {
     pub(super) force_at: Option<Instant>,
     /// The endpoint's closing has begun.
     pub(super) forced: bool,
-    /// Messages that wait for the peer's endpoint; `None` once it is there.
+    /// Messages that wait for the endpoint to be wired up; `None` once it is.
     waiting: Option<Vec<Vec<u8>>>,
     next_sequence: u64,
     next_expected: u64,
@@ -33,11 +38,13 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(endpoint: Endpoint, name: (u64, u64), now: Instant) -> Self {
+    pub(super) fn new(worker: Rc<Worker>, name: (u64, u64), now: Instant) -> Self {
         Self {
-            endpoint,
             name,
+            greeter: None,
+            endpoint: None,
             key: None,
+            worker,
             outstanding: 0,
             closing: None,
             force_at: None,
@@ -51,8 +58,8 @@ impl Connection {
         }
     }
 
-    /// Keeps a message for later if the peer cannot answer yet, or gives it back to be sent.
-    pub(super) fn hold_until_attached(&mut self, message: Vec<u8>) -> Option<Vec<u8>> {
+    /// Keeps a message for later if there is no way to the peer yet, or gives it back to be sent.
+    pub(super) fn hold_until_wired(&mut self, message: Vec<u8>) -> Option<Vec<u8>> {
         match &mut self.waiting {
             Some(waiting) => {
                 waiting.push(message);
@@ -62,8 +69,8 @@ impl Connection {
         }
     }
 
-    /// The peer can answer: what waited.
-    pub(super) fn attached(&mut self) -> Vec<Vec<u8>> {
+    /// Every lane to the peer is there: what waited.
+    pub(super) fn wired(&mut self) -> Vec<Vec<u8>> {
         self.waiting.take().unwrap_or_default()
     }
 
@@ -87,8 +94,8 @@ impl Connection {
 
     /// Writes a run into the peer's region. Nothing without its key.
     pub(super) fn put(&self, token: Token, memory: &Rc<Memory>, run: CopyRun) {
-        if let Some((key, base)) = &self.key {
-            self.endpoint.put(token, memory, run.from, run.len, base + run.to as u64, key);
+        if let (Some((key, base)), Some(endpoint)) = (&self.key, &self.endpoint) {
+            endpoint.put(token, memory, run.from, run.len, base + run.to as u64, key);
         }
     }
 

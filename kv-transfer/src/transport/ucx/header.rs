@@ -4,9 +4,9 @@ use crate::ucx::HEADER_BYTES_MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// First message of whoever connects; its body is the worker address to answer to.
+    /// First message of whoever connects; its body is the address of the worker that it keeps for this connection.
     Attach,
-    /// The answer.
+    /// The answer, with the like.
     Attached,
     /// A control message of the service, in sequence.
     Data,
@@ -17,7 +17,7 @@ pub(super) enum Kind {
 }
 
 const KINDS: [Kind; 5] = [Kind::Attach, Kind::Attached, Kind::Data, Kind::Ping, Kind::Bye];
-const MAGIC: u8 = 0xba;
+const MAGIC: u8 = 0xbb;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {

@@ -1,0 +1,37 @@
+//! Which lanes a destroyed worker fences.
+
+/// Transports by which a peer's write is stored by our own worker, from its sockets and queues, or by a queue pair of its own: once the
+/// worker is destroyed nothing can come through them.
+///
+/// Not among them are those by which the peer writes our memory itself (`cma`, `xpmem`, `knem`, `cuda_ipc`, `rocm_ipc`, `ze_ipc`), and
+/// what is not known here. Shared memory of UCX's own (`posix`, `sysv`) cannot map a pool that UCX did not allocate: writes go through
+/// the worker's receive queue there.
+const FENCED: [&str; 9] = ["self", "tcp", "posix", "sysv", "rc_verbs", "rc_mlx5", "dc_mlx5", "ud_verbs", "ud_mlx5"];
+
+/// Whether destroying the worker of a connection is a fence, where these are all the transports by which its peer could reach it.
+/// Nothing known is no fence.
+pub(super) fn fences<S: AsRef<str>>(transports: &[S]) -> bool {
+    !transports.is_empty() && transports.iter().all(|t| FENCED.contains(&t.as_ref()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_lanes_that_end_with_the_worker_are_fenced() {
+        let cases: [(&[&str], bool); 8] = [
+            (&["tcp"], true),
+            (&["posix", "self", "sysv", "tcp"], true),
+            (&["rc_mlx5", "ud_mlx5"], true),
+            (&["dc_mlx5"], true),
+            (&["cma", "tcp"], false),
+            (&["tcp", "xpmem"], false),
+            (&["tcp", "of_tomorrow"], false),
+            (&[], false),
+        ];
+        for (transports, expected) in cases {
+            assert_eq!(fences(transports), expected, "{transports:?}");
+        }
+    }
+}

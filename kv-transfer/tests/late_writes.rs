@@ -1,0 +1,139 @@
+//! The hazard of one-sided writes, and its guard: a source with writes posted is lost, its blocks are used again, and it comes back.
+
+mod common;
+
+use baton_kv_transfer::*;
+use baton_types::fence::AlreadyDone;
+use baton_types::*;
+use common::process::{Other, hex, say, unhex};
+use common::*;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// 64 KiB a block and layer: 64 MiB a layer, far more than sockets hold.
+const BLOCKS: u32 = 1024;
+const BLOCK_TOKENS: u32 = 16;
+const TOKENS: u32 = BLOCKS * BLOCK_TOKENS;
+
+fn config(name: &'static str) -> NodeConfig {
+    let mut config = NodeConfig::new(name, KvLayout::llama(BLOCK_TOKENS, 2, 8, 128, Dtype::Bf16).unwrap(), BLOCKS);
+    config.limits.in_flight_bytes_max = 1 << 30;
+    config.limits.abort_ms = 200;
+    config
+}
+
+fn ucx() -> TransportChoice {
+    TransportChoice::ucx([127, 0, 0, 1].into())
+}
+
+/// Done once told; the fence behind it is first polled in the turn that posts what this one held back.
+struct Told(AtomicBool);
+
+impl FencePoll for Told {
+    fn poll(&self) -> FenceStatus {
+        if self.0.load(Ordering::SeqCst) { FenceStatus::Done } else { FenceStatus::Pending }
+    }
+}
+
+/// Stops the process, itself included, when it is polled for the second time.
+struct Stop(AtomicU32);
+
+impl FencePoll for Stop {
+    fn poll(&self) -> FenceStatus {
+        if self.0.fetch_add(1, Ordering::SeqCst) == 1 {
+            let ours = std::process::id().to_string();
+            assert!(Command::new("kill").args(["-STOP", &ours]).status().unwrap().success());
+        }
+        FenceStatus::Pending
+    }
+}
+
+/// Not a test of its own: a source that stops itself right after it has posted a layer.
+#[test]
+#[ignore = "run by the tests of this file, in a process of its own"]
+fn role_of_the_other_process() {
+    let Ok(args) = std::env::var("BATON_TEST_OTHER_PROCESS") else { return };
+    let node = config("other").start(ucx());
+    let party = Party { instance: InstanceId::try_new("here").unwrap(), incarnation: Incarnation(1) };
+    let peer = Peer { party, address: TransferAddress::from_bytes(&unhex(&args)).unwrap() };
+    node.gate.hold(Phase::Puts);
+    let (outgoing, _) = node.offer(&peer, "r", TOKENS, 1);
+    eventually("granted", || node.transfer.stats().held == 1);
+    node.gate.open(Phase::Puts);
+    eventually("writes may be posted", || node.transfer.stats().held == 0);
+    let told = Arc::new(Told(AtomicBool::new(false)));
+    let (first, second): (Fence, Fence) = (told.clone(), Arc::new(Stop(AtomicU32::new(0))));
+    outgoing.layer_launched(0, TOKENS as usize, &first);
+    outgoing.layer_launched(1, TOKENS as usize, &second);
+    say("posting: now");
+    told.0.store(true, Ordering::SeqCst);
+    assert!(outgoing.wait().is_err());
+    eventually("what was posted is over", || node.is_quiet());
+    std::process::exit(0); // Nobody reads what the test harness would say.
+}
+
+/// A sink whose source stopped in the middle of its writes, and that source.
+fn with_stopped_source(fencing: Fencing) -> (Node, Other) {
+    let mut ours = config("here");
+    ours.fencing = fencing;
+    let node = ours.start(ucx());
+    let (other, _) = Other::start(&[&hex(&node.transfer.address().to_bytes())], "posting:");
+    eventually("the source is stopped", || other.is_stopped());
+    assert!(!node.pool.is_whole());
+    (node, other)
+}
+
+/// The sink gives up, gets its blocks back, and uses them for something else; their bytes.
+fn reused(node: &Node) -> (Box<Hold>, Vec<u8>) {
+    node.transfer.cancel_incoming(&RequestId::try_new("r").unwrap(), "the client went away");
+    eventually("its blocks are back", || node.is_quiet() && node.pool.quarantined() == 0);
+    let hold = node.pool.take(BLOCKS as usize, 0).unwrap();
+    node.fill(&hold.blocks, 99);
+    let bytes = node.bytes_of(&hold.blocks, TOKENS);
+    (hold, bytes)
+}
+
+#[test]
+fn without_the_fence_a_resumed_source_writes_into_reused_blocks() {
+    let (node, mut other) = with_stopped_source(Fencing::Pretended);
+    let (hold, bytes) = reused(&node);
+    other.signal("-CONT");
+    eventually("the source is done", || other.has_ended());
+    assert!(node.bytes_of(&hold.blocks, TOKENS) != bytes, "no late write: the tests beside this one show nothing");
+}
+
+#[test]
+fn a_fenced_source_that_is_resumed_changes_nothing() {
+    let (node, mut other) = with_stopped_source(Fencing::ByLanes);
+    let (hold, bytes) = reused(&node);
+    other.signal("-CONT");
+    eventually("the source noticed", || other.has_ended());
+    assert!(node.bytes_of(&hold.blocks, TOKENS) == bytes, "a late write was stored");
+}
+
+#[test]
+fn a_fenced_source_that_is_killed_changes_nothing() {
+    let (node, mut other) = with_stopped_source(Fencing::ByLanes);
+    let (hold, bytes) = reused(&node);
+    other.signal("-KILL");
+    eventually("the source is dead", || other.has_ended());
+    assert!(node.bytes_of(&hold.blocks, TOKENS) == bytes, "a late write was stored");
+}
+
+#[test]
+fn a_resumed_incarnation_changes_nothing_of_the_next_one() {
+    let (node, mut other) = with_stopped_source(Fencing::ByLanes);
+    drop(reused(&node));
+    let mut again = config("other");
+    again.incarnation = 2;
+    let again = again.start(ucx());
+    let (outgoing, blocks) = again.offer(&node.peer(), "again", TOKENS, 5);
+    let done: Fence = Arc::new(AlreadyDone);
+    (0..2).for_each(|layer| outgoing.layer_launched(layer, TOKENS as usize, &done));
+    outgoing.finish(commit(TOKENS));
+    outgoing.wait().unwrap();
+    other.signal("-CONT");
+    eventually("the old incarnation noticed", || other.has_ended());
+    node.check_adopted("again", &again, &blocks, TOKENS);
+}
