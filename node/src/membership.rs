@@ -8,6 +8,7 @@
 #[doc(hidden)]
 pub mod conformance;
 pub mod embedded;
+pub mod etcd;
 mod lease_table;
 mod state;
 #[cfg(test)]

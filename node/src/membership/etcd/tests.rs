@@ -1,0 +1,5 @@
+//! The etcd backend over a real etcd.
+
+mod conforms;
+mod faults;
+mod view;
