@@ -154,8 +154,8 @@ struct Follower {
     shared: Arc<Shared>,
     /// Outlives sessions.
     lease: Option<i64>,
-    /// What stands in etcd on that lease, by key.
-    written: BTreeMap<String, Word>,
+    /// What stands in etcd on that lease, by key; `None` where that is not certain.
+    written: BTreeMap<String, Option<Word>>,
 }
 
 impl Follower {
@@ -193,7 +193,14 @@ impl Follower {
         let shared = self.shared.clone();
         let client = connect(&shared.config).await?;
         let max = shared.config.request_max();
-        let from = start(&shared, &client, resume).await?;
+        let from = match resume_from(&shared, &client).await? {
+            Some(revision) if resume => revision,
+            _ => {
+                // The lease may have outlived words on it that a backup does not know.
+                self.written.values_mut().for_each(|word| *word = None);
+                list(&shared, &client).await?
+            }
+        };
         *worked = true;
         let lease = match self.lease {
             Some(lease) => lease,
@@ -224,10 +231,10 @@ impl Follower {
                 self.written.remove(&key);
             }
             for (key, word) in wanted {
-                if self.written.get(&key) != Some(&word) {
+                if self.written.get(&key).and_then(Option::as_ref) != Some(&word) {
                     let options = PutOptions::new().with_lease(lease);
                     within(max, "say a word", kv.put(key.clone(), encode_word(&word), Some(options))).await?;
-                    self.written.insert(key, word);
+                    self.written.insert(key, Some(word));
                 }
             }
             shared.wake.notified().await;
@@ -235,19 +242,12 @@ impl Follower {
     }
 }
 
-/// Brings the view to that of etcd and says from which revision to watch.
-async fn start(shared: &Shared, client: &Client, resume: bool) -> Result<i64, EtcdError> {
-    let max = shared.config.request_max();
-    if resume {
-        let found = history::stand(client, &shared.keys, max).await?;
-        let inner = shared.inner.lock();
-        if let (Some(found), Some(known)) = (found, inner.view.position())
-            && inner.view.continues(found)
-        {
-            return Ok(known.revision + 1);
-        }
-    }
-    list(shared, client).await
+/// From which revision to watch, where etcd goes on in the history that the view knows.
+async fn resume_from(shared: &Shared, client: &Client) -> Result<Option<i64>, EtcdError> {
+    let found = history::stand(client, &shared.keys, shared.config.request_max()).await?;
+    let inner = shared.inner.lock();
+    let goes_on = found.is_some_and(|found| inner.view.continues(found));
+    Ok(inner.view.position().filter(|_| goes_on).map(|known| known.revision + 1))
 }
 
 async fn list(shared: &Shared, client: &Client) -> Result<i64, EtcdError> {
