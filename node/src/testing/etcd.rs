@@ -19,6 +19,7 @@ pub struct EtcdServer {
     folder: TempDir,
     client: u16,
     peer: u16,
+    health: u16,
     flags: Vec<String>,
 }
 
@@ -31,8 +32,14 @@ impl EtcdServer {
     /// The same with more flags.
     pub fn start_with(flags: &[&str]) -> io::Result<Self> {
         let flags = flags.iter().map(|f| (*f).to_owned()).collect();
-        let mut server =
-            Self { process: None, folder: tempfile::tempdir()?, client: free_port()?, peer: free_port()?, flags };
+        let mut server = Self {
+            process: None,
+            folder: tempfile::tempdir()?,
+            client: free_port()?,
+            peer: free_port()?,
+            health: free_port()?,
+            flags,
+        };
         server.run()?;
         Ok(server)
     }
@@ -44,7 +51,8 @@ impl EtcdServer {
 
     /// For `membership.etcd.endpoints`.
     pub fn url(&self) -> String {
-        format!("http://{}", self.address())
+        let secure = self.flags.iter().any(|f| f.starts_with("--cert-file"));
+        format!("{}://{}", if secure { "https" } else { "http" }, self.address())
     }
 
     /// Settings that reach it, with short waits.
@@ -69,6 +77,7 @@ impl EtcdServer {
         command.args([format!("--listen-client-urls={client}"), format!("--advertise-client-urls={client}")]);
         command.args([format!("--listen-peer-urls={peer}"), format!("--initial-advertise-peer-urls={peer}")]);
         command.args([format!("--initial-cluster=default={peer}"), "--unsafe-no-fsync".into()]);
+        command.arg(format!("--listen-metrics-urls=http://127.0.0.1:{}", self.health));
         command.args(["--heartbeat-interval=50", "--election-timeout=500"]).args(&self.flags);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.process = Some(command.spawn()?);
@@ -88,7 +97,7 @@ impl EtcdServer {
     fn serves(&self) -> bool {
         use std::io::{Read as _, Write as _};
         let ask = || -> io::Result<String> {
-            let mut stream = std::net::TcpStream::connect(self.address())?;
+            let mut stream = std::net::TcpStream::connect(("127.0.0.1", self.health))?;
             stream.set_read_timeout(Some(Duration::from_secs(1)))?;
             stream.write_all(b"GET /health HTTP/1.0\r\n\r\n")?;
             let mut answer = String::new();

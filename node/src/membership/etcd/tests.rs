@@ -2,4 +2,5 @@
 
 mod conforms;
 mod faults;
+mod tls;
 mod view;
