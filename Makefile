@@ -33,5 +33,6 @@ setup: ## Installs what the build needs, where it is missing.
 model: setup ## Fetches the default model into the user's cache.
 	scripts/fetch-model
 
-clients: setup ## The real clients that tests talk with.
+clients: setup ## The real clients and servers that tests talk with.
 	scripts/setup-clients $(VENV)
+	scripts/setup-etcd target/etcd

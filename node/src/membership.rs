@@ -1,19 +1,22 @@
 //! Who is alive: workers register their record and keep it; routers watch the view and say whom they admit.
 //!
-//! Two sides, each a trait, so that backends are interchangeable ([`embedded`] here; every backend passes the suite `conformance`).
+//! Two sides, each a trait, so that backends are interchangeable ([`embedded`] and [`etcd`]; every backend passes the suite `conformance`).
 //! *Incarnation* is one process start; *registration* adds the revision, which alone changes when the same start registers again.
 //! Readiness of a worker means *admitted by a router*, and is sticky: losing routers does not clear it, an eviction does.
 
+mod backend;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod conformance;
 pub mod embedded;
+pub mod etcd;
 mod lease_table;
 mod state;
 #[cfg(test)]
 mod tests;
 mod view;
 
+pub use backend::{Backend, RouterBackend, worker};
 pub use lease_table::{JoinError, LeaseTable};
 pub use state::{RouterOpinion, WorkerState, aggregate};
 pub use view::{Member, MembershipView, Registration};

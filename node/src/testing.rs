@@ -1,4 +1,7 @@
-//! Parts for tests of this crate and others: an OTLP collector in the process of the test.
+//! Parts for tests of this crate and others: an OTLP collector in the process of the test, a real etcd, a relay that falls silent.
+
+pub mod etcd;
+pub mod relay;
 
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
 use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};

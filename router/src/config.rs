@@ -24,7 +24,7 @@ pub struct RouterConfig {
     pub drain: DrainConfig,
     /// Health and metrics on an address of their own; the HTTP API has them in any case.
     pub admin: AdminConfig,
-    /// Leases of the embedded membership.
+    /// Who is registered, and who keeps the leases.
     pub membership: LeaseConfig,
     /// Inference, membership, reflection and health over gRPC.
     pub grpc: GrpcConfig,

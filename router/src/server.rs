@@ -16,7 +16,7 @@ use baton_node::Shutdown;
 use baton_node::admin::Health;
 use baton_node::announce::{Announcement, Announcer};
 use baton_node::grpc::{self, BindError};
-use baton_node::membership::embedded::EmbeddedRouter;
+use baton_node::membership::RouterBackend;
 use baton_node::metrics::Metrics;
 use baton_proto::v1::inference_server::InferenceServer;
 use std::net::SocketAddr;
@@ -57,7 +57,7 @@ pub struct RunningRouter {
     /// Where HTTP listens.
     pub http_addr: SocketAddr,
     core: Arc<Core>,
-    membership: EmbeddedRouter,
+    membership: RouterBackend,
     ready: watch::Receiver<Result<(), String>>,
     servers: JoinSet<Result<(), RouterError>>,
     stop: CancellationToken,
@@ -94,10 +94,10 @@ impl Router {
             default: Duration::from_millis(config.limits.deadline_ms_default),
             max: Duration::from_millis(config.limits.deadline_ms_max),
         };
-        let membership = EmbeddedRouter::new(&config.membership);
+        let membership = RouterBackend::start(&config.membership);
         let stop = CancellationToken::new();
         let supervisor = Supervisor {
-            membership: Arc::new(membership.clone()),
+            membership: membership.membership(),
             workers: core.workers.clone(),
             texts: Arc::new(TextCache::default()),
             name: format!("{}:{}", baton_node::id::hostname(), grpc_addr.port()),
@@ -111,7 +111,7 @@ impl Router {
             .max_decoding_message_size(config.grpc.message_max());
         let grpc_router = grpc::server(&config.grpc)
             .add_service(inference)
-            .add_service(membership.service())
+            .add_optional_service(membership.service())
             .add_service(grpc::reflection())
             .add_service(grpc::reflection_v1alpha())
             .add_service(health);

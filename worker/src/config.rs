@@ -24,7 +24,7 @@ pub struct WorkerConfig {
     pub admin: AdminConfig,
     /// Where routers reach this worker.
     pub grpc: GrpcConfig,
-    /// Routers to join.
+    /// Where to register.
     pub membership: JoinConfig,
     /// Name and place in the cluster.
     pub instance: InstanceSettings,

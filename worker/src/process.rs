@@ -10,8 +10,7 @@ use baton_engine::{EngineHandle, SequenceGate};
 use baton_kv_transfer::{KvTransfer, NoHooks, SinkHandler, TransferConfig, TransferHooks};
 use baton_node::admin::{self, Health};
 use baton_node::announce::{Announcement, Announcer};
-use baton_node::membership::embedded::EmbeddedWorker;
-use baton_node::membership::{RegistrationHandle, WorkerMembership as _};
+use baton_node::membership::{self, RegistrationHandle};
 use baton_node::metrics::Metrics;
 use baton_node::telemetry::ExportCounters;
 use baton_node::{Shutdown, grpc, id};
@@ -169,7 +168,7 @@ impl RunningWorker {
 
         let endpoint = config.grpc.advertise.clone().unwrap_or_else(|| grpc_addr.to_string());
         let record = record(role_name, &config, &party, endpoint, &loaded, &transfer);
-        let registration = EmbeddedWorker::new(&config.membership).register(record);
+        let registration = membership::worker(&config.membership).register(record);
         watch_readiness(&registration, &up, (&loaded.engine, &transfer), around.announcer);
         Ok(Self { grpc: grpc_addr, http, party, loaded, transfer, registration, draining, stop, server })
     }

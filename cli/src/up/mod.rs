@@ -64,6 +64,15 @@ pub(crate) struct UpArgs {
     /// Compute threads of each worker; all cores where absent.
     #[arg(long)]
     threads: Option<usize>,
+    /// Where workers register: at the router, or in etcd.
+    #[arg(long, value_enum, default_value_t = Membership::Embedded)]
+    membership: Membership,
+    /// Address of etcd, `http://host:port`; several are separated by commas.
+    #[arg(long, default_value = "http://127.0.0.1:2379")]
+    etcd: String,
+    /// Key below which this cluster's keys lie; two clusters on one etcd need two.
+    #[arg(long, default_value = "/baton/default/")]
+    etcd_prefix: String,
     /// OTLP gRPC endpoint that receives traces, e.g. `http://127.0.0.1:4317`.
     #[arg(long)]
     otlp: Option<String>,
@@ -83,6 +92,12 @@ enum Policy {
 enum Transport {
     Ucx,
     Tcp,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Membership {
+    Embedded,
+    Etcd,
 }
 
 impl UpArgs {
@@ -114,6 +129,10 @@ impl UpArgs {
 
     fn common_flags(&self) -> Vec<String> {
         let mut flags = vec![format!("--log={}", self.log), "--announce".into(), "--stop-with-stdin".into()];
+        if self.membership == Membership::Etcd {
+            flags.extend(["--membership=etcd".into(), format!("--etcd={}", self.etcd)]);
+            flags.push(format!("--etcd-prefix={}", self.etcd_prefix));
+        }
         flags.extend(self.otlp.as_ref().map(|url| format!("--otlp-url={url}")));
         flags
     }

@@ -6,8 +6,10 @@ use baton_node::environment;
 
 /// Sections of the configuration tree that every process has.
 const SHARED: [&str; 4] = ["admin", "drain", "grpc", "telemetry"];
-/// Those of routers. Workers have a `membership` too, but here flags set it.
+/// Those of routers. Workers have a `membership` too, but here flags set all of it that is not [`ETCD`].
 const ROUTER: [&str; 4] = ["http", "limits", "membership", "placement"];
+/// A part of a section that every process has.
+const ETCD: &str = "membership__etcd__";
 /// Those of workers.
 const WORKER: [&str; 4] = ["engine", "instance", "model", "transfer"];
 
@@ -33,6 +35,9 @@ impl Variables {
                 "{name} names the configuration of one process, and `baton up` starts several: unset it"
             );
             let section = key.split("__").next().unwrap_or_default();
+            if key.starts_with(ETCD) {
+                continue;
+            }
             if ROUTER.contains(&section) {
                 sorted.router.push(name);
             } else if WORKER.contains(&section) {
@@ -62,11 +67,20 @@ mod tests {
     #[test]
     fn each_process_gets_the_sections_that_it_knows() {
         let sort = |names: &[&str]| Variables::sort(names.iter().map(|n| (*n).to_owned()));
-        let names =
-            ["BATON_TELEMETRY__LOG", "BATON_ENGINE__THREADS", "BATON_LIMITS__RUNNING_MAX", "BATON_HTTP__LISTEN"];
+        let names = [
+            "BATON_TELEMETRY__LOG",
+            "BATON_MEMBERSHIP__ETCD__USER",
+            "BATON_MEMBERSHIP__LEASE_MS",
+            "BATON_ENGINE__THREADS",
+            "BATON_LIMITS__RUNNING_MAX",
+            "BATON_HTTP__LISTEN",
+        ];
         let sorted = sort(&names).unwrap();
         assert_eq!(sorted.not_for_routers().collect::<Vec<_>>(), ["BATON_ENGINE__THREADS"]);
-        assert_eq!(sorted.not_for_workers().collect::<Vec<_>>(), ["BATON_LIMITS__RUNNING_MAX", "BATON_HTTP__LISTEN"]);
+        assert_eq!(
+            sorted.not_for_workers().collect::<Vec<_>>(),
+            ["BATON_MEMBERSHIP__LEASE_MS", "BATON_LIMITS__RUNNING_MAX", "BATON_HTTP__LISTEN"]
+        );
         for (name, says) in [("BATON_CONFIG", "unset it"), ("BATON_LIMIT__RUNNING_MAX", "no process")] {
             let message = sort(&[name]).unwrap_err().to_string();
             assert!(message.contains(name) && message.contains(says), "{message}");

@@ -70,19 +70,31 @@ pub struct CommonArgs {
     /// Stop when standard input ends: whoever started this process is gone
     #[arg(long)]
     pub stop_with_stdin: bool,
+    /// Where workers register: "embedded", at the routers, or "etcd"
+    #[arg(long, value_name = "BACKEND")]
+    pub membership: Option<String>,
+    /// Addresses of etcd, http://host:port, separated by commas
+    #[arg(long, value_name = "URLS", value_delimiter = ',')]
+    pub etcd: Vec<String>,
+    /// Key below which this cluster's keys lie in etcd; ends in /
+    #[arg(long, value_name = "KEY")]
+    pub etcd_prefix: Option<String>,
     /// Longest drain after SIGTERM, in milliseconds
     #[arg(long, value_name = "MS")]
     pub drain_ms_max: Option<u64>,
 }
 
 impl CommonArgs {
-    /// These flags over the sections `telemetry`, `admin` and `drain`; add the binary's own with [`Overlay::set`].
+    /// These flags over the sections `telemetry`, `admin`, `membership` and `drain`; add the binary's own with [`Overlay::set`].
     pub fn overlay(&self) -> Overlay {
         Overlay::new()
             .set("--log", "telemetry.log", &self.log)
             .set("--log-format", "telemetry.log_format", &self.log_format)
             .set("--otlp-url", "telemetry.otlp_url", &self.otlp_url)
             .set("--admin-listen", "admin.listen", &self.admin_listen)
+            .set("--membership", "membership.backend", &self.membership)
+            .set_list("--etcd", "membership.etcd.endpoints", &self.etcd)
+            .set("--etcd-prefix", "membership.etcd.prefix", &self.etcd_prefix)
             .set_switch("--stop-with-stdin", "drain.stop_with_stdin", self.stop_with_stdin)
             .set("--drain-ms-max", "drain.drain_ms_max", &self.drain_ms_max)
     }

@@ -15,7 +15,7 @@ pub trait Fixture: Send {
     fn router(&self) -> Arc<dyn RouterMembership>;
     /// The side of a new worker process.
     fn worker(&self) -> Box<dyn WorkerMembership>;
-    /// Nothing that workers and routers send arrives any more, and nobody is told; `false` mends it.
+    /// Nothing that workers send or are sent arrives any more, and nobody is told; `false` mends it.
     fn set_silent(&self, silent: bool);
     /// The router dies, and another one starts in its place that knows nothing.
     fn restart_router(&mut self);

@@ -133,7 +133,7 @@ impl tonic::codegen::Service<Uri> for Dialer {
 struct Embedded(Network);
 
 fn lease_config() -> LeaseConfig {
-    LeaseConfig { lease_ms: LEASE_MS, members_max: 4 }
+    LeaseConfig { lease_ms: LEASE_MS, members_max: 4, ..LeaseConfig::default() }
 }
 
 async fn embedded() -> Embedded {

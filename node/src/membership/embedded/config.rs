@@ -1,27 +1,35 @@
 //! The section `membership`, of routers and of workers.
 
 use crate::config::{Check, Checker, list};
+use crate::membership::Backend;
+use crate::membership::etcd::EtcdConfig;
 use serde::{Deserialize, Serialize};
 
 /// What a router grants.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LeaseConfig {
-    /// A worker that is silent for this long is gone.
+    /// Who keeps the leases: `embedded` or `etcd`.
+    pub backend: Backend,
+    /// A worker that is silent for this long is gone; `embedded` only.
     pub lease_ms: u64,
     /// Most registered instances.
     pub members_max: usize,
+    /// Where the backend is `etcd`.
+    pub etcd: EtcdConfig,
 }
 
 impl Default for LeaseConfig {
     fn default() -> Self {
-        Self { lease_ms: 5_000, members_max: 1_024 }
+        Self { backend: Backend::Embedded, lease_ms: 5_000, members_max: 1_024, etcd: EtcdConfig::default() }
     }
 }
 
 impl Check for LeaseConfig {
     fn check(&self, at: &mut Checker) {
-        at.range("lease_ms", self.lease_ms, 100..=600_000).range("members_max", self.members_max, 1..=65_536);
+        at.range("lease_ms", self.lease_ms, 100..=600_000)
+            .range("members_max", self.members_max, 1..=65_536)
+            .section("etcd", &self.etcd);
     }
 }
 
@@ -29,7 +37,9 @@ impl Check for LeaseConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct JoinConfig {
-    /// gRPC addresses of all routers, `http://host:port`.
+    /// Where this worker registers: `embedded`, at its routers, or `etcd`.
+    pub backend: Backend,
+    /// gRPC addresses of all routers, `http://host:port`; `embedded` only.
     #[serde(deserialize_with = "list")]
     pub routers: Vec<String>,
     /// Longest connect, and longest wait for a router's answer to a registration.
@@ -38,15 +48,19 @@ pub struct JoinConfig {
     pub backoff_ms_min: u64,
     /// Longest wait before joining again.
     pub backoff_ms_max: u64,
+    /// Where the backend is `etcd`.
+    pub etcd: EtcdConfig,
 }
 
 impl Default for JoinConfig {
     fn default() -> Self {
         Self {
+            backend: Backend::Embedded,
             routers: vec!["http://127.0.0.1:50051".into()],
             connect_ms_max: 2_000,
             backoff_ms_min: 100,
             backoff_ms_max: 5_000,
+            etcd: EtcdConfig::default(),
         }
     }
 }
@@ -56,6 +70,7 @@ impl Check for JoinConfig {
         at.require("routers", (1..=16).contains(&self.routers.len()), "1 to 16 addresses of routers")
             .range("connect_ms_max", self.connect_ms_max, 10..=60_000)
             .range("backoff_ms_min", self.backoff_ms_min, 1..=60_000)
-            .range("backoff_ms_max", self.backoff_ms_max, self.backoff_ms_min..=600_000);
+            .range("backoff_ms_max", self.backoff_ms_max, self.backoff_ms_min..=600_000)
+            .section("etcd", &self.etcd);
     }
 }

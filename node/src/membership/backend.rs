@@ -1,0 +1,70 @@
+//! Which backend a process uses, as configured.
+
+use super::embedded::{EmbeddedRouter, EmbeddedWorker, JoinConfig, LeaseConfig};
+use super::etcd::{EtcdRouter, EtcdWorker};
+use super::{RouterMembership, WorkerMembership};
+use baton_proto::v1::membership_server::MembershipServer;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+/// The key `membership.backend`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Backend {
+    /// Routers keep the leases.
+    #[default]
+    Embedded,
+    /// etcd keeps them.
+    Etcd,
+}
+
+/// The backend of a router.
+#[derive(Clone, Debug)]
+pub enum RouterBackend {
+    /// See [`Backend::Embedded`].
+    Embedded(EmbeddedRouter),
+    /// See [`Backend::Etcd`].
+    Etcd(EtcdRouter),
+}
+
+impl RouterBackend {
+    /// Starts the configured one; must be called within a tokio runtime.
+    pub fn start(config: &LeaseConfig) -> Self {
+        match config.backend {
+            Backend::Embedded => Self::Embedded(EmbeddedRouter::new(config)),
+            Backend::Etcd => Self::Etcd(EtcdRouter::start(&config.etcd, config.members_max)),
+        }
+    }
+
+    /// As what routers use.
+    pub fn membership(&self) -> Arc<dyn RouterMembership> {
+        match self {
+            Self::Embedded(router) => Arc::new(router.clone()),
+            Self::Etcd(router) => Arc::new(router.clone()),
+        }
+    }
+
+    /// The gRPC service that workers join, where there is one.
+    pub fn service(&self) -> Option<MembershipServer<EmbeddedRouter>> {
+        match self {
+            Self::Embedded(router) => Some(router.service()),
+            Self::Etcd(_) => None,
+        }
+    }
+
+    /// Ends this router's part. Workers keep their readiness.
+    pub fn close(&self) {
+        match self {
+            Self::Embedded(router) => router.close(),
+            Self::Etcd(router) => router.close(),
+        }
+    }
+}
+
+/// The configured backend of a worker.
+pub fn worker(config: &JoinConfig) -> Box<dyn WorkerMembership> {
+    match config.backend {
+        Backend::Embedded => Box::new(EmbeddedWorker::new(config)),
+        Backend::Etcd => Box::new(EtcdWorker::new(&config.etcd)),
+    }
+}

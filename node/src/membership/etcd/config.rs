@@ -1,0 +1,104 @@
+//! The section `membership.etcd`, the same on routers and workers.
+
+use crate::config::{Check, Checker, list};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How etcd is reached and used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct EtcdConfig {
+    /// Client addresses of the etcd cluster, `http://host:port` or `https://host:port`.
+    #[serde(deserialize_with = "list")]
+    pub endpoints: Vec<String>,
+    /// Everything of this cluster lies below this key; ends in `/`.
+    pub prefix: String,
+    /// Name to log in with.
+    pub user: Option<String>,
+    /// File that holds the password; read at every connect, so that it can be changed in place.
+    pub password_file: Option<PathBuf>,
+    /// PEM file of the authority that signed etcd's certificate.
+    pub ca: Option<PathBuf>,
+    /// PEM file of the certificate that this process shows.
+    pub cert: Option<PathBuf>,
+    /// PEM file of its key.
+    pub key: Option<PathBuf>,
+    /// A process that renews nothing for so long is gone, seconds: etcd counts in whole ones. Renewed at half the remaining time.
+    pub lease_ttl_s: u32,
+    /// Longest wait for an answer of etcd.
+    pub request_ms_max: u64,
+    /// Shortest wait before etcd is called again; doubles with every failure, with jitter.
+    pub backoff_ms_min: u64,
+    /// Longest wait before etcd is called again.
+    pub backoff_ms_max: u64,
+    /// After etcd was wiped or restored, workers have so long to register again before a router asks them itself.
+    pub view_grace_ms: u64,
+    /// Longest wait for a worker that a router asks whether it is alive.
+    pub probe_ms_max: u64,
+}
+
+impl Default for EtcdConfig {
+    fn default() -> Self {
+        Self {
+            endpoints: vec!["http://127.0.0.1:2379".into()],
+            prefix: "/baton/default/".into(),
+            user: None,
+            password_file: None,
+            ca: None,
+            cert: None,
+            key: None,
+            lease_ttl_s: 10,
+            request_ms_max: 2_000,
+            backoff_ms_min: 50,
+            backoff_ms_max: 2_000,
+            view_grace_ms: 30_000,
+            probe_ms_max: 1_000,
+        }
+    }
+}
+
+impl EtcdConfig {
+    pub(super) fn lease_ttl(&self) -> Duration {
+        Duration::from_secs(self.lease_ttl_s.into())
+    }
+
+    pub(super) fn request_max(&self) -> Duration {
+        Duration::from_millis(self.request_ms_max)
+    }
+}
+
+impl Check for EtcdConfig {
+    fn check(&self, at: &mut Checker) {
+        let url = |e: &String| e.starts_with("http://") || e.starts_with("https://");
+        let (secure, plain) = (|e: &String| e.starts_with("https://"), |e: &String| e.starts_with("http://"));
+        at.require(
+            "endpoints",
+            (1..=16).contains(&self.endpoints.len()) && self.endpoints.iter().all(url),
+            "1 to 16 addresses, http://host:port or https://host:port",
+        )
+        .require(
+            "endpoints",
+            !(self.endpoints.iter().any(secure) && self.endpoints.iter().any(plain)),
+            "all http:// or all https://",
+        )
+        .require(
+            "prefix",
+            self.prefix.ends_with('/') && self.prefix.len() <= 256,
+            "a key of at most 256 bytes that ends in /",
+        )
+        .require("ca", self.ca.is_some() || !self.endpoints.iter().any(secure), "set where an endpoint is https://")
+        .require("cert", self.cert.is_some() == self.key.is_some(), "set together with membership.etcd.key")
+        .require(
+            "user",
+            self.user.is_some() == self.password_file.is_some(),
+            "set together with membership.etcd.password_file",
+        )
+        .range("lease_ttl_s", self.lease_ttl_s, 1..=600)
+        .range("request_ms_max", self.request_ms_max, 10..=60_000)
+        .range("backoff_ms_min", self.backoff_ms_min, 1..=60_000)
+        .range("backoff_ms_max", self.backoff_ms_max, self.backoff_ms_min..=600_000)
+        .range("view_grace_ms", self.view_grace_ms, 0..=3_600_000)
+        .range("probe_ms_max", self.probe_ms_max, 10..=60_000);
+    }
+}

@@ -1,0 +1,48 @@
+//! Connecting, and calls with a deadline.
+
+use super::EtcdConfig;
+use super::error::EtcdError;
+use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
+use std::path::Path;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// A connection is probed so often, so that a stopped or cut-off etcd is noticed under a quiet watch.
+const KEEPALIVE: Duration = Duration::from_secs(2);
+const KEEPALIVE_MAX: Duration = Duration::from_secs(4);
+
+/// Connects; files are read anew, so that certificates and passwords can be changed in place.
+pub(super) async fn connect(config: &EtcdConfig) -> Result<Client, EtcdError> {
+    let mut options = ConnectOptions::new()
+        .with_connect_timeout(config.request_max())
+        .with_keep_alive(KEEPALIVE, KEEPALIVE_MAX)
+        .with_keep_alive_while_idle(true)
+        .with_require_leader(true);
+    if let (Some(user), Some(file)) = (&config.user, &config.password_file) {
+        options = options.with_user(user.clone(), read(file).await?.trim_end()).with_auto_token_refresh(true);
+    }
+    if let Some(ca) = &config.ca {
+        let mut tls = TlsOptions::new().ca_certificate(Certificate::from_pem(read(ca).await?));
+        if let (Some(cert), Some(key)) = (&config.cert, &config.key) {
+            tls = tls.identity(Identity::from_pem(read(cert).await?, read(key).await?));
+        }
+        options = options.with_tls(tls);
+    }
+    within(config.request_max(), "connect", Client::connect(&config.endpoints, Some(options))).await
+}
+
+async fn read(path: &Path) -> Result<String, EtcdError> {
+    tokio::fs::read_to_string(path).await.map_err(|source| EtcdError::File { path: path.into(), source })
+}
+
+/// Bounds a call.
+pub(super) async fn within<T>(
+    max: Duration,
+    what: &'static str,
+    call: impl Future<Output = Result<T, etcd_client::Error>>,
+) -> Result<T, EtcdError> {
+    match timeout(max, call).await {
+        Ok(result) => Ok(result?),
+        Err(_) => Err(EtcdError::Silent(what)),
+    }
+}

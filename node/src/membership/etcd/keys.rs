@@ -1,0 +1,73 @@
+//! Names of keys, and what stands under them.
+
+use crate::membership::state::Word;
+use baton_proto::v1::{self, join_response};
+use baton_types::{InstanceId, InstanceRecord, Party, ProtocolRange};
+use prost::Message as _;
+
+/// Keys below a cluster's prefix.
+#[derive(Clone, Debug)]
+pub(super) struct Keys(pub(super) String);
+
+impl Keys {
+    pub(super) fn epoch(&self) -> String {
+        format!("{}epoch", self.0)
+    }
+
+    /// Prefix of all records.
+    pub(super) fn instances(&self) -> String {
+        format!("{}instances/", self.0)
+    }
+
+    pub(super) fn instance(&self, instance: &InstanceId) -> String {
+        format!("{}instances/{instance}", self.0)
+    }
+
+    /// Prefix of what routers say of this start.
+    pub(super) fn words(&self, party: &Party) -> String {
+        format!("{}words/{:016x}/{}/", self.0, party.incarnation.0, party.instance)
+    }
+
+    pub(super) fn word(&self, party: &Party, router: &str) -> String {
+        format!("{}{router}", self.words(party))
+    }
+}
+
+pub(super) fn encode_record(record: &InstanceRecord) -> Vec<u8> {
+    v1::InstanceRecord::from(record.clone()).encode_to_vec()
+}
+
+/// The record, or why it cannot be used: whoever may write to etcd may write anything.
+pub(super) fn decode_record(instance: &[u8], value: &[u8]) -> Result<InstanceRecord, String> {
+    let record = v1::InstanceRecord::decode(value).map_err(|e| e.to_string())?;
+    let record = InstanceRecord::try_from(record).map_err(|e| e.within("record").to_string())?;
+    if record.party.instance.as_str().as_bytes() != instance {
+        return Err(format!("the record of {} stands under another name", record.party.instance));
+    }
+    let ours = ProtocolRange { min: baton_proto::PROTOCOL_MIN, max: baton_proto::PROTOCOL_MAX };
+    if !record.protocol.overlaps(ours) {
+        let theirs = record.protocol;
+        return Err(format!(
+            "it speaks protocols {} to {}, this router {} to {}",
+            theirs.min, theirs.max, ours.min, ours.max
+        ));
+    }
+    Ok(record)
+}
+
+pub(super) fn encode_word(word: &Word) -> Vec<u8> {
+    let message = match word {
+        Word::Admitted => join_response::Message::Admitted(v1::Admitted {}),
+        Word::Evicted(reason) => join_response::Message::Evicted(v1::Evicted { reason: reason.clone() }),
+    };
+    v1::JoinResponse { message: Some(message) }.encode_to_vec()
+}
+
+/// `None` for words of a newer protocol.
+pub(super) fn decode_word(value: &[u8]) -> Option<Word> {
+    match v1::JoinResponse::decode(value).ok()?.message? {
+        join_response::Message::Admitted(_) => Some(Word::Admitted),
+        join_response::Message::Evicted(v1::Evicted { reason }) => Some(Word::Evicted(reason)),
+        _ => None,
+    }
+}

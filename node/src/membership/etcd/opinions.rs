@@ -1,0 +1,106 @@
+//! What routers said of this worker, as etcd shows it. Pure.
+
+use crate::membership::state::Word;
+use crate::membership::{RouterOpinion, WorkerState, aggregate};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Words by router, and whether this worker is registered.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Opinions {
+    registered: bool,
+    /// Set while the name belongs to another process.
+    refused: Option<String>,
+    routers: BTreeMap<String, RouterOpinion>,
+}
+
+impl Opinions {
+    /// The record stands in etcd.
+    pub(super) fn registered(&mut self) {
+        self.registered = true;
+        self.refused = None;
+    }
+
+    /// The name belongs to another process: whatever was said of this one is void.
+    pub(super) fn refused(&mut self, reason: String) {
+        *self = Self { registered: false, refused: Some(reason), routers: BTreeMap::new() };
+    }
+
+    /// All words that stand now; routers that said something before and are not among them are lost.
+    pub(super) fn listed(&mut self, words: Vec<(String, Word)>) {
+        let standing: BTreeSet<_> = words.iter().map(|(router, _)| router.clone()).collect();
+        let lost: Vec<_> = self.routers.keys().filter(|r| !standing.contains(*r)).cloned().collect();
+        lost.iter().for_each(|router| self.lost(router));
+        words.into_iter().for_each(|(router, word)| self.said(router, word));
+    }
+
+    /// A router's new word.
+    pub(super) fn said(&mut self, router: String, word: Word) {
+        self.routers.insert(router, RouterOpinion { connected: true, word: Some(word) });
+        self.forget();
+    }
+
+    /// The word went with its router's lease.
+    pub(super) fn lost(&mut self, router: &str) {
+        if let Some(opinion) = self.routers.get_mut(router) {
+            opinion.connected = false;
+        }
+        self.forget();
+    }
+
+    /// Lost routers count only while no other can be heard; so they are no more than were ever heard together.
+    fn forget(&mut self) {
+        if self.routers.values().any(|r| r.connected) {
+            self.routers.retain(|_, r| r.connected);
+        }
+    }
+
+    /// Where the worker stands.
+    pub(super) fn state(&self) -> WorkerState {
+        if let Some(reason) = &self.refused {
+            return WorkerState::Evicted(reason.clone());
+        }
+        let here = RouterOpinion { connected: self.registered, word: None };
+        aggregate(&self.routers.values().cloned().chain([here]).collect::<Vec<_>>())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Steps: `reg`, `no` (refused), `+a` (router a admits), `!a` (evicts), `-a` (a is lost), `=ab` (a list: a and b admit).
+    fn state(steps: &str) -> String {
+        let mut opinions = Opinions::default();
+        for step in steps.split_whitespace() {
+            let (op, router) = step.split_at(1);
+            match (op, step) {
+                (_, "reg") => opinions.registered(),
+                (_, "no") => opinions.refused("taken".into()),
+                ("+", _) => opinions.said(router.into(), Word::Admitted),
+                ("!", _) => opinions.said(router.into(), Word::Evicted(router.into())),
+                ("-", _) => opinions.lost(router),
+                _ => opinions.listed(router.chars().map(|r| (r.to_string(), Word::Admitted)).collect()),
+            }
+        }
+        format!("{:?}", opinions.state())
+    }
+
+    #[test]
+    fn readiness_is_sticky_and_evictions_clear_it() {
+        let check = |steps: &str, expected: &str| assert_eq!(state(steps), expected, "{steps}");
+        check("", "Unregistered");
+        check("reg", "Registered");
+        check("reg +a", "Admitted");
+        check("reg +a -a", "Admitted");
+        check("reg +a =", "Admitted");
+        check("reg +a !a", r#"Evicted("a")"#);
+        check("reg +a !b", "Admitted");
+        // The router that admitted is lost, so the one that is heard decides, and its word stands when it is lost, too.
+        check("reg +a !b -a", r#"Evicted("b")"#);
+        check("reg +a !b -a -b", r#"Evicted("b")"#);
+        check("reg +a -a !b -b", r#"Evicted("b")"#);
+        check("reg !a -a =b", "Admitted");
+        check("reg +a no", r#"Evicted("taken")"#);
+        check("reg +a no reg", "Registered");
+    }
+}

@@ -1,0 +1,340 @@
+//! The router's side: follows the records, and writes what it says of each worker.
+
+use super::backoff::Backoff;
+use super::connection::{connect, within};
+use super::error::EtcdError;
+use super::keys::{Keys, encode_word};
+use super::lease::{self, Renewal, grant};
+use super::probe::{Probe, Verdict, WatchProbe};
+use super::view::{Change, EtcdView, Position, ViewLimits};
+use super::{EtcdConfig, history};
+use crate::membership::state::Word;
+use crate::membership::{MembershipView, RouterMembership};
+use baton_types::{InstanceId, Party};
+use etcd_client::{Client, EventType, PutOptions, WatchOptions, WatchResponse};
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// Records that go within this time go at once. Leases granted together end together, and etcd looks for ended ones twice a second.
+const WINDOW: Duration = Duration::from_secs(2);
+/// Doubted workers that are asked at the same time.
+const PROBES_MAX: usize = 32;
+
+/// One router's view in etcd. Cloning shares it; it follows until closed or dropped.
+#[derive(Clone)]
+pub struct EtcdRouter {
+    shared: Arc<Shared>,
+    _stop: Arc<DropGuard>,
+}
+
+impl fmt::Debug for EtcdRouter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdRouter").field("keys", &self.shared.keys).finish_non_exhaustive()
+    }
+}
+
+struct Shared {
+    config: EtcdConfig,
+    keys: Keys,
+    /// Under which this router's words stand; new with every start.
+    name: String,
+    probe: Box<dyn Probe>,
+    inner: Mutex<Inner>,
+    view: watch::Sender<Arc<MembershipView>>,
+    /// Something is to be written.
+    wake: Notify,
+    /// Somebody may be due to be asked.
+    doubts: Notify,
+    stop: CancellationToken,
+}
+
+struct Inner {
+    view: EtcdView,
+    /// What is to stand in etcd.
+    words: BTreeMap<InstanceId, (Party, Word)>,
+}
+
+impl EtcdRouter {
+    /// Starts to follow; must be called within a tokio runtime.
+    pub fn start(config: &EtcdConfig, members_max: usize) -> Self {
+        let probe = WatchProbe { max: Duration::from_millis(config.probe_ms_max) };
+        Self::start_with(config, members_max, Box::new(probe))
+    }
+
+    /// Like [`EtcdRouter::start`], asking doubted workers in a way of the caller's.
+    pub fn start_with(config: &EtcdConfig, members_max: usize, probe: Box<dyn Probe>) -> Self {
+        let limits = ViewLimits {
+            grace: Duration::from_millis(config.view_grace_ms),
+            window: WINDOW,
+            probe_every: Duration::from_millis(config.probe_ms_max) * 2,
+            members_max,
+        };
+        // Revisions start at the clock, so that they still grow when the router starts anew.
+        let start = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+        let view = EtcdView::new(limits, start);
+        let stop = CancellationToken::new();
+        let shared = Arc::new(Shared {
+            config: config.clone(),
+            keys: Keys(config.prefix.clone()),
+            name: format!("{:016x}", rand::random::<u64>()),
+            probe,
+            view: watch::Sender::new(Arc::new(view.view())),
+            inner: Mutex::new(Inner { view, words: BTreeMap::new() }),
+            wake: Notify::new(),
+            doubts: Notify::new(),
+            stop: stop.clone(),
+        });
+        let follower = Follower { shared: shared.clone(), lease: None, written: BTreeMap::new() };
+        tokio::spawn(follower.run());
+        Self { shared, _stop: Arc::new(stop.drop_guard()) }
+    }
+
+    /// Stops to follow and takes this router's words back. Workers keep their readiness.
+    pub fn close(&self) {
+        self.shared.stop.cancel();
+    }
+
+    /// Members that stay in the view although their record is gone.
+    pub fn doubted(&self) -> usize {
+        self.shared.inner.lock().view.doubted()
+    }
+}
+
+impl RouterMembership for EtcdRouter {
+    fn view(&self) -> watch::Receiver<Arc<MembershipView>> {
+        self.shared.view.subscribe()
+    }
+
+    fn admit(&self, party: &Party) -> bool {
+        self.shared.say(party, Word::Admitted)
+    }
+
+    fn evict(&self, party: &Party, reason: &str) -> bool {
+        self.shared.say(party, Word::Evicted(reason.chars().take(512).collect()))
+    }
+}
+
+impl Shared {
+    fn say(&self, party: &Party, word: Word) -> bool {
+        let mut inner = self.inner.lock();
+        let known = self.view.borrow().get(party).is_some();
+        if known {
+            inner.words.insert(party.instance.clone(), (party.clone(), word));
+            self.wake.notify_one();
+        }
+        known
+    }
+
+    /// Changes the view and publishes it.
+    fn change(&self, change: impl FnOnce(&mut EtcdView)) {
+        let mut inner = self.inner.lock();
+        let inner = &mut *inner;
+        change(&mut inner.view);
+        if self.view.borrow().revision != inner.view.revision() {
+            let view = inner.view.view();
+            inner.words.retain(|_, (party, _)| view.get(party).is_some());
+            self.view.send_replace(Arc::new(view));
+        }
+        self.wake.notify_one();
+        self.doubts.notify_one();
+    }
+}
+
+/// The task behind a router.
+struct Follower {
+    shared: Arc<Shared>,
+    /// Outlives sessions.
+    lease: Option<i64>,
+    /// What stands in etcd on that lease, by key; `None` where that is not certain.
+    written: BTreeMap<String, Option<Word>>,
+}
+
+impl Follower {
+    async fn run(mut self) {
+        let shared = self.shared.clone();
+        let mut backoff = Backoff::new(&shared.config);
+        let mut resume = false;
+        let sessions = async {
+            loop {
+                let mut worked = false;
+                let Err(error) = self.session(resume, &mut worked).await;
+                // After a failed connect, another etcd may stand at the same address: list, whatever its revision.
+                resume = worked && !matches!(error, EtcdError::WatchEnded(_));
+                if matches!(error, EtcdError::LeaseGone) {
+                    (self.lease, self.written) = (None, BTreeMap::new());
+                }
+                tokio::time::sleep(backoff.after(&error, worked)).await;
+            }
+        };
+        tokio::select! {
+            () = sessions => {}
+            () = ask_doubted(&shared) => {}
+            () = shared.stop.cancelled() => {}
+        }
+        if let Some(lease) = self.lease
+            && let Ok(client) = connect(&shared.config).await
+        {
+            // Without an answer the lease ends by itself.
+            let _ = lease::revoke(&client, lease, shared.config.request_max()).await;
+        }
+    }
+
+    /// From connecting to the first failure. `worked` becomes true once the view is that of etcd.
+    async fn session(&mut self, resume: bool, worked: &mut bool) -> Result<Infallible, EtcdError> {
+        let shared = self.shared.clone();
+        let client = connect(&shared.config).await?;
+        let max = shared.config.request_max();
+        let from = match resume_from(&shared, &client).await? {
+            Some(revision) if resume => revision,
+            _ => {
+                // The lease may have outlived words on it that a backup does not know.
+                self.written.values_mut().for_each(|word| *word = None);
+                list(&shared, &client).await?
+            }
+        };
+        *worked = true;
+        let lease = match self.lease {
+            Some(lease) => lease,
+            None => *self.lease.insert(grant(&client, shared.config.lease_ttl(), max).await?),
+        };
+        let keep = Renewal::start(&client, lease, max).await?.keep();
+        tokio::select! {
+            error = keep => Err(error),
+            end = follow(&shared, &client, from) => end,
+            end = self.write(&client, lease) => end,
+        }
+    }
+
+    /// Keeps this router's words in etcd as they are to be.
+    async fn write(&mut self, client: &Client, lease: i64) -> Result<Infallible, EtcdError> {
+        let shared = self.shared.clone();
+        let max = shared.config.request_max();
+        let mut kv = client.kv_client();
+        loop {
+            let wanted: BTreeMap<String, Word> = {
+                let inner = shared.inner.lock();
+                let entry = |(party, word): &(Party, Word)| (shared.keys.word(party, &shared.name), word.clone());
+                inner.words.values().map(entry).collect()
+            };
+            let stale: Vec<_> = self.written.keys().filter(|k| !wanted.contains_key(*k)).cloned().collect();
+            for key in stale {
+                within(max, "take a word back", kv.delete(key.clone(), None)).await?;
+                self.written.remove(&key);
+            }
+            for (key, word) in wanted {
+                if self.written.get(&key).and_then(Option::as_ref) != Some(&word) {
+                    let options = PutOptions::new().with_lease(lease);
+                    within(max, "say a word", kv.put(key.clone(), encode_word(&word), Some(options))).await?;
+                    self.written.insert(key, Some(word));
+                }
+            }
+            shared.wake.notified().await;
+        }
+    }
+}
+
+/// From which revision to watch, where etcd goes on in the history that the view knows.
+async fn resume_from(shared: &Shared, client: &Client) -> Result<Option<i64>, EtcdError> {
+    let found = history::stand(client, &shared.keys, shared.config.request_max()).await?;
+    let inner = shared.inner.lock();
+    let goes_on = found.is_some_and(|found| inner.view.continues(found));
+    Ok(inner.view.position().filter(|_| goes_on).map(|known| known.revision + 1))
+}
+
+async fn list(shared: &Shared, client: &Client) -> Result<i64, EtcdError> {
+    let (found, members) = history::list(client, &shared.keys, shared.config.request_max()).await?;
+    tracing::info!(revision = found.revision, members = members.len(), "lists the instances");
+    shared.change(|view| view.listed(found, members, Instant::now().into_std()));
+    Ok(found.revision + 1)
+}
+
+/// Watches from `revision` on; lists again where that was compacted.
+async fn follow(shared: &Shared, client: &Client, mut revision: i64) -> Result<Infallible, EtcdError> {
+    let max = shared.config.request_max();
+    loop {
+        let options = WatchOptions::new().with_prefix().with_start_revision(revision).with_progress_notify();
+        let mut watches = client.watch_client();
+        let mut events = within(max, "watch", watches.watch(shared.keys.instances(), Some(options))).await?;
+        loop {
+            let Some(response) = events.message().await? else {
+                return Err(EtcdError::WatchEnded("its stream ended".into()));
+            };
+            if response.compact_revision() > 0 {
+                break;
+            }
+            if response.canceled() {
+                return Err(EtcdError::WatchEnded(response.cancel_reason().to_owned()));
+            }
+            apply(shared, &response)?;
+        }
+        revision = list(shared, client).await?;
+    }
+}
+
+fn apply(shared: &Shared, response: &WatchResponse) -> Result<(), EtcdError> {
+    let position: Option<Position> = shared.inner.lock().view.position();
+    let header = response.header();
+    if header.zip(position).is_some_and(|(h, p)| h.cluster_id() != p.cluster || h.revision() < p.revision) {
+        return Err(EtcdError::WatchEnded("etcd has another history now".into()));
+    }
+    let prefix = shared.keys.instances();
+    let mut changes = Vec::new();
+    let mut last = 0;
+    for (event, kv) in response.events().iter().filter_map(|e| Some((e.event_type(), e.kv()?))) {
+        last = last.max(kv.mod_revision());
+        let name = kv.key().strip_prefix(prefix.as_bytes()).unwrap_or_default();
+        match event {
+            EventType::Put => changes.extend(history::member(&prefix, kv).map(Change::Put)),
+            EventType::Delete => {
+                let id = String::from_utf8_lossy(name).into_owned();
+                changes.extend(InstanceId::try_new(id).ok().map(Change::Deleted));
+            }
+        }
+    }
+    if changes.is_empty() && response.events().is_empty() {
+        return Ok(());
+    }
+    for change in &changes {
+        match change {
+            Change::Put(m) => {
+                tracing::info!(instance = %m.record.party, revision = m.registration.revision, "is registered")
+            }
+            Change::Deleted(instance) => tracing::info!(%instance, "has no record any more"),
+        }
+    }
+    shared.change(|view| view.changed(last, changes, Instant::now().into_std()));
+    Ok(())
+}
+
+/// Asks members whose record went in a way that is not believed.
+async fn ask_doubted(shared: &Shared) {
+    let mut asked = FuturesUnordered::new();
+    loop {
+        let due = shared.inner.lock().view.next_due().map(Instant::from_std);
+        tokio::select! {
+            Some((party, verdict)) = asked.next() => {
+                let alive = verdict == Verdict::Alive;
+                tracing::info!(instance = %party, alive, "asked a worker whose record is gone");
+                shared.change(|view| view.answered(&party, alive));
+            }
+            () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() && asked.len() < PROBES_MAX => {
+                let due = shared.inner.lock().view.due(Instant::now().into_std(), PROBES_MAX - asked.len());
+                for record in due {
+                    let answer = shared.probe.ask(record.clone());
+                    asked.push(async move { (record.party.clone(), answer.await) });
+                }
+            }
+            // The view changed: somebody else may be due.
+            () = shared.doubts.notified() => {}
+        }
+    }
+}

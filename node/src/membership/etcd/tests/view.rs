@@ -1,0 +1,111 @@
+//! The pure view, by scripts.
+
+use crate::membership::conformance::record;
+use crate::membership::etcd::view::{Change, EtcdView, Position, ViewLimits};
+use crate::membership::{Member, Registration};
+use baton_types::{InstanceId, Party};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const LIMITS: ViewLimits = ViewLimits {
+    grace: Duration::from_secs(10),
+    window: Duration::from_secs(2),
+    probe_every: Duration::from_secs(1),
+    members_max: 4,
+};
+
+/// `a1` is instance a in incarnation 1.
+fn member(who: &str, revision: i64) -> Member {
+    let (instance, incarnation) = who.split_at(1);
+    let record = record(instance, incarnation.parse().unwrap());
+    let registration = Registration { incarnation: record.party.incarnation, revision: revision as u64 };
+    Member { record: Arc::new(record), registration }
+}
+
+fn party(who: &str) -> Party {
+    member(who, 0).record.party.clone()
+}
+
+/// Steps `second:op`: `L5@a1,b1` lists at revision 5 in the first history, `W5@…` in another epoch; `+a1` and `-a,b` are watch events;
+/// `?` asks whom is due, `yes:a1` and `no:a1` answer. Each step shows the members, the doubted with a question mark.
+fn run(script: &str) -> String {
+    let start = Instant::now();
+    let (mut view, mut revision) = (EtcdView::new(LIMITS, 0), 10);
+    let mut out = Vec::new();
+    for step in script.split_whitespace() {
+        let (second, op) = step.split_once(':').unwrap();
+        let now = start + Duration::from_secs_f64(second.parse().unwrap());
+        revision += 1;
+        let before = view.view();
+        let mut due = String::new();
+        if let Some((kind, list)) = op.split_once('@') {
+            let (epoch, at) = kind.split_at(1);
+            let epoch = if epoch == "L" { 1 } else { 2 };
+            let at = at.parse().unwrap();
+            let members = list.split(',').filter(|w| !w.is_empty()).map(|w| member(w, at)).collect();
+            view.listed(Position { cluster: 1, epoch, revision: at }, members, now);
+            revision = at;
+        } else if let Some((verdict, who)) = op.split_once(':') {
+            view.answered(&party(who), verdict == "yes");
+        } else if op == "?" {
+            let asked: Vec<_> = view.due(now, 16).iter().map(|r| r.party.instance.to_string()).collect();
+            due = format!("ask({})", asked.join(" "));
+        } else {
+            let (sign, who) = op.split_at(1);
+            let change = |who: &str| match sign {
+                "+" => Change::Put(member(who, revision)),
+                _ => Change::Deleted(InstanceId::try_new(who).unwrap()),
+            };
+            view.changed(revision, who.split(',').map(change).collect(), now);
+        }
+        let after = view.view();
+        assert_eq!(before.members != after.members, view.revision() > before.revision, "{step}");
+        let names: Vec<_> = after
+            .members
+            .values()
+            .map(|m| format!("{}{}", m.record.party.instance, m.registration.incarnation.0))
+            .collect();
+        out.push(format!("{due}[{}]{}", names.join(" "), "?".repeat(view.doubted())));
+    }
+    out.join(" ")
+}
+
+#[test]
+fn scripts() {
+    let check = |script: &str, expected: &str| assert_eq!(run(script), expected, "{script}");
+    check("0:L5@a1,b1 1:+c1 2:+a2 9:-b", "[a1 b1] [a1 b1 c1] [a2 b1 c1] [a2 c1]");
+    // A list after a compaction: what it lacks was deleted, one at a time.
+    check("0:L5@a1,b1,c1 9:L9@a1,c1,d1 9:L9@a1,c1,d1", "[a1 b1 c1] [a1 c1 d1] [a1 c1 d1]");
+    // Most at once are doubted until asked; those that answer stay and are asked again.
+    check(
+        "0:L5@a1,b1,c1 9:-a,b,c 9:? 9.1:no:a1 9.1:yes:b1 9.5:? 10:? 11:+c1 12:no:c1",
+        "[a1 b1 c1] [a1 b1 c1]??? ask(a b c)[a1 b1 c1]??? [b1 c1]?? [b1 c1]?? ask()[b1 c1]?? ask(b c)[b1 c1]?? [b1 c1]? [b1 c1]?",
+    );
+    check("0:L5@a1,b1,c1 9:L9@ 9:no:a1 9:no:b1 9:no:c1", "[a1 b1 c1] [a1 b1 c1]??? [b1 c1]?? [c1]? []");
+    // The same one by one within the window; slowly, each is believed.
+    check("0:L5@a1,b1,c1 9:-a 9.5:-b 10:-c", "[a1 b1 c1] [b1 c1] [b1 c1]? [b1 c1]??");
+    check("0:L5@a1,b1,c1 9:-a 19:-b 29:-c", "[a1 b1 c1] [b1 c1] [c1] []");
+    // Wiped: everyone stays for the grace, registers again or is asked.
+    check("0:L5@a1,b1 1:W2@ 2:+a1 10:? 11:? 11:no:b1", "[a1 b1] [a1 b1]?? [a1 b1]? ask()[a1 b1]? ask(b)[a1 b1]? [a1]");
+    // The revision went back under the same epoch: restored.
+    check("0:L50@a1,b1 1:L20@a1", "[a1 b1] [a1 b1]?");
+    // Restored from before a's restart: the start that lives stays, the old one's lease ends.
+    check("0:L50@a2,b1 1:L20@a1,b1 5:-a 6:+a2", "[a2 b1] [a2 b1]? [a2 b1]? [a2 b1]");
+    // Wiped, and a restarted meanwhile: the new start takes over once the old one is gone.
+    check("0:L50@a1 1:W9@a2 11:? 11:no:a1", "[a1] [a1]? ask(a)[a1]? [a2]");
+    check("0:L50@a1 1:W9@a2 2:+a2", "[a1] [a1]? [a2]");
+    // Bounded.
+    check("0:L5@a1,b1,c1,d1,e1 1:+a2", "[a1 b1 c1 d1] [a2 b1 c1 d1]");
+}
+
+#[test]
+fn a_watch_goes_on_only_in_the_same_history() {
+    let mut view = EtcdView::new(LIMITS, 0);
+    let at = Position { cluster: 1, epoch: 1, revision: 50 };
+    assert!(!view.continues(at), "there is nothing to go on from");
+    view.listed(at, vec![], Instant::now());
+    assert!(view.continues(at) && view.continues(Position { revision: 70, ..at }));
+    for other in [Position { revision: 49, ..at }, Position { epoch: 2, ..at }, Position { cluster: 2, ..at }] {
+        assert!(!view.continues(other), "{other:?}");
+    }
+}

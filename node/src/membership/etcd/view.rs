@@ -1,0 +1,212 @@
+//! A router's view of the cluster, from lists and watch events. Pure: time comes in, decisions go out.
+//!
+//! A record that goes leaves the view at once, with two exceptions, under which its member is *doubted*: it stays, and is asked directly.
+//! Where etcd was wiped or restored, everyone has a grace to register again; and where most of a cluster goes at once, that is etcd's
+//! fault until the workers themselves say otherwise.
+
+use crate::membership::{Member, MembershipView};
+use baton_types::{InstanceId, InstanceRecord, Party};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Bounds of a view.
+#[derive(Clone, Copy, Debug)]
+pub struct ViewLimits {
+    /// After a wipe or restore, members that did not register again are asked only after this.
+    pub grace: Duration,
+    /// Records that go within this time go at once.
+    pub window: Duration,
+    /// A doubted member is asked this often; longer than one question takes.
+    pub probe_every: Duration,
+    /// Most members; further ones are left out.
+    pub members_max: usize,
+}
+
+/// Where in which history of etcd a view stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Position {
+    /// Id of the etcd cluster.
+    pub cluster: u64,
+    /// Drawn once in each history; a wiped cluster may have its old id.
+    pub epoch: u64,
+    /// Revision of the last change seen.
+    pub revision: i64,
+}
+
+/// One watch event.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// Registered, or registered again.
+    Put(Member),
+    /// The record is gone.
+    Deleted(InstanceId),
+}
+
+#[derive(Clone, Debug)]
+struct Held {
+    member: Member,
+    /// Set while doubted: when to ask.
+    ask: Option<Instant>,
+    /// Who stands under this name in a restored etcd, should ours be gone.
+    rival: Option<Member>,
+}
+
+/// Everyone that a router counts as registered.
+#[derive(Debug)]
+pub struct EtcdView {
+    limits: ViewLimits,
+    position: Option<Position>,
+    members: BTreeMap<InstanceId, Held>,
+    /// When records went, within the window.
+    gone: VecDeque<Instant>,
+    revision: u64,
+}
+
+impl EtcdView {
+    /// Nobody yet. Revisions of the view start after `revision`, so that a restarted router can stay ahead of its past.
+    pub fn new(limits: ViewLimits, revision: u64) -> Self {
+        Self { limits, position: None, members: BTreeMap::new(), gone: VecDeque::new(), revision }
+    }
+
+    /// The last change seen; `None` before the first list.
+    pub fn position(&self) -> Option<Position> {
+        self.position
+    }
+
+    /// Whether a watch may go on from [`EtcdView::position`] in an etcd that stands at `found`: same history, not gone back.
+    pub fn continues(&self, found: Position) -> bool {
+        self.position
+            .is_some_and(|p| p.cluster == found.cluster && p.epoch == found.epoch && p.revision <= found.revision)
+    }
+
+    /// Takes a whole list, read at `found`.
+    pub fn listed(&mut self, found: Position, list: Vec<Member>, now: Instant) {
+        let other_history = self.position.is_some() && !self.continues(found);
+        self.position = Some(found);
+        let listed: BTreeSet<_> = list.iter().map(|m| m.record.party.instance.clone()).collect();
+        for member in list {
+            match self.members.get_mut(&member.record.party.instance) {
+                Some(held) if other_history && held.member.record.party != member.record.party => {
+                    held.rival = Some(member);
+                    held.ask.get_or_insert(now + self.limits.grace);
+                }
+                _ => self.put(member),
+            }
+        }
+        let grace = now + self.limits.grace;
+        let mut missing = Vec::new();
+        for (instance, held) in self.members.iter_mut().filter(|(id, _)| !listed.contains(*id)) {
+            held.rival = None;
+            if other_history {
+                held.ask.get_or_insert(grace);
+            }
+            missing.push(instance.clone());
+        }
+        if other_history {
+            // How many went lately in the other history says nothing about this one.
+            self.gone.clear();
+        }
+        self.go(missing, now);
+    }
+
+    /// Takes the events of one watch response, the last of which has `revision`.
+    pub fn changed(&mut self, revision: i64, changes: Vec<Change>, now: Instant) {
+        if let Some(position) = &mut self.position {
+            position.revision = position.revision.max(revision);
+        }
+        let mut deleted = BTreeSet::new();
+        for change in changes {
+            match change {
+                Change::Put(member) => {
+                    deleted.remove(&member.record.party.instance);
+                    self.put(member);
+                }
+                Change::Deleted(instance) => {
+                    deleted.insert(instance);
+                }
+            }
+        }
+        for (_, held) in self.members.iter_mut().filter(|(id, _)| deleted.contains(*id)) {
+            held.rival = None;
+        }
+        self.go(deleted.into_iter().collect(), now);
+    }
+
+    fn put(&mut self, member: Member) {
+        let instance = member.record.party.instance.clone();
+        let held = self.members.get(&instance);
+        if held.is_none() && self.members.len() >= self.limits.members_max {
+            return;
+        }
+        let same = held.is_some_and(|h| h.member == member);
+        self.members.insert(instance, Held { member, ask: None, rival: None });
+        self.revision += u64::from(!same);
+    }
+
+    /// Records of these are gone in a live etcd: believed, unless too many went at once.
+    fn go(&mut self, instances: Vec<InstanceId>, now: Instant) {
+        while self.gone.front().is_some_and(|at| *at + self.limits.window < now) {
+            self.gone.pop_front();
+        }
+        let fresh = |h: &Held| h.ask.is_none();
+        let going: Vec<_> = instances.into_iter().filter(|id| self.members.get(id).is_some_and(fresh)).collect();
+        let before = self.gone.len() + self.members.values().filter(|h| fresh(h)).count();
+        self.gone.extend(going.iter().map(|_| now));
+        let many = self.gone.len() >= 2 && self.gone.len() * 2 > before;
+        for instance in going {
+            match self.members.get_mut(&instance) {
+                Some(held) if many => held.ask = Some(now),
+                _ => self.remove(&instance),
+            }
+        }
+    }
+
+    fn remove(&mut self, instance: &InstanceId) {
+        self.revision += u64::from(self.members.remove(instance).is_some());
+    }
+
+    /// At most `most` doubted members to be asked now; each is due again after [`ViewLimits::probe_every`].
+    pub fn due(&mut self, now: Instant, most: usize) -> Vec<Arc<InstanceRecord>> {
+        let again = now + self.limits.probe_every;
+        let due = self.members.values_mut().filter(|h| h.ask.is_some_and(|at| at <= now)).take(most);
+        due.map(|held| {
+            held.ask = Some(again);
+            held.member.record.clone()
+        })
+        .collect()
+    }
+
+    /// When somebody is due next.
+    pub fn next_due(&self) -> Option<Instant> {
+        self.members.values().filter_map(|h| h.ask).min()
+    }
+
+    /// What a doubted worker itself said, by answering or not. Nothing, where it is no longer doubted.
+    pub fn answered(&mut self, party: &Party, alive: bool) {
+        let Some(held) = self.members.get_mut(&party.instance) else { return };
+        if held.ask.is_none() || held.member.record.party != *party || alive {
+            return;
+        }
+        match held.rival.take() {
+            Some(rival) => self.put(rival),
+            None => self.remove(&party.instance),
+        }
+    }
+
+    /// How many are doubted.
+    pub fn doubted(&self) -> usize {
+        self.members.values().filter(|h| h.ask.is_some()).count()
+    }
+
+    /// Who is registered, the doubted included.
+    pub fn view(&self) -> MembershipView {
+        let members = self.members.iter().map(|(id, held)| (id.clone(), held.member.clone())).collect();
+        MembershipView { members, revision: self.revision }
+    }
+
+    /// Grows with every change of [`EtcdView::view`].
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+}

@@ -1,0 +1,237 @@
+//! The worker's side: keeps the record on a lease, and follows what routers say.
+
+use super::EtcdConfig;
+use super::backoff::Backoff;
+use super::claim::{Claim, Standing, claim};
+use super::connection::{connect, within};
+use super::error::EtcdError;
+use super::keys::{Keys, decode_record, decode_word, encode_record};
+use super::lease::{self, Renewal, grant};
+use super::opinions::Opinions;
+use crate::membership::{RegistrationHandle, WorkerMembership, WorkerState};
+use baton_types::InstanceRecord;
+use etcd_client::{
+    Client, Compare, CompareOp, EventType, GetOptions, KeyValue, PutOptions, Txn, TxnOp, TxnOpResponse, WatchOptions,
+    WatchStream,
+};
+use std::ops::ControlFlow;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// Registers in etcd.
+#[derive(Clone, Debug)]
+pub struct EtcdWorker(EtcdConfig);
+
+impl EtcdWorker {
+    /// Connects once something is registered.
+    pub fn new(config: &EtcdConfig) -> Self {
+        Self(config.clone())
+    }
+}
+
+impl WorkerMembership for EtcdWorker {
+    fn register(&self, record: InstanceRecord) -> RegistrationHandle {
+        let leave = CancellationToken::new();
+        let (state, seen) = watch::channel(WorkerState::default());
+        let keeper = Keeper {
+            keys: Keys(self.0.prefix.clone()),
+            config: self.0.clone(),
+            record,
+            lease: None,
+            held_before: false,
+            opinions: Opinions::default(),
+            state,
+            leave: leave.clone(),
+        };
+        RegistrationHandle::new(seen, leave, tokio::spawn(keeper.run()))
+    }
+}
+
+/// Keeps one registration.
+struct Keeper {
+    config: EtcdConfig,
+    keys: Keys,
+    record: InstanceRecord,
+    /// Outlives sessions: a break in the connection does not end it.
+    lease: Option<i64>,
+    held_before: bool,
+    opinions: Opinions,
+    state: watch::Sender<WorkerState>,
+    leave: CancellationToken,
+}
+
+impl Keeper {
+    async fn run(mut self) {
+        let mut backoff = Backoff::new(&self.config);
+        let leave = self.leave.clone();
+        while !leave.is_cancelled() {
+            let mut worked = false;
+            let end = tokio::select! {
+                end = self.session(&mut worked) => end,
+                () = leave.cancelled() => break,
+            };
+            let Err(error) = end;
+            if matches!(error, EtcdError::LeaseGone) {
+                self.lease = None;
+            }
+            tokio::select! {
+                () = tokio::time::sleep(backoff.after(&error, worked)) => {}
+                () = leave.cancelled() => break,
+            }
+        }
+        // Without an answer the lease ends by itself.
+        if let Some(lease) = self.lease
+            && let Ok(client) = connect(&self.config).await
+            && lease::revoke(&client, lease, self.config.request_max()).await.is_ok()
+        {
+            tracing::info!("left");
+        }
+        self.state.send_replace(WorkerState::Unregistered);
+    }
+
+    /// From connecting to the first failure. `worked` becomes true once the name was looked up.
+    async fn session(&mut self, worked: &mut bool) -> Result<std::convert::Infallible, EtcdError> {
+        let client = connect(&self.config).await?;
+        let max = self.config.request_max();
+        let lease = match self.lease {
+            Some(lease) => lease,
+            None => *self.lease.insert(grant(&client, self.config.lease_ttl(), max).await?),
+        };
+        let keep = Renewal::start(&client, lease, max).await?.keep();
+        tokio::select! {
+            error = keep => Err(error),
+            end = self.follow(&client, lease, worked) => end,
+        }
+    }
+
+    async fn follow(
+        &mut self,
+        client: &Client,
+        lease: i64,
+        worked: &mut bool,
+    ) -> Result<std::convert::Infallible, EtcdError> {
+        let max = self.config.request_max();
+        loop {
+            let revision = match self.settle(client, lease).await? {
+                ControlFlow::Break(revision) => revision,
+                // Somebody else wrote in between: look again.
+                ControlFlow::Continue(()) => continue,
+            };
+            *worked = true;
+            let own = self.keys.instance(&self.record.party.instance);
+            let words = self.keys.words(&self.record.party);
+            let from = WatchOptions::new().with_start_revision(revision + 1);
+            let mut watches = client.watch_client();
+            let mut record = within(max, "watch", watches.watch(own, Some(from.clone()))).await?;
+            let mut words_seen = within(max, "watch", watches.watch(words.clone(), Some(from.with_prefix()))).await?;
+            loop {
+                tokio::select! {
+                    changed = next(&mut record) => {
+                        // Taken over, deleted, or the end of the lease: what it is, the next look says.
+                        if !changed?.is_empty() {
+                            break;
+                        }
+                    }
+                    changed = next(&mut words_seen) => {
+                        for (event, kv) in changed? {
+                            self.hear(&words, event, &kv);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Looks at the name and writes the record where it may; the revision up to which everything is known.
+    async fn settle(&mut self, client: &Client, lease: i64) -> Result<ControlFlow<i64>, EtcdError> {
+        let max = self.config.request_max();
+        let own = self.keys.instance(&self.record.party.instance);
+        let words = self.keys.words(&self.record.party);
+        let reads = [TxnOp::get(own.clone(), None), TxnOp::get(words.clone(), Some(GetOptions::new().with_prefix()))];
+        let answer = within(max, "read", client.kv_client().txn(Txn::new().and_then(reads))).await?;
+        let revision = answer.header().map_or(0, |h| h.revision());
+        let mut gets = answer.op_responses().into_iter().filter_map(|r| match r {
+            TxnOpResponse::Get(get) => Some(get.kvs().to_vec()),
+            _ => None,
+        });
+        let found = gets.next().unwrap_or_default().first().and_then(|kv| self.standing(kv));
+        let said = gets.next().unwrap_or_default();
+        let said = said.iter().filter_map(|kv| Some((router_of(&words, kv)?, decode_word(kv.value())?)));
+        match claim(&self.record, lease, self.held_before, found.as_ref()) {
+            Claim::Held(registered) => {
+                self.held_before = true;
+                self.opinions.listed(said.collect());
+                self.opinions.registered();
+                self.publish();
+                tracing::info!(revision = registered, "is registered");
+                Ok(ControlFlow::Break(revision))
+            }
+            Claim::Refused(error) => {
+                tracing::warn!(%error, "is not registered; waits for the name");
+                self.opinions.refused(error.to_string());
+                self.publish();
+                Ok(ControlFlow::Break(revision))
+            }
+            Claim::Write(at) => {
+                let unchanged = Compare::mod_revision(own.clone(), CompareOp::Equal, at);
+                let options = PutOptions::new().with_lease(lease);
+                let put = TxnOp::put(own, encode_record(&self.record), Some(options));
+                let write = Txn::new().when([unchanged]).and_then([put]);
+                within(max, "register", client.kv_client().txn(write)).await.map_err(lease_lost)?;
+                Ok(ControlFlow::Continue(()))
+            }
+        }
+    }
+
+    /// A record that cannot be read is nobody's.
+    fn standing(&self, kv: &KeyValue) -> Option<Standing> {
+        let record = decode_record(self.record.party.instance.as_str().as_bytes(), kv.value()).ok()?;
+        Some(Standing {
+            party: record.party,
+            endpoint: record.endpoint,
+            lease: kv.lease(),
+            revision: kv.mod_revision(),
+        })
+    }
+
+    fn hear(&mut self, words: &str, event: EventType, kv: &KeyValue) {
+        let Some(router) = router_of(words, kv) else { return };
+        match (event, decode_word(kv.value())) {
+            (EventType::Put, Some(word)) => {
+                tracing::info!(router, ?word, "hears from a router");
+                self.opinions.said(router, word);
+            }
+            (EventType::Put, None) => {}
+            (EventType::Delete, _) => self.opinions.lost(&router),
+        }
+        self.publish();
+    }
+
+    fn publish(&self) {
+        let now = self.opinions.state();
+        self.state.send_if_modified(|known| std::mem::replace(known, now.clone()) != now);
+    }
+}
+
+fn router_of(words: &str, kv: &KeyValue) -> Option<String> {
+    kv.key_str().ok()?.strip_prefix(words).map(str::to_owned)
+}
+
+/// A write on a lease that is over.
+fn lease_lost(error: EtcdError) -> EtcdError {
+    match error {
+        EtcdError::Failed(etcd_client::Error::GRpcStatus(status)) if status.code() == tonic::Code::NotFound => {
+            EtcdError::LeaseGone
+        }
+        other => other,
+    }
+}
+
+/// The next events of a watch; none for a sign of life.
+async fn next(watch: &mut WatchStream) -> Result<Vec<(EventType, KeyValue)>, EtcdError> {
+    let Some(response) = watch.message().await? else { return Err(EtcdError::WatchEnded("its stream ended".into())) };
+    if response.canceled() {
+        return Err(EtcdError::WatchEnded(response.cancel_reason().to_owned()));
+    }
+    Ok(response.events().iter().filter_map(|e| Some((e.event_type(), e.kv()?.clone()))).collect())
+}

@@ -1,0 +1,72 @@
+//! A TCP relay that can fall silent without closing anything.
+
+use std::io;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// Listens on a free port and carries bytes to one address and back. Ends when dropped.
+pub struct Relay {
+    address: String,
+    silent: watch::Sender<bool>,
+    _stop: DropGuard,
+}
+
+impl Relay {
+    /// Starts to carry to `target`, `host:port`.
+    pub async fn start(target: String) -> io::Result<Self> {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+        let address = listener.local_addr()?.to_string();
+        let (silent, stop) = (watch::Sender::new(false), CancellationToken::new());
+        tokio::spawn({
+            let (silent, stop) = (silent.subscribe(), stop.clone());
+            async move {
+                let accept = async {
+                    while let Ok((near, _)) = listener.accept().await {
+                        let Ok(far) = TcpStream::connect(&target).await else { continue };
+                        let ((near_read, near_write), (far_read, far_write)) = (near.into_split(), far.into_split());
+                        let there = carry(near_read, far_write, silent.clone());
+                        let back = carry(far_read, near_write, silent.clone());
+                        let stop = stop.clone();
+                        // Either end closing closes both.
+                        tokio::spawn(async move {
+                            tokio::select! {
+                                _ = there => {}
+                                _ = back => {}
+                                () = stop.cancelled() => {}
+                            }
+                        });
+                    }
+                };
+                tokio::select! {
+                    () = accept => {}
+                    () = stop.cancelled() => {}
+                }
+            }
+        });
+        Ok(Self { address, silent, _stop: stop.drop_guard() })
+    }
+
+    /// Where it listens, `host:port`.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Holds everything back, or lets it go on.
+    pub fn set_silent(&self, silent: bool) {
+        self.silent.send_replace(silent);
+    }
+}
+
+async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut silent: watch::Receiver<bool>) -> io::Result<()> {
+    let mut buffer = [0; 4096];
+    loop {
+        let n = from.read(&mut buffer).await?;
+        if n == 0 || silent.wait_for(|silent| !silent).await.is_err() {
+            return Ok(());
+        }
+        to.write_all(&buffer[..n]).await?;
+    }
+}
