@@ -1,7 +1,7 @@
 //! The promise of bits, over the whole path: whatever is batched, chunked, shipped, preempted, continued or late, each step's logits and
 //! every token's KV are those of a request that runs alone.
 
-use baton_tests::bits::{Case, Coverage, Dealer, Family, Truth, World};
+use baton_tests::bits::{Case, Coverage, Dealer, Family, Route, Truth, World};
 use baton_worker::settings::ModelSettings;
 
 /// On both sides of every boundary of blocks and slabs; five reach into a third slab of 64 tokens.
@@ -17,9 +17,11 @@ fn check(seed: u64, models: u64, cases: usize) -> Coverage {
         let world = World::random(Family::Cpu, seed + model, 2, &LENGTHS, OUTPUTS).unwrap();
         let truth = Truth::compute(world).unwrap();
         let sizes = truth.sizes();
-        let made = [16, 64].map(|block| Case::preempting(block, &sizes));
+        // Both routes with both sizes of blocks, over two models.
+        let routes = if model % 2 == 0 { [Route::Local, Route::Remote] } else { [Route::Remote, Route::Local] };
+        let made = [16, 64].into_iter().zip(routes).map(|(block, route)| Case::preempting(block, route, &sizes));
         let dealt = (0..cases).map(|_| dealer.deal(&sizes));
-        coverage.merge(&equal(&truth, made.into_iter().chain(dealt)));
+        coverage.merge(&equal(&truth, made.chain(dealt)));
     }
     println!("{coverage}");
     coverage
@@ -57,6 +59,9 @@ fn wanted() -> Vec<(&'static str, &'static [&'static str])> {
         ("arrivals", &["Together", "Staggered", "Gathered"]),
         ("D", &["calm", "preempting"]),
         ("D preempting, block", &["16 preempting", "64 preempting"]),
+        ("D preempts", &["Remote", "Local"]),
+        ("attention output", &["4 partitions of 2 slabs"]),
+        ("MLP down", &["4 partitions of 3 slabs"]),
         ("D widest step", &["1", "16"]),
         ("steps", &["of prefill and decode"]),
         ("chunks", &["that start inside a slab"]),
