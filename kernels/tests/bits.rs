@@ -5,9 +5,9 @@ mod common;
 
 use baton_kernels::cpu::SimdLevel;
 use baton_kernels::mutant::{Mutant, MutantKind};
-use baton_kernels::ops::Ops;
+use baton_kernels::ops::{Ops, Store};
 use baton_types::Dtype;
-use common::{Chunk, Layer, Shape, cpu, lagging, reference};
+use common::{Chunk, Layer, Random, Shape, cpu, lagging, reference};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -136,6 +136,35 @@ fn the_mutants_are_caught() {
         !threads(&|threads| Mutant::new(MutantKind::ThreadCount { threads })),
         "reductions that depend on threads pass"
     );
+}
+
+/// Bits of `[rows, n]`, products over a K in so many partitions.
+fn split_linear(ops: &Arc<dyn Ops>, partitions: usize, k: usize, rows: usize) -> Vec<u32> {
+    let (mut random, n) = (Random(k as u64), 37);
+    let weight = ops.prepare("w", n, k, Dtype::Bf16, &random.floats(n * k, 0.2)).unwrap();
+    let (x, out) = (ops.alloc(rows, k).unwrap(), ops.alloc(rows, n).unwrap());
+    ops.upload(x, &random.floats(rows * k, 1.0)).unwrap();
+    ops.linear(x, weight, partitions, Store::Set, out, rows).unwrap();
+    let mut data = vec![0.0; rows * n];
+    ops.download(out, rows, &mut data).unwrap();
+    data.into_iter().map(f32::to_bits).collect()
+}
+
+#[test]
+fn partitions_of_several_slabs_have_the_bits_of_the_reference() {
+    // Two full slabs a partition, and a ragged third.
+    for (partitions, k) in [(4, 4 * 551), (8, 8 * 523)] {
+        for rows in [1, 3, 33] {
+            let want = split_linear(&reference(), partitions, k, rows);
+            let whole = split_linear(&reference(), 1, k, rows);
+            assert_ne!(want, whole, "{partitions} partitions of {k} have the order of one, and would show nothing");
+            for (level, threads) in [(SimdLevel::Avx2Fma, 1), (SimdLevel::Avx2Fma, 3), (SimdLevel::Portable, 2)] {
+                let Some(ops) = cpu(threads, level) else { continue };
+                let equal = split_linear(&ops, partitions, k, rows) == want;
+                assert!(equal, "{level:?}, {threads} threads: {partitions} partitions of {k}, {rows} rows differ");
+            }
+        }
+    }
 }
 
 #[test]

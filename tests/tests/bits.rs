@@ -1,7 +1,7 @@
 //! The promise of bits, over the whole path: whatever is batched, chunked, shipped, preempted, continued or late, each step's logits and
 //! every token's KV are those of a request that runs alone.
 
-use baton_tests::bits::{Case, Compared, Coverage, Dealer, Family, Truth, World};
+use baton_tests::bits::{Case, Coverage, Dealer, Family, Route, Truth, World};
 use baton_worker::settings::ModelSettings;
 
 /// On both sides of every boundary of blocks and slabs; five reach into a third slab of 64 tokens.
@@ -12,23 +12,32 @@ const OUTPUTS: u32 = 14;
 
 /// Runs `cases` cases for each of `models` models. Panics at the first difference, naming the case.
 fn check(seed: u64, models: u64, cases: usize) -> Coverage {
-    let (mut coverage, mut total) = (Coverage::default(), Compared::default());
-    let mut dealer = Dealer::new(seed);
+    let (mut coverage, mut dealer) = (Coverage::default(), Dealer::new(seed));
     for model in 0..models {
         let world = World::random(Family::Cpu, seed + model, 2, &LENGTHS, OUTPUTS).unwrap();
         let truth = Truth::compute(world).unwrap();
         let sizes = truth.sizes();
-        let made = [16, 64].map(|block| Case::preempting(block, &sizes));
-        for case in made.into_iter().chain((0..cases).map(|_| dealer.deal(&sizes))) {
-            let observed = truth.observe(&case).unwrap();
-            match observed.equal {
-                Ok(compared) => (total.rows, total.kv) = (total.rows + compared.rows, total.kv + compared.kv),
-                Err(difference) => panic!("{difference}\nmodel {}\n{case:?}", truth.world().model()),
-            }
-            coverage.merge(&observed.coverage);
-        }
+        // Both routes with both sizes of blocks, over two models.
+        let routes = if model % 2 == 0 { [Route::Local, Route::Remote] } else { [Route::Remote, Route::Local] };
+        let made = [16, 64].into_iter().zip(routes).map(|(block, route)| Case::preempting(block, route, &sizes));
+        let dealt = (0..cases).map(|_| dealer.deal(&sizes));
+        coverage.merge(&equal(&truth, made.chain(dealt)));
     }
-    println!("{coverage}equal: {} rows of logits, KV of {} (layer, token, step)", total.rows, total.kv);
+    println!("{coverage}");
+    coverage
+}
+
+/// Compares what each case yields with the truth. Panics at the first difference, naming the case.
+fn equal(truth: &Truth, cases: impl IntoIterator<Item = Case>) -> Coverage {
+    let mut coverage = Coverage::default();
+    for case in cases {
+        let observed = truth.observe(&case).unwrap();
+        let compared = observed.equal;
+        let compared = compared.unwrap_or_else(|differ| panic!("{differ}\nmodel {}\n{case:?}", truth.world().model()));
+        coverage.merge(&observed.coverage);
+        coverage.add("equal", "rows of logits", compared.rows);
+        coverage.add("equal", "KV of a layer and token at a step", compared.kv);
+    }
     coverage
 }
 
@@ -50,6 +59,9 @@ fn wanted() -> Vec<(&'static str, &'static [&'static str])> {
         ("arrivals", &["Together", "Staggered", "Gathered"]),
         ("D", &["calm", "preempting"]),
         ("D preempting, block", &["16 preempting", "64 preempting"]),
+        ("D preempts", &["Remote", "Local"]),
+        ("attention output", &["4 partitions of 2 slabs"]),
+        ("MLP down", &["4 partitions of 3 slabs"]),
         ("D widest step", &["1", "16"]),
         ("steps", &["of prefill and decode"]),
         ("chunks", &["that start inside a slab"]),
@@ -102,9 +114,17 @@ fn the_default_model_has_the_same_bits_in_every_way() {
     let long: Vec<_> = golden.iter().flat_map(|g| g.prompt_ids.iter().chain(&g.out_ids).copied()).take(140).collect();
     let short = golden.iter().take(3).map(|g| g.prompt_ids.clone());
     let world = World::new(Family::Cpu, source, short.chain([long]).collect(), 6);
-    let truth = Truth::compute(world).unwrap();
-    let case = Dealer::new(3).deal(&truth.sizes());
-    let observed = truth.observe(&case).unwrap();
-    let compared = observed.equal.unwrap_or_else(|difference| panic!("{difference}\n{case:?}"));
-    println!("{case:?}\n{}equal: {compared:?}", observed.coverage);
+    // Three cases deal both transports, all arrivals (gathered, all four decode in one step), and 2 threads on D at least once.
+    let (truth, mut dealer) = (Truth::compute(world).unwrap(), Dealer::new(3));
+    let sizes = truth.sizes();
+    let coverage = equal(&truth, (0..3).map(|_| dealer.deal(&sizes)));
+    println!("{coverage}");
+    let wanted: [(_, &[_]); 5] = [
+        ("D widest step", &["4"]),
+        ("D threads", &["2"]),
+        ("shipped over", &["ucx", "tcp"]),
+        ("requests", &["Remote fresh", "Remote continued", "Local fresh", "Local continued"]),
+        ("arrivals", &["Together", "Staggered", "Gathered"]),
+    ];
+    assert_eq!(coverage.missing(&wanted), []);
 }

@@ -3,7 +3,7 @@
 use crate::settings::{Device, EngineSettings, ModelSettings, TransferSettings, TransportKind};
 use crate::{WorkerError, models, text};
 use baton_engine::weights::ModelSource;
-use baton_engine::{Engine, EngineConfig, EngineHandle, Model};
+use baton_engine::{Engine, EngineConfig, EngineError, EngineHandle, Model, ModelConfig};
 use baton_kernels::cpu::{CpuBackend, CpuConfig};
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::ops::Ops;
@@ -57,11 +57,13 @@ pub fn load(
     .try_new()?;
     let bundle = text::bundle(source.as_ref())?;
     let card = card(source.as_ref(), model, context_max, bundle.as_deref())?;
-    let load = |fraction| progress("loading weights", fraction);
-    let network =
-        Model::load(source.as_ref(), ops, config.model_config(), &load).map_err(baton_engine::EngineError::from)?;
-    let layout = network.layout(engine.block_tokens).map_err(baton_engine::EngineError::from)?;
+    let layout = source.shape().kv_layout(engine.block_tokens, engine.kv).map_err(EngineError::from)?;
     let map = config.pool_map(layout.clone())?;
+    // Files may state any context; rotary tables are made for no more positions than the pool holds.
+    let pool_tokens = map.blocks() as usize * engine.block_tokens as usize;
+    let bounds = ModelConfig { model_len_max: context_max.min(pool_tokens), ..config.model_config() };
+    let load = |fraction| progress("loading weights", fraction);
+    let network = Model::load(source.as_ref(), ops, bounds, &load).map_err(EngineError::from)?;
     let compatibility = network.compatibility(layout);
     let region = Region::anonymous(map.bytes())?;
     let engine = Engine::start(network, region.clone(), &map, config)?;

@@ -37,7 +37,8 @@ pub struct ModelConfig {
     pub rows_max: usize,
     /// Most rows of one step that need logits.
     pub logit_rows_max: usize,
-    /// Longest sequence; at most the context the model was made for.
+    /// Longest sequence; at most the context the model was made for. Decides the memory of the rotary tables: `4 * head_dim` bytes a
+    /// position.
     pub model_len_max: usize,
 }
 
@@ -92,8 +93,7 @@ impl Model {
 
     /// The KV layout with this block size: one `full` group with planes `k` and `v`.
     pub fn layout(&self, block_tokens: u32) -> Result<KvLayout, LayoutError> {
-        let ModelShape { layers, kv_heads, head_dim, .. } = self.shape;
-        KvLayout::llama(block_tokens, layers as u32, kv_heads as u32, head_dim as u32, self.config.kv)
+        self.shape.kv_layout(block_tokens, self.config.kv)
     }
 
     /// What peers compare before KV passes between them.

@@ -12,11 +12,13 @@ use std::f64::consts::TAU;
 pub fn rope_table(shape: &ModelShape, positions: usize) -> Result<RopeTable, ModelError> {
     let frequencies = inverse_frequencies(&shape.rope, shape.head_dim)?;
     let angles = || (0..positions).flat_map(|p| frequencies.iter().map(move |f| p as f64 * f));
-    Ok(RopeTable {
-        cos: angles().map(|angle| libm::cos(angle) as f32).collect(),
-        sin: angles().map(|angle| libm::sin(angle) as f32).collect(),
-        dim: shape.head_dim,
-    })
+    let table = |f: fn(f64) -> f64| {
+        // The iterator does not know its length: grown step by step, the vector would take up to twice its size.
+        let mut table = Vec::with_capacity(positions * frequencies.len());
+        table.extend(angles().map(|angle| f(angle) as f32));
+        table
+    };
+    Ok(RopeTable { cos: table(libm::cos), sin: table(libm::sin), dim: shape.head_dim })
 }
 
 /// Radians per position of each rotated pair, `[dim / 2]`: `theta^(-2i / dim)` (Su et al., "RoFormer", arXiv:2104.09864),

@@ -7,6 +7,16 @@ use memmap2::Mmap;
 use std::fs::File;
 use std::path::Path;
 
+/// Refuses what is no regular file, before it is opened: opening a FIFO would wait for a writer.
+pub(crate) fn check_regular(path: &Path) -> Result<(), WeightsError> {
+    let shown = path.display().to_string();
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_file() => Ok(()),
+        Ok(_) => Err(WeightsError::damaged(&shown, "not a regular file")),
+        Err(source) => Err(WeightsError::Io { path: shown, source }),
+    }
+}
+
 /// A whole file, mapped read-only, with the path that error messages name.
 #[derive(Debug)]
 pub(crate) struct MappedFile {
@@ -19,12 +29,9 @@ impl MappedFile {
     pub(crate) fn open(path: &Path) -> Result<Self, WeightsError> {
         let shown = path.display().to_string();
         let io = |source| WeightsError::Io { path: shown.clone(), source };
+        check_regular(path)?;
         let file = File::open(path).map_err(io)?;
-        let metadata = file.metadata().map_err(io)?;
-        if !metadata.is_file() {
-            return Err(WeightsError::damaged(&shown, "not a regular file"));
-        }
-        if metadata.len() == 0 {
+        if file.metadata().map_err(io)?.len() == 0 {
             return Ok(Self { path: shown, map: None });
         }
         // SAFETY: the map is private and read-only, and nothing in this process writes to the file. That no other process

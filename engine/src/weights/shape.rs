@@ -1,6 +1,7 @@
 //! What a shape implies: which tensors there are and how large each is. Every source checks itself against this.
 
 use super::{LayerTensor, ModelShape, RopeScaling, TensorName};
+use baton_types::{Dtype, KvLayout, LayoutError};
 use std::fmt;
 
 impl LayerTensor {
@@ -95,6 +96,11 @@ impl ModelShape {
     /// Parameters in all tensors.
     pub fn parameters(&self) -> u64 {
         self.tensor_names().map(|name| self.tensor_dims(name).iter().map(|&d| d as u64).product::<u64>()).sum()
+    }
+
+    /// The KV layout with this block size: one `full` group with planes `k` and `v`.
+    pub fn kv_layout(&self, block_tokens: u32, kv: Dtype) -> Result<KvLayout, LayoutError> {
+        KvLayout::llama(block_tokens, self.layers as u32, self.kv_heads as u32, self.head_dim as u32, kv)
     }
 
     /// Checks that the numbers form a model that can be computed; the message names the one that does not.

@@ -6,7 +6,7 @@ use baton_engine::weights::{GgufModel, HuggingFaceModel, ModelSource, RopeScalin
 use serde_json::{Value, json};
 
 /// The error of opening the tiny folder after `damage`; its message must contain every part.
-fn refused(damage: impl FnOnce(&mut Folder), parts: &[&str]) {
+pub(crate) fn refused(damage: impl FnOnce(&mut Folder), parts: &[&str]) {
     let mut folder = Folder::tiny();
     damage(&mut folder);
     let message = match folder.open() {
@@ -16,7 +16,7 @@ fn refused(damage: impl FnOnce(&mut Folder), parts: &[&str]) {
     assert!(parts.iter().all(|part| message.contains(part)), "{parts:?} is not in: {message}");
 }
 
-fn open(change: impl FnOnce(&mut Folder)) -> HuggingFaceModel {
+pub(crate) fn open(change: impl FnOnce(&mut Folder)) -> HuggingFaceModel {
     let mut folder = Folder::tiny();
     change(&mut folder);
     folder.open().unwrap()
@@ -250,7 +250,8 @@ fn generation_config() {
 fn tokenizer_files() {
     let tokenizer = json!({"added_tokens": [{"id": 5, "content": "</s>"}, {"id": 4, "content": "<s>"}],
         "post_processor": {"type": "Sequence", "processors": [{"type": "ByteLevel"},
-            {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}]}]}});
+            {"type": "TemplateProcessing", "single": [
+                {"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]}]}});
     let bundle = |config: Value, change: fn(&mut Folder)| {
         let model = open(|f| {
             f.write("tokenizer.json", tokenizer.to_string());
@@ -267,11 +268,6 @@ fn tokenizer_files() {
     assert_eq!(text.tokenizer_json, tokenizer.to_string());
     assert_eq!(ends, [2, 5], "the tokenizer's end token counts too");
 
-    let mut without = plain.clone();
-    without["add_bos_token"] = json!(false);
-    assert!(!bundle(without, |_| ()).0.add_bos);
-    let other = json!({"bos_token": "<x>"});
-    assert!(!bundle(other, |_| ()).0.add_bos);
     assert_eq!(bundle(json!({}), |f| f.remove("tokenizer_config.json")).0.chat_template, None);
     let list = json!({"chat_template": [{"name": "tool", "template": "A"}, {"name": "default", "template": "B"}]});
     assert_eq!(bundle(list, |_| ()).0.chat_template.as_deref(), Some("B"));

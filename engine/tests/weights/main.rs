@@ -1,5 +1,6 @@
 //! Sources of weights: GGUF files and Hugging Face folders, read right or refused by name.
 
+mod begin_token;
 mod folder;
 mod gguf;
 mod huggingface;

@@ -48,7 +48,7 @@ pub enum Arrivals {
     Together,
     /// One more with each token or two, so that they join running batches.
     Staggered,
-    /// Nothing decodes until everything could: all are in one batch, as far as the batch holds them.
+    /// Nothing decodes until everything could that finds room: all are in one batch, as far as the batch holds them.
     Gathered,
 }
 
@@ -70,15 +70,17 @@ pub struct Case {
 }
 
 impl Case {
-    /// All requests at once on a D with little room, first those that outgrow their blocks soonest, so that some must be preempted.
+    /// All requests by one route to a D with little room, first those that outgrow their blocks soonest, so that some must be preempted.
     /// `sizes` are the prompt's and the output's tokens of each.
-    pub fn preempting(block_tokens: u32, sizes: &[(usize, u32)]) -> Self {
+    pub fn preempting(block_tokens: u32, route: Route, sizes: &[(usize, u32)]) -> Self {
         let block = block_tokens as usize;
         let setup = Setup { block_tokens, chunk: 256, running: sizes.len(), threads: 2, lagging: false, tight: true };
         let mut order: Vec<_> = (0..sizes.len()).collect();
         order.sort_by_key(|&index| (sizes[index].0.next_multiple_of(block) - sizes[index].0, sizes[index].0));
-        let plans = vec![Plan { route: Route::Local, continued: 0 }; sizes.len()];
-        Self { p: setup, d: setup, ucx: false, arrivals: Arrivals::Together, plans, order }
+        let plans = vec![Plan { route, continued: 0 }; sizes.len()];
+        // What is shipped decodes when D is full: otherwise it could end before the next arrives.
+        let arrivals = if route == Route::Remote { Arrivals::Gathered } else { Arrivals::Together };
+        Self { p: setup, d: setup, ucx: false, arrivals, plans, order }
     }
 
     pub(super) fn transport(&self) -> TransportChoice {
@@ -88,9 +90,11 @@ impl Case {
         }
     }
 
-    /// Gathered requests hold blocks and places while they wait for each other: with too few of these they would wait for ever.
+    /// Gathered requests hold blocks and places while they wait for each other: with too few of these they would wait for ever. Only
+    /// where all are shipped does D know that no more of them find room.
     pub(super) fn can_gather(&self) -> bool {
-        !self.d.tight && self.d.running >= self.plans.len()
+        let room = !self.d.tight || self.plans.iter().all(|plan| plan.route == Route::Remote);
+        room && self.d.running >= self.plans.len()
     }
 }
 

@@ -13,6 +13,7 @@ use baton_worker::hold::LeaseHold;
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
@@ -32,7 +33,8 @@ impl Link {
             anyhow::Ok(KvTransfer::start(config, side.region.clone(), handler)?)
         };
         let engine = d.engine.clone();
-        let adopter = Arc::new(Adopter { engine, events, claims: Mutex::default(), waiting: Mutex::default() });
+        let (claims, waiting, in_flight) = Default::default();
+        let adopter = Arc::new(Adopter { engine, events, claims, waiting, in_flight });
         let (source, sink) = (serve(p, "p", Arc::new(NoSink))?, serve(d, "d", adopter.clone())?);
         let peer = Peer { party: sink.party().clone(), address: sink.address() };
         Ok(Self { adopter, source, sink, peer })
@@ -65,6 +67,8 @@ pub(super) struct Adopter {
     events: Sender<Said>,
     claims: Mutex<HashMap<RequestId, SequenceRequest>>,
     waiting: Mutex<VecDeque<(ReserveOffer, GrantReply)>>,
+    /// Granted and not yet the engine's.
+    in_flight: AtomicUsize,
 }
 
 impl Adopter {
@@ -74,8 +78,15 @@ impl Adopter {
         while let Some((offer, _)) = waiting.front() {
             let Some(lease) = self.engine.reserve(offer.tokens as usize) else { return };
             let Some((offer, reply)) = waiting.pop_front() else { return };
+            self.in_flight.fetch_add(1, Ordering::SeqCst);
             reply.grant(Box::new(LeaseHold::new(lease, &offer.source)));
         }
+    }
+
+    /// Whether the next offer finds no room, and all that did find some have arrived.
+    pub(super) fn is_full(&self) -> bool {
+        let waiting = self.waiting.lock();
+        !waiting.is_empty() && self.in_flight.load(Ordering::SeqCst) == 0
     }
 }
 
@@ -95,6 +106,7 @@ impl SinkHandler for Adopter {
         let events = Events { place: Place::D, index: index_of(&request.id), sender: self.events.clone() };
         let control = self.engine.submit(request, Run::Adopted { lease }, Box::new(events));
         control.map_err(|e| e.to_string())?.detach();
+        self.in_flight.fetch_sub(1, Ordering::SeqCst);
         Ok(())
     }
 

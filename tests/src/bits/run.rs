@@ -5,7 +5,7 @@ use super::coverage::Coverage;
 use super::handoff::{Link, Shipment};
 use super::ledger::{Compared, Difference, Ledger};
 use super::side::{Events, Place, Said, Side};
-use super::world::{PATIENCE, World};
+use super::world::{PATIENCE, World, index_of};
 use anyhow::{Context, bail, ensure};
 use baton_engine::{Phase, Run, SequenceEvent, SequenceRequest};
 use baton_kv_transfer::Outgoing;
@@ -111,6 +111,9 @@ fn next_token(said: &Receiver<Said>) -> anyhow::Result<Option<TokenId>> {
 /// Requests that wait for each other before they decode.
 type Gathering = Arc<Mutex<HashSet<RequestId>>>;
 
+/// Requests that prefill on D once more, after D had all their KV.
+type Preempted = Arc<Mutex<HashSet<usize>>>;
+
 /// A case under way.
 struct Running<'a> {
     truth: &'a Truth,
@@ -125,6 +128,7 @@ struct Running<'a> {
     shipments: HashMap<usize, Shipment>,
     shipped: Vec<Outgoing>,
     gathering: Gathering,
+    preempted: Preempted,
     finished: usize,
 }
 
@@ -138,10 +142,23 @@ impl<'a> Running<'a> {
         if case.arrivals == Arrivals::Gathered {
             ensure!(case.can_gather(), "D has no room to gather {} requests", case.plans.len());
             gathering.lock().extend(truth.world.requests.iter().map(|r| r.id.clone()));
-            let held = gathering.clone();
-            let gate = move |_: &RequestId, phase| phase != Phase::Decode || held.lock().is_empty();
-            d.engine.set_gate(Some(Arc::new(gate)));
         }
+        let preempted = Preempted::default();
+        let (held, seen) = (gathering.clone(), preempted.clone());
+        // Those whose KV D has, by their index: what is shipped brings it.
+        let shipped = |index: &usize| case.plans[*index].route == Route::Remote;
+        let had: Mutex<HashSet<_>> = Mutex::new((0..case.plans.len()).filter(shipped).collect());
+        let gate = move |id: &RequestId, phase| {
+            let index = index_of(id);
+            match phase {
+                Phase::Queue => {}
+                Phase::Prefill if had.lock().contains(&index) => drop(seen.lock().insert(index)),
+                Phase::Prefill => {}
+                Phase::Decode => drop(had.lock().insert(index)),
+            }
+            phase != Phase::Decode || held.lock().is_empty()
+        };
+        d.engine.set_gate(Some(Arc::new(gate)));
         let (shipments, shipped) = (HashMap::new(), Vec::new());
         Ok(Self {
             truth,
@@ -156,6 +173,7 @@ impl<'a> Running<'a> {
             shipments,
             shipped,
             gathering,
+            preempted,
             finished: 0,
         })
     }
@@ -173,6 +191,9 @@ impl<'a> Running<'a> {
                 self.case
             );
             self.link.adopter.grant_waiting();
+            if self.link.adopter.is_full() && !std::mem::take(&mut *self.gathering.lock()).is_empty() {
+                self.d.engine.wake();
+            }
             match self.said.recv_timeout(LOOK_AGAIN) {
                 Ok(said) => self.take(said).with_context(|| format!("in {:?}", self.case))?,
                 Err(RecvTimeoutError::Timeout) => {}
@@ -276,6 +297,10 @@ impl<'a> Running<'a> {
         coverage.note("D", happened);
         coverage.note("D preempting, block", format!("{} {happened}", case.d.block_tokens));
         coverage.add("D", "preemptions", preemptions as usize);
+        self.preempted.lock().iter().for_each(|&i| coverage.note("D preempts", format!("{:?}", case.plans[i].route)));
+        for (dimension, [parts, slabs]) in ["attention output", "MLP down"].into_iter().zip(self.truth.world.splits()) {
+            coverage.note(dimension, format!("{parts} partitions of {slabs} slabs"));
+        }
         let (p, d) = (*self.p.seen.lock(), *self.d.seen.lock());
         coverage.note("D widest step", d.widest);
         coverage.add("steps", "of prefill and decode", p.mixed + d.mixed);

@@ -5,6 +5,7 @@ use baton_engine::weights::{ModelSource, RandomModel};
 use baton_kernels::cpu::{CpuBackend, CpuConfig};
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::mutant::{Mutant, MutantKind};
+use baton_kernels::numerics::{K_SLAB, PARTITIONS_MAX};
 use baton_kernels::ops::Ops;
 use baton_kernels::reference::ReferenceBackend;
 use baton_types::{RequestId, SamplingParams, TokenId};
@@ -66,13 +67,17 @@ impl World {
     /// A small random model and one request for each of `lengths`.
     ///
     /// No dimension is a multiple of any tile. Every GEMM has a K of two slabs of 256 and a ragged third (with two KV heads, attention output
-    /// has two partitions of a slab and a ragged second); `lengths` over 128 reach into a third attention slab of 64.
+    /// has two partitions of a slab and a ragged second); `lengths` over 128 reach into a third attention slab of 64. With an even seed, K
+    /// of attention output and MLP down is in four partitions, of two and of three slabs, the last of each ragged.
     pub fn random(family: Family, seed: u64, layers: usize, lengths: &[usize], outputs: u32) -> anyhow::Result<Self> {
         let mut rng = StdRng::seed_from_u64(seed);
         // Odd, so that no power of two divides them and K is one partition.
         let mut odd = |low: usize, high: usize| low + 2 * rng.random_range(0..(high - low) / 2);
-        let (hidden, ffn, vocab) = (odd(521, 601), odd(523, 621), odd(257, 339));
-        let (kv_heads, group) = [(1, 5), (2, 3), (3, 2), (1, 6)][odd(1, 9) / 2];
+        let (hidden, mut ffn, vocab) = (odd(521, 601), odd(523, 621), odd(257, 339));
+        let (mut kv_heads, mut group) = [(1, 5), (2, 3), (3, 2), (1, 6)][odd(1, 9) / 2];
+        if seed.is_multiple_of(2) {
+            (ffn, kv_heads, group) = (4 * odd(551, 601), 4, 3);
+        }
         // Twice an odd number: over 512 for all heads together.
         let head_dim = 2 * odd(53, 63);
         let tied = odd(1, 5) == 1;
@@ -94,6 +99,16 @@ impl World {
     /// Number of requests.
     pub fn requests(&self) -> usize {
         self.requests.len()
+    }
+
+    /// Partitions of K, and slabs of each, of attention output and of MLP down.
+    pub(super) fn splits(&self) -> [[usize; 2]; 2] {
+        let shape = self.source.shape();
+        let split = |k: usize, extent: usize| {
+            let parts = (1 << extent.trailing_zeros()).min(PARTITIONS_MAX);
+            [parts, (k / parts).div_ceil(K_SLAB)]
+        };
+        [split(shape.heads * shape.head_dim, shape.kv_heads), split(shape.ffn, shape.ffn)]
     }
 
     /// Most tokens of one request, prompt and output.

@@ -1,7 +1,6 @@
 //! Text bundles: made from model files, carried as canonical bytes, named by their digest.
 
 mod gguf;
-mod hugging_face;
 mod ids;
 mod pre_tokenizer;
 
@@ -9,7 +8,6 @@ use baton_types::{Digest, TextBundle};
 
 use crate::TextError;
 pub use gguf::from_gguf;
-pub use hugging_face::{HuggingFaceFiles, from_hugging_face};
 pub use ids::check_ids;
 
 /// Largest bundle that is decoded, in bytes; vocabularies of 256,000 tokens stay under 40 MB.

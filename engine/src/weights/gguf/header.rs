@@ -142,7 +142,8 @@ impl Place {
         if !offset.is_multiple_of(self.alignment) {
             return Err(format!("offset {offset} is not aligned to {}", self.alignment));
         }
-        let start = self.data_start.checked_add(offset).ok_or_else(absurd)?;
+        let past = || format!("its {size} bytes at offset {offset} end past every file");
+        let start = self.data_start.checked_add(offset).ok_or_else(past)?;
         let end = start.checked_add(size).filter(|&end| end <= self.file).ok_or_else(|| {
             format!("its {size} bytes at {start} end past the file's {}: the file is truncated or damaged", self.file)
         })?;
@@ -162,4 +163,16 @@ fn check_overlap(tensors: &BTreeMap<&str, TensorEntry>) -> Result<(), Reason> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_absurd_offset_is_named() {
+        let place = Place { data_start: 64, alignment: 32, file: 1 << 20 };
+        let reason = place.locate(vec![8, 8], Storage::F32, u64::MAX - 31).unwrap_err();
+        assert_eq!(reason, "its 256 bytes at offset 18446744073709551584 end past every file");
+    }
 }

@@ -56,7 +56,7 @@ impl<'a> Value<'a> {
         }
         let kind = cursor.u32(key)?;
         let each = size_min(kind).ok_or_else(|| format!("{key} is an array of unknown or nested type {kind}"))?;
-        let count = cursor.count(each, key)?;
+        let count = cursor.count(each, &format!("count of {key}"))?;
         let bytes =
             if kind == STRING { cursor.strings(count, key)? } else { cursor.take((count * each) as u64, key)? };
         Ok(Self::Array(Array { kind, count, bytes }))
@@ -149,5 +149,17 @@ impl<'a> Array<'a> {
     /// Elements, if they are numbers.
     pub(super) fn f32s(self) -> Option<Vec<f32>> {
         self.numbers(Value::as_f32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_array_cut_short_is_told_by_its_count() {
+        let bytes = [&ARRAY.to_le_bytes()[..], &STRING.to_le_bytes(), &300u64.to_le_bytes()].concat();
+        let reason = Value::read(&mut Cursor::new(&bytes), "tokenizer.ggml.tokens").unwrap_err();
+        assert_eq!(reason, "count of tokenizer.ggml.tokens is 300, but the rest of the file holds at most 0");
     }
 }

@@ -1,6 +1,7 @@
 //! JSON files of a model folder: read whole up to a limit, and asked key by key so that messages name file and key.
 
 use crate::weights::WeightsError;
+use crate::weights::mmap::check_regular;
 use serde_json::{Map, Value};
 use std::io::{ErrorKind, Read};
 use std::path::Path;
@@ -14,11 +15,12 @@ pub(super) const TOKENIZER_BYTES_MAX: u64 = 256 << 20;
 pub(super) fn read_text(path: &Path, bytes_max: u64) -> Result<Option<String>, WeightsError> {
     let shown = path.display().to_string();
     let io = |source| WeightsError::Io { path: shown.clone(), source };
-    let file = match std::fs::File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(io(error)),
-    };
+    match check_regular(path) {
+        Ok(()) => {}
+        Err(WeightsError::Io { source, .. }) if source.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    let file = std::fs::File::open(path).map_err(io)?;
     let mut bytes = Vec::new();
     file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(io)?;
     if bytes.len() as u64 > bytes_max {
@@ -82,6 +84,10 @@ impl Object {
         self.typed(key, "whole number", |value| usize::try_from(value.as_u64()?).ok())
     }
 
+    pub(super) fn whole(&self, key: &str) -> Result<Option<i64>, WeightsError> {
+        self.typed(key, "whole number", Value::as_i64)
+    }
+
     pub(super) fn float(&self, key: &str) -> Result<Option<f32>, WeightsError> {
         self.typed(key, "number", |value| value.as_f64().map(|x| x as f32))
     }
@@ -115,5 +121,24 @@ pub(super) fn is_off(value: &Value) -> bool {
         Value::String(s) => s.is_empty(),
         Value::Array(a) => a.is_empty(),
         Value::Object(o) => o.is_empty(),
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_file_is_refused_before_it_is_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let fifo = folder.path().join("config.json");
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        let refused = |error: WeightsError| {
+            let message = error.to_string();
+            assert!(message.contains("config.json: not a regular file"), "{message}");
+        };
+        refused(read_text(&fifo, CONFIG_BYTES_MAX).unwrap_err());
+        refused(crate::weights::mmap::MappedFile::open(&fifo).unwrap_err());
+        assert_eq!(read_text(&folder.path().join("none.json"), CONFIG_BYTES_MAX).unwrap(), None);
     }
 }

@@ -12,6 +12,8 @@ use std::path::Path;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+/// Says that the folder's weights are an addition to another model's.
+const ADAPTER: &str = "adapter_config.json";
 /// Most files of one model; the largest published ones have about 200.
 const SHARDS_MAX: usize = 1024;
 /// A safetensors file starts with the length of its header.
@@ -150,6 +152,10 @@ type Index = HashMap<String, String>;
 
 /// The files to open, in a fixed order, and the index where there is one.
 fn shard_names(folder: &Path) -> Result<(Vec<String>, Option<Index>), WeightsError> {
+    if folder.join(ADAPTER).exists() {
+        let hint = "adapters are not implemented: merge it into its base model (peft's merge_and_unload) and save that";
+        return Err(WeightsError::unsupported(&folder.display().to_string(), ADAPTER, hint));
+    }
     if folder.join(SINGLE).exists() {
         return Ok((vec![SINGLE.to_owned()], None));
     }
@@ -213,4 +219,19 @@ fn blame(bytes: &[u8], error: &safetensors::SafeTensorError) -> String {
         Some(format!("tensor {name} ends past the file: it is truncated or damaged"))
     };
     cut().unwrap_or_else(|| format!("no valid safetensors file: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_adapter_is_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in [SINGLE, ADAPTER] {
+            std::fs::write(folder.path().join(name), "{}").unwrap();
+        }
+        let message = shard_names(folder.path()).unwrap_err().to_string();
+        assert!(message.contains("adapter_config.json is not supported") && message.contains("merge"), "{message}");
+    }
 }

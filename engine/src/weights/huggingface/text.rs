@@ -8,6 +8,10 @@ use serde_json::Value;
 use std::path::Path;
 
 const TOKENIZER: &str = "tokenizer.json";
+/// Tokenizer classes that replace the file's post-processor by one of their own, made of `add_bos_token` (on where unstated) and
+/// `add_eos_token` (off): transformers' `LlamaTokenizerFast.update_post_processor` and its copy for Code Llama.
+const LLAMA_CLASSES: [&str; 4] =
+    ["LlamaTokenizer", "LlamaTokenizerFast", "CodeLlamaTokenizer", "CodeLlamaTokenizerFast"];
 
 /// The parts of `tokenizer.json` that are looked at here; the rest is the tokenizer library's.
 #[derive(Deserialize)]
@@ -46,8 +50,21 @@ pub(super) fn read(folder: &Path) -> Result<Option<Text>, WeightsError> {
     let config = Object::read(&folder.join("tokenizer_config.json"))?;
     let token = |key: &str| config.as_ref().map(|config| token_text(config, key)).transpose().map(Option::flatten);
     let (bos_token, eos_token) = (token("bos_token")?, token("eos_token")?);
-    let stated = config.as_ref().map(|config| config.bool("add_bos_token")).transpose()?.flatten();
-    let add_bos = stated.unwrap_or_else(|| starts_with(&tokenizer.post_processor, bos_token.as_deref()));
+    let added = match &config {
+        Some(config) if is_llama(config)? => added_by_llama(config, bos_token.clone())?,
+        _ => added_before(&tokenizer.post_processor).map_err(|what| {
+            let hint = "a prompt can only get a begin token, in front: mend post_processor";
+            WeightsError::unsupported(&path.display().to_string(), format!("post_processor {what}"), hint)
+        })?,
+    };
+    let add_bos = added.is_some();
+    if let (Some(added), Some(bos)) = (&added, &bos_token)
+        && added != bos
+    {
+        let message = format!("post_processor adds {added:?}, but bos_token in tokenizer_config.json is {bos:?}");
+        return Err(WeightsError::damaged(&path.display().to_string(), message));
+    }
+    let bos_token = bos_token.or(added);
     let chat_template = match read_text(&folder.join("chat_template.jinja"), CONFIG_BYTES_MAX)? {
         Some(template) => Some(template),
         None => config.as_ref().map(chat_template).transpose()?.flatten(),
@@ -81,12 +98,49 @@ fn chat_template(config: &Object) -> Result<Option<String>, WeightsError> {
     Ok(Some(template.to_owned()))
 }
 
-/// Whether the tokenizer's own template for one text starts with this token, alone or within a sequence of processors.
-fn starts_with(post_processor: &Value, bos: Option<&str>) -> bool {
-    let Some(bos) = bos else { return false };
-    if let Some(processors) = post_processor.get("processors").and_then(Value::as_array) {
-        return processors.iter().any(|processor| starts_with(processor, Some(bos)));
+fn is_llama(config: &Object) -> Result<bool, WeightsError> {
+    Ok(config.text("tokenizer_class")?.is_some_and(|class| LLAMA_CLASSES.contains(&class)))
+}
+
+/// The token that a tokenizer of [`LLAMA_CLASSES`] puts in front of a text.
+fn added_by_llama(config: &Object, bos: Option<String>) -> Result<Option<String>, WeightsError> {
+    if config.bool("add_eos_token")? == Some(true) {
+        return Err(
+            config.unsupported("add_eos_token: true", "a prompt does not end with an end token: set it to false")
+        );
     }
-    let first = post_processor.get("single").and_then(|single| single.get(0));
-    first.and_then(|piece| piece.get("SpecialToken")?.get("id")?.as_str()) == Some(bos)
+    if config.bool("add_bos_token")? == Some(false) {
+        return Ok(None);
+    }
+    config.need("bos_token", bos).map(Some)
+}
+
+/// The token that a post-processor puts in front of a single text, or what else it does.
+fn added_before(processor: &Value) -> Result<Option<String>, String> {
+    match processor.get("type").and_then(Value::as_str) {
+        None if processor.is_null() => Ok(None),
+        // It moves offsets only.
+        Some("ByteLevel") => Ok(None),
+        Some("Sequence") => {
+            let steps = processor.get("processors").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+            let added: Vec<String> =
+                steps.iter().filter_map(|step| added_before(step).transpose()).collect::<Result<_, _>>()?;
+            match <[String; 1]>::try_from(added) {
+                Ok([token]) => Ok(Some(token)),
+                Err(none) if none.is_empty() => Ok(None),
+                Err(added) => Err(format!("that adds {added:?}")),
+            }
+        }
+        Some("TemplateProcessing") => {
+            let single = processor.get("single").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+            let token = |piece: &Value| piece.get("SpecialToken")?.get("id")?.as_str().map(str::to_owned);
+            let is_text = |piece: &Value| piece.get("Sequence").is_some();
+            match single {
+                [text] if is_text(text) => Ok(None),
+                [first, text] if is_text(text) && token(first).is_some() => Ok(token(first)),
+                _ => Err(format!("with the template {}", Value::from(single))),
+            }
+        }
+        kind => Err(format!("of type {:?}", kind.unwrap_or("none"))),
+    }
 }

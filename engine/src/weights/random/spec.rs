@@ -4,6 +4,9 @@ use super::RandomModel;
 use crate::weights::{ModelShape, Rope, RopeScaling, WeightsError};
 use std::collections::BTreeMap;
 
+/// Most parameters: 64 GiB as f32, far above what computing them is good for.
+const PARAMETERS_MAX: u64 = 1 << 34;
+
 const KEYS: &str = "hidden, layers, heads, kv_heads, head_dim, ffn, vocab, context, theta, tied, seed";
 
 struct Pairs<'a> {
@@ -63,6 +66,10 @@ pub(super) fn parse(spec: &str) -> Result<(ModelShape, u64), WeightsError> {
         tied: pairs.get("tied", "true or false", false)?,
     };
     shape.check().map_err(refuse)?;
+    let parameters = shape.parameters();
+    if parameters > PARAMETERS_MAX {
+        return Err(refuse(format!("{parameters} parameters; at most {PARAMETERS_MAX} are possible")));
+    }
     Ok((shape, pairs.get("seed", "whole number", 0)?))
 }
 
@@ -106,5 +113,7 @@ mod tests {
         check("random:head_dim=15", "needs it even");
         check("random:theta=0", "theta is 0");
         check("random:theta=NaN", "theta is NaN");
+        check("random:hidden=2000000,heads=1,head_dim=2,ffn=2000000,layers=1", "parameters; at most 17179869184");
+        check("random:layers=2000000,hidden=2000000,ffn=2000000,heads=1,head_dim=2", "parameters; at most");
     }
 }
