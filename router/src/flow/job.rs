@@ -7,7 +7,7 @@ use super::{Core, end};
 use crate::admission::Place;
 use crate::metrics::RequestMetrics;
 use crate::output::{EventResult, Finished};
-use crate::recovery::{Failure, Phase, Recovery};
+use crate::recovery::{Failure, GiveUp, Phase, Recovery};
 use crate::request::PrefillPolicy;
 use crate::workers::ServedModel;
 use baton_text::StopMatcher;
@@ -123,7 +123,13 @@ impl Job {
                     if retries > 0 || chosen.is_ok() {
                         self.metrics.current().gave_up(why);
                     }
-                    return Err(said);
+                    // What failed so shortly before the deadline mostly failed because of it.
+                    return Err(if why == GiveUp::Deadline && phase != Phase::Place {
+                        let message = format!("the deadline leaves no time for another attempt: {}", said.message);
+                        RequestError::new(ErrorKind::DeadlineExceeded, message)
+                    } else {
+                        said
+                    });
                 }
             };
             tracing::info!(request = %self.id, phase = phase.name(), error = %said, tokens = answer.tokens().len(), "places the request anew");
