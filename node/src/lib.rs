@@ -11,6 +11,7 @@
 
 pub mod admin;
 pub mod announce;
+pub mod backoff;
 pub mod config;
 pub mod environment;
 pub mod grpc;

@@ -52,14 +52,7 @@ impl Child {
 
     /// The next announcement; an error once the process ended.
     pub(super) async fn next(&mut self) -> anyhow::Result<Announcement> {
-        let line = loop {
-            match self.lines.next_line().await? {
-                None => return Err(self.death().await),
-                Some(line) if line.starts_with('{') => break line,
-                // Of a library: UCX warns on stdout.
-                Some(line) => eprintln!("{}: {line}", self.name),
-            }
-        };
+        let Some(line) = self.line().await? else { return Err(self.death().await) };
         let announcement = serde_json::from_str(&line).with_context(|| format!("{} announced {line:?}", self.name))?;
         if let Announcement::Listening { http, .. } = announcement {
             self.http = Some(http);
@@ -69,12 +62,18 @@ impl Child {
 
     /// Waits for the end of a process that should not end, and says how it did.
     pub(super) async fn ended(&mut self) -> anyhow::Error {
-        while let Ok(Some(line)) = self.lines.next_line().await {
-            if !line.starts_with('{') {
-                eprintln!("{}: {line}", self.name);
+        while let Ok(Some(_)) = self.line().await {}
+        self.death().await
+    }
+
+    /// The next line that is an announcement; `None` at the end. Others are passed on: libraries print too, UCX its warnings.
+    async fn line(&mut self) -> std::io::Result<Option<String>> {
+        loop {
+            match self.lines.next_line().await? {
+                Some(line) if !line.starts_with('{') => eprintln!("{}: {line}", self.name),
+                announced => return Ok(announced),
             }
         }
-        self.death().await
     }
 
     async fn death(&mut self) -> anyhow::Error {

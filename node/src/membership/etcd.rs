@@ -14,7 +14,6 @@
 //!
 //! [`view`], `opinions` and `claim` decide and do no I/O.
 
-mod backoff;
 mod claim;
 mod config;
 mod connection;

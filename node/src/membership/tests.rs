@@ -2,6 +2,7 @@
 
 use super::embedded::{Connect, EmbeddedRouter, EmbeddedWorker, JoinConfig, LeaseConfig};
 use super::*;
+use crate::testing::relay::carry;
 use baton_proto::v1::membership_client::MembershipClient;
 use baton_proto::v1::{self, join_request};
 use conformance::{Fixture, record};
@@ -9,7 +10,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, ReadHalf, WriteHalf};
+use tokio::io::DuplexStream;
 use tokio::sync::mpsc;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Code, Status};
@@ -95,21 +96,6 @@ impl Network {
             &JoinConfig { routers, connect_ms_max: 500, ..JoinConfig::default() },
             self.connect(),
         )
-    }
-}
-
-async fn carry(
-    mut from: ReadHalf<DuplexStream>,
-    mut to: WriteHalf<DuplexStream>,
-    mut silent: watch::Receiver<bool>,
-) -> io::Result<()> {
-    let mut buffer = [0; 4096];
-    loop {
-        let n = from.read(&mut buffer).await?;
-        if n == 0 || silent.wait_for(|silent| !silent).await.is_err() {
-            return Ok(());
-        }
-        to.write_all(&buffer[..n]).await?;
     }
 }
 

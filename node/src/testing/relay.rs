@@ -1,8 +1,7 @@
 //! A TCP relay that can fall silent without closing anything.
 
 use std::io;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -60,7 +59,12 @@ impl Relay {
     }
 }
 
-async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut silent: watch::Receiver<bool>) -> io::Result<()> {
+/// Carries bytes one way to the end of `from`, but none while `silent`.
+pub(crate) async fn carry(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    mut silent: watch::Receiver<bool>,
+) -> io::Result<()> {
     let mut buffer = [0; 4096];
     loop {
         let n = from.read(&mut buffer).await?;

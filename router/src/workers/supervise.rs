@@ -2,6 +2,7 @@
 
 use super::{WorkerHandle, WorkerSet};
 use crate::models::TextCache;
+use baton_node::backoff::Backoff;
 use baton_node::membership::RouterMembership;
 use baton_proto::v1::{self, worker_client::WorkerClient};
 use baton_types::Party;
@@ -82,32 +83,19 @@ pub(crate) async fn supervise(supervisor: Supervisor, stop: CancellationToken) {
     }
 }
 
-/// Why a worker was last not admitted: retries for the same reason are not worth a line each.
-#[derive(Default)]
-struct Told(Option<String>);
-
-impl Told {
-    fn is_news(&mut self, reason: &str) -> bool {
-        self.0.replace(reason.to_owned()).as_deref() != Some(reason)
-    }
-}
-
 async fn follow(supervisor: Supervisor, worker: Arc<WorkerHandle>, stop: CancellationToken) {
-    let mut backoff = BACKOFF_MIN;
-    let mut told = Told::default();
+    let mut backoff = Backoff::new(BACKOFF_MIN, BACKOFF_MAX);
     let listen = async {
         loop {
             let mut heard = false;
             let end = supervisor.listen(&worker, &mut heard).await;
             worker.load.lost();
             if heard {
-                backoff = BACKOFF_MIN;
-                told = Told::default();
+                backoff.reset();
             } else {
-                supervisor.evict(&worker, &end, &mut told);
+                supervisor.evict(&worker, &end, &mut backoff);
             }
-            tokio::time::sleep(backoff.mul_f64(rand::random_range(0.5..=1.0))).await;
-            backoff = (backoff * 2).min(BACKOFF_MAX);
+            tokio::time::sleep(backoff.wait()).await;
         }
     };
     tokio::select! {
@@ -161,25 +149,13 @@ impl Supervisor {
         }
     }
 
-    fn evict(&self, worker: &WorkerHandle, reason: &str, told: &mut Told) {
-        let is_news = told.is_news(reason);
+    fn evict(&self, worker: &WorkerHandle, reason: &str, backoff: &mut Backoff<String>) {
+        let is_news = backoff.is_news(reason.to_owned());
         if worker.set_admitted(false) {
             tracing::warn!(worker = %worker.party(), reason, "evicts a worker");
             self.membership.evict(worker.party(), reason);
         } else if is_news {
             tracing::warn!(worker = %worker.party(), reason, "does not admit a worker");
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_reason_is_told_once_until_it_changes() {
-        let mut told = Told::default();
-        let news = ["a", "a", "b", "b", "a"].map(|reason| told.is_news(reason));
-        assert_eq!(news, [true, false, true, false, true]);
     }
 }

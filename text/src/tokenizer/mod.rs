@@ -36,6 +36,7 @@ struct Parts {
     /// What the model yields for characters that it does not know; never read from a spelling.
     unknown: Option<TokenId>,
     bos: Option<TokenId>,
+    token_bytes_max: Option<usize>,
 }
 
 /// What is read of a `tokenizer.json` beside what the tokenizers crate reads.
@@ -71,6 +72,7 @@ impl Tokenizer {
         }
         let mut tokens: Vec<_> = inner.get_added_tokens_decoder().into_iter().collect();
         tokens.sort_by_key(|(id, _)| *id);
+        let is_open = inner.get_normalizer().is_some() || tokens.iter().any(|(_, t)| t.lstrip || t.rstrip);
         let controls = tokens.iter().filter(|(_, t)| is_control(t.special, &t.content));
         let controls = Controls::new(controls.map(|(id, t)| (*id, t.content.clone())).collect())?;
         let vocab = Vocab::new(&inner, controls, decoder)?;
@@ -89,7 +91,8 @@ impl Tokenizer {
             None if bundle.add_bos => return Err(TextError::Broken("it adds a begin token but names none".to_owned())),
             _ => None,
         };
-        Ok(Self(Arc::new(Parts { inner, added, vocab: Arc::new(vocab), unknown, bos })))
+        let token_bytes_max = (!is_open).then(|| vocab.longest());
+        Ok(Self(Arc::new(Parts { inner, added, vocab: Arc::new(vocab), unknown, bos, token_bytes_max })))
     }
 
     /// Token ids of a text. Adds no begin token: see [`Self::bos`].
@@ -165,10 +168,7 @@ impl Tokenizer {
     /// Most bytes of text that one token can stand for; `None` where a normalizer or a token that takes spaces beside it into itself
     /// leaves that open.
     pub fn token_bytes_max(&self) -> Option<usize> {
-        let takes_spaces = |t: &tokenizers::AddedToken| t.lstrip || t.rstrip;
-        let open = self.0.inner.get_normalizer().is_some()
-            || self.0.inner.get_added_tokens_decoder().values().any(takes_spaces);
-        (!open).then_some(self.0.vocab.longest)
+        self.0.token_bytes_max
     }
 
     /// Control tokens and their spellings, by id.

@@ -15,8 +15,6 @@ pub(crate) struct Vocab {
     ends: Vec<u32>,
     special: Vec<bool>,
     control: Vec<bool>,
-    /// Bytes of the longest token.
-    pub(crate) longest: usize,
     pub(crate) controls: Controls,
     /// Whether decoding drops one leading space, as SentencePiece does.
     pub(crate) drops_leading_space: bool,
@@ -26,12 +24,10 @@ impl Vocab {
     pub(crate) fn new(inner: &Inner, controls: Controls, decoder: Decoder) -> Result<Self, TextError> {
         let added = inner.get_added_vocabulary().get_added_tokens_decoder();
         let size = 1 + inner.get_vocab(true).into_values().max().unwrap_or(0);
-        let (mut flat, mut ends, mut longest) = (Vec::new(), Vec::with_capacity(size as usize), 0);
+        let (mut flat, mut ends) = (Vec::new(), Vec::with_capacity(size as usize));
         for id in 0..size {
             if let Some(text) = inner.id_to_token(id) {
-                let start = flat.len();
                 flat.extend(decoder.bytes(&text));
-                longest = longest.max(flat.len() - start);
             }
             ends.push(u32::try_from(flat.len()).map_err(|_| TextError::Broken("its tokens exceed 4 GiB".to_owned()))?);
         }
@@ -39,7 +35,7 @@ impl Vocab {
         controls.tokens().iter().for_each(|(id, _)| control[*id as usize] = true);
         let special = (0..size).map(|id| control[id as usize] || added.get(&id).is_some_and(|t| t.special)).collect();
         let drops_leading_space = decoder == Decoder::SentencePiece { drops_leading_space: true };
-        Ok(Self { bytes: flat, ends, special, control, longest, controls, drops_leading_space })
+        Ok(Self { bytes: flat, ends, special, control, controls, drops_leading_space })
     }
 
     pub(crate) fn size(&self) -> usize {
@@ -51,6 +47,11 @@ impl Vocab {
         let end = *self.ends.get(id)? as usize;
         let start = id.checked_sub(1).map_or(0, |before| self.ends[before] as usize);
         Some(&self.bytes[start..end])
+    }
+
+    /// Bytes of the longest token.
+    pub(crate) fn longest(&self) -> usize {
+        (0..self.size() as TokenId).filter_map(|id| self.bytes(id)).map(<[u8]>::len).max().unwrap_or(0)
     }
 
     pub(crate) fn is_special(&self, id: TokenId) -> bool {

@@ -1,6 +1,7 @@
 //! The worker's side: one task a router joins, keeps the lease, and joins again.
 
 use super::JoinConfig;
+use crate::backoff::Backoff;
 use crate::grpc::{ChannelConfig, channel};
 use crate::membership::state::Word;
 use crate::membership::{RegistrationHandle, RouterOpinion, WorkerMembership, WorkerState, aggregate};
@@ -8,7 +9,6 @@ use baton_proto::v1::membership_client::MembershipClient;
 use baton_proto::v1::{self, join_request, join_response};
 use baton_types::InstanceRecord;
 use futures::future::{BoxFuture, join_all};
-use rand::Rng as _;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,25 +91,21 @@ struct Membership {
 
 impl Membership {
     async fn keep(self) {
-        let mut backoff = Duration::from_millis(self.config.backoff_ms_min);
-        let mut known_problem = None;
+        let (min, max) = (self.config.backoff_ms_min, self.config.backoff_ms_max);
+        let mut backoff = Backoff::new(Duration::from_millis(min), Duration::from_millis(max));
         while !self.leave.is_cancelled() {
             let mut registered = false;
             let end = self.session(&mut registered).await;
             self.opine(|o| o.connected = false);
             if registered {
-                backoff = Duration::from_millis(self.config.backoff_ms_min);
-                known_problem = None;
+                backoff.reset();
             }
             let Err(status) = end else { break };
-            self.note(&status, &mut known_problem);
-            // Half to all of the backoff, so that workers do not come back in step.
-            let wait = backoff.mul_f64(rand::rng().random_range(0.5..=1.0));
+            self.note(&status, &mut backoff);
             tokio::select! {
                 () = self.leave.cancelled() => break,
-                () = tokio::time::sleep(wait) => {}
+                () = tokio::time::sleep(backoff.wait()) => {}
             }
-            backoff = (backoff * 2).min(Duration::from_millis(self.config.backoff_ms_max));
         }
         self.opine(|o| *o = RouterOpinion::default());
     }
@@ -188,15 +184,13 @@ impl Membership {
     }
 
     /// Logs a failure once, and takes a refusal as the eviction that it is.
-    fn note(&self, status: &Status, known: &mut Option<(Code, String)>) {
+    fn note(&self, status: &Status, backoff: &mut Backoff<(Code, String)>) {
         let refused = matches!(status.code(), Code::AlreadyExists | Code::InvalidArgument | Code::FailedPrecondition);
         if refused {
             self.opine(|o| o.word = Some(Word::Evicted(status.message().into())));
         }
-        let problem = (status.code(), status.message().to_owned());
-        if known.as_ref() != Some(&problem) {
+        if backoff.is_news((status.code(), status.message().to_owned())) {
             tracing::warn!(router = self.address, code = ?status.code(), problem = status.message(), "is not registered; joins again");
-            *known = Some(problem);
         }
     }
 

@@ -1,5 +1,6 @@
 //! The section `membership.etcd`, the same on routers and workers.
 
+use crate::backoff::Backoff;
 use crate::config::{Check, Checker, list};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -61,6 +62,10 @@ impl Default for EtcdConfig {
 impl EtcdConfig {
     pub(super) fn lease_ttl(&self) -> Duration {
         Duration::from_secs(self.lease_ttl_s.into())
+    }
+
+    pub(super) fn backoff(&self) -> Backoff<String> {
+        Backoff::new(Duration::from_millis(self.backoff_ms_min), Duration::from_millis(self.backoff_ms_max))
     }
 
     pub(super) fn request_max(&self) -> Duration {

@@ -1,5 +1,8 @@
 //! Why a session with etcd ended.
 
+use crate::backoff::Backoff;
+use std::time::Duration;
+
 /// None of these ends a registration or a view by itself: the next session finds out what is true.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum EtcdError {
@@ -26,8 +29,17 @@ pub(super) enum EtcdError {
 }
 
 impl EtcdError {
-    /// Whether the next session may start at once: etcd answers.
-    pub(super) fn is_answered(&self) -> bool {
-        matches!(self, Self::LeaseGone | Self::WatchEnded(_))
+    /// A session that `worked` ended so: says it once, and how long to wait for the next.
+    pub(super) fn wait(&self, backoff: &mut Backoff<String>, worked: bool) -> Duration {
+        if worked {
+            backoff.reset();
+        }
+        let problem = self.to_string();
+        if backoff.is_news(problem.clone()) {
+            tracing::warn!(problem, "begins a new session with etcd");
+        }
+        // Etcd answers: the wait after the next failure is no longer for this one.
+        let is_answered = matches!(self, Self::LeaseGone | Self::WatchEnded(_));
+        if worked && is_answered { backoff.jittered() } else { backoff.wait() }
     }
 }

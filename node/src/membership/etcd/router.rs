@@ -1,6 +1,5 @@
 //! The router's side: follows the records, and writes what it says of each worker.
 
-use super::backoff::Backoff;
 use super::connection::{connect, within};
 use super::error::EtcdError;
 use super::keys::{Keys, encode_word};
@@ -161,7 +160,7 @@ struct Follower {
 impl Follower {
     async fn run(mut self) {
         let shared = self.shared.clone();
-        let mut backoff = Backoff::new(&shared.config);
+        let mut backoff = shared.config.backoff();
         let mut resume = false;
         let sessions = async {
             loop {
@@ -172,7 +171,7 @@ impl Follower {
                 if matches!(error, EtcdError::LeaseGone) {
                     (self.lease, self.written) = (None, BTreeMap::new());
                 }
-                tokio::time::sleep(backoff.after(&error, worked)).await;
+                tokio::time::sleep(error.wait(&mut backoff, worked)).await;
             }
         };
         tokio::select! {

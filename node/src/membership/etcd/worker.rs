@@ -1,7 +1,6 @@
 //! The worker's side: keeps the record on a lease, and follows what routers say.
 
 use super::EtcdConfig;
-use super::backoff::Backoff;
 use super::claim::{Claim, Standing, claim};
 use super::connection::{connect, within};
 use super::error::EtcdError;
@@ -62,7 +61,7 @@ struct Keeper {
 
 impl Keeper {
     async fn run(mut self) {
-        let mut backoff = Backoff::new(&self.config);
+        let mut backoff = self.config.backoff();
         let leave = self.leave.clone();
         while !leave.is_cancelled() {
             let mut worked = false;
@@ -75,7 +74,7 @@ impl Keeper {
                 self.lease = None;
             }
             tokio::select! {
-                () = tokio::time::sleep(backoff.after(&error, worked)) => {}
+                () = tokio::time::sleep(error.wait(&mut backoff, worked)) => {}
                 () = leave.cancelled() => break,
             }
         }

@@ -1,0 +1,73 @@
+//! Waits between sessions with another process, and which of their failures are worth a line in the log.
+
+use std::time::Duration;
+
+/// Doubles with every wait, with jitter, and knows the failure that was said last. `P` is what failures are compared by.
+#[derive(Debug)]
+pub struct Backoff<P> {
+    min: Duration,
+    max: Duration,
+    next: Duration,
+    known: Option<P>,
+}
+
+impl<P: PartialEq> Backoff<P> {
+    /// Waits of `min` to `max`.
+    pub const fn new(min: Duration, max: Duration) -> Self {
+        Self { min, max, next: min, known: None }
+    }
+
+    /// A session worked: waits begin anew, and its failure is news again.
+    pub fn reset(&mut self) {
+        (self.next, self.known) = (self.min, None);
+    }
+
+    /// Whether this failure is another than the last one: repetitions are not worth a line each.
+    pub fn is_news(&mut self, problem: P) -> bool {
+        let is_news = self.known.as_ref() != Some(&problem);
+        self.known = Some(problem);
+        is_news
+    }
+
+    /// How long to wait: half to all of the backoff, so that many do not come back in step.
+    pub fn jittered(&self) -> Duration {
+        self.next.mul_f64(rand::random_range(0.5..=1.0))
+    }
+
+    /// [`Self::jittered`], and doubles the next wait.
+    pub fn wait(&mut self) -> Duration {
+        let wait = self.jittered();
+        self.next = (self.next * 2).min(self.max);
+        wait
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn backoff() -> Backoff<&'static str> {
+        Backoff::new(Duration::from_millis(100), Duration::from_millis(300))
+    }
+
+    #[test]
+    fn a_reason_is_told_once_until_it_changes() {
+        let mut told = backoff();
+        let news = ["a", "a", "b", "b", "a"].map(|reason| told.is_news(reason));
+        assert_eq!(news, [true, false, true, false, true]);
+        told.reset();
+        assert!(told.is_news("a"));
+    }
+
+    #[test]
+    fn waits_double_to_the_maximum_and_begin_anew() {
+        let mut backoff = backoff();
+        for most in [100, 200, 300, 300] {
+            let wait = backoff.wait();
+            assert!((most / 2..=most).contains(&(wait.as_millis() as u64)), "{wait:?} of {most} ms");
+        }
+        backoff.reset();
+        assert!(backoff.jittered() <= Duration::from_millis(100));
+        assert!(backoff.wait() <= Duration::from_millis(100), "only a wait doubles");
+    }
+}
