@@ -16,7 +16,7 @@ mod slot;
 mod tests;
 
 use baton_engine::EngineHandle;
-use baton_proto::v1::decode_server::DecodeServer;
+use baton_proto::v1::decode_server::{self, DecodeServer};
 use baton_types::Role;
 use baton_worker::config::WorkerConfig;
 use baton_worker::process::{BoundRole, Parts, WorkerRole};
@@ -58,6 +58,11 @@ impl WorkerRole for DecodeRole {
                 DecodeServer::new(DecodeService { handoffs, parts }).max_decoding_message_size(message_max),
             )
         };
-        BoundRole { sink, claimed: Arc::new(move || counted.claimed_tokens()), serve: Box::new(serve) }
+        BoundRole {
+            sink,
+            claimed: Arc::new(move || counted.claimed_tokens()),
+            service_name: decode_server::SERVICE_NAME,
+            serve: Box::new(serve),
+        }
     }
 }

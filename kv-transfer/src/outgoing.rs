@@ -5,7 +5,7 @@ use crate::service::Inbox;
 use baton_types::{Fence, TokenId};
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 /// What a source commits: the sequence that the moved KV belongs to.
@@ -41,6 +41,8 @@ pub struct TransferReport {
     pub last_put_at: Instant,
     /// The last flush completed: every byte is visible at the sink.
     pub flushed_at: Instant,
+    /// How long writes, or flushes of them, were under way: without the time in which the next layer was still being computed.
+    pub moving: Duration,
     /// The commit was acknowledged.
     pub acked_at: Instant,
     /// `ucx` or `tcp`.

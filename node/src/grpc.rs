@@ -10,4 +10,4 @@ mod tests;
 pub use client::{ChannelConfig, ChannelError, channel};
 pub use config::GrpcConfig;
 pub use deadline::{TIMEOUT_HEADER, deadline_of, parse_timeout, set_deadline};
-pub use server::{BindError, bind, health, reflection, reflection_v1alpha, serve, server};
+pub use server::{BindError, bind, health, serve, server, with_reflection};

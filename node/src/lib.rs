@@ -15,6 +15,7 @@ pub mod backoff;
 pub mod config;
 pub mod environment;
 pub mod grpc;
+pub mod host;
 pub mod id;
 pub mod membership;
 pub mod metrics;

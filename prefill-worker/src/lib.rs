@@ -11,7 +11,7 @@ mod sink;
 mod tests;
 
 use baton_engine::EngineHandle;
-use baton_proto::v1::prefill_server::PrefillServer;
+use baton_proto::v1::prefill_server::{self, PrefillServer};
 use baton_types::Role;
 use baton_worker::process::{BoundRole, Parts, WorkerRole};
 use service::PrefillService;
@@ -32,6 +32,11 @@ impl WorkerRole for PrefillRole {
             let message_max = parts.message_max;
             server.add_service(PrefillServer::new(PrefillService { parts }).max_decoding_message_size(message_max))
         };
-        BoundRole { sink: Arc::new(sink::NoSink), claimed: Arc::new(|| 0), serve: Box::new(serve) }
+        BoundRole {
+            sink: Arc::new(sink::NoSink),
+            claimed: Arc::new(|| 0),
+            service_name: prefill_server::SERVICE_NAME,
+            serve: Box::new(serve),
+        }
     }
 }

@@ -178,7 +178,7 @@ impl Call {
     fn trace(&self, report: &TransferReport, computed_at: Instant) {
         let opened = self.started.unwrap_or(self.since);
         self.parent.record("decode.reserve", opened, report.granted_at, []);
-        let seconds = report.flushed_at.saturating_duration_since(report.first_put_at).as_secs_f64();
+        let seconds = report.moving.as_secs_f64();
         let rate = if seconds > 0.0 { report.bytes as f64 / seconds / 1e9 } else { 0.0 };
         let exposed_ms = micros(computed_at, report.acked_at) as f64 / 1e3;
         let attributes = [

@@ -196,12 +196,17 @@ pub(crate) fn check_tokens(tokens: &[TokenId], card: &ModelCard) -> Result<(), R
     if tokens.is_empty() {
         return Err(RequestError::invalid("prompt", "the prompt is empty; give at least one token"));
     }
+    check_vocab("prompt", tokens, card)
+}
+
+/// Checks that every id is one of the model's.
+pub(crate) fn check_vocab(param: &str, tokens: &[TokenId], card: &ModelCard) -> Result<(), RequestError> {
     match tokens.iter().find(|&&t| t >= card.vocab) {
         None => Ok(()),
-        Some(t) => Err(RequestError::invalid(
-            "prompt",
-            format!("token id {t} is outside the vocabulary of {} tokens", card.vocab),
-        )),
+        Some(t) => {
+            let message = format!("{param}: token id {t} is outside the vocabulary of {} tokens", card.vocab);
+            Err(RequestError::invalid(param, message))
+        }
     }
 }
 

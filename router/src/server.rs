@@ -18,7 +18,8 @@ use baton_node::announce::{Announcement, Announcer};
 use baton_node::grpc::{self, BindError};
 use baton_node::membership::RouterBackend;
 use baton_node::metrics::Metrics;
-use baton_proto::v1::inference_server::InferenceServer;
+use baton_proto::v1::inference_server::{self, InferenceServer};
+use baton_proto::v1::membership_server;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +28,6 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tonic::server::NamedService;
 
 /// How often readiness is looked at for the health service.
 const READINESS_EVERY: Duration = Duration::from_millis(100);
@@ -112,9 +112,10 @@ impl Router {
         let grpc_router = grpc::server(&config.grpc)
             .add_service(inference)
             .add_optional_service(membership.service())
-            .add_service(grpc::reflection())
-            .add_service(grpc::reflection_v1alpha())
             .add_service(health);
+        let mut services = vec![inference_server::SERVICE_NAME];
+        services.extend(membership.service().map(|_| membership_server::SERVICE_NAME));
+        let grpc_router = grpc::with_reflection(grpc_router, &services);
         let grpc_server = grpc::serve(grpc_router, grpc_listener, stop.clone());
         servers.spawn(async move { grpc_server.await.map_err(|e| RouterError::Server("gRPC", e.to_string())) });
 
@@ -162,7 +163,7 @@ async fn watch_readiness(
             Err(_) => tonic_health::ServingStatus::NotServing,
         };
         reporter.set_service_status("", status).await;
-        reporter.set_service_status(<InferenceServer<InferenceService> as NamedService>::NAME, status).await;
+        reporter.set_service_status(inference_server::SERVICE_NAME, status).await;
         ready.send_if_modified(|known| std::mem::replace(known, now.clone()) != now);
         tokio::select! {
             () = stop.cancelled() => {}

@@ -53,11 +53,18 @@ def text_and_tokens(inference):
 
 
 def errors(inference):
+    traces = []
+
     def check(code, says, timeout=TIMEOUT_S, **request):
         try:
             list(inference.call("Generate", {"prompt": [{"text": "x"}], **request}, timeout=timeout))
         except grpc.RpcError as error:
             assert error.code() == code and says in error.details(), error
+            # A deadline of the client's own is told by its library, which knows no metadata.
+            if code != grpc.StatusCode.DEADLINE_EXCEEDED:
+                named = dict(error.trailing_metadata())
+                assert named["x-request-id"] and named["baton-error-kind"], named
+                traces.append(named.get("x-trace-id"))
         else:
             raise AssertionError(f"{request} was accepted")
 
@@ -67,6 +74,8 @@ def errors(inference):
     check(code.INVALID_ARGUMENT, "prompt", prompt=[])
     check(code.OUT_OF_RANGE, "8192 tokens", prompt=[{"tokens": {"ids": [5] * 9000}}])
     check(code.DEADLINE_EXCEEDED, "", timeout=2, sampling={"max_tokens": 4000, "ignore_eos": True})
+    # What never became a request, the empty prompt, has no trace.
+    assert [len(trace or "") for trace in traces] == [32, 32, 0, 32] and len(set(traces)) == 4, traces
 
 
 def health(channel, pool):
@@ -78,7 +87,9 @@ def main():
     with grpc.insecure_channel(sys.argv[1]) as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
         services = set(database.get_services())
-        assert {"baton.v1.Inference", "grpc.health.v1.Health"} <= services, services
+        # What this port serves, and nothing else: the router's workers join over it.
+        ours = {s for s in services if s.startswith("baton.")}
+        assert ours == {"baton.v1.Inference", "baton.v1.Membership"} and "grpc.health.v1.Health" in services, services
         pool = DescriptorPool(database)
         inference = Service(channel, pool, "baton.v1.Inference")
         for check in (chat, text_and_tokens, errors):

@@ -9,6 +9,8 @@ use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::ops::Ops;
 use baton_kernels::reference::ReferenceBackend;
 use baton_kv_transfer::{Region, TransportChoice};
+use baton_node::config::ByteSize;
+use baton_node::host;
 use baton_proto::v1;
 use baton_types::{Compatibility, KvPoolMap, ModelCard};
 use std::sync::Arc;
@@ -38,9 +40,9 @@ pub fn load(
     progress: &(dyn Fn(&str, f32) + Sync),
 ) -> Result<Loaded, WorkerError> {
     let ops = backend(engine)?;
+    check_memory(engine.kv_cache_bytes, host::memory_bytes())?;
     let source = models::open(model, progress)?;
-    let context = source.shape().context;
-    let context_max = if model.max_model_len == 0 { context } else { context.min(model.max_model_len as usize) };
+    let context_max = context_max(model.max_model_len, source.shape().context)?;
     let config = EngineConfig {
         weights: engine.weights,
         kv: engine.kv,
@@ -84,6 +86,23 @@ pub fn transport(settings: &TransferSettings) -> TransportChoice {
     }
 }
 
+/// Pages of the pool are taken when first touched: a pool that the host cannot hold would end this process under load, not now.
+fn check_memory(asked: ByteSize, memory: Option<u64>) -> Result<(), WorkerError> {
+    match memory {
+        // In whole mebibytes, so that it reads well.
+        Some(memory) if asked.0 > memory => Err(WorkerError::KvMemory { asked, memory: ByteSize(memory >> 20 << 20) }),
+        _ => Ok(()),
+    }
+}
+
+fn context_max(asked: u32, context: usize) -> Result<usize, WorkerError> {
+    match asked {
+        0 => Ok(context),
+        _ if asked as usize > context => Err(WorkerError::ModelLen { asked, context }),
+        _ => Ok(asked as usize),
+    }
+}
+
 fn backend(settings: &EngineSettings) -> Result<Arc<dyn Ops>, WorkerError> {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = if settings.threads == 0 { cores } else { settings.threads };
@@ -121,4 +140,19 @@ fn served_names(id: &str, more: &[String]) -> Vec<String> {
     let mut names = vec![id.to_owned()];
     names.extend(more.iter().filter(|n| *n != id).cloned());
     names
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_can_never_be_served_is_refused_with_both_numbers() {
+        let pool = check_memory(ByteSize(2 << 30), Some(1 << 30)).unwrap_err().to_string();
+        assert!(pool.contains("2GiB") && pool.contains("1GiB") && pool.contains("--kv-cache-bytes"), "{pool}");
+        assert!(check_memory(ByteSize(1 << 30), Some(1 << 30)).is_ok() && check_memory(ByteSize(1), None).is_ok());
+        let length = context_max(100_000, 8192).unwrap_err().to_string();
+        assert!(length.contains("100000") && length.contains("8192"), "{length}");
+        assert_eq!((context_max(0, 8192).unwrap(), context_max(4096, 8192).unwrap()), (8192, 4096));
+    }
 }

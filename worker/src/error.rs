@@ -1,5 +1,7 @@
 //! Why a worker does not start.
 
+use baton_node::config::ByteSize;
+
 /// A worker that cannot be brought up. None of these goes away by trying again.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
@@ -30,6 +32,24 @@ pub enum WorkerError {
     /// The data plane cannot start.
     #[error(transparent)]
     Transfer(#[from] baton_kv_transfer::TransferError),
+    /// A longer context than the model has.
+    #[error(
+        "max_model_len = {asked}, but the model's context is {context} tokens: lower --max-model-len, or leave it out for all of it"
+    )]
+    ModelLen {
+        /// Tokens asked for.
+        asked: u32,
+        /// Tokens that the model can hold.
+        context: usize,
+    },
+    /// A KV pool that cannot be held.
+    #[error("kv_cache_bytes = {asked}, but this process may use {memory} of memory: lower --kv-cache-bytes")]
+    KvMemory {
+        /// Size asked for.
+        asked: ByteSize,
+        /// Memory of the host, or of its control group.
+        memory: ByteSize,
+    },
     /// `device = "cuda"`.
     #[error("the CUDA engine is not built yet: set device to \"cpu\"")]
     NoCuda,

@@ -14,7 +14,7 @@ use baton_node::membership::{self, RegistrationHandle};
 use baton_node::metrics::Metrics;
 use baton_node::telemetry::ExportCounters;
 use baton_node::{Shutdown, grpc, id};
-use baton_proto::v1::worker_server::WorkerServer;
+use baton_proto::v1::worker_server::{self, WorkerServer};
 use baton_proto::{PROTOCOL_MAX, PROTOCOL_MIN};
 use baton_types::{InstanceRecord, Party, ProtocolRange, Role, Shard};
 use opentelemetry_sdk::trace::SdkTracer;
@@ -45,6 +45,8 @@ pub struct BoundRole {
     pub sink: Arc<dyn SinkHandler>,
     /// Tokens claimed, for load reports.
     pub claimed: ClaimedTokens,
+    /// Name of the role's gRPC service.
+    pub service_name: &'static str,
     /// Adds the role's service to the server.
     pub serve: Box<dyn FnOnce(Router, Parts) -> Router + Send>,
 }
@@ -133,7 +135,7 @@ impl RunningWorker {
         loaded.engine.set_gate(around.gate);
         let instance = config.instance.id.clone().unwrap_or_else(|| id::default_instance_id(role_name.name()));
         let party = Party { instance, incarnation: id::incarnation() };
-        let BoundRole { sink, claimed, serve } = role.bind(&loaded.engine);
+        let BoundRole { sink, claimed, service_name, serve } = role.bind(&loaded.engine);
         let transfer = start_transfer(&config, &party, &loaded, sink, around.hooks).await?;
         let _ = up.transfer.set(transfer.clone());
         let collector =
@@ -158,12 +160,9 @@ impl RunningWorker {
             message_max: config.grpc.message_max(),
         };
         let (_, health_service) = grpc::health();
-        let server = grpc::server(&config.grpc)
-            .add_service(health_service)
-            .add_service(grpc::reflection())
-            .add_service(grpc::reflection_v1alpha());
-        let server =
-            server.add_service(WorkerServer::new(service).max_decoding_message_size(config.grpc.message_max()));
+        let worker_service = WorkerServer::new(service).max_decoding_message_size(config.grpc.message_max());
+        let server = grpc::server(&config.grpc).add_service(health_service).add_service(worker_service);
+        let server = grpc::with_reflection(server, &[worker_server::SERVICE_NAME, service_name]);
         let server = tokio::spawn(grpc::serve(serve(server, parts), listener, stop.clone()));
 
         let endpoint = config.grpc.advertise.clone().unwrap_or_else(|| grpc_addr.to_string());

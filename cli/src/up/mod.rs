@@ -25,7 +25,7 @@ mod variables;
 
 /// Longest wait for the cluster to serve: large models load for minutes.
 const START_S_MAX: u64 = 1800;
-/// Longest drain of all children together.
+/// Longest drain of the workers, then again of the router: one that hangs takes no time from the others.
 const STOP_S_MAX: u64 = 15;
 
 /// Arguments of `baton up`.
@@ -251,12 +251,12 @@ async fn stop_signal() -> anyhow::Result<()> {
 /// Stops the workers, then the router, which they leave in order; who does not stop in time is killed.
 async fn stop(mut children: Vec<Child>) -> anyhow::Result<()> {
     eprintln!("\nStopping.");
-    let deadline = Instant::now() + Duration::from_secs(STOP_S_MAX);
     let mut killed = Vec::new();
     let routers = children.len().min(1);
     let (router, workers) = children.split_at_mut(routers);
     for part in [workers, router] {
         part.iter_mut().for_each(Child::close);
+        let deadline = Instant::now() + Duration::from_secs(STOP_S_MAX);
         for child in part {
             if !child.join(deadline).await {
                 killed.push(child.name().to_owned());

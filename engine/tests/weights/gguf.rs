@@ -169,12 +169,12 @@ fn tensors_that_do_not_fit_are_refused() {
     refused(|f| f.add("blk.0.attn_q.bias", &[HIDDEN]), &["blk.0.attn_q.bias"]);
     refused(|f| f.add("blk.0.ffn_gate_inp.weight", &[HIDDEN]), &["blk.0.ffn_gate_inp.weight"]);
     refused(|f| f.add("blk.00.attn_q.weight", &[HIDDEN]), &["blk.00.attn_q.weight"]);
-    refused(|f| f.add("blk.1.attn_norm.weight", &[HIDDEN]), &["model.layers.1.input_layernorm", "block_count"]);
+    refused(|f| f.add("blk.1.attn_norm.weight", &[HIDDEN]), &["blk.1.attn_norm.weight", "block_count"]);
     refused(|f| f.add("token_embd.weight", &[HIDDEN, VOCAB]), &["token_embd.weight is listed twice"]);
-    refused(|f| f.tensors.retain(|t| !t.name.contains("ffn_up")), &["model.layers.0.mlp.up_proj.weight is missing"]);
+    refused(|f| f.tensors.retain(|t| !t.name.contains("ffn_up")), &["blk.0.ffn_up.weight is missing"]);
     refused(|f| f.tensors.retain(|t| !t.name.contains("token_embd")), &["token_embd.weight is missing"]);
-    refused(|f| f.tensor("blk.0.ffn_down.weight").dims.reverse(), &["model.layers.0.mlp.down_proj.weight has dim"]);
-    refused(|f| f.tensor("blk.0.attn_norm.weight").dims = vec![2, 4], &["input_layernorm.weight has dimensions"]);
+    refused(|f| f.tensor("blk.0.ffn_down.weight").dims.reverse(), &["blk.0.ffn_down.weight has dim"]);
+    refused(|f| f.tensor("blk.0.attn_norm.weight").dims = vec![2, 4], &["blk.0.attn_norm.weight has dimensions"]);
     refused(|f| f.add("rope_freqs.weight", &[3]), &["3 rope factors for 2 frequencies"]);
     refused(|f| f.tensor("blk.0.attn_q.weight").kind = 10, &["blk.0.attn_q.weight of type Q2_K", "Q4_K"]);
     refused(|f| f.tensor("blk.0.attn_q.weight").kind = 99, &["blk.0.attn_q.weight of type GGML type 99"]);

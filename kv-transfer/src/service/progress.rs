@@ -110,6 +110,8 @@ impl Progress {
                 worked = true;
             }
             worked |= self.transport.progress(now, &mut events);
+            // Progress copies and may take long: what it saw complete is timed by its end.
+            let now = Instant::now();
             for event in events.drain(..) {
                 self.event(event, now);
                 worked = true;

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 enum Entry {
     Put {
         key: u64,
+        epoch: u32,
         ticket: TicketId,
         run: CopyRun,
     },
@@ -23,7 +24,7 @@ enum Entry {
 /// What to do on the connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Post {
-    Put { key: u64, ticket: TicketId, run: CopyRun },
+    Put { key: u64, epoch: u32, ticket: TicketId, run: CopyRun },
     Flush { id: u64 },
 }
 
@@ -45,8 +46,8 @@ impl Pump {
         Self { queue, in_flight: 0, in_flight_max, waiting, covered, flushing: None, next_flush: 1 }
     }
 
-    pub(super) fn put(&mut self, key: u64, ticket: TicketId, run: CopyRun) {
-        self.queue.push_back(Entry::Put { key, ticket, run });
+    pub(super) fn put(&mut self, key: u64, epoch: u32, ticket: TicketId, run: CopyRun) {
+        self.queue.push_back(Entry::Put { key, epoch, ticket, run });
     }
 
     pub(super) fn flush(&mut self, key: u64, epoch: u32) {
@@ -72,9 +73,9 @@ impl Pump {
                 Some(Entry::Put { run, .. })
                     if self.in_flight == 0 || self.in_flight + run.len <= self.in_flight_max =>
                 {
-                    let Some(Entry::Put { key, ticket, run }) = self.queue.pop_front() else { return None };
+                    let Some(Entry::Put { key, epoch, ticket, run }) = self.queue.pop_front() else { return None };
                     self.in_flight += run.len;
-                    return Some(Post::Put { key, ticket, run });
+                    return Some(Post::Put { key, epoch, ticket, run });
                 }
                 Some(Entry::Flush { key, epoch }) => {
                     self.waiting.push((*key, *epoch));
@@ -129,9 +130,9 @@ mod tests {
     fn writes_stay_within_the_credit_and_flushes_are_batched() {
         let mut pump = Pump::new(100);
         let ticket = TicketId(1);
-        pump.put(1, ticket, run(60));
-        pump.put(2, ticket, run(40));
-        pump.put(1, ticket, run(50));
+        pump.put(1, 0, ticket, run(60));
+        pump.put(2, 0, ticket, run(40));
+        pump.put(1, 0, ticket, run(50));
         pump.flush(2, 0);
         pump.flush(1, 0);
         assert_eq!(posts(&mut pump), ["1:60", "2:40"]);
@@ -148,8 +149,8 @@ mod tests {
     #[test]
     fn a_write_above_the_credit_goes_alone() {
         let mut pump = Pump::new(10);
-        pump.put(1, TicketId(1), run(50));
-        pump.put(1, TicketId(1), run(1));
+        pump.put(1, 0, TicketId(1), run(50));
+        pump.put(1, 0, TicketId(1), run(1));
         assert_eq!(posts(&mut pump), ["1:50"]);
         pump.put_done(50);
         assert_eq!(posts(&mut pump), ["1:1"]);
@@ -159,9 +160,9 @@ mod tests {
     fn a_cancelled_handoff_flushes_only_what_it_posted() {
         let mut pump = Pump::new(50);
         let ticket = TicketId(1);
-        pump.put(1, ticket, run(50));
-        pump.put(1, ticket, run(50));
-        pump.put(2, ticket, run(20));
+        pump.put(1, 0, ticket, run(50));
+        pump.put(1, 0, ticket, run(50));
+        pump.put(2, 0, ticket, run(20));
         assert_eq!(posts(&mut pump), ["1:50"]);
         pump.cancel(1);
         pump.flush_posted(1, 9);

@@ -57,6 +57,31 @@ struct Report {
     first_put_at: Option<Instant>,
     last_put_at: Option<Instant>,
     flushed_at: Option<Instant>,
+    /// How long writes of this handoff, or the flush of such, were under way.
+    moving: Duration,
+    /// Since when they are, and the latest epoch among them.
+    moving_since: Option<(Instant, u32)>,
+}
+
+impl Report {
+    fn put(&mut self, epoch: u32, bytes: usize, now: Instant) {
+        self.bytes += bytes as u64;
+        self.puts += 1;
+        self.first_put_at.get_or_insert(now);
+        self.last_put_at = Some(now);
+        self.moving_since = Some((self.moving_since.map_or(now, |(since, _)| since), epoch));
+    }
+
+    /// A flush of `epoch` covers what was written for it and before.
+    fn flushed(&mut self, epoch: u32, now: Instant) {
+        self.flushed_at = Some(now);
+        if let Some((since, latest)) = self.moving_since
+            && latest <= epoch
+        {
+            self.moving += now.saturating_duration_since(since);
+            self.moving_since = None;
+        }
+    }
 }
 
 impl Sending {
@@ -207,13 +232,10 @@ impl Progress {
                 any = true;
                 match post {
                     Post::Flush { id } => self.transport.flush(conn, id),
-                    Post::Put { key, ticket, run } => {
+                    Post::Put { key, epoch, ticket, run } => {
                         self.transport.put(conn, ticket, run);
                         if let Some(sending) = self.sending.get_mut(&key) {
-                            sending.report.bytes += run.len as u64;
-                            sending.report.puts += 1;
-                            sending.report.first_put_at.get_or_insert(now);
-                            sending.report.last_put_at = Some(now);
+                            sending.report.put(epoch, run.len, now);
                         }
                         let peer = connection.party.as_ref().and_then(|party| self.stats.peers.get_mut(party));
                         for stats in peer.into_iter().chain([&mut self.stats.total]) {
@@ -232,7 +254,7 @@ impl Progress {
         let Some(connection) = self.connections.get_mut(&conn) else { return };
         for (key, epoch) in connection.pump.flushed(id) {
             if let Some(sending) = self.sending.get_mut(&key) {
-                sending.report.flushed_at = Some(now);
+                sending.report.flushed(epoch, now);
             }
             self.source_input(key, SourceInput::Flushed { epoch, ok: true }, now);
         }
@@ -396,7 +418,7 @@ impl Progress {
         let sink = Side { map: sink_map, blocks: &sending.remote[group] };
         let put_max = self.config.limits.put_bytes_max;
         let pump = &mut connection.pump;
-        copies(source, sink, group, layer, tokens.clone(), put_max, |run| pump.put(key, ticket, run));
+        copies(source, sink, group, layer, tokens.clone(), put_max, |run| pump.put(key, epoch, ticket, run));
         let (blocks, hold) = (sending.blocks.clone(), hold.clone());
         self.checker.submit(Job::Sum { key, epoch, group, layer, tokens, blocks, hold });
     }
@@ -423,6 +445,7 @@ impl Progress {
             first_put_at: r.first_put_at.unwrap_or(now),
             last_put_at: r.last_put_at.unwrap_or(now),
             flushed_at: r.flushed_at.unwrap_or(now),
+            moving: r.moving,
             acked_at: now,
             transport: self.transport.name(),
             lanes,

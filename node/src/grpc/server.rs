@@ -7,6 +7,9 @@ use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::transport::server::{Router, TcpIncoming};
+use tonic_health::pb::health_server;
+use tonic_reflection::pb::v1::server_reflection_server as v1_server;
+use tonic_reflection::pb::v1alpha::server_reflection_server as v1alpha_server;
 
 /// Bytes that a peer may send on one stream before it waits. A long prompt is a few MiB, so it takes a few round trips.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
@@ -66,22 +69,19 @@ pub async fn serve(
     router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await
 }
 
-/// The reflection service over `baton.v1` and health.
-pub fn reflection()
--> tonic_reflection::server::v1::ServerReflectionServer<impl tonic_reflection::server::v1::ServerReflection> {
-    built(descriptors().build_v1())
-}
-
-/// The same in the older protocol, the only one that many clients speak, Python's among them.
-pub fn reflection_v1alpha()
--> tonic_reflection::server::v1alpha::ServerReflectionServer<impl tonic_reflection::server::v1alpha::ServerReflection> {
-    built(descriptors().build_v1alpha())
-}
-
-fn descriptors() -> tonic_reflection::server::Builder<'static> {
-    tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(baton_proto::DESCRIPTORS)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+/// Adds reflection that lists health and `services`, the names of what else `router` serves, in both protocols: many clients, Python's
+/// among them, speak the older one only.
+pub fn with_reflection(router: Router, services: &[&str]) -> Router {
+    let names = || [&[health_server::SERVICE_NAME], services].concat();
+    let builder = |own| {
+        let builder = tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(baton_proto::DESCRIPTORS)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET);
+        names().into_iter().chain([own]).fold(builder, |builder, name| builder.with_service_name(name))
+    };
+    let (v1, v1alpha) =
+        (builder(v1_server::SERVICE_NAME).build_v1(), builder(v1alpha_server::SERVICE_NAME).build_v1alpha());
+    router.add_service(built(v1)).add_service(built(v1alpha))
 }
 
 /// Never panics: the descriptors are part of the build, and a test loads them.

@@ -14,7 +14,7 @@ async fn a_server_answers_health_and_stops_when_told() {
     let config = GrpcConfig::default();
     let (reporter, health) = health();
     let stop = CancellationToken::new();
-    let router = server(&config).add_service(health).add_service(reflection()).add_service(reflection_v1alpha());
+    let router = with_reflection(server(&config).add_service(health), &["baton.v1.Inference"]);
     let served = tokio::spawn(serve(router, listener, stop.clone()));
 
     let channel = channel(&address.to_string(), &ChannelConfig::default()).unwrap();

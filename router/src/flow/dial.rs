@@ -2,7 +2,7 @@
 
 use crate::workers::WorkerHandle;
 use baton_node::grpc::set_deadline;
-use baton_proto::convert::status::to_error;
+use baton_proto::convert::status::{stated_error, to_error};
 use baton_proto::v1::{self, decode_client::DecodeClient, prefill_client::PrefillClient};
 use baton_types::{ErrorKind, RequestError, RequestId};
 use std::time::Instant;
@@ -62,11 +62,16 @@ fn addressed<T>(message: T, deadline: Instant, span: &Span) -> Result<Request<T>
     Ok(request)
 }
 
-/// A worker's refusal, with its name before the message.
+/// A worker's refusal, or what became of the connection to it, with its name before the message.
 pub(super) fn of_worker(worker: &WorkerHandle, status: &tonic::Status) -> RequestError {
     let error = to_error(status);
     let who = format!("{} worker {}", worker.record.role.name(), worker.party().instance);
-    RequestError { message: format!("{who}: {}", error.message), ..error }
+    let is_gone = error.kind == ErrorKind::Unavailable && stated_error(status).is_none();
+    let message = match is_gone {
+        true => format!("{who} is gone or cannot be reached ({}); send the request again", error.message),
+        false => format!("{who}: {}", error.message),
+    };
+    RequestError { message, ..error }
 }
 
 /// A worker broke the order of its events.

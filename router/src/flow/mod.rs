@@ -17,7 +17,7 @@ use crate::models::lookup;
 use crate::output::EventResult;
 use crate::placement::Thresholds;
 use crate::recovery::{ProbationLimits, RetryBucket, RetryLimits};
-use crate::request::{GenerationRequest, PrefillPolicy, Prompt, check_stop_strings, check_tokens};
+use crate::request::{GenerationRequest, PrefillPolicy, Prompt, check_stop_strings, check_tokens, check_vocab};
 use crate::workers::{ServedModel, WorkerSet};
 use baton_text::StopMatcher;
 use baton_types::{ErrorKind, RequestError, RequestId, TokenId};
@@ -89,14 +89,24 @@ pub(crate) struct Generation {
     pub(crate) events: mpsc::Receiver<EventResult>,
 }
 
+/// A request that was refused before anything was queued.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    /// Why.
+    pub(crate) error: RequestError,
+    /// Id of its trace; empty where tracing is off.
+    pub(crate) trace_id: String,
+}
+
 impl Core {
-    /// Starts a request. Errors here are those that need no worker: nothing was queued.
-    pub(crate) async fn generate(self: &Arc<Self>, request: GenerationRequest) -> Result<Generation, RequestError> {
+    /// Starts a request. Errors here are those that need no worker.
+    pub(crate) async fn generate(self: &Arc<Self>, request: GenerationRequest) -> Result<Generation, Refused> {
         let span = self.request_span(&request);
         let started = self.start(&request, &span).await;
-        started.inspect_err(|error| {
-            end::failed(&span, error);
+        started.map_err(|error| {
+            end::failed(&span, &error);
             self.metrics.refused(Outcome::Failed(error.kind));
+            Refused { error, trace_id: trace_id(&span) }
         })
     }
 
@@ -109,7 +119,7 @@ impl Core {
             otel.status_code = field::Empty,
             error.type = field::Empty,
             gen_ai.operation.name = operation,
-            gen_ai.request.model = %request.model,
+            gen_ai.request.model = Some(&request.model).filter(|model| !model.is_empty()),
             gen_ai.response.model = field::Empty,
             gen_ai.request.max_tokens = field::Empty,
             gen_ai.request.temperature = field::Empty,
@@ -149,6 +159,7 @@ impl Core {
         if model.text.is_none() && !request.stop.is_empty() {
             return Err(RequestError::invalid("stop", "this model has no text; use stop_token_ids"));
         }
+        check_vocab("stop_token_ids", &request.sampling.stop_token_ids, &model.card)?;
         let turn = self.admission.enter()?;
         let tokenize = tracing::info_span!(parent: span, "tokenize");
         let tokens = self.tokenizing.run(&request.prompt, model.text.clone(), model.tokens_max, request.deadline, turn);
@@ -168,7 +179,7 @@ impl Core {
             model: model.clone(),
             prompt_tokens: tokens.clone(),
             seed: sampling.seed,
-            trace_id: baton_node::telemetry::trace_id_of(span).unwrap_or_default(),
+            trace_id: trace_id(span),
             events,
         };
         let prepared = Prepared { model, tokens, sampling, stops, metrics, span: span.clone() };
@@ -176,4 +187,8 @@ impl Core {
         job::spawn(self, Job::new(request, policy, prepared), turn, out);
         Ok(generation)
     }
+}
+
+fn trace_id(span: &Span) -> String {
+    baton_node::telemetry::trace_id_of(span).unwrap_or_default()
 }

@@ -146,10 +146,8 @@ fn refused(refusal: &Refusal, class: Option<&NumericsClass>) -> RequestError {
                 .retry_after(retry_after)
         }
         Refusal::TooLate { first_token } => {
-            let message = format!(
-                "the first token is predicted in {:.1} s, after the deadline; try again later",
-                first_token.as_secs_f64()
-            );
+            let predicted = Duration::from_millis(first_token.as_millis().try_into().unwrap_or(u64::MAX).max(1));
+            let message = format!("the first token is predicted in {predicted:?}, after the deadline; try again later");
             RequestError::new(ErrorKind::Overloaded, message).retry_after(first_token.min(RETRY_AFTER_MAX))
         }
     }

@@ -3,14 +3,24 @@
 use crate::request::{GenerationRequest, MESSAGES_MAX, PrefillPolicy, Prompt, Sampling, Segment, request_id};
 use baton_proto::v1;
 use baton_text::{Message, Role};
-use baton_types::RequestError;
+use baton_types::{RequestError, RequestId};
 use serde_json::{Map, Value};
 use std::time::Instant;
 
 /// Most segments of one prompt.
 const SEGMENTS_MAX: usize = MESSAGES_MAX;
 
+/// The id in the message, else in the metadata, else a new one; also a new one, to name the error with, where the client's is refused.
+pub(super) fn id(message: &v1::GenerateRequest, headers: &http::HeaderMap) -> (RequestId, Result<(), RequestError>) {
+    let from_header = headers.get("x-request-id").and_then(|v| v.to_str().ok());
+    match request_id(Some(message.request_id.as_str()).filter(|id| !id.is_empty()).or(from_header)) {
+        Ok(id) => (id, Ok(())),
+        Err(e) => (baton_node::id::request_id(), Err(e)),
+    }
+}
+
 pub(super) fn request(
+    id: RequestId,
     message: v1::GenerateRequest,
     headers: http::HeaderMap,
     received: Instant,
@@ -19,10 +29,8 @@ pub(super) fn request(
     let policy = v1::PrefillPolicy::try_from(message.prefill_policy).map_err(|_| {
         RequestError::invalid("prefill_policy", "prefill_policy is unknown; take a PREFILL_POLICY_ value")
     })?;
-    let from_header = headers.get("x-request-id").and_then(|v| v.to_str().ok());
-    let given = Some(message.request_id.as_str()).filter(|id| !id.is_empty()).or(from_header);
     Ok(GenerationRequest {
-        id: request_id(given)?,
+        id,
         model: message.model,
         prompt: prompt(message.prompt, &message.chat_template_kwargs)?,
         sampling: sampling(message.sampling.unwrap_or_default()),

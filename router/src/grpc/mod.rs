@@ -3,15 +3,17 @@
 mod convert;
 
 use crate::deadline::{Deadlines, of_grpc};
-use crate::flow::{Core, Generation};
+use crate::flow::{Core, Generation, Refused};
 use crate::output::{Event, EventResult};
 use baton_proto::convert::{finish_reason_code, status};
 use baton_proto::v1::{self, inference_server::Inference};
+use baton_types::RequestId;
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use std::sync::Arc;
 use std::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 /// The service.
@@ -35,17 +37,38 @@ impl Inference for InferenceService {
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
         let received = Instant::now();
         let (metadata, _, message) = request.into_parts();
-        let stated = of_grpc(&metadata).map_err(|e| status::from_error(&e))?;
-        let deadline = self.deadlines.of(stated, received);
-        let parsed = convert::request(message, metadata.into_headers(), received, deadline);
-        let request = parsed.map_err(|e| status::from_error(&e))?;
-        let id = request.id.clone();
-        let generation = self.core.generate(request).await.map_err(|e| status::from_error(&e))?;
-        let mut response = Response::new(responses(generation));
-        if let Ok(id) = id.as_str().parse() {
-            response.metadata_mut().insert("x-request-id", id);
+        let stated = of_grpc(&metadata);
+        let headers = metadata.into_headers();
+        let (id, given) = convert::id(&message, &headers);
+        let request = given.and(stated).and_then(|stated| {
+            convert::request(id.clone(), message, headers, received, self.deadlines.of(stated, received))
+        });
+        let generation = match request {
+            Ok(request) => self.core.generate(request).await,
+            Err(error) => Err(Refused { error, trace_id: String::new() }),
+        };
+        match generation {
+            Ok(generation) => {
+                let trace_id = generation.trace_id.clone();
+                let mut response = Response::new(responses(generation));
+                name(response.metadata_mut(), &id, &trace_id);
+                Ok(response)
+            }
+            Err(refused) => {
+                let mut status = status::from_error(&refused.error);
+                name(status.metadata_mut(), &id, &refused.trace_id);
+                Err(status)
+            }
         }
-        Ok(response)
+    }
+}
+
+/// Names request and trace in the metadata of an answer.
+fn name(metadata: &mut MetadataMap, id: &RequestId, trace_id: &str) {
+    for (key, value) in [("x-request-id", id.as_str()), ("x-trace-id", trace_id)] {
+        if let Some(value) = value.parse().ok().filter(|_| !value.is_empty()) {
+            metadata.insert(key, value);
+        }
     }
 }
 

@@ -27,11 +27,9 @@ pub(super) async fn completions(state: State<HttpState>, request: Request) -> Re
 async fn answer(state: HttpState, request: Request, endpoint: Endpoint) -> Response {
     let received = Instant::now();
     let headers = request.headers().clone();
-    let id = match headers::id(&headers) {
-        Ok(id) => id,
-        Err(e) => return error::response(&e),
-    };
-    let response = match headers::deadline(&headers, state.deadlines, received) {
+    let (id, given) = headers::id(&headers);
+    let deadline = given.and_then(|()| headers::deadline(&headers, state.deadlines, received));
+    let response = match deadline {
         _ if !headers::is_json(&headers) => {
             let message = "the body must be JSON: set content-type: application/json";
             error::plain(StatusCode::UNSUPPORTED_MEDIA_TYPE, message, "unsupported_media_type")
@@ -65,10 +63,7 @@ async fn answer_within(
             error::plain(StatusCode::PAYLOAD_TOO_LARGE, &message, "request_too_large")
         }
         Err(_) => error::plain(StatusCode::BAD_REQUEST, "the body could not be read", "unreadable_body"),
-        Ok(body) => match generate(state, headers, &body, endpoint, id, (received, deadline)).await {
-            Ok(response) => response,
-            Err(e) => error::response(&e),
-        },
+        Ok(body) => generate(state, headers, &body, endpoint, id, (received, deadline)).await,
     }
 }
 
@@ -79,33 +74,40 @@ async fn generate(
     endpoint: Endpoint,
     id: RequestId,
     times: (Instant, Instant),
-) -> Result<Response, RequestError> {
-    let (prompt, common) = match endpoint {
-        Endpoint::Chat => chat_request::parse(body)?,
-        Endpoint::Completions => completions_request::parse(body)?,
+) -> Response {
+    let parsed = match endpoint {
+        Endpoint::Chat => chat_request::parse(body),
+        Endpoint::Completions => completions_request::parse(body),
+    };
+    let (prompt, common) = match parsed {
+        Ok(parsed) => parsed,
+        Err(e) => return error::response(&e),
     };
     let options = common.options.clone();
-    let request = request(prompt, common, id, headers, times);
-    let mut generation = state.core.generate(request).await?;
-    let head = head(endpoint, options, &generation);
-    let trace_id = std::mem::take(&mut generation.trace_id);
-    let response = if head.options.stream {
-        // An error before the first token still gets its status; a long queue gets an open stream with keepalives instead.
-        let first = timeout(state.sse_keepalive, generation.events.recv()).await;
-        let first = match first {
-            Ok(Some(Err(error))) => return Err(error),
-            Ok(None) => return Err(lost()),
-            Ok(Some(Ok(event))) => Some(event),
-            Err(_) => None,
-        };
-        let response = sse::response(head, first, generation.events, state.sse_keepalive);
-        // Until there is a prefix cache, nothing is cached.
-        headers::add_cache_hit(response, &Usage::default())
-    } else {
-        let (whole, finished) = collect(&mut generation.events).await?;
-        headers::add_cache_hit(Json(head.whole(&whole, &finished)).into_response(), &finished.usage)
+    let (response, trace_id) = match state.core.generate(request(prompt, common, id, headers, times)).await {
+        Err(refused) => (Err(refused.error), refused.trace_id),
+        Ok(mut generation) => {
+            let trace_id = std::mem::take(&mut generation.trace_id);
+            (respond(state, head(endpoint, options, &generation), generation).await, trace_id)
+        }
     };
-    Ok(headers::add_trace(response, &trace_id))
+    headers::add_trace(response.unwrap_or_else(|e| error::response(&e)), &trace_id)
+}
+
+async fn respond(state: &HttpState, head: AnswerHead, mut generation: Generation) -> Result<Response, RequestError> {
+    if !head.options.stream {
+        let (whole, finished) = collect(&mut generation.events).await?;
+        return Ok(headers::add_cache_hit(Json(head.whole(&whole, &finished)).into_response(), &finished.usage));
+    }
+    // An error before the first token still gets its status; a long queue gets an open stream with keepalives instead.
+    let first = match timeout(state.sse_keepalive, generation.events.recv()).await {
+        Ok(Some(event)) => Some(event?),
+        Ok(None) => return Err(lost()),
+        Err(_) => None,
+    };
+    let response = sse::response(head, first, generation.events, state.sse_keepalive);
+    // Until there is a prefix cache, nothing is cached.
+    Ok(headers::add_cache_hit(response, &Usage::default()))
 }
 
 fn request(

@@ -13,10 +13,13 @@ const TRACE_ID: HeaderName = HeaderName::from_static("x-trace-id");
 /// Cached share of the prompt, in percent.
 const CACHE_HIT: HeaderName = HeaderName::from_static("x-baton-cache-hit");
 
-/// The client's request id, or a new one.
-pub(super) fn id(headers: &HeaderMap) -> Result<RequestId, RequestError> {
+/// The client's request id, or a new one; also a new one, to name the error with, where the client's is refused.
+pub(super) fn id(headers: &HeaderMap) -> (RequestId, Result<(), RequestError>) {
     let given = headers.get(REQUEST_ID).map(|v| v.to_str().unwrap_or_default());
-    request_id(given).map_err(|e| RequestError { param: Some(REQUEST_ID.to_string()), ..e })
+    match request_id(given) {
+        Ok(id) => (id, Ok(())),
+        Err(e) => (baton_node::id::request_id(), Err(RequestError { param: Some(REQUEST_ID.to_string()), ..e })),
+    }
 }
 
 /// The instant at which the request ends.

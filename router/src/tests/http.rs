@@ -187,6 +187,7 @@ async fn errors_have_statuses_and_openai_shapes() {
     for (line, headers, body, status, param) in cases {
         let answer = send(to, line, headers, &body.to_string()).await;
         assert_eq!(answer.status, status, "{line} {body}");
+        assert_eq!(answer.header("x-request-id").is_some(), line.starts_with("POST"), "{line} {body}");
         let error = answer.json().await["error"].clone();
         assert_eq!(error["param"].as_str().unwrap_or_default(), param, "{error}");
         assert!(!error["message"].as_str().unwrap().is_empty() && error["type"].is_string());

@@ -25,7 +25,8 @@ const INDENT_MAX: usize = 16;
 
 const NAME: &str = "chat_template";
 
-/// A template with the control tokens of its source marked.
+/// A template with the control tokens of its source marked. Fuel, nesting and output bound what a long or strange chat can cost; what
+/// a template itself builds in its variables is bounded by nothing: like weights, it comes from whoever chose the model.
 pub(super) struct Compiled(Environment<'static>);
 
 impl Compiled {

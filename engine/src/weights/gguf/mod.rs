@@ -83,16 +83,19 @@ fn check_tensors(
     // Counted first: `layers` may be absurd, the number of tensors in the file cannot be.
     let expected = shape.layers * LayerTensor::ALL.len() + if shape.tied { 2 } else { 3 };
     if let Some(extra) = tensors.keys().find(|name| !shape.has_tensor(**name)) {
-        return Err(config.damaged(format!("tensor {extra} is of no layer that llama.block_count knows")));
+        return Err(
+            config.damaged(format!("tensor {} is of no layer that llama.block_count knows", names::spelled(*extra)))
+        );
     }
     for name in shape.tensor_names().take(tensors.len() + 1) {
         let Some(entry) = tensors.get(&name) else {
-            return Err(config.damaged(format!("tensor {name} is missing (of {expected})")));
+            return Err(config.damaged(format!("tensor {} is missing (of {expected})", names::spelled(name))));
         };
         let [rows, columns] = shape.tensor_dims(name);
         let found = &entry.dims;
         let expected = if name.is_norm() { vec![columns] } else { vec![columns, rows] };
         if *found != expected {
+            let name = names::spelled(name);
             let message = format!("tensor {name} has dimensions {found:?}; the metadata asks for {expected:?}");
             return Err(config.damaged(message));
         }
@@ -107,8 +110,9 @@ impl ModelSource for GgufModel {
 
     fn tensor(&self, name: TensorName) -> Result<Vec<f32>, WeightsError> {
         let entry = self.tensors.get(&name);
-        let entry =
-            entry.ok_or_else(|| WeightsError::damaged(self.file.path(), format!("there is no tensor {name}")))?;
+        let entry = entry.ok_or_else(|| {
+            WeightsError::damaged(self.file.path(), format!("there is no tensor {}", names::spelled(name)))
+        })?;
         let [rows, columns] = self.shape.tensor_dims(name);
         let bytes = &self.file.bytes()[entry.bytes.clone()];
         let mut out = vec![0.0; rows * columns];

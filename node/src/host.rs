@@ -1,0 +1,31 @@
+//! What this host offers a process.
+
+use std::path::Path;
+
+/// Memory that this process may use, in bytes: the host's, or less where a control group says so. `None` where the host does not tell.
+pub fn memory_bytes() -> Option<u64> {
+    let read = |path: &str| std::fs::read_to_string(Path::new(path)).unwrap_or_default();
+    bound(&read("/proc/meminfo"), &read("/sys/fs/cgroup/memory.max"))
+}
+
+fn bound(meminfo: &str, limit: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let total = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()).map(|kib| kib << 10);
+    // "max" where there is no limit.
+    let limit = limit.trim().parse::<u64>().ok();
+    total.into_iter().chain(limit).min()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lesser_of_host_and_control_group_counts() {
+        let meminfo = "MemTotal:        1024 kB\nMemFree:  1 kB\n";
+        assert_eq!(bound(meminfo, "max\n"), Some(1 << 20));
+        assert_eq!(bound(meminfo, "4096\n"), Some(4096));
+        assert_eq!((bound("", "4096"), bound("", "")), (Some(4096), None));
+        assert!(memory_bytes().is_none_or(|bytes| bytes > 1 << 20));
+    }
+}
