@@ -7,7 +7,7 @@ mod server;
 #[cfg(test)]
 mod tests;
 
-pub use client::{ChannelConfig, ChannelError, channel};
+pub use client::{Channel, ChannelConfig, ChannelError, Dial, Stream, channel, channel_over};
 pub use config::GrpcConfig;
 pub use deadline::{TIMEOUT_HEADER, deadline_of, parse_timeout, set_deadline};
 pub use server::{BindError, bind, health, serve, server, with_reflection};

@@ -257,3 +257,32 @@ fn processes() -> anyhow::Result<Vec<Process>> {
     };
     Ok(std::fs::read_dir("/proc")?.filter_map(read).collect())
 }
+
+/// What a process holds of its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resources {
+    /// Open file descriptors.
+    pub fds: usize,
+    /// Threads.
+    pub threads: usize,
+    /// Resident memory.
+    pub rss_kib: usize,
+}
+
+impl Resources {
+    /// What process `pid` holds now.
+    pub fn of(pid: u32) -> anyhow::Result<Self> {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let number = |key: &str| {
+            let line = status.lines().find_map(|l| l.strip_prefix(key)).and_then(|l| l.split_whitespace().next());
+            line.and_then(|n| n.parse::<usize>().ok()).with_context(|| format!("no {key} of process {pid}"))
+        };
+        let fds = std::fs::read_dir(format!("/proc/{pid}/fd"))?.count();
+        Ok(Self { fds, threads: number("Threads:")?, rss_kib: number("VmRSS:")? })
+    }
+}
+
+/// Name of a process, as the kernel cuts it.
+pub fn name_of(pid: u32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
+}

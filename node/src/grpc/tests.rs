@@ -1,9 +1,15 @@
 //! A server with everything on it, a client, and what they say when something is in the way.
 
 use super::*;
+use baton_proto::v1;
 use baton_proto::v1::membership_client::MembershipClient;
+use baton_proto::v1::prefill_client::PrefillClient;
+use baton_proto::v1::prefill_server::{Prefill, PrefillServer};
+use futures::StreamExt as _;
+use futures::stream::BoxStream;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
@@ -55,4 +61,48 @@ async fn a_peer_that_is_not_there_is_unavailable_and_reached_once_it_is() {
     tokio::time::timeout(Duration::from_secs(20), served).await.expect("stops").unwrap().unwrap();
 
     assert!(channel("not an address", &ChannelConfig::default()).unwrap_err().to_string().contains("host:port"));
+}
+
+/// Sends events for as long as somebody listens.
+struct Endless;
+
+#[tonic::async_trait]
+impl Prefill for Endless {
+    type RunStream = BoxStream<'static, Result<v1::PrefillEvent, Status>>;
+
+    async fn run(&self, _: Request<v1::PrefillRequest>) -> Result<Response<Self::RunStream>, Status> {
+        let token = v1::Token { id: 1 << 16, prefill_us: Some(1 << 20), ..v1::Token::default() };
+        let event = v1::PrefillEvent { event: Some(v1::prefill_event::Event::Token(token)) };
+        let events = futures::stream::repeat(event).map(Ok);
+        let paced = events.then(|event| async {
+            tokio::task::yield_now().await;
+            event
+        });
+        Ok(Response::new(paced.boxed()))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn thousands_of_cancelled_calls_end_no_other_call() {
+    let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let stop = CancellationToken::new();
+    let router = server(&GrpcConfig::default()).add_service(PrefillServer::new(Endless));
+    let served = tokio::spawn(serve(router, listener, stop.clone()));
+    // As routers reach workers.
+    let config = ChannelConfig { stream_window_bytes: 16 << 10, ..ChannelConfig::default() };
+    let client = PrefillClient::new(channel(&address.to_string(), &config).unwrap());
+    let open = async || client.clone().run(v1::PrefillRequest::default()).await.unwrap().into_inner();
+
+    let mut kept = open().await;
+    for n in 0..5_000 {
+        let mut cancelled = open().await;
+        assert!(cancelled.message().await.unwrap().is_some());
+        drop(cancelled);
+        let event = kept.message().await.unwrap_or_else(|e| panic!("after {n} cancelled calls: {e}"));
+        assert!(event.is_some());
+    }
+    drop((kept, client));
+    stop.cancel();
+    tokio::time::timeout(Duration::from_secs(20), served).await.expect("stops").unwrap().unwrap();
 }

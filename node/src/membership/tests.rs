@@ -2,18 +2,18 @@
 
 use super::embedded::{Connect, EmbeddedRouter, EmbeddedWorker, JoinConfig, LeaseConfig};
 use super::*;
+use crate::grpc::{ChannelConfig, Stream, channel_over};
 use crate::testing::relay::carry;
 use baton_proto::v1::membership_client::MembershipClient;
 use baton_proto::v1::{self, join_request};
 use conformance::{Fixture, record};
+use futures::future::BoxFuture;
+use http::uri::Authority;
 use std::collections::BTreeMap;
 use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use tokio::io::DuplexStream;
 use tokio::sync::mpsc;
-use tonic::transport::{Channel, Endpoint, Uri};
-use tonic::{Code, Status};
+use tonic::Code;
 
 const LEASE_MS: u64 = 1_000;
 
@@ -82,11 +82,13 @@ impl Network {
     fn connect(&self) -> Connect {
         let network = self.clone();
         Arc::new(move |address| {
-            let dialer = Dialer(network.clone(), address);
-            Box::pin(async move {
-                let endpoint = Endpoint::from_static("http://router");
-                endpoint.connect_with_connector(dialer).await.map_err(|e| Status::from_error(e.into()))
-            })
+            let network = network.clone();
+            let dial = move || -> BoxFuture<'static, io::Result<Box<dyn Stream>>> {
+                let dial = network.clone().dial(address.clone());
+                Box::pin(async move { Ok(Box::new(dial.await?) as Box<dyn Stream>) })
+            };
+            let channel = channel_over(Arc::new(dial), Authority::from_static("router"), &ChannelConfig::default());
+            Box::pin(async move { Ok(channel) })
         })
     }
 
@@ -96,23 +98,6 @@ impl Network {
             &JoinConfig { routers, connect_ms_max: 500, ..JoinConfig::default() },
             self.connect(),
         )
-    }
-}
-
-struct Dialer(Network, String);
-
-impl tonic::codegen::Service<Uri> for Dialer {
-    type Response = hyper_util::rt::TokioIo<DuplexStream>;
-    type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: Uri) -> Self::Future {
-        let dial = self.0.clone().dial(self.1.clone());
-        Box::pin(async move { Ok(hyper_util::rt::TokioIo::new(dial.await?)) })
     }
 }
 
@@ -197,7 +182,7 @@ async fn a_closed_router_ends_its_sessions_and_takes_no_new_ones() {
 
 /// Joins by hand with these first messages; the code of the refusal and its text.
 async fn refusal(network: &Network, first: Vec<join_request::Message>) -> (Code, String) {
-    let channel: Channel = (network.connect())("r".into()).await.unwrap();
+    let channel = (network.connect())("r".into()).await.unwrap();
     let requests = first.into_iter().map(|m| v1::JoinRequest { message: Some(m) });
     let stream = futures::StreamExt::chain(tokio_stream::iter(requests.collect::<Vec<_>>()), tokio_stream::pending());
     let status = MembershipClient::new(channel).join(stream).await.map(drop).unwrap_err();

@@ -1,6 +1,7 @@
 //! Text bundles: fetched by digest from a worker, verified, loaded once and shared.
 
 use super::ModelText;
+use baton_node::grpc::Channel;
 use baton_proto::v1::{self, worker_client::WorkerClient};
 use baton_text::{TextError, bundle};
 use baton_types::Digest;
@@ -8,7 +9,6 @@ use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tonic::transport::Channel;
 
 /// Longest wait for a whole bundle: tens of megabytes on a slow link.
 const FETCH_MAX: Duration = Duration::from_secs(60);

@@ -15,21 +15,13 @@ pub(crate) use supervise::{Supervisor, supervise};
 
 use crate::models::ModelText;
 use crate::recovery::Probation;
+use baton_node::grpc::{Channel, ChannelConfig, ChannelError, channel};
 use baton_types::{InstanceRecord, Party};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
-use tonic::transport::{Channel, Endpoint};
 
-/// A connection attempt to a live worker on a healthy network takes far less.
-const CONNECT_MAX: Duration = Duration::from_secs(2);
-/// How soon a silent peer is noticed: interval plus timeout stay under the 10 s in which nothing may be held for the dead.
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(4);
 /// A client that does not read pauses its worker once so many bytes are on their way: some hundred tokens.
 const STREAM_WINDOW_BYTES: u32 = 16 << 10;
-/// The same for all streams of one worker together: those that are read must not wait for those that are not.
-const CONNECTION_WINDOW_BYTES: u32 = 64 << 20;
 
 /// One worker in one incarnation.
 #[derive(Debug)]
@@ -47,16 +39,9 @@ pub(crate) struct WorkerHandle {
 
 impl WorkerHandle {
     /// A handle that connects when first used. Fails where the endpoint is no address.
-    pub(crate) fn new(record: Arc<InstanceRecord>) -> Result<Self, tonic::transport::Error> {
-        let channel = Endpoint::from_shared(format!("http://{}", record.endpoint))?
-            .connect_timeout(CONNECT_MAX)
-            .tcp_nodelay(true)
-            .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
-            .keep_alive_timeout(KEEPALIVE_TIMEOUT)
-            .keep_alive_while_idle(true)
-            .initial_stream_window_size(STREAM_WINDOW_BYTES)
-            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-            .connect_lazy();
+    pub(crate) fn new(record: Arc<InstanceRecord>) -> Result<Self, ChannelError> {
+        let config = ChannelConfig { stream_window_bytes: STREAM_WINDOW_BYTES, ..ChannelConfig::default() };
+        let channel = channel(&record.endpoint, &config)?;
         let (load, probation) = (Load::default(), Probation::default());
         Ok(Self { record, load, probation, channel, text: OnceLock::new(), admitted: AtomicBool::new(false) })
     }

@@ -108,7 +108,7 @@ impl Supervisor {
     /// Hears one stream of reports to its end, and says why it ended. `heard` becomes true once the worker is admitted on it.
     async fn listen(&self, worker: &WorkerHandle, heard: &mut bool) -> String {
         let request = v1::WatchRequest { router: self.name.clone() };
-        let mut client = WorkerClient::new(worker.channel());
+        let mut client = WorkerClient::new(worker.channel().apart());
         let mut reports = match timeout(self.silent_max, client.watch(request)).await {
             Ok(Ok(reports)) => reports.into_inner(),
             Ok(Err(status)) => {

@@ -2,7 +2,7 @@
 
 use super::JoinConfig;
 use crate::backoff::Backoff;
-use crate::grpc::{ChannelConfig, channel};
+use crate::grpc::{Channel, ChannelConfig, channel};
 use crate::membership::state::Word;
 use crate::membership::{RegistrationHandle, RouterOpinion, WorkerMembership, WorkerState, aggregate};
 use baton_proto::v1::membership_client::MembershipClient;
@@ -16,7 +16,6 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
 /// Messages that wait for one router; more than a few mean that it does not read.
