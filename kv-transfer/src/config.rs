@@ -32,6 +32,8 @@ pub enum TransportChoice {
         bind: IpAddr,
         /// `UCX_NET_DEVICES`, e.g. `mlx5_0:1`, in place of the device of `bind`: RDMA devices are not found by an address.
         devices: Option<String>,
+        /// How this side writes into its peers' regions.
+        writes: UcxWrites,
     },
     /// Plain TCP, where UCX cannot run.
     Tcp {
@@ -42,10 +44,21 @@ pub enum TransportChoice {
     },
 }
 
+/// How a UCX connection writes. Each side chooses for its own writes; every sink takes both.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UcxWrites {
+    /// One-sided where the lanes write without the peer's processor, by messages where UCX would emulate that.
+    #[default]
+    ByLanes,
+    /// UCX's puts everywhere, for tests and comparisons: over TCP the peer has to acknowledge each, and UCX 1.22 aborts its process if
+    /// this one is gone by then.
+    OneSided,
+}
+
 impl TransportChoice {
     /// UCX with its default lanes, at this address.
     pub const fn ucx(bind: IpAddr) -> Self {
-        Self::Ucx { tls: None, bind, devices: None }
+        Self::Ucx { tls: None, bind, devices: None, writes: UcxWrites::ByLanes }
     }
 
     /// Everything but shared memory. Where a peer writes memory itself (CMA, xpmem) nothing fences it, so these are opt-in.

@@ -42,7 +42,7 @@ mod wire;
 
 pub use address::TransferAddress;
 pub use baton_types::Party;
-pub use config::{OpenRequest, Peer, TransferConfig, TransferLimits, TransportChoice};
+pub use config::{OpenRequest, Peer, TransferConfig, TransferLimits, TransportChoice, UcxWrites};
 pub use error::{HandoffFailure, RefuseReason, TransferError};
 pub use hooks::{Fencing, NoHooks, Phase, TransferHooks};
 pub use outgoing::{CommitPayload, Outgoing, TransferReport};

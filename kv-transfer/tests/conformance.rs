@@ -1,4 +1,5 @@
-//! One suite, every transport: the same functions run on UCX and on plain TCP.
+//! One suite, every transport: the same functions run on plain TCP, and on UCX with writes by messages and with UCX's own puts. All lanes
+//! here are TCP, over which the latter are forced.
 
 mod common;
 mod suite;
@@ -13,6 +14,9 @@ macro_rules! on_every_transport {
         }
         mod ucx {
             $(#[test] fn $name() { crate::suite::$module::$name(&crate::ucx_choice()); })*
+        }
+        mod ucx_one_sided {
+            $(#[test] fn $name() { crate::suite::$module::$name(&crate::common::ucx_one_sided()); })*
         }
     };
 }

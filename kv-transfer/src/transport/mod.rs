@@ -9,6 +9,7 @@
 
 pub(crate) mod tcp;
 pub(crate) mod ucx;
+mod windows;
 
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
@@ -82,9 +83,9 @@ pub(crate) fn start(config: &TransferConfig, region: Arc<Region>) -> Result<(Box
             let (transport, wake) = tcp::Tcp::start(*bind, *port, config, region)?;
             Ok((Box::new(transport), wake))
         }
-        TransportChoice::Ucx { tls, bind, devices } => {
+        TransportChoice::Ucx { tls, bind, devices, writes } => {
             let tls = tls.as_deref().unwrap_or(TransportChoice::UCX_TLS_DEFAULT);
-            let (transport, wake) = ucx::Ucx::start(tls, *bind, devices.as_deref(), config, region)?;
+            let (transport, wake) = ucx::Ucx::start(tls, *bind, devices.as_deref(), *writes, config, region)?;
             Ok((Box::new(transport), wake))
         }
     }

@@ -14,6 +14,12 @@ use std::time::{Duration, Instant};
 /// Longest wait for anything that must happen.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
+/// UCX's puts on lanes that emulate them.
+pub fn ucx_one_sided() -> TransportChoice {
+    let (tls, bind, devices) = (None, [127, 0, 0, 1].into(), None);
+    TransportChoice::Ucx { tls, bind, devices, writes: UcxWrites::OneSided }
+}
+
 /// Waits until `done`; panics with `what` if that never comes.
 pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let until = Instant::now() + PATIENCE;
