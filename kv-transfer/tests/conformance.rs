@@ -54,4 +54,13 @@ on_every_transport![
     failing::peer_gone_is_noticed,
     failing::a_panic_fails_everything_and_shows,
     failing::peer_comes_back,
+    getting::everything_is_read_whole,
+    getting::gets_and_puts_share_a_connection,
+    getting::what_is_not_there_is_told,
+    getting::without_the_pin_a_reader_adopts_other_bytes,
+    getting::an_expired_pin_is_never_adopted,
+    getting::an_owner_takes_its_blocks_back,
+    getting::an_owner_that_restarts_confirms_nothing,
+    getting::a_damaged_byte_is_found,
+    getting::a_get_that_is_given_up_frees_both_sides,
 ];

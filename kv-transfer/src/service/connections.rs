@@ -103,6 +103,11 @@ pub(super) fn kind_of(message: &Message) -> &'static str {
         Message::Nack { .. } => "nack",
         Message::Abort { .. } => "abort",
         Message::Aborted { .. } => "aborted",
+        Message::Ask { .. } => "ask",
+        Message::Confirm { .. } => "confirm",
+        Message::Held { .. } => "held",
+        Message::NotHeld { .. } => "not held",
+        Message::Unpin { .. } => "unpin",
     }
 }
 

@@ -129,6 +129,7 @@ impl Progress {
                         shards: 1,
                         tokens: sending.tokens,
                         deadline_ms: u32::try_from(left).unwrap_or(u32::MAX),
+                        name: Vec::new(),
                     },
                 );
                 self.send(conn, &Message::Offer(Box::new(offer)));
@@ -231,6 +232,9 @@ impl Progress {
         self.count(conn, |stats| stats.flushes += 1);
         let Some(connection) = self.connections.get_mut(&conn) else { return };
         for (key, epoch) in connection.pump.flushed(id) {
+            if self.pins.contains_key(&key) {
+                self.written(key, now);
+            }
             if let Some(sending) = self.sending.get_mut(&key) {
                 sending.report.flushed_at = Some(now);
             }
@@ -434,7 +438,7 @@ impl Progress {
 }
 
 /// Cuts runs into messages of at most [`SUMS_PER_MESSAGE`] checksums; a run of one layer is never longer than a message may be.
-fn messages_of(runs: Vec<SumRun>) -> Vec<Vec<SumRun>> {
+pub(super) fn messages_of(runs: Vec<SumRun>) -> Vec<Vec<SumRun>> {
     let mut messages: Vec<Vec<SumRun>> = Vec::new();
     let mut sums = usize::MAX;
     for run in runs {

@@ -100,6 +100,21 @@ impl Endpoint {
         });
     }
 
+    /// Reads `len` bytes at the peer's address `from` into the registered region at `offset`.
+    ///
+    /// # Panics
+    /// If the range leaves the region.
+    pub(crate) fn get(&self, token: Token, memory: &Rc<Memory>, offset: usize, len: usize, from: u64, key: &RemoteKey) {
+        let to = memory.at(offset, len);
+        self.post(token, Keeps::Memory { _memory: memory.clone() }, |params| {
+            params.op_attr_mask |= sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_MEMH;
+            params.memh = memory.handle;
+            // SAFETY: endpoint and key are live; the target lies within the region, which the operation keeps mapped and to which no
+            // reference exists anywhere.
+            unsafe { sys::ucp_get_nbx(self.handle, to.cast(), len, from, key.handle, params) }
+        });
+    }
+
     /// Completes once everything posted before is visible at the peer.
     pub(crate) fn flush(&self, token: Token) {
         // SAFETY: the endpoint is live.

@@ -49,6 +49,8 @@ enum Purpose {
     /// The flush that finds every lane wired up.
     Wiring,
     Put(usize),
+    /// A read of the service's number, and its bytes.
+    Get(u64, usize),
     Flush(u64),
     /// The flush before a close, so that the last messages leave.
     LastFlush,
@@ -225,10 +227,16 @@ impl Ucx {
         let greeted = matches!(purpose, Purpose::Greeting) && connection.endpoint.is_some();
         match purpose {
             Purpose::Put(bytes) => events.push(Event::PutDone(conn, bytes)),
+            Purpose::Get(number, bytes) if result.is_ok() => events.push(Event::Got(number, bytes)),
             Purpose::Flush(id) if open && result.is_ok() => events.push(Event::Flushed(conn, id)),
             Purpose::Wiring if open && result.is_ok() => self.wired(conn),
             Purpose::LastFlush => self.force_close(conn, "closed", now),
-            Purpose::Flush(_) | Purpose::Wiring | Purpose::Message | Purpose::Greeting | Purpose::Close => {}
+            Purpose::Get(..)
+            | Purpose::Flush(_)
+            | Purpose::Wiring
+            | Purpose::Message
+            | Purpose::Greeting
+            | Purpose::Close => {}
         }
         if let Err(status) = result
             && !greeted
@@ -282,6 +290,14 @@ impl Transport for Ucx {
 
     fn flush(&mut self, conn: ConnId, id: u64) {
         self.flush_writes(conn, id);
+    }
+
+    fn reads_by_itself(&self, conn: ConnId) -> bool {
+        self.connections.get(&conn).is_some_and(|c| c.writing.is_one_sided())
+    }
+
+    fn get(&mut self, conn: ConnId, number: u64, run: CopyRun) {
+        self.read(conn, number, run);
     }
 
     fn open_window(&mut self, conn: ConnId, ticket: TicketId, ranges: Vec<Range<usize>>) {

@@ -44,6 +44,11 @@ impl Writing {
     pub(super) fn new(door: Rc<Door>) -> Self {
         Self { key: None, ready: false, posted: 0, door, seen: 0, flushes: Vec::new() }
     }
+
+    /// Whether this side writes and reads the peer's region by itself.
+    pub(super) fn is_one_sided(&self) -> bool {
+        self.key.is_some()
+    }
 }
 
 /// What stores the peer's messages, if a window is open for them.
@@ -108,8 +113,7 @@ impl Ucx {
     pub(super) fn write(&mut self, conn: ConnId, ticket: TicketId, run: CopyRun) {
         let usable = self.connections.get(&conn).is_some_and(|c| c.closing.is_none() && c.writing.ready);
         let Some(memory) = self.memory.clone().filter(|_| usable) else { return };
-        let by_messages = self.connections[&conn].writing.key.is_none();
-        let piece_max = if by_messages { MESSAGE_BYTES_MAX } else { run.len };
+        let piece_max = if self.connections[&conn].writing.is_one_sided() { run.len } else { MESSAGE_BYTES_MAX };
         for at in (0..run.len).step_by(piece_max.max(1)) {
             let (from, to, len) = (run.from + at, run.to + at, piece_max.min(run.len - at));
             let token = self.begin(conn, Purpose::Put(len));
@@ -125,9 +129,19 @@ impl Ucx {
         }
     }
 
+    pub(super) fn read(&mut self, conn: ConnId, number: u64, run: CopyRun) {
+        let usable = self.connections.get(&conn).is_some_and(|c| c.closing.is_none() && c.writing.is_one_sided());
+        let Some(memory) = self.memory.clone().filter(|_| usable) else { return };
+        let token = self.begin(conn, Purpose::Get(number, run.len));
+        let Some(connection) = self.connections.get(&conn) else { return };
+        if let (Some(endpoint), Some((key, base))) = (&connection.endpoint, &connection.writing.key) {
+            endpoint.get(token, &memory, run.to, run.len, base + run.from as u64, key);
+        }
+    }
+
     pub(super) fn flush_writes(&mut self, conn: ConnId, id: u64) {
         let Some(connection) = self.connections.get(&conn).filter(|c| c.closing.is_none()) else { return };
-        if connection.writing.key.is_some() {
+        if connection.writing.is_one_sided() {
             self.on_endpoint(conn, Purpose::Flush(id), |endpoint, token| endpoint.flush(token));
         } else {
             let posted = connection.writing.posted.to_le_bytes().to_vec();
