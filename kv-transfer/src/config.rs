@@ -94,6 +94,8 @@ pub struct TransferLimits {
     pub abort_ms: u64,
     /// Silence after which a peer counts as gone.
     pub peer_silent_ms: u64,
+    /// How long a connection may carry nothing before it is let go. A handoff that is offered at that very moment fails, retryably.
+    pub idle_ms: u64,
     /// Longest time for which blocks are pinned for a peer that reads them.
     pub pin_ms: u64,
     /// Longest life of a handoff, whatever deadline is asked for.
@@ -115,6 +117,7 @@ impl Default for TransferLimits {
             connect_ms: 5_000,
             abort_ms: 2_000,
             peer_silent_ms: 10_000,
+            idle_ms: 600_000,
             pin_ms: 30_000,
             handoff_ms: 600_000,
             spin_us: 20,
@@ -135,6 +138,7 @@ impl TransferLimits {
             ("connect_ms", self.connect_ms as usize),
             ("abort_ms", self.abort_ms as usize),
             ("peer_silent_ms", self.peer_silent_ms as usize),
+            ("idle_ms", self.idle_ms as usize),
             ("pin_ms", self.pin_ms as usize),
             ("handoff_ms", self.handoff_ms as usize),
         ];

@@ -37,6 +37,7 @@ on_every_transport![
     moving::nothing_is_written_before_its_fence,
     moving::neighbouring_blocks_go_in_one_write,
     moving::a_slow_sink_holds_back_only_its_own,
+    moving::idle_connections_are_let_go,
     refusing::no_room_is_told,
     refusing::a_sink_that_does_not_adopt_is_told,
     refusing::another_incarnation_is_refused,

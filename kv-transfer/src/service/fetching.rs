@@ -40,6 +40,10 @@ pub(super) struct Fetch {
 }
 
 impl Fetch {
+    pub(super) fn conn(&self) -> ConnId {
+        self.conn
+    }
+
     pub(super) fn is_held(&self) -> bool {
         self.held.is_some()
     }

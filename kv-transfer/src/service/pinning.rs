@@ -32,6 +32,12 @@ pub(super) struct Pin {
     remote: Vec<Vec<baton_types::BlockId>>,
 }
 
+impl Pin {
+    pub(super) fn conn(&self) -> ConnId {
+        self.conn
+    }
+}
+
 impl Progress {
     /// A peer asks to read.
     pub(super) fn pin_asked(&mut self, conn: ConnId, offer: Offer, now: Instant) {

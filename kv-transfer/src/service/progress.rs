@@ -4,7 +4,7 @@ use super::checker::Checker;
 use super::connections::{Connection, Connections, Greeting, check_hello, hello};
 use super::fetching::{Fetch, Fetches};
 use super::inbox::Inbox;
-use super::pinning::Pins;
+use super::pinning::{Pin, Pins};
 use super::receiving::Incoming;
 use super::sending::Sending;
 use crate::message::{Hello, Message};
@@ -12,7 +12,7 @@ use crate::transport::{ConnId, Event, Transport};
 use crate::{Party, SinkHandler, TransferConfig, TransferStats};
 use baton_types::TicketId;
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -50,6 +50,8 @@ pub(super) struct Progress {
     pub(super) fencing: Vec<(Party, Instant)>,
     pub(super) stopping: Option<Instant>,
     next_tick: Instant,
+    /// When idle connections are looked for next.
+    next_sweep: Instant,
 }
 
 #[cfg(test)]
@@ -85,6 +87,7 @@ impl Progress {
             fencing: Vec::new(),
             stopping: None,
             next_tick: Instant::now(),
+            next_sweep: Instant::now(),
         }
     }
 
@@ -261,7 +264,32 @@ impl Progress {
         for conn in overdue {
             self.close(conn, "the peer does not answer the greeting");
         }
+        if now >= self.next_sweep {
+            self.next_sweep = now + Duration::from_millis(self.config.limits.idle_ms) / 8;
+            self.let_go_of_idle(now);
+        }
         self.publish();
+    }
+
+    /// Closes connections that have carried nothing for long: each costs both sides memory and sockets.
+    fn let_go_of_idle(&mut self, now: Instant) {
+        let used: BTreeSet<ConnId> = self
+            .sending
+            .values()
+            .map(Sending::conn)
+            .chain(self.incoming.values().map(Incoming::conn))
+            .chain(self.fetches.values().map(Fetch::conn))
+            .chain(self.pins.values().map(Pin::conn))
+            .collect();
+        let (idle, mut unused) = (Duration::from_millis(self.config.limits.idle_ms), Vec::new());
+        for (&conn, connection) in &mut self.connections {
+            if used.contains(&conn) || connection.greet_by().is_some() {
+                connection.used_at = now;
+            } else if now.saturating_duration_since(connection.used_at) >= idle {
+                unused.push(conn);
+            }
+        }
+        unused.into_iter().for_each(|conn| self.close(conn, "nothing used the connection"));
     }
 
     fn finish(&mut self) {

@@ -37,6 +37,10 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
+    pub(super) fn conn(&self) -> ConnId {
+        self.conn
+    }
+
     pub(super) fn is_quarantined(&self) -> bool {
         self.sink.is_quarantined()
     }

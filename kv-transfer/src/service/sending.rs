@@ -60,6 +60,10 @@ struct Report {
 }
 
 impl Sending {
+    pub(super) fn conn(&self) -> ConnId {
+        self.conn
+    }
+
     /// Whether something is awaited that cannot wake the progress thread.
     pub(super) fn is_watched(&self) -> bool {
         !self.fences.is_empty() || self.is_held()
