@@ -1,6 +1,6 @@
 //! Puts of 6, 48 and 384 KiB between two processes on this host: the service against a bare UCX loop over the same lanes.
 //!
-//! `cargo run --release --example put_bench [-- --tls LIST]` prints one JSON object a line: `name`, `value`, `unit`, `ratio`, `of`.
+//! `cargo run --release --example put_bench [-- --tls LIST] [--one-sided]` prints one JSON object a line: `name`, `value`, `unit`, `ratio`, `of`.
 
 use anyhow::{Context, Result, bail};
 use baton_kv_transfer::bench::{Bare, Tuning};
@@ -30,11 +30,13 @@ fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args[..] {
-        [] => source(TransportChoice::UCX_TLS_DEFAULT),
-        ["--tls", tls] => source(tls),
+        [] => source(TransportChoice::UCX_TLS_DEFAULT, UcxWrites::ByLanes),
+        ["--one-sided"] => source(TransportChoice::UCX_TLS_DEFAULT, UcxWrites::OneSided),
+        ["--tls", tls] => source(tls, UcxWrites::ByLanes),
+        ["--tls", tls, "--one-sided"] => source(tls, UcxWrites::OneSided),
         ["sink-bare", tls, tuning] => sink_bare(tls, tuning_of(tuning)?),
         ["sink-service", tls, size] => sink_service(tls, size.parse()?),
-        _ => bail!("usage: put_bench [--tls LIST]"),
+        _ => bail!("usage: put_bench [--tls LIST] [--one-sided]"),
     }
 }
 
@@ -92,11 +94,12 @@ fn blocks(map: &KvPoolMap) -> GroupBlocks {
     GroupBlocks(vec![(0..map.blocks()).step_by(2).map(BlockId).collect()])
 }
 
-fn config(name: &str, tls: &str, map: KvPoolMap) -> Result<TransferConfig> {
+fn config(name: &str, tls: &str, writes: UcxWrites, map: KvPoolMap) -> Result<TransferConfig> {
     let class = NumericsClass { isa: "bench".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 0 };
     let compatibility = Compatibility { model: Digest([0; 32]), layout: map.layout().clone(), class };
     let party = Party { instance: InstanceId::try_new(name)?, incarnation: Incarnation(1) };
-    let choice = TransportChoice::Ucx { tls: Some(tls.to_owned()), bind: [127, 0, 0, 1].into(), devices: None };
+    let (tls, bind) = (Some(tls.to_owned()), [127, 0, 0, 1].into());
+    let choice = TransportChoice::Ucx { tls, bind, devices: None, writes };
     let mut config = TransferConfig::new(party, compatibility, map, choice);
     config.limits.in_flight_bytes_max = WINDOW;
     Ok(config)
@@ -140,7 +143,8 @@ impl SinkHandler for Sink {
 fn sink_service(tls: &str, size: usize) -> Result<()> {
     let map = map(size)?;
     let region = touched(map.bytes())?;
-    let transfer = KvTransfer::start(config("sink", tls, map.clone())?, region, Arc::new(Sink(map)))?;
+    let transfer =
+        KvTransfer::start(config("sink", tls, UcxWrites::ByLanes, map.clone())?, region, Arc::new(Sink(map)))?;
     println!("{}", hex(&transfer.address().to_bytes()));
     std::io::stdout().flush()?;
     let done = parent_is_done();
@@ -197,12 +201,12 @@ struct ServiceLoop {
 }
 
 impl ServiceLoop {
-    fn start(tls: &str, size: usize) -> Result<Self> {
+    fn start(tls: &str, writes: UcxWrites, size: usize) -> Result<Self> {
         let (sink, address) = spawn(&["sink-service", tls, &size.to_string()])?;
         let map = map(size)?;
         let party = Party { instance: InstanceId::try_new("sink")?, incarnation: Incarnation(1) };
         let peer = Peer { party, address: TransferAddress::from_bytes(&unhex(&address)?)? };
-        let (config, region) = (config("source", tls, map.clone())?, touched(map.bytes())?);
+        let (config, region) = (config("source", tls, writes, map.clone())?, touched(map.bytes())?);
         let transfer = KvTransfer::start(config, region, Arc::new(Sink(map.clone())))?;
         Ok(Self { transfer, sink, peer, map, rounds: 0 })
     }
@@ -276,9 +280,9 @@ fn best(rates: impl Iterator<Item = f64>) -> f64 {
 }
 
 /// Rates on fresh connections: of the bare loops with UCX's own settings and with ours, of our puts, of whole handoffs; and the lanes.
-fn connection(tls: &str, size: usize) -> Result<([f64; 4], String)> {
+fn connection(tls: &str, writes: UcxWrites, size: usize) -> Result<([f64; 4], String)> {
     let (bare, tuned) = (BareLoop::start(tls, Tuning::Defaults, size)?, BareLoop::start(tls, Tuning::Ours, size)?);
-    let mut service = ServiceLoop::start(tls, size)?;
+    let mut service = ServiceLoop::start(tls, writes, size)?;
     service.round(size)?; // Connects.
     let mut rounds = Vec::new();
     for _ in 0..ROUNDS {
@@ -293,9 +297,9 @@ fn connection(tls: &str, size: usize) -> Result<([f64; 4], String)> {
     Ok(([0, 1, 2, 3].map(|series| best(rounds.iter().map(|round| round[series]))), lanes))
 }
 
-fn source(tls: &str) -> Result<()> {
+fn source(tls: &str, writes: UcxWrites) -> Result<()> {
     for size in SIZES {
-        let connections = (0..CONNECTIONS).map(|_| connection(tls, size)).collect::<Result<Vec<_>>>()?;
+        let connections = (0..CONNECTIONS).map(|_| connection(tls, writes, size)).collect::<Result<Vec<_>>>()?;
         let [plain, tuned, ours, whole] =
             [0, 1, 2, 3].map(|series| median(connections.iter().map(|(r, _)| r[series]).collect()));
         let (kib, lanes) = (size >> 10, &connections[0].1);
@@ -314,7 +318,7 @@ fn source(tls: &str) -> Result<()> {
         }
     }
     // The shape of SmolLM2-135M: 12 KiB a block and layer.
-    let mut service = ServiceLoop::start(tls, 12 << 10)?;
+    let mut service = ServiceLoop::start(tls, writes, 12 << 10)?;
     service.round(12 << 10)?;
     let exposed = (0..5 * ROUNDS).map(|_| service.exposed_ms()).collect::<Result<Vec<_>>>()?;
     let exposed = median(exposed);

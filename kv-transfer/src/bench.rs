@@ -39,7 +39,7 @@ impl Bare {
         let context = Context::new(&[&[("TLS", tls)], more].concat()).map_err(|e| e.to_string())?;
         let sleeper = Sleeper::new().map_err(|e| e.to_string())?;
         let events = sleeper.events().map_err(|e| e.to_string())?;
-        let worker = Worker::new(&context, events).map_err(|e| e.to_string())?;
+        let worker = Worker::new(&context, events, None).map_err(|e| e.to_string())?;
         let memory = Memory::register(&context, region).map_err(|e| e.to_string())?;
         Ok(Self { connected: None, sleeper, memory, worker, base })
     }

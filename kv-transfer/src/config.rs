@@ -32,6 +32,8 @@ pub enum TransportChoice {
         bind: IpAddr,
         /// `UCX_NET_DEVICES`, e.g. `mlx5_0:1`, in place of the device of `bind`: RDMA devices are not found by an address.
         devices: Option<String>,
+        /// How this side writes into its peers' regions.
+        writes: UcxWrites,
     },
     /// Plain TCP, where UCX cannot run.
     Tcp {
@@ -42,10 +44,21 @@ pub enum TransportChoice {
     },
 }
 
+/// How a UCX connection writes. Each side chooses for its own writes; every sink takes both.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum UcxWrites {
+    /// One-sided where the lanes write without the peer's processor, by messages where UCX would emulate that.
+    #[default]
+    ByLanes,
+    /// UCX's puts everywhere, for tests and comparisons: over TCP the peer has to acknowledge each, and UCX 1.22 aborts its process if
+    /// this one is gone by then.
+    OneSided,
+}
+
 impl TransportChoice {
     /// UCX with its default lanes, at this address.
     pub const fn ucx(bind: IpAddr) -> Self {
-        Self::Ucx { tls: None, bind, devices: None }
+        Self::Ucx { tls: None, bind, devices: None, writes: UcxWrites::ByLanes }
     }
 
     /// Everything but shared memory. Where a peer writes memory itself (CMA, xpmem) nothing fences it, so these are opt-in.
@@ -81,6 +94,10 @@ pub struct TransferLimits {
     pub abort_ms: u64,
     /// Silence after which a peer counts as gone.
     pub peer_silent_ms: u64,
+    /// How long a connection may carry nothing before it is let go. A handoff that is offered at that very moment fails, retryably.
+    pub idle_ms: u64,
+    /// Longest time for which blocks are pinned for a peer that reads them.
+    pub pin_ms: u64,
     /// Longest life of a handoff, whatever deadline is asked for.
     pub handoff_ms: u64,
     /// How long the progress thread looks for work before it sleeps, in microseconds.
@@ -100,6 +117,8 @@ impl Default for TransferLimits {
             connect_ms: 5_000,
             abort_ms: 2_000,
             peer_silent_ms: 10_000,
+            idle_ms: 600_000,
+            pin_ms: 30_000,
             handoff_ms: 600_000,
             spin_us: 20,
         }
@@ -119,6 +138,8 @@ impl TransferLimits {
             ("connect_ms", self.connect_ms as usize),
             ("abort_ms", self.abort_ms as usize),
             ("peer_silent_ms", self.peer_silent_ms as usize),
+            ("idle_ms", self.idle_ms as usize),
+            ("pin_ms", self.pin_ms as usize),
             ("handoff_ms", self.handoff_ms as usize),
         ];
         match positive.iter().find(|(_, value)| *value == 0) {

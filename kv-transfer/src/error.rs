@@ -117,6 +117,9 @@ pub enum HandoffFailure {
     /// The sink verified the blocks and then did not take them.
     #[error("not adopted: {0}")]
     NotAdopted(String),
+    /// The owner of what was read let go of it before the end.
+    #[error("the owner let go of what was being read: {0}")]
+    Unpinned(String),
     /// The device failed before the blocks were finished.
     #[error("the source's device failed before the blocks were finished")]
     Device,
@@ -135,7 +138,9 @@ impl HandoffFailure {
             Self::Deadline(_) => ErrorKind::DeadlineExceeded,
             Self::Aborted(_) | Self::AbortedByPeer(_) => ErrorKind::Cancelled,
             Self::Refused { reason: RefuseReason::NoRoom | RefuseReason::Busy, .. } => ErrorKind::Overloaded,
-            Self::Refused { .. } | Self::PeerLost(_) | Self::NotAdopted(_) | Self::Stopped => ErrorKind::Unavailable,
+            Self::Refused { .. } | Self::PeerLost(_) | Self::NotAdopted(_) | Self::Unpinned(_) | Self::Stopped => {
+                ErrorKind::Unavailable
+            }
             Self::Incompatible { .. } | Self::Corrupt(_) | Self::Device | Self::Protocol(_) => ErrorKind::Internal,
         }
     }
@@ -151,6 +156,7 @@ impl HandoffFailure {
             Self::PeerLost(_) => "peer_lost",
             Self::Corrupt(_) => "corrupt",
             Self::NotAdopted(_) => "not_adopted",
+            Self::Unpinned(_) => "unpinned",
             Self::Device => "device",
             Self::Protocol(_) => "protocol",
             Self::Stopped => "stopped",

@@ -14,6 +14,8 @@ pub enum Phase {
     Commit,
     /// Sink: commit received, before verification.
     Verify,
+    /// Reader of a get: blocks are pinned, before anything is read.
+    Reads,
 }
 
 /// What is made of a lost connection's late writes, over UCX.
@@ -28,6 +30,16 @@ pub enum Fencing {
     Pretended,
 }
 
+/// What becomes of a pin that expires while a peer reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pinning {
+    /// Its blocks are free, and the reader is told that it did not hold.
+    #[default]
+    Bounded,
+    /// The hazard itself: its blocks are free, and the reader is told that it held, with checksums of what is there then.
+    Pretended,
+}
+
 /// Called on the progress thread; everything must return at once. The defaults change nothing.
 pub trait TransferHooks: Send + Sync {
     /// Whether the handoff is to wait at this phase. Asked again until it answers no.
@@ -39,6 +51,11 @@ pub trait TransferHooks: Send + Sync {
     /// Chosen when the service starts.
     fn fencing(&self) -> Fencing {
         Fencing::ByLanes
+    }
+
+    /// Asked for each pin.
+    fn pinning(&self) -> Pinning {
+        Pinning::Bounded
     }
 
     /// Replaces an encoded control message on its way out. Returning it twice doubles it, not at all drops it.

@@ -1,12 +1,15 @@
 //! Moves the KV blocks of a sequence from one instance's pool into another's, whole and verified or not at all.
 //!
 //! A *handoff* is one sequence's move. The source offers it, the sink answers with a grant (blocks under a ticket), the source writes
-//! finished blocks one-sidedly while later layers compute, flushes, and commits; the sink verifies checksums and adopts. Source and
+//! finished blocks into them while later layers compute, flushes, and commits; the sink verifies checksums and adopts. Source and
 //! sink are parties of a ticket, never roles: what prefills for what is the workers' business.
+//!
+//! A *get* is the mirror image: a reader asks an owner for blocks, which pins them for a bounded time; the reader adopts only what it
+//! read whole, once the owner confirmed that the pin still held and the checksums matched.
 //!
 //! ```text
 //!  engine thread            progress thread (one)                    verifier thread (one)
-//!  Outgoing ── inbox ──►  service ── handoff::{source, sink} (pure)
+//!  Outgoing ── inbox ──►  service ── handoff::{source, sink, reader, owner} (pure)
 //!  SinkHandler ◄────────     │  └── plan (pure)                ──►  checksum over region
 //!                         transport: ucx | tcp  ──► region (pool memory)
 //! ```
@@ -19,6 +22,7 @@
 //! - a commit is posted only from the completion of a flush that covers every write of its handoff;
 //! - the source's hold outlives every operation that reads its blocks;
 //! - the sink adopts only what passed its checksums, under the right ticket, between the right incarnations;
+//! - a reader adopts nothing whose pin did not hold until it was read;
 //! - blocks of a failed handoff return to the pool only behind a fence, and are quarantined until then.
 
 pub mod address;
@@ -27,6 +31,7 @@ pub mod bench;
 mod checksum;
 pub mod config;
 pub mod error;
+pub mod fetch;
 mod handoff;
 pub mod hooks;
 mod message;
@@ -42,9 +47,10 @@ mod wire;
 
 pub use address::TransferAddress;
 pub use baton_types::Party;
-pub use config::{OpenRequest, Peer, TransferConfig, TransferLimits, TransportChoice};
+pub use config::{OpenRequest, Peer, TransferConfig, TransferLimits, TransportChoice, UcxWrites};
 pub use error::{HandoffFailure, RefuseReason, TransferError};
-pub use hooks::{Fencing, NoHooks, Phase, TransferHooks};
+pub use fetch::{FetchOutcome, FetchRequest, Fetched, Fetching, PinQuestion, PinReply};
+pub use hooks::{Fencing, NoHooks, Phase, Pinning, TransferHooks};
 pub use outgoing::{CommitPayload, Outgoing, TransferReport};
 pub use region::{HostMemory, Region, RegionError};
 pub use service::KvTransfer;

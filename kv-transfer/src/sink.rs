@@ -1,7 +1,7 @@
 //! The receiving side of the API: what a worker implements to take sequences in.
 
 use crate::service::Inbox;
-use crate::{HandoffFailure, Party, RefuseReason};
+use crate::{HandoffFailure, Party, PinQuestion, PinReply, RefuseReason};
 use baton_types::{GroupBlocks, RequestId, TicketId, TokenId};
 use std::any::Any;
 use std::fmt;
@@ -18,6 +18,10 @@ pub trait SinkHandler: Send + Sync {
     fn verified(&self, handoff: VerifiedHandoff) -> Result<(), String>;
     /// A handoff that was offered here ended without adoption. Its blocks are released, or quarantined, already.
     fn failed(&self, request_id: &RequestId, reason: HandoffFailure);
+    /// A peer asks to read blocks of this instance. The reply may be kept and answered later; by default there is nothing to be read.
+    fn pin(&self, question: PinQuestion, reply: PinReply) {
+        reply.refuse(RefuseReason::UnknownRequest, format!("{} has nothing to be read here", question.request_id));
+    }
 }
 
 /// A source's question for room.

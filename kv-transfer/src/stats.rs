@@ -14,6 +14,10 @@ pub struct TransferStats {
     pub outgoing: usize,
     /// Handoffs offered here and not ended.
     pub incoming: usize,
+    /// Gets that this instance has open.
+    pub fetches: usize,
+    /// Gets of others that blocks are, or are asked to be, pinned for here.
+    pub pins: usize,
     /// Tickets granted here and not ended.
     pub tickets: usize,
     /// Blocks granted here (over all groups) that are quarantined.
@@ -43,4 +47,6 @@ pub struct PeerStats {
     pub sent: BTreeMap<&'static str, u64>,
     /// Handoffs received, by outcome.
     pub received: BTreeMap<&'static str, u64>,
+    /// Gets from the peer, by outcome.
+    pub fetched: BTreeMap<&'static str, u64>,
 }

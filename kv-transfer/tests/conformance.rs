@@ -1,4 +1,5 @@
-//! One suite, every transport: the same functions run on UCX and on plain TCP.
+//! One suite, every transport: the same functions run on plain TCP, and on UCX with writes by messages and with UCX's own puts. All lanes
+//! here are TCP, over which the latter are forced.
 
 mod common;
 mod suite;
@@ -13,6 +14,9 @@ macro_rules! on_every_transport {
         }
         mod ucx {
             $(#[test] fn $name() { crate::suite::$module::$name(&crate::ucx_choice()); })*
+        }
+        mod ucx_one_sided {
+            $(#[test] fn $name() { crate::suite::$module::$name(&crate::common::ucx_one_sided()); })*
         }
     };
 }
@@ -33,6 +37,7 @@ on_every_transport![
     moving::nothing_is_written_before_its_fence,
     moving::neighbouring_blocks_go_in_one_write,
     moving::a_slow_sink_holds_back_only_its_own,
+    moving::idle_connections_are_let_go,
     refusing::no_room_is_told,
     refusing::a_sink_that_does_not_adopt_is_told,
     refusing::another_incarnation_is_refused,
@@ -50,4 +55,13 @@ on_every_transport![
     failing::peer_gone_is_noticed,
     failing::a_panic_fails_everything_and_shows,
     failing::peer_comes_back,
+    getting::everything_is_read_whole,
+    getting::gets_and_puts_share_a_connection,
+    getting::what_is_not_there_is_told,
+    getting::without_the_pin_a_reader_adopts_other_bytes,
+    getting::an_expired_pin_is_never_adopted,
+    getting::an_owner_takes_its_blocks_back,
+    getting::an_owner_that_restarts_confirms_nothing,
+    getting::a_damaged_byte_is_found,
+    getting::a_get_that_is_given_up_frees_both_sides,
 ];

@@ -1,4 +1,5 @@
-//! The hazard of one-sided writes, and its guard: a source with writes posted is lost, its blocks are used again, and it comes back.
+//! The hazard of writes, and its guard: a source with writes posted is lost, its blocks are used again, and it comes back. With UCX's own
+//! puts, and with messages in their place.
 
 mod common;
 
@@ -23,8 +24,9 @@ fn config(name: &'static str) -> NodeConfig {
     config
 }
 
-fn ucx() -> TransportChoice {
-    TransportChoice::ucx([127, 0, 0, 1].into())
+/// Named so on the command line of the other process.
+fn choice_of(way: &str) -> TransportChoice {
+    if way == "puts" { ucx_one_sided() } else { TransportChoice::ucx([127, 0, 0, 1].into()) }
 }
 
 /// Done once told; the fence behind it is first polled in the turn that posts what this one held back.
@@ -54,9 +56,10 @@ impl FencePoll for Stop {
 #[ignore = "run by the tests of this file, in a process of its own"]
 fn role_of_the_other_process() {
     let Ok(args) = std::env::var("BATON_TEST_OTHER_PROCESS") else { return };
-    let node = config("other").start(ucx());
+    let (way, address) = args.split_once(' ').unwrap();
+    let node = config("other").start(choice_of(way));
     let party = Party { instance: InstanceId::try_new("here").unwrap(), incarnation: Incarnation(1) };
-    let peer = Peer { party, address: TransferAddress::from_bytes(&unhex(&args)).unwrap() };
+    let peer = Peer { party, address: TransferAddress::from_bytes(&unhex(address)).unwrap() };
     node.gate.hold(Phase::Puts);
     let (outgoing, _) = node.offer(&peer, "r", TOKENS, 1);
     eventually("granted", || node.transfer.stats().held == 1);
@@ -74,11 +77,11 @@ fn role_of_the_other_process() {
 }
 
 /// A sink whose source stopped in the middle of its writes, and that source.
-fn with_stopped_source(fencing: Fencing) -> (Node, Other) {
+fn with_stopped_source(way: &str, fencing: Fencing) -> (Node, Other) {
     let mut ours = config("here");
     ours.fencing = fencing;
-    let node = ours.start(ucx());
-    let (other, _) = Other::start(&[&hex(&node.transfer.address().to_bytes())], "posting:");
+    let node = ours.start(choice_of(way));
+    let (other, _) = Other::start(&[way, &hex(&node.transfer.address().to_bytes())], "posting:");
     eventually("the source is stopped", || other.is_stopped());
     assert!(!node.pool.is_whole());
     (node, other)
@@ -94,40 +97,36 @@ fn reused(node: &Node) -> (Box<Hold>, Vec<u8>) {
     (hold, bytes)
 }
 
-#[test]
-fn without_the_fence_a_resumed_source_writes_into_reused_blocks() {
-    let (node, mut other) = with_stopped_source(Fencing::Pretended);
+fn without_the_fence_a_resumed_source_writes_into_reused_blocks(way: &str) {
+    let (node, mut other) = with_stopped_source(way, Fencing::Pretended);
     let (hold, bytes) = reused(&node);
     other.signal("-CONT");
     eventually("the source is done", || other.has_ended());
     assert!(node.bytes_of(&hold.blocks, TOKENS) != bytes, "no late write: the tests beside this one show nothing");
 }
 
-#[test]
-fn a_fenced_source_that_is_resumed_changes_nothing() {
-    let (node, mut other) = with_stopped_source(Fencing::ByLanes);
+fn a_fenced_source_that_is_resumed_changes_nothing(way: &str) {
+    let (node, mut other) = with_stopped_source(way, Fencing::ByLanes);
     let (hold, bytes) = reused(&node);
     other.signal("-CONT");
     eventually("the source noticed", || other.has_ended());
     assert!(node.bytes_of(&hold.blocks, TOKENS) == bytes, "a late write was stored");
 }
 
-#[test]
-fn a_fenced_source_that_is_killed_changes_nothing() {
-    let (node, mut other) = with_stopped_source(Fencing::ByLanes);
+fn a_fenced_source_that_is_killed_changes_nothing(way: &str) {
+    let (node, mut other) = with_stopped_source(way, Fencing::ByLanes);
     let (hold, bytes) = reused(&node);
     other.signal("-KILL");
     eventually("the source is dead", || other.has_ended());
     assert!(node.bytes_of(&hold.blocks, TOKENS) == bytes, "a late write was stored");
 }
 
-#[test]
-fn a_resumed_incarnation_changes_nothing_of_the_next_one() {
-    let (node, mut other) = with_stopped_source(Fencing::ByLanes);
+fn a_resumed_incarnation_changes_nothing_of_the_next_one(way: &str) {
+    let (node, mut other) = with_stopped_source(way, Fencing::ByLanes);
     drop(reused(&node));
     let mut again = config("other");
     again.incarnation = 2;
-    let again = again.start(ucx());
+    let again = again.start(choice_of(way));
     let (outgoing, blocks) = again.offer(&node.peer(), "again", TOKENS, 5);
     let done: Fence = Arc::new(AlreadyDone);
     (0..2).for_each(|layer| outgoing.layer_launched(layer, TOKENS as usize, &done));
@@ -137,3 +136,24 @@ fn a_resumed_incarnation_changes_nothing_of_the_next_one() {
     eventually("the old incarnation noticed", || other.has_ended());
     node.check_adopted("again", &again, &blocks, TOKENS);
 }
+
+macro_rules! both_ways {
+    ($($name:ident),* $(,)?) => {$(
+        mod $name {
+            #[test]
+            fn puts() {
+                super::$name("puts");
+            }
+            #[test]
+            fn messages() {
+                super::$name("messages");
+            }
+        }
+    )*};
+}
+both_ways![
+    without_the_fence_a_resumed_source_writes_into_reused_blocks,
+    a_fenced_source_that_is_resumed_changes_nothing,
+    a_fenced_source_that_is_killed_changes_nothing,
+    a_resumed_incarnation_changes_nothing_of_the_next_one,
+];

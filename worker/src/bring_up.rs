@@ -8,7 +8,7 @@ use baton_kernels::cpu::{CpuBackend, CpuConfig};
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::ops::Ops;
 use baton_kernels::reference::ReferenceBackend;
-use baton_kv_transfer::{Region, TransportChoice};
+use baton_kv_transfer::{Region, TransportChoice, UcxWrites};
 use baton_node::config::ByteSize;
 use baton_node::host;
 use baton_proto::v1;
@@ -80,7 +80,7 @@ pub fn transport(settings: &TransferSettings) -> TransportChoice {
         TransportKind::Ucx => {
             let given = |text: &String| Some(text.clone()).filter(|t| !t.is_empty());
             let (tls, devices) = (given(&settings.ucx_tls), given(&settings.ucx_net_devices));
-            TransportChoice::Ucx { tls, bind: settings.bind, devices }
+            TransportChoice::Ucx { tls, bind: settings.bind, devices, writes: UcxWrites::ByLanes }
         }
         TransportKind::Tcp => TransportChoice::Tcp { bind: settings.bind, port: 0 },
     }

@@ -3,7 +3,7 @@
 use super::hello::{read_party, write_party};
 use super::{Commit, Direction, Hello, MESSAGE_BYTES_MAX, Message, Offer, ShardPair, SumRun};
 use crate::wire::{Reader, WireError, Writer};
-use crate::{CommitPayload, RefuseReason};
+use crate::{CommitPayload, FetchRequest, RefuseReason};
 use baton_types::{BlockId, GroupBlocks, RequestId, TicketId};
 
 const MAGIC: u16 = 0x4b42; // "BK"
@@ -32,7 +32,7 @@ impl Message {
                 w.u64(*handoff);
                 w.u64(ticket.0);
                 write_shard(&mut w, *shard);
-                w.list(&blocks.0, |w, group| w.list(group, |w, block| w.u32(block.0)));
+                write_blocks(&mut w, blocks);
             }
             Self::Refuse { handoff, reason, detail } => {
                 w.u64(*handoff);
@@ -67,6 +67,21 @@ impl Message {
                 w.u8(u8::from(*flushed));
                 write_detail(&mut w, detail);
             }
+            Self::Ask { ticket, blocks } => {
+                w.u64(ticket.0);
+                write_blocks(&mut w, blocks);
+            }
+            Self::Confirm { ticket } => w.u64(ticket.0),
+            Self::Held { ticket, algorithm, sums } => {
+                w.u64(ticket.0);
+                w.u16(*algorithm);
+                w.u64(*sums);
+            }
+            Self::NotHeld { ticket, detail } => {
+                w.u64(ticket.0);
+                write_detail(&mut w, detail);
+            }
+            Self::Unpin { handoff } => w.u64(*handoff),
         }
         w.finish()
     }
@@ -99,6 +114,11 @@ impl Message {
             Self::Nack { .. } => 10,
             Self::Abort { .. } => 11,
             Self::Aborted { .. } => 12,
+            Self::Ask { .. } => 13,
+            Self::Confirm { .. } => 14,
+            Self::Held { .. } => 15,
+            Self::NotHeld { .. } => 16,
+            Self::Unpin { .. } => 17,
         }
     }
 
@@ -112,9 +132,7 @@ impl Message {
                 handoff: r.u64("handoff")?,
                 ticket: read_ticket(r)?,
                 shard: read_shard(r)?,
-                blocks: GroupBlocks(
-                    r.list(8, 4, "groups", |r| r.list(BLOCKS_MAX, 4, "blocks", |r| r.u32("block").map(BlockId)))?,
-                ),
+                blocks: read_blocks(r)?,
             },
             6 => Self::Refuse { handoff: r.u64("handoff")?, reason: read_reason(r)?, detail: read_detail(r)? },
             7 => Self::Checksums {
@@ -139,6 +157,11 @@ impl Message {
                 flushed: read_bool(r)?,
                 detail: read_detail(r)?,
             },
+            13 => Self::Ask { ticket: read_ticket(r)?, blocks: read_blocks(r)? },
+            14 => Self::Confirm { ticket: read_ticket(r)? },
+            15 => Self::Held { ticket: read_ticket(r)?, algorithm: r.u16("algorithm")?, sums: r.u64("checksums")? },
+            16 => Self::NotHeld { ticket: read_ticket(r)?, detail: read_detail(r)? },
+            17 => Self::Unpin { handoff: r.u64("handoff")? },
             _ => return Err(WireError::new("the kind of message", "is unknown")),
         })
     }
@@ -156,12 +179,13 @@ fn write_offer(w: &mut Writer, offer: &Offer) {
     w.u16(offer.shards);
     w.u32(offer.tokens);
     w.u32(offer.deadline_ms);
+    w.bytes(&offer.name);
 }
 
 fn read_offer(r: &mut Reader<'_>) -> Result<Offer, WireError> {
     let handoff = r.u64("handoff")?;
-    let name = r.text(RequestId::BYTES_MAX, "request id")?;
-    let request_id = RequestId::try_new(name).map_err(|_| WireError::new("request id", "is no name"))?;
+    let text = r.text(RequestId::BYTES_MAX, "request id")?;
+    let request_id = RequestId::try_new(text).map_err(|_| WireError::new("request id", "is no name"))?;
     let (source, sink) = (read_party(r)?, read_party(r)?);
     let direction = match r.u8("direction")? {
         0 => Direction::Put,
@@ -169,7 +193,8 @@ fn read_offer(r: &mut Reader<'_>) -> Result<Offer, WireError> {
         _ => return Err(WireError::new("direction", "is unknown")),
     };
     let (shards, tokens, deadline_ms) = (r.u16("shards")?, r.u32("tokens")?, r.u32("deadline")?);
-    Ok(Offer { handoff, request_id, source, sink, direction, shards, tokens, deadline_ms })
+    let name = r.bytes(FetchRequest::NAME_BYTES_MAX, "name")?.to_vec();
+    Ok(Offer { handoff, request_id, source, sink, direction, shards, tokens, deadline_ms, name })
 }
 
 fn write_commit(w: &mut Writer, commit: &Commit) {
@@ -194,6 +219,14 @@ fn read_commit(r: &mut Reader<'_>) -> Result<Commit, WireError> {
         tokens: r.list(CommitPayload::TOKENS_MAX, 4, "tokens", |r| r.u32("token"))?,
         extra: r.bytes(CommitPayload::EXTRA_BYTES_MAX, "extra")?.to_vec(),
     })
+}
+
+fn write_blocks(w: &mut Writer, blocks: &GroupBlocks) {
+    w.list(&blocks.0, |w, group| w.list(group, |w, block| w.u32(block.0)));
+}
+
+fn read_blocks(r: &mut Reader<'_>) -> Result<GroupBlocks, WireError> {
+    r.list(8, 4, "groups", |r| r.list(BLOCKS_MAX, 4, "blocks", |r| r.u32("block").map(BlockId))).map(GroupBlocks)
 }
 
 fn write_shard(w: &mut Writer, shard: ShardPair) {

@@ -20,7 +20,7 @@ pub(crate) const MESSAGE_BYTES_MAX: usize = 32 << 20;
 pub(crate) enum Direction {
     /// The source writes into the sink's blocks.
     Put,
-    /// The sink reads the source's blocks. Named so that tickets can say it; no service computes it yet.
+    /// The sink reads the source's blocks.
     Get,
 }
 
@@ -41,10 +41,10 @@ pub(crate) struct SumRun {
     pub sums: Vec<u64>,
 }
 
-/// What a ticket stands for. Parties, never roles.
+/// What a ticket stands for. Parties, never roles. Whoever wants something of the other offers: the source a put, the sink a get.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Offer {
-    /// Source's number for the handoff; names it until there is a ticket.
+    /// The offering side's number for the handoff; names it until there is a ticket.
     pub handoff: u64,
     pub request_id: RequestId,
     pub source: Party,
@@ -55,6 +55,8 @@ pub(crate) struct Offer {
     pub tokens: u32,
     /// Time left; clocks are not compared.
     pub deadline_ms: u32,
+    /// What a get reads, in terms of the two workers; empty for a put.
+    pub name: Vec<u8>,
 }
 
 /// The end of a source's writing under a ticket. Posted only from a flush's completion.
@@ -125,5 +127,29 @@ pub(crate) enum Message {
         ticket: TicketId,
         flushed: bool,
         detail: String,
+    },
+    /// Reader: write what is pinned into these blocks of mine.
+    Ask {
+        ticket: TicketId,
+        blocks: GroupBlocks,
+    },
+    /// Reader: I have read everything; did the pin hold?
+    Confirm {
+        ticket: TicketId,
+    },
+    /// Owner: it did, until everything was read. So many checksums came before this.
+    Held {
+        ticket: TicketId,
+        algorithm: u16,
+        sums: u64,
+    },
+    /// Owner: it did not, or does no longer.
+    NotHeld {
+        ticket: TicketId,
+        detail: String,
+    },
+    /// Reader: nothing of this get is wanted any more.
+    Unpin {
+        handoff: u64,
     },
 }

@@ -44,6 +44,7 @@ fn samples() -> Vec<Message> {
         shards: 1,
         tokens: 99,
         deadline_ms: 1000,
+        name: vec![1, 2],
     };
     let (tokens, extra) = (vec![1, 2, 3], vec![0xff]);
     let commit = Commit { ticket, shard, algorithm: 1, sums: 8, bytes: 1 << 33, prompt_len: 2, tokens, extra };
@@ -57,6 +58,11 @@ fn samples() -> Vec<Message> {
         Message::Checksums { ticket, shard, runs },
         Message::Commit(Box::new(commit)),
         Message::Ack { ticket },
+        Message::Ask { ticket, blocks: GroupBlocks(vec![vec![BlockId(3)]]) },
+        Message::Confirm { ticket },
+        Message::Held { ticket, algorithm: 1, sums: 8 },
+        Message::NotHeld { ticket, detail: "x".into() },
+        Message::Unpin { handoff: 4 },
         Message::Nack { ticket, corrupt: true, detail: String::new() },
         Message::Abort { handoff: 4, ticket, detail: "why".into() },
         Message::Aborted { handoff: 4, ticket, flushed: true, detail: "why".into() },

@@ -29,12 +29,14 @@ pub(super) struct Connection {
     pub(super) map: Option<KvPoolMap>,
     pub(super) pump: Pump,
     pub(super) lanes: String,
+    /// When something was on it last.
+    pub(super) used_at: Instant,
 }
 
 impl Connection {
     pub(super) fn new(greeting: Greeting, party: Option<Party>, config: &TransferConfig) -> Self {
         let pump = Pump::new(config.limits.in_flight_bytes_max);
-        Self { greeting, party, address: None, map: None, pump, lanes: String::new() }
+        Self { greeting, party, address: None, map: None, pump, lanes: String::new(), used_at: Instant::now() }
     }
 
     /// Whether handoffs may be offered on it, or why none ever will.
@@ -103,6 +105,11 @@ pub(super) fn kind_of(message: &Message) -> &'static str {
         Message::Nack { .. } => "nack",
         Message::Abort { .. } => "abort",
         Message::Aborted { .. } => "aborted",
+        Message::Ask { .. } => "ask",
+        Message::Confirm { .. } => "confirm",
+        Message::Held { .. } => "held",
+        Message::NotHeld { .. } => "not held",
+        Message::Unpin { .. } => "unpin",
     }
 }
 

@@ -38,10 +38,12 @@ impl Progress {
     pub(super) fn publish(&mut self) {
         self.stats.outgoing = self.sending.len();
         self.stats.incoming = self.incoming_live();
+        (self.stats.fetches, self.stats.pins) = (self.fetches.len(), self.pins.len());
         self.stats.tickets = self.incoming.values().filter(|i| i.sink.is_granted()).count();
         self.stats.quarantined_blocks = self.quarantined_blocks(None);
         self.stats.held = self.sending.values().filter(|s| s.is_held()).count()
-            + self.incoming.values().filter(|i| i.is_held()).count();
+            + self.incoming.values().filter(|i| i.is_held()).count()
+            + self.fetches.values().filter(|f| f.is_held()).count();
         let mut published = self.published.lock();
         if *published != self.stats {
             published.clone_from(&self.stats);

@@ -2,10 +2,12 @@
 
 use crate::message::SumRun;
 use crate::{
-    BlockHold, CommitPayload, HandoffFailure, OpenRequest, Party, Peer, RefuseReason, TransferError, TransferReport,
+    BlockHold, CommitPayload, FetchOutcome, FetchRequest, HandoffFailure, OpenRequest, Party, Peer, RefuseReason,
+    TransferError, TransferReport,
 };
-use baton_types::{Fence, RequestId};
+use baton_types::{Fence, GroupBlocks, RequestId};
 use parking_lot::Mutex;
+use std::any::Any;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -18,15 +20,19 @@ pub(crate) type OutcomeSender = oneshot::Sender<Result<TransferReport, HandoffFa
 pub(crate) enum Command {
     /// Offer a sequence to a peer.
     Open { key: u64, peer: Peer, request: OpenRequest, outcome: OutcomeSender },
+    /// Read from a peer.
+    Fetch { key: u64, peer: Peer, request: FetchRequest, outcome: oneshot::Sender<FetchOutcome> },
     /// A layer was launched.
     Launched { key: u64, layer: u32, tokens_end: usize, fence: Fence },
     /// Everything was launched.
     Finish { key: u64, commit: CommitPayload },
-    /// The source gives up.
+    /// The source, or the reader of a get, gives up.
     Abort { key: u64, reason: String },
     /// The worker reserved blocks.
     Granted { key: u64, hold: Box<dyn BlockHold> },
-    /// The worker has no room.
+    /// The worker pinned blocks to be read.
+    Pinned { key: u64, blocks: GroupBlocks, hold: Box<dyn Any + Send> },
+    /// The worker has no room, or nothing to be read.
     Refused { key: u64, reason: RefuseReason, detail: String },
     /// The worker no longer wants a request that is being received.
     CancelIncoming { keys: Vec<u64>, reason: String },
@@ -85,6 +91,19 @@ impl Inbox {
     }
 
     pub(crate) fn open(&self, peer: Peer, request: OpenRequest, outcome: OutcomeSender) -> Result<u64, TransferError> {
+        self.admit(|key| Command::Open { key, peer, request, outcome })
+    }
+
+    pub(crate) fn fetch(
+        &self,
+        peer: Peer,
+        request: FetchRequest,
+        outcome: oneshot::Sender<FetchOutcome>,
+    ) -> Result<u64, TransferError> {
+        self.admit(|key| Command::Fetch { key, peer, request, outcome })
+    }
+
+    fn admit(&self, command: impl FnOnce(u64) -> Command) -> Result<u64, TransferError> {
         let mut state = self.state.lock();
         if state.stopped {
             return Err(TransferError::Stopped);
@@ -94,7 +113,7 @@ impl Inbox {
         }
         let key = state.new_key();
         state.outgoing.insert(key, 0);
-        state.queue.push(Command::Open { key, peer, request, outcome });
+        state.queue.push(command(key));
         drop(state);
         self.rouse();
         Ok(key)
@@ -184,6 +203,16 @@ impl Inbox {
         }
     }
 
+    /// As [`Inbox::granted`], for a question for blocks to read.
+    pub(crate) fn pinned(&self, key: u64, blocks: GroupBlocks, hold: Box<dyn Any + Send>) {
+        let mut state = self.state.lock();
+        if state.offered.remove(&key) {
+            state.queue.push(Command::Pinned { key, blocks, hold });
+            drop(state);
+            self.rouse();
+        }
+    }
+
     pub(crate) fn refused(&self, key: u64, reason: RefuseReason, detail: String) {
         let mut state = self.state.lock();
         if state.offered.remove(&key) {
@@ -267,136 +296,5 @@ impl State {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{QuarantinedBlocks, TransferAddress};
-    use baton_types::fence::AlreadyDone;
-    use baton_types::{GroupBlocks, Incarnation, InstanceId};
-    use std::any::Any;
-    use std::sync::Arc;
-    use std::sync::atomic::AtomicUsize;
-
-    fn open(inbox: &Inbox) -> Result<u64, TransferError> {
-        let party = Party { instance: InstanceId::try_new("d").unwrap(), incarnation: Incarnation(1) };
-        let peer = Peer { party, address: TransferAddress::Ucx(vec![1]) };
-        let (request_id, blocks) = (RequestId::try_new("r").unwrap(), GroupBlocks::default());
-        let request = OpenRequest { request_id, tokens: 1, blocks, deadline: Instant::now(), hold: Box::new(()) };
-        inbox.open(peer, request, oneshot::channel().0)
-    }
-
-    fn kinds(inbox: &Inbox) -> Vec<&'static str> {
-        let kind = |command: &Command| match command {
-            Command::Open { .. } => "open",
-            Command::Launched { .. } => "launched",
-            Command::Abort { .. } => "abort",
-            Command::Granted { .. } => "granted",
-            Command::Refused { .. } => "refused",
-            _ => "other",
-        };
-        inbox.drain().iter().map(kind).collect()
-    }
-
-    #[test]
-    fn handoffs_and_their_launches_are_bounded() {
-        let inbox = Inbox::new(1, Box::new(|| {}));
-        let key = open(&inbox).unwrap();
-        assert!(matches!(open(&inbox), Err(TransferError::TooManyHandoffs { limit: 1 })));
-        assert_eq!(kinds(&inbox), ["open"]);
-        for _ in 0..Inbox::LAUNCHES_MAX + 5 {
-            inbox.launched(key, 0, 1, Arc::new(AlreadyDone));
-        }
-        let queued = kinds(&inbox);
-        assert_eq!((queued.len(), queued.last()), (Inbox::LAUNCHES_MAX + 1, Some(&"abort")));
-        inbox.outgoing_ended(key);
-        inbox.launched(key, 0, 1, Arc::new(AlreadyDone));
-        inbox.abort(key, "late".into());
-        assert!(kinds(&inbox).is_empty(), "nothing is queued for a handoff that ended");
-        assert!(open(&inbox).is_ok());
-    }
-
-    struct Counted(Arc<AtomicUsize>, GroupBlocks);
-    impl Drop for Counted {
-        fn drop(&mut self) {
-            self.0.fetch_add(1, Ordering::SeqCst);
-        }
-    }
-    impl QuarantinedBlocks for Counted {
-        fn release(self: Box<Self>) {}
-    }
-    impl BlockHold for Counted {
-        fn blocks(&self) -> &GroupBlocks {
-            &self.1
-        }
-        fn quarantine(self: Box<Self>) -> Box<dyn QuarantinedBlocks> {
-            self
-        }
-        fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
-            self
-        }
-    }
-
-    #[test]
-    fn an_answer_is_taken_once_and_only_while_the_offer_stands() {
-        let inbox = Inbox::new(1, Box::new(|| {}));
-        let dropped = Arc::new(AtomicUsize::new(0));
-        let hold = || Box::new(Counted(dropped.clone(), GroupBlocks::default()));
-        let r = RequestId::try_new("r").unwrap();
-        let (first, second) = (inbox.offer(&r), inbox.offer(&r));
-        inbox.granted(first, hold());
-        inbox.refused(first, RefuseReason::NoRoom, String::new());
-        inbox.offer_ended(second, &r);
-        assert!(!inbox.is_offered(second));
-        inbox.granted(second, hold());
-        assert_eq!(dropped.load(Ordering::SeqCst), 1, "a late grant is handed straight back");
-        assert_eq!(kinds(&inbox), ["granted"]);
-        let third = inbox.offer(&r);
-        inbox.granted(third, hold());
-        inbox.close();
-        assert_eq!(dropped.load(Ordering::SeqCst), 3, "closing hands everything back");
-        assert!(matches!(open(&inbox), Err(TransferError::Stopped)));
-    }
-
-    #[test]
-    fn cancellations_are_bounded_by_what_is_received() {
-        let inbox = Inbox::new(1, Box::new(|| {}));
-        let (r, other) = (RequestId::try_new("r").unwrap(), RequestId::try_new("other").unwrap());
-        let cancelled = || {
-            let keys = |command| if let Command::CancelIncoming { keys, .. } = command { keys } else { Vec::new() };
-            inbox.drain().into_iter().map(keys).collect::<Vec<_>>()
-        };
-        let first = inbox.offer(&r);
-        for _ in 0..1000 {
-            inbox.cancel_incoming(&r, "x".into());
-            inbox.cancel_incoming(&other, "nothing of it is received".into());
-        }
-        let second = inbox.offer(&r);
-        inbox.cancel_incoming(&r, "x".into());
-        assert_eq!(cancelled(), [[first], [second]]);
-        inbox.cancel_incoming(&r, "x".into());
-        assert_eq!(cancelled(), [[first, second]], "a cancellation that was taken may be followed by another");
-        inbox.offer_ended(first, &r);
-        inbox.offer_ended(second, &r);
-        inbox.cancel_incoming(&r, "x".into());
-        assert!(cancelled().is_empty());
-    }
-
-    #[test]
-    fn a_sleeper_is_woken_once() {
-        let wakes = Arc::new(AtomicUsize::new(0));
-        let count = wakes.clone();
-        let inbox = Inbox::new(
-            2,
-            Box::new(move || {
-                count.fetch_add(1, Ordering::SeqCst);
-            }),
-        );
-        let first = open(&inbox).unwrap();
-        assert_eq!(wakes.load(Ordering::SeqCst), 0, "nobody sleeps");
-        assert!(!inbox.may_sleep(), "there is work");
-        inbox.drain();
-        assert!(inbox.may_sleep());
-        inbox.abort(first, "x".into());
-        inbox.abort(first, "y".into());
-        assert_eq!(wakes.load(Ordering::SeqCst), 1);
-    }
-}
+#[path = "inbox_tests.rs"]
+mod tests;

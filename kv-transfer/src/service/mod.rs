@@ -3,7 +3,10 @@
 mod checker;
 mod connections;
 mod counting;
+mod dispatch;
+mod fetching;
 mod inbox;
+mod pinning;
 mod progress;
 mod pump;
 mod receiving;
@@ -14,7 +17,8 @@ pub(crate) use inbox::{Command, Inbox, Wake};
 use crate::plan::check_blocks;
 use crate::sink::SinkHandler;
 use crate::{
-    OpenRequest, Outgoing, Party, Peer, Region, TransferAddress, TransferConfig, TransferError, TransferStats,
+    FetchRequest, Fetching, OpenRequest, Outgoing, Party, Peer, Region, TransferAddress, TransferConfig, TransferError,
+    TransferStats,
 };
 use crate::{TransportChoice, transport};
 use baton_types::RequestId;
@@ -96,7 +100,19 @@ impl KvTransfer {
         Ok(Outgoing::new(self.shared.inbox.clone(), key, outcome))
     }
 
-    /// The worker no longer wants this request: whatever of it is being received is given up, and its blocks return behind a fence.
+    /// Reads blocks of `peer` into blocks of this instance. Returns at once; everything after shows in the outcome.
+    pub fn fetch(&self, peer: &Peer, request: FetchRequest) -> Result<Fetching, TransferError> {
+        if request.tokens == 0 || request.name.len() > FetchRequest::NAME_BYTES_MAX {
+            return Err(TransferError::Blocks("a get of no tokens, or with too long a name".into()));
+        }
+        check_blocks(&self.shared.config.map, &request.blocks.0, request.tokens).map_err(TransferError::Blocks)?;
+        let (sender, outcome) = oneshot::channel();
+        let key = self.shared.inbox.fetch(peer.clone(), request, sender)?;
+        Ok(Fetching::new(self.shared.inbox.clone(), key, outcome))
+    }
+
+    /// The worker no longer wants this request: whatever of it is being received is given up, and its blocks return behind a fence. What
+    /// is pinned for its readers is let go at once.
     pub fn cancel_incoming(&self, request_id: &RequestId, reason: impl Into<String>) {
         self.shared.inbox.cancel_incoming(request_id, reason.into());
     }

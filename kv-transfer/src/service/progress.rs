@@ -1,16 +1,18 @@
 //! The loop of the progress thread, and what it does for connections.
 
 use super::checker::Checker;
-use super::connections::{self, Connection, Connections, Greeting, check_hello, hello};
-use super::inbox::{Command, Inbox};
+use super::connections::{Connection, Connections, Greeting, check_hello, hello};
+use super::fetching::{Fetch, Fetches};
+use super::inbox::Inbox;
+use super::pinning::{Pin, Pins};
 use super::receiving::Incoming;
 use super::sending::Sending;
 use crate::message::{Hello, Message};
 use crate::transport::{ConnId, Event, Transport};
-use crate::{HandoffFailure, Party, RefuseReason, SinkHandler, TransferConfig, TransferStats};
+use crate::{Party, SinkHandler, TransferConfig, TransferStats};
 use baton_types::TicketId;
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -39,12 +41,17 @@ pub(super) struct Progress {
     pub(super) incoming: BTreeMap<u64, Incoming>,
     pub(super) incoming_numbers: HashMap<(ConnId, u64), u64>,
     pub(super) incoming_tickets: HashMap<TicketId, u64>,
+    /// Gets that read from others, and those of others that read here.
+    pub(super) fetches: Fetches,
+    pub(super) pins: Pins,
     pub(super) stats: TransferStats,
     pub(super) published: Arc<Mutex<TransferStats>>,
     /// Parties proven dead, whose lanes are being drained since then.
     pub(super) fencing: Vec<(Party, Instant)>,
     pub(super) stopping: Option<Instant>,
     next_tick: Instant,
+    /// When idle connections are looked for next.
+    next_sweep: Instant,
 }
 
 #[cfg(test)]
@@ -73,11 +80,14 @@ impl Progress {
             incoming: BTreeMap::new(),
             incoming_numbers: HashMap::new(),
             incoming_tickets: HashMap::new(),
+            fetches: BTreeMap::new(),
+            pins: BTreeMap::new(),
             stats: TransferStats::default(),
             published,
             fencing: Vec::new(),
             stopping: None,
             next_tick: Instant::now(),
+            next_sweep: Instant::now(),
         }
     }
 
@@ -94,7 +104,7 @@ impl Progress {
             self.inbox.fail();
             self.inbox.close();
             // Peers may still write to these blocks: better lost than used again.
-            std::mem::forget(std::mem::take(&mut self.incoming));
+            std::mem::forget((std::mem::take(&mut self.incoming), std::mem::take(&mut self.fetches)));
         }
     }
 
@@ -117,7 +127,7 @@ impl Progress {
                 worked = true;
             }
             worked |= self.poll_fences(now);
-            worked |= self.pump(now);
+            worked |= self.pump(now) | self.pump_fetches();
             if now >= self.next_tick {
                 self.next_tick = now + TICK;
                 self.tick(now, worked);
@@ -134,13 +144,15 @@ impl Progress {
     }
 
     fn is_quiet(&self) -> bool {
-        self.sending.is_empty() && self.incoming.values().all(Incoming::is_quarantined)
+        let reading = !self.fetches.is_empty() || !self.pins.is_empty();
+        !reading && self.sending.is_empty() && self.incoming.values().all(Incoming::is_quarantined)
     }
 
     fn sleep(&mut self) {
         self.publish();
-        let watches = self.sending.values().any(Sending::is_watched) || self.incoming.values().any(Incoming::is_held);
-        let open = !self.sending.is_empty() || !self.incoming.is_empty() || !self.fencing.is_empty();
+        let held = self.incoming.values().any(Incoming::is_held) || self.fetches.values().any(Fetch::is_held);
+        let watches = held || self.sending.values().any(Sending::is_watched);
+        let open = !self.is_quiet() || !self.incoming.is_empty() || !self.fencing.is_empty();
         let greeting = self.connections.values().any(|c| c.greet_by().is_some());
         let timeout = match watches {
             true => WATCH,
@@ -154,90 +166,8 @@ impl Progress {
         self.inbox.awake();
     }
 
-    fn command(&mut self, command: Command, now: Instant) {
-        match command {
-            Command::Open { key, peer, request, outcome } => self.open(key, peer, request, outcome, now),
-            Command::Launched { key, layer, tokens_end, fence } => self.launched(key, layer, tokens_end, fence, now),
-            Command::Finish { key, commit } => self.finish_sending(key, commit, now),
-            Command::Abort { key, reason } => self.abort(key, HandoffFailure::Aborted(reason), now),
-            Command::Summed { key, epoch, run } => self.summed(key, epoch, run, now),
-            Command::Granted { key, hold } => self.granted(key, hold, now),
-            Command::Refused { key, reason, detail } => self.refused(key, reason, detail, now),
-            Command::Checked { key, result } => self.checked(key, result, now),
-            Command::CancelIncoming { keys, reason } => keys.into_iter().for_each(|key| {
-                self.cancel_one(key, HandoffFailure::Aborted(reason.clone()), now);
-            }),
-            Command::PeerDead(party) => self.peer_is_dead(&party, now),
-            Command::Stop(by) => {
-                self.stopping = Some(by.min(self.stopping.unwrap_or(by)));
-                self.sending.keys().copied().collect::<Vec<_>>().into_iter().for_each(|key| {
-                    self.abort(key, HandoffFailure::Stopped, now);
-                });
-                self.incoming.keys().copied().collect::<Vec<_>>().into_iter().for_each(|key| {
-                    self.cancel_one(key, HandoffFailure::Stopped, now);
-                });
-            }
-        }
-    }
-
-    fn event(&mut self, event: Event, now: Instant) {
-        match event {
-            Event::Accepted(conn) => {
-                let by = now + Duration::from_millis(self.config.limits.connect_ms);
-                self.connections.insert(conn, Connection::new(Greeting::Awaited(by), None, &self.config));
-            }
-            Event::Message(conn, bytes) => match Message::decode(&bytes) {
-                Ok(message) => self.message(conn, message, now),
-                Err(error) => self.close(conn, &format!("a malformed message: {error}")),
-            },
-            Event::PutDone(conn, bytes) => {
-                if let Some(connection) = self.connections.get_mut(&conn) {
-                    connection.pump.put_done(bytes);
-                }
-            }
-            Event::Flushed(conn, id) => self.flushed(conn, id, now),
-            Event::Closed { conn, reason, fenced } => self.closed(conn, &reason, fenced, now),
-            Event::PutRefused(conn) => self.count(conn, |stats| stats.puts_refused += 1),
-        }
-    }
-
-    fn message(&mut self, conn: ConnId, message: Message, now: Instant) {
-        let Some(connection) = self.connections.get(&conn) else { return };
-        match message {
-            Message::Hello(hello) if matches!(connection.greeting, Greeting::Awaited(_)) => {
-                self.greeted(conn, &hello, now);
-            }
-            Message::Welcome(hello) if matches!(connection.greeting, Greeting::Sent(_)) => {
-                if connection.party.as_ref() == Some(&hello.party) {
-                    self.greeted(conn, &hello, now);
-                } else {
-                    let detail = format!("{} answers there", hello.party);
-                    self.reject_handoffs(conn, RefuseReason::WrongIncarnation, &detail, now);
-                    self.close(conn, &detail);
-                }
-            }
-            Message::Reject { reason, detail } if matches!(connection.greeting, Greeting::Sent(_)) => {
-                self.reject_handoffs(conn, reason, &detail, now);
-                self.close(conn, &detail);
-            }
-            _ if !matches!(connection.greeting, Greeting::Done(_)) => {
-                self.close(conn, &format!("{} before the greeting", connections::kind_of(&message)));
-            }
-            Message::Hello(_) | Message::Welcome(_) | Message::Reject { .. } => self.close(conn, "a second greeting"),
-            Message::Offer(offer) => self.offered(conn, *offer, now),
-            Message::Checksums { .. } | Message::Commit(_) | Message::Aborted { .. } => {
-                self.sink_message(conn, message, now);
-            }
-            Message::Grant { .. }
-            | Message::Refuse { .. }
-            | Message::Ack { .. }
-            | Message::Nack { .. }
-            | Message::Abort { .. } => self.source_message(conn, message, now),
-        }
-    }
-
     /// The peer has said who it is, in a hello or a welcome.
-    fn greeted(&mut self, conn: ConnId, theirs: &Hello, now: Instant) {
+    pub(super) fn greeted(&mut self, conn: ConnId, theirs: &Hello, now: Instant) {
         let map = match check_hello(&self.config, theirs) {
             Ok(map) => map,
             Err((reason, detail)) => {
@@ -271,6 +201,7 @@ impl Progress {
             self.send(conn, &Message::Welcome(welcome));
         }
         self.offer_waiting(conn, now);
+        self.fetch_waiting(conn, now);
     }
 
     /// The connection that leads to a peer, opened if need be.
@@ -307,7 +238,7 @@ impl Progress {
     }
 
     /// A connection is over: everything on it fails, and nothing else.
-    fn closed(&mut self, conn: ConnId, reason: &str, fenced: bool, now: Instant) {
+    pub(super) fn closed(&mut self, conn: ConnId, reason: &str, fenced: bool, now: Instant) {
         let Some(connection) = self.connections.remove(&conn) else { return };
         if let Some(party) = &connection.party {
             tracing::info!(peer = %party, reason, fenced, "transfer peer disconnected");
@@ -317,6 +248,8 @@ impl Progress {
         }
         self.sources_lost(conn, reason, now);
         self.sinks_lost(conn, reason, fenced, now);
+        self.fetches_lost(conn, reason, now);
+        self.pins_lost(conn, now);
         if let Some(party) = connection.party {
             self.retire_stats(&party);
         }
@@ -325,20 +258,45 @@ impl Progress {
     fn tick(&mut self, now: Instant, moving: bool) {
         self.tick_sending(now);
         self.tick_incoming(now);
+        self.tick_fetches(now);
+        self.tick_pins(now);
         self.fence_dead(now, moving);
         let overdue = |c: &Connection| c.greet_by().is_some_and(|by| now >= by);
         let overdue: Vec<_> = self.connections.iter().filter(|(_, c)| overdue(c)).map(|(&id, _)| id).collect();
         for conn in overdue {
             self.close(conn, "the peer does not answer the greeting");
         }
+        if now >= self.next_sweep {
+            self.next_sweep = now + Duration::from_millis(self.config.limits.idle_ms) / 8;
+            self.let_go_of_idle(now);
+        }
         self.publish();
+    }
+
+    /// Closes connections that have carried nothing for long: each costs both sides memory and sockets.
+    fn let_go_of_idle(&mut self, now: Instant) {
+        let used: BTreeSet<ConnId> = self
+            .sending
+            .values()
+            .map(Sending::conn)
+            .chain(self.incoming.values().map(Incoming::conn))
+            .chain(self.fetches.values().map(Fetch::conn))
+            .chain(self.pins.values().map(Pin::conn))
+            .collect();
+        let (idle, mut unused) = (Duration::from_millis(self.config.limits.idle_ms), Vec::new());
+        for (&conn, connection) in &mut self.connections {
+            if used.contains(&conn) || connection.greet_by().is_some() {
+                connection.used_at = now;
+            } else if now.saturating_duration_since(connection.used_at) >= idle {
+                unused.push(conn);
+            }
+        }
+        unused.into_iter().for_each(|conn| self.close(conn, "nothing used the connection"));
     }
 
     fn finish(&mut self) {
         let now = Instant::now();
-        for key in self.sending.keys().copied().collect::<Vec<_>>() {
-            self.abort(key, HandoffFailure::Stopped, now);
-        }
+        self.give_up_all(now);
         // From here on no peer is heard; blocks whose writers this transport does not fence by closing stay quarantined.
         let mut events = Vec::new();
         self.transport.shutdown(now + self.config.limits.abort(), &mut events);
@@ -346,6 +304,8 @@ impl Progress {
         for event in &events {
             if let Event::Closed { conn, reason, .. } = event {
                 self.sources_lost(*conn, reason, now);
+                self.fetches_lost(*conn, reason, now);
+                self.pins_lost(*conn, now);
             }
         }
         self.inbox.close();

@@ -4,7 +4,7 @@ use super::*;
 use crate::message::{Direction, Offer, RemoteRegion, ShardPair};
 use crate::plan::CopyRun;
 use crate::{
-    BlockHold, GrantReply, OpenRequest, Peer, QuarantinedBlocks, Region, ReserveOffer, TransferAddress,
+    BlockHold, GrantReply, HandoffFailure, OpenRequest, Peer, QuarantinedBlocks, Region, ReserveOffer, TransferAddress,
     TransportChoice, VerifiedHandoff,
 };
 use baton_types::fence::AlreadyDone;
@@ -184,6 +184,7 @@ fn dead_peers_are_fenced_on_a_busy_thread_too() {
             shards: 1,
             tokens: 16,
             deadline_ms: 60_000,
+            name: Vec::new(),
         };
         progress.hear(&Message::Offer(Box::new(offer)), begin);
         progress.commands(begin);

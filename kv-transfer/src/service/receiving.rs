@@ -4,7 +4,7 @@ use super::checker::Job;
 use super::progress::Progress;
 use crate::handoff::sink::Expected;
 use crate::handoff::{Sink, SinkAction, SinkInput};
-use crate::message::{Commit, Direction, Message, Offer, ShardPair};
+use crate::message::{Commit, Message, Offer, ShardPair};
 use crate::plan::{check_blocks, granted_ranges};
 use crate::transport::ConnId;
 use crate::{
@@ -37,6 +37,10 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
+    pub(super) fn conn(&self) -> ConnId {
+        self.conn
+    }
+
     pub(super) fn is_quarantined(&self) -> bool {
         self.sink.is_quarantined()
     }
@@ -90,27 +94,32 @@ impl Progress {
         self.handler.reserve(question, GrantReply::new(self.inbox.clone(), key));
     }
 
-    fn check_offer(&self, conn: ConnId, offer: &Offer) -> Result<(), (RefuseReason, String)> {
-        let refuse = |reason, detail: String| Err((reason, detail));
+    /// Whether an offer from `theirs` to `ours` is the peer's own and for this incarnation, and can be served at all.
+    pub(super) fn check_peer(&self, conn: ConnId, ours: &Party, theirs: &Party) -> Result<(), (RefuseReason, String)> {
         let connection = self.connections.get(&conn);
-        let peer = connection.and_then(|c| c.party.as_ref());
         if let Some(Err(failure)) = connection.and_then(|c| c.usable()) {
-            return refuse(RefuseReason::Incompatible, failure.to_string());
+            return Err((RefuseReason::Incompatible, failure.to_string()));
         }
         if self.stopping.is_some() {
-            return refuse(RefuseReason::Draining, "the instance is going away".into());
+            return Err((RefuseReason::Draining, "the instance is going away".into()));
         }
-        if offer.sink != self.config.party {
-            return refuse(
-                RefuseReason::WrongIncarnation,
-                format!("this is {}, not {}", self.config.party, offer.sink),
-            );
+        if *ours != self.config.party {
+            return Err((RefuseReason::WrongIncarnation, format!("this is {}, not {ours}", self.config.party)));
         }
-        if peer != Some(&offer.source) || self.incoming_numbers.contains_key(&(conn, offer.handoff)) {
-            return refuse(RefuseReason::Protocol, "the offer is not the peer's own, or not its first".into());
+        if connection.and_then(|c| c.party.as_ref()) != Some(theirs) {
+            return Err((RefuseReason::Protocol, "the offer is not the peer's own".into()));
         }
-        if offer.direction != Direction::Put || offer.shards != 1 {
-            return refuse(RefuseReason::Protocol, "only puts of one shard are served".into());
+        Ok(())
+    }
+
+    fn check_offer(&self, conn: ConnId, offer: &Offer) -> Result<(), (RefuseReason, String)> {
+        self.check_peer(conn, &offer.sink, &offer.source)?;
+        let refuse = |reason, detail: String| Err((reason, detail));
+        if self.incoming_numbers.contains_key(&(conn, offer.handoff)) {
+            return refuse(RefuseReason::Protocol, "the offer is not its first".into());
+        }
+        if offer.shards != 1 {
+            return refuse(RefuseReason::Protocol, "only one shard is served".into());
         }
         let blocks = self.config.map.layout().blocks_for(offer.tokens as usize);
         if offer.tokens == 0 || blocks > self.config.map.blocks() as usize {
@@ -130,7 +139,7 @@ impl Progress {
         Ok(())
     }
 
-    fn new_ticket(&self) -> TicketId {
+    pub(super) fn new_ticket(&self) -> TicketId {
         std::iter::repeat_with(|| TicketId(rand::random()))
             .find(|t| t.0 != 0 && !self.incoming_tickets.contains_key(t))
             .expect("64 random bits find a free ticket")

@@ -85,6 +85,10 @@ impl Report {
 }
 
 impl Sending {
+    pub(super) fn conn(&self) -> ConnId {
+        self.conn
+    }
+
     /// Whether something is awaited that cannot wake the progress thread.
     pub(super) fn is_watched(&self) -> bool {
         !self.fences.is_empty() || self.is_held()
@@ -154,6 +158,7 @@ impl Progress {
                         shards: 1,
                         tokens: sending.tokens,
                         deadline_ms: u32::try_from(left).unwrap_or(u32::MAX),
+                        name: Vec::new(),
                     },
                 );
                 self.send(conn, &Message::Offer(Box::new(offer)));
@@ -253,6 +258,9 @@ impl Progress {
         self.count(conn, |stats| stats.flushes += 1);
         let Some(connection) = self.connections.get_mut(&conn) else { return };
         for (key, epoch) in connection.pump.flushed(id) {
+            if self.pins.contains_key(&key) {
+                self.written(key, now);
+            }
             if let Some(sending) = self.sending.get_mut(&key) {
                 sending.report.flushed(epoch, now);
             }
@@ -457,7 +465,7 @@ impl Progress {
 }
 
 /// Cuts runs into messages of at most [`SUMS_PER_MESSAGE`] checksums; a run of one layer is never longer than a message may be.
-fn messages_of(runs: Vec<SumRun>) -> Vec<Vec<SumRun>> {
+pub(super) fn messages_of(runs: Vec<SumRun>) -> Vec<Vec<SumRun>> {
     let mut messages: Vec<Vec<SumRun>> = Vec::new();
     let mut sums = usize::MAX;
     for run in runs {

@@ -4,11 +4,13 @@
 //! suite checks on each:
 //! - messages of one connection arrive whole and in order, or the connection is closed;
 //! - writes and messages are unordered; a write is visible at the peer only once a later flush completed;
+//! - local bytes of a read are written until [`Event::Got`] or [`Event::Closed`], and not after;
 //! - local bytes of a write are read until [`Event::PutDone`] or [`Event::Closed`], and not after;
 //! - every connection that was announced ends in exactly one [`Event::Closed`].
 
 pub(crate) mod tcp;
 pub(crate) mod ucx;
+mod windows;
 
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
@@ -31,6 +33,8 @@ pub(crate) enum Event {
     Message(ConnId, Vec<u8>),
     /// Writes of so many bytes no longer read local memory. Says nothing about the peer.
     PutDone(ConnId, usize),
+    /// A read of so many bytes, posted under this number, is over: they are here.
+    Got(u64, usize),
     /// Everything posted before this flush is visible at the peer.
     Flushed(ConnId, u64),
     /// The connection is over, and so is every operation on it; `fenced` if nothing can be stored here through it any more.
@@ -60,6 +64,16 @@ pub(crate) trait Transport {
     /// Writes a run of the local region into the peer's, under a ticket.
     fn put(&mut self, conn: ConnId, ticket: TicketId, run: CopyRun);
     fn flush(&mut self, conn: ConnId, id: u64);
+    /// Whether this side can read the peer's region without the peer's help. Otherwise the peer has to write what is to be read.
+    fn reads_by_itself(&self, conn: ConnId) -> bool {
+        let _ = conn;
+        false
+    }
+    /// Reads a run of the peer's region (`from`) into the local one (`to`); ends in [`Event::Got`] with this number, or with the
+    /// connection. Only where [`Transport::reads_by_itself`].
+    fn get(&mut self, conn: ConnId, number: u64, run: CopyRun) {
+        let _ = (conn, number, run);
+    }
     /// From now on the peer may write these ranges of the local region under this ticket. Transports that cannot check ignore it.
     fn open_window(&mut self, conn: ConnId, ticket: TicketId, ranges: Vec<Range<usize>>);
     fn close_window(&mut self, conn: ConnId, ticket: TicketId);
@@ -82,9 +96,9 @@ pub(crate) fn start(config: &TransferConfig, region: Arc<Region>) -> Result<(Box
             let (transport, wake) = tcp::Tcp::start(*bind, *port, config, region)?;
             Ok((Box::new(transport), wake))
         }
-        TransportChoice::Ucx { tls, bind, devices } => {
+        TransportChoice::Ucx { tls, bind, devices, writes } => {
             let tls = tls.as_deref().unwrap_or(TransportChoice::UCX_TLS_DEFAULT);
-            let (transport, wake) = ucx::Ucx::start(tls, *bind, devices.as_deref(), config, region)?;
+            let (transport, wake) = ucx::Ucx::start(tls, *bind, devices.as_deref(), *writes, config, region)?;
             Ok((Box::new(transport), wake))
         }
     }

@@ -1,7 +1,7 @@
 //! The promises of [`Transport`], checked on each without a service around it.
 
 use super::*;
-use crate::Party;
+use crate::{Party, UcxWrites};
 use baton_types::{
     Compatibility, Digest, Dtype, Incarnation, InstanceId, KvLayout, KvPoolMap, NumericsClass, PoolMemory,
 };
@@ -139,7 +139,11 @@ macro_rules! on_each {
             }
             #[test]
             fn ucx() {
-                super::$name(&super::TransportChoice::ucx([127, 0, 0, 1].into()));
+                super::$name(&super::ucx());
+            }
+            #[test]
+            fn ucx_one_sided() {
+                super::$name(&super::ucx_one_sided());
             }
         }
     )*};
@@ -155,7 +159,7 @@ fn ucx_connections_cost() {
         line.split_whitespace().nth(1).unwrap().parse::<i64>().unwrap()
     };
     let costs = || (std::fs::read_dir("/proc/self/fd").unwrap().count() as i64, status("VmRSS"), status("Threads"));
-    let choice = TransportChoice::ucx([127, 0, 0, 1].into());
+    let choice = ucx();
     let (mut a, mut b) = (Side::start(&choice), Side::start(&choice));
     let connect = |a: &mut Side, b: &mut Side| {
         let from = a.transport.connect(&b.transport.address()).unwrap();
@@ -195,13 +199,21 @@ fn window(range: Range<usize>) -> Vec<Range<usize>> {
     std::iter::once(range).collect()
 }
 
+fn ucx() -> TransportChoice {
+    TransportChoice::ucx([127, 0, 0, 1].into())
+}
+
+fn ucx_one_sided() -> TransportChoice {
+    let (tls, bind, devices) = (None, [127, 0, 0, 1].into(), None);
+    TransportChoice::Ucx { tls, bind, devices, writes: UcxWrites::OneSided }
+}
+
 fn tcp() -> TransportChoice {
     TransportChoice::Tcp { bind: [127, 0, 0, 1].into(), port: 0 }
 }
 
-#[test]
-fn tcp_stores_only_what_an_open_window_covers() {
-    let (mut a, from, mut b, to) = connected(&tcp());
+fn only_what_an_open_window_covers_is_stored(choice: &TransportChoice) {
+    let (mut a, from, mut b, to) = connected(choice);
     a.region.write(0, &[9; 4096]);
     b.transport.open_window(to, TicketId(5), window(1000..2000));
     b.transport.open_window(to, TicketId(6), window(3000..4000));
@@ -218,17 +230,29 @@ fn tcp_stores_only_what_an_open_window_covers() {
     assert_eq!(b.events.iter().filter(|e| matches!(e, Event::PutRefused(_))).count(), refused.len());
 }
 
-#[test]
-fn tcp_closes_on_a_write_outside_of_the_region() {
-    let (mut a, from, mut b, to) = connected(&tcp());
+fn a_write_outside_of_the_region_closes_the_connection(choice: &TransportChoice) {
+    let (mut a, from, mut b, to) = connected(choice);
     b.transport.open_window(to, TicketId(5), window(0..BYTES));
     a.transport.put(from, TicketId(5), CopyRun { from: 0, to: BYTES - 1, len: 2 });
     assert_eq!(until(&mut b, &mut a, "closed", closed), to);
 }
 
+/// On transports that store what their peers write themselves.
+#[test]
+fn tcp_guards_its_region() {
+    only_what_an_open_window_covers_is_stored(&tcp());
+    a_write_outside_of_the_region_closes_the_connection(&tcp());
+}
+
+#[test]
+fn ucx_guards_its_region_where_writes_are_messages() {
+    only_what_an_open_window_covers_is_stored(&ucx());
+    a_write_outside_of_the_region_closes_the_connection(&ucx());
+}
+
 #[test]
 fn an_address_of_the_other_transport_is_refused() {
-    let (mut tcp, mut ucx) = (Side::start(&tcp()), Side::start(&TransportChoice::ucx([127, 0, 0, 1].into())));
+    let (mut tcp, mut ucx) = (Side::start(&tcp()), Side::start(&ucx()));
     assert!(tcp.transport.connect(&ucx.transport.address()).unwrap_err().contains("speaks ucx"));
     assert!(ucx.transport.connect(&tcp.transport.address()).unwrap_err().contains("speaks tcp"));
 }

@@ -86,7 +86,7 @@ impl Drop for Context {
 /// A region registered with a context: peers with its key may write there.
 pub(crate) struct Memory {
     pub(super) handle: sys::ucp_mem_h,
-    pub(super) region: Arc<Region>,
+    region: Arc<Region>,
     context: Rc<Context>,
 }
 
@@ -110,6 +110,15 @@ impl Memory {
     /// Bytes registered.
     pub(crate) fn len(&self) -> usize {
         self.region.len()
+    }
+
+    /// Address of a range of the region.
+    ///
+    /// # Panics
+    /// If the range leaves the region.
+    pub(super) fn at(&self, offset: usize, len: usize) -> *mut u8 {
+        assert!(self.region.contains(&(offset..offset + len)), "{len} bytes at {offset} leave the region");
+        self.region.base().wrapping_add(offset)
     }
 
     /// The key that peers need, packed.

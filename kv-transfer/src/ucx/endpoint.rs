@@ -3,8 +3,7 @@
 use super::context::Memory;
 use super::operation::{Keeps, Token, start};
 use super::status::Status;
-use super::worker::{Lists, MESSAGE_ID, Worker};
-use baton_types::PoolMemory;
+use super::worker::{Lists, MESSAGE_ID, WRITE_ID, Worker};
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
 use std::mem::{size_of, zeroed};
@@ -63,12 +62,27 @@ impl Endpoint {
     pub(crate) fn send(&self, token: Token, header: &[u8], body: Vec<u8>) {
         let (at, len) = (body.as_ptr(), body.len());
         self.post(token, Keeps::Bytes { _bytes: body }, |params| {
-            params.op_attr_mask |= sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_FLAGS;
-            params.flags =
-                sys::ucp_send_am_flags_UCP_AM_SEND_FLAG_EAGER | sys::ucp_send_am_flags_UCP_AM_SEND_FLAG_COPY_HEADER;
+            eager(params);
             let (header, header_len) = (header.as_ptr().cast(), header.len());
             // SAFETY: the endpoint is live; the header is copied by the call; the body's heap bytes belong to the operation.
             unsafe { sys::ucp_am_send_nbx(self.handle, MESSAGE_ID, header, header_len, at.cast(), len, params) }
+        });
+    }
+
+    /// Sends `len` bytes of the registered region at `offset` to the peer's [`super::Landing`], eagerly.
+    ///
+    /// # Panics
+    /// If the range leaves the region.
+    pub(crate) fn send_region(&self, token: Token, header: &[u8], memory: &Rc<Memory>, offset: usize, len: usize) {
+        let from = memory.at(offset, len);
+        self.post(token, Keeps::Memory { _memory: memory.clone() }, |params| {
+            eager(params);
+            params.op_attr_mask |= sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_MEMH;
+            params.memh = memory.handle;
+            let (header, header_len) = (header.as_ptr().cast(), header.len());
+            // SAFETY: the endpoint is live; the header is copied by the call; the source lies within the region, which the operation
+            // keeps mapped.
+            unsafe { sys::ucp_am_send_nbx(self.handle, WRITE_ID, header, header_len, from.cast(), len, params) }
         });
     }
 
@@ -77,13 +91,27 @@ impl Endpoint {
     /// # Panics
     /// If the range leaves the region.
     pub(crate) fn put(&self, token: Token, memory: &Rc<Memory>, offset: usize, len: usize, to: u64, key: &RemoteKey) {
-        assert!(memory.region.contains(&(offset..offset + len)), "{len} bytes at {offset} leave the region");
-        let from = memory.region.base().wrapping_add(offset);
+        let from = memory.at(offset, len);
         self.post(token, Keeps::Memory { _memory: memory.clone() }, |params| {
             params.op_attr_mask |= sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_MEMH;
             params.memh = memory.handle;
             // SAFETY: endpoint and key are live; the source lies within the region, which the operation keeps mapped.
             unsafe { sys::ucp_put_nbx(self.handle, from.cast(), len, to, key.handle, params) }
+        });
+    }
+
+    /// Reads `len` bytes at the peer's address `from` into the registered region at `offset`.
+    ///
+    /// # Panics
+    /// If the range leaves the region.
+    pub(crate) fn get(&self, token: Token, memory: &Rc<Memory>, offset: usize, len: usize, from: u64, key: &RemoteKey) {
+        let to = memory.at(offset, len);
+        self.post(token, Keeps::Memory { _memory: memory.clone() }, |params| {
+            params.op_attr_mask |= sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_MEMH;
+            params.memh = memory.handle;
+            // SAFETY: endpoint and key are live; the target lies within the region, which the operation keeps mapped and to which no
+            // reference exists anywhere.
+            unsafe { sys::ucp_get_nbx(self.handle, to.cast(), len, from, key.handle, params) }
         });
     }
 
@@ -158,6 +186,12 @@ impl Endpoint {
         lanes.dedup();
         lanes
     }
+}
+
+/// Messages without rendezvous, in which the receiver would have to fetch and acknowledge, with headers that UCX copies.
+fn eager(params: &mut sys::ucp_request_param_t) {
+    params.op_attr_mask |= sys::ucp_op_attr_t_UCP_OP_ATTR_FIELD_FLAGS;
+    params.flags = sys::ucp_send_am_flags_UCP_AM_SEND_FLAG_EAGER | sys::ucp_send_am_flags_UCP_AM_SEND_FLAG_COPY_HEADER;
 }
 
 impl Drop for Endpoint {

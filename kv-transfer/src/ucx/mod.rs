@@ -21,7 +21,7 @@ pub(crate) use devices::devices_at;
 pub(crate) use endpoint::{Endpoint, RemoteKey};
 pub(crate) use operation::{Done, Token};
 pub(crate) use status::Status;
-pub(crate) use worker::{Arrived, Worker};
+pub(crate) use worker::{Arrived, Landing, Worker};
 
 /// Longest header of a message, far below what any transport of UCX takes.
 pub(crate) const HEADER_BYTES_MAX: usize = 64;

@@ -12,8 +12,16 @@ use std::ptr::null_mut;
 use std::rc::Rc;
 use ucx_sys::sys;
 
-/// Id of the one active message that there is.
+/// Id of the active messages that are handed out by [`Worker::take_arrived`].
 pub(super) const MESSAGE_ID: u32 = 1;
+/// Id of those whose bytes go to a [`Landing`].
+pub(super) const WRITE_ID: u32 = 2;
+
+/// Where writes that come as messages are stored. Called while the worker progresses, with UCX's own buffer.
+pub(crate) trait Landing {
+    /// Takes one write.
+    fn land(&self, header: &[u8], bytes: &[u8]);
+}
 
 /// A message that arrived.
 #[derive(Debug)]
@@ -30,6 +38,7 @@ pub(super) struct Lists {
     pub(super) failed: RefCell<Vec<(u64, Status)>>,
     /// Messages that were dropped because they break the protocol of this crate.
     refused: RefCell<u64>,
+    landing: Option<Rc<dyn Landing>>,
 }
 
 /// A UCP worker, in single-threaded mode.
@@ -44,8 +53,12 @@ pub(crate) struct Worker {
 
 impl Worker {
     /// A worker that reports its wake-ups to the epoll set `events`, level-triggered and as number 0, once [`Worker::arm`] said that
-    /// there is nothing to progress yet.
-    pub(crate) fn new(context: &Rc<Context>, events: Rc<dyn AsRawFd>) -> Result<Rc<Self>, Status> {
+    /// there is nothing to progress yet. Without a landing it refuses writes.
+    pub(crate) fn new(
+        context: &Rc<Context>,
+        events: Rc<dyn AsRawFd>,
+        landing: Option<Rc<dyn Landing>>,
+    ) -> Result<Rc<Self>, Status> {
         // SAFETY: all fields of the parameters are numbers and pointers, for which zero is a value.
         let mut params: sys::ucp_worker_params_t = unsafe { zeroed() };
         params.field_mask = u64::from(
@@ -57,23 +70,26 @@ impl Worker {
         let mut handle = null_mut();
         // SAFETY: the context is live, and so is the epoll set for as long as the worker; `handle` receives the new worker.
         Status::check(unsafe { sys::ucp_worker_create(context.handle, &params, &mut handle) })?;
-        let (done, lists) = (DoneList::default(), Rc::<Lists>::default());
+        let (done, lists) = (DoneList::default(), Rc::new(Lists { landing, ..Lists::default() }));
         let worker = Self { handle, done, lists, context: context.clone(), _events: events };
+        worker.handle_by(MESSAGE_ID, arrived)?;
+        worker.handle_by(WRITE_ID, landed)?;
+        Ok(Rc::new(worker))
+    }
 
-        // SAFETY: as above.
-        let mut handler: sys::ucp_am_handler_param_t = unsafe { zeroed() };
-        handler.field_mask = u64::from(
+    fn handle_by(&self, id: u32, handler: Handler) -> Result<(), Status> {
+        // SAFETY: all fields of the parameters are numbers, pointers and optional functions, for which zero is a value.
+        let mut params: sys::ucp_am_handler_param_t = unsafe { zeroed() };
+        params.field_mask = u64::from(
             sys::ucp_am_handler_param_field_UCP_AM_HANDLER_PARAM_FIELD_ID
                 | sys::ucp_am_handler_param_field_UCP_AM_HANDLER_PARAM_FIELD_CB
                 | sys::ucp_am_handler_param_field_UCP_AM_HANDLER_PARAM_FIELD_ARG,
         );
-        handler.id = MESSAGE_ID;
-        handler.cb = Some(arrived);
-        handler.arg = Rc::as_ptr(&worker.lists).cast_mut().cast();
+        (params.id, params.cb) = (id, Some(handler));
+        params.arg = Rc::as_ptr(&self.lists).cast_mut().cast();
         // SAFETY: the worker is live. The argument points to the lists, which the worker holds until it is destroyed, and with it
         // the last callback.
-        Status::check(unsafe { sys::ucp_worker_set_am_recv_handler(handle, &handler) })?;
-        Ok(Rc::new(worker))
+        Status::check(unsafe { sys::ucp_worker_set_am_recv_handler(self.handle, &params) })
     }
 
     /// A token that no other operation of this worker's context has.
@@ -108,7 +124,7 @@ impl Worker {
 
     /// Moves everything on; whether anything moved.
     pub(crate) fn progress(&self) -> bool {
-        // SAFETY: the worker is live, and this is not called from a callback: callbacks only fill lists.
+        // SAFETY: the worker is live, and this is not called from a callback: callbacks only fill lists and land writes.
         unsafe { sys::ucp_worker_progress(self.handle) != 0 }
     }
 
@@ -133,30 +149,82 @@ impl Drop for Worker {
     }
 }
 
-/// Called by UCX inside `ucp_worker_progress` for each message; copies it out, since its buffer is UCX's.
+/// What UCX calls inside `ucp_worker_progress` for each message: with the worker's lists, header, body and how it came.
+type Handler = unsafe extern "C" fn(
+    *mut c_void,
+    *const c_void,
+    usize,
+    *mut c_void,
+    usize,
+    *const sys::ucp_am_recv_param_t,
+) -> sys::ucs_status_t;
+
+/// Copies a message out, since its buffer is UCX's.
 unsafe extern "C" fn arrived(
-    arg: *mut c_void,
+    lists: *mut c_void,
     header: *const c_void,
     header_len: usize,
     data: *mut c_void,
     len: usize,
     param: *const sys::ucp_am_recv_param_t,
 ) -> sys::ucs_status_t {
-    // SAFETY: `arg` is the worker's `Lists`, which outlive its handler; nobody holds a borrow of a list while UCX progresses.
-    let lists = unsafe { &*arg.cast_const().cast::<Lists>() };
-    // SAFETY: UCX passes valid parameters.
+    // SAFETY: UCX passes what the handler was set with, and valid parts, for the duration of this call.
+    let (lists, parts) = unsafe { (lists_of(lists), parts(header, header_len, data, len, param)) };
+    match parts.filter(|(_, body)| body.len() <= crate::message::MESSAGE_BYTES_MAX) {
+        Some((header, body)) => {
+            lists.arrived.borrow_mut().push(Arrived { header: header.to_vec(), body: body.to_vec() })
+        }
+        None => *lists.refused.borrow_mut() += 1,
+    }
+    sys::ucs_status_t_UCS_OK
+}
+
+/// Lands a write.
+unsafe extern "C" fn landed(
+    lists: *mut c_void,
+    header: *const c_void,
+    header_len: usize,
+    data: *mut c_void,
+    len: usize,
+    param: *const sys::ucp_am_recv_param_t,
+) -> sys::ucs_status_t {
+    // SAFETY: UCX passes what the handler was set with, and valid parts, for the duration of this call.
+    let (lists, parts) = unsafe { (lists_of(lists), parts(header, header_len, data, len, param)) };
+    match (&lists.landing, parts) {
+        (Some(landing), Some((header, bytes))) => landing.land(header, bytes),
+        _ => *lists.refused.borrow_mut() += 1,
+    }
+    sys::ucs_status_t_UCS_OK
+}
+
+/// # Safety
+/// `lists` is the argument that a worker set its handlers with, and the call is inside that worker's progress.
+unsafe fn lists_of<'a>(lists: *mut c_void) -> &'a Lists {
+    // SAFETY: the worker's lists outlive its handlers; nobody holds a borrow of one while UCX progresses.
+    unsafe { &*lists.cast_const().cast::<Lists>() }
+}
+
+/// Header and body of an eager message with a header that can be one of this crate's.
+///
+/// # Safety
+/// The parts and parameters are those that UCX passed to the handler that is running.
+unsafe fn parts<'a>(
+    header: *const c_void,
+    header_len: usize,
+    data: *mut c_void,
+    len: usize,
+    param: *const sys::ucp_am_recv_param_t,
+) -> Option<(&'a [u8], &'a [u8])> {
+    // SAFETY: the parameters are valid.
     let rendezvous = unsafe { (*param).recv_attr } & u64::from(sys::ucp_am_recv_attr_t_UCP_AM_RECV_ATTR_FLAG_RNDV) != 0;
     // Senders of this crate send eagerly: then `data` is the message itself and not a descriptor of one to be fetched.
-    if rendezvous || header_len > HEADER_BYTES_MAX || len > crate::message::MESSAGE_BYTES_MAX {
-        *lists.refused.borrow_mut() += 1;
-        return sys::ucs_status_t_UCS_OK;
+    if rendezvous || header_len > HEADER_BYTES_MAX {
+        return None;
     }
-    let copy = |at: *const c_void, len: usize| match len {
-        0 => Vec::new(), // An empty part may be null.
-        // SAFETY: UCX passes so many valid bytes in each part, for the duration of this call.
-        _ => unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) }.to_vec(),
+    let part = |at: *const c_void, len: usize| match len {
+        0 => &[], // An empty part may be null.
+        // SAFETY: so many bytes are valid in each part until the handler returns.
+        _ => unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) },
     };
-    let message = Arrived { header: copy(header, header_len), body: copy(data, len) };
-    lists.arrived.borrow_mut().push(message);
-    sys::ucs_status_t_UCS_OK
+    Some((part(header, header_len), part(data, len)))
 }

@@ -14,6 +14,12 @@ use std::time::{Duration, Instant};
 /// Longest wait for anything that must happen.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
+/// UCX's puts on lanes that emulate them.
+pub fn ucx_one_sided() -> TransportChoice {
+    let (tls, bind, devices) = (None, [127, 0, 0, 1].into(), None);
+    TransportChoice::Ucx { tls, bind, devices, writes: UcxWrites::OneSided }
+}
+
 /// Waits until `done`; panics with `what` if that never comes.
 pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let until = Instant::now() + PATIENCE;
@@ -131,6 +137,8 @@ pub struct TestSink {
     waiting: Mutex<Vec<(ReserveOffer, GrantReply)>>,
     adopted: Mutex<HashMap<String, VerifiedHandoff>>,
     failed: Mutex<Vec<(String, HandoffFailure)>>,
+    /// What peers may read, by name.
+    served: Mutex<HashMap<Vec<u8>, Arc<Hold>>>,
     changed: Condvar,
 }
 
@@ -181,6 +189,13 @@ impl SinkHandler for TestSink {
     fn failed(&self, request_id: &RequestId, reason: HandoffFailure) {
         self.failed.lock().unwrap().push((request_id.as_str().to_owned(), reason));
     }
+    fn pin(&self, question: PinQuestion, reply: PinReply) {
+        let held = self.served.lock().unwrap().get(&question.name).cloned();
+        match held {
+            Some(hold) => reply.pin(hold.blocks.clone(), Box::new(hold)),
+            None => reply.refuse(RefuseReason::UnknownRequest, "no such name"),
+        }
+    }
 }
 
 /// Holds phases open, and bends messages.
@@ -188,6 +203,7 @@ impl SinkHandler for TestSink {
 pub struct Gate {
     held: Mutex<BTreeSet<Phase>>,
     fencing: Fencing,
+    pinning: Pinning,
     bend: Mutex<Option<Bend>>,
 }
 
@@ -212,6 +228,9 @@ impl TransferHooks for Gate {
     }
     fn fencing(&self) -> Fencing {
         self.fencing
+    }
+    fn pinning(&self) -> Pinning {
+        self.pinning
     }
     fn outgoing_message(&self, _: Option<&Party>, message: Vec<u8>) -> Vec<Vec<u8>> {
         match &*self.bend.lock().unwrap() {
@@ -241,12 +260,14 @@ pub struct NodeConfig {
     pub seed: u64,
     pub limits: TransferLimits,
     pub fencing: Fencing,
+    pub pinning: Pinning,
 }
 
 impl NodeConfig {
     pub fn new(name: &'static str, layout: KvLayout, blocks: u32) -> Self {
         let limits = TransferLimits { epoch_bytes: 16 << 10, ..TransferLimits::default() };
-        Self { name, incarnation: 1, layout, blocks, model: 1, seed: 0x9e37_79b9, limits, fencing: Fencing::default() }
+        let (fencing, pinning) = Default::default();
+        Self { name, incarnation: 1, layout, blocks, model: 1, seed: 0x9e37_79b9, limits, fencing, pinning }
     }
 
     pub fn start(self, transport: TransportChoice) -> Node {
@@ -256,7 +277,8 @@ impl NodeConfig {
         let compatibility = Compatibility { model: Digest([self.model; 32]), layout: self.layout, class };
         let party =
             Party { instance: InstanceId::try_new(self.name).unwrap(), incarnation: Incarnation(self.incarnation) };
-        let (pool, gate) = (Pool::new(&map), Arc::new(Gate { fencing: self.fencing, ..Gate::default() }));
+        let (pool, gate) =
+            (Pool::new(&map), Arc::new(Gate { fencing: self.fencing, pinning: self.pinning, ..Gate::default() }));
         let sink = Arc::new(TestSink {
             pool: pool.clone(),
             map: map.clone(),
@@ -266,6 +288,7 @@ impl NodeConfig {
             waiting: Mutex::default(),
             adopted: Mutex::default(),
             failed: Mutex::default(),
+            served: Mutex::default(),
             changed: Condvar::new(),
         });
         let mut config = TransferConfig::new(party, compatibility, map.clone(), transport);
@@ -299,6 +322,29 @@ impl Node {
         let request_id = RequestId::try_new(request).unwrap();
         let request = OpenRequest { request_id, tokens, blocks: blocks.clone(), deadline, hold };
         (self.transfer.open(to, request).unwrap(), blocks)
+    }
+
+    /// Lets peers read a sequence of `tokens` of noise under this name, until [`Node::evict`].
+    pub fn serve(&self, name: &str, tokens: u32, seed: u64) -> GroupBlocks {
+        let hold = self.pool.take(self.map.layout().blocks_for(tokens as usize), seed).expect("the pool has room");
+        let blocks = hold.blocks.clone();
+        self.fill(&blocks, seed);
+        self.sink.served.lock().unwrap().insert(name.as_bytes().to_vec(), Arc::from(hold));
+        blocks
+    }
+
+    /// Its blocks are back once nobody reads them.
+    pub fn evict(&self, name: &str) {
+        self.sink.served.lock().unwrap().remove(name.as_bytes());
+    }
+
+    /// Begins to read what a peer serves, as request `r`.
+    pub fn fetch(&self, from: &Peer, name: &str, tokens: u32, deadline: Instant) -> (Fetching, GroupBlocks) {
+        let hold = self.pool.take(self.map.layout().blocks_for(tokens as usize), 3).expect("the pool has room");
+        let (blocks, name) = (hold.blocks.clone(), name.as_bytes().to_vec());
+        let request_id = RequestId::try_new("r").unwrap();
+        let request = FetchRequest { request_id, name, tokens, blocks: blocks.clone(), deadline, hold };
+        (self.transfer.fetch(from, request).unwrap(), blocks)
     }
 
     /// Fills blocks with noise, the same for the same seed.
@@ -372,7 +418,8 @@ impl Node {
     /// All blocks are back in the pool, and the service knows of nothing open.
     pub fn is_quiet(&self) -> bool {
         let stats = self.transfer.stats();
-        self.pool.is_whole() && stats.outgoing == 0 && stats.incoming == 0 && stats.tickets == 0
+        let over = stats.outgoing == 0 && stats.incoming == 0 && stats.tickets == 0;
+        self.pool.is_whole() && over && stats.fetches == 0 && stats.pins == 0
     }
 }
 

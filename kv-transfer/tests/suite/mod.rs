@@ -2,6 +2,7 @@
 #![allow(missing_docs, unreachable_pub)]
 
 pub mod failing;
+pub mod getting;
 pub mod moving;
 pub mod refusing;
 

@@ -159,3 +159,28 @@ pub fn a_slow_sink_holds_back_only_its_own(choice: &TransportChoice) {
     stuck.wait().unwrap();
     slow.check_adopted("slow", &source, &stuck_blocks, 64);
 }
+
+pub fn idle_connections_are_let_go(choice: &TransportChoice) {
+    let (source, busy) = pair(choice);
+    let mut config = NodeConfig::new("d2", small(16), 24);
+    config.limits.idle_ms = 100;
+    let sink = config.start(choice.clone());
+    source.gate.hold(Phase::Commit);
+    let (waiting, kept) = source.offer(&sink.peer(), "waiting", 40, 1);
+    source.send_all(&waiting, 40);
+    eventually("the source holds", || source.transfer.stats().held == 1);
+    let (waiting_too, _) = source.offer(&busy.peer(), "elsewhere", 40, 2);
+    source.send_all(&waiting_too, 40);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert_eq!(sink.transfer.stats().peers.len(), 1, "a handoff is open on it");
+    source.gate.open(Phase::Commit);
+    waiting.wait().unwrap();
+    sink.check_adopted("waiting", &source, &kept, 40);
+    waiting_too.wait().unwrap();
+    eventually("the connection is let go", || sink.transfer.stats().peers.is_empty());
+    eventually("on both sides", || source.transfer.stats().peers.len() == 1);
+    let (outgoing, blocks) = source.offer(&sink.peer(), "again", 40, 3);
+    source.send_all(&outgoing, 40);
+    outgoing.wait().unwrap();
+    sink.check_adopted("again", &source, &blocks, 40);
+}

@@ -3,12 +3,12 @@
 use super::frame::{HEAD_BYTES, Head};
 use crate::Region;
 use crate::plan::CopyRun;
+use crate::transport::windows::Windows;
 use crate::transport::{ConnId, Event};
 use baton_types::TicketId;
 use mio::net::TcpStream;
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
-use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -70,7 +70,7 @@ pub(super) struct Connection {
     queued_message_bytes: usize,
     reading: In,
     /// Ranges that the peer may write, by ticket.
-    pub(super) windows: HashMap<TicketId, Vec<Range<usize>>>,
+    pub(super) windows: Windows,
     scratch: Vec<u8>,
     last_read: Option<Instant>,
     last_ping: Option<Instant>,
@@ -86,7 +86,7 @@ impl Connection {
             queue: VecDeque::new(),
             queued_message_bytes: 0,
             reading: NO_HEAD,
-            windows: HashMap::new(),
+            windows: Windows::default(),
             scratch: Vec::new(),
             last_read: None,
             last_ping: None,
@@ -113,7 +113,7 @@ impl Connection {
 
     /// Nothing more is stored under this ticket, not even the rest of a write that has begun.
     pub(super) fn close_window(&mut self, closed: TicketId) {
-        self.windows.remove(&closed);
+        self.windows.close(closed);
         if let In::Put { ticket, store, .. } = &mut self.reading {
             *store &= *ticket != closed;
         }
@@ -273,17 +273,11 @@ impl Connection {
         if !self.region.contains(&range) {
             return Err("a write outside of the region".into());
         }
-        let granted = self.windows.get(&ticket).is_some_and(|window| covers(window, &range));
+        let granted = self.windows.allow(ticket, &range);
         if !granted {
             events.push(Event::PutRefused(id));
         }
         self.reading = In::Put { ticket, offset, left: len, store: granted };
         Ok(())
     }
-}
-
-/// Whether one of the sorted, merged ranges contains `range`.
-fn covers(window: &[Range<usize>], range: &Range<usize>) -> bool {
-    let after = window.partition_point(|w| w.start <= range.start);
-    after > 0 && range.end <= window[after - 1].end
 }

@@ -187,7 +187,7 @@ impl Transport for Tcp {
 
     fn open_window(&mut self, conn: ConnId, ticket: TicketId, ranges: Vec<Range<usize>>) {
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.windows.insert(ticket, ranges);
+            connection.windows.open(ticket, ranges);
         }
     }
 

@@ -50,8 +50,8 @@ impl Ucx {
             self.unfenced.push(connection);
             true
         } else {
-            let Connection { greeter, endpoint, key, worker, .. } = connection;
-            drop((greeter, endpoint, key));
+            let Connection { greeter, endpoint, writing, worker, .. } = connection;
+            drop((greeter, endpoint, writing));
             // The last reference: the worker ends here.
             Rc::into_inner(worker).is_some() && self.fences
         };

@@ -1,7 +1,7 @@
 //! One connection: its worker and endpoint, the order of its messages, and signs of life.
 
-use crate::plan::CopyRun;
-use crate::ucx::{Endpoint, Memory, RemoteKey, Token, Worker};
+use super::writing::Writing;
+use crate::ucx::{Endpoint, Worker};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -16,8 +16,8 @@ pub(super) struct Connection {
     pub(super) greeter: Option<Endpoint>,
     /// To the worker that the peer keeps for this connection, once it said which.
     pub(super) endpoint: Option<Endpoint>,
-    /// The peer's region: its key on this endpoint, and where it begins over there. Declared, and so destroyed, behind the endpoint.
-    pub(super) key: Option<(RemoteKey, u64)>,
+    /// Holds the key of the peer's region on this endpoint. Declared, and so destroyed, behind it.
+    pub(super) writing: Writing,
     /// Everything that the peer sends and writes on this connection comes through here, and nothing else.
     pub(super) worker: Rc<Worker>,
     /// Operations that are not over.
@@ -38,12 +38,12 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(worker: Rc<Worker>, name: (u64, u64), now: Instant) -> Self {
+    pub(super) fn new(worker: Rc<Worker>, writing: Writing, name: (u64, u64), now: Instant) -> Self {
         Self {
             name,
             greeter: None,
             endpoint: None,
-            key: None,
+            writing,
             worker,
             outstanding: 0,
             closing: None,
@@ -90,13 +90,6 @@ impl Connection {
             turn.push(body);
         }
         if self.early.len() > EARLY_MAX { Err("a message is missing") } else { Ok(turn) }
-    }
-
-    /// Writes a run into the peer's region. Nothing without its key.
-    pub(super) fn put(&self, token: Token, memory: &Rc<Memory>, run: CopyRun) {
-        if let (Some((key, base)), Some(endpoint)) = (&self.key, &self.endpoint) {
-            endpoint.put(token, memory, run.from, run.len, base + run.to as u64, key);
-        }
     }
 
     pub(super) fn heard(&mut self, now: Instant) {

@@ -14,9 +14,12 @@ pub(super) enum Kind {
     Ping,
     /// The sender closes the connection.
     Bye,
+    /// Asks for [`Kind::Flushed`] of the same number once as many writes as the body says have come.
+    Flush,
+    Flushed,
 }
 
-const KINDS: [Kind; 5] = [Kind::Attach, Kind::Attached, Kind::Data, Kind::Ping, Kind::Bye];
+const KINDS: [Kind; 7] = [Kind::Attach, Kind::Attached, Kind::Data, Kind::Ping, Kind::Bye, Kind::Flush, Kind::Flushed];
 const MAGIC: u8 = 0xbb;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +28,7 @@ pub(super) struct Header {
     /// Name of the connection: the initiator, and its number there.
     pub uid: u64,
     pub nonce: u64,
-    /// Counts the `Data` messages of one direction from 0.
+    /// Counts the `Data` messages of one direction from 0; the number of a flush.
     pub sequence: u64,
 }
 
@@ -64,7 +67,7 @@ mod tests {
             assert_eq!(Header::decode(&bytes[1..]), None);
         }
         let mut bytes = Header { kind: Kind::Ping, uid: 1, nonce: 2, sequence: 3 }.encode();
-        bytes[1] = 5;
+        bytes[1] = KINDS.len() as u8;
         assert_eq!(Header::decode(&bytes), None);
         assert_eq!(Header::decode(&[]), None);
     }

@@ -1,4 +1,4 @@
-//! Which lanes a destroyed worker fences.
+//! What lanes do: which of them write without the peer's processor, and which a destroyed worker fences.
 
 /// Transports by which a peer's write is stored by our own worker, from its sockets and queues, or by a queue pair of its own: once the
 /// worker is destroyed nothing can come through them.
@@ -12,6 +12,16 @@ const FENCED: [&str; 9] = ["self", "tcp", "posix", "sysv", "rc_verbs", "rc_mlx5"
 /// Nothing known is no fence.
 pub(super) fn fences<S: AsRef<str>>(transports: &[S]) -> bool {
     !transports.is_empty() && transports.iter().all(|t| FENCED.contains(&t.as_ref()))
+}
+
+/// Transports by which the NIC writes a peer's memory and acknowledges it, whatever becomes of the processes.
+const ONE_SIDED: [&str; 3] = ["rc_verbs", "rc_mlx5", "dc_mlx5"];
+
+/// Whether every put over an endpoint with these lanes, as `tcp/eth0`, is one-sided. Otherwise UCX emulates some, by messages that the
+/// peer's UCX has to acknowledge.
+pub(super) fn write_by_themselves(lanes: &[String]) -> bool {
+    let one_sided = |lane: &String| ONE_SIDED.contains(&lane.split('/').next().unwrap_or_default());
+    !lanes.is_empty() && lanes.iter().all(one_sided)
 }
 
 #[cfg(test)]
@@ -32,6 +42,22 @@ mod tests {
         ];
         for (transports, expected) in cases {
             assert_eq!(fences(transports), expected, "{transports:?}");
+        }
+    }
+
+    #[test]
+    fn only_lanes_of_a_nic_write_by_themselves() {
+        let cases: [(&[&str], bool); 6] = [
+            (&["rc_mlx5/mlx5_0:1"], true),
+            (&["dc_mlx5/mlx5_0:1", "rc_verbs/mlx5_1:1"], true),
+            (&["rc_mlx5/mlx5_0:1", "tcp/eth0"], false),
+            (&["ud_verbs/mlx5_0:1"], false),
+            (&["tcp/lo"], false),
+            (&[], false),
+        ];
+        for (lanes, expected) in cases {
+            let lanes: Vec<String> = lanes.iter().map(|&lane| lane.into()).collect();
+            assert_eq!(write_by_themselves(&lanes), expected, "{lanes:?}");
         }
     }
 }

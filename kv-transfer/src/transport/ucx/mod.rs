@@ -15,6 +15,7 @@ mod header;
 mod lanes;
 mod opening;
 mod sleeper;
+mod writing;
 
 pub(crate) use sleeper::Sleeper;
 
@@ -23,7 +24,7 @@ use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
 use crate::service::Wake;
 use crate::ucx::{Arrived, Context, Endpoint, Memory, Status, Token as Operation, Worker, devices_at};
-use crate::{Fencing, Region, TransferAddress, TransferConfig, TransferError};
+use crate::{Fencing, Region, TransferAddress, TransferConfig, TransferError, UcxWrites};
 use baton_types::TicketId;
 use connection::Connection;
 use header::{Header, Kind};
@@ -34,6 +35,7 @@ use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use writing::{Door, Writing};
 
 /// Turns of UCX's progress before our own state is looked at.
 const TURNS: usize = 16;
@@ -47,6 +49,8 @@ enum Purpose {
     /// The flush that finds every lane wired up.
     Wiring,
     Put(usize),
+    /// A read of the service's number, and its bytes.
+    Get(u64, usize),
     Flush(u64),
     /// The flush before a close, so that the last messages leave.
     LastFlush,
@@ -65,6 +69,7 @@ pub(crate) struct Ucx {
     silent_max: Duration,
     fences: bool,
     fencing: Fencing,
+    writes: UcxWrites,
     operations: HashMap<Operation, (ConnId, Purpose)>,
     /// Connections by the name that their initiator gave them.
     names: HashSet<(u64, u64)>,
@@ -73,6 +78,7 @@ pub(crate) struct Ucx {
     /// Connections that a test keeps from being fenced.
     unfenced: Vec<Connection>,
     memory: Option<Rc<Memory>>,
+    region: Arc<Region>,
     front: Rc<Worker>,
     context: Rc<Context>,
     sleeper: Sleeper,
@@ -84,6 +90,7 @@ impl Ucx {
         tls: &str,
         bind: IpAddr,
         devices: Option<&str>,
+        writes: UcxWrites,
         config: &TransferConfig,
         region: Arc<Region>,
     ) -> Result<(Self, Wake), TransferError> {
@@ -104,10 +111,10 @@ impl Ucx {
         let sleeper = Sleeper::new().map_err(io("no wake-up"))?;
         let waker = sleeper.waker().map_err(io("no wake-up"))?;
         let events = sleeper.events().map_err(io("no wake-up"))?;
-        let front = Worker::new(&context, events.clone()).map_err(ucx("no worker"))?;
+        let front = Worker::new(&context, events.clone(), None).map_err(ucx("no worker"))?;
         let base = region.address();
         let bytes = region.len() as u64;
-        let memory = Memory::register(&context, region).map_err(ucx("cannot register the region"))?;
+        let memory = Memory::register(&context, region.clone()).map_err(ucx("cannot register the region"))?;
         let key = memory.key().map_err(ucx("no key"))?;
         let address = front.address().map_err(ucx("no address"))?;
         let (fencing, transports) = (config.hooks.fencing(), context.transports());
@@ -124,11 +131,13 @@ impl Ucx {
             silent_max: Duration::from_millis(config.limits.peer_silent_ms),
             fences,
             fencing,
+            writes,
             operations: HashMap::new(),
             names: HashSet::new(),
             connections: BTreeMap::new(),
             unfenced: Vec::new(),
             memory: Some(memory),
+            region,
             front,
             context,
             sleeper,
@@ -142,8 +151,10 @@ impl Ucx {
         ConnId(self.next)
     }
 
-    fn new_worker(&self) -> Result<Rc<Worker>, String> {
-        Worker::new(&self.context, self.events.clone()).map_err(|e| format!("no worker for a connection: {e}"))
+    fn new_worker(&self) -> Result<(Rc<Worker>, Writing), String> {
+        let door = Door::new(self.region.clone());
+        let worker = Worker::new(&self.context, self.events.clone(), Some(door.clone()));
+        Ok((worker.map_err(|e| format!("no worker for a connection: {e}"))?, Writing::new(door)))
     }
 
     fn add(&mut self, conn: ConnId, connection: Connection) {
@@ -173,6 +184,11 @@ impl Ucx {
     fn post_message(&mut self, conn: ConnId, kind: Kind, body: Vec<u8>) {
         let Some(connection) = self.connections.get_mut(&conn) else { return };
         let sequence = if kind == Kind::Data { connection.next_sequence() } else { 0 };
+        self.post_numbered(conn, kind, sequence, body);
+    }
+
+    fn post_numbered(&mut self, conn: ConnId, kind: Kind, sequence: u64, body: Vec<u8>) {
+        let Some(connection) = self.connections.get(&conn) else { return };
         let (uid, nonce) = connection.name;
         let header = Header { kind, uid, nonce, sequence }.encode();
         self.on_endpoint(conn, Purpose::Message, |endpoint, token| endpoint.send(token, &header, body));
@@ -195,6 +211,9 @@ impl Ucx {
                 Ok(bodies) => events.extend(bodies.into_iter().map(|body| Event::Message(conn, body))),
                 Err(reason) => self.begin_close(conn, reason, now),
             },
+            Kind::Flush => self.flush_asked(conn, header.sequence, &message.body, now),
+            Kind::Flushed if connection.closing.is_some() => {}
+            Kind::Flushed => events.push(Event::Flushed(conn, header.sequence)),
             Kind::Bye => self.force_close(conn, "the peer closed the connection", now),
         }
     }
@@ -208,10 +227,16 @@ impl Ucx {
         let greeted = matches!(purpose, Purpose::Greeting) && connection.endpoint.is_some();
         match purpose {
             Purpose::Put(bytes) => events.push(Event::PutDone(conn, bytes)),
+            Purpose::Get(number, bytes) if result.is_ok() => events.push(Event::Got(number, bytes)),
             Purpose::Flush(id) if open && result.is_ok() => events.push(Event::Flushed(conn, id)),
             Purpose::Wiring if open && result.is_ok() => self.wired(conn),
             Purpose::LastFlush => self.force_close(conn, "closed", now),
-            Purpose::Flush(_) | Purpose::Wiring | Purpose::Message | Purpose::Greeting | Purpose::Close => {}
+            Purpose::Get(..)
+            | Purpose::Flush(_)
+            | Purpose::Wiring
+            | Purpose::Message
+            | Purpose::Greeting
+            | Purpose::Close => {}
         }
         if let Err(status) = result
             && !greeted
@@ -249,11 +274,7 @@ impl Transport for Ucx {
     }
 
     fn set_remote(&mut self, conn: ConnId, region: &RemoteRegion) -> Result<(), String> {
-        let Some(connection) = self.connections.get_mut(&conn).filter(|c| !c.forced) else { return Ok(()) };
-        let endpoint = connection.endpoint.as_ref().ok_or("it is not wired up")?;
-        let key = endpoint.unpack(&region.key).map_err(|e| e.to_string())?;
-        connection.key = Some((key, region.address));
-        Ok(())
+        self.aim(conn, region)
     }
 
     fn send(&mut self, conn: ConnId, message: Vec<u8>) {
@@ -263,25 +284,34 @@ impl Transport for Ucx {
         }
     }
 
-    fn put(&mut self, conn: ConnId, _: TicketId, run: CopyRun) {
-        let usable = self.connections.get(&conn).is_some_and(|c| c.closing.is_none() && c.key.is_some());
-        let Some(memory) = self.memory.clone().filter(|_| usable) else { return };
-        let token = self.begin(conn, Purpose::Put(run.len));
-        if let Some(connection) = self.connections.get(&conn) {
-            connection.put(token, &memory, run);
-        }
+    fn put(&mut self, conn: ConnId, ticket: TicketId, run: CopyRun) {
+        self.write(conn, ticket, run);
     }
 
     fn flush(&mut self, conn: ConnId, id: u64) {
-        let usable = self.connections.get(&conn).is_some_and(|c| c.closing.is_none());
-        if usable {
-            self.on_endpoint(conn, Purpose::Flush(id), |endpoint, token| endpoint.flush(token));
+        self.flush_writes(conn, id);
+    }
+
+    fn reads_by_itself(&self, conn: ConnId) -> bool {
+        self.connections.get(&conn).is_some_and(|c| c.writing.is_one_sided())
+    }
+
+    fn get(&mut self, conn: ConnId, number: u64, run: CopyRun) {
+        self.read(conn, number, run);
+    }
+
+    fn open_window(&mut self, conn: ConnId, ticket: TicketId, ranges: Vec<Range<usize>>) {
+        if let Some(connection) = self.connections.get(&conn) {
+            connection.writing.door.windows.borrow_mut().open(ticket, ranges);
         }
     }
 
-    fn open_window(&mut self, _: ConnId, _: TicketId, _: Vec<Range<usize>>) {}
-
-    fn close_window(&mut self, _: ConnId, _: TicketId) {}
+    fn close_window(&mut self, conn: ConnId, ticket: TicketId) {
+        // The hazard itself leaves the door open as well.
+        if let Some(connection) = self.connections.get(&conn).filter(|_| self.fencing != Fencing::Pretended) {
+            connection.writing.door.windows.borrow_mut().close(ticket);
+        }
+    }
 
     fn close(&mut self, conn: ConnId, reason: &str) {
         self.begin_close(conn, reason, Instant::now());
@@ -304,6 +334,7 @@ impl Transport for Ucx {
             for message in worker.take_arrived() {
                 self.arrived(conn, message, now, events);
             }
+            self.look_at_door(conn, now, events);
             for (owner, status) in worker.take_failed() {
                 self.force_close(ConnId(owner), &format!("UCX: {status}"), now);
             }

@@ -11,11 +11,11 @@ impl Ucx {
     /// Connects to a peer's front worker.
     pub(super) fn open(&mut self, address: &[u8]) -> Result<ConnId, String> {
         let conn = self.new_id();
-        let worker = self.new_worker()?;
+        let (worker, writing) = self.new_worker()?;
         let own = worker.address().map_err(|e| e.to_string())?;
         let greeter = Endpoint::new(&worker, address, conn.0).map_err(|e| e.to_string())?;
         let (uid, nonce) = (self.uid, conn.0);
-        self.add(conn, Connection::new(worker, (uid, nonce), Instant::now()));
+        self.add(conn, Connection::new(worker, writing, (uid, nonce), Instant::now()));
         let token = self.begin(conn, Purpose::Greeting);
         greeter.send(token, &Header { kind: Kind::Attach, uid, nonce, sequence: 0 }.encode(), own);
         if let Some(connection) = self.connections.get_mut(&conn) {
@@ -41,14 +41,14 @@ impl Ucx {
             return; // Its greeting will time out.
         }
         let conn = self.new_id();
-        let made = self.new_worker().and_then(|worker| {
+        let made = self.new_worker().and_then(|(worker, writing)| {
             let own = worker.address().map_err(|e| e.to_string())?;
             let endpoint = Endpoint::new(&worker, address, conn.0).map_err(|e| e.to_string())?;
-            Ok((worker, own, endpoint))
+            Ok((worker, writing, own, endpoint))
         });
         match made {
-            Ok((worker, own, endpoint)) => {
-                let mut connection = Connection::new(worker, name, now);
+            Ok((worker, writing, own, endpoint)) => {
+                let mut connection = Connection::new(worker, writing, name, now);
                 connection.endpoint = Some(endpoint);
                 self.add(conn, connection);
                 self.post_message(conn, Kind::Attached, own);

@@ -1,0 +1,176 @@
+//! Gets: what a reader adopts is what its owner pinned, or nothing.
+
+use super::pair;
+use crate::common::*;
+use baton_kv_transfer::*;
+use baton_types::*;
+use std::time::{Duration, Instant};
+
+fn soon() -> Instant {
+    Instant::now() + PATIENCE
+}
+
+fn quiet(reader: &Node, owner: &Node) {
+    eventually("both pools are whole", || reader.is_quiet() && owner.is_quiet());
+}
+
+/// A get between the two works, in this direction.
+fn still_works(reader: &Node, owner: &Node) {
+    let theirs = owner.serve("after", 50, 77);
+    let (fetching, ours) = reader.fetch(&owner.peer(), "after", 50, soon());
+    let fetched = fetching.wait().unwrap();
+    let bytes = reader.bytes_of(&ours, 50);
+    assert!(bytes == owner.bytes_of(&theirs, 50), "other bytes were read");
+    assert_eq!(fetched.bytes, bytes.len() as u64);
+    owner.evict("after");
+    drop(fetched);
+    quiet(reader, owner);
+}
+
+pub fn everything_is_read_whole(choice: &TransportChoice) {
+    for (ours, theirs) in [(16, 16), (16, 48), (64, 16)] {
+        let reader = NodeConfig::new("p", small(ours), 24).start(choice.clone());
+        let owner = NodeConfig::new("d", small(theirs), 24).start(choice.clone());
+        still_works(&reader, &owner);
+        still_works(&owner, &reader);
+    }
+}
+
+pub fn gets_and_puts_share_a_connection(choice: &TransportChoice) {
+    let (a, b) = pair(choice);
+    let served = b.serve("s", 70, 5);
+    let (outgoing, sent) = a.offer(&b.peer(), "put", 60, 6);
+    let (fetching, read) = a.fetch(&b.peer(), "s", 70, soon());
+    a.send_all(&outgoing, 60);
+    let fetched = fetching.wait().unwrap();
+    assert!(a.bytes_of(&read, 70) == b.bytes_of(&served, 70));
+    outgoing.wait().unwrap();
+    b.check_adopted("put", &a, &sent, 60);
+    assert_eq!((a.transfer.stats().peers.len(), b.transfer.stats().peers.len()), (1, 1));
+    b.evict("s");
+    drop(fetched);
+    quiet(&a, &b);
+}
+
+pub fn what_is_not_there_is_told(choice: &TransportChoice) {
+    let (reader, owner) = pair(choice);
+    let (fetching, _) = reader.fetch(&owner.peer(), "unknown", 16, soon());
+    let failure = fetching.wait().unwrap_err();
+    assert!(matches!(failure, HandoffFailure::Refused { reason: RefuseReason::UnknownRequest, .. }), "{failure}");
+    quiet(&reader, &owner);
+    still_works(&reader, &owner);
+}
+
+/// A reader that stands before its reads until the owner's pin has expired and the blocks hold something else; what it got.
+fn evicted_while_reading(choice: &TransportChoice, pinning: Pinning) -> (Result<bool, HandoffFailure>, Node, Node) {
+    let reader = NodeConfig::new("p", small(16), 24).start(choice.clone());
+    let mut config = NodeConfig::new("d", small(16), 24);
+    (config.limits.pin_ms, config.pinning) = (100, pinning);
+    let owner = config.start(choice.clone());
+    reader.gate.hold(Phase::Reads);
+    let blocks = owner.serve("s", 64, 5);
+    let pinned = owner.bytes_of(&blocks, 64);
+    let (fetching, read) = reader.fetch(&owner.peer(), "s", 64, soon());
+    eventually("the reader holds", || reader.transfer.stats().held == 1);
+    owner.evict("s");
+    eventually("the pin expired", || owner.pool.is_whole());
+    let reused = owner.pool.take(24, 0).unwrap();
+    owner.fill(&reused.blocks, 99);
+    drop(reused);
+    reader.gate.open(Phase::Reads);
+    let result = fetching.wait().map(|fetched| {
+        let bytes = reader.bytes_of(&read, 64);
+        drop(fetched);
+        bytes == pinned
+    });
+    quiet(&reader, &owner);
+    (result, reader, owner)
+}
+
+pub fn without_the_pin_a_reader_adopts_other_bytes(choice: &TransportChoice) {
+    let (result, ..) = evicted_while_reading(choice, Pinning::Pretended);
+    assert_eq!(result, Ok(false), "the test beside this one shows nothing");
+}
+
+pub fn an_expired_pin_is_never_adopted(choice: &TransportChoice) {
+    let (result, reader, owner) = evicted_while_reading(choice, Pinning::Bounded);
+    assert!(matches!(result, Err(HandoffFailure::Unpinned(_))), "{result:?}");
+    still_works(&reader, &owner);
+}
+
+pub fn an_owner_takes_its_blocks_back(choice: &TransportChoice) {
+    let (reader, owner) = pair(choice);
+    reader.gate.hold(Phase::Reads);
+    owner.serve("s", 64, 5);
+    let (fetching, _) = reader.fetch(&owner.peer(), "s", 64, soon());
+    eventually("the reader holds", || reader.transfer.stats().held == 1);
+    owner.evict("s");
+    assert!(!owner.pool.is_whole(), "pinned");
+    owner.transfer.cancel_incoming(&RequestId::try_new("r").unwrap(), "the blocks are needed");
+    eventually("they are back", || owner.is_quiet());
+    reader.gate.open(Phase::Reads);
+    let failure = fetching.wait().unwrap_err();
+    assert!(matches!(failure, HandoffFailure::Unpinned(_)), "{failure}");
+    quiet(&reader, &owner);
+    still_works(&reader, &owner);
+}
+
+pub fn an_owner_that_restarts_confirms_nothing(choice: &TransportChoice) {
+    let (reader, owner) = pair(choice);
+    reader.gate.hold(Phase::Reads);
+    owner.serve("s", 64, 5);
+    let (fetching, _) = reader.fetch(&owner.peer(), "s", 64, soon());
+    eventually("the reader holds", || reader.transfer.stats().held == 1);
+    owner.stop();
+    let mut again = NodeConfig::new("d", small(16), 24);
+    again.incarnation = 2;
+    let again = again.start(choice.clone());
+    again.serve("s", 64, 6);
+    reader.gate.open(Phase::Reads);
+    let failure = fetching.wait().unwrap_err();
+    assert!(matches!(failure, HandoffFailure::Unpinned(_) | HandoffFailure::PeerLost(_)), "{failure}");
+    again.evict("s");
+    quiet(&reader, &again);
+    still_works(&reader, &again);
+}
+
+pub fn a_damaged_byte_is_found(choice: &TransportChoice) {
+    const CHECKSUMS: u8 = 7;
+    let (reader, owner) = pair(choice);
+    owner.gate.bend(|mut message| {
+        if message[3] == CHECKSUMS {
+            *message.last_mut().unwrap() ^= 0x80;
+        }
+        vec![message]
+    });
+    owner.serve("s", 40, 5);
+    let (fetching, _) = reader.fetch(&owner.peer(), "s", 40, soon());
+    let failure = fetching.wait().unwrap_err();
+    assert!(matches!(failure, HandoffFailure::Corrupt(_)), "{failure}");
+    owner.evict("s");
+    quiet(&reader, &owner);
+    owner.gate.bend(|message| vec![message]);
+    still_works(&reader, &owner);
+}
+
+pub fn a_get_that_is_given_up_frees_both_sides(choice: &TransportChoice) {
+    let (reader, owner) = pair(choice);
+    for deadline in [false, true] {
+        reader.gate.hold(Phase::Reads);
+        owner.serve("s", 64, 5);
+        let until = if deadline { Instant::now() + Duration::from_millis(60) } else { soon() };
+        let (fetching, _) = reader.fetch(&owner.peer(), "s", 64, until);
+        eventually("the reader holds", || reader.transfer.stats().held == 1);
+        if !deadline {
+            fetching.abort("nobody wants it");
+        }
+        let failure = fetching.wait().unwrap_err();
+        let expected =
+            matches!(failure, HandoffFailure::Aborted(_) | HandoffFailure::Deadline(_) | HandoffFailure::Unpinned(_));
+        assert!(expected, "{failure}");
+        owner.evict("s");
+        quiet(&reader, &owner);
+        reader.gate.open(Phase::Reads);
+    }
+    still_works(&reader, &owner);
+}
