@@ -23,8 +23,9 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// Records that go within this time go at once. Leases granted together end together, and etcd looks for ended ones twice a second.
-const WINDOW: Duration = Duration::from_secs(2);
+/// Records that go within this time are judged together, however short the grace: leases granted together end together, and etcd looks
+/// for ended ones twice a second.
+const WINDOW_MIN: Duration = Duration::from_secs(2);
 /// Doubted workers that are asked at the same time.
 const PROBES_MAX: usize = 32;
 
@@ -71,9 +72,10 @@ impl EtcdRouter {
 
     /// Like [`EtcdRouter::start`], asking doubted workers in a way of the caller's.
     pub fn start_with(config: &EtcdConfig, members_max: usize, probe: Box<dyn Probe>) -> Self {
+        let grace = Duration::from_millis(config.view_grace_ms);
         let limits = ViewLimits {
-            grace: Duration::from_millis(config.view_grace_ms),
-            window: WINDOW,
+            grace,
+            window: grace.max(WINDOW_MIN),
             probe_every: Duration::from_millis(config.probe_ms_max) * 2,
             members_max,
         };
