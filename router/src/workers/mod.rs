@@ -10,7 +10,7 @@ mod supervise;
 pub(crate) use load::Load;
 #[cfg(test)]
 pub(crate) use set::ModelKey;
-pub(crate) use set::{ServedModel, WorkerSet};
+pub(crate) use set::{ServedModel, Unnamed, WorkerSet};
 pub(crate) use supervise::{Supervisor, supervise};
 
 use crate::models::ModelText;

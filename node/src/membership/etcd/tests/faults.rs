@@ -160,7 +160,12 @@ async fn records_that_vanish_together_are_doubted_until_the_workers_are_asked() 
     // One of the three does not answer: it alone is gone, until it registers again.
     cluster.alive.0.lock().remove(&cluster.records[2].party);
     let options = DeleteOptions::new().with_prefix();
-    Client::connect([server.url()], None).await.unwrap().delete("/baton/default/instances/", Some(options)).await.unwrap();
+    Client::connect([server.url()], None)
+        .await
+        .unwrap()
+        .delete("/baton/default/instances/", Some(options))
+        .await
+        .unwrap();
     let answered = |v: &MembershipView| cluster.records[..2].iter().all(|r| v.get(&r.party).is_some());
     let all_again = |v: &MembershipView| {
         let newer = |r: &InstanceRecord| {

@@ -42,13 +42,14 @@ async fn nodes_of_etcd_may_fail_and_lose_everything() {
     etcd.wipe_all().unwrap();
     cluster.stays_whole("dead", Duration::from_secs(1)).await;
     etcd.run_all().unwrap();
-    cluster.sees("everyone registers again", |view| {
-        let newer = |r: &InstanceRecord| {
-            view.get(&r.party).is_some_and(|m| m.registration != after.get(&r.party).unwrap().registration)
-        };
-        cluster.records.iter().all(newer)
-    })
-    .await;
+    cluster
+        .sees("everyone registers again", |view| {
+            let newer = |r: &InstanceRecord| {
+                view.get(&r.party).is_some_and(|m| m.registration != after.get(&r.party).unwrap().registration)
+            };
+            cluster.records.iter().all(newer)
+        })
+        .await;
     cluster.stays_whole("empty", LONG).await;
     assert_eq!(cluster.router.doubted(), 0);
     cluster.is_live().await;

@@ -86,7 +86,10 @@ fn scripts() {
     check("0:L5@a1,b1,c1 9:-a 9.5:-b 10:-c", "[a1 b1 c1] [b1 c1] [a1 b1 c1]?? [a1 b1 c1]???");
     check("0:L5@a1,b1,c1 9:-a 19:-b 29:-c", "[a1 b1 c1] [b1 c1] [c1] []");
     // Who registered again, or was asked and is gone, counts no more: a cluster may be restarted or emptied one by one.
-    check("0:L5@a1,b1,c1 9:-a 9.2:+a2 9.4:-b 9.6:+b2 9.8:-c", "[a1 b1 c1] [b1 c1] [a2 b1 c1] [a2 c1] [a2 b2 c1] [a2 b2]");
+    check(
+        "0:L5@a1,b1,c1 9:-a 9.2:+a2 9.4:-b 9.6:+b2 9.8:-c",
+        "[a1 b1 c1] [b1 c1] [a2 b1 c1] [a2 c1] [a2 b2 c1] [a2 b2]",
+    );
     check(
         "0:L5@a1,b1,c1 9:-a 9.1:-b 9.2:? 9.3:no:a1 9.3:no:b1 9.4:-c",
         "[a1 b1 c1] [b1 c1] [a1 b1 c1]?? ask(a b)[a1 b1 c1]?? [b1 c1]? [c1] []",
