@@ -1,15 +1,17 @@
 //! Steady load with known answers: clients that ask one router after the other, as behind a load balancer, and compare every token.
 
 use anyhow::{Context, ensure};
+use baton_proto::convert::status::to_error;
 use baton_proto::v1::inference_client::InferenceClient;
 use baton_proto::v1::{GenerateRequest, GenerateResponse, PrefillPolicy, Sampling, Segment, TokenIds, segment::Kind};
+use baton_types::ErrorKind;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Request, Status};
+use tonic::{Request, Status};
 
 /// Clients that ask at the same time.
 const CLIENTS: usize = 4;
@@ -115,7 +117,8 @@ async fn one(routers: &[Channel], number: usize, (case, right): &(Case, Tokens),
             }
             Err((status, tokens)) => {
                 failure = format!("{case:?} after {tokens} tokens: {status}");
-                if tokens > 0 || status.code() != Code::Unavailable {
+                // Connections that close count as unavailable.
+                if tokens > 0 || to_error(&status).kind != ErrorKind::Unavailable {
                     break;
                 }
                 counts.moved.fetch_add(u64::from(attempt + 1 < routers.len()), Ordering::Relaxed);
