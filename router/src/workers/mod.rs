@@ -43,6 +43,7 @@ pub(crate) struct WorkerHandle {
     channel: Channel,
     text: OnceLock<Option<Arc<ModelText>>>,
     admitted: AtomicBool,
+    draining: AtomicBool,
 }
 
 impl WorkerHandle {
@@ -58,7 +59,8 @@ impl WorkerHandle {
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .connect_lazy();
         let (load, probation) = (Load::default(), Probation::default());
-        Ok(Self { record, load, probation, channel, text: OnceLock::new(), admitted: AtomicBool::new(false) })
+        let (admitted, draining) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self { record, load, probation, channel, text: OnceLock::new(), admitted, draining })
     }
 
     /// Its channel; clones share one connection.
@@ -83,6 +85,17 @@ impl WorkerHandle {
 
     fn set_admitted(&self, admitted: bool) -> bool {
         self.admitted.swap(admitted, Ordering::AcqRel)
+    }
+
+    /// Whether it said that it drains, which no start ever takes back.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    fn set_draining(&self) {
+        if !self.draining.swap(true, Ordering::AcqRel) {
+            tracing::info!(worker = %self.party(), "places nothing more on a worker that drains");
+        }
     }
 
     /// Sets the text, once.

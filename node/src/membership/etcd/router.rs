@@ -1,6 +1,6 @@
 //! The router's side: follows the records, and writes what it says of each worker.
 
-use super::connection::{connect, within};
+use super::connection::{Node, connect, within};
 use super::error::EtcdError;
 use super::keys::{Keys, encode_word};
 use super::lease::{self, Renewal, grant};
@@ -94,7 +94,7 @@ impl EtcdRouter {
             doubts: Notify::new(),
             stop: stop.clone(),
         });
-        let follower = Follower { shared: shared.clone(), lease: None, written: BTreeMap::new() };
+        let follower = Follower { shared: shared.clone(), node: Node::any(), lease: None, written: BTreeMap::new() };
         tokio::spawn(follower.run());
         Self { shared, _stop: Arc::new(stop.drop_guard()) }
     }
@@ -153,6 +153,7 @@ impl Shared {
 /// The task behind a router.
 struct Follower {
     shared: Arc<Shared>,
+    node: Node,
     /// Outlives sessions.
     lease: Option<i64>,
     /// What stands in etcd on that lease, by key; `None` where that is not certain.
@@ -168,6 +169,7 @@ impl Follower {
             loop {
                 let mut worked = false;
                 let Err(error) = self.session(resume, &mut worked).await;
+                self.node = self.node.next();
                 // After a failed connect, another etcd may stand at the same address: list, whatever its revision.
                 resume = worked && !matches!(error, EtcdError::WatchEnded(_));
                 if matches!(error, EtcdError::LeaseGone) {
@@ -182,7 +184,7 @@ impl Follower {
             () = shared.stop.cancelled() => {}
         }
         if let Some(lease) = self.lease
-            && let Ok(client) = connect(&shared.config).await
+            && let Ok(client) = connect(&shared.config, self.node).await
         {
             // Without an answer the lease ends by itself.
             let _ = lease::revoke(&client, lease, shared.config.request_max()).await;
@@ -192,7 +194,7 @@ impl Follower {
     /// From connecting to the first failure. `worked` becomes true once the view is that of etcd.
     async fn session(&mut self, resume: bool, worked: &mut bool) -> Result<Infallible, EtcdError> {
         let shared = self.shared.clone();
-        let client = connect(&shared.config).await?;
+        let client = connect(&shared.config, self.node).await?;
         let max = shared.config.request_max();
         let from = match resume_from(&shared, &client).await? {
             Some(revision) if resume => revision,

@@ -2,6 +2,7 @@
 
 use super::support::{Cluster, LONG};
 use crate::membership::RouterMembership as _;
+use crate::membership::etcd::EtcdConfig;
 use crate::testing::etcd::EtcdCluster;
 use baton_types::InstanceRecord;
 use std::time::Duration;
@@ -12,8 +13,18 @@ const ELECTION: Duration = Duration::from_secs(3);
 #[tokio::test]
 async fn nodes_of_etcd_may_fail_and_lose_everything() {
     let mut etcd = EtcdCluster::start(3).unwrap();
-    let mut cluster = Cluster::start(etcd.config()).await;
+    // A node that hangs is noticed after `request_ms_max`, which must leave time to renew at another.
+    let mut cluster = Cluster::start(EtcdConfig { lease_ttl_s: 5, ..etcd.config() }).await;
     let before = cluster.router.view().borrow().clone();
+
+    for hangs in 0..3 {
+        etcd.node(hangs).signal("STOP").unwrap();
+        cluster.stays_whole("a node hangs for longer than a lease", LONG).await;
+        etcd.node(hangs).signal("CONT").unwrap();
+        etcd.leader().await.unwrap();
+    }
+    cluster.is_live().await;
+    assert_eq!(before.members, cluster.router.view().borrow().members, "nobody registered again");
 
     let leader = etcd.leader().await.unwrap();
     etcd.node(leader).kill();
