@@ -12,8 +12,11 @@ test: setup model clients ## Everything a change must pass; under 25 minutes col
 	$(CARGO) build --release --workspace --bins --tests
 	$(CARGO) test --release --workspace
 
-test-full: test ## All the rest: the longer property runs and checks against further clients.
+test-full: test ## All the rest: the longer runs, checks against further clients, and etcd 3.6.
 	$(CARGO) test --release --workspace -- --ignored
+	scripts/build-etcd target/etcd-3.6
+	PATH="$(CURDIR)/target/etcd-3.6:$$PATH" $(CARGO) test --release --package baton-node --lib etcd
+	PATH="$(CURDIR)/target/etcd-3.6:$$PATH" $(CARGO) test --release --package baton-tests --test etcd
 
 lint: setup ## Formatting, clippy, docs, style and structure.
 	$(CARGO) fmt --all --check

@@ -3,6 +3,7 @@
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
+mod drain;
 mod generate;
 mod up;
 
@@ -20,6 +21,8 @@ enum Verb {
     Up(up::UpArgs),
     /// Sends one prompt to a running cluster and streams the answer.
     Generate(generate::GenerateArgs),
+    /// Takes a worker out of a running cluster: no new work, what runs ends or goes on elsewhere.
+    Drain(drain::DrainArgs),
 }
 
 fn main() -> ExitCode {
@@ -34,6 +37,7 @@ fn main() -> ExitCode {
         match Cli::parse().verb {
             Verb::Up(args) => up::run(args).await,
             Verb::Generate(args) => generate::run(args).await,
+            Verb::Drain(args) => drain::run(args).await,
         }
     });
     match result {

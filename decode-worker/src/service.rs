@@ -7,6 +7,7 @@ use baton_node::grpc::deadline_of;
 use baton_proto::convert::{ConvertError, finish_reason_code, required, status};
 use baton_proto::v1::{self, decode_event::Event, decode_request::Prefill, decode_server::Decode};
 use baton_types::{ErrorKind, Party, RequestError, RequestId, SequenceSpec};
+use baton_worker::drain::RunningCall;
 use baton_worker::process::Parts;
 use baton_worker::spans::{Parent, Phase};
 use baton_worker::stream;
@@ -37,6 +38,7 @@ impl Decode for DecodeService {
     async fn generate(&self, request: Request<v1::DecodeRequest>) -> Result<Response<Self::GenerateStream>, Status> {
         let deadline =
             deadline_of(request.metadata(), Instant::now(), self.parts.call_max).map_err(|e| status::from_error(&e))?;
+        let running = self.parts.drain.enter().map_err(|e| status::from_error(&e))?;
         let parent = Parent::of(request.metadata(), &self.parts.tracer);
         let (sequence, source) = parse(request.into_inner())?;
         self.parts.engine.check_fits(sequence.tokens.len()).map_err(|e| status::from_error(&submit_error(&e)))?;
@@ -63,6 +65,7 @@ impl Decode for DecodeService {
         // Only now that the id is booked for this call may its end free it.
         let call = Call {
             request,
+            running,
             service: self.clone(),
             slot,
             events,
@@ -94,6 +97,7 @@ fn parse(request: v1::DecodeRequest) -> Result<(SequenceSpec, Option<Party>), Co
 /// One running stream. Dropping it, at whatever point, cancels everything of the request here.
 struct Call {
     request: RequestId,
+    running: RunningCall,
     service: DecodeService,
     slot: Slot,
     events: mpsc::Receiver<SequenceEvent>,
@@ -132,10 +136,12 @@ impl Drop for Generating {
 
 impl Call {
     async fn run(mut self) {
-        let (replies, deadline) = (self.replies.clone(), self.deadline);
+        let (replies, deadline, cut_off) = (self.replies.clone(), self.deadline, self.running.cut_off());
         tokio::select! {
             () = replies.closed() => tracing::debug!(request_id = %self.request, "cancels a request whose stream is gone"),
             () = self.forward() => {}
+            // A stream without room ends without a word, which routers take in the same way.
+            error = cut_off => drop(replies.try_send(Err(status::from_error(&error)))),
             () = sleep_until(deadline.into()) => {
                 let late = RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed");
                 // A stream without room has a reader that stalls, and its end says the same.

@@ -9,6 +9,7 @@ use baton_proto::v1::{self, decode_event::Event, decode_request::Prefill, decode
 use baton_types::{ErrorKind, Incarnation, InstanceId, Party, RequestId, SamplingParams, SequenceSpec};
 use baton_worker::bring_up;
 use baton_worker::config::WorkerConfig;
+use baton_worker::drain::Drain;
 use baton_worker::process::Parts;
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_sdk::trace::SdkTracerProvider;
@@ -36,7 +37,14 @@ fn service() -> DecodeService {
     let transfer = TransferConfig::new(party("d"), loaded.compatibility, loaded.map, transport);
     let transfer = KvTransfer::start(transfer, loaded.region, handoffs.clone()).unwrap();
     let tracer = SdkTracerProvider::builder().build().tracer("baton");
-    let parts = Parts { engine: loaded.engine, transfer, tracer, call_max: FOREVER, message_max: 1 << 20 };
+    let parts = Parts {
+        engine: loaded.engine,
+        transfer,
+        drain: Drain::default(),
+        tracer,
+        call_max: FOREVER,
+        message_max: 1 << 20,
+    };
     DecodeService { handoffs, parts }
 }
 

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 pub struct DrainConfig {
     /// Longest drain after SIGTERM or SIGINT: requests in flight may end within it.
     pub drain_ms_max: u64,
-    /// Longest drain after a second signal, or after standard input ended.
+    /// Longest drain after a second signal, or after standard input ended; never longer than `drain_ms_max`.
     pub drain_quick_ms_max: u64,
     /// Stop when standard input ends: whoever holds its other end is gone.
     pub stop_with_stdin: bool,
@@ -30,11 +30,8 @@ impl Default for DrainConfig {
 
 impl Check for DrainConfig {
     fn check(&self, at: &mut Checker) {
-        at.range("drain_ms_max", self.drain_ms_max, 0..=3_600_000).range(
-            "drain_quick_ms_max",
-            self.drain_quick_ms_max,
-            0..=self.drain_ms_max,
-        );
+        at.range("drain_ms_max", self.drain_ms_max, 0..=3_600_000);
+        at.range("drain_quick_ms_max", self.drain_quick_ms_max, 0..=3_600_000);
     }
 }
 
@@ -54,7 +51,7 @@ impl Shutdown {
             requested: CancellationToken::new(),
             quick: CancellationToken::new(),
             drain: Duration::from_millis(config.drain_ms_max),
-            drain_quick: Duration::from_millis(config.drain_quick_ms_max),
+            drain_quick: Duration::from_millis(config.drain_quick_ms_max.min(config.drain_ms_max)),
         }
     }
 

@@ -8,6 +8,7 @@ use baton_node::grpc::deadline_of;
 use baton_proto::convert::{finish_reason_code, required, status};
 use baton_proto::v1::{self, prefill_event::Event, prefill_server::Prefill};
 use baton_types::{ErrorKind, RequestError, SequenceSpec, TokenId};
+use baton_worker::drain::RunningCall;
 use baton_worker::process::Parts;
 use baton_worker::spans::Parent;
 use baton_worker::stream;
@@ -37,6 +38,7 @@ impl Prefill for PrefillService {
         let since = Instant::now();
         let deadline =
             deadline_of(request.metadata(), since, self.parts.call_max).map_err(|e| status::from_error(&e))?;
+        let running = self.parts.drain.enter().map_err(|e| status::from_error(&e))?;
         let parent = Parent::of(request.metadata(), &self.parts.tracer);
         let (sequence, peer) = parse(request.into_inner()).map_err(|e| status::from_error(&e))?;
         let (transfer, request_id) = (self.parts.transfer.clone(), sequence.request_id.clone());
@@ -52,8 +54,19 @@ impl Prefill for PrefillService {
             .submit(request, run, Box::new(sink))
             .map_err(|e| status::from_error(&submit_error(&e)))?;
         let (replies, stream) = mpsc::channel(MESSAGES_MAX);
-        let call =
-            Call { shipment, events, replies, parent, since, prompt, prompt_len, started: None, first: None, control };
+        let call = Call {
+            running,
+            shipment,
+            events,
+            replies,
+            parent,
+            since,
+            prompt,
+            prompt_len,
+            started: None,
+            first: None,
+            control,
+        };
         tokio::spawn(call.run());
         Ok(Response::new(ReceiverStream::new(stream)))
     }
@@ -69,6 +82,7 @@ fn parse(request: v1::PrefillRequest) -> Result<(SequenceSpec, Peer), RequestErr
 
 /// One running prefill. Dropping it cancels the sequence and gives the handoff up.
 struct Call {
+    running: RunningCall,
     shipment: Shipment,
     events: mpsc::Receiver<SequenceEvent>,
     replies: mpsc::Sender<Reply>,
@@ -83,9 +97,10 @@ struct Call {
 
 impl Call {
     async fn run(mut self) {
-        let replies = self.replies.clone();
+        let (replies, cut_off) = (self.replies.clone(), self.running.cut_off());
         let end = tokio::select! {
             () = replies.closed() => None,
+            error = cut_off => Some(Err(error)),
             end = self.forward() => Some(end),
         };
         if let Some(end) = end {

@@ -9,6 +9,7 @@ use baton_proto::v1::{self, prefill_event::Event, prefill_server::Prefill};
 use baton_types::{ErrorKind, Incarnation, InstanceId, Party, RequestId, SamplingParams, SequenceSpec};
 use baton_worker::bring_up;
 use baton_worker::config::WorkerConfig;
+use baton_worker::drain::Drain;
 use baton_worker::process::Parts;
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_sdk::trace::SdkTracerProvider;
@@ -37,7 +38,14 @@ fn pair() -> (PrefillService, KvTransfer) {
     let transfer = start("p", loaded.region.clone());
     let refusing = start("d", Region::anonymous(loaded.map.bytes()).unwrap());
     let tracer = SdkTracerProvider::builder().build().tracer("baton");
-    let parts = Parts { engine: loaded.engine, transfer, tracer, call_max: FOREVER, message_max: 1 << 20 };
+    let parts = Parts {
+        engine: loaded.engine,
+        transfer,
+        drain: Drain::default(),
+        tracer,
+        call_max: FOREVER,
+        message_max: 1 << 20,
+    };
     (PrefillService { parts }, refusing)
 }
 

@@ -4,9 +4,9 @@ use crate::RouterConfig;
 use crate::admission::Admission;
 use crate::deadline::Deadlines;
 use crate::flow::{Core, Tokenizing};
-use crate::grpc::InferenceService;
+use crate::grpc::{AdminService, InferenceService};
 use crate::http::{HttpState, routes};
-use crate::metrics::RouterMetrics;
+use crate::metrics::{MembershipMetrics, RouterMetrics};
 use crate::models::TextCache;
 use crate::readiness::readiness;
 use crate::recovery::RetryBucket;
@@ -18,6 +18,7 @@ use baton_node::announce::{Announcement, Announcer};
 use baton_node::grpc::{self, BindError};
 use baton_node::membership::RouterBackend;
 use baton_node::metrics::Metrics;
+use baton_proto::v1::admin_server::{self, AdminServer};
 use baton_proto::v1::inference_server::{self, InferenceServer};
 use baton_proto::v1::membership_server;
 use std::net::SocketAddr;
@@ -95,6 +96,8 @@ impl Router {
             max: Duration::from_millis(config.limits.deadline_ms_max),
         };
         let membership = RouterBackend::start(&config.membership);
+        let members = MembershipMetrics { membership: membership.clone(), workers: core.workers.clone() };
+        metrics.register(|registry| registry.register_collector(Box::new(members)));
         let stop = CancellationToken::new();
         let supervisor = Supervisor {
             membership: membership.membership(),
@@ -111,9 +114,10 @@ impl Router {
             .max_decoding_message_size(config.grpc.message_max());
         let grpc_router = grpc::server(&config.grpc)
             .add_service(inference)
+            .add_service(AdminServer::new(AdminService::new(core.workers.clone())))
             .add_optional_service(membership.service())
             .add_service(health);
-        let mut services = vec![inference_server::SERVICE_NAME];
+        let mut services = vec![inference_server::SERVICE_NAME, admin_server::SERVICE_NAME];
         services.extend(membership.service().map(|_| membership_server::SERVICE_NAME));
         let grpc_router = grpc::with_reflection(grpc_router, &services);
         let grpc_server = grpc::serve(grpc_router, grpc_listener, stop.clone());

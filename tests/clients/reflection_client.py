@@ -87,9 +87,9 @@ def main():
     with grpc.insecure_channel(sys.argv[1]) as channel:
         database = ProtoReflectionDescriptorDatabase(channel)
         services = set(database.get_services())
-        # What this port serves, and nothing else: the router's workers join over it.
+        # What this port serves, and nothing else: workers join over it, operators drain them.
         ours = {s for s in services if s.startswith("baton.")}
-        assert ours == {"baton.v1.Inference", "baton.v1.Membership"} and "grpc.health.v1.Health" in services, services
+        assert ours == {f"baton.v1.{s}" for s in ("Admin", "Inference", "Membership")} and "grpc.health.v1.Health" in services, services
         pool = DescriptorPool(database)
         inference = Service(channel, pool, "baton.v1.Inference")
         for check in (chat, text_and_tokens, errors):

@@ -7,6 +7,8 @@ pub mod cluster;
 pub mod gates;
 pub mod golden;
 pub mod http;
+pub mod load;
 pub mod logs;
 pub mod processes;
 pub mod quiet;
+pub mod service;

@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Longest wait for a cluster to serve.
-const START_MAX: Duration = Duration::from_secs(120);
+pub(crate) const START_MAX: Duration = Duration::from_secs(120);
 /// Longest wait for the end of what was asked to end.
 pub const END_MAX: Duration = Duration::from_secs(30);
 /// How often waits look again.
-const LOOK: Duration = Duration::from_millis(20);
+pub(crate) const LOOK: Duration = Duration::from_millis(20);
 /// The last line that `baton up` prints once it serves.
 const SERVING: &str = "Ctrl-C stops everything.";
 
@@ -49,10 +49,10 @@ pub fn python_client(script: &str, arguments: &[&str]) -> anyhow::Result<String>
 
 /// Lines of a stream as they come; a thread reads them so that the writer never waits.
 #[derive(Default)]
-struct Lines(Arc<Mutex<Vec<String>>>);
+pub(crate) struct Lines(Arc<Mutex<Vec<String>>>);
 
 impl Lines {
-    fn of(stream: impl Read + Send + 'static) -> Self {
+    pub(crate) fn of(stream: impl Read + Send + 'static) -> Self {
         let lines = Self::default();
         let written = lines.0.clone();
         std::thread::spawn(move || {
@@ -63,7 +63,7 @@ impl Lines {
         lines
     }
 
-    fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         self.0.lock().join("\n")
     }
 

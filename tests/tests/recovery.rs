@@ -7,12 +7,11 @@ use baton_proto::v1::inference_client::InferenceClient;
 use baton_proto::v1::{GenerateRequest, GenerateResponse, PrefillPolicy, Sampling, Segment, TokenIds, segment::Kind};
 use baton_tests::cluster::{Cluster, ClusterSpec, worker};
 use baton_tests::gates::Phase;
-use baton_tests::processes::{binary, send};
 use baton_tests::quiet::{until_quiet, until_unreferenced};
+use baton_tests::service::Service;
 use baton_types::RequestId;
 use baton_worker::config::WorkerConfig;
 use baton_worker::process::RunningWorker;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use tonic::Streaming;
 use tonic::transport::Channel;
@@ -186,29 +185,13 @@ const SLOW_MODEL: &str = "random:hidden=512,layers=8,heads=8,kv_heads=4,vocab=50
 /// Tokens of an answer of it.
 const LONG_ANSWER_TOKENS: u32 = 600;
 
-/// A worker process of its own. Dropping it kills it.
-struct Victim(Child);
-
-impl Victim {
-    fn start(program: &str, cluster: &Cluster) -> anyhow::Result<Self> {
-        let router = format!("--routers=http://{}", cluster.router.grpc_addr);
-        let model = format!("--model={SLOW_MODEL}");
-        let arguments = ["--grpc-listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--instance=victim", "--log=error"];
-        let mut command = Command::new(binary(program)?);
-        command.args([model, router]).args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
-        Ok(Self(command.spawn()?))
-    }
-
-    fn signal(&self, signal: &str) -> anyhow::Result<()> {
-        send(signal, self.0.id())
-    }
-}
-
-impl Drop for Victim {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// A worker process of its own.
+fn victim(program: &str, cluster: &Cluster) -> anyhow::Result<Service> {
+    let router = format!("--routers=http://{}", cluster.router.grpc_addr);
+    let model = format!("--model={SLOW_MODEL}");
+    let flags = ["--grpc-listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--instance=victim", "--log=error"];
+    let flags: Vec<String> = flags.into_iter().map(str::to_owned).chain([model, router]).collect();
+    Service::start(program, &flags)
 }
 
 fn long(id: &str, drawn: bool) -> GenerateRequest {
@@ -242,7 +225,7 @@ async fn a_decode_process_stands_still_in_mid_answer() -> anyhow::Result<()> {
 async fn a_decode_process_stops(dies: bool) -> anyhow::Result<()> {
     let mut cluster = Cluster::start(ClusterSpec::new(1, 0, &worker(SLOW_MODEL))).await?;
     let client = cluster.client().await?;
-    let victim = Victim::start("baton-decode-worker", &cluster)?;
+    let victim = victim("baton-decode-worker", &cluster)?;
     let right = undisturbed(&client).await?;
     let mut streams = Vec::new();
     for drawn in [false, true] {
@@ -282,7 +265,7 @@ async fn a_prefill_process_stands_still_in_its_handoff() -> anyhow::Result<()> {
 async fn a_prefill_process_stops(signal: &str) -> anyhow::Result<()> {
     let mut cluster = Cluster::start(ClusterSpec::new(0, 1, &worker(SLOW_MODEL))).await?;
     let client = cluster.client().await?;
-    let victim = Victim::start("baton-prefill-worker", &cluster)?;
+    let victim = victim("baton-prefill-worker", &cluster)?;
     let right = undisturbed(&client).await?;
     let mut streams = Vec::new();
     for drawn in [false, true] {

@@ -7,7 +7,9 @@
 
 pub mod bring_up;
 pub mod config;
+pub mod drain;
 mod error;
+mod health;
 pub mod hold;
 mod main_of;
 pub mod metrics;

@@ -3,14 +3,16 @@
 
 use crate::bring_up::{self, Loaded};
 use crate::config::WorkerConfig;
+use crate::drain::Drain;
+use crate::health::Vitals;
 use crate::metrics::WorkerMetrics;
 use crate::service::{ClaimedTokens, WorkerService};
 use anyhow::Context;
 use baton_engine::{EngineHandle, SequenceGate};
 use baton_kv_transfer::{KvTransfer, NoHooks, SinkHandler, TransferConfig, TransferHooks};
-use baton_node::admin::{self, Health};
+use baton_node::admin;
 use baton_node::announce::{Announcement, Announcer};
-use baton_node::membership::{self, RegistrationHandle};
+use baton_node::membership;
 use baton_node::metrics::Metrics;
 use baton_node::telemetry::ExportCounters;
 use baton_node::{Shutdown, grpc, id};
@@ -19,17 +21,20 @@ use baton_proto::{PROTOCOL_MAX, PROTOCOL_MIN};
 use baton_types::{InstanceRecord, Party, ProtocolRange, Role, Shard};
 use opentelemetry_sdk::trace::SdkTracer;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Router;
 
 /// Longest wait for peers' acknowledgements when the data plane stops.
 const TRANSFER_STOP_MS_MAX: u64 = 1_000;
-/// Longest wait for routers to hear that this worker leaves.
-const LEAVE_MS_MAX: u64 = 1_000;
+/// Once no call runs, routers that read slowly get so long to take the last answers.
+const CLOSE_MAX: Duration = Duration::from_secs(5);
+/// Calls that are cut off get so long to say so, routers to hear that this worker leaves, and connections to close.
+const CUT_OFF_MAX: Duration = Duration::from_secs(3);
 
 /// One of the two things that a worker does.
 pub trait WorkerRole: Send + 'static {
@@ -58,6 +63,8 @@ pub struct Parts {
     pub engine: EngineHandle,
     /// The data plane.
     pub transfer: KvTransfer,
+    /// Takes each call up.
+    pub drain: Drain,
     /// Records spans.
     pub tracer: SdkTracer,
     /// Longest call.
@@ -99,18 +106,11 @@ pub struct RunningWorker {
     pub loaded: Loaded,
     /// Data plane.
     pub transfer: KvTransfer,
-    registration: RegistrationHandle,
-    draining: Arc<AtomicBool>,
+    /// Its way out.
+    pub drain: Drain,
+    vitals: Arc<Vitals>,
     stop: CancellationToken,
     server: JoinHandle<Result<(), tonic::transport::Error>>,
-}
-
-/// Parts of the health answers that exist only once the worker is up.
-#[derive(Default)]
-struct Up {
-    engine: OnceLock<EngineHandle>,
-    transfer: OnceLock<KvTransfer>,
-    ready: OnceLock<Box<dyn Fn() -> Result<(), String> + Send + Sync>>,
 }
 
 impl RunningWorker {
@@ -122,27 +122,26 @@ impl RunningWorker {
         let (grpc_addr, http) = (listener.local_addr()?, admin_listener.local_addr()?);
         around.announcer.say(&Announcement::Listening { grpc: grpc_addr, http });
 
-        let (up, metrics) = (Arc::new(Up::default()), Metrics::new(service_name(role.role())));
+        let (vitals, metrics) = (Arc::new(Vitals::default()), Metrics::new(service_name(role.role())));
         let role_name = role.role();
         if let Some(counters) = &around.export {
             metrics.register_export(counters);
         }
         let stop = CancellationToken::new();
-        tokio::spawn(admin::serve(admin_listener, admin::routes(health(&up), metrics.clone()), stop.clone()));
+        tokio::spawn(admin::serve(admin_listener, admin::routes(vitals.health(), metrics.clone()), stop.clone()));
 
         let loaded = load(&config, around.announcer).await?;
-        let _ = up.engine.set(loaded.engine.clone());
         loaded.engine.set_gate(around.gate);
         let instance = config.instance.id.clone().unwrap_or_else(|| id::default_instance_id(role_name.name()));
         let party = Party { instance, incarnation: id::incarnation() };
         let BoundRole { sink, claimed, service_name, serve } = role.bind(&loaded.engine);
         let transfer = start_transfer(&config, &party, &loaded, sink, around.hooks).await?;
-        let _ = up.transfer.set(transfer.clone());
+        vitals.works(&loaded.engine, &transfer);
         let collector =
             WorkerMetrics::new(loaded.engine.clone(), transfer.clone(), &loaded.card.id, &config.instance.pool);
         metrics.register(|registry| registry.register_collector(Box::new(collector)));
 
-        let draining = Arc::new(AtomicBool::new(false));
+        let drain = Drain::default();
         let bundle = loaded.card.bundle.zip(loaded.bundle.clone());
         let service = WorkerService {
             party: party.clone(),
@@ -150,11 +149,14 @@ impl RunningWorker {
             transfer: transfer.clone(),
             bundle,
             claimed,
-            draining: draining.clone(),
+            drain: drain.clone(),
+            drain_max: Duration::from_millis(config.drain.drain_ms_max),
+            stop: stop.clone(),
         };
         let parts = Parts {
             engine: loaded.engine.clone(),
             transfer: transfer.clone(),
+            drain: drain.clone(),
             tracer: around.tracer,
             call_max: Duration::from_millis(config.instance.call_ms_max),
             message_max: config.grpc.message_max(),
@@ -168,13 +170,14 @@ impl RunningWorker {
         let endpoint = config.grpc.advertise.clone().unwrap_or_else(|| grpc_addr.to_string());
         let record = record(role_name, &config, &party, endpoint, &loaded, &transfer);
         let registration = membership::worker(&config.membership).register(record);
-        watch_readiness(&registration, &up, (&loaded.engine, &transfer), around.announcer);
-        Ok(Self { grpc: grpc_addr, http, party, loaded, transfer, registration, draining, stop, server })
+        vitals.registered(&registration, &drain, around.announcer);
+        drain.registered(registration);
+        Ok(Self { grpc: grpc_addr, http, party, loaded, transfer, drain, vitals, stop, server })
     }
 
     /// Whether a router admitted it.
     pub fn is_ready(&self) -> bool {
-        self.registration.is_ready() && moves(&self.loaded.engine, &self.transfer).is_ok()
+        self.vitals.is_ready().is_ok()
     }
 
     /// Waits for the wish to stop, or for the death of a part, which is an error.
@@ -189,14 +192,24 @@ impl RunningWorker {
         }
     }
 
-    /// Takes no new work, lets running calls end within the drain, then stops everything.
+    /// Drains within the bounds of `shutdown`, where that did not happen before, then stops everything.
     pub async fn stop(self, shutdown: &Shutdown) {
-        self.draining.store(true, Ordering::Relaxed);
-        self.registration.leave(Duration::from_millis(LEAVE_MS_MAX)).await;
-        self.stop.cancel();
-        if !self.server.is_finished() && shutdown.drain(self.server).await.is_none() {
-            tracing::warn!("ends calls that did not end within the drain");
+        self.drain.start(std::future::pending());
+        let server = self.server.abort_handle();
+        let mut ended = pin!(async {
+            self.drain.drained().await;
+            self.stop.cancel();
+            if !self.server.is_finished() {
+                let _ = timeout(CLOSE_MAX, self.server).await;
+            }
+        });
+        if shutdown.drain(&mut ended).await.is_none() {
+            tracing::warn!("cuts off calls that did not end within the drain");
+            self.drain.cut_off();
+            let _ = timeout(CUT_OFF_MAX, ended).await;
         }
+        self.stop.cancel();
+        server.abort();
         let deadline = Instant::now() + Duration::from_millis(TRANSFER_STOP_MS_MAX);
         let (transfer, engine) = (self.transfer, self.loaded.engine);
         let stopped = tokio::task::spawn_blocking(move || {
@@ -212,27 +225,6 @@ pub const fn service_name(role: Role) -> &'static str {
     match role {
         Role::Prefill => "baton-prefill-worker",
         Role::Decode => "baton-decode-worker",
-    }
-}
-
-fn health(up: &Arc<Up>) -> Health {
-    let (live, ready) = (up.clone(), up.clone());
-    Health::new(
-        move || match (live.engine.get(), live.transfer.get()) {
-            (Some(engine), Some(transfer)) => moves(engine, transfer),
-            // Loading is life: the startup probe bounds it, not this one.
-            _ => Ok(()),
-        },
-        move || ready.ready.get().map_or_else(|| Err("loads the model".into()), |ready| ready()),
-    )
-}
-
-/// Whether the threads that do a worker's work are at it; only a restart helps one that is not.
-fn moves(engine: &EngineHandle, transfer: &KvTransfer) -> Result<(), String> {
-    match (engine.healthy(), transfer.healthy()) {
-        (false, _) => Err("the engine's loop does not move".into()),
-        (_, false) => Err("a thread of the data plane panicked".into()),
-        (true, true) => Ok(()),
     }
 }
 
@@ -291,27 +283,4 @@ fn record(
         }],
         capabilities: Vec::new(),
     }
-}
-
-/// Publishes readiness, and announces the first time.
-fn watch_readiness(
-    registration: &RegistrationHandle,
-    up: &Arc<Up>,
-    (engine, transfer): (&EngineHandle, &KvTransfer),
-    announcer: Announcer,
-) {
-    let (mut state, seen) = (registration.state(), registration.state());
-    let (engine, transfer) = (engine.clone(), transfer.clone());
-    let _ = up.ready.set(Box::new(move || {
-        moves(&engine, &transfer)?;
-        match &*seen.borrow() {
-            state if state.is_ready() => Ok(()),
-            state => Err(format!("no router has admitted this worker: {state:?}")),
-        }
-    }));
-    tokio::spawn(async move {
-        if state.wait_for(|s| s.is_ready()).await.is_ok() {
-            announcer.say(&Announcement::Ready);
-        }
-    });
 }

@@ -1,15 +1,17 @@
-//! `baton.v1.Worker`: the model's bundle, and a stream of load reports.
+//! `baton.v1.Worker`: the model's bundle, a stream of load reports, and the drain.
 
+use crate::drain::{Drain, DrainPhase, DrainState};
 use baton_engine::EngineHandle;
 use baton_kv_transfer::KvTransfer;
 use baton_proto::v1::{self, worker_server::Worker};
 use baton_types::{Digest, Party};
 use bytes::Bytes;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
+use tokio::time::sleep;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 /// Largest chunk of a bundle.
@@ -20,6 +22,9 @@ const REPORT_MS_MIN: u64 = 50;
 const QUIET_TICKS_MAX: u32 = 20;
 /// Reports that wait for a slow router; a later one says all that an earlier one did.
 const REPORTS_MAX: usize = 2;
+
+/// Longest drain that can be asked for, as for `drain.drain_ms_max`.
+const DRAIN_MS_MAX: u64 = 3_600_000;
 
 /// Tokens claimed and not reserved yet; only a decode worker has any.
 pub type ClaimedTokens = Arc<dyn Fn() -> u64 + Send + Sync>;
@@ -37,14 +42,19 @@ pub struct WorkerService {
     pub bundle: Option<(Digest, Bytes)>,
     /// See [`ClaimedTokens`].
     pub claimed: ClaimedTokens,
-    /// Set while the worker drains.
-    pub draining: Arc<AtomicBool>,
+    /// Drains the worker.
+    pub drain: Drain,
+    /// Bound of a drain that states none.
+    pub drain_max: Duration,
+    /// Ends reports.
+    pub stop: CancellationToken,
 }
 
 #[tonic::async_trait]
 impl Worker for WorkerService {
     type BundleStream = ReceiverStream<Result<v1::BundleChunk, Status>>;
     type WatchStream = ReceiverStream<Result<v1::LoadReport, Status>>;
+    type DrainStream = ReceiverStream<Result<v1::DrainEvent, Status>>;
 
     async fn bundle(&self, request: Request<v1::BundleRequest>) -> Result<Response<Self::BundleStream>, Status> {
         let wanted = request.into_inner().digest;
@@ -70,6 +80,44 @@ impl Worker for WorkerService {
         tokio::spawn(self.clone().report(reports));
         Ok(Response::new(ReceiverStream::new(stream)))
     }
+
+    async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<Self::DrainStream>, Status> {
+        let v1::DrainRequest { party, timeout_ms } = request.into_inner();
+        if party != Some(self.party.clone().into()) {
+            let message = format!("{} is another start than the one that was to drain", self.party);
+            return Err(Status::failed_precondition(message));
+        }
+        let bound = timeout_ms.map_or(self.drain_max, |ms| Duration::from_millis(ms.min(DRAIN_MS_MAX)));
+        if !self.drain.start(sleep(bound)) {
+            let DrainState { phase, running, .. } = *self.drain.state().borrow();
+            let name = &self.party.instance;
+            return Err(Status::failed_precondition(match phase {
+                DrainPhase::Drained { .. } => format!("{name} is drained already; restart it to serve again"),
+                _ => format!("{name} drains already; {running} requests run there"),
+            }));
+        }
+        let (events, stream) = mpsc::channel(REPORTS_MAX);
+        tokio::spawn(tell_drain(self.drain.state(), events));
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+}
+
+/// Tells how the drain goes on, to its end.
+async fn tell_drain(mut state: watch::Receiver<DrainState>, events: mpsc::Sender<Result<v1::DrainEvent, Status>>) {
+    loop {
+        let DrainState { phase, running, finished, cut_off } = *state.borrow_and_update();
+        let drained = match phase {
+            DrainPhase::Drained { deregistered } => Some(v1::Drained { finished, cut_off, deregistered }),
+            _ => None,
+        };
+        if events.send(Ok(v1::DrainEvent { running, drained })).await.is_err() || drained.is_some() {
+            return;
+        }
+        sleep(Duration::from_millis(REPORT_MS_MIN)).await;
+        if state.changed().await.is_err() {
+            return;
+        }
+    }
 }
 
 impl WorkerService {
@@ -80,6 +128,7 @@ impl WorkerService {
             tokio::select! {
                 _ = ticks.tick() => {}
                 () = reports.closed() => return,
+                () = self.stop.cancelled() => return,
             }
             let report = self.load();
             quiet += 1;
@@ -116,7 +165,7 @@ impl WorkerService {
             decode_steps_per_s: load.decode_steps_per_s,
             claimed_tokens: (self.claimed)(),
             healthy: self.engine.healthy() && self.transfer.healthy(),
-            draining: self.draining.load(Ordering::Relaxed),
+            draining: self.drain.has_begun(),
             steps: load.steps,
         }
     }

@@ -52,6 +52,14 @@ impl RouterBackend {
         }
     }
 
+    /// Members that stay in the view although their record is gone: they are asked directly.
+    pub fn doubted(&self) -> usize {
+        match self {
+            Self::Embedded(_) => 0,
+            Self::Etcd(router) => router.doubted(),
+        }
+    }
+
     /// Ends this router's part. Workers keep their readiness.
     pub fn close(&self) {
         match self {

@@ -1,4 +1,8 @@
-//! A real etcd: a process of its own with a data directory and ports of its own, killed when dropped.
+//! Real etcds: each a process of its own with a data directory and ports of its own, killed when dropped.
+
+mod cluster;
+
+pub use cluster::EtcdCluster;
 
 use crate::membership::etcd::EtcdConfig;
 use std::io;
@@ -13,8 +17,11 @@ const START_MAX: Duration = Duration::from_secs(30);
 /// Where `scripts/setup-etcd` unpacks one.
 const UNPACKED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/etcd/usr/bin/etcd");
 
-/// One etcd server.
+/// One etcd server, alone or one node of a cluster.
 pub struct EtcdServer {
+    name: String,
+    /// All nodes of its cluster, `name=peer url`, separated by commas.
+    nodes: String,
     process: Option<Child>,
     folder: TempDir,
     client: u16,
@@ -32,16 +39,26 @@ impl EtcdServer {
     /// The same with more flags.
     pub fn start_with(flags: &[&str]) -> io::Result<Self> {
         let flags = flags.iter().map(|f| (*f).to_owned()).collect();
-        let mut server = Self {
-            process: None,
-            folder: tempfile::tempdir()?,
-            client: free_port()?,
-            peer: free_port()?,
-            health: free_port()?,
-            flags,
-        };
+        let mut server = Self::prepare("default".into(), flags)?;
+        server.nodes = server.as_node();
         server.run()?;
         Ok(server)
+    }
+
+    /// Chooses a folder and ports.
+    fn prepare(name: String, flags: Vec<String>) -> io::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let [client, peer, health] = free_ports()?;
+        Ok(Self { name, nodes: String::new(), process: None, folder, client, peer, health, flags })
+    }
+
+    fn peer_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.peer)
+    }
+
+    /// How it stands in [`EtcdServer::nodes`].
+    fn as_node(&self) -> String {
+        format!("{}={}", self.name, self.peer_url())
     }
 
     /// Address of clients, `host:port`.
@@ -57,30 +74,31 @@ impl EtcdServer {
 
     /// Settings that reach it, with short waits.
     pub fn config(&self) -> EtcdConfig {
-        EtcdConfig {
-            endpoints: vec![self.url()],
-            lease_ttl_s: 2,
-            request_ms_max: 1_000,
-            backoff_ms_max: 200,
-            view_grace_ms: 3_000,
-            probe_ms_max: 300,
-            ..EtcdConfig::default()
-        }
+        quick(vec![self.url()])
     }
 
-    /// Starts the process where it does not run, on the data that is there.
+    /// Starts the process where it does not run, on the data that is there, and waits until it serves.
     pub fn run(&mut self) -> io::Result<()> {
-        let (client, peer) = (self.url(), format!("http://127.0.0.1:{}", self.peer));
+        self.spawn()?;
+        self.wait_serving()
+    }
+
+    fn spawn(&mut self) -> io::Result<()> {
+        let (client, peer) = (self.url(), self.peer_url());
         let log = std::fs::File::options().create(true).append(true).open(self.folder.path().join("log"))?;
         let mut command = Command::new(binary()?);
-        command.arg(format!("--data-dir={}", self.data().display()));
+        command.arg(format!("--name={}", self.name)).arg(format!("--data-dir={}", self.data().display()));
         command.args([format!("--listen-client-urls={client}"), format!("--advertise-client-urls={client}")]);
         command.args([format!("--listen-peer-urls={peer}"), format!("--initial-advertise-peer-urls={peer}")]);
-        command.args([format!("--initial-cluster=default={peer}"), "--unsafe-no-fsync".into()]);
+        command.args([format!("--initial-cluster={}", self.nodes), "--unsafe-no-fsync".into()]);
         command.arg(format!("--listen-metrics-urls=http://127.0.0.1:{}", self.health));
         command.args(["--heartbeat-interval=50", "--election-timeout=500"]).args(&self.flags);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.process = Some(command.spawn()?);
+        Ok(())
+    }
+
+    fn wait_serving(&mut self) -> io::Result<()> {
         let deadline = Instant::now() + START_MAX;
         while !self.serves() {
             let ended = self.process.as_mut().is_some_and(|p| matches!(p.try_wait(), Ok(Some(_))));
@@ -157,8 +175,28 @@ fn binary() -> io::Result<PathBuf> {
     found.ok_or_else(|| io::Error::other("no etcd: run `make clients` first, as `make test` does"))
 }
 
-fn free_port() -> io::Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+/// Held together, so that no two are the same.
+fn free_ports() -> io::Result<[u16; 3]> {
+    let bind = || TcpListener::bind("127.0.0.1:0");
+    let held = [bind()?, bind()?, bind()?];
+    let mut ports = [0; 3];
+    for (port, listener) in ports.iter_mut().zip(&held) {
+        *port = listener.local_addr()?.port();
+    }
+    Ok(ports)
+}
+
+/// Settings with short waits.
+fn quick(endpoints: Vec<String>) -> EtcdConfig {
+    EtcdConfig {
+        endpoints,
+        lease_ttl_s: 2,
+        request_ms_max: 1_000,
+        backoff_ms_max: 200,
+        view_grace_ms: 3_000,
+        probe_ms_max: 300,
+        ..EtcdConfig::default()
+    }
 }
 
 fn copy(from: &Path, to: &Path) -> io::Result<()> {

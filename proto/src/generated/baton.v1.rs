@@ -755,6 +755,37 @@ pub struct BlockCounts {
     #[prost(uint64, tag = "5")]
     pub quarantined: u64,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DrainRequest {
+    /// Which start of the worker.
+    #[prost(message, optional, tag = "1")]
+    pub party: ::core::option::Option<Party>,
+    /// Longest wait for calls that run; `drain.drain_ms_max` of the worker where unset.
+    #[prost(uint64, optional, tag = "2")]
+    pub timeout_ms: ::core::option::Option<u64>,
+}
+/// One at once, then one whenever something changed, at most every 50 ms.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DrainEvent {
+    /// Calls that run here.
+    #[prost(uint32, tag = "1")]
+    pub running: u32,
+    /// With the last event.
+    #[prost(message, optional, tag = "2")]
+    pub drained: ::core::option::Option<Drained>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Drained {
+    /// Calls that ended by themselves since the drain began.
+    #[prost(uint32, tag = "1")]
+    pub finished: u32,
+    /// Calls that were cut off.
+    #[prost(uint32, tag = "2")]
+    pub cut_off: u32,
+    /// Whether the registration is known to be gone; otherwise its lease ends by itself.
+    #[prost(bool, tag = "3")]
+    pub deregistered: bool,
+}
 /// Generated client implementations.
 pub mod prefill_client {
     #![allow(
@@ -1376,7 +1407,7 @@ pub mod worker_client {
     )]
     use tonic::codegen::*;
     use tonic::codegen::http::Uri;
-    /// Every worker: its model and its load.
+    /// Every worker: its model, its load, and its way out.
     #[derive(Debug, Clone)]
     pub struct WorkerClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -1501,6 +1532,30 @@ pub mod worker_client {
             req.extensions_mut().insert(GrpcMethod::new("baton.v1.Worker", "Watch"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// From the first event on no call begins here; calls that run may end within the time given, the others are cut off, so that routers
+        /// go on with them elsewhere; then the worker deregisters, and the stream ends. Going away does not end the drain.
+        /// FAILED_PRECONDITION where the worker drains already, or is another start than the one named.
+        pub async fn drain(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DrainRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::DrainEvent>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/baton.v1.Worker/Drain");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("baton.v1.Worker", "Drain"));
+            self.inner.server_streaming(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -1538,8 +1593,21 @@ pub mod worker_server {
             &self,
             request: tonic::Request<super::WatchRequest>,
         ) -> std::result::Result<tonic::Response<Self::WatchStream>, tonic::Status>;
+        /// Server streaming response type for the Drain method.
+        type DrainStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::DrainEvent, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// From the first event on no call begins here; calls that run may end within the time given, the others are cut off, so that routers
+        /// go on with them elsewhere; then the worker deregisters, and the stream ends. Going away does not end the drain.
+        /// FAILED_PRECONDITION where the worker drains already, or is another start than the one named.
+        async fn drain(
+            &self,
+            request: tonic::Request<super::DrainRequest>,
+        ) -> std::result::Result<tonic::Response<Self::DrainStream>, tonic::Status>;
     }
-    /// Every worker: its model and its load.
+    /// Every worker: its model, its load, and its way out.
     #[derive(Debug)]
     pub struct WorkerServer<T> {
         inner: Arc<T>,
@@ -1693,6 +1761,52 @@ pub mod worker_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = WatchSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/baton.v1.Worker/Drain" => {
+                    #[allow(non_camel_case_types)]
+                    struct DrainSvc<T: Worker>(pub Arc<T>);
+                    impl<
+                        T: Worker,
+                    > tonic::server::ServerStreamingService<super::DrainRequest>
+                    for DrainSvc<T> {
+                        type Response = super::DrainEvent;
+                        type ResponseStream = T::DrainStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DrainRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Worker>::drain(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DrainSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
@@ -2243,6 +2357,317 @@ pub mod membership_server {
     /// Generated gRPC service name
     pub const SERVICE_NAME: &str = "baton.v1.Membership";
     impl<T> tonic::server::NamedService for MembershipServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DrainWorkerRequest {
+    /// Name of the instance, or `name@incarnation`.
+    #[prost(string, tag = "1")]
+    pub worker: ::prost::alloc::string::String,
+    /// As in DrainRequest.
+    #[prost(uint64, optional, tag = "2")]
+    pub timeout_ms: ::core::option::Option<u64>,
+}
+/// Generated client implementations.
+pub mod admin_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    #[derive(Debug, Clone)]
+    pub struct AdminClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl AdminClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
+    }
+    impl<T> AdminClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> AdminClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            AdminClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// Drains one worker, see Worker.Drain. NOT_FOUND where the router knows no such worker, INVALID_ARGUMENT where it knows several.
+        pub async fn drain(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DrainWorkerRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::DrainEvent>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/baton.v1.Admin/Drain");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("baton.v1.Admin", "Drain"));
+            self.inner.server_streaming(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod admin_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with AdminServer.
+    #[async_trait]
+    pub trait Admin: std::marker::Send + std::marker::Sync + 'static {
+        /// Server streaming response type for the Drain method.
+        type DrainStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::DrainEvent, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Drains one worker, see Worker.Drain. NOT_FOUND where the router knows no such worker, INVALID_ARGUMENT where it knows several.
+        async fn drain(
+            &self,
+            request: tonic::Request<super::DrainWorkerRequest>,
+        ) -> std::result::Result<tonic::Response<Self::DrainStream>, tonic::Status>;
+    }
+    #[derive(Debug)]
+    pub struct AdminServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> AdminServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for AdminServer<T>
+    where
+        T: Admin,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/baton.v1.Admin/Drain" => {
+                    #[allow(non_camel_case_types)]
+                    struct DrainSvc<T: Admin>(pub Arc<T>);
+                    impl<
+                        T: Admin,
+                    > tonic::server::ServerStreamingService<super::DrainWorkerRequest>
+                    for DrainSvc<T> {
+                        type Response = super::DrainEvent;
+                        type ResponseStream = T::DrainStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DrainWorkerRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::drain(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DrainSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for AdminServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "baton.v1.Admin";
+    impl<T> tonic::server::NamedService for AdminServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
 }

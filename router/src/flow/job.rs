@@ -111,8 +111,13 @@ impl Job {
                 Err(failed) => failed,
             };
             let Some(phase) = phase else { return Err(error) };
-            let failure =
-                Failure { phase, kind: error.kind, retry_after: error.retry_after, started: answer.has_started() };
+            let failure = Failure {
+                phase,
+                kind: error.kind,
+                retry_after: error.retry_after,
+                started: answer.has_started(),
+                drained: chosen.as_ref().is_ok_and(|chosen| chosen.drains(phase)),
+            };
             // What a worker said is more than that no other is left.
             let said = if phase == Phase::Place { worker_said.take().unwrap_or(error) } else { error };
             let times = (Instant::now(), self.deadline);

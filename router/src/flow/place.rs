@@ -32,6 +32,17 @@ impl Chosen {
         }
     }
 
+    /// Whether a worker that may have failed in `phase` drains.
+    pub(super) fn drains(&self, phase: Phase) -> bool {
+        let prefill = || self.prefill.as_ref().is_some_and(|p| p.is_draining());
+        match phase {
+            Phase::Place => false,
+            Phase::Claim | Phase::Decode => self.decode.is_draining(),
+            Phase::Prefill => prefill(),
+            Phase::Handoff => prefill() || self.decode.is_draining(),
+        }
+    }
+
     /// The answer ended well: forgives what was before.
     pub(super) fn served(&self) {
         for worker in self.prefill.iter().chain([&self.decode]) {

@@ -1,6 +1,9 @@
-//! The gRPC front: `baton.v1.Inference` over the flow.
+//! The gRPC front: `baton.v1.Inference` over the flow, and `baton.v1.Admin` for operators.
 
+mod admin;
 mod convert;
+
+pub(crate) use admin::AdminService;
 
 use crate::deadline::{Deadlines, of_grpc};
 use crate::flow::{Core, Generation, Refused};

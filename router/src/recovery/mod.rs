@@ -53,6 +53,8 @@ pub(crate) struct Failure {
     pub(crate) retry_after: Option<Duration>,
     /// Whether the client has seen tokens: such an answer is carried on wherever there may be room, another is told early to come again.
     pub(crate) started: bool,
+    /// Whether who failed said before that it drains: it takes nothing more, so this happens once a worker, and is nobody's fault.
+    pub(crate) drained: bool,
 }
 
 /// Who is avoided in the next attempts of this request.
@@ -157,6 +159,9 @@ impl Recovery {
                 return Err(GiveUp::NoWorker);
             }
             n
+        } else if failure.drained {
+            self.unplaced = None;
+            0
         } else {
             self.unplaced = None;
             self.failed += 1;
@@ -169,12 +174,13 @@ impl Recovery {
         if now + after >= deadline {
             return Err(GiveUp::Deadline);
         }
-        if failure.phase != Phase::Place && !bucket.take(now) {
+        if failure.phase != Phase::Place && !failure.drained && !bucket.take(now) {
             return Err(GiveUp::Budget);
         }
         let (prefill, decode) = avoided(failure);
         let probation = matches!(failure.phase, Phase::Claim | Phase::Prefill | Phase::Decode)
-            && failure.kind != ErrorKind::Overloaded;
+            && failure.kind != ErrorKind::Overloaded
+            && !failure.drained;
         Ok(Retry { after, prefill, decode, probation })
     }
 

@@ -10,7 +10,7 @@ const LIMITS: RetryLimits = RetryLimits {
 };
 
 fn failure(phase: Phase, kind: ErrorKind, started: bool) -> Failure {
-    Failure { phase, kind, retry_after: None, started }
+    Failure { phase, kind, retry_after: None, started, drained: false }
 }
 
 fn shown(result: Result<Retry, GiveUp>) -> String {
@@ -103,4 +103,14 @@ fn a_started_answer_waits_for_a_worker_and_pays_nothing_for_it() {
     let full = Failure { retry_after: Some(Duration::from_millis(90)), ..failure(Place, Overloaded, true) };
     let after_died = "p- ds 40ms probation";
     check(60_000, 2, 1.0, &[(0, died), (1, full), (99, died)], &["p- ds 20ms probation", "p- d- 90ms", after_died]);
+}
+
+#[test]
+fn workers_that_drain_cost_a_request_nothing() {
+    let (died, cut_off) =
+        (failure(Decode, Unavailable, true), Failure { drained: true, ..failure(Decode, Unavailable, true) });
+    let drains = [(0, cut_off), (10, cut_off), (20, cut_off), (30, cut_off), (40, died), (50, died)];
+    let went_on = ["p- ds 20ms"; 4];
+    check(60_000, 1, 1.0, &drains, &[&went_on[..], &["p- ds 20ms probation", "budget"]].concat());
+    assert_eq!(first(Failure { drained: true, ..failure(Claim, InvalidRequest, false) }), "futile");
 }

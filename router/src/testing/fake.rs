@@ -216,6 +216,22 @@ impl prefill_server::Prefill for Service {
 impl worker_server::Worker for Service {
     type BundleStream = ReceiverStream<Result<v1::BundleChunk, Status>>;
     type WatchStream = ReceiverStream<Result<v1::LoadReport, Status>>;
+    type DrainStream = ReceiverStream<Result<v1::DrainEvent, Status>>;
+
+    /// Refuses where it reports that it drains; otherwise one call ends, and the worker is drained.
+    async fn drain(&self, request: Request<v1::DrainRequest>) -> Answer<v1::DrainEvent> {
+        if self.load.borrow().draining {
+            return Err(Status::failed_precondition("it drains already"));
+        }
+        let party = request.into_inner().party;
+        assert_eq!(party, self.load.borrow().party, "the router asks the start that it knows");
+        let (events, out) = mpsc::channel(8);
+        let drained = v1::Drained { finished: 1, cut_off: 0, deregistered: true };
+        for (running, drained) in [(1, None), (0, Some(drained))] {
+            events.send(Ok(v1::DrainEvent { running, drained })).await.unwrap();
+        }
+        Ok(Response::new(ReceiverStream::new(out)))
+    }
 
     async fn bundle(&self, _: Request<v1::BundleRequest>) -> Answer<v1::BundleChunk> {
         let (chunks, out) = mpsc::channel(64);

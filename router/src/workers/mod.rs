@@ -10,7 +10,7 @@ mod supervise;
 pub(crate) use load::Load;
 #[cfg(test)]
 pub(crate) use set::ModelKey;
-pub(crate) use set::{ServedModel, WorkerSet};
+pub(crate) use set::{ServedModel, Unnamed, WorkerSet};
 pub(crate) use supervise::{Supervisor, supervise};
 
 use crate::models::ModelText;
@@ -35,6 +35,7 @@ pub(crate) struct WorkerHandle {
     channel: Channel,
     text: OnceLock<Option<Arc<ModelText>>>,
     admitted: AtomicBool,
+    draining: AtomicBool,
 }
 
 impl WorkerHandle {
@@ -43,7 +44,8 @@ impl WorkerHandle {
         let config = ChannelConfig { stream_window_bytes: STREAM_WINDOW_BYTES, ..ChannelConfig::default() };
         let channel = channel(&record.endpoint, &config)?;
         let (load, probation) = (Load::default(), Probation::default());
-        Ok(Self { record, load, probation, channel, text: OnceLock::new(), admitted: AtomicBool::new(false) })
+        let (admitted, draining) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Self { record, load, probation, channel, text: OnceLock::new(), admitted, draining })
     }
 
     /// Its channel; clones share one connection.
@@ -68,6 +70,17 @@ impl WorkerHandle {
 
     fn set_admitted(&self, admitted: bool) -> bool {
         self.admitted.swap(admitted, Ordering::AcqRel)
+    }
+
+    /// Whether it said that it drains, which no start ever takes back.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    fn set_draining(&self) {
+        if !self.draining.swap(true, Ordering::AcqRel) {
+            tracing::info!(worker = %self.party(), "places nothing more on a worker that drains");
+        }
     }
 
     /// Sets the text, once.

@@ -55,6 +55,21 @@ pub(crate) struct Candidates {
     pub(crate) handles: Vec<Arc<WorkerHandle>>,
 }
 
+/// Why a name names no worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Unnamed {
+    /// Nobody has it.
+    Nobody {
+        /// Who is registered.
+        known: Vec<String>,
+    },
+    /// More than one start of an instance has it: one replaces the other.
+    Several {
+        /// Which, as they may be named.
+        starts: Vec<String>,
+    },
+}
+
 impl WorkerSet {
     /// An empty set. Load older than `stale_max` counts as none.
     pub(crate) fn new(stale_max: Duration) -> Self {
@@ -82,6 +97,27 @@ impl WorkerSet {
     /// Every worker known, admitted or not.
     pub(crate) fn all(&self) -> Vec<Arc<WorkerHandle>> {
         self.workers.load().values().cloned().collect()
+    }
+
+    /// Workers that a request of their model may be placed on.
+    pub(crate) fn ready(&self, now: Instant) -> Vec<Arc<WorkerHandle>> {
+        let is_ready = |w: &&Arc<WorkerHandle>| w.text().is_some() && w.load.measured(now, self.stale_max).is_some();
+        self.workers.load().values().filter(is_ready).cloned().collect()
+    }
+
+    /// The worker that an operator means: the name of an instance, or `name@incarnation`.
+    pub(crate) fn named(&self, name: &str) -> Result<Arc<WorkerHandle>, Unnamed> {
+        let workers = self.workers.load();
+        let is_meant = |party: &Party| party.instance.as_str() == name || party.to_string() == name;
+        let mut meant = workers.iter().filter(|(party, _)| is_meant(party));
+        match (meant.next(), meant.next()) {
+            (Some((_, worker)), None) => Ok(worker.clone()),
+            (None, _) => Err(Unnamed::Nobody { known: workers.keys().map(|p| p.instance.to_string()).collect() }),
+            (Some(_), Some(_)) => {
+                let starts = workers.keys().filter(|p| is_meant(p)).map(Party::to_string).collect();
+                Err(Unnamed::Several { starts })
+            }
+        }
     }
 
     /// Admitted workers of a model with a fresh load, as far as they fit.
@@ -131,6 +167,26 @@ mod tests {
         worker.set_text(None);
         worker.load.report(&v1::LoadReport { healthy: true, ..Default::default() }, &worker.record, Instant::now());
         Arc::new(worker)
+    }
+
+    #[tokio::test]
+    async fn operators_name_one_start() {
+        let set = WorkerSet::new(Duration::from_secs(3));
+        assert_eq!(set.named("d").unwrap_err(), Unnamed::Nobody { known: vec![] });
+        let d = admitted(Role::Decode, "d", "m", 100);
+        set.insert(d.clone());
+        set.insert(admitted(Role::Prefill, "d-1", "m", 100));
+        assert_eq!(set.named("d").unwrap().party(), d.party());
+        assert_eq!(set.named(&d.party().to_string()).unwrap().party(), d.party());
+        let known = vec!["d".to_owned(), "d-1".to_owned()];
+        assert_eq!(set.named("d-").unwrap_err(), Unnamed::Nobody { known }, "a part of a name may mean somebody else");
+        let mut again = (*d.record).clone();
+        again.party.incarnation.0 += 1;
+        let again = Arc::new(WorkerHandle::new(Arc::new(again)).unwrap());
+        set.insert(again.clone());
+        let starts = vec![d.party().to_string(), again.party().to_string()];
+        assert_eq!(set.named("d").unwrap_err(), Unnamed::Several { starts });
+        assert_eq!(set.named(&again.party().to_string()).unwrap().party(), again.party());
     }
 
     #[tokio::test]

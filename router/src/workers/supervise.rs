@@ -136,6 +136,9 @@ impl Supervisor {
             } else if worker.text().is_none() {
                 worker.set_text(None);
             }
+            if report.draining {
+                worker.set_draining();
+            }
             worker.load.report(&report, &worker.record, Instant::now());
             *heard = true;
             self.admit(worker);

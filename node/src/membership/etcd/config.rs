@@ -33,7 +33,8 @@ pub struct EtcdConfig {
     pub backoff_ms_min: u64,
     /// Longest wait before etcd is called again.
     pub backoff_ms_max: u64,
-    /// After etcd was wiped or restored, workers have so long to register again before a router asks them itself.
+    /// After etcd was wiped or restored, workers have so long to register again before a router asks them itself. Records that vanish
+    /// within this time of each other are judged together.
     pub view_grace_ms: u64,
     /// Longest wait for a worker that a router asks whether it is alive.
     pub probe_ms_max: u64,

@@ -11,8 +11,26 @@ use tokio::time::timeout;
 const KEEPALIVE: Duration = Duration::from_secs(2);
 const KEEPALIVE_MAX: Duration = Duration::from_secs(4);
 
+/// The node that a session talks to. One at a time and the next after each failure: over several at once, every node that hangs would
+/// take its share of each session's calls.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Node(usize);
+
+impl Node {
+    /// Any, so that sessions spread.
+    pub(super) fn any() -> Self {
+        Self(usize::from(rand::random::<u16>()))
+    }
+
+    /// Another one, where there is one.
+    pub(super) fn next(self) -> Self {
+        Self(self.0.wrapping_add(1))
+    }
+}
+
 /// Connects; files are read anew, so that certificates and passwords can be changed in place.
-pub(super) async fn connect(config: &EtcdConfig) -> Result<Client, EtcdError> {
+pub(super) async fn connect(config: &EtcdConfig, node: Node) -> Result<Client, EtcdError> {
+    let endpoint = &config.endpoints[node.0 % config.endpoints.len()];
     let mut options = ConnectOptions::new()
         .with_connect_timeout(config.request_max())
         .with_keep_alive(KEEPALIVE, KEEPALIVE_MAX)
@@ -28,7 +46,7 @@ pub(super) async fn connect(config: &EtcdConfig) -> Result<Client, EtcdError> {
         }
         options = options.with_tls(tls);
     }
-    within(config.request_max(), "connect", Client::connect(&config.endpoints, Some(options))).await
+    within(config.request_max(), "connect", Client::connect([endpoint], Some(options))).await
 }
 
 async fn read(path: &Path) -> Result<String, EtcdError> {

@@ -1,6 +1,6 @@
 //! The router's side: follows the records, and writes what it says of each worker.
 
-use super::connection::{connect, within};
+use super::connection::{Node, connect, within};
 use super::error::EtcdError;
 use super::keys::{Keys, encode_word};
 use super::lease::{self, Renewal, grant};
@@ -23,8 +23,9 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// Records that go within this time go at once. Leases granted together end together, and etcd looks for ended ones twice a second.
-const WINDOW: Duration = Duration::from_secs(2);
+/// Records that go within this time are judged together, however short the grace: leases granted together end together, and etcd looks
+/// for ended ones twice a second.
+const WINDOW_MIN: Duration = Duration::from_secs(2);
 /// Doubted workers that are asked at the same time.
 const PROBES_MAX: usize = 32;
 
@@ -71,9 +72,10 @@ impl EtcdRouter {
 
     /// Like [`EtcdRouter::start`], asking doubted workers in a way of the caller's.
     pub fn start_with(config: &EtcdConfig, members_max: usize, probe: Box<dyn Probe>) -> Self {
+        let grace = Duration::from_millis(config.view_grace_ms);
         let limits = ViewLimits {
-            grace: Duration::from_millis(config.view_grace_ms),
-            window: WINDOW,
+            grace,
+            window: grace.max(WINDOW_MIN),
             probe_every: Duration::from_millis(config.probe_ms_max) * 2,
             members_max,
         };
@@ -92,7 +94,7 @@ impl EtcdRouter {
             doubts: Notify::new(),
             stop: stop.clone(),
         });
-        let follower = Follower { shared: shared.clone(), lease: None, written: BTreeMap::new() };
+        let follower = Follower { shared: shared.clone(), node: Node::any(), lease: None, written: BTreeMap::new() };
         tokio::spawn(follower.run());
         Self { shared, _stop: Arc::new(stop.drop_guard()) }
     }
@@ -151,6 +153,7 @@ impl Shared {
 /// The task behind a router.
 struct Follower {
     shared: Arc<Shared>,
+    node: Node,
     /// Outlives sessions.
     lease: Option<i64>,
     /// What stands in etcd on that lease, by key; `None` where that is not certain.
@@ -166,6 +169,7 @@ impl Follower {
             loop {
                 let mut worked = false;
                 let Err(error) = self.session(resume, &mut worked).await;
+                self.node = self.node.next();
                 // After a failed connect, another etcd may stand at the same address: list, whatever its revision.
                 resume = worked && !matches!(error, EtcdError::WatchEnded(_));
                 if matches!(error, EtcdError::LeaseGone) {
@@ -180,7 +184,7 @@ impl Follower {
             () = shared.stop.cancelled() => {}
         }
         if let Some(lease) = self.lease
-            && let Ok(client) = connect(&shared.config).await
+            && let Ok(client) = connect(&shared.config, self.node).await
         {
             // Without an answer the lease ends by itself.
             let _ = lease::revoke(&client, lease, shared.config.request_max()).await;
@@ -190,7 +194,7 @@ impl Follower {
     /// From connecting to the first failure. `worked` becomes true once the view is that of etcd.
     async fn session(&mut self, resume: bool, worked: &mut bool) -> Result<Infallible, EtcdError> {
         let shared = self.shared.clone();
-        let client = connect(&shared.config).await?;
+        let client = connect(&shared.config, self.node).await?;
         let max = shared.config.request_max();
         let from = match resume_from(&shared, &client).await? {
             Some(revision) if resume => revision,

@@ -2,5 +2,7 @@
 
 mod conforms;
 mod faults;
+mod nodes;
+mod support;
 mod tls;
 mod view;

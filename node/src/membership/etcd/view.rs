@@ -1,8 +1,9 @@
 //! A router's view of the cluster, from lists and watch events. Pure: time comes in, decisions go out.
 //!
 //! A record that goes leaves the view at once, with two exceptions, under which its member is *doubted*: it stays, and is asked directly.
-//! Where etcd was wiped or restored, everyone has a grace to register again; and where most of a cluster goes at once, that is etcd's
-//! fault until the workers themselves say otherwise.
+//! Where etcd was wiped or restored, everyone has a grace to register again; and where most of a cluster goes, together or one by one
+//! within a window, that is etcd's fault until the workers themselves say otherwise. Those that went first, and were believed, are
+//! then doubted too.
 
 use crate::membership::{Member, MembershipView};
 use baton_types::{InstanceId, InstanceRecord, Party};
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 pub struct ViewLimits {
     /// After a wipe or restore, members that did not register again are asked only after this.
     pub grace: Duration,
-    /// Records that go within this time go at once.
+    /// Records that go within this time of each other are judged together.
     pub window: Duration,
     /// A doubted member is asked this often; longer than one question takes.
     pub probe_every: Duration,
@@ -58,15 +59,15 @@ pub struct EtcdView {
     limits: ViewLimits,
     position: Option<Position>,
     members: BTreeMap<InstanceId, Held>,
-    /// When records went, within the window.
-    gone: VecDeque<Instant>,
+    /// Members whose record went and was believed, and when, within the window.
+    departed: VecDeque<(Instant, Member)>,
     revision: u64,
 }
 
 impl EtcdView {
     /// Nobody yet. Revisions of the view start after `revision`, so that a restarted router can stay ahead of its past.
     pub fn new(limits: ViewLimits, revision: u64) -> Self {
-        Self { limits, position: None, members: BTreeMap::new(), gone: VecDeque::new(), revision }
+        Self { limits, position: None, members: BTreeMap::new(), departed: VecDeque::new(), revision }
     }
 
     /// The last change seen; `None` before the first list.
@@ -104,8 +105,8 @@ impl EtcdView {
             missing.push(instance.clone());
         }
         if other_history {
-            // How many went lately in the other history says nothing about this one.
-            self.gone.clear();
+            // Who went in the other history says nothing about this one.
+            self.departed.clear();
         }
         self.go(missing, now);
     }
@@ -140,25 +141,47 @@ impl EtcdView {
             return;
         }
         let same = held.is_some_and(|h| h.member == member);
+        self.departed.retain(|(_, m)| m.record.party.instance != instance);
         self.members.insert(instance, Held { member, ask: None, rival: None });
         self.revision += u64::from(!same);
     }
 
-    /// Records of these are gone in a live etcd: believed, unless too many went at once.
+    /// Records of these are gone in a live etcd: believed, unless most of those that were there lately went.
     fn go(&mut self, instances: Vec<InstanceId>, now: Instant) {
-        while self.gone.front().is_some_and(|at| *at + self.limits.window < now) {
-            self.gone.pop_front();
+        while self.departed.front().is_some_and(|(at, _)| *at + self.limits.window < now) {
+            self.departed.pop_front();
         }
-        let fresh = |h: &Held| h.ask.is_none();
-        let going: Vec<_> = instances.into_iter().filter(|id| self.members.get(id).is_some_and(fresh)).collect();
-        let before = self.gone.len() + self.members.values().filter(|h| fresh(h)).count();
-        self.gone.extend(going.iter().map(|_| now));
-        let many = self.gone.len() >= 2 && self.gone.len() * 2 > before;
-        for instance in going {
-            match self.members.get_mut(&instance) {
-                Some(held) if many => held.ask = Some(now),
-                _ => self.remove(&instance),
+        let is_fresh = |id: &InstanceId| self.members.get(id).is_some_and(|h| h.ask.is_none());
+        let going: Vec<_> = instances.into_iter().filter(is_fresh).collect();
+        if going.is_empty() {
+            return;
+        }
+        let gone = self.departed.len() + self.doubted() + going.len();
+        let before = self.departed.len() + self.members.len();
+        if gone < 2 || gone * 2 <= before {
+            for instance in going {
+                self.depart(&instance, now);
             }
+            return;
+        }
+        for held in self.members.iter_mut().filter(|(id, _)| going.contains(id)).map(|(_, held)| held) {
+            held.ask = Some(now);
+        }
+        for (_, member) in std::mem::take(&mut self.departed) {
+            self.put(member.clone());
+            if let Some(held) = self.members.get_mut(&member.record.party.instance) {
+                held.ask = Some(now);
+            }
+        }
+    }
+
+    fn depart(&mut self, instance: &InstanceId, now: Instant) {
+        if let Some(held) = self.members.remove(instance) {
+            self.revision += 1;
+            if self.departed.len() == self.limits.members_max {
+                self.departed.pop_front();
+            }
+            self.departed.push_back((now, held.member));
         }
     }
 

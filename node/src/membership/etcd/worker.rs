@@ -2,7 +2,7 @@
 
 use super::EtcdConfig;
 use super::claim::{Claim, Standing, claim};
-use super::connection::{connect, within};
+use super::connection::{Node, connect, within};
 use super::error::EtcdError;
 use super::keys::{Keys, decode_record, decode_word, encode_record};
 use super::lease::{self, Renewal, grant};
@@ -36,6 +36,7 @@ impl WorkerMembership for EtcdWorker {
             keys: Keys(self.0.prefix.clone()),
             config: self.0.clone(),
             record,
+            node: Node::any(),
             lease: None,
             held_before: false,
             opinions: Opinions::default(),
@@ -51,6 +52,7 @@ struct Keeper {
     config: EtcdConfig,
     keys: Keys,
     record: InstanceRecord,
+    node: Node,
     /// Outlives sessions: a break in the connection does not end it.
     lease: Option<i64>,
     held_before: bool,
@@ -70,6 +72,7 @@ impl Keeper {
                 () = leave.cancelled() => break,
             };
             let Err(error) = end;
+            self.node = self.node.next();
             if matches!(error, EtcdError::LeaseGone) {
                 self.lease = None;
             }
@@ -80,7 +83,7 @@ impl Keeper {
         }
         // Without an answer the lease ends by itself.
         if let Some(lease) = self.lease
-            && let Ok(client) = connect(&self.config).await
+            && let Ok(client) = connect(&self.config, self.node).await
             && lease::revoke(&client, lease, self.config.request_max()).await.is_ok()
         {
             tracing::info!("left");
@@ -90,7 +93,7 @@ impl Keeper {
 
     /// From connecting to the first failure. `worked` becomes true once the name was looked up.
     async fn session(&mut self, worked: &mut bool) -> Result<std::convert::Infallible, EtcdError> {
-        let client = connect(&self.config).await?;
+        let client = connect(&self.config, self.node).await?;
         let max = self.config.request_max();
         let lease = match self.lease {
             Some(lease) => lease,

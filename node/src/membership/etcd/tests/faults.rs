@@ -1,116 +1,24 @@
 //! What etcd may do to a cluster: stop, die, lose everything, forget its history. Workers and routers run through all of it.
 
+use super::support::{Cluster, LONG, MAX, becomes};
 use crate::membership::conformance::record;
-use crate::membership::etcd::{EtcdConfig, EtcdRouter, EtcdWorker, Probe, Verdict};
-use crate::membership::{
-    MembershipView, RegistrationHandle, RouterMembership as _, WorkerMembership as _, WorkerState,
-};
+use crate::membership::etcd::{EtcdConfig, EtcdRouter, EtcdWorker};
+use crate::membership::{MembershipView, RouterMembership as _, WorkerMembership as _, WorkerState};
 use crate::testing::etcd::EtcdServer;
 use crate::testing::relay::Relay;
-use baton_types::{InstanceRecord, Party};
+use baton_types::InstanceRecord;
 use etcd_client::{Client, CompactionOptions, DeleteOptions, Permission};
-use futures::future::BoxFuture;
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
-/// Far beyond every lease, backoff and grace of these tests.
-const MAX: Duration = Duration::from_secs(60);
-/// Longer than a lease, and than a probe of a silent connection.
-const LONG: Duration = Duration::from_secs(7);
-
-/// Workers answer probes as the test says.
-#[derive(Clone, Default)]
-struct Answers(Arc<parking_lot::Mutex<BTreeSet<Party>>>);
-
-impl Probe for Answers {
-    fn ask(&self, record: Arc<InstanceRecord>) -> BoxFuture<'static, Verdict> {
-        let alive = self.0.lock().contains(&record.party);
-        Box::pin(async move { if alive { Verdict::Alive } else { Verdict::Gone } })
-    }
-}
-
-/// Three workers, admitted by a router, over one etcd.
-struct Cluster {
-    server: EtcdServer,
-    router: EtcdRouter,
-    alive: Answers,
-    workers: Vec<RegistrationHandle>,
-    records: Vec<InstanceRecord>,
-}
-
-impl Cluster {
-    async fn start() -> Self {
-        let server = EtcdServer::start().unwrap();
-        let alive = Answers::default();
-        let router = EtcdRouter::start_with(&server.config(), 16, Box::new(alive.clone()));
-        let records = vec![record("d-0", 1), record("d-1", 2), record("p-0", 3)];
-        alive.0.lock().extend(records.iter().map(|r| r.party.clone()));
-        let workers = records.iter().map(|r| EtcdWorker::new(&server.config()).register(r.clone())).collect();
-        let cluster = Self { server, router, alive, workers, records };
-        cluster.sees("all register", |view| view.members.len() == 3).await;
-        for (worker, record) in cluster.workers.iter().zip(&cluster.records) {
-            assert!(cluster.router.admit(&record.party));
-            becomes(worker, &WorkerState::Admitted).await;
-        }
-        cluster
-    }
-
-    async fn sees(&self, what: &str, done: impl Fn(&MembershipView) -> bool) -> Arc<MembershipView> {
-        let mut view = self.router.view();
-        match timeout(MAX, view.wait_for(|v| done(v))).await {
-            Ok(seen) => seen.unwrap().clone(),
-            Err(_) => panic!("{what}: never; now {:?}", self.router.view().borrow()),
-        }
-    }
-
-    fn whole(&self) -> bool {
-        let view = self.router.view();
-        let whole = self.records.iter().all(|r| view.borrow().get(&r.party).is_some());
-        whole && self.workers.iter().all(RegistrationHandle::is_ready)
-    }
-
-    /// Nothing is missed for so long.
-    async fn stays_whole(&self, what: &str, time: Duration) {
-        let end = tokio::time::Instant::now() + time;
-        while tokio::time::Instant::now() < end {
-            assert!(self.whole(), "{what}: {:?}", self.router.view().borrow());
-            sleep(Duration::from_millis(10)).await;
-        }
-    }
-
-    /// A change of either side still reaches the other.
-    async fn is_live(&mut self) {
-        assert!(self.router.evict(&self.records[0].party, "a test"));
-        becomes(&self.workers[0], &WorkerState::Evicted("a test".into())).await;
-        assert!(self.router.admit(&self.records[0].party));
-        becomes(&self.workers[0], &WorkerState::Admitted).await;
-        let more = record("d-9", 9);
-        let worker = EtcdWorker::new(&self.server.config()).register(more.clone());
-        self.sees("a new one", |view| view.get(&more.party).is_some()).await;
-        assert!(worker.leave(MAX).await);
-        self.sees("it leaves", |view| view.get(&more.party).is_none()).await;
-        assert!(self.whole());
-    }
-
-    async fn client(&self) -> Client {
-        Client::connect([self.server.url()], None).await.unwrap()
-    }
-}
-
-async fn becomes(worker: &RegistrationHandle, expected: &WorkerState) {
-    let mut state = worker.state();
-    let reached = timeout(MAX, state.wait_for(|s| s == expected)).await;
-    assert!(reached.is_ok_and(|r| r.is_ok()), "{:?} never became {expected:?}", worker.state().borrow());
-}
-
 #[tokio::test]
 async fn a_stopped_etcd_ends_nothing() {
-    let mut cluster = Cluster::start().await;
-    cluster.server.signal("STOP").unwrap();
+    let server = EtcdServer::start().unwrap();
+    let mut cluster = Cluster::start(server.config()).await;
+    server.signal("STOP").unwrap();
     cluster.stays_whole("stopped", LONG).await;
-    cluster.server.signal("CONT").unwrap();
+    server.signal("CONT").unwrap();
     // Leases may have ended in its eyes; everybody answers, so nobody is missed.
     cluster.sees("nobody is doubted", |_| cluster.router.doubted() == 0).await;
     cluster.is_live().await;
@@ -118,11 +26,12 @@ async fn a_stopped_etcd_ends_nothing() {
 
 #[tokio::test]
 async fn an_etcd_that_dies_and_returns_with_its_data_ends_nothing() {
-    let mut cluster = Cluster::start().await;
+    let mut server = EtcdServer::start().unwrap();
+    let mut cluster = Cluster::start(server.config()).await;
     let before = cluster.router.view().borrow().clone();
-    cluster.server.kill();
+    server.kill();
     cluster.stays_whole("dead", LONG).await;
-    cluster.server.run().unwrap();
+    server.run().unwrap();
     cluster.stays_whole("back", LONG).await;
     let after = cluster.router.view().borrow().clone();
     assert_eq!(before.members, after.members, "the leases live on, so nobody registered again");
@@ -131,14 +40,15 @@ async fn an_etcd_that_dies_and_returns_with_its_data_ends_nothing() {
 
 #[tokio::test]
 async fn everyone_registers_again_in_a_wiped_etcd() {
-    let mut cluster = Cluster::start().await;
+    let mut server = EtcdServer::start().unwrap();
+    let mut cluster = Cluster::start(server.config()).await;
     let before = cluster.router.view().borrow().clone();
     // No worker answers the router: the grace alone must carry the view.
     cluster.alive.0.lock().clear();
-    cluster.server.kill();
-    cluster.server.wipe().unwrap();
+    server.kill();
+    server.wipe().unwrap();
     cluster.stays_whole("dead", Duration::from_secs(1)).await;
-    cluster.server.run().unwrap();
+    server.run().unwrap();
     cluster.stays_whole("empty", LONG).await;
     assert_eq!(cluster.router.doubted(), 0);
     let after = cluster.router.view().borrow().clone();
@@ -152,10 +62,11 @@ async fn everyone_registers_again_in_a_wiped_etcd() {
 
 #[tokio::test]
 async fn a_restored_etcd_is_brought_up_to_date() {
-    let mut cluster = Cluster::start().await;
-    cluster.server.kill();
-    cluster.server.back_up().unwrap();
-    cluster.server.run().unwrap();
+    let mut server = EtcdServer::start().unwrap();
+    let mut cluster = Cluster::start(server.config()).await;
+    server.kill();
+    server.back_up().unwrap();
+    server.run().unwrap();
     // What the backup does not know: one worker left, another start of d-0 replaced the first.
     let gone = cluster.workers.pop().unwrap();
     let gone_party = cluster.records.pop().unwrap().party;
@@ -164,15 +75,15 @@ async fn a_restored_etcd_is_brought_up_to_date() {
     cluster.sees("it left", |view| view.get(&gone_party).is_none()).await;
     let new = record("d-0", 11);
     cluster.alive.0.lock().insert(new.party.clone());
-    cluster.workers[0] = EtcdWorker::new(&cluster.server.config()).register(new.clone());
+    cluster.workers[0] = EtcdWorker::new(&server.config()).register(new.clone());
     cluster.sees("it is replaced", |view| view.get(&new.party).is_some()).await;
     assert!(cluster.router.admit(&new.party));
     becomes(&cluster.workers[0], &WorkerState::Admitted).await;
     cluster.records[0] = new;
 
-    cluster.server.kill();
-    cluster.server.restore().unwrap();
-    cluster.server.run().unwrap();
+    server.kill();
+    server.restore().unwrap();
+    server.run().unwrap();
     // Those that live are never missed. The record of the one that left comes back, until its lease ends.
     let end = tokio::time::Instant::now() + LONG * 2;
     while tokio::time::Instant::now() < end {
@@ -223,9 +134,10 @@ async fn a_watch_that_fell_behind_a_compaction_lists_again() {
 
 #[tokio::test]
 async fn a_lease_that_ended_under_a_stopped_worker_is_believed_and_it_returns() {
-    let cluster = Cluster::start().await;
-    let relay = Relay::start(cluster.server.address()).await.unwrap();
-    let config = EtcdConfig { endpoints: vec![format!("http://{}", relay.address())], ..cluster.server.config() };
+    let server = EtcdServer::start().unwrap();
+    let cluster = Cluster::start(server.config()).await;
+    let relay = Relay::start(server.address()).await.unwrap();
+    let config = EtcdConfig { endpoints: vec![format!("http://{}", relay.address())], ..server.config() };
     let stopped = record("d-5", 5);
     let worker = EtcdWorker::new(&config).register(stopped.clone());
     let first = cluster.sees("joins", |view| view.get(&stopped.party).is_some()).await;
@@ -242,12 +154,18 @@ async fn a_lease_that_ended_under_a_stopped_worker_is_believed_and_it_returns() 
 
 #[tokio::test]
 async fn records_that_vanish_together_are_doubted_until_the_workers_are_asked() {
-    let cluster = Cluster::start().await;
+    let server = EtcdServer::start().unwrap();
+    let cluster = Cluster::start(server.config()).await;
     let before = cluster.router.view().borrow().clone();
     // One of the three does not answer: it alone is gone, until it registers again.
     cluster.alive.0.lock().remove(&cluster.records[2].party);
     let options = DeleteOptions::new().with_prefix();
-    cluster.client().await.delete("/baton/default/instances/", Some(options)).await.unwrap();
+    Client::connect([server.url()], None)
+        .await
+        .unwrap()
+        .delete("/baton/default/instances/", Some(options))
+        .await
+        .unwrap();
     let answered = |v: &MembershipView| cluster.records[..2].iter().all(|r| v.get(&r.party).is_some());
     let all_again = |v: &MembershipView| {
         let newer = |r: &InstanceRecord| {

@@ -82,9 +82,20 @@ fn scripts() {
         "[a1 b1 c1] [a1 b1 c1]??? ask(a b c)[a1 b1 c1]??? [b1 c1]?? [b1 c1]?? ask()[b1 c1]?? ask(b c)[b1 c1]?? [b1 c1]? [b1 c1]?",
     );
     check("0:L5@a1,b1,c1 9:L9@ 9:no:a1 9:no:b1 9:no:c1", "[a1 b1 c1] [a1 b1 c1]??? [b1 c1]?? [c1]? []");
-    // The same one by one within the window; slowly, each is believed.
-    check("0:L5@a1,b1,c1 9:-a 9.5:-b 10:-c", "[a1 b1 c1] [b1 c1] [b1 c1]? [b1 c1]??");
+    // The same one by one within the window: the first is believed until the second goes. Slowly, each is believed.
+    check("0:L5@a1,b1,c1 9:-a 9.5:-b 10:-c", "[a1 b1 c1] [b1 c1] [a1 b1 c1]?? [a1 b1 c1]???");
     check("0:L5@a1,b1,c1 9:-a 19:-b 29:-c", "[a1 b1 c1] [b1 c1] [c1] []");
+    // Who registered again, or was asked and is gone, counts no more: a cluster may be restarted or emptied one by one.
+    check(
+        "0:L5@a1,b1,c1 9:-a 9.2:+a2 9.4:-b 9.6:+b2 9.8:-c",
+        "[a1 b1 c1] [b1 c1] [a2 b1 c1] [a2 c1] [a2 b2 c1] [a2 b2]",
+    );
+    check(
+        "0:L5@a1,b1,c1 9:-a 9.1:-b 9.2:? 9.3:no:a1 9.3:no:b1 9.4:-c",
+        "[a1 b1 c1] [b1 c1] [a1 b1 c1]?? ask(a b)[a1 b1 c1]?? [b1 c1]? [c1] []",
+    );
+    // A few of many are believed, however quickly they go.
+    check("0:L5@a1,b1,c1,d1 9:-a 9.1:-b", "[a1 b1 c1 d1] [b1 c1 d1] [c1 d1]");
     // Wiped: everyone stays for the grace, registers again or is asked.
     check("0:L5@a1,b1 1:W2@ 2:+a1 10:? 11:? 11:no:b1", "[a1 b1] [a1 b1]?? [a1 b1]? ask()[a1 b1]? ask(b)[a1 b1]? [a1]");
     // The revision went back under the same epoch: restored.

@@ -1,0 +1,67 @@
+//! What becomes of a cluster when nodes of a replicated etcd fail.
+
+use super::support::{Cluster, LONG};
+use crate::membership::RouterMembership as _;
+use crate::membership::etcd::EtcdConfig;
+use crate::testing::etcd::EtcdCluster;
+use baton_types::InstanceRecord;
+use std::time::Duration;
+
+/// Longer than an election.
+const ELECTION: Duration = Duration::from_secs(3);
+
+#[tokio::test]
+async fn nodes_of_etcd_may_fail_and_lose_everything() {
+    let mut etcd = EtcdCluster::start(3).unwrap();
+    // A node that hangs is noticed after `request_ms_max`, which must leave time to renew at another.
+    let mut cluster = Cluster::start(EtcdConfig { lease_ttl_s: 5, ..etcd.config() }).await;
+    let before = cluster.router.view().borrow().clone();
+
+    for hangs in 0..3 {
+        etcd.node(hangs).signal("STOP").unwrap();
+        cluster.stays_whole("a node hangs for longer than a lease", LONG).await;
+        etcd.node(hangs).signal("CONT").unwrap();
+        etcd.leader().await.unwrap();
+    }
+    cluster.is_live().await;
+    assert_eq!(before.members, cluster.router.view().borrow().members, "nobody registered again");
+
+    let leader = etcd.leader().await.unwrap();
+    etcd.node(leader).kill();
+    cluster.stays_whole("leader killed", ELECTION).await;
+    etcd.leader().await.unwrap();
+    cluster.is_live().await;
+    etcd.run_all().unwrap();
+    cluster.stays_whole("leader back", Duration::from_secs(1)).await;
+
+    let (leader, other) = (etcd.leader().await.unwrap(), 1);
+    let other = if leader == other { 2 } else { other };
+    etcd.node(leader).kill();
+    etcd.node(other).kill();
+    cluster.stays_whole("quorum lost for longer than a lease", LONG).await;
+    etcd.run_all().unwrap();
+    etcd.leader().await.unwrap();
+    cluster.stays_whole("quorum back", LONG).await;
+    assert_eq!(cluster.router.doubted(), 0);
+    let after = cluster.router.view().borrow().clone();
+    assert_eq!(before.members, after.members, "a new leader lengthens leases, so nobody registered again");
+    cluster.is_live().await;
+
+    // No worker answers the router: the grace alone must carry the view.
+    cluster.alive.0.lock().clear();
+    etcd.kill_all();
+    etcd.wipe_all().unwrap();
+    cluster.stays_whole("dead", Duration::from_secs(1)).await;
+    etcd.run_all().unwrap();
+    cluster
+        .sees("everyone registers again", |view| {
+            let newer = |r: &InstanceRecord| {
+                view.get(&r.party).is_some_and(|m| m.registration != after.get(&r.party).unwrap().registration)
+            };
+            cluster.records.iter().all(newer)
+        })
+        .await;
+    cluster.stays_whole("empty", LONG).await;
+    assert_eq!(cluster.router.doubted(), 0);
+    cluster.is_live().await;
+}

@@ -1,0 +1,68 @@
+//! `baton.v1.Admin`: what operators ask of a router, which passes it on to the worker that it is about.
+
+use crate::workers::{Unnamed, WorkerHandle, WorkerSet};
+use baton_proto::v1::{self, admin_server::Admin, worker_client::WorkerClient};
+use futures::StreamExt as _;
+use futures::stream::BoxStream;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::time::timeout;
+use tonic::{Code, Request, Response, Status};
+
+/// Longest wait for a worker's first answer.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// The service.
+#[derive(Clone, Debug)]
+pub(crate) struct AdminService(Arc<WorkerSet>);
+
+impl AdminService {
+    /// A service over the workers that this router knows.
+    pub(crate) fn new(workers: Arc<WorkerSet>) -> Self {
+        Self(workers)
+    }
+}
+
+#[tonic::async_trait]
+impl Admin for AdminService {
+    type DrainStream = BoxStream<'static, Result<v1::DrainEvent, Status>>;
+
+    async fn drain(&self, request: Request<v1::DrainWorkerRequest>) -> Result<Response<Self::DrainStream>, Status> {
+        let v1::DrainWorkerRequest { worker: name, timeout_ms } = request.into_inner();
+        let worker = self.0.named(&name).map_err(|unnamed| refused(&name, &unnamed))?;
+        let request = v1::DrainRequest { party: Some(worker.party().clone().into()), timeout_ms };
+        let mut client = WorkerClient::new(worker.channel());
+        let late = |_| Status::unavailable(format!("worker {} did not answer within {ANSWER_MAX:?}", worker.party()));
+        let answer = timeout(ANSWER_MAX, client.drain(request)).await.map_err(late)?;
+        let events = answer.map_err(|status| of_worker(&worker, &status))?.into_inner();
+        tracing::info!(worker = %worker.party(), "drains a worker, as asked");
+        Ok(Response::new(events.map(move |event| event.map_err(|status| of_worker(&worker, &status))).boxed()))
+    }
+}
+
+fn refused(name: &str, unnamed: &Unnamed) -> Status {
+    match unnamed {
+        Unnamed::Nobody { known } if known.is_empty() => {
+            Status::not_found(format!("no worker {name:?}: none is registered at this router"))
+        }
+        Unnamed::Nobody { known } => Status::not_found(format!(
+            "no worker {name:?} is registered at this router; there are {}",
+            known.join(", ")
+        )),
+        Unnamed::Several { starts } => Status::invalid_argument(format!(
+            "several starts of {name} are registered; name one: {}",
+            starts.join(", ")
+        )),
+    }
+}
+
+/// A worker's refusal, or the loss of it.
+fn of_worker(worker: &WorkerHandle, status: &Status) -> Status {
+    match status.code() {
+        Code::Unimplemented => {
+            Status::unimplemented(format!("worker {} cannot be asked to drain; end it with SIGTERM", worker.party()))
+        }
+        Code::FailedPrecondition => Status::failed_precondition(status.message()),
+        _ => Status::unavailable(format!("lost worker {}: {}", worker.party(), status.message())),
+    }
+}

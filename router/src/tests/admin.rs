@@ -1,0 +1,53 @@
+//! What operators ask of a router.
+
+use crate::testing::cluster::Cluster;
+use crate::testing::http;
+use baton_proto::v1::{self, admin_client::AdminClient};
+use baton_types::Role;
+use tonic::Code;
+
+#[tokio::test]
+async fn a_drain_is_passed_on_to_the_worker_of_that_name() {
+    let cluster = Cluster::start(|_| ()).await;
+    let mut admin = AdminClient::connect(format!("http://{}", cluster.router.grpc_addr)).await.unwrap();
+    let mut drain = async |worker: &str| {
+        let request = v1::DrainWorkerRequest { worker: worker.into(), timeout_ms: Some(1_000) };
+        admin.drain(request).await.map(tonic::Response::into_inner)
+    };
+    let nobody = drain("d").await.unwrap_err();
+    assert_eq!(
+        (nobody.code(), nobody.message()),
+        (Code::NotFound, "no worker \"d\": none is registered at this router")
+    );
+    let d = cluster.worker(Role::Decode, "d").await;
+    let _p = cluster.worker(Role::Prefill, "p").await;
+    let other = drain("q").await.unwrap_err();
+    assert_eq!(other.code(), Code::NotFound);
+    assert!(other.message().ends_with("there are d, p"), "{other:?}");
+
+    let mut events = drain("d").await.unwrap();
+    assert_eq!(events.message().await.unwrap().unwrap().running, 1);
+    let drained = events.message().await.unwrap().unwrap().drained.unwrap();
+    assert!(drained.deregistered && drained.finished == 1, "{drained:?}");
+    assert!(events.message().await.unwrap().is_none());
+
+    d.report(|load| load.draining = true);
+    let again = drain(&d.record.party.to_string()).await.unwrap_err();
+    assert_eq!((again.code(), again.message()), (Code::FailedPrecondition, "it drains already"));
+}
+
+#[tokio::test]
+async fn the_view_shows_in_metrics() {
+    let cluster = Cluster::start(|_| ()).await;
+    let _d = cluster.worker(Role::Decode, "d").await;
+    let metrics = http::send(cluster.router.http_addr, "GET /metrics", "", "").await.text().await;
+    let lines = [
+        "baton_router_registered_workers 1",
+        "baton_router_doubted_workers 0",
+        r#"baton_router_ready_workers{role="decode"} 1"#,
+        r#"baton_router_ready_workers{role="prefill"} 0"#,
+    ];
+    for line in lines {
+        assert!(metrics.lines().any(|l| l == line), "{line} is not in {metrics}");
+    }
+}

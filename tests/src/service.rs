@@ -1,0 +1,113 @@
+//! One service of a cluster as a process of its own, started, ended and started again like a supervisor does.
+
+use crate::processes::{END_MAX, LOOK, Lines, START_MAX, binary, send};
+use anyhow::{Context, bail, ensure};
+use baton_node::announce::Announcement;
+use std::net::SocketAddr;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Instant;
+
+/// A running service. Dropping it kills it.
+pub struct Service {
+    program: String,
+    flags: Vec<String>,
+    process: Child,
+    stdout: Lines,
+    stderr: Lines,
+}
+
+impl Service {
+    /// Starts `program` with these flags and `--announce`.
+    pub fn start(program: &str, flags: &[String]) -> anyhow::Result<Self> {
+        let mut command = Command::new(binary(program)?);
+        command.arg("--announce").args(flags).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut process = command.spawn()?;
+        let stdout = Lines::of(process.stdout.take().context("stdout is piped")?);
+        let stderr = Lines::of(process.stderr.take().context("stderr is piped")?);
+        Ok(Self { program: program.into(), flags: flags.to_vec(), process, stdout, stderr })
+    }
+
+    /// The same flags again, once the former start has ended.
+    pub fn again(&self) -> anyhow::Result<Self> {
+        Self::start(&self.program, &self.flags)
+    }
+
+    /// Process id.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Sends `signal` (`TERM`, `STOP`, `KILL`).
+    pub fn signal(&self, signal: &str) -> anyhow::Result<()> {
+        send(signal, self.pid())
+    }
+
+    /// What it complained of so far.
+    pub fn stderr(&self) -> String {
+        self.stderr.text()
+    }
+
+    fn announced(&self) -> Vec<Announcement> {
+        self.stdout.text().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+    }
+
+    /// Where it listens: gRPC, and HTTP.
+    pub async fn listening(&mut self) -> anyhow::Result<(SocketAddr, SocketAddr)> {
+        let addresses = |announced: Vec<Announcement>| {
+            announced.into_iter().find_map(|a| match a {
+                Announcement::Listening { grpc, http } => Some((grpc, http)),
+                _ => None,
+            })
+        };
+        self.wait_announced(addresses).await
+    }
+
+    /// Waits until it would serve.
+    pub async fn ready(&mut self) -> anyhow::Result<()> {
+        self.wait_announced(|announced| announced.contains(&Announcement::Ready).then_some(())).await
+    }
+
+    async fn wait_announced<T>(&mut self, found: impl Fn(Vec<Announcement>) -> Option<T>) -> anyhow::Result<T> {
+        let deadline = Instant::now() + START_MAX;
+        loop {
+            if let Some(found) = found(self.announced()) {
+                return Ok(found);
+            }
+            if let Some(status) = self.process.try_wait()? {
+                bail!("{} ended ({status}):\n{}", self.program, self.stderr());
+            }
+            ensure!(Instant::now() < deadline, "{} does not start in {START_MAX:?}:\n{}", self.program, self.stderr());
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Waits for its end.
+    pub async fn ended(&mut self) -> anyhow::Result<ExitStatus> {
+        let deadline = Instant::now() + END_MAX;
+        loop {
+            if let Some(status) = self.process.try_wait()? {
+                return Ok(status);
+            }
+            ensure!(Instant::now() < deadline, "{} runs on after {END_MAX:?}:\n{}", self.program, self.stderr());
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Ends it with SIGTERM, and checks that it ends well and logged no error.
+    pub async fn terminate(&mut self) -> anyhow::Result<()> {
+        self.signal("TERM")?;
+        let status = self.ended().await?;
+        let text = self.stderr();
+        ensure!(status.success(), "{} ended with {status}:\n{text}", self.program);
+        let bad: Vec<&str> = text.lines().filter(|l| l.contains(" ERROR ") || l.contains("panicked at")).collect();
+        ensure!(bad.is_empty(), "unexpected errors in the logs of {}:\n{}", self.program, bad.join("\n"));
+        Ok(())
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

@@ -1,0 +1,218 @@
+//! A worker's way out. From its start on no call begins here; calls that run may end within a bound; what is left is cut off, so that
+//! routers go on with it elsewhere; then the worker deregisters. Routers hear of it by the worker's load reports, whatever keeps the
+//! membership.
+
+use baton_node::membership::RegistrationHandle;
+use baton_types::{ErrorKind, RequestError};
+use parking_lot::Mutex;
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+/// Calls that are cut off get so long to say so.
+const CUT_MAX: Duration = Duration::from_secs(1);
+/// Longest wait for routers, or etcd, to hear that this worker leaves.
+const LEAVE_MAX: Duration = Duration::from_secs(1);
+
+/// How far a worker is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DrainPhase {
+    /// It takes calls.
+    #[default]
+    Serving,
+    /// It takes none, and some may still run.
+    Draining,
+    /// None runs.
+    Drained {
+        /// Whether its registration is known to be gone; otherwise its lease ends by itself.
+        deregistered: bool,
+    },
+}
+
+/// Calls of a worker.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DrainState {
+    /// How far it is.
+    pub phase: DrainPhase,
+    /// Calls that run.
+    pub running: u32,
+    /// Calls that ended by themselves since the drain began.
+    pub finished: u32,
+    /// Calls that were cut off.
+    pub cut_off: u32,
+}
+
+/// Counts a worker's calls, and drains it, once. Cloning shares it.
+#[derive(Clone, Default)]
+pub struct Drain(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    state: watch::Sender<DrainState>,
+    cut: CancellationToken,
+    registration: Mutex<Option<RegistrationHandle>>,
+}
+
+impl fmt::Debug for Drain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Drain").field(&*self.0.state.borrow()).finish()
+    }
+}
+
+impl Drain {
+    /// Takes a call up; `Err` while the worker drains, and after.
+    pub fn enter(&self) -> Result<RunningCall, RequestError> {
+        let taken = self.0.state.send_if_modified(|state| {
+            let serves = state.phase == DrainPhase::Serving;
+            state.running += u32::from(serves);
+            serves
+        });
+        let refused = || RequestError::new(ErrorKind::Unavailable, "it drains; send the request to another worker");
+        taken.then(|| RunningCall(self.clone())).ok_or_else(refused)
+    }
+
+    /// What the worker is to leave when it is drained.
+    pub fn registered(&self, registration: RegistrationHandle) {
+        *self.0.registration.lock() = Some(registration);
+    }
+
+    /// Where it stands, and every change of it.
+    pub fn state(&self) -> watch::Receiver<DrainState> {
+        self.0.state.subscribe()
+    }
+
+    /// Whether it takes no calls any more.
+    pub fn has_begun(&self) -> bool {
+        self.0.state.borrow().phase != DrainPhase::Serving
+    }
+
+    /// Starts to drain; calls that run when `bound` ends are cut off. `false` where that was started before. Must be called within a
+    /// tokio runtime.
+    pub fn start(&self, bound: impl Future<Output = ()> + Send + 'static) -> bool {
+        let started = self.0.state.send_if_modified(|state| {
+            let serves = state.phase == DrainPhase::Serving;
+            if serves {
+                state.phase = DrainPhase::Draining;
+            }
+            serves
+        });
+        if started {
+            tokio::spawn(self.clone().run(bound));
+        }
+        started
+    }
+
+    /// Cuts off what runs, now.
+    pub fn cut_off(&self) {
+        self.0.cut.cancel();
+    }
+
+    /// Waits until it is drained.
+    pub async fn drained(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.state().wait_for(|state| matches!(state.phase, DrainPhase::Drained { .. })).await;
+    }
+
+    async fn run(self, bound: impl Future<Output = ()>) {
+        let running = self.0.state.borrow().running;
+        tracing::info!(running, "drains");
+        let mut state = self.state();
+        tokio::select! {
+            biased;
+            _ = state.wait_for(|state| state.running == 0) => {}
+            () = self.0.cut.cancelled() => {}
+            () = bound => self.cut_off(),
+        }
+        if timeout(CUT_MAX, state.wait_for(|state| state.running == 0)).await.is_err() {
+            let running = self.0.state.borrow().running;
+            tracing::warn!(running, "leaves calls behind that do not end");
+        }
+        let registration = self.0.registration.lock().take();
+        let deregistered = match registration {
+            Some(registration) => registration.leave(LEAVE_MAX).await,
+            None => true,
+        };
+        self.0.state.send_modify(|state| state.phase = DrainPhase::Drained { deregistered });
+        let DrainState { finished, cut_off, .. } = *self.0.state.borrow();
+        tracing::info!(finished, cut_off, deregistered, "is drained");
+    }
+}
+
+/// One running call; counted until it is dropped.
+#[derive(Debug)]
+pub struct RunningCall(Drain);
+
+impl RunningCall {
+    /// Waits for the moment at which the call is to end unfinished, and returns what to tell its router.
+    pub fn cut_off(&self) -> impl Future<Output = RequestError> + Send + 'static {
+        let cut = self.0.0.cut.clone();
+        async move {
+            cut.cancelled().await;
+            let message = "it drained before the request was finished; send it to another worker";
+            RequestError::new(ErrorKind::Unavailable, message)
+        }
+    }
+}
+
+impl Drop for RunningCall {
+    fn drop(&mut self) {
+        let was_cut = self.0.0.cut.is_cancelled();
+        self.0.0.state.send_modify(|state| {
+            state.running -= 1;
+            match (state.phase, was_cut) {
+                (DrainPhase::Serving, _) => {}
+                (_, true) => state.cut_off += 1,
+                (_, false) => state.finished += 1,
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::{pending, ready};
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_end_by_themselves_before_the_worker_is_drained() {
+        let drain = Drain::default();
+        let (first, second) = (drain.enter().unwrap(), drain.enter().unwrap());
+        drop(drain.enter().unwrap());
+        assert!(drain.start(pending()) && !drain.start(pending()));
+        assert_eq!(drain.enter().unwrap_err().kind, ErrorKind::Unavailable);
+        drop(first);
+        tokio::time::sleep(Duration::from_secs(1_000)).await;
+        let state = DrainState { phase: DrainPhase::Draining, running: 1, finished: 1, cut_off: 0 };
+        assert_eq!(*drain.state().borrow(), state);
+        drop(second);
+        drain.drained().await;
+        let phase = DrainPhase::Drained { deregistered: true };
+        assert_eq!(*drain.state().borrow(), DrainState { phase, running: 0, finished: 2, cut_off: 0 });
+        assert!(drain.enter().is_err() && !drain.start(ready(())));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_that_outlast_the_bound_are_cut_off() {
+        let drain = Drain::default();
+        let (call, hangs) = (drain.enter().unwrap(), drain.enter().unwrap());
+        assert!(drain.start(tokio::time::sleep(Duration::from_secs(5))));
+        let ended = tokio::spawn(async move { call.cut_off().await });
+        drain.drained().await;
+        assert_eq!(ended.await.unwrap().kind, ErrorKind::Unavailable);
+        let state = *drain.state().borrow();
+        assert_eq!((state.running, state.finished, state.cut_off), (1, 0, 1), "one does not listen");
+        drop(hangs);
+        assert_eq!(drain.state().borrow().running, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_worker_that_nobody_uses_is_drained_at_once() {
+        let drain = Drain::default();
+        assert!(drain.start(pending()));
+        drain.drained().await;
+    }
+}

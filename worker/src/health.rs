@@ -1,0 +1,63 @@
+//! What a worker's probes answer.
+
+use crate::drain::{Drain, DrainPhase};
+use baton_engine::EngineHandle;
+use baton_kv_transfer::KvTransfer;
+use baton_node::admin::Health;
+use baton_node::announce::{Announcement, Announcer};
+use baton_node::membership::RegistrationHandle;
+use std::sync::{Arc, OnceLock};
+
+type Ready = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
+
+/// Parts of the answers, each of which exists only from some point of the start on.
+#[derive(Default)]
+pub(crate) struct Vitals {
+    works: OnceLock<(EngineHandle, KvTransfer)>,
+    ready: OnceLock<Ready>,
+}
+
+impl Vitals {
+    /// The model is loaded and its threads run.
+    pub(crate) fn works(&self, engine: &EngineHandle, transfer: &KvTransfer) {
+        let _ = self.works.set((engine.clone(), transfer.clone()));
+    }
+
+    /// It registers: announces the first time that a router admits it.
+    pub(crate) fn registered(&self, registration: &RegistrationHandle, drain: &Drain, announcer: Announcer) {
+        let (mut state, seen, drain) = (registration.state(), registration.state(), drain.state());
+        let _ = self.ready.set(Box::new(move || match (drain.borrow().phase, &*seen.borrow()) {
+            (DrainPhase::Draining, _) => Err("it drains".into()),
+            (DrainPhase::Drained { .. }, _) => Err("it is drained; restart it to serve again".into()),
+            (DrainPhase::Serving, state) if state.is_ready() => Ok(()),
+            (DrainPhase::Serving, state) => Err(format!("no router has admitted this worker: {state:?}")),
+        }));
+        tokio::spawn(async move {
+            if state.wait_for(|s| s.is_ready()).await.is_ok() {
+                announcer.say(&Announcement::Ready);
+            }
+        });
+    }
+
+    /// Whether the threads that do a worker's work are at it; only a restart helps one that is not. Loading is life: the startup probe
+    /// bounds it, not this one.
+    fn is_live(&self) -> Result<(), String> {
+        match self.works.get().map(|(engine, transfer)| (engine.healthy(), transfer.healthy())) {
+            Some((false, _)) => Err("the engine's loop does not move".into()),
+            Some((_, false)) => Err("a thread of the data plane panicked".into()),
+            Some((true, true)) | None => Ok(()),
+        }
+    }
+
+    /// Whether it would be given work.
+    pub(crate) fn is_ready(&self) -> Result<(), String> {
+        self.is_live()?;
+        self.ready.get().map_or_else(|| Err("loads the model".into()), |ready| ready())
+    }
+
+    /// The probes.
+    pub(crate) fn health(self: &Arc<Self>) -> Health {
+        let (live, ready) = (self.clone(), self.clone());
+        Health::new(move || live.is_live(), move || ready.is_ready())
+    }
+}
