@@ -27,11 +27,16 @@ pub mod bench;
 mod checksum;
 pub mod config;
 pub mod error;
+#[allow(missing_docs)] // Public through `pure` alone.
 mod handoff;
 pub mod hooks;
+#[allow(missing_docs)] // Public through `pure` alone.
 mod message;
 pub mod outgoing;
+#[allow(missing_docs)] // Public through `pure` alone.
 mod plan;
+#[doc(hidden)]
+pub mod pure;
 pub mod region;
 pub mod service;
 pub mod sink;

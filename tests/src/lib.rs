@@ -10,3 +10,4 @@ pub mod http;
 pub mod logs;
 pub mod processes;
 pub mod quiet;
+pub mod simulation;
