@@ -42,7 +42,9 @@ fn run_all(seeds: Range<u64>) -> Result<Sum, Box<Broken>> {
             }
         }
     };
-    let sums = std::thread::scope(|scope| [scope.spawn(work), scope.spawn(work)].map(|thread| thread.join().expect("it returns")));
+    let sums = std::thread::scope(|scope| {
+        [scope.spawn(work), scope.spawn(work)].map(|thread| thread.join().expect("it returns"))
+    });
     sums.into_iter().try_fold(Sum::default(), |mut all, sum| {
         let sum = sum?;
         all.fewest = if all.schedules == 0 { sum.fewest } else { all.fewest.min(sum.fewest) };

@@ -36,6 +36,8 @@ pub(super) struct Etcd {
     position: Position,
     /// Histories so far: a view may only go back where this grew.
     pub(super) stands: u64,
+    /// Times that connects to it failed.
+    failures: u64,
     records: BTreeMap<InstanceId, Record>,
     log: Vec<(i64, Change)>,
     backup: (i64, BTreeMap<InstanceId, Record>),
@@ -51,6 +53,7 @@ impl Default for Etcd {
         Self {
             position: Position { cluster: 1, epoch: 1, revision: 1 },
             stands: 0,
+            failures: 0,
             records: BTreeMap::new(),
             log: Vec::new(),
             backup: (1, BTreeMap::new()),
@@ -164,22 +167,18 @@ impl World {
         }
         self.etcd.numbers += 1;
         let number = self.etcd.numbers;
-        let stands_at = self.etcd.position;
+        let (stands_at, failures) = (self.etcd.position, self.etcd.failures);
         let Some(router_state) = self.router_mut(router) else { return };
         router_state.watch = number;
         let known = router_state.view.position();
-        let continues = router_state.view.continues(stands_at);
+        let (continues, listed) = (router_state.view.continues(stands_at), router_state.listed_at);
+        // After a failed connect another etcd may stand at the same address: the next one lists.
+        let may_resume = continues && listed == failures && !self.mutant.lists_from_the_past();
         let order = self.etcd.watches.get(&router).map(|w| w.order).unwrap_or_default();
         self.etcd.watches.insert(router, Watch { router: Some(here), number, order });
-        let first = self.etcd.log.iter().map(|(revision, _)| *revision).next_back();
-        let kept = self.etcd.log.len().saturating_sub(LOG_MAX);
-        let oldest = self.etcd.log.get(kept).map_or(0, |(revision, _)| *revision);
+        let compacted = self.etcd.log.iter().rev().nth(LOG_MAX).map_or(0, |(revision, _)| *revision);
         match known {
-            Some(known)
-                if continues
-                    && !self.mutant.lists_from_the_past()
-                    && (known.revision + 1 >= oldest || first.is_none()) =>
-            {
+            Some(known) if may_resume && known.revision >= compacted => {
                 self.counts.add("view", "resumes");
                 let missed = self.etcd.log.iter().filter(|(r, _)| *r > known.revision);
                 let missed: Vec<_> = missed.map(|(_, change)| change.clone()).collect();
@@ -197,8 +196,8 @@ impl World {
         if let Some(lagging) = self.etcd.lagging.clone().filter(|_| self.mutant.lists_from_the_past()) {
             answer = lagging;
         }
-        let stands = self.etcd.stands;
-        self.tell(router, Watched::Listed { position: answer.0, members: answer.1, stands });
+        let (stands, failures) = (self.etcd.stands, self.etcd.failures);
+        self.tell(router, Watched::Listed { position: answer.0, members: answer.1, stands, failures });
     }
 
     /// A watch breaks off; its router asks again after a while.
@@ -214,6 +213,7 @@ impl World {
     /// etcd is restored from its last backup, or comes back empty.
     pub(super) fn wipe(&mut self, all: bool) {
         self.etcd.stands += 1;
+        self.etcd.failures += 1;
         self.etcd.log.clear();
         self.etcd.lagging = None;
         if all {
@@ -235,6 +235,7 @@ impl World {
     /// etcd answers nobody for a while; leases are counted anew afterwards.
     pub(super) fn etcd_goes_away(&mut self, wait: u64) {
         let until = self.clock.now() + ms(wait);
+        self.etcd.failures += 1;
         self.etcd.away_until = until;
         self.etcd.records.values_mut().for_each(|r| r.ends = until + LEASE);
         for router in 0..self.shape.routers {

@@ -70,8 +70,8 @@ impl Trouble {
 /// What a router's watch brings.
 #[derive(Clone, Debug)]
 pub(super) enum Watched {
-    /// All records; `stands` counts the histories of etcd.
-    Listed { position: Position, members: Vec<Member>, stands: u64 },
+    /// All records; `stands` counts the histories of etcd, `failures` the times that connects to it failed.
+    Listed { position: Position, members: Vec<Member>, stands: u64, failures: u64 },
     /// Some changes, the last of them at `revision`.
     Changed { revision: i64, changes: Vec<Change> },
 }
@@ -87,35 +87,105 @@ pub(super) enum Event {
     Arrive(usize),
     ClientGone(usize),
     Deadline(usize),
-    Again { request: usize, attempt: u32 },
-    ClaimLate { request: usize, attempt: u32 },
-    DoubtEnds { request: usize, attempt: u32 },
-    Said { call: usize, said: Said },
-    Broken { call: usize },
-    NoSign { call: usize, stops: u64 },
-    Report { party: Party, report: Box<LoadReport> },
-    Watched { watch: u64, what: Watched },
+    Again {
+        request: usize,
+    },
+    ClaimLate {
+        request: usize,
+        attempt: u32,
+    },
+    DoubtEnds {
+        request: usize,
+        attempt: u32,
+    },
+    Said {
+        call: usize,
+        said: Said,
+    },
+    Broken {
+        call: usize,
+    },
+    NoSign {
+        call: usize,
+        stops: u64,
+    },
+    Report {
+        party: Party,
+        report: Box<LoadReport>,
+    },
+    Watched {
+        watch: u64,
+        what: Watched,
+    },
     WatchAgain,
     AskDoubted,
-    Answered { party: Party, alive: bool },
-    Probe { router: Addr, party: Party },
+    Answered {
+        party: Party,
+        alive: bool,
+    },
+    Probe {
+        router: Addr,
+        party: Party,
+    },
     // A worker
-    Open { call: usize },
-    HangUp { call: usize },
-    CallDeadline { call: usize },
+    Open {
+        call: usize,
+    },
+    HangUp {
+        call: usize,
+    },
+    CallDeadline {
+        call: usize,
+    },
     Engine,
     StepEnd,
-    LayerReady { key: u64, layer: u32, end: u32, ok: bool },
-    Finish { key: u64 },
-    Wire { conn: usize, wire: Wire },
-    Put { put: u64 },
-    Flushed { key: u64, epoch: u32 },
-    Sum { key: u64, epoch: u32, layer: usize, tokens: Range<u32>, hold: Option<Pouch> },
-    Check { key: u64, runs: Arc<Vec<SumRun>> },
-    Granted { key: u64 },
-    ConnectionLost { conn: usize },
-    Silent { conn: usize, process: usize, stops: u64 },
-    PeerDead { peer: Addr },
+    LayerReady {
+        key: u64,
+        layer: u32,
+        end: u32,
+        ok: bool,
+    },
+    Finish {
+        key: u64,
+    },
+    Wire {
+        conn: usize,
+        wire: Wire,
+    },
+    Put {
+        put: u64,
+    },
+    Flushed {
+        key: u64,
+        epoch: u32,
+    },
+    /// `hold` goes with the event: until then the blocks are read.
+    /// `hold` goes with the event: until then the blocks are read.
+    Sum {
+        key: u64,
+        epoch: u32,
+        layer: usize,
+        tokens: Range<u32>,
+        hold: Option<Pouch>,
+    },
+    Check {
+        key: u64,
+        runs: Arc<Vec<SumRun>>,
+    },
+    Granted {
+        key: u64,
+    },
+    ConnectionLost {
+        conn: usize,
+    },
+    Silent {
+        conn: usize,
+        process: usize,
+        stops: u64,
+    },
+    PeerDead {
+        peer: Addr,
+    },
     Tick,
     SendReports,
     SendRenewal,

@@ -32,10 +32,10 @@ impl World {
             Fault::EtcdAway { ms } => self.etcd_goes_away(ms),
             Fault::LoseRecords => self.lose_records(),
             Fault::Damage { process } => {
-                self.was_damaged = true;
+                (self.was_damaged, self.may_break) = (true, true);
                 self.net.damage.push(process);
             }
-            Fault::DeviceFails { process } => self.procs[process].device_fails = true,
+            Fault::DeviceFails { process } => (self.may_break, self.procs[process].device_fails) = (true, true),
             Fault::Pause { request } => self.pause(request),
             Fault::Heal => {
                 self.net.damage.clear();

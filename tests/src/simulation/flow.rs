@@ -512,7 +512,6 @@ impl World {
         let failure = Failure { phase, kind, retry_after: trouble.retry_after, started: !flow.tokens.is_empty() };
         let decided = flow.recovery.after(&failure, times, &router.bucket, jitter);
         let attempt = flow.attempt.take();
-        let number = flow.attempts;
         let name = match &decided {
             Ok(_) => phase.name(),
             Err(why) => why.name(),
@@ -535,7 +534,7 @@ impl World {
         match decided {
             Ok(retry) => {
                 let at = now + retry.after.as_micros() as Time;
-                self.clock.post(at, here, Event::Again { request, attempt: number });
+                self.clock.post(at, here, Event::Again { request });
             }
             Err(_) => self.request_ends(r, request, Some(said.kind)),
         }
@@ -548,7 +547,7 @@ impl World {
             self.close(attempt.decode_call);
             attempt.prefill_call.into_iter().for_each(|call| self.close(call));
         }
-        if error == Some(ErrorKind::Internal) && !self.was_damaged {
+        if error == Some(ErrorKind::Internal) && !self.may_break {
             self.fail(format!("request {request} ended with an internal error"));
         }
         self.requests[request].ended(self.clock.now(), error);

@@ -217,7 +217,7 @@ impl World {
             SinkAction::Deliver(commit) => self.deliver(w, key, *commit),
             SinkAction::SendAck => self.send_back(conn, Wire::Ack { ticket }),
             SinkAction::SendNack(failure) => self.send_back(conn, Wire::Nack { ticket, failure }),
-            SinkAction::SendAbort(_) => self.send_back(conn, Wire::Abort { handoff, ticket }),
+            SinkAction::SendAbort(_) => self.send_back(conn, Wire::Abort { handoff }),
             SinkAction::Release => incoming.hold = None,
             SinkAction::Quarantine => {
                 let by = owner(incoming.source);

@@ -39,6 +39,8 @@ pub(super) struct Router {
     pub(super) view: EtcdView,
     /// The watch that counts.
     pub(super) watch: u64,
+    /// How often connects had failed when it last listed.
+    pub(super) listed_at: u64,
     /// Where the view last stood, in which history of etcd.
     stood: Option<(Position, u64)>,
     /// Of each member, with the history in which it was first seen.
@@ -56,6 +58,7 @@ impl Router {
         Self {
             view: EtcdView::new(LIMITS, 0),
             watch: 0,
+            listed_at: 0,
             stood: None,
             registrations: BTreeMap::new(),
             questions: BTreeSet::new(),
@@ -78,8 +81,9 @@ impl World {
         let (before, doubted) = (router.view.view(), router.view.doubted());
         let mut stands = router.stood.map_or(0, |(_, stands)| stands);
         let other = match what {
-            Watched::Listed { position, members, stands: found } => {
+            Watched::Listed { position, members, stands: found, failures } => {
                 stands = found;
+                router.listed_at = failures;
                 let other = router.view.position().is_some() && !router.view.continues(position);
                 router.view.listed(position, members, now);
                 other

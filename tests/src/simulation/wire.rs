@@ -38,7 +38,7 @@ pub(super) enum Wire {
     Commit(Box<Commit>),
     Ack { ticket: TicketId },
     Nack { ticket: TicketId, failure: HandoffFailure },
-    Abort { handoff: u64, ticket: TicketId },
+    Abort { handoff: u64 },
     Aborted { handoff: u64, flushed: bool },
 }
 

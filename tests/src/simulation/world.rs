@@ -81,6 +81,8 @@ pub(super) struct World {
     pub(super) requests: Vec<Request>,
     /// Bytes were damaged under way on purpose: checksums may differ.
     pub(super) was_damaged: bool,
+    /// A device failed on purpose, or the above: a request may end with an internal error.
+    pub(super) may_break: bool,
     pub(super) stops: u64,
     pub(super) events: u64,
     failure: Option<String>,
@@ -126,6 +128,7 @@ impl World {
             etcd: Etcd::default(),
             requests,
             was_damaged: false,
+            may_break: false,
             stops: 0,
             events: 0,
             failure: None,
@@ -186,7 +189,7 @@ impl World {
             Event::Arrive(request) => self.arrived(r, request),
             Event::ClientGone(request) => self.request_ends(r, request, Some(ErrorKind::Cancelled)),
             Event::Deadline(request) => self.request_ends(r, request, Some(ErrorKind::DeadlineExceeded)),
-            Event::Again { request, .. } => self.try_again(r, request),
+            Event::Again { request } => self.try_again(r, request),
             Event::ClaimLate { request, attempt } => self.claim_late(r, request, attempt),
             Event::DoubtEnds { request, attempt } => self.doubt_ends(r, request, attempt),
             Event::Said { call, said } => self.said(r, call, said),
@@ -216,7 +219,10 @@ impl World {
             Event::Flushed { key, epoch } => {
                 self.source_input(w, key, baton_kv_transfer::pure::SourceInput::Flushed { epoch, ok: true });
             }
-            Event::Sum { key, epoch, layer, tokens, .. } => self.summed(w, key, epoch, layer, tokens),
+            Event::Sum { key, epoch, layer, tokens, hold } => {
+                self.summed(w, key, epoch, layer, tokens);
+                drop(hold);
+            }
             Event::Check { key, runs } => self.check(w, key, &runs),
             Event::Granted { key } => self.granted(w, key),
             Event::ConnectionLost { conn } => self.connection_lost(self.addr(w), conn),
@@ -315,7 +321,11 @@ impl World {
     }
 
     fn show(&mut self, to: Addr, event: &Event) {
-        let Some(shown) = &mut self.shown else { return };
+        let is_routine = matches!(
+            event,
+            Event::SendReports | Event::Report { .. } | Event::SendRenewal | Event::Renew(_) | Event::LeasesEnd
+        );
+        let Some(shown) = self.shown.as_mut().filter(|_| !is_routine) else { return };
         let who = if to == Addr::WORLD { "world".to_owned() } else { self.shape.name(to.process) };
         let stalled = self.procs.get(to.process).is_some_and(|p| p.stalled.is_some());
         let note = if stalled { " (stands still)" } else { "" };
