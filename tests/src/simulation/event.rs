@@ -85,6 +85,7 @@ pub(super) enum Event {
     Renew(Addr),
     // A router
     Arrive(usize),
+    Turn,
     ClientGone(usize),
     Deadline(usize),
     Again {

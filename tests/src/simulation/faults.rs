@@ -58,7 +58,7 @@ impl World {
         state.incarnation += 1;
         let here = self.addr(process);
         if process < self.shape.routers {
-            self.procs[process].node = Node::Router(Box::new(Router::new()));
+            self.procs[process].node = Node::Router(Box::new(Router::new(self.shape.admits)));
             self.post(here, Event::WatchAgain);
         } else {
             let record = self.record(process);

@@ -5,10 +5,11 @@ use super::event::{Event, Said, Trouble};
 use super::world::World;
 use baton_router::PrefillPolicy;
 use baton_router::pure::{
-    Avoided, Circle, Decision, Demand, Failure, FromDecode, FromPrefill, Pair, Phase, ProbationLimits, Recovery,
+    Avoided, Circle, Decision, Demand, Failure, FromDecode, FromPrefill, Pair, Phase, Place, ProbationLimits, Recovery,
     Refusal, Says, Thresholds, Worker, place,
 };
 use baton_types::{ErrorKind, Party, RequestId, Role, TokenId};
+use futures::FutureExt as _;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -80,12 +81,23 @@ pub(super) struct Flow {
     said: Option<Trouble>,
     tokens: Vec<TokenId>,
     attempt: Option<Attempt>,
+    /// Its place inside the router.
+    place: Place,
 }
 
 impl World {
     /// A request reaches its router.
     pub(super) fn arrived(&mut self, r: usize, request: usize) {
         let (here, limits) = (self.addr(r), self.shape.retry);
+        self.requests[request].router = Some(here);
+        let Some(router) = self.router_mut(r) else { return };
+        let place = match router.admission.enter() {
+            Ok(place) => place,
+            Err(error) => {
+                self.requests[request].ended(self.clock.now(), Some(error.kind));
+                return self.counts.add("request ends", "not admitted");
+            }
+        };
         let flow = Flow {
             recovery: Recovery::new(limits),
             avoided: Avoided::default(),
@@ -93,13 +105,31 @@ impl World {
             said: None,
             tokens: Vec::new(),
             attempt: None,
+            place,
         };
-        self.requests[request].router = Some(here);
         self.clock.post(self.requests[request].deadline, here, Event::Deadline(request));
         if let Some(router) = self.router_mut(r) {
             router.flows.insert(request, flow);
+            router.queued.push_back(request);
         }
-        self.try_again(r, request);
+        self.take_turns(r);
+    }
+
+    /// Requests whose turn it is begin, first come first served.
+    pub(super) fn take_turns(&mut self, r: usize) {
+        while let Some(router) = self.router_mut(r)
+            && let Some(request) = router.queued.front().copied()
+        {
+            let has_turn = match router.flows.get_mut(&request) {
+                Some(flow) => flow.place.run().now_or_never().is_some(),
+                None => true,
+            };
+            if !has_turn {
+                return;
+            }
+            router.queued.pop_front();
+            self.try_again(r, request);
+        }
     }
 
     /// Places the request and begins an attempt.
@@ -543,6 +573,9 @@ impl World {
     /// The router tells the client of the end.
     pub(super) fn request_ends(&mut self, r: usize, request: usize, error: Option<ErrorKind>) {
         let Some(flow) = self.router_mut(r).and_then(|router| router.flows.remove(&request)) else { return };
+        drop(flow.place);
+        let here = self.addr(r);
+        self.post(here, Event::Turn);
         if let Some(attempt) = flow.attempt {
             self.close(attempt.decode_call);
             attempt.prefill_call.into_iter().for_each(|call| self.close(call));

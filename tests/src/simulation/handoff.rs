@@ -1,7 +1,7 @@
 //! The source's shell: carries out what the real state machine of a handoff decides.
 
 use super::clock::{Addr, ms};
-use super::event::{Event, Trouble};
+use super::event::Event;
 use super::wire::Wire;
 use super::world::World;
 use baton_kv_cache::Lease;
@@ -193,11 +193,7 @@ impl World {
             self.blame(failure);
         }
         self.counts.add("source ends", result.as_ref().map_or_else(HandoffFailure::name, |()| "adopted"));
-        let trouble = result.err().map(|failure| {
-            let retry_after = failure.retry_after();
-            (Trouble { kind: failure.kind(), retry_after }, failure)
-        });
-        self.shipped(w, sending.call, key, trouble);
+        self.shipped(w, sending.call, key, result.err());
     }
 
     pub(super) fn sources_lost(&mut self, w: usize, conn: usize) {

@@ -6,9 +6,9 @@ use super::flow::Flow;
 use super::world::World;
 use baton_node::membership::etcd::view::{EtcdView, Position, ViewLimits};
 use baton_node::membership::{MembershipView, Registration};
-use baton_router::pure::{Load, Probation, RetryBucket};
+use baton_router::pure::{Admission, Load, Probation, RetryBucket};
 use baton_types::{InstanceId, InstanceRecord, Party};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,11 +50,14 @@ pub(super) struct Router {
     pub(super) workers: BTreeMap<Party, Known>,
     pub(super) bucket: RetryBucket,
     pub(super) flows: BTreeMap<usize, Flow>,
+    pub(super) admission: Admission,
+    /// Requests that wait for their turn, in order.
+    pub(super) queued: VecDeque<usize>,
     asked: Option<Time>,
 }
 
 impl Router {
-    pub(super) fn new() -> Self {
+    pub(super) fn new((running_max, queued_max): (usize, usize)) -> Self {
         Self {
             view: EtcdView::new(LIMITS, 0),
             watch: 0,
@@ -65,6 +68,8 @@ impl Router {
             workers: BTreeMap::new(),
             bucket: RetryBucket::new(6, 4.0),
             flows: BTreeMap::new(),
+            admission: Admission::new(running_max, queued_max),
+            queued: VecDeque::new(),
             asked: None,
         }
     }

@@ -7,16 +7,21 @@ use super::model::{Oracle, VOCAB};
 use super::random::Random;
 use super::wire::Lane;
 use super::world::Request;
+use baton_router::PrefillPolicy;
 use baton_router::pure::RetryLimits;
 use baton_types::TokenId;
 use std::time::Duration;
 
 /// Requests come until then, faults a little longer.
 const ARRIVALS: Time = ms(1000);
+/// The first comes when routers may know their workers.
+const FIRST: Time = ms(60);
 /// From here on nothing breaks, and everybody runs.
 pub(super) const HEALED: Time = ms(1600);
+/// Long enough after that for views, leases and probations: whoever comes now is served.
+const WELL: Time = HEALED + ms(1600);
 /// Routers, workers and etcd stop talking of themselves.
-pub(super) const TALK_ENDS: Time = ms(4600);
+pub(super) const TALK_ENDS: Time = WELL + ms(1900);
 /// Everything must be quiet ten seconds after the last request ended.
 pub(super) const END: Time = TALK_ENDS + ms(10_000);
 
@@ -41,6 +46,8 @@ pub(super) struct Shape {
     pub(super) stall: Duration,
     pub(super) recheck: Duration,
     pub(super) retry: RetryLimits,
+    /// Requests that a router serves at once, and that wait for their turn.
+    pub(super) admits: (usize, usize),
     /// Messages take a few milliseconds, and this often up to two hundred.
     pub(super) slow_once_in: usize,
 }
@@ -59,7 +66,7 @@ impl Shape {
             chunk_tokens: random.of(&[8, 24, 64]),
             epoch_bytes: random.of(&[256, 1024, 8192]),
             put_bytes_max: random.of(&[128, 512, 4096]),
-            handoff_max: ms(random.between(150, 900) as u64),
+            handoff_max: ms(random.between(120, 900) as u64),
             abort_wait: Duration::from_millis(random.between(20, 120) as u64),
             tick: ms(random.of(&[10, 25, 50])),
             stall: Duration::from_millis(400),
@@ -70,6 +77,7 @@ impl Shape {
                 backoff_max: Duration::from_millis(150),
                 place_max: Duration::from_millis(400),
             },
+            admits: (random.of(&[3, 8, 32]), random.of(&[2, 8])),
             slow_once_in: random.of(&[8, 25, 200]),
         }
     }
@@ -90,7 +98,20 @@ impl Shape {
 
 /// The requests, with the right answer of each.
 pub(super) fn requests(shape: &Shape, random: &mut Random) -> Vec<Request> {
-    (0..random.between(6, 14)).map(|_| request(shape, random)).collect()
+    let mut requests: Vec<Request> = (0..random.between(9, 16)).map(|_| request(shape, random)).collect();
+    requests.extend((0..2).map(|_| late(shape, random)));
+    requests
+}
+
+/// A small request after all repairs, by a patient client: it must succeed.
+fn late(shape: &Shape, random: &mut Random) -> Request {
+    let mut late = request(shape, random);
+    late.prompt.truncate(32);
+    late.answer = Oracle::of(&late.prompt).answer(late.max_tokens);
+    late.at = WELL + random.below(ms(300) as usize) as Time;
+    (late.deadline, late.gone, late.must_succeed) = (late.at + ms(1500), None, true);
+    late.policy = PrefillPolicy::Auto;
+    late
 }
 
 fn request(shape: &Shape, random: &mut Random) -> Request {
@@ -104,7 +125,7 @@ fn request(shape: &Shape, random: &mut Random) -> Request {
     };
     let prompt: Vec<TokenId> = (0..len).map(|i| token(i, random)).collect();
     let max_tokens = random.between(1, 14);
-    let at = random.below(ARRIVALS as usize) as Time;
+    let at = FIRST + random.below((ARRIVALS - FIRST) as usize) as Time;
     let patience = if random.once_in(6) { random.between(30, 300) } else { random.between(800, 2400) };
     Request {
         answer: Oracle::of(&prompt).answer(max_tokens),
@@ -117,6 +138,7 @@ fn request(shape: &Shape, random: &mut Random) -> Request {
         to: random.below(shape.routers),
         router: None,
         last_token: None,
+        must_succeed: false,
         outcome: None,
     }
 }

@@ -10,6 +10,8 @@ use super::world::World;
 use baton_decode_worker::claims::{Claim, ClaimLimits, Claims, OfferError};
 use baton_engine::scheduler::{Scheduler, SchedulerConfig, SequenceKey};
 use baton_kv_cache::{Lease, SharedPool};
+use baton_kv_transfer::HandoffFailure;
+use baton_prefill_worker::handoff_error;
 use baton_types::{ErrorKind, InstanceRecord, Party, RequestError, RequestId, Role, TokenId};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -261,28 +263,16 @@ impl World {
     }
 
     /// How a handoff went: before the token the prompt may be served elsewhere, and need not be computed.
-    pub(super) fn shipped(
-        &mut self,
-        w: usize,
-        call: usize,
-        key: u64,
-        trouble: Option<(Trouble, baton_kv_transfer::HandoffFailure)>,
-    ) {
+    pub(super) fn shipped(&mut self, w: usize, call: usize, key: u64, failure: Option<HandoffFailure>) {
         let Some(state) = self.worker_mut(w).and_then(|w| w.calls.get_mut(&call)) else { return };
         if state.shipment.is_none_or(|s| s.key != key) {
             return;
         }
         let first = state.first;
         state.shipment = None;
-        let said = match trouble {
-            None => Said::Done,
-            Some((trouble, _)) if first => Said::Error(trouble),
-            Some((trouble, _)) => Said::Error(match trouble.kind {
-                ErrorKind::DeadlineExceeded | ErrorKind::Overloaded => trouble,
-                _ => Trouble { kind: ErrorKind::Unavailable, ..trouble },
-            }),
-        };
-        self.say(w, call, said);
+        let error = failure.map(|failure| handoff_error(&failure, first));
+        let trouble = error.map(|error| Trouble { kind: error.kind, retry_after: error.retry_after });
+        self.say(w, call, trouble.map_or(Said::Done, Said::Error));
     }
 
     /// Deadlines of handoffs are looked at as long as there are any.
@@ -299,7 +289,7 @@ impl World {
         worker.ticking = false;
         let (sending, incoming): (Vec<u64>, Vec<u64>) =
             (worker.sending.keys().copied().collect(), worker.incoming.keys().copied().collect());
-        let idle = sending.is_empty() && incoming.is_empty();
+        let idle = sending.is_empty() && worker.incoming.values().all(|i| i.sink.is_quarantined());
         sending.into_iter().for_each(|key| self.source_input(w, key, baton_kv_transfer::pure::SourceInput::Tick));
         incoming.into_iter().for_each(|key| self.sink_input(w, key, baton_kv_transfer::pure::SinkInput::Tick));
         if !idle {

@@ -9,7 +9,7 @@ use super::model::{VOCAB, layout};
 use super::mutant::Mutant;
 use super::random::Random;
 use super::router::Router;
-use super::shape::{self, END, Shape, TALK_ENDS};
+use super::shape::{self, END, HEALED, Shape, TALK_ENDS};
 use super::wire::Network;
 use super::worker::{WAITING_MAX, Worker};
 use baton_router::PrefillPolicy;
@@ -36,6 +36,8 @@ pub(super) struct Request {
     pub(super) answer: Vec<TokenId>,
     pub(super) router: Option<Addr>,
     pub(super) last_token: Option<Time>,
+    /// Nothing is broken when it comes.
+    pub(super) must_succeed: bool,
     pub(super) outcome: Option<(Time, Option<ErrorKind>)>,
 }
 
@@ -187,6 +189,7 @@ impl World {
     fn router_takes(&mut self, r: usize, event: Event) {
         match event {
             Event::Arrive(request) => self.arrived(r, request),
+            Event::Turn => self.take_turns(r),
             Event::ClientGone(request) => self.request_ends(r, request, Some(ErrorKind::Cancelled)),
             Event::Deadline(request) => self.request_ends(r, request, Some(ErrorKind::DeadlineExceeded)),
             Event::Again { request } => self.try_again(r, request),
@@ -243,7 +246,7 @@ impl World {
 
     /// How long a message takes.
     pub(super) fn delay(&mut self) -> Time {
-        let slow = self.random.once_in(self.shape.slow_once_in);
+        let slow = self.random.once_in(self.shape.slow_once_in) && self.clock.now() < HEALED;
         let most = if slow { ms(200) } else { ms(4) };
         50 + self.random.below(most as usize) as Time
     }
@@ -323,7 +326,12 @@ impl World {
     fn show(&mut self, to: Addr, event: &Event) {
         let is_routine = matches!(
             event,
-            Event::SendReports | Event::Report { .. } | Event::SendRenewal | Event::Renew(_) | Event::LeasesEnd
+            Event::Tick
+                | Event::SendReports
+                | Event::Report { .. }
+                | Event::SendRenewal
+                | Event::Renew(_)
+                | Event::LeasesEnd
         );
         let Some(shown) = self.shown.as_mut().filter(|_| !is_routine) else { return };
         let who = if to == Addr::WORLD { "world".to_owned() } else { self.shape.name(to.process) };
