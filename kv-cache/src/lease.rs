@@ -117,6 +117,13 @@ impl Lease {
         self.blocks.0.iter().map(Vec::len).min().unwrap_or(0)
     }
 
+    /// A second owner of the same blocks: the defect that ownership by value rules out, for tests that show that it would be found.
+    #[cfg(feature = "testing")]
+    #[doc(hidden)]
+    pub fn alias(&self) -> Self {
+        Self { pool: self.pool.clone(), blocks: self.blocks.clone() }
+    }
+
     /// Sets the blocks aside because `owner` (a label for one peer) may still write them. They are counted as quarantined
     /// until [`Quarantined::release`].
     pub fn quarantine(mut self, owner: u64) -> Quarantined {

@@ -14,12 +14,12 @@ use baton_types::{BlockId, KvLayout, KvPoolMap, PoolMemory};
 use std::ops::Range;
 
 /// Id of the only algorithm.
-pub(crate) const ALGORITHM: u16 = 1;
+pub const ALGORITHM: u16 = 1;
 
 const CHUNK_WORDS: usize = 128;
 const CHUNK_BYTES: usize = CHUNK_WORDS * 8;
 /// Tokens under one sum.
-pub(crate) const GRANULE: u32 = KvLayout::GRANULE_TOKENS;
+pub const GRANULE: u32 = KvLayout::GRANULE_TOKENS;
 
 /// Finalizer of SplitMix64: a bijection in which every output bit depends on every input bit.
 const fn mix(mut x: u64) -> u64 {
@@ -75,7 +75,7 @@ fn sum_by(len: usize, read: impl Fn(usize, &mut [u8])) -> u64 {
 }
 
 /// Sums of one layer over `tokens`, which starts at a granule: `[granules, planes]`, the last granule over its valid tokens only.
-pub(crate) fn layer_sums(
+pub fn layer_sums(
     memory: &dyn PoolMemory,
     map: &KvPoolMap,
     blocks: &[BlockId],

@@ -32,11 +32,16 @@ mod checksum;
 pub mod config;
 pub mod error;
 pub mod fetch;
+#[allow(missing_docs)] // Public through `pure` alone.
 mod handoff;
 pub mod hooks;
+#[allow(missing_docs)] // Public through `pure` alone.
 mod message;
 pub mod outgoing;
+#[allow(missing_docs)] // Public through `pure` alone.
 mod plan;
+#[doc(hidden)]
+pub mod pure;
 pub mod region;
 pub mod service;
 pub mod sink;

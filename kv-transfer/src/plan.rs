@@ -5,7 +5,7 @@ use std::ops::Range;
 
 /// One contiguous copy, as offsets into the two regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct CopyRun {
+pub struct CopyRun {
     pub from: usize,
     pub to: usize,
     pub len: usize,
@@ -13,7 +13,7 @@ pub(crate) struct CopyRun {
 
 /// One side of a copy: a pool, and the blocks of one group that hold the sequence.
 #[derive(Clone, Copy)]
-pub(crate) struct Side<'a> {
+pub struct Side<'a> {
     pub map: &'a KvPoolMap,
     pub blocks: &'a [BlockId],
 }
@@ -37,7 +37,7 @@ impl Side<'_> {
 /// The copies that move positions `tokens` of one layer of one group (layer *of the group*), in memory order of the source, neighbours
 /// merged and nothing longer than `len_max`. Runs are as long as both sides are contiguous: whole runs of neighbouring blocks where
 /// block sizes agree, one plane of the finer block otherwise.
-pub(crate) fn copies(
+pub fn copies(
     source: Side<'_>,
     sink: Side<'_>,
     group: usize,

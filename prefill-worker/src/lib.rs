@@ -10,6 +10,9 @@ mod sink;
 #[cfg(test)]
 mod tests;
 
+#[doc(hidden)] // For the simulation.
+pub use shipment::handoff_error;
+
 use baton_engine::EngineHandle;
 use baton_proto::v1::prefill_server::{self, PrefillServer};
 use baton_types::Role;

@@ -1,6 +1,6 @@
 //! `baton.v1.Prefill`: runs a prompt, answers its first token at once, ends when the decode worker has acknowledged the KV.
 
-use crate::shipment::{Destination, Shipment, shipment};
+use crate::shipment::{Destination, Shipment, handoff_error, shipment};
 use baton_engine::SequenceControl;
 use baton_engine::api::{Run, SequenceEvent};
 use baton_kv_transfer::{CommitPayload, Outgoing, Peer, TransferAddress, TransferReport};
@@ -176,10 +176,7 @@ impl Call {
         let not_open = || RequestError::new(ErrorKind::Internal, "the handoff was never opened");
         let opened = outgoing.ok_or_else(not_open)?;
         let mut outgoing = opened.map_err(|e| RequestError::new(ErrorKind::Unavailable, e.to_string()))?;
-        let report = outgoing.outcome().await.map_err(|failure| RequestError {
-            retry_after: failure.retry_after(),
-            ..RequestError::new(failure.kind(), format!("the handoff failed: {failure}"))
-        })?;
+        let report = outgoing.outcome().await.map_err(|failure| handoff_error(&failure, true))?;
         self.trace(&report, computed_at);
         Ok(v1::PrefillDone {
             prefill_us,

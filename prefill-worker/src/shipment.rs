@@ -88,7 +88,7 @@ impl Shipment {
         self.opened.notified().await;
         poll_fn(|cx| match &mut *self.outgoing.lock() {
             Some(Ok(outgoing)) => match pin!(outgoing.outcome()).poll(cx) {
-                Poll::Ready(Err(failure)) => Poll::Ready(before_the_first_token(&failure)),
+                Poll::Ready(Err(failure)) => Poll::Ready(handoff_error(&failure, false)),
                 // No handoff succeeds before its commit.
                 Poll::Ready(Ok(_)) | Poll::Pending => Poll::Pending,
             },
@@ -115,14 +115,39 @@ impl Shipment {
     }
 }
 
-/// The prompt itself is sound, and nobody has seen anything of its answer: other workers may serve it.
-fn before_the_first_token(failure: &HandoffFailure) -> RequestError {
+/// What the router is told of a handoff that failed. A handoff has deadlines of its own: the request may have time for another.
+pub fn handoff_error(failure: &HandoffFailure, first_token_sent: bool) -> RequestError {
     let kind = match failure.kind() {
-        kind @ (ErrorKind::DeadlineExceeded | ErrorKind::Overloaded) => kind,
+        ErrorKind::DeadlineExceeded => ErrorKind::Unavailable,
+        kind if first_token_sent => kind,
+        // The prompt itself is sound, and nobody has seen anything of its answer: other workers may serve it.
+        ErrorKind::Overloaded => ErrorKind::Overloaded,
         _ => ErrorKind::Unavailable,
     };
     RequestError {
         retry_after: failure.retry_after(),
         ..RequestError::new(kind, format!("the handoff failed: {failure}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use baton_kv_transfer::RefuseReason;
+
+    #[test]
+    fn a_failed_handoff_leaves_the_request_its_own_deadline() {
+        let refused = |reason| HandoffFailure::Refused { reason, detail: String::new() };
+        // failure, kind before and after the first token
+        let cases = [
+            (HandoffFailure::Deadline("writing"), ErrorKind::Unavailable, ErrorKind::Unavailable),
+            (refused(RefuseReason::NoRoom), ErrorKind::Overloaded, ErrorKind::Overloaded),
+            (refused(RefuseReason::UnknownRequest), ErrorKind::Unavailable, ErrorKind::Unavailable),
+            (HandoffFailure::Corrupt(String::new()), ErrorKind::Unavailable, ErrorKind::Internal),
+            (HandoffFailure::AbortedByPeer(String::new()), ErrorKind::Unavailable, ErrorKind::Cancelled),
+        ];
+        for (failure, before, after) in cases {
+            assert_eq!([false, true].map(|sent| handoff_error(&failure, sent).kind), [before, after], "{failure}");
+        }
     }
 }

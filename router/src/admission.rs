@@ -11,7 +11,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The gate that every request passes. Clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct Admission(Arc<Gate>);
+pub struct Admission(Arc<Gate>);
 
 #[derive(Debug)]
 struct Gate {
@@ -22,20 +22,20 @@ struct Gate {
 
 /// A place inside the gate; dropping it leaves.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub struct Place {
     gate: Arc<Gate>,
     running: Option<OwnedSemaphorePermit>,
 }
 
 impl Admission {
     /// At most `running_max` requests run and `queued_max` more wait.
-    pub(crate) fn new(running_max: usize, queued_max: usize) -> Self {
+    pub fn new(running_max: usize, queued_max: usize) -> Self {
         let running = Arc::new(Semaphore::new(running_max));
         Self(Arc::new(Gate { running, inside: AtomicUsize::new(0), inside_max: running_max + queued_max }))
     }
 
     /// A place, at once or never.
-    pub(crate) fn enter(&self) -> Result<Place, RequestError> {
+    pub fn enter(&self) -> Result<Place, RequestError> {
         let gate = self.0.clone();
         let full =
             gate.inside.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < gate.inside_max).then_some(n + 1));
@@ -48,14 +48,14 @@ impl Admission {
     }
 
     /// Requests inside.
-    pub(crate) fn inside(&self) -> usize {
+    pub fn inside(&self) -> usize {
         self.0.inside.load(Ordering::Acquire)
     }
 }
 
 impl Place {
     /// Waits for its turn, first come first served. The caller bounds the wait by the deadline.
-    pub(crate) async fn run(&mut self) {
+    pub async fn run(&mut self) {
         if self.running.is_none() {
             let permit = self.gate.running.clone().acquire_owned().await;
             self.running = Some(permit.expect("the semaphore is never closed"));

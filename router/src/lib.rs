@@ -23,6 +23,8 @@ mod models;
 mod openai;
 mod output;
 mod placement;
+#[doc(hidden)]
+pub mod pure;
 mod readiness;
 mod recovery;
 mod request;

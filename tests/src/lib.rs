@@ -12,3 +12,4 @@ pub mod logs;
 pub mod processes;
 pub mod quiet;
 pub mod service;
+pub mod simulation;

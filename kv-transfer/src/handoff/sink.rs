@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 /// What happened.
 #[derive(Debug)]
-pub(crate) enum SinkInput {
+pub enum SinkInput {
     /// The worker reserved blocks.
     Granted,
     /// The worker has none.
@@ -38,7 +38,7 @@ pub(crate) enum SinkInput {
 
 /// What to do about it.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum SinkAction {
+pub enum SinkAction {
     SendGrant,
     SendRefuse {
         reason: RefuseReason,
@@ -82,8 +82,8 @@ enum State {
 
 /// One handoff, seen from its sink.
 #[derive(Debug)]
-pub(crate) struct Sink {
-    pub(crate) ticket: TicketId,
+pub struct Sink {
+    pub ticket: TicketId,
     /// Tokens and bytes that the blocks take: fixed by the offer, so that a source cannot commit less.
     expected: Expected,
     deadline: Instant,
@@ -100,14 +100,14 @@ pub(crate) struct Sink {
 
 /// The size of a handoff.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Expected {
+pub struct Expected {
     pub tokens: u32,
     pub bytes: u64,
     pub algorithm: u16,
 }
 
 impl Sink {
-    pub(crate) fn new(
+    pub fn new(
         ticket: TicketId,
         shards: u16,
         layout: &KvLayout,
@@ -121,16 +121,30 @@ impl Sink {
     }
 
     /// Whether a grant stands whose blocks the source may write.
-    pub(crate) fn is_granted(&self) -> bool {
+    pub fn is_granted(&self) -> bool {
         matches!(self.state, State::Reserved | State::Receiving | State::Aborting(_))
     }
 
     /// Whether the blocks wait for a fence.
-    pub(crate) fn is_quarantined(&self) -> bool {
+    pub fn is_quarantined(&self) -> bool {
         matches!(self.state, State::Quarantined)
     }
 
-    pub(crate) fn handle(&mut self, now: Instant, input: SinkInput) -> Vec<SinkAction> {
+    /// Name of its state, for the counts of a simulation.
+    pub fn state(&self) -> &'static str {
+        match self.state {
+            State::Claimed => "claimed",
+            State::Reserved => "reserved",
+            State::Receiving => "receiving",
+            State::Running => "running",
+            State::Aborting(_) => "aborting",
+            State::Quarantined => "quarantined",
+            State::Free => "free",
+        }
+    }
+
+    /// Takes an input in, and says what to do, in order.
+    pub fn handle(&mut self, now: Instant, input: SinkInput) -> Vec<SinkAction> {
         let mut actions = Vec::new();
         match input {
             SinkInput::Granted => match self.state {

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 /// What happened.
 #[derive(Debug)]
-pub(crate) enum SourceInput {
+pub enum SourceInput {
     /// The sink gave blocks.
     Granted(TicketId),
     /// It gave none, or cannot be asked.
@@ -42,7 +42,7 @@ pub(crate) enum SourceInput {
 
 /// What to do about it.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum SourceAction {
+pub enum SourceAction {
     /// Copy positions `tokens` of a layer (of the group) to the sink, and sum them.
     Copy {
         epoch: u32,
@@ -97,7 +97,7 @@ enum State {
 
 /// One handoff, seen from its source.
 #[derive(Debug)]
-pub(crate) struct Source {
+pub struct Source {
     layout: KvLayout,
     /// `(group, layer of the group)` by model layer; `None` where the layout skips a number.
     layers: Vec<Option<(usize, usize)>>,
@@ -117,7 +117,7 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    pub(crate) fn new(layout: KvLayout, tokens: u32, deadline: Instant, epoch_bytes: u64) -> Self {
+    pub fn new(layout: KvLayout, tokens: u32, deadline: Instant, epoch_bytes: u64) -> Self {
         let last = layout.groups().iter().flat_map(|g| &g.layers).max().copied().unwrap_or(0);
         let mut layers = vec![None; last as usize + 1];
         for (g, group) in layout.groups().iter().enumerate() {
@@ -146,15 +146,27 @@ impl Source {
         }
     }
 
-    pub(crate) fn ticket(&self) -> Option<TicketId> {
+    pub fn ticket(&self) -> Option<TicketId> {
         self.ticket
     }
 
-    pub(crate) fn deadline(&self) -> Instant {
+    pub fn deadline(&self) -> Instant {
         self.deadline
     }
 
-    pub(crate) fn handle(&mut self, now: Instant, input: SourceInput) -> Vec<SourceAction> {
+    /// Name of its state, for the counts of a simulation.
+    pub fn state(&self) -> &'static str {
+        match self.state {
+            State::Offering => "offering",
+            State::Writing => "writing",
+            State::Committed => "committed",
+            State::Flushing(_) => "flushing",
+            State::Ended => "ended",
+        }
+    }
+
+    /// Takes an input in, and says what to do, in order.
+    pub fn handle(&mut self, now: Instant, input: SourceInput) -> Vec<SourceAction> {
         let mut actions = Vec::new();
         if matches!(self.state, State::Ended) {
             return actions;
@@ -337,7 +349,7 @@ impl Source {
 }
 
 /// Number of the flush that an abort waits for; no handoff has that many epochs.
-pub(crate) const ABORT_EPOCH: u32 = u32::MAX;
+pub const ABORT_EPOCH: u32 = u32::MAX;
 
 #[cfg(test)]
 #[path = "source_tests.rs"]

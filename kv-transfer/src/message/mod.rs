@@ -26,14 +26,14 @@ pub(crate) enum Direction {
 
 /// Which shard of the source writes to which shard of the sink. One shard an instance is what is computed now: `0 -> 0` of 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct ShardPair {
+pub struct ShardPair {
     pub source: u16,
     pub sink: u16,
 }
 
 /// Checksums of one layer: `sums[granule - first_granule][plane]`, flattened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SumRun {
+pub struct SumRun {
     pub group: u8,
     /// Layer of the group, not of the model.
     pub layer: u16,
@@ -61,7 +61,7 @@ pub(crate) struct Offer {
 
 /// The end of a source's writing under a ticket. Posted only from a flush's completion.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Commit {
+pub struct Commit {
     pub ticket: TicketId,
     pub shard: ShardPair,
     /// Of the checksums sent for this ticket, see [`crate::checksum`].

@@ -2,12 +2,12 @@
 
 use super::answer::{Answer, AnswerLimits, Clocked};
 use super::attempt::{Attempt, Failed};
-use super::place::{Avoided, Chosen};
+use super::place::Chosen;
 use super::{Core, end};
 use crate::admission::Place;
 use crate::metrics::RequestMetrics;
 use crate::output::{EventResult, Finished};
-use crate::recovery::{Failure, GiveUp, Phase, Recovery};
+use crate::recovery::{Avoided, Failure, GiveUp, Phase, Recovery};
 use crate::request::PrefillPolicy;
 use crate::workers::ServedModel;
 use baton_text::StopMatcher;

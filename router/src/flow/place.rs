@@ -5,9 +5,9 @@ use super::answer::Answer;
 use super::attempt::Failed;
 use super::job::Job;
 use crate::placement::{Demand, Refusal, place};
-use crate::recovery::{Avoid, Phase, ProbationLimits, Retry};
+use crate::recovery::{Avoided, Circle, Phase, ProbationLimits, Retry};
 use crate::workers::WorkerHandle;
-use baton_types::{ErrorKind, NumericsClass, Party, RequestError, Role};
+use baton_types::{ErrorKind, NumericsClass, RequestError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ impl Chosen {
         let workers = [(self.prefill.as_ref(), retry.prefill), (Some(&self.decode), retry.decode)];
         for (worker, how) in workers {
             let (Some(worker), Some(how)) = (worker, how) else { continue };
-            avoided.0.push((worker.party().clone(), how));
+            avoided.add(worker.party().clone(), how);
             if retry.probation {
                 worker.probation.failed(Instant::now(), probation);
             }
@@ -51,44 +51,6 @@ impl Chosen {
     }
 }
 
-/// Workers that failed this request, and whether they may be asked again.
-#[derive(Debug, Default)]
-pub(super) struct Avoided(Vec<(Party, Avoid)>);
-
-/// Ever wider circles of workers: the next one is asked where nothing fits in those before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Circle {
-    /// Nobody failed anybody.
-    Trusted,
-    /// Nobody failed this request.
-    Untried,
-    /// A decode worker that failed is tried again, and without a prefill worker that failed.
-    DecodersAgain,
-    /// Everybody who may be asked at all.
-    All,
-}
-
-impl Circle {
-    const WIDENING: [Self; 4] = [Self::Trusted, Self::Untried, Self::DecodersAgain, Self::All];
-}
-
-impl Avoided {
-    fn admits(&self, worker: &WorkerHandle, circle: Circle, now: Instant) -> bool {
-        let is_avoided = |how: Option<Avoid>| {
-            self.0.iter().any(|(party, h)| party == worker.party() && how.is_none_or(|how| how == *h))
-        };
-        if is_avoided(Some(Avoid::Strictly)) {
-            return false;
-        }
-        match circle {
-            Circle::Trusted => !is_avoided(None) && !worker.probation.lasts(now),
-            Circle::Untried => !is_avoided(None),
-            Circle::DecodersAgain => worker.record.role == Role::Decode || !is_avoided(None),
-            Circle::All => true,
-        }
-    }
-}
-
 impl Job {
     /// Chooses workers for the rest of the answer. One that has begun stays with the numerics class that began it.
     pub(super) fn place(&self, core: &Core, avoided: &Avoided, answer: &Answer<'_>) -> Result<Chosen, Failed> {
@@ -106,7 +68,9 @@ impl Job {
         let mut refusal = Refusal::NoDecodeWorker;
         for circle in Circle::WIDENING {
             let fits = |worker: &WorkerHandle| {
-                avoided.admits(worker, circle, now) && answer.class().is_none_or(|class| worker.record.class == *class)
+                let on_probation = worker.probation.lasts(now);
+                avoided.admits(worker.party(), worker.record.role, on_probation, circle)
+                    && answer.class().is_none_or(|class| worker.record.class == *class)
             };
             let candidates = core.workers.candidates(&self.model.key, fits, now);
             let mut draw = |n| rand::random_range(0..n);

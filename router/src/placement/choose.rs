@@ -13,7 +13,7 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 const TIE_SHARE: f64 = 0.05;
 
 /// Chooses workers for one request among `workers`, all of one model. `draw(n)` gives a random number below `n`, for ties.
-pub(crate) fn place(
+pub fn place(
     workers: &[Worker],
     demand: &Demand,
     thresholds: &Thresholds,

@@ -9,37 +9,37 @@ mod view;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use choose::place;
-pub(crate) use view::{Measured, Worker};
+pub use choose::place;
+pub use view::{Measured, Worker};
 
 use crate::request::PrefillPolicy;
 use std::time::Duration;
 
 /// What placement needs to know of a request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Demand {
+pub struct Demand {
     /// Tokens of the prompt (and of what was generated so far).
-    pub(crate) prompt_tokens: u64,
+    pub prompt_tokens: u64,
     /// Prompt and the longest possible answer.
-    pub(crate) total_tokens: u64,
+    pub total_tokens: u64,
     /// Where it may be prefilled.
-    pub(crate) policy: PrefillPolicy,
+    pub policy: PrefillPolicy,
     /// Time left until the deadline.
-    pub(crate) time_left: Duration,
+    pub time_left: Duration,
 }
 
 /// Thresholds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Thresholds {
+pub struct Thresholds {
     /// `auto` prefills prompts of at most this many tokens where they decode.
-    pub(crate) local_prefill_tokens_max: u64,
+    pub local_prefill_tokens_max: u64,
     /// Prefill rate assumed of a worker that has measured none, in tokens per second.
-    pub(crate) prefill_tokens_per_s_default: f64,
+    pub prefill_tokens_per_s_default: f64,
 }
 
 /// Why a request runs where it does; also a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Reason {
+pub enum Reason {
     /// The policy says remote.
     RemotePolicy,
     /// Too long to be prefilled beside a running batch.
@@ -56,7 +56,7 @@ pub(crate) enum Reason {
 
 impl Reason {
     /// Name in spans and metrics.
-    pub(crate) const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::RemotePolicy => "remote_policy",
             Self::RemoteLongPrompt => "remote_long_prompt",
@@ -70,20 +70,20 @@ impl Reason {
 
 /// Where a request runs. Indices into the view that was given.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Decision {
+pub struct Decision {
     /// The decode worker.
-    pub(crate) decode: usize,
+    pub decode: usize,
     /// The prefill worker; `None` prefills on the decode worker.
-    pub(crate) prefill: Option<usize>,
+    pub prefill: Option<usize>,
     /// Why.
-    pub(crate) reason: Reason,
+    pub reason: Reason,
     /// Predicted time to the first token; `None` while nothing is measured.
-    pub(crate) first_token: Option<Duration>,
+    pub first_token: Option<Duration>,
 }
 
 /// Why a request runs nowhere.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Refusal {
+pub enum Refusal {
     /// No decode worker of this model is alive.
     NoDecodeWorker,
     /// The policy demands a prefill worker and there is none.

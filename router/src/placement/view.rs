@@ -5,26 +5,26 @@ use std::sync::Arc;
 
 /// Load as last measured, joined with what this router placed since.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Measured {
+pub struct Measured {
     /// Sequences waiting.
-    pub(crate) waiting: u32,
+    pub waiting: u32,
     /// Prompt tokens not yet computed.
-    pub(crate) waiting_tokens: u64,
+    pub waiting_tokens: u64,
     /// Sequences in the running batch.
-    pub(crate) running: u32,
+    pub running: u32,
     /// Tokens of KV that could be taken now.
-    pub(crate) free_tokens: u64,
+    pub free_tokens: u64,
     /// Prefill tokens per second; 0 while unmeasured.
-    pub(crate) prefill_tokens_per_s: f64,
+    pub prefill_tokens_per_s: f64,
 }
 
 /// One worker. Draining, unhealthy and stale workers are not in a view.
 #[derive(Clone, Debug)]
-pub(crate) struct Worker {
+pub struct Worker {
     /// What it says of itself.
-    pub(crate) record: Arc<InstanceRecord>,
+    pub record: Arc<InstanceRecord>,
     /// Its load.
-    pub(crate) load: Measured,
+    pub load: Measured,
 }
 
 impl Worker {

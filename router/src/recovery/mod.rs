@@ -3,20 +3,24 @@
 //! An answer may go on elsewhere at any point: tokens are exact, so prompt and tokens sent so far, prefilled anew, continue it. What is
 //! decided here is whether that may help, whom to avoid, and how long to wait. The flow only executes it.
 
+mod avoided;
 mod bucket;
+mod pair;
 mod probation;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use bucket::RetryBucket;
-pub(crate) use probation::{Probation, ProbationLimits};
+pub use avoided::{Avoided, Circle};
+pub use bucket::RetryBucket;
+pub use pair::{FromDecode, FromPrefill, Pair, Says};
+pub use probation::{Probation, ProbationLimits};
 
 use baton_types::ErrorKind;
 use std::time::{Duration, Instant};
 
 /// Where an attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Phase {
+pub enum Phase {
     /// No worker to run on.
     Place,
     /// The decode worker took no claim.
@@ -31,7 +35,7 @@ pub(crate) enum Phase {
 
 impl Phase {
     /// Name in spans and metrics.
-    pub(crate) const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Place => "place",
             Self::Claim => "claim",
@@ -44,22 +48,22 @@ impl Phase {
 
 /// What failed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Failure {
+pub struct Failure {
     /// Where.
-    pub(crate) phase: Phase,
+    pub phase: Phase,
     /// How. Never the client's own doing: that ends a request at once.
-    pub(crate) kind: ErrorKind,
+    pub kind: ErrorKind,
     /// Earliest sensible retry, as the worker says.
-    pub(crate) retry_after: Option<Duration>,
+    pub retry_after: Option<Duration>,
     /// Whether the client has seen tokens: such an answer is carried on wherever there may be room, another is told early to come again.
-    pub(crate) started: bool,
+    pub started: bool,
     /// Whether who failed said before that it drains: it takes nothing more, so this happens once a worker, and is nobody's fault.
-    pub(crate) drained: bool,
+    pub drained: bool,
 }
 
 /// Who is avoided in the next attempts of this request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Avoid {
+pub enum Avoid {
     /// As long as there is another.
     Softly,
     /// In any case.
@@ -68,20 +72,20 @@ pub(crate) enum Avoid {
 
 /// Another attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Retry {
+pub struct Retry {
     /// Wait before it.
-    pub(crate) after: Duration,
+    pub after: Duration,
     /// Whether the prefill worker of the failed attempt is avoided.
-    pub(crate) prefill: Option<Avoid>,
+    pub prefill: Option<Avoid>,
     /// Whether its decode worker is.
-    pub(crate) decode: Option<Avoid>,
+    pub decode: Option<Avoid>,
     /// Whether whoever broke is avoided by other requests too, for a while.
-    pub(crate) probation: bool,
+    pub probation: bool,
 }
 
 /// Why there is no other attempt; also a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum GiveUp {
+pub enum GiveUp {
     /// It would fail in the same way.
     Futile,
     /// The request had all its attempts.
@@ -96,7 +100,7 @@ pub(crate) enum GiveUp {
 
 impl GiveUp {
     /// Name in metrics.
-    pub(crate) const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::Futile => "futile",
             Self::Attempts => "attempts",
@@ -109,15 +113,15 @@ impl GiveUp {
 
 /// Bounds of one request's retries.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct RetryLimits {
+pub struct RetryLimits {
     /// Most attempts, the first one included.
-    pub(crate) attempts_max: u32,
+    pub attempts_max: u32,
     /// Wait before the first retry; doubles with each.
-    pub(crate) backoff_min: Duration,
+    pub backoff_min: Duration,
     /// Longest wait.
-    pub(crate) backoff_max: Duration,
+    pub backoff_max: Duration,
     /// A started answer waits at most so long for a worker to go on with.
-    pub(crate) place_max: Duration,
+    pub place_max: Duration,
 }
 
 /// A request that breaks two workers is more likely at fault than both of them.
@@ -125,7 +129,7 @@ const BROKEN_WORKERS_MAX: u32 = 2;
 
 /// The retries of one request so far.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Recovery {
+pub struct Recovery {
     limits: RetryLimits,
     failed: u32,
     broken: u32,
@@ -135,12 +139,12 @@ pub(crate) struct Recovery {
 
 impl Recovery {
     /// Nothing failed yet.
-    pub(crate) fn new(limits: RetryLimits) -> Self {
+    pub fn new(limits: RetryLimits) -> Self {
         Self { limits, failed: 0, broken: 0, unplaced: None }
     }
 
     /// What follows `failure`. `bucket` pays for calls of workers; `jitter` is drawn from 0 to 1.
-    pub(crate) fn after(
+    pub fn after(
         &mut self,
         failure: &Failure,
         (now, deadline): (Instant, Instant),

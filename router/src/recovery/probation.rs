@@ -5,16 +5,16 @@ use std::time::{Duration, Instant};
 
 /// How long workers are avoided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ProbationLimits {
+pub struct ProbationLimits {
     /// After one failure; doubles with each further one.
-    pub(crate) min: Duration,
+    pub min: Duration,
     /// The longest.
-    pub(crate) max: Duration,
+    pub max: Duration,
 }
 
 /// Failures of one worker since it last served a request to its end.
 #[derive(Debug, Default)]
-pub(crate) struct Probation(Mutex<State>);
+pub struct Probation(Mutex<State>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
@@ -24,7 +24,7 @@ struct State {
 
 impl Probation {
     /// The worker failed. Requests that fail together count once.
-    pub(crate) fn failed(&self, now: Instant, limits: &ProbationLimits) {
+    pub fn failed(&self, now: Instant, limits: &ProbationLimits) {
         let mut state = self.0.lock();
         if state.until.is_some_and(|until| now < until) {
             return;
@@ -34,12 +34,12 @@ impl Probation {
     }
 
     /// The worker served a request to its end.
-    pub(crate) fn served(&self) {
+    pub fn served(&self) {
         *self.0.lock() = State::default();
     }
 
     /// Whether others come first.
-    pub(crate) fn lasts(&self, now: Instant) -> bool {
+    pub fn lasts(&self, now: Instant) -> bool {
         self.0.lock().until.is_some_and(|until| now < until)
     }
 }

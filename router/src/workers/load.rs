@@ -24,11 +24,11 @@ struct State {
 
 /// Joins reports with placements. A report replaces what was placed before it: the worker has counted that itself.
 #[derive(Debug, Default)]
-pub(crate) struct Load(Mutex<State>);
+pub struct Load(Mutex<State>);
 
 impl Load {
     /// Takes a report of the worker with this record.
-    pub(crate) fn report(&self, report: &v1::LoadReport, record: &InstanceRecord, now: Instant) {
+    pub fn report(&self, report: &v1::LoadReport, record: &InstanceRecord, now: Instant) {
         let blocks = report.blocks.unwrap_or_default();
         let block_tokens = record.capacity_tokens.checked_div(blocks.total).unwrap_or(0);
         let measured = Measured {
@@ -43,12 +43,12 @@ impl Load {
     }
 
     /// The worker cannot be heard any more.
-    pub(crate) fn lost(&self) {
+    pub fn lost(&self) {
         self.0.lock().report = None;
     }
 
     /// Counts a sequence placed now: prompt tokens to compute there, and tokens of KV to hold there.
-    pub(crate) fn placed(&self, prefill_tokens: u64, kv_tokens: u64) {
+    pub fn placed(&self, prefill_tokens: u64, kv_tokens: u64) {
         let mut state = self.0.lock();
         state.placed += 1;
         state.placed_prefill_tokens += prefill_tokens;
@@ -56,7 +56,7 @@ impl Load {
     }
 
     /// The load now; `None` where the worker is not to be placed on: unheard, stale, unhealthy or draining.
-    pub(crate) fn measured(&self, now: Instant, stale_max: Duration) -> Option<Measured> {
+    pub fn measured(&self, now: Instant, stale_max: Duration) -> Option<Measured> {
         let state = self.0.lock();
         let report = state.report.filter(|r| r.usable && now.saturating_duration_since(r.at) <= stale_max)?;
         let m = report.measured;

@@ -7,7 +7,7 @@ mod load;
 mod set;
 mod supervise;
 
-pub(crate) use load::Load;
+pub use load::Load;
 #[cfg(test)]
 pub(crate) use set::ModelKey;
 pub(crate) use set::{ServedModel, Unnamed, WorkerSet};

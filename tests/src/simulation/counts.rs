@@ -1,0 +1,118 @@
+//! How often each transition was taken.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Transitions of the cores, by machine. Those of the sink and the source are pairs of states, the others decisions.
+const EXPECTED: &[(&str, &[&str])] = &[
+    (
+        "sink",
+        &[
+            "claimed > reserved",
+            "claimed > free",
+            "reserved > receiving",
+            "reserved > aborting",
+            "reserved > quarantined",
+            "reserved > free",
+            "receiving > running",
+            "receiving > aborting",
+            "receiving > quarantined",
+            "receiving > free",
+            "aborting > quarantined",
+            "aborting > free",
+            "quarantined > free",
+        ],
+    ),
+    (
+        "source",
+        &[
+            "offering > writing",
+            "offering > ended",
+            "writing > committed",
+            "writing > flushing",
+            "writing > ended",
+            "committed > ended",
+            "flushing > ended",
+        ],
+    ),
+    ("recovery goes on after", &["place", "claim", "prefill", "handoff", "decode"]),
+    ("recovery gives up", &["futile", "attempts", "budget", "no_worker", "deadline"]),
+    ("pair", &["doubt ends"]),
+    (
+        "placement",
+        &[
+            "remote_policy",
+            "remote_long_prompt",
+            "local_policy",
+            "local_short_prompt",
+            "local_no_prefill_worker",
+            "local_prefill_full",
+            "trusted",
+            "untried",
+            "decoders again",
+            "all",
+        ],
+    ),
+    (
+        "view",
+        &[
+            "joins",
+            "leaves",
+            "is replaced",
+            "registers again",
+            "is doubted",
+            "is believed again or gone",
+            "same history",
+            "other history",
+            "resumes",
+            "answers",
+            "does not answer",
+        ],
+    ),
+    ("scheduler", &["preempted", "deadline", "stalled"]),
+];
+
+/// Counts of many schedules.
+#[derive(Clone, Debug, Default)]
+pub struct Counts(BTreeMap<(&'static str, &'static str, &'static str), u64>);
+
+impl Counts {
+    /// A machine moved.
+    pub(super) fn moved(&mut self, machine: &'static str, before: &'static str, after: &'static str) {
+        if before != after {
+            *self.0.entry((machine, before, after)).or_default() += 1;
+        }
+    }
+
+    /// A decision was taken, or a thing happened.
+    pub(super) fn add(&mut self, machine: &'static str, what: &'static str) {
+        *self.0.entry((machine, what, "")).or_default() += 1;
+    }
+
+    /// Joins two counts.
+    pub fn merge(&mut self, other: &Self) {
+        other.0.iter().for_each(|(key, n)| *self.0.entry(*key).or_default() += n);
+    }
+
+    /// All counts as `(machine, transition, times)`.
+    pub fn all(&self) -> impl Iterator<Item = (&'static str, String, u64)> {
+        self.0.iter().map(|(&(machine, before, after), &n)| {
+            (machine, if after.is_empty() { before.to_owned() } else { format!("{before} > {after}") }, n)
+        })
+    }
+
+    /// Transitions that were to be taken `least` times and were not.
+    pub fn rare(&self, least: u64) -> Vec<String> {
+        let taken: BTreeMap<(&str, String), u64> = self.all().map(|(m, what, n)| ((m, what), n)).collect();
+        let expected = EXPECTED.iter().flat_map(|(machine, all)| all.iter().map(move |what| (*machine, *what)));
+        let times = |(machine, what): (&str, &str)| taken.get(&(machine, what.to_owned())).copied().unwrap_or_default();
+        let rare = expected.map(|which| (which, times(which))).filter(|(_, n)| *n < least);
+        rare.map(|((machine, what), n)| format!("{machine}: {what}: {n}")).collect()
+    }
+}
+
+impl fmt::Display for Counts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.all().try_for_each(|(machine, what, n)| writeln!(f, "| {machine} | {what} | {n} |"))
+    }
+}

@@ -1,0 +1,123 @@
+//! What must hold after every event, and when all is quiet.
+
+use super::clock::ms;
+use super::shape::{END, HEALED};
+use super::world::World;
+use baton_kv_cache::Lease;
+use baton_types::GroupBlocks;
+
+impl World {
+    /// Every block of a worker has one owner, and the pool's books say the same.
+    pub(super) fn check_blocks(&mut self, w: usize) {
+        let Some(worker) = self.worker_mut(w) else { return };
+        let counts = worker.pool.counts();
+        let pouches = worker.live_pouches();
+        let pouches: Vec<_> = pouches.iter().map(|pouch| pouch.borrow()).collect();
+        let held = worker.engine.leases().chain(pouches.iter().filter_map(|pouch| pouch.as_ref()));
+        let held = held.chain(worker.granting.values()).map(Lease::blocks);
+        let incoming = worker.incoming.values().filter(|i| i.hold.is_some()).filter_map(|i| i.owned());
+        let mut seen = Seen::default();
+        held.chain(incoming).for_each(|blocks| seen.add(blocks));
+        let referenced = seen.count;
+        let quarantined = worker.incoming.values().filter(|i| i.quarantined.is_some()).filter_map(|i| i.owned());
+        quarantined.for_each(|blocks| seen.add(blocks));
+        let part = worker.waiting.iter().any(|waiting| waiting.part.is_some());
+        let found = (referenced, seen.count - referenced);
+        let wrong = if let Some(block) = seen.twice {
+            Some(format!("block {block} has two owners"))
+        } else if part {
+            Some("a reservation that waits holds blocks".into())
+        } else if found != (counts.referenced, counts.quarantined) {
+            Some(format!("{found:?} blocks are referenced and quarantined, the pool's books say {counts:?}"))
+        } else {
+            None
+        };
+        drop(pouches);
+        wrong.into_iter().for_each(|wrong| self.fail(wrong));
+    }
+
+    /// All requests ended in time, and nothing of them is left.
+    pub(super) fn check_quiet(&mut self) {
+        // What an unfenced peer may still write is lost to the pool while that peer lives.
+        let is_whole = |w| self.worker(w).is_none_or(|w| w.pool.counts().quarantined == 0);
+        let all_whole = (self.shape.routers..self.procs.len()).all(is_whole);
+        for request in 0..self.requests.len() {
+            let spec = &self.requests[request];
+            // A router that stood still, or an etcd that was away, ends nothing before they go on.
+            let by = spec.deadline.max(HEALED) + ms(20);
+            match &spec.outcome {
+                None => self.fail(format!("request {request} never ended")),
+                Some((at, _)) if *at > by => {
+                    self.fail(format!("request {request} ended at {at} us, after its deadline"))
+                }
+                Some((_, Some(error))) if spec.must_succeed && all_whole => {
+                    self.fail(format!("request {request} came when all was well, and failed: {error:?}"));
+                }
+                Some(_) => {}
+            }
+        }
+        for w in self.shape.routers..self.procs.len() {
+            self.check_idle(w);
+        }
+        for r in 0..self.shape.routers {
+            self.check_view(r);
+        }
+    }
+
+    fn check_idle(&mut self, w: usize) {
+        let name = self.shape.name(w);
+        let Some(worker) = self.worker(w) else { return self.fail(format!("{name} is not up at {END}")) };
+        let counts = worker.pool.counts();
+        let (sequences, calls) = (worker.engine.sequences.len(), worker.calls.len());
+        let (sending, waiting, claimed) = (worker.sending.len(), worker.waiting.len(), worker.claims.tokens());
+        let left = worker.incoming.values().filter(|i| {
+            let is_unfenced = !self.net.connections[i.conn].lane.closing_fences() && self.is_alive(i.source());
+            !(i.quarantined.is_some() && is_unfenced)
+        });
+        let left = left.count();
+        if counts.referenced + sequences + calls + sending + waiting + left > 0 || claimed > 0 {
+            self.fail(format!(
+                "{name} is not quiet: {counts:?}, {sequences} sequences, {calls} calls, {sending} handoffs out, {left} in, \
+                 {waiting} offers, {claimed} tokens claimed"
+            ));
+        }
+    }
+
+    /// Each router sees who is registered, and all who run are.
+    fn check_view(&mut self, r: usize) {
+        let registered = self.etcd.registered();
+        let Some(router) = self.router(r) else { return self.fail(format!("router{r} is not up")) };
+        let view = router.view.view();
+        let seen: std::collections::BTreeMap<_, _> =
+            view.members.iter().map(|(id, member)| (id.clone(), member.registration)).collect();
+        if seen != registered {
+            return self.fail(format!("router{r} sees {seen:?}, registered are {registered:?}"));
+        }
+        for (instance, process) in self.instances.clone() {
+            let incarnation = self.procs[process].incarnation;
+            if registered.get(&instance).is_none_or(|r| r.incarnation.0 != incarnation) {
+                self.fail(format!("{instance} runs and is not registered"));
+            }
+        }
+    }
+}
+
+/// Blocks with an owner.
+#[derive(Default)]
+struct Seen {
+    bits: u64,
+    count: usize,
+    twice: Option<u32>,
+}
+
+impl Seen {
+    fn add(&mut self, blocks: &GroupBlocks) {
+        for block in blocks.0.iter().flatten() {
+            if self.bits >> block.0 & 1 == 1 {
+                self.twice = Some(block.0);
+            }
+            self.bits |= 1 << block.0;
+            self.count += 1;
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Defects seeded on purpose, to show that the simulation finds them. Each is a misuse of the cores by the shell around them.
+
+/// Which defect a schedule runs with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutant {
+    /// None.
+    Sound,
+    /// Blocks of an unfenced peer are taken to be fenced when its connection closes.
+    ReleaseWithoutFence,
+    /// Workers know their peers by name and address, not by incarnation.
+    OtherIncarnation,
+    /// A cancelled request frees blocks that its adopted sequence owns.
+    DoubleFree,
+    /// A router lists from a member of etcd that lags.
+    ViewGoesBack,
+    /// A reservation takes what is free, and waits for the rest.
+    PiecewiseReservation,
+}
+
+impl Mutant {
+    /// All defects.
+    pub const ALL: [Self; 5] = [
+        Self::ReleaseWithoutFence,
+        Self::OtherIncarnation,
+        Self::DoubleFree,
+        Self::ViewGoesBack,
+        Self::PiecewiseReservation,
+    ];
+
+    pub(super) fn pretends_fences(self) -> bool {
+        self == Self::ReleaseWithoutFence
+    }
+
+    pub(super) fn ignores_incarnations(self) -> bool {
+        self == Self::OtherIncarnation
+    }
+
+    pub(super) fn frees_twice(self) -> bool {
+        self == Self::DoubleFree
+    }
+
+    pub(super) fn lists_from_the_past(self) -> bool {
+        self == Self::ViewGoesBack
+    }
+
+    pub(super) fn reserves_piecewise(self) -> bool {
+        self == Self::PiecewiseReservation
+    }
+}

@@ -1,0 +1,346 @@
+//! The sink's shell: turns claims into reservations, and carries out what the real state machine of a handoff decides.
+
+use super::clock::{Addr, Time};
+use super::event::{Event, Said, Trouble};
+use super::handoff::owner;
+use super::wire::Wire;
+use super::world::World;
+use baton_decode_worker::claims::OfferError;
+use baton_engine::scheduler::{Awaited, SequenceKey};
+use baton_kv_cache::{Lease, Quarantined};
+use baton_kv_transfer::pure::{ALGORITHM, Commit, Expected, GRANULE, Sink, SinkAction, SinkInput, SumRun, layer_sums};
+use baton_kv_transfer::{HandoffFailure, RefuseReason};
+use baton_types::{GroupBlocks, Party, RequestId, TicketId};
+use std::sync::Arc;
+
+/// A handoff on its way in.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    pub(super) sink: Sink,
+    pub(super) conn: usize,
+    handoff: u64,
+    request: RequestId,
+    source: Addr,
+    source_party: Party,
+    tokens: u32,
+    blocks: GroupBlocks,
+    pub(super) hold: Option<Lease>,
+    pub(super) quarantined: Option<Quarantined>,
+}
+
+impl Incoming {
+    /// Blocks that its source may write.
+    pub(super) fn owned(&self) -> Option<&GroupBlocks> {
+        self.hold.as_ref().map(Lease::blocks).or_else(|| self.quarantined.as_ref().map(Quarantined::blocks))
+    }
+
+    pub(super) fn source(&self) -> Addr {
+        self.source
+    }
+}
+
+/// An offer that waits for room.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    turn: SequenceKey,
+    key: u64,
+    tokens: usize,
+    /// What a reservation that is taken piece by piece has so far; nothing else has any.
+    pub(super) part: Option<Lease>,
+}
+
+impl World {
+    /// What a source says.
+    pub(super) fn sink_wire(&mut self, w: usize, conn: usize, wire: Wire) {
+        if let Wire::Offer { handoff, request, tokens, left } = wire {
+            return self.offered(w, conn, handoff, request, tokens, left);
+        }
+        let Some(worker) = self.worker(w) else { return };
+        let find = |test: &dyn Fn(&Incoming) -> bool| {
+            worker.incoming.iter().find(|(_, i)| i.conn == conn && test(i)).map(|(key, _)| *key)
+        };
+        let key = match &wire {
+            Wire::Checksums { ticket, .. } => find(&|i| i.sink.ticket == *ticket),
+            Wire::Commit(commit) => find(&|i| i.sink.ticket == commit.ticket),
+            Wire::Aborted { handoff, .. } => find(&|i| i.handoff == *handoff),
+            _ => None,
+        };
+        let Some(key) = key else {
+            if let Wire::Commit(commit) = wire {
+                let failure = HandoffFailure::NotAdopted("no such ticket is open".into());
+                self.send_back(conn, Wire::Nack { ticket: commit.ticket, failure });
+            }
+            return;
+        };
+        let input = match wire {
+            Wire::Checksums { runs, .. } => {
+                SinkInput::Checksums { shard: Default::default(), runs: runs.as_ref().clone() }
+            }
+            Wire::Commit(commit) => SinkInput::Commit(commit),
+            Wire::Aborted { flushed, .. } => SinkInput::Aborted { flushed, detail: String::new() },
+            _ => return,
+        };
+        self.sink_input(w, key, input);
+    }
+
+    fn offered(&mut self, w: usize, conn: usize, handoff: u64, request: RequestId, tokens: u32, left: Time) {
+        let now = self.clock.now();
+        let deadline = self.clock.instant(now + left.min(self.shape.handoff_max));
+        let ticket = TicketId(self.draw(usize::MAX) as u64 | 1);
+        let (source, source_party) =
+            (self.net.connections[conn].source, self.net.connections[conn].source_party.clone());
+        let (abort_wait, ignores) = (self.shape.abort_wait, self.mutant.ignores_incarnations());
+        let quarantined_max = self.shape.blocks as usize / 4;
+        let Some(worker) = self.worker_mut(w) else { return };
+        let layout = worker.memory.map.layout().clone();
+        let held: usize = worker
+            .incoming
+            .values()
+            .filter(|i| i.source.process == source.process)
+            .map(Incoming::quarantined_blocks)
+            .sum();
+        let refusal = if held >= quarantined_max.max(1) {
+            Some(RefuseReason::Quarantine)
+        } else if layout.blocks_for(tokens as usize) > worker.memory.map.blocks() as usize {
+            Some(RefuseReason::NoRoom)
+        } else {
+            // A worker that knows peers by name alone takes whoever comes.
+            let claimed = worker.claims.peek(&request).filter(|_| ignores);
+            let offerer = claimed.unwrap_or_else(|| source_party.clone());
+            match worker.claims.offered(&request, &offerer, tokens) {
+                Ok(()) => None,
+                Err(OfferError::NotClaimed(_)) => Some(RefuseReason::UnknownRequest),
+                Err(OfferError::Contradicts(_)) => Some(RefuseReason::Protocol),
+            }
+        };
+        if let Some(reason) = refusal {
+            self.counts.add("sink refuses", reason.name());
+            return self.send_back(conn, Wire::Refuse { handoff, reason });
+        }
+        let bytes = (layout.bytes_per_token() * tokens as usize) as u64;
+        let expected = Expected { tokens, bytes, algorithm: ALGORITHM };
+        let sink = Sink::new(ticket, 1, &layout, expected, deadline, abort_wait);
+        worker.next_key += 1;
+        let key = worker.next_key;
+        let (blocks, hold, quarantined) = (GroupBlocks::default(), None, None);
+        let incoming =
+            Incoming { sink, conn, handoff, request, source, source_party, tokens, blocks, hold, quarantined };
+        worker.incoming.insert(key, incoming);
+        let turn = worker.engine.take_turn();
+        worker.waiting.push_back(Waiting { turn, key, tokens: tokens as usize, part: None });
+        self.grant_waiting(w);
+        self.tick_soon(w);
+    }
+
+    /// Grants from the front, in order. What the front waits for is kept from sequences that came later.
+    pub(super) fn grant_waiting(&mut self, w: usize) {
+        let (watermark, piecewise) = (self.shape.watermark, self.mutant.reserves_piecewise());
+        let (delay, here) = (self.delay() / 8, self.addr(w));
+        let Some(worker) = self.worker_mut(w) else { return };
+        let size = worker.memory.map.layout().block_tokens() as usize;
+        let mut granted = Vec::new();
+        while let Some(mut front) = worker.waiting.pop_front() {
+            if worker.incoming.get(&front.key).is_none_or(|i| i.sink.state() != "claimed") {
+                continue;
+            }
+            let blocks = front.tokens.div_ceil(size);
+            let lease = match piecewise {
+                true => front.take_a_piece(&worker.pool, blocks),
+                false if worker.engine.starved => None,
+                false => worker.pool.try_lease_keeping(&[blocks], watermark),
+            };
+            match lease {
+                Some(lease) => {
+                    worker.granting.insert(front.key, lease);
+                    granted.push(front.key);
+                }
+                None => {
+                    worker.waiting.push_front(front);
+                    break;
+                }
+            }
+        }
+        let front = worker.waiting.front();
+        let awaited = front.map(|front| Awaited { turn: front.turn, blocks: front.tokens.div_ceil(size) });
+        let changed = std::mem::replace(&mut worker.engine.awaited, awaited) != awaited;
+        for key in granted {
+            let at = self.clock.now() + delay;
+            self.clock.post(at, here, Event::Granted { key });
+        }
+        if changed {
+            self.post(here, Event::Engine);
+        }
+    }
+
+    /// The worker's answer to an offer reaches the transfer.
+    pub(super) fn granted(&mut self, w: usize, key: u64) {
+        let Some(worker) = self.worker_mut(w) else { return };
+        let Some(lease) = worker.granting.remove(&key) else { return };
+        let Some(incoming) = worker.incoming.get_mut(&key) else { return };
+        incoming.blocks = lease.blocks().clone();
+        incoming.hold = Some(lease);
+        self.sink_input(w, key, SinkInput::Granted);
+    }
+
+    /// The request behind a claim is no longer wanted.
+    pub(super) fn cancel_incoming(&mut self, w: usize, request: &RequestId) {
+        let Some(worker) = self.worker_mut(w) else { return };
+        worker.waiting.retain(|waiting| worker.incoming.get(&waiting.key).is_none_or(|i| i.request != *request));
+        let of_it: Vec<u64> =
+            worker.incoming.iter().filter(|(_, i)| i.request == *request).map(|(key, _)| *key).collect();
+        for key in of_it {
+            self.sink_input(w, key, SinkInput::Cancel(HandoffFailure::Aborted("its stream is gone".into())));
+        }
+        self.grant_waiting(w);
+    }
+
+    pub(super) fn sink_input(&mut self, w: usize, key: u64, input: SinkInput) {
+        let now = self.clock.instant(self.clock.now());
+        let Some(incoming) = self.worker_mut(w).and_then(|w| w.incoming.get_mut(&key)) else { return };
+        let before = incoming.sink.state();
+        let actions = incoming.sink.handle(now, input);
+        let after = incoming.sink.state();
+        self.counts.moved("sink", before, after);
+        actions.into_iter().for_each(|action| self.sink_action(w, key, action));
+    }
+
+    fn sink_action(&mut self, w: usize, key: u64, action: SinkAction) {
+        let Some(incoming) = self.worker_mut(w).and_then(|w| w.incoming.get_mut(&key)) else { return };
+        let (conn, ticket, handoff) = (incoming.conn, incoming.sink.ticket, incoming.handoff);
+        match action {
+            SinkAction::SendGrant => {
+                let blocks = incoming.blocks.clone();
+                self.send_back(conn, Wire::Grant { handoff, ticket, blocks });
+            }
+            SinkAction::SendRefuse { reason, .. } => self.send_back(conn, Wire::Refuse { handoff, reason }),
+            SinkAction::Verify(runs) => self.checker_does(w, Event::Check { key, runs: Arc::new(runs) }),
+            SinkAction::Deliver(commit) => self.deliver(w, key, *commit),
+            SinkAction::SendAck => self.send_back(conn, Wire::Ack { ticket }),
+            SinkAction::SendNack(failure) => self.send_back(conn, Wire::Nack { ticket, failure }),
+            SinkAction::SendAbort(_) => self.send_back(conn, Wire::Abort { handoff }),
+            SinkAction::Release => incoming.hold = None,
+            SinkAction::Quarantine => {
+                let by = owner(incoming.source);
+                incoming.quarantined = incoming.hold.take().map(|lease| lease.quarantine(by));
+                let c = &self.net.connections[conn];
+                if c.sink_open && c.lane.closing_fences() {
+                    let here = self.addr(w);
+                    self.post(here, Event::ConnectionLost { conn });
+                }
+            }
+            SinkAction::ReleaseQuarantined => {
+                if let Some(blocks) = incoming.quarantined.take() {
+                    blocks.release();
+                }
+            }
+            SinkAction::Failed(failure) => {
+                let request = incoming.request.clone();
+                self.blame(&failure);
+                self.counts.add("sink ends", failure.name());
+                let claim = self.worker_mut(w).and_then(|w| w.claims.take(&request));
+                if let Some(call) = claim {
+                    self.say(w, call, Said::Error(Trouble::new(failure.kind())));
+                }
+            }
+            SinkAction::Forget => {
+                let gone = self.worker_mut(w).and_then(|w| w.incoming.remove(&key));
+                if gone.is_some_and(|i| i.hold.is_some() || i.quarantined.is_some()) {
+                    self.fail("a handoff was forgotten with its blocks".into());
+                }
+            }
+        }
+    }
+
+    /// Gives verified blocks to the engine, if they are those that were claimed.
+    fn deliver(&mut self, w: usize, key: u64, commit: Commit) {
+        let here = self.addr(w);
+        let Some(worker) = self.worker_mut(w) else { return };
+        let Some(incoming) = worker.incoming.get_mut(&key) else { return };
+        let Some(lease) = incoming.hold.take() else { return self.fail("a delivery without blocks".into()) };
+        let (request, tokens) = (incoming.request.clone(), incoming.tokens as usize);
+        let (source_party, conn) = (incoming.source_party.clone(), incoming.conn);
+        let wrong = worker.memory.wrong(&lease.blocks().0[0], &commit.tokens[..tokens]);
+        let claimed = worker.claims.peek(&request);
+        let opened_to = self.net.connections[conn].sink;
+        if let Some(position) = wrong {
+            return self.fail(format!("KV was delivered that is wrong from position {position} on"));
+        }
+        if claimed.as_ref().is_some_and(|party| *party != source_party) || opened_to != here {
+            return self.fail(format!("{request} was claimed for {claimed:?}, and KV of {source_party} was adopted"));
+        }
+        let call = self.worker_mut(w).and_then(|w| w.claims.take(&request));
+        let answer = match call {
+            Some(call) if self.calls[call].tokens == commit.tokens[..tokens] && commit.tokens.len() == tokens + 1 => {
+                self.adopt(w, call, commit.tokens, lease);
+                Ok(())
+            }
+            Some(call) => {
+                self.say(w, call, Said::Error(Trouble::new(baton_types::ErrorKind::Unavailable)));
+                Err("its tokens are not those that were claimed".to_owned())
+            }
+            None => Err("the claim is gone".to_owned()),
+        };
+        self.counts.add("sink ends", if answer.is_ok() { "adopted" } else { "not_adopted" });
+        self.sink_input(w, key, SinkInput::Delivered(answer));
+    }
+
+    /// The checksum thread compares what arrived.
+    pub(super) fn check(&mut self, w: usize, key: u64, runs: &[SumRun]) {
+        let Some(worker) = self.worker(w) else { return };
+        let Some(incoming) = worker.incoming.get(&key) else { return };
+        let memory = &worker.memory;
+        let mut sums = 0;
+        let mut is_right = true;
+        for run in runs {
+            let start = run.first_granule * GRANULE;
+            let granules = (run.sums.len() / memory.map.layout().groups()[0].planes.len()) as u32;
+            let tokens = start..(start + granules * GRANULE).min(incoming.tokens);
+            let found =
+                layer_sums(&*memory.region, &memory.map, &incoming.blocks.0[0], 0, usize::from(run.layer), tokens);
+            is_right &= found == run.sums;
+            sums += found.len() as u64;
+        }
+        let input = if is_right { SinkInput::Verified { sums } } else { SinkInput::Corrupt("checksum differs".into()) };
+        self.sink_input(w, key, input);
+    }
+
+    /// This side closes a connection, or finds it broken.
+    pub(super) fn sinks_lost(&mut self, w: usize, conn: usize) {
+        let c = &mut self.net.connections[conn];
+        let fenced = c.lane.closing_fences() || self.mutant.pretends_fences();
+        let (source, was_open) = (c.source, std::mem::replace(&mut c.sink_open, false));
+        if was_open {
+            self.post(source, Event::ConnectionLost { conn });
+        }
+        let Some(worker) = self.worker(w) else { return };
+        let on: Vec<u64> = worker.incoming.iter().filter(|(_, i)| i.conn == conn).map(|(key, _)| *key).collect();
+        for key in on {
+            self.sink_input(w, key, SinkInput::ConnectionLost { fenced, detail: "it broke".into() });
+        }
+    }
+
+    /// A source is proven dead.
+    pub(super) fn peer_is_dead(&mut self, w: usize, peer: Addr) {
+        let Some(worker) = self.worker(w) else { return };
+        let of_it: Vec<u64> = worker.incoming.iter().filter(|(_, i)| i.source == peer).map(|(key, _)| *key).collect();
+        of_it.into_iter().for_each(|key| self.sink_input(w, key, SinkInput::Fenced));
+    }
+}
+
+impl Incoming {
+    fn quarantined_blocks(&self) -> usize {
+        self.quarantined.as_ref().map_or(0, |q| q.blocks().total())
+    }
+}
+
+impl Waiting {
+    /// One more block of a reservation; whole once it has all. No correct sink does this.
+    fn take_a_piece(&mut self, pool: &baton_kv_cache::SharedPool, blocks: usize) -> Option<Lease> {
+        match &mut self.part {
+            None => self.part = pool.try_lease(&[1]),
+            Some(part) => while part.blocks_min() < blocks && part.grow(1) {},
+        }
+        let whole = self.part.as_ref().is_some_and(|part| part.blocks_min() == blocks);
+        if whole { self.part.take() } else { None }
+    }
+}
