@@ -222,7 +222,7 @@ impl Progress {
             let source = Side { map: ours, blocks: &pin.blocks.0[g] };
             let sink = Side { map: theirs, blocks: &pin.remote[g] };
             for layer in 0..group.layers.len() {
-                copies(source, sink, g, layer, 0..pin.tokens, put_max, |run| pump.put(key, ticket, run));
+                copies(source, sink, g, layer, 0..pin.tokens, put_max, |run| pump.put(key, 0, ticket, run));
             }
         }
         pump.flush(key, 0);

@@ -539,7 +539,8 @@ impl World {
         let kind = if trouble.kind == ErrorKind::Cancelled { ErrorKind::Unavailable } else { trouble.kind };
         let trouble = Trouble { kind, ..trouble };
         let said = if phase == Phase::Place { flow.said.take().unwrap_or(trouble) } else { trouble };
-        let failure = Failure { phase, kind, retry_after: trouble.retry_after, started: !flow.tokens.is_empty() };
+        let started = !flow.tokens.is_empty();
+        let failure = Failure { phase, kind, retry_after: trouble.retry_after, started, drained: false };
         let decided = flow.recovery.after(&failure, times, &router.bucket, jitter);
         let attempt = flow.attempt.take();
         let name = match &decided {
