@@ -85,6 +85,9 @@ impl Job {
             result = self.attempts(&core, &mut turn, &mut answer) => result,
         };
         end::record(&self, &result, &answer.usage(), answer.first_token_at());
+        if result.is_ok() {
+            core.answers.finished(&self.model.card.id, answer.usage().completion_tokens);
+        }
         drop(answer);
         if let Some(end) = end {
             end.send(result.map(crate::output::Event::Finished));

@@ -15,7 +15,7 @@ use crate::admission::Admission;
 use crate::metrics::{Outcome, RouterMetrics};
 use crate::models::lookup;
 use crate::output::EventResult;
-use crate::placement::Thresholds;
+use crate::placement::{AnswerLengths, Thresholds};
 use crate::recovery::{ProbationLimits, RetryBucket, RetryLimits};
 use crate::request::{GenerationRequest, PrefillPolicy, Prompt, check_stop_strings, check_tokens, check_vocab};
 use crate::workers::{ServedModel, WorkerSet};
@@ -58,6 +58,8 @@ pub(crate) struct Core {
     pub(crate) admission: Admission,
     /// Retries of all requests.
     pub(crate) retries: RetryBucket,
+    /// Lengths of answers so far.
+    pub(crate) answers: AnswerLengths,
     /// Prompts that become tokens.
     pub(crate) tokenizing: Tokenizing,
     /// The workers.

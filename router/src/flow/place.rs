@@ -61,6 +61,7 @@ impl Job {
         let demand = Demand {
             prompt_tokens,
             total_tokens: self.tokens.len() as u64 + u64::from(self.sampling.max_tokens),
+            answer_tokens: core.answers.expected(&self.model.card.id, &self.sampling),
             policy: self.policy,
             // No prediction ends an answer that has begun.
             time_left: if answer.has_started() { Duration::MAX } else { self.deadline.saturating_duration_since(now) },
@@ -120,13 +121,20 @@ fn refused(refusal: &Refusal, class: Option<&NumericsClass>) -> RequestError {
             RequestError::new(ErrorKind::Overloaded, "all workers of this model are full; try again later")
                 .retry_after(retry_after)
         }
-        Refusal::TooLate { first_token } => {
-            let predicted = Duration::from_millis(first_token.as_millis().try_into().unwrap_or(u64::MAX).max(1));
-            let message = format!("the first token is predicted in {predicted:?}, after the deadline; try again later");
-            RequestError::new(ErrorKind::Overloaded, message).retry_after(first_token.min(RETRY_AFTER_MAX))
+        Refusal::TooLate { first_token, end } => {
+            let ms = |time: Duration| Duration::from_millis(time.as_millis().try_into().unwrap_or(u64::MAX).max(1));
+            let message = format!(
+                "the first token is predicted in {:?} and the last in {:?}, after the deadline; try again later",
+                ms(first_token),
+                ms(end)
+            );
+            RequestError::new(ErrorKind::Overloaded, message)
+                .retry_after(first_token.clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX))
         }
     }
 }
 
+/// A retry sooner than this only adds load.
+const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 /// A longer wait is no prediction any more.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);

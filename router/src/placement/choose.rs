@@ -73,9 +73,9 @@ pub fn place(
     let computes = &workers[prefill.unwrap_or(decode)];
     let measured = computes.load.prefill_tokens_per_s > 0.0;
     let first_token = measured.then(|| duration(seconds(prefill.unwrap_or(decode))));
-    match first_token {
-        Some(first_token) if first_token > demand.time_left => Err(Refusal::TooLate { first_token }),
-        first_token => Ok(Decision { decode, prefill, reason, first_token }),
+    match first_token.map(|first| (first, first.saturating_add(duration(decode_seconds(&workers[decode], demand))))) {
+        Some((first_token, end)) if end > demand.time_left => Err(Refusal::TooLate { first_token, end }),
+        _ => Ok(Decision { decode, prefill, reason, first_token }),
     }
 }
 
@@ -113,6 +113,19 @@ fn first_token_seconds(worker: &Worker, demand: &Demand, thresholds: &Thresholds
     let measured = worker.load.prefill_tokens_per_s;
     let rate = if measured > 0.0 { measured } else { thresholds.prefill_tokens_per_s_default };
     (worker.load.waiting_tokens + demand.prompt_tokens) as f64 / rate
+}
+
+/// From the first token to the last, the wait for a place in the batch included; 0 while unmeasured.
+fn decode_seconds(worker: &Worker, demand: &Demand) -> f64 {
+    let steps = worker.load.decode_steps_per_s;
+    if steps <= 0.0 {
+        return 0.0;
+    }
+    let places = worker.record.running_max.max(1);
+    // Those before it for whom there is no place, if they too have answers like this one.
+    let before = (worker.load.running + worker.load.waiting).saturating_sub(places.saturating_sub(1));
+    let answer = demand.answer_tokens.saturating_sub(1) as f64 / steps;
+    answer * (1.0 + f64::from(before) / f64::from(places))
 }
 
 /// One of the cheapest, at random. `among` is not empty.

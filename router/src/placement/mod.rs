@@ -1,14 +1,17 @@
 //! Where a request runs: a pure function of a view of the workers. No clock, no I/O, random numbers from the caller.
 //!
-//! Cost is time: predicted first token = (queued tokens + own tokens) / measured prefill rate. The decode worker is chosen by room,
-//! then by how full its batch is; the prefill worker by predicted first token. Only workers whose fingerprints match are paired.
+//! Cost is time: predicted first token = (queued tokens + own tokens) / measured prefill rate; predicted end = first token + wait for a
+//! place in the batch + expected tokens / measured decode rate. The decode worker is chosen by room, then by how full its batch is; the
+//! prefill worker by predicted first token. Only workers whose fingerprints match are paired.
 
+mod answers;
 mod choose;
 mod view;
 
 #[cfg(test)]
 mod tests;
 
+pub(crate) use answers::AnswerLengths;
 pub use choose::place;
 pub use view::{Measured, Worker};
 
@@ -22,6 +25,8 @@ pub struct Demand {
     pub prompt_tokens: u64,
     /// Prompt and the longest possible answer.
     pub total_tokens: u64,
+    /// Tokens that the answer is expected to have.
+    pub answer_tokens: u64,
     /// Where it may be prefilled.
     pub policy: PrefillPolicy,
     /// Time left until the deadline.
@@ -98,9 +103,11 @@ pub enum Refusal {
         /// Earliest sensible retry.
         retry_after: Duration,
     },
-    /// The first token would come after the deadline.
+    /// The answer would be finished after the deadline.
     TooLate {
         /// Predicted time to the first token.
         first_token: Duration,
+        /// Predicted time to the last one.
+        end: Duration,
     },
 }

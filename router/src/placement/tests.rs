@@ -27,7 +27,8 @@ fn full(role: Role, name: &str) -> Worker {
 }
 
 fn demand(policy: PrefillPolicy, prompt_tokens: u64) -> Demand {
-    Demand { prompt_tokens, total_tokens: prompt_tokens + 100, policy, time_left: Duration::from_secs(60) }
+    let (total_tokens, time_left) = (prompt_tokens + 100, Duration::from_secs(60));
+    Demand { prompt_tokens, total_tokens, answer_tokens: 41, policy, time_left }
 }
 
 /// `decode<-prefill: reason`, or the refusal.
@@ -115,9 +116,20 @@ fn a_predicted_miss_of_the_deadline_is_refused() {
     let mut demand = demand(Remote, 1000);
     assert_eq!(check(&[d("d"), slow.clone()], demand), "d<-slow: remote_policy");
     demand.time_left = Duration::from_secs(9);
-    assert_eq!(check(&[d("d"), slow], demand), "TooLate { first_token: 10s }");
+    assert_eq!(check(&[d("d"), slow], demand), "TooLate { first_token: 10s, end: 10s }");
     let unmeasured = worker(Role::Prefill, "p", |_, l| (l.waiting_tokens, l.prefill_tokens_per_s) = (9000, 0.0));
     assert_eq!(check(&[d("d"), unmeasured], demand), "d<-p: remote_policy", "what is not measured refuses nobody");
+    // Ten steps a second: 40 more tokens in 4 s, after a first one in 1 s.
+    let steps = |running: u32, waiting: u32| {
+        worker(Role::Decode, "d", |r, l| {
+            (r.running_max, l.running, l.waiting, l.decode_steps_per_s) = (4, running, waiting, 10.0);
+        })
+    };
+    demand.time_left = Duration::from_secs(5);
+    assert_eq!(check(&[steps(3, 0), p("p")], demand), "d<-p: remote_policy");
+    assert_eq!(check(&[steps(4, 1), p("p")], demand), "TooLate { first_token: 1s, end: 7s }", "two go before it");
+    demand.time_left = Duration::from_millis(4999);
+    assert_eq!(check(&[steps(3, 0), p("p")], demand), "TooLate { first_token: 1s, end: 5s }");
 }
 
 #[test]

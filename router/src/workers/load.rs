@@ -37,6 +37,7 @@ impl Load {
             running: report.running,
             free_tokens: ((blocks.free + blocks.cached) * block_tokens).saturating_sub(report.claimed_tokens),
             prefill_tokens_per_s: f64::from(report.prefill_tokens_per_s).max(0.0),
+            decode_steps_per_s: f64::from(report.decode_steps_per_s).max(0.0),
         };
         let usable = report.healthy && !report.draining;
         *self.0.lock() = State { report: Some(Report { at: now, measured, usable }), ..State::default() };

@@ -144,7 +144,7 @@ impl World {
                     Refusal::NoDecodeWorker | Refusal::NoPrefillWorker => (ErrorKind::Unavailable, None),
                     Refusal::NeverFits { .. } => (ErrorKind::ContextLengthExceeded, None),
                     Refusal::Full { retry_after } => (ErrorKind::Overloaded, Some(retry_after)),
-                    Refusal::TooLate { first_token } => (ErrorKind::Overloaded, Some(first_token)),
+                    Refusal::TooLate { first_token, .. } => (ErrorKind::Overloaded, Some(first_token)),
                 };
                 self.attempt_failed(r, request, Phase::Place, Trouble { kind, retry_after });
             }
@@ -166,6 +166,7 @@ impl World {
             let demand = Demand {
                 prompt_tokens: (prompt + sent) as u64,
                 total_tokens: (prompt + max) as u64,
+                answer_tokens: max as u64,
                 policy,
                 time_left: if sent > 0 { Duration::MAX } else { left },
             };

@@ -1,0 +1,171 @@
+//! More load than the cluster can serve: how many answers still come within their deadline.
+//!
+//! Requests come by chance at a mean rate, whatever becomes of those before. The sweep finds the rate at which most of them are answered
+//! in time; then three times that rate is offered for two minutes.
+
+use crate::summary::{Figure, Summary, Target};
+use anyhow::{Context, bail, ensure};
+use baton_proto::convert::status::to_error;
+use baton_proto::v1::inference_client::InferenceClient;
+use baton_proto::v1::{GenerateRequest, Sampling, Segment, TokenIds, segment::Kind};
+use baton_tests::processes::Up;
+use baton_types::ErrorKind;
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use std::time::{Duration, Instant};
+use tokio::task::JoinSet;
+use tokio::time::{sleep_until, timeout};
+use tonic::Request;
+use tonic::transport::Channel;
+
+/// From sending the request to its last token.
+const DEADLINE: Duration = Duration::from_secs(8);
+/// Nothing answers later than this behind its deadline.
+const HANGS: Duration = Duration::from_secs(5);
+/// Clients that ask one after the other, to find the capacity from which the sweep starts.
+const CLOSED_CLIENTS: usize = 8;
+const CLOSED_FOR: Duration = Duration::from_secs(25);
+/// Rates of the sweep, as shares of what the closed clients reached.
+const SWEEP: [f64; 5] = [0.6, 0.8, 1.0, 1.2, 1.5];
+const SWEEP_FOR: Duration = Duration::from_secs(30);
+const OVER: f64 = 3.0;
+const OVER_FOR: Duration = Duration::from_secs(120);
+const SEED: u64 = 20;
+
+/// How one request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    InTime,
+    Rejected,
+    Late,
+}
+
+/// How many requests of one rate ended how, and how long they were offered.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    in_time: usize,
+    rejected: usize,
+    late: usize,
+    seconds: f64,
+}
+
+impl Counts {
+    fn add(&mut self, end: End) {
+        match end {
+            End::InTime => self.in_time += 1,
+            End::Rejected => self.rejected += 1,
+            End::Late => self.late += 1,
+        }
+    }
+
+    fn goodput(&self) -> f64 {
+        self.in_time as f64 / self.seconds
+    }
+}
+
+/// A prompt of 64 to 512 tokens, an answer of 16 to 48.
+fn request(rng: &mut StdRng) -> GenerateRequest {
+    let prompt = rng.random_range(64..=512);
+    let ids = (0..prompt).map(|_| rng.random_range(100..40_000)).collect();
+    let max_tokens = Some(rng.random_range(16..=48));
+    let sampling = Sampling { max_tokens, ignore_eos: true, temperature: Some(0.0), ..Sampling::default() };
+    GenerateRequest {
+        prompt: vec![Segment { kind: Some(Kind::Tokens(TokenIds { ids })) }],
+        sampling: Some(sampling),
+        ..GenerateRequest::default()
+    }
+}
+
+/// Sends one request and reads its answer. Anything but an answer in time, a refusal that says when to come again, or a missed deadline
+/// is an error.
+async fn ask(router: Channel, request: GenerateRequest) -> anyhow::Result<End> {
+    let since = Instant::now();
+    let mut call = Request::new(request);
+    call.set_timeout(DEADLINE);
+    let answer = async {
+        let mut stream = InferenceClient::new(router).generate(call).await?.into_inner();
+        while stream.message().await?.is_some() {}
+        Ok(())
+    };
+    let ended = timeout(DEADLINE + HANGS, answer).await.context("a request hangs")?;
+    let error = match ended {
+        Ok(()) if since.elapsed() <= DEADLINE => return Ok(End::InTime),
+        Ok(()) => return Ok(End::Late),
+        Err(status) => to_error(&status),
+    };
+    match error.kind {
+        ErrorKind::DeadlineExceeded => Ok(End::Late),
+        ErrorKind::Overloaded if error.retry_after.is_some() => Ok(End::Rejected),
+        _ => bail!("a request failed: {error:?}"),
+    }
+}
+
+/// Requests a second of clients that ask one after the other.
+async fn closed(router: &Channel) -> anyhow::Result<f64> {
+    let mut clients = JoinSet::new();
+    let until = Instant::now() + CLOSED_FOR;
+    for client in 0..CLOSED_CLIENTS {
+        let (router, mut rng) = (router.clone(), StdRng::seed_from_u64(SEED + 1 + client as u64));
+        clients.spawn(async move {
+            let mut answered = 0;
+            while Instant::now() < until {
+                answered += usize::from(ask(router.clone(), request(&mut rng)).await? == End::InTime);
+            }
+            anyhow::Ok(answered)
+        });
+    }
+    let mut answered = 0;
+    while let Some(client) = clients.join_next().await {
+        answered += client??;
+    }
+    Ok(answered as f64 / CLOSED_FOR.as_secs_f64())
+}
+
+/// Offers `rate` requests a second for so long, with gaps as of a Poisson process, and waits for the end of all.
+async fn offer(router: &Channel, rate: f64, time: Duration) -> anyhow::Result<Counts> {
+    let mut rng = StdRng::seed_from_u64(SEED);
+    let (start, mut at) = (tokio::time::Instant::now(), 0.0);
+    let mut requests = JoinSet::new();
+    loop {
+        at -= (1.0 - rng.random::<f64>()).ln() / rate;
+        if at >= time.as_secs_f64() {
+            break;
+        }
+        sleep_until(start + Duration::from_secs_f64(at)).await;
+        requests.spawn(ask(router.clone(), request(&mut rng)));
+    }
+    let mut counts = Counts { seconds: time.as_secs_f64(), ..Counts::default() };
+    while let Some(end) = requests.join_next().await {
+        counts.add(end??);
+    }
+    eprintln!("  {rate:.2} requests/s: {} in time, {} rejected, {} late", counts.in_time, counts.rejected, counts.late);
+    Ok(counts)
+}
+
+async fn run(summary: &mut Summary) -> anyhow::Result<()> {
+    let up = Up::start(&["--kv-cache-bytes=512MiB"])?;
+    let router =
+        Channel::from_shared(format!("http://{}", up.grpc()?.trim_start_matches("http://")))?.connect().await?;
+    let capacity = closed(&router).await?;
+    ensure!(capacity > 0.0, "nobody was answered");
+    let mut peak = (0.0, 0.0);
+    for share in SWEEP {
+        let counts = offer(&router, capacity * share, SWEEP_FOR).await?;
+        if counts.goodput() > peak.1 {
+            peak = (capacity * share, counts.goodput());
+        }
+    }
+    let over = offer(&router, OVER * peak.0, OVER_FOR).await?;
+    summary.add("goodput_peak", Figure::plain(peak.1, "requests/s in time"), None);
+    let of = format!(
+        "goodput_peak, at three times its {:.2} requests/s: {} rejected, {} late",
+        peak.0, over.rejected, over.late
+    );
+    let figure = Figure::ratio(over.goodput(), "requests/s in time", over.goodput() / peak.1, of);
+    summary.add("goodput_overload", figure, Target::AtLeast(0.9));
+    up.stop()
+}
+
+pub(crate) fn measure(summary: &mut Summary) -> anyhow::Result<()> {
+    eprintln!("overload: answers of 16 to 48 tokens within {DEADLINE:?}");
+    tokio::runtime::Runtime::new()?.block_on(run(summary))
+}
