@@ -1,10 +1,12 @@
 //! Bounded admission: so many requests run, so many wait, the rest is told at once to come again.
 
 use baton_types::{ErrorKind, RequestError};
+use parking_lot::Mutex;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::oneshot;
 
 /// A retry hint where no rate is known: long enough to matter, short enough to fill what became free.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -15,57 +17,107 @@ pub struct Admission(Arc<Gate>);
 
 #[derive(Debug)]
 struct Gate {
-    running: Arc<Semaphore>,
-    inside: AtomicUsize,
+    running_max: usize,
     inside_max: usize,
+    state: Mutex<State>,
+}
+
+/// The order in which requests get their turn: higher priorities first, then first come, first served.
+type Order = (Reverse<i32>, u64);
+
+#[derive(Debug, Default)]
+struct State {
+    inside: usize,
+    running: usize,
+    arrivals: u64,
+    /// Told when it is their turn.
+    waiting: BTreeMap<Order, oneshot::Sender<()>>,
 }
 
 /// A place inside the gate; dropping it leaves.
 #[derive(Debug)]
 pub struct Place {
     gate: Arc<Gate>,
-    running: Option<OwnedSemaphorePermit>,
+    order: Order,
+    turn: Turn,
+}
+
+#[derive(Debug)]
+enum Turn {
+    /// Has not asked yet.
+    Inside,
+    Waiting(oneshot::Receiver<()>),
+    Running,
 }
 
 impl Admission {
     /// At most `running_max` requests run and `queued_max` more wait.
     pub fn new(running_max: usize, queued_max: usize) -> Self {
-        let running = Arc::new(Semaphore::new(running_max));
-        Self(Arc::new(Gate { running, inside: AtomicUsize::new(0), inside_max: running_max + queued_max }))
+        let state = Mutex::default();
+        Self(Arc::new(Gate { running_max, inside_max: running_max + queued_max, state }))
     }
 
-    /// A place, at once or never.
-    pub fn enter(&self) -> Result<Place, RequestError> {
+    /// A place, at once or never. Higher priorities get their turn first.
+    pub fn enter(&self, priority: i32) -> Result<Place, RequestError> {
         let gate = self.0.clone();
-        let full =
-            gate.inside.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < gate.inside_max).then_some(n + 1));
-        if full.is_err() {
+        let mut state = gate.state.lock();
+        if state.inside >= gate.inside_max {
             let message =
                 format!("{} requests are running or waiting, which is the limit; try again later", gate.inside_max);
             return Err(RequestError::new(ErrorKind::Overloaded, message).retry_after(RETRY_AFTER));
         }
-        Ok(Place { gate, running: None })
+        state.inside += 1;
+        state.arrivals += 1;
+        let order = (Reverse(priority), state.arrivals);
+        drop(state);
+        Ok(Place { gate, order, turn: Turn::Inside })
     }
 
     /// Requests inside.
     pub fn inside(&self) -> usize {
-        self.0.inside.load(Ordering::Acquire)
+        self.0.state.lock().inside
     }
 }
 
 impl Place {
-    /// Waits for its turn, first come first served. The caller bounds the wait by the deadline.
+    /// Waits for its turn. The caller bounds the wait by the deadline.
     pub async fn run(&mut self) {
-        if self.running.is_none() {
-            let permit = self.gate.running.clone().acquire_owned().await;
-            self.running = Some(permit.expect("the semaphore is never closed"));
+        if let Turn::Inside = self.turn {
+            let mut state = self.gate.state.lock();
+            // Nobody waits while there is room: who leaves passes the room on.
+            if state.running < self.gate.running_max {
+                state.running += 1;
+                self.turn = Turn::Running;
+            } else {
+                let (told, turn) = oneshot::channel();
+                state.waiting.insert(self.order, told);
+                self.turn = Turn::Waiting(turn);
+            }
+        }
+        if let Turn::Waiting(turn) = &mut self.turn {
+            turn.await.expect("who waits is told, and never forgotten while it waits");
+            self.turn = Turn::Running;
         }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.gate.inside.fetch_sub(1, Ordering::AcqRel);
+        let mut state = self.gate.state.lock();
+        state.inside -= 1;
+        let had_turn = match &mut self.turn {
+            Turn::Inside => false,
+            // It may have been told and not have heard it yet.
+            Turn::Waiting(_) => state.waiting.remove(&self.order).is_none(),
+            Turn::Running => true,
+        };
+        if had_turn {
+            match state.waiting.pop_first() {
+                // Heard at the latest when it leaves itself.
+                Some((_, next)) => drop(next.send(())),
+                None => state.running -= 1,
+            }
+        }
     }
 }
 
@@ -77,16 +129,40 @@ mod tests {
     #[test]
     fn over_the_limit_is_refused_and_places_come_back() {
         let admission = Admission::new(1, 1);
-        let mut first = admission.enter().unwrap();
+        let mut first = admission.enter(0).unwrap();
         first.run().now_or_never().unwrap();
-        let mut second = admission.enter().unwrap();
+        let mut second = admission.enter(0).unwrap();
         assert!(second.run().now_or_never().is_none(), "the second waits");
-        let error = admission.enter().unwrap_err();
+        let error = admission.enter(100).unwrap_err();
         assert_eq!((error.kind, error.retry_after), (ErrorKind::Overloaded, Some(RETRY_AFTER)));
         drop(first);
         second.run().now_or_never().unwrap();
         assert_eq!(admission.inside(), 1);
         drop(second);
         assert_eq!(admission.inside(), 0);
+    }
+
+    #[test]
+    fn turns_go_by_priority_then_by_arrival_and_are_not_lost_with_who_leaves() {
+        let admission = Admission::new(1, 10);
+        let mut running = admission.enter(0).unwrap();
+        running.run().now_or_never().unwrap();
+        let mut waiting: Vec<Place> = [0, 5, 0, 5, -1].map(|priority| admission.enter(priority).unwrap()).into();
+        for place in &mut waiting {
+            assert!(place.run().now_or_never().is_none());
+        }
+        drop(running);
+        // Told, and gone before it heard; then one that was never told.
+        drop(waiting.remove(1));
+        drop(waiting.remove(1));
+        // The other 5, the 0, the -1.
+        for expected in [1, 0, 0] {
+            let running: Vec<bool> = waiting.iter_mut().map(|place| place.run().now_or_never().is_some()).collect();
+            assert_eq!(running.iter().position(|r| *r), Some(expected), "{running:?}");
+            assert_eq!(running.iter().filter(|r| **r).count(), 1);
+            waiting.remove(expected);
+        }
+        assert_eq!(admission.inside(), 0);
+        assert_eq!(admission.0.state.lock().running, 0);
     }
 }

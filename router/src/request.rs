@@ -11,6 +11,8 @@ use std::time::Instant;
 pub(crate) const STOP_STRINGS_MAX: usize = 16;
 /// Longest stop string, in bytes.
 pub(crate) const STOP_STRING_BYTES_MAX: usize = 256;
+/// Highest priority; its negative is the lowest.
+pub(crate) const PRIORITY_MAX: i32 = 100;
 /// Most messages of one chat.
 pub(crate) const MESSAGES_MAX: usize = 4096;
 
@@ -94,6 +96,8 @@ pub(crate) struct GenerationRequest {
     pub(crate) stop: Vec<String>,
     /// Overrides the router's policy.
     pub(crate) prefill_policy: Option<PrefillPolicy>,
+    /// Higher goes first where requests wait, and is preempted last.
+    pub(crate) priority: i32,
     /// After this instant the answer is [`ErrorKind::DeadlineExceeded`].
     pub(crate) deadline: Instant,
     /// The headers that came with it; `traceparent` makes the client's span the parent.
@@ -108,6 +112,15 @@ pub(crate) fn request_id(given: Option<&str>) -> Result<RequestId, RequestError>
         Some(id) => RequestId::try_new(id).map_err(|e| RequestError::invalid("request_id", e.to_string())),
         None => Ok(baton_node::id::request_id()),
     }
+}
+
+/// Checks the range of a priority.
+pub(crate) fn check_priority(priority: i32) -> Result<(), RequestError> {
+    if (-PRIORITY_MAX..=PRIORITY_MAX).contains(&priority) {
+        return Ok(());
+    }
+    let message = format!("priority must be -{PRIORITY_MAX} to {PRIORITY_MAX}, got {priority}");
+    Err(RequestError::invalid("priority", message))
 }
 
 /// Checks number and length of stop strings.

@@ -137,7 +137,8 @@ impl Services {
             // Routers keep their long drain: nobody else can go on with the streams of their clients.
             let flags = [format!("--grpc-listen={a}"), format!("--http-listen={b}"), "--log=warn".into()];
             routers.push(Service::start("baton-router", &flags)?);
-            (grpc.push(format!("http://{a}")), http.push(format!("http://{b}/metrics")));
+            grpc.push(format!("http://{a}"));
+            http.push(format!("http://{b}/metrics"));
         }
         let mut workers = Vec::new();
         for (role, name) in [("decode", "d-0"), ("decode", "d-1"), ("prefill", "p-0"), ("prefill", "p-1")] {

@@ -184,6 +184,9 @@ pub struct GenerateRequest {
     /// Overrides the cluster's policy for this request.
     #[prost(enumeration = "PrefillPolicy", tag = "7")]
     pub prefill_policy: i32,
+    /// Higher goes first where requests wait, and is preempted last; -100 to 100.
+    #[prost(sint32, tag = "20")]
+    pub priority: i32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Segment {

@@ -95,7 +95,7 @@ impl Attempt<'_> {
             prompt_len: prompt.len(),
             sampling: self.job.sampling.clone(),
             sample_index: 0,
-            priority: 0,
+            priority: self.job.priority,
         }
         .into()
     }

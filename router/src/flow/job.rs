@@ -25,6 +25,7 @@ pub(super) struct Job {
     pub(super) sampling: SamplingParams,
     pub(super) stops: StopMatcher,
     pub(super) policy: PrefillPolicy,
+    pub(super) priority: i32,
     pub(super) received: Instant,
     pub(super) deadline: Instant,
     pub(super) span: Span,
@@ -55,8 +56,9 @@ impl Clocked for RequestMetrics {
 impl Job {
     pub(super) fn new(request: &crate::request::GenerationRequest, policy: PrefillPolicy, prepared: Prepared) -> Self {
         let Prepared { model, tokens, sampling, stops, metrics, span } = prepared;
-        let (id, received, deadline) = (request.id.clone(), request.received, request.deadline);
-        Self { id, model, tokens, sampling, stops, policy, received, deadline, span, metrics, queued: OnceLock::new() }
+        let (id, priority) = (request.id.clone(), request.priority);
+        let (received, deadline, queued) = (request.received, request.deadline, OnceLock::new());
+        Self { id, model, tokens, sampling, stops, policy, priority, received, deadline, span, metrics, queued }
     }
 
     /// How long the request waited for its turn in this router.

@@ -17,7 +17,9 @@ use crate::models::lookup;
 use crate::output::EventResult;
 use crate::placement::{AnswerLengths, Thresholds};
 use crate::recovery::{ProbationLimits, RetryBucket, RetryLimits};
-use crate::request::{GenerationRequest, PrefillPolicy, Prompt, check_stop_strings, check_tokens, check_vocab};
+use crate::request::{
+    GenerationRequest, PrefillPolicy, Prompt, check_priority, check_stop_strings, check_tokens, check_vocab,
+};
 use crate::workers::{ServedModel, WorkerSet};
 use baton_text::StopMatcher;
 use baton_types::{ErrorKind, RequestError, RequestId, TokenId};
@@ -156,13 +158,14 @@ impl Core {
         }
         request.sampling.check()?;
         check_stop_strings(&request.stop)?;
+        check_priority(request.priority)?;
         let model = lookup(self.workers.models(Instant::now()), &request.model)?;
         span.record("gen_ai.response.model", model.card.id.as_str());
         if model.text.is_none() && !request.stop.is_empty() {
             return Err(RequestError::invalid("stop", "this model has no text; use stop_token_ids"));
         }
         check_vocab("stop_token_ids", &request.sampling.stop_token_ids, &model.card)?;
-        let turn = self.admission.enter()?;
+        let turn = self.admission.enter(request.priority)?;
         let tokenize = tracing::info_span!(parent: span, "tokenize");
         let tokens = self.tokenizing.run(&request.prompt, model.text.clone(), model.tokens_max, request.deadline, turn);
         let (tokens, turn) = tokens.instrument(tokenize).await?;

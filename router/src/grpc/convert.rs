@@ -41,6 +41,7 @@ pub(super) fn request(
             v1::PrefillPolicy::Remote => Some(PrefillPolicy::Remote),
             v1::PrefillPolicy::Local => Some(PrefillPolicy::Local),
         },
+        priority: message.priority,
         deadline,
         headers,
         received,

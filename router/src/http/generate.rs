@@ -117,8 +117,8 @@ fn request(
     headers: HeaderMap,
     (received, deadline): (Instant, Instant),
 ) -> GenerationRequest {
-    let Common { model, sampling, stop, prefill_policy, options: _ } = common;
-    GenerationRequest { id, model, prompt, sampling, stop, prefill_policy, deadline, headers, received }
+    let Common { model, sampling, stop, prefill_policy, priority, options: _ } = common;
+    GenerationRequest { id, model, prompt, sampling, stop, prefill_policy, priority, deadline, headers, received }
 }
 
 fn head(endpoint: Endpoint, options: crate::openai::AnswerOptions, generation: &Generation) -> AnswerHead {

@@ -25,6 +25,7 @@ pub(super) const COMMON: &[Row] = &[
     ("return_token_ids", Policy::Supported),
     ("logprobs", Policy::Supported),
     ("prefill_policy", Policy::Supported),
+    ("priority", Policy::Supported),
     ("user", Policy::Ignored),
     ("metadata", Policy::Ignored),
     ("store", Policy::Ignored),
@@ -89,6 +90,8 @@ pub(crate) struct Common {
     pub(crate) options: AnswerOptions,
     /// Overrides the router's policy.
     pub(crate) prefill_policy: Option<PrefillPolicy>,
+    /// Higher goes first.
+    pub(crate) priority: i32,
 }
 
 #[derive(Deserialize)]
@@ -138,6 +141,7 @@ pub(super) fn take_common(fields: &mut Fields) -> Result<Common, RequestError> {
             return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
         },
         prefill_policy: fields.take("prefill_policy")?,
+        priority: fields.take("priority")?.unwrap_or(0),
     })
 }
 

@@ -91,7 +91,7 @@ impl World {
         let (here, limits) = (self.addr(r), self.shape.retry);
         self.requests[request].router = Some(here);
         let Some(router) = self.router_mut(r) else { return };
-        let place = match router.admission.enter() {
+        let place = match router.admission.enter(0) {
             Ok(place) => place,
             Err(error) => {
                 self.requests[request].ended(self.clock.now(), Some(error.kind));
