@@ -5,7 +5,7 @@ use super::inbox::OutcomeSender;
 use super::progress::Progress;
 use super::pump::Post;
 use crate::handoff::{Source, SourceAction, SourceInput};
-use crate::message::{Commit, Direction, Message, Offer, ShardPair, SumRun};
+use crate::message::{Commit, Direction, Message, Offer, SumRun};
 use crate::plan::{Side, check_blocks, copies};
 use crate::transport::ConnId;
 use crate::{CommitPayload, HandoffFailure, OpenRequest, Peer, Phase, RefuseReason, TransferReport, checksum};
@@ -119,8 +119,13 @@ impl Progress {
             None => {}
             Some(Err(failure)) => self.source_input(key, SourceInput::Refused(failure), now),
             Some(Ok(())) if self.config.hooks.hold(Phase::Offer, &sending.request_id) => {}
+            Some(Ok(())) if self.connections.get(&sending.conn).is_some_and(|c| c.cuts.is_none()) => {
+                let failure = HandoffFailure::Protocol("the two shards have no KV heads in common".into());
+                self.source_input(key, SourceInput::Refused(failure), now);
+            }
             Some(Ok(())) => {
                 sending.offered = true;
+                let legs = self.connections.get(&sending.conn).map_or(1, |c| c.legs.1);
                 let left = sending.source.deadline().saturating_duration_since(now).as_millis();
                 let (conn, offer) = (
                     sending.conn,
@@ -130,7 +135,7 @@ impl Progress {
                         source: self.config.party.clone(),
                         sink: sending.peer.party.clone(),
                         direction: Direction::Put,
-                        shards: 1,
+                        shards: legs as u16,
                         tokens: sending.tokens,
                         deadline_ms: u32::try_from(left).unwrap_or(u32::MAX),
                         name: Vec::new(),
@@ -266,7 +271,7 @@ impl Progress {
             return;
         };
         match message {
-            Message::Grant { ticket, shard, blocks, .. } => self.grant_came(key, ticket, shard, blocks, now),
+            Message::Grant { ticket, blocks, .. } => self.grant_came(key, ticket, blocks, now),
             Message::Refuse { reason, detail, .. } => {
                 self.source_input(key, SourceInput::Refused(HandoffFailure::Refused { reason, detail }), now);
             }
@@ -281,18 +286,18 @@ impl Progress {
         }
     }
 
-    fn grant_came(&mut self, key: u64, ticket: TicketId, shard: ShardPair, blocks: GroupBlocks, now: Instant) {
+    fn grant_came(&mut self, key: u64, ticket: TicketId, blocks: GroupBlocks, now: Instant) {
         let Some(sending) = self.sending.get_mut(&key) else { return };
         let map = self.connections.get(&sending.conn).and_then(|c| c.map.as_ref());
-        let fits = match map {
-            Some(map) if shard == ShardPair::default() => check_blocks(map, &blocks.0, sending.tokens),
-            _ => Err("it names shards that do not exist".into()),
-        };
+        let fits = map.map_or_else(|| Err("no pool".into()), |map| check_blocks(map, &blocks.0, sending.tokens));
         if let Err(detail) = fits {
             let failure = HandoffFailure::Protocol(format!("the sink's grant cannot be: {detail}"));
             return self.abort(key, failure, now);
         }
         sending.remote = blocks.0;
+        if let Some((cut, _)) = self.connections.get(&sending.conn).and_then(|c| c.cuts.as_ref()) {
+            sending.source.cut(cut.token_bytes.clone());
+        }
         sending.report.granted_at = Some(now);
         self.sending_tickets.insert((sending.conn, ticket), key);
         sending.held = Some((Phase::Puts, Held::Granted(ticket)));
@@ -317,8 +322,8 @@ impl Progress {
         let Some(sending) = self.sending.get_mut(&key) else { return };
         let (Some(ticket), Some(commit)) = (sending.source.ticket(), sending.commit.take()) else { return };
         let CommitPayload { tokens, prompt_len, extra } = commit;
-        let (shard, algorithm, conn) = (ShardPair::default(), checksum::ALGORITHM, sending.conn);
-        let commit = Commit { ticket, shard, algorithm, sums, bytes, prompt_len, tokens, extra };
+        let (algorithm, conn) = (checksum::ALGORITHM, sending.conn);
+        let commit = Commit { ticket, algorithm, sums, bytes, prompt_len, tokens, extra };
         self.send(conn, &Message::Commit(Box::new(commit)));
     }
 
@@ -376,7 +381,7 @@ impl Progress {
             SourceAction::SendChecksums(runs) => {
                 let Some(ticket) = ticket else { return };
                 for runs in messages_of(runs) {
-                    self.send(conn, &Message::Checksums { ticket, shard: ShardPair::default(), runs });
+                    self.send(conn, &Message::Checksums { ticket, runs });
                 }
             }
             SourceAction::SendCommit { sums, bytes } => {
@@ -399,14 +404,14 @@ impl Progress {
         let Some(sending) = self.sending.get(&key) else { return };
         let (Some(ticket), Some(hold)) = (sending.source.ticket(), &sending.hold) else { return };
         let Some(connection) = self.connections.get_mut(&sending.conn) else { return };
-        let Some(sink_map) = &connection.map else { return };
-        let source = Side { map: &self.config.map, blocks: &sending.blocks.0[group] };
-        let sink = Side { map: sink_map, blocks: &sending.remote[group] };
+        let (Some(sink_map), Some((cut, _))) = (&connection.map, &connection.cuts) else { return };
+        let source = Side { map: &self.config.map, blocks: &sending.blocks.0[group], heads: &cut.source };
+        let sink = Side { map: sink_map, blocks: &sending.remote[group], heads: &cut.sink };
         let put_max = self.config.limits.put_bytes_max;
         let pump = &mut connection.pump;
         copies(source, sink, group, layer, tokens.clone(), put_max, |run| pump.put(key, ticket, run));
-        let (blocks, hold) = (sending.blocks.clone(), hold.clone());
-        self.checker.submit(Job::Sum { key, epoch, group, layer, tokens, blocks, hold });
+        let (blocks, heads, hold) = (sending.blocks.clone(), cut.source.clone(), hold.clone());
+        self.checker.submit(Job::Sum { key, epoch, group, layer, tokens, blocks, heads, hold });
     }
 
     /// The end of a handoff.

@@ -128,6 +128,13 @@ pub enum Room {
     Panic,
 }
 
+/// What the shards of an instance share.
+pub struct Joint {
+    pub assembly: Assembly,
+    pub adopted: Mutex<HashMap<String, Vec<VerifiedHandoff>>>,
+    pub transfers: Mutex<Vec<KvTransfer>>,
+}
+
 pub struct TestSink {
     pool: Arc<Pool>,
     map: KvPoolMap,
@@ -139,6 +146,8 @@ pub struct TestSink {
     failed: Mutex<Vec<(String, HandoffFailure)>>,
     /// What peers may read, by name.
     served: Mutex<HashMap<Vec<u8>, Arc<Hold>>>,
+    shard: HeadShard,
+    joint: Option<Arc<Joint>>,
     changed: Condvar,
 }
 
@@ -188,6 +197,19 @@ impl SinkHandler for TestSink {
     }
     fn failed(&self, request_id: &RequestId, reason: HandoffFailure) {
         self.failed.lock().unwrap().push((request_id.as_str().to_owned(), reason));
+        if let Some(joint) = &self.joint {
+            joint.assembly.failed(request_id);
+            let shards = joint.transfers.lock().unwrap();
+            shards.iter().for_each(|transfer| transfer.cancel_incoming(request_id, "another shard failed"));
+        }
+    }
+    fn arrived(&self, handoff: VerifiedHandoff, reply: AdoptReply) {
+        let Some(joint) = &self.joint else { return reply.answer(self.verified(handoff)) };
+        let name = handoff.request_id.as_str().to_owned();
+        joint.assembly.arrived(self.shard.index(), handoff, reply, |parts| {
+            assert!(joint.adopted.lock().unwrap().insert(name, parts).is_none(), "adopted twice");
+            Ok(())
+        });
     }
     fn pin(&self, question: PinQuestion, reply: PinReply) {
         let held = self.served.lock().unwrap().get(&question.name).cloned();
@@ -261,17 +283,21 @@ pub struct NodeConfig {
     pub limits: TransferLimits,
     pub fencing: Fencing,
     pub pinning: Pinning,
+    /// Which part of the layout its pool holds.
+    pub shard: HeadShard,
+    pub joint: Option<Arc<Joint>>,
 }
 
 impl NodeConfig {
     pub fn new(name: &'static str, layout: KvLayout, blocks: u32) -> Self {
         let limits = TransferLimits { epoch_bytes: 16 << 10, ..TransferLimits::default() };
-        let (fencing, pinning) = Default::default();
-        Self { name, incarnation: 1, layout, blocks, model: 1, seed: 0x9e37_79b9, limits, fencing, pinning }
+        let (fencing, pinning, joint) = Default::default();
+        let (shard, seed) = (HeadShard::WHOLE, 0x9e37_79b9);
+        Self { name, incarnation: 1, layout, blocks, model: 1, seed, limits, fencing, pinning, shard, joint }
     }
 
     pub fn start(self, transport: TransportChoice) -> Node {
-        let map = KvPoolMap::try_new(self.layout.clone(), self.blocks).unwrap();
+        let map = KvPoolMap::try_new(self.shard.part(&self.layout).unwrap(), self.blocks).unwrap();
         let region = Region::anonymous(map.bytes()).unwrap();
         let class = NumericsClass { isa: "test".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 1 };
         let compatibility = Compatibility { model: Digest([self.model; 32]), layout: self.layout, class };
@@ -289,10 +315,12 @@ impl NodeConfig {
             adopted: Mutex::default(),
             failed: Mutex::default(),
             served: Mutex::default(),
+            shard: self.shard,
+            joint: self.joint,
             changed: Condvar::new(),
         });
         let mut config = TransferConfig::new(party, compatibility, map.clone(), transport);
-        (config.limits, config.hooks) = (self.limits, gate.clone());
+        (config.limits, config.hooks, config.shard) = (self.limits, gate.clone(), self.shard);
         let transfer = KvTransfer::start(config, region.clone(), sink.clone()).unwrap();
         Node { transfer, region, map, pool, sink, gate }
     }
@@ -300,7 +328,7 @@ impl NodeConfig {
 
 impl Node {
     pub fn peer(&self) -> Peer {
-        Peer { party: self.transfer.party().clone(), address: self.transfer.address() }
+        Peer { party: self.transfer.party().clone(), address: self.transfer.address(), shard: 0 }
     }
 
     /// Fills the blocks of a new sequence of `tokens` with noise, and offers it.
