@@ -108,8 +108,8 @@ impl Progress {
             whole: Vec::new(),
             failed: false,
         });
-        // An earlier attempt of the same shard is not over, or has failed.
-        let late = gathering.failed || gathering.legs.contains_key(&shard);
+        // An earlier attempt is not over, or has failed, or the legs do not agree how many they are.
+        let late = gathering.failed || gathering.legs.contains_key(&shard) || gathering.legs_max != legs_max;
         if !late {
             gathering.legs.insert(shard, key);
         }
@@ -204,5 +204,87 @@ impl Progress {
     fn gathering_of(&mut self, key: u64) -> Option<&mut Gathering> {
         let of = self.incoming.get(&key)?.gathering_key();
         self.gatherings.get_mut(&of).filter(|gathering| gathering.legs.values().any(|leg| *leg == key))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// Whether the blocks are quarantined, and whether they are back.
+    #[derive(Default)]
+    struct Fate(AtomicBool, AtomicBool);
+
+    struct Noting(Arc<Fate>, GroupBlocks);
+
+    impl BlockHold for Noting {
+        fn blocks(&self) -> &GroupBlocks {
+            &self.1
+        }
+        fn quarantine(self: Box<Self>) -> Box<dyn QuarantinedBlocks> {
+            self.0.0.store(true, Ordering::SeqCst);
+            Box::new(NotingQuarantined(self.0.clone()))
+        }
+        fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
+            self
+        }
+    }
+
+    impl Drop for Noting {
+        fn drop(&mut self) {
+            let back = !self.0.0.load(Ordering::SeqCst);
+            self.0.1.store(back, Ordering::SeqCst);
+        }
+    }
+
+    struct NotingQuarantined(Arc<Fate>);
+
+    impl QuarantinedBlocks for NotingQuarantined {
+        fn release(self: Box<Self>) {
+            self.0.1.store(true, Ordering::SeqCst);
+        }
+    }
+
+    fn legs() -> (Box<Leg>, Box<Leg>, impl Fn() -> (bool, bool)) {
+        let fate = Arc::<Fate>::default();
+        let hold = Box::new(Noting(fate.clone(), GroupBlocks::default()));
+        let shared = Arc::new(Shared { blocks: GroupBlocks::default(), state: Mutex::new(State::Held(hold)) });
+        let told = move || (fate.0.load(Ordering::SeqCst), fate.1.load(Ordering::SeqCst));
+        (Box::new(Leg(shared.clone())), Box::new(Leg(shared)), told)
+    }
+
+    #[test]
+    fn blocks_are_back_once_every_leg_let_go() {
+        let (a, b, fate) = legs();
+        drop(a);
+        assert_eq!(fate(), (false, false));
+        drop(b);
+        assert_eq!(fate(), (false, true));
+    }
+
+    #[test]
+    fn a_leg_that_may_still_write_quarantines_all() {
+        let (a, b, fate) = legs();
+        let a = a.quarantine();
+        drop(b);
+        assert_eq!(fate(), (true, false));
+        a.release();
+        assert_eq!(fate(), (true, true));
+
+        let (a, b, fate) = legs();
+        let (a, b) = (a.quarantine(), b.quarantine());
+        a.release();
+        assert_eq!(fate(), (true, false));
+        b.release();
+        assert_eq!(fate(), (true, true));
+    }
+
+    #[test]
+    fn a_leg_that_is_never_fenced_keeps_them_for_good() {
+        let (a, b, fate) = legs();
+        drop(a.quarantine());
+        drop(b);
+        assert_eq!(fate(), (true, false));
     }
 }

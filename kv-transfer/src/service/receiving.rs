@@ -9,10 +9,9 @@ use crate::message::{Commit, Message, Offer};
 use crate::plan::{check_blocks, granted_ranges};
 use crate::transport::ConnId;
 use crate::{
-    AdoptReply, BlockHold, GrantReply, HandoffFailure, Party, Phase, QuarantinedBlocks, RefuseReason, ReserveOffer,
-    SinkTimings, VerifiedHandoff, checksum,
+    AdoptReply, BlockHold, HandoffFailure, Party, Phase, QuarantinedBlocks, RefuseReason, SinkTimings, VerifiedHandoff,
 };
-use baton_types::{GroupBlocks, TicketId};
+use baton_types::GroupBlocks;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -38,6 +37,22 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
+    pub(super) fn new(sink: Sink, offer: Offer, conn: ConnId, expected: Expected, now: Instant) -> Self {
+        Self {
+            sink,
+            offer,
+            conn,
+            blocks: Arc::default(),
+            hold: None,
+            quarantined: None,
+            expected,
+            offered_at: now,
+            granted_at: None,
+            committed_at: None,
+            held: None,
+        }
+    }
+
     pub(super) fn gathering_key(&self) -> GatheringKey {
         (self.offer.request_id.clone(), self.offer.source.clone())
     }
@@ -56,103 +71,6 @@ impl Incoming {
 }
 
 impl Progress {
-    /// A peer asks for room.
-    pub(super) fn offered(&mut self, conn: ConnId, offer: Offer, now: Instant) {
-        if let Err((reason, detail)) = self.check_offer(conn, &offer) {
-            let handoff = offer.handoff;
-            self.count(conn, |stats| *stats.received.entry("refused").or_default() += 1);
-            return self.send(conn, &Message::Refuse { handoff, reason, detail });
-        }
-        let left = Duration::from_millis(u64::from(offer.deadline_ms).min(self.config.limits.handoff_ms));
-        let deadline = now + left;
-        let layout = self.config.map.layout();
-        let Some(connection) = self.connections.get(&conn) else { return };
-        let (shard, legs) = (connection.shard, connection.legs.0);
-        let bytes = connection.cuts.as_ref().map_or(0, |(_, cut)| cut.bytes(layout, offer.tokens));
-        let expected = Expected { tokens: offer.tokens, bytes, algorithm: checksum::ALGORITHM };
-        let ticket = self.new_ticket();
-        let sink = Sink::new(ticket, layout, expected, deadline, self.config.limits.abort());
-        let key = self.inbox.offer(&offer.request_id);
-        let question = ReserveOffer {
-            request_id: offer.request_id.clone(),
-            source: offer.source.clone(),
-            tokens: offer.tokens,
-            deadline,
-        };
-        self.incoming_numbers.insert((conn, offer.handoff), key);
-        self.incoming_tickets.insert(ticket, key);
-        let incoming = Incoming {
-            sink,
-            offer,
-            conn,
-            blocks: Arc::default(),
-            hold: None,
-            quarantined: None,
-            expected,
-            offered_at: now,
-            granted_at: None,
-            committed_at: None,
-            held: None,
-        };
-        let of = incoming.gathering_key();
-        self.incoming.insert(key, incoming);
-        if self.gather(key, of, shard, legs, now) {
-            self.handler.reserve(question, GrantReply::new(self.inbox.clone(), key));
-        }
-    }
-
-    /// Whether an offer from `theirs` to `ours` is the peer's own and for this incarnation, and can be served at all.
-    pub(super) fn check_peer(&self, conn: ConnId, ours: &Party, theirs: &Party) -> Result<(), (RefuseReason, String)> {
-        let connection = self.connections.get(&conn);
-        if let Some(Err(failure)) = connection.and_then(|c| c.usable()) {
-            return Err((RefuseReason::Incompatible, failure.to_string()));
-        }
-        if self.stopping.is_some() {
-            return Err((RefuseReason::Draining, "the instance is going away".into()));
-        }
-        if *ours != self.config.party {
-            return Err((RefuseReason::WrongIncarnation, format!("this is {}, not {ours}", self.config.party)));
-        }
-        if connection.and_then(|c| c.party.as_ref()) != Some(theirs) {
-            return Err((RefuseReason::Protocol, "the offer is not the peer's own".into()));
-        }
-        Ok(())
-    }
-
-    fn check_offer(&self, conn: ConnId, offer: &Offer) -> Result<(), (RefuseReason, String)> {
-        self.check_peer(conn, &offer.sink, &offer.source)?;
-        let refuse = |reason, detail: String| Err((reason, detail));
-        if self.incoming_numbers.contains_key(&(conn, offer.handoff)) {
-            return refuse(RefuseReason::Protocol, "the offer is not its first".into());
-        }
-        let connection = self.connections.get(&conn);
-        if connection.is_none_or(|c| c.cuts.is_none() || c.legs.0 != usize::from(offer.shards)) {
-            return refuse(RefuseReason::Protocol, "the offer is not of the shards that hold heads of this one".into());
-        }
-        let blocks = self.config.map.layout().blocks_for(offer.tokens as usize);
-        if offer.tokens == 0 || blocks > self.config.map.blocks() as usize {
-            return refuse(RefuseReason::NoRoom, format!("{} tokens never fit this pool", offer.tokens));
-        }
-        if self.incoming_live() >= self.config.limits.incoming_max {
-            return refuse(RefuseReason::Busy, format!("{} handoffs are open", self.incoming_live()));
-        }
-        // A peer that restarts has not given its earlier incarnations' blocks back.
-        let (quarantined, instance) = (self.quarantined_blocks(Some(&offer.source.instance)), &offer.source.instance);
-        if quarantined >= self.config.limits.quarantined_blocks_of(&self.config.map) {
-            return refuse(
-                RefuseReason::Quarantine,
-                format!("{quarantined} blocks that {instance} could still write are quarantined"),
-            );
-        }
-        Ok(())
-    }
-
-    pub(super) fn new_ticket(&self) -> TicketId {
-        std::iter::repeat_with(|| TicketId(rand::random()))
-            .find(|t| t.0 != 0 && !self.incoming_tickets.contains_key(t))
-            .expect("64 random bits find a free ticket")
-    }
-
     /// The worker gave blocks.
     pub(super) fn leg_granted(&mut self, key: u64, hold: Box<dyn BlockHold>, now: Instant) {
         let Some(incoming) = self.incoming.get_mut(&key) else { return };

@@ -1,12 +1,10 @@
 //! Handoffs being sent: carries out what their state machines decide.
 
-use super::checker::Job;
 use super::inbox::OutcomeSender;
 use super::progress::Progress;
-use super::pump::Post;
 use crate::handoff::{Source, SourceAction, SourceInput};
 use crate::message::{Commit, Direction, Message, Offer, SumRun};
-use crate::plan::{Side, check_blocks, copies};
+use crate::plan::check_blocks;
 use crate::transport::ConnId;
 use crate::{CommitPayload, HandoffFailure, OpenRequest, Peer, Phase, RefuseReason, TransferReport, checksum};
 use baton_types::{Fence, FenceStatus, GroupBlocks, RequestId, TicketId};
@@ -24,23 +22,23 @@ const FENCES_MAX: usize = 1 << 16;
 
 /// A handoff on its way out.
 pub(super) struct Sending {
-    source: Source,
+    pub(super) source: Source,
     request_id: RequestId,
     peer: Peer,
     tokens: u32,
     conn: ConnId,
-    blocks: Arc<GroupBlocks>,
+    pub(super) blocks: Arc<GroupBlocks>,
     /// Dropped once neither a write nor a checksum reads the blocks; jobs of the checksum thread share it.
-    hold: Option<Arc<dyn Any + Send + Sync>>,
+    pub(super) hold: Option<Arc<dyn Any + Send + Sync>>,
     outcome: Option<OutcomeSender>,
     offered: bool,
-    remote: Vec<Vec<baton_types::BlockId>>,
+    pub(super) remote: Vec<Vec<baton_types::BlockId>>,
     /// Launched layers whose fences are not done, in order of launch.
     fences: VecDeque<(u32, u32, Fence)>,
     commit: Option<CommitPayload>,
     /// A phase that a test holds open, with what comes after it.
     held: Option<(Phase, Held)>,
-    report: Report,
+    pub(super) report: Report,
 }
 
 /// What waits behind a held phase.
@@ -50,13 +48,13 @@ enum Held {
 }
 
 #[derive(Default)]
-struct Report {
-    bytes: u64,
-    puts: u64,
+pub(super) struct Report {
+    pub(super) bytes: u64,
+    pub(super) puts: u64,
     granted_at: Option<Instant>,
-    first_put_at: Option<Instant>,
-    last_put_at: Option<Instant>,
-    flushed_at: Option<Instant>,
+    pub(super) first_put_at: Option<Instant>,
+    pub(super) last_put_at: Option<Instant>,
+    pub(super) flushed_at: Option<Instant>,
 }
 
 impl Sending {
@@ -209,48 +207,6 @@ impl Progress {
         any
     }
 
-    /// Posts what each connection's credit allows; whether anything was.
-    pub(super) fn pump(&mut self, now: Instant) -> bool {
-        let mut any = false;
-        for (&conn, connection) in &mut self.connections {
-            while let Some(post) = connection.pump.next() {
-                any = true;
-                match post {
-                    Post::Flush { id } => self.transport.flush(conn, id),
-                    Post::Put { key, ticket, run } => {
-                        self.transport.put(conn, ticket, run);
-                        if let Some(sending) = self.sending.get_mut(&key) {
-                            sending.report.bytes += run.len as u64;
-                            sending.report.puts += 1;
-                            sending.report.first_put_at.get_or_insert(now);
-                            sending.report.last_put_at = Some(now);
-                        }
-                        let peer = connection.party.as_ref().and_then(|party| self.stats.peers.get_mut(party));
-                        for stats in peer.into_iter().chain([&mut self.stats.total]) {
-                            stats.puts += 1;
-                            stats.bytes_sent += run.len as u64;
-                        }
-                    }
-                }
-            }
-        }
-        any
-    }
-
-    pub(super) fn flushed(&mut self, conn: ConnId, id: u64, now: Instant) {
-        self.count(conn, |stats| stats.flushes += 1);
-        let Some(connection) = self.connections.get_mut(&conn) else { return };
-        for (key, epoch) in connection.pump.flushed(id) {
-            if self.pins.contains_key(&key) {
-                self.written(key, now);
-            }
-            if let Some(sending) = self.sending.get_mut(&key) {
-                sending.report.flushed_at = Some(now);
-            }
-            self.source_input(key, SourceInput::Flushed { epoch, ok: true }, now);
-        }
-    }
-
     /// A message of the sink.
     pub(super) fn source_message(&mut self, conn: ConnId, message: Message, now: Instant) {
         let by_ticket = |ticket: &TicketId| self.sending_tickets.get(&(conn, *ticket)).copied();
@@ -353,7 +309,7 @@ impl Progress {
         self.sending.iter().filter(|(_, s)| s.conn == conn).map(|(&key, _)| key).collect()
     }
 
-    fn source_input(&mut self, key: u64, input: SourceInput, now: Instant) {
+    pub(super) fn source_input(&mut self, key: u64, input: SourceInput, now: Instant) {
         let Some(sending) = self.sending.get_mut(&key) else { return };
         for action in sending.source.handle(now, input) {
             self.source_action(key, action, now);
@@ -397,21 +353,6 @@ impl Progress {
             SourceAction::ReleaseHold => sending.hold = None,
             SourceAction::Done(result) => self.sent(key, result, now),
         }
-    }
-
-    /// Queues the writes of one copy, and has its checksums computed meanwhile.
-    fn copy(&mut self, key: u64, epoch: u32, group: usize, layer: usize, tokens: std::ops::Range<u32>) {
-        let Some(sending) = self.sending.get(&key) else { return };
-        let (Some(ticket), Some(hold)) = (sending.source.ticket(), &sending.hold) else { return };
-        let Some(connection) = self.connections.get_mut(&sending.conn) else { return };
-        let (Some(sink_map), Some((cut, _))) = (&connection.map, &connection.cuts) else { return };
-        let source = Side { map: &self.config.map, blocks: &sending.blocks.0[group], heads: &cut.source };
-        let sink = Side { map: sink_map, blocks: &sending.remote[group], heads: &cut.sink };
-        let put_max = self.config.limits.put_bytes_max;
-        let pump = &mut connection.pump;
-        copies(source, sink, group, layer, tokens.clone(), put_max, |run| pump.put(key, ticket, run));
-        let (blocks, heads, hold) = (sending.blocks.clone(), cut.source.clone(), hold.clone());
-        self.checker.submit(Job::Sum { key, epoch, group, layer, tokens, blocks, heads, hold });
     }
 
     /// The end of a handoff.
