@@ -205,7 +205,7 @@ impl ServiceLoop {
         let (sink, address) = spawn(&["sink-service", tls, &size.to_string()])?;
         let map = map(size)?;
         let party = Party { instance: InstanceId::try_new("sink")?, incarnation: Incarnation(1) };
-        let peer = Peer { party, address: TransferAddress::from_bytes(&unhex(&address)?)? };
+        let peer = Peer { party, address: TransferAddress::from_bytes(&unhex(&address)?)?, shard: 0 };
         let (config, region) = (config("source", tls, writes, map.clone())?, touched(map.bytes())?);
         let transfer = KvTransfer::start(config, region, Arc::new(Sink(map.clone())))?;
         Ok(Self { transfer, sink, peer, map, rounds: 0 })

@@ -10,6 +10,7 @@
 //!
 //! It guards against lost, late, misplaced and damaged bytes. It is no defence against a peer that forges them.
 
+use crate::shard::Heads;
 use baton_types::{BlockId, KvLayout, KvPoolMap, PoolMemory};
 use std::ops::Range;
 
@@ -74,11 +75,13 @@ fn sum_by(len: usize, read: impl Fn(usize, &mut [u8])) -> u64 {
     mix(total)
 }
 
-/// Sums of one layer over `tokens`, which starts at a granule: `[granules, planes]`, the last granule over its valid tokens only.
+/// Sums of `heads` of one layer over `tokens`, which starts at a granule: `[granules, planes]`, the last granule over its valid tokens
+/// only. Bytes enter in the order token, head, element, so that pools that hold different heads agree on those that both hold.
 pub fn layer_sums(
     memory: &dyn PoolMemory,
     map: &KvPoolMap,
     blocks: &[BlockId],
+    heads: &Heads,
     group: usize,
     layer: usize,
     tokens: Range<u32>,
@@ -91,11 +94,29 @@ pub fn layer_sums(
         let block = blocks[(first / block_tokens) as usize];
         let within = first % block_tokens..(first % block_tokens + GRANULE.min(tokens.end - first));
         for plane in 0..planes {
+            let (shape, heads) = (&map.layout().groups()[group].planes[plane], &heads[group][plane]);
             let range = map.token_range(group, layer, block, plane, within.clone());
-            sums.push(sum_by(range.len(), |at, out| memory.read(range.start + at, out)));
+            let (row, stride) = (heads.len() * shape.head_stride(), shape.token_stride());
+            sums.push(if row == stride {
+                sum_by(range.len(), |at, out| memory.read(range.start + at, out))
+            } else {
+                let start = range.start + heads.start as usize * shape.head_stride();
+                sum_by(within.len() * row, |at, out| read_rows(memory, start, row, stride, at, out))
+            });
         }
     }
     sums
+}
+
+/// Reads from `at` on of rows of `row` bytes, one every `stride` from `start`.
+fn read_rows(memory: &dyn PoolMemory, start: usize, row: usize, stride: usize, at: usize, out: &mut [u8]) {
+    let mut done = 0;
+    while done < out.len() {
+        let (index, within) = ((at + done) / row, (at + done) % row);
+        let len = (row - within).min(out.len() - done);
+        memory.read(start + index * stride + within, &mut out[done..done + len]);
+        done += len;
+    }
 }
 
 /// How many sums [`layer_sums`] returns.

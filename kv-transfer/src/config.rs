@@ -1,6 +1,6 @@
 //! What a transfer service is started with, and what a handoff is opened with.
 
-use crate::{NoHooks, TransferAddress, TransferError, TransferHooks};
+use crate::{HeadShard, NoHooks, TransferAddress, TransferError, TransferHooks};
 use baton_types::{Compatibility, GroupBlocks, KvPoolMap, Party, RequestId};
 use serde::{Deserialize, Serialize};
 use std::any::Any;
@@ -16,6 +16,8 @@ pub struct Peer {
     pub party: Party,
     /// Where it listens.
     pub address: TransferAddress,
+    /// Which of its shards that is.
+    pub shard: u16,
 }
 
 /// Which transport carries the data plane.
@@ -169,9 +171,11 @@ impl TransferLimits {
 pub struct TransferConfig {
     /// This instance.
     pub party: Party,
-    /// Compared with each peer's before the first byte.
+    /// Compared with each peer's before the first byte. Its layout is that of the whole instance.
     pub compatibility: Compatibility,
-    /// The pool that the region holds.
+    /// Which of the instance's shards this service moves KV of.
+    pub shard: HeadShard,
+    /// The pool that the region holds: the shard's part of the layout.
     pub map: KvPoolMap,
     /// Transport of the data plane.
     pub transport: TransportChoice,
@@ -184,10 +188,10 @@ pub struct TransferConfig {
 }
 
 impl TransferConfig {
-    /// A configuration with default limits and no hooks.
+    /// A configuration of an instance's only shard, with default limits and no hooks.
     pub fn new(party: Party, compatibility: Compatibility, map: KvPoolMap, transport: TransportChoice) -> Self {
         let (limits, hooks) = (TransferLimits::default(), Arc::new(NoHooks));
-        Self { party, compatibility, map, transport, limits, advertise: None, hooks }
+        Self { party, compatibility, shard: HeadShard::WHOLE, map, transport, limits, advertise: None, hooks }
     }
 }
 

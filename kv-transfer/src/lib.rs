@@ -26,6 +26,7 @@
 //! - blocks of a failed handoff return to the pool only behind a fence, and are quarantined until then.
 
 pub mod address;
+pub mod assembly;
 #[doc(hidden)]
 pub mod bench;
 mod checksum;
@@ -44,6 +45,7 @@ mod plan;
 pub mod pure;
 pub mod region;
 pub mod service;
+pub mod shard;
 pub mod sink;
 pub mod stats;
 mod transport;
@@ -51,6 +53,7 @@ mod ucx;
 mod wire;
 
 pub use address::TransferAddress;
+pub use assembly::{AdoptReply, Assembly};
 pub use baton_types::Party;
 pub use config::{OpenRequest, Peer, TransferConfig, TransferLimits, TransportChoice, UcxWrites};
 pub use error::{HandoffFailure, RefuseReason, TransferError};
@@ -59,5 +62,6 @@ pub use hooks::{Fencing, NoHooks, Phase, Pinning, TransferHooks};
 pub use outgoing::{CommitPayload, Outgoing, TransferReport};
 pub use region::{HostMemory, Region, RegionError};
 pub use service::KvTransfer;
+pub use shard::HeadShard;
 pub use sink::{BlockHold, GrantReply, QuarantinedBlocks, ReserveOffer, SinkHandler, SinkTimings, VerifiedHandoff};
 pub use stats::{PeerStats, TransferStats};

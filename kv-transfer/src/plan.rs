@@ -1,6 +1,7 @@
 //! Which bytes go where: contiguous copies between two pools whose block sizes may differ.
 
-use baton_types::{BlockId, KvLayout, KvPoolMap};
+use crate::shard::Heads;
+use baton_types::{BlockId, KvPoolMap};
 use std::ops::Range;
 
 /// One contiguous copy, as offsets into the two regions.
@@ -16,6 +17,8 @@ pub struct CopyRun {
 pub struct Side<'a> {
     pub map: &'a KvPoolMap,
     pub blocks: &'a [BlockId],
+    /// Which of its heads take part.
+    pub heads: &'a Heads,
 }
 
 impl Side<'_> {
@@ -36,7 +39,7 @@ impl Side<'_> {
 
 /// The copies that move positions `tokens` of one layer of one group (layer *of the group*), in memory order of the source, neighbours
 /// merged and nothing longer than `len_max`. Runs are as long as both sides are contiguous: whole runs of neighbouring blocks where
-/// block sizes agree, one plane of the finer block otherwise.
+/// block sizes agree, one plane of the finer block otherwise, one token where the two pools hold different heads.
 pub fn copies(
     source: Side<'_>,
     sink: Side<'_>,
@@ -47,27 +50,36 @@ pub fn copies(
     mut emit: impl FnMut(CopyRun),
 ) {
     let planes = &source.map.layout().groups()[group].planes;
+    let sink_planes = &sink.map.layout().groups()[group].planes;
     let mut pending: Option<CopyRun> = None;
+    let mut copy = |from, to, len| match &mut pending {
+        Some(run) if run.from + run.len == from && run.to + run.len == to => run.len += len,
+        _ => {
+            if let Some(done) = pending.replace(CopyRun { from, to, len }) {
+                cut_run(done, len_max, &mut emit);
+            }
+        }
+    };
     let mut at = tokens.start;
     while at < tokens.end {
         let piece =
             at..next_boundary(at, source.block_tokens()).min(next_boundary(at, sink.block_tokens())).min(tokens.end);
         for (p, plane) in planes.iter().enumerate() {
-            let (from, to) = (source.offset(group, layer, p, at), sink.offset(group, layer, p, at));
-            let len = piece.len() * plane.token_stride();
-            match &mut pending {
-                Some(run) if run.from + run.len == from && run.to + run.len == to => run.len += len,
-                _ => {
-                    if let Some(done) = pending.replace(CopyRun { from, to, len }) {
-                        cut(done, len_max, &mut emit);
-                    }
-                }
+            let (ours, theirs) = (&source.heads[group][p], &sink.heads[group][p]);
+            let row = ours.len() * plane.head_stride();
+            let from = source.offset(group, layer, p, at) + ours.start as usize * plane.head_stride();
+            let to = sink.offset(group, layer, p, at) + theirs.start as usize * plane.head_stride();
+            let (from_stride, to_stride) = (plane.token_stride(), sink_planes[p].token_stride());
+            if row == from_stride && row == to_stride {
+                copy(from, to, piece.len() * row);
+            } else {
+                (0..piece.len()).for_each(|token| copy(from + token * from_stride, to + token * to_stride, row));
             }
         }
         at = piece.end;
     }
     if let Some(done) = pending {
-        cut(done, len_max, &mut emit);
+        cut_run(done, len_max, &mut emit);
     }
 }
 
@@ -75,7 +87,7 @@ fn next_boundary(token: u32, block_tokens: u32) -> u32 {
     (token / block_tokens + 1) * block_tokens
 }
 
-fn cut(run: CopyRun, len_max: usize, emit: &mut impl FnMut(CopyRun)) {
+fn cut_run(run: CopyRun, len_max: usize, emit: &mut impl FnMut(CopyRun)) {
     for at in (0..run.len).step_by(len_max) {
         emit(CopyRun { from: run.from + at, to: run.to + at, len: len_max.min(run.len - at) });
     }
@@ -125,11 +137,6 @@ pub(crate) fn check_blocks(map: &KvPoolMap, blocks: &[Vec<BlockId>], tokens: u32
         }
     }
     Ok(())
-}
-
-/// Bytes of positions `tokens` of one layer of a group.
-pub(crate) fn layer_bytes(layout: &KvLayout, group: usize, tokens: &Range<u32>) -> u64 {
-    (layout.groups()[group].token_bytes() * tokens.len()) as u64
 }
 
 #[cfg(test)]

@@ -1,6 +1,14 @@
 use super::*;
-use baton_types::{Dtype, GroupKind, KvGroup, KvPlane};
+use crate::HeadShard;
+use crate::shard::Cut;
+use baton_types::{Dtype, GroupKind, KvGroup, KvLayout, KvPlane};
 use proptest::prelude::*;
+use std::sync::Arc;
+
+/// All of them.
+fn heads(map: &KvPoolMap) -> Arc<Heads> {
+    Cut::new(map.layout(), HeadShard::WHOLE, HeadShard::WHOLE).unwrap().source
+}
 
 fn map(block_tokens: u32, blocks: u32) -> KvPoolMap {
     KvPoolMap::try_new(KvLayout::llama(block_tokens, 2, 1, 4, Dtype::Bf16).unwrap(), blocks).unwrap()
@@ -15,7 +23,8 @@ fn check(source: (u32, &[u32]), sink: (u32, &[u32]), tokens: Range<u32>, expecte
     let (from, to) = (map(source.0, 8), map(sink.0, 8));
     let mut runs = Vec::new();
     let (a, b) = (ids(source.1), ids(sink.1));
-    let (a, b) = (Side { map: &from, blocks: &a }, Side { map: &to, blocks: &b });
+    let heads = heads(&from);
+    let (a, b) = (Side { map: &from, blocks: &a, heads: &heads }, Side { map: &to, blocks: &b, heads: &heads });
     copies(a, b, 0, 0, tokens, 1 << 20, |r| runs.push((r.from, r.to, r.len)));
     assert_eq!(runs, expected);
 }
@@ -39,7 +48,7 @@ fn different_block_sizes_exchange_planes_of_the_finer_one() {
 #[test]
 fn long_runs_are_cut() {
     let (map, blocks) = (map(16, 8), ids(&[0, 1]));
-    let side = Side { map: &map, blocks: &blocks };
+    let side = Side { map: &map, blocks: &blocks, heads: &heads(&map) };
     let mut lengths = Vec::new();
     copies(side, side, 0, 0, 0..32, 200, |r| lengths.push(r.len));
     assert_eq!(lengths, [200, 200, 112]);
@@ -85,7 +94,9 @@ proptest! {
         };
         let (from, to) = (KvPoolMap::try_new(layout(a, &planes), 20).unwrap(), KvPoolMap::try_new(layout(b, &planes), 20).unwrap());
         let (source, sink) = (shuffled(20, seed), shuffled(20, seed.rotate_left(20)));
-        let (source, sink) = (Side { map: &from, blocks: &source }, Side { map: &to, blocks: &sink });
+        let heads = heads(&from);
+        let source = Side { map: &from, blocks: &source, heads: &heads };
+        let sink = Side { map: &to, blocks: &sink, heads: &heads };
         let tokens = (start_block * 16).min(tokens - 1) / 16 * 16..tokens;
         let mut origin = vec![usize::MAX; to.bytes()];
         copies(source, sink, 0, 1, tokens.clone(), len_max, |run| {

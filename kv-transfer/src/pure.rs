@@ -3,5 +3,5 @@
 pub use crate::checksum::{ALGORITHM, GRANULE, layer_sums};
 pub use crate::handoff::sink::{Expected, Sink, SinkAction, SinkInput};
 pub use crate::handoff::source::{ABORT_EPOCH, Source, SourceAction, SourceInput};
-pub use crate::message::{Commit, ShardPair, SumRun};
+pub use crate::message::{Commit, SumRun};
 pub use crate::plan::{CopyRun, Side, copies};

@@ -1,7 +1,7 @@
 //! The receiving side of the API: what a worker implements to take sequences in.
 
 use crate::service::Inbox;
-use crate::{HandoffFailure, Party, PinQuestion, PinReply, RefuseReason};
+use crate::{AdoptReply, HandoffFailure, Party, PinQuestion, PinReply, RefuseReason};
 use baton_types::{GroupBlocks, RequestId, TicketId, TokenId};
 use std::any::Any;
 use std::fmt;
@@ -16,6 +16,11 @@ pub trait SinkHandler: Send + Sync {
     ///
     /// On `Err` the implementation has dropped the hold: nothing writes to these blocks any more.
     fn verified(&self, handoff: VerifiedHandoff) -> Result<(), String>;
+    /// As [`SinkHandler::verified`], for instances of several shards: the answer may come later, once every shard's part arrived (see
+    /// [`crate::Assembly`]).
+    fn arrived(&self, handoff: VerifiedHandoff, reply: AdoptReply) {
+        reply.answer(self.verified(handoff));
+    }
     /// A handoff that was offered here ended without adoption. Its blocks are released, or quarantined, already.
     fn failed(&self, request_id: &RequestId, reason: HandoffFailure);
     /// A peer asks to read blocks of this instance. The reply may be kept and answered later; by default there is nothing to be read.

@@ -64,4 +64,8 @@ on_every_transport![
     getting::an_owner_that_restarts_confirms_nothing,
     getting::a_damaged_byte_is_found,
     getting::a_get_that_is_given_up_frees_both_sides,
+    sharding::two_to_one,
+    sharding::one_to_two,
+    sharding::two_to_four,
+    sharding::shards_without_common_heads_are_refused,
 ];

@@ -49,7 +49,7 @@ fn role_of_the_other_process() {
         ["source", way, address] => {
             let node = config("source").start(choice_of(way));
             let address = TransferAddress::from_bytes(&unhex(address)).unwrap();
-            let (outgoing, _) = node.offer(&Peer { party: party("sink"), address }, "killed", TOKENS, 1);
+            let (outgoing, _) = node.offer(&Peer { party: party("sink"), address, shard: 0 }, "killed", TOKENS, 1);
             let done: Fence = Arc::new(AlreadyDone);
             (0..2).for_each(|layer| outgoing.layer_launched(layer, TOKENS as usize, &done));
             eventually("it writes", || node.transfer.stats().total.puts > 0);
@@ -90,7 +90,7 @@ impl Scene {
     /// Hands a sequence over that takes the sink's whole pool; how long there was no room for it.
     fn hand_over(&self, round: u64) -> Duration {
         let address = TransferAddress::from_bytes(&unhex(&self.address)).unwrap();
-        let (peer, begin) = (Peer { party: party("sink"), address }, Instant::now());
+        let (peer, begin) = (Peer { party: party("sink"), address, shard: 0 }, Instant::now());
         loop {
             let (outgoing, _) = self.others.offer(&peer, &format!("after-{round}"), TOKENS, 1);
             self.others.launch(&outgoing, TOKENS, TOKENS);

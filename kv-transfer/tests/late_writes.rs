@@ -59,7 +59,7 @@ fn role_of_the_other_process() {
     let (way, address) = args.split_once(' ').unwrap();
     let node = config("other").start(choice_of(way));
     let party = Party { instance: InstanceId::try_new("here").unwrap(), incarnation: Incarnation(1) };
-    let peer = Peer { party, address: TransferAddress::from_bytes(&unhex(address)).unwrap() };
+    let peer = Peer { party, address: TransferAddress::from_bytes(&unhex(address)).unwrap(), shard: 0 };
     node.gate.hold(Phase::Puts);
     let (outgoing, _) = node.offer(&peer, "r", TOKENS, 1);
     eventually("granted", || node.transfer.stats().held == 1);

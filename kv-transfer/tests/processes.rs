@@ -37,7 +37,7 @@ fn role_of_the_other_process() {
         "source" => {
             node.gate.hold(Phase::Commit);
             let party = Party { instance: InstanceId::try_new("here").unwrap(), incarnation: Incarnation(1) };
-            let peer = Peer { party, address: TransferAddress::from_bytes(&unhex(args[2])).unwrap() };
+            let peer = Peer { party, address: TransferAddress::from_bytes(&unhex(args[2])).unwrap(), shard: 0 };
             let (outgoing, _) = node.offer(&peer, "r", 70, 1);
             node.send_all(&outgoing, 70);
             eventually("held before the commit", || node.transfer.stats().held == 1);
@@ -80,7 +80,7 @@ fn sink_is_lost(choice: TransportChoice, signal: &str) {
     let (other, address) = Other::start(&["sink", name], "address:");
     let node = config("here").start(choice);
     let party = Party { instance: InstanceId::try_new("other").unwrap(), incarnation: Incarnation(1) };
-    let peer = Peer { party, address: TransferAddress::from_bytes(&unhex(&address)).unwrap() };
+    let peer = Peer { party, address: TransferAddress::from_bytes(&unhex(&address)).unwrap(), shard: 0 };
     let (outgoing, _) = node.offer(&peer, "r", 70, 1);
     node.send_all(&outgoing, 70);
     eventually("everything is written", || node.transfer.stats().total.flushes > 0);

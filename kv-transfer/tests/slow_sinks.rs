@@ -43,7 +43,7 @@ fn a_stopped_sink_holds_back_only_its_own(way: &str) {
     let (slow, address) = Other::start(&[way], "address:");
     let (source, quick) = (config("source").start(choice_of(way)), config("quick").start(choice_of(way)));
     let party = Party { instance: InstanceId::try_new("slow").unwrap(), incarnation: Incarnation(1) };
-    let peer = Peer { party: party.clone(), address: TransferAddress::from_bytes(&unhex(&address)).unwrap() };
+    let peer = Peer { party: party.clone(), address: TransferAddress::from_bytes(&unhex(&address)).unwrap(), shard: 0 };
     source.gate.hold(Phase::Puts);
     let (stuck, _) = source.offer(&peer, "slow", TOKENS, 1);
     eventually("granted", || source.transfer.stats().held == 1);

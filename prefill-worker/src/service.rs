@@ -77,7 +77,7 @@ fn parse(request: v1::PrefillRequest) -> Result<(SequenceSpec, Peer), RequestErr
     let party = required("sink", request.sink)?;
     let address = TransferAddress::from_bytes(&request.sink_address);
     let address = address.map_err(|e| RequestError::invalid("sink_address", e.to_string()))?;
-    Ok((sequence, Peer { party, address }))
+    Ok((sequence, Peer { party, address, shard: 0 }))
 }
 
 /// One running prefill. Dropping it cancels the sequence and gives the handoff up.

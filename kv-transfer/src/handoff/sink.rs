@@ -1,10 +1,9 @@
 //! The sink of one handoff: when to grant, to verify, to adopt, and when the blocks may be used again.
 
 use super::coverage::Coverage;
-use crate::message::{Commit, ShardPair, SumRun};
+use crate::message::{Commit, SumRun};
 use crate::{HandoffFailure, RefuseReason};
 use baton_types::{KvLayout, TicketId};
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 /// What happened.
@@ -15,8 +14,8 @@ pub enum SinkInput {
     /// The worker has none.
     Refused { reason: RefuseReason, detail: String },
     /// Checksums of bytes that are visible here.
-    Checksums { shard: ShardPair, runs: Vec<SumRun> },
-    /// A shard of the source wrote, flushed and committed everything.
+    Checksums(Vec<SumRun>),
+    /// The source wrote, flushed and committed everything.
     Commit(Box<Commit>),
     /// So many checksums were found right.
     Verified { sums: u64 },
@@ -89,9 +88,7 @@ pub struct Sink {
     deadline: Instant,
     abort_wait: Duration,
     state: State,
-    /// Shards that are to commit, and those that did.
-    shards: u16,
-    committed: BTreeSet<u16>,
+    committed: bool,
     commit: Option<Box<Commit>>,
     /// What checksums came for, each part once, so that counting those found right tells when all are.
     received: Coverage,
@@ -109,15 +106,14 @@ pub struct Expected {
 impl Sink {
     pub fn new(
         ticket: TicketId,
-        shards: u16,
         layout: &KvLayout,
         expected: Expected,
         deadline: Instant,
         abort_wait: Duration,
     ) -> Self {
-        let (state, committed, commit) = (State::Claimed, BTreeSet::new(), None);
+        let (state, committed, commit) = (State::Claimed, false, None);
         let (received, verified) = (Coverage::new(layout, expected.tokens), 0);
-        Self { ticket, expected, deadline, abort_wait, state, shards, committed, commit, received, verified }
+        Self { ticket, expected, deadline, abort_wait, state, committed, commit, received, verified }
     }
 
     /// Whether a grant stands whose blocks the source may write.
@@ -162,7 +158,7 @@ impl Sink {
                     actions.extend([SinkAction::SendRefuse { reason, detail }, SinkAction::Forget]);
                 }
             }
-            SinkInput::Checksums { shard, runs } => self.checksums(shard, runs, now, &mut actions),
+            SinkInput::Checksums(runs) => self.checksums(runs, now, &mut actions),
             SinkInput::Commit(commit) => self.commit(commit, now, &mut actions),
             SinkInput::Verified { sums } => {
                 self.verified += sums;
@@ -179,8 +175,8 @@ impl Sink {
         actions
     }
 
-    fn checksums(&mut self, shard: ShardPair, runs: Vec<SumRun>, now: Instant, actions: &mut Vec<SinkAction>) {
-        if !matches!(self.state, State::Reserved | State::Receiving) || shard.source >= self.shards {
+    fn checksums(&mut self, runs: Vec<SumRun>, now: Instant, actions: &mut Vec<SinkAction>) {
+        if !matches!(self.state, State::Reserved | State::Receiving) {
             return;
         }
         if let Err(detail) = runs.iter().try_for_each(|run| self.received.add(run)) {
@@ -191,13 +187,9 @@ impl Sink {
     }
 
     fn commit(&mut self, commit: Box<Commit>, now: Instant, actions: &mut Vec<SinkAction>) {
-        if matches!(self.state, State::Aborting(_)) && commit.shard.source < self.shards {
-            // It crossed our abort. It was posted behind the shard's flush, so it is as good as an acknowledgement.
-            self.committed.insert(commit.shard.source);
-            if self.committed.len() == usize::from(self.shards) {
-                self.free_or_quarantine(true, actions);
-            }
-            return;
+        if matches!(self.state, State::Aborting(_)) {
+            // It crossed our abort. It was posted behind a flush, so it is as good as an acknowledgement.
+            return self.free_or_quarantine(true, actions);
         }
         if !matches!(self.state, State::Reserved | State::Receiving) {
             return;
@@ -209,16 +201,15 @@ impl Sink {
             && commit.sums == self.received.sums()
             && commit.bytes == self.expected.bytes
             && commit.tokens.len() >= self.expected.tokens as usize
-            && commit.prompt_len as usize <= commit.tokens.len()
-            && commit.shard.source < self.shards;
+            && commit.prompt_len as usize <= commit.tokens.len();
         if !whole {
             // A commit is posted behind a flush, so nothing is under way and the blocks can go.
             let detail = "the commit does not cover the reservation".to_owned();
             actions.push(SinkAction::SendNack(HandoffFailure::Protocol(detail.clone())));
             return self.end(Some(SinkAction::Release), HandoffFailure::Protocol(detail), actions);
         }
-        // A doubled commit changes nothing: a shard commits once.
-        if self.committed.insert(commit.shard.source) {
+        // A doubled commit changes nothing.
+        if !std::mem::replace(&mut self.committed, true) {
             self.state = State::Receiving;
             self.commit = Some(commit);
             self.deliver_if_whole(actions);
@@ -226,7 +217,7 @@ impl Sink {
     }
 
     fn deliver_if_whole(&mut self, actions: &mut Vec<SinkAction>) {
-        let whole = self.verified == self.received.sums() && self.committed.len() == usize::from(self.shards);
+        let whole = self.verified == self.received.sums() && self.committed;
         if !whole || !matches!(self.state, State::Receiving) {
             return;
         }
@@ -234,6 +225,9 @@ impl Sink {
     }
 
     fn delivered(&mut self, answer: Result<(), String>, actions: &mut Vec<SinkAction>) {
+        if !matches!(self.state, State::Receiving) {
+            return; // It came too late: the source was told otherwise, and the worker that it failed.
+        }
         match answer {
             Ok(()) => {
                 self.state = State::Running;
@@ -256,7 +250,7 @@ impl Sink {
         // source's flush, unless the commit said that it is done.
         let failure = HandoffFailure::Corrupt(detail);
         actions.push(SinkAction::SendNack(failure.clone()));
-        if self.committed.len() == usize::from(self.shards) {
+        if self.committed {
             self.end(Some(SinkAction::Release), failure, actions);
         } else {
             actions.push(SinkAction::Failed(failure));

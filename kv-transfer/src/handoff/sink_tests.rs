@@ -5,26 +5,17 @@ const ABORT_WAIT: Duration = Duration::from_millis(100);
 /// Two granules of one layer of k and v: four checksums.
 const EXPECTED: Expected = Expected { tokens: 32, bytes: 64, algorithm: 1 };
 
-fn commit_of(shard: u16) -> Commit {
-    Commit {
-        ticket: TicketId(9),
-        shard: ShardPair { source: shard, sink: 0 },
-        algorithm: 1,
-        sums: 4,
-        bytes: 64,
-        prompt_len: 4,
-        tokens: vec![0; 33],
-        extra: vec![],
-    }
+fn whole_commit() -> Commit {
+    Commit { ticket: TicketId(9), algorithm: 1, sums: 4, bytes: 64, prompt_len: 4, tokens: vec![0; 33], extra: vec![] }
 }
 
 fn commit() -> SinkInput {
-    SinkInput::Commit(Box::new(commit_of(0)))
+    SinkInput::Commit(Box::new(whole_commit()))
 }
 /// Checksums of so many granules, both planes each, from one on.
 fn sums(first_granule: u32, granules: usize) -> SinkInput {
     let runs = vec![SumRun { group: 0, layer: 0, first_granule, sums: vec![0; 2 * granules] }];
-    SinkInput::Checksums { shard: ShardPair::default(), runs }
+    SinkInput::Checksums(runs)
 }
 fn verified(sums: u64) -> SinkInput {
     SinkInput::Verified { sums }
@@ -60,10 +51,10 @@ fn describe(action: &SinkAction) -> String {
 }
 
 /// Feeds the inputs, each at a number of milliseconds, and compares what comes of each.
-fn check_shards(shards: u16, steps: Vec<(u64, SinkInput, &str)>) {
+fn check_at(steps: Vec<(u64, SinkInput, &str)>) {
     let begin = Instant::now();
     let layout = KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap();
-    let mut sink = Sink::new(TicketId(9), shards, &layout, EXPECTED, begin + Duration::from_secs(1), ABORT_WAIT);
+    let mut sink = Sink::new(TicketId(9), &layout, EXPECTED, begin + Duration::from_secs(1), ABORT_WAIT);
     for (i, (at, input, expected)) in steps.into_iter().enumerate() {
         let what = format!("step {i}: {input:?}");
         let actions: Vec<_> = sink.handle(begin + Duration::from_millis(at), input).iter().map(describe).collect();
@@ -72,7 +63,7 @@ fn check_shards(shards: u16, steps: Vec<(u64, SinkInput, &str)>) {
 }
 
 fn check(steps: Vec<(SinkInput, &str)>) {
-    check_shards(1, steps.into_iter().map(|(input, expected)| (0, input, expected)).collect());
+    check_at(steps.into_iter().map(|(input, expected)| (0, input, expected)).collect());
 }
 
 /// [`check`] from a grant on.
@@ -105,42 +96,11 @@ fn a_doubled_commit_delivers_once() {
 }
 
 #[test]
-fn several_shards_are_adopted_together() {
-    let of = |shard| SinkInput::Commit(Box::new(commit_of(shard)));
-    check_shards(
-        2,
-        vec![
-            (0, SinkInput::Granted, "grant"),
-            (0, sums(0, 2), "verify"),
-            (0, verified(4), ""),
-            (0, of(0), ""),
-            (0, of(0), ""),
-            (0, of(1), "deliver"),
-        ],
-    );
-    check_shards(
-        2,
-        vec![
-            (0, SinkInput::Granted, "grant"),
-            (0, cancel(), "abort, failed aborted"),
-            (0, of(1), ""),
-            (0, of(0), "release, forget"),
-        ],
-    );
-}
-
-#[test]
 fn a_commit_that_does_not_fit_is_refused() {
-    let changes: [fn(&mut Commit); 6] = [
-        |c| c.bytes -= 1,
-        |c| c.sums += 1,
-        |c| c.algorithm = 2,
-        |c| c.tokens.truncate(31),
-        |c| c.prompt_len = 34,
-        |c| c.shard.source = 1,
-    ];
+    let changes: [fn(&mut Commit); 5] =
+        [|c| c.bytes -= 1, |c| c.sums += 1, |c| c.algorithm = 2, |c| c.tokens.truncate(31), |c| c.prompt_len = 34];
     for change in changes {
-        let mut commit = commit_of(0);
+        let mut commit = whole_commit();
         change(&mut commit);
         let expected = "nack protocol, release, failed protocol, forget";
         check_granted(vec![(SinkInput::Commit(Box::new(commit)), expected)]);
@@ -229,20 +189,17 @@ fn before_the_grant_there_is_nothing_to_fence() {
 
 #[test]
 fn deadlines_abort_and_then_quarantine() {
-    check_shards(
-        1,
-        vec![
-            (0, SinkInput::Granted, "grant"),
-            (999, SinkInput::Tick, ""),
-            (1000, SinkInput::Tick, "abort, failed deadline"),
-            (1099, SinkInput::Tick, ""),
-            (1100, SinkInput::Tick, "quarantine"),
-            (9999, SinkInput::Tick, ""),
-            (9999, aborted(true), "release quarantined, forget"),
-        ],
-    );
-    check_shards(1, vec![(1000, SinkInput::Tick, "refuse no_room, failed deadline, forget")]);
-    check_shards(1, vec![(0, SinkInput::Granted, "grant"), (1000, commit(), "abort, failed deadline")]);
+    check_at(vec![
+        (0, SinkInput::Granted, "grant"),
+        (999, SinkInput::Tick, ""),
+        (1000, SinkInput::Tick, "abort, failed deadline"),
+        (1099, SinkInput::Tick, ""),
+        (1100, SinkInput::Tick, "quarantine"),
+        (9999, SinkInput::Tick, ""),
+        (9999, aborted(true), "release quarantined, forget"),
+    ]);
+    check_at(vec![(1000, SinkInput::Tick, "refuse no_room, failed deadline, forget")]);
+    check_at(vec![(0, SinkInput::Granted, "grant"), (1000, commit(), "abort, failed deadline")]);
 }
 
 #[test]

@@ -3,8 +3,7 @@
 use crate::HandoffFailure;
 use crate::checksum::sums_of;
 use crate::message::SumRun;
-use crate::plan::layer_bytes;
-use baton_types::{KvLayout, TicketId};
+use baton_types::{KvGroup, KvLayout, TicketId};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Instant;
@@ -99,6 +98,8 @@ enum State {
 #[derive(Debug)]
 pub struct Source {
     layout: KvLayout,
+    /// Bytes that move of one token in one layer, by group.
+    token_bytes: Vec<usize>,
     /// `(group, layer of the group)` by model layer; `None` where the layout skips a number.
     layers: Vec<Option<(usize, usize)>>,
     tokens: u32,
@@ -128,8 +129,10 @@ impl Source {
         let (ready, copied) = (vec![0; layers.len()], vec![0; layers.len()]);
         let (state, epochs) = (State::Offering, VecDeque::from([Epoch::default()]));
         let (ticket, finished, first_epoch, sums, bytes) = (None, false, 0, 0, 0);
+        let token_bytes = layout.groups().iter().map(KvGroup::token_bytes).collect();
         Self {
             layout,
+            token_bytes,
             layers,
             tokens,
             deadline,
@@ -144,6 +147,11 @@ impl Source {
             sums,
             bytes,
         }
+    }
+
+    /// Only so many bytes of each token move: some of its heads. To be told before the grant.
+    pub fn cut(&mut self, token_bytes: Vec<usize>) {
+        self.token_bytes = token_bytes;
     }
 
     pub fn ticket(&self) -> Option<TicketId> {
@@ -253,7 +261,7 @@ impl Source {
                 continue;
             }
             self.copied[index] = end;
-            let bytes = layer_bytes(&self.layout, group, &tokens);
+            let bytes = (self.token_bytes[group] * tokens.len()) as u64;
             self.sums += sums_of(&self.layout, group, &tokens) as u64;
             self.bytes += bytes;
             let number = self.first_epoch + self.epochs.len() as u32 - 1;

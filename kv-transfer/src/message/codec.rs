@@ -1,7 +1,7 @@
 //! Bytes of the control messages.
 
 use super::hello::{read_party, write_party};
-use super::{Commit, Direction, Hello, MESSAGE_BYTES_MAX, Message, Offer, ShardPair, SumRun};
+use super::{Commit, Direction, Hello, MESSAGE_BYTES_MAX, Message, Offer, SumRun};
 use crate::wire::{Reader, WireError, Writer};
 use crate::{CommitPayload, FetchRequest, RefuseReason};
 use baton_types::{BlockId, GroupBlocks, RequestId, TicketId};
@@ -28,10 +28,9 @@ impl Message {
                 write_detail(&mut w, detail);
             }
             Self::Offer(offer) => write_offer(&mut w, offer),
-            Self::Grant { handoff, ticket, shard, blocks } => {
+            Self::Grant { handoff, ticket, blocks } => {
                 w.u64(*handoff);
                 w.u64(ticket.0);
-                write_shard(&mut w, *shard);
                 write_blocks(&mut w, blocks);
             }
             Self::Refuse { handoff, reason, detail } => {
@@ -39,9 +38,8 @@ impl Message {
                 w.u8(reason_code(*reason));
                 write_detail(&mut w, detail);
             }
-            Self::Checksums { ticket, shard, runs } => {
+            Self::Checksums { ticket, runs } => {
                 w.u64(ticket.0);
-                write_shard(&mut w, *shard);
                 w.list(runs, |w, run| {
                     w.u8(run.group);
                     w.u16(run.layer);
@@ -128,16 +126,10 @@ impl Message {
             2 => Self::Welcome(Box::new(Hello::read(r)?)),
             3 => Self::Reject { reason: read_reason(r)?, detail: read_detail(r)? },
             4 => Self::Offer(Box::new(read_offer(r)?)),
-            5 => Self::Grant {
-                handoff: r.u64("handoff")?,
-                ticket: read_ticket(r)?,
-                shard: read_shard(r)?,
-                blocks: read_blocks(r)?,
-            },
+            5 => Self::Grant { handoff: r.u64("handoff")?, ticket: read_ticket(r)?, blocks: read_blocks(r)? },
             6 => Self::Refuse { handoff: r.u64("handoff")?, reason: read_reason(r)?, detail: read_detail(r)? },
             7 => Self::Checksums {
                 ticket: read_ticket(r)?,
-                shard: read_shard(r)?,
                 runs: r.list(RUNS_MAX, 11, "checksums", |r| {
                     Ok(SumRun {
                         group: r.u8("group")?,
@@ -199,7 +191,6 @@ fn read_offer(r: &mut Reader<'_>) -> Result<Offer, WireError> {
 
 fn write_commit(w: &mut Writer, commit: &Commit) {
     w.u64(commit.ticket.0);
-    write_shard(w, commit.shard);
     w.u16(commit.algorithm);
     w.u64(commit.sums);
     w.u64(commit.bytes);
@@ -211,7 +202,6 @@ fn write_commit(w: &mut Writer, commit: &Commit) {
 fn read_commit(r: &mut Reader<'_>) -> Result<Commit, WireError> {
     Ok(Commit {
         ticket: read_ticket(r)?,
-        shard: read_shard(r)?,
         algorithm: r.u16("checksum algorithm")?,
         sums: r.u64("checksums")?,
         bytes: r.u64("bytes")?,
@@ -227,15 +217,6 @@ fn write_blocks(w: &mut Writer, blocks: &GroupBlocks) {
 
 fn read_blocks(r: &mut Reader<'_>) -> Result<GroupBlocks, WireError> {
     r.list(8, 4, "groups", |r| r.list(BLOCKS_MAX, 4, "blocks", |r| r.u32("block").map(BlockId))).map(GroupBlocks)
-}
-
-fn write_shard(w: &mut Writer, shard: ShardPair) {
-    w.u16(shard.source);
-    w.u16(shard.sink);
-}
-
-fn read_shard(r: &mut Reader<'_>) -> Result<ShardPair, WireError> {
-    Ok(ShardPair { source: r.u16("shard")?, sink: r.u16("shard")? })
 }
 
 fn read_ticket(r: &mut Reader<'_>) -> Result<TicketId, WireError> {

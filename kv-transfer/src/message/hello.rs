@@ -1,7 +1,7 @@
 //! The greeting: who speaks, what its KV looks like, and where its region is.
 
-use crate::Party;
 use crate::wire::{Reader, WireError, Writer};
+use crate::{HeadShard, Party};
 use baton_types::{
     Compatibility, Digest, Dtype, GroupKind, Incarnation, InstanceId, KvGroup, KvLayout, KvPlane, KvPoolMap,
     NumericsClass,
@@ -28,7 +28,8 @@ pub(crate) struct Hello {
     /// Whom the sender believes to speak to.
     pub expects: Party,
     pub compatibility: Compatibility,
-    /// The sender's pool; its layout is that of `compatibility`.
+    /// Which part of the layout of `compatibility` the sender's pool holds.
+    pub shard: HeadShard,
     pub pool_blocks: u32,
     pub region: RemoteRegion,
 }
@@ -42,7 +43,7 @@ impl Hello {
 
     /// The sender's pool, if its size is possible.
     pub(crate) fn map(&self) -> Option<KvPoolMap> {
-        let map = KvPoolMap::try_new(self.compatibility.layout.clone(), self.pool_blocks).ok()?;
+        let map = KvPoolMap::try_new(self.shard.part(&self.compatibility.layout)?, self.pool_blocks).ok()?;
         (map.bytes() as u64 <= self.region.bytes).then_some(map)
     }
 
@@ -56,6 +57,8 @@ impl Hello {
         w.raw(&self.compatibility.model.0);
         write_class(w, &self.compatibility.class);
         write_layout(w, &self.compatibility.layout);
+        w.u16(self.shard.index());
+        w.u16(self.shard.of());
         w.u32(self.pool_blocks);
         w.u64(self.region.address);
         w.u64(self.region.bytes);
@@ -69,12 +72,14 @@ impl Hello {
         let model = Digest(r.raw(32, "model fingerprint")?.try_into().expect("32 bytes were taken"));
         let class = read_class(r)?;
         let layout = read_layout(r)?;
+        let shard =
+            HeadShard::try_new(r.u16("shard")?, r.u16("shard")?).ok_or(WireError::new("shard", "cannot exist"))?;
         let pool_blocks = r.u32("pool size")?;
         let (address, bytes) = (r.u64("region")?, r.u64("region")?);
         let key = r.bytes(KEY_BYTES_MAX, "region key")?.to_vec();
         let compatibility = Compatibility { model, layout, class };
         let region = RemoteRegion { address, bytes, key };
-        Ok(Self { protocol, capabilities, required, party, expects, compatibility, pool_blocks, region })
+        Ok(Self { protocol, capabilities, required, party, expects, compatibility, shard, pool_blocks, region })
     }
 }
 

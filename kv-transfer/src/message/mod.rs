@@ -24,13 +24,6 @@ pub(crate) enum Direction {
     Get,
 }
 
-/// Which shard of the source writes to which shard of the sink. One shard an instance is what is computed now: `0 -> 0` of 1.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct ShardPair {
-    pub source: u16,
-    pub sink: u16,
-}
-
 /// Checksums of one layer: `sums[granule - first_granule][plane]`, flattened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SumRun {
@@ -50,7 +43,7 @@ pub(crate) struct Offer {
     pub source: Party,
     pub sink: Party,
     pub direction: Direction,
-    /// Shards of the source that will commit.
+    /// Shards of the offering instance that offer the same to this shard of the other, each under a ticket of its own.
     pub shards: u16,
     pub tokens: u32,
     /// Time left; clocks are not compared.
@@ -63,7 +56,6 @@ pub(crate) struct Offer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Commit {
     pub ticket: TicketId,
-    pub shard: ShardPair,
     /// Of the checksums sent for this ticket, see [`crate::checksum`].
     pub algorithm: u16,
     /// Checksums sent for this ticket in all.
@@ -90,7 +82,6 @@ pub(crate) enum Message {
     Grant {
         handoff: u64,
         ticket: TicketId,
-        shard: ShardPair,
         blocks: GroupBlocks,
     },
     Refuse {
@@ -101,7 +92,6 @@ pub(crate) enum Message {
     /// Checksums of what earlier flushes made visible.
     Checksums {
         ticket: TicketId,
-        shard: ShardPair,
         runs: Vec<SumRun>,
     },
     Commit(Box<Commit>),

@@ -1,6 +1,6 @@
 use super::*;
-use crate::Party;
 use crate::message::RemoteRegion;
+use crate::{HeadShard, Party};
 use baton_types::{
     Compatibility, Digest, Dtype, GroupKind, Incarnation, InstanceId, KvGroup, KvLayout, KvPlane, NumericsClass,
 };
@@ -25,13 +25,14 @@ fn hello() -> Hello {
         party: party("p-0"),
         expects: party("d-0"),
         compatibility: Compatibility { model: Digest([9; 32]), layout, class },
+        shard: HeadShard::try_new(1, 3).unwrap(),
         pool_blocks: 77,
         region: RemoteRegion { address: 1 << 40, bytes: 1 << 30, key: vec![1, 2, 3] },
     }
 }
 
 fn samples() -> Vec<Message> {
-    let (ticket, shard) = (TicketId(0xfeed), ShardPair { source: 1, sink: 2 });
+    let ticket = TicketId(0xfeed);
     let blocks = GroupBlocks(vec![vec![BlockId(1), BlockId(9)], vec![]]);
     let runs = vec![SumRun { group: 1, layer: 4, first_granule: 6, sums: vec![1, u64::MAX] }];
     let request_id = RequestId::try_new("r").unwrap();
@@ -47,15 +48,15 @@ fn samples() -> Vec<Message> {
         name: vec![1, 2],
     };
     let (tokens, extra) = (vec![1, 2, 3], vec![0xff]);
-    let commit = Commit { ticket, shard, algorithm: 1, sums: 8, bytes: 1 << 33, prompt_len: 2, tokens, extra };
+    let commit = Commit { ticket, algorithm: 1, sums: 8, bytes: 1 << 33, prompt_len: 2, tokens, extra };
     vec![
         Message::Hello(Box::new(hello())),
         Message::Welcome(Box::new(hello())),
         Message::Reject { reason: RefuseReason::WrongIncarnation, detail: "x".into() },
         Message::Offer(Box::new(offer)),
-        Message::Grant { handoff: 4, ticket, shard, blocks },
+        Message::Grant { handoff: 4, ticket, blocks },
         Message::Refuse { handoff: 4, reason: RefuseReason::NoRoom, detail: "é".into() },
-        Message::Checksums { ticket, shard, runs },
+        Message::Checksums { ticket, runs },
         Message::Commit(Box::new(commit)),
         Message::Ack { ticket },
         Message::Ask { ticket, blocks: GroupBlocks(vec![vec![BlockId(3)]]) },
@@ -93,7 +94,6 @@ fn a_long_detail_is_cut_at_a_character() {
 fn an_impossible_count_allocates_nothing() {
     let mut bytes = Message::Commit(Box::new(Commit {
         ticket: TicketId(1),
-        shard: ShardPair::default(),
         algorithm: 1,
         sums: 0,
         bytes: 0,

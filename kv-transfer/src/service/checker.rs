@@ -4,6 +4,7 @@ use super::inbox::{Command, Inbox};
 use crate::Region;
 use crate::checksum::layer_sums;
 use crate::message::SumRun;
+use crate::shard::Heads;
 use baton_types::{GroupBlocks, KvPoolMap};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use std::any::Any;
@@ -22,11 +23,12 @@ pub(super) enum Job {
         layer: usize,
         tokens: Range<u32>,
         blocks: Arc<GroupBlocks>,
+        heads: Arc<Heads>,
         /// Keeps the blocks from reuse while they are read.
         hold: Arc<dyn Any + Send + Sync>,
     },
     /// Compare what arrived with what was sent.
-    Check { key: u64, tokens: u32, blocks: Arc<GroupBlocks>, runs: Vec<SumRun> },
+    Check { key: u64, tokens: u32, blocks: Arc<GroupBlocks>, heads: Arc<Heads>, runs: Vec<SumRun> },
 }
 
 /// The queue has no bound of its own: every job is a part of a live handoff, and no part comes twice. Sums are of copies that we post
@@ -76,15 +78,16 @@ impl Worker {
     fn run(&self, jobs: &Receiver<Job>) {
         for job in jobs {
             match job {
-                Job::Sum { key, epoch, group, layer, tokens, blocks, hold } => {
+                Job::Sum { key, epoch, group, layer, tokens, blocks, heads, hold } => {
                     let first_granule = tokens.start / crate::checksum::GRANULE;
-                    let sums = layer_sums(&*self.region, &self.map, &blocks.0[group], group, layer, tokens);
+                    let sums = layer_sums(&*self.region, &self.map, &blocks.0[group], &heads, group, layer, tokens);
                     drop(hold);
                     let run = SumRun { group: group as u8, layer: layer as u16, first_granule, sums };
                     self.inbox.push(Command::Summed { key, epoch, run });
                 }
-                Job::Check { key, tokens, blocks, runs } => {
-                    let result = runs.iter().try_fold(0, |sums, run| Ok(sums + self.check(tokens, &blocks, run)?));
+                Job::Check { key, tokens, blocks, heads, runs } => {
+                    let result =
+                        runs.iter().try_fold(0, |sums, run| Ok(sums + self.check(tokens, &blocks, &heads, run)?));
                     self.inbox.push(Command::Checked { key, result });
                 }
             }
@@ -92,7 +95,7 @@ impl Worker {
     }
 
     /// How many sums of the run were found right, or where the first wrong one is.
-    fn check(&self, tokens: u32, blocks: &GroupBlocks, run: &SumRun) -> Result<u64, String> {
+    fn check(&self, tokens: u32, blocks: &GroupBlocks, heads: &Heads, run: &SumRun) -> Result<u64, String> {
         let (group, layer) = (usize::from(run.group), usize::from(run.layer));
         let shape = self.map.layout().groups().get(group).filter(|g| layer < g.layers.len());
         let planes = shape.map(|g| g.planes.len()).ok_or("checksums of a layer that does not exist")?;
@@ -102,7 +105,7 @@ impl Worker {
         let start = start.filter(|_| granules > 0 && run.sums.len().is_multiple_of(planes));
         let start = start.ok_or("checksums of positions that were not reserved")?;
         let end = (u64::from(start) + granules as u64 * u64::from(granule)).min(u64::from(tokens)) as u32;
-        let found = layer_sums(&*self.region, &self.map, &blocks.0[group], group, layer, start..end);
+        let found = layer_sums(&*self.region, &self.map, &blocks.0[group], heads, group, layer, start..end);
         if found.len() != run.sums.len() {
             return Err("checksums of positions that were not reserved".into());
         }
@@ -132,6 +135,7 @@ mod tests {
             key: 1,
             tokens: 16,
             blocks: no_blocks.clone(),
+            heads: Arc::default(),
             runs: vec![SumRun { group: 0, layer: 0, first_granule: 0, sums: vec![0; 2] }],
         };
         assert!(!inbox.has_failed());

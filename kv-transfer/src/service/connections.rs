@@ -2,8 +2,9 @@
 
 use super::pump::Pump;
 use crate::message::{Hello, Message, RemoteRegion};
+use crate::shard::Cut;
 use crate::transport::ConnId;
-use crate::{HandoffFailure, Party, RefuseReason, TransferAddress, TransferConfig};
+use crate::{HandoffFailure, HeadShard, Party, RefuseReason, TransferAddress, TransferConfig};
 use baton_types::{KvPoolMap, Mismatch};
 use std::time::Instant;
 
@@ -23,6 +24,12 @@ pub(super) struct Connection {
     pub(super) greeting: Greeting,
     /// Who is there: expected until greeted, known afterwards.
     pub(super) party: Option<Party>,
+    /// Which of its shards.
+    pub(super) shard: u16,
+    /// How many legs a handoff of its instance has here, and one of ours there.
+    pub(super) legs: (usize, usize),
+    /// What moves from here to there, and from there to here; `None` where the two hold no heads in common.
+    pub(super) cuts: Option<(Cut, Cut)>,
     /// The address it was opened to.
     pub(super) address: Option<TransferAddress>,
     /// The peer's pool.
@@ -34,9 +41,20 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    pub(super) fn new(greeting: Greeting, party: Option<Party>, config: &TransferConfig) -> Self {
+    pub(super) fn new(greeting: Greeting, party: Option<Party>, shard: u16, config: &TransferConfig) -> Self {
         let pump = Pump::new(config.limits.in_flight_bytes_max);
-        Self { greeting, party, address: None, map: None, pump, lanes: String::new(), used_at: Instant::now() }
+        Self {
+            greeting,
+            party,
+            shard,
+            legs: (1, 1),
+            cuts: None,
+            address: None,
+            map: None,
+            pump,
+            lanes: String::new(),
+            used_at: Instant::now(),
+        }
     }
 
     /// Whether handoffs may be offered on it, or why none ever will.
@@ -48,6 +66,14 @@ impl Connection {
             }
             _ => None,
         }
+    }
+
+    /// What the peer's greeting settles about shards.
+    pub(super) fn meet(&mut self, config: &TransferConfig, theirs: HeadShard) {
+        let (ours, whole) = (config.shard, &config.compatibility.layout);
+        self.shard = theirs.index();
+        self.legs = (ours.partners(theirs.of()).len(), theirs.partners(ours.of()).len());
+        self.cuts = Cut::new(whole, ours, theirs).zip(Cut::new(whole, theirs, ours));
     }
 
     /// When the greeting is overdue.
@@ -68,6 +94,7 @@ pub(super) fn hello(config: &TransferConfig, region: RemoteRegion, expects: Part
         party: config.party.clone(),
         expects,
         compatibility: config.compatibility.clone(),
+        shard: config.shard,
         pool_blocks: config.map.blocks(),
         region,
     })

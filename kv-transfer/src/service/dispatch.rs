@@ -28,6 +28,7 @@ impl Progress {
                 self.not_pinned(key, reason, detail, now);
             }
             Command::Refused { key, reason, detail } => self.refused(key, reason, detail, now),
+            Command::Adopted { key, answer } => self.adopted(key, answer, now),
             Command::Checked { key, result } if self.fetches.contains_key(&key) => {
                 self.fetch_checked(key, result, now);
             }
@@ -51,7 +52,7 @@ impl Progress {
         match event {
             Event::Accepted(conn) => {
                 let by = now + Duration::from_millis(self.config.limits.connect_ms);
-                self.connections.insert(conn, Connection::new(Greeting::Awaited(by), None, &self.config));
+                self.connections.insert(conn, Connection::new(Greeting::Awaited(by), None, 0, &self.config));
             }
             Event::Message(conn, bytes) => match Message::decode(&bytes) {
                 Ok(message) => self.message(conn, message, now),
@@ -79,10 +80,10 @@ impl Progress {
                 self.greeted(conn, &hello, now);
             }
             Message::Welcome(hello) if matches!(connection.greeting, Greeting::Sent(_)) => {
-                if connection.party.as_ref() == Some(&hello.party) {
+                if connection.party.as_ref() == Some(&hello.party) && connection.shard == hello.shard.index() {
                     self.greeted(conn, &hello, now);
                 } else {
-                    let detail = format!("{} answers there", hello.party);
+                    let detail = format!("{} answers there, its shard {}", hello.party, hello.shard.index());
                     self.rejected(conn, RefuseReason::WrongIncarnation, &detail, now);
                     self.close(conn, &detail);
                 }

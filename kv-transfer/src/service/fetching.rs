@@ -5,7 +5,7 @@ use super::progress::Progress;
 use crate::fetch::FetchOutcome;
 use crate::handoff::{Reader, ReaderAction, ReaderInput};
 use crate::message::{Direction, Message, Offer};
-use crate::plan::{CopyRun, Side, check_blocks, copies, granted_ranges, layer_bytes};
+use crate::plan::{CopyRun, Side, check_blocks, copies, granted_ranges};
 use crate::transport::ConnId;
 use crate::{FetchRequest, Fetched, HandoffFailure, Peer, Phase, checksum};
 use baton_types::{BlockId, GroupBlocks, RequestId, TicketId};
@@ -268,8 +268,9 @@ impl Progress {
             }
             ReaderAction::SendConfirm => self.send(conn, &Message::Confirm { ticket }),
             ReaderAction::Verify(runs) => {
-                let (tokens, blocks) = (fetch.tokens, fetch.blocks.clone());
-                self.checker.submit(Job::Check { key, tokens, blocks, runs });
+                let Some((_, cut)) = self.connections.get(&conn).and_then(|c| c.cuts.as_ref()) else { return };
+                let (tokens, blocks, heads) = (fetch.tokens, fetch.blocks.clone(), cut.sink.clone());
+                self.checker.submit(Job::Check { key, tokens, blocks, heads, runs });
             }
             ReaderAction::SendUnpin => {
                 fetch.reads.clear();
@@ -286,11 +287,12 @@ impl Progress {
     /// Queues reads of everything.
     fn read(&mut self, key: u64, now: Instant) {
         let Some(fetch) = self.fetches.get_mut(&key) else { return };
-        let Some(theirs) = self.connections.get(&fetch.conn).and_then(|c| c.map.as_ref()) else { return };
+        let Some(connection) = self.connections.get(&fetch.conn) else { return };
+        let (Some(theirs), Some((_, cut))) = (&connection.map, &connection.cuts) else { return };
         let (ours, put_max) = (&self.config.map, self.config.limits.put_bytes_max);
         for (g, group) in ours.layout().groups().iter().enumerate() {
-            let source = Side { map: theirs, blocks: &fetch.remote[g] };
-            let sink = Side { map: ours, blocks: &fetch.blocks.0[g] };
+            let source = Side { map: theirs, blocks: &fetch.remote[g], heads: &cut.source };
+            let sink = Side { map: ours, blocks: &fetch.blocks.0[g], heads: &cut.sink };
             for layer in 0..group.layers.len() {
                 copies(source, sink, g, layer, 0..fetch.tokens, put_max, |run| fetch.reads.push_back(run));
             }
@@ -310,11 +312,7 @@ impl Progress {
             Err(failure) => failure.name(),
         };
         self.count(fetch.conn, |stats| *stats.fetched.entry(outcome).or_default() += 1);
-        let layout = self.config.map.layout();
-        let of_group = |(g, group): (usize, &baton_types::KvGroup)| {
-            layer_bytes(layout, g, &(0..fetch.tokens)) * group.layers.len() as u64
-        };
-        let bytes = layout.groups().iter().enumerate().map(of_group).sum();
+        let bytes = (self.config.map.layout().bytes_per_token() * fetch.tokens as usize) as u64;
         let (hold, request_id) = (fetch.hold, fetch.request_id);
         let outcome = match result {
             Ok(()) => Ok(Fetched { bytes, hold }),

@@ -36,6 +36,8 @@ pub(crate) enum Command {
     Refused { key: u64, reason: RefuseReason, detail: String },
     /// The worker no longer wants a request that is being received.
     CancelIncoming { keys: Vec<u64>, reason: String },
+    /// The worker's late answer to what arrived.
+    Adopted { key: u64, answer: Result<(), String> },
     /// Checksums of something that is being sent.
     Summed { key: u64, epoch: u32, run: SumRun },
     /// Checksums compared: how many were right, or where one was wrong.
@@ -211,6 +213,10 @@ impl Inbox {
             drop(state);
             self.rouse();
         }
+    }
+
+    pub(crate) fn adopted(&self, key: u64, answer: Result<(), String>) {
+        self.push(Command::Adopted { key, answer });
     }
 
     pub(crate) fn refused(&self, key: u64, reason: RefuseReason, detail: String) {

@@ -5,11 +5,15 @@ mod connections;
 mod counting;
 mod dispatch;
 mod fetching;
+mod gathering;
 mod inbox;
+mod offers;
 mod pinning;
+mod posting;
 mod progress;
 mod pump;
 mod receiving;
+mod report;
 mod sending;
 
 pub(crate) use inbox::{Command, Inbox, Wake};
@@ -57,8 +61,9 @@ impl KvTransfer {
             let (region, pool) = (region.len(), config.map.bytes());
             return Err(TransferError::Config(format!("a region of {region} bytes cannot hold a pool of {pool}")));
         }
-        if config.compatibility.layout != *config.map.layout() {
-            return Err(TransferError::Config("the pool's layout is not that of the compatibility fingerprint".into()));
+        if config.shard.part(&config.compatibility.layout).as_ref() != Some(config.map.layout()) {
+            let why = "the pool's layout is not the shard's part of that of the compatibility fingerprint";
+            return Err(TransferError::Config(why.into()));
         }
         let stats = Arc::new(Mutex::new(TransferStats::default()));
         let (started, start) = mpsc::sync_channel(1);

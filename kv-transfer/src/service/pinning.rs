@@ -4,7 +4,7 @@ use super::checker::Job;
 use super::progress::Progress;
 use super::sending::messages_of;
 use crate::handoff::{Owner, OwnerAction, OwnerInput};
-use crate::message::{Message, Offer, ShardPair, SumRun};
+use crate::message::{Message, Offer, SumRun};
 use crate::plan::{Side, check_blocks, copies};
 use crate::transport::ConnId;
 use crate::{PinQuestion, PinReply, Pinning, RefuseReason, checksum};
@@ -70,6 +70,9 @@ impl Progress {
 
     fn check_get(&self, conn: ConnId, offer: &Offer) -> Result<(), (RefuseReason, String)> {
         self.check_peer(conn, &offer.source, &offer.sink)?;
+        if self.connections.get(&conn).is_none_or(|c| c.shard != self.config.shard.index() || c.legs != (1, 1)) {
+            return Err((RefuseReason::Protocol, "gets between shards that hold other heads are not served".into()));
+        }
         let twice = self.pins.values().any(|pin| (pin.conn, pin.handoff) == (conn, offer.handoff));
         if twice || offer.shards != 1 || offer.tokens == 0 {
             return Err((RefuseReason::Protocol, "not its first offer, or of nothing that is served".into()));
@@ -175,7 +178,7 @@ impl Progress {
         match action {
             OwnerAction::SendGrant => {
                 let blocks = GroupBlocks::clone(&pin.blocks);
-                self.send(conn, &Message::Grant { handoff, ticket, shard: ShardPair::default(), blocks });
+                self.send(conn, &Message::Grant { handoff, ticket, blocks });
             }
             OwnerAction::SendRefuse { reason, detail } => self.send(conn, &Message::Refuse { handoff, reason, detail }),
             OwnerAction::Sum if self.config.hooks.pinning() == Pinning::Pretended => {}
@@ -184,7 +187,7 @@ impl Progress {
             OwnerAction::SendHeld(runs) => {
                 let sums = runs.iter().map(|run| run.sums.len() as u64).sum();
                 for runs in messages_of(runs) {
-                    self.send(conn, &Message::Checksums { ticket, shard: ShardPair::default(), runs });
+                    self.send(conn, &Message::Checksums { ticket, runs });
                 }
                 self.send(conn, &Message::Held { ticket, algorithm: checksum::ALGORITHM, sums });
             }
@@ -196,10 +199,12 @@ impl Progress {
     /// Has the checksums of every layer computed. Of blocks that are let go meanwhile they are never sent, so they need no hold.
     fn sum(&self, key: u64) {
         let Some(pin) = self.pins.get(&key) else { return };
+        let Some((cut, _)) = self.connections.get(&pin.conn).and_then(|c| c.cuts.as_ref()) else { return };
         for (group, shape) in self.config.map.layout().groups().iter().enumerate() {
             for layer in 0..shape.layers.len() {
-                let (tokens, blocks) = (0..pin.tokens, pin.blocks.clone());
-                self.checker.submit(Job::Sum { key, epoch: 0, group, layer, tokens, blocks, hold: Arc::new(()) });
+                let (tokens, blocks, heads) = (0..pin.tokens, pin.blocks.clone(), cut.source.clone());
+                let hold = Arc::new(());
+                self.checker.submit(Job::Sum { key, epoch: 0, group, layer, tokens, blocks, heads, hold });
             }
         }
     }
@@ -214,13 +219,13 @@ impl Progress {
     fn write_pinned(&mut self, key: u64) {
         let Some(pin) = self.pins.get(&key) else { return };
         let Some(connection) = self.connections.get_mut(&pin.conn) else { return };
-        let Some(theirs) = &connection.map else { return };
+        let (Some(theirs), Some((cut, _))) = (&connection.map, &connection.cuts) else { return };
         let (ours, put_max, ticket): (_, _, TicketId) =
             (&self.config.map, self.config.limits.put_bytes_max, pin.owner.ticket);
         let pump = &mut connection.pump;
         for (g, group) in ours.layout().groups().iter().enumerate() {
-            let source = Side { map: ours, blocks: &pin.blocks.0[g] };
-            let sink = Side { map: theirs, blocks: &pin.remote[g] };
+            let source = Side { map: ours, blocks: &pin.blocks.0[g], heads: &cut.source };
+            let sink = Side { map: theirs, blocks: &pin.remote[g], heads: &cut.sink };
             for layer in 0..group.layers.len() {
                 copies(source, sink, g, layer, 0..pin.tokens, put_max, |run| pump.put(key, 0, ticket, run));
             }

@@ -3,6 +3,7 @@
 use super::checker::Checker;
 use super::connections::{Connection, Connections, Greeting, check_hello, hello};
 use super::fetching::{Fetch, Fetches};
+use super::gathering::{Gathering, GatheringKey};
 use super::inbox::Inbox;
 use super::pinning::{Pin, Pins};
 use super::receiving::Incoming;
@@ -32,8 +33,8 @@ pub(super) struct Progress {
     pub(super) handler: Arc<dyn SinkHandler>,
     pub(super) checker: Checker,
     pub(super) connections: Connections,
-    /// The connection that new handoffs to a party take.
-    pub(super) by_party: BTreeMap<Party, ConnId>,
+    /// The connection that new handoffs to a shard of a party take.
+    pub(super) by_party: BTreeMap<(Party, u16), ConnId>,
     /// Handoffs being sent, by key, which is also their number on the wire.
     pub(super) sending: BTreeMap<u64, Sending>,
     pub(super) sending_tickets: HashMap<(ConnId, TicketId), u64>,
@@ -41,6 +42,8 @@ pub(super) struct Progress {
     pub(super) incoming: BTreeMap<u64, Incoming>,
     pub(super) incoming_numbers: HashMap<(ConnId, u64), u64>,
     pub(super) incoming_tickets: HashMap<TicketId, u64>,
+    /// Legs that arrive together.
+    pub(super) gatherings: BTreeMap<GatheringKey, Gathering>,
     /// Gets that read from others, and those of others that read here.
     pub(super) fetches: Fetches,
     pub(super) pins: Pins,
@@ -80,6 +83,7 @@ impl Progress {
             incoming: BTreeMap::new(),
             incoming_numbers: HashMap::new(),
             incoming_tickets: HashMap::new(),
+            gatherings: BTreeMap::new(),
             fetches: BTreeMap::new(),
             pins: BTreeMap::new(),
             stats: TransferStats::default(),
@@ -192,10 +196,11 @@ impl Progress {
         connection.greeting = Greeting::Done(compatible);
         connection.party = Some(theirs.party.clone());
         connection.map = Some(map);
+        connection.meet(&self.config, theirs.shard);
         connection.lanes = lanes;
         let label = format!("{} {}", self.transport.name(), connection.lanes);
         self.stats.peers.entry(theirs.party.clone()).or_default().lanes = label;
-        self.by_party.entry(theirs.party.clone()).or_insert(conn);
+        self.by_party.entry((theirs.party.clone(), theirs.shard.index())).or_insert(conn);
         if answer {
             let welcome = hello(&self.config, self.transport.region(), theirs.party.clone());
             self.send(conn, &Message::Welcome(welcome));
@@ -206,7 +211,8 @@ impl Progress {
 
     /// The connection that leads to a peer, opened if need be.
     pub(super) fn connection_to(&mut self, peer: &crate::Peer, now: Instant) -> Result<ConnId, String> {
-        if let Some(&conn) = self.by_party.get(&peer.party) {
+        let shard = (peer.party.clone(), peer.shard);
+        if let Some(&conn) = self.by_party.get(&shard) {
             let moved = |c: &Connection| c.address.as_ref().is_some_and(|a| *a != peer.address);
             if !self.connections.get(&conn).is_some_and(moved) {
                 return Ok(conn);
@@ -217,10 +223,10 @@ impl Progress {
         }
         let conn = self.transport.connect(&peer.address)?;
         let by = now + Duration::from_millis(self.config.limits.connect_ms);
-        let mut connection = Connection::new(Greeting::Sent(by), Some(peer.party.clone()), &self.config);
+        let mut connection = Connection::new(Greeting::Sent(by), Some(peer.party.clone()), peer.shard, &self.config);
         connection.address = Some(peer.address.clone());
         self.connections.insert(conn, connection);
-        self.by_party.insert(peer.party.clone(), conn);
+        self.by_party.insert(shard, conn);
         let ours = hello(&self.config, self.transport.region(), peer.party.clone());
         self.send(conn, &Message::Hello(ours));
         Ok(conn)
@@ -242,8 +248,9 @@ impl Progress {
         let Some(connection) = self.connections.remove(&conn) else { return };
         if let Some(party) = &connection.party {
             tracing::info!(peer = %party, reason, fenced, "transfer peer disconnected");
-            if self.by_party.get(party) == Some(&conn) {
-                self.by_party.remove(party);
+            let shard = (party.clone(), connection.shard);
+            if self.by_party.get(&shard) == Some(&conn) {
+                self.by_party.remove(&shard);
             }
         }
         self.sources_lost(conn, reason, now);

@@ -1,7 +1,7 @@
 //! The progress thread's work over a transport that only takes notes.
 
 use super::*;
-use crate::message::{Direction, Offer, RemoteRegion, ShardPair};
+use crate::message::{Direction, Offer, RemoteRegion};
 use crate::plan::CopyRun;
 use crate::{
     BlockHold, GrantReply, HandoffFailure, OpenRequest, Peer, QuarantinedBlocks, Region, ReserveOffer, TransferAddress,
@@ -147,7 +147,7 @@ impl Progress {
 fn blocks_are_held_until_the_transport_reads_them_no_more() {
     let (mut progress, notes) = Progress::noting();
     let now = Instant::now();
-    let peer = Peer { party: party("peer"), address: TransferAddress::Ucx(vec![1]) };
+    let peer = Peer { party: party("peer"), address: TransferAddress::Ucx(vec![1]), shard: 0 };
     let (request_id, deadline) = (RequestId::try_new("r").unwrap(), now + Duration::from_secs(60));
     let hold = Box::new(Held(notes.clone(), blocks()));
     let request = OpenRequest { request_id, tokens: 16, blocks: blocks(), deadline, hold };
@@ -155,8 +155,8 @@ fn blocks_are_held_until_the_transport_reads_them_no_more() {
     let key = progress.inbox.open(peer, request, outcome).unwrap();
     progress.commands(now);
     progress.hear(&Message::Welcome(greeting()), now);
-    let (ticket, shard) = (TicketId(7), ShardPair::default());
-    progress.hear(&Message::Grant { handoff: key, ticket, shard, blocks: blocks() }, now);
+    let ticket = TicketId(7);
+    progress.hear(&Message::Grant { handoff: key, ticket, blocks: blocks() }, now);
     progress.inbox.launched(key, 0, 16, Arc::new(AlreadyDone));
     progress.commands(now);
     progress.pump(now);

@@ -1,17 +1,17 @@
 //! Handoffs being received: carries out what their state machines decide.
 
 use super::checker::Job;
+use super::gathering::GatheringKey;
 use super::progress::Progress;
 use crate::handoff::sink::Expected;
 use crate::handoff::{Sink, SinkAction, SinkInput};
-use crate::message::{Commit, Message, Offer, ShardPair};
+use crate::message::{Commit, Message, Offer};
 use crate::plan::{check_blocks, granted_ranges};
 use crate::transport::ConnId;
 use crate::{
-    BlockHold, GrantReply, HandoffFailure, Party, Phase, QuarantinedBlocks, RefuseReason, ReserveOffer, SinkTimings,
-    VerifiedHandoff, checksum,
+    AdoptReply, BlockHold, HandoffFailure, Party, Phase, QuarantinedBlocks, RefuseReason, SinkTimings, VerifiedHandoff,
 };
-use baton_types::{GroupBlocks, TicketId};
+use baton_types::GroupBlocks;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,26 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
+    pub(super) fn new(sink: Sink, offer: Offer, conn: ConnId, expected: Expected, now: Instant) -> Self {
+        Self {
+            sink,
+            offer,
+            conn,
+            blocks: Arc::default(),
+            hold: None,
+            quarantined: None,
+            expected,
+            offered_at: now,
+            granted_at: None,
+            committed_at: None,
+            held: None,
+        }
+    }
+
+    pub(super) fn gathering_key(&self) -> GatheringKey {
+        (self.offer.request_id.clone(), self.offer.source.clone())
+    }
+
     pub(super) fn conn(&self) -> ConnId {
         self.conn
     }
@@ -51,106 +71,12 @@ impl Incoming {
 }
 
 impl Progress {
-    /// A peer asks for room.
-    pub(super) fn offered(&mut self, conn: ConnId, offer: Offer, now: Instant) {
-        if let Err((reason, detail)) = self.check_offer(conn, &offer) {
-            let handoff = offer.handoff;
-            self.count(conn, |stats| *stats.received.entry("refused").or_default() += 1);
-            return self.send(conn, &Message::Refuse { handoff, reason, detail });
-        }
-        let left = Duration::from_millis(u64::from(offer.deadline_ms).min(self.config.limits.handoff_ms));
-        let deadline = now + left;
-        let layout = self.config.map.layout();
-        let expected = Expected {
-            tokens: offer.tokens,
-            bytes: (layout.bytes_per_token() * offer.tokens as usize) as u64,
-            algorithm: checksum::ALGORITHM,
-        };
-        let ticket = self.new_ticket();
-        let sink = Sink::new(ticket, offer.shards, layout, expected, deadline, self.config.limits.abort());
-        let key = self.inbox.offer(&offer.request_id);
-        let question = ReserveOffer {
-            request_id: offer.request_id.clone(),
-            source: offer.source.clone(),
-            tokens: offer.tokens,
-            deadline,
-        };
-        self.incoming_numbers.insert((conn, offer.handoff), key);
-        self.incoming_tickets.insert(ticket, key);
-        let incoming = Incoming {
-            sink,
-            offer,
-            conn,
-            blocks: Arc::default(),
-            hold: None,
-            quarantined: None,
-            expected,
-            offered_at: now,
-            granted_at: None,
-            committed_at: None,
-            held: None,
-        };
-        self.incoming.insert(key, incoming);
-        self.handler.reserve(question, GrantReply::new(self.inbox.clone(), key));
-    }
-
-    /// Whether an offer from `theirs` to `ours` is the peer's own and for this incarnation, and can be served at all.
-    pub(super) fn check_peer(&self, conn: ConnId, ours: &Party, theirs: &Party) -> Result<(), (RefuseReason, String)> {
-        let connection = self.connections.get(&conn);
-        if let Some(Err(failure)) = connection.and_then(|c| c.usable()) {
-            return Err((RefuseReason::Incompatible, failure.to_string()));
-        }
-        if self.stopping.is_some() {
-            return Err((RefuseReason::Draining, "the instance is going away".into()));
-        }
-        if *ours != self.config.party {
-            return Err((RefuseReason::WrongIncarnation, format!("this is {}, not {ours}", self.config.party)));
-        }
-        if connection.and_then(|c| c.party.as_ref()) != Some(theirs) {
-            return Err((RefuseReason::Protocol, "the offer is not the peer's own".into()));
-        }
-        Ok(())
-    }
-
-    fn check_offer(&self, conn: ConnId, offer: &Offer) -> Result<(), (RefuseReason, String)> {
-        self.check_peer(conn, &offer.sink, &offer.source)?;
-        let refuse = |reason, detail: String| Err((reason, detail));
-        if self.incoming_numbers.contains_key(&(conn, offer.handoff)) {
-            return refuse(RefuseReason::Protocol, "the offer is not its first".into());
-        }
-        if offer.shards != 1 {
-            return refuse(RefuseReason::Protocol, "only one shard is served".into());
-        }
-        let blocks = self.config.map.layout().blocks_for(offer.tokens as usize);
-        if offer.tokens == 0 || blocks > self.config.map.blocks() as usize {
-            return refuse(RefuseReason::NoRoom, format!("{} tokens never fit this pool", offer.tokens));
-        }
-        if self.incoming_live() >= self.config.limits.incoming_max {
-            return refuse(RefuseReason::Busy, format!("{} handoffs are open", self.incoming_live()));
-        }
-        // A peer that restarts has not given its earlier incarnations' blocks back.
-        let (quarantined, instance) = (self.quarantined_blocks(Some(&offer.source.instance)), &offer.source.instance);
-        if quarantined >= self.config.limits.quarantined_blocks_of(&self.config.map) {
-            return refuse(
-                RefuseReason::Quarantine,
-                format!("{quarantined} blocks that {instance} could still write are quarantined"),
-            );
-        }
-        Ok(())
-    }
-
-    pub(super) fn new_ticket(&self) -> TicketId {
-        std::iter::repeat_with(|| TicketId(rand::random()))
-            .find(|t| t.0 != 0 && !self.incoming_tickets.contains_key(t))
-            .expect("64 random bits find a free ticket")
-    }
-
     /// The worker gave blocks.
-    pub(super) fn granted(&mut self, key: u64, hold: Box<dyn BlockHold>, now: Instant) {
+    pub(super) fn leg_granted(&mut self, key: u64, hold: Box<dyn BlockHold>, now: Instant) {
         let Some(incoming) = self.incoming.get_mut(&key) else { return };
         if let Err(detail) = check_blocks(&self.config.map, &hold.blocks().0, incoming.offer.tokens) {
             tracing::error!(request_id = %incoming.offer.request_id, detail, "the worker's grant does not fit the offer");
-            return self.refused(key, RefuseReason::NoRoom, detail, now);
+            return self.leg_refused(key, RefuseReason::NoRoom, detail, now);
         }
         incoming.blocks = Arc::new(hold.blocks().clone());
         incoming.hold = Some(hold);
@@ -158,7 +84,7 @@ impl Progress {
         self.sink_input(key, SinkInput::Granted, now);
     }
 
-    pub(super) fn refused(&mut self, key: u64, reason: RefuseReason, detail: String, now: Instant) {
+    pub(super) fn leg_refused(&mut self, key: u64, reason: RefuseReason, detail: String, now: Instant) {
         if let Some(incoming) = self.incoming.get(&key) {
             let conn = incoming.conn;
             self.count(conn, |stats| *stats.received.entry("refused").or_default() += 1);
@@ -197,7 +123,7 @@ impl Progress {
             return;
         };
         match message {
-            Message::Checksums { shard, runs, .. } => self.sink_input(key, SinkInput::Checksums { shard, runs }, now),
+            Message::Checksums { runs, .. } => self.sink_input(key, SinkInput::Checksums(runs), now),
             Message::Commit(commit) => {
                 if let Some(incoming) = self.incoming.get_mut(&key) {
                     incoming.committed_at.get_or_insert(now);
@@ -275,12 +201,13 @@ impl Progress {
             SinkAction::SendGrant => {
                 let blocks = GroupBlocks::clone(&incoming.blocks);
                 self.transport.open_window(conn, ticket, granted_ranges(&self.config.map, &blocks.0));
-                self.send(conn, &Message::Grant { handoff, ticket, shard: ShardPair::default(), blocks });
+                self.send(conn, &Message::Grant { handoff, ticket, blocks });
             }
             SinkAction::SendRefuse { reason, detail } => self.send(conn, &Message::Refuse { handoff, reason, detail }),
             SinkAction::Verify(runs) => {
-                let (tokens, blocks) = (incoming.offer.tokens, incoming.blocks.clone());
-                self.checker.submit(Job::Check { key, tokens, blocks, runs });
+                let Some((_, cut)) = self.connections.get(&conn).and_then(|c| c.cuts.as_ref()) else { return };
+                let (tokens, blocks, heads) = (incoming.offer.tokens, incoming.blocks.clone(), cut.sink.clone());
+                self.checker.submit(Job::Check { key, tokens, blocks, heads, runs });
             }
             SinkAction::Deliver(commit) => self.deliver(key, *commit, now),
             SinkAction::SendAck => self.send(conn, &Message::Ack { ticket }),
@@ -306,16 +233,17 @@ impl Progress {
                     blocks.release();
                 }
             }
-            SinkAction::Failed(failure) => self.failed(key, failure),
+            SinkAction::Failed(failure) => self.failed(key, &failure, now),
             SinkAction::Forget => self.forget(key),
         }
     }
 
-    fn deliver(&mut self, key: u64, commit: Commit, now: Instant) {
+    /// Gives what is whole to the worker; the blocks are those of `hold`, or of this leg where there is no other.
+    pub(super) fn hand_on(&mut self, key: u64, commit: Commit, hold: Option<Box<dyn BlockHold>>, now: Instant) {
         let Some(incoming) = self.incoming.get_mut(&key) else { return };
-        let Some(hold) = incoming.hold.take() else { return };
+        let Some(hold) = hold.or_else(|| incoming.hold.take()) else { return };
         self.transport.close_window(incoming.conn, incoming.sink.ticket);
-        let (conn, bytes) = (incoming.conn, incoming.expected.bytes);
+        let bytes = (self.config.map.layout().bytes_per_token() * incoming.offer.tokens as usize) as u64;
         let handoff = VerifiedHandoff {
             request_id: incoming.offer.request_id.clone(),
             source: incoming.offer.source.clone(),
@@ -333,7 +261,17 @@ impl Progress {
                 verified_at: now,
             },
         };
-        let answer = self.handler.verified(handoff);
+        let (reply, answer) = AdoptReply::new(self.inbox.clone(), key);
+        self.handler.arrived(handoff, reply);
+        if let Some(answer) = answer.now() {
+            self.adopted(key, answer, now);
+        }
+    }
+
+    /// What the worker said, told to one leg.
+    pub(super) fn leg_adopted(&mut self, key: u64, answer: Result<(), String>, now: Instant) {
+        let Some(incoming) = self.incoming.get(&key) else { return };
+        let (conn, bytes) = (incoming.conn, incoming.expected.bytes);
         if answer.is_ok() {
             self.count(conn, |stats| {
                 stats.bytes_adopted += bytes;
@@ -343,17 +281,20 @@ impl Progress {
         self.sink_input(key, SinkInput::Delivered(answer), now);
     }
 
-    fn failed(&mut self, key: u64, failure: HandoffFailure) {
+    fn failed(&mut self, key: u64, failure: &HandoffFailure, now: Instant) {
         let Some(incoming) = self.incoming.get(&key) else { return };
         let (conn, request_id) = (incoming.conn, incoming.offer.request_id.clone());
         tracing::debug!(%request_id, peer = %incoming.offer.source, %failure, "incoming handoff failed");
         self.count(conn, |stats| *stats.received.entry(failure.name()).or_default() += 1);
-        self.handler.failed(&request_id, failure);
+        if self.leg_failed(key, failure, now) {
+            self.handler.failed(&request_id, failure.clone());
+        }
     }
 
     fn forget(&mut self, key: u64) {
         if let Some(incoming) = self.incoming.remove(&key) {
             self.inbox.offer_ended(key, &incoming.offer.request_id);
+            self.leg_forgotten(key, &incoming.gathering_key());
             self.incoming_tickets.remove(&incoming.sink.ticket);
             self.incoming_numbers.remove(&(incoming.conn, incoming.offer.handoff));
             self.transport.close_window(incoming.conn, incoming.sink.ticket);

@@ -1,12 +1,11 @@
 //! Handoffs being sent: carries out what their state machines decide.
 
-use super::checker::Job;
 use super::inbox::OutcomeSender;
 use super::progress::Progress;
-use super::pump::Post;
+use super::report::Report;
 use crate::handoff::{Source, SourceAction, SourceInput};
-use crate::message::{Commit, Direction, Message, Offer, ShardPair, SumRun};
-use crate::plan::{Side, check_blocks, copies};
+use crate::message::{Commit, Direction, Message, Offer, SumRun};
+use crate::plan::check_blocks;
 use crate::transport::ConnId;
 use crate::{CommitPayload, HandoffFailure, OpenRequest, Peer, Phase, RefuseReason, TransferReport, checksum};
 use baton_types::{Fence, FenceStatus, GroupBlocks, RequestId, TicketId};
@@ -24,64 +23,29 @@ const FENCES_MAX: usize = 1 << 16;
 
 /// A handoff on its way out.
 pub(super) struct Sending {
-    source: Source,
+    pub(super) source: Source,
     request_id: RequestId,
     peer: Peer,
     tokens: u32,
     conn: ConnId,
-    blocks: Arc<GroupBlocks>,
+    pub(super) blocks: Arc<GroupBlocks>,
     /// Dropped once neither a write nor a checksum reads the blocks; jobs of the checksum thread share it.
-    hold: Option<Arc<dyn Any + Send + Sync>>,
+    pub(super) hold: Option<Arc<dyn Any + Send + Sync>>,
     outcome: Option<OutcomeSender>,
     offered: bool,
-    remote: Vec<Vec<baton_types::BlockId>>,
+    pub(super) remote: Vec<Vec<baton_types::BlockId>>,
     /// Launched layers whose fences are not done, in order of launch.
     fences: VecDeque<(u32, u32, Fence)>,
     commit: Option<CommitPayload>,
     /// A phase that a test holds open, with what comes after it.
     held: Option<(Phase, Held)>,
-    report: Report,
+    pub(super) report: Report,
 }
 
 /// What waits behind a held phase.
 enum Held {
     Granted(TicketId),
     Commit { sums: u64, bytes: u64 },
-}
-
-#[derive(Default)]
-struct Report {
-    bytes: u64,
-    puts: u64,
-    granted_at: Option<Instant>,
-    first_put_at: Option<Instant>,
-    last_put_at: Option<Instant>,
-    flushed_at: Option<Instant>,
-    /// How long writes of this handoff, or the flush of such, were under way.
-    moving: Duration,
-    /// Since when they are, and the latest epoch among them.
-    moving_since: Option<(Instant, u32)>,
-}
-
-impl Report {
-    fn put(&mut self, epoch: u32, bytes: usize, now: Instant) {
-        self.bytes += bytes as u64;
-        self.puts += 1;
-        self.first_put_at.get_or_insert(now);
-        self.last_put_at = Some(now);
-        self.moving_since = Some((self.moving_since.map_or(now, |(since, _)| since), epoch));
-    }
-
-    /// A flush of `epoch` covers what was written for it and before.
-    fn flushed(&mut self, epoch: u32, now: Instant) {
-        self.flushed_at = Some(now);
-        if let Some((since, latest)) = self.moving_since
-            && latest <= epoch
-        {
-            self.moving += now.saturating_duration_since(since);
-            self.moving_since = None;
-        }
-    }
 }
 
 impl Sending {
@@ -144,8 +108,13 @@ impl Progress {
             None => {}
             Some(Err(failure)) => self.source_input(key, SourceInput::Refused(failure), now),
             Some(Ok(())) if self.config.hooks.hold(Phase::Offer, &sending.request_id) => {}
+            Some(Ok(())) if self.connections.get(&sending.conn).is_some_and(|c| c.cuts.is_none()) => {
+                let failure = HandoffFailure::Protocol("the two shards have no KV heads in common".into());
+                self.source_input(key, SourceInput::Refused(failure), now);
+            }
             Some(Ok(())) => {
                 sending.offered = true;
+                let legs = self.connections.get(&sending.conn).map_or(1, |c| c.legs.1);
                 let left = sending.source.deadline().saturating_duration_since(now).as_millis();
                 let (conn, offer) = (
                     sending.conn,
@@ -155,7 +124,7 @@ impl Progress {
                         source: self.config.party.clone(),
                         sink: sending.peer.party.clone(),
                         direction: Direction::Put,
-                        shards: 1,
+                        shards: legs as u16,
                         tokens: sending.tokens,
                         deadline_ms: u32::try_from(left).unwrap_or(u32::MAX),
                         name: Vec::new(),
@@ -229,45 +198,6 @@ impl Progress {
         any
     }
 
-    /// Posts what each connection's credit allows; whether anything was.
-    pub(super) fn pump(&mut self, now: Instant) -> bool {
-        let mut any = false;
-        for (&conn, connection) in &mut self.connections {
-            while let Some(post) = connection.pump.next() {
-                any = true;
-                match post {
-                    Post::Flush { id } => self.transport.flush(conn, id),
-                    Post::Put { key, epoch, ticket, run } => {
-                        self.transport.put(conn, ticket, run);
-                        if let Some(sending) = self.sending.get_mut(&key) {
-                            sending.report.put(epoch, run.len, now);
-                        }
-                        let peer = connection.party.as_ref().and_then(|party| self.stats.peers.get_mut(party));
-                        for stats in peer.into_iter().chain([&mut self.stats.total]) {
-                            stats.puts += 1;
-                            stats.bytes_sent += run.len as u64;
-                        }
-                    }
-                }
-            }
-        }
-        any
-    }
-
-    pub(super) fn flushed(&mut self, conn: ConnId, id: u64, now: Instant) {
-        self.count(conn, |stats| stats.flushes += 1);
-        let Some(connection) = self.connections.get_mut(&conn) else { return };
-        for (key, epoch) in connection.pump.flushed(id) {
-            if self.pins.contains_key(&key) {
-                self.written(key, now);
-            }
-            if let Some(sending) = self.sending.get_mut(&key) {
-                sending.report.flushed(epoch, now);
-            }
-            self.source_input(key, SourceInput::Flushed { epoch, ok: true }, now);
-        }
-    }
-
     /// A message of the sink.
     pub(super) fn source_message(&mut self, conn: ConnId, message: Message, now: Instant) {
         let by_ticket = |ticket: &TicketId| self.sending_tickets.get(&(conn, *ticket)).copied();
@@ -288,7 +218,7 @@ impl Progress {
             return;
         };
         match message {
-            Message::Grant { ticket, shard, blocks, .. } => self.grant_came(key, ticket, shard, blocks, now),
+            Message::Grant { ticket, blocks, .. } => self.grant_came(key, ticket, blocks, now),
             Message::Refuse { reason, detail, .. } => {
                 self.source_input(key, SourceInput::Refused(HandoffFailure::Refused { reason, detail }), now);
             }
@@ -303,18 +233,18 @@ impl Progress {
         }
     }
 
-    fn grant_came(&mut self, key: u64, ticket: TicketId, shard: ShardPair, blocks: GroupBlocks, now: Instant) {
+    fn grant_came(&mut self, key: u64, ticket: TicketId, blocks: GroupBlocks, now: Instant) {
         let Some(sending) = self.sending.get_mut(&key) else { return };
         let map = self.connections.get(&sending.conn).and_then(|c| c.map.as_ref());
-        let fits = match map {
-            Some(map) if shard == ShardPair::default() => check_blocks(map, &blocks.0, sending.tokens),
-            _ => Err("it names shards that do not exist".into()),
-        };
+        let fits = map.map_or_else(|| Err("no pool".into()), |map| check_blocks(map, &blocks.0, sending.tokens));
         if let Err(detail) = fits {
             let failure = HandoffFailure::Protocol(format!("the sink's grant cannot be: {detail}"));
             return self.abort(key, failure, now);
         }
         sending.remote = blocks.0;
+        if let Some((cut, _)) = self.connections.get(&sending.conn).and_then(|c| c.cuts.as_ref()) {
+            sending.source.cut(cut.token_bytes.clone());
+        }
         sending.report.granted_at = Some(now);
         self.sending_tickets.insert((sending.conn, ticket), key);
         sending.held = Some((Phase::Puts, Held::Granted(ticket)));
@@ -339,8 +269,8 @@ impl Progress {
         let Some(sending) = self.sending.get_mut(&key) else { return };
         let (Some(ticket), Some(commit)) = (sending.source.ticket(), sending.commit.take()) else { return };
         let CommitPayload { tokens, prompt_len, extra } = commit;
-        let (shard, algorithm, conn) = (ShardPair::default(), checksum::ALGORITHM, sending.conn);
-        let commit = Commit { ticket, shard, algorithm, sums, bytes, prompt_len, tokens, extra };
+        let (algorithm, conn) = (checksum::ALGORITHM, sending.conn);
+        let commit = Commit { ticket, algorithm, sums, bytes, prompt_len, tokens, extra };
         self.send(conn, &Message::Commit(Box::new(commit)));
     }
 
@@ -370,7 +300,7 @@ impl Progress {
         self.sending.iter().filter(|(_, s)| s.conn == conn).map(|(&key, _)| key).collect()
     }
 
-    fn source_input(&mut self, key: u64, input: SourceInput, now: Instant) {
+    pub(super) fn source_input(&mut self, key: u64, input: SourceInput, now: Instant) {
         let Some(sending) = self.sending.get_mut(&key) else { return };
         for action in sending.source.handle(now, input) {
             self.source_action(key, action, now);
@@ -398,7 +328,7 @@ impl Progress {
             SourceAction::SendChecksums(runs) => {
                 let Some(ticket) = ticket else { return };
                 for runs in messages_of(runs) {
-                    self.send(conn, &Message::Checksums { ticket, shard: ShardPair::default(), runs });
+                    self.send(conn, &Message::Checksums { ticket, runs });
                 }
             }
             SourceAction::SendCommit { sums, bytes } => {
@@ -414,21 +344,6 @@ impl Progress {
             SourceAction::ReleaseHold => sending.hold = None,
             SourceAction::Done(result) => self.sent(key, result, now),
         }
-    }
-
-    /// Queues the writes of one copy, and has its checksums computed meanwhile.
-    fn copy(&mut self, key: u64, epoch: u32, group: usize, layer: usize, tokens: std::ops::Range<u32>) {
-        let Some(sending) = self.sending.get(&key) else { return };
-        let (Some(ticket), Some(hold)) = (sending.source.ticket(), &sending.hold) else { return };
-        let Some(connection) = self.connections.get_mut(&sending.conn) else { return };
-        let Some(sink_map) = &connection.map else { return };
-        let source = Side { map: &self.config.map, blocks: &sending.blocks.0[group] };
-        let sink = Side { map: sink_map, blocks: &sending.remote[group] };
-        let put_max = self.config.limits.put_bytes_max;
-        let pump = &mut connection.pump;
-        copies(source, sink, group, layer, tokens.clone(), put_max, |run| pump.put(key, epoch, ticket, run));
-        let (blocks, hold) = (sending.blocks.clone(), hold.clone());
-        self.checker.submit(Job::Sum { key, epoch, group, layer, tokens, blocks, hold });
     }
 
     /// The end of a handoff.

@@ -1,12 +1,13 @@
 //! Two instances in one process: pools that count their blocks, sinks that record what they are given, gates that hold phases.
 #![allow(dead_code, missing_docs, unreachable_pub)] // Each test binary uses its part.
 
+pub mod pool;
 pub mod process;
 
 use baton_kv_transfer::*;
 use baton_types::fence::AlreadyDone;
 use baton_types::*;
-use std::any::Any;
+pub use pool::{Hold, Pool};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -29,92 +30,6 @@ pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Blocks of one instance, one free list a group.
-pub struct Pool {
-    free: Mutex<Vec<BTreeSet<u32>>>,
-    quarantined: Mutex<usize>,
-    blocks: u32,
-}
-
-impl Pool {
-    fn new(map: &KvPoolMap) -> Arc<Self> {
-        let free = map.layout().groups().iter().map(|_| (0..map.blocks()).collect()).collect();
-        Arc::new(Self { free: Mutex::new(free), quarantined: Mutex::new(0), blocks: map.blocks() })
-    }
-
-    /// Takes `count` blocks of each group, scattered but the same for the same seed.
-    pub fn take(self: &Arc<Self>, count: usize, seed: u64) -> Option<Box<Hold>> {
-        let mut free = self.free.lock().unwrap();
-        if free.iter().any(|f| f.len() < count) {
-            return None;
-        }
-        let take = |f: &mut BTreeSet<u32>| {
-            let mut ids: Vec<u32> = f.iter().copied().collect();
-            if seed != 0 {
-                ids.sort_by_key(|&b| (u64::from(b) + 1).wrapping_mul(seed | 1) >> 9);
-            }
-            ids.truncate(count);
-            ids.iter().for_each(|b| assert!(f.remove(b)));
-            ids.into_iter().map(BlockId).collect()
-        };
-        let blocks = GroupBlocks(free.iter_mut().map(take).collect());
-        Some(Box::new(Hold { pool: self.clone(), blocks }))
-    }
-
-    fn give_back(&self, blocks: &GroupBlocks) {
-        let mut free = self.free.lock().unwrap();
-        for (free, blocks) in free.iter_mut().zip(&blocks.0) {
-            blocks.iter().for_each(|b| assert!(free.insert(b.0), "block {b} is freed twice"));
-        }
-    }
-
-    pub fn is_whole(&self) -> bool {
-        self.free.lock().unwrap().iter().all(|f| f.len() == self.blocks as usize)
-    }
-
-    pub fn quarantined(&self) -> usize {
-        *self.quarantined.lock().unwrap()
-    }
-}
-
-/// Blocks taken from a pool; dropped, they are back.
-pub struct Hold {
-    pool: Arc<Pool>,
-    pub blocks: GroupBlocks,
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        self.pool.give_back(&self.blocks);
-    }
-}
-
-impl BlockHold for Hold {
-    fn blocks(&self) -> &GroupBlocks {
-        &self.blocks
-    }
-    fn quarantine(mut self: Box<Self>) -> Box<dyn QuarantinedBlocks> {
-        let (pool, blocks) = (self.pool.clone(), std::mem::take(&mut self.blocks));
-        *pool.quarantined.lock().unwrap() += blocks.total();
-        Box::new(Quarantined { pool, blocks })
-    }
-    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
-        self
-    }
-}
-
-struct Quarantined {
-    pool: Arc<Pool>,
-    blocks: GroupBlocks,
-}
-
-impl QuarantinedBlocks for Quarantined {
-    fn release(self: Box<Self>) {
-        *self.pool.quarantined.lock().unwrap() -= self.blocks.total();
-        self.pool.give_back(&self.blocks);
-    }
-}
-
 /// What a sink does with an offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
@@ -128,6 +43,13 @@ pub enum Room {
     Panic,
 }
 
+/// What the shards of an instance share.
+pub struct Joint {
+    pub assembly: Assembly,
+    pub adopted: Mutex<HashMap<String, Vec<VerifiedHandoff>>>,
+    pub transfers: Mutex<Vec<KvTransfer>>,
+}
+
 pub struct TestSink {
     pool: Arc<Pool>,
     map: KvPoolMap,
@@ -139,6 +61,8 @@ pub struct TestSink {
     failed: Mutex<Vec<(String, HandoffFailure)>>,
     /// What peers may read, by name.
     served: Mutex<HashMap<Vec<u8>, Arc<Hold>>>,
+    shard: HeadShard,
+    joint: Option<Arc<Joint>>,
     changed: Condvar,
 }
 
@@ -188,6 +112,19 @@ impl SinkHandler for TestSink {
     }
     fn failed(&self, request_id: &RequestId, reason: HandoffFailure) {
         self.failed.lock().unwrap().push((request_id.as_str().to_owned(), reason));
+        if let Some(joint) = &self.joint {
+            joint.assembly.failed(request_id);
+            let shards = joint.transfers.lock().unwrap();
+            shards.iter().for_each(|transfer| transfer.cancel_incoming(request_id, "another shard failed"));
+        }
+    }
+    fn arrived(&self, handoff: VerifiedHandoff, reply: AdoptReply) {
+        let Some(joint) = &self.joint else { return reply.answer(self.verified(handoff)) };
+        let name = handoff.request_id.as_str().to_owned();
+        joint.assembly.arrived(self.shard.index(), handoff, reply, |parts| {
+            assert!(joint.adopted.lock().unwrap().insert(name, parts).is_none(), "adopted twice");
+            Ok(())
+        });
     }
     fn pin(&self, question: PinQuestion, reply: PinReply) {
         let held = self.served.lock().unwrap().get(&question.name).cloned();
@@ -261,17 +198,21 @@ pub struct NodeConfig {
     pub limits: TransferLimits,
     pub fencing: Fencing,
     pub pinning: Pinning,
+    /// Which part of the layout its pool holds.
+    pub shard: HeadShard,
+    pub joint: Option<Arc<Joint>>,
 }
 
 impl NodeConfig {
     pub fn new(name: &'static str, layout: KvLayout, blocks: u32) -> Self {
         let limits = TransferLimits { epoch_bytes: 16 << 10, ..TransferLimits::default() };
-        let (fencing, pinning) = Default::default();
-        Self { name, incarnation: 1, layout, blocks, model: 1, seed: 0x9e37_79b9, limits, fencing, pinning }
+        let (fencing, pinning, joint) = Default::default();
+        let (shard, seed) = (HeadShard::WHOLE, 0x9e37_79b9);
+        Self { name, incarnation: 1, layout, blocks, model: 1, seed, limits, fencing, pinning, shard, joint }
     }
 
     pub fn start(self, transport: TransportChoice) -> Node {
-        let map = KvPoolMap::try_new(self.layout.clone(), self.blocks).unwrap();
+        let map = KvPoolMap::try_new(self.shard.part(&self.layout).unwrap(), self.blocks).unwrap();
         let region = Region::anonymous(map.bytes()).unwrap();
         let class = NumericsClass { isa: "test".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 1 };
         let compatibility = Compatibility { model: Digest([self.model; 32]), layout: self.layout, class };
@@ -289,10 +230,12 @@ impl NodeConfig {
             adopted: Mutex::default(),
             failed: Mutex::default(),
             served: Mutex::default(),
+            shard: self.shard,
+            joint: self.joint,
             changed: Condvar::new(),
         });
         let mut config = TransferConfig::new(party, compatibility, map.clone(), transport);
-        (config.limits, config.hooks) = (self.limits, gate.clone());
+        (config.limits, config.hooks, config.shard) = (self.limits, gate.clone(), self.shard);
         let transfer = KvTransfer::start(config, region.clone(), sink.clone()).unwrap();
         Node { transfer, region, map, pool, sink, gate }
     }
@@ -300,7 +243,7 @@ impl NodeConfig {
 
 impl Node {
     pub fn peer(&self) -> Peer {
-        Peer { party: self.transfer.party().clone(), address: self.transfer.address() }
+        Peer { party: self.transfer.party().clone(), address: self.transfer.address(), shard: 0 }
     }
 
     /// Fills the blocks of a new sequence of `tokens` with noise, and offers it.

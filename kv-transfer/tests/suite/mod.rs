@@ -5,6 +5,7 @@ pub mod failing;
 pub mod getting;
 pub mod moving;
 pub mod refusing;
+pub mod sharding;
 
 use crate::common::{Node, NodeConfig, small};
 use baton_kv_transfer::TransportChoice;

@@ -36,7 +36,7 @@ impl Link {
         let (claims, waiting, in_flight) = Default::default();
         let adopter = Arc::new(Adopter { engine, events, claims, waiting, in_flight });
         let (source, sink) = (serve(p, "p", Arc::new(NoSink))?, serve(d, "d", adopter.clone())?);
-        let peer = Peer { party: sink.party().clone(), address: sink.address() };
+        let peer = Peer { party: sink.party().clone(), address: sink.address(), shard: 0 };
         Ok(Self { adopter, source, sink, peer })
     }
 

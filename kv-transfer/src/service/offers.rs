@@ -1,0 +1,98 @@
+//! Offers of peers: which are served, and what begins with them.
+
+use super::progress::Progress;
+use super::receiving::Incoming;
+use crate::handoff::Sink;
+use crate::handoff::sink::Expected;
+use crate::message::{Message, Offer};
+use crate::transport::ConnId;
+use crate::{GrantReply, Party, RefuseReason, ReserveOffer, checksum};
+use baton_types::TicketId;
+use std::time::{Duration, Instant};
+
+impl Progress {
+    /// A peer asks for room.
+    pub(super) fn offered(&mut self, conn: ConnId, offer: Offer, now: Instant) {
+        if let Err((reason, detail)) = self.check_offer(conn, &offer) {
+            let handoff = offer.handoff;
+            self.count(conn, |stats| *stats.received.entry("refused").or_default() += 1);
+            return self.send(conn, &Message::Refuse { handoff, reason, detail });
+        }
+        let left = Duration::from_millis(u64::from(offer.deadline_ms).min(self.config.limits.handoff_ms));
+        let deadline = now + left;
+        let layout = self.config.map.layout();
+        let Some(connection) = self.connections.get(&conn) else { return };
+        let (shard, legs) = (connection.shard, connection.legs.0);
+        let bytes = connection.cuts.as_ref().map_or(0, |(_, cut)| cut.bytes(layout, offer.tokens));
+        let expected = Expected { tokens: offer.tokens, bytes, algorithm: checksum::ALGORITHM };
+        let ticket = self.new_ticket();
+        let sink = Sink::new(ticket, layout, expected, deadline, self.config.limits.abort());
+        let key = self.inbox.offer(&offer.request_id);
+        let question = ReserveOffer {
+            request_id: offer.request_id.clone(),
+            source: offer.source.clone(),
+            tokens: offer.tokens,
+            deadline,
+        };
+        self.incoming_numbers.insert((conn, offer.handoff), key);
+        self.incoming_tickets.insert(ticket, key);
+        let incoming = Incoming::new(sink, offer, conn, expected, now);
+        let of = incoming.gathering_key();
+        self.incoming.insert(key, incoming);
+        if self.gather(key, of, shard, legs, now) {
+            self.handler.reserve(question, GrantReply::new(self.inbox.clone(), key));
+        }
+    }
+
+    /// Whether an offer from `theirs` to `ours` is the peer's own and for this incarnation, and can be served at all.
+    pub(super) fn check_peer(&self, conn: ConnId, ours: &Party, theirs: &Party) -> Result<(), (RefuseReason, String)> {
+        let connection = self.connections.get(&conn);
+        if let Some(Err(failure)) = connection.and_then(|c| c.usable()) {
+            return Err((RefuseReason::Incompatible, failure.to_string()));
+        }
+        if self.stopping.is_some() {
+            return Err((RefuseReason::Draining, "the instance is going away".into()));
+        }
+        if *ours != self.config.party {
+            return Err((RefuseReason::WrongIncarnation, format!("this is {}, not {ours}", self.config.party)));
+        }
+        if connection.and_then(|c| c.party.as_ref()) != Some(theirs) {
+            return Err((RefuseReason::Protocol, "the offer is not the peer's own".into()));
+        }
+        Ok(())
+    }
+
+    fn check_offer(&self, conn: ConnId, offer: &Offer) -> Result<(), (RefuseReason, String)> {
+        self.check_peer(conn, &offer.sink, &offer.source)?;
+        let refuse = |reason, detail: String| Err((reason, detail));
+        if self.incoming_numbers.contains_key(&(conn, offer.handoff)) {
+            return refuse(RefuseReason::Protocol, "the offer is not its first".into());
+        }
+        let connection = self.connections.get(&conn);
+        if connection.is_none_or(|c| c.cuts.is_none() || c.legs.0 != usize::from(offer.shards)) {
+            return refuse(RefuseReason::Protocol, "the offer is not of the shards that hold heads of this one".into());
+        }
+        let blocks = self.config.map.layout().blocks_for(offer.tokens as usize);
+        if offer.tokens == 0 || blocks > self.config.map.blocks() as usize {
+            return refuse(RefuseReason::NoRoom, format!("{} tokens never fit this pool", offer.tokens));
+        }
+        if self.incoming_live() >= self.config.limits.incoming_max {
+            return refuse(RefuseReason::Busy, format!("{} handoffs are open", self.incoming_live()));
+        }
+        // A peer that restarts has not given its earlier incarnations' blocks back.
+        let (quarantined, instance) = (self.quarantined_blocks(Some(&offer.source.instance)), &offer.source.instance);
+        if quarantined >= self.config.limits.quarantined_blocks_of(&self.config.map) {
+            return refuse(
+                RefuseReason::Quarantine,
+                format!("{quarantined} blocks that {instance} could still write are quarantined"),
+            );
+        }
+        Ok(())
+    }
+
+    pub(super) fn new_ticket(&self) -> TicketId {
+        std::iter::repeat_with(|| TicketId(rand::random()))
+            .find(|t| t.0 != 0 && !self.incoming_tickets.contains_key(t))
+            .expect("64 random bits find a free ticket")
+    }
+}

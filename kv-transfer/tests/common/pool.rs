@@ -1,0 +1,93 @@
+//! Block pools that count.
+
+use baton_kv_transfer::{BlockHold, QuarantinedBlocks};
+use baton_types::{BlockId, GroupBlocks, KvPoolMap};
+use std::any::Any;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+/// Blocks of one instance, one free list a group.
+pub struct Pool {
+    free: Mutex<Vec<BTreeSet<u32>>>,
+    quarantined: Mutex<usize>,
+    blocks: u32,
+}
+
+impl Pool {
+    pub fn new(map: &KvPoolMap) -> Arc<Self> {
+        let free = map.layout().groups().iter().map(|_| (0..map.blocks()).collect()).collect();
+        Arc::new(Self { free: Mutex::new(free), quarantined: Mutex::new(0), blocks: map.blocks() })
+    }
+
+    /// Takes `count` blocks of each group, scattered but the same for the same seed.
+    pub fn take(self: &Arc<Self>, count: usize, seed: u64) -> Option<Box<Hold>> {
+        let mut free = self.free.lock().unwrap();
+        if free.iter().any(|f| f.len() < count) {
+            return None;
+        }
+        let take = |f: &mut BTreeSet<u32>| {
+            let mut ids: Vec<u32> = f.iter().copied().collect();
+            if seed != 0 {
+                ids.sort_by_key(|&b| (u64::from(b) + 1).wrapping_mul(seed | 1) >> 9);
+            }
+            ids.truncate(count);
+            ids.iter().for_each(|b| assert!(f.remove(b)));
+            ids.into_iter().map(BlockId).collect()
+        };
+        let blocks = GroupBlocks(free.iter_mut().map(take).collect());
+        Some(Box::new(Hold { pool: self.clone(), blocks }))
+    }
+
+    fn give_back(&self, blocks: &GroupBlocks) {
+        let mut free = self.free.lock().unwrap();
+        for (free, blocks) in free.iter_mut().zip(&blocks.0) {
+            blocks.iter().for_each(|b| assert!(free.insert(b.0), "block {b} is freed twice"));
+        }
+    }
+
+    pub fn is_whole(&self) -> bool {
+        self.free.lock().unwrap().iter().all(|f| f.len() == self.blocks as usize)
+    }
+
+    pub fn quarantined(&self) -> usize {
+        *self.quarantined.lock().unwrap()
+    }
+}
+
+/// Blocks taken from a pool; dropped, they are back.
+pub struct Hold {
+    pool: Arc<Pool>,
+    pub blocks: GroupBlocks,
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.pool.give_back(&self.blocks);
+    }
+}
+
+impl BlockHold for Hold {
+    fn blocks(&self) -> &GroupBlocks {
+        &self.blocks
+    }
+    fn quarantine(mut self: Box<Self>) -> Box<dyn QuarantinedBlocks> {
+        let (pool, blocks) = (self.pool.clone(), std::mem::take(&mut self.blocks));
+        *pool.quarantined.lock().unwrap() += blocks.total();
+        Box::new(Quarantined { pool, blocks })
+    }
+    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
+        self
+    }
+}
+
+struct Quarantined {
+    pool: Arc<Pool>,
+    blocks: GroupBlocks,
+}
+
+impl QuarantinedBlocks for Quarantined {
+    fn release(self: Box<Self>) {
+        *self.pool.quarantined.lock().unwrap() -= self.blocks.total();
+        self.pool.give_back(&self.blocks);
+    }
+}
