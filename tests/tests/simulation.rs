@@ -83,6 +83,15 @@ fn a_hundred_thousand_schedules_break_nothing() {
     }
 }
 
+/// A failure can be replayed: a seed gives one schedule.
+#[test]
+fn a_seed_gives_one_schedule() {
+    for seed in 0..50 {
+        let [one, two] = [(); 2].map(|()| run(seed, Mutant::Sound).unwrap_or_else(|broken| panic!("{broken}")));
+        assert_eq!((one.events, one.counts.to_string()), (two.events, two.counts.to_string()), "seed {seed}");
+    }
+}
+
 /// Each defect seeded on purpose is found, and soon.
 #[test]
 fn seeded_defects_are_found() {

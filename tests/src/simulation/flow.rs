@@ -39,6 +39,7 @@ pub(super) struct Call {
     pub(super) tokens: Vec<TokenId>,
     pub(super) prompt_len: usize,
     pub(super) max_tokens: usize,
+    pub(super) priority: i32,
     pub(super) deadline: Time,
     /// The prefill worker whose KV a decode worker is to wait for.
     pub(super) source: Option<Party>,
@@ -249,6 +250,7 @@ impl World {
             tokens: [&spec.prompt[..], &sent].concat(),
             prompt_len: spec.prompt.len(),
             max_tokens: spec.max_tokens,
+            priority: spec.priority,
             deadline: spec.deadline,
             source,
             sink,

@@ -28,6 +28,7 @@ pub(super) struct Request {
     pub(super) prompt: Vec<TokenId>,
     pub(super) max_tokens: usize,
     pub(super) policy: PrefillPolicy,
+    pub(super) priority: i32,
     pub(super) at: Time,
     pub(super) deadline: Time,
     /// When its client goes.
