@@ -1,8 +1,8 @@
 //! One worker's engine: the real scheduler decides, the stand-in model computes.
 
+use super::call::Call;
 use super::clock::{Addr, Time, ms};
 use super::event::{Event, Said, Trouble};
-use super::flow::Call;
 use super::handoff::Pouch;
 use super::model::{self, Oracle};
 use super::world::World;
