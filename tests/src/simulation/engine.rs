@@ -1,5 +1,6 @@
 //! One worker's engine: the real scheduler decides, the stand-in model computes.
 
+use super::call::Call;
 use super::clock::{Addr, Time, ms};
 use super::event::{Event, Said, Trouble};
 use super::handoff::Pouch;
@@ -65,9 +66,9 @@ impl Engine {
         Self { scheduler, sequences, arrived, step, starved: false, awaited: None, arrivals: 0 }
     }
 
-    pub(super) fn take_turn(&mut self) -> SequenceKey {
+    pub(super) fn take_turn(&mut self, priority: i32) -> SequenceKey {
         self.arrivals += 1;
-        SequenceKey::new(0, self.arrivals)
+        SequenceKey::new(priority, self.arrivals)
     }
 
     /// Sequences that have not started, those in the mailbox included.
@@ -86,9 +87,9 @@ impl World {
     /// Hands a sequence to the engine. With a lease it goes on with the last of its tokens.
     pub(super) fn submit(&mut self, w: usize, call: usize, tokens: Vec<TokenId>, lease: Option<Lease>, ships: bool) {
         let (deadline, here) = (self.clock.instant(self.calls[call].deadline), self.addr(w));
-        let (prompt_len, max_tokens) = (self.calls[call].prompt_len, self.calls[call].max_tokens);
+        let Call { prompt_len, max_tokens, priority, .. } = self.calls[call];
         let Some(worker) = self.worker_mut(w) else { return };
-        let key = worker.engine.take_turn();
+        let key = worker.engine.take_turn(priority);
         let computed = if lease.is_some() { tokens.len() - 1 } else { 0 };
         let arrival = Arrival { len: tokens.len(), computed, lease, pinned: ships, deadline };
         worker.engine.arrived.push((key, arrival));

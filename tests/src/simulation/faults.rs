@@ -113,7 +113,7 @@ impl World {
 
     /// The reader of an answer takes nothing for a while.
     fn pause(&mut self, request: usize) {
-        let until = self.clock.now() + ms(100) + self.draw(ms(600) as usize) as Time;
+        let until = self.clock.now() + ms(200) + self.draw(ms(800) as usize) as Time;
         for process in self.shape.routers..self.procs.len() {
             let calls: Vec<usize> =
                 self.calls.iter().enumerate().filter(|(_, c)| c.request == request).map(|(call, _)| call).collect();

@@ -9,7 +9,7 @@ use baton_kv_transfer::pure::{
     ALGORITHM, Commit, GRANULE, ShardPair, Side, Source, SourceAction, SourceInput, SumRun, copies, layer_sums,
 };
 use baton_kv_transfer::{HandoffFailure, RefuseReason};
-use baton_types::{BlockId, GroupBlocks, PoolMemory, TokenId};
+use baton_types::{BlockId, GroupBlocks, TokenId};
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
@@ -29,6 +29,13 @@ pub(super) struct Sending {
     remote: Vec<BlockId>,
     hold: Option<Pouch>,
     commit: Option<(Vec<TokenId>, u32)>,
+}
+
+impl Sending {
+    /// Whether its blocks are kept for whatever reads them.
+    pub(super) fn holds(&self) -> bool {
+        self.hold.is_some()
+    }
 }
 
 /// The handoff of a call, as its prefill sees it.
@@ -122,13 +129,9 @@ impl World {
         let source = Side { map: &worker.memory.map, blocks: &sending.blocks.0[0] };
         let sink = Side { map: &sink_map, blocks: &sending.remote };
         let mut runs = Vec::new();
-        copies(source, sink, 0, layer, tokens.clone(), self.shape.put_bytes_max, |run| {
-            let mut bytes = vec![0; run.len];
-            worker.memory.region.read(run.from, &mut bytes);
-            runs.push((run.to, bytes));
-        });
+        copies(source, sink, 0, layer, tokens.clone(), self.shape.put_bytes_max, |run| runs.push(run));
         let hold = sending.hold.clone();
-        runs.into_iter().for_each(|(to, bytes)| self.post_put(conn, ticket, to, bytes));
+        runs.into_iter().for_each(|run| self.post_put(conn, key, ticket, run));
         self.checker_does(w, Event::Sum { key, epoch, layer, tokens, hold });
     }
 
@@ -197,7 +200,7 @@ impl World {
     }
 
     pub(super) fn sources_lost(&mut self, w: usize, conn: usize) {
-        self.net.connections[conn].source_open = false;
+        self.close_source(conn);
         let Some(worker) = self.worker(w) else { return };
         let on: Vec<u64> = worker.sending.iter().filter(|(_, s)| s.conn == conn).map(|(key, _)| *key).collect();
         on.into_iter().for_each(|key| self.source_input(w, key, SourceInput::ConnectionLost("it broke".into())));

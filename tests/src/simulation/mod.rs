@@ -12,6 +12,7 @@
 //!
 //! The model is a stand-in whose next token is a hash of the KV as read from the blocks, and the right answer is computed without any.
 
+mod call;
 mod clock;
 mod counts;
 mod engine;
@@ -20,6 +21,7 @@ mod event;
 mod faults;
 mod flow;
 mod handoff;
+mod hear;
 mod invariants;
 mod model;
 mod mutant;

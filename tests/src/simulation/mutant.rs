@@ -15,16 +15,19 @@ pub enum Mutant {
     ViewGoesBack,
     /// A reservation takes what is free, and waits for the rest.
     PiecewiseReservation,
+    /// Checksums are taken to be right, whatever arrived.
+    UnverifiedKv,
 }
 
 impl Mutant {
     /// All defects.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::ReleaseWithoutFence,
         Self::OtherIncarnation,
         Self::DoubleFree,
         Self::ViewGoesBack,
         Self::PiecewiseReservation,
+        Self::UnverifiedKv,
     ];
 
     pub(super) fn pretends_fences(self) -> bool {
@@ -41,6 +44,10 @@ impl Mutant {
 
     pub(super) fn lists_from_the_past(self) -> bool {
         self == Self::ViewGoesBack
+    }
+
+    pub(super) fn trusts_bytes(self) -> bool {
+        self == Self::UnverifiedKv
     }
 
     pub(super) fn reserves_piecewise(self) -> bool {

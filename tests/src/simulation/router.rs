@@ -195,9 +195,6 @@ impl World {
             return; // The time-out of a question that was answered.
         }
         router.view.answered(party, alive);
-        if !alive {
-            router.registrations.remove(&party.instance);
-        }
         self.counts.add("view", if alive { "answers" } else { "does not answer" });
         self.view_changed(r, &before, doubted, stands);
     }

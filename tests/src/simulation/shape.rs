@@ -13,11 +13,11 @@ use baton_types::TokenId;
 use std::time::Duration;
 
 /// Requests come until then, faults a little longer.
-const ARRIVALS: Time = ms(1000);
+const ARRIVALS: Time = ms(1200);
 /// The first comes when routers may know their workers.
-const FIRST: Time = ms(60);
+const FIRST: Time = ms(260);
 /// From here on nothing breaks, and everybody runs.
-pub(super) const HEALED: Time = ms(1600);
+pub(super) const HEALED: Time = ms(1800);
 /// Long enough after that for views, leases and probations: whoever comes now is served.
 const WELL: Time = HEALED + ms(1600);
 /// Routers, workers and etcd stop talking of themselves.
@@ -132,6 +132,7 @@ fn request(shape: &Shape, random: &mut Random) -> Request {
         prompt,
         max_tokens,
         policy: policy(random.below(8)),
+        priority: random.of(&[0, 0, 0, 1]),
         at,
         deadline: at + ms(patience as u64),
         gone: random.once_in(6).then(|| at + random.below(ms(400) as usize) as Time),
@@ -152,7 +153,7 @@ pub(super) fn faults(shape: &Shape, requests: usize, random: &mut Random) -> Vec
         let worker = random.between(shape.routers, shape.processes() - 1);
         let soon = random.of(&[3, 40, 400]);
         let later = at + ms(1) + random.below(ms(soon) as usize) as Time;
-        match random.below(20) {
+        match random.below(22) {
             0..=5 => {
                 let process = if random.once_in(5) { process } else { worker };
                 faults.push((at, Fault::Crash { process, silent: random.once_in(3) }));

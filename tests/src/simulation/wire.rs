@@ -2,8 +2,9 @@
 
 use super::clock::{Addr, Fifo, Time, ms};
 use super::event::Event;
+use super::handoff::Sending;
 use super::world::World;
-use baton_kv_transfer::pure::{Commit, SumRun};
+use baton_kv_transfer::pure::{Commit, CopyRun, SumRun};
 use baton_kv_transfer::{HandoffFailure, RefuseReason};
 use baton_types::{GroupBlocks, Party, PoolMemory, RequestId, TicketId};
 use std::sync::Arc;
@@ -42,13 +43,17 @@ pub(super) enum Wire {
     Aborted { handoff: u64, flushed: bool },
 }
 
-/// Bytes under way.
+/// A write under way.
 #[derive(Debug)]
 struct Put {
     conn: usize,
+    /// The source's handoff, whose blocks it reads.
+    key: u64,
     ticket: TicketId,
-    to: usize,
-    bytes: Vec<u8>,
+    run: CopyRun,
+    /// What it read; until then it may read at any time.
+    bytes: Option<Vec<u8>>,
+    is_damaged: bool,
 }
 
 /// A flush that waits for what was posted before it.
@@ -129,13 +134,11 @@ impl World {
         }
     }
 
-    /// Writes `bytes` at offset `to` of the sink's pool, some time from now.
-    pub(super) fn post_put(&mut self, conn: usize, ticket: TicketId, to: usize, mut bytes: Vec<u8>) {
+    /// Copies a run from the source's pool into the sink's, some time from now.
+    pub(super) fn post_put(&mut self, conn: usize, key: u64, ticket: TicketId, run: CopyRun) {
         let c = &mut self.net.connections[conn];
-        if let Some(at) = self.net.damage.iter().position(|p| *p == c.source.process) {
-            self.net.damage.swap_remove(at);
-            bytes[0] ^= 1;
-        }
+        let damage = self.net.damage.iter().position(|p| *p == c.source.process);
+        let is_damaged = damage.map(|at| self.net.damage.swap_remove(at)).is_some();
         self.net.put_count += 1;
         let put = self.net.put_count;
         c.posted.push(put);
@@ -144,21 +147,29 @@ impl World {
             Lane::QueuePair => Addr::WORLD,
             Lane::SharedMemory => c.source,
         };
-        self.net.puts.insert(put, Put { conn, ticket, to, bytes });
+        let reads_now = c.lane == Lane::Window;
+        self.net.puts.insert(put, Put { conn, key, ticket, run, bytes: None, is_damaged });
+        if reads_now {
+            self.read_put(put);
+        }
         let at = self.clock.now() + self.delay();
         self.clock.post(at, by, Event::Put { put });
     }
 
     /// A write arrives, or does not.
     pub(super) fn put_arrives(&mut self, put: u64) {
-        let Some(Put { conn, ticket, to, bytes }) = self.net.puts.remove(&put) else { return };
+        if self.net.puts.get(&put).is_some_and(|p| p.bytes.is_none()) {
+            self.read_put(put);
+        }
+        let Some(Put { conn, ticket, run, bytes, .. }) = self.net.puts.remove(&put) else { return };
         let lost = self.draw(2) == 0;
         let c = &mut self.net.connections[conn];
         c.posted.retain(|p| *p != put);
         let is_there = c.sink_open || !c.lane.closing_fences();
         let sink = c.sink;
-        if is_there && !(c.is_cut && lost && c.lane != Lane::SharedMemory) && self.is_alive(sink) {
-            self.store(conn, ticket, to, &bytes);
+        let is_lost = c.is_cut && lost && c.lane != Lane::SharedMemory;
+        if let Some(bytes) = bytes.filter(|_| is_there && !is_lost && self.is_alive(sink)) {
+            self.store(conn, ticket, run.to, &bytes);
         }
         let c = &mut self.net.connections[conn];
         let (source, is_gone) = (c.source, c.is_cut || !c.sink_open);
@@ -176,6 +187,36 @@ impl World {
         for (key, epoch) in done {
             self.post(source, Event::Flushed { key, epoch });
         }
+    }
+
+    /// A write reads its bytes, which its source must have kept for it.
+    fn read_put(&mut self, put: u64) {
+        let Some(Put { conn, key, run, is_damaged, .. }) = self.net.puts.get(&put) else { return };
+        let c = &self.net.connections[*conn];
+        let Some(worker) = self.worker(c.source.process).filter(|_| c.source_open && self.is_alive(c.source)) else {
+            return;
+        };
+        if !worker.sending.get(key).is_some_and(Sending::holds) {
+            return self.fail("a write reads blocks that its source let go".into());
+        }
+        let mut bytes = vec![0; run.len];
+        worker.memory.region.read(run.from, &mut bytes);
+        bytes[0] ^= u8::from(*is_damaged);
+        if let Some(put) = self.net.puts.get_mut(&put) {
+            put.bytes = Some(bytes);
+        }
+    }
+
+    /// The source's end of a connection closes: a write has left by then, or never will.
+    pub(super) fn close_source(&mut self, conn: usize) {
+        let has_left = self.net.connections[conn].lane == Lane::QueuePair;
+        for put in self.net.connections[conn].posted.clone() {
+            let unread = self.net.puts.get(&put).is_some_and(|p| p.bytes.is_none());
+            if unread && has_left && self.draw(2) == 0 {
+                self.read_put(put);
+            }
+        }
+        self.net.connections[conn].source_open = false;
     }
 
     /// Bytes reach the sink's memory, unless its window is closed.
@@ -223,12 +264,12 @@ impl World {
     /// Connections of a process that died. Its peers hear of it soon, or by silence.
     pub(super) fn cut_all_of(&mut self, dead: Addr, silent: bool) {
         for conn in 0..self.net.connections.len() {
+            if self.net.connections[conn].source == dead {
+                self.close_source(conn);
+            }
             let c = &mut self.net.connections[conn];
             let peer = match (c.source == dead, c.sink == dead) {
-                (true, _) => {
-                    c.source_open = false;
-                    c.sink
-                }
+                (true, _) => c.sink,
                 (_, true) => {
                     c.sink_open = false;
                     c.source

@@ -1,10 +1,10 @@
 //! One schedule: everything there is, and what happens in it, one event after the other.
 
+use super::call::Call;
 use super::clock::{Addr, Clock, Time, ms};
 use super::counts::Counts;
 use super::etcd::Etcd;
 use super::event::Event;
-use super::flow::Call;
 use super::model::{VOCAB, layout};
 use super::mutant::Mutant;
 use super::random::Random;
@@ -28,6 +28,7 @@ pub(super) struct Request {
     pub(super) prompt: Vec<TokenId>,
     pub(super) max_tokens: usize,
     pub(super) policy: PrefillPolicy,
+    pub(super) priority: i32,
     pub(super) at: Time,
     pub(super) deadline: Time,
     /// When its client goes.
