@@ -21,8 +21,12 @@ pub(crate) struct DrainArgs {
 
 /// Drains the worker, tells how many requests run there as they get fewer, and waits for the end.
 pub(crate) async fn run(args: DrainArgs) -> anyhow::Result<()> {
-    let endpoint =
-        tonic::transport::Endpoint::from_shared(args.server.clone())?.connect_timeout(Duration::from_secs(5));
+    // A router that falls silent ends the wait, however long the drain may take.
+    let endpoint = tonic::transport::Endpoint::from_shared(args.server.clone())?
+        .connect_timeout(Duration::from_secs(5))
+        .http2_keep_alive_interval(Duration::from_secs(2))
+        .keep_alive_timeout(Duration::from_secs(4))
+        .keep_alive_while_idle(true);
     let channel = endpoint
         .connect()
         .await
@@ -32,17 +36,18 @@ pub(crate) async fn run(args: DrainArgs) -> anyhow::Result<()> {
     let request = v1::DrainWorkerRequest { worker: name.clone(), timeout_ms };
     let mut events = AdminClient::new(channel).drain(request).await.map_err(explain)?.into_inner();
     let mut told = None;
-    while let Some(event) = events.message().await.map_err(explain)? {
+    let goes_on = || format!("lost the router while {name} drained, which goes on there");
+    while let Some(event) = events.message().await.map_err(explain).with_context(goes_on)? {
         if let Some(drained) = event.drained {
             println!("{}", summary(name, drained));
             return Ok(());
         }
         if told != Some(event.running) {
-            println!("{name} drains: {} run there", requests(event.running));
+            println!("{name} drains: {} there", requests(event.running));
             told = Some(event.running);
         }
     }
-    bail!("the router ended the stream before {name} was drained; the drain goes on there")
+    bail!(goes_on())
 }
 
 fn explain(status: Status) -> anyhow::Error {
@@ -60,7 +65,7 @@ fn requests(count: u32) -> String {
 
 fn summary(name: &str, drained: v1::Drained) -> String {
     let v1::Drained { finished, cut_off, deregistered } = drained;
-    let ended = format!("{} ended there, {cut_off} were cut off to go on elsewhere", requests(finished));
+    let ended = format!("{} ended there, {cut_off} cut off to go on elsewhere", requests(finished));
     let left = if deregistered { "" } else { " It could not deregister in time; its lease ends by itself." };
     format!("{name} is drained: {ended}.{left} It takes no work until it is restarted.")
 }
@@ -75,7 +80,7 @@ mod tests {
             |finished, cut_off, deregistered| summary("decode-0", v1::Drained { finished, cut_off, deregistered });
         assert_eq!(
             summary(1, 2, true),
-            "decode-0 is drained: 1 request ended there, 2 were cut off to go on elsewhere. It takes no work until it is restarted."
+            "decode-0 is drained: 1 request ended there, 2 cut off to go on elsewhere. It takes no work until it is restarted."
         );
         assert!(summary(0, 0, false).contains("0 requests") && summary(0, 0, false).contains("lease"));
     }

@@ -59,6 +59,16 @@ impl Observer {
     }
 }
 
+/// Whether all workers but `without` are ready, as their probes say.
+async fn all_ready(up: &Up, without: &str) -> anyhow::Result<()> {
+    for name in ["prefill-0", "prefill-1", "decode-0", "decode-1"].into_iter().filter(|name| *name != without) {
+        let answer = reqwest::get(up.metrics(name)?.replace("/metrics", "/readyz")).await?;
+        let status = answer.status();
+        ensure!(status.is_success(), "{name} is not ready: {status}: {}", answer.text().await?);
+    }
+    Ok(())
+}
+
 /// What stands in etcd, past all relays.
 async fn records(config: &EtcdConfig) -> anyhow::Result<i64> {
     let options = etcd_client::GetOptions::new().with_prefix().with_count_only();
@@ -97,14 +107,13 @@ async fn etcd_fails(quorum_lost: Duration) -> anyhow::Result<()> {
         let whole = async {
             loop {
                 let missing = observer.missing();
-                if !missing.is_empty() {
-                    return missing;
-                }
+                ensure!(missing.is_empty(), "{missing:?} left the view");
+                all_ready(&up, "").await?;
                 sleep(Duration::from_millis(10)).await;
             }
         };
         tokio::select! {
-            missing = whole => anyhow::bail!("{what}: {missing:?} left the view"),
+            error = whole => error.with_context(|| what.to_owned()),
             answers = load.goes_on(what, time) => answers.map(drop),
         }
     };
@@ -121,13 +130,16 @@ async fn etcd_fails(quorum_lost: Duration) -> anyhow::Result<()> {
     etcd.node((leader + 1) % 3).kill();
     goes_on("quorum lost", quorum_lost).await?;
     etcd.run_all()?;
-    goes_on("quorum back", Duration::from_secs(4)).await?;
+    goes_on("quorum back", Duration::from_secs(3)).await?;
 
     // Nobody but the observer reaches etcd: all leases end, and what the router watched is compacted away. An observer that hears a live
     // etcd say so may believe it of the first.
     relays.iter().for_each(|relay| relay.set_silent(true));
     load.goes_on("cut off from etcd", LONG).await?;
     ensure!(records(&direct).await? == 0, "leases do not end");
+    let doubted = observer.router.doubted();
+    ensure!(observer.missing().is_empty() && doubted == 4, "{:?}, {doubted} doubted", observer.missing());
+    all_ready(&up, "").await?;
     let mut client = Client::connect(&direct.endpoints, None).await?;
     let revision = client.put("/elsewhere", "1", None).await?.header().context("a header")?.revision();
     client.compact(revision, Some(CompactionOptions::new().with_physical())).await?;
@@ -142,6 +154,7 @@ async fn etcd_fails(quorum_lost: Duration) -> anyhow::Result<()> {
     send("STOP", stopped)?;
     observer.sees("the lease of a stopped worker ends", |view| view.get(&party).is_none()).await?;
     load.goes_on("a worker stopped", LONG).await?;
+    all_ready(&up, "decode-1").await?;
     ensure!(observer.missing().len() == 1, "{:?}", observer.missing());
     send("CONT", stopped)?;
     observer.sees("it returns as the same start", |view| view.get(&party).is_some()).await?;

@@ -9,6 +9,10 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tonic::{Code, Request, Response, Status};
 
+/// Longer than any name with its incarnation.
+const NAME_CHARS_MAX: usize = 256;
+/// Workers that an error names: a message travels in a header.
+const NAMED_MAX: usize = 16;
 /// Longest wait for a worker's first answer.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
@@ -29,6 +33,7 @@ impl Admin for AdminService {
 
     async fn drain(&self, request: Request<v1::DrainWorkerRequest>) -> Result<Response<Self::DrainStream>, Status> {
         let v1::DrainWorkerRequest { worker: name, timeout_ms } = request.into_inner();
+        let name: String = name.chars().take(NAME_CHARS_MAX).collect();
         let worker = self.0.named(&name).map_err(|unnamed| refused(&name, &unnamed))?;
         let request = v1::DrainRequest { party: Some(worker.party().clone().into()), timeout_ms };
         let mut client = WorkerClient::new(worker.channel());
@@ -45,15 +50,19 @@ fn refused(name: &str, unnamed: &Unnamed) -> Status {
         Unnamed::Nobody { known } if known.is_empty() => {
             Status::not_found(format!("no worker {name:?}: none is registered at this router"))
         }
-        Unnamed::Nobody { known } => Status::not_found(format!(
-            "no worker {name:?} is registered at this router; there are {}",
-            known.join(", ")
-        )),
-        Unnamed::Several { starts } => Status::invalid_argument(format!(
-            "several starts of {name} are registered; name one: {}",
-            starts.join(", ")
-        )),
+        Unnamed::Nobody { known } => {
+            Status::not_found(format!("no worker {name:?} is registered at this router; there are {}", list(known)))
+        }
+        Unnamed::Several { starts } => {
+            Status::invalid_argument(format!("several starts of {name:?} are registered; name one: {}", list(starts)))
+        }
     }
+}
+
+fn list(names: &[String]) -> String {
+    let shown = names.iter().take(NAMED_MAX).cloned().collect::<Vec<_>>().join(", ");
+    let more = names.len().saturating_sub(NAMED_MAX);
+    if more == 0 { shown } else { format!("{shown} and {more} more") }
 }
 
 /// A worker's refusal, or the loss of it.
@@ -63,6 +72,6 @@ fn of_worker(worker: &WorkerHandle, status: &Status) -> Status {
             Status::unimplemented(format!("worker {} cannot be asked to drain; end it with SIGTERM", worker.party()))
         }
         Code::FailedPrecondition => Status::failed_precondition(status.message()),
-        _ => Status::unavailable(format!("lost worker {}: {}", worker.party(), status.message())),
+        _ => Status::unavailable(format!("worker {} does not answer: {}", worker.party(), status.message())),
     }
 }
