@@ -6,7 +6,7 @@ use super::wire::Wire;
 use super::world::World;
 use baton_kv_cache::Lease;
 use baton_kv_transfer::pure::{
-    ALGORITHM, Commit, GRANULE, ShardPair, Side, Source, SourceAction, SourceInput, SumRun, copies, layer_sums,
+    ALGORITHM, Commit, GRANULE, Side, Source, SourceAction, SourceInput, SumRun, copies, layer_sums,
 };
 use baton_kv_transfer::{HandoffFailure, RefuseReason};
 use baton_types::{BlockId, GroupBlocks, TokenId};
@@ -108,8 +108,8 @@ impl World {
             }
             SourceAction::SendCommit { sums, bytes } => {
                 let (Some(ticket), Some((tokens, prompt_len))) = (ticket, sending.commit.take()) else { return };
-                let (shard, algorithm, extra) = (ShardPair::default(), ALGORITHM, Vec::new());
-                let commit = Commit { ticket, shard, algorithm, sums, bytes, prompt_len, tokens, extra };
+                let (algorithm, extra) = (ALGORITHM, Vec::new());
+                let commit = Commit { ticket, algorithm, sums, bytes, prompt_len, tokens, extra };
                 self.send_forth(conn, Wire::Commit(Box::new(commit)));
             }
             SourceAction::SendAborted { flushed, .. } => self.send_forth(conn, Wire::Aborted { handoff: key, flushed }),
@@ -126,8 +126,9 @@ impl World {
             return self.fail("a copy after the source let its blocks go".into());
         }
         let sink_map = self.sink_map();
-        let source = Side { map: &worker.memory.map, blocks: &sending.blocks.0[0] };
-        let sink = Side { map: &sink_map, blocks: &sending.remote };
+        let heads = &worker.memory.heads;
+        let source = Side { map: &worker.memory.map, blocks: &sending.blocks.0[0], heads };
+        let sink = Side { map: &sink_map, blocks: &sending.remote, heads };
         let mut runs = Vec::new();
         copies(source, sink, 0, layer, tokens.clone(), self.shape.put_bytes_max, |run| runs.push(run));
         let hold = sending.hold.clone();
@@ -141,7 +142,7 @@ impl World {
         let Some(sending) = worker.sending.get(&key) else { return };
         let first_granule = tokens.start / GRANULE;
         let memory = &worker.memory;
-        let sums = layer_sums(&*memory.region, &memory.map, &sending.blocks.0[0], 0, layer, tokens);
+        let sums = layer_sums(&*memory.region, &memory.map, &sending.blocks.0[0], &memory.heads, 0, layer, tokens);
         let run = SumRun { group: 0, layer: layer as u16, first_granule, sums };
         self.source_input(w, key, SourceInput::Summed { epoch, run });
     }

@@ -93,12 +93,16 @@ impl Oracle {
 pub(super) struct Memory {
     pub(super) region: std::sync::Arc<Region>,
     pub(super) map: KvPoolMap,
+    /// Those of every plane: an instance is one shard here.
+    pub(super) heads: Vec<Vec<std::ops::Range<u32>>>,
 }
 
 impl Memory {
     pub(super) fn new(block_tokens: u32, blocks: u32) -> Self {
         let map = KvPoolMap::try_new(layout(block_tokens), blocks).expect("a small pool");
-        Self { region: Region::anonymous(map.bytes()).expect("some kilobytes"), map }
+        let heads =
+            map.layout().groups().iter().map(|group| group.planes.iter().map(|p| 0..p.heads()).collect()).collect();
+        Self { region: Region::anonymous(map.bytes()).expect("some kilobytes"), map, heads }
     }
 
     fn at(&self, lane: usize, blocks: &[BlockId], position: usize) -> usize {

@@ -73,9 +73,7 @@ impl World {
             return;
         };
         let input = match wire {
-            Wire::Checksums { runs, .. } => {
-                SinkInput::Checksums { shard: Default::default(), runs: runs.as_ref().clone() }
-            }
+            Wire::Checksums { runs, .. } => SinkInput::Checksums(runs.as_ref().clone()),
             Wire::Commit(commit) => SinkInput::Commit(commit),
             Wire::Aborted { flushed, .. } => SinkInput::Aborted { flushed, detail: String::new() },
             _ => return,
@@ -120,7 +118,7 @@ impl World {
         }
         let bytes = (layout.bytes_per_token() * tokens as usize) as u64;
         let expected = Expected { tokens, bytes, algorithm: ALGORITHM };
-        let sink = Sink::new(ticket, 1, &layout, expected, deadline, abort_wait);
+        let sink = Sink::new(ticket, &layout, expected, deadline, abort_wait);
         worker.next_key += 1;
         let key = worker.next_key;
         let (blocks, hold, quarantined) = (GroupBlocks::default(), None, None);
@@ -296,8 +294,8 @@ impl World {
             let start = run.first_granule * GRANULE;
             let granules = (run.sums.len() / memory.map.layout().groups()[0].planes.len()) as u32;
             let tokens = start..(start + granules * GRANULE).min(incoming.tokens);
-            let found =
-                layer_sums(&*memory.region, &memory.map, &incoming.blocks.0[0], 0, usize::from(run.layer), tokens);
+            let (blocks, layer) = (&incoming.blocks.0[0], usize::from(run.layer));
+            let found = layer_sums(&*memory.region, &memory.map, blocks, &memory.heads, 0, layer, tokens);
             is_right &= found == run.sums;
             sums += found.len() as u64;
         }
