@@ -33,8 +33,14 @@ impl Ucx {
         let keepalive = format!("{}ms", (config.limits.peer_silent_ms / 4).max(1));
         // A device may have addresses of both families, of which UCX listens at one.
         let family = if bind.is_ipv4() { "inet" } else { "inet6" };
-        let settings =
-            [("TLS", tls), ("NET_DEVICES", &devices), ("TCP_AF_PRIO", family), ("KEEPALIVE_INTERVAL", &keepalive)];
+        let settings = [
+            ("TLS", tls),
+            ("NET_DEVICES", &devices),
+            ("TCP_AF_PRIO", family),
+            ("KEEPALIVE_INTERVAL", &keepalive),
+            // Its older protocols abort the process where a message cannot be sent to a peer that is gone (`ucp_request_try_send`).
+            ("PROTO_ENABLE", "y"),
+        ];
         let context = Context::new(&[&settings[..], &TCP_SEGMENTS].concat()).map_err(ucx("no context"))?;
         let sleeper = Sleeper::new().map_err(io("no wake-up"))?;
         let waker = sleeper.waker().map_err(io("no wake-up"))?;
