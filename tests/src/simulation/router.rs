@@ -1,11 +1,13 @@
 //! One start of a router: the real membership view, with what it knows of each worker in it.
 
 use super::clock::{Addr, Time, ms};
+use super::embedded::LEASE;
 use super::event::{Event, Watched};
 use super::flow::Flow;
+use super::shape::Shape;
 use super::world::World;
 use baton_node::membership::etcd::view::{EtcdView, Position, ViewLimits};
-use baton_node::membership::{MembershipView, Registration};
+use baton_node::membership::{LeaseTable, MembershipView, Registration};
 use baton_router::pure::{Admission, Load, Probation, RetryBucket};
 use baton_types::{InstanceId, InstanceRecord, Party};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -37,6 +39,10 @@ pub(super) struct Known {
 #[derive(Debug)]
 pub(super) struct Router {
     pub(super) view: EtcdView,
+    /// In the place of etcd, where membership is embedded.
+    pub(super) table: Option<LeaseTable>,
+    /// What each start was told when it registered there.
+    pub(super) held: BTreeMap<Party, Registration>,
     /// The watch that counts.
     pub(super) watch: u64,
     /// How often connects had failed when it last listed.
@@ -57,8 +63,11 @@ pub(super) struct Router {
 }
 
 impl Router {
-    pub(super) fn new((running_max, queued_max): (usize, usize)) -> Self {
+    pub(super) fn new(shape: &Shape) -> Self {
+        let (running_max, queued_max) = shape.admits;
         Self {
+            table: shape.is_embedded.then(|| LeaseTable::new(LEASE, LIMITS.members_max, 0)),
+            held: BTreeMap::new(),
             view: EtcdView::new(LIMITS, 0),
             watch: 0,
             listed_at: 0,
@@ -72,6 +81,11 @@ impl Router {
             queued: VecDeque::new(),
             asked: None,
         }
+    }
+
+    /// Who is registered.
+    pub(super) fn members(&self) -> MembershipView {
+        self.table.as_ref().map_or_else(|| self.view.view(), LeaseTable::view)
     }
 }
 
@@ -103,9 +117,9 @@ impl World {
     }
 
     /// Whom the view names now, and that it did not go back.
-    fn view_changed(&mut self, r: usize, before: &MembershipView, doubted: usize, stands: u64) {
+    pub(super) fn view_changed(&mut self, r: usize, before: &MembershipView, doubted: usize, stands: u64) {
         let Some(router) = self.router_mut(r) else { return };
-        let view = router.view.view();
+        let view = router.members();
         let mut seen = Vec::new();
         for (id, member) in &view.members {
             seen.push(match before.members.get(id) {
@@ -128,6 +142,9 @@ impl World {
             });
         }
         let mut wrong = None;
+        if view.revision < before.revision {
+            wrong = Some(format!("a view went back from revision {} of its own to {}", before.revision, view.revision));
+        }
         let position = router.view.position();
         if let (Some((stood, when)), Some(position)) = (router.stood, position)
             && when == stands
@@ -226,6 +243,9 @@ impl World {
         let (now, here) = (self.clock.now(), self.addr(w));
         if !self.is_over() {
             self.clock.post(now + ms(350), here, Event::SendRenewal);
+        }
+        if self.shape.is_embedded {
+            return self.send_beats(w);
         }
         let at = now + self.delay();
         self.clock.post(at, Addr::WORLD, Event::Renew(here));
