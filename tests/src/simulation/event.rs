@@ -193,5 +193,8 @@ pub(super) enum Event {
     },
     Tick,
     SendReports,
+    ReportTo {
+        router: Addr,
+    },
     SendRenewal,
 }

@@ -134,6 +134,9 @@ impl World {
         seen.extend((doubts > doubted).then_some("is doubted"));
         seen.extend((doubts < doubted).then_some("is believed again or gone"));
         router.workers.retain(|party, _| view.get(party).is_some());
+        let is_new = |party: &Party| !router.workers.contains_key(party);
+        let fresh: Vec<Party> =
+            view.members.values().map(|m| m.record.party.clone()).filter(|party| is_new(party)).collect();
         for member in view.members.values() {
             router.workers.entry(member.record.party.clone()).or_insert_with(|| Known {
                 record: member.record.clone(),
@@ -165,6 +168,12 @@ impl World {
         router.stood = position.map(|position| (position, stands));
         seen.into_iter().for_each(|what| self.counts.add("view", what));
         wrong.into_iter().for_each(|wrong| self.fail(wrong));
+        // The stream of a worker's reports begins with one.
+        let here = self.addr(r);
+        for party in fresh {
+            let (at, to) = (self.clock.now() + self.delay(), Addr::whoever(self.instances[&party.instance]));
+            self.clock.post(at, to, Event::ReportTo { router: here });
+        }
         self.ask_later(r);
     }
 
@@ -231,11 +240,14 @@ impl World {
             let at = now + ms(150) + self.draw(ms(100) as usize) as Time;
             self.clock.post(at, here, Event::SendReports);
         }
-        let Some((party, report)) = self.load(w) else { return };
-        for router in 0..self.shape.routers {
-            let at = now + self.delay();
-            let (party, report) = (party.clone(), Box::new(report.clone()));
-            self.clock.post(at, Addr::whoever(router), Event::Report { party, report });
+        (0..self.shape.routers).for_each(|router| self.report_to(w, Addr::whoever(router)));
+    }
+
+    /// One report to one router.
+    pub(super) fn report_to(&mut self, w: usize, router: Addr) {
+        let at = self.clock.now() + self.delay();
+        if let Some((party, report)) = self.load(w) {
+            self.clock.post(at, router, Event::Report { party, report: Box::new(report) });
         }
     }
 

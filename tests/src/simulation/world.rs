@@ -236,6 +236,7 @@ impl World {
             Event::PeerDead { peer } => self.peer_is_dead(w, peer),
             Event::Tick => self.tick(w),
             Event::SendReports => self.send_reports(w),
+            Event::ReportTo { router } => self.report_to(w, router),
             Event::SendRenewal => self.send_renewal(w),
             other => self.fail(format!("no worker takes {other:?}")),
         }
