@@ -62,7 +62,7 @@ pub(crate) struct Offer {
 pub struct Commit {
     pub ticket: TicketId,
     pub shard: ShardPair,
-    /// Of the checksums sent for this ticket, see [`crate::checksum`].
+    /// Of the checksums sent for this ticket, see `crate::checksum`.
     pub algorithm: u16,
     /// Checksums sent for this ticket in all.
     pub sums: u64,
