@@ -56,7 +56,7 @@ pub(crate) struct Offer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Commit {
     pub ticket: TicketId,
-    /// Of the checksums sent for this ticket, see [`crate::checksum`].
+    /// Of the checksums sent for this ticket, see `crate::checksum`.
     pub algorithm: u16,
     /// Checksums sent for this ticket in all.
     pub sums: u64,

@@ -61,7 +61,7 @@ impl Job {
         let demand = Demand {
             prompt_tokens,
             total_tokens: self.tokens.len() as u64 + u64::from(self.sampling.max_tokens),
-            answer_tokens: core.answers.expected(&self.model.card.id, &self.sampling),
+            answer_tokens: core.answers.expected(&self.model.card.id, self.sampling.max_tokens),
             policy: self.policy,
             // No prediction ends an answer that has begun.
             time_left: if answer.has_started() { Duration::MAX } else { self.deadline.saturating_duration_since(now) },

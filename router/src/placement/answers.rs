@@ -1,6 +1,5 @@
 //! How long answers come out: what a prediction can know of an answer before it is made.
 
-use baton_types::SamplingParams;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
@@ -24,14 +23,11 @@ impl AnswerLengths {
         }
     }
 
-    /// Tokens that an answer may be expected to have: all that it may where nothing else ends it, else the mean, else one.
-    pub(crate) fn expected(&self, model: &str, sampling: &SamplingParams) -> u64 {
-        let max = u64::from(sampling.max_tokens);
-        if sampling.ignore_eos {
-            return max;
-        }
+    /// Tokens that an answer of at most `max` may be expected to have: the mean, or one where nothing is known. Not what it may have at
+    /// most: who asks for all that comes until the deadline is not refused for it.
+    pub(crate) fn expected(&self, model: &str, max: u32) -> u64 {
         let mean = self.0.lock().get(model).copied().unwrap_or(1.0);
-        (mean.round() as u64).clamp(1, max.max(1))
+        (mean.round() as u64).clamp(1, u64::from(max.max(1)))
     }
 }
 
@@ -41,16 +37,13 @@ mod tests {
 
     #[test]
     fn answers_are_expected_as_long_as_those_before() {
-        let (lengths, mut sampling) =
-            (AnswerLengths::default(), SamplingParams { max_tokens: 50, ..Default::default() });
-        assert_eq!(lengths.expected("m", &sampling), 1, "nothing is known");
+        let lengths = AnswerLengths::default();
+        assert_eq!(lengths.expected("m", 50), 1, "nothing is known");
         (0..100).for_each(|_| lengths.finished("m", 20));
-        assert_eq!((lengths.expected("m", &sampling), lengths.expected("other", &sampling)), (20, 1));
+        assert_eq!((lengths.expected("m", 50), lengths.expected("other", 50)), (20, 1));
         (0..1000).for_each(|_| lengths.finished("m", 400));
-        assert_eq!(lengths.expected("m", &sampling), 50, "no longer than it may be");
+        assert_eq!(lengths.expected("m", 50), 50, "no longer than it may be");
         (0..1000).for_each(|_| lengths.finished("m", 3));
-        assert_eq!(lengths.expected("m", &sampling), 3);
-        sampling.ignore_eos = true;
-        assert_eq!(lengths.expected("m", &sampling), 50);
+        assert_eq!(lengths.expected("m", 50), 3);
     }
 }

@@ -69,6 +69,7 @@ const EXPECTED: &[(&str, &[&str])] = &[
             "does not answer",
         ],
     ),
+    ("leases", &["joined", "renewed", "replaced", "ended"]),
     ("scheduler", &["preempted", "deadline", "stalled"]),
 ];
 

@@ -7,7 +7,7 @@ use baton_kv_transfer::pure::SumRun;
 use baton_node::membership::Member;
 use baton_node::membership::etcd::view::{Change, Position};
 use baton_proto::v1::LoadReport;
-use baton_types::{ErrorKind, Party, TokenId};
+use baton_types::{ErrorKind, InstanceRecord, Party, TokenId};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -83,6 +83,10 @@ pub(super) enum Event {
     // etcd
     LeasesEnd,
     Renew(Addr),
+    Beat {
+        record: Arc<InstanceRecord>,
+    },
+    LookForEnds,
     // A router
     Arrive(usize),
     Turn,
@@ -189,5 +193,8 @@ pub(super) enum Event {
     },
     Tick,
     SendReports,
+    ReportTo {
+        router: Addr,
+    },
     SendRenewal,
 }

@@ -27,6 +27,8 @@ impl World {
                     }
                 }
             }
+            Fault::BreakWatch { .. } | Fault::Wipe { .. } | Fault::EtcdAway { .. } | Fault::LoseRecords
+                if self.shape.is_embedded => {}
             Fault::BreakWatch { process } => self.break_watch(process),
             Fault::Wipe { all } => self.wipe(all),
             Fault::EtcdAway { ms } => self.etcd_goes_away(ms),
@@ -58,8 +60,9 @@ impl World {
         state.incarnation += 1;
         let here = self.addr(process);
         if process < self.shape.routers {
-            self.procs[process].node = Node::Router(Box::new(Router::new(self.shape.admits)));
-            self.post(here, Event::WatchAgain);
+            let follows = if self.shape.is_embedded { Event::LookForEnds } else { Event::WatchAgain };
+            self.procs[process].node = Node::Router(Box::new(Router::new(&self.shape)));
+            self.post(here, follows);
         } else {
             let record = self.record(process);
             let worker = self.new_worker(process, record);

@@ -15,6 +15,7 @@
 mod call;
 mod clock;
 mod counts;
+mod embedded;
 mod engine;
 mod etcd;
 mod event;

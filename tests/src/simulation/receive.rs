@@ -103,14 +103,7 @@ impl World {
         } else if layout.blocks_for(tokens as usize) > worker.memory.map.blocks() as usize {
             Some(RefuseReason::NoRoom)
         } else {
-            // A worker that knows peers by name alone takes whoever comes.
-            let claimed = worker.claims.peek(&request).filter(|_| ignores);
-            let offerer = claimed.unwrap_or_else(|| source_party.clone());
-            match worker.claims.offered(&request, &offerer, tokens) {
-                Ok(()) => None,
-                Err(OfferError::NotClaimed(_)) => Some(RefuseReason::UnknownRequest),
-                Err(OfferError::Contradicts(_)) => Some(RefuseReason::Protocol),
-            }
+            None
         };
         if let Some(reason) = refusal {
             self.counts.add("sink refuses", reason.name());
@@ -121,10 +114,22 @@ impl World {
         let sink = Sink::new(ticket, &layout, expected, deadline, abort_wait);
         worker.next_key += 1;
         let key = worker.next_key;
+        // A worker that knows peers by name alone takes whoever comes.
+        let claimed = worker.claims.peek(&request).filter(|_| ignores);
+        let offerer = claimed.unwrap_or_else(|| source_party.clone());
+        let taken = worker.claims.offered(&request, &offerer, tokens);
         let (blocks, hold, quarantined) = (GroupBlocks::default(), None, None);
         let incoming =
             Incoming { sink, conn, handoff, request, source, source_party, tokens, blocks, hold, quarantined };
         worker.incoming.insert(key, incoming);
+        if let Err(error) = taken {
+            let reason = match error {
+                OfferError::NotClaimed(_) => RefuseReason::UnknownRequest,
+                OfferError::Contradicts(_) => RefuseReason::Protocol,
+            };
+            self.counts.add("sink refuses", reason.name());
+            return self.sink_input(w, key, SinkInput::Refused { reason, detail: error.to_string() });
+        }
         let turn = worker.engine.take_turn(priority);
         worker.waiting.push_back(Waiting { turn, key, tokens: tokens as usize, part: None });
         self.grant_waiting(w);

@@ -1,11 +1,13 @@
 //! One start of a router: the real membership view, with what it knows of each worker in it.
 
 use super::clock::{Addr, Time, ms};
+use super::embedded::LEASE;
 use super::event::{Event, Watched};
 use super::flow::Flow;
+use super::shape::Shape;
 use super::world::World;
 use baton_node::membership::etcd::view::{EtcdView, Position, ViewLimits};
-use baton_node::membership::{MembershipView, Registration};
+use baton_node::membership::{LeaseTable, MembershipView, Registration};
 use baton_router::pure::{Admission, Load, Probation, RetryBucket};
 use baton_types::{InstanceId, InstanceRecord, Party};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -37,6 +39,10 @@ pub(super) struct Known {
 #[derive(Debug)]
 pub(super) struct Router {
     pub(super) view: EtcdView,
+    /// In the place of etcd, where membership is embedded.
+    pub(super) table: Option<LeaseTable>,
+    /// What each start was told when it registered there.
+    pub(super) held: BTreeMap<Party, Registration>,
     /// The watch that counts.
     pub(super) watch: u64,
     /// How often connects had failed when it last listed.
@@ -57,8 +63,11 @@ pub(super) struct Router {
 }
 
 impl Router {
-    pub(super) fn new((running_max, queued_max): (usize, usize)) -> Self {
+    pub(super) fn new(shape: &Shape) -> Self {
+        let (running_max, queued_max) = shape.admits;
         Self {
+            table: shape.is_embedded.then(|| LeaseTable::new(LEASE, LIMITS.members_max, 0)),
+            held: BTreeMap::new(),
             view: EtcdView::new(LIMITS, 0),
             watch: 0,
             listed_at: 0,
@@ -72,6 +81,11 @@ impl Router {
             queued: VecDeque::new(),
             asked: None,
         }
+    }
+
+    /// Who is registered.
+    pub(super) fn members(&self) -> MembershipView {
+        self.table.as_ref().map_or_else(|| self.view.view(), LeaseTable::view)
     }
 }
 
@@ -103,9 +117,9 @@ impl World {
     }
 
     /// Whom the view names now, and that it did not go back.
-    fn view_changed(&mut self, r: usize, before: &MembershipView, doubted: usize, stands: u64) {
+    pub(super) fn view_changed(&mut self, r: usize, before: &MembershipView, doubted: usize, stands: u64) {
         let Some(router) = self.router_mut(r) else { return };
-        let view = router.view.view();
+        let view = router.members();
         let mut seen = Vec::new();
         for (id, member) in &view.members {
             seen.push(match before.members.get(id) {
@@ -120,6 +134,9 @@ impl World {
         seen.extend((doubts > doubted).then_some("is doubted"));
         seen.extend((doubts < doubted).then_some("is believed again or gone"));
         router.workers.retain(|party, _| view.get(party).is_some());
+        let is_new = |party: &Party| !router.workers.contains_key(party);
+        let fresh: Vec<Party> =
+            view.members.values().map(|m| m.record.party.clone()).filter(|party| is_new(party)).collect();
         for member in view.members.values() {
             router.workers.entry(member.record.party.clone()).or_insert_with(|| Known {
                 record: member.record.clone(),
@@ -128,6 +145,9 @@ impl World {
             });
         }
         let mut wrong = None;
+        if view.revision < before.revision {
+            wrong = Some(format!("a view went back from revision {} of its own to {}", before.revision, view.revision));
+        }
         let position = router.view.position();
         if let (Some((stood, when)), Some(position)) = (router.stood, position)
             && when == stands
@@ -148,6 +168,12 @@ impl World {
         router.stood = position.map(|position| (position, stands));
         seen.into_iter().for_each(|what| self.counts.add("view", what));
         wrong.into_iter().for_each(|wrong| self.fail(wrong));
+        // The stream of a worker's reports begins with one.
+        let here = self.addr(r);
+        for party in fresh {
+            let (at, to) = (self.clock.now() + self.delay(), Addr::whoever(self.instances[&party.instance]));
+            self.clock.post(at, to, Event::ReportTo { router: here });
+        }
         self.ask_later(r);
     }
 
@@ -214,11 +240,14 @@ impl World {
             let at = now + ms(150) + self.draw(ms(100) as usize) as Time;
             self.clock.post(at, here, Event::SendReports);
         }
-        let Some((party, report)) = self.load(w) else { return };
-        for router in 0..self.shape.routers {
-            let at = now + self.delay();
-            let (party, report) = (party.clone(), Box::new(report.clone()));
-            self.clock.post(at, Addr::whoever(router), Event::Report { party, report });
+        (0..self.shape.routers).for_each(|router| self.report_to(w, Addr::whoever(router)));
+    }
+
+    /// One report to one router.
+    pub(super) fn report_to(&mut self, w: usize, router: Addr) {
+        let at = self.clock.now() + self.delay();
+        if let Some((party, report)) = self.load(w) {
+            self.clock.post(at, router, Event::Report { party, report: Box::new(report) });
         }
     }
 
@@ -226,6 +255,9 @@ impl World {
         let (now, here) = (self.clock.now(), self.addr(w));
         if !self.is_over() {
             self.clock.post(now + ms(350), here, Event::SendRenewal);
+        }
+        if self.shape.is_embedded {
+            return self.send_beats(w);
         }
         let at = now + self.delay();
         self.clock.post(at, Addr::WORLD, Event::Renew(here));

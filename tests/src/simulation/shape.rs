@@ -35,6 +35,8 @@ pub(super) struct Shape {
     pub(super) blocks: u32,
     pub(super) decode_block_tokens: u32,
     pub(super) lane: Lane,
+    /// Routers keep the leases themselves, without etcd.
+    pub(super) is_embedded: bool,
     pub(super) watermark: usize,
     pub(super) running_max: usize,
     pub(super) chunk_tokens: usize,
@@ -61,6 +63,7 @@ impl Shape {
             blocks: random.of(&[8, 10, 16, 24]),
             decode_block_tokens: random.of(&[16, 16, 32]),
             lane: random.of(&Lane::ALL),
+            is_embedded: random.once_in(4),
             watermark: random.between(0, 2),
             running_max: random.between(2, 6),
             chunk_tokens: random.of(&[8, 24, 64]),

@@ -202,6 +202,8 @@ impl World {
             Event::Report { party, report } => self.reported(r, &party, &report),
             Event::Watched { watch, what } => self.watched(r, watch, what),
             Event::WatchAgain => self.watch_again(r),
+            Event::Beat { record } => self.beat(r, record),
+            Event::LookForEnds => self.look_for_ends(r),
             Event::AskDoubted => self.ask_doubted(r),
             Event::Answered { party, alive } => self.answered(r, &party, alive),
             other => self.fail(format!("no router takes {other:?}")),
@@ -234,6 +236,7 @@ impl World {
             Event::PeerDead { peer } => self.peer_is_dead(w, peer),
             Event::Tick => self.tick(w),
             Event::SendReports => self.send_reports(w),
+            Event::ReportTo { router } => self.report_to(w, router),
             Event::SendRenewal => self.send_renewal(w),
             other => self.fail(format!("no worker takes {other:?}")),
         }
