@@ -10,6 +10,7 @@
 //!
 //! It guards against lost, late, misplaced and damaged bytes. It is no defence against a peer that forges them.
 
+use crate::region::sum_chunks;
 use crate::shard::Heads;
 use baton_types::{BlockId, KvLayout, KvPoolMap, PoolMemory};
 use std::ops::Range;
@@ -18,7 +19,7 @@ use std::ops::Range;
 pub const ALGORITHM: u16 = 1;
 
 const CHUNK_WORDS: usize = 128;
-const CHUNK_BYTES: usize = CHUNK_WORDS * 8;
+pub(crate) const CHUNK_BYTES: usize = CHUNK_WORDS * 8;
 /// Tokens under one sum.
 pub const GRANULE: u32 = KvLayout::GRANULE_TOKENS;
 
@@ -39,8 +40,9 @@ const KEYS: [u64; CHUNK_WORDS] = {
     keys
 };
 
-/// Sum of one chunk. Masked 32-bit halves compile to one `pmuludq` a pair of words, on the baseline instruction set already.
-fn chunk_sum(chunk: &[u8; CHUNK_BYTES], index: u64) -> u64 {
+/// Sum of one chunk. Masked 32-bit halves compile to one `pmuludq` for as many words as fit a register.
+#[inline(always)]
+pub(crate) fn chunk_sum(chunk: &[u8; CHUNK_BYTES], index: u64) -> u64 {
     const LOW: u64 = 0xffff_ffff;
     let (mut nh, mut plain) = (0u64, 0u64);
     for (word, key) in chunk.as_chunks::<8>().0.iter().zip(&KEYS) {
@@ -68,9 +70,8 @@ fn sum_by(len: usize, read: impl Fn(usize, &mut [u8])) -> u64 {
         let padded = valid.next_multiple_of(CHUNK_BYTES);
         read(at, &mut buffer[..valid]);
         buffer[valid..padded].fill(0);
-        for (i, chunk) in buffer[..padded].as_chunks::<CHUNK_BYTES>().0.iter().enumerate() {
-            total = total.wrapping_add(chunk_sum(chunk, (at / CHUNK_BYTES + i) as u64));
-        }
+        let chunks = buffer[..padded].as_chunks().0;
+        total = total.wrapping_add(sum_chunks(chunks, (at / CHUNK_BYTES) as u64));
     }
     mix(total)
 }

@@ -9,6 +9,7 @@
 
 mod io;
 mod mapping;
+mod wide;
 
 use baton_types::{MemoryKind, PoolMemory};
 use mapping::Mapping;
@@ -16,6 +17,7 @@ use std::fmt;
 use std::io::Error;
 use std::ops::Range;
 use std::sync::Arc;
+pub(crate) use wide::sum_chunks;
 
 /// One contiguous region of host memory, page aligned, zeroed, with huge pages advised.
 pub struct Region {
