@@ -149,6 +149,8 @@ fn keys_that_change_the_mathematics_are_refused() {
     for (key, value) in [
         ("attention_bias", json!(true)),
         ("mlp_bias", json!(true)),
+        ("is_causal", json!(false)),
+        ("use_rope", json!(null)),
         ("sliding_window", json!(4096)),
         ("hidden_act", json!("gelu")),
         ("quantization_config", json!({"quant_method": "awq"})),
@@ -166,6 +168,7 @@ fn keys_that_change_the_mathematics_are_refused() {
     }
     for (key, value) in [
         ("sliding_window", json!(null)),
+        ("is_causal", json!(true)),
         ("rope_interleaved", json!(false)),
         ("pruned_heads", json!({})),
         ("partial_rotary_factor", json!(1.0)),

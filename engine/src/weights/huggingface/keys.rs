@@ -1,6 +1,7 @@
 //! Which keys of `config.json` may be there.
 //!
-//! Every key is one of three: read by us, known not to touch the mathematics, or switched off (null, false, zero, empty).
+//! Every key is one of three: read by us, known not to touch the mathematics, or switched off (null, false, zero, empty; those that are
+//! on in a Llama must be on).
 //! Anything else is refused by name, because a key that some newer model needs looks the same as one that nobody reads, and
 //! a plausible wrong answer is worse than having to delete a line.
 
@@ -92,6 +93,9 @@ const HARMLESS: &[&str] = &[
 const NEUTRAL_AT_ONE: &[&str] =
     &["attention_multiplier", "embedding_multiplier", "logits_scaling", "partial_rotary_factor", "residual_multiplier"];
 
+/// On in a Llama: off they change the mathematics.
+const ON: &[&str] = &["causal", "is_causal", "rope", "use_causal_mask", "use_rms_norm", "use_rope"];
+
 /// What would work, for the keys that real models bring.
 fn hint(key: &str) -> &'static str {
     match key {
@@ -111,8 +115,9 @@ pub(super) fn check(config: &Object) -> Result<(), WeightsError> {
     for (key, value) in config.keys() {
         let known = READ.contains(&key.as_str()) || HARMLESS.contains(&key.as_str());
         let neutral = NEUTRAL_AT_ONE.contains(&key.as_str()) && value.as_f64() == Some(1.0);
-        let off = !NEUTRAL_AT_ONE.contains(&key.as_str()) && is_off(value);
-        if !(known || neutral || off) {
+        let on = ON.contains(&key.as_str()) && value.as_bool() == Some(true);
+        let off = !NEUTRAL_AT_ONE.contains(&key.as_str()) && !ON.contains(&key.as_str()) && is_off(value);
+        if !(known || neutral || on || off) {
             return Err(config.unsupported(format!("{key} = {}", shorten(&value.to_string())), hint(key)));
         }
     }
