@@ -28,11 +28,11 @@ impl Node {
     }
 }
 
-/// Connects; files are read anew, so that certificates and passwords can be changed in place.
-pub(super) async fn connect(config: &EtcdConfig, node: Node) -> Result<Client, EtcdError> {
+/// Connects within `max`; files are read anew, so that certificates and passwords can be changed in place.
+pub(super) async fn connect(config: &EtcdConfig, node: Node, max: Duration) -> Result<Client, EtcdError> {
     let endpoint = &config.endpoints[node.0 % config.endpoints.len()];
     let mut options = ConnectOptions::new()
-        .with_connect_timeout(config.request_max())
+        .with_connect_timeout(max)
         .with_keep_alive(KEEPALIVE, KEEPALIVE_MAX)
         .with_keep_alive_while_idle(true)
         .with_require_leader(true);
@@ -46,7 +46,7 @@ pub(super) async fn connect(config: &EtcdConfig, node: Node) -> Result<Client, E
         }
         options = options.with_tls(tls);
     }
-    within(config.request_max(), "connect", Client::connect([endpoint], Some(options))).await
+    within(max, "connect", Client::connect([endpoint], Some(options))).await
 }
 
 async fn read(path: &Path) -> Result<String, EtcdError> {

@@ -3,7 +3,7 @@
 use super::connection::{Node, connect, within};
 use super::error::EtcdError;
 use super::keys::{Keys, encode_word};
-use super::lease::{self, Renewal, grant};
+use super::lease::{Lease, Renewal};
 use super::probe::{Probe, Verdict, WatchProbe};
 use super::view::{Change, EtcdView, Position, ViewLimits};
 use super::{EtcdConfig, history};
@@ -155,7 +155,7 @@ struct Follower {
     shared: Arc<Shared>,
     node: Node,
     /// Outlives sessions.
-    lease: Option<i64>,
+    lease: Option<Lease>,
     /// What stands in etcd on that lease, by key; `None` where that is not certain.
     written: BTreeMap<String, Option<Word>>,
 }
@@ -184,18 +184,18 @@ impl Follower {
             () = shared.stop.cancelled() => {}
         }
         if let Some(lease) = self.lease
-            && let Ok(client) = connect(&shared.config, self.node).await
+            && let Ok(client) = connect(&shared.config, self.node, shared.config.request_max()).await
         {
             // Without an answer the lease ends by itself.
-            let _ = lease::revoke(&client, lease, shared.config.request_max()).await;
+            let _ = lease.revoke(&client, shared.config.request_max()).await;
         }
     }
 
     /// From connecting to the first failure. `worked` becomes true once the view is that of etcd.
     async fn session(&mut self, resume: bool, worked: &mut bool) -> Result<Infallible, EtcdError> {
         let shared = self.shared.clone();
-        let client = connect(&shared.config, self.node).await?;
         let max = shared.config.request_max();
+        let client = connect(&shared.config, self.node, self.lease.map_or(max, |l| l.patience(max))).await?;
         let from = match resume_from(&shared, &client).await? {
             Some(revision) if resume => revision,
             _ => {
@@ -207,14 +207,16 @@ impl Follower {
         *worked = true;
         let lease = match self.lease {
             Some(lease) => lease,
-            None => *self.lease.insert(grant(&client, shared.config.lease_ttl(), max).await?),
+            None => *self.lease.insert(Lease::grant(&client, shared.config.lease_ttl(), max).await?),
         };
-        let keep = Renewal::start(&client, lease, max).await?.keep();
-        tokio::select! {
-            error = keep => Err(error),
+        let mut renewal = Renewal::start(&client, lease, max).await?;
+        let end = tokio::select! {
+            error = renewal.keep() => Err(error),
             end = follow(&shared, &client, from) => end,
-            end = self.write(&client, lease) => end,
-        }
+            end = self.write(&client, lease.id) => end,
+        };
+        self.lease = Some(renewal.lease());
+        end
     }
 
     /// Keeps this router's words in etcd as they are to be.

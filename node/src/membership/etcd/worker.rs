@@ -5,7 +5,7 @@ use super::claim::{Claim, Standing, claim};
 use super::connection::{Node, connect, within};
 use super::error::EtcdError;
 use super::keys::{Keys, decode_record, decode_word, encode_record};
-use super::lease::{self, Renewal, grant};
+use super::lease::{Lease, Renewal};
 use super::opinions::Opinions;
 use crate::membership::{RegistrationHandle, WorkerMembership, WorkerState};
 use baton_types::InstanceRecord;
@@ -54,7 +54,7 @@ struct Keeper {
     record: InstanceRecord,
     node: Node,
     /// Outlives sessions: a break in the connection does not end it.
-    lease: Option<i64>,
+    lease: Option<Lease>,
     held_before: bool,
     opinions: Opinions,
     state: watch::Sender<WorkerState>,
@@ -83,8 +83,8 @@ impl Keeper {
         }
         // Without an answer the lease ends by itself.
         if let Some(lease) = self.lease
-            && let Ok(client) = connect(&self.config, self.node).await
-            && lease::revoke(&client, lease, self.config.request_max()).await.is_ok()
+            && let Ok(client) = connect(&self.config, self.node, self.config.request_max()).await
+            && lease.revoke(&client, self.config.request_max()).await.is_ok()
         {
             tracing::info!("left");
         }
@@ -93,17 +93,19 @@ impl Keeper {
 
     /// From connecting to the first failure. `worked` becomes true once the name was looked up.
     async fn session(&mut self, worked: &mut bool) -> Result<std::convert::Infallible, EtcdError> {
-        let client = connect(&self.config, self.node).await?;
         let max = self.config.request_max();
+        let client = connect(&self.config, self.node, self.lease.map_or(max, |l| l.patience(max))).await?;
         let lease = match self.lease {
             Some(lease) => lease,
-            None => *self.lease.insert(grant(&client, self.config.lease_ttl(), max).await?),
+            None => *self.lease.insert(Lease::grant(&client, self.config.lease_ttl(), max).await?),
         };
-        let keep = Renewal::start(&client, lease, max).await?.keep();
-        tokio::select! {
-            error = keep => Err(error),
-            end = self.follow(&client, lease, worked) => end,
-        }
+        let mut renewal = Renewal::start(&client, lease, max).await?;
+        let end = tokio::select! {
+            error = renewal.keep() => Err(error),
+            end = self.follow(&client, lease.id, worked) => end,
+        };
+        self.lease = Some(renewal.lease());
+        end
     }
 
     async fn follow(
