@@ -106,11 +106,13 @@ pub(crate) struct GenerationRequest {
     pub(crate) received: Instant,
 }
 
-/// A request id: the client's, or a random one.
-pub(crate) fn request_id(given: Option<&str>) -> Result<RequestId, RequestError> {
-    match given {
-        Some(id) => RequestId::try_new(id).map_err(|e| RequestError::invalid("request_id", e.to_string())),
-        None => Ok(baton_node::id::request_id()),
+/// A request id: the client's, or a random one; also a random one, to name the error with, where the client's is refused. `param` is what
+/// the client calls it.
+pub(crate) fn request_id(given: Option<&str>, param: &str) -> (RequestId, Result<(), RequestError>) {
+    match given.map(RequestId::try_new) {
+        Some(Ok(id)) => (id, Ok(())),
+        Some(Err(e)) => (baton_node::id::request_id(), Err(RequestError::invalid(param, e.to_string()))),
+        None => (baton_node::id::request_id(), Ok(())),
     }
 }
 
@@ -152,7 +154,7 @@ impl Sampling {
             let message = format!(
                 "{what}; the limit of this model here is {context_max} tokens. Shorten the prompt or max_tokens"
             );
-            RequestError { param: Some(param.into()), ..RequestError::new(ErrorKind::ContextLengthExceeded, message) }
+            RequestError::new(ErrorKind::ContextLengthExceeded, message).param(param)
         };
         if prompt >= context_max {
             let what = format!("the prompt has {prompt} tokens and leaves no room for an answer");

@@ -137,7 +137,14 @@ impl RequestError {
 
     /// An invalid field.
     pub fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
-        Self { param: Some(param.into()), ..Self::new(ErrorKind::InvalidRequest, message) }
+        Self::new(ErrorKind::InvalidRequest, message).param(param)
+    }
+
+    /// Names the field of the request at fault.
+    #[must_use]
+    pub fn param(mut self, param: impl Into<String>) -> Self {
+        self.param = Some(param.into());
+        self
     }
 
     /// Adds the earliest sensible retry.

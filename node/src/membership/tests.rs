@@ -82,13 +82,12 @@ impl Network {
     fn connect(&self) -> Connect {
         let network = self.clone();
         Arc::new(move |address| {
-            let network = network.clone();
+            let (network, address) = (network.clone(), address.to_owned());
             let dial = move || -> BoxFuture<'static, io::Result<Box<dyn Stream>>> {
                 let dial = network.clone().dial(address.clone());
                 Box::pin(async move { Ok(Box::new(dial.await?) as Box<dyn Stream>) })
             };
-            let channel = channel_over(Arc::new(dial), Authority::from_static("router"), &ChannelConfig::default());
-            Box::pin(async move { Ok(channel) })
+            Ok(channel_over(Arc::new(dial), Authority::from_static("router"), &ChannelConfig::default()))
         })
     }
 
@@ -182,7 +181,7 @@ async fn a_closed_router_ends_its_sessions_and_takes_no_new_ones() {
 
 /// Joins by hand with these first messages; the code of the refusal and its text.
 async fn refusal(network: &Network, first: Vec<join_request::Message>) -> (Code, String) {
-    let channel = (network.connect())("r".into()).await.unwrap();
+    let channel = (network.connect())("r").unwrap();
     let requests = first.into_iter().map(|m| v1::JoinRequest { message: Some(m) });
     let stream = futures::StreamExt::chain(tokio_stream::iter(requests.collect::<Vec<_>>()), tokio_stream::pending());
     let status = MembershipClient::new(channel).join(stream).await.map(drop).unwrap_err();

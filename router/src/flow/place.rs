@@ -4,7 +4,7 @@ use super::Core;
 use super::answer::Answer;
 use super::attempt::Failed;
 use super::job::Job;
-use crate::placement::{Demand, Refusal, place};
+use crate::placement::{Demand, Refusal, place, retry_after};
 use crate::recovery::{Avoided, Circle, Phase, ProbationLimits, Retry};
 use crate::workers::WorkerHandle;
 use baton_types::{ErrorKind, NumericsClass, RequestError};
@@ -128,13 +128,7 @@ fn refused(refusal: &Refusal, class: Option<&NumericsClass>) -> RequestError {
                 ms(first_token),
                 ms(end)
             );
-            RequestError::new(ErrorKind::Overloaded, message)
-                .retry_after(first_token.clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX))
+            RequestError::new(ErrorKind::Overloaded, message).retry_after(retry_after(first_token))
         }
     }
 }
-
-/// A retry sooner than this only adds load.
-const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
-/// A longer wait is no prediction any more.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);

@@ -10,13 +10,10 @@ use std::time::Instant;
 /// Most segments of one prompt.
 const SEGMENTS_MAX: usize = MESSAGES_MAX;
 
-/// The id in the message, else in the metadata, else a new one; also a new one, to name the error with, where the client's is refused.
+/// The id in the message, else in the metadata, see [`request_id`].
 pub(super) fn id(message: &v1::GenerateRequest, headers: &http::HeaderMap) -> (RequestId, Result<(), RequestError>) {
     let from_header = headers.get("x-request-id").and_then(|v| v.to_str().ok());
-    match request_id(Some(message.request_id.as_str()).filter(|id| !id.is_empty()).or(from_header)) {
-        Ok(id) => (id, Ok(())),
-        Err(e) => (baton_node::id::request_id(), Err(e)),
-    }
+    request_id(Some(message.request_id.as_str()).filter(|id| !id.is_empty()).or(from_header), "request_id")
 }
 
 pub(super) fn request(

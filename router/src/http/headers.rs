@@ -13,13 +13,9 @@ const TRACE_ID: HeaderName = HeaderName::from_static("x-trace-id");
 /// Cached share of the prompt, in percent.
 const CACHE_HIT: HeaderName = HeaderName::from_static("x-baton-cache-hit");
 
-/// The client's request id, or a new one; also a new one, to name the error with, where the client's is refused.
+/// See [`request_id`].
 pub(super) fn id(headers: &HeaderMap) -> (RequestId, Result<(), RequestError>) {
-    let given = headers.get(REQUEST_ID).map(|v| v.to_str().unwrap_or_default());
-    match request_id(given) {
-        Ok(id) => (id, Ok(())),
-        Err(e) => (baton_node::id::request_id(), Err(RequestError { param: Some(REQUEST_ID.to_string()), ..e })),
-    }
+    request_id(headers.get(REQUEST_ID).map(|v| v.to_str().unwrap_or_default()), REQUEST_ID.as_str())
 }
 
 /// The instant at which the request ends.

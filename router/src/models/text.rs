@@ -66,7 +66,7 @@ impl ModelText {
         let message = format!(
             "the prompt's {bytes} bytes are at least {tokens} tokens; the limit of this model here is {tokens_max} tokens. Shorten it"
         );
-        Err(RequestError { param: Some(param.into()), ..RequestError::new(ErrorKind::ContextLengthExceeded, message) })
+        Err(RequestError::new(ErrorKind::ContextLengthExceeded, message).param(param))
     }
 
     /// Decodes one answer.

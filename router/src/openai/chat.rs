@@ -112,5 +112,5 @@ fn text_part(mut part: Value) -> Option<String> {
 
 fn unsupported(param: String) -> RequestError {
     let message = format!("{param} is not supported: messages carry text only");
-    RequestError { param: Some(param), ..RequestError::new(ErrorKind::Unsupported, message) }
+    RequestError::new(ErrorKind::Unsupported, message).param(param)
 }

@@ -54,7 +54,7 @@ pub fn place(
             if pairs.is_empty() {
                 if demand.policy == PrefillPolicy::Remote {
                     let soonest = prefillers.iter().map(|&p| seconds(p)).fold(f64::INFINITY, f64::min);
-                    return Err(Refusal::Full { retry_after: retry_after(soonest) });
+                    return Err(Refusal::Full { retry_after: retry_after(duration(soonest)) });
                 }
                 reason = Reason::LocalPrefillFull;
             } else {
@@ -142,6 +142,6 @@ fn duration(seconds: f64) -> Duration {
 }
 
 /// A retry hint from a predicted wait.
-pub(super) fn retry_after(seconds: f64) -> Duration {
-    duration(seconds).clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX)
+pub(crate) fn retry_after(wait: Duration) -> Duration {
+    wait.clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX)
 }

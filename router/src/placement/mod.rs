@@ -13,6 +13,7 @@ mod tests;
 
 pub(crate) use answers::AnswerLengths;
 pub use choose::place;
+pub(crate) use choose::retry_after;
 pub use view::{Measured, Worker};
 
 use crate::request::PrefillPolicy;

@@ -2,13 +2,13 @@
 
 use super::JoinConfig;
 use crate::backoff::Backoff;
-use crate::grpc::{Channel, ChannelConfig, channel};
+use crate::grpc::{Channel, ChannelConfig, ChannelError, channel};
 use crate::membership::state::Word;
 use crate::membership::{RegistrationHandle, RouterOpinion, WorkerMembership, WorkerState, aggregate};
 use baton_proto::v1::membership_client::MembershipClient;
 use baton_proto::v1::{self, join_request, join_response};
 use baton_types::InstanceRecord;
-use futures::future::{BoxFuture, join_all};
+use futures::future::join_all;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use tonic::{Code, Status, Streaming};
 const OUTBOX_MAX: usize = 4;
 
 /// How to reach a router by its address. Each call makes a connection that is not yet used.
-pub type Connect = Arc<dyn Fn(String) -> BoxFuture<'static, Result<Channel, Status>> + Send + Sync>;
+pub type Connect = Arc<dyn Fn(&str) -> Result<Channel, ChannelError> + Send + Sync>;
 
 /// Joins routers.
 #[derive(Clone)]
@@ -41,11 +41,7 @@ impl EmbeddedWorker {
     /// Joins over TCP.
     pub fn new(config: &JoinConfig) -> Self {
         let settings = ChannelConfig { connect_ms_max: config.connect_ms_max, ..ChannelConfig::default() };
-        let connect = move |address: String| -> BoxFuture<'static, Result<Channel, Status>> {
-            let settings = settings.clone();
-            Box::pin(async move { channel(&address, &settings).map_err(|e| Status::invalid_argument(e.to_string())) })
-        };
-        Self::with_connect(config, Arc::new(connect))
+        Self::with_connect(config, Arc::new(move |address| channel(address, &settings)))
     }
 
     /// Joins over connections of the caller's making.
@@ -116,7 +112,7 @@ impl Membership {
         let (outbox, requests) = mpsc::channel(OUTBOX_MAX);
         send(&outbox, join_request::Message::Record(self.record.clone()))?;
         let join = async {
-            let channel = (self.connect)(self.address.clone()).await?;
+            let channel = (self.connect)(&self.address).map_err(|e| Status::invalid_argument(e.to_string()))?;
             let mut responses = MembershipClient::new(channel).join(ReceiverStream::new(requests)).await?.into_inner();
             match responses.message().await?.and_then(|r| r.message) {
                 Some(join_response::Message::Registered(registered)) => Ok((responses, registered)),
