@@ -8,7 +8,7 @@ use crate::grpc::{AdminService, InferenceService};
 use crate::http::{HttpState, routes};
 use crate::metrics::{MembershipMetrics, RouterMetrics};
 use crate::models::TextCache;
-use crate::placement::AnswerLengths;
+use crate::placement::Experience;
 use crate::readiness::readiness;
 use crate::recovery::RetryBucket;
 use crate::workers::{Supervisor, WorkerSet, supervise};
@@ -85,7 +85,7 @@ impl Router {
             limits: config.flow_limits(),
             admission: Admission::new(config.limits.running_max, config.limits.queued_max),
             retries: RetryBucket::new(config.retry.burst_max, config.retry.per_s),
-            answers: AnswerLengths::default(),
+            experience: Experience::default(),
             tokenizing: Tokenizing::new(),
             workers: Arc::new(WorkerSet::new(silent_max)),
             metrics: metrics.register(RouterMetrics::register),

@@ -38,6 +38,8 @@ pub(super) struct Answer<'a> {
     received: Instant,
     first: Option<Instant>,
     last: Option<Instant>,
+    /// How long the client let it wait.
+    stalled: Duration,
     timings: PhaseTimings,
     usage: Usage,
     /// What the client was sent: another attempt goes on behind it.
@@ -76,6 +78,7 @@ impl<'a> Answer<'a> {
             received,
             first,
             last,
+            stalled: Duration::ZERO,
             timings,
             usage,
             tokens,
@@ -128,6 +131,11 @@ impl<'a> Answer<'a> {
         self.timings.transfer_us = Some(done.transfer_us);
         self.timings.exposed_us = Some(done.exposed_us);
         self.timings.transfer_bytes = Some(done.transfer_bytes);
+    }
+
+    /// How long the client let it wait for room.
+    pub(super) fn stalled(&self) -> Duration {
+        self.stalled
     }
 
     /// When the first token left.
@@ -198,9 +206,11 @@ impl<'a> Answer<'a> {
     }
 
     /// Sends an event. A client that reads nothing pauses the worker's stream here, and is given up after a while.
-    async fn send(&self, event: Event) -> Result<(), RequestError> {
-        let stall = self.limits.client_stall_max;
-        self.out.send_timeout(Ok(event), stall).await.map_err(|e| match e {
+    async fn send(&mut self, event: Event) -> Result<(), RequestError> {
+        let (stall, since) = (self.limits.client_stall_max, Instant::now());
+        let sent = self.out.send_timeout(Ok(event), stall).await;
+        self.stalled += since.elapsed();
+        sent.map_err(|e| match e {
             SendTimeoutError::Closed(_) => RequestError::new(ErrorKind::Cancelled, "the client is gone"),
             SendTimeoutError::Timeout(_) => {
                 RequestError::new(ErrorKind::Cancelled, format!("the client read nothing for {stall:?}"))

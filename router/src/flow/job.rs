@@ -7,11 +7,13 @@ use super::{Core, end};
 use crate::admission::Place;
 use crate::metrics::RequestMetrics;
 use crate::output::{EventResult, Finished};
+use crate::placement::{Ended, Prediction};
 use crate::recovery::{Avoided, Failure, GiveUp, Phase, Recovery};
 use crate::request::PrefillPolicy;
 use crate::workers::ServedModel;
 use baton_text::StopMatcher;
 use baton_types::{ErrorKind, FinishReason, RequestError, RequestId, SamplingParams, TokenId};
+use parking_lot::Mutex;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -31,6 +33,8 @@ pub(super) struct Job {
     pub(super) span: Span,
     pub(super) metrics: RequestMetrics,
     queued: OnceLock<Duration>,
+    /// When the first attempt began, and when its answer was predicted; `None` once there was another.
+    predicted: Mutex<Option<(Instant, Prediction)>>,
 }
 
 /// What [`Job::new`] takes besides what is in the request.
@@ -58,7 +62,29 @@ impl Job {
         let Prepared { model, tokens, sampling, stops, metrics, span } = prepared;
         let (id, priority) = (request.id.clone(), request.priority);
         let (received, deadline, queued) = (request.received, request.deadline, OnceLock::new());
-        Self { id, model, tokens, sampling, stops, policy, priority, received, deadline, span, metrics, queued }
+        let predicted = Mutex::default();
+        Self {
+            id,
+            model,
+            tokens,
+            sampling,
+            stops,
+            policy,
+            priority,
+            received,
+            deadline,
+            span,
+            metrics,
+            queued,
+            predicted,
+        }
+    }
+
+    /// What the end teaches. A client that did not read stopped the workers as well, so that time is none of theirs.
+    fn ended(&self, answer: &Answer<'_>, finished: bool) -> Ended {
+        let took =
+            |(since, predicted): (Instant, Prediction)| (since.elapsed().saturating_sub(answer.stalled()), predicted);
+        Ended { tokens: answer.usage().completion_tokens, finished, took: self.predicted.lock().map(took) }
     }
 
     /// How long the request waited for its turn in this router.
@@ -87,9 +113,7 @@ impl Job {
             result = self.attempts(&core, &mut turn, &mut answer) => result,
         };
         end::record(&self, &result, &answer.usage(), answer.first_token_at());
-        if result.is_ok() {
-            core.answers.finished(&self.model.card.id, answer.usage().completion_tokens);
-        }
+        core.experience.learn(&self.model.card.id, &self.ended(&answer, result.is_ok()));
         drop(answer);
         if let Some(end) = end {
             end.send(result.map(crate::output::Event::Finished));
@@ -104,8 +128,11 @@ impl Job {
         let mut worker_said: Option<RequestError> = None;
         loop {
             let chosen = self.place(core, &avoided, answer);
-            if retries == 0 && chosen.is_ok() {
+            if retries == 0
+                && let Ok(chosen) = &chosen
+            {
                 self.metrics.current().queue.observe(self.queued().as_secs_f64());
+                *self.predicted.lock() = chosen.predicted.map(|predicted| (Instant::now(), predicted));
             }
             let result = match &chosen {
                 Ok(chosen) => self.attempt(core, chosen, retries, answer).await,
@@ -146,6 +173,7 @@ impl Job {
             if let Ok(chosen) = &chosen {
                 chosen.failed(&retry, &mut avoided, &core.limits.probation);
                 retries += 1;
+                *self.predicted.lock() = None;
                 self.metrics.current().retried(phase);
                 self.span.record("baton.retries", retries);
             }

@@ -15,7 +15,7 @@ use crate::admission::Admission;
 use crate::metrics::{Outcome, RouterMetrics};
 use crate::models::lookup;
 use crate::output::EventResult;
-use crate::placement::{AnswerLengths, Thresholds};
+use crate::placement::{Experience, Thresholds};
 use crate::recovery::{ProbationLimits, RetryBucket, RetryLimits};
 use crate::request::{
     GenerationRequest, PrefillPolicy, Prompt, check_priority, check_stop_strings, check_tokens, check_vocab,
@@ -60,8 +60,8 @@ pub(crate) struct Core {
     pub(crate) admission: Admission,
     /// Retries of all requests.
     pub(crate) retries: RetryBucket,
-    /// Lengths of answers so far.
-    pub(crate) answers: AnswerLengths,
+    /// What answers so far teach.
+    pub(crate) experience: Experience,
     /// Prompts that become tokens.
     pub(crate) tokenizing: Tokenizing,
     /// The workers.

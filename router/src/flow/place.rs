@@ -4,7 +4,7 @@ use super::Core;
 use super::answer::Answer;
 use super::attempt::Failed;
 use super::job::Job;
-use crate::placement::{Demand, Refusal, place, retry_after};
+use crate::placement::{Demand, Prediction, Refusal, place, retry_after};
 use crate::recovery::{Avoided, Circle, Phase, ProbationLimits, Retry};
 use crate::workers::WorkerHandle;
 use baton_types::{ErrorKind, NumericsClass, RequestError};
@@ -17,6 +17,8 @@ pub(super) struct Chosen {
     pub(super) decode: Arc<WorkerHandle>,
     /// `None` prefills where it decodes.
     pub(super) prefill: Option<Arc<WorkerHandle>>,
+    /// When its answer comes, as of now; `None` while nothing is measured.
+    pub(super) predicted: Option<Prediction>,
 }
 
 impl Chosen {
@@ -61,7 +63,8 @@ impl Job {
         let demand = Demand {
             prompt_tokens,
             total_tokens: self.tokens.len() as u64 + u64::from(self.sampling.max_tokens),
-            answer_tokens: core.answers.expected(&self.model.card.id, self.sampling.max_tokens),
+            answer_tokens: core.experience.answer_tokens(&self.model.card.id, self.sampling.max_tokens),
+            slowness: core.experience.slowness(&self.model.card.id),
             policy: self.policy,
             // No prediction ends an answer that has begun.
             time_left: if answer.has_started() { Duration::MAX } else { self.deadline.saturating_duration_since(now) },
@@ -92,7 +95,7 @@ impl Job {
             if let Some(prefill) = &prefill {
                 prefill.load.placed(prompt_tokens, prompt_tokens);
             }
-            return Ok(Chosen { decode, prefill });
+            return Ok(Chosen { decode, prefill, predicted: decision.predicted });
         }
         Err(Failed::at(Phase::Place, refused(&refusal, answer.class())))
     }

@@ -1,6 +1,6 @@
 //! The decision.
 
-use super::{Decision, Demand, Reason, Refusal, Thresholds, Worker};
+use super::{Decision, Demand, Prediction, Reason, Refusal, Thresholds, Worker};
 use crate::request::PrefillPolicy;
 use baton_types::Role;
 use std::time::Duration;
@@ -72,11 +72,18 @@ pub fn place(
     };
     let computes = &workers[prefill.unwrap_or(decode)];
     let measured = computes.load.prefill_tokens_per_s > 0.0;
-    let first_token = measured.then(|| duration(seconds(prefill.unwrap_or(decode))));
-    match first_token.map(|first| (first, first.saturating_add(duration(decode_seconds(&workers[decode], demand))))) {
-        Some((first_token, end)) if end > demand.time_left => Err(Refusal::TooLate { first_token, end }),
-        _ => Ok(Decision { decode, prefill, reason, first_token }),
+    let predicted = measured.then(|| Prediction {
+        first_token: duration(seconds(prefill.unwrap_or(decode))),
+        token: duration(token_seconds(&workers[decode])),
+    });
+    if let Some(predicted) = predicted {
+        let learned = |time: Duration| duration(time.as_secs_f64() * demand.slowness);
+        let end = learned(predicted.end(u32::try_from(demand.answer_tokens).unwrap_or(u32::MAX)));
+        if end > demand.time_left {
+            return Err(Refusal::TooLate { first_token: learned(predicted.first_token), end });
+        }
     }
+    Ok(Decision { decode, prefill, reason, predicted })
 }
 
 /// Ten seconds of queued prefill weigh as much as a full batch.
@@ -115,8 +122,8 @@ fn first_token_seconds(worker: &Worker, demand: &Demand, thresholds: &Thresholds
     (worker.load.waiting_tokens + demand.prompt_tokens) as f64 / rate
 }
 
-/// From the first token to the last, the wait for a place in the batch included; 0 while unmeasured.
-fn decode_seconds(worker: &Worker, demand: &Demand) -> f64 {
+/// From one token to the next, the wait for a place in the batch spread over all; 0 while unmeasured.
+fn token_seconds(worker: &Worker) -> f64 {
     let steps = worker.load.decode_steps_per_s;
     if steps <= 0.0 {
         return 0.0;
@@ -124,8 +131,7 @@ fn decode_seconds(worker: &Worker, demand: &Demand) -> f64 {
     let places = worker.record.running_max.max(1);
     // Those before it for whom there is no place, if they too have answers like this one.
     let before = (worker.load.running + worker.load.waiting).saturating_sub(places.saturating_sub(1));
-    let answer = demand.answer_tokens.saturating_sub(1) as f64 / steps;
-    answer * (1.0 + f64::from(before) / f64::from(places))
+    (1.0 + f64::from(before) / f64::from(places)) / steps
 }
 
 /// One of the cheapest, at random. `among` is not empty.

@@ -1,19 +1,19 @@
 //! Where a request runs: a pure function of a view of the workers. No clock, no I/O, random numbers from the caller.
 //!
 //! Cost is time: predicted first token = (queued tokens + own tokens) / measured prefill rate; predicted end = first token + wait for a
-//! place in the batch + expected tokens / measured decode rate. The decode worker is chosen by room, then by how full its batch is; the
+//! place in the batch + expected tokens / measured decode rate; both times how much longer answers took than predicted so far. The decode worker is chosen by room, then by how full its batch is; the
 //! prefill worker by predicted first token. Only workers whose fingerprints match are paired.
 
-mod answers;
 mod choose;
+mod experience;
 mod view;
 
 #[cfg(test)]
 mod tests;
 
-pub(crate) use answers::AnswerLengths;
 pub use choose::place;
 pub(crate) use choose::retry_after;
+pub(crate) use experience::{Ended, Experience};
 pub use view::{Measured, Worker};
 
 use crate::request::PrefillPolicy;
@@ -32,6 +32,24 @@ pub struct Demand {
     pub policy: PrefillPolicy,
     /// Time left until the deadline.
     pub time_left: Duration,
+    /// Factor by which answers take longer than predicted from rates alone; 1 where nothing is known.
+    pub slowness: f64,
+}
+
+/// When an answer comes, from the rates at the time of asking.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prediction {
+    /// Until the first token.
+    pub first_token: Duration,
+    /// From each token to the next, the wait for a place in the batch spread over all.
+    pub token: Duration,
+}
+
+impl Prediction {
+    /// Until an answer of so many tokens has ended.
+    pub fn end(&self, tokens: u32) -> Duration {
+        self.first_token.saturating_add(self.token.saturating_mul(tokens.saturating_sub(1)))
+    }
 }
 
 /// Thresholds.
@@ -83,8 +101,8 @@ pub struct Decision {
     pub prefill: Option<usize>,
     /// Why.
     pub reason: Reason,
-    /// Predicted time to the first token; `None` while nothing is measured.
-    pub first_token: Option<Duration>,
+    /// `None` while nothing is measured.
+    pub predicted: Option<Prediction>,
 }
 
 /// Why a request runs nowhere.

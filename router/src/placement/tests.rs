@@ -28,7 +28,7 @@ fn full(role: Role, name: &str) -> Worker {
 
 fn demand(policy: PrefillPolicy, prompt_tokens: u64) -> Demand {
     let (total_tokens, time_left) = (prompt_tokens + 100, Duration::from_secs(60));
-    Demand { prompt_tokens, total_tokens, answer_tokens: 41, policy, time_left }
+    Demand { prompt_tokens, total_tokens, answer_tokens: 41, policy, time_left, slowness: 1.0 }
 }
 
 /// `decode<-prefill: reason`, or the refusal.
@@ -128,7 +128,14 @@ fn a_predicted_miss_of_the_deadline_is_refused() {
     demand.time_left = Duration::from_secs(5);
     assert_eq!(check(&[steps(3, 0), p("p")], demand), "d<-p: remote_policy");
     assert_eq!(check(&[steps(4, 1), p("p")], demand), "TooLate { first_token: 1s, end: 7s }", "two go before it");
+    demand.slowness = 1.5;
+    assert_eq!(
+        check(&[steps(3, 0), p("p")], demand),
+        "TooLate { first_token: 1.5s, end: 7.5s }",
+        "answers took longer so far"
+    );
     demand.time_left = Duration::from_millis(4999);
+    demand.slowness = 1.0;
     assert_eq!(check(&[steps(3, 0), p("p")], demand), "TooLate { first_token: 1s, end: 5s }");
 }
 

@@ -143,6 +143,7 @@ impl World {
                 prompt_tokens: (prompt + sent) as u64,
                 total_tokens: (prompt + max) as u64,
                 answer_tokens: max as u64,
+                slowness: 1.0,
                 policy,
                 time_left: if sent > 0 { Duration::MAX } else { left },
             };
