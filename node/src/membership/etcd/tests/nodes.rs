@@ -16,7 +16,7 @@ async fn nodes_of_etcd_may_fail_and_lose_everything() {
     // Half of it to notice that a node hangs, however busy the machine is, and to renew at another.
     let mut cluster = Cluster::start(EtcdConfig { lease_ttl_s: 6, ..etcd.config() }).await;
 
-    // etcd before 2024 may end all leases when a leader goes on that was replaced meanwhile (its issue 15247). Nobody is to notice.
+    // etcd before 3.4.31 or 3.5.13 may end all leases when a leader goes on that was replaced meanwhile (its issue 15247). Nobody is to notice.
     let hangs = etcd.leader().await.unwrap();
     etcd.node(hangs).signal("STOP").unwrap();
     cluster.stays_whole("the leader hangs for longer than a lease", LONG).await;
