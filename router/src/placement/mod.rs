@@ -6,6 +6,7 @@
 
 mod answers;
 mod choose;
+mod skew;
 mod view;
 
 #[cfg(test)]
@@ -13,6 +14,7 @@ mod tests;
 
 pub(crate) use answers::AnswerLengths;
 pub use choose::place;
+pub(crate) use skew::{Kind, unpaired, why_unpaired};
 pub use view::{Measured, Worker};
 
 use crate::request::PrefillPolicy;
