@@ -133,7 +133,7 @@ async fn a_prefill_worker_of_another_kernel_revision_is_left_out_until_it_is_upg
     let mut decode = cluster.worker(Role::Decode, "d-0")?;
     let mut ours = cluster.worker(Role::Prefill, "p-0")?;
     cluster.settles([1, 1], [0, 0]).await?;
-    let load = Load::start(&[cluster.grpc.clone()], &CASES).await?;
+    let load = Load::start(std::slice::from_ref(&cluster.grpc), &CASES).await?;
     goes_on(&load, "all of one revision").await?;
     ensure!(sampled(&mut ours).await? > 0, "nothing is prefilled remotely: the rest shows nothing");
 
@@ -167,7 +167,7 @@ async fn without_the_revision_in_its_class_such_a_worker_makes_wrong_answers() -
     let _decode = cluster.worker(Role::Decode, "d-0")?;
     cluster.settles([0, 1], [0, 0]).await?;
     // Right are the answers of a decode worker that prefills by itself.
-    let load = Load::start(&[cluster.grpc.clone()], &CASES).await?;
+    let load = Load::start(std::slice::from_ref(&cluster.grpc), &CASES).await?;
     let _other = cluster.skewed(Role::Prefill, "p-0", Skew::HiddenRevision)?;
     cluster.settles([1, 1], [0, 0]).await?;
     let until = Instant::now() + MAX;
@@ -186,7 +186,7 @@ async fn neighbouring_protocols_interoperate_and_distant_ones_are_left_out() -> 
     let cluster = Cluster::start(new).await?;
     let mut decode = cluster.skewed(Role::Decode, "d-0", Skew::Protocol(new))?;
     cluster.settles([0, 1], [0, 0]).await?;
-    let load = Load::start(&[cluster.grpc.clone()], &CASES).await?;
+    let load = Load::start(std::slice::from_ref(&cluster.grpc), &CASES).await?;
 
     // N-1 beside N: they speak what both know.
     let mut previous = cluster.skewed(Role::Prefill, "p-0", Skew::Protocol(old))?;
