@@ -2,7 +2,7 @@
 //! Never reachable from configuration.
 
 use crate::host::{HostBackend, HostKernels, KvStep};
-use crate::numerics::{ATTENTION_SLAB, K_SLAB};
+use crate::numerics::{ATTENTION_SLAB, K_SLAB, KERNEL_REVISION};
 use crate::ops::{Ops, RopeTable, Store};
 use crate::reference::{ReferenceKernels, Rows, attention, linear};
 use baton_types::Dtype;
@@ -19,6 +19,11 @@ pub enum MutantKind {
     ThreadCount {
         /// Threads pretended.
         threads: usize,
+    },
+    /// Right by another written order: GEMM slabs are half as long everywhere, as a later revision might have them.
+    OtherRevision {
+        /// The revision that it says it is.
+        says: u32,
     },
 }
 
@@ -43,6 +48,10 @@ impl HostKernels for Mutant {
         format!("mutant {:?}", self.kind)
     }
 
+    fn revision(&self) -> u32 {
+        if let MutantKind::OtherRevision { says } = self.kind { says } else { KERNEL_REVISION }
+    }
+
     fn pack(&self, n: usize, k: usize, dtype: Dtype, data: &[f32]) -> Rows {
         ReferenceKernels.pack(n, k, dtype, data)
     }
@@ -59,6 +68,7 @@ impl HostKernels for Mutant {
         let slab = match self.kind {
             MutantKind::RowCount if rows > 1 => K_SLAB / 2,
             MutantKind::ThreadCount { threads } => w.k.div_ceil(threads.max(1)),
+            MutantKind::OtherRevision { .. } => K_SLAB / 2,
             _ => K_SLAB,
         };
         linear::linear(x, w, partitions, slab, store, out, rows);

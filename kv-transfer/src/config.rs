@@ -1,7 +1,7 @@
 //! What a transfer service is started with, and what a handoff is opened with.
 
 use crate::{HeadShard, NoHooks, TransferAddress, TransferError, TransferHooks};
-use baton_types::{Compatibility, GroupBlocks, KvPoolMap, Party, RequestId};
+use baton_types::{Compatibility, GroupBlocks, KvPoolMap, Party, ProtocolRange, RequestId};
 use serde::{Deserialize, Serialize};
 use std::any::Any;
 use std::fmt;
@@ -173,6 +173,8 @@ pub struct TransferConfig {
     pub party: Party,
     /// Compared with each peer's before the first byte. Its layout is that of the whole instance.
     pub compatibility: Compatibility,
+    /// Versions spoken; peers that speak none of them are refused before the first byte.
+    pub protocol: ProtocolRange,
     /// Which of the instance's shards this service moves KV of.
     pub shard: HeadShard,
     /// The pool that the region holds: the shard's part of the layout.
@@ -190,8 +192,9 @@ pub struct TransferConfig {
 impl TransferConfig {
     /// A configuration of an instance's only shard, with default limits and no hooks.
     pub fn new(party: Party, compatibility: Compatibility, map: KvPoolMap, transport: TransportChoice) -> Self {
+        let (protocol, shard) = (ProtocolRange::CURRENT, HeadShard::WHOLE);
         let (limits, hooks) = (TransferLimits::default(), Arc::new(NoHooks));
-        Self { party, compatibility, shard: HeadShard::WHOLE, map, transport, limits, advertise: None, hooks }
+        Self { party, compatibility, protocol, shard, map, transport, limits, advertise: None, hooks }
     }
 }
 

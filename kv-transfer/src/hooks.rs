@@ -40,6 +40,18 @@ pub enum Pinning {
     Pretended,
 }
 
+/// What of a peer's greeting is compared with what was expected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Greetings {
+    /// Everything.
+    #[default]
+    Compared,
+    /// The hazard itself: whoever answers at an address is taken for the start that is meant.
+    AnyIncarnation,
+    /// The hazard itself: models, layouts and classes are taken to agree.
+    AnyFingerprint,
+}
+
 /// Called on the progress thread; everything must return at once. The defaults change nothing.
 pub trait TransferHooks: Send + Sync {
     /// Whether the handoff is to wait at this phase. Asked again until it answers no.
@@ -56,6 +68,11 @@ pub trait TransferHooks: Send + Sync {
     /// Asked for each pin.
     fn pinning(&self) -> Pinning {
         Pinning::Bounded
+    }
+
+    /// Asked for each greeting and offer.
+    fn greetings(&self) -> Greetings {
+        Greetings::Compared
     }
 
     /// Replaces an encoded control message on its way out. Returning it twice doubles it, not at all drops it.

@@ -12,8 +12,3 @@ pub mod convert;
 
 /// Encoded file descriptors, for reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.bin");
-
-/// The protocol that this build speaks, as a range: N and N-1 interoperate.
-pub const PROTOCOL_MIN: u32 = 1;
-/// See [`PROTOCOL_MIN`].
-pub const PROTOCOL_MAX: u32 = 1;

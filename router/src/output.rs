@@ -14,7 +14,7 @@ pub(crate) struct Delta {
 }
 
 /// How a request ended well.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Finished {
     /// Why.
     pub(crate) reason: FinishReason,
@@ -22,6 +22,8 @@ pub(crate) struct Finished {
     pub(crate) usage: Usage,
     /// Where the time went.
     pub(crate) timings: PhaseTimings,
+    /// Numerics classes that generated the answer, in order, where it is more than one.
+    pub(crate) crossed_classes: Vec<String>,
 }
 
 /// One event; [`Event::Finished`] or an error is the last.

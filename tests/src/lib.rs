@@ -13,3 +13,4 @@ pub mod processes;
 pub mod quiet;
 pub mod service;
 pub mod simulation;
+pub mod skewed;

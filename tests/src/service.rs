@@ -5,12 +5,13 @@ use anyhow::{Context, bail, ensure};
 use baton_node::announce::Announcement;
 use std::net::SocketAddr;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// A running service. Dropping it kills it.
 pub struct Service {
     program: String,
-    flags: Vec<String>,
+    command: Arc<dyn Fn() -> Command + Send + Sync>,
     process: Child,
     stdout: Lines,
     stderr: Lines,
@@ -19,17 +20,29 @@ pub struct Service {
 impl Service {
     /// Starts `program` with these flags and `--announce`.
     pub fn start(program: &str, flags: &[String]) -> anyhow::Result<Self> {
-        let mut command = Command::new(binary(program)?);
-        command.arg("--announce").args(flags).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut process = command.spawn()?;
-        let stdout = Lines::of(process.stdout.take().context("stdout is piped")?);
-        let stderr = Lines::of(process.stderr.take().context("stderr is piped")?);
-        Ok(Self { program: program.into(), flags: flags.to_vec(), process, stdout, stderr })
+        let (path, flags) = (binary(program)?, flags.to_vec());
+        Self::launch(program, move || {
+            let mut command = Command::new(&path);
+            command.arg("--announce").args(&flags);
+            command
+        })
     }
 
-    /// The same flags again, once the former start has ended.
+    /// Starts what `command` makes, which announces itself like a service; `program` is its name in messages.
+    pub fn launch(program: &str, command: impl Fn() -> Command + Send + Sync + 'static) -> anyhow::Result<Self> {
+        Self::spawn(program, Arc::new(command))
+    }
+
+    fn spawn(program: &str, command: Arc<dyn Fn() -> Command + Send + Sync>) -> anyhow::Result<Self> {
+        let mut process = command().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let stdout = Lines::of(process.stdout.take().context("stdout is piped")?);
+        let stderr = Lines::of(process.stderr.take().context("stderr is piped")?);
+        Ok(Self { program: program.into(), command, process, stdout, stderr })
+    }
+
+    /// The same command again, once the former start has ended.
     pub fn again(&self) -> anyhow::Result<Self> {
-        Self::start(&self.program, &self.flags)
+        Self::spawn(&self.program, self.command.clone())
     }
 
     /// Process id.

@@ -93,16 +93,30 @@ pub struct Mismatch {
 impl Compatibility {
     /// Compares with a peer. Block sizes are not compared: copies are cut to the finer of both.
     pub fn check(&self, peer: &Self) -> Result<(), Mismatch> {
-        let mismatch = |what, ours: String, theirs: String| Err(Mismatch { what, ours, theirs });
-        if self.model != peer.model {
-            return mismatch("model fingerprint", self.model.to_string(), peer.model.to_string());
-        }
-        if self.class != peer.class {
-            return mismatch("numerics class", self.class.to_string(), peer.class.to_string());
-        }
-        if self.layout.groups() != peer.layout.groups() {
-            return mismatch("KV layout", self.layout.to_string(), peer.layout.to_string());
-        }
-        Ok(())
+        compare([&self.model, &peer.model], [&self.class, &peer.class], [&self.layout, &peer.layout])
+    }
+}
+
+/// The first difference of two sides, ours first.
+pub(crate) fn compare(
+    models: [&Digest; 2],
+    classes: [&NumericsClass; 2],
+    layouts: [&KvLayout; 2],
+) -> Result<(), Mismatch> {
+    if models[0] != models[1] {
+        return Err(Mismatch::new("model fingerprint", &models[0], &models[1]));
+    }
+    if classes[0] != classes[1] {
+        return Err(Mismatch::new("numerics class", &classes[0], &classes[1]));
+    }
+    if layouts[0].groups() != layouts[1].groups() {
+        return Err(Mismatch::new("KV layout", &layouts[0], &layouts[1]));
+    }
+    Ok(())
+}
+
+impl Mismatch {
+    pub(crate) fn new(what: &'static str, ours: &dyn fmt::Display, theirs: &dyn fmt::Display) -> Self {
+        Self { what, ours: ours.to_string(), theirs: theirs.to_string() }
     }
 }

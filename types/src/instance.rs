@@ -1,5 +1,6 @@
 //! Records of instances: what a worker says of itself, and what a router places by.
 
+use crate::class::{Mismatch, compare};
 use crate::{Digest, Incarnation, InstanceId, KvLayout, NumericsClass, SamplingDefaults, TokenId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -75,7 +76,7 @@ pub struct Shard {
     pub kv_heads: Range<u32>,
 }
 
-/// Protocol versions spoken.
+/// Protocol versions spoken: over gRPC and on the data plane alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProtocolRange {
     /// Oldest.
@@ -85,9 +86,27 @@ pub struct ProtocolRange {
 }
 
 impl ProtocolRange {
-    /// Whether some version is common to both.
-    pub fn overlaps(self, other: Self) -> bool {
-        self.min <= other.max && other.min <= self.max
+    /// What this build speaks. A version that changes what is said goes into `max`, and the one before it stays as `min`, so that
+    /// clusters are upgraded one process at a time.
+    pub const CURRENT: Self = Self { min: 1, max: 1 };
+
+    /// The newest version that both speak.
+    pub fn common(self, other: Self) -> Option<u32> {
+        let newest = self.max.min(other.max);
+        (newest >= self.min.max(other.min)).then_some(newest)
+    }
+}
+
+impl Default for ProtocolRange {
+    fn default() -> Self {
+        Self::CURRENT
+    }
+}
+
+/// `1 to 2`.
+impl fmt::Display for ProtocolRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} to {}", self.min, self.max)
     }
 }
 
@@ -122,4 +141,37 @@ pub struct InstanceRecord {
     pub shards: Vec<Shard>,
     /// Optional features it has.
     pub capabilities: Vec<String>,
+}
+
+impl InstanceRecord {
+    /// Whether KV could pass between this instance and another, or the first thing that keeps it from that.
+    pub fn check_partner(&self, other: &Self) -> Result<(), Mismatch> {
+        if self.protocol.common(other.protocol).is_none() {
+            return Err(Mismatch::new("protocol", &self.protocol, &other.protocol));
+        }
+        let models = [&self.card.fingerprint, &other.card.fingerprint];
+        compare(models, [&self.class, &other.class], [&self.layout, &other.layout])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_common_version_is_spoken() {
+        let range = |(min, max)| ProtocolRange { min, max };
+        let cases = [
+            ((1, 1), (1, 1), Some(1)),
+            ((1, 2), (1, 1), Some(1)),
+            ((1, 2), (2, 3), Some(2)),
+            ((1, 3), (1, 3), Some(3)),
+            ((1, 9), (4, 5), Some(5)),
+            ((1, 1), (2, 3), None),
+        ];
+        for (a, b, newest) in cases {
+            let (a, b) = (range(a), range(b));
+            assert_eq!((a.common(b), b.common(a)), (newest, newest), "{a} and {b}");
+        }
+    }
 }

@@ -39,7 +39,16 @@ pub fn load(
     engine: &EngineSettings,
     progress: &(dyn Fn(&str, f32) + Sync),
 ) -> Result<Loaded, WorkerError> {
-    let ops = backend(engine)?;
+    load_on(backend(engine)?, model, engine, progress)
+}
+
+/// As [`load`], on a backend of the caller's in place of the configured device.
+pub fn load_on(
+    ops: Arc<dyn Ops>,
+    model: &ModelSettings,
+    engine: &EngineSettings,
+    progress: &(dyn Fn(&str, f32) + Sync),
+) -> Result<Loaded, WorkerError> {
     check_memory(engine.kv_cache_bytes, host::memory_bytes())?;
     let source = models::open(model, progress)?;
     let context_max = context_max(model.max_model_len, source.shape().context)?;

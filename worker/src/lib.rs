@@ -23,4 +23,4 @@ pub mod submit;
 mod text;
 
 pub use error::WorkerError;
-pub use main_of::main_of;
+pub use main_of::{main_of, run};

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 
 /// Runs a worker until it is asked to stop. `role` is made inside the runtime.
 pub fn main_of<R: WorkerRole>(args: &WorkerArgs, role: impl FnOnce(&WorkerConfig) -> R) -> ExitCode {
-    match run(args, role) {
+    match run(args, role, |_| ()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{}: {error:#}", env!("CARGO_PKG_NAME"));
@@ -18,7 +18,12 @@ pub fn main_of<R: WorkerRole>(args: &WorkerArgs, role: impl FnOnce(&WorkerConfig
     }
 }
 
-fn run<R: WorkerRole>(args: &WorkerArgs, role: impl FnOnce(&WorkerConfig) -> R) -> anyhow::Result<()> {
+/// What [`main_of`] runs; `change` is what tests put around the worker.
+pub fn run<R: WorkerRole>(
+    args: &WorkerArgs,
+    role: impl FnOnce(&WorkerConfig) -> R,
+    change: impl FnOnce(&mut Surroundings),
+) -> anyhow::Result<()> {
     let Some(config) = load_or_dump::<WorkerConfig>(&args.common, args.overlay())? else { return Ok(()) };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let result = runtime.block_on(async {
@@ -28,6 +33,7 @@ fn run<R: WorkerRole>(args: &WorkerArgs, role: impl FnOnce(&WorkerConfig) -> R) 
         let mut around = Surroundings::new(guard.tracer());
         around.export = Some(guard.counters());
         around.announcer = Announcer::new(args.announce);
+        change(&mut around);
         let mut worker = tokio::select! {
             started = RunningWorker::start(config, role, around) => started?,
             // Asked to stop while it loads: there is nothing to drain.

@@ -9,6 +9,7 @@ use crate::metrics::WorkerMetrics;
 use crate::service::{ClaimedTokens, WorkerService};
 use anyhow::Context;
 use baton_engine::{EngineHandle, SequenceGate};
+use baton_kernels::ops::Ops;
 use baton_kv_transfer::{KvTransfer, NoHooks, SinkHandler, TransferConfig, TransferHooks};
 use baton_node::admin;
 use baton_node::announce::{Announcement, Announcer};
@@ -17,7 +18,6 @@ use baton_node::metrics::Metrics;
 use baton_node::telemetry::ExportCounters;
 use baton_node::{Shutdown, grpc, id};
 use baton_proto::v1::worker_server::{self, WorkerServer};
-use baton_proto::{PROTOCOL_MAX, PROTOCOL_MIN};
 use baton_types::{InstanceRecord, Party, ProtocolRange, Role, Shard};
 use opentelemetry_sdk::trace::SdkTracer;
 use std::net::SocketAddr;
@@ -85,12 +85,17 @@ pub struct Surroundings {
     pub gate: Option<Arc<dyn SequenceGate>>,
     /// Takes hold of the transfer, in tests.
     pub hooks: Arc<dyn TransferHooks>,
+    /// Computes in place of the configured device, in tests.
+    pub ops: Option<Arc<dyn Ops>>,
+    /// Versions spoken; others than this build's in tests.
+    pub protocol: ProtocolRange,
 }
 
 impl Surroundings {
     /// Spans go to `tracer`; nothing is held and nobody is told.
     pub fn new(tracer: SdkTracer) -> Self {
-        Self { tracer, export: None, announcer: Announcer::default(), gate: None, hooks: Arc::new(NoHooks) }
+        let (announcer, protocol) = (Announcer::default(), ProtocolRange::CURRENT);
+        Self { tracer, export: None, announcer, gate: None, hooks: Arc::new(NoHooks), ops: None, protocol }
     }
 }
 
@@ -130,12 +135,16 @@ impl RunningWorker {
         let stop = CancellationToken::new();
         tokio::spawn(admin::serve(admin_listener, admin::routes(vitals.health(), metrics.clone()), stop.clone()));
 
-        let loaded = load(&config, around.announcer).await?;
+        let loaded = load(&config, around.announcer, around.ops).await?;
         loaded.engine.set_gate(around.gate);
         let instance = config.instance.id.clone().unwrap_or_else(|| id::default_instance_id(role_name.name()));
         let party = Party { instance, incarnation: id::incarnation() };
         let BoundRole { sink, claimed, service_name, serve } = role.bind(&loaded.engine);
-        let transfer = start_transfer(&config, &party, &loaded, sink, around.hooks).await?;
+        let mut settings = transfer_config(&config, &party, &loaded);
+        (settings.hooks, settings.protocol) = (around.hooks, around.protocol);
+        let region = loaded.region.clone();
+        let transfer = tokio::task::spawn_blocking(move || KvTransfer::start(settings, region, sink)).await?;
+        let transfer = transfer.context("cannot start the data plane")?;
         vitals.works(&loaded.engine, &transfer);
         let collector =
             WorkerMetrics::new(loaded.engine.clone(), transfer.clone(), &loaded.card.id, &config.instance.pool);
@@ -169,6 +178,7 @@ impl RunningWorker {
 
         let endpoint = config.grpc.advertise.clone().unwrap_or_else(|| grpc_addr.to_string());
         let record = record(role_name, &config, &party, endpoint, &loaded, &transfer);
+        let record = InstanceRecord { protocol: around.protocol, ..record };
         let registration = membership::worker(&config.membership).register(record);
         vitals.registered(&registration, &drain, around.announcer);
         drain.registered(registration);
@@ -228,28 +238,22 @@ pub const fn service_name(role: Role) -> &'static str {
     }
 }
 
-async fn load(config: &WorkerConfig, announcer: Announcer) -> anyhow::Result<Loaded> {
+async fn load(config: &WorkerConfig, announcer: Announcer, ops: Option<Arc<dyn Ops>>) -> anyhow::Result<Loaded> {
     let (model, engine) = (config.model.clone(), config.engine.clone());
     let progress =
         move |what: &str, fraction: f32| announcer.say(&Announcement::Progress { what: what.into(), fraction });
-    let loaded = tokio::task::spawn_blocking(move || bring_up::load(&model, &engine, &progress)).await?;
+    let load = move || match ops {
+        Some(ops) => bring_up::load_on(ops, &model, &engine, &progress),
+        None => bring_up::load(&model, &engine, &progress),
+    };
+    let loaded = tokio::task::spawn_blocking(load).await?;
     loaded.with_context(|| format!("cannot serve model {:?}", config.model.model))
 }
 
-async fn start_transfer(
-    config: &WorkerConfig,
-    party: &Party,
-    loaded: &Loaded,
-    sink: Arc<dyn SinkHandler>,
-    hooks: Arc<dyn TransferHooks>,
-) -> anyhow::Result<KvTransfer> {
+fn transfer_config(config: &WorkerConfig, party: &Party, loaded: &Loaded) -> TransferConfig {
     let transport = bring_up::transport(&config.transfer);
     let settings = TransferConfig::new(party.clone(), loaded.compatibility.clone(), loaded.map.clone(), transport);
-    let (limits, advertise) = (config.transfer.limits.clone(), config.transfer.advertise);
-    let settings = TransferConfig { hooks, limits, advertise, ..settings };
-    let region = loaded.region.clone();
-    let started = tokio::task::spawn_blocking(move || KvTransfer::start(settings, region, sink)).await?;
-    started.context("cannot start the data plane")
+    TransferConfig { limits: config.transfer.limits.clone(), advertise: config.transfer.advertise, ..settings }
 }
 
 fn record(
@@ -270,7 +274,7 @@ fn record(
         pool: config.instance.pool.clone(),
         endpoint,
         card: loaded.card.clone(),
-        protocol: ProtocolRange { min: PROTOCOL_MIN, max: PROTOCOL_MAX },
+        protocol: ProtocolRange::CURRENT,
         capacity_tokens: u64::from(loaded.map.blocks()) * u64::from(layout.block_tokens()),
         layout,
         class: loaded.compatibility.class.clone(),

@@ -161,6 +161,8 @@ fn keys_that_change_the_mathematics_are_refused() {
         ("num_local_experts", json!(8)),
         ("auto_map", json!({"AutoModelForCausalLM": "modeling.Model"})),
         ("a_new_idea", json!("on")),
+        ("model_type", json!("gemma")),
+        ("model_type", json!("mistral")),
         ("architectures", json!(["Qwen3ForCausalLM"])),
         ("architectures", json!(["LlamaForCausalLM", "MistralForCausalLM"])),
     ] {
@@ -174,6 +176,8 @@ fn keys_that_change_the_mathematics_are_refused() {
         ("partial_rotary_factor", json!(1.0)),
         ("transformers_version", json!("4.99")),
         ("hidden_act", json!("swish")),
+        ("model_type", json!("llama")),
+        ("model_type", json!(null)),
     ] {
         open(|f| f.config(key, value.clone()));
     }
@@ -181,7 +185,10 @@ fn keys_that_change_the_mathematics_are_refused() {
 
 #[test]
 fn mistral_only_with_an_explicit_window_of_none() {
-    let mistral = |f: &mut Folder| f.config("architectures", json!(["MistralForCausalLM"]));
+    let mistral = |f: &mut Folder| {
+        f.config("architectures", json!(["MistralForCausalLM"]));
+        f.config("model_type", json!("mistral"));
+    };
     refused(mistral, &["MistralForCausalLM", "sliding_window"]);
     open(|f| {
         mistral(f);

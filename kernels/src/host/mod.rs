@@ -6,6 +6,7 @@ mod stream;
 mod tables;
 
 use crate::kv::KvBinding;
+use crate::numerics::KERNEL_REVISION;
 use crate::ops::{Plan, RopeTable, Store};
 use baton_types::Dtype;
 use parking_lot::Mutex;
@@ -28,6 +29,11 @@ pub trait HostKernels: Send + Sync {
 
     /// Human-readable name.
     fn name(&self) -> String;
+
+    /// Revision of the written orders that they follow.
+    fn revision(&self) -> u32 {
+        KERNEL_REVISION
+    }
 
     /// Rounds `data` (`[n, k]`) to `dtype` and repacks it.
     fn pack(&self, n: usize, k: usize, dtype: Dtype, data: &[f32]) -> Self::Matrix;

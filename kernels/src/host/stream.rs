@@ -3,7 +3,7 @@
 use super::tables::Prepared;
 use super::{HostBackend, HostKernels, KvStep};
 use crate::kv::KvBinding;
-use crate::numerics::{ISA, KERNEL_REVISION};
+use crate::numerics::ISA;
 use crate::ops::{
     BackendInfo, IdsHandle, KvHandle, Ops, OpsError, Plan, PlanHandle, RopeHandle, RopeTable, Store, Tensor, Weight,
 };
@@ -26,7 +26,8 @@ fn zeros(len: usize, what: &str) -> Result<Vec<f32>, OpsError> {
 
 impl<K: HostKernels> Ops for HostBackend<K> {
     fn info(&self) -> BackendInfo {
-        BackendInfo { name: self.kernels.name(), isa: ISA, kernel_revision: KERNEL_REVISION, memory: MemoryKind::Host }
+        let (name, kernel_revision) = (self.kernels.name(), self.kernels.revision());
+        BackendInfo { name, isa: ISA, kernel_revision, memory: MemoryKind::Host }
     }
 
     fn prepare(&self, name: &str, n: usize, k: usize, dtype: Dtype, data: &[f32]) -> Result<Weight, OpsError> {

@@ -10,11 +10,15 @@
 //! Neither knows a transport, a thread or a clock, nor which of prefill and decode it serves.
 
 pub(crate) mod coverage;
+pub(crate) mod exposure;
+#[cfg(test)]
+mod hazards;
 pub(crate) mod owner;
 pub(crate) mod reader;
 pub(crate) mod sink;
 pub(crate) mod source;
 
+pub(crate) use exposure::{Admission, Exposure};
 pub(crate) use owner::{Owner, OwnerAction, OwnerInput};
 pub(crate) use reader::{Reader, ReaderAction, ReaderInput};
 pub(crate) use sink::{Sink, SinkAction, SinkInput};

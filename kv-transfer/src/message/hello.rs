@@ -4,7 +4,7 @@ use crate::wire::{Reader, WireError, Writer};
 use crate::{HeadShard, Party};
 use baton_types::{
     Compatibility, Digest, Dtype, GroupKind, Incarnation, InstanceId, KvGroup, KvLayout, KvPlane, KvPoolMap,
-    NumericsClass,
+    NumericsClass, ProtocolRange,
 };
 
 /// Where a peer's region lies, in the peer's own address space.
@@ -18,8 +18,8 @@ pub(crate) struct RemoteRegion {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
-    /// Oldest and newest protocol spoken.
-    pub protocol: (u16, u16),
+    /// Versions spoken.
+    pub protocol: ProtocolRange,
     /// Optional extensions understood; unknown bits are ignored.
     pub capabilities: u64,
     /// Extensions without which the sender does not work; unknown bits are refused.
@@ -38,9 +38,6 @@ const TEXT_BYTES_MAX: usize = 256;
 const KEY_BYTES_MAX: usize = 4096;
 
 impl Hello {
-    /// The one protocol there is.
-    pub(crate) const PROTOCOL: u16 = 1;
-
     /// The sender's pool, if its size is possible.
     pub(crate) fn map(&self) -> Option<KvPoolMap> {
         let map = KvPoolMap::try_new(self.shard.part(&self.compatibility.layout)?, self.pool_blocks).ok()?;
@@ -48,8 +45,8 @@ impl Hello {
     }
 
     pub(super) fn write(&self, w: &mut Writer) {
-        w.u16(self.protocol.0);
-        w.u16(self.protocol.1);
+        w.u32(self.protocol.min);
+        w.u32(self.protocol.max);
         w.u64(self.capabilities);
         w.u64(self.required);
         write_party(w, &self.party);
@@ -66,7 +63,7 @@ impl Hello {
     }
 
     pub(super) fn read(r: &mut Reader<'_>) -> Result<Self, WireError> {
-        let protocol = (r.u16("protocol")?, r.u16("protocol")?);
+        let protocol = ProtocolRange { min: r.u32("protocol")?, max: r.u32("protocol")? };
         let (capabilities, required) = (r.u64("capabilities")?, r.u64("required extensions")?);
         let (party, expects) = (read_party(r)?, read_party(r)?);
         let model = Digest(r.raw(32, "model fingerprint")?.try_into().expect("32 bytes were taken"));

@@ -4,7 +4,7 @@ use super::pump::Pump;
 use crate::message::{Hello, Message, RemoteRegion};
 use crate::shard::Cut;
 use crate::transport::ConnId;
-use crate::{HandoffFailure, HeadShard, Party, RefuseReason, TransferAddress, TransferConfig};
+use crate::{Greetings, HandoffFailure, HeadShard, Party, RefuseReason, TransferAddress, TransferConfig};
 use baton_types::{KvPoolMap, Mismatch};
 use std::time::Instant;
 
@@ -88,7 +88,7 @@ impl Connection {
 /// Our own greeting to `expects`.
 pub(super) fn hello(config: &TransferConfig, region: RemoteRegion, expects: Party) -> Box<Hello> {
     Box::new(Hello {
-        protocol: (Hello::PROTOCOL, Hello::PROTOCOL),
+        protocol: config.protocol,
         capabilities: 0,
         required: 0,
         party: config.party.clone(),
@@ -102,15 +102,15 @@ pub(super) fn hello(config: &TransferConfig, region: RemoteRegion, expects: Part
 
 /// Whether a peer that greets like this can be talked to at all.
 pub(super) fn check_hello(config: &TransferConfig, hello: &Hello) -> Result<KvPoolMap, (RefuseReason, String)> {
-    let (oldest, newest) = hello.protocol;
-    if !(oldest..=newest).contains(&Hello::PROTOCOL) {
-        let detail = format!("the peer speaks transfer protocol {oldest} to {newest}, this side {}", Hello::PROTOCOL);
+    if config.protocol.common(hello.protocol).is_none() {
+        let detail =
+            format!("{} speaks protocols {}, {} {}", hello.party, hello.protocol, config.party, config.protocol);
         return Err((RefuseReason::Protocol, detail));
     }
     if hello.required != 0 {
         return Err((RefuseReason::Protocol, format!("unknown required extensions {:#x}", hello.required)));
     }
-    if hello.expects != config.party {
+    if hello.expects != config.party && config.hooks.greetings() != Greetings::AnyIncarnation {
         let detail = format!("this is {}, not {}", config.party, hello.expects);
         return Err((RefuseReason::WrongIncarnation, detail));
     }

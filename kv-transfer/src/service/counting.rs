@@ -2,9 +2,11 @@
 
 use super::progress::Progress;
 use super::receiving::Incoming;
+use crate::handoff::Exposure;
 use crate::transport::ConnId;
 use crate::{Party, PeerStats};
 use baton_types::InstanceId;
+use std::collections::BTreeMap;
 
 impl Progress {
     /// Counts for a connection's peer, and in total.
@@ -23,10 +25,35 @@ impl Progress {
         }
     }
 
-    /// Blocks whose writers are not provably gone, of all incarnations of one instance or of everybody.
-    pub(super) fn quarantined_blocks(&self, of: Option<&InstanceId>) -> usize {
-        let of_peer = |i: &&Incoming| i.is_quarantined() && of.is_none_or(|id| i.offer.source.instance == *id);
-        self.incoming.values().filter(of_peer).map(|i| i.blocks.total()).sum()
+    /// Blocks that a handoff has, or will have.
+    pub(super) fn blocks_of(&self, incoming: &Incoming) -> usize {
+        let layout = self.config.map.layout();
+        let needed = layout.blocks_for(incoming.offer.tokens as usize) * layout.groups().len();
+        needed.max(incoming.blocks.total())
+    }
+
+    /// What an instance, in all its incarnations, has quarantined here and could come to, but for the handoff `except`. A peer that
+    /// restarts has not given its earlier incarnations' blocks back.
+    pub(super) fn exposure(&self, of: &InstanceId, except: u64) -> Exposure {
+        let counted = |i: &Incoming| i.unasked.is_none() && !self.transport.closing_fences(i.conn());
+        // Legs of one handoff share its blocks.
+        let mut handoffs: BTreeMap<u64, (usize, bool)> = BTreeMap::new();
+        for incoming in self.incoming.values().filter(|i| i.offer.source.instance == *of && i.first != except) {
+            if incoming.is_quarantined() || counted(incoming) {
+                let (blocks, quarantined) = handoffs.entry(incoming.first).or_default();
+                *blocks = self.blocks_of(incoming).max(*blocks);
+                *quarantined |= incoming.is_quarantined();
+            }
+        }
+        let sum = |wanted| handoffs.values().filter(|(_, q)| *q == wanted).map(|(blocks, _)| blocks).sum();
+        Exposure { quarantined: sum(true), unfenced: sum(false) }
+    }
+
+    /// Blocks whose writers are not provably gone.
+    fn quarantined_blocks(&self) -> usize {
+        let quarantined = self.incoming.values().filter(|i| i.is_quarantined());
+        let blocks: BTreeMap<u64, usize> = quarantined.map(|i| (i.first, i.blocks.total())).collect();
+        blocks.values().sum()
     }
 
     /// Handoffs offered here and not over.
@@ -40,7 +67,7 @@ impl Progress {
         self.stats.incoming = self.incoming_live();
         (self.stats.fetches, self.stats.pins) = (self.fetches.len(), self.pins.len());
         self.stats.tickets = self.incoming.values().filter(|i| i.sink.is_granted()).count();
-        self.stats.quarantined_blocks = self.quarantined_blocks(None);
+        self.stats.quarantined_blocks = self.quarantined_blocks();
         self.stats.held = self.sending.values().filter(|s| s.is_held()).count()
             + self.incoming.values().filter(|i| i.is_held()).count()
             + self.fetches.values().filter(|f| f.is_held()).count();

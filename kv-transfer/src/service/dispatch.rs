@@ -5,7 +5,7 @@ use super::inbox::Command;
 use super::progress::Progress;
 use crate::message::{Direction, Message};
 use crate::transport::{ConnId, Event};
-use crate::{HandoffFailure, RefuseReason};
+use crate::{Greetings, HandoffFailure, RefuseReason};
 use std::time::{Duration, Instant};
 
 impl Progress {
@@ -80,7 +80,9 @@ impl Progress {
                 self.greeted(conn, &hello, now);
             }
             Message::Welcome(hello) if matches!(connection.greeting, Greeting::Sent(_)) => {
-                if connection.party.as_ref() == Some(&hello.party) && connection.shard == hello.shard.index() {
+                let is_meant = connection.party.as_ref() == Some(&hello.party)
+                    || self.config.hooks.greetings() == Greetings::AnyIncarnation;
+                if is_meant && connection.shard == hello.shard.index() {
                     self.greeted(conn, &hello, now);
                 } else {
                     let detail = format!("{} answers there, its shard {}", hello.party, hello.shard.index());

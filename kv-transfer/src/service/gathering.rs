@@ -113,7 +113,10 @@ impl Progress {
         if !late {
             gathering.legs.insert(shard, key);
         }
-        let shared = gathering.shared.clone();
+        let (shared, first) = (gathering.shared.clone(), gathering.first);
+        if let Some(incoming) = self.incoming.get_mut(&key).filter(|_| !late) {
+            incoming.first = first;
+        }
         if late {
             let (reason, detail) = (RefuseReason::NoRoom, "another leg of it has failed".to_owned());
             self.leg_refused(key, reason, detail, now);

@@ -2,12 +2,13 @@
 
 use super::progress::Progress;
 use super::receiving::Incoming;
-use crate::handoff::Sink;
 use crate::handoff::sink::Expected;
+use crate::handoff::{Admission, Sink};
 use crate::message::{Message, Offer};
 use crate::transport::ConnId;
-use crate::{GrantReply, Party, RefuseReason, ReserveOffer, checksum};
+use crate::{GrantReply, Greetings, Party, RefuseReason, ReserveOffer, checksum};
 use baton_types::TicketId;
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 impl Progress {
@@ -36,11 +37,45 @@ impl Progress {
         };
         self.incoming_numbers.insert((conn, offer.handoff), key);
         self.incoming_tickets.insert(ticket, key);
-        let incoming = Incoming::new(sink, offer, conn, expected, now);
+        let incoming = Incoming::new(key, sink, offer, conn, expected, now);
         let of = incoming.gathering_key();
         self.incoming.insert(key, incoming);
         if self.gather(key, of, shard, legs, now) {
-            self.handler.reserve(question, GrantReply::new(self.inbox.clone(), key));
+            if let Some(incoming) = self.incoming.get_mut(&key) {
+                incoming.unasked = Some(question);
+            }
+            self.ask_waiting(now);
+        }
+    }
+
+    /// Asks the worker for room, as far as the bound on what each peer could leave in quarantine allows. A peer's offers go in order.
+    pub(super) fn ask_waiting(&mut self, now: Instant) {
+        let unasked: Vec<u64> =
+            self.incoming.iter().filter(|(_, i)| i.unasked.is_some()).map(|(&key, _)| key).collect();
+        let mut waiting = BTreeSet::new();
+        for key in unasked {
+            let Some(incoming) = self.incoming.get(&key) else { continue };
+            let (peer, conn) = (incoming.offer.source.instance.clone(), incoming.conn());
+            let (exposure, wanted) = (self.exposure(&peer, key), self.blocks_of(incoming));
+            let max = self.config.limits.quarantined_blocks_of(&self.config.map);
+            match exposure.admits(wanted, self.transport.closing_fences(conn), max) {
+                Admission::Ask | Admission::Wait if waiting.contains(&peer) => {}
+                Admission::Ask => {
+                    if let Some(question) = self.incoming.get_mut(&key).and_then(|i| i.unasked.take()) {
+                        self.handler.reserve(question, GrantReply::new(self.inbox.clone(), key));
+                    }
+                }
+                Admission::Wait => {
+                    waiting.insert(peer);
+                }
+                Admission::Refuse => {
+                    let quarantined = exposure.quarantined;
+                    let detail = format!(
+                        "{quarantined} blocks that {peer} could still write are quarantined, {wanted} more are asked for, at most {max} may be"
+                    );
+                    self.refused(key, RefuseReason::Quarantine, detail, now);
+                }
+            }
         }
     }
 
@@ -53,7 +88,7 @@ impl Progress {
         if self.stopping.is_some() {
             return Err((RefuseReason::Draining, "the instance is going away".into()));
         }
-        if *ours != self.config.party {
+        if *ours != self.config.party && self.config.hooks.greetings() != Greetings::AnyIncarnation {
             return Err((RefuseReason::WrongIncarnation, format!("this is {}, not {ours}", self.config.party)));
         }
         if connection.and_then(|c| c.party.as_ref()) != Some(theirs) {
@@ -78,14 +113,6 @@ impl Progress {
         }
         if self.incoming_live() >= self.config.limits.incoming_max {
             return refuse(RefuseReason::Busy, format!("{} handoffs are open", self.incoming_live()));
-        }
-        // A peer that restarts has not given its earlier incarnations' blocks back.
-        let (quarantined, instance) = (self.quarantined_blocks(Some(&offer.source.instance)), &offer.source.instance);
-        if quarantined >= self.config.limits.quarantined_blocks_of(&self.config.map) {
-            return refuse(
-                RefuseReason::Quarantine,
-                format!("{quarantined} blocks that {instance} could still write are quarantined"),
-            );
         }
         Ok(())
     }

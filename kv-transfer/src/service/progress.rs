@@ -10,7 +10,7 @@ use super::receiving::Incoming;
 use super::sending::Sending;
 use crate::message::{Hello, Message};
 use crate::transport::{ConnId, Event, Transport};
-use crate::{Party, SinkHandler, TransferConfig, TransferStats};
+use crate::{Greetings, Party, SinkHandler, TransferConfig, TransferStats};
 use baton_types::TicketId;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -186,7 +186,10 @@ impl Progress {
         let lanes = self.transport.lanes(conn);
         let Some(connection) = self.connections.get_mut(&conn) else { return };
         let answer = matches!(connection.greeting, Greeting::Awaited(_));
-        let compatible = self.config.compatibility.check(&theirs.compatibility);
+        let compatible = match self.config.hooks.greetings() {
+            Greetings::AnyFingerprint => Ok(()),
+            _ => self.config.compatibility.check(&theirs.compatibility),
+        };
         match &compatible {
             Ok(()) => {
                 tracing::info!(peer = %theirs.party, transport = self.transport.name(), lanes, "transfer peer connected")

@@ -112,7 +112,7 @@ fn config(name: &str) -> TransferConfig {
     let class = NumericsClass { isa: "t".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 0 };
     let compatibility = Compatibility { model: Digest([0; 32]), layout: layout.clone(), class };
     let choice = TransportChoice::ucx([127, 0, 0, 1].into());
-    TransferConfig::new(party(name), compatibility, KvPoolMap::try_new(layout, 1).unwrap(), choice)
+    TransferConfig::new(party(name), compatibility, KvPoolMap::try_new(layout, 4).unwrap(), choice)
 }
 
 /// What `peer` greets `here` with.
@@ -141,6 +141,21 @@ impl Progress {
     fn hear(&mut self, message: &Message, now: Instant) {
         self.event(Event::Message(CONN, message.encode()), now);
     }
+}
+
+/// An offer of `peer` to `here`.
+fn offer(handoff: u64, tokens: u32) -> Message {
+    Message::Offer(Box::new(Offer {
+        handoff,
+        request_id: RequestId::try_new(format!("r{handoff}")).unwrap(),
+        source: party("peer"),
+        sink: party("here"),
+        direction: Direction::Put,
+        shards: 1,
+        tokens,
+        deadline_ms: 60_000,
+        name: Vec::new(),
+    }))
 }
 
 #[test]
@@ -175,18 +190,7 @@ fn dead_peers_are_fenced_on_a_busy_thread_too() {
         let after = |ms| begin + Duration::from_millis(ms);
         progress.event(Event::Accepted(CONN), begin);
         progress.hear(&Message::Hello(greeting()), begin);
-        let offer = Offer {
-            handoff: 1,
-            request_id: RequestId::try_new("r").unwrap(),
-            source: party("peer"),
-            sink: party("here"),
-            direction: Direction::Put,
-            shards: 1,
-            tokens: 16,
-            deadline_ms: 60_000,
-            name: Vec::new(),
-        };
-        progress.hear(&Message::Offer(Box::new(offer)), begin);
+        progress.hear(&offer(1, 16), begin);
         progress.commands(begin);
         progress.peer_is_dead(&party("peer"), begin);
         progress.event(Event::Closed { conn: CONN, reason: "gone".into(), fenced: false }, begin);
@@ -196,4 +200,32 @@ fn dead_peers_are_fenced_on_a_busy_thread_too() {
         progress.tick(after(then), moving);
         assert_eq!(*notes.lock(), ["quarantined", "let go"], "moving: {moving}");
     }
+}
+
+#[test]
+fn what_nothing_fences_is_never_quarantined_beyond_the_bound() {
+    let (mut progress, notes) = Progress::noting();
+    progress.config.limits.quarantined_blocks_max = 2;
+    let now = Instant::now();
+    progress.event(Event::Accepted(CONN), now);
+    progress.hear(&Message::Hello(greeting()), now);
+    let granted = |progress: &Progress| -> Vec<u64> {
+        progress.incoming.values().filter(|i| i.sink.is_granted()).map(|i| i.offer.handoff).collect()
+    };
+    for handoff in 1..=4 {
+        progress.hear(&offer(handoff, 16), now);
+        progress.commands(now);
+    }
+    assert_eq!((granted(&progress), progress.incoming_live()), (vec![1, 2], 4), "the others wait");
+    progress.hear(&offer(5, 48), now);
+    assert_eq!(progress.incoming_live(), 4, "three blocks never fit two");
+    let ticket = progress.incoming.values().find(|i| i.offer.handoff == 1).unwrap().sink.ticket;
+    progress.hear(&Message::Aborted { handoff: 1, ticket, flushed: true, detail: String::new() }, now);
+    progress.tick(now, false);
+    progress.commands(now);
+    assert_eq!(granted(&progress), [2, 3], "one more for the one that is over");
+    progress.event(Event::Closed { conn: CONN, reason: "gone".into(), fenced: false }, now);
+    assert_eq!(notes.lock().iter().filter(|note| **note == "quarantined").count(), 2);
+    let exposure = progress.exposure(&party("peer").instance, u64::MAX);
+    assert_eq!((exposure.quarantined, exposure.unfenced), (2, 0));
 }

@@ -9,7 +9,8 @@ use crate::message::{Commit, Message, Offer};
 use crate::plan::{check_blocks, granted_ranges};
 use crate::transport::ConnId;
 use crate::{
-    AdoptReply, BlockHold, HandoffFailure, Party, Phase, QuarantinedBlocks, RefuseReason, SinkTimings, VerifiedHandoff,
+    AdoptReply, BlockHold, HandoffFailure, Party, Phase, QuarantinedBlocks, RefuseReason, ReserveOffer, SinkTimings,
+    VerifiedHandoff,
 };
 use baton_types::GroupBlocks;
 use std::sync::Arc;
@@ -26,6 +27,10 @@ pub(super) struct Incoming {
     pub(super) offer: Offer,
     conn: ConnId,
     pub(super) blocks: Arc<GroupBlocks>,
+    /// The leg whose blocks these are: this one, unless several arrive together.
+    pub(super) first: u64,
+    /// What the worker is to be asked, once the bound on what this peer could leave in quarantine has room for it.
+    pub(super) unasked: Option<ReserveOffer>,
     hold: Option<Box<dyn BlockHold>>,
     quarantined: Option<Box<dyn QuarantinedBlocks>>,
     expected: Expected,
@@ -37,12 +42,14 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    pub(super) fn new(sink: Sink, offer: Offer, conn: ConnId, expected: Expected, now: Instant) -> Self {
+    pub(super) fn new(key: u64, sink: Sink, offer: Offer, conn: ConnId, expected: Expected, now: Instant) -> Self {
         Self {
             sink,
             offer,
             conn,
             blocks: Arc::default(),
+            first: key,
+            unasked: None,
             hold: None,
             quarantined: None,
             expected,
@@ -153,6 +160,7 @@ impl Progress {
             self.unhold_commit(key, now);
             self.sink_input(key, SinkInput::Tick, now);
         }
+        self.ask_waiting(now);
     }
 
     pub(super) fn sinks_lost(&mut self, conn: ConnId, reason: &str, fenced: bool, now: Instant) {

@@ -141,6 +141,7 @@ pub struct Gate {
     held: Mutex<BTreeSet<Phase>>,
     fencing: Fencing,
     pinning: Pinning,
+    greetings: Greetings,
     bend: Mutex<Option<Bend>>,
 }
 
@@ -169,6 +170,9 @@ impl TransferHooks for Gate {
     fn pinning(&self) -> Pinning {
         self.pinning
     }
+    fn greetings(&self) -> Greetings {
+        self.greetings
+    }
     fn outgoing_message(&self, _: Option<&Party>, message: Vec<u8>) -> Vec<Vec<u8>> {
         match &*self.bend.lock().unwrap() {
             Some(bend) => bend(message),
@@ -194,10 +198,13 @@ pub struct NodeConfig {
     pub layout: KvLayout,
     pub blocks: u32,
     pub model: u8,
+    pub kernel_revision: u32,
     pub seed: u64,
     pub limits: TransferLimits,
     pub fencing: Fencing,
     pub pinning: Pinning,
+    pub greetings: Greetings,
+    pub protocol: ProtocolRange,
     /// Which part of the layout its pool holds.
     pub shard: HeadShard,
     pub joint: Option<Arc<Joint>>,
@@ -206,20 +213,36 @@ pub struct NodeConfig {
 impl NodeConfig {
     pub fn new(name: &'static str, layout: KvLayout, blocks: u32) -> Self {
         let limits = TransferLimits { epoch_bytes: 16 << 10, ..TransferLimits::default() };
-        let (fencing, pinning, joint) = Default::default();
-        let (shard, seed) = (HeadShard::WHOLE, 0x9e37_79b9);
-        Self { name, incarnation: 1, layout, blocks, model: 1, seed, limits, fencing, pinning, shard, joint }
+        let (fencing, pinning, greetings, protocol, joint) = Default::default();
+        let (incarnation, model, kernel_revision, shard, seed) = (1, 1, 1, HeadShard::WHOLE, 0x9e37_79b9);
+        Self {
+            name,
+            incarnation,
+            layout,
+            blocks,
+            model,
+            kernel_revision,
+            seed,
+            limits,
+            fencing,
+            pinning,
+            greetings,
+            protocol,
+            shard,
+            joint,
+        }
     }
 
     pub fn start(self, transport: TransportChoice) -> Node {
         let map = KvPoolMap::try_new(self.shard.part(&self.layout).unwrap(), self.blocks).unwrap();
         let region = Region::anonymous(map.bytes()).unwrap();
-        let class = NumericsClass { isa: "test".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 1 };
+        let (isa, weights, kv, kernel_revision) = ("test".into(), Dtype::Bf16, Dtype::Bf16, self.kernel_revision);
+        let class = NumericsClass { isa, weights, kv, kernel_revision };
         let compatibility = Compatibility { model: Digest([self.model; 32]), layout: self.layout, class };
         let party =
             Party { instance: InstanceId::try_new(self.name).unwrap(), incarnation: Incarnation(self.incarnation) };
-        let (pool, gate) =
-            (Pool::new(&map), Arc::new(Gate { fencing: self.fencing, pinning: self.pinning, ..Gate::default() }));
+        let (fencing, pinning, greetings) = (self.fencing, self.pinning, self.greetings);
+        let (pool, gate) = (Pool::new(&map), Arc::new(Gate { fencing, pinning, greetings, ..Gate::default() }));
         let sink = Arc::new(TestSink {
             pool: pool.clone(),
             map: map.clone(),
@@ -236,6 +259,7 @@ impl NodeConfig {
         });
         let mut config = TransferConfig::new(party, compatibility, map.clone(), transport);
         (config.limits, config.hooks, config.shard) = (self.limits, gate.clone(), self.shard);
+        config.protocol = self.protocol;
         let transfer = KvTransfer::start(config, region.clone(), sink.clone()).unwrap();
         Node { transfer, region, map, pool, sink, gate }
     }

@@ -134,6 +134,45 @@ pub fn an_owner_that_restarts_confirms_nothing(choice: &TransportChoice) {
     still_works(&reader, &again);
 }
 
+/// What is read of an owner that restarted, and what its first start served under that name.
+fn from_another_start(choice: &TransportChoice, greetings: Greetings) -> Result<bool, HandoffFailure> {
+    let start = |name, incarnation| {
+        let mut config = NodeConfig::new(name, small(16), 24);
+        (config.incarnation, config.greetings) = (incarnation, greetings);
+        config.start(choice.clone())
+    };
+    let (reader, owner) = (start("p", 1), start("d", 1));
+    let served = owner.serve("s", 64, 5);
+    let meant = (owner.transfer.party().clone(), owner.bytes_of(&served, 64));
+    owner.evict("s");
+    owner.stop();
+    let again = start("d", 2);
+    again.serve("s", 64, 6);
+    let peer = Peer { party: meant.0, ..again.peer() };
+    let (fetching, read) = reader.fetch(&peer, "s", 64, soon());
+    let result = fetching.wait().map(|fetched| {
+        let bytes = reader.bytes_of(&read, 64);
+        drop(fetched);
+        bytes == meant.1
+    });
+    again.evict("s");
+    quiet(&reader, &again);
+    result
+}
+
+pub fn without_incarnations_a_restarted_owner_is_read_for_the_one_before(choice: &TransportChoice) {
+    let result = from_another_start(choice, Greetings::AnyIncarnation);
+    assert_eq!(result, Ok(false), "the test beside this one shows nothing");
+}
+
+pub fn a_restarted_owner_is_not_the_one_before(choice: &TransportChoice) {
+    let result = from_another_start(choice, Greetings::Compared);
+    assert!(
+        matches!(result, Err(HandoffFailure::Refused { reason: RefuseReason::WrongIncarnation, .. })),
+        "{result:?}"
+    );
+}
+
 pub fn a_damaged_byte_is_found(choice: &TransportChoice) {
     const CHECKSUMS: u8 = 7;
     let (reader, owner) = pair(choice);

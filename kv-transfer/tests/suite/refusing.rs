@@ -31,16 +31,86 @@ pub fn a_sink_that_does_not_adopt_is_told(choice: &TransportChoice) {
     eventually("both pools are whole", || source.is_quiet() && sink.is_quiet());
 }
 
-pub fn another_incarnation_is_refused(choice: &TransportChoice) {
-    let (source, sink) = pair(choice);
+/// A handoff to a start of the sink that is gone; another answers at its address.
+fn to_another_start(
+    choice: &TransportChoice,
+    greetings: Greetings,
+) -> (Result<TransferReport, HandoffFailure>, Node, Node) {
+    let start = |name, incarnation| {
+        let mut config = NodeConfig::new(name, small(16), 24);
+        (config.incarnation, config.greetings) = (incarnation, greetings);
+        config.start(choice.clone())
+    };
+    let (source, sink) = (start("p", 1), start("d", 2));
     let mut peer = sink.peer();
-    peer.party.incarnation = Incarnation(99);
+    peer.party.incarnation = Incarnation(1);
     let (outgoing, _) = source.offer(&peer, "stale", 16, 1);
     source.send_all(&outgoing, 16);
-    let failure = outgoing.wait().unwrap_err();
+    let result = outgoing.wait();
+    (result, source, sink)
+}
+
+pub fn without_incarnations_another_start_adopts_what_it_never_claimed(choice: &TransportChoice) {
+    let (result, _source, sink) = to_another_start(choice, Greetings::AnyIncarnation);
+    assert!(result.is_ok(), "{result:?}: the test beside this one shows nothing");
+    assert!(sink.sink.take_adopted("stale").is_some());
+}
+
+pub fn another_incarnation_is_refused(choice: &TransportChoice) {
+    let (result, source, sink) = to_another_start(choice, Greetings::Compared);
+    let failure = result.unwrap_err();
     assert!(matches!(failure, HandoffFailure::Refused { reason: RefuseReason::WrongIncarnation, .. }), "{failure}");
     eventually("both pools are whole", || source.is_quiet() && sink.is_quiet());
     assert!(sink.sink.failures().is_empty() && sink.sink.take_adopted("stale").is_none());
+}
+
+/// The beginning of a head of the first token, where a node's own layout has it.
+fn head_of(node: &Node, blocks: &GroupBlocks, head: usize) -> Vec<u8> {
+    let plane = &node.map.layout().groups()[0].planes[0];
+    let start = node.map.token_range(0, 0, blocks.0[0][0], 0, 0..1).start + head * plane.head_stride();
+    let mut bytes = vec![0; 16];
+    node.region.read(start, &mut bytes);
+    bytes
+}
+
+pub fn without_fingerprints_heads_are_taken_for_others(choice: &TransportChoice) {
+    let start = |name, heads, dim| {
+        let mut config = NodeConfig::new(name, KvLayout::llama(16, 2, heads, dim, Dtype::Bf16).unwrap(), 24);
+        config.greetings = Greetings::AnyFingerprint;
+        config.start(choice.clone())
+    };
+    // As many bytes a token, in other heads.
+    let (source, sink) = (start("p", 2, 24), start("d", 3, 16));
+    let (outgoing, sent) = source.offer(&sink.peer(), "r", 16, 1);
+    source.send_all(&outgoing, 16);
+    let result = outgoing.wait();
+    assert!(result.is_ok(), "{result:?}: the test beside this one shows nothing");
+    let adopted = sink.sink.take_adopted("r").unwrap();
+    assert!(head_of(&sink, adopted.hold.blocks(), 0) == head_of(&source, &sent, 0));
+    assert!(head_of(&sink, adopted.hold.blocks(), 1) != head_of(&source, &sent, 1), "another head is what was sent");
+}
+
+pub fn the_newest_common_protocol_is_enough(choice: &TransportChoice) {
+    let start = |name, min, max| {
+        let mut config = NodeConfig::new(name, small(16), 24);
+        config.protocol = ProtocolRange { min, max };
+        config.start(choice.clone())
+    };
+    let sink = start("d", 2, 3);
+    for (source, pairs) in [(start("p-1", 1, 2), true), (start("p-2", 3, 4), true), (start("p-3", 4, 5), false)] {
+        let (outgoing, blocks) = source.offer(&sink.peer(), "r", 16, 1);
+        source.send_all(&outgoing, 16);
+        match outgoing.wait() {
+            Ok(_) => sink.check_adopted("r", &source, &blocks, 16),
+            Err(failure) => {
+                assert!(matches!(failure, HandoffFailure::Refused { reason: RefuseReason::Protocol, .. }), "{failure}");
+                let said = failure.to_string();
+                assert!(said.contains("speaks protocols 4 to 5") && said.contains(" 2 to 3"), "{said}");
+                assert!(!pairs && source.transfer.stats().total.puts == 0);
+            }
+        }
+        eventually("both pools are whole", || source.is_quiet() && sink.is_quiet());
+    }
 }
 
 pub fn another_class_or_layout_is_refused_with_both_sides_named(choice: &TransportChoice) {
@@ -48,7 +118,10 @@ pub fn another_class_or_layout_is_refused_with_both_sides_named(choice: &Transpo
     let mut other_model = NodeConfig::new("d", small(16), 24);
     other_model.model = 2;
     let wide = KvLayout::llama(16, 2, 2, 32, Dtype::Bf16).unwrap();
+    let mut other_revision = NodeConfig::new("d", small(16), 24);
+    other_revision.kernel_revision = 2;
     let cases = [
+        (other_revision, ["numerics class", "/r1,", "/r2"]),
         (other_model, ["model fingerprint", "0101", "0202"]),
         (NodeConfig::new("d", wide, 24), ["KV layout", "k[2x24 bf16]", "k[2x32 bf16]"]),
     ];

@@ -44,7 +44,7 @@ pub fn record(instance: &str, incarnation: u64) -> InstanceRecord {
         pool: "default".into(),
         endpoint: format!("127.0.0.1:{}", 1 + incarnation % 60_000),
         card,
-        protocol: ProtocolRange { min: baton_proto::PROTOCOL_MIN, max: baton_proto::PROTOCOL_MAX },
+        protocol: ProtocolRange::CURRENT,
         layout: KvLayout::llama(16, 1, 1, 64, Dtype::Bf16).expect("a good layout"),
         class: NumericsClass { isa: "cpu".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 1 },
         capacity_tokens: 64,

@@ -271,6 +271,10 @@ pub struct GenerateResponse {
     pub model: ::prost::alloc::string::String,
     #[prost(uint64, tag = "10")]
     pub seed: u64,
+    /// With the last message, and only where the answer had to go on at workers of another numerics class, since none of its own was left:
+    /// the classes of its tokens, in order. Such an answer may differ from an undisturbed one behind the seam.
+    #[prost(string, repeated, tag = "11")]
+    pub crossed_classes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// Generated client implementations.
 pub mod inference_client {

@@ -46,8 +46,8 @@ pub(super) struct Answer<'a> {
     tokens: Vec<TokenId>,
     /// How many of them other attempts generated.
     carried: usize,
-    /// That of the workers which generated them.
-    class: Option<NumericsClass>,
+    /// Of the workers that generated them, and how many tokens there were before each.
+    classes: Vec<(NumericsClass, usize)>,
     clock: &'a dyn Clocked,
     parent: &'a Span,
     /// From the first token to the end.
@@ -68,7 +68,7 @@ impl<'a> Answer<'a> {
     ) -> Self {
         let usage = Usage { prompt_tokens, ..Usage::default() };
         let (detokenizer, timings) = (text.map(ModelText::detokenizer), PhaseTimings::default());
-        let (first, last, stream, tokens, carried, class) = (None, None, None, Vec::new(), 0, None);
+        let (first, last, stream, tokens, carried, classes) = (None, None, None, Vec::new(), 0, Vec::new());
         Self {
             out,
             limits,
@@ -83,7 +83,7 @@ impl<'a> Answer<'a> {
             usage,
             tokens,
             carried,
-            class,
+            classes,
             clock,
             parent,
             stream,
@@ -100,15 +100,23 @@ impl<'a> Answer<'a> {
         &self.tokens
     }
 
-    /// The numerics class that its tokens are of, once there are any.
+    /// The numerics class of its last token.
     pub(super) fn class(&self) -> Option<&NumericsClass> {
-        self.class.as_ref().filter(|_| self.has_started())
+        self.generated_by().last()
+    }
+
+    /// Numerics classes of its tokens, in order.
+    fn generated_by(&self) -> impl Iterator<Item = &NumericsClass> {
+        self.classes.iter().filter(|(_, before)| *before < self.tokens.len()).map(|(class, _)| class)
     }
 
     /// Workers of this class go on with it.
     pub(super) fn runs_on(&mut self, class: &NumericsClass) {
-        self.class = Some(class.clone());
         self.carried = self.tokens.len();
+        self.classes.retain(|(_, before)| *before < self.carried);
+        if self.class() != Some(class) {
+            self.classes.push((class.clone(), self.carried));
+        }
     }
 
     /// Time in queues before the first token.
@@ -197,7 +205,9 @@ impl<'a> Answer<'a> {
             decode_us: self.first.zip(self.last).map(|(first, last)| micros(last - first)),
             ..self.timings
         };
-        Finished { reason, usage: self.usage, timings }
+        let classes: Vec<String> = self.generated_by().map(NumericsClass::to_string).collect();
+        let crossed_classes = if classes.len() > 1 { classes } else { Vec::new() };
+        Finished { reason, usage: self.usage, timings, crossed_classes }
     }
 
     /// Tokens counted so far.

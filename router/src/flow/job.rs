@@ -190,7 +190,11 @@ impl Job {
         answer: &mut Answer<'_>,
     ) -> Result<FinishReason, Failed> {
         self.metrics.current().replayed_tokens.inc_by(answer.tokens().len() as u64);
-        answer.runs_on(&chosen.decode.record.class);
+        let class = &chosen.decode.record.class;
+        if let Some(began) = answer.class().filter(|began| *began != class) {
+            tracing::warn!(request = %self.id, %began, goes_on = %class, "no decode worker of the answer's numerics class is left; another goes on, and the answer says so");
+        }
+        answer.runs_on(class);
         let reason = Attempt { job: self, chosen, claim_max: core.limits.claim_max, number }.run(answer).await?;
         chosen.served();
         Ok(reason)

@@ -10,6 +10,7 @@ use crate::workers::WorkerHandle;
 use baton_types::{ErrorKind, NumericsClass, RequestError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tracing::Span;
 
 /// The workers of one attempt.
 #[derive(Debug)]
@@ -54,7 +55,8 @@ impl Chosen {
 }
 
 impl Job {
-    /// Chooses workers for the rest of the answer. One that has begun stays with the numerics class that began it.
+    /// Chooses workers for the rest of the answer. One that has begun stays with its numerics class as long as a decode worker of that is
+    /// left: only then is the rest the very text that it would have been.
     pub(super) fn place(&self, core: &Core, avoided: &Avoided, answer: &Answer<'_>) -> Result<Chosen, Failed> {
         let span = tracing::info_span!(parent: &self.span, "place", baton.placement.reason = tracing::field::Empty);
         let _entered = span.enter();
@@ -70,48 +72,55 @@ impl Job {
             time_left: if answer.has_started() { Duration::MAX } else { self.deadline.saturating_duration_since(now) },
         };
         let mut refusal = Refusal::NoDecodeWorker;
-        for circle in Circle::WIDENING {
-            let fits = |worker: &WorkerHandle| {
-                let on_probation = worker.probation.lasts(now);
-                avoided.admits(worker.party(), worker.record.role, on_probation, circle)
-                    && answer.class().is_none_or(|class| worker.record.class == *class)
-            };
-            let candidates = core.workers.candidates(&self.model.key, fits, now);
-            let mut draw = |n| rand::random_range(0..n);
-            let decision = match place(&candidates.view, &demand, &core.limits.placement, &mut draw) {
-                Ok(decision) => decision,
-                Err(refused) => {
-                    refusal = refused;
-                    continue;
+        for class in answer.class().map(Some).into_iter().chain([None]) {
+            for circle in Circle::WIDENING {
+                match self.place_among(core, &demand, (avoided, circle, class), now) {
+                    Ok(chosen) => return Ok(chosen),
+                    Err(refused) => refusal = refused,
                 }
-            };
-            let reason = decision.reason.name();
-            span.record("baton.placement.reason", reason);
-            self.span.record("baton.placement.reason", reason);
-            let decode = candidates.handles[decision.decode].clone();
-            self.metrics.placed(&decode.record.pool, decision.reason);
-            let prefill = decision.prefill.map(|p| candidates.handles[p].clone());
-            decode.load.placed(if prefill.is_some() { 0 } else { prompt_tokens }, prompt_tokens);
-            if let Some(prefill) = &prefill {
-                prefill.load.placed(prompt_tokens, prompt_tokens);
             }
-            return Ok(Chosen { decode, prefill, predicted: decision.predicted });
+            if refusal != Refusal::NoDecodeWorker {
+                break; // There are such workers, and room may come.
+            }
         }
-        Err(Failed::at(Phase::Place, refused(&refusal, answer.class())))
+        Err(Failed::at(Phase::Place, refused(&refusal)))
+    }
+
+    /// Chooses among the workers of a circle, and of a numerics class where one is given.
+    fn place_among(
+        &self,
+        core: &Core,
+        demand: &Demand,
+        (avoided, circle, class): (&Avoided, Circle, Option<&NumericsClass>),
+        now: Instant,
+    ) -> Result<Chosen, Refusal> {
+        let fits = |worker: &WorkerHandle| {
+            let on_probation = worker.probation.lasts(now);
+            avoided.admits(worker.party(), worker.record.role, on_probation, circle)
+                && class.is_none_or(|class| worker.record.class == *class)
+        };
+        let candidates = core.workers.candidates(&self.model.key, fits, now);
+        let mut draw = |n| rand::random_range(0..n);
+        let decision = place(&candidates.view, demand, &core.limits.placement, &mut draw)?;
+        let reason = decision.reason.name();
+        Span::current().record("baton.placement.reason", reason);
+        self.span.record("baton.placement.reason", reason);
+        let decode = candidates.handles[decision.decode].clone();
+        self.metrics.placed(&decode.record.pool, decision.reason);
+        let prefill = decision.prefill.map(|p| candidates.handles[p].clone());
+        decode.load.placed(if prefill.is_some() { 0 } else { demand.prompt_tokens }, demand.prompt_tokens);
+        if let Some(prefill) = &prefill {
+            prefill.load.placed(demand.prompt_tokens, demand.prompt_tokens);
+        }
+        Ok(Chosen { decode, prefill, predicted: decision.predicted })
     }
 }
 
-fn refused(refusal: &Refusal, class: Option<&NumericsClass>) -> RequestError {
+fn refused(refusal: &Refusal) -> RequestError {
     match *refusal {
-        Refusal::NoDecodeWorker => match class {
-            None => {
-                RequestError::new(ErrorKind::Unavailable, "no decode worker of this model is ready; try again later")
-            }
-            Some(class) => RequestError::new(
-                ErrorKind::Unavailable,
-                format!("no decode worker of the class that began the answer ({class}) is ready; send it again"),
-            ),
-        },
+        Refusal::NoDecodeWorker => {
+            RequestError::new(ErrorKind::Unavailable, "no decode worker of this model is ready; try again later")
+        }
         Refusal::NoPrefillWorker => {
             let message = "no prefill worker fits a decode worker of this model, and the prefill policy is remote";
             RequestError::new(ErrorKind::Unavailable, message)

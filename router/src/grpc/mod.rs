@@ -93,6 +93,7 @@ fn responses(generation: Generation) -> BoxStream<'static, Result<v1::GenerateRe
                 finish_reason: finish_reason_code(Some(finished.reason)),
                 usage: Some(finished.usage.into()),
                 timings: Some(finished.timings.into()),
+                crossed_classes: finished.crossed_classes,
                 ..Default::default()
             },
         };

@@ -34,6 +34,10 @@ async fn answer(state: HttpState, request: Request, endpoint: Endpoint) -> Respo
             let message = "the body must be JSON: set content-type: application/json";
             error::plain(StatusCode::UNSUPPORTED_MEDIA_TYPE, message, "unsupported_media_type")
         }
+        _ if !headers::is_plain(&headers) => {
+            let message = "the body must not be compressed: send it without content-encoding";
+            error::plain(StatusCode::UNSUPPORTED_MEDIA_TYPE, message, "unsupported_media_type")
+        }
         Err(e) => error::response(&e),
         Ok(deadline) => answer_within(&state, request, headers, endpoint, id.clone(), (received, deadline)).await,
     };

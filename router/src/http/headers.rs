@@ -30,6 +30,12 @@ pub(super) fn is_json(headers: &HeaderMap) -> bool {
     value.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json")
 }
 
+/// Whether the body comes as it is, without a content coding.
+pub(super) fn is_plain(headers: &HeaderMap) -> bool {
+    let codings = headers.get_all(header::CONTENT_ENCODING).iter().flat_map(|v| v.as_bytes().split(|b| *b == b','));
+    codings.map(<[u8]>::trim_ascii).all(|coding| coding.is_empty() || coding.eq_ignore_ascii_case(b"identity"))
+}
+
 /// Names the request in its answer.
 pub(super) fn add_id(mut response: Response, id: &RequestId) -> Response {
     if let Ok(value) = HeaderValue::from_str(id.as_str()) {

@@ -1,8 +1,9 @@
 //! Who is registered, as this router sees it; read when it is asked for.
 
+use crate::placement::{Kind, unpaired};
 use crate::workers::WorkerSet;
 use baton_node::membership::RouterBackend;
-use baton_types::Role;
+use baton_types::{InstanceRecord, Role};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -35,6 +36,14 @@ impl Collector for MembershipMetrics {
         for role in [Role::Prefill, Role::Decode] {
             let workers = ready.iter().filter(|w| w.record.role == role).count();
             ConstGauge::new(workers as i64).encode(family.encode_family(&[("role", role.name())])?)?;
+        }
+        let help =
+            "Ready workers that no ready worker of the other role can exchange KV with, although its model has such";
+        let mut family = to.encode_descriptor("router_unpaired_workers", help, None, MetricType::Gauge)?;
+        let records: Vec<&InstanceRecord> = ready.iter().map(|worker| &*worker.record).collect();
+        for (Kind { model, pool, role }, workers) in unpaired(&records) {
+            let labels = [("model", model.as_str()), ("pool", pool.as_str()), ("role", role)];
+            ConstGauge::new(workers as i64).encode(family.encode_family(&labels)?)?;
         }
         Ok(())
     }

@@ -58,6 +58,13 @@ fn timings_json(timings: &PhaseTimings) -> Value {
     serde_json::to_value(timings).unwrap_or_default()
 }
 
+/// A mark on the few answers that crossed numerics classes.
+fn add_crossed(end: &mut Value, finished: &Finished) {
+    if !finished.crossed_classes.is_empty() {
+        end["crossed_classes"] = json!(finished.crossed_classes);
+    }
+}
+
 impl AnswerHead {
     fn frame(&self, chunk: bool, choices: Value) -> Value {
         let object = match (self.endpoint, chunk) {
@@ -121,6 +128,7 @@ impl AnswerHead {
             Endpoint::Completions => json!({"index": 0, "text": "", "logprobs": null, "finish_reason": reason}),
         });
         end["timings"] = timings_json(&finished.timings);
+        add_crossed(&mut end, finished);
         end["seed"] = json!(self.seed);
         let mut chunks = vec![end];
         if self.options.include_usage {
@@ -153,6 +161,7 @@ impl AnswerHead {
         }
         body["usage"] = usage_json(&finished.usage);
         body["timings"] = timings_json(&finished.timings);
+        add_crossed(&mut body, finished);
         body["seed"] = json!(self.seed);
         body
     }

@@ -173,10 +173,8 @@ fn completion_prompts() {
     }
 }
 
-#[test]
-fn logprobs_have_both_shapes() {
-    let text: logprobs::TextOfToken = std::sync::Arc::new(|token| (token < 256).then(|| vec![token as u8]));
-    let head = |endpoint| AnswerHead {
+fn head(endpoint: Endpoint) -> AnswerHead {
+    AnswerHead {
         endpoint,
         id: "id".into(),
         model: "m".into(),
@@ -184,8 +182,28 @@ fn logprobs_have_both_shapes() {
         options: AnswerOptions::default(),
         prompt_token_ids: vec![],
         seed: 1,
-        token_text: text.clone(),
+        token_text: std::sync::Arc::new(|token| (token < 256).then(|| vec![token as u8])),
+    }
+}
+
+#[test]
+fn answers_that_crossed_classes_say_so_and_no_others() {
+    let finished = |crossed: &[&str]| crate::output::Finished {
+        reason: baton_types::FinishReason::Stop,
+        usage: Default::default(),
+        timings: Default::default(),
+        crossed_classes: crossed.iter().map(|class| (*class).to_owned()).collect(),
     };
+    for endpoint in [Endpoint::Chat, Endpoint::Completions] {
+        let (head, crossed) = (head(endpoint), finished(&["a/r1", "a/r2"]));
+        assert_eq!(head.whole(&Default::default(), &crossed)["crossed_classes"], json!(["a/r1", "a/r2"]));
+        assert_eq!(head.last_chunks(&crossed)[0]["crossed_classes"], json!(["a/r1", "a/r2"]));
+        assert_eq!(head.whole(&Default::default(), &finished(&[])).get("crossed_classes"), None);
+    }
+}
+
+#[test]
+fn logprobs_have_both_shapes() {
     let logprobs = |chosen, top| baton_types::TokenLogprobs { chosen, top };
     let delta = crate::output::Delta {
         text: "ab".into(),

@@ -1,11 +1,13 @@
 //! Where a request runs: a pure function of a view of the workers. No clock, no I/O, random numbers from the caller.
 //!
 //! Cost is time: predicted first token = (queued tokens + own tokens) / measured prefill rate; predicted end = first token + wait for a
-//! place in the batch + expected tokens / measured decode rate; both times how much longer answers took than predicted so far. The decode worker is chosen by room, then by how full its batch is; the
-//! prefill worker by predicted first token. Only workers whose fingerprints match are paired.
+//! place in the batch + expected tokens / measured decode rate; both times how much longer answers took than predicted so far. The
+//! decode worker is chosen by room, then by how full its batch is; the prefill worker by predicted first token. Only workers whose
+//! fingerprints match are paired.
 
 mod choose;
 mod experience;
+mod skew;
 mod view;
 
 #[cfg(test)]
@@ -14,6 +16,7 @@ mod tests;
 pub use choose::place;
 pub(crate) use choose::retry_after;
 pub(crate) use experience::{Ended, Experience};
+pub(crate) use skew::{Kind, unpaired, why_unpaired};
 pub use view::{Measured, Worker};
 
 use crate::request::PrefillPolicy;

@@ -45,10 +45,6 @@ impl Worker {
 
     /// Whether KV could pass between the two.
     pub(super) fn pairs_with(&self, other: &Self) -> bool {
-        let (a, b) = (&self.record, &other.record);
-        a.protocol.overlaps(b.protocol)
-            && a.card.fingerprint == b.card.fingerprint
-            && a.class == b.class
-            && a.layout.groups() == b.layout.groups()
+        self.record.check_partner(&other.record).is_ok()
     }
 }

@@ -94,6 +94,20 @@ async fn a_body_that_does_not_come_is_given_up_at_the_deadline() {
 }
 
 #[tokio::test]
+async fn a_compressed_body_is_refused() {
+    let cluster = Cluster::start(|_| ()).await;
+    let ask = async |coding: &str| {
+        let header = format!("content-encoding: {coding}\r\n");
+        let answer = send(cluster.router.http_addr, "POST /v1/completions", &header, "{}").await;
+        (answer.status, answer.json().await["error"]["code"].clone())
+    };
+    for coding in ["gzip", "GZIP, identity", "br"] {
+        assert_eq!(ask(coding).await, (415, json!("unsupported_media_type")), "{coding}");
+    }
+    assert_ne!(ask("identity").await.0, 415);
+}
+
+#[tokio::test]
 async fn an_error_in_a_stream_is_its_last_event() {
     let cluster = Cluster::start(|c| c.retry.attempts_max = 1).await;
     let d = cluster.worker(Role::Decode, "d").await;

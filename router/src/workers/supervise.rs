@@ -2,6 +2,7 @@
 
 use super::{WorkerHandle, WorkerSet};
 use crate::models::TextCache;
+use crate::placement::why_unpaired;
 use baton_node::backoff::Backoff;
 use baton_node::membership::RouterMembership;
 use baton_proto::v1::{self, worker_client::WorkerClient};
@@ -149,6 +150,11 @@ impl Supervisor {
         if !worker.set_admitted(true) {
             tracing::info!(worker = %worker.party(), model = worker.record.card.id, "admits a worker");
             self.membership.admit(worker.party());
+            let ready = self.workers.ready(Instant::now());
+            let all: Vec<_> = ready.iter().map(|other| &*other.record).collect();
+            if let Some(mismatch) = why_unpaired(&worker.record, &all) {
+                tracing::warn!(worker = %worker.party(), %mismatch, "no worker of the other role fits this one: no KV passes to or from it");
+            }
         }
     }
 

@@ -71,6 +71,8 @@ const EXPECTED: &[(&str, &[&str])] = &[
     ),
     ("leases", &["joined", "renewed", "replaced", "ended"]),
     ("scheduler", &["preempted", "deadline", "stalled"]),
+    ("sink waits", &["quarantine"]),
+    ("sink refuses", &["quarantine"]),
 ];
 
 /// Counts of many schedules.

@@ -5,6 +5,7 @@ use super::shape::{END, HEALED};
 use super::world::World;
 use baton_kv_cache::Lease;
 use baton_types::GroupBlocks;
+use std::collections::BTreeMap;
 
 impl World {
     /// Every block of a worker has one owner, and the pool's books say the same.
@@ -34,6 +35,21 @@ impl World {
         };
         drop(pouches);
         wrong.into_iter().for_each(|wrong| self.fail(wrong));
+        self.check_quarantine(w);
+    }
+
+    /// No source leaves more in quarantine than the bound, where nothing but its death gives it back.
+    fn check_quarantine(&mut self, w: usize) {
+        let max = self.shape.quarantined_max();
+        let Some(worker) = self.worker(w).filter(|_| !self.shape.lane.closing_fences()) else { return };
+        let mut by_source = BTreeMap::new();
+        for incoming in worker.incoming.values() {
+            *by_source.entry(incoming.source().process).or_insert(0) += incoming.quarantined_blocks();
+        }
+        if let Some((source, blocks)) = by_source.into_iter().find(|(_, blocks)| *blocks > max) {
+            let source = self.shape.name(source);
+            self.fail(format!("{source} left {blocks} blocks in quarantine, and {max} are its bound"));
+        }
     }
 
     /// All requests ended in time, and nothing of them is left.

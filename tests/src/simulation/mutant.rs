@@ -17,17 +17,20 @@ pub enum Mutant {
     PiecewiseReservation,
     /// Checksums are taken to be right, whatever arrived.
     UnverifiedKv,
+    /// What a source could leave in quarantine counts only once it is there.
+    LateQuarantineBound,
 }
 
 impl Mutant {
     /// All defects.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::ReleaseWithoutFence,
         Self::OtherIncarnation,
         Self::DoubleFree,
         Self::ViewGoesBack,
         Self::PiecewiseReservation,
         Self::UnverifiedKv,
+        Self::LateQuarantineBound,
     ];
 
     pub(super) fn pretends_fences(self) -> bool {
@@ -48,6 +51,10 @@ impl Mutant {
 
     pub(super) fn trusts_bytes(self) -> bool {
         self == Self::UnverifiedKv
+    }
+
+    pub(super) fn looks_at_quarantine_alone(self) -> bool {
+        self == Self::LateQuarantineBound
     }
 
     pub(super) fn reserves_piecewise(self) -> bool {

@@ -4,13 +4,17 @@ use super::clock::{Addr, Time};
 use super::event::{Event, Said, Trouble};
 use super::handoff::owner;
 use super::wire::Wire;
+use super::worker::Worker;
 use super::world::World;
 use baton_decode_worker::claims::OfferError;
 use baton_engine::scheduler::{Awaited, SequenceKey};
 use baton_kv_cache::{Lease, Quarantined};
-use baton_kv_transfer::pure::{ALGORITHM, Commit, Expected, GRANULE, Sink, SinkAction, SinkInput, SumRun, layer_sums};
+use baton_kv_transfer::pure::{
+    ALGORITHM, Admission, Commit, Expected, Exposure, GRANULE, Sink, SinkAction, SinkInput, SumRun, layer_sums,
+};
 use baton_kv_transfer::{HandoffFailure, RefuseReason};
 use baton_types::{GroupBlocks, Party, RequestId, TicketId};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 /// A handoff on its way in.
@@ -23,6 +27,8 @@ pub(super) struct Incoming {
     source: Addr,
     source_party: Party,
     tokens: u32,
+    /// The worker was not asked for room yet.
+    unasked: bool,
     blocks: GroupBlocks,
     pub(super) hold: Option<Lease>,
     pub(super) quarantined: Option<Quarantined>,
@@ -87,25 +93,11 @@ impl World {
         let ticket = TicketId(self.draw(usize::MAX) as u64 | 1);
         let (source, source_party) =
             (self.net.connections[conn].source, self.net.connections[conn].source_party.clone());
-        let priority = self.calls.iter().rev().find(|c| c.name == request).map_or(0, |c| c.priority);
-        let (abort_wait, ignores) = (self.shape.abort_wait, self.mutant.ignores_incarnations());
-        let quarantined_max = self.shape.blocks as usize / 4;
+        let abort_wait = self.shape.abort_wait;
         let Some(worker) = self.worker_mut(w) else { return };
         let layout = worker.memory.map.layout().clone();
-        let held: usize = worker
-            .incoming
-            .values()
-            .filter(|i| i.source.process == source.process)
-            .map(Incoming::quarantined_blocks)
-            .sum();
-        let refusal = if held >= quarantined_max.max(1) {
-            Some(RefuseReason::Quarantine)
-        } else if layout.blocks_for(tokens as usize) > worker.memory.map.blocks() as usize {
-            Some(RefuseReason::NoRoom)
-        } else {
-            None
-        };
-        if let Some(reason) = refusal {
+        if layout.blocks_for(tokens as usize) > worker.memory.map.blocks() as usize {
+            let reason = RefuseReason::NoRoom;
             self.counts.add("sink refuses", reason.name());
             return self.send_back(conn, Wire::Refuse { handoff, reason });
         }
@@ -114,26 +106,81 @@ impl World {
         let sink = Sink::new(ticket, &layout, expected, deadline, abort_wait);
         worker.next_key += 1;
         let key = worker.next_key;
+        let (unasked, blocks, hold, quarantined) = (true, GroupBlocks::default(), None, None);
+        let incoming =
+            Incoming { sink, conn, handoff, request, source, source_party, tokens, unasked, blocks, hold, quarantined };
+        worker.incoming.insert(key, incoming);
+        self.ask_waiting(w);
+        self.tick_soon(w);
+    }
+
+    /// Asks the worker for room, as far as the bound on what each source could leave in quarantine allows. A source's offers go in order.
+    pub(super) fn ask_waiting(&mut self, w: usize) {
+        let Some(worker) = self.worker(w) else { return };
+        let unasked: Vec<u64> = worker.incoming.iter().filter(|(_, i)| i.unasked).map(|(key, _)| *key).collect();
+        let mut waiting = BTreeSet::new();
+        for key in unasked {
+            let Some(worker) = self.worker(w) else { return };
+            let Some(incoming) = worker.incoming.get(&key) else { continue };
+            let source = incoming.source.process;
+            let fences = self.net.connections[incoming.conn].lane.closing_fences();
+            let (mut exposure, mut wanted) = (self.exposure(worker, source, key), incoming.blocks_max(worker));
+            if self.mutant.looks_at_quarantine_alone() {
+                (exposure.unfenced, wanted) = (0, 0);
+            }
+            match exposure.admits(wanted, fences, self.shape.quarantined_max()) {
+                Admission::Ask | Admission::Wait if waiting.contains(&source) => {}
+                Admission::Ask => self.ask(w, key),
+                Admission::Wait => {
+                    self.counts.add("sink waits", "quarantine");
+                    waiting.insert(source);
+                }
+                Admission::Refuse => self.refuse_offer(w, key, RefuseReason::Quarantine, String::new()),
+            }
+        }
+    }
+
+    /// What a source, in all its starts, has quarantined here and could come to, but for one handoff.
+    fn exposure(&self, worker: &Worker, source: usize, except: u64) -> Exposure {
+        let mut exposure = Exposure::default();
+        for (_, incoming) in worker.incoming.iter().filter(|(key, i)| **key != except && i.source.process == source) {
+            let fences = self.net.connections[incoming.conn].lane.closing_fences();
+            if incoming.sink.is_quarantined() {
+                exposure.quarantined += incoming.quarantined_blocks();
+            } else if !incoming.unasked && !fences {
+                exposure.unfenced += incoming.blocks_max(worker);
+            }
+        }
+        exposure
+    }
+
+    /// The worker hears of an offer.
+    fn ask(&mut self, w: usize, key: u64) {
+        let ignores = self.mutant.ignores_incarnations();
+        let Some(worker) = self.worker_mut(w) else { return };
+        let Some(incoming) = worker.incoming.get_mut(&key) else { return };
+        incoming.unasked = false;
+        let (request, tokens) = (incoming.request.clone(), incoming.tokens);
         // A worker that knows peers by name alone takes whoever comes.
         let claimed = worker.claims.peek(&request).filter(|_| ignores);
-        let offerer = claimed.unwrap_or_else(|| source_party.clone());
-        let taken = worker.claims.offered(&request, &offerer, tokens);
-        let (blocks, hold, quarantined) = (GroupBlocks::default(), None, None);
-        let incoming =
-            Incoming { sink, conn, handoff, request, source, source_party, tokens, blocks, hold, quarantined };
-        worker.incoming.insert(key, incoming);
-        if let Err(error) = taken {
+        let offerer = claimed.unwrap_or_else(|| incoming.source_party.clone());
+        if let Err(error) = worker.claims.offered(&request, &offerer, tokens) {
             let reason = match error {
                 OfferError::NotClaimed(_) => RefuseReason::UnknownRequest,
                 OfferError::Contradicts(_) => RefuseReason::Protocol,
             };
-            self.counts.add("sink refuses", reason.name());
-            return self.sink_input(w, key, SinkInput::Refused { reason, detail: error.to_string() });
+            return self.refuse_offer(w, key, reason, error.to_string());
         }
+        let priority = self.calls.iter().rev().find(|c| c.name == request).map_or(0, |c| c.priority);
+        let Some(worker) = self.worker_mut(w) else { return };
         let turn = worker.engine.take_turn(priority);
         worker.waiting.push_back(Waiting { turn, key, tokens: tokens as usize, part: None });
         self.grant_waiting(w);
-        self.tick_soon(w);
+    }
+
+    fn refuse_offer(&mut self, w: usize, key: u64, reason: RefuseReason, detail: String) {
+        self.counts.add("sink refuses", reason.name());
+        self.sink_input(w, key, SinkInput::Refused { reason, detail });
     }
 
     /// Grants from the front, in order. What the front waits for is kept from sequences that came later.
@@ -336,8 +383,13 @@ impl World {
 }
 
 impl Incoming {
-    fn quarantined_blocks(&self) -> usize {
+    pub(super) fn quarantined_blocks(&self) -> usize {
         self.quarantined.as_ref().map_or(0, |q| q.blocks().total())
+    }
+
+    /// Blocks that it has, or will have.
+    fn blocks_max(&self, worker: &Worker) -> usize {
+        worker.memory.map.layout().blocks_for(self.tokens as usize)
     }
 }
 

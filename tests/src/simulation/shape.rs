@@ -94,6 +94,11 @@ impl Shape {
         }
     }
 
+    /// Most blocks that one source may leave in quarantine: a quarter of the pool, as the transfer has it.
+    pub(super) fn quarantined_max(&self) -> usize {
+        (self.blocks as usize / 4).max(1)
+    }
+
     pub(super) fn processes(&self) -> usize {
         self.routers + self.prefills + self.decodes
     }

@@ -292,6 +292,7 @@ impl World {
         let idle = sending.is_empty() && worker.incoming.values().all(|i| i.sink.is_quarantined());
         sending.into_iter().for_each(|key| self.source_input(w, key, baton_kv_transfer::pure::SourceInput::Tick));
         incoming.into_iter().for_each(|key| self.sink_input(w, key, baton_kv_transfer::pure::SinkInput::Tick));
+        self.ask_waiting(w);
         if !idle {
             self.tick_soon(w);
         }

@@ -4,14 +4,16 @@ use super::json::Object;
 use super::{keys, rope};
 use crate::weights::{ModelShape, WeightsError};
 
-/// The classes whose mathematics is the one implemented.
+/// The classes whose mathematics is the one implemented, and the type of model that each belongs to.
 const LLAMA: &str = "LlamaForCausalLM";
 const MISTRAL: &str = "MistralForCausalLM";
+const TYPES: [(&str, &str); 2] = [(LLAMA, "llama"), (MISTRAL, "mistral")];
 
 /// Checks every key and reads the shape.
 pub(super) fn shape(config: &Object) -> Result<ModelShape, WeightsError> {
     let class = class(config)?;
     keys::check(config)?;
+    check_type(config, class)?;
     if class == MISTRAL {
         // Absent, transformers takes its class default: a window of 4096, and 8 key/value heads.
         if !config.keys().contains_key("sliding_window") {
@@ -48,6 +50,17 @@ pub(super) fn shape(config: &Object) -> Result<ModelShape, WeightsError> {
     };
     shape.check().map_err(|reason| config.damaged(reason))?;
     Ok(shape)
+}
+
+/// transformers takes the mathematics from `model_type`, which must not be another than that of the class.
+fn check_type(config: &Object, class: &str) -> Result<(), WeightsError> {
+    match config.text("model_type")? {
+        Some(other) if !TYPES.contains(&(class, other)) => {
+            let hint = "the two must name the same model; correct the one that is wrong";
+            Err(config.unsupported(format!("model_type `{other}` beside architectures [\"{class}\"]"), hint))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn class(config: &Object) -> Result<&'static str, WeightsError> {

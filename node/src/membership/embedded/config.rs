@@ -3,6 +3,7 @@
 use crate::config::{Check, Checker, list};
 use crate::membership::Backend;
 use crate::membership::etcd::EtcdConfig;
+use baton_types::ProtocolRange;
 use serde::{Deserialize, Serialize};
 
 /// What a router grants.
@@ -17,11 +18,15 @@ pub struct LeaseConfig {
     pub members_max: usize,
     /// Where the backend is `etcd`.
     pub etcd: EtcdConfig,
+    /// Workers that speak no version of these are refused. Nothing that is read sets it: tests of version skew do.
+    #[serde(skip)]
+    pub protocol: ProtocolRange,
 }
 
 impl Default for LeaseConfig {
     fn default() -> Self {
-        Self { backend: Backend::Embedded, lease_ms: 5_000, members_max: 1_024, etcd: EtcdConfig::default() }
+        let (etcd, protocol) = (EtcdConfig::default(), ProtocolRange::CURRENT);
+        Self { backend: Backend::Embedded, lease_ms: 5_000, members_max: 1_024, etcd, protocol }
     }
 }
 

@@ -3,9 +3,9 @@
 use super::LeaseConfig;
 use super::session::Session;
 use crate::membership::{JoinError, LeaseTable, MembershipView, Registration, RouterMembership};
+use baton_proto::convert;
 use baton_proto::v1::membership_server::{Membership, MembershipServer};
 use baton_proto::v1::{self, join_request, join_response};
-use baton_proto::{PROTOCOL_MAX, PROTOCOL_MIN, convert};
 use baton_types::{ErrorKind, InstanceId, InstanceRecord, Party, ProtocolRange, RequestError};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -27,6 +27,7 @@ pub struct EmbeddedRouter(pub(super) Arc<Shared>);
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) lease: Duration,
+    protocol: ProtocolRange,
     inner: Mutex<Inner>,
     view: watch::Sender<Arc<MembershipView>>,
     closed: CancellationToken,
@@ -56,6 +57,7 @@ impl EmbeddedRouter {
         let view = watch::Sender::new(Arc::new(table.view()));
         Self(Arc::new(Shared {
             lease,
+            protocol: config.protocol,
             inner: Mutex::new(Inner { table, outboxes: BTreeMap::new() }),
             view,
             closed: CancellationToken::new(),
@@ -175,7 +177,7 @@ impl Membership for EmbeddedRouter {
             return Err(Status::invalid_argument("the first message must be the record"));
         };
         let record = InstanceRecord::try_from(record).map_err(|e| e.within("record"))?;
-        check_protocol(&record)?;
+        check_protocol(&record, self.0.protocol)?;
         let (party, role, endpoint) = (record.party.clone(), record.role, record.endpoint.clone());
 
         let (messages, outbox) = mpsc::channel(OUTBOX_MAX);
@@ -190,16 +192,11 @@ impl Membership for EmbeddedRouter {
     }
 }
 
-fn check_protocol(record: &InstanceRecord) -> Result<(), Status> {
-    let ours = ProtocolRange { min: PROTOCOL_MIN, max: PROTOCOL_MAX };
-    if record.protocol.overlaps(ours) {
+fn check_protocol(record: &InstanceRecord, ours: ProtocolRange) -> Result<(), Status> {
+    if record.protocol.common(ours).is_some() {
         return Ok(());
     }
-    let theirs = record.protocol;
-    let message = format!(
-        "the worker speaks protocols {} to {}, this router {} to {}",
-        theirs.min, theirs.max, ours.min, ours.max
-    );
+    let message = format!("the worker speaks protocols {}, this router {ours}", record.protocol);
     Err(convert::status::from_error(&RequestError::invalid("record.protocol", message)))
 }
 

@@ -44,13 +44,9 @@ pub(super) fn decode_record(instance: &[u8], value: &[u8]) -> Result<InstanceRec
     if record.party.instance.as_str().as_bytes() != instance {
         return Err(format!("the record of {} stands under another name", record.party.instance));
     }
-    let ours = ProtocolRange { min: baton_proto::PROTOCOL_MIN, max: baton_proto::PROTOCOL_MAX };
-    if !record.protocol.overlaps(ours) {
-        let theirs = record.protocol;
-        return Err(format!(
-            "it speaks protocols {} to {}, this router {} to {}",
-            theirs.min, theirs.max, ours.min, ours.max
-        ));
+    let ours = ProtocolRange::CURRENT;
+    if record.protocol.common(ours).is_none() {
+        return Err(format!("it speaks protocols {}, this router {ours}", record.protocol));
     }
     Ok(record)
 }

@@ -1,0 +1,97 @@
+//! Which workers KV may pass between, and which are left without any: what differs between versions and configurations of a cluster.
+
+use baton_types::{InstanceRecord, Mismatch};
+use std::collections::BTreeMap;
+
+/// Workers of one kind: the labels under which they are counted.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Kind {
+    /// Id of the model.
+    pub(crate) model: String,
+    /// Pool of replicas.
+    pub(crate) pool: String,
+    /// What they do.
+    pub(crate) role: &'static str,
+}
+
+/// What keeps a worker from all workers of the other role, told of one of them; `None` where it has a partner, or its model no worker of
+/// the other role: then nothing is amiss, since decode workers prefill by themselves.
+pub(crate) fn why_unpaired(worker: &InstanceRecord, all: &[&InstanceRecord]) -> Option<Mismatch> {
+    let others = all.iter().filter(|other| other.role != worker.role && other.card.id == worker.card.id);
+    let mut mismatch = None;
+    for other in others {
+        match worker.check_partner(other) {
+            Ok(()) => return None,
+            Err(found) => mismatch = Some(found),
+        }
+    }
+    mismatch
+}
+
+/// How many workers of each kind have no partner. Kinds without such workers are there with 0.
+pub(crate) fn unpaired(all: &[&InstanceRecord]) -> BTreeMap<Kind, usize> {
+    let mut counts = BTreeMap::new();
+    for worker in all {
+        let kind = Kind { model: worker.card.id.clone(), pool: worker.pool.clone(), role: worker.role.name() };
+        *counts.entry(kind).or_default() += usize::from(why_unpaired(worker, all).is_some());
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::record;
+    use Role::{Decode, Prefill};
+    use baton_types::{ProtocolRange, Role};
+
+    type Change = fn(&mut InstanceRecord);
+
+    const SAME: Change = |_| ();
+    const REVISION: Change = |r| r.class.kernel_revision += 1;
+    const MODEL: Change = |r| r.card.id = "other".into();
+    const WEIGHTS: Change = |r| r.card.fingerprint.0[0] += 1;
+    const GREEN: Change = |r| (r.class.kernel_revision, r.pool) = (9, "green".into());
+    const NEWER: Change = |r| r.protocol = ProtocolRange { min: 1, max: 2 };
+    const NEWEST: Change = |r| r.protocol = ProtocolRange { min: 2, max: 3 };
+
+    /// `model/pool/role count`, of those that are not 0.
+    fn check(workers: &[(Role, Change)], expected: &str) {
+        let records: Vec<InstanceRecord> = workers
+            .iter()
+            .map(|(role, change)| {
+                let mut record = record(*role, "w");
+                change(&mut record);
+                record
+            })
+            .collect();
+        let counts = unpaired(&records.iter().collect::<Vec<_>>());
+        let told = counts.iter().filter(|(_, n)| **n > 0);
+        let told: Vec<_> = told.map(|(kind, n)| format!("{}/{}/{} {n}", kind.model, kind.pool, kind.role)).collect();
+        assert_eq!(told.join(", "), expected);
+    }
+
+    #[test]
+    fn workers_without_a_partner_are_counted() {
+        check(&[(Prefill, SAME), (Decode, SAME)], "");
+        check(&[(Prefill, REVISION), (Decode, SAME)], "m/default/decode 1, m/default/prefill 1");
+        check(&[(Prefill, REVISION), (Prefill, SAME), (Decode, SAME)], "m/default/prefill 1");
+        check(&[(Prefill, REVISION), (Decode, SAME), (Decode, REVISION)], "m/default/decode 1");
+        check(&[(Prefill, WEIGHTS), (Prefill, SAME), (Decode, SAME)], "m/default/prefill 1");
+        check(&[(Prefill, SAME), (Prefill, GREEN), (Prefill, GREEN), (Decode, SAME)], "m/green/prefill 2");
+    }
+
+    #[test]
+    fn versions_pair_where_one_is_common() {
+        check(&[(Prefill, SAME), (Decode, NEWER)], "");
+        check(&[(Prefill, NEWER), (Decode, NEWEST)], "");
+        check(&[(Prefill, SAME), (Decode, NEWEST)], "m/default/decode 1, m/default/prefill 1");
+        check(&[(Prefill, SAME), (Prefill, NEWER), (Decode, NEWEST)], "m/default/prefill 1");
+    }
+
+    #[test]
+    fn without_the_other_role_nothing_is_amiss() {
+        check(&[(Decode, SAME), (Decode, REVISION)], "");
+        check(&[(Prefill, SAME), (Decode, MODEL)], "");
+    }
+}

@@ -1,0 +1,78 @@
+//! Workers of another version, as processes: the test binary itself, in the role of a worker whose kernels or protocol are not this
+//! build's. The binaries that ship cannot be made to pretend that.
+
+use crate::service::Service;
+use anyhow::Context;
+use baton_decode_worker::DecodeRole;
+use baton_kernels::mutant::{Mutant, MutantKind};
+use baton_kernels::numerics::KERNEL_REVISION;
+use baton_prefill_worker::PrefillRole;
+use baton_types::{ProtocolRange, Role};
+use baton_worker::config::WorkerArgs;
+use baton_worker::process::Surroundings;
+use clap::Parser;
+use serde::{Deserialize, Serialize};
+use std::process::Command;
+
+/// The ignored test that plays the worker; it calls [`play`].
+const TEST: &str = "role_of_the_other_process";
+/// Tells it what to be. Not one of Baton's own variables, which name configuration.
+const VARIABLE: &str = "TEST_SKEWED_WORKER";
+
+/// How a worker differs from this build.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Skew {
+    /// Its kernels add in another order, and it says so.
+    Revision,
+    /// They do, and it says that it is of this build's revision.
+    HiddenRevision,
+    /// It speaks these versions.
+    Protocol(ProtocolRange),
+}
+
+impl Skew {
+    fn apply(self, around: &mut Surroundings) {
+        let other = |says| Some(Mutant::new(MutantKind::OtherRevision { says }));
+        match self {
+            Self::Revision => around.ops = other(KERNEL_REVISION + 1),
+            Self::HiddenRevision => around.ops = other(KERNEL_REVISION),
+            Self::Protocol(versions) => around.protocol = versions,
+        }
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct Part {
+    role: Role,
+    skew: Skew,
+    flags: Vec<String>,
+}
+
+#[derive(Parser)]
+struct Cli {
+    #[command(flatten)]
+    worker: WorkerArgs,
+}
+
+/// Starts a worker that differs so, with the flags of the shipped one.
+pub fn start(role: Role, skew: Skew, flags: &[String]) -> anyhow::Result<Service> {
+    let flags = ["worker".to_owned(), "--announce".to_owned()].into_iter().chain(flags.iter().cloned()).collect();
+    let (part, path) = (serde_json::to_string(&Part { role, skew, flags })?, std::env::current_exe()?);
+    Service::launch(&format!("{} worker with {skew:?}", role.name()), move || {
+        let mut command = Command::new(&path);
+        command.args([TEST, "--exact", "--ignored", "--nocapture"]).env(VARIABLE, &part);
+        command
+    })
+}
+
+/// Is the worker that [`start`] asks for, until it is told to stop. Nothing where nobody asks.
+pub fn play() -> anyhow::Result<()> {
+    let Ok(part) = std::env::var(VARIABLE) else { return Ok(()) };
+    let Part { role, skew, flags } = serde_json::from_str(&part)?;
+    let Cli { worker } = Cli::try_parse_from(flags).context("flags of a worker")?;
+    println!(); // What the test harness began to say ends here: announcements are lines of their own.
+    match role {
+        Role::Prefill => baton_worker::run(&worker, |_| PrefillRole, |around| skew.apply(around)),
+        Role::Decode => baton_worker::run(&worker, DecodeRole::new, |around| skew.apply(around)),
+    }
+}
