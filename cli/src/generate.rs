@@ -104,6 +104,12 @@ pub(crate) async fn run(args: GenerateArgs) -> anyhow::Result<()> {
     println!();
     let last = last.context("the answer ended without its last message")?;
     eprintln!("{}", timings_line(&last, first.unwrap_or_default(), sent.elapsed()));
+    if !last.crossed_classes.is_empty() {
+        eprintln!(
+            "[workers of several numerics classes made this answer, one after the other: {}]",
+            last.crossed_classes.join(", ")
+        );
+    }
     Ok(())
 }
 

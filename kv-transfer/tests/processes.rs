@@ -145,6 +145,31 @@ fn ucx_quarantine_outlives_a_restart_of_its_writer() {
 }
 
 #[test]
+fn ucx_offers_on_lanes_without_a_fence_stay_within_the_quarantine_bound() {
+    let mut ours = config("here");
+    (ours.blocks, ours.fencing) = (20, Fencing::Never); // A quarter of these may come to be quarantined: one of the handoffs below.
+    let (node, source) = (ours.start(ucx()), config("source").start(ucx()));
+    source.gate.hold(Phase::Puts);
+    let sent = ["a", "b", "c"].map(|request| {
+        let (outgoing, blocks) = source.offer(&node.peer(), request, 40, 1);
+        source.send_all(&outgoing, 40);
+        (request, outgoing, blocks)
+    });
+    eventually("one is granted", || source.transfer.stats().held == 1);
+    eventually("all are offered", || node.transfer.stats().incoming == 3);
+    assert_eq!(node.transfer.stats().tickets, 1, "two would be more than may be quarantined");
+    source.gate.open(Phase::Puts);
+    for (request, outgoing, blocks) in sent {
+        outgoing.wait().unwrap();
+        node.check_adopted(request, &source, &blocks, 40);
+    }
+    let (outgoing, _) = source.offer(&node.peer(), "long", 90, 1);
+    let failure = outgoing.wait().unwrap_err();
+    assert!(matches!(failure, HandoffFailure::Refused { reason: RefuseReason::Quarantine, .. }), "{failure}");
+    eventually("all blocks are back", || node.is_quiet() && source.is_quiet());
+}
+
+#[test]
 fn ucx_source_stopped() {
     source_is_lost(ucx(), "-STOP", Fencing::ByLanes);
 }

@@ -212,6 +212,8 @@ async fn neighbouring_protocols_interoperate_and_distant_ones_are_left_out() -> 
         ensure!(Instant::now() < until, "it is not told why it is refused:\n{}", distant.stderr());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
+    let ready = reqwest::get(format!("http://{}/readyz", distant.listening().await?.1)).await?.text().await?;
+    ensure!(ready.contains("speaks protocols 7 to 9, this router 1 to 2"), "{ready}");
     goes_on(&load, "a prefill worker that the router refuses").await?;
     cluster.settles([0, 1], [0, 0]).await?;
     let (answers, _) = load.stop().await?;

@@ -192,7 +192,8 @@ impl Progress {
         };
         match &compatible {
             Ok(()) => {
-                tracing::info!(peer = %theirs.party, transport = self.transport.name(), lanes, "transfer peer connected")
+                let protocol = self.config.protocol.common(theirs.protocol);
+                tracing::info!(peer = %theirs.party, transport = self.transport.name(), lanes, protocol, "transfer peer connected")
             }
             Err(mismatch) => tracing::warn!(peer = %theirs.party, %mismatch, "transfer peer is incompatible"),
         }
