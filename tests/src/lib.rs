@@ -11,5 +11,6 @@ pub mod load;
 pub mod logs;
 pub mod processes;
 pub mod quiet;
+pub mod scrape;
 pub mod service;
 pub mod simulation;
