@@ -3,14 +3,27 @@
 use crate::processes::{END_MAX, LOOK, Lines, START_MAX, binary, send};
 use anyhow::{Context, bail, ensure};
 use baton_node::announce::Announcement;
+use std::ffi::OsString;
+use std::fs::File;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Instant;
+
+/// Where a service runs, and where its words go.
+#[derive(Clone, Debug, Default)]
+pub struct Place {
+    /// Command line that ends by running another in its own process, such as `ip netns exec NAME`; empty for none.
+    pub within: Vec<String>,
+    /// What it complains of is added to this file, too.
+    pub log: Option<PathBuf>,
+}
 
 /// A running service. Dropping it kills it.
 pub struct Service {
     program: String,
     flags: Vec<String>,
+    place: Place,
     process: Child,
     stdout: Lines,
     stderr: Lines,
@@ -19,17 +32,24 @@ pub struct Service {
 impl Service {
     /// Starts `program` with these flags and `--announce`.
     pub fn start(program: &str, flags: &[String]) -> anyhow::Result<Self> {
-        let mut command = Command::new(binary(program)?);
-        command.arg("--announce").args(flags).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut process = command.spawn()?;
+        Self::start_in(Place::default(), program, flags)
+    }
+
+    /// The same in some place.
+    pub fn start_in(place: Place, program: &str, flags: &[String]) -> anyhow::Result<Self> {
+        let words: Vec<OsString> = place.within.iter().map(OsString::from).chain([binary(program)?.into()]).collect();
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).arg("--announce").args(flags);
+        let mut process = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let log = place.log.as_ref().map(|path| File::options().create(true).append(true).open(path)).transpose()?;
         let stdout = Lines::of(process.stdout.take().context("stdout is piped")?);
-        let stderr = Lines::of(process.stderr.take().context("stderr is piped")?);
-        Ok(Self { program: program.into(), flags: flags.to_vec(), process, stdout, stderr })
+        let stderr = Lines::copied(process.stderr.take().context("stderr is piped")?, log);
+        Ok(Self { program: program.into(), flags: flags.to_vec(), place, process, stdout, stderr })
     }
 
     /// The same flags again, once the former start has ended.
     pub fn again(&self) -> anyhow::Result<Self> {
-        Self::start(&self.program, &self.flags)
+        Self::start_in(self.place.clone(), &self.program, &self.flags)
     }
 
     /// Process id.
