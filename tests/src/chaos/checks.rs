@@ -75,7 +75,8 @@ async fn pairs(stage: &Stage, load: &Load, judge: &Judge, acting: &Acting, since
         }
         if passed > PAIRS_MAX {
             let pairs: Vec<String> = left.iter().map(|(p, d)| format!("{p} and {d}")).collect();
-            judge.breach((since, Instant::now()), format!("no handoff in {PAIRS_MAX:?} between {}", pairs.join(", ")));
+            let what = format!("no handoff in {PAIRS_MAX:?} between {}; {}", pairs.join(", "), rates(stage).await);
+            judge.breach((since, Instant::now()), what);
             return passed;
         }
         if passed > HURRY_AFTER {
@@ -83,6 +84,16 @@ async fn pairs(stage: &Stage, load: &Load, judge: &Judge, acting: &Acting, since
         }
         sleep(LOOK).await;
     }
+}
+
+/// What routers choose prefill workers by.
+async fn rates(stage: &Stage) -> String {
+    let mut rates = Vec::new();
+    for node in Node::PREFILL {
+        let rate = scrape(stage, node).await.map(|s| s.sum("baton_prefill_tokens_per_second", &[]));
+        rates.push(format!("{node} prefills {:.0} tokens/s", rate.unwrap_or_default()));
+    }
+    rates.join(", ")
 }
 
 /// Nothing is quarantined on workers that no other fault touches, at some moment within [`QUARANTINE_MAX`].

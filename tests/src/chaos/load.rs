@@ -2,6 +2,7 @@
 
 use super::judge::{End, Ended, Judge};
 use super::sight::Flight;
+use super::stage::Node;
 use crate::load::{Case, Tokens, ask, request, take};
 use anyhow::Context;
 use baton_proto::convert::status::stated_error;
@@ -29,6 +30,8 @@ const END_MAX: Duration = Duration::from_secs(60);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(3);
 /// Times that a client asks a router which is full, or which goes away.
 const ASKS_MAX: u32 = 6;
+/// A client that was failed does not ask again before.
+const PAUSE: Duration = Duration::from_millis(500);
 /// A slow reader's pause after each message, and after how many of them it reads on at once.
 const SLOW: (Duration, usize) = (Duration::from_millis(60), 20);
 /// How clients find out that a router hangs.
@@ -235,7 +238,13 @@ async fn client(shared: Arc<Shared>, mut orders: watch::Receiver<Orders>, probes
         }
         let number = shared.next.fetch_add(1, Ordering::Relaxed);
         let draw = if probes { Ask::probe } else { Ask::drawn };
-        shared.one(number, &draw(shared.seed, number, &shared.right)).await;
+        let mut ask = draw(shared.seed, number, &shared.right);
+        if probes && shared.judge.is_touched(Node::Router(ask.router)) {
+            ask.router = 1 - ask.router;
+        }
+        if !shared.one(number, &ask).await {
+            sleep(PAUSE).await;
+        }
     }
 }
 
@@ -249,14 +258,17 @@ enum Tried {
 }
 
 impl Shared {
-    async fn one(&self, number: u64, ask: &Ask) {
+    /// Sends it and tells the judge how it ended; whether it did well.
+    async fn one(&self, number: u64, ask: &Ask) -> bool {
         let sent = Instant::now();
         let mut resent = 0;
         let end = timeout(END_MAX, self.tries(number, ask, sent, &mut resent)).await.unwrap_or(End::Endless);
         self.flights.lock().remove(&number);
         let remote = ask.policy == PrefillPolicy::Remote;
         let name = format!("{} ({:?}, {:?}, {:?})", ask.name, self.right[ask.case].0, ask.policy, ask.manner);
+        let well = matches!(end, End::Right | End::Cancelled);
         self.judge.ended(Ended { name, sent, remote, resent, end });
+        well
     }
 
     /// As a client does behind a load balancer: another router where one goes away or cannot serve now, a wait where it is full.
