@@ -62,8 +62,8 @@ async fn play(seed: u64, seconds: u64, network: Result<(), String>) -> anyhow::R
     let plan = Plan {
         seed,
         acts: vec![
-            ActPlan { model: "smollm2-135m-instruct".into(), cases: cases(1), clients: 5, time },
-            ActPlan { model: RANDOM.into(), cases: cases(2), clients: 6, time },
+            ActPlan { model: "smollm2-135m-instruct".into(), cases: cases(1), clients: 6, time },
+            ActPlan { model: RANDOM.into(), cases: cases(2), clients: 8, time },
         ],
         hits_min: if whole { HITS_MIN } else { 0 },
         requests_min: if whole { REQUESTS_MIN } else { 0 },
@@ -88,8 +88,9 @@ fn cases(scale: u32) -> Vec<Case> {
         case(60, 16, true),
         case(150, 24, false),
         case(280, 12, true),
-        case(100, 48, true),
-        case(30, 64, false),
+        case(100, 32, true),
+        case(30, 40, false),
         case(350, 8, false),
+        case(440, 6, true),
     ]
 }

@@ -12,7 +12,7 @@ use tokio::time::{sleep, timeout};
 /// The promise: so long after a repair each pair of workers hands KV over again.
 const PAIRS_MAX: Duration = Duration::from_secs(5);
 /// Pairs that carry nothing for so long get room.
-const HURRY_AFTER: Duration = Duration::from_millis(1_500);
+const HURRY_AFTER: Duration = Duration::from_secs(1);
 /// The promise: so long after a peer's resume, death or fenced reconnect nothing of it is quarantined.
 const QUARANTINE_MAX: Duration = Duration::from_secs(1);
 /// Longest wait for the numbers of a process that is well.

@@ -114,8 +114,8 @@ pub const MATRIX: &[Row] = &[
         component: Router,
         fault: Stopped,
         phases: AT_ROUTER,
-        client: "a pause; if it outlasts the client's probes, as when the router is killed",
-        freed: "workers: everything of it, when the router's connection misses its probes (6 s), or on resuming by the deadline",
+        client: "a pause; if it outlasts the client's own probes, what follows a killed router",
+        freed: "workers: everything of it, once the router's connection misses its probes (6 s)",
         tests: &[],
     },
     Row {

@@ -10,6 +10,7 @@
 //! The judge decides what had to succeed from what was done, and not from what the cluster says. [`report`] tells what came of it.
 
 pub mod checks;
+mod client;
 pub mod faults;
 pub mod judge;
 pub mod lanes;
@@ -85,7 +86,9 @@ pub async fn run(plan: &Plan, network: Result<(), String>) -> anyhow::Result<Rep
         let stage = Stage::start(&act.model, network.clone(), &logs).await?;
         println!("{:>7.1} s  {} serves", judge.at_s(), act.model);
         play(&stage, act, seed, &judge, &mut outcome).await?;
-        stage.end().await?;
+        for wrong in stage.end().await? {
+            judge.breach((start, Instant::now()), wrong);
+        }
         outcome.acts.push(Act { model: act.model.clone(), requests: judge.tally() });
         outcome.breaches.extend(judge.breaches());
     }

@@ -73,6 +73,7 @@ pub struct Network {
 impl Network {
     /// Makes namespaces `hosts` and all links. `seed` draws which packets are lost.
     pub async fn start(hosts: &[String], seed: u64) -> anyhow::Result<Self> {
+        ensure!(std::process::id() == 1, "it would change this machine: run it by `inside`");
         run("mount", &["-t", "tmpfs", "tmpfs", "/run"])?;
         for (file, value) in [("ip_forward", "1"), ("conf/all/rp_filter", "0"), ("conf/default/rp_filter", "0")] {
             std::fs::write(format!("/proc/sys/net/ipv4/{file}"), value).with_context(|| file.to_owned())?;

@@ -3,6 +3,7 @@
 use super::judge::{Breach, Tally};
 use super::lanes::Record;
 use super::matrix::{Cell, cells};
+use super::stage::log_of;
 use super::{Plan, logs};
 use crate::processes::commit;
 use serde::Serialize;
@@ -128,7 +129,7 @@ impl Report {
         for (number, act) in self.acts.iter().enumerate() {
             let processes: BTreeSet<&String> = self.breaches.iter().flat_map(|b| &b.processes).collect();
             for process in processes {
-                let log = logs(folder, number).join(format!("{process}.log"));
+                let log = logs(folder, number).join(log_of(process));
                 let words = std::fs::read_to_string(&log).unwrap_or_default();
                 let lines: Vec<String> = words.lines().map(|line| line.chars().take(LINE_CHARS).collect()).collect();
                 let last = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n");

@@ -7,7 +7,7 @@ use anyhow::ensure;
 use baton_node::testing::etcd::EtcdCluster;
 use std::fmt;
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Mutex;
@@ -80,6 +80,12 @@ pub struct Stage {
     /// The three nodes.
     pub etcd: Mutex<EtcdCluster>,
     network: Option<Arc<Network>>,
+    logs: PathBuf,
+}
+
+/// Name of the file that a process's words go to.
+pub fn log_of(process: &str) -> String {
+    format!("{process}.log")
 }
 
 impl Stage {
@@ -101,10 +107,10 @@ impl Stage {
         for (node, at) in Node::ALL.into_iter().zip(&listens) {
             let own = flags(node, at, model, network.is_some());
             let within = if network.is_some() { network::enter(&node.to_string()) } else { Vec::new() };
-            let place = Place { within, log: Some(logs.join(format!("{node}.log"))) };
+            let place = Place { within, log: Some(logs.join(log_of(&node.to_string()))) };
             services.push(Mutex::new(Service::start_in(place, node.program(), &[&common[..], &own].concat())?));
         }
-        let stage = Self { services, listens, etcd: Mutex::new(etcd), network };
+        let stage = Self { services, listens, etcd: Mutex::new(etcd), network, logs: logs.to_path_buf() };
         for node in Node::ALL {
             stage.service(node).lock().await.ready().await?;
         }
@@ -151,12 +157,21 @@ impl Stage {
         self.network.as_deref()
     }
 
-    /// Ends everything with SIGTERM: every process must end well.
-    pub async fn end(self) -> anyhow::Result<()> {
-        for service in self.services.into_iter().rev() {
-            service.into_inner().terminate().await?;
+    /// Ends everything with SIGTERM; what went wrong then, or ever stood in a log that should not.
+    pub async fn end(self) -> anyhow::Result<Vec<String>> {
+        let mut wrong = Vec::new();
+        for (node, service) in Node::ALL.into_iter().zip(self.services).rev() {
+            let mut service = service.into_inner();
+            service.signal("TERM")?;
+            let status = service.ended().await?;
+            if !status.success() {
+                wrong.push(format!("{node} ended with {status}"));
+            }
+            let log = std::fs::read_to_string(self.logs.join(log_of(&node.to_string())))?;
+            let bad = log.lines().filter(|l| l.contains(" ERROR ") || l.contains("panicked at"));
+            wrong.extend(bad.map(|line| format!("{node} logs: {line}")));
         }
-        Ok(())
+        Ok(wrong)
     }
 }
 
