@@ -61,18 +61,25 @@ pub fn place(
                 let decode = least(&pairs, |d| decode_cost(&workers[d], demand), draw);
                 let partners: Vec<usize> =
                     roomy.into_iter().filter(|&p| workers[decode].pairs_with(&workers[p])).collect();
-                remote = Some((decode, least(&partners, seconds, draw)));
+                let fastest = partners.iter().map(|&p| workers[p].load.prefill_tokens_per_s).fold(0.0, f64::max);
+                let seconds = |p: usize| seconds_of_class(&workers[p], fastest, demand, thresholds);
+                let prefill = least(&partners, seconds, draw);
+                remote = Some((decode, prefill, seconds(prefill)));
             }
         }
     }
-    let (decode, prefill) = match remote {
-        Some((decode, prefill)) => (decode, Some(prefill)),
+    let (decode, prefill, first_seconds) = match remote {
+        Some((decode, prefill, first_seconds)) => (decode, Some(prefill), first_seconds),
         // Local prefill: room first, then the batch, then the queue of prompt tokens.
-        None => (least(&decoders, |d| decode_cost(&workers[d], demand) + seconds(d) / LOCAL_SECONDS_SCALE, draw), None),
+        None => {
+            let cost = |d: usize| decode_cost(&workers[d], demand) + seconds(d) / LOCAL_SECONDS_SCALE;
+            let decode = least(&decoders, cost, draw);
+            (decode, None, seconds(decode))
+        }
     };
     let computes = &workers[prefill.unwrap_or(decode)];
     let measured = computes.load.prefill_tokens_per_s > 0.0;
-    let first_token = measured.then(|| duration(seconds(prefill.unwrap_or(decode))));
+    let first_token = measured.then(|| duration(first_seconds));
     match first_token.map(|first| (first, first.saturating_add(duration(decode_seconds(&workers[decode], demand))))) {
         Some((first_token, end)) if end > demand.time_left => Err(Refusal::TooLate { first_token, end }),
         _ => Ok(Decision { decode, prefill, reason, first_token }),
@@ -113,6 +120,15 @@ fn first_token_seconds(worker: &Worker, demand: &Demand, thresholds: &Thresholds
     let measured = worker.load.prefill_tokens_per_s;
     let rate = if measured > 0.0 { measured } else { thresholds.prefill_tokens_per_s_default };
     (worker.load.waiting_tokens + demand.prompt_tokens) as f64 / rate
+}
+
+/// The same for a choice within one class. A worker that was slow a while ago (stopped, cold, disturbed) and has had nothing to do since
+/// counts as fast as the `fastest` of its class: else no request would ever show that it is.
+fn seconds_of_class(worker: &Worker, fastest: f64, demand: &Demand, thresholds: &Thresholds) -> f64 {
+    if worker.load.prefill_rate_is_old && worker.load.prefill_tokens_per_s < fastest {
+        return (worker.load.waiting_tokens + demand.prompt_tokens) as f64 / fastest;
+    }
+    first_token_seconds(worker, demand, thresholds)
 }
 
 /// From the first token to the last, the wait for a place in the batch included; 0 while unmeasured.
