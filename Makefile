@@ -2,7 +2,7 @@
 CARGO ?= cargo
 VENV  := target/python
 
-.PHONY: up test test-full lint bench setup model clients doc
+.PHONY: up test test-full chaos lint bench setup model clients doc
 
 up: setup model ## Start a split cluster on this machine and serve the default model until Ctrl-C.
 	$(CARGO) build --release --bins
@@ -17,6 +17,10 @@ test-full: test ## All the rest: the longer runs, checks against further clients
 	scripts/build-etcd target/etcd-3.6
 	PATH="$(CURDIR)/target/etcd-3.6:$$PATH" $(CARGO) test --release --package baton-node --lib etcd
 	PATH="$(CURDIR)/target/etcd-3.6:$$PATH" $(CARGO) test --release --package baton-tests --test etcd
+
+chaos: setup model clients ## Breaks a whole cluster in every way for 15 minutes (BATON_CHAOS_SEED): tables on stdout, target/chaos.
+	$(CARGO) build --release --workspace --bins
+	$(CARGO) run --release --package baton-tests --example chaos
 
 lint: setup ## Formatting, clippy, docs, style and structure.
 	$(CARGO) fmt --all --check

@@ -3,6 +3,7 @@
 //! Tests that need separate processes (kills, spans per service, `baton up`) start the binaries instead: see [`processes`].
 
 pub mod bits;
+pub mod chaos;
 pub mod cluster;
 pub mod gates;
 pub mod golden;
@@ -11,6 +12,7 @@ pub mod load;
 pub mod logs;
 pub mod processes;
 pub mod quiet;
+pub mod scrape;
 pub mod service;
 pub mod simulation;
 pub mod skewed;

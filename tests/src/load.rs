@@ -30,7 +30,7 @@ pub struct Case {
 }
 
 /// Token ids and the bits of their log-probabilities.
-type Tokens = Vec<(u32, u32)>;
+pub(crate) type Tokens = Vec<(u32, u32)>;
 
 /// What happened so far.
 #[derive(Debug, Default)]
@@ -129,7 +129,7 @@ async fn one(routers: &[Channel], number: usize, (case, right): &(Case, Tokens),
 }
 
 /// The whole answer, or how it failed and after how many tokens.
-async fn ask(router: &Channel, case: Case) -> Result<Tokens, (Status, usize)> {
+pub(crate) async fn ask(router: &Channel, case: Case) -> Result<Tokens, (Status, usize)> {
     let mut request = Request::new(request(case));
     request.set_timeout(ANSWER_MAX);
     let opened = InferenceClient::new(router.clone()).generate(request).await;
@@ -145,12 +145,14 @@ async fn ask(router: &Channel, case: Case) -> Result<Tokens, (Status, usize)> {
     }
 }
 
-fn take(tokens: &mut Tokens, message: &GenerateResponse) {
+/// Adds what a message brings.
+pub(crate) fn take(tokens: &mut Tokens, message: &GenerateResponse) {
     let bits = message.logprobs.iter().map(|l| l.chosen.to_bits());
     tokens.extend(message.token_ids.iter().copied().zip(bits));
 }
 
-fn request(Case { prompt, answer, drawn }: Case) -> GenerateRequest {
+/// The request of a case.
+pub(crate) fn request(Case { prompt, answer, drawn }: Case) -> GenerateRequest {
     let ids = (0..prompt).map(|i| i * 31 % 251).collect();
     let sampling = Sampling { max_tokens: Some(answer), ignore_eos: true, logprobs: Some(0), ..Sampling::default() };
     let sampling = if drawn {

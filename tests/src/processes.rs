@@ -2,7 +2,8 @@
 
 use anyhow::{Context, bail, ensure};
 use parking_lot::Mutex;
-use std::io::{BufRead, BufReader, Read};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write as _};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::Arc;
@@ -30,6 +31,12 @@ pub fn binary(name: &str) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
+/// The commit that is checked out; empty where there is none.
+pub fn commit() -> String {
+    let head = Command::new("git").args(["rev-parse", "--short", "HEAD"]).output();
+    head.map(|out| String::from_utf8_lossy(&out.stdout).trim().to_owned()).unwrap_or_default()
+}
+
 /// Runs `baton` with `arguments` to its end.
 pub fn baton(arguments: &[&str]) -> anyhow::Result<Output> {
     Ok(Command::new(binary("baton")?).args(arguments).stdin(Stdio::null()).output()?)
@@ -53,10 +60,19 @@ pub(crate) struct Lines(Arc<Mutex<Vec<String>>>);
 
 impl Lines {
     pub(crate) fn of(stream: impl Read + Send + 'static) -> Self {
+        Self::copied(stream, None)
+    }
+
+    /// The same with a copy in a file.
+    pub(crate) fn copied(stream: impl Read + Send + 'static, mut copy: Option<File>) -> Self {
         let lines = Self::default();
         let written = lines.0.clone();
         std::thread::spawn(move || {
             for line in BufReader::new(stream).lines().map_while(Result::ok) {
+                if let Some(copy) = &mut copy {
+                    // A full disk must not stop who writes.
+                    let _ = writeln!(copy, "{line}");
+                }
                 written.lock().push(line);
             }
         });

@@ -3,46 +3,74 @@
 use crate::processes::{END_MAX, LOOK, Lines, START_MAX, binary, send};
 use anyhow::{Context, bail, ensure};
 use baton_node::announce::Announcement;
+use std::ffi::OsString;
+use std::fs::File;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
+/// Where a service runs, and where its words go.
+#[derive(Clone, Debug, Default)]
+pub struct Place {
+    /// Command line that ends by running another in its own process, such as `ip netns exec NAME`; empty for none.
+    pub within: Vec<String>,
+    /// What it complains of is added to this file, too.
+    pub log: Option<PathBuf>,
+}
+
 /// A running service. Dropping it kills it.
 pub struct Service {
     program: String,
-    command: Arc<dyn Fn() -> Command + Send + Sync>,
+    start: Start,
     process: Child,
     stdout: Lines,
     stderr: Lines,
 }
 
+/// How it is started, once and again.
+#[derive(Clone)]
+struct Start {
+    command: Arc<dyn Fn() -> Command + Send + Sync>,
+    log: Option<PathBuf>,
+}
+
 impl Service {
     /// Starts `program` with these flags and `--announce`.
     pub fn start(program: &str, flags: &[String]) -> anyhow::Result<Self> {
-        let (path, flags) = (binary(program)?, flags.to_vec());
-        Self::launch(program, move || {
-            let mut command = Command::new(&path);
-            command.arg("--announce").args(&flags);
+        Self::start_in(Place::default(), program, flags)
+    }
+
+    /// The same in some place.
+    pub fn start_in(Place { within, log }: Place, program: &str, flags: &[String]) -> anyhow::Result<Self> {
+        let words: Vec<OsString> = within.iter().map(OsString::from).chain([binary(program)?.into()]).collect();
+        let flags = flags.to_vec();
+        let command = move || {
+            let mut command = Command::new(&words[0]);
+            command.args(&words[1..]).arg("--announce").args(&flags);
             command
-        })
+        };
+        Self::spawn(program, Start { command: Arc::new(command), log })
     }
 
     /// Starts what `command` makes, which announces itself like a service; `program` is its name in messages.
     pub fn launch(program: &str, command: impl Fn() -> Command + Send + Sync + 'static) -> anyhow::Result<Self> {
-        Self::spawn(program, Arc::new(command))
+        Self::spawn(program, Start { command: Arc::new(command), log: None })
     }
 
-    fn spawn(program: &str, command: Arc<dyn Fn() -> Command + Send + Sync>) -> anyhow::Result<Self> {
-        let mut process = command().stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    fn spawn(program: &str, start: Start) -> anyhow::Result<Self> {
+        let mut command = (start.command)();
+        let mut process = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        let log = start.log.as_ref().map(|path| File::options().create(true).append(true).open(path)).transpose()?;
         let stdout = Lines::of(process.stdout.take().context("stdout is piped")?);
-        let stderr = Lines::of(process.stderr.take().context("stderr is piped")?);
-        Ok(Self { program: program.into(), command, process, stdout, stderr })
+        let stderr = Lines::copied(process.stderr.take().context("stderr is piped")?, log);
+        Ok(Self { program: program.into(), start, process, stdout, stderr })
     }
 
     /// The same command again, once the former start has ended.
     pub fn again(&self) -> anyhow::Result<Self> {
-        Self::spawn(&self.program, self.command.clone())
+        Self::spawn(&self.program, self.start.clone())
     }
 
     /// Process id.

@@ -5,8 +5,9 @@ use baton_proto::v1::inference_client::InferenceClient;
 use baton_proto::v1::{GenerateRequest, PrefillPolicy, Sampling, Segment, TokenIds, segment::Kind};
 use baton_tests::http::Api;
 use baton_tests::processes::{Resources, Up, name_of};
+use baton_tests::scrape::sum;
 use futures::{StreamExt as _, TryStreamExt as _};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
@@ -74,14 +75,8 @@ async fn generate(grpc: &str, request: GenerateRequest, messages_max: usize) -> 
 
 /// Waits until nothing runs, and until what is kept for the next request has been let go: sockets, threads for blocking work.
 async fn quiet(metrics: &str) -> anyhow::Result<()> {
-    let router = Api::new(metrics.trim_end_matches("/metrics"));
     for _ in 0..1000 {
-        let text = match router.get("metrics").await?.body {
-            Value::String(text) => text,
-            other => bail!("metrics are text, not {other}"),
-        };
-        let in_flight = text.lines().filter(|l| l.starts_with("baton_router_requests_in_flight"));
-        if in_flight.map(|l| l.rsplit(' ').next().unwrap_or_default()).all(|value| value == "0") {
+        if sum(metrics, "baton_router_requests_in_flight", &[]).await? == 0.0 {
             tokio::time::sleep(SETTLE).await;
             return Ok(());
         }

@@ -2,16 +2,18 @@
 
 use anyhow::{Context, ensure};
 use baton_node::testing::etcd::EtcdServer;
-use baton_tests::http::Api;
+use baton_tests::http::{Answer, Api};
 use baton_tests::load::{Case, Load};
 use baton_tests::processes::{Up, baton, binary};
 use baton_tests::quiet::QUIET_MAX;
+use baton_tests::scrape::sum;
 use baton_tests::service::Service;
 use serde_json::{Value, json};
 use std::io::{BufRead as _, BufReader};
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
+use tokio::task::JoinHandle;
 
 /// A model that takes some milliseconds for a token: time to drain in mid-answer.
 const SLOW: &str = "random:hidden=512,layers=8,heads=8,kv_heads=4,vocab=500,context=4096,seed=12";
@@ -22,11 +24,15 @@ fn body(tokens: u64) -> Value {
     json!({"prompt": [5, 6], "max_tokens": tokens, "temperature": 0, "ignore_eos": true, "return_token_ids": true})
 }
 
-/// Sum of the series of one name at `/metrics`, of those with this label.
-async fn metric(url: &str, name: &str, label: &str) -> anyhow::Result<u64> {
-    let text = reqwest::get(url).await?.text().await?;
-    let series = text.lines().filter(|l| l.starts_with(name) && l.contains(label));
-    Ok(series.filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64)
+/// Four long answers, asked for at the same time, and the right one.
+async fn ask_four(up: &Up) -> anyhow::Result<(Vec<JoinHandle<anyhow::Result<Answer>>>, Vec<u64>)> {
+    let right = Api::new(up.openai()?).post("completions", body(700)).await?.tokens();
+    let mut asked = Vec::new();
+    for _ in 0..4 {
+        let api = Api::new(up.openai()?);
+        asked.push(tokio::spawn(async move { api.post("completions", body(700)).await }));
+    }
+    Ok((asked, right))
 }
 
 /// `baton drain` of a worker, to its end: whether it went well, and all that it printed.
@@ -41,16 +47,10 @@ fn drain(up: &Up, worker: &str, more: &[&str]) -> anyhow::Result<(bool, String)>
 #[tokio::test(flavor = "multi_thread")]
 async fn the_verb_waits_for_what_runs_and_says_what_became_of_it() -> anyhow::Result<()> {
     let up = Up::start(&[&format!("--model={SLOW}"), "--decode=2", "--prefill=1", "--threads=1"])?;
-    let api = Api::new(up.openai()?);
-    let right = api.post("completions", body(700)).await?.tokens();
-    let mut asked = Vec::new();
-    for _ in 0..4 {
-        let api = Api::new(up.openai()?);
-        asked.push(tokio::spawn(async move { api.post("completions", body(700)).await }));
-    }
-    let busy = async |name: &str| metric(&up.metrics(name)?, "baton_sequences_running", "").await;
+    let (mut asked, right) = ask_four(&up).await?;
+    let busy = async |name: &str| sum(&up.metrics(name)?, "baton_sequences_running", &[]).await;
     let deadline = Instant::now() + MAX;
-    while busy("decode-0").await? + busy("decode-1").await? < 4 {
+    while busy("decode-0").await? + busy("decode-1").await? < 4.0 {
         ensure!(Instant::now() < deadline, "they do not run");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -77,8 +77,8 @@ async fn the_verb_waits_for_what_runs_and_says_what_became_of_it() -> anyhow::Re
     }
 
     // What is new goes to the other one, and the drained one stays up until it is stopped.
-    let answer = api.post("completions", body(700)).await?;
-    ensure!(answer.tokens() == right && busy("decode-0").await? == 0, "{answer:?}");
+    let answer = Api::new(up.openai()?).post("completions", body(700)).await?;
+    ensure!(answer.tokens() == right && busy("decode-0").await? == 0.0, "{answer:?}");
     let idle = drain(&up, "prefill-0", &["--timeout=0"])?;
     ensure!(idle.0 && idle.1.contains("0 requests ended there, 0 cut off"), "{}", idle.1);
     up.stop()
@@ -87,15 +87,9 @@ async fn the_verb_waits_for_what_runs_and_says_what_became_of_it() -> anyhow::Re
 #[tokio::test(flavor = "multi_thread")]
 async fn what_outlasts_the_drain_goes_on_elsewhere() -> anyhow::Result<()> {
     let up = Up::start(&[&format!("--model={SLOW}"), "--decode=2", "--prefill=0", "--threads=1"])?;
-    let api = Api::new(up.openai()?);
-    let right = api.post("completions", body(700)).await?.tokens();
-    let mut asked = Vec::new();
-    for _ in 0..4 {
-        let api = Api::new(up.openai()?);
-        asked.push(tokio::spawn(async move { api.post("completions", body(700)).await }));
-    }
+    let (asked, right) = ask_four(&up).await?;
     let deadline = Instant::now() + MAX;
-    while metric(&up.metrics("decode-1")?, "baton_sequences_running", "").await? == 0 {
+    while sum(&up.metrics("decode-1")?, "baton_sequences_running", &[]).await? == 0.0 {
         ensure!(Instant::now() < deadline, "nobody runs there");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -104,7 +98,7 @@ async fn what_outlasts_the_drain_goes_on_elsewhere() -> anyhow::Result<()> {
     for call in asked {
         ensure!(call.await??.tokens() == right, "another answer");
     }
-    ensure!(metric(&up.metrics("router")?, "baton_router_retries_total", "").await? > 0, "nothing went on elsewhere");
+    ensure!(sum(&up.metrics("router")?, "baton_router_retries_total", &[]).await? > 0.0, "nothing went on elsewhere");
     up.stop()
 }
 
@@ -164,7 +158,7 @@ impl Services {
         let deadline = Instant::now() + MAX;
         for url in &self.http {
             for role in ["prefill", "decode"] {
-                while metric(url, "baton_router_ready_workers", role).await? < 2 {
+                while sum(url, "baton_router_ready_workers", &[role]).await? < 2.0 {
                     ensure!(Instant::now() < deadline, "{url}: not both {role} workers are ready");
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
@@ -195,7 +189,7 @@ async fn rolls(membership: &[String]) -> anyhow::Result<()> {
     let (mut services, routers) = Services::start(membership).await?;
     let load = Load::start(&routers, &CASES).await?;
     load.goes_on("undisturbed", Duration::from_secs(1)).await?;
-    let mut retries = 0;
+    let mut retries = 0.0;
     // Twice: the starts that replaced others are replaced, too.
     for _ in 0..2 {
         for worker in 0..services.workers.len() {
@@ -207,7 +201,7 @@ async fn rolls(membership: &[String]) -> anyhow::Result<()> {
     }
     for router in 0..services.routers.len() {
         let before = load.answered()?;
-        retries += metric(&services.http[router], "baton_router_retries_total", "").await?;
+        retries += sum(&services.http[router], "baton_router_retries_total", &[]).await?;
         restart(&mut services.routers[router]).await?;
         services.whole().await?;
         println!("router {router} restarted: {} right answers meanwhile", load.answered()? - before);
@@ -217,11 +211,11 @@ async fn rolls(membership: &[String]) -> anyhow::Result<()> {
     println!(
         "{answers} right answers, none wrong, none failed; {retries} went on elsewhere, {moved} were sent to another router"
     );
-    ensure!(retries > 0, "nothing ran when the workers were restarted");
+    ensure!(retries > 0.0, "nothing ran when the workers were restarted");
     let deadline = Instant::now() + QUIET_MAX;
     for worker in &mut services.workers {
         let url = format!("http://{}/metrics", worker.listening().await?.1);
-        while metric(&url, "baton_kv_blocks", "referenced").await? > 0 {
+        while sum(&url, "baton_kv_blocks", &["referenced"]).await? > 0.0 {
             ensure!(Instant::now() < deadline, "{url}: blocks are referenced {QUIET_MAX:?} after the last request");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

@@ -8,6 +8,7 @@ use baton_proto::v1::{GenerateRequest, GenerateResponse, PrefillPolicy, Sampling
 use baton_tests::cluster::{Cluster, ClusterSpec, worker};
 use baton_tests::gates::Phase;
 use baton_tests::quiet::{until_quiet, until_unreferenced};
+use baton_tests::scrape::sum;
 use baton_tests::service::Service;
 use baton_types::RequestId;
 use baton_worker::config::WorkerConfig;
@@ -93,10 +94,8 @@ async fn stop(worker: RunningWorker) {
 }
 
 /// Attempts after a failure, as the router counts them.
-async fn retries(cluster: &Cluster) -> anyhow::Result<u64> {
-    let text = reqwest::get(format!("http://{}/metrics", cluster.router.http_addr)).await?.text().await?;
-    let counts = text.lines().filter(|l| l.starts_with("baton_router_retries_total"));
-    Ok(counts.filter_map(|l| l.rsplit(' ').next()?.parse::<u64>().ok()).sum())
+async fn retries(cluster: &Cluster) -> anyhow::Result<f64> {
+    sum(&format!("http://{}/metrics", cluster.router.http_addr), "baton_router_retries_total", &[]).await
 }
 
 /// Where a request is held.
@@ -147,7 +146,7 @@ async fn a_worker_stops(at: Held, policy: PrefillPolicy, prefill_stops: bool) ->
         stopped.await?;
         until_quiet(&cluster).await?;
     }
-    ensure!(retries(&cluster).await? >= 2, "{at:?}, prefill stops: {prefill_stops}: nobody noticed");
+    ensure!(retries(&cluster).await? >= 2.0, "{at:?}, prefill stops: {prefill_stops}: nobody noticed");
     cluster.stop().await;
     Ok(())
 }
@@ -246,7 +245,7 @@ async fn a_decode_process_stops(dies: bool) -> anyhow::Result<()> {
         let got = finish(tokens, stream).await?;
         ensure!(got == right, "{got:?}, undisturbed {right:?}");
     }
-    ensure!(retries(&cluster).await? >= 2, "the answers were finished before it stopped");
+    ensure!(retries(&cluster).await? >= 2.0, "the answers were finished before it stopped");
     until_unreferenced(&cluster).await?;
     cluster.stop().await;
     Ok(())
@@ -279,7 +278,7 @@ async fn a_prefill_process_stops(signal: &str) -> anyhow::Result<()> {
     cluster.add(true, &worker(SLOW_MODEL), "another").await?;
     victim.signal(signal)?;
     let deadline = Instant::now() + WAIT_MAX;
-    while retries(&cluster).await? < 2 {
+    while retries(&cluster).await? < 2.0 {
         ensure!(Instant::now() < deadline, "the router does not notice");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

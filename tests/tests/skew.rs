@@ -7,6 +7,7 @@ use baton_proto::v1::{GenerateRequest, Sampling, Segment, TokenIds, segment::Kin
 use baton_router::{Router, RouterConfig, RunningRouter};
 use baton_tests::load::{Case, Load};
 use baton_tests::quiet::QUIET_MAX;
+use baton_tests::scrape::sum;
 use baton_tests::service::Service;
 use baton_tests::skewed::{self, Skew};
 use baton_types::{ProtocolRange, Role};
@@ -76,8 +77,8 @@ impl Cluster {
         loop {
             let mut found = [[0; 2]; 2];
             for (i, role) in ["role=\"prefill\"", "role=\"decode\""].into_iter().enumerate() {
-                found[0][i] = metric(&url, "baton_router_ready_workers", role).await?;
-                found[1][i] = metric(&url, "baton_router_unpaired_workers", role).await?;
+                found[0][i] = sum(&url, "baton_router_ready_workers", &[role]).await? as u64;
+                found[1][i] = sum(&url, "baton_router_unpaired_workers", &[role]).await? as u64;
             }
             if found == [ready, unpaired] {
                 return Ok(());
@@ -88,22 +89,16 @@ impl Cluster {
     }
 }
 
-/// Sum of the series of one name at `/metrics`, of those with this label.
-async fn metric(url: &str, name: &str, label: &str) -> anyhow::Result<u64> {
-    let text = reqwest::get(url).await?.text().await?;
-    let series = text.lines().filter(|l| l.starts_with(name) && l.contains(label));
-    Ok(series.filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64)
-}
-
 /// Tokens that a worker has sampled: one for each prompt of a prefill worker.
 async fn sampled(worker: &mut Service) -> anyhow::Result<u64> {
-    metric(&format!("http://{}/metrics", worker.listening().await?.1), "baton_generated_tokens_total", "").await
+    Ok(sum(&format!("http://{}/metrics", worker.listening().await?.1), "baton_generated_tokens_total", &[]).await?
+        as u64)
 }
 
 /// Whether a sequence runs there.
 async fn busy(worker: &mut Service) -> anyhow::Result<bool> {
     let url = format!("http://{}/metrics", worker.listening().await?.1);
-    Ok(metric(&url, "baton_sequences_running", "").await? > 0)
+    Ok(sum(&url, "baton_sequences_running", &[]).await? > 0.0)
 }
 
 /// Waits until clients got some more answers, all of them right.
@@ -118,8 +113,8 @@ async fn goes_on(load: &Load, what: &str) -> anyhow::Result<()> {
 
 async fn quiet(worker: &mut Service) -> anyhow::Result<()> {
     let (url, until) = (format!("http://{}/metrics", worker.listening().await?.1), Instant::now() + QUIET_MAX);
-    while metric(&url, "baton_kv_blocks", "referenced").await? + metric(&url, "baton_kv_blocks", "quarantined").await?
-        > 0
+    while sum(&url, "baton_kv_blocks", &["referenced"]).await? + sum(&url, "baton_kv_blocks", &["quarantined"]).await?
+        > 0.0
     {
         ensure!(Instant::now() < until, "{url}: blocks are in use {QUIET_MAX:?} after the last request");
         tokio::time::sleep(Duration::from_millis(20)).await;

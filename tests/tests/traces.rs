@@ -4,7 +4,8 @@ use anyhow::{Context, ensure};
 use baton_node::testing::{CollectedSpan, Collector};
 use baton_tests::http::Api;
 use baton_tests::processes::Up;
-use serde_json::{Value, json};
+use baton_tests::scrape::Scrape;
+use serde_json::json;
 use std::time::Duration;
 
 /// 2 layers of keys and values, 4 heads of 16 dimensions in 2 bytes: 512 bytes a token.
@@ -97,41 +98,32 @@ fn check_remote(spans: &[CollectedSpan], trace: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Value of the series whose line starts with `name` and holds all `labels`.
-fn series(text: &str, name: &str, labels: &[&str]) -> anyhow::Result<f64> {
-    let line =
-        text.lines().find(|l| l.starts_with(&format!("{name}{{")) && labels.iter().all(|label| l.contains(label)));
-    let line = line.with_context(|| format!("no {name} with {labels:?} in:\n{text}"))?;
-    Ok(line.rsplit(' ').next().unwrap_or_default().parse()?)
-}
-
 async fn check_metrics(up: &Up) -> anyhow::Result<()> {
     let get = async |process: &str| {
-        let url = up.metrics(process)?;
-        let answer = Api::new(url.trim_end_matches("/metrics")).get("metrics").await?;
-        ensure!(answer.status == 200, "{answer:?}");
-        let Value::String(text) = answer.body else { anyhow::bail!("{process}: metrics are text") };
+        let scrape = Scrape::of(&up.metrics(process)?).await?;
+        let text = scrape.text();
         ensure!(text.trim_end().ends_with("# EOF"), "{process}: not whole:\n{text}");
-        Ok(text)
+        Ok(scrape)
     };
     let pool = "pool=\"default\"";
     let router = get("router").await?;
-    ensure!(series(&router, "baton_build_info", &["service=\"baton-router\""])? == 1.0);
-    ensure!(series(&router, "baton_router_requests_total", &["outcome=\"ok\"", pool, "model=\"random:"])? == 2.0);
-    ensure!(series(&router, "baton_router_time_to_first_token_seconds_count", &[pool, "model=\"random:"])? == 2.0);
+    ensure!(router.find("baton_build_info", &["service=\"baton-router\""])? == 1.0);
+    ensure!(router.find("baton_router_requests_total", &["outcome=\"ok\"", pool, "model=\"random:"])? == 2.0);
+    ensure!(router.find("baton_router_time_to_first_token_seconds_count", &[pool, "model=\"random:"])? == 2.0);
     for (process, direction) in [("prefill-0", "sent"), ("decode-0", "adopted")] {
-        let text = get(process).await?;
+        let worker = get(process).await?;
         let mut blocks = 0.0;
         for state in ["free", "referenced", "cached", "quarantined"] {
-            blocks += series(&text, "baton_kv_blocks", &[&format!("state=\"{state}\""), pool, "model=\"random:"])?;
+            blocks += worker.find("baton_kv_blocks", &[&format!("state=\"{state}\""), pool, "model=\"random:"])?;
         }
         // 1 MiB in blocks of 16 tokens.
         ensure!(blocks == ((1u64 << 20) / (16 * KV_BYTES)) as f64, "{process} has {blocks} blocks");
-        let moved = series(&text, "baton_kv_transfer_bytes_total", &[&format!("direction=\"{direction}\""), pool])?;
+        let moved = worker.find("baton_kv_transfer_bytes_total", &[&format!("direction=\"{direction}\""), pool])?;
         ensure!(moved == (PROMPT_TOKENS * KV_BYTES) as f64, "{process} {direction} {moved} bytes");
-        ensure!(
-            series(&text, "baton_build_info", &[&format!("baton-{}-worker", &process[..process.len() - 2])])? == 1.0
-        );
+        let (peer, way) = if process == "decode-0" { ("prefill-0", "received") } else { ("decode-0", "sent") };
+        let of = [&format!("peer=\"{peer}\""), &format!("direction=\"{way}\""), "outcome=\"adopted\"", pool];
+        ensure!(worker.find("baton_kv_peer_handoffs_total", &of)? == 1.0, "{process} and {peer}");
+        ensure!(worker.find("baton_build_info", &[&format!("baton-{}-worker", &process[..process.len() - 2])])? == 1.0);
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// Labels of every series.
@@ -98,11 +99,25 @@ impl WorkerMetrics {
         self.counters(to, "kv_transfer_bytes", "KV bytes moved", &bytes)?;
         self.counters(to, "kv_puts", "One-sided writes posted", &[(vec![], puts)])?;
         self.counters(to, "kv_flushes", "Flushes completed", &[(vec![], flushes)])?;
-        let outcomes = |direction, of: std::collections::BTreeMap<&'static str, u64>| {
+        let outcomes = |direction, of: BTreeMap<&'static str, u64>| {
             of.into_iter().map(move |(outcome, n)| (vec![("direction", direction), ("outcome", outcome)], n))
         };
         let handoffs: Vec<_> = outcomes("sent", sent).chain(outcomes("received", received)).collect();
         self.counters(to, "kv_handoffs", "Handoffs ended, by outcome", &handoffs)?;
+        // A peer's series end with its last connection, so there are no more than the bound on peers.
+        let mut by_peer: BTreeMap<_, u64> = BTreeMap::new();
+        for (party, peer) in &stats.peers {
+            for (direction, of) in [("sent", &peer.sent), ("received", &peer.received)] {
+                for (outcome, n) in of {
+                    *by_peer.entry((party.instance.as_str(), direction, *outcome)).or_default() += n;
+                }
+            }
+        }
+        let by_peer = by_peer.into_iter().map(|((peer, direction, outcome), n)| {
+            (vec![("peer", peer), ("direction", direction), ("outcome", outcome)], n)
+        });
+        let help = "Handoffs ended with peers that are connected, by outcome";
+        self.counters(to, "kv_peer_handoffs", help, &by_peer.collect::<Vec<_>>())?;
         self.gauge(to, "kv_handoffs_outgoing", "Handoffs being sent", stats.outgoing as f64)?;
         self.gauge(to, "kv_handoffs_incoming", "Handoffs being received", stats.incoming as f64)
     }

@@ -14,6 +14,7 @@ use tempfile::TempDir;
 
 /// Longest wait for etcd to serve.
 const START_MAX: Duration = Duration::from_secs(30);
+const LOOPBACK: &str = "127.0.0.1";
 /// Where `scripts/setup-etcd` unpacks one.
 const UNPACKED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/etcd/usr/bin/etcd");
 
@@ -27,6 +28,8 @@ pub struct EtcdServer {
     client: u16,
     peer: u16,
     health: u16,
+    /// IP address that it listens on.
+    host: String,
     flags: Vec<String>,
 }
 
@@ -39,21 +42,22 @@ impl EtcdServer {
     /// The same with more flags.
     pub fn start_with(flags: &[&str]) -> io::Result<Self> {
         let flags = flags.iter().map(|f| (*f).to_owned()).collect();
-        let mut server = Self::prepare("default".into(), flags)?;
+        let mut server = Self::prepare("default".into(), LOOPBACK, flags)?;
         server.nodes = server.as_node();
         server.run()?;
         Ok(server)
     }
 
     /// Chooses a folder and ports.
-    fn prepare(name: String, flags: Vec<String>) -> io::Result<Self> {
+    fn prepare(name: String, host: &str, flags: Vec<String>) -> io::Result<Self> {
         let folder = tempfile::tempdir()?;
-        let [client, peer, health] = free_ports()?;
-        Ok(Self { name, nodes: String::new(), process: None, folder, client, peer, health, flags })
+        let [client, peer, health] = free_ports(host)?;
+        let (nodes, host) = (String::new(), host.to_owned());
+        Ok(Self { name, nodes, process: None, folder, client, peer, health, host, flags })
     }
 
     fn peer_url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.peer)
+        format!("http://{}:{}", self.host, self.peer)
     }
 
     /// How it stands in [`EtcdServer::nodes`].
@@ -63,7 +67,7 @@ impl EtcdServer {
 
     /// Address of clients, `host:port`.
     pub fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.client)
+        format!("{}:{}", self.host, self.client)
     }
 
     /// For `membership.etcd.endpoints`.
@@ -91,7 +95,7 @@ impl EtcdServer {
         command.args([format!("--listen-client-urls={client}"), format!("--advertise-client-urls={client}")]);
         command.args([format!("--listen-peer-urls={peer}"), format!("--initial-advertise-peer-urls={peer}")]);
         command.args([format!("--initial-cluster={}", self.nodes), "--unsafe-no-fsync".into()]);
-        command.arg(format!("--listen-metrics-urls=http://127.0.0.1:{}", self.health));
+        command.arg(format!("--listen-metrics-urls=http://{}:{}", self.host, self.health));
         command.args(["--heartbeat-interval=50", "--election-timeout=500"]).args(&self.flags);
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.process = Some(command.spawn()?);
@@ -115,7 +119,7 @@ impl EtcdServer {
     fn serves(&self) -> bool {
         use std::io::{Read as _, Write as _};
         let ask = || -> io::Result<String> {
-            let mut stream = std::net::TcpStream::connect(("127.0.0.1", self.health))?;
+            let mut stream = std::net::TcpStream::connect((self.host.as_str(), self.health))?;
             stream.set_read_timeout(Some(Duration::from_secs(1)))?;
             stream.write_all(b"GET /health HTTP/1.0\r\n\r\n")?;
             let mut answer = String::new();
@@ -176,8 +180,8 @@ fn binary() -> io::Result<PathBuf> {
 }
 
 /// Held together, so that no two are the same.
-fn free_ports() -> io::Result<[u16; 3]> {
-    let bind = || TcpListener::bind("127.0.0.1:0");
+fn free_ports(host: &str) -> io::Result<[u16; 3]> {
+    let bind = || TcpListener::bind((host, 0));
     let held = [bind()?, bind()?, bind()?];
     let mut ports = [0; 3];
     for (port, listener) in ports.iter_mut().zip(&held) {

@@ -61,21 +61,26 @@ pub fn place(
                 let decode = least(&pairs, |d| decode_cost(&workers[d], demand), draw);
                 let partners: Vec<usize> =
                     roomy.into_iter().filter(|&p| workers[decode].pairs_with(&workers[p])).collect();
-                remote = Some((decode, least(&partners, seconds, draw)));
+                let fastest = partners.iter().map(|&p| workers[p].load.prefill_tokens_per_s).fold(0.0, f64::max);
+                let seconds = |p: usize| seconds_of_class(&workers[p], fastest, demand, thresholds);
+                let prefill = least(&partners, seconds, draw);
+                remote = Some((decode, prefill, seconds(prefill)));
             }
         }
     }
-    let (decode, prefill) = match remote {
-        Some((decode, prefill)) => (decode, Some(prefill)),
+    let (decode, prefill, first_seconds) = match remote {
+        Some((decode, prefill, first_seconds)) => (decode, Some(prefill), first_seconds),
         // Local prefill: room first, then the batch, then the queue of prompt tokens.
-        None => (least(&decoders, |d| decode_cost(&workers[d], demand) + seconds(d) / LOCAL_SECONDS_SCALE, draw), None),
+        None => {
+            let cost = |d: usize| decode_cost(&workers[d], demand) + seconds(d) / LOCAL_SECONDS_SCALE;
+            let decode = least(&decoders, cost, draw);
+            (decode, None, seconds(decode))
+        }
     };
     let computes = &workers[prefill.unwrap_or(decode)];
     let measured = computes.load.prefill_tokens_per_s > 0.0;
-    let predicted = measured.then(|| Prediction {
-        first_token: duration(seconds(prefill.unwrap_or(decode))),
-        token: duration(token_seconds(&workers[decode])),
-    });
+    let predicted = measured
+        .then(|| Prediction { first_token: duration(first_seconds), token: duration(token_seconds(&workers[decode])) });
     if let Some(predicted) = predicted {
         let learned = |time: Duration| duration(time.as_secs_f64() * demand.slowness);
         let end = learned(predicted.end(u32::try_from(demand.answer_tokens).unwrap_or(u32::MAX)));
@@ -120,6 +125,15 @@ fn first_token_seconds(worker: &Worker, demand: &Demand, thresholds: &Thresholds
     let measured = worker.load.prefill_tokens_per_s;
     let rate = if measured > 0.0 { measured } else { thresholds.prefill_tokens_per_s_default };
     (worker.load.waiting_tokens + demand.prompt_tokens) as f64 / rate
+}
+
+/// The same for a choice within one class. A worker that was slow a while ago (stopped, cold, disturbed) and has had nothing to do since
+/// counts as fast as the `fastest` of its class: else no request would ever show that it is.
+fn seconds_of_class(worker: &Worker, fastest: f64, demand: &Demand, thresholds: &Thresholds) -> f64 {
+    if worker.load.prefill_rate_is_old && worker.load.prefill_tokens_per_s < fastest {
+        return (worker.load.waiting_tokens + demand.prompt_tokens) as f64 / fastest;
+    }
+    first_token_seconds(worker, demand, thresholds)
 }
 
 /// From one token to the next, the wait for a place in the batch spread over all; 0 while unmeasured.

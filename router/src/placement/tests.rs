@@ -73,6 +73,9 @@ fn the_cheapest_is_chosen() {
         (l.waiting, l.waiting_tokens, l.prefill_tokens_per_s) = (1, 5000, 100_000.0);
     });
     let unmeasured = worker(Role::Prefill, "unmeasured", |_, l| l.prefill_tokens_per_s = 0.0);
+    let slow = worker(Role::Prefill, "slow", |_, l| l.prefill_tokens_per_s = 100.0);
+    let slow_once =
+        worker(Role::Prefill, "slow-once", |_, l| (l.prefill_tokens_per_s, l.prefill_rate_is_old) = (100.0, true));
     let small_p = worker(Role::Prefill, "small", |r, _| r.capacity_tokens = 512);
     let prefilling_d = worker(Role::Decode, "prefilling", |_, l| l.waiting_tokens = 20_000);
     let cases: Vec<(Vec<Worker>, Demand, &str)> = vec![
@@ -82,6 +85,9 @@ fn the_cheapest_is_chosen() {
         (vec![d("d"), queued_p.clone(), p("p")], demand(Auto, 1000), "d<-p: remote_long_prompt"),
         (vec![d("d"), queued_p.clone(), fast_p], demand(Auto, 1000), "d<-fast: remote_long_prompt"),
         (vec![d("d"), queued_p, unmeasured], demand(Auto, 1000), "d<-unmeasured: remote_long_prompt"),
+        (vec![d("d"), slow, p("p")], demand(Auto, 1000), "d<-p: remote_long_prompt"),
+        (vec![d("d"), slow_once.clone(), p("p")], demand(Auto, 1000), "d<-slow-once: remote_long_prompt"),
+        (vec![d("d"), slow_once, p("p")], demand(Auto, 8000), "d<-slow-once: remote_long_prompt"),
         (vec![d("d"), small_p], demand(Auto, 1000), "d<-local: local_no_prefill_worker"),
         (vec![prefilling_d, d("d")], demand(Local, 1000), "d<-local: local_policy"),
     ];

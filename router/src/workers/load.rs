@@ -14,8 +14,13 @@ struct Report {
     usable: bool,
 }
 
+/// A prefill rate of an idle worker says little of it after this time.
+const RATE_AGE_MAX: Duration = Duration::from_secs(1);
+
 #[derive(Debug, Default)]
 struct State {
+    /// When the prefill rate was last confirmed by work.
+    rate_at: Option<Instant>,
     report: Option<Report>,
     placed: u32,
     placed_prefill_tokens: u64,
@@ -37,10 +42,15 @@ impl Load {
             running: report.running,
             free_tokens: ((blocks.free + blocks.cached) * block_tokens).saturating_sub(report.claimed_tokens),
             prefill_tokens_per_s: f64::from(report.prefill_tokens_per_s).max(0.0),
+            prefill_rate_is_old: false,
             decode_steps_per_s: f64::from(report.decode_steps_per_s).max(0.0),
         };
         let usable = report.healthy && !report.draining;
-        *self.0.lock() = State { report: Some(Report { at: now, measured, usable }), ..State::default() };
+        let mut state = self.0.lock();
+        let idle = report.running == 0 && report.waiting == 0;
+        let same = state.report.is_some_and(|r| r.measured.prefill_tokens_per_s == measured.prefill_tokens_per_s);
+        let rate_at = state.rate_at.filter(|_| idle && same).or(Some(now));
+        *state = State { rate_at, report: Some(Report { at: now, measured, usable }), ..State::default() };
     }
 
     /// The worker cannot be heard any more.
@@ -65,6 +75,7 @@ impl Load {
             waiting: m.waiting + state.placed,
             waiting_tokens: m.waiting_tokens + state.placed_prefill_tokens,
             free_tokens: m.free_tokens.saturating_sub(state.placed_kv_tokens),
+            prefill_rate_is_old: state.rate_at.is_some_and(|at| now.saturating_duration_since(at) > RATE_AGE_MAX),
             ..m
         })
     }
@@ -101,6 +112,26 @@ mod tests {
         assert_eq!((after.waiting, after.waiting_tokens, after.free_tokens), (2, 150, 100));
         load.report(&report(), &record, now);
         assert_eq!(load.measured(now, stale), Some(before));
+    }
+
+    #[test]
+    fn the_rate_of_an_idle_worker_ages() {
+        let (load, record, start) = (Load::default(), record(Role::Prefill, "p"), Instant::now());
+        let report = |running, rate| v1::LoadReport { running, waiting: 0, prefill_tokens_per_s: rate, ..report() };
+        // (seconds, running sequences, rate, whether it is old then)
+        let reports = [
+            (0, 1, 100.0, false),
+            (1, 0, 100.0, false),
+            (2, 0, 100.0, true),
+            (3, 1, 100.0, false),
+            (6, 0, 90.0, false),
+        ];
+        for (s, running, rate, old) in reports {
+            let now = start + Duration::from_secs(s);
+            load.report(&report(running, rate), &record, now);
+            let measured = load.measured(now, Duration::from_secs(3)).unwrap();
+            assert_eq!(measured.prefill_rate_is_old, old, "after {s} s");
+        }
     }
 
     #[test]

@@ -37,9 +37,9 @@ mod world;
 pub use counts::Counts;
 pub use mutant::Mutant;
 
+use crate::processes::commit;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::Command;
 use world::World;
 
 /// A schedule that broke an invariant.
@@ -94,10 +94,8 @@ fn attempt(seed: u64, mutant: Mutant, shows: bool) -> Result<Ran, Broken> {
 
 impl fmt::Display for Broken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let head = Command::new("git").args(["rev-parse", "--short", "HEAD"]).output();
-        let commit = head.map(|out| String::from_utf8_lossy(&out.stdout).trim().to_owned()).unwrap_or_default();
         self.events.iter().try_for_each(|event| writeln!(f, "{event}"))?;
-        writeln!(f, "seed {} at commit {commit}: {}", self.seed, self.what)?;
+        writeln!(f, "seed {} at commit {}: {}", self.seed, commit(), self.what)?;
         write!(
             f,
             "again: BATON_SIMULATION_SEEDS={}..{} cargo test --release -p baton-tests --test simulation -- --ignored --nocapture",

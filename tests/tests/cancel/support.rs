@@ -5,6 +5,7 @@ use anyhow::{Context, ensure};
 use baton_node::config::ByteSize;
 use baton_proto::v1::PrefillPolicy;
 use baton_tests::cluster::{Cluster, ClusterSpec, worker};
+use baton_tests::scrape::Scrape;
 use baton_worker::config::WorkerConfig;
 use baton_worker::settings::TransportKind;
 use std::sync::Arc;
@@ -138,11 +139,5 @@ pub(crate) async fn until(what: impl Fn() -> String, mut condition: impl FnMut()
 /// The router's own gauge of requests: back to 0 when nobody asks.
 pub(crate) async fn router_in_flight(cluster: &Cluster) -> anyhow::Result<u64> {
     let url = format!("http://{}/metrics", cluster.router.http_addr);
-    let text = reqwest::get(url).await?.text().await?;
-    let of = |line: &str| {
-        let value =
-            line.strip_prefix("baton_router_requests_in_flight").or(line.strip_prefix("router_requests_in_flight"));
-        value.and_then(|rest| rest.rsplit(' ').next()?.parse::<u64>().ok())
-    };
-    text.lines().find_map(of).context("the router exports its requests in flight")
+    Ok(Scrape::of(&url).await?.find("baton_router_requests_in_flight", &[])? as u64)
 }

@@ -1,6 +1,6 @@
 //! Several etcd nodes that are one cluster.
 
-use super::{EtcdServer, quick};
+use super::{EtcdServer, LOOPBACK, quick};
 use crate::membership::etcd::EtcdConfig;
 use etcd_client::Client;
 use std::io;
@@ -18,7 +18,12 @@ pub struct EtcdCluster(Vec<EtcdServer>);
 impl EtcdCluster {
     /// Starts `nodes` of them and waits until all serve.
     pub fn start(nodes: usize) -> io::Result<Self> {
-        let prepare = |index| EtcdServer::prepare(format!("node-{index}"), Vec::new());
+        Self::start_on(LOOPBACK, nodes)
+    }
+
+    /// The same on another IP address of this host.
+    pub fn start_on(host: &str, nodes: usize) -> io::Result<Self> {
+        let prepare = |index| EtcdServer::prepare(format!("node-{index}"), host, Vec::new());
         let mut cluster = Self((0..nodes).map(prepare).collect::<io::Result<_>>()?);
         let all = cluster.0.iter().map(EtcdServer::as_node).collect::<Vec<_>>().join(",");
         cluster.0.iter_mut().for_each(|node| node.nodes.clone_from(&all));

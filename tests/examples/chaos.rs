@@ -1,0 +1,96 @@
+//! `make chaos`: the default model and a random one, each for half of the time, broken in every way of the matrix.
+//!
+//! It runs itself again inside namespaces of its own, which end with it, and so does everything in them. `BATON_CHAOS_SEED` gives a
+//! schedule again; the first argument is the time in seconds.
+
+use baton_tests::chaos::network::inside;
+use baton_tests::chaos::{ActPlan, Plan, run};
+use baton_tests::load::Case;
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+const SEED: &str = "BATON_CHAOS_SEED";
+const SECONDS: u64 = 900;
+/// The promised run's counts, which shorter runs do not reach.
+const HITS_MIN: u64 = 10;
+const REQUESTS_MIN: u64 = 2_000;
+
+/// Tens of milliseconds for a short prompt, 16 KiB of KV a token.
+const RANDOM: &str = "random:hidden=512,layers=8,heads=8,kv_heads=8,vocab=500,context=1024,seed=12";
+
+fn main() -> anyhow::Result<ExitCode> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let [seed, seconds, no_network] = &arguments[..] {
+        let network = if no_network.is_empty() { Ok(()) } else { Err(no_network.clone()) };
+        return inner(seed.parse()?, seconds.parse()?, network);
+    }
+    let seconds = arguments.first().cloned().unwrap_or(SECONDS.to_string());
+    let seed = std::env::var(SEED).unwrap_or_else(|_| rand::random::<u32>().to_string());
+    println!("{SEED}={seed}");
+    let me = std::env::current_exe()?;
+    let (mut command, no_network) = match inside() {
+        Ok(mut command) => {
+            command.arg(me);
+            (command, String::new())
+        }
+        Err(why) => (Command::new(me), format!("{why:#}")),
+    };
+    // In its place, so that whoever ends this process ends all of it. Services refuse variables that they do not know.
+    Err(command.args([seed, seconds, no_network]).env_remove(SEED).exec().into())
+}
+
+/// The run, where it is to be.
+fn inner(seed: u64, seconds: u64, network: Result<(), String>) -> anyhow::Result<ExitCode> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
+        tokio::select! {
+            result = play(seed, seconds, network) => result,
+            interrupted = tokio::signal::ctrl_c() => interrupted.map(|()| ExitCode::from(130)).map_err(Into::into),
+        }
+    })
+}
+
+async fn play(seed: u64, seconds: u64, network: Result<(), String>) -> anyhow::Result<ExitCode> {
+    let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/chaos"));
+    if folder.exists() {
+        std::fs::remove_dir_all(&folder)?;
+    }
+    std::fs::create_dir_all(&folder)?;
+    let whole = seconds >= SECONDS;
+    let time = Duration::from_secs(seconds) / 2;
+    let plan = Plan {
+        seed,
+        acts: vec![
+            ActPlan { model: "smollm2-135m-instruct".into(), cases: cases(1), clients: 6, time },
+            ActPlan { model: RANDOM.into(), cases: cases(2), clients: 8, time },
+        ],
+        hits_min: if whole { HITS_MIN } else { 0 },
+        requests_min: if whole { REQUESTS_MIN } else { 0 },
+        folder: folder.clone(),
+    };
+    let report = run(&plan, network).await?;
+    println!("{report}");
+    std::fs::write(folder.join("summary.json"), serde_json::to_string_pretty(&report)?)?;
+    if !report.is_kept() {
+        println!("{}", report.last_words(&folder));
+        println!("promises were broken; the same schedule again: {SEED}={seed} make chaos");
+        return Ok(ExitCode::FAILURE);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Short and long prompts and answers; `scale` for a model that is faster.
+fn cases(scale: u32) -> Vec<Case> {
+    let case = |prompt, answer, drawn| Case { prompt: prompt * scale, answer: answer * scale, drawn };
+    vec![
+        case(20, 4, false),
+        case(60, 16, true),
+        case(150, 24, false),
+        case(280, 12, true),
+        case(100, 32, true),
+        case(30, 40, false),
+        case(350, 8, false),
+        case(440, 6, true),
+    ]
+}

@@ -1,0 +1,153 @@
+//! Strikes, and repairs.
+
+use super::matrix::{Component, Fault};
+use super::network::{Ill, Net};
+use super::relay::Manner;
+use super::stage::{Node, Stage};
+use anyhow::{Context, ensure};
+use rand::Rng;
+use rand::rngs::StdRng;
+use std::fmt;
+use std::ops::Range;
+use std::time::Duration;
+
+/// How long a process stands still or a link is down: mostly shorter than any probe, so that it goes on as if nothing was, and now and
+/// then longer than the probes of all connections and than a lease.
+const SHORT_MS: Range<u64> = 400..1_800;
+const LONG_MS: Range<u64> = 6_500..8_500;
+const LONG_SHARE: f64 = 0.3;
+/// How long a killed process stays away.
+const DEAD_MS: Range<u64> = 0..1_000;
+/// How long a link is slow.
+const SLOW_MS: Range<u64> = 1_500..3_000;
+/// A narrowed link.
+const NARROW: &str = "8mbit";
+/// A delayed link, each way.
+const DELAYED: Manner = Manner { delay: Duration::from_millis(150), loss: 0.0 };
+/// A lossy link, each way.
+const LOSSY: Manner = Manner { delay: Duration::ZERO, loss: 0.03 };
+
+/// Which of them fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// A process.
+    Node(Node),
+    /// A node of etcd, by number.
+    Etcd(usize),
+    /// The links of one prefill and one decode worker in one network.
+    Links(Net, usize, usize),
+}
+
+impl Target {
+    /// Draws one of the parts of this kind.
+    pub fn draw(component: Component, random: &mut StdRng) -> Self {
+        let mut one = || random.random_range(0..2);
+        match component {
+            Component::Router => Self::Node(Node::Router(one())),
+            Component::Prefill => Self::Node(Node::Prefill(one())),
+            Component::Decode => Self::Node(Node::Decode(one())),
+            Component::Etcd => Self::Etcd(random.random_range(0..3)),
+            Component::Data => Self::Links(Net::Data, one(), one()),
+            Component::Control => Self::Links(Net::Control, one(), one()),
+            Component::Registry => Self::Links(Net::Registry, one(), one()),
+        }
+    }
+
+    /// Serving processes that it touches.
+    pub fn nodes(self) -> Vec<Node> {
+        match self {
+            Self::Node(node) => vec![node],
+            Self::Etcd(_) => Vec::new(),
+            Self::Links(_, prefill, decode) => vec![Node::Prefill(prefill), Node::Decode(decode)],
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Node(node) => node.fmt(f),
+            Self::Etcd(number) => write!(f, "etcd-{number}"),
+            Self::Links(net, prefill, decode) => write!(f, "{net:?} links of p-{prefill} and d-{decode}"),
+        }
+    }
+}
+
+/// How long a fault lasts, besides the time that a restart takes.
+pub fn duration(fault: Fault, random: &mut StdRng) -> Duration {
+    let range = match fault {
+        Fault::Killed => DEAD_MS,
+        Fault::Drained => return Duration::ZERO,
+        Fault::Stopped | Fault::Cut if random.random_bool(LONG_SHARE) => LONG_MS,
+        Fault::Stopped | Fault::Cut => SHORT_MS,
+        Fault::Narrowed | Fault::Delayed | Fault::Lossy => SLOW_MS,
+    };
+    Duration::from_millis(random.random_range(range))
+}
+
+/// Makes `target` fail.
+pub async fn strike(stage: &Stage, target: Target, fault: Fault) -> anyhow::Result<()> {
+    match target {
+        Target::Node(node) => stage.service(node).lock().await.signal(signal(fault)),
+        Target::Etcd(number) => {
+            let mut etcd = stage.etcd.lock().await;
+            if fault == Fault::Killed {
+                etcd.node(number).kill();
+                return Ok(());
+            }
+            Ok(etcd.node(number).signal("STOP")?)
+        }
+        Target::Links(net, ..) => {
+            let network = stage.network().context("links are not faulted without a network")?;
+            links(target).try_for_each(|host| network.harm(net, (host.number(), &host.to_string()), ill(fault)))
+        }
+    }
+}
+
+/// Undoes it; returns once what was restarted would serve.
+pub async fn repair(stage: &Stage, target: Target, fault: Fault) -> anyhow::Result<()> {
+    match target {
+        Target::Node(node) => {
+            let mut service = stage.service(node).lock().await;
+            if fault == Fault::Stopped {
+                return service.signal("CONT");
+            }
+            let status = service.ended().await?;
+            ensure!(fault == Fault::Killed || status.success(), "{node} ended with {status} when it was drained");
+            *service = service.again()?;
+            service.ready().await
+        }
+        Target::Etcd(number) if fault == Fault::Stopped => Ok(stage.etcd.lock().await.node(number).signal("CONT")?),
+        Target::Etcd(number) => {
+            let mut etcd = stage.etcd.lock().await;
+            tokio::task::block_in_place(|| etcd.node(number).run())?;
+            Ok(())
+        }
+        Target::Links(net, ..) => {
+            let network = stage.network().context("links are not faulted without a network")?;
+            links(target).try_for_each(|host| network.heal(net, (host.number(), &host.to_string()), ill(fault)))
+        }
+    }
+}
+
+/// Hosts whose links fail.
+fn links(target: Target) -> impl Iterator<Item = Node> {
+    target.nodes().into_iter()
+}
+
+fn signal(fault: Fault) -> &'static str {
+    match fault {
+        Fault::Stopped => "STOP",
+        Fault::Drained => "TERM",
+        _ => "KILL",
+    }
+}
+
+fn ill(fault: Fault) -> Ill {
+    match fault {
+        Fault::Narrowed => Ill::Narrowed(NARROW),
+        Fault::Delayed => Ill::Relayed(DELAYED),
+        Fault::Lossy => Ill::Relayed(LOSSY),
+        _ => Ill::Cut,
+    }
+}

@@ -1,0 +1,321 @@
+//! The one table of faults: which part fails how, in which phase of requests, what a client sees of it, and what is freed when.
+//! `docs/reliability.md` shows its rendering; a run counts how often it hit each cell.
+
+use std::fmt;
+
+/// What fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Component {
+    /// A router process.
+    Router,
+    /// A prefill worker process.
+    Prefill,
+    /// A decode worker process.
+    Decode,
+    /// One of etcd's three nodes.
+    Etcd,
+    /// The network of KV, at one prefill and one decode worker.
+    Data,
+    /// The network between routers and workers, at one prefill and one decode worker.
+    Control,
+    /// The network between workers and etcd, at one prefill and one decode worker.
+    Registry,
+}
+
+impl Component {
+    /// Whether it fails only where there is a network of the run's own.
+    pub const fn is_link(self) -> bool {
+        matches!(self, Self::Data | Self::Control | Self::Registry)
+    }
+}
+
+/// How it fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Fault {
+    /// SIGKILL, and started again at the same address.
+    Killed,
+    /// SIGSTOP, and SIGCONT.
+    Stopped,
+    /// SIGTERM, and started again at the same address.
+    Drained,
+    /// The link is down, and up again.
+    Cut,
+    /// The link carries a few Mbit/s.
+    Narrowed,
+    /// Every packet comes late.
+    Delayed,
+    /// Some packets never come.
+    Lossy,
+}
+
+/// In which phase a request met it: where it was at the part that failed, at that moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Phase {
+    /// Queued, or claimed: nothing computed. At a router: no token has come.
+    Waiting,
+    /// Its prompt is computed there.
+    Prefill,
+    /// Its handoff is open. At a router: the first token has come and no other.
+    Transfer,
+    /// Its answer is generated there.
+    Decode,
+}
+
+/// What happens where part and fault, in these phases, meet.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// What fails.
+    pub component: Component,
+    /// How.
+    pub fault: Fault,
+    /// In which phases of requests.
+    pub phases: &'static [Phase],
+    /// What their clients see.
+    pub client: &'static str,
+    /// What is freed, and when.
+    pub freed: &'static str,
+    /// Tests below `tests/tests` (without `.rs`) that show it, besides the chaos run itself.
+    pub tests: &'static [&'static str],
+}
+
+/// One thing to hit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cell(pub Component, pub Fault, pub Phase);
+
+/// All cells of the table.
+pub fn cells() -> impl Iterator<Item = Cell> {
+    MATRIX.iter().flat_map(|row| row.phases.iter().map(|phase| Cell(row.component, row.fault, *phase)))
+}
+
+use Component::{Control, Data, Decode as Decoder, Etcd, Prefill as Prefiller, Registry, Router};
+use Fault::{Cut, Delayed, Drained, Killed, Lossy, Narrowed, Stopped};
+use Phase::{Decode, Prefill, Transfer, Waiting};
+
+const ALL: &[Phase] = &[Waiting, Prefill, Transfer, Decode];
+const AT_ROUTER: &[Phase] = &[Waiting, Transfer, Decode];
+
+const SAME: &str = "nothing: another worker computes it, with the very same tokens";
+const PAUSE: &str = "a pause; the answer goes on elsewhere with the very same tokens";
+const SLOWER: &str = "the same tokens, later";
+const NOTHING: &str = "nothing";
+const NONE: &str = "nothing has to be";
+
+/// The table.
+pub const MATRIX: &[Row] = &[
+    Row {
+        component: Router,
+        fault: Killed,
+        phases: AT_ROUTER,
+        client: "the stream closes without a last message; sent again to another router, the same seed gives the same answer",
+        freed: "workers: everything of it, when they see the connection close, at once",
+        tests: &[],
+    },
+    Row {
+        component: Router,
+        fault: Stopped,
+        phases: AT_ROUTER,
+        client: "a pause; if it outlasts the client's own probes, what follows a killed router",
+        freed: "workers: everything of it, once the router's connection misses its probes (6 s)",
+        tests: &[],
+    },
+    Row {
+        component: Router,
+        fault: Drained,
+        phases: AT_ROUTER,
+        client: "nothing: what runs ends, within the drain's bound; what is new is refused, and sent to another router",
+        freed: "as each request ends",
+        tests: &["drain"],
+    },
+    Row {
+        component: Prefiller,
+        fault: Killed,
+        phases: &[Waiting, Prefill],
+        client: SAME,
+        freed: "decode worker: the claim, or the reservation behind the fence of the closed connection, within 1 s",
+        tests: &["recovery"],
+    },
+    Row {
+        component: Prefiller,
+        fault: Killed,
+        phases: &[Transfer],
+        client: PAUSE,
+        freed: "decode worker: the reservation, behind the fence of the closed connection, within 1 s",
+        tests: &["recovery"],
+    },
+    Row {
+        component: Prefiller,
+        fault: Stopped,
+        phases: &[Waiting, Prefill],
+        client: "a pause; if it outlasts the probes (6 s), another worker computes it",
+        freed: "decode worker: the reservation, once the abort is not acknowledged and the connection is closed (2 s)",
+        tests: &["recovery"],
+    },
+    Row {
+        component: Prefiller,
+        fault: Stopped,
+        phases: &[Transfer],
+        client: PAUSE,
+        freed: "decode worker: the reservation, once the abort is not acknowledged and the connection is closed (2 s); what the worker still writes on resuming is dropped at the door",
+        tests: &["recovery"],
+    },
+    Row {
+        component: Prefiller,
+        fault: Drained,
+        phases: &[Waiting, Prefill, Transfer],
+        client: "nothing; what outlasts the drain's bound is computed by another worker",
+        freed: "as each handoff is acknowledged, or cut off at the bound",
+        tests: &["drain"],
+    },
+    Row {
+        component: Decoder,
+        fault: Killed,
+        phases: &[Waiting, Prefill],
+        client: SAME,
+        freed: "prefill worker: its hold, when the connection closes",
+        tests: &["recovery"],
+    },
+    Row {
+        component: Decoder,
+        fault: Killed,
+        phases: &[Transfer, Decode],
+        client: PAUSE,
+        freed: "prefill worker: its hold, when the connection closes",
+        tests: &["recovery"],
+    },
+    Row {
+        component: Decoder,
+        fault: Stopped,
+        phases: ALL,
+        client: "a pause; if it outlasts the probes (6 s), the answer goes on elsewhere with the very same tokens",
+        freed: "prefill worker: its hold, at the abort; on resuming, the decode worker's own, since its streams are closed",
+        tests: &["recovery"],
+    },
+    Row {
+        component: Decoder,
+        fault: Drained,
+        phases: ALL,
+        client: "nothing; what outlasts the drain's bound goes on elsewhere with the very same tokens",
+        freed: "as each request ends, or is cut off at the bound",
+        tests: &["drain"],
+    },
+    Row {
+        component: Data,
+        fault: Cut,
+        phases: &[Prefill, Transfer],
+        client: "a pause after the first token; if it outlasts the peers' patience, another pair, or local prefill, with the very same tokens",
+        freed: "decode worker: the reservation, behind the fence of the closed connection; prefill worker: its hold, with the handoff",
+        tests: &[],
+    },
+    Row { component: Data, fault: Cut, phases: &[Decode], client: NOTHING, freed: NONE, tests: &[] },
+    Row { component: Data, fault: Narrowed, phases: &[Prefill, Transfer], client: SLOWER, freed: NONE, tests: &[] },
+    Row { component: Data, fault: Narrowed, phases: &[Decode], client: NOTHING, freed: NONE, tests: &[] },
+    Row { component: Data, fault: Delayed, phases: &[Prefill, Transfer], client: SLOWER, freed: NONE, tests: &[] },
+    Row { component: Data, fault: Delayed, phases: &[Decode], client: NOTHING, freed: NONE, tests: &[] },
+    Row { component: Data, fault: Lossy, phases: &[Prefill, Transfer], client: SLOWER, freed: NONE, tests: &[] },
+    Row { component: Data, fault: Lossy, phases: &[Decode], client: NOTHING, freed: NONE, tests: &[] },
+    Row {
+        component: Control,
+        fault: Cut,
+        phases: ALL,
+        client: "a pause; if it outlasts the probes (6 s), the answer goes on elsewhere with the very same tokens",
+        freed: "on the workers that are cut off: when their side of the connection misses its probes (6 s)",
+        tests: &[],
+    },
+    Row { component: Control, fault: Narrowed, phases: ALL, client: SLOWER, freed: NONE, tests: &[] },
+    Row { component: Control, fault: Delayed, phases: ALL, client: SLOWER, freed: NONE, tests: &[] },
+    Row { component: Control, fault: Lossy, phases: ALL, client: SLOWER, freed: NONE, tests: &[] },
+    Row {
+        component: Registry,
+        fault: Cut,
+        phases: ALL,
+        client: "nothing: what runs goes on; a worker whose lease ends gets no new work until it is back",
+        freed: NONE,
+        tests: &["etcd"],
+    },
+    Row { component: Registry, fault: Narrowed, phases: ALL, client: NOTHING, freed: NONE, tests: &[] },
+    Row { component: Registry, fault: Delayed, phases: ALL, client: NOTHING, freed: NONE, tests: &[] },
+    Row { component: Registry, fault: Lossy, phases: ALL, client: NOTHING, freed: NONE, tests: &[] },
+    Row { component: Etcd, fault: Killed, phases: AT_ROUTER, client: NOTHING, freed: NONE, tests: &["etcd"] },
+    Row {
+        component: Etcd,
+        fault: Stopped,
+        phases: AT_ROUTER,
+        client: "nothing: sessions go on at the next node",
+        freed: NONE,
+        tests: &["etcd"],
+    },
+];
+
+/// The table as it stands in the documentation.
+pub fn rendered() -> String {
+    let mut text = String::from(
+        "| What fails | How | In which phase | What the client sees | What is freed, and when | Shown by |\n",
+    );
+    text += "|---|---|---|---|---|---|\n";
+    for row in MATRIX {
+        let phases: Vec<String> = row.phases.iter().map(ToString::to_string).collect();
+        let tests = row.tests.iter().map(|test| format!(", [{test}](../tests/tests/{test}.rs)")).collect::<String>();
+        let Row { component, fault, client, freed, .. } = row;
+        text += &format!("| {component} | {fault} | {} | {client} | {freed} | chaos{tests} |\n", phases.join(", "));
+    }
+    text
+}
+
+impl fmt::Display for Component {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Router => "router",
+            Prefiller => "prefill worker",
+            Decoder => "decode worker",
+            Etcd => "etcd node",
+            Data => "link prefill-decode",
+            Control => "link router-worker",
+            Registry => "link worker-etcd",
+        })
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Killed => "killed",
+            Stopped => "stopped",
+            Drained => "drained",
+            Cut => "cut",
+            Narrowed => "narrowed",
+            Delayed => "delayed",
+            Lossy => "lossy",
+        })
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Waiting => "waiting",
+            Prefill => "prefill",
+            Transfer => "transfer",
+            Decode => "decode",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_part_fails_in_every_way_that_it_can() {
+        let all: Vec<Cell> = cells().collect();
+        let kinds: BTreeSet<_> = all.iter().map(|Cell(component, fault, _)| (*component, *fault)).collect();
+        assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), all.len(), "a cell stands twice");
+        for component in [Router, Prefiller, Decoder] {
+            assert!([Killed, Stopped, Drained].into_iter().all(|fault| kinds.contains(&(component, fault))));
+        }
+        for link in [Data, Control, Registry] {
+            assert!([Cut, Narrowed, Delayed, Lossy].into_iter().all(|fault| kinds.contains(&(link, fault))));
+        }
+        assert!(kinds.contains(&(Etcd, Killed)) && kinds.contains(&(Etcd, Stopped)) && kinds.len() == 23);
+    }
+}

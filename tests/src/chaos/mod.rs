@@ -1,0 +1,130 @@
+//! Faults on purpose: a whole cluster, each service a process on a host of its own, broken in every way of [`matrix`] while clients of
+//! every kind ask it for answers that are known.
+//!
+//! ```text
+//! lanes ── emptiest cell ──> sight: is a request in that phase there? ──> faults: strike, wait, repair ──> checks
+//!   │                                                                                                        │
+//!   └──────────── load: clients, every token compared ─────────────> judge <─────────────────────────────────┘
+//! ```
+//!
+//! The judge decides what had to succeed from what was done, and not from what the cluster says. [`report`] tells what came of it.
+
+pub mod checks;
+mod client;
+pub mod faults;
+pub mod judge;
+pub mod lanes;
+pub mod load;
+pub mod matrix;
+pub mod network;
+pub mod relay;
+pub mod report;
+pub mod sight;
+pub mod stage;
+
+use crate::load::Case;
+use judge::Judge;
+use lanes::{LANES, Scene};
+use load::Load;
+use network::Network;
+use parking_lot::Mutex;
+use rand::SeedableRng as _;
+use rand::rngs::StdRng;
+use report::{Act, Outcome, Report};
+use stage::{Node, Stage};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Faults pause this often, to see whether everything is let go when nobody asks.
+const ROUND: Duration = Duration::from_secs(110);
+
+/// One model's part of a run.
+#[derive(Clone, Debug)]
+pub struct ActPlan {
+    /// As workers are told.
+    pub model: String,
+    /// What clients ask.
+    pub cases: Vec<Case>,
+    /// How many of them ask at the same time.
+    pub clients: usize,
+    /// How long.
+    pub time: Duration,
+}
+
+/// What is to be done, and how much of it is asked for.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Draws requests, faults, and packets that are lost.
+    pub seed: u64,
+    /// Models, one after the other.
+    pub acts: Vec<ActPlan>,
+    /// Each cell is to be hit so often.
+    pub hits_min: u64,
+    /// So many requests are to end.
+    pub requests_min: u64,
+    /// Where logs go.
+    pub folder: PathBuf,
+}
+
+/// Does it; `network` says why there can be none. An error means that the run itself broke down.
+pub async fn run(plan: &Plan, network: Result<(), String>) -> anyhow::Result<Report> {
+    let start = Instant::now();
+    let no_network = network.err();
+    let network = match &no_network {
+        None => {
+            let hosts: Vec<String> = Node::ALL.iter().map(ToString::to_string).collect();
+            Some(Arc::new(Network::start(&hosts, plan.seed).await?))
+        }
+        Some(_) => None,
+    };
+    let mut outcome = Outcome::default();
+    for (number, act) in plan.acts.iter().enumerate() {
+        let judge = Arc::new(Judge::new(start));
+        let logs = logs(&plan.folder, number);
+        let seed = plan.seed ^ number as u64;
+        let stage = Stage::start(&act.model, network.clone(), &logs).await?;
+        println!("{:>7.1} s  {} serves", judge.at_s(), act.model);
+        play(&stage, act, seed, &judge, &mut outcome).await?;
+        for wrong in stage.end().await? {
+            judge.breach((start, Instant::now()), wrong);
+        }
+        outcome.acts.push(Act { model: act.model.clone(), requests: judge.tally() });
+        outcome.breaches.extend(judge.breaches());
+    }
+    Ok(Report::new(plan, no_network, outcome))
+}
+
+async fn play(
+    stage: &Stage,
+    act: &ActPlan,
+    seed: u64,
+    judge: &Arc<Judge>,
+    outcome: &mut Outcome,
+) -> anyhow::Result<()> {
+    let routers = stage.routers().map(|router| stage.grpc(router));
+    let load = Load::start(&routers, &act.cases, act.clients, judge.clone(), seed).await?;
+    let record = Mutex::new(std::mem::take(&mut outcome.record));
+    let scene = Scene { stage, load: &load, judge, record: &record };
+    let mut random = [1, 2].map(|lane| StdRng::seed_from_u64(seed.wrapping_mul(31).wrapping_add(lane)));
+    let end = Instant::now() + act.time;
+    while Instant::now() < end {
+        let until = end.min(Instant::now() + ROUND);
+        let [workers, around] = &mut random;
+        tokio::try_join!(lanes::run(scene, LANES[0], until, workers), lanes::run(scene, LANES[1], until, around),)?;
+        load.pause().await;
+        let quiet = checks::quiet(stage, judge).await;
+        outcome.quiet_max = outcome.quiet_max.max(quiet);
+        let tally = judge.tally();
+        println!("{:>7.1} s  quiet after {:.2} s; {tally:?}", judge.at_s(), quiet.as_secs_f64());
+        load.resume();
+    }
+    load.stop().await?;
+    outcome.record = record.into_inner();
+    Ok(())
+}
+
+/// Where the logs of a run's act are.
+fn logs(folder: &Path, act: usize) -> PathBuf {
+    folder.join(format!("logs-{act}"))
+}

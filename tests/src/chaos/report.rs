@@ -1,0 +1,185 @@
+//! What a run did, and whether it kept all promises: a table, a file, and the logs that tell of what broke.
+
+use super::judge::{Breach, Tally};
+use super::lanes::Record;
+use super::matrix::{Cell, cells};
+use super::stage::log_of;
+use super::{Plan, logs};
+use crate::processes::commit;
+use serde::Serialize;
+use std::collections::BTreeSet;
+use std::fmt::{self, Write as _};
+use std::path::Path;
+use std::time::Duration;
+
+/// Share of requests that must succeed, whatever fails.
+const RIGHT_SHARE_MIN: f64 = 0.95;
+/// Lines of each log that are shown of what broke.
+const LOG_LINES: usize = 40;
+/// And so much of each.
+const LINE_CHARS: usize = 600;
+
+/// What one model was put through.
+#[derive(Clone, Debug, Serialize)]
+pub struct Act {
+    /// Its name.
+    pub model: String,
+    /// Its requests.
+    pub requests: Tally,
+}
+
+/// How often a cell was hit.
+#[derive(Clone, Debug, Serialize)]
+pub struct Hits {
+    component: String,
+    fault: String,
+    phase: String,
+    hits: u64,
+}
+
+/// A whole run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Gives the same schedule again, as far as processes and networks can be scheduled.
+    pub seed: u64,
+    /// What was tested.
+    pub commit: String,
+    /// How long faults struck.
+    pub seconds: u64,
+    /// Why there were no faults of links; `None` where there were.
+    pub no_network: Option<String>,
+    /// Faults that struck.
+    pub faults: u64,
+    /// All requests.
+    pub requests: Tally,
+    /// By model.
+    pub acts: Vec<Act>,
+    /// Longest time from a repair until all pairs had carried a handoff.
+    pub pairs_s_max: f64,
+    /// Longest time from a repair until nothing was quarantined.
+    pub quarantine_s_max: f64,
+    /// Longest time from the last request until nothing was referenced.
+    pub quiet_s_max: f64,
+    /// By cell of the matrix.
+    pub cells: Vec<Hits>,
+    /// Promises broken.
+    pub breaches: Vec<Breach>,
+    /// What the plan asked for and the run did not reach.
+    pub missed: Vec<String>,
+}
+
+/// What came of the models, one after the other.
+#[derive(Debug, Default)]
+pub(super) struct Outcome {
+    pub(super) acts: Vec<Act>,
+    pub(super) breaches: Vec<Breach>,
+    pub(super) record: Record,
+    pub(super) quiet_max: Duration,
+}
+
+impl Report {
+    pub(super) fn new(plan: &Plan, no_network: Option<String>, outcome: Outcome) -> Self {
+        let Outcome { acts, breaches, record, quiet_max } = outcome;
+        let mut requests = Tally::default();
+        acts.iter().for_each(|act| requests.add(&act.requests));
+        let hits = |cell: &Cell| record.hits.get(cell).copied().unwrap_or_default();
+        let possible = |cell: &Cell| no_network.is_none() || !cell.0.is_link();
+        let mut missed = Vec::new();
+        for cell in cells().filter(possible).filter(|cell| hits(cell) < plan.hits_min) {
+            missed.push(format!("{} {} in {}: {} hits of {}", cell.0, cell.1, cell.2, hits(&cell), plan.hits_min));
+        }
+        if requests.finished < plan.requests_min {
+            missed.push(format!("{} requests of {}", requests.finished, plan.requests_min));
+        }
+        let judged = requests.right + requests.failed_live + requests.failed_dark;
+        if (requests.right as f64) < RIGHT_SHARE_MIN * judged as f64 {
+            missed.push(format!("{} of {judged} requests right, less than {RIGHT_SHARE_MIN}", requests.right));
+        }
+        let show = |cell: Cell| Hits {
+            component: cell.0.to_string(),
+            fault: cell.1.to_string(),
+            phase: cell.2.to_string(),
+            hits: hits(&cell),
+        };
+        Self {
+            seed: plan.seed,
+            commit: commit(),
+            seconds: plan.acts.iter().map(|act| act.time.as_secs()).sum(),
+            faults: record.faults,
+            requests,
+            acts,
+            pairs_s_max: record.pairs_max.as_secs_f64(),
+            quarantine_s_max: record.quarantine_max.as_secs_f64(),
+            quiet_s_max: quiet_max.as_secs_f64(),
+            cells: cells().filter(possible).map(show).collect(),
+            no_network,
+            breaches,
+            missed,
+        }
+    }
+
+    /// Whether all promises were kept.
+    pub fn is_kept(&self) -> bool {
+        self.breaches.is_empty() && self.missed.is_empty()
+    }
+
+    /// Last words of the processes that what broke is about.
+    pub fn last_words(&self, folder: &Path) -> String {
+        let mut text = String::new();
+        for (number, act) in self.acts.iter().enumerate() {
+            let processes: BTreeSet<&String> = self.breaches.iter().flat_map(|b| &b.processes).collect();
+            for process in processes {
+                let log = logs(folder, number).join(log_of(process));
+                let words = std::fs::read_to_string(&log).unwrap_or_default();
+                let lines: Vec<String> = words.lines().map(|line| line.chars().take(LINE_CHARS).collect()).collect();
+                let last = lines[lines.len().saturating_sub(LOG_LINES)..].join("\n");
+                let _ = writeln!(text, "--- {process} with {}, the end of {}\n{last}", act.model, log.display());
+            }
+        }
+        text
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "\n| What fails | How | In which phase: hits |\n|---|---|---|")?;
+        let mut rest = &self.cells[..];
+        while let Some(first) = rest.first() {
+            let same = |hits: &Hits| hits.component == first.component && hits.fault == first.fault;
+            let end = rest.iter().position(|hits| !same(hits)).unwrap_or(rest.len());
+            let phases: Vec<String> = rest[..end].iter().map(|h| format!("{} {}", h.phase, h.hits)).collect();
+            writeln!(f, "| {} | {} | {} |", first.component, first.fault, phases.join(", "))?;
+            rest = &rest[end..];
+        }
+        writeln!(
+            f,
+            "\n| Model | Requests ended | Right | Cancelled by their clients | Wrong | Without an end | Failed with a live path | Failed without | With a live path | Sent again by their clients |"
+        )?;
+        writeln!(f, "|---|---|---|---|---|---|---|---|---|---|")?;
+        let all = Act { model: "all".into(), requests: self.requests.clone() };
+        for Act { model, requests: t } in self.acts.iter().chain([&all]) {
+            writeln!(
+                f,
+                "| {model} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
+                t.finished, t.right, t.cancelled, t.wrong, t.endless, t.failed_live, t.failed_dark, t.live, t.resent
+            )?;
+        }
+        writeln!(
+            f,
+            "\nseed {}, commit {}: {} faults in {} s. At most {:.1} s from a repair to a handoff of every pair, {:.2} s to no quarantine, \
+             {:.1} s from the last request to no reference.",
+            self.seed,
+            self.commit,
+            self.faults,
+            self.seconds,
+            self.pairs_s_max,
+            self.quarantine_s_max,
+            self.quiet_s_max
+        )?;
+        if let Some(why) = &self.no_network {
+            writeln!(f, "No link failed, since there may be no network of its own here: {why}")?;
+        }
+        self.breaches.iter().try_for_each(|breach| writeln!(f, "{breach}"))?;
+        self.missed.iter().try_for_each(|missed| writeln!(f, "MISSED: {missed}"))
+    }
+}

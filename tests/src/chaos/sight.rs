@@ -1,0 +1,76 @@
+//! In which phases requests are at the part that is about to fail.
+
+use super::faults::Target;
+use super::load::Load;
+use super::matrix::Phase;
+use super::stage::{Node, Stage};
+use crate::scrape::Scrape;
+use baton_proto::v1::{WatchRequest, worker_client::WorkerClient};
+use std::collections::BTreeSet;
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// Longest look: what is not seen so soon is no longer so.
+const LOOK_MAX: Duration = Duration::from_millis(250);
+
+/// One request, as its client sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flight {
+    /// Number of its router.
+    pub router: usize,
+    /// Tokens that came.
+    pub tokens: usize,
+    /// It may be prefilled elsewhere than it is decoded.
+    pub remote: bool,
+}
+
+/// Phases of the requests that `target` has now.
+pub async fn phases(target: Target, stage: &Stage, load: &Load) -> BTreeSet<Phase> {
+    match target {
+        Target::Node(Node::Router(number)) => of_flights(load.flights().iter().filter(|f| f.router == number)),
+        Target::Etcd(_) => of_flights(load.flights().iter()),
+        Target::Node(node) => at(stage, node).await,
+        Target::Links(_, prefill, decode) => {
+            let (a, b) = tokio::join!(at(stage, Node::Prefill(prefill)), at(stage, Node::Decode(decode)));
+            a.into_iter().chain(b).collect()
+        }
+    }
+}
+
+fn of_flights<'a>(flights: impl Iterator<Item = &'a Flight>) -> BTreeSet<Phase> {
+    let phase = |flight: &Flight| match flight.tokens {
+        0 => Phase::Waiting,
+        1 if flight.remote => Phase::Transfer,
+        _ => Phase::Decode,
+    };
+    flights.map(phase).collect()
+}
+
+/// What a worker says; nothing where it cannot be asked.
+async fn at(stage: &Stage, worker: Node) -> BTreeSet<Phase> {
+    let look = async {
+        let scrape = Scrape::of(&stage.metrics(worker)).await?;
+        let claimed = if let Node::Decode(_) = worker { claimed_tokens(stage, worker).await? } else { 0 };
+        anyhow::Ok((scrape, claimed))
+    };
+    let Ok(Ok((scrape, claimed))) = timeout(LOOK_MAX, look).await else { return BTreeSet::new() };
+    let has = |name: &str| scrape.sum(name, &[]) > 0.0;
+    let (runs, queued, uncomputed) =
+        (has("baton_sequences_running"), has("baton_sequences_waiting"), has("baton_waiting_tokens"));
+    let decodes = matches!(worker, Node::Decode(_));
+    let seen = [
+        (Phase::Waiting, queued || claimed > 0),
+        // What is queued on a decode worker has tokens to compute, too.
+        (Phase::Prefill, runs && uncomputed && !(decodes && queued)),
+        (Phase::Transfer, has("baton_kv_handoffs_outgoing") || has("baton_kv_handoffs_incoming")),
+        (Phase::Decode, decodes && runs && !uncomputed),
+    ];
+    seen.into_iter().filter(|(_, seen)| *seen).map(|(phase, _)| phase).collect()
+}
+
+/// Tokens claimed and not reserved.
+async fn claimed_tokens(stage: &Stage, worker: Node) -> anyhow::Result<u64> {
+    let mut client = WorkerClient::connect(stage.grpc(worker)).await?;
+    let mut reports = client.watch(WatchRequest { router: "chaos".into() }).await?.into_inner();
+    Ok(reports.message().await?.map_or(0, |report| report.claimed_tokens))
+}

@@ -1,0 +1,212 @@
+//! The cluster that is put to the test: two routers, two prefill and two decode workers, an etcd of three, each a process.
+
+use super::network::{self, HUB, Net, Network};
+use crate::scrape::sum;
+use crate::service::{Place, Service};
+use anyhow::ensure;
+use baton_node::testing::etcd::EtcdCluster;
+use std::fmt;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::Mutex;
+
+/// Longest wait for the whole cluster.
+const WHOLE_MAX: Duration = Duration::from_secs(120);
+/// Short enough to end while a worker stands still, and long enough for a node of etcd to hang.
+const CONFIG: &str = "[membership.etcd]\nlease_ttl_s = 5\n";
+/// Shorter than most answers take, so that some go on elsewhere.
+const WORKER_DRAIN_MS: u32 = 300;
+
+/// One serving process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Node {
+    /// A router, by number.
+    Router(usize),
+    /// A prefill worker.
+    Prefill(usize),
+    /// A decode worker.
+    Decode(usize),
+}
+
+impl Node {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Router(0), Self::Router(1), Self::Prefill(0), Self::Prefill(1), Self::Decode(0), Self::Decode(1)];
+    /// All decode workers.
+    pub const DECODE: [Self; 2] = [Self::Decode(0), Self::Decode(1)];
+    /// All prefill workers.
+    pub const PREFILL: [Self; 2] = [Self::Prefill(0), Self::Prefill(1)];
+
+    /// Its number among all.
+    pub fn number(self) -> usize {
+        match self {
+            Self::Router(n) => n,
+            Self::Prefill(n) => 2 + n,
+            Self::Decode(n) => 4 + n,
+        }
+    }
+
+    const fn program(self) -> &'static str {
+        match self {
+            Self::Router(_) => "baton-router",
+            Self::Prefill(_) => "baton-prefill-worker",
+            Self::Decode(_) => "baton-decode-worker",
+        }
+    }
+}
+
+impl fmt::Display for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Router(n) => write!(f, "r-{n}"),
+            Self::Prefill(n) => write!(f, "p-{n}"),
+            Self::Decode(n) => write!(f, "d-{n}"),
+        }
+    }
+}
+
+/// Where a process listens, `host:port`.
+struct Listens {
+    grpc: String,
+    http: String,
+}
+
+/// The running cluster. Dropping it kills everything.
+pub struct Stage {
+    services: Vec<Mutex<Service>>,
+    listens: Vec<Listens>,
+    /// The three nodes.
+    pub etcd: Mutex<EtcdCluster>,
+    network: Option<Arc<Network>>,
+    logs: PathBuf,
+}
+
+/// Name of the file that a process's words go to.
+pub fn log_of(process: &str) -> String {
+    format!("{process}.log")
+}
+
+impl Stage {
+    /// Starts it with `model`, in a network of its own if there may be one; logs go to `logs`.
+    pub async fn start(model: &str, network: Option<Arc<Network>>, logs: &Path) -> anyhow::Result<Self> {
+        std::fs::create_dir_all(logs)?;
+        let config = logs.join("config.toml");
+        std::fs::write(&config, CONFIG)?;
+        let hub = if network.is_some() { HUB } else { "127.0.0.1" }.to_owned();
+        let etcd = tokio::task::spawn_blocking(move || EtcdCluster::start_on(&hub, 3)).await??;
+        let listens = listens(network.is_some())?;
+        let common = [
+            format!("--config={}", config.display()),
+            "--membership=etcd".into(),
+            format!("--etcd={}", etcd.config().endpoints.join(",")),
+            "--log=info".into(),
+        ];
+        let mut services = Vec::new();
+        for (node, at) in Node::ALL.into_iter().zip(&listens) {
+            let own = flags(node, at, model, network.is_some());
+            let within = if network.is_some() { network::enter(&node.to_string()) } else { Vec::new() };
+            let place = Place { within, log: Some(logs.join(log_of(&node.to_string()))) };
+            services.push(Mutex::new(Service::start_in(place, node.program(), &[&common[..], &own].concat())?));
+        }
+        let stage = Self { services, listens, etcd: Mutex::new(etcd), network, logs: logs.to_path_buf() };
+        for node in Node::ALL {
+            stage.service(node).lock().await.ready().await?;
+        }
+        stage.whole().await?;
+        Ok(stage)
+    }
+
+    /// Waits until both routers would place on all workers.
+    async fn whole(&self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + WHOLE_MAX;
+        for router in self.routers() {
+            for role in ["prefill", "decode"] {
+                while sum(&self.metrics(router), "baton_router_ready_workers", &[role]).await? < 2.0 {
+                    ensure!(Instant::now() < deadline, "{router} does not see both {role} workers");
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// All routers.
+    pub fn routers(&self) -> [Node; 2] {
+        [Node::Router(0), Node::Router(1)]
+    }
+
+    /// The process of a node.
+    pub fn service(&self, node: Node) -> &Mutex<Service> {
+        &self.services[node.number()]
+    }
+
+    /// Where its gRPC listens, as a URL.
+    pub fn grpc(&self, node: Node) -> String {
+        format!("http://{}", self.listens[node.number()].grpc)
+    }
+
+    /// Where its metrics are.
+    pub fn metrics(&self, node: Node) -> String {
+        format!("http://{}/metrics", self.listens[node.number()].http)
+    }
+
+    /// The network whose links can fail.
+    pub fn network(&self) -> Option<&Network> {
+        self.network.as_deref()
+    }
+
+    /// Ends everything with SIGTERM; what went wrong then, or ever stood in a log that should not.
+    pub async fn end(self) -> anyhow::Result<Vec<String>> {
+        let mut wrong = Vec::new();
+        for (node, service) in Node::ALL.into_iter().zip(self.services).rev() {
+            let mut service = service.into_inner();
+            service.signal("TERM")?;
+            let status = service.ended().await?;
+            if !status.success() {
+                wrong.push(format!("{node} ended with {status}"));
+            }
+            let log = std::fs::read_to_string(self.logs.join(log_of(&node.to_string())))?;
+            let bad = log.lines().filter(|l| l.contains(" ERROR ") || l.contains("panicked at"));
+            wrong.extend(bad.map(|line| format!("{node} logs: {line}")));
+        }
+        Ok(wrong)
+    }
+}
+
+fn flags(node: Node, at: &Listens, model: &str, network: bool) -> Vec<String> {
+    let grpc = format!("--grpc-listen={}", at.grpc);
+    if let Node::Router(_) = node {
+        return vec![grpc, format!("--http-listen={}", at.http)];
+    }
+    let data = if network { network::address(Net::Data, node.number()) } else { "127.0.0.1".into() };
+    vec![
+        grpc,
+        format!("--admin-listen={}", at.http),
+        format!("--transfer-bind={data}"),
+        format!("--model={model}"),
+        format!("--instance={node}"),
+        format!("--drain-ms-max={WORKER_DRAIN_MS}"),
+        "--threads=1".into(),
+        "--kv-cache-bytes=256MiB".into(),
+    ]
+}
+
+/// Addresses that stay the same for every start.
+fn listens(network: bool) -> anyhow::Result<Vec<Listens>> {
+    if !network {
+        // Held together, so that no two are the same.
+        let held: Vec<TcpListener> = (0..12).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
+        let addresses: Vec<String> =
+            held.iter().map(|l| Ok(l.local_addr()?.to_string())).collect::<anyhow::Result<_>>()?;
+        return Ok(addresses.chunks(2).map(|a| Listens { grpc: a[0].clone(), http: a[1].clone() }).collect());
+    }
+    let of = |node: Node| {
+        // Clients call routers, routers call workers.
+        let net = if matches!(node, Node::Router(_)) { Net::Admin } else { Net::Control };
+        let (grpc, http) = (network::address(net, node.number()), network::address(Net::Admin, node.number()));
+        Listens { grpc: format!("{grpc}:7000"), http: format!("{http}:7001") }
+    };
+    Ok(Node::ALL.into_iter().map(of).collect())
+}
