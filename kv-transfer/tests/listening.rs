@@ -57,3 +57,12 @@ fn a_service_on_loopback_listens_on_loopback_only() {
         node.stop();
     }
 }
+
+/// As where its network device is down: UCX leaves that out and has a lane to itself alone.
+#[test]
+#[should_panic(expected = "no lane to any other process")]
+fn a_service_that_reaches_nobody_does_not_start() {
+    let (tls, bind) = (Some("self".into()), Ipv4Addr::LOCALHOST.into());
+    let alone = TransportChoice::Ucx { tls, bind, devices: None, writes: UcxWrites::ByLanes };
+    NodeConfig::new("alone", small(16), 24).start(alone);
+}

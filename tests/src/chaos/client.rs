@@ -58,6 +58,7 @@ pub(super) struct Ask {
 impl Ask {
     /// Any.
     pub(super) fn drawn(seed: u64, number: u64, cases: &[(Case, Tokens)]) -> Self {
+        // The golden ratio's bits tell neighbouring numbers apart.
         let mut random = StdRng::seed_from_u64(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let case = random.random_range(0..cases.len());
         let manner = match random.random_range(0..10) {
@@ -75,7 +76,7 @@ impl Ask {
             case,
             router: random.random_range(0..2),
             policy,
-            priority: *[-10, 0, 0, 0, 10].get(random.random_range(0..5)).unwrap_or(&0),
+            priority: [-10, 0, 0, 0, 10][random.random_range(0..5)],
             deadline: random.random_bool(0.5).then_some(DEADLINE),
             manner,
         }

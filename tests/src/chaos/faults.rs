@@ -4,12 +4,14 @@ use super::matrix::{Component, Fault};
 use super::network::{Ill, Net};
 use super::relay::Manner;
 use super::stage::{Node, Stage};
+use crate::service::Service;
 use anyhow::{Context, ensure};
 use rand::Rng;
 use rand::rngs::StdRng;
 use std::fmt;
 use std::ops::Range;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tokio::time::sleep;
 
 /// How long a process stands still or a link is down: mostly shorter than any probe, so that it goes on as if nothing was, and now and
 /// then longer than the probes of all connections and than a lease.
@@ -20,6 +22,9 @@ const LONG_SHARE: f64 = 0.3;
 const DEAD_MS: Range<u64> = 0..1_000;
 /// How long a link is slow.
 const SLOW_MS: Range<u64> = 1_500..3_000;
+/// How long a process may fail to start, which is longer than any link is down, and the wait before it tries again.
+const STARTS_MAX: Duration = Duration::from_secs(30);
+const START_PAUSE: Duration = Duration::from_millis(300);
 /// A narrowed link.
 const NARROW: &str = "8mbit";
 /// A delayed link, each way.
@@ -114,8 +119,7 @@ pub async fn repair(stage: &Stage, target: Target, fault: Fault) -> anyhow::Resu
             }
             let status = service.ended().await?;
             ensure!(fault == Fault::Killed || status.success(), "{node} ended with {status} when it was drained");
-            *service = service.again()?;
-            service.ready().await
+            started_again(&mut service).await
         }
         Target::Etcd(number) if fault == Fault::Stopped => Ok(stage.etcd.lock().await.node(number).signal("CONT")?),
         Target::Etcd(number) => {
@@ -126,6 +130,18 @@ pub async fn repair(stage: &Stage, target: Target, fault: Fault) -> anyhow::Resu
         Target::Links(net, ..) => {
             let network = stage.network().context("links are not faulted without a network")?;
             links(target).try_for_each(|host| network.heal(net, (host.number(), &host.to_string()), ill(fault)))
+        }
+    }
+}
+
+/// As a supervisor does: what ends while it starts, because its network is down, is started once more.
+async fn started_again(service: &mut Service) -> anyhow::Result<()> {
+    let deadline = Instant::now() + STARTS_MAX;
+    loop {
+        *service = service.again()?;
+        match service.ready().await {
+            Err(_) if Instant::now() < deadline => sleep(START_PAUSE).await,
+            ready => return ready,
         }
     }
 }

@@ -14,6 +14,12 @@ pub(super) fn fences<S: AsRef<str>>(transports: &[S]) -> bool {
     !transports.is_empty() && transports.iter().all(|t| FENCED.contains(&t.as_ref()))
 }
 
+/// Whether another process can be reached by any of these. UCX leaves out network devices that are down when it starts, says nothing, and
+/// never looks again.
+pub(super) fn reach_others<S: AsRef<str>>(transports: &[S]) -> bool {
+    transports.iter().any(|t| t.as_ref() != "self")
+}
+
 /// Transports by which the NIC writes a peer's memory and acknowledges it, whatever becomes of the processes.
 const ONE_SIDED: [&str; 3] = ["rc_verbs", "rc_mlx5", "dc_mlx5"];
 
@@ -42,6 +48,15 @@ mod tests {
         ];
         for (transports, expected) in cases {
             assert_eq!(fences(transports), expected, "{transports:?}");
+        }
+    }
+
+    #[test]
+    fn a_process_alone_with_itself_reaches_nobody() {
+        let cases: [(&[&str], bool); 4] =
+            [(&["self", "tcp"], true), (&["posix"], true), (&["self"], false), (&[], false)];
+        for (transports, expected) in cases {
+            assert_eq!(reach_others(transports), expected, "{transports:?}");
         }
     }
 

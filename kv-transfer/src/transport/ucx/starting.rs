@@ -52,6 +52,9 @@ impl Ucx {
         let key = memory.key().map_err(ucx("no key"))?;
         let address = front.address().map_err(ucx("no address"))?;
         let (fencing, transports) = (config.hooks.fencing(), context.transports());
+        if !lanes::reach_others(&transports) {
+            return Err(failed("no lane to any other process", "start again once the network device is up".into()));
+        }
         let fences = lanes::fences(&transports) && fencing != Fencing::Never;
         if !fences {
             tracing::warn!(?transports, "lost peers cannot be fenced on every lane; their blocks stay quarantined");
