@@ -14,8 +14,8 @@ use tokio::sync::Mutex;
 
 /// Longest wait for the whole cluster.
 const WHOLE_MAX: Duration = Duration::from_secs(120);
-/// Short enough to end while a worker stands still, and long enough for a node of etcd to hang.
-const CONFIG: &str = "[membership.etcd]\nlease_ttl_s = 5\n";
+/// Leases end while a worker stands still for long, and leave time for a second call where the first is lost.
+const CONFIG: &str = "[membership.etcd]\nlease_ttl_s = 5\nrequest_ms_max = 1000\n";
 /// Shorter than most answers take, so that some go on elsewhere.
 const WORKER_DRAIN_MS: u32 = 300;
 
