@@ -143,6 +143,24 @@ impl Core {
         span
     }
 
+    /// The model that is asked for. Where nobody is ready, waits a moment: workers that were out of sight come back.
+    async fn served_model(&self, request: &GenerationRequest) -> Result<ServedModel, RequestError> {
+        let until = request.deadline.min(Instant::now() + self.limits.retry.ready_max);
+        loop {
+            let now = Instant::now();
+            match lookup(self.workers.models(now), &request.model) {
+                Err(error) if error.kind == ErrorKind::Unavailable && now < until => {}
+                found => return found,
+            }
+            tokio::select! {
+                () = tokio::time::sleep(self.limits.retry.backoff_min) => {}
+                () = self.abort.cancelled() => {
+                    return Err(RequestError::new(ErrorKind::Unavailable, "the router is stopping; send the request again"));
+                }
+            }
+        }
+    }
+
     async fn start(self: &Arc<Self>, request: &GenerationRequest, span: &Span) -> Result<Generation, RequestError> {
         if self.draining.is_cancelled() {
             return Err(RequestError::new(
@@ -159,13 +177,13 @@ impl Core {
         request.sampling.check()?;
         check_stop_strings(&request.stop)?;
         check_priority(request.priority)?;
-        let model = lookup(self.workers.models(Instant::now()), &request.model)?;
+        let turn = self.admission.enter(request.priority)?;
+        let model = self.served_model(request).await?;
         span.record("gen_ai.response.model", model.card.id.as_str());
         if model.text.is_none() && !request.stop.is_empty() {
             return Err(RequestError::invalid("stop", "this model has no text; use stop_token_ids"));
         }
         check_vocab("stop_token_ids", &request.sampling.stop_token_ids, &model.card)?;
-        let turn = self.admission.enter(request.priority)?;
         let tokenize = tracing::info_span!(parent: span, "tokenize");
         let tokens = self.tokenizing.run(&request.prompt, model.text.clone(), model.tokens_max, request.deadline, turn);
         let (tokens, turn) = tokens.instrument(tokenize).await?;

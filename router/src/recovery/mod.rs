@@ -122,6 +122,8 @@ pub struct RetryLimits {
     pub backoff_max: Duration,
     /// A started answer waits at most so long for a worker to go on with.
     pub place_max: Duration,
+    /// Another waits at most so long for one to be ready.
+    pub ready_max: Duration,
 }
 
 /// A request that breaks two workers is more likely at fault than both of them.
@@ -159,7 +161,8 @@ impl Recovery {
         let exponent = if failure.phase == Phase::Place {
             let (since, n) = self.unplaced.map_or((now, 0), |(since, n)| (since, n + 1));
             self.unplaced = Some((since, n));
-            if now.saturating_duration_since(since) >= self.limits.place_max {
+            let max = if failure.started { self.limits.place_max } else { self.limits.ready_max };
+            if now.saturating_duration_since(since) >= max {
                 return Err(GiveUp::NoWorker);
             }
             n
@@ -208,8 +211,9 @@ fn is_futile(failure: &Failure) -> bool {
         | ErrorKind::Unsupported => true,
         // A handoff has deadlines of its own.
         ErrorKind::DeadlineExceeded => failure.phase != Phase::Handoff,
-        // Who has seen nothing is told at once that there is nobody.
-        _ => failure.phase == Phase::Place && !failure.started,
+        // Who has seen nothing is told at once that all are full, and goes elsewhere.
+        ErrorKind::Overloaded => failure.phase == Phase::Place && !failure.started,
+        _ => false,
     }
 }
 

@@ -7,6 +7,7 @@ const LIMITS: RetryLimits = RetryLimits {
     backoff_min: Duration::from_millis(20),
     backoff_max: Duration::from_millis(100),
     place_max: Duration::from_secs(2),
+    ready_max: Duration::from_millis(100),
 };
 
 fn failure(phase: Phase, kind: ErrorKind, started: bool) -> Failure {
@@ -39,7 +40,7 @@ fn first(failure: Failure) -> String {
 fn what_failed_decides_whom_to_avoid() {
     // phase, kind, the client has tokens; p: prefill worker, d: decode worker, s: avoided softly, S: strictly
     let cases = [
-        (Place, Unavailable, false, "futile"),
+        (Place, Unavailable, false, "p- d- 20ms"),
         (Place, Overloaded, false, "futile"),
         (Place, Unavailable, true, "p- d- 20ms"),
         (Place, Overloaded, true, "p- d- 20ms"),
@@ -103,6 +104,12 @@ fn a_started_answer_waits_for_a_worker_and_pays_nothing_for_it() {
     let full = Failure { retry_after: Some(Duration::from_millis(90)), ..failure(Place, Overloaded, true) };
     let after_died = "p- ds 40ms probation";
     check(60_000, 2, 1.0, &[(0, died), (1, full), (99, died)], &["p- ds 20ms probation", "p- d- 90ms", after_died]);
+}
+
+#[test]
+fn a_new_request_waits_a_moment_for_a_worker_to_be_ready() {
+    let nobody = failure(Place, Unavailable, false);
+    check(60_000, 1, 1.0, &[(0, nobody), (20, nobody), (100, nobody)], &["p- d- 20ms", "p- d- 40ms", "no_worker"]);
 }
 
 #[test]

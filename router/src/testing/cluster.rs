@@ -21,6 +21,7 @@ pub(crate) fn config() -> RouterConfig {
     config.grpc.listen.set_port(0);
     config.http.listen.set_port(0);
     config.placement.local_prefill_tokens_max = 0;
+    config.retry.ready_ms_max = 50;
     config
 }
 
