@@ -8,6 +8,7 @@ use baton_engine::scheduler::SequenceKey;
 use baton_kv_transfer::{GrantReply, HandoffFailure, RefuseReason, ReserveOffer, SinkHandler, VerifiedHandoff};
 use baton_types::{ErrorKind, Party, RequestError, RequestId, SequenceSpec};
 use baton_worker::hold::LeaseHold;
+use baton_worker::service::Claimed;
 use baton_worker::stream::StreamSink;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -69,9 +70,10 @@ impl Handoffs {
         self.grant_waiting();
     }
 
-    /// Tokens claimed and not adopted yet.
-    pub(crate) fn claimed_tokens(&self) -> u64 {
-        self.claims.lock().tokens()
+    /// What is claimed and not adopted yet.
+    pub(crate) fn claimed(&self) -> Claimed {
+        let claims = self.claims.lock();
+        Claimed { sequences: claims.len(), tokens: claims.tokens() }
     }
 
     /// Grants waiting offers whenever blocks become free. Runs until it is dropped.

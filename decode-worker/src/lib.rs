@@ -60,7 +60,7 @@ impl WorkerRole for DecodeRole {
         };
         BoundRole {
             sink,
-            claimed: Arc::new(move || counted.claimed_tokens()),
+            claimed: Arc::new(move || counted.claimed()),
             service_name: decode_server::SERVICE_NAME,
             serve: Box::new(serve),
         }

@@ -79,11 +79,11 @@ async fn a_claim_whose_kv_never_comes_lapses_with_its_deadline() {
     let service = service();
     let mut stream = claim(&service, "a", Duration::from_millis(50)).await.unwrap();
     assert!(is_claimed(next(&mut stream).await));
-    assert_eq!(service.handoffs.claimed_tokens(), 5);
+    assert_eq!(service.handoffs.claimed().tokens, 5);
     let end = next(&mut stream).await.expect("an end").expect_err("no token can come");
     assert_eq!(to_error(&end).kind, ErrorKind::DeadlineExceeded);
     assert!(next(&mut stream).await.is_none());
-    assert_eq!(service.handoffs.claimed_tokens(), 0);
+    assert_eq!(service.handoffs.claimed().tokens, 0);
 }
 
 #[tokio::test]
@@ -93,5 +93,5 @@ async fn a_refused_call_leaves_the_claim_of_its_namesake_alone() {
     assert!(is_claimed(next(&mut stream).await));
     let refused = claim(&service, "a", FOREVER).await.expect_err("this id is running");
     assert_eq!(to_error(&refused).kind, ErrorKind::InvalidRequest);
-    assert_eq!(service.handoffs.claimed_tokens(), 5, "the claim of the first call stands");
+    assert_eq!(service.handoffs.claimed().tokens, 5, "the claim of the first call stands");
 }

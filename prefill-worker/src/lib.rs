@@ -17,6 +17,7 @@ use baton_engine::EngineHandle;
 use baton_proto::v1::prefill_server::{self, PrefillServer};
 use baton_types::Role;
 use baton_worker::process::{BoundRole, Parts, WorkerRole};
+use baton_worker::service::Claimed;
 use service::PrefillService;
 use std::sync::Arc;
 use tonic::transport::server::Router;
@@ -37,7 +38,7 @@ impl WorkerRole for PrefillRole {
         };
         BoundRole {
             sink: Arc::new(sink::NoSink),
-            claimed: Arc::new(|| 0),
+            claimed: Arc::new(Claimed::default),
             service_name: prefill_server::SERVICE_NAME,
             serve: Box::new(serve),
         }

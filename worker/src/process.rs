@@ -6,7 +6,7 @@ use crate::config::WorkerConfig;
 use crate::drain::Drain;
 use crate::health::Vitals;
 use crate::metrics::WorkerMetrics;
-use crate::service::{ClaimedTokens, WorkerService};
+use crate::service::{Claims, WorkerService};
 use anyhow::Context;
 use baton_engine::{EngineHandle, SequenceGate};
 use baton_kernels::ops::Ops;
@@ -48,8 +48,8 @@ pub trait WorkerRole: Send + 'static {
 pub struct BoundRole {
     /// Takes handoffs in.
     pub sink: Arc<dyn SinkHandler>,
-    /// Tokens claimed, for load reports.
-    pub claimed: ClaimedTokens,
+    /// What is claimed, for load reports.
+    pub claimed: Claims,
     /// Name of the role's gRPC service.
     pub service_name: &'static str,
     /// Adds the role's service to the server.

@@ -26,8 +26,17 @@ const REPORTS_MAX: usize = 2;
 /// Longest drain that can be asked for, as for `drain.drain_ms_max`.
 const DRAIN_MS_MAX: u64 = 3_600_000;
 
-/// Tokens claimed and not reserved yet; only a decode worker has any.
-pub type ClaimedTokens = Arc<dyn Fn() -> u64 + Send + Sync>;
+/// What is claimed and not adopted yet; only a decode worker has any.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Claimed {
+    /// Sequences, which will come.
+    pub sequences: usize,
+    /// Tokens of their prompts.
+    pub tokens: u64,
+}
+
+/// Tells what is claimed now.
+pub type Claims = Arc<dyn Fn() -> Claimed + Send + Sync>;
 
 /// What every worker serves to routers.
 #[derive(Clone)]
@@ -40,8 +49,8 @@ pub struct WorkerService {
     pub transfer: KvTransfer,
     /// Digest and bytes of the bundle.
     pub bundle: Option<(Digest, Bytes)>,
-    /// See [`ClaimedTokens`].
-    pub claimed: ClaimedTokens,
+    /// See [`Claimed`].
+    pub claimed: Claims,
     /// Drains the worker.
     pub drain: Drain,
     /// Bound of a drain that states none.
@@ -145,12 +154,12 @@ impl WorkerService {
     }
 
     fn load(&self) -> v1::LoadReport {
-        let load = self.engine.load();
+        let (load, claimed) = (self.engine.load(), (self.claimed)());
         let blocks = load.blocks;
         v1::LoadReport {
             party: Some(self.party.clone().into()),
             sequence: 0,
-            waiting: load.waiting as u32,
+            waiting: (load.waiting + claimed.sequences) as u32,
             waiting_tokens: load.waiting_tokens as u64,
             running: load.running as u32,
             running_tokens: load.running_tokens as u64,
@@ -163,7 +172,7 @@ impl WorkerService {
             }),
             prefill_tokens_per_s: load.prefill_tokens_per_s,
             decode_steps_per_s: load.decode_steps_per_s,
-            claimed_tokens: (self.claimed)(),
+            claimed_tokens: claimed.tokens,
             healthy: self.engine.healthy() && self.transfer.healthy(),
             draining: self.drain.has_begun(),
             steps: load.steps,

@@ -725,6 +725,7 @@ pub struct LoadReport {
     pub party: ::core::option::Option<Party>,
     #[prost(uint64, tag = "2")]
     pub sequence: u64,
+    /// Sequences without a place in the batch, claims included.
     #[prost(uint32, tag = "3")]
     pub waiting: u32,
     #[prost(uint64, tag = "4")]
