@@ -5,8 +5,8 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Weight of the newest answer.
-const NEWEST: f64 = 1.0 / 32.0;
+/// An answer that came out longer than expected lengthens the expectation by this share, and a shorter one takes it back.
+const LONGER_BY: f64 = 1.0 / 16.0;
 /// Models remembered; a cluster serves a handful.
 const MODELS_MAX: usize = 1024;
 /// One answer in so many may take longer than predicted.
@@ -30,7 +30,6 @@ pub(crate) struct Ended {
 #[derive(Clone, Copy, Debug)]
 struct Model {
     tokens: f64,
-    ends: f64,
     slowness: f64,
 }
 
@@ -46,11 +45,16 @@ impl Experience {
             if models.len() == MODELS_MAX {
                 return;
             }
-            models.insert(model.to_owned(), Model { tokens: 0.0, ends: 0.0, slowness: 1.0 });
+            let tokens = if ended.finished { f64::from(ended.tokens.max(1)) } else { 1.0 };
+            models.insert(model.to_owned(), Model { tokens, slowness: 1.0 });
         }
         let Some(known) = models.get_mut(model) else { return };
-        known.tokens += f64::from(ended.tokens) - known.tokens * NEWEST;
-        known.ends += f64::from(u8::from(ended.finished)) - known.ends * NEWEST;
+        let tokens = f64::from(ended.tokens);
+        if tokens > known.tokens {
+            known.tokens *= 1.0 + LONGER_BY;
+        } else if tokens < known.tokens && ended.finished {
+            known.tokens = (known.tokens / (1.0 + LONGER_BY)).max(1.0);
+        }
         let Some((took, predicted)) = ended.took else { return };
         let was_slow = took > predicted.end(ended.tokens).mul_f64(known.slowness);
         // One that was cut off early says nothing. The steps cancel where one answer in SLOW_ONE_IN is slow.
@@ -62,13 +66,12 @@ impl Experience {
         known.slowness = (known.slowness * step.exp()).clamp(SLOWNESS.0, SLOWNESS.1);
     }
 
-    /// Tokens that an answer of at most `max` may be expected to have; 1 where nothing is known. Not what it may have at most: who asks for
-    /// all that comes until the deadline is not refused for it. All tokens over all ends (the maximum-likelihood mean of lifetimes that
-    /// may be cut off), since a mean of finished answers alone would forget the long ones where those miss their deadlines.
+    /// Tokens that an answer of at most `max` may be expected to have: the median, or 1 where nothing is known. Not what it may have at
+    /// most: who asks for all that comes until the deadline is not refused for it, and a few endless answers are no measure for the rest.
+    /// One that was cut off counts where it was longer than expected: else long answers would be forgotten where they miss their deadlines.
     pub(crate) fn answer_tokens(&self, model: &str, max: u32) -> u64 {
-        let known = self.0.lock().get(model).copied();
-        let mean = known.filter(|m| m.tokens > 0.0).map_or(1.0, |m| m.tokens / m.ends.max(NEWEST));
-        (mean.round() as u64).clamp(1, u64::from(max.max(1)))
+        let median = self.0.lock().get(model).map_or(1.0, |m| m.tokens);
+        (median.round() as u64).clamp(1, u64::from(max.max(1)))
     }
 
     /// Factor within which four answers in five keep to their prediction; 1 where nothing is known.
@@ -107,9 +110,18 @@ mod tests {
             known.learn("m", &answer(10, true));
             known.learn("m", &answer(30, false));
         }
-        assert!((39..=41).contains(&known.answer_tokens("m", 50)), "{}", known.answer_tokens("m", 50));
-        (0..1000).for_each(|_| known.learn("m", &answer(30, false)));
-        assert_eq!(known.answer_tokens("m", 500), 500, "none ends by itself");
+        (0..100).for_each(|_| known.learn("m", &answer(30, false)));
+        assert!((30..=32).contains(&known.answer_tokens("m", 50)), "{}", known.answer_tokens("m", 50));
+        (0..100).for_each(|_| known.learn("m", &answer(5, false)));
+        assert!(known.answer_tokens("m", 50) >= 30, "what is cut off early may have become longer");
+    }
+
+    #[test]
+    fn a_few_endless_answers_are_no_measure() {
+        let known = Experience::default();
+        (0..100).for_each(|_| known.learn("m", &answer(100, true)));
+        (0..3).for_each(|_| known.learn("m", &answer(100_000, false)));
+        assert!(known.answer_tokens("m", 1000) <= 120, "{}", known.answer_tokens("m", 1000));
     }
 
     #[test]
