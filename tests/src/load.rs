@@ -53,11 +53,7 @@ impl Load {
         let channel = |url: &String| anyhow::Ok(Endpoint::from_shared(url.clone())?.connect_lazy());
         let channels = || routers.iter().map(channel).collect::<anyhow::Result<Vec<Channel>>>();
         let first = channels()?;
-        let mut right = Vec::new();
-        for case in cases {
-            let answer = ask(&first[0], *case).await.map_err(|(status, _)| status);
-            right.push((*case, answer.context("the undisturbed answer")?));
-        }
+        let right = undisturbed(&first[0], cases).await?;
         let (counts, stop) = (Arc::new(Counts::default()), Arc::new(AtomicBool::new(false)));
         let mut clients = Vec::new();
         for client in 0..CLIENTS {
@@ -128,8 +124,18 @@ async fn one(routers: &[Channel], number: usize, (case, right): &(Case, Tokens),
     counts.failures.lock().push(failure);
 }
 
+/// The answers as they are while nothing fails.
+pub(crate) async fn undisturbed(router: &Channel, cases: &[Case]) -> anyhow::Result<Vec<(Case, Tokens)>> {
+    let mut right = Vec::new();
+    for case in cases {
+        let answer = ask(router, *case).await.map_err(|(status, _)| status);
+        right.push((*case, answer.context("the undisturbed answer")?));
+    }
+    Ok(right)
+}
+
 /// The whole answer, or how it failed and after how many tokens.
-pub(crate) async fn ask(router: &Channel, case: Case) -> Result<Tokens, (Status, usize)> {
+async fn ask(router: &Channel, case: Case) -> Result<Tokens, (Status, usize)> {
     let mut request = Request::new(request(case));
     request.set_timeout(ANSWER_MAX);
     let opened = InferenceClient::new(router.clone()).generate(request).await;

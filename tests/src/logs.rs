@@ -1,4 +1,4 @@
-//! Error lines of the processes that live in this one. ERROR means that a person must look, so no test may cause one unnoticed.
+//! Error lines, of the processes that live in this one and of others. ERROR means that a person must look, so no test may cause one unnoticed.
 
 use anyhow::ensure;
 use parking_lot::Mutex;
@@ -18,6 +18,11 @@ impl Write for Keep {
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
     }
+}
+
+/// Lines of another process's log that no test may cause.
+pub fn bad_lines(log: &str) -> impl Iterator<Item = &str> {
+    log.lines().filter(|line| line.contains(" ERROR ") || line.contains("panicked at"))
 }
 
 /// Keeps error lines from now on, of all tests in this process.

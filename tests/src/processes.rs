@@ -1,5 +1,6 @@
 //! The shipped binaries as child processes: `baton up` on free ports, its output, and the processes under it.
 
+use crate::logs::bad_lines;
 use anyhow::{Context, bail, ensure};
 use parking_lot::Mutex;
 use std::fs::File;
@@ -210,7 +211,7 @@ impl Up {
     /// Fails if a process logged an error, or panicked.
     pub fn no_errors(&self) -> anyhow::Result<()> {
         let text = self.stderr();
-        let bad: Vec<&str> = text.lines().filter(|l| l.contains(" ERROR ") || l.contains("panicked at")).collect();
+        let bad: Vec<&str> = bad_lines(&text).collect();
         ensure!(bad.is_empty(), "unexpected errors in the logs:\n{}", bad.join("\n"));
         Ok(())
     }

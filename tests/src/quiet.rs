@@ -46,7 +46,7 @@ async fn until(cluster: &Cluster, counts: impl Fn(&str) -> bool) -> anyhow::Resu
 async fn noise(worker: &RunningWorker, counted: impl Fn(&str) -> bool) -> anyhow::Result<Option<String>> {
     let (load, blocks) = (worker.loaded.engine.load(), worker.loaded.engine.pool().counts());
     let transfer = worker.transfer.stats();
-    let claimed = claimed_tokens(worker).await?;
+    let claimed = claimed_tokens(format!("http://{}", worker.grpc)).await?;
     let counts = [
         ("blocks referenced", blocks.referenced),
         ("blocks quarantined", blocks.quarantined),
@@ -62,9 +62,9 @@ async fn noise(worker: &RunningWorker, counted: impl Fn(&str) -> bool) -> anyhow
     Ok((!left.is_empty()).then(|| format!("{}: {}", worker.party.instance, left.join(", "))))
 }
 
-/// Tokens claimed and not reserved, as the worker reports them to routers.
-async fn claimed_tokens(worker: &RunningWorker) -> anyhow::Result<u64> {
-    let mut client = WorkerClient::connect(format!("http://{}", worker.grpc)).await?;
+/// Tokens claimed and not adopted, as the worker whose gRPC is there reports them to routers.
+pub(crate) async fn claimed_tokens(url: String) -> anyhow::Result<u64> {
+    let mut client = WorkerClient::connect(url).await?;
     let mut reports = client.watch(WatchRequest { router: "quiet".into() }).await?.into_inner();
     Ok(reports.message().await?.map_or(0, |report| report.claimed_tokens))
 }

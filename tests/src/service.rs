@@ -1,15 +1,23 @@
 //! One service of a cluster as a process of its own, started, ended and started again like a supervisor does.
 
+use crate::logs::bad_lines;
 use crate::processes::{END_MAX, LOOK, Lines, START_MAX, binary, send};
 use anyhow::{Context, bail, ensure};
 use baton_node::announce::Announcement;
 use std::ffi::OsString;
 use std::fs::File;
-use std::net::SocketAddr;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
+
+/// Addresses on loopback for services that are to be found where they were; held together, so that no two are the same.
+pub fn free_addresses(count: usize) -> io::Result<Vec<SocketAddr>> {
+    let held: Vec<TcpListener> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
+    held.iter().map(TcpListener::local_addr).collect()
+}
 
 /// Where a service runs, and where its words go.
 #[derive(Clone, Debug, Default)]
@@ -103,6 +111,11 @@ impl Service {
         self.wait_announced(addresses).await
     }
 
+    /// Where its metrics are.
+    pub async fn metrics(&mut self) -> anyhow::Result<String> {
+        Ok(format!("http://{}/metrics", self.listening().await?.1))
+    }
+
     /// Waits until it would serve.
     pub async fn ready(&mut self) -> anyhow::Result<()> {
         self.wait_announced(|announced| announced.contains(&Announcement::Ready).then_some(())).await
@@ -140,7 +153,7 @@ impl Service {
         let status = self.ended().await?;
         let text = self.stderr();
         ensure!(status.success(), "{} ended with {status}:\n{text}", self.program);
-        let bad: Vec<&str> = text.lines().filter(|l| l.contains(" ERROR ") || l.contains("panicked at")).collect();
+        let bad: Vec<&str> = bad_lines(&text).collect();
         ensure!(bad.is_empty(), "unexpected errors in the logs of {}:\n{}", self.program, bad.join("\n"));
         Ok(())
     }

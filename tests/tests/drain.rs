@@ -7,10 +7,9 @@ use baton_tests::load::{Case, Load};
 use baton_tests::processes::{Up, baton, binary};
 use baton_tests::quiet::QUIET_MAX;
 use baton_tests::scrape::sum;
-use baton_tests::service::Service;
+use baton_tests::service::{Service, free_addresses};
 use serde_json::{Value, json};
 use std::io::{BufRead as _, BufReader};
-use std::net::TcpListener;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
@@ -125,11 +124,9 @@ impl Services {
     /// With `membership` among the flags of all; where gRPC of the routers listens.
     async fn start(membership: &[String]) -> anyhow::Result<(Self, Vec<String>)> {
         let (mut routers, mut grpc, mut http) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..2 {
-            // A router that returns is to be found where it was.
-            let held = [TcpListener::bind("127.0.0.1:0")?, TcpListener::bind("127.0.0.1:0")?];
-            let [a, b] = [held[0].local_addr()?, held[1].local_addr()?];
-            drop(held);
+        // A router that returns is to be found where it was.
+        for at in free_addresses(4)?.chunks(2) {
+            let (a, b) = (at[0], at[1]);
             // Routers keep their long drain: nobody else can go on with the streams of their clients.
             let own = [format!("--grpc-listen={a}"), format!("--http-listen={b}"), "--log=warn".into()];
             routers.push(Service::start("baton-router", &[&own, membership].concat())?);
@@ -214,7 +211,7 @@ async fn rolls(membership: &[String]) -> anyhow::Result<()> {
     ensure!(retries > 0.0, "nothing ran when the workers were restarted");
     let deadline = Instant::now() + QUIET_MAX;
     for worker in &mut services.workers {
-        let url = format!("http://{}/metrics", worker.listening().await?.1);
+        let url = worker.metrics().await?;
         while sum(&url, "baton_kv_blocks", &["referenced"]).await? > 0.0 {
             ensure!(Instant::now() < deadline, "{url}: blocks are referenced {QUIET_MAX:?} after the last request");
             tokio::time::sleep(Duration::from_millis(20)).await;

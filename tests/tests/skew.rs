@@ -91,14 +91,12 @@ impl Cluster {
 
 /// Tokens that a worker has sampled: one for each prompt of a prefill worker.
 async fn sampled(worker: &mut Service) -> anyhow::Result<u64> {
-    Ok(sum(&format!("http://{}/metrics", worker.listening().await?.1), "baton_generated_tokens_total", &[]).await?
-        as u64)
+    Ok(sum(&worker.metrics().await?, "baton_generated_tokens_total", &[]).await? as u64)
 }
 
 /// Whether a sequence runs there.
 async fn busy(worker: &mut Service) -> anyhow::Result<bool> {
-    let url = format!("http://{}/metrics", worker.listening().await?.1);
-    Ok(sum(&url, "baton_sequences_running", &[]).await? > 0.0)
+    Ok(sum(&worker.metrics().await?, "baton_sequences_running", &[]).await? > 0.0)
 }
 
 /// Waits until clients got some more answers, all of them right.
@@ -112,7 +110,7 @@ async fn goes_on(load: &Load, what: &str) -> anyhow::Result<()> {
 }
 
 async fn quiet(worker: &mut Service) -> anyhow::Result<()> {
-    let (url, until) = (format!("http://{}/metrics", worker.listening().await?.1), Instant::now() + QUIET_MAX);
+    let (url, until) = (worker.metrics().await?, Instant::now() + QUIET_MAX);
     while sum(&url, "baton_kv_blocks", &["referenced"]).await? + sum(&url, "baton_kv_blocks", &["quarantined"]).await?
         > 0.0
     {

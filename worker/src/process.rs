@@ -177,8 +177,7 @@ impl RunningWorker {
         let server = tokio::spawn(grpc::serve(serve(server, parts), listener, stop.clone()));
 
         let endpoint = config.grpc.advertise.clone().unwrap_or_else(|| grpc_addr.to_string());
-        let record = record(role_name, &config, &party, endpoint, &loaded, &transfer);
-        let record = InstanceRecord { protocol: around.protocol, ..record };
+        let record = record(role_name, around.protocol, &config, &party, endpoint, &loaded, &transfer);
         let registration = membership::worker(&config.membership).register(record);
         vitals.registered(&registration, &drain, around.announcer);
         drain.registered(registration);
@@ -258,6 +257,7 @@ fn transfer_config(config: &WorkerConfig, party: &Party, loaded: &Loaded) -> Tra
 
 fn record(
     role: Role,
+    protocol: ProtocolRange,
     config: &WorkerConfig,
     party: &Party,
     endpoint: String,
@@ -274,7 +274,7 @@ fn record(
         pool: config.instance.pool.clone(),
         endpoint,
         card: loaded.card.clone(),
-        protocol: ProtocolRange::CURRENT,
+        protocol,
         capacity_tokens: u64::from(loaded.map.blocks()) * u64::from(layout.block_tokens()),
         layout,
         class: loaded.compatibility.class.clone(),

@@ -1,6 +1,6 @@
 //! Gets: what a reader adopts is what its owner pinned, or nothing.
 
-use super::pair;
+use super::{a_start, pair};
 use crate::common::*;
 use baton_kv_transfer::*;
 use baton_types::*;
@@ -136,11 +136,7 @@ pub fn an_owner_that_restarts_confirms_nothing(choice: &TransportChoice) {
 
 /// What is read of an owner that restarted, and what its first start served under that name.
 fn from_another_start(choice: &TransportChoice, greetings: Greetings) -> Result<bool, HandoffFailure> {
-    let start = |name, incarnation| {
-        let mut config = NodeConfig::new(name, small(16), 24);
-        (config.incarnation, config.greetings) = (incarnation, greetings);
-        config.start(choice.clone())
-    };
+    let start = |name, incarnation| a_start(choice, name, incarnation, greetings);
     let (reader, owner) = (start("p", 1), start("d", 1));
     let served = owner.serve("s", 64, 5);
     let meant = (owner.transfer.party().clone(), owner.bytes_of(&served, 64));

@@ -8,7 +8,14 @@ pub mod refusing;
 pub mod sharding;
 
 use crate::common::{Node, NodeConfig, small};
-use baton_kv_transfer::TransportChoice;
+use baton_kv_transfer::{Greetings, TransportChoice};
+
+/// One start of a node, which compares so much of greetings.
+pub fn a_start(choice: &TransportChoice, name: &'static str, incarnation: u64, greetings: Greetings) -> Node {
+    let mut config = NodeConfig::new(name, small(16), 24);
+    (config.incarnation, config.greetings) = (incarnation, greetings);
+    config.start(choice.clone())
+}
 
 /// A source and a sink with the same small layout.
 pub fn pair(choice: &TransportChoice) -> (Node, Node) {

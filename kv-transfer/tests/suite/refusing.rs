@@ -1,6 +1,6 @@
 //! What must not begin, does not.
 
-use super::pair;
+use super::{a_start, pair};
 use crate::common::*;
 use baton_kv_transfer::*;
 use baton_types::*;
@@ -36,11 +36,7 @@ fn to_another_start(
     choice: &TransportChoice,
     greetings: Greetings,
 ) -> (Result<TransferReport, HandoffFailure>, Node, Node) {
-    let start = |name, incarnation| {
-        let mut config = NodeConfig::new(name, small(16), 24);
-        (config.incarnation, config.greetings) = (incarnation, greetings);
-        config.start(choice.clone())
-    };
+    let start = |name, incarnation| a_start(choice, name, incarnation, greetings);
     let (source, sink) = (start("p", 1), start("d", 2));
     let mut peer = sink.peer();
     peer.party.incarnation = Incarnation(1);

@@ -58,13 +58,6 @@ fn timings_json(timings: &PhaseTimings) -> Value {
     serde_json::to_value(timings).unwrap_or_default()
 }
 
-/// A mark on the few answers that crossed numerics classes.
-fn add_crossed(end: &mut Value, finished: &Finished) {
-    if !finished.crossed_classes.is_empty() {
-        end["crossed_classes"] = json!(finished.crossed_classes);
-    }
-}
-
 impl AnswerHead {
     fn frame(&self, chunk: bool, choices: Value) -> Value {
         let object = match (self.endpoint, chunk) {
@@ -127,9 +120,7 @@ impl AnswerHead {
             Endpoint::Chat => json!({"index": 0, "delta": {}, "logprobs": null, "finish_reason": reason}),
             Endpoint::Completions => json!({"index": 0, "text": "", "logprobs": null, "finish_reason": reason}),
         });
-        end["timings"] = timings_json(&finished.timings);
-        add_crossed(&mut end, finished);
-        end["seed"] = json!(self.seed);
+        self.add_end(&mut end, finished);
         let mut chunks = vec![end];
         if self.options.include_usage {
             let mut usage = self.frame(true, json!([]));
@@ -160,10 +151,17 @@ impl AnswerHead {
             self.add_prompt_tokens(&mut body);
         }
         body["usage"] = usage_json(&finished.usage);
-        body["timings"] = timings_json(&finished.timings);
-        add_crossed(&mut body, finished);
-        body["seed"] = json!(self.seed);
+        self.add_end(&mut body, finished);
         body
+    }
+
+    /// What is known at the end; the few answers that crossed numerics classes say so.
+    fn add_end(&self, end: &mut Value, finished: &Finished) {
+        end["timings"] = timings_json(&finished.timings);
+        if !finished.crossed_classes.is_empty() {
+            end["crossed_classes"] = json!(finished.crossed_classes);
+        }
+        end["seed"] = json!(self.seed);
     }
 
     fn add_prompt_tokens(&self, body: &mut Value) {

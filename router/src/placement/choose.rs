@@ -31,7 +31,7 @@ pub fn place(
     let prefillers: Vec<usize> = with_role(workers, Role::Prefill)
         .filter(|&p| workers[p].record.capacity_tokens > demand.prompt_tokens)
         .collect();
-    let seconds = |w: usize| first_token_seconds(&workers[w], demand, thresholds);
+    let seconds = |w: usize| first_token_seconds(&workers[w], 0.0, demand, thresholds);
 
     let mut remote = None;
     let mut reason = reason;
@@ -62,7 +62,7 @@ pub fn place(
                 let partners: Vec<usize> =
                     roomy.into_iter().filter(|&p| workers[decode].pairs_with(&workers[p])).collect();
                 let fastest = partners.iter().map(|&p| workers[p].load.prefill_tokens_per_s).fold(0.0, f64::max);
-                let seconds = |p: usize| seconds_of_class(&workers[p], fastest, demand, thresholds);
+                let seconds = |p: usize| first_token_seconds(&workers[p], fastest, demand, thresholds);
                 let prefill = least(&partners, seconds, draw);
                 remote = Some((decode, prefill, seconds(prefill)));
             }
@@ -121,19 +121,13 @@ fn decode_cost(worker: &Worker, demand: &Demand) -> f64 {
     worker.fullness() + if no_room { 1e6 } else { 0.0 }
 }
 
-fn first_token_seconds(worker: &Worker, demand: &Demand, thresholds: &Thresholds) -> f64 {
-    let measured = worker.load.prefill_tokens_per_s;
+/// A worker that was slow a while ago (stopped, cold, disturbed) and has had nothing to do since counts as fast as the `fastest` that it is
+/// compared with, in tokens per second: else no request would ever show that it is. 0 compares with nobody.
+fn first_token_seconds(worker: &Worker, fastest: f64, demand: &Demand, thresholds: &Thresholds) -> f64 {
+    let load = &worker.load;
+    let measured = load.prefill_tokens_per_s.max(if load.prefill_rate_is_old { fastest } else { 0.0 });
     let rate = if measured > 0.0 { measured } else { thresholds.prefill_tokens_per_s_default };
-    (worker.load.waiting_tokens + demand.prompt_tokens) as f64 / rate
-}
-
-/// The same for a choice within one class. A worker that was slow a while ago (stopped, cold, disturbed) and has had nothing to do since
-/// counts as fast as the `fastest` of its class: else no request would ever show that it is.
-fn seconds_of_class(worker: &Worker, fastest: f64, demand: &Demand, thresholds: &Thresholds) -> f64 {
-    if worker.load.prefill_rate_is_old && worker.load.prefill_tokens_per_s < fastest {
-        return (worker.load.waiting_tokens + demand.prompt_tokens) as f64 / fastest;
-    }
-    first_token_seconds(worker, demand, thresholds)
+    (load.waiting_tokens + demand.prompt_tokens) as f64 / rate
 }
 
 /// From one token to the next, the wait for a place in the batch spread over all; 0 while unmeasured.

@@ -83,7 +83,7 @@ impl Ask {
     }
 
     /// The shortest, handed over, and of some urgency.
-    pub(super) fn probe(_seed: u64, number: u64, cases: &[(Case, Tokens)]) -> Self {
+    pub(super) fn probe(number: u64, cases: &[(Case, Tokens)]) -> Self {
         let shortest = (0..cases.len()).min_by_key(|i| cases[*i].0.prompt + cases[*i].0.answer);
         Self {
             name: format!("probe {number}"),

@@ -4,8 +4,7 @@ use super::client::{Ask, Shared, channel};
 use super::judge::Judge;
 use super::sight::Flight;
 use super::stage::Node;
-use crate::load::{Case, ask};
-use anyhow::Context;
+use crate::load::{Case, undisturbed};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -93,11 +92,7 @@ impl Load {
         seed: u64,
     ) -> anyhow::Result<Self> {
         let routers = routers.iter().map(|url| channel(url)).collect::<anyhow::Result<Vec<_>>>()?;
-        let mut right = Vec::new();
-        for case in cases {
-            let answer = ask(&routers[0], *case).await.map_err(|(status, _)| status);
-            right.push((*case, answer.context("the undisturbed answer")?));
-        }
+        let right = undisturbed(&routers[0], cases).await?;
         let (flights, next) = (Mutex::default(), AtomicU64::new(0));
         let shared = Arc::new(Shared { routers, right, judge, flights, next, seed });
         let orders = watch::Sender::new(Orders { mood: Mood::Ask, watchers: 0, hurried: 0 });
@@ -157,11 +152,15 @@ async fn client(shared: Arc<Shared>, mut orders: watch::Receiver<Orders>, role: 
             return;
         }
         let number = shared.next.fetch_add(1, Ordering::Relaxed);
-        let draw = if role == Role::Client { Ask::drawn } else { Ask::probe };
-        let mut ask = draw(shared.seed, number, &shared.right);
-        if role != Role::Client && shared.judge.is_touched(Node::Router(ask.router)) {
-            ask.router = 1 - ask.router;
-        }
+        let ask = if role == Role::Client {
+            Ask::drawn(shared.seed, number, &shared.right)
+        } else {
+            let mut probe = Ask::probe(number, &shared.right);
+            if shared.judge.is_touched(Node::Router(probe.router)) {
+                probe.router = 1 - probe.router;
+            }
+            probe
+        };
         if !shared.one(number, &ask).await {
             sleep(PAUSE).await;
         }

@@ -102,7 +102,7 @@ async fn play(
     judge: &Arc<Judge>,
     outcome: &mut Outcome,
 ) -> anyhow::Result<()> {
-    let routers = stage.routers().map(|router| stage.grpc(router));
+    let routers = Node::ROUTERS.map(|router| stage.grpc(router));
     let load = Load::start(&routers, &act.cases, act.clients, judge.clone(), seed).await?;
     let record = Mutex::new(std::mem::take(&mut outcome.record));
     let scene = Scene { stage, load: &load, judge, record: &record };

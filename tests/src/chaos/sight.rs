@@ -4,8 +4,8 @@ use super::faults::Target;
 use super::load::Load;
 use super::matrix::Phase;
 use super::stage::{Node, Stage};
+use crate::quiet::claimed_tokens;
 use crate::scrape::Scrape;
-use baton_proto::v1::{WatchRequest, worker_client::WorkerClient};
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -50,7 +50,7 @@ fn of_flights<'a>(flights: impl Iterator<Item = &'a Flight>) -> BTreeSet<Phase> 
 async fn at(stage: &Stage, worker: Node) -> BTreeSet<Phase> {
     let look = async {
         let scrape = Scrape::of(&stage.metrics(worker)).await?;
-        let claimed = if let Node::Decode(_) = worker { claimed_tokens(stage, worker).await? } else { 0 };
+        let claimed = if let Node::Decode(_) = worker { claimed_tokens(stage.grpc(worker)).await? } else { 0 };
         anyhow::Ok((scrape, claimed))
     };
     let Ok(Ok((scrape, claimed))) = timeout(LOOK_MAX, look).await else { return BTreeSet::new() };
@@ -66,11 +66,4 @@ async fn at(stage: &Stage, worker: Node) -> BTreeSet<Phase> {
         (Phase::Decode, decodes && runs && !uncomputed),
     ];
     seen.into_iter().filter(|(_, seen)| *seen).map(|(phase, _)| phase).collect()
-}
-
-/// Tokens claimed and not reserved.
-async fn claimed_tokens(stage: &Stage, worker: Node) -> anyhow::Result<u64> {
-    let mut client = WorkerClient::connect(stage.grpc(worker)).await?;
-    let mut reports = client.watch(WatchRequest { router: "chaos".into() }).await?.into_inner();
-    Ok(reports.message().await?.map_or(0, |report| report.claimed_tokens))
 }

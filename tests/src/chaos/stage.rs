@@ -1,12 +1,12 @@
 //! The cluster that is put to the test: two routers, two prefill and two decode workers, an etcd of three, each a process.
 
 use super::network::{self, HUB, Net, Network};
+use crate::logs::bad_lines;
 use crate::scrape::sum;
-use crate::service::{Place, Service};
+use crate::service::{Place, Service, free_addresses};
 use anyhow::ensure;
 use baton_node::testing::etcd::EtcdCluster;
 use std::fmt;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,6 +34,8 @@ impl Node {
     /// All of them.
     pub const ALL: [Self; 6] =
         [Self::Router(0), Self::Router(1), Self::Prefill(0), Self::Prefill(1), Self::Decode(0), Self::Decode(1)];
+    /// All routers.
+    pub const ROUTERS: [Self; 2] = [Self::Router(0), Self::Router(1)];
     /// All decode workers.
     pub const DECODE: [Self; 2] = [Self::Decode(0), Self::Decode(1)];
     /// All prefill workers.
@@ -121,7 +123,7 @@ impl Stage {
     /// Waits until both routers would place on all workers.
     async fn whole(&self) -> anyhow::Result<()> {
         let deadline = Instant::now() + WHOLE_MAX;
-        for router in self.routers() {
+        for router in Node::ROUTERS {
             for role in ["prefill", "decode"] {
                 while sum(&self.metrics(router), "baton_router_ready_workers", &[role]).await? < 2.0 {
                     ensure!(Instant::now() < deadline, "{router} does not see both {role} workers");
@@ -130,11 +132,6 @@ impl Stage {
             }
         }
         Ok(())
-    }
-
-    /// All routers.
-    pub fn routers(&self) -> [Node; 2] {
-        [Node::Router(0), Node::Router(1)]
     }
 
     /// The process of a node.
@@ -168,8 +165,7 @@ impl Stage {
                 wrong.push(format!("{node} ended with {status}"));
             }
             let log = std::fs::read_to_string(self.logs.join(log_of(&node.to_string())))?;
-            let bad = log.lines().filter(|l| l.contains(" ERROR ") || l.contains("panicked at"));
-            wrong.extend(bad.map(|line| format!("{node} logs: {line}")));
+            wrong.extend(bad_lines(&log).map(|line| format!("{node} logs: {line}")));
         }
         Ok(wrong)
     }
@@ -196,11 +192,8 @@ fn flags(node: Node, at: &Listens, model: &str, network: bool) -> Vec<String> {
 /// Addresses that stay the same for every start.
 fn listens(network: bool) -> anyhow::Result<Vec<Listens>> {
     if !network {
-        // Held together, so that no two are the same.
-        let held: Vec<TcpListener> = (0..12).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
-        let addresses: Vec<String> =
-            held.iter().map(|l| Ok(l.local_addr()?.to_string())).collect::<anyhow::Result<_>>()?;
-        return Ok(addresses.chunks(2).map(|a| Listens { grpc: a[0].clone(), http: a[1].clone() }).collect());
+        let addresses = free_addresses(2 * Node::ALL.len())?;
+        return Ok(addresses.chunks(2).map(|a| Listens { grpc: a[0].to_string(), http: a[1].to_string() }).collect());
     }
     let of = |node: Node| {
         // Clients call routers, routers call workers.

@@ -1,6 +1,7 @@
 //! A lease: granted, renewed at half the remaining time, given back.
 
-use super::connection::within;
+use super::EtcdConfig;
+use super::connection::{Node, connect, within};
 use super::error::EtcdError;
 use etcd_client::{Client, LeaseKeepAliveStream, LeaseKeeper};
 use std::time::{Duration, Instant};
@@ -17,26 +18,33 @@ pub(super) struct Lease {
 }
 
 impl Lease {
-    /// Grants a lease of `ttl`, which etcd may lengthen.
-    pub(super) async fn grant(client: &Client, ttl: Duration, max: Duration) -> Result<Self, EtcdError> {
-        let mut leases = client.lease_client();
-        let answer = within(max, "grant a lease", leases.grant(ttl.as_secs() as i64, None)).await?;
+    async fn grant(client: &Client, config: &EtcdConfig) -> Result<Self, EtcdError> {
+        let (mut leases, ttl) = (client.lease_client(), config.lease_ttl().as_secs() as i64);
+        let answer = within(config.request_max(), "grant a lease", leases.grant(ttl, None)).await?;
         Ok(Self { id: answer.id(), ends: ends_in(answer.ttl()) })
-    }
-
-    /// Ends it and removes its keys.
-    pub(super) async fn revoke(self, client: &Client, max: Duration) -> Result<(), EtcdError> {
-        within(max, "revoke a lease", client.lease_client().revoke(self.id)).await.map(drop)
     }
 
     /// Longest wait for an answer that the lease depends on, at most `max`: half of what remains, so that time is left to try another
     /// node. Once it should be over, nothing is left to save.
-    pub(super) fn patience(self, max: Duration) -> Duration {
+    fn patience(self, max: Duration) -> Duration {
         match self.ends.checked_duration_since(Instant::now()) {
             Some(remaining) => (remaining / 2).max(PATIENCE_MIN).min(max),
             None => max,
         }
     }
+}
+
+/// Connects, no longer than a lease that is held allows.
+pub(super) async fn connect_for(held: Option<Lease>, config: &EtcdConfig, node: Node) -> Result<Client, EtcdError> {
+    let max = config.request_max();
+    connect(config, node, held.map_or(max, |lease| lease.patience(max))).await
+}
+
+/// Ends a lease that is held and removes its keys; whether that was done. Else the lease ends by itself.
+pub(super) async fn give_back(held: Option<Lease>, config: &EtcdConfig, node: Node) -> bool {
+    let (Some(lease), max) = (held, config.request_max()) else { return false };
+    let Ok(client) = connect(config, node, max).await else { return false };
+    within(max, "revoke a lease", client.lease_client().revoke(lease.id)).await.is_ok()
 }
 
 fn ends_in(ttl_s: i64) -> Instant {
@@ -52,8 +60,17 @@ pub(super) struct Renewal {
 }
 
 impl Renewal {
-    /// Renews at once, which tells whether the lease still exists.
-    pub(super) async fn start(client: &Client, lease: Lease, max: Duration) -> Result<Self, EtcdError> {
+    /// Renews the lease that is held at once, which tells whether it still exists, or grants one. etcd may lengthen it.
+    pub(super) async fn start(
+        held: &mut Option<Lease>,
+        client: &Client,
+        config: &EtcdConfig,
+    ) -> Result<Self, EtcdError> {
+        let max = config.request_max();
+        let lease = match *held {
+            Some(lease) => lease,
+            None => *held.insert(Lease::grant(client, config).await?),
+        };
         let mut leases = client.lease_client();
         let (keeper, answers) = match within(lease.patience(max), "renew a lease", leases.keep_alive(lease.id)).await {
             // The client's word for a time to live of 0.

@@ -1,9 +1,9 @@
 //! The router's side: follows the records, and writes what it says of each worker.
 
-use super::connection::{Node, connect, within};
+use super::connection::{Node, within};
 use super::error::EtcdError;
 use super::keys::{Keys, encode_word};
-use super::lease::{Lease, Renewal};
+use super::lease::{Lease, Renewal, connect_for, give_back};
 use super::probe::{Probe, Verdict, WatchProbe};
 use super::view::{Change, EtcdView, Position, ViewLimits};
 use super::{EtcdConfig, history};
@@ -183,19 +183,13 @@ impl Follower {
             () = ask_doubted(&shared) => {}
             () = shared.stop.cancelled() => {}
         }
-        if let Some(lease) = self.lease
-            && let Ok(client) = connect(&shared.config, self.node, shared.config.request_max()).await
-        {
-            // Without an answer the lease ends by itself.
-            let _ = lease.revoke(&client, shared.config.request_max()).await;
-        }
+        give_back(self.lease, &shared.config, self.node).await;
     }
 
     /// From connecting to the first failure. `worked` becomes true once the view is that of etcd.
     async fn session(&mut self, resume: bool, worked: &mut bool) -> Result<Infallible, EtcdError> {
         let shared = self.shared.clone();
-        let max = shared.config.request_max();
-        let client = connect(&shared.config, self.node, self.lease.map_or(max, |l| l.patience(max))).await?;
+        let client = connect_for(self.lease, &shared.config, self.node).await?;
         let from = match resume_from(&shared, &client).await? {
             Some(revision) if resume => revision,
             _ => {
@@ -205,15 +199,12 @@ impl Follower {
             }
         };
         *worked = true;
-        let lease = match self.lease {
-            Some(lease) => lease,
-            None => *self.lease.insert(Lease::grant(&client, shared.config.lease_ttl(), max).await?),
-        };
-        let mut renewal = Renewal::start(&client, lease, max).await?;
+        let mut renewal = Renewal::start(&mut self.lease, &client, &shared.config).await?;
+        let lease = renewal.lease().id;
         let end = tokio::select! {
             error = renewal.keep() => Err(error),
             end = follow(&shared, &client, from) => end,
-            end = self.write(&client, lease.id) => end,
+            end = self.write(&client, lease) => end,
         };
         self.lease = Some(renewal.lease());
         end

@@ -2,10 +2,10 @@
 
 use super::EtcdConfig;
 use super::claim::{Claim, Standing, claim};
-use super::connection::{Node, connect, within};
+use super::connection::{Node, within};
 use super::error::EtcdError;
 use super::keys::{Keys, decode_record, decode_word, encode_record};
-use super::lease::{Lease, Renewal};
+use super::lease::{Lease, Renewal, connect_for, give_back};
 use super::opinions::Opinions;
 use crate::membership::{RegistrationHandle, WorkerMembership, WorkerState};
 use baton_types::InstanceRecord;
@@ -81,11 +81,7 @@ impl Keeper {
                 () = leave.cancelled() => break,
             }
         }
-        // Without an answer the lease ends by itself.
-        if let Some(lease) = self.lease
-            && let Ok(client) = connect(&self.config, self.node, self.config.request_max()).await
-            && lease.revoke(&client, self.config.request_max()).await.is_ok()
-        {
+        if give_back(self.lease, &self.config, self.node).await {
             tracing::info!("left");
         }
         self.state.send_replace(WorkerState::Unregistered);
@@ -93,16 +89,12 @@ impl Keeper {
 
     /// From connecting to the first failure. `worked` becomes true once the name was looked up.
     async fn session(&mut self, worked: &mut bool) -> Result<std::convert::Infallible, EtcdError> {
-        let max = self.config.request_max();
-        let client = connect(&self.config, self.node, self.lease.map_or(max, |l| l.patience(max))).await?;
-        let lease = match self.lease {
-            Some(lease) => lease,
-            None => *self.lease.insert(Lease::grant(&client, self.config.lease_ttl(), max).await?),
-        };
-        let mut renewal = Renewal::start(&client, lease, max).await?;
+        let client = connect_for(self.lease, &self.config, self.node).await?;
+        let mut renewal = Renewal::start(&mut self.lease, &client, &self.config).await?;
+        let lease = renewal.lease().id;
         let end = tokio::select! {
             error = renewal.keep() => Err(error),
-            end = self.follow(&client, lease.id, worked) => end,
+            end = self.follow(&client, lease, worked) => end,
         };
         self.lease = Some(renewal.lease());
         end
