@@ -62,7 +62,7 @@ async fn play(seed: u64, seconds: u64, network: Result<(), String>) -> anyhow::R
     let plan = Plan {
         seed,
         acts: vec![
-            ActPlan { model: "smollm2-135m-instruct".into(), cases: cases(1), clients: 6, time },
+            ActPlan { model: "smollm2-135m-instruct".into(), cases: cases(1), clients: 8, time },
             ActPlan { model: RANDOM.into(), cases: cases(2), clients: 8, time },
         ],
         hits_min: if whole { HITS_MIN } else { 0 },
@@ -80,17 +80,17 @@ async fn play(seed: u64, seconds: u64, network: Result<(), String>) -> anyhow::R
     Ok(ExitCode::SUCCESS)
 }
 
-/// Short and long prompts and answers; `scale` for a model that is faster.
+/// Short and long prompts and answers; these `scale` times as long, for a model that is faster.
 fn cases(scale: u32) -> Vec<Case> {
-    let case = |prompt, answer, drawn| Case { prompt: prompt * scale, answer: answer * scale, drawn };
+    let case = |prompt, answer, drawn| Case { prompt, answer: answer * scale, drawn };
     vec![
         case(20, 4, false),
         case(60, 16, true),
-        case(150, 24, false),
-        case(280, 12, true),
+        case(120, 24, false),
         case(100, 32, true),
         case(30, 40, false),
-        case(350, 8, false),
-        case(440, 6, true),
+        case(180, 12, true),
+        case(240, 8, false),
+        case(320, 6, true),
     ]
 }

@@ -157,9 +157,14 @@ pub(crate) fn take(tokens: &mut Tokens, message: &GenerateResponse) {
     tokens.extend(message.token_ids.iter().copied().zip(bits));
 }
 
+/// The prompt of a case.
+pub(crate) fn prompt(case: Case) -> Vec<u32> {
+    (0..case.prompt).map(|i| i * 31 % 251).collect()
+}
+
 /// The request of a case.
-pub(crate) fn request(Case { prompt, answer, drawn }: Case) -> GenerateRequest {
-    let ids = (0..prompt).map(|i| i * 31 % 251).collect();
+pub(crate) fn request(case: Case) -> GenerateRequest {
+    let Case { answer, drawn, .. } = case;
     let sampling = Sampling { max_tokens: Some(answer), ignore_eos: true, logprobs: Some(0), ..Sampling::default() };
     let sampling = if drawn {
         Sampling { temperature: Some(1.1), presence_penalty: Some(0.4), seed: Some(77), ..sampling }
@@ -167,7 +172,7 @@ pub(crate) fn request(Case { prompt, answer, drawn }: Case) -> GenerateRequest {
         Sampling { temperature: Some(0.0), ..sampling }
     };
     GenerateRequest {
-        prompt: vec![Segment { kind: Some(Kind::Tokens(TokenIds { ids })) }],
+        prompt: vec![Segment { kind: Some(Kind::Tokens(TokenIds { ids: prompt(case) })) }],
         sampling: Some(sampling),
         prefill_policy: PrefillPolicy::Auto.into(),
         ..GenerateRequest::default()

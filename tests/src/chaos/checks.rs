@@ -1,18 +1,17 @@
 //! What must hold after a repair, and when nothing runs.
 
 use super::judge::{Acting, Judge};
-use super::load::Load;
+use super::lanes::Scene;
 use super::stage::{Node, Stage};
 use crate::quiet::QUIET_MAX;
 use crate::scrape::Scrape;
-use std::collections::BTreeMap;
+use futures::future::join_all;
+use parking_lot::Mutex;
 use std::time::{Duration, Instant};
-use tokio::time::{sleep, timeout};
+use tokio::time::{sleep, sleep_until, timeout};
 
-/// The promise: so long after a repair each pair of workers hands KV over again.
+/// The promise: so long after a repair each pair of workers hands KV over again, and routers place on both.
 const PAIRS_MAX: Duration = Duration::from_secs(5);
-/// Pairs that carry nothing for so long get room.
-const HURRY_AFTER: Duration = Duration::from_secs(1);
 /// The promise: so long after a peer's resume, death or fenced reconnect nothing of it is quarantined.
 const QUARANTINE_MAX: Duration = Duration::from_secs(1);
 /// Longest wait for the numbers of a process that is well.
@@ -21,79 +20,97 @@ const SCRAPE_MAX: Duration = Duration::from_secs(2);
 const LOOK: Duration = Duration::from_millis(25);
 
 /// How long what was repaired took to be as before.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Settled {
-    /// Until the last pair carried a handoff.
-    pub pairs: Duration,
+    /// Until each pair carried a handoff, of those that no other fault met before.
+    pub pairs: Vec<Duration>,
+    /// Until routers placed on all workers.
+    pub admitted: Duration,
     /// Until nothing was quarantined.
     pub quarantine: Duration,
 }
 
 /// Waits until all is as before `acting`, which was repaired at `since`, and tells the judge what is not in time.
-pub async fn settle(stage: &Stage, load: &Load, judge: &Judge, acting: &Acting, since: Instant) -> Settled {
-    let (pairs, quarantine) =
-        tokio::join!(pairs(stage, load, judge, acting, since), quarantine(stage, judge, acting, since));
-    Settled { pairs, quarantine }
-}
-
-/// Handoffs that each decode worker adopted from each prefill worker, over their present connections.
-async fn adopted(stage: &Stage) -> BTreeMap<(Node, Node), f64> {
-    let mut counts = BTreeMap::new();
-    for decode in Node::DECODE {
-        let Some(scrape) = scrape(stage, decode).await else { continue };
-        for prefill in Node::PREFILL {
-            let peer = format!("peer=\"{prefill}\"");
-            let labels = [&peer, "direction=\"received\"", "outcome=\"adopted\""];
-            counts.insert((prefill, decode), scrape.sum("baton_kv_peer_handoffs_total", &labels));
-        }
-    }
-    counts
+pub async fn settle(scene: Scene<'_>, acting: &Acting, since: Instant) -> Settled {
+    let (pairs, admitted, quarantine) = tokio::join!(
+        pairs(scene, acting, since),
+        admitted(scene, acting, since),
+        quarantine(scene.stage, scene.judge, acting, since)
+    );
+    Settled { pairs, admitted, quarantine }
 }
 
 async fn scrape(stage: &Stage, node: Node) -> Option<Scrape> {
     timeout(SCRAPE_MAX, Scrape::of(&stage.metrics(node))).await.ok()?.ok()
 }
 
-/// Each pair, but those that another fault touches, carries a handoff within [`PAIRS_MAX`].
-async fn pairs(stage: &Stage, load: &Load, judge: &Judge, acting: &Acting, since: Instant) -> Duration {
-    let before = adopted(stage).await;
-    let mut left: Vec<(Node, Node)> =
-        Node::PREFILL.into_iter().flat_map(|prefill| Node::DECODE.map(|decode| (prefill, decode))).collect();
-    let mut probing = load.probing();
-    loop {
-        let after = adopted(stage).await;
-        left.retain(|pair| {
-            let count = after.get(pair).copied().unwrap_or_default();
-            // A new connection counts from 0.
-            let carried = count > 0.0 && before.get(pair) != Some(&count);
-            let excused = [pair.0, pair.1].into_iter().any(|node| judge.touched_since(since, node, acting));
-            !carried && !excused
-        });
-        let passed = since.elapsed();
-        if left.is_empty() {
-            return passed;
+/// Each pair, but those that another fault touches, carries a handoff within [`PAIRS_MAX`]: after how long each did.
+async fn pairs(scene: Scene<'_>, acting: &Acting, since: Instant) -> Vec<Duration> {
+    let pairs = Node::PREFILL.into_iter().flat_map(|prefill| Node::DECODE.map(|decode| (prefill, decode)));
+    join_all(pairs.map(|pair| carries(scene, acting, since, pair))).await.into_iter().flatten().collect()
+}
+
+async fn carries(scene: Scene<'_>, acting: &Acting, since: Instant, pair: (Node, Node)) -> Option<Duration> {
+    let Scene { stage, handoffs, judge, .. } = scene;
+    let (prefill, decode) = pair;
+    let (at, last) = (Mutex::new("begins"), Mutex::new("none failed".to_owned()));
+    let carried = async {
+        loop {
+            match handoffs.one(stage, pair, |now| *at.lock() = now).await {
+                Ok(wrong) => return wrong,
+                Err(why) => *last.lock() = format!("{why:#}"),
+            }
+            sleep(LOOK).await;
         }
-        if passed > PAIRS_MAX {
-            let pairs: Vec<String> = left.iter().map(|(p, d)| format!("{p} and {d}")).collect();
-            let what = format!("no handoff in {PAIRS_MAX:?} between {}; {}", pairs.join(", "), rates(stage).await);
-            judge.breach((since, Instant::now()), what);
-            return passed;
+    };
+    let broken = tokio::select! {
+        wrong = carried => wrong.map(|wrong| format!("a handoff from {prefill} to {decode} is wrong: {wrong}")),
+        () = touched(judge, acting, since, [prefill, decode]) => return None,
+        () = sleep_until((since + PAIRS_MAX).into()) => {
+            let (at, last) = (at.lock(), last.lock());
+            Some(format!("no handoff in {PAIRS_MAX:?} from {prefill} to {decode}: one {at}, and before it: {last}"))
         }
-        if passed > HURRY_AFTER {
-            probing.hurry();
-        }
+    };
+    let took = since.elapsed();
+    if let Some(what) = broken {
+        judge.breach((since, Instant::now()), what);
+    }
+    Some(took)
+}
+
+/// Returns once a fault other than `acting` touches one of them.
+async fn touched(judge: &Judge, acting: &Acting, since: Instant, nodes: [Node; 2]) {
+    while !nodes.into_iter().any(|node| judge.touched_since(since, node, acting)) {
         sleep(LOOK).await;
     }
 }
 
-/// What routers choose prefill workers by.
-async fn rates(stage: &Stage) -> String {
-    let mut rates = Vec::new();
-    for node in Node::PREFILL {
-        let rate = scrape(stage, node).await.map(|s| s.sum("baton_prefill_tokens_per_second", &[]));
-        rates.push(format!("{node} prefills {:.0} tokens/s", rate.unwrap_or_default()));
+/// Routers, but those that another fault touches, place on all workers that no other fault touches, within [`PAIRS_MAX`].
+async fn admitted(scene: Scene<'_>, acting: &Acting, since: Instant) -> Duration {
+    let Scene { stage, judge, .. } = scene;
+    let untouched = |node: &Node| !judge.touched_since(since, *node, acting);
+    loop {
+        let mut missing = Vec::new();
+        for router in Node::ROUTERS.into_iter().filter(untouched) {
+            let ready = scrape(stage, router).await;
+            for (role, workers) in [("prefill", Node::PREFILL), ("decode", Node::DECODE)] {
+                let ready = ready.as_ref().map_or(0.0, |s| s.sum("baton_router_ready_workers", &[role]));
+                let all = workers.into_iter().filter(untouched).count();
+                if untouched(&router) && (ready as usize) < all {
+                    missing.push(format!("{router} has {ready} of {all} {role} workers"));
+                }
+            }
+        }
+        let passed = since.elapsed();
+        if missing.is_empty() {
+            return passed;
+        }
+        if passed > PAIRS_MAX {
+            judge.breach((since, Instant::now()), format!("after {PAIRS_MAX:?} {}", missing.join(", ")));
+            return passed;
+        }
+        sleep(LOOK).await;
     }
-    rates.join(", ")
 }
 
 /// Nothing is quarantined on workers that no other fault touches, at some moment within [`QUARANTINE_MAX`].

@@ -30,8 +30,6 @@ const ASKS_MAX: u32 = 6;
 const SLOW: (Duration, usize) = (Duration::from_millis(60), 20);
 /// How clients find out that a router hangs.
 const PROBE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(3));
-/// Probes go first where requests wait.
-const PROBE_PRIORITY: i32 = 50;
 
 /// How an answer is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +46,7 @@ pub(super) struct Ask {
     name: String,
     case: usize,
     /// Number of the router that is asked first.
-    pub(super) router: usize,
+    router: usize,
     policy: PrefillPolicy,
     priority: i32,
     deadline: Option<Duration>,
@@ -79,20 +77,6 @@ impl Ask {
             priority: [-10, 0, 0, 0, 10][random.random_range(0..5)],
             deadline: random.random_bool(0.5).then_some(DEADLINE),
             manner,
-        }
-    }
-
-    /// The shortest, handed over, and of some urgency.
-    pub(super) fn probe(number: u64, cases: &[(Case, Tokens)]) -> Self {
-        let shortest = (0..cases.len()).min_by_key(|i| cases[*i].0.prompt + cases[*i].0.answer);
-        Self {
-            name: format!("probe {number}"),
-            case: shortest.unwrap_or_default(),
-            router: (number % 2) as usize,
-            policy: PrefillPolicy::Remote,
-            priority: PROBE_PRIORITY,
-            deadline: Some(DEADLINE),
-            manner: Manner::Prompt,
         }
     }
 }

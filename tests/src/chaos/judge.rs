@@ -144,11 +144,6 @@ impl Judge {
         others.map(|(_, t)| t).any(|t| t.nodes.contains(&node) && t.overlaps(since, Instant::now()))
     }
 
-    /// Whether a fault acts on `node`.
-    pub fn is_touched(&self, node: Node) -> bool {
-        self.touches.lock().iter().any(|t| t.to.is_none() && t.nodes.contains(&node))
-    }
-
     /// Whether a router, a decode worker and, for `remote` ones, a prefill worker were touched by no fault throughout.
     fn live(&self, from: Instant, to: Instant, remote: bool) -> bool {
         let touches = self.touches.lock();

@@ -3,6 +3,7 @@
 
 use super::checks::{self, Settled};
 use super::faults::{Target, duration, repair, strike};
+use super::handoffs::Handoffs;
 use super::judge::Judge;
 use super::load::Load;
 use super::matrix::{Cell, Component, Fault, Phase, cells};
@@ -39,8 +40,12 @@ pub struct Record {
     tries: BTreeMap<Cell, u64>,
     /// Strikes.
     pub faults: u64,
+    /// Handoffs that pairs carried right after a repair.
+    pub pairs: u64,
     /// Longest time until all pairs carried handoffs again.
     pub pairs_max: Duration,
+    /// Longest time until routers placed on all workers again.
+    pub admitted_max: Duration,
     /// Longest time until nothing was quarantined.
     pub quarantine_max: Duration,
 }
@@ -52,6 +57,8 @@ pub struct Scene<'a> {
     pub stage: &'a Stage,
     /// Its clients.
     pub load: &'a Load,
+    /// Who asks each pair of workers for a handoff.
+    pub handoffs: &'a Handoffs,
     /// Who listens.
     pub judge: &'a Judge,
     /// What is counted.
@@ -99,7 +106,7 @@ async fn find(scene: Scene<'_>, cell: Cell, random: &mut StdRng) -> (Target, BTr
 }
 
 async fn one(scene: Scene<'_>, cell: Cell, random: &mut StdRng) -> anyhow::Result<()> {
-    let Scene { stage, load, judge, record } = scene;
+    let Scene { stage, judge, record, .. } = scene;
     let (target, met) = find(scene, cell, random).await;
     let Cell(component, fault, _) = cell;
     let at_s = judge.at_s();
@@ -110,18 +117,24 @@ async fn one(scene: Scene<'_>, cell: Cell, random: &mut StdRng) -> anyhow::Resul
     repair(stage, target, fault).await?;
     let since = Instant::now();
     let back_s = judge.at_s() - at_s;
-    let Settled { pairs, quarantine } = checks::settle(stage, load, judge, &acting, since).await;
+    let Settled { pairs, admitted, quarantine } = checks::settle(scene, &acting, since).await;
     judge.settled(&acting);
+    let last = pairs.iter().max().copied().unwrap_or_default();
     {
         let mut record = record.lock();
-        record.pairs_max = record.pairs_max.max(pairs);
+        record.pairs += pairs.len() as u64;
+        record.pairs_max = record.pairs_max.max(last);
+        record.admitted_max = record.admitted_max.max(admitted);
         record.quarantine_max = record.quarantine_max.max(quarantine);
     }
     let met: Vec<String> = met.iter().map(ToString::to_string).collect();
     println!(
-        "{at_s:>7.1} s  {target} {fault}, met {}; back after {back_s:.1} s, pairs in {:.1} s, no quarantine in {:.2} s",
+        "{at_s:>7.1} s  {target} {fault}, met {}; back after {back_s:.1} s, {} pairs in {:.1} s, admitted in {:.1} s, \
+         no quarantine in {:.2} s",
         met.join(", "),
-        pairs.as_secs_f64(),
+        pairs.len(),
+        last.as_secs_f64(),
+        admitted.as_secs_f64(),
         quarantine.as_secs_f64()
     );
     Ok(())

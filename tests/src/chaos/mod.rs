@@ -12,6 +12,7 @@
 pub mod checks;
 mod client;
 pub mod faults;
+pub mod handoffs;
 pub mod judge;
 pub mod lanes;
 pub mod load;
@@ -23,6 +24,7 @@ pub mod sight;
 pub mod stage;
 
 use crate::load::Case;
+use handoffs::Handoffs;
 use judge::Judge;
 use lanes::{LANES, Scene};
 use load::Load;
@@ -105,7 +107,8 @@ async fn play(
     let routers = Node::ROUTERS.map(|router| stage.grpc(router));
     let load = Load::start(&routers, &act.cases, act.clients, judge.clone(), seed).await?;
     let record = Mutex::new(std::mem::take(&mut outcome.record));
-    let scene = Scene { stage, load: &load, judge, record: &record };
+    let handoffs = Handoffs::start(stage, load.shortest()).await;
+    let scene = Scene { stage, load: &load, handoffs: &handoffs, judge, record: &record };
     let mut random = [1, 2].map(|lane| StdRng::seed_from_u64(seed.wrapping_mul(31).wrapping_add(lane)));
     let end = Instant::now() + act.time;
     while Instant::now() < end {

@@ -54,8 +54,12 @@ pub struct Report {
     pub requests: Tally,
     /// By model.
     pub acts: Vec<Act>,
+    /// Handoffs that pairs of workers carried right after a repair.
+    pub pairs: u64,
     /// Longest time from a repair until all pairs had carried a handoff.
     pub pairs_s_max: f64,
+    /// Longest time from a repair until routers placed on all workers.
+    pub admitted_s_max: f64,
     /// Longest time from a repair until nothing was quarantined.
     pub quarantine_s_max: f64,
     /// Longest time from the last request until nothing was referenced.
@@ -108,7 +112,9 @@ impl Report {
             faults: record.faults,
             requests,
             acts,
+            pairs: record.pairs,
             pairs_s_max: record.pairs_max.as_secs_f64(),
+            admitted_s_max: record.admitted_max.as_secs_f64(),
             quarantine_s_max: record.quarantine_max.as_secs_f64(),
             quiet_s_max: quiet_max.as_secs_f64(),
             cells: cells().filter(possible).map(show).collect(),
@@ -166,13 +172,15 @@ impl fmt::Display for Report {
         }
         writeln!(
             f,
-            "\nseed {}, commit {}: {} faults in {} s. At most {:.1} s from a repair to a handoff of every pair, {:.2} s to no quarantine, \
-             {:.1} s from the last request to no reference.",
+            "\nseed {}, commit {}: {} faults in {} s. {} handoffs of pairs after repairs, each within {:.1} s; at most {:.1} s to routers that place on \
+             all, {:.2} s to no quarantine, {:.1} s from the last request to no reference.",
             self.seed,
             self.commit,
             self.faults,
             self.seconds,
+            self.pairs,
             self.pairs_s_max,
+            self.admitted_s_max,
             self.quarantine_s_max,
             self.quiet_s_max
         )?;

@@ -16,6 +16,8 @@ use tokio::sync::Mutex;
 const WHOLE_MAX: Duration = Duration::from_secs(120);
 /// Leases end while a worker stands still for long, and leave time for a second call where the first is lost.
 const CONFIG: &str = "[membership.etcd]\nlease_ttl_s = 5\nrequest_ms_max = 1000\n";
+/// What is said to workers, besides: short steps, since four of them share what may be two cores.
+const WORKER_CONFIG: &str = "[engine]\nchunk_tokens_max = 64\n";
 /// Shorter than most answers take, so that some go on elsewhere.
 const WORKER_DRAIN_MS: u32 = 300;
 
@@ -94,23 +96,26 @@ impl Stage {
     /// Starts it with `model`, in a network of its own if there may be one; logs go to `logs`.
     pub async fn start(model: &str, network: Option<Arc<Network>>, logs: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(logs)?;
-        let config = logs.join("config.toml");
+        let (config, worker_config) = (logs.join("config.toml"), logs.join("worker.toml"));
         std::fs::write(&config, CONFIG)?;
+        std::fs::write(&worker_config, [CONFIG, WORKER_CONFIG].concat())?;
         let hub = if network.is_some() { HUB } else { "127.0.0.1" }.to_owned();
         let etcd = tokio::task::spawn_blocking(move || EtcdCluster::start_on(&hub, 3)).await??;
         let listens = listens(network.is_some())?;
-        let common = [
-            format!("--config={}", config.display()),
-            "--membership=etcd".into(),
-            format!("--etcd={}", etcd.config().endpoints.join(",")),
-            "--log=info".into(),
-        ];
+        let common =
+            ["--membership=etcd".into(), format!("--etcd={}", etcd.config().endpoints.join(",")), "--log=info".into()];
         let mut services = Vec::new();
         for (node, at) in Node::ALL.into_iter().zip(&listens) {
             let own = flags(node, at, model, network.is_some());
+            let config = if let Node::Router(_) = node { &config } else { &worker_config };
+            let config = format!("--config={}", config.display());
             let within = if network.is_some() { network::enter(&node.to_string()) } else { Vec::new() };
             let place = Place { within, log: Some(logs.join(log_of(&node.to_string()))) };
-            services.push(Mutex::new(Service::start_in(place, node.program(), &[&common[..], &own].concat())?));
+            services.push(Mutex::new(Service::start_in(
+                place,
+                node.program(),
+                &[&common[..], &own, &[config]].concat(),
+            )?));
         }
         let stage = Self { services, listens, etcd: Mutex::new(etcd), network, logs: logs.to_path_buf() };
         for node in Node::ALL {

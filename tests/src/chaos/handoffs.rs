@@ -1,0 +1,156 @@
+//! Handoffs of chosen pairs of workers, asked for as a router asks: from a view of etcd of its own. What a router chooses follows the
+//! load, so that a busy pair says nothing of whether another one works.
+
+use super::stage::{Node, Stage};
+use crate::load::{Case, Tokens, prompt};
+use anyhow::{Context, bail, ensure};
+use baton_node::membership::RouterMembership as _;
+use baton_node::membership::etcd::EtcdRouter;
+use baton_proto::v1::decode_client::DecodeClient;
+use baton_proto::v1::decode_event::Event as Decode;
+use baton_proto::v1::decode_request::Prefill as How;
+use baton_proto::v1::prefill_client::PrefillClient;
+use baton_proto::v1::prefill_event::Event as Prefill;
+use baton_proto::v1::{
+    AwaitKv, DecodeEvent, DecodeRequest, FinishReason, Party, PrefillEvent, PrefillRequest, Sequence, Token,
+};
+use baton_types::{InstanceId, InstanceRecord, SamplingParams};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::time::timeout;
+use tonic::Streaming;
+use tonic::transport::{Channel, Endpoint};
+
+/// Most workers in its view.
+const MEMBERS_MAX: usize = 16;
+/// Its requests go first where others wait: what waits for long in a queue says nothing of the pair, either.
+const PRIORITY: i32 = 50;
+/// Longest wait for a connection to a worker.
+const CONNECT_MAX: Duration = Duration::from_secs(1);
+/// Longest wait for a worker's first word, before it is asked again over another connection: one that lost packets may be slow for long.
+const WORD_MAX: Duration = Duration::from_secs(2);
+
+/// One who asks for them.
+pub struct Handoffs {
+    view: EtcdRouter,
+    case: Case,
+    right: Tokens,
+    asked: AtomicU64,
+}
+
+impl Handoffs {
+    /// Watches the membership of `stage`; every handoff is to give the answer `right`, which must be greedy.
+    pub(super) async fn start(stage: &Stage, (case, right): (Case, Tokens)) -> Self {
+        assert!(!case.drawn, "{case:?} is not greedy");
+        let view = EtcdRouter::start(&stage.etcd.lock().await.config(), MEMBERS_MAX);
+        Self { view, case, right, asked: AtomicU64::new(0) }
+    }
+
+    /// One handoff from `prefill` to `decode`, and the answer after it; `at` is told how far it is. `Ok` holds what was wrong with the
+    /// answer, if anything was.
+    pub async fn one(
+        &self,
+        stage: &Stage,
+        (prefill, decode): (Node, Node),
+        at: impl Fn(&'static str),
+    ) -> anyhow::Result<Option<String>> {
+        at("waits for a claim");
+        let (source, sink) = (self.record(prefill)?, self.record(decode)?);
+        let sequence = self.sequence(prefill, decode);
+        let address = sink.shards.first().context("a worker without a shard")?.transfer_address.clone();
+
+        let mut at_decode = DecodeClient::new(channel(&stage.grpc(decode)).await?);
+        let how = Some(How::AwaitKv(AwaitKv { source: Some(source.party.clone().into()) }));
+        let claim = async {
+            let request = DecodeRequest { sequence: Some(sequence.clone()), prefill: how };
+            let mut stream = at_decode.generate(request).await?.into_inner();
+            let first = stream.message().await?.and_then(|message| message.event);
+            ensure!(matches!(first, Some(Decode::Claimed(_))), "{decode} says {first:?} instead of a claim");
+            anyhow::Ok(stream)
+        };
+        let decoded = timeout(WORD_MAX, claim).await.with_context(|| format!("{decode} takes no claim"))??;
+
+        at("waits for a first token");
+        let mut at_prefill = PrefillClient::new(channel(&stage.grpc(prefill)).await?);
+        let sink: Party = sink.party.clone().into();
+        let run = PrefillRequest { sequence: Some(sequence), sink: Some(sink), sink_address: address.into() };
+        let run =
+            timeout(WORD_MAX, at_prefill.run(run)).await.with_context(|| format!("{prefill} takes no prompt"))??;
+        let (first, rest) = tokio::try_join!(first_token(run.into_inner(), &at), adopted_tokens(decoded, &at))?;
+        let tokens: Tokens = [first].into_iter().chain(rest).map(bits).collect();
+        Ok((tokens != self.right).then(|| format!("{tokens:?}, undisturbed {:?}", self.right)))
+    }
+
+    fn record(&self, node: Node) -> anyhow::Result<Arc<InstanceRecord>> {
+        let instance = InstanceId::try_new(node.to_string())?;
+        let view = self.view.view();
+        let member = view.borrow().members.get(&instance).map(|member| member.record.clone());
+        member.with_context(|| format!("{node} is not registered"))
+    }
+
+    fn sequence(&self, prefill: Node, decode: Node) -> Sequence {
+        let Case { prompt: prompt_len, answer: max_tokens, .. } = self.case;
+        let number = self.asked.fetch_add(1, Ordering::Relaxed);
+        Sequence {
+            request_id: format!("{prefill}-to-{decode}-{number}"),
+            tokens: prompt(self.case),
+            prompt_len,
+            sampling: Some(
+                SamplingParams { max_tokens, ignore_eos: true, logprobs: Some(0), ..SamplingParams::default() }.into(),
+            ),
+            sample_index: 0,
+            priority: PRIORITY,
+        }
+    }
+}
+
+impl Drop for Handoffs {
+    fn drop(&mut self) {
+        self.view.close();
+    }
+}
+
+async fn channel(url: &str) -> anyhow::Result<Channel> {
+    let endpoint = Endpoint::from_shared(url.to_owned())?.connect_timeout(CONNECT_MAX);
+    endpoint.connect().await.with_context(|| format!("nobody answers at {url}"))
+}
+
+fn bits(token: Token) -> (u32, u32) {
+    (token.id, token.logprobs.map_or(0, |l| l.chosen.to_bits()))
+}
+
+/// The first token, once the decode worker has acknowledged the KV.
+async fn first_token(mut run: Streaming<PrefillEvent>, at: impl Fn(&'static str)) -> anyhow::Result<Token> {
+    let mut first = None;
+    while let Some(message) = run.message().await.context("prefill")? {
+        match message.event {
+            Some(Prefill::Token(token)) => {
+                at("waits for the KV");
+                first = Some(token);
+            }
+            Some(Prefill::Done(_)) => return first.context("prefill is done without a token"),
+            _ => {}
+        }
+    }
+    bail!("prefill ended early")
+}
+
+/// All other tokens, behind KV that was adopted.
+async fn adopted_tokens(mut decode: Streaming<DecodeEvent>, at: impl Fn(&'static str)) -> anyhow::Result<Vec<Token>> {
+    let (mut adopted, mut tokens) = (false, Vec::<Token>::new());
+    while let Some(message) = decode.message().await.context("decode")? {
+        match message.event {
+            Some(Decode::Adopted(_)) => {
+                at("waits for tokens");
+                adopted = true;
+            }
+            Some(Decode::Token(token)) => tokens.push(token),
+            _ => {}
+        }
+    }
+    ensure!(adopted, "decode ended before KV was adopted");
+    let ended = tokens.last().is_some_and(|token| token.finish_reason() != FinishReason::Unspecified);
+    ensure!(ended, "decode ended early");
+    Ok(tokens)
+}
