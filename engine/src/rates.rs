@@ -4,6 +4,9 @@ use std::time::Duration;
 
 /// Weight of the newest step. About the last twenty steps count.
 const NEWEST: f64 = 0.1;
+/// A step counts for at most so many times what its work took of late: one in which the process stood still says nothing of the next,
+/// and a lasting change is followed within a few steps all the same.
+const STEP_MAX: f64 = 8.0;
 
 /// Exponentially weighted rates over the recent steps.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -21,6 +24,8 @@ struct Rate {
 
 impl Rate {
     fn add(&mut self, work: f64, seconds: f64) {
+        let of_late = if self.work > 0.0 { work * self.seconds / self.work } else { f64::INFINITY };
+        let seconds = seconds.min(STEP_MAX * of_late);
         self.work += NEWEST * (work - self.work);
         self.seconds += NEWEST * (seconds - self.seconds);
     }
@@ -67,5 +72,15 @@ mod tests {
         (0..100).for_each(|_| rates.add(50, 3, Duration::from_millis(100)));
         assert!((rates.prefill_tokens_per_s() - 500.0).abs() < 1.0, "{rates:?}");
         assert!((rates.decode_steps_per_s() - 10.0).abs() < 0.1, "{rates:?}");
+    }
+
+    #[test]
+    fn a_step_that_stood_still_is_no_measure_and_lasting_slowness_is() {
+        let mut rates = Rates::default();
+        (0..20).for_each(|_| rates.add(0, 1, Duration::from_millis(10)));
+        rates.add(0, 1, Duration::from_secs(7));
+        assert!(rates.decode_steps_per_s() > 50.0, "{rates:?}");
+        (0..10).for_each(|_| rates.add(0, 1, Duration::from_millis(500)));
+        assert!(rates.decode_steps_per_s() < 5.0, "{rates:?}");
     }
 }

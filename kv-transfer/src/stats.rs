@@ -1,6 +1,7 @@
 //! Counters of the service, as metrics and tests read them.
 
 use crate::Party;
+use baton_types::InstanceId;
 use std::collections::BTreeMap;
 
 /// Everything counted since the start, and what is live now.
@@ -20,8 +21,8 @@ pub struct TransferStats {
     pub pins: usize,
     /// Tickets granted here and not ended.
     pub tickets: usize,
-    /// Blocks granted here (over all groups) that are quarantined.
-    pub quarantined_blocks: usize,
+    /// Blocks granted here (over all groups) that are quarantined, by the instance that could still write them.
+    pub quarantined: BTreeMap<InstanceId, usize>,
     /// Handoffs on the progress thread by phase, for tests that wait for one: see [`crate::Phase`].
     pub held: usize,
 }
@@ -47,6 +48,8 @@ pub struct PeerStats {
     pub sent: BTreeMap<&'static str, u64>,
     /// Handoffs received, by outcome.
     pub received: BTreeMap<&'static str, u64>,
+    /// Handoffs refused here, by [`crate::RefuseReason::name`].
+    pub refused: BTreeMap<&'static str, u64>,
     /// Gets from the peer, by outcome.
     pub fetched: BTreeMap<&'static str, u64>,
 }

@@ -7,7 +7,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// Labels of every series.
@@ -38,9 +38,21 @@ impl WorkerMetrics {
     }
 
     fn gauge(&self, to: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: f64) -> fmt::Result {
-        let labels = self.labels(&[]);
+        self.gauges(to, name, help, &[(vec![], value)])
+    }
+
+    fn gauges(
+        &self,
+        to: &mut DescriptorEncoder<'_>,
+        name: &str,
+        help: &str,
+        series: &[(Labels<'_>, f64)],
+    ) -> fmt::Result {
         let mut family = to.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        ConstGauge::new(value).encode(family.encode_family(&labels)?)
+        series.iter().try_for_each(|(labels, value)| {
+            let labels = self.labels(labels);
+            ConstGauge::new(*value).encode(family.encode_family(&labels)?)
+        })
     }
 
     fn counters(
@@ -68,11 +80,8 @@ impl Collector for WorkerMetrics {
             ("cached", load.blocks.cached),
             ("quarantined", load.blocks.quarantined),
         ];
-        let mut family = to.encode_descriptor("kv_blocks", "KV blocks by state", None, MetricType::Gauge)?;
-        for (state, blocks) in states {
-            let labels = self.labels(&[("state", state)]);
-            ConstGauge::new(blocks as i64).encode(family.encode_family(&labels)?)?;
-        }
+        let states = states.map(|(state, blocks)| (vec![("state", state)], blocks as f64));
+        self.gauges(to, "kv_blocks", "KV blocks by state", &states)?;
         self.gauge(to, "sequences_waiting", "Sequences that wait for the engine", load.waiting as f64)?;
         self.gauge(to, "sequences_running", "Sequences in the running batch", load.running as f64)?;
         self.gauge(to, "waiting_tokens", "Prompt tokens not yet computed", load.waiting_tokens as f64)?;
@@ -94,7 +103,18 @@ impl Collector for WorkerMetrics {
 impl WorkerMetrics {
     fn transfer(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let stats = self.transfer.stats();
-        let PeerStats { bytes_sent, bytes_adopted, puts, flushes, sent, received, .. } = stats.total;
+        let PeerStats {
+            bytes_sent,
+            bytes_adopted,
+            puts,
+            flushes,
+            puts_refused,
+            stale_messages,
+            sent,
+            received,
+            refused,
+            ..
+        } = stats.total;
         let bytes = [(vec![("direction", "sent")], bytes_sent), (vec![("direction", "adopted")], bytes_adopted)];
         self.counters(to, "kv_transfer_bytes", "KV bytes moved", &bytes)?;
         self.counters(to, "kv_puts", "One-sided writes posted", &[(vec![], puts)])?;
@@ -118,6 +138,26 @@ impl WorkerMetrics {
         });
         let help = "Handoffs ended with peers that are connected, by outcome";
         self.counters(to, "kv_peer_handoffs", help, &by_peer.collect::<Vec<_>>())?;
+        let refused: Vec<_> = refused.into_iter().map(|(reason, n)| (vec![("reason", reason)], n)).collect();
+        self.counters(to, "kv_refused", "Handoffs refused here, by reason", &refused)?;
+        let by_itself = [
+            ("kv_puts_refused", "Writes refused here, since no live ticket covers them", puts_refused),
+            ("kv_stale_messages", "Messages of peers that named no live handoff", stale_messages),
+        ];
+        by_itself.into_iter().try_for_each(|(name, help, n)| self.counters(to, name, help, &[(vec![], n)]))?;
+        let quarantined = stats.quarantined.iter().map(|(peer, n)| (vec![("peer", peer.as_str())], *n as f64));
+        let help = "KV blocks that a lost peer could still write, by peer";
+        self.gauges(to, "kv_quarantined_blocks", help, &quarantined.collect::<Vec<_>>())?;
+        // Two starts of one peer may be connected for a moment.
+        let lanes: BTreeSet<_> = stats.peers.iter().map(|(p, of)| (p.instance.as_str(), of.lanes.as_str())).collect();
+        let lanes = lanes.into_iter().map(|(peer, lanes)| (vec![("peer", peer), ("lanes", lanes)], 1.0));
+        self.gauges(
+            to,
+            "kv_peer_lanes",
+            "1 for each connected peer and what carries its KV",
+            &lanes.collect::<Vec<_>>(),
+        )?;
+        self.gauge(to, "kv_tickets", "Tickets granted here and not ended", stats.tickets as f64)?;
         self.gauge(to, "kv_handoffs_outgoing", "Handoffs being sent", stats.outgoing as f64)?;
         self.gauge(to, "kv_handoffs_incoming", "Handoffs being received", stats.incoming as f64)
     }

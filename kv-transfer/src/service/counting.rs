@@ -4,7 +4,7 @@ use super::progress::Progress;
 use super::receiving::Incoming;
 use crate::handoff::Exposure;
 use crate::transport::ConnId;
-use crate::{Party, PeerStats};
+use crate::{Party, PeerStats, RefuseReason};
 use baton_types::InstanceId;
 use std::collections::BTreeMap;
 
@@ -16,6 +16,14 @@ impl Progress {
         if let Some(stats) = party.and_then(|party| self.stats.peers.get_mut(party)) {
             change(stats);
         }
+    }
+
+    /// Counts a handoff that is refused here.
+    pub(super) fn count_refusal(&mut self, conn: ConnId, reason: RefuseReason) {
+        self.count(conn, |stats| {
+            *stats.received.entry("refused").or_default() += 1;
+            *stats.refused.entry(reason.name()).or_default() += 1;
+        });
     }
 
     /// Forgets a peer's own counters with its last connection; the total keeps them.
@@ -49,11 +57,16 @@ impl Progress {
         Exposure { quarantined: sum(true), unfenced: sum(false) }
     }
 
-    /// Blocks whose writers are not provably gone.
-    fn quarantined_blocks(&self) -> usize {
+    /// Blocks whose writers are not provably gone, by instance.
+    fn quarantined(&self) -> BTreeMap<InstanceId, usize> {
         let quarantined = self.incoming.values().filter(|i| i.is_quarantined());
-        let blocks: BTreeMap<u64, usize> = quarantined.map(|i| (i.first, i.blocks.total())).collect();
-        blocks.values().sum()
+        // Legs of one handoff share its blocks.
+        let handoffs: BTreeMap<u64, &Incoming> = quarantined.map(|i| (i.first, i)).collect();
+        let mut by_instance = BTreeMap::new();
+        for incoming in handoffs.into_values() {
+            *by_instance.entry(incoming.offer.source.instance.clone()).or_default() += incoming.blocks.total();
+        }
+        by_instance
     }
 
     /// Handoffs offered here and not over.
@@ -67,7 +80,7 @@ impl Progress {
         self.stats.incoming = self.incoming_live();
         (self.stats.fetches, self.stats.pins) = (self.fetches.len(), self.pins.len());
         self.stats.tickets = self.incoming.values().filter(|i| i.sink.is_granted()).count();
-        self.stats.quarantined_blocks = self.quarantined_blocks();
+        self.stats.quarantined = self.quarantined();
         self.stats.held = self.sending.values().filter(|s| s.is_held()).count()
             + self.incoming.values().filter(|i| i.is_held()).count()
             + self.fetches.values().filter(|f| f.is_held()).count();

@@ -16,7 +16,7 @@ impl Progress {
     pub(super) fn offered(&mut self, conn: ConnId, offer: Offer, now: Instant) {
         if let Err((reason, detail)) = self.check_offer(conn, &offer) {
             let handoff = offer.handoff;
-            self.count(conn, |stats| *stats.received.entry("refused").or_default() += 1);
+            self.count_refusal(conn, reason);
             return self.send(conn, &Message::Refuse { handoff, reason, detail });
         }
         let left = Duration::from_millis(u64::from(offer.deadline_ms).min(self.config.limits.handoff_ms));

@@ -94,7 +94,7 @@ impl Progress {
     pub(super) fn leg_refused(&mut self, key: u64, reason: RefuseReason, detail: String, now: Instant) {
         if let Some(incoming) = self.incoming.get(&key) {
             let conn = incoming.conn;
-            self.count(conn, |stats| *stats.received.entry("refused").or_default() += 1);
+            self.count_refusal(conn, reason);
             self.sink_input(key, SinkInput::Refused { reason, detail }, now);
         }
     }

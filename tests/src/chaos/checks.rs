@@ -35,7 +35,7 @@ pub async fn settle(scene: Scene<'_>, acting: &Acting, since: Instant) -> Settle
     let (pairs, admitted, quarantine) = tokio::join!(
         pairs(scene, acting, since),
         admitted(scene, acting, since),
-        quarantine(scene.stage, scene.judge, acting, since)
+        quarantine(scene, acting, since, Node::WORKERS.to_vec())
     );
     Settled { pairs, admitted, quarantine }
 }
@@ -113,17 +113,16 @@ async fn admitted(scene: Scene<'_>, acting: &Acting, since: Instant) -> Duration
     }
 }
 
-/// Nothing is quarantined on workers that no other fault touches, at some moment within [`QUARANTINE_MAX`].
-async fn quarantine(stage: &Stage, judge: &Judge, acting: &Acting, since: Instant) -> Duration {
-    let mut left: Vec<Node> = Node::PREFILL.into_iter().chain(Node::DECODE).collect();
+/// Nothing is quarantined on these workers, but those that another fault touches, at some moment within [`QUARANTINE_MAX`].
+pub async fn quarantine(scene: Scene<'_>, acting: &Acting, since: Instant, workers: Vec<Node>) -> Duration {
+    let Scene { stage, judge, .. } = scene;
+    let untouched = |node: &Node| !judge.touched_since(since, *node, acting);
+    let mut left = workers;
     loop {
         let mut still = Vec::new();
-        for node in left {
-            if judge.touched_since(since, node, acting) {
-                continue;
-            }
-            let blocks = scrape(stage, node).await.map_or(0.0, |s| s.sum("baton_kv_blocks", &["quarantined"]));
-            if blocks > 0.0 {
+        for node in left.into_iter().filter(untouched) {
+            let blocks = scrape(stage, node).await.map(|s| s.sum("baton_kv_blocks", &["quarantined"]));
+            if blocks.is_none_or(|n| n > 0.0) && untouched(&node) {
                 still.push((node, blocks));
             }
         }

@@ -8,13 +8,14 @@ use super::judge::Judge;
 use super::load::Load;
 use super::matrix::{Cell, Component, Fault, Phase, cells};
 use super::sight;
-use super::stage::Stage;
+use super::stage::{Node, Stage};
 use parking_lot::Mutex;
 use rand::Rng as _;
 use rand::rngs::StdRng;
 use rand::seq::IteratorRandom as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
+use tokio::sync::RwLock;
 use tokio::time::sleep;
 
 /// Parts that one lane breaks, one at a time.
@@ -28,8 +29,13 @@ const PHASE_MAX: Duration = Duration::from_secs(3);
 const TRIES: u64 = 3;
 /// Looks for it are so far apart.
 const LOOK: Duration = Duration::from_millis(5);
+/// Share of faults that strike while the other lane holds still, so that nothing else excuses what they do.
+const ALONE_SHARE: f64 = 0.2;
 /// Rest between two faults of a lane.
 const REST_MS: u64 = 300;
+
+/// Pairs of a prefill and a decode worker.
+const PAIRS: u64 = (Node::PREFILL.len() * Node::DECODE.len()) as u64;
 
 /// What faults did so far.
 #[derive(Clone, Debug, Default)]
@@ -42,6 +48,10 @@ pub struct Record {
     pub faults: u64,
     /// Handoffs that pairs carried right after a repair.
     pub pairs: u64,
+    /// And those that they were asked for: another fault met the others first.
+    pub pairs_asked: u64,
+    /// Repairs after which every pair carried one.
+    pub all_pairs: u64,
     /// Longest time until all pairs carried handoffs again.
     pub pairs_max: Duration,
     /// Longest time until routers placed on all workers again.
@@ -61,6 +71,8 @@ pub struct Scene<'a> {
     pub handoffs: &'a Handoffs,
     /// Who listens.
     pub judge: &'a Judge,
+    /// Held by who strikes; alone by who strikes alone.
+    pub alone: &'a RwLock<()>,
     /// What is counted.
     pub record: &'a Mutex<Record>,
 }
@@ -106,23 +118,40 @@ async fn find(scene: Scene<'_>, cell: Cell, random: &mut StdRng) -> (Target, BTr
 }
 
 async fn one(scene: Scene<'_>, cell: Cell, random: &mut StdRng) -> anyhow::Result<()> {
-    let Scene { stage, judge, record, .. } = scene;
+    let Scene { stage, judge, record, alone, .. } = scene;
+    let is_alone = random.random_bool(ALONE_SHARE);
+    let _alone = if is_alone { Some(alone.write().await) } else { None };
+    let _beside = if is_alone { None } else { Some(alone.read().await) };
     let (target, met) = find(scene, cell, random).await;
     let Cell(component, fault, _) = cell;
     let at_s = judge.at_s();
     let acting = judge.strikes(format!("{target} {fault}"), target.nodes());
+    let lasts = duration(fault, random);
     strike(stage, target, fault).await?;
+    let struck = Instant::now();
     count(record, component, fault, &met);
-    sleep(duration(fault, random)).await;
-    repair(stage, target, fault).await?;
+    let repaired = async {
+        sleep(lasts).await;
+        repair(stage, target, fault).await
+    };
+    // A death shows at once to those that had connections with it, long before its next start.
+    let bereaved = async {
+        let others = Node::WORKERS.into_iter().filter(|worker| !target.nodes().contains(worker)).collect();
+        if fault == Fault::Killed { checks::quarantine(scene, &acting, struck, others).await } else { Duration::ZERO }
+    };
+    let (repaired, bereaved) = tokio::join!(repaired, bereaved);
+    repaired?;
     let since = Instant::now();
     let back_s = judge.at_s() - at_s;
     let Settled { pairs, admitted, quarantine } = checks::settle(scene, &acting, since).await;
+    let quarantine = quarantine.max(bereaved);
     judge.settled(&acting);
     let last = pairs.iter().max().copied().unwrap_or_default();
     {
         let mut record = record.lock();
         record.pairs += pairs.len() as u64;
+        record.pairs_asked += PAIRS;
+        record.all_pairs += u64::from(pairs.len() as u64 == PAIRS);
         record.pairs_max = record.pairs_max.max(last);
         record.admitted_max = record.admitted_max.max(admitted);
         record.quarantine_max = record.quarantine_max.max(quarantine);

@@ -37,6 +37,7 @@ use stage::{Node, Stage};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::RwLock;
 
 /// Faults pause this often, to see whether everything is let go when nobody asks.
 const ROUND: Duration = Duration::from_secs(110);
@@ -108,7 +109,8 @@ async fn play(
     let load = Load::start(&routers, &act.cases, act.clients, judge.clone(), seed).await?;
     let record = Mutex::new(std::mem::take(&mut outcome.record));
     let handoffs = Handoffs::start(stage, load.shortest()).await;
-    let scene = Scene { stage, load: &load, handoffs: &handoffs, judge, record: &record };
+    let alone = RwLock::default();
+    let scene = Scene { stage, load: &load, handoffs: &handoffs, judge, alone: &alone, record: &record };
     let mut random = [1, 2].map(|lane| StdRng::seed_from_u64(seed.wrapping_mul(31).wrapping_add(lane)));
     let end = Instant::now() + act.time;
     while Instant::now() < end {

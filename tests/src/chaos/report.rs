@@ -56,6 +56,10 @@ pub struct Report {
     pub acts: Vec<Act>,
     /// Handoffs that pairs of workers carried right after a repair.
     pub pairs: u64,
+    /// And those that they were asked for: another fault met the others first.
+    pub pairs_asked: u64,
+    /// Repairs after which every pair carried one.
+    pub all_pairs: u64,
     /// Longest time from a repair until all pairs had carried a handoff.
     pub pairs_s_max: f64,
     /// Longest time from a repair until routers placed on all workers.
@@ -113,6 +117,8 @@ impl Report {
             requests,
             acts,
             pairs: record.pairs,
+            pairs_asked: record.pairs_asked,
+            all_pairs: record.all_pairs,
             pairs_s_max: record.pairs_max.as_secs_f64(),
             admitted_s_max: record.admitted_max.as_secs_f64(),
             quarantine_s_max: record.quarantine_max.as_secs_f64(),
@@ -172,14 +178,17 @@ impl fmt::Display for Report {
         }
         writeln!(
             f,
-            "\nseed {}, commit {}: {} faults in {} s. {} handoffs of pairs after repairs, each within {:.1} s; at most {:.1} s to routers that place on \
-             all, {:.2} s to no quarantine, {:.1} s from the last request to no reference.",
+            "\nseed {}, commit {}: {} faults in {} s. {} of {} handoffs of pairs after repairs (another fault met the \
+             others first), each within {:.1} s, all four after {} repairs; at most {:.1} s to routers that place on all, \
+             {:.2} s to no quarantine, {:.1} s from the last request to no reference.",
             self.seed,
             self.commit,
             self.faults,
             self.seconds,
             self.pairs,
+            self.pairs_asked,
             self.pairs_s_max,
+            self.all_pairs,
             self.admitted_s_max,
             self.quarantine_s_max,
             self.quiet_s_max

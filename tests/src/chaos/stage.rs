@@ -38,6 +38,8 @@ impl Node {
         [Self::Router(0), Self::Router(1), Self::Prefill(0), Self::Prefill(1), Self::Decode(0), Self::Decode(1)];
     /// All routers.
     pub const ROUTERS: [Self; 2] = [Self::Router(0), Self::Router(1)];
+    /// All workers.
+    pub const WORKERS: [Self; 4] = [Self::Prefill(0), Self::Prefill(1), Self::Decode(0), Self::Decode(1)];
     /// All decode workers.
     pub const DECODE: [Self; 2] = [Self::Decode(0), Self::Decode(1)];
     /// All prefill workers.

@@ -98,7 +98,7 @@ async fn a_restored_etcd_is_brought_up_to_date() {
 }
 
 #[tokio::test]
-async fn a_watch_that_fell_behind_a_compaction_lists_again() {
+async fn a_router_that_is_cut_off_through_a_compaction_lists_again() {
     let server = EtcdServer::start().unwrap();
     let relay = Relay::start(server.address()).await.unwrap();
     let behind = EtcdConfig { endpoints: vec![format!("http://{}", relay.address())], ..server.config() };
@@ -219,4 +219,45 @@ async fn clusters_share_an_etcd_under_prefixes_and_a_password() {
     let elsewhere = EtcdRouter::start(&EtcdConfig { prefix: "/theirs/".into(), ..config }, 16);
     sleep(Duration::from_millis(500)).await;
     assert!(elsewhere.view().borrow().members.is_empty());
+}
+
+/// The watch breaks off at one node and goes on at another, from its revision, which is compacted away meanwhile.
+#[tokio::test]
+async fn a_watch_that_resumes_behind_a_compaction_lists_again() {
+    let etcd = crate::testing::etcd::EtcdCluster::start(3).unwrap();
+    let direct = etcd.config();
+    etcd.leader().await.unwrap();
+    let mut relays = Vec::new();
+    for address in &etcd.addresses()[..2] {
+        relays.push(Relay::start(address.clone()).await.unwrap());
+    }
+    relays[1].set_silent(true);
+    let endpoints = relays.iter().map(|relay| format!("http://{}", relay.address())).collect();
+    let router = EtcdRouter::start(&EtcdConfig { endpoints, ..direct.clone() }, 16);
+    let (stays, leaves, comes) = (record("d-0", 1), record("d-1", 2), record("p-0", 3));
+    let _staying = EtcdWorker::new(&direct).register(stays.clone());
+    let leaving = EtcdWorker::new(&direct).register(leaves.clone());
+    let mut view = router.view();
+    timeout(MAX, view.wait_for(|v| v.members.len() == 2)).await.unwrap().unwrap();
+
+    relays[1].set_silent(false);
+    relays[0].set_silent(true);
+    assert!(leaving.leave(MAX).await);
+    let _coming = EtcdWorker::new(&direct).register(comes.clone());
+    let mut client = Client::connect(&direct.endpoints, None).await.unwrap();
+    let registered = async {
+        loop {
+            let answer = client.get(format!("{}instances/p-0", direct.prefix), None).await.unwrap();
+            if !answer.kvs().is_empty() {
+                return answer.header().unwrap().revision();
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let revision = timeout(MAX, registered).await.unwrap();
+    client.compact(revision, Some(CompactionOptions::new().with_physical())).await.unwrap();
+    assert!(view.borrow().get(&leaves.party).is_some(), "it heard of the change before it was compacted away");
+    let right = |v: &Arc<MembershipView>| v.get(&leaves.party).is_none() && v.get(&comes.party).is_some();
+    timeout(MAX, view.wait_for(right)).await.expect("it lists again").unwrap();
+    assert!(router.view().borrow().get(&stays.party).is_some());
 }
