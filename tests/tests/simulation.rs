@@ -61,6 +61,7 @@ fn a_fixed_set_of_schedules_breaks_nothing() {
     let sum = run_all(0..1_000).unwrap_or_else(|broken| panic!("{broken}"));
     assert!(sum.fewest >= 200, "a schedule has {} events only", sum.fewest);
     assert!(sum.counts.rare(1).is_empty(), "never taken: {:?}", sum.counts.rare(1));
+    assert!(sum.counts.unexpected().is_empty(), "taken and not listed: {:?}", sum.counts.unexpected());
 }
 
 /// The recorded run; `BATON_SIMULATION_SEEDS=7..8` runs one schedule again.
@@ -78,8 +79,9 @@ fn a_hundred_thousand_schedules_break_nothing() {
     println!("{} schedules, {} events, at least {} each, {seconds:.0} s", sum.schedules, sum.events, sum.fewest);
     println!("{}", sum.counts);
     println!("taken fewer than 100 times: {:?}", sum.counts.rare(100));
+    println!("taken and not listed: {:?}", sum.counts.unexpected());
     if given.is_none() {
-        assert!(sum.fewest >= 200 && sum.counts.rare(100).is_empty());
+        assert!(sum.fewest >= 200 && sum.counts.rare(100).is_empty() && sum.counts.unexpected().is_empty());
     }
 }
 
@@ -92,12 +94,17 @@ fn a_seed_gives_one_schedule() {
     }
 }
 
-/// Each defect seeded on purpose is found, and soon.
+/// Each defect seeded on purpose is found, and soon, by the invariant that it breaks.
 #[test]
 fn seeded_defects_are_found() {
     for mutant in Mutant::ALL {
         let found = (0..3_000).find_map(|seed| run(seed, mutant).err());
         let broken = found.unwrap_or_else(|| panic!("{mutant:?} was not found"));
+        assert_eq!(Some(broken.invariant), mutant.breaks(), "{mutant:?}: {broken}");
+        if mutant == Mutant::DoubleFree {
+            // The second free, of a request that was cancelled and committed.
+            assert!(broken.events.last().is_some_and(|event| event.contains("CancelIncoming")), "{broken}");
+        }
         println!("{mutant:?}: seed {}: {}", broken.seed, broken.what);
     }
 }

@@ -50,7 +50,12 @@ impl World {
         let router = self.addr(r);
         let sent = self.flow(r, request).map(|flow| flow.tokens.clone()).unwrap_or_default();
         let spec = &self.requests[request];
-        let name = RequestId::try_new(format!("r{request}.{attempt}.{}", router.incarnation)).expect("a short name");
+        let name = if self.mutant.reuses_names() {
+            format!("r{request}")
+        } else {
+            format!("r{request}.{attempt}.{}", router.incarnation)
+        };
+        let name = RequestId::try_new(name).expect("a short name");
         let process = self.instances[&to.instance];
         let call = Call {
             role,

@@ -72,7 +72,38 @@ const EXPECTED: &[(&str, &[&str])] = &[
     ("leases", &["joined", "renewed", "replaced", "ended"]),
     ("scheduler", &["preempted", "deadline", "stalled"]),
     ("sink waits", &["quarantine"]),
-    ("sink refuses", &["quarantine"]),
+    ("sink refuses", &["quarantine", "unknown_request", "wrong_incarnation"]),
+    ("sink ends", &["aborted", "aborted_by_peer", "adopted", "corrupt", "deadline", "not_adopted", "peer_lost"]),
+    (
+        "source ends",
+        &[
+            "aborted",
+            "aborted_by_peer",
+            "adopted",
+            "corrupt",
+            "deadline",
+            "device",
+            "not_adopted",
+            "peer_lost",
+            "refused",
+        ],
+    ),
+    ("cancel x commit", &["adopted, then cancelled", "cancelled, then committed", "aborted, then committed"]),
+    (
+        "request ends",
+        &[
+            "cancelled",
+            "context_length_exceeded",
+            "deadline_exceeded",
+            "internal",
+            "no router",
+            "not admitted",
+            "ok",
+            "overloaded",
+            "unavailable",
+            "with its router",
+        ],
+    ),
 ];
 
 /// Counts of many schedules.
@@ -102,6 +133,14 @@ impl Counts {
         self.0.iter().map(|(&(machine, before, after), &n)| {
             (machine, if after.is_empty() { before.to_owned() } else { format!("{before} > {after}") }, n)
         })
+    }
+
+    /// Transitions that were taken and are not among those to be taken.
+    pub fn unexpected(&self) -> Vec<String> {
+        let is_expected =
+            |machine: &str, what: &str| EXPECTED.iter().any(|(m, all)| *m == machine && all.contains(&what));
+        let taken = self.all().filter(|(machine, what, _)| !is_expected(machine, what));
+        taken.map(|(machine, what, n)| format!("{machine}: {what}: {n}")).collect()
     }
 
     /// Transitions that were to be taken `least` times and were not.

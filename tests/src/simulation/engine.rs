@@ -4,6 +4,7 @@ use super::call::Call;
 use super::clock::{Addr, Time, ms};
 use super::event::{Event, Said, Trouble};
 use super::handoff::Pouch;
+use super::invariant::Invariant;
 use super::model::{self, Oracle};
 use super::world::World;
 use baton_engine::Phase;
@@ -201,7 +202,7 @@ impl World {
         let Some(worker) = self.worker_mut(w) else { return };
         let engine = &mut worker.engine;
         let (Some(sequence), Some(lease)) = (engine.sequences.get(&key), engine.scheduler.lease(key)) else {
-            return self.fail("a planned sequence does not exist or holds no blocks".into());
+            return self.fail(Invariant::Core, "a planned sequence does not exist or holds no blocks".into());
         };
         let blocks = &lease.blocks().0[0];
         for (at, &token) in sequence.tokens.iter().enumerate().skip(position).take(rows) {
@@ -212,10 +213,10 @@ impl World {
         let next = samples.then(|| worker.memory.next(blocks, position + rows));
         if next.is_some_and(|next| next != sequence.oracle.next()) {
             let call = sequence.call;
-            return self.fail(format!(
-                "a wrong token was computed for {}: its KV is not that of its past",
-                self.calls[call].name
-            ));
+            return self.fail(
+                Invariant::VerifiedKv,
+                format!("a wrong token was computed for {}: its KV is not that of its past", self.calls[call].name),
+            );
         }
         if let Some(shipment) = shipment.filter(|_| ships) {
             let end = (position + rows) as u32;

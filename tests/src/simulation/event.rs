@@ -7,7 +7,7 @@ use baton_kv_transfer::pure::SumRun;
 use baton_node::membership::Member;
 use baton_node::membership::etcd::view::{Change, Position};
 use baton_proto::v1::LoadReport;
-use baton_types::{ErrorKind, InstanceRecord, Party, TokenId};
+use baton_types::{ErrorKind, InstanceRecord, Party, RequestId, TokenId};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
@@ -139,6 +139,10 @@ pub(super) enum Event {
     HangUp {
         call: usize,
     },
+    /// The transfer is to give up what comes for a stream that is gone.
+    CancelIncoming {
+        request: RequestId,
+    },
     CallDeadline {
         call: usize,
     },
@@ -164,7 +168,6 @@ pub(super) enum Event {
         key: u64,
         epoch: u32,
     },
-    /// `hold` goes with the event: until then the blocks are read.
     /// `hold` goes with the event: until then the blocks are read.
     Sum {
         key: u64,

@@ -3,6 +3,7 @@
 use super::call::Wanted;
 use super::clock::{Time, ms};
 use super::event::{Event, Trouble};
+use super::invariant::Invariant;
 use super::world::World;
 use baton_router::PrefillPolicy;
 use baton_router::pure::{
@@ -209,15 +210,15 @@ impl World {
         flow.tokens.push(token);
         let spec = &self.requests[request];
         if spec.answer.get(at) != Some(&token) {
-            self.fail(format!(
-                "request {request} was sent token {token} at {at}, which is not {:?}",
-                spec.answer.get(at)
-            ));
+            self.fail(
+                Invariant::RightAnswer,
+                format!("request {request} was sent token {token} at {at}, which is not {:?}", spec.answer.get(at)),
+            );
             return false;
         }
         let is_last = ends || at + 1 >= spec.max_tokens;
         if is_last && at + 1 != spec.answer.len() {
-            self.fail(format!("the answer of request {request} ends at {at}"));
+            self.fail(Invariant::RightAnswer, format!("the answer of request {request} ends at {at}"));
             return false;
         }
         if is_last {
@@ -289,7 +290,7 @@ impl World {
             attempt.prefill_call.into_iter().for_each(|call| self.close(call));
         }
         if error == Some(ErrorKind::Internal) && !self.may_break {
-            self.fail(format!("request {request} ended with an internal error"));
+            self.fail(Invariant::EveryEnd, format!("request {request} ended with an internal error"));
         }
         self.requests[request].ended(self.clock.now(), error);
         self.counts.add("request ends", error.map_or("ok", ErrorKind::name));

@@ -2,6 +2,7 @@
 
 use super::clock::{Addr, ms};
 use super::event::Event;
+use super::invariant::Invariant;
 use super::wire::Wire;
 use super::world::World;
 use baton_kv_cache::Lease;
@@ -123,7 +124,7 @@ impl World {
         let Some(sending) = worker.sending.get(&key) else { return };
         let (Some(ticket), conn) = (sending.source.ticket(), sending.conn) else { return };
         if sending.hold.is_none() {
-            return self.fail("a copy after the source let its blocks go".into());
+            return self.fail(Invariant::HeldBlocks, "a copy after the source let its blocks go".into());
         }
         let sink_map = self.sink_map();
         let heads = &worker.memory.heads;
@@ -191,7 +192,7 @@ impl World {
     fn sent(&mut self, w: usize, key: u64, result: Result<(), HandoffFailure>) {
         let Some(sending) = self.worker_mut(w).and_then(|w| w.sending.remove(&key)) else { return };
         if sending.hold.is_some() {
-            self.fail("a handoff ended with its blocks held".into());
+            self.fail(Invariant::Quiet, "a handoff ended with its blocks held".into());
         }
         if let Err(failure) = &result {
             self.blame(failure);
@@ -224,7 +225,7 @@ impl World {
             _ => false,
         };
         if is_defect {
-            self.fail(format!("a handoff failed as none should: {failure}"));
+            self.fail(Invariant::NoProtocolError, format!("a handoff failed as none should: {failure}"));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What must hold after every event, and when all is quiet.
 
 use super::clock::ms;
+use super::invariant::Invariant;
 use super::shape::{END, HEALED};
 use super::world::World;
 use baton_kv_cache::Lease;
@@ -25,16 +26,19 @@ impl World {
         let part = worker.waiting.iter().any(|waiting| waiting.part.is_some());
         let found = (referenced, seen.count - referenced);
         let wrong = if let Some(block) = seen.twice {
-            Some(format!("block {block} has two owners"))
+            Some((Invariant::OneOwner, format!("block {block} has two owners")))
         } else if part {
-            Some("a reservation that waits holds blocks".into())
+            Some((Invariant::WholeReservation, "a reservation that waits holds blocks".into()))
         } else if found != (counts.referenced, counts.quarantined) {
-            Some(format!("{found:?} blocks are referenced and quarantined, the pool's books say {counts:?}"))
+            Some((
+                Invariant::OneOwner,
+                format!("{found:?} blocks are referenced and quarantined, the pool's books say {counts:?}"),
+            ))
         } else {
             None
         };
         drop(pouches);
-        wrong.into_iter().for_each(|wrong| self.fail(wrong));
+        wrong.into_iter().for_each(|(invariant, wrong)| self.fail(invariant, wrong));
         self.check_quarantine(w);
     }
 
@@ -48,7 +52,10 @@ impl World {
         }
         if let Some((source, blocks)) = by_source.into_iter().find(|(_, blocks)| *blocks > max) {
             let source = self.shape.name(source);
-            self.fail(format!("{source} left {blocks} blocks in quarantine, and {max} are its bound"));
+            self.fail(
+                Invariant::QuarantineBound,
+                format!("{source} left {blocks} blocks in quarantine, and {max} are its bound"),
+            );
         }
     }
 
@@ -62,12 +69,15 @@ impl World {
             // A router that stood still, or an etcd that was away, ends nothing before they go on.
             let by = spec.deadline.max(HEALED) + ms(20);
             match &spec.outcome {
-                None => self.fail(format!("request {request} never ended")),
+                None => self.fail(Invariant::EveryEnd, format!("request {request} never ended")),
                 Some((at, _)) if *at > by => {
-                    self.fail(format!("request {request} ended at {at} us, after its deadline"))
+                    self.fail(Invariant::EveryEnd, format!("request {request} ended at {at} us, after its deadline"))
                 }
                 Some((_, Some(error))) if spec.must_succeed && all_whole => {
-                    self.fail(format!("request {request} came when all was well, and failed: {error:?}"));
+                    self.fail(
+                        Invariant::EveryEnd,
+                        format!("request {request} came when all was well, and failed: {error:?}"),
+                    );
                 }
                 Some(_) => {}
             }
@@ -82,7 +92,9 @@ impl World {
 
     fn check_idle(&mut self, w: usize) {
         let name = self.shape.name(w);
-        let Some(worker) = self.worker(w) else { return self.fail(format!("{name} is not up at {END}")) };
+        let Some(worker) = self.worker(w) else {
+            return self.fail(Invariant::Quiet, format!("{name} is not up at {END}"));
+        };
         let counts = worker.pool.counts();
         let (sequences, calls) = (worker.engine.sequences.len(), worker.calls.len());
         let (sending, waiting, claimed) = (worker.sending.len(), worker.waiting.len(), worker.claims.tokens());
@@ -92,7 +104,7 @@ impl World {
         });
         let left = left.count();
         if counts.referenced + sequences + calls + sending + waiting + left > 0 || claimed > 0 {
-            self.fail(format!(
+            self.fail(Invariant::Quiet, format!(
                 "{name} is not quiet: {counts:?}, {sequences} sequences, {calls} calls, {sending} handoffs out, {left} in, \
                  {waiting} offers, {claimed} tokens claimed"
             ));
@@ -102,18 +114,21 @@ impl World {
     /// Each router sees who is registered, and all who run are.
     fn check_view(&mut self, r: usize) {
         let registered = self.etcd.registered();
-        let Some(router) = self.router(r) else { return self.fail(format!("router{r} is not up")) };
+        let Some(router) = self.router(r) else {
+            return self.fail(Invariant::ForwardViews, format!("router{r} is not up"));
+        };
         let view = router.members();
         let seen: std::collections::BTreeMap<_, _> =
             view.members.iter().map(|(id, member)| (id.clone(), member.registration)).collect();
         let registered = if self.shape.is_embedded { seen.clone() } else { registered };
         if seen != registered {
-            return self.fail(format!("router{r} sees {seen:?}, registered are {registered:?}"));
+            return self
+                .fail(Invariant::ForwardViews, format!("router{r} sees {seen:?}, registered are {registered:?}"));
         }
         for (instance, process) in self.instances.clone() {
             let incarnation = self.procs[process].incarnation;
             if registered.get(&instance).is_none_or(|r| r.incarnation.0 != incarnation) {
-                self.fail(format!("{instance} runs and is not registered"));
+                self.fail(Invariant::ForwardViews, format!("{instance} runs and is not registered"));
             }
         }
     }

@@ -15,6 +15,7 @@
 mod call;
 mod clock;
 mod counts;
+mod deliver;
 mod embedded;
 mod engine;
 mod etcd;
@@ -23,6 +24,7 @@ mod faults;
 mod flow;
 mod handoff;
 mod hear;
+mod invariant;
 mod invariants;
 mod model;
 mod mutant;
@@ -35,6 +37,7 @@ mod worker;
 mod world;
 
 pub use counts::Counts;
+pub use invariant::Invariant;
 pub use mutant::Mutant;
 
 use crate::processes::commit;
@@ -47,6 +50,8 @@ use world::World;
 pub struct Broken {
     /// Gives the same schedule again.
     pub seed: u64,
+    /// Which invariant.
+    pub invariant: Invariant,
     /// What broke.
     pub what: String,
     /// The last events before.
@@ -66,36 +71,42 @@ pub struct Ran {
 pub fn run(seed: u64, mutant: Mutant) -> Result<Ran, Broken> {
     attempt(seed, mutant, false).map_err(|_| match attempt(seed, mutant, true) {
         Err(broken) => broken,
-        Ok(_) => Broken { seed, what: "the schedule is not the same twice".into(), events: Vec::new() },
+        Ok(_) => Broken {
+            seed,
+            invariant: Invariant::Core,
+            what: "the schedule is not the same twice".into(),
+            events: Vec::new(),
+        },
     })
 }
 
 fn attempt(seed: u64, mutant: Mutant, shows: bool) -> Result<Ran, Broken> {
     let mut world = World::new(seed, mutant, shows);
     let ended = catch_unwind(AssertUnwindSafe(|| world.run()));
-    let what = match ended {
+    let (invariant, what) = match ended {
         Ok(Ok(())) => return Ok(Ran { events: world.events, counts: world.counts }),
-        Ok(Err(what)) => what,
+        Ok(Err(broken)) => broken,
         Err(panic) => {
             let said = panic.downcast_ref::<String>().cloned();
             let said = said.or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()));
-            let what = format!("a core panicked: {}", said.unwrap_or_default());
+            let said = said.unwrap_or_default();
+            let (invariant, what) = (Invariant::of_panic(&said), format!("a core panicked: {said}"));
             let events = world.shown();
             std::mem::forget(world); // Its leases would panic again.
-            return Err(Broken { seed, what, events });
+            return Err(Broken { seed, invariant, what, events });
         }
     };
     let events = world.shown();
     if mutant != Mutant::Sound {
         std::mem::forget(world);
     }
-    Err(Broken { seed, what, events })
+    Err(Broken { seed, invariant, what, events })
 }
 
 impl fmt::Display for Broken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.events.iter().try_for_each(|event| writeln!(f, "{event}"))?;
-        writeln!(f, "seed {} at commit {}: {}", self.seed, commit(), self.what)?;
+        writeln!(f, "seed {} at commit {}: {:?}: {}", self.seed, commit(), self.invariant, self.what)?;
         write!(
             f,
             "again: BATON_SIMULATION_SEEDS={}..{} cargo test --release -p baton-tests --test simulation -- --ignored --nocapture",

@@ -1,5 +1,7 @@
 //! Defects seeded on purpose, to show that the simulation finds them. Each is a misuse of the cores by the shell around them.
 
+use super::invariant::Invariant;
+
 /// Which defect a schedule runs with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mutant {
@@ -9,7 +11,10 @@ pub enum Mutant {
     ReleaseWithoutFence,
     /// Workers know their peers by name and address, not by incarnation.
     OtherIncarnation,
-    /// A cancelled request frees blocks that its adopted sequence owns.
+    /// Attempts of a request have one name, and workers take KV by that name and the source's: a commit that was on its way when its source
+    /// died and started again meets the claim that names the next start.
+    OlderIncarnation,
+    /// A cancel that reaches the transfer after the commit gives the blocks back, which whoever took the commit has or gave back.
     DoubleFree,
     /// A router lists from a member of etcd that lags.
     ViewGoesBack,
@@ -23,9 +28,10 @@ pub enum Mutant {
 
 impl Mutant {
     /// All defects.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::ReleaseWithoutFence,
         Self::OtherIncarnation,
+        Self::OlderIncarnation,
         Self::DoubleFree,
         Self::ViewGoesBack,
         Self::PiecewiseReservation,
@@ -33,12 +39,31 @@ impl Mutant {
         Self::LateQuarantineBound,
     ];
 
+    /// What it breaks first.
+    pub fn breaks(self) -> Option<Invariant> {
+        Some(match self {
+            Self::Sound => return None,
+            Self::ReleaseWithoutFence => Invariant::GrantedMemory,
+            Self::OtherIncarnation => Invariant::NoOtherStart,
+            Self::OlderIncarnation => Invariant::NotAnOlderStart,
+            Self::DoubleFree => Invariant::OneOwner,
+            Self::ViewGoesBack => Invariant::ForwardViews,
+            Self::PiecewiseReservation => Invariant::WholeReservation,
+            Self::UnverifiedKv => Invariant::VerifiedKv,
+            Self::LateQuarantineBound => Invariant::QuarantineBound,
+        })
+    }
+
     pub(super) fn pretends_fences(self) -> bool {
         self == Self::ReleaseWithoutFence
     }
 
     pub(super) fn ignores_incarnations(self) -> bool {
         self == Self::OtherIncarnation
+    }
+
+    pub(super) fn reuses_names(self) -> bool {
+        self == Self::OlderIncarnation
     }
 
     pub(super) fn frees_twice(self) -> bool {

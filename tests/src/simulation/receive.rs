@@ -3,17 +3,16 @@
 use super::clock::{Addr, Time};
 use super::event::{Event, Said, Trouble};
 use super::handoff::owner;
+use super::invariant::Invariant;
 use super::wire::Wire;
 use super::worker::Worker;
 use super::world::World;
 use baton_decode_worker::claims::OfferError;
 use baton_engine::scheduler::{Awaited, SequenceKey};
 use baton_kv_cache::{Lease, Quarantined};
-use baton_kv_transfer::pure::{
-    ALGORITHM, Admission, Commit, Expected, Exposure, GRANULE, Sink, SinkAction, SinkInput, SumRun, layer_sums,
-};
+use baton_kv_transfer::pure::{ALGORITHM, Admission, Expected, Exposure, Sink, SinkAction, SinkInput};
 use baton_kv_transfer::{HandoffFailure, RefuseReason};
-use baton_types::{GroupBlocks, Party, RequestId, TicketId};
+use baton_types::{ErrorKind, GroupBlocks, Party, RequestId, TicketId};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -23,13 +22,13 @@ pub(super) struct Incoming {
     pub(super) sink: Sink,
     pub(super) conn: usize,
     handoff: u64,
-    request: RequestId,
+    pub(super) request: RequestId,
     source: Addr,
-    source_party: Party,
-    tokens: u32,
+    pub(super) source_party: Party,
+    pub(super) tokens: u32,
     /// The worker was not asked for room yet.
     unasked: bool,
-    blocks: GroupBlocks,
+    pub(super) blocks: GroupBlocks,
     pub(super) hold: Option<Lease>,
     pub(super) quarantined: Option<Quarantined>,
 }
@@ -49,7 +48,7 @@ impl Incoming {
 #[derive(Debug)]
 pub(super) struct Waiting {
     turn: SequenceKey,
-    key: u64,
+    pub(super) key: u64,
     tokens: usize,
     /// What a reservation that is taken piece by piece has so far; nothing else has any.
     pub(super) part: Option<Lease>,
@@ -233,24 +232,16 @@ impl World {
         self.sink_input(w, key, SinkInput::Granted);
     }
 
-    /// The request behind a claim is no longer wanted.
-    pub(super) fn cancel_incoming(&mut self, w: usize, request: &RequestId) {
-        let Some(worker) = self.worker_mut(w) else { return };
-        worker.waiting.retain(|waiting| worker.incoming.get(&waiting.key).is_none_or(|i| i.request != *request));
-        let of_it: Vec<u64> =
-            worker.incoming.iter().filter(|(_, i)| i.request == *request).map(|(key, _)| *key).collect();
-        for key in of_it {
-            self.sink_input(w, key, SinkInput::Cancel(HandoffFailure::Aborted("its stream is gone".into())));
-        }
-        self.grant_waiting(w);
-    }
-
     pub(super) fn sink_input(&mut self, w: usize, key: u64, input: SinkInput) {
         let now = self.clock.instant(self.clock.now());
         let Some(incoming) = self.worker_mut(w).and_then(|w| w.incoming.get_mut(&key)) else { return };
         let before = incoming.sink.state();
+        let is_crossed = before == "aborting" && matches!(input, SinkInput::Commit(_));
         let actions = incoming.sink.handle(now, input);
         let after = incoming.sink.state();
+        if is_crossed {
+            self.counts.add("cancel x commit", "aborted, then committed");
+        }
         self.counts.moved("sink", before, after);
         actions.into_iter().for_each(|action| self.sink_action(w, key, action));
     }
@@ -296,71 +287,18 @@ impl World {
             SinkAction::Forget => {
                 let gone = self.worker_mut(w).and_then(|w| w.incoming.remove(&key));
                 if gone.is_some_and(|i| i.hold.is_some() || i.quarantined.is_some()) {
-                    self.fail("a handoff was forgotten with its blocks".into());
+                    self.fail(Invariant::Quiet, "a handoff was forgotten with its blocks".into());
                 }
             }
         }
     }
 
-    /// Gives verified blocks to the engine, if they are those that were claimed.
-    fn deliver(&mut self, w: usize, key: u64, commit: Commit) {
-        let here = self.addr(w);
-        let Some(worker) = self.worker_mut(w) else { return };
-        let Some(incoming) = worker.incoming.get_mut(&key) else { return };
-        let Some(lease) = incoming.hold.take() else { return self.fail("a delivery without blocks".into()) };
-        let (request, tokens) = (incoming.request.clone(), incoming.tokens as usize);
-        let (source_party, conn) = (incoming.source_party.clone(), incoming.conn);
-        let wrong = worker.memory.wrong(&lease.blocks().0[0], &commit.tokens[..tokens]);
-        let claimed = worker.claims.peek(&request);
-        let opened_to = self.net.connections[conn].sink;
-        if let Some(position) = wrong {
-            return self.fail(format!("KV was delivered that is wrong from position {position} on"));
-        }
-        if claimed.as_ref().is_some_and(|party| *party != source_party) || opened_to != here {
-            return self.fail(format!("{request} was claimed for {claimed:?}, and KV of {source_party} was adopted"));
-        }
-        let call = self.worker_mut(w).and_then(|w| w.claims.take(&request));
-        let answer = match call {
-            Some(call) if self.calls[call].tokens == commit.tokens[..tokens] && commit.tokens.len() == tokens + 1 => {
-                self.adopt(w, call, commit.tokens, lease);
-                Ok(())
-            }
-            Some(call) => {
-                self.say(w, call, Said::Error(Trouble::new(baton_types::ErrorKind::Unavailable)));
-                Err("its tokens are not those that were claimed".to_owned())
-            }
-            None => Err("the claim is gone".to_owned()),
-        };
-        self.counts.add("sink ends", if answer.is_ok() { "adopted" } else { "not_adopted" });
-        self.sink_input(w, key, SinkInput::Delivered(answer));
-    }
-
-    /// The checksum thread compares what arrived.
-    pub(super) fn check(&mut self, w: usize, key: u64, runs: &[SumRun]) {
-        let Some(worker) = self.worker(w) else { return };
-        let Some(incoming) = worker.incoming.get(&key) else { return };
-        let memory = &worker.memory;
-        let mut sums = 0;
-        let mut is_right = true;
-        for run in runs {
-            let start = run.first_granule * GRANULE;
-            let granules = (run.sums.len() / memory.map.layout().groups()[0].planes.len()) as u32;
-            let tokens = start..(start + granules * GRANULE).min(incoming.tokens);
-            let (blocks, layer) = (&incoming.blocks.0[0], usize::from(run.layer));
-            let found = layer_sums(&*memory.region, &memory.map, blocks, &memory.heads, 0, layer, tokens);
-            is_right &= found == run.sums;
-            sums += found.len() as u64;
-        }
-        let input = if is_right || self.mutant.trusts_bytes() {
-            SinkInput::Verified { sums }
-        } else {
-            SinkInput::Corrupt("checksum differs".into())
-        };
-        self.sink_input(w, key, input);
-    }
-
     /// This side closes a connection, or finds it broken.
     pub(super) fn sinks_lost(&mut self, w: usize, conn: usize) {
+        let is_restart = self.mutant.reuses_names() && !self.is_alive(self.net.connections[conn].source);
+        if is_restart && self.claims_fail(w, conn) {
+            return;
+        }
         let c = &mut self.net.connections[conn];
         let fenced = c.lane.closing_fences() || self.mutant.pretends_fences();
         let (source, was_open) = (c.source, std::mem::replace(&mut c.sink_open, false));
@@ -372,6 +310,20 @@ impl World {
         for key in on {
             self.sink_input(w, key, SinkInput::ConnectionLost { fenced, detail: "it broke".into() });
         }
+    }
+
+    /// The defect: routers hear that a source is gone, but what it sent still counts, since there will be another at its address.
+    /// Whether there were claims for that.
+    fn claims_fail(&mut self, w: usize, conn: usize) -> bool {
+        let Some(worker) = self.worker_mut(w) else { return false };
+        let on: Vec<&Incoming> = worker.incoming.values().filter(|i| i.conn == conn).collect();
+        if on.iter().any(|i| i.sink.is_quarantined()) {
+            return false;
+        }
+        let calls: Vec<usize> = on.into_iter().filter_map(|i| worker.claims.take(&i.request)).collect();
+        let lost = Said::Error(Trouble::new(ErrorKind::Unavailable));
+        calls.iter().for_each(|call| self.say(w, *call, lost.clone()));
+        !calls.is_empty()
     }
 
     /// A source is proven dead.

@@ -4,6 +4,7 @@ use super::clock::{Addr, Time, ms};
 use super::embedded::LEASE;
 use super::event::{Event, Watched};
 use super::flow::Flow;
+use super::invariant::Invariant;
 use super::shape::Shape;
 use super::world::World;
 use baton_node::membership::etcd::view::{EtcdView, Position, ViewLimits};
@@ -167,7 +168,7 @@ impl World {
         router.registrations = registrations;
         router.stood = position.map(|position| (position, stands));
         seen.into_iter().for_each(|what| self.counts.add("view", what));
-        wrong.into_iter().for_each(|wrong| self.fail(wrong));
+        wrong.into_iter().for_each(|wrong| self.fail(Invariant::ForwardViews, wrong));
         // The stream of a worker's reports begins with one.
         let here = self.addr(r);
         for party in fresh {

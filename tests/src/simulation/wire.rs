@@ -3,6 +3,7 @@
 use super::clock::{Addr, Fifo, Time, ms};
 use super::event::Event;
 use super::handoff::Sending;
+use super::invariant::Invariant;
 use super::world::World;
 use baton_kv_transfer::pure::{Commit, CopyRun, SumRun};
 use baton_kv_transfer::{HandoffFailure, RefuseReason};
@@ -197,7 +198,7 @@ impl World {
             return;
         };
         if !worker.sending.get(key).is_some_and(Sending::holds) {
-            return self.fail("a write reads blocks that its source let go".into());
+            return self.fail(Invariant::HeldBlocks, "a write reads blocks that its source let go".into());
         }
         let mut bytes = vec![0; run.len];
         worker.memory.region.read(run.from, &mut bytes);
@@ -235,7 +236,10 @@ impl World {
         });
         worker.memory.region.write(to, bytes);
         if !covers {
-            self.fail(format!("a write under {ticket} reached memory that is not granted to it"));
+            self.fail(
+                Invariant::GrantedMemory,
+                format!("a write under {ticket} reached memory that is not granted to it"),
+            );
         }
     }
 
@@ -303,7 +307,9 @@ impl World {
             // Another start at the same address: the greeting says so.
             let source = c.source;
             if let Wire::Offer { handoff, .. } = wire {
-                let refusal = Wire::Refuse { handoff, reason: RefuseReason::WrongIncarnation };
+                let reason = RefuseReason::WrongIncarnation;
+                self.counts.add("sink refuses", reason.name());
+                let refusal = Wire::Refuse { handoff, reason };
                 self.post(source, Event::Wire { conn, wire: refusal });
             }
             return;

@@ -1,6 +1,6 @@
 //! One start of a worker: its pool, its engine, its handoffs, and the streams that routers hold to it.
 
-use super::clock::{Addr, Fifo, Time};
+use super::clock::{Addr, Fifo, Time, ms};
 use super::engine::Engine;
 use super::event::{Event, Said, Trouble};
 use super::handoff::{Pouch, Sending, Shipment};
@@ -15,6 +15,7 @@ use baton_prefill_worker::handoff_error;
 use baton_types::{ErrorKind, InstanceRecord, Party, RequestError, RequestId, Role, TokenId};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
+use std::mem::ManuallyDrop;
 use std::rc::Weak;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,20 +24,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[derive(Debug)]
 pub(super) struct Booked {
     claims: Claims<usize>,
-    sources: BTreeMap<RequestId, Party>,
+    sources: BTreeMap<RequestId, (Party, usize)>,
 }
 
 impl Booked {
     fn book(&mut self, request: RequestId, claim: Claim<usize>) -> Result<(), RequestError> {
-        let source = claim.source.clone();
+        let named = (claim.source.clone(), claim.stream);
         self.claims.book(request.clone(), claim)?;
-        self.sources.insert(request, source);
+        self.sources.insert(request, named);
         Ok(())
     }
 
     /// Whom a claim names.
     pub(super) fn peek(&self, request: &RequestId) -> Option<Party> {
-        self.sources.get(request).cloned()
+        self.sources.get(request).map(|(party, _)| party.clone())
+    }
+
+    /// Whether no other stream has the claim of this name, as only a defect lets it be.
+    fn is_of(&self, request: &RequestId, call: usize) -> bool {
+        self.sources.get(request).is_none_or(|(_, stream)| *stream == call)
     }
 
     pub(super) fn offered(&mut self, request: &RequestId, source: &Party, tokens: u32) -> Result<(), OfferError> {
@@ -69,8 +75,6 @@ pub(super) struct WorkerCall {
     pub(super) shipment: Option<Shipment>,
     /// The prefill's token was said.
     pub(super) first: bool,
-    /// A second owner of blocks that were adopted, kept by a defect.
-    pub(super) alias: Option<Lease>,
 }
 
 /// One start of a worker.
@@ -88,6 +92,8 @@ pub(super) struct Worker {
     pub(super) waiting: VecDeque<Waiting>,
     /// Blocks on their way from the worker to the transfer.
     pub(super) granting: BTreeMap<u64, Lease>,
+    /// Second owners of blocks whose handoffs were committed, kept by a defect.
+    pub(super) aliases: BTreeMap<RequestId, ManuallyDrop<Lease>>,
     pub(super) sending: BTreeMap<u64, Sending>,
     pub(super) incoming: BTreeMap<u64, Incoming>,
     /// All that may hold blocks of a prefill.
@@ -130,6 +136,7 @@ impl World {
             claims: Booked { claims, sources: BTreeMap::new() },
             waiting: VecDeque::new(),
             granting: BTreeMap::new(),
+            aliases: BTreeMap::new(),
             sending: BTreeMap::new(),
             incoming: BTreeMap::new(),
             pouches: Vec::new(),
@@ -158,7 +165,7 @@ impl World {
         if deadline <= now {
             return self.refuse(w, call, ErrorKind::DeadlineExceeded);
         }
-        let at = self.clock.instant(deadline);
+        let (at, reuses_names) = (self.clock.instant(deadline), self.mutant.reuses_names());
         let Some(worker) = self.worker_mut(w) else { return };
         if tokens.len() as u64 >= worker.record.capacity_tokens {
             return self.refuse(w, call, ErrorKind::ContextLengthExceeded);
@@ -167,6 +174,9 @@ impl World {
         match source {
             Some(source) if role == Role::Decode => {
                 let claim = Claim { source, tokens: tokens.len() as u32, deadline: at, offered: false, stream: call };
+                if reuses_names {
+                    worker.claims.end(&name);
+                }
                 if let Err(error) = worker.claims.book(name, claim) {
                     return self.refuse(w, call, error.kind);
                 }
@@ -213,19 +223,27 @@ impl World {
         let name = self.calls[call].name.clone();
         self.calls[call].worker_open = false;
         let Some(worker) = self.worker_mut(w) else { return };
-        let Some(mut state) = worker.calls.remove(&call) else { return };
+        let Some(state) = worker.calls.remove(&call) else { return };
         let cancelled = state.sequence.and_then(|key| worker.engine.sequences.get_mut(&key));
         let was_running = cancelled.is_some();
         if let Some(sequence) = cancelled {
             sequence.cancelled = true;
         }
-        match state.alias.take() {
-            Some(alias) if was_running => drop(alias), // The defect: these blocks are the sequence's.
-            alias => std::mem::forget(alias),
-        }
-        if state.is_claim {
+        let waits = worker.claims.peek(&name).is_some();
+        if state.is_claim && worker.claims.is_of(&name, call) {
             worker.claims.end(&name);
-            self.cancel_incoming(w, &name);
+            if !was_running && !waits {
+                worker.aliases.remove(&name); // It was over before.
+            }
+            self.forget_waiting(w, &name);
+            // The transfer has a queue of its own: what comes before this in it finds the claim gone.
+            let at = self.clock.now() + self.delay() + self.draw(ms(8) as usize) as Time;
+            if !self.mutant.reuses_names() {
+                self.clock.post(at, here, Event::CancelIncoming { request: name });
+            }
+            if was_running {
+                self.counts.add("cancel x commit", "adopted, then cancelled");
+            }
         }
         if let Some(shipment) = state.shipment {
             self.abort(w, shipment.key);
@@ -240,10 +258,8 @@ impl World {
 
     /// KV arrived whole for a claim: its sequence runs.
     pub(super) fn adopt(&mut self, w: usize, call: usize, tokens: Vec<TokenId>, lease: Lease) {
-        let keeps_alias = self.mutant.frees_twice();
         let Some(state) = self.worker_mut(w).and_then(|w| w.calls.get_mut(&call)) else { return };
         state.adopted = true;
-        state.alias = keeps_alias.then(|| lease.alias());
         self.say(w, call, Said::Adopted);
         self.submit(w, call, tokens, Some(lease), false);
     }

@@ -5,6 +5,7 @@ use super::clock::{Addr, Clock, Time, ms};
 use super::counts::Counts;
 use super::etcd::Etcd;
 use super::event::Event;
+use super::invariant::Invariant;
 use super::model::{VOCAB, layout};
 use super::mutant::Mutant;
 use super::random::Random;
@@ -88,7 +89,7 @@ pub(super) struct World {
     pub(super) may_break: bool,
     pub(super) stops: u64,
     pub(super) events: u64,
-    failure: Option<String>,
+    failure: Option<(Invariant, String)>,
     shown: Option<VecDeque<String>>,
 }
 
@@ -143,7 +144,7 @@ impl World {
     }
 
     /// Runs to the end, or to the first broken invariant.
-    pub(super) fn run(&mut self) -> Result<(), String> {
+    pub(super) fn run(&mut self) -> Result<(), (Invariant, String)> {
         while let Some((to, event)) = self.clock.next(END) {
             self.events += 1;
             self.show(to, &event);
@@ -183,7 +184,7 @@ impl World {
             Event::LeasesEnd => self.leases_end(),
             Event::Renew(owner) => self.renewed(owner),
             Event::Put { put } => self.put_arrives(put),
-            other => self.fail(format!("nobody takes {other:?}")),
+            other => self.fail(Invariant::Core, format!("nobody takes {other:?}")),
         }
     }
 
@@ -206,7 +207,7 @@ impl World {
             Event::LookForEnds => self.look_for_ends(r),
             Event::AskDoubted => self.ask_doubted(r),
             Event::Answered { party, alive } => self.answered(r, &party, alive),
-            other => self.fail(format!("no router takes {other:?}")),
+            other => self.fail(Invariant::Core, format!("no router takes {other:?}")),
         }
     }
 
@@ -215,6 +216,7 @@ impl World {
             Event::Probe { router, party } => self.probed(w, router, party),
             Event::Open { call } => self.opened(w, call),
             Event::HangUp { call } => self.hang_up(w, call),
+            Event::CancelIncoming { request } => self.cancel_incoming(w, &request),
             Event::CallDeadline { call } => self.call_deadline(w, call),
             Event::Engine => self.engine_turn(w),
             Event::StepEnd => self.step_ends(w),
@@ -238,7 +240,7 @@ impl World {
             Event::SendReports => self.send_reports(w),
             Event::ReportTo { router } => self.report_to(w, router),
             Event::SendRenewal => self.send_renewal(w),
-            other => self.fail(format!("no worker takes {other:?}")),
+            other => self.fail(Invariant::Core, format!("no worker takes {other:?}")),
         }
     }
 
@@ -260,8 +262,8 @@ impl World {
     }
 
     /// An invariant is broken. The first one counts.
-    pub(super) fn fail(&mut self, what: String) {
-        self.failure.get_or_insert(what);
+    pub(super) fn fail(&mut self, invariant: Invariant, what: String) {
+        self.failure.get_or_insert((invariant, what));
     }
 
     /// Routers, workers and etcd stop talking of themselves.
