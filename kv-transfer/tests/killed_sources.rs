@@ -56,7 +56,14 @@ fn role_of_the_other_process() {
             let (outgoing, _) = node.offer(&Peer { party: party("sink"), address, shard: 0 }, "killed", TOKENS, 1);
             let done: Fence = Arc::new(AlreadyDone);
             (0..2).for_each(|layer| outgoing.layer_launched(layer, TOKENS as usize, &done));
-            eventually("it writes", || node.transfer.stats().total.puts > 0);
+            let until = Instant::now() + PATIENCE;
+            while node.transfer.stats().total.puts == 0 {
+                if Instant::now() >= until {
+                    outgoing.abort("it never wrote");
+                    panic!("{:?}", outgoing.wait());
+                }
+                std::thread::sleep(Duration::from_millis(2));
+            }
             say("writing: now");
             std::thread::sleep(PATIENCE);
         }
