@@ -1,20 +1,27 @@
-//! The service over a real engine and transfer: claims whose KV never comes.
+//! The service over a real engine and transfer: claims whose KV never comes, and KV that is not what was claimed.
 
 use crate::claims::ClaimLimits;
 use crate::handoffs::Handoffs;
 use crate::service::DecodeService;
-use baton_kv_transfer::{KvTransfer, TransferConfig, TransportChoice};
+use baton_kv_transfer::{
+    CommitPayload, HandoffFailure, KvTransfer, OpenRequest, Peer, TransferConfig, TransferReport, TransportChoice,
+};
 use baton_proto::convert::status::to_error;
 use baton_proto::v1::{self, decode_event::Event, decode_request::Prefill, decode_server::Decode};
-use baton_types::{ErrorKind, Incarnation, InstanceId, Party, RequestId, SamplingParams, SequenceSpec};
-use baton_worker::bring_up;
+use baton_types::fence::AlreadyDone;
+use baton_types::{
+    BlockId, ErrorKind, Fence, GroupBlocks, Incarnation, InstanceId, Party, RequestId, SamplingParams, SequenceSpec,
+    TokenId,
+};
+use baton_worker::bring_up::{self, Loaded};
 use baton_worker::config::WorkerConfig;
 use baton_worker::drain::Drain;
 use baton_worker::process::Parts;
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use std::net::{IpAddr, Ipv4Addr};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Status};
@@ -26,16 +33,23 @@ fn party(name: &str) -> Party {
     Party { instance: InstanceId::try_new(name).unwrap(), incarnation: Incarnation(1) }
 }
 
-fn service() -> DecodeService {
+fn loaded() -> Loaded {
     let mut config = WorkerConfig::default();
     config.model.model = "random:hidden=32,layers=1,heads=2,kv_heads=1,head_dim=16,ffn=64,vocab=300,context=256".into();
     config.engine.threads = 1;
     config.engine.kv_cache_bytes = baton_node::config::ByteSize(1 << 20);
-    let loaded = bring_up::load(&config.model, &config.engine, &|_, _| ()).unwrap();
-    let handoffs = Handoffs::new(loaded.engine.clone(), ClaimLimits { claims_max: 8, tokens_max: 1000 });
+    bring_up::load(&config.model, &config.engine, &|_, _| ()).unwrap()
+}
+
+fn transfer_config(name: &str, loaded: &Loaded) -> TransferConfig {
     let transport = TransportChoice::Tcp { bind: IpAddr::V4(Ipv4Addr::LOCALHOST), port: 0 };
-    let transfer = TransferConfig::new(party("d"), loaded.compatibility, loaded.map, transport);
-    let transfer = KvTransfer::start(transfer, loaded.region, handoffs.clone()).unwrap();
+    TransferConfig::new(party(name), loaded.compatibility.clone(), loaded.map.clone(), transport)
+}
+
+fn service() -> DecodeService {
+    let loaded = loaded();
+    let handoffs = Handoffs::new(loaded.engine.clone(), ClaimLimits { claims_max: 8, tokens_max: 1000 });
+    let transfer = KvTransfer::start(transfer_config("d", &loaded), loaded.region, handoffs.clone()).unwrap();
     let tracer = SdkTracerProvider::builder().build().tracer("baton");
     let parts = Parts {
         engine: loaded.engine,
@@ -48,7 +62,7 @@ fn service() -> DecodeService {
     DecodeService { handoffs, parts }
 }
 
-/// Claims capacity for a prompt of five tokens that a prefill worker will never send.
+/// Claims capacity for a prompt of the tokens 1 to 5, whose KV `p` is to send.
 async fn claim(service: &DecodeService, id: &str, within: Duration) -> Result<ReceiverStream<Reply>, Status> {
     let sequence = SequenceSpec {
         request_id: RequestId::try_new(id).unwrap(),
@@ -94,4 +108,54 @@ async fn a_refused_call_leaves_the_claim_of_its_namesake_alone() {
     let refused = claim(&service, "a", FOREVER).await.expect_err("this id is running");
     assert_eq!(to_error(&refused).kind, ErrorKind::InvalidRequest);
     assert_eq!(service.handoffs.claimed().tokens, 5, "the claim of the first call stands");
+}
+
+/// Hands KV of five tokens over from `p`, for a claim over the prompt 1 to 5, in a commit that names these tokens.
+async fn hand_over(
+    service: &DecodeService,
+    id: &str,
+    tokens: Vec<TokenId>,
+) -> (Result<TransferReport, HandoffFailure>, ReceiverStream<Reply>) {
+    let mut stream = claim(service, id, FOREVER).await.unwrap();
+    assert!(is_claimed(next(&mut stream).await));
+    let loaded = loaded();
+    let handler = Handoffs::new(loaded.engine.clone(), ClaimLimits { claims_max: 0, tokens_max: 0 });
+    let source = KvTransfer::start(transfer_config("p", &loaded), loaded.region, handler).unwrap();
+    let (request_id, blocks) = (RequestId::try_new(id).unwrap(), GroupBlocks(vec![vec![BlockId(0)]]));
+    let deadline = Instant::now() + FOREVER;
+    let sink = &service.parts.transfer;
+    let peer = Peer { party: sink.party().clone(), address: sink.address(), shard: 0 };
+    let outgoing =
+        source.open(&peer, OpenRequest { request_id, tokens: 5, blocks, deadline, hold: Box::new(()) }).unwrap();
+    let done: Fence = Arc::new(AlreadyDone);
+    outgoing.layer_launched(0, 5, &done);
+    outgoing.finish(CommitPayload { tokens, prompt_len: 5, extra: vec![] });
+    (tokio::task::spawn_blocking(|| outgoing.wait()).await.unwrap(), stream)
+}
+
+#[tokio::test]
+async fn kv_of_the_claimed_tokens_is_adopted() {
+    let service = service();
+    let (result, mut stream) = hand_over(&service, "a", vec![1, 2, 3, 4, 5, 6]).await;
+    result.unwrap();
+    let adopted = next(&mut stream).await;
+    assert!(matches!(adopted, Some(Ok(v1::DecodeEvent { event: Some(Event::Adopted(_)) }))), "{adopted:?}");
+}
+
+#[tokio::test]
+async fn kv_of_other_tokens_than_were_claimed_is_not_adopted() {
+    let service = service();
+    let cases = [
+        ("another-prompt", vec![1, 2, 3, 4, 9, 6]),
+        ("without-a-first-token", vec![1, 2, 3, 4, 5]),
+        ("of-more-tokens", vec![1, 2, 3, 4, 5, 6, 7]),
+    ];
+    for (id, tokens) in cases {
+        let (result, mut stream) = hand_over(&service, id, tokens).await;
+        let failure = result.expect_err(id);
+        assert!(failure.to_string().contains("not those that were claimed"), "{id}: {failure}");
+        let end = next(&mut stream).await.expect("an end").expect_err("no token can come");
+        assert_eq!(to_error(&end).kind, ErrorKind::Unavailable, "{id}");
+        assert_eq!(service.handoffs.claimed().tokens, 0);
+    }
 }

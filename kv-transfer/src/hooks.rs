@@ -40,13 +40,23 @@ pub enum Pinning {
     Pretended,
 }
 
+/// Whose messages a ticket stands for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tickets {
+    /// Those of the connection that it was given on, which is one between two incarnations.
+    #[default]
+    OfOneConnection,
+    /// The hazard itself: those of whoever names it.
+    OfAnyone,
+}
+
 /// What of a peer's greeting is compared with what was expected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Greetings {
     /// Everything.
     #[default]
     Compared,
-    /// The hazard itself: whoever answers at an address is taken for the start that is meant.
+    /// The hazard itself: whoever answers at an address, or offers in a name, is taken for the start that is meant.
     AnyIncarnation,
     /// The hazard itself: models, layouts and classes are taken to agree.
     AnyFingerprint,
@@ -73,6 +83,11 @@ pub trait TransferHooks: Send + Sync {
     /// Asked for each greeting and offer.
     fn greetings(&self) -> Greetings {
         Greetings::Compared
+    }
+
+    /// Asked for each message that names a ticket.
+    fn tickets(&self) -> Tickets {
+        Tickets::OfOneConnection
     }
 
     /// Replaces an encoded control message on its way out. Returning it twice doubles it, not at all drops it.

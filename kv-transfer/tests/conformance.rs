@@ -43,6 +43,7 @@ on_every_transport![
     refusing::without_incarnations_another_start_adopts_what_it_never_claimed,
     refusing::another_incarnation_is_refused,
     refusing::without_fingerprints_heads_are_taken_for_others,
+    refusing::heads_are_never_taken_for_others,
     refusing::the_newest_common_protocol_is_enough,
     refusing::another_class_or_layout_is_refused_with_both_sides_named,
     refusing::impossible_blocks_are_refused_at_once,

@@ -1,10 +1,11 @@
-//! The hazards of a commit, and of an owner that restarts under a reader, in pairs: the same events with a guard left out, which shows what the guard is for, and with it.
+//! The hazards of a commit, in pairs: the same events with a guard left out, which shows what the guard is for, and with it. Those of other
+//! starts of a peer are the service's, and stand there.
 //!
 //! Around the real state machine, plans and checksums stands the smallest shell that can go wrong: one pool, whose right bytes are known
 //! for every token. The state machine itself cannot be made to leave anything out; the shell can be made to misuse it.
 
 use super::sink::Expected;
-use super::{Owner, OwnerAction, OwnerInput, Reader, ReaderAction, ReaderInput, Sink, SinkAction, SinkInput};
+use super::{Sink, SinkAction, SinkInput};
 use crate::checksum::{self, layer_sums};
 use crate::message::{Commit, SumRun};
 use crate::shard::{Cut, Heads};
@@ -213,18 +214,21 @@ fn an_expired_ticket_adopts_nothing() {
     assert_eq!(expired(true), Adopted::Nothing);
 }
 
-/// How often blocks are given away where a commit comes twice. A sink that does not remember what it adopted begins anew.
+/// How often blocks are given away where a commit comes twice. A sink that does not remember what it adopted knows only what arrived.
 fn doubled(remembers: bool) -> usize {
     let pool = Pool::new();
     pool.store(&ours(), 0..TOKENS);
-    let mut given = 0;
-    let mut reservation = Reservation::new(&pool, TICKET, pool.expected(TOKENS), DEADLINE);
+    let arrived = || {
+        let mut reservation = Reservation::new(&pool, TICKET, pool.expected(TOKENS), DEADLINE);
+        reservation.hear(&pool, 5, SinkInput::Checksums(pool.sums(0..TOKENS)));
+        reservation
+    };
+    let (mut reservation, mut given) = (arrived(), 0);
     for at in [5, 10] {
-        if !remembers {
-            reservation = Reservation::new(&pool, TICKET, pool.expected(TOKENS), DEADLINE);
-        }
-        reservation.hear(&pool, at, SinkInput::Checksums(pool.sums(0..TOKENS)));
         given += usize::from(reservation.hear(&pool, at, pool.commit(TICKET, ours(), TOKENS)).is_some());
+        if !remembers {
+            reservation = arrived();
+        }
     }
     given
 }
@@ -262,29 +266,6 @@ fn a_commit_of_less_than_was_reserved_adopts_nothing() {
     assert_eq!(out_of_range(true), Adopted::Nothing);
 }
 
-/// A commit of an earlier start of the source, after the blocks were granted to the next one. Both count their handoffs from 1: by name
-/// and number it is the next one's, by ticket it is nobody's.
-fn of_another_incarnation(tickets_count: bool) -> Adopted {
-    let pool = Pool::new();
-    let (earlier, next) = (TicketId(7), TicketId(8));
-    let mut reservation = Reservation::new(&pool, next, pool.expected(TOKENS), DEADLINE);
-    pool.store(&ours(), 0..TOKENS);
-    reservation.hear(&pool, 1, SinkInput::Checksums(pool.sums(0..TOKENS)));
-    let is_its = !tickets_count || reservation.sink.ticket == earlier;
-    let delivered = is_its.then(|| reservation.hear(&pool, 2, pool.commit(earlier, others(), TOKENS))).flatten();
-    adopted(&pool, delivered)
-}
-
-#[test]
-fn without_tickets_a_commit_of_another_incarnation_names_other_tokens() {
-    assert_eq!(of_another_incarnation(false), Adopted::WrongKv);
-}
-
-#[test]
-fn a_commit_of_another_incarnation_adopts_nothing() {
-    assert_eq!(of_another_incarnation(true), Adopted::Nothing);
-}
-
 /// A byte is damaged on its way.
 fn damaged(compares: bool) -> Adopted {
     let pool = Pool::new();
@@ -307,64 +288,4 @@ fn without_checksums_a_damaged_byte_is_adopted() {
 #[test]
 fn a_damaged_byte_is_never_adopted() {
     assert_eq!(damaged(true), Adopted::Nothing);
-}
-
-/// What a reader adopts whose owner restarts between the pin and the reading: the next start has another sequence in the same blocks, and
-/// a pin of its own over them. By its place in the order that is what the reader asks about, by ticket it is not.
-fn owner_restarts(tickets_count: bool) -> Adopted {
-    let (now, layers) = (Instant::now(), 2);
-    let (first, next) = (TicketId(7), TicketId(8));
-    let (before, after, here) = (Pool::new(), Pool::new(), Pool::new());
-    before.store(&ours(), 0..TOKENS);
-    after.store(&others(), 0..TOKENS);
-    let mut reader = Reader::new(here.map.layout(), TOKENS, checksum::ALGORITHM, now + DEADLINE, DEADLINE);
-    let mut owner = Owner::new(first, layers, now + DEADLINE);
-    assert_eq!(owner.handle(now, OwnerInput::Pinned)[0], OwnerAction::SendGrant);
-    let read = reader.handle(now, ReaderInput::Granted { ticket: owner.ticket, by_itself: true });
-    assert_eq!(read, [ReaderAction::Read]);
-
-    let mut owner = Owner::new(next, layers, now + DEADLINE);
-    owner.handle(now, OwnerInput::Pinned);
-    after.sums(0..TOKENS).into_iter().for_each(|run| drop(owner.handle(now, OwnerInput::Summed(run))));
-    let mut bytes = vec![0; after.map.bytes()];
-    after.region.read(0, &mut bytes);
-    here.region.write(0, &bytes);
-    assert_eq!(reader.handle(now, ReaderInput::Read), [ReaderAction::SendConfirm]);
-    let asked = reader.ticket() == Some(owner.ticket) || !tickets_count;
-    let mut inputs = VecDeque::new();
-    match asked.then(|| owner.handle(now, OwnerInput::Confirm)) {
-        None => inputs.push_back(ReaderInput::NotHeld("no such pin".into())),
-        Some(actions) => {
-            let Some(OwnerAction::SendHeld(runs)) = actions.into_iter().next() else { panic!("it holds its own pin") };
-            let sums = runs.iter().map(|run| run.sums.len() as u64).sum();
-            inputs.extend([ReaderInput::Checksums(runs), ReaderInput::Held { algorithm: checksum::ALGORITHM, sums }]);
-        }
-    }
-    while let Some(input) = inputs.pop_front() {
-        for action in reader.handle(now, input) {
-            match action {
-                ReaderAction::Verify(runs) => {
-                    assert_eq!(runs, here.sums(0..TOKENS), "what was read is what is there now");
-                    inputs
-                        .push_back(ReaderInput::Verified { sums: runs.iter().map(|run| run.sums.len() as u64).sum() });
-                }
-                ReaderAction::Done(Ok(())) => {
-                    return if here.holds(&ours()) { Adopted::RightKv } else { Adopted::WrongKv };
-                }
-                ReaderAction::Done(Err(_)) => return Adopted::Nothing,
-                _ => {}
-            }
-        }
-    }
-    panic!("the get never ends")
-}
-
-#[test]
-fn without_tickets_a_restarted_owner_confirms_what_it_never_pinned() {
-    assert_eq!(owner_restarts(false), Adopted::WrongKv);
-}
-
-#[test]
-fn an_owner_that_restarted_confirms_nothing() {
-    assert_eq!(owner_restarts(true), Adopted::Nothing);
 }

@@ -5,7 +5,7 @@ use super::inbox::Command;
 use super::progress::Progress;
 use crate::message::{Direction, Message};
 use crate::transport::{ConnId, Event};
-use crate::{Greetings, HandoffFailure, RefuseReason};
+use crate::{Greetings, HandoffFailure, RefuseReason, Tickets};
 use std::time::{Duration, Instant};
 
 impl Progress {
@@ -114,6 +114,12 @@ impl Progress {
             | Message::NotHeld { .. }
             | Message::Abort { .. } => self.source_message(conn, message, now),
         }
+    }
+
+    /// Whether a message that came on `conn` may be about a ticket that was given on another connection: a ticket is between two
+    /// incarnations, and so is a connection.
+    pub(super) fn speaks_for(&self, conn: ConnId, given_on: ConnId) -> bool {
+        conn == given_on || self.config.hooks.tickets() == Tickets::OfAnyone
     }
 
     /// The peer will have nothing to do with us.

@@ -139,7 +139,7 @@ impl Progress {
                 Some(*handoff).filter(|key| self.fetches.get(key).is_some_and(|f| f.conn == conn))
             }
             Message::Checksums { ticket, .. } | Message::Held { ticket, .. } | Message::NotHeld { ticket, .. } => {
-                let of_ticket = |f: &Fetch| f.conn == conn && f.reader.ticket() == Some(*ticket);
+                let of_ticket = |f: &Fetch| self.speaks_for(conn, f.conn) && f.reader.ticket() == Some(*ticket);
                 self.fetches.iter().find(|(_, f)| of_ticket(f)).map(|(&key, _)| key)
             }
             _ => None,

@@ -88,10 +88,11 @@ impl Progress {
         if self.stopping.is_some() {
             return Err((RefuseReason::Draining, "the instance is going away".into()));
         }
-        if *ours != self.config.party && self.config.hooks.greetings() != Greetings::AnyIncarnation {
+        let any_start = self.config.hooks.greetings() == Greetings::AnyIncarnation;
+        if *ours != self.config.party && !any_start {
             return Err((RefuseReason::WrongIncarnation, format!("this is {}, not {ours}", self.config.party)));
         }
-        if connection.and_then(|c| c.party.as_ref()) != Some(theirs) {
+        if connection.and_then(|c| c.party.as_ref()) != Some(theirs) && !any_start {
             return Err((RefuseReason::Protocol, "the offer is not the peer's own".into()));
         }
         Ok(())

@@ -15,6 +15,9 @@ use baton_types::{
 use std::any::Any;
 use std::ops::Range;
 
+#[path = "starts_tests.rs"]
+mod starts;
+
 /// What happened, in order.
 type Notes = Arc<Mutex<Vec<&'static str>>>;
 
@@ -52,6 +55,9 @@ impl Transport for Noting {
     }
     fn progress(&mut self, _: Instant, _: &mut Vec<Event>) -> bool {
         false
+    }
+    fn reads_by_itself(&self, _: ConnId) -> bool {
+        true
     }
     fn sleep(&mut self, _: Duration) {}
     fn shutdown(&mut self, _: Instant, events: &mut Vec<Event>) {
@@ -124,9 +130,12 @@ fn greeting() -> Box<Hello> {
 
 impl Progress {
     fn noting() -> (Self, Notes) {
+        Self::noting_over(Region::anonymous(config("here").map.bytes()).unwrap())
+    }
+
+    fn noting_over(region: Arc<Region>) -> (Self, Notes) {
         let (config, notes) = (config("here"), Notes::default());
         let inbox = Arc::new(Inbox::new(1, Box::new(|| {})));
-        let region = Region::anonymous(config.map.bytes()).unwrap();
         let checker = Checker::start(region, config.map.clone(), inbox.clone()).unwrap();
         let (transport, handler) = (Box::new(Noting(notes.clone())), Arc::new(Granting(notes.clone())));
         (Self::new(config, transport, inbox, handler, checker, Arc::default()), notes)

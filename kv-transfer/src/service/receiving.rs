@@ -120,7 +120,7 @@ impl Progress {
             Message::Aborted { handoff, .. } => self.incoming_numbers.get(&(conn, *handoff)),
             _ => None,
         };
-        let key = key.copied().filter(|key| self.incoming.get(key).is_some_and(|i| i.conn == conn));
+        let key = key.copied().filter(|key| self.incoming.get(key).is_some_and(|i| self.speaks_for(conn, i.conn)));
         let Some(key) = key else {
             self.count(conn, |stats| stats.stale_messages += 1);
             if let Message::Commit(commit) = message {

@@ -37,6 +37,8 @@ pub enum Room {
     Ready,
     /// Keeps the reply until [`TestSink::answer`].
     Later,
+    /// Grants what is claimed, once.
+    Claimed,
     /// Drops the reply.
     None,
     /// Panics.
@@ -57,6 +59,7 @@ pub struct TestSink {
     pub room: Mutex<Room>,
     pub adopt: Mutex<Result<(), String>>,
     waiting: Mutex<Vec<(ReserveOffer, GrantReply)>>,
+    claims: Mutex<Vec<(String, Party, u32)>>,
     adopted: Mutex<HashMap<String, VerifiedHandoff>>,
     failed: Mutex<Vec<(String, HandoffFailure)>>,
     /// What peers may read, by name.
@@ -82,6 +85,24 @@ impl TestSink {
         }
     }
 
+    /// From now on only what is claimed is granted: by request, source and tokens, as decode workers do.
+    pub fn claim(&self, request: &str, source: &Party, tokens: u32) {
+        *self.room.lock().unwrap() = Room::Claimed;
+        self.claims.lock().unwrap().push((request.to_owned(), source.clone(), tokens));
+    }
+
+    fn grant_if_claimed(&self, offer: &ReserveOffer, reply: GrantReply) {
+        let wanted = (offer.request_id.as_str().to_owned(), offer.source.clone(), offer.tokens);
+        let mut claims = self.claims.lock().unwrap();
+        match claims.iter().position(|claim| *claim == wanted) {
+            Some(at) => {
+                claims.swap_remove(at);
+                self.grant(offer, reply);
+            }
+            None => reply.refuse(RefuseReason::UnknownRequest, "no such claim stands"),
+        }
+    }
+
     pub fn waiting(&self) -> usize {
         self.waiting.lock().unwrap().len()
     }
@@ -100,6 +121,7 @@ impl SinkHandler for TestSink {
         match *self.room.lock().unwrap() {
             Room::Ready => self.grant(&offer, reply),
             Room::Later => self.waiting.lock().unwrap().push((offer, reply)),
+            Room::Claimed => self.grant_if_claimed(&offer, reply),
             Room::None => {}
             Room::Panic => panic!("as the test asks"),
         }
@@ -250,6 +272,7 @@ impl NodeConfig {
             room: Mutex::new(Room::Ready),
             adopt: Mutex::new(Ok(())),
             waiting: Mutex::default(),
+            claims: Mutex::default(),
             adopted: Mutex::default(),
             failed: Mutex::default(),
             served: Mutex::default(),

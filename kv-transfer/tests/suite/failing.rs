@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+const OFFER: u8 = 4;
 const CHECKSUMS: u8 = 7;
 const COMMIT: u8 = 8;
 
@@ -97,14 +98,25 @@ pub fn checksums_sent_twice_are_not_adopted(choice: &TransportChoice) {
 }
 
 pub fn doubled_commit_adopts_once(choice: &TransportChoice) {
+    // Right behind the first, and once more ahead of the next offer, when its handoff is long over.
     let (source, sink) = pair(choice);
-    source.gate.bend(|message| if message[3] == COMMIT { vec![message.clone(), message] } else { vec![message] });
-    still_works(&source, &sink); // The sink's own handler refuses to adopt one request twice.
-    eventually("the second commit is seen", || {
-        let stats = sink.transfer.stats();
-        stats.total.stale_messages == 1 || stats.total.received.get("adopted") == Some(&1)
+    let sent = Mutex::new(None);
+    source.gate.bend(move |message| match message[3] {
+        COMMIT => {
+            *sent.lock().unwrap() = Some(message.clone());
+            vec![message.clone(), message]
+        }
+        OFFER => sent.lock().unwrap().take().into_iter().chain([message]).collect(),
+        _ => vec![message],
     });
-    still_works(&source, &sink);
+    let adopted = || sink.transfer.stats().total.received.get("adopted").copied();
+    for handoffs in 1..=3 {
+        still_works(&source, &sink); // The sink's own handler refuses to adopt one request twice.
+        eventually("the adoption is counted", || adopted() >= Some(handoffs));
+        assert_eq!(adopted(), Some(handoffs));
+        let stale = sink.transfer.stats().total.stale_messages;
+        assert!(stale >= handoffs - 1, "{stale} commits of handoffs that are over were seen");
+    }
 }
 
 /// Brings a handoff to each phase, then runs `end`, which must end it.

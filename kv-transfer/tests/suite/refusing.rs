@@ -31,33 +31,51 @@ pub fn a_sink_that_does_not_adopt_is_told(choice: &TransportChoice) {
     eventually("both pools are whole", || source.is_quiet() && sink.is_quiet());
 }
 
-/// A handoff to a start of the sink that is gone; another answers at its address.
-fn to_another_start(
-    choice: &TransportChoice,
-    greetings: Greetings,
-) -> (Result<TransferReport, HandoffFailure>, Node, Node) {
+/// Two handoffs of as many tokens under one name. The first was claimed at a start of the sink that is gone; the second is claimed at
+/// the start that answers at its address now, and nothing else is. What comes of each, and whose KV the claim ends up with.
+struct ToAnotherStart {
+    results: [Result<TransferReport, HandoffFailure>; 2],
+    /// Of the second handoff, as it was sent, and of the blocks that the claim was given.
+    claimed: Vec<u8>,
+    adopted: Vec<u8>,
+}
+
+fn to_another_start(choice: &TransportChoice, greetings: Greetings) -> ToAnotherStart {
     let start = |name, incarnation| a_start(choice, name, incarnation, greetings);
     let (source, sink) = (start("p", 1), start("d", 2));
-    let mut peer = sink.peer();
-    peer.party.incarnation = Incarnation(1);
-    let (outgoing, _) = source.offer(&peer, "stale", 16, 1);
-    source.send_all(&outgoing, 16);
-    let result = outgoing.wait();
-    (result, source, sink)
+    sink.sink.claim("r", source.transfer.party(), 16);
+    let now = sink.peer();
+    let before = Peer { party: Party { incarnation: Incarnation(1), ..now.party.clone() }, ..now.clone() };
+    let mut claimed = Vec::new();
+    let results = [(before, 1), (now, 2)].map(|(peer, seed)| {
+        let (outgoing, blocks) = source.offer(&peer, "r", 16, seed);
+        claimed = source.bytes_of(&blocks, 16);
+        source.send_all(&outgoing, 16);
+        outgoing.wait()
+    });
+    let handoff = sink.sink.take_adopted("r").expect("adopted");
+    let adopted = sink.bytes_of(handoff.hold.blocks(), 16);
+    drop(handoff);
+    eventually("both pools are whole", || source.is_quiet() && sink.is_quiet());
+    assert!(sink.sink.failures().is_empty());
+    ToAnotherStart { results, claimed, adopted }
 }
 
 pub fn without_incarnations_another_start_adopts_what_it_never_claimed(choice: &TransportChoice) {
-    let (result, _source, sink) = to_another_start(choice, Greetings::AnyIncarnation);
-    assert!(result.is_ok(), "{result:?}: the test beside this one shows nothing");
-    assert!(sink.sink.take_adopted("stale").is_some());
+    let came = to_another_start(choice, Greetings::AnyIncarnation);
+    assert!(came.results[0].is_ok(), "{:?}: the test beside this one shows nothing", came.results);
+    assert!(came.adopted != came.claimed, "the claim was filled with KV of what it does not stand for");
+    let [_, Err(HandoffFailure::Refused { reason: RefuseReason::UnknownRequest, .. })] = came.results else {
+        panic!("{:?}: its own KV finds no claim any more", came.results);
+    };
 }
 
 pub fn another_incarnation_is_refused(choice: &TransportChoice) {
-    let (result, source, sink) = to_another_start(choice, Greetings::Compared);
-    let failure = result.unwrap_err();
-    assert!(matches!(failure, HandoffFailure::Refused { reason: RefuseReason::WrongIncarnation, .. }), "{failure}");
-    eventually("both pools are whole", || source.is_quiet() && sink.is_quiet());
-    assert!(sink.sink.failures().is_empty() && sink.sink.take_adopted("stale").is_none());
+    let came = to_another_start(choice, Greetings::Compared);
+    let [Err(HandoffFailure::Refused { reason: RefuseReason::WrongIncarnation, .. }), Ok(_)] = came.results else {
+        panic!("{:?}", came.results);
+    };
+    assert!(came.adopted == came.claimed, "other KV than what was claimed");
 }
 
 /// The beginning of a head of the first token, where a node's own layout has it.
@@ -69,17 +87,35 @@ fn head_of(node: &Node, blocks: &GroupBlocks, head: usize) -> Vec<u8> {
     bytes
 }
 
-pub fn without_fingerprints_heads_are_taken_for_others(choice: &TransportChoice) {
+/// A handoff to as many bytes a token, in other heads.
+fn to_other_heads(
+    choice: &TransportChoice,
+    greetings: Greetings,
+) -> (Result<TransferReport, HandoffFailure>, Node, Node, GroupBlocks) {
     let start = |name, heads, dim| {
         let mut config = NodeConfig::new(name, KvLayout::llama(16, 2, heads, dim, Dtype::Bf16).unwrap(), 24);
-        config.greetings = Greetings::AnyFingerprint;
+        config.greetings = greetings;
         config.start(choice.clone())
     };
-    // As many bytes a token, in other heads.
     let (source, sink) = (start("p", 2, 24), start("d", 3, 16));
     let (outgoing, sent) = source.offer(&sink.peer(), "r", 16, 1);
     source.send_all(&outgoing, 16);
-    let result = outgoing.wait();
+    (outgoing.wait(), source, sink, sent)
+}
+
+pub fn heads_are_never_taken_for_others(choice: &TransportChoice) {
+    let (result, source, sink, _) = to_other_heads(choice, Greetings::Compared);
+    let failure = result.unwrap_err();
+    assert!(matches!(failure, HandoffFailure::Incompatible { .. }), "{failure}");
+    let said = failure.to_string();
+    assert!(["KV layout", "k[2x24 bf16]", "k[3x16 bf16]"].iter().all(|part| said.contains(part)), "{said}");
+    assert!(sink.sink.take_adopted("r").is_none());
+    assert_eq!(source.transfer.stats().total.puts, 0);
+    eventually("both pools are whole", || source.is_quiet() && sink.is_quiet());
+}
+
+pub fn without_fingerprints_heads_are_taken_for_others(choice: &TransportChoice) {
+    let (result, source, sink, sent) = to_other_heads(choice, Greetings::AnyFingerprint);
     assert!(result.is_ok(), "{result:?}: the test beside this one shows nothing");
     let adopted = sink.sink.take_adopted("r").unwrap();
     assert!(head_of(&sink, adopted.hold.blocks(), 0) == head_of(&source, &sent, 0));

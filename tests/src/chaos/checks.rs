@@ -113,7 +113,7 @@ async fn admitted(scene: Scene<'_>, acting: &Acting, since: Instant) -> Duration
     }
 }
 
-/// Nothing is quarantined on these workers, but those that another fault touches, at some moment within [`QUARANTINE_MAX`].
+/// Nothing is quarantined on these workers, but those that another fault touches, at some moment within a second.
 pub async fn quarantine(scene: Scene<'_>, acting: &Acting, since: Instant, workers: Vec<Node>) -> Duration {
     let Scene { stage, judge, .. } = scene;
     let untouched = |node: &Node| !judge.touched_since(since, *node, acting);

@@ -1,0 +1,275 @@
+//! Two starts of one peer, each on a connection of its own, before this side knows that the earlier one is over: the same events with a
+//! guard left out, which shows what the guard is for, and with it.
+
+use super::*;
+use crate::checksum::{self, layer_sums};
+use crate::message::{Commit, SumRun};
+use crate::service::checker::Job;
+use crate::service::inbox::Command;
+use crate::shard::{Cut, Heads};
+use crate::{FetchRequest, Greetings, HeadShard, RefuseReason, Tickets, TransferHooks};
+use baton_types::{PoolMemory, TokenId};
+use tokio::sync::oneshot;
+
+const EARLIER: ConnId = CONN;
+const NEXT: ConnId = ConnId(2);
+/// Positions of every handoff here: one block.
+const TOKENS: u32 = 16;
+
+fn ours() -> Vec<TokenId> {
+    (0..=TOKENS).map(|t| 100 + t).collect()
+}
+fn others() -> Vec<TokenId> {
+    (0..=TOKENS).map(|t| 500 + 3 * t).collect()
+}
+
+/// The earlier start of the peer, or the next.
+fn start(conn: ConnId) -> Party {
+    Party { incarnation: Incarnation(conn.0), ..party("peer") }
+}
+
+/// What is left out.
+#[derive(Default)]
+struct LeftOut(Tickets, Greetings);
+
+impl TransferHooks for LeftOut {
+    fn tickets(&self) -> Tickets {
+        self.0
+    }
+    fn greetings(&self) -> Greetings {
+        self.1
+    }
+}
+
+/// A worker with one claim, for the next start of the peer. What it adopts is what that sequence reads from then on.
+#[derive(Default)]
+struct Claiming {
+    taken: Mutex<bool>,
+    adopted: Mutex<Option<Vec<TokenId>>>,
+}
+
+impl SinkHandler for Claiming {
+    fn reserve(&self, offer: ReserveOffer, reply: GrantReply) {
+        if offer.source != start(NEXT) || std::mem::replace(&mut *self.taken.lock(), true) {
+            return reply.refuse(RefuseReason::UnknownRequest, "no claim");
+        }
+        reply.grant(Box::new(Held(Notes::default(), blocks())));
+    }
+    fn verified(&self, handoff: VerifiedHandoff) -> Result<(), String> {
+        *self.adopted.lock() = Some(handoff.tokens);
+        Ok(())
+    }
+    fn failed(&self, _: &RequestId, _: HandoffFailure) {}
+}
+
+/// What a worker ends up with.
+#[derive(Debug, PartialEq, Eq)]
+enum Adopted {
+    Nothing,
+    RightKv,
+    WrongKv,
+}
+
+struct Scene {
+    progress: Progress,
+    region: Arc<Region>,
+    worker: Arc<Claiming>,
+    now: Instant,
+}
+
+impl Scene {
+    fn new(left_out: LeftOut) -> Self {
+        let region = Region::anonymous(config("here").map.bytes()).unwrap();
+        let ((mut progress, _), worker) = (Progress::noting_over(region.clone()), Arc::<Claiming>::default());
+        (progress.config.hooks, progress.handler) = (Arc::new(left_out), worker.clone());
+        Self { progress, region, worker, now: Instant::now() }
+    }
+
+    fn say(&mut self, conn: ConnId, message: &Message) {
+        self.progress.event(Event::Message(conn, message.encode()), self.now);
+        self.progress.commands(self.now);
+    }
+
+    /// A start of the peer connects.
+    fn greeted(&mut self, conn: ConnId) {
+        self.progress.event(Event::Accepted(conn), self.now);
+        self.say(conn, &Message::Hello(greeting_of(conn)));
+    }
+
+    /// Where the KV of a sequence is, and what a start of the peer computes there.
+    fn places(&self, of: ConnId, tokens: &[TokenId]) -> Vec<(Range<usize>, u8)> {
+        let (map, block) = (&self.progress.config.map, blocks().0[0][0]);
+        let place = |position: u32, plane: usize| {
+            let right = (tokens[position as usize] as usize * 7 + plane * 50 + of.0 as usize * 100) as u8;
+            (map.token_range(0, 0, block, plane, position..position + 1), right)
+        };
+        (0..TOKENS).flat_map(|position| [place(position, 0), place(position, 1)]).collect()
+    }
+
+    fn store(&self, of: ConnId, tokens: &[TokenId]) {
+        self.places(of, tokens).into_iter().for_each(|(range, byte)| {
+            self.region.write(range.start, &vec![byte; range.len()]);
+        });
+    }
+
+    fn holds(&self, of: ConnId, tokens: &[TokenId]) -> bool {
+        self.places(of, tokens).into_iter().all(|(range, byte)| {
+            let mut bytes = vec![0; range.len()];
+            self.region.read(range.start, &mut bytes);
+            bytes.iter().all(|found| *found == byte)
+        })
+    }
+
+    fn heads(&self) -> Arc<Heads> {
+        Cut::new(self.progress.config.map.layout(), HeadShard::WHOLE, HeadShard::WHOLE).unwrap().sink
+    }
+
+    /// Checksums of what is here.
+    fn checksums(&self, ticket: TicketId) -> Message {
+        let (map, blocks) = (&self.progress.config.map, &blocks().0[0]);
+        let sums = layer_sums(&*self.region, map, blocks, &self.heads(), 0, 0, 0..TOKENS);
+        Message::Checksums { ticket, runs: vec![SumRun { group: 0, layer: 0, first_granule: 0, sums }] }
+    }
+
+    fn commit(&self, ticket: TicketId, tokens: Vec<TokenId>) -> Message {
+        let bytes = (self.progress.config.map.layout().bytes_per_token() * TOKENS as usize) as u64;
+        let (algorithm, sums, prompt_len, extra) = (checksum::ALGORITHM, 2, TOKENS, vec![]);
+        Message::Commit(Box::new(Commit { ticket, algorithm, sums, bytes, prompt_len, tokens, extra }))
+    }
+
+    /// Offers a handoff in the name of the next start; its ticket, if it was granted.
+    fn offer(&mut self, conn: ConnId) -> Option<TicketId> {
+        let Message::Offer(mut offer) = offer(1, TOKENS) else { unreachable!() };
+        offer.source = start(NEXT);
+        self.say(conn, &Message::Offer(offer));
+        let granted = self.progress.incoming.values().find(|i| i.conn() == conn && i.sink.is_granted());
+        granted.map(|incoming| incoming.sink.ticket)
+    }
+
+    /// Waits until all checksums that came are compared, and takes that in.
+    fn compared(&mut self) {
+        const MARK: u64 = u64::MAX; // Jobs are done in order, and this is the last.
+        let (tokens, blocks, heads, runs) = (TOKENS, Arc::new(blocks()), self.heads(), Vec::new());
+        self.progress.checker.submit(Job::Check { key: MARK, tokens, blocks, heads, runs });
+        let until = Instant::now() + Duration::from_secs(30);
+        let mut over = false;
+        while !over {
+            assert!(Instant::now() < until, "checksums are never compared");
+            std::thread::sleep(Duration::from_millis(1));
+            for command in self.progress.inbox.drain() {
+                over |= matches!(command, Command::Checked { key: MARK, .. });
+                self.progress.command(command, self.now);
+            }
+        }
+    }
+
+    /// What the worker adopted. Its claim stands for KV of the next start.
+    fn adopted(&self) -> Adopted {
+        match &*self.worker.adopted.lock() {
+            None => Adopted::Nothing,
+            Some(tokens) if self.holds(NEXT, tokens) => Adopted::RightKv,
+            Some(_) => Adopted::WrongKv,
+        }
+    }
+}
+
+fn greeting_of(conn: ConnId) -> Box<Hello> {
+    let mut hello = greeting();
+    hello.party = start(conn);
+    hello
+}
+
+/// A late commit of the earlier start, for a ticket of the same number as that of the next one, whose KV just arrived: what is adopted
+/// then, and after the next one's own commit.
+fn commit_of_the_earlier(tickets: Tickets) -> [Adopted; 2] {
+    let mut scene = Scene::new(LeftOut(tickets, Greetings::Compared));
+    [EARLIER, NEXT].into_iter().for_each(|conn| scene.greeted(conn));
+    let ticket = scene.offer(NEXT).unwrap();
+    scene.store(NEXT, &ours());
+    let sums = scene.checksums(ticket);
+    scene.say(NEXT, &sums);
+    scene.compared();
+    [(EARLIER, others()), (NEXT, ours())].map(|(conn, tokens)| {
+        let commit = scene.commit(ticket, tokens);
+        scene.say(conn, &commit);
+        scene.adopted()
+    })
+}
+
+#[test]
+fn without_its_connection_a_commit_of_another_incarnation_names_other_tokens() {
+    assert_eq!(commit_of_the_earlier(Tickets::OfAnyone), [Adopted::WrongKv, Adopted::WrongKv]);
+}
+
+#[test]
+fn a_commit_of_another_incarnation_adopts_nothing() {
+    assert_eq!(commit_of_the_earlier(Tickets::OfOneConnection), [Adopted::Nothing, Adopted::RightKv]);
+}
+
+/// The earlier start offers what is claimed for the next one, and writes its own KV; then the next one does.
+fn offer_in_the_name_of_the_next(greetings: Greetings) -> Adopted {
+    let mut scene = Scene::new(LeftOut(Tickets::OfOneConnection, greetings));
+    for conn in [EARLIER, NEXT] {
+        scene.greeted(conn);
+        if let Some(ticket) = scene.offer(conn) {
+            scene.store(conn, &ours());
+            let (sums, commit) = (scene.checksums(ticket), scene.commit(ticket, ours()));
+            scene.say(conn, &sums);
+            scene.say(conn, &commit);
+            scene.compared();
+        }
+    }
+    scene.adopted()
+}
+
+#[test]
+fn without_names_that_are_its_own_a_start_fills_what_is_claimed_for_another() {
+    assert_eq!(offer_in_the_name_of_the_next(Greetings::AnyIncarnation), Adopted::WrongKv);
+}
+
+#[test]
+fn an_offer_in_the_name_of_another_start_is_refused() {
+    assert_eq!(offer_in_the_name_of_the_next(Greetings::Compared), Adopted::RightKv);
+}
+
+/// What a reader adopts whose owner restarts between the pin and the reading: the next start has another sequence in the same blocks, and
+/// confirms a pin of its own over them, of the same number.
+fn owner_restarts(tickets: Tickets) -> Adopted {
+    let mut scene = Scene::new(LeftOut(tickets, Greetings::Compared));
+    let (now, ticket) = (scene.now, TicketId(7));
+    let (outcome, mut told) = oneshot::channel();
+    let (request_id, deadline) = (RequestId::try_new("r").unwrap(), now + Duration::from_secs(60));
+    let (blocks, name, hold) = (blocks(), b"s".to_vec(), Box::new(()));
+    let request = FetchRequest { request_id, name, tokens: TOKENS, blocks: blocks.clone(), deadline, hold };
+    let peer = Peer { party: start(EARLIER), address: TransferAddress::Ucx(vec![1]), shard: 0 };
+    let key = scene.progress.inbox.fetch(peer, request, outcome).unwrap();
+    scene.progress.commands(now);
+    scene.say(EARLIER, &Message::Welcome(greeting_of(EARLIER)));
+    scene.say(EARLIER, &Message::Grant { handoff: key, ticket, blocks });
+    assert!(scene.progress.pump_fetches(), "it reads");
+
+    scene.greeted(NEXT);
+    scene.store(NEXT, &others());
+    let bytes = scene.progress.config.map.layout().bytes_per_token() * TOKENS as usize;
+    scene.progress.event(Event::Got(key, bytes), now);
+    let sums = scene.checksums(ticket);
+    scene.say(NEXT, &sums);
+    scene.say(NEXT, &Message::Held { ticket, algorithm: checksum::ALGORITHM, sums: 2 });
+    scene.compared();
+    scene.progress.event(Event::Closed { conn: EARLIER, reason: "gone".into(), fenced: true }, now);
+    match told.try_recv().expect("the get is over") {
+        Err(_) => Adopted::Nothing,
+        Ok(_) if scene.holds(EARLIER, &ours()) => Adopted::RightKv,
+        Ok(_) => Adopted::WrongKv,
+    }
+}
+
+#[test]
+fn without_its_connection_a_restarted_owner_confirms_what_it_never_pinned() {
+    assert_eq!(owner_restarts(Tickets::OfAnyone), Adopted::WrongKv);
+}
+
+#[test]
+fn an_owner_that_restarted_confirms_nothing() {
+    assert_eq!(owner_restarts(Tickets::OfOneConnection), Adopted::Nothing);
+}
