@@ -1,6 +1,7 @@
 //! What other threads ask of the progress thread.
 
 use crate::message::SumRun;
+use crate::transport::Wake;
 use crate::{
     BlockHold, CommitPayload, FetchOutcome, FetchRequest, HandoffFailure, OpenRequest, Party, Peer, RefuseReason,
     TransferError, TransferReport,
@@ -47,9 +48,6 @@ pub(crate) enum Command {
     /// Wind down by this instant.
     Stop(Instant),
 }
-
-/// Wakes the progress thread where it sleeps.
-pub(crate) type Wake = Box<dyn Fn() + Send + Sync>;
 
 /// The queue in front of the progress thread.
 ///

@@ -16,7 +16,7 @@ mod receiving;
 mod report;
 mod sending;
 
-pub(crate) use inbox::{Command, Inbox, Wake};
+pub(crate) use inbox::{Command, Inbox};
 
 use crate::plan::check_blocks;
 use crate::sink::SinkHandler;

@@ -14,7 +14,6 @@ mod windows;
 
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
-use crate::service::Wake;
 use crate::{Region, TransferAddress, TransferConfig, TransferError, TransportChoice};
 use baton_types::TicketId;
 use std::ops::Range;
@@ -46,6 +45,9 @@ pub(crate) enum Event {
     /// The peer wrote what no ticket of this connection covers; nothing was stored.
     PutRefused(ConnId),
 }
+
+/// Wakes the thread that drives a transport, where it sleeps.
+pub(crate) type Wake = Box<dyn Fn() + Send + Sync>;
 
 pub(crate) trait Transport {
     /// `ucx` or `tcp`.

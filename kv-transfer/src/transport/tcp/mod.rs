@@ -4,10 +4,9 @@
 mod connection;
 mod frame;
 
-use super::{ConnId, Event, Transport};
+use super::{ConnId, Event, Transport, Wake};
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
-use crate::service::Wake;
 use crate::{Region, TransferAddress, TransferConfig, TransferError};
 use baton_types::TicketId;
 use connection::Connection;

@@ -2,7 +2,7 @@
 
 use super::{Sleeper, Ucx, lanes};
 use crate::message::RemoteRegion;
-use crate::service::Wake;
+use crate::transport::Wake;
 use crate::ucx::{Context, Memory, Status, Worker, devices_at};
 use crate::{Fencing, Region, TransferConfig, TransferError, UcxWrites};
 use std::collections::{BTreeMap, HashMap, HashSet};
