@@ -4,7 +4,7 @@ use baton_engine::EngineHandle;
 use baton_kv_transfer::{KvTransfer, PeerStats};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
-use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::TypedMetric;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,18 +41,8 @@ impl WorkerMetrics {
         self.gauges(to, name, help, &[(vec![], value)])
     }
 
-    fn gauges(
-        &self,
-        to: &mut DescriptorEncoder<'_>,
-        name: &str,
-        help: &str,
-        series: &[(Labels<'_>, f64)],
-    ) -> fmt::Result {
-        let mut family = to.encode_descriptor(name, help, None, MetricType::Gauge)?;
-        series.iter().try_for_each(|(labels, value)| {
-            let labels = self.labels(labels);
-            ConstGauge::new(*value).encode(family.encode_family(&labels)?)
-        })
+    fn gauges(&self, to: &mut DescriptorEncoder<'_>, name: &str, help: &str, of: &[(Labels<'_>, f64)]) -> fmt::Result {
+        self.family(to, name, help, of, ConstGauge::new)
     }
 
     fn counters(
@@ -60,12 +50,23 @@ impl WorkerMetrics {
         to: &mut DescriptorEncoder<'_>,
         name: &str,
         help: &str,
-        series: &[(Labels<'_>, u64)],
+        of: &[(Labels<'_>, u64)],
     ) -> fmt::Result {
-        let mut family = to.encode_descriptor(name, help, None, MetricType::Counter)?;
+        self.family(to, name, help, of, ConstCounter::new)
+    }
+
+    fn family<V: Copy, M: EncodeMetric + TypedMetric>(
+        &self,
+        to: &mut DescriptorEncoder<'_>,
+        name: &str,
+        help: &str,
+        series: &[(Labels<'_>, V)],
+        metric: fn(V) -> M,
+    ) -> fmt::Result {
+        let mut family = to.encode_descriptor(name, help, None, M::TYPE)?;
         series.iter().try_for_each(|(labels, value)| {
             let labels = self.labels(labels);
-            ConstCounter::new(*value).encode(family.encode_family(&labels)?)
+            metric(*value).encode(family.encode_family(&labels)?)
         })
     }
 }

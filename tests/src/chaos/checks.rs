@@ -85,11 +85,33 @@ async fn touched(judge: &Judge, acting: &Acting, since: Instant, nodes: [Node; 2
     }
 }
 
+/// Looks until nothing is amiss, at most `max` from `since` on: then `promise` is broken. How long it took.
+async fn until_well(
+    judge: &Judge,
+    since: Instant,
+    max: Duration,
+    promise: String,
+    mut look: impl AsyncFnMut() -> Vec<String>,
+) -> Duration {
+    loop {
+        let amiss = look().await;
+        let passed = since.elapsed();
+        if amiss.is_empty() {
+            return passed;
+        }
+        if passed > max {
+            judge.breach((since, Instant::now()), format!("{promise}: {}", amiss.join("; ")));
+            return passed;
+        }
+        sleep(LOOK).await;
+    }
+}
+
 /// Routers, but those that another fault touches, place on all workers that no other fault touches, within [`PAIRS_MAX`].
 async fn admitted(scene: Scene<'_>, acting: &Acting, since: Instant) -> Duration {
     let Scene { stage, judge, .. } = scene;
     let untouched = |node: &Node| !judge.touched_since(since, *node, acting);
-    loop {
+    until_well(judge, since, PAIRS_MAX, format!("after {PAIRS_MAX:?}"), async || {
         let mut missing = Vec::new();
         for router in Node::ROUTERS.into_iter().filter(untouched) {
             let ready = scrape(stage, router).await;
@@ -101,16 +123,9 @@ async fn admitted(scene: Scene<'_>, acting: &Acting, since: Instant) -> Duration
                 }
             }
         }
-        let passed = since.elapsed();
-        if missing.is_empty() {
-            return passed;
-        }
-        if passed > PAIRS_MAX {
-            judge.breach((since, Instant::now()), format!("after {PAIRS_MAX:?} {}", missing.join(", ")));
-            return passed;
-        }
-        sleep(LOOK).await;
-    }
+        missing
+    })
+    .await
 }
 
 /// Nothing is quarantined on these workers, but those that another fault touches, at some moment within a second.
@@ -118,31 +133,23 @@ pub async fn quarantine(scene: Scene<'_>, acting: &Acting, since: Instant, worke
     let Scene { stage, judge, .. } = scene;
     let untouched = |node: &Node| !judge.touched_since(since, *node, acting);
     let mut left = workers;
-    loop {
+    until_well(judge, since, QUARANTINE_MAX, format!("blocks quarantined after {QUARANTINE_MAX:?}"), async || {
         let mut still = Vec::new();
-        for node in left.into_iter().filter(untouched) {
+        for node in std::mem::take(&mut left).into_iter().filter(untouched) {
             let blocks = scrape(stage, node).await.map(|s| s.sum("baton_kv_blocks", &["quarantined"]));
             if blocks.is_none_or(|n| n > 0.0) && untouched(&node) {
-                still.push((node, blocks));
+                left.push(node);
+                still.push(blocks.map_or(format!("{node} does not answer"), |n| format!("{node} has {n}")));
             }
         }
-        let passed = since.elapsed();
-        if still.is_empty() {
-            return passed;
-        }
-        if passed > QUARANTINE_MAX {
-            judge.breach((since, Instant::now()), format!("blocks quarantined after {QUARANTINE_MAX:?}: {still:?}"));
-            return passed;
-        }
-        left = still.into_iter().map(|(node, _)| node).collect();
-        sleep(LOOK).await;
-    }
+        still
+    })
+    .await
 }
 
 /// Nobody asks and nothing is broken: within [`QUIET_MAX`] no worker references or quarantines a block, and routers hold no request.
 pub async fn quiet(stage: &Stage, judge: &Judge) -> Duration {
-    let since = Instant::now();
-    loop {
+    until_well(judge, Instant::now(), QUIET_MAX, format!("{QUIET_MAX:?} after the last request"), async || {
         let mut busy = Vec::new();
         for node in Node::ALL {
             let Some(scrape) = scrape(stage, node).await else {
@@ -163,14 +170,7 @@ pub async fn quiet(stage: &Stage, judge: &Judge) -> Duration {
                 }
             }
         }
-        let passed = since.elapsed();
-        if busy.is_empty() {
-            return passed;
-        }
-        if passed > QUIET_MAX {
-            judge.breach((since, Instant::now()), format!("{QUIET_MAX:?} after the last request: {}", busy.join("; ")));
-            return passed;
-        }
-        sleep(LOOK).await;
-    }
+        busy
+    })
+    .await
 }

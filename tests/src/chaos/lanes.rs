@@ -35,7 +35,7 @@ const ALONE_SHARE: f64 = 0.2;
 const REST_MS: u64 = 300;
 
 /// Pairs of a prefill and a decode worker.
-const PAIRS: u64 = (Node::PREFILL.len() * Node::DECODE.len()) as u64;
+pub const PAIRS: u64 = (Node::PREFILL.len() * Node::DECODE.len()) as u64;
 
 /// What faults did so far.
 #[derive(Clone, Debug, Default)]
@@ -48,8 +48,6 @@ pub struct Record {
     pub faults: u64,
     /// Handoffs that pairs carried right after a repair.
     pub pairs: u64,
-    /// And those that they were asked for: another fault met the others first.
-    pub pairs_asked: u64,
     /// Repairs after which every pair carried one.
     pub all_pairs: u64,
     /// Longest time until all pairs carried handoffs again.
@@ -150,7 +148,6 @@ async fn one(scene: Scene<'_>, cell: Cell, random: &mut StdRng) -> anyhow::Resul
     {
         let mut record = record.lock();
         record.pairs += pairs.len() as u64;
-        record.pairs_asked += PAIRS;
         record.all_pairs += u64::from(pairs.len() as u64 == PAIRS);
         record.pairs_max = record.pairs_max.max(last);
         record.admitted_max = record.admitted_max.max(admitted);

@@ -1,7 +1,7 @@
 //! What a run did, and whether it kept all promises: a table, a file, and the logs that tell of what broke.
 
 use super::judge::{Breach, Tally};
-use super::lanes::Record;
+use super::lanes::{PAIRS, Record};
 use super::matrix::{Cell, cells};
 use super::stage::log_of;
 use super::{Plan, logs};
@@ -117,7 +117,7 @@ impl Report {
             requests,
             acts,
             pairs: record.pairs,
-            pairs_asked: record.pairs_asked,
+            pairs_asked: record.faults * PAIRS,
             all_pairs: record.all_pairs,
             pairs_s_max: record.pairs_max.as_secs_f64(),
             admitted_s_max: record.admitted_max.as_secs_f64(),
