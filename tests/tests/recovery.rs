@@ -9,7 +9,7 @@ use baton_proto::v1::inference_client::InferenceClient;
 use baton_proto::v1::{GenerateRequest, GenerateResponse, PrefillPolicy, Sampling, Segment, TokenIds, segment::Kind};
 use baton_tests::cluster::{Cluster, ClusterSpec, worker};
 use baton_tests::gates::Phase;
-use baton_tests::quiet::{until_quiet, until_unreferenced};
+use baton_tests::quiet::{QUIET_MAX, until_quiet, until_unreferenced};
 use baton_tests::scrape::sum;
 use baton_tests::service::Service;
 use baton_types::{GroupBlocks, RequestId};
@@ -223,12 +223,23 @@ async fn an_engine_hangs(position: usize, policy: PrefillPolicy, prefill_hangs: 
         let hung = pool.iter().find(|w| !w.loaded.engine.healthy()).context("it hangs still")?;
         let blocks = hung.loaded.engine.pool().counts();
         ensure!(blocks.referenced > 0, "what the hung engine computes in is its own until it moves: {blocks:?}");
+        until_others_hold_nothing(&cluster, hung).await?;
         drop(release);
         until_quiet(&cluster).await?;
         ensure!(hung.loaded.engine.healthy(), "it moves again");
     }
     ensure!(retries(&cluster).await? >= 2.0, "nobody noticed");
     cluster.stop().await;
+    Ok(())
+}
+
+async fn until_others_hold_nothing(cluster: &Cluster, but: &RunningWorker) -> anyhow::Result<()> {
+    let deadline = Instant::now() + QUIET_MAX;
+    let holds = |w: &&RunningWorker| w.party != but.party && w.loaded.engine.pool().counts().referenced > 0;
+    while let Some(holder) = cluster.workers().find(holds) {
+        ensure!(Instant::now() < deadline, "{} holds blocks for {}, which hangs", holder.party, but.party);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     Ok(())
 }
 
