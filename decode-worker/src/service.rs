@@ -8,6 +8,7 @@ use baton_proto::convert::{ConvertError, finish_reason_code, required, status};
 use baton_proto::v1::{self, decode_event::Event, decode_request::Prefill, decode_server::Decode};
 use baton_types::{ErrorKind, Party, RequestError, RequestId, SequenceSpec};
 use baton_worker::drain::RunningCall;
+use baton_worker::hang::hung;
 use baton_worker::process::Parts;
 use baton_worker::spans::{Parent, Phase};
 use baton_worker::stream;
@@ -137,11 +138,13 @@ impl Drop for Generating {
 impl Call {
     async fn run(mut self) {
         let (replies, deadline, cut_off) = (self.replies.clone(), self.deadline, self.running.cut_off());
+        let engine = self.service.parts.engine.clone();
         tokio::select! {
             () = replies.closed() => tracing::debug!(request_id = %self.request, "cancels a request whose stream is gone"),
             () = self.forward() => {}
             // A stream without room ends without a word, which routers take in the same way.
             error = cut_off => drop(replies.try_send(Err(status::from_error(&error)))),
+            error = hung(&engine) => drop(replies.try_send(Err(status::from_error(&error)))),
             () = sleep_until(deadline.into()) => {
                 let late = RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed");
                 // A stream without room has a reader that stalls, and its end says the same.

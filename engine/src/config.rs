@@ -29,7 +29,7 @@ pub struct EngineConfig {
     pub watermark_blocks: u32,
     /// How long a sequence may stay paused because its sink has no room.
     pub stall: Duration,
-    /// A step that takes longer counts as wedged: the engine is reported as not healthy.
+    /// A step that takes longer counts as hung: the engine is reported as not healthy, and its worker ends the calls that wait for it.
     pub step_max: Duration,
     /// End tokens of the model.
     pub end_tokens: Vec<TokenId>,

@@ -4,6 +4,7 @@ use crate::api::{Load, Run, SequenceRequest, SequenceSink, SubmitError};
 use crate::config::EngineConfig;
 use crate::error::EngineError;
 use crate::gate::{LogitObserver, SequenceGate};
+use crate::health::{Health, Heartbeat};
 use crate::mailbox::{Mailbox, Submission, is_counted};
 use crate::model::Model;
 use crate::runner::{self, Runner};
@@ -13,7 +14,7 @@ use baton_kv_cache::{Lease, SharedPool};
 use baton_types::{KvPoolMap, PoolMemory};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Starts engines.
@@ -107,51 +108,6 @@ impl Shared {
     }
 }
 
-/// Signs of life.
-pub(crate) struct Health {
-    epoch: Instant,
-    steps: AtomicU64,
-    /// Microseconds from `epoch`.
-    progress_us: AtomicU64,
-    busy: AtomicBool,
-    pub(crate) failed: AtomicBool,
-}
-
-impl Health {
-    fn new() -> Self {
-        Self {
-            epoch: Instant::now(),
-            steps: AtomicU64::new(0),
-            progress_us: AtomicU64::new(0),
-            busy: AtomicBool::new(false),
-            failed: AtomicBool::new(false),
-        }
-    }
-
-    /// Records that the thread is alive at `now`, and whether a step follows.
-    pub(crate) fn alive(&self, now: Instant, busy: bool) {
-        self.progress_us.store(now.duration_since(self.epoch).as_micros() as u64, Ordering::Relaxed);
-        self.busy.store(busy, Ordering::Release);
-    }
-
-    pub(crate) fn stepped(&self) -> u64 {
-        self.steps.fetch_add(1, Ordering::Relaxed) + 1
-    }
-}
-
-/// Proof of life of an engine thread.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heartbeat {
-    /// Steps since the start; moves while there is work.
-    pub steps: u64,
-    /// When the thread last finished something or went to sleep.
-    pub last_progress: Instant,
-    /// Whether it is inside a step.
-    pub busy: bool,
-    /// Whether it ended by a panic or a device error.
-    pub failed: bool,
-}
-
 /// A running engine. Clones are the same engine; it stops when the last one is dropped.
 #[derive(Clone)]
 pub struct EngineHandle(Arc<Owner>);
@@ -240,20 +196,17 @@ impl EngineHandle {
 
     /// Signs of life.
     pub fn heartbeat(&self) -> Heartbeat {
-        let health = &self.0.0.health;
-        Heartbeat {
-            steps: health.steps.load(Ordering::Relaxed),
-            busy: health.busy.load(Ordering::Acquire),
-            last_progress: health.epoch + Duration::from_micros(health.progress_us.load(Ordering::Relaxed)),
-            failed: health.failed.load(Ordering::Acquire),
-        }
+        self.0.0.health.beat()
+    }
+
+    /// How long the step that runs may still take, see [`Heartbeat::patience`]; zero once it hangs.
+    pub fn patience(&self) -> Duration {
+        self.heartbeat().patience(self.0.0.config.step_max, Instant::now())
     }
 
     /// Whether it can serve: it did not fail, and no step hangs.
     pub fn healthy(&self) -> bool {
-        let beat = self.heartbeat();
-        let hangs = beat.busy && beat.last_progress.elapsed() > self.0.0.config.step_max;
-        !beat.failed && !hangs
+        !self.heartbeat().failed && !self.patience().is_zero()
     }
 
     /// Makes the engine look again at paused sequences at once, for instance because a sink has room again.

@@ -19,6 +19,7 @@ pub mod config;
 pub mod error;
 pub mod gate;
 mod handle;
+mod health;
 mod mailbox;
 pub mod model;
 pub mod rates;
@@ -32,6 +33,7 @@ pub use api::{Load, PrefillObserver, Run, SequenceEvent, SequenceRequest, Sequen
 pub use config::EngineConfig;
 pub use error::EngineError;
 pub use gate::{LogitObserver, Phase, SequenceGate};
-pub use handle::{Engine, EngineHandle, Heartbeat, SequenceControl};
+pub use handle::{Engine, EngineHandle, SequenceControl};
+pub use health::Heartbeat;
 pub use model::{Logits, Model, ModelConfig, ModelError, StepBatch};
 pub use step_model::StepModel;

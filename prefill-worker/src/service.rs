@@ -1,14 +1,15 @@
 //! `baton.v1.Prefill`: runs a prompt, answers its first token at once, ends when the decode worker has acknowledged the KV.
 
 use crate::shipment::{Destination, Shipment, handoff_error, shipment};
-use baton_engine::SequenceControl;
 use baton_engine::api::{Run, SequenceEvent};
+use baton_engine::{EngineHandle, SequenceControl};
 use baton_kv_transfer::{CommitPayload, Outgoing, Peer, TransferAddress, TransferReport};
 use baton_node::grpc::deadline_of;
 use baton_proto::convert::{finish_reason_code, required, status};
 use baton_proto::v1::{self, prefill_event::Event, prefill_server::Prefill};
 use baton_types::{ErrorKind, RequestError, SequenceSpec, TokenId};
 use baton_worker::drain::RunningCall;
+use baton_worker::hang::hung;
 use baton_worker::process::Parts;
 use baton_worker::spans::Parent;
 use baton_worker::stream;
@@ -56,6 +57,7 @@ impl Prefill for PrefillService {
         let (replies, stream) = mpsc::channel(MESSAGES_MAX);
         let call = Call {
             running,
+            engine: self.parts.engine.clone(),
             shipment,
             events,
             replies,
@@ -83,6 +85,7 @@ fn parse(request: v1::PrefillRequest) -> Result<(SequenceSpec, Peer), RequestErr
 /// One running prefill. Dropping it cancels the sequence and gives the handoff up.
 struct Call {
     running: RunningCall,
+    engine: EngineHandle,
     shipment: Shipment,
     events: mpsc::Receiver<SequenceEvent>,
     replies: mpsc::Sender<Reply>,
@@ -119,6 +122,8 @@ impl Call {
                 event = self.events.recv() => event,
                 // Nobody will want this KV: the rest of the prompt need not be computed. Dropping the call cancels it.
                 error = &mut failure, if self.first.is_none() => return Err(error),
+                // The handoff of a prompt that is computed needs no engine, and goes on.
+                error = hung(&self.engine) => return Err(error),
             };
             let Some(event) = event else { break };
             match event {

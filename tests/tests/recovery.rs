@@ -1,19 +1,25 @@
-//! Workers that stop in every phase of a request, and processes that are killed: answers go on elsewhere with the very same tokens.
+//! Workers that stop in every phase of a request, engines that hang, and processes that are killed: answers go on elsewhere with the very
+//! same tokens.
 
 use anyhow::{Context, ensure};
+use baton_engine::LogitObserver;
 use baton_kv_transfer::Phase as TransferPhase;
 use baton_node::{DrainConfig, Shutdown};
 use baton_proto::v1::inference_client::InferenceClient;
 use baton_proto::v1::{GenerateRequest, GenerateResponse, PrefillPolicy, Sampling, Segment, TokenIds, segment::Kind};
 use baton_tests::cluster::{Cluster, ClusterSpec, worker};
 use baton_tests::gates::Phase;
-use baton_tests::quiet::{until_quiet, until_unreferenced};
+use baton_tests::quiet::{QUIET_MAX, until_quiet, until_unreferenced};
 use baton_tests::scrape::sum;
 use baton_tests::service::Service;
-use baton_types::RequestId;
+use baton_types::{GroupBlocks, RequestId};
 use baton_worker::config::WorkerConfig;
 use baton_worker::process::RunningWorker;
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
+use tokio::time::timeout;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
@@ -177,6 +183,79 @@ async fn a_decode_worker_stops_in_mid_answer() -> anyhow::Result<()> {
 async fn a_decode_worker_stops_that_prefills_itself() -> anyhow::Result<()> {
     a_worker_stops(Held::Engine(Phase::Queue, 0), PrefillPolicy::Local, false).await?;
     a_worker_stops(Held::Engine(Phase::Prefill, 1), PrefillPolicy::Local, false).await
+}
+
+/// Makes the engine hang, in the middle of a step, that is the first to come to a position of a request; until its other end is dropped.
+struct Hang {
+    request: String,
+    position: usize,
+    released: Mutex<Option<Receiver<()>>>,
+}
+
+impl LogitObserver for Hang {
+    fn computed(&self, id: &RequestId, position: usize, _: &GroupBlocks, _: &[f32]) {
+        if position == self.position && id.as_str().starts_with(&self.request) {
+            let released = self.released.lock().take();
+            released.map(|released| released.recv_timeout(2 * WAIT_MAX));
+        }
+    }
+}
+
+/// The engine hangs that computes the token at `position`, while its worker answers on. Answers end elsewhere while it still hangs.
+async fn an_engine_hangs(position: usize, policy: PrefillPolicy, prefill_hangs: bool) -> anyhow::Result<()> {
+    let mut config = quick();
+    // Far above a step of this model, on however busy a machine.
+    config.engine.step_ms_max = 3_000;
+    let cluster = Cluster::start(ClusterSpec::new(2, 2, &config)).await?;
+    let client = cluster.client().await?;
+    for drawn in [false, true] {
+        let right = ask(&client, request(&format!("alone-{drawn}"), drawn, PrefillPolicy::Local)).await?;
+        let id = format!("hangs-{drawn}");
+        let (release, released) = channel();
+        let hang = Hang { request: id.clone(), position, released: Mutex::new(Some(released)) };
+        let hang: Arc<dyn LogitObserver> = Arc::new(hang);
+        cluster.workers().for_each(|w| w.loaded.engine.set_logit_observer(Some(hang.clone())));
+        let answer = timeout(WAIT_MAX, ask(&client, request(&id, drawn, policy))).await;
+        let got = answer.with_context(|| format!("{id} at {position} waits for an engine that hangs"))??;
+        ensure!(got == right, "{id} at {position}: {got:?}, undisturbed {right:?}");
+
+        let pool = if prefill_hangs { &cluster.prefill } else { &cluster.decode };
+        let hung = pool.iter().find(|w| !w.loaded.engine.healthy()).context("it hangs still")?;
+        let blocks = hung.loaded.engine.pool().counts();
+        ensure!(blocks.referenced > 0, "what the hung engine computes in is its own until it moves: {blocks:?}");
+        until_others_hold_nothing(&cluster, hung).await?;
+        drop(release);
+        until_quiet(&cluster).await?;
+        ensure!(hung.loaded.engine.healthy(), "it moves again");
+    }
+    ensure!(retries(&cluster).await? >= 2.0, "nobody noticed");
+    cluster.stop().await;
+    Ok(())
+}
+
+async fn until_others_hold_nothing(cluster: &Cluster, but: &RunningWorker) -> anyhow::Result<()> {
+    let deadline = Instant::now() + QUIET_MAX;
+    let holds = |w: &&RunningWorker| w.party != but.party && w.loaded.engine.pool().counts().referenced > 0;
+    while let Some(holder) = cluster.workers().find(holds) {
+        ensure!(Instant::now() < deadline, "{} holds blocks for {}, which hangs", holder.party, but.party);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_engine_hangs() -> anyhow::Result<()> {
+    an_engine_hangs(PROMPT_TOKENS, PrefillPolicy::Remote, true).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decode_engine_hangs_in_mid_answer() -> anyhow::Result<()> {
+    an_engine_hangs(PROMPT_TOKENS + 20, PrefillPolicy::Remote, false).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_decode_engine_hangs_that_prefills_itself() -> anyhow::Result<()> {
+    an_engine_hangs(PROMPT_TOKENS, PrefillPolicy::Local, false).await
 }
 
 /// A model that takes some hundred milliseconds for an answer: time to kill somebody in the middle of it.

@@ -62,6 +62,7 @@ pub fn load_on(
         running_max: engine.running_max,
         waiting_max: engine.waiting_max,
         stall: Duration::from_millis(engine.stall_ms_max),
+        step_max: Duration::from_millis(engine.step_ms_max),
         end_tokens: source.end_tokens().to_vec(),
         ..EngineConfig::default()
     }

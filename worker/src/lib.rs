@@ -9,6 +9,7 @@ pub mod bring_up;
 pub mod config;
 pub mod drain;
 mod error;
+pub mod hang;
 mod health;
 pub mod hold;
 mod main_of;

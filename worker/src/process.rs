@@ -4,6 +4,7 @@
 use crate::bring_up::{self, Loaded};
 use crate::config::WorkerConfig;
 use crate::drain::Drain;
+use crate::hang;
 use crate::health::Vitals;
 use crate::metrics::WorkerMetrics;
 use crate::service::{Claims, WorkerService};
@@ -146,6 +147,7 @@ impl RunningWorker {
         let transfer = tokio::task::spawn_blocking(move || KvTransfer::start(settings, region, sink)).await?;
         let transfer = transfer.context("cannot start the data plane")?;
         vitals.works(&loaded.engine, &transfer);
+        tokio::spawn(stop.clone().run_until_cancelled_owned(hang::tell(loaded.engine.clone())));
         let collector =
             WorkerMetrics::new(loaded.engine.clone(), transfer.clone(), &loaded.card.id, &config.instance.pool);
         metrics.register(|registry| registry.register_collector(Box::new(collector)));

@@ -62,6 +62,8 @@ pub struct EngineSettings {
     pub waiting_max: usize,
     /// A sequence whose reader does not read is cancelled after this time.
     pub stall_ms_max: u64,
+    /// A step that takes longer counts as hung: routers go on elsewhere with what runs here. Well above the longest chunk of prefill.
+    pub step_ms_max: u64,
 }
 
 impl Default for EngineSettings {
@@ -77,6 +79,7 @@ impl Default for EngineSettings {
             running_max: 64,
             waiting_max: 256,
             stall_ms_max: 30_000,
+            step_ms_max: 60_000,
         }
     }
 }
@@ -154,7 +157,8 @@ impl Check for EngineSettings {
             .range("chunk_tokens_max", self.chunk_tokens_max, 1..=1 << 16)
             .range("running_max", self.running_max, 1..=1 << 16)
             .range("waiting_max", self.waiting_max, 1..=1 << 20)
-            .range("stall_ms_max", self.stall_ms_max, 1..=3_600_000);
+            .range("stall_ms_max", self.stall_ms_max, 1..=3_600_000)
+            .range("step_ms_max", self.step_ms_max, 100..=3_600_000);
     }
 }
 
