@@ -4,7 +4,7 @@
 use anyhow::{Context, ensure};
 use baton_node::membership::etcd::{EtcdConfig, EtcdRouter};
 use baton_node::membership::{MembershipView, RouterMembership as _};
-use baton_node::testing::etcd::EtcdCluster;
+use baton_node::testing::etcd::{EtcdCluster, EtcdServer};
 use baton_node::testing::relay::Relay;
 use baton_tests::load::{Case, Load};
 use baton_tests::processes::{Up, send, wait_gone};
@@ -74,6 +74,36 @@ async fn records(config: &EtcdConfig) -> anyhow::Result<i64> {
     let options = etcd_client::GetOptions::new().with_prefix().with_count_only();
     let mut client = Client::connect(&config.endpoints, None).await?;
     Ok(client.get(format!("{PREFIX}instances/"), Some(options)).await?.count())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_cluster_under_the_same_prefix_is_refused() -> anyhow::Result<()> {
+    let etcd = EtcdServer::start()?;
+    let url = format!("--etcd={}", etcd.url());
+    let start = |prefix: &str| {
+        let prefix = format!("--etcd-prefix={prefix}");
+        Up::spawn(&["--grpc-port=0", "--http-port=0", MODEL, "--membership=etcd", &url, &prefix], &SHORT)
+    };
+    let mut first = start(PREFIX)?;
+    first.wait_serving()?;
+    let observer = Observer::start(&EtcdConfig { prefix: PREFIX.into(), ..etcd.config() }, 2).await?;
+
+    let mut second = start(PREFIX)?;
+    let (status, message) = (second.wait()?, second.stderr());
+    ensure!(!status.success() && !second.stdout().contains("Baton serves"), "{status}:\n{message}");
+    for part in [PREFIX, "decode-0, prefill-0", "--etcd-prefix"] {
+        ensure!(message.contains(part), "{part:?} is not in:\n{message}");
+    }
+    ensure!(!message.contains("Stopping"), "something was started:\n{message}");
+    ensure!(observer.missing().is_empty(), "{:?} lost their names", observer.missing());
+
+    let mut beside = start("/baton/beside/")?;
+    beside.wait_serving()?;
+    beside.stop()?;
+    first.stop()?;
+    let mut after = start(PREFIX)?;
+    after.wait_serving()?;
+    after.stop()
 }
 
 #[tokio::test(flavor = "multi_thread")]
