@@ -73,5 +73,6 @@ on_every_transport![
     sharding::two_to_one,
     sharding::one_to_two,
     sharding::two_to_four,
+    sharding::doubled_commit_of_one_shard_is_not_that_of_another,
     sharding::shards_without_common_heads_are_refused,
 ];

@@ -120,18 +120,34 @@ async fn quiet(worker: &mut Service) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A cluster at work that a prefill worker of another kernel revision has joined: the same for the hazard and its guard, which is what
+/// that worker says of itself.
+struct Mixed {
+    cluster: Cluster,
+    decode: Service,
+    ours: Service,
+    other: Service,
+    load: Load,
+}
+
+impl Mixed {
+    async fn start(skew: Skew, unpaired: [u64; 2]) -> anyhow::Result<Self> {
+        let cluster = Cluster::start(ProtocolRange::CURRENT).await?;
+        let decode = cluster.worker(Role::Decode, "d-0")?;
+        let mut ours = cluster.worker(Role::Prefill, "p-0")?;
+        cluster.settles([1, 1], [0, 0]).await?;
+        let load = Load::start(std::slice::from_ref(&cluster.grpc), &CASES).await?;
+        goes_on(&load, "all of one revision").await?;
+        ensure!(sampled(&mut ours).await? > 0, "nothing is prefilled remotely: the rest shows nothing");
+        let other = cluster.skewed(Role::Prefill, "p-1", skew)?;
+        cluster.settles([2, 1], unpaired).await?;
+        Ok(Self { cluster, decode, ours, other, load })
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prefill_worker_of_another_kernel_revision_is_left_out_until_it_is_upgraded() -> anyhow::Result<()> {
-    let cluster = Cluster::start(ProtocolRange::CURRENT).await?;
-    let mut decode = cluster.worker(Role::Decode, "d-0")?;
-    let mut ours = cluster.worker(Role::Prefill, "p-0")?;
-    cluster.settles([1, 1], [0, 0]).await?;
-    let load = Load::start(std::slice::from_ref(&cluster.grpc), &CASES).await?;
-    goes_on(&load, "all of one revision").await?;
-    ensure!(sampled(&mut ours).await? > 0, "nothing is prefilled remotely: the rest shows nothing");
-
-    let mut other = cluster.skewed(Role::Prefill, "p-1", Skew::Revision)?;
-    cluster.settles([2, 1], [1, 0]).await?;
+    let Mixed { cluster, mut decode, mut ours, mut other, load } = Mixed::start(Skew::Revision, [1, 0]).await?;
     goes_on(&load, "a prefill worker of another revision beside").await?;
     ours.terminate().await?;
     cluster.settles([1, 1], [1, 1]).await?;
@@ -156,13 +172,8 @@ async fn a_prefill_worker_of_another_kernel_revision_is_left_out_until_it_is_upg
 /// The hazard: KV of other kernels under the name of ours.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_revision_in_its_class_such_a_worker_makes_wrong_answers() -> anyhow::Result<()> {
-    let cluster = Cluster::start(ProtocolRange::CURRENT).await?;
-    let _decode = cluster.worker(Role::Decode, "d-0")?;
-    cluster.settles([0, 1], [0, 0]).await?;
-    // Right are the answers of a decode worker that prefills by itself.
-    let load = Load::start(std::slice::from_ref(&cluster.grpc), &CASES).await?;
-    let _other = cluster.skewed(Role::Prefill, "p-0", Skew::HiddenRevision)?;
-    cluster.settles([1, 1], [0, 0]).await?;
+    let Mixed { load, cluster: _cluster, decode: _decode, ours: _ours, other: _other } =
+        Mixed::start(Skew::HiddenRevision, [0, 0]).await?;
     let until = Instant::now() + MAX;
     while load.answered().is_ok() && Instant::now() < until {
         tokio::time::sleep(Duration::from_millis(5)).await;

@@ -73,7 +73,7 @@ fn what_cannot_start_says_why_and_starts_nothing() -> anyhow::Result<()> {
     let (grpc, http) = (format!("--grpc-port={taken}"), format!("--http-port={taken}"));
     // (flags, variables, what the message says)
     type Case<'a> = (&'a [&'a str], &'a [(&'a str, &'a str)], &'a [&'a str]);
-    let cases: [Case<'_>; 9] = [
+    let cases: [Case<'_>; 11] = [
         (&[&grpc, "--http-port=0"], &[], &["is taken", "--grpc-port"]),
         (&["--grpc-port=0", &http], &[], &["is taken", "--http-port"]),
         (&["--grpc-port=7777", "--http-port=7777"], &[], &["both 7777"]),
@@ -83,6 +83,8 @@ fn what_cannot_start_says_why_and_starts_nothing() -> anyhow::Result<()> {
         (&["--model=random:layers=none"], &[], &["layers=none"]),
         (&[RANDOM], &[("BATON_LIMITZ__RUNNING_MAX", "1")], &["BATON_LIMITZ__RUNNING_MAX"]),
         (&[RANDOM, "--kv-cache-bytes=lots"], &[], &["lots"]),
+        (&["--membership=etcd", "--etcd=http://127.0.0.1:1"], &[], &["cannot ask etcd", "say where it is with --etcd"]),
+        (&["--membership=etcd", "--etcd-prefix=ours"], &[], &["--etcd-prefix", "ends in /"]),
     ];
     for (flags, variables, says) in cases {
         let ports = ["--grpc-port=0", "--http-port=0"];

@@ -19,6 +19,7 @@ use tokio::time::{Instant, timeout_at};
 use variables::Variables;
 
 mod child;
+mod etcd;
 mod ports;
 mod progress;
 mod variables;
@@ -70,7 +71,7 @@ pub(crate) struct UpArgs {
     /// Address of etcd, `http://host:port`; several are separated by commas.
     #[arg(long, default_value = "http://127.0.0.1:2379")]
     etcd: String,
-    /// Key below which this cluster's keys lie; two clusters on one etcd need two.
+    /// Key below which this cluster's keys lie; a second cluster on the same etcd needs another.
     #[arg(long, default_value = "/baton/default/")]
     etcd_prefix: String,
     /// OTLP gRPC endpoint that receives traces, e.g. `http://127.0.0.1:4317`.
@@ -155,6 +156,9 @@ pub(crate) async fn run(args: UpArgs) -> anyhow::Result<()> {
     let variables = Variables::of_process()?;
     ports::check(SocketAddr::new(args.host, args.grpc_port), "--grpc-port")?;
     ports::check(SocketAddr::new(args.host, args.http_port), "--http-port")?;
+    if args.membership == Membership::Etcd {
+        etcd::ensure_free(&args.etcd, &args.etcd_prefix).await?;
+    }
     let mut children = Vec::new();
     let result = tokio::select! {
         result = serve(&args, &variables, &mut children) => result,

@@ -9,7 +9,7 @@ const SHARED: [&str; 4] = ["admin", "drain", "grpc", "telemetry"];
 /// Those of routers. Workers have a `membership` too, but here flags set all of it that is not [`ETCD`].
 const ROUTER: [&str; 4] = ["http", "limits", "membership", "placement"];
 /// A part of a section that every process has.
-const ETCD: &str = "membership__etcd__";
+pub(super) const ETCD: &str = "membership__etcd__";
 /// Those of workers.
 const WORKER: [&str; 4] = ["engine", "instance", "model", "transfer"];
 
@@ -29,7 +29,7 @@ impl Variables {
     fn sort(names: impl IntoIterator<Item = String>) -> anyhow::Result<Self> {
         let mut sorted = Self { router: Vec::new(), worker: Vec::new() };
         for name in names {
-            let key = name.strip_prefix(ENV_PREFIX).unwrap_or(&name).to_ascii_lowercase();
+            let key = key_of(&name);
             ensure!(
                 key != "config",
                 "{name} names the configuration of one process, and `baton up` starts several: unset it"
@@ -58,6 +58,11 @@ impl Variables {
     pub(super) fn not_for_workers(&self) -> impl Iterator<Item = &str> {
         self.router.iter().map(String::as_str)
     }
+}
+
+/// The key that a variable sets, its levels joined by two underscores.
+pub(super) fn key_of(name: &str) -> String {
+    name.strip_prefix(ENV_PREFIX).unwrap_or(name).to_ascii_lowercase()
 }
 
 #[cfg(test)]

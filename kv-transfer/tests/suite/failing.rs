@@ -9,9 +9,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-const OFFER: u8 = 4;
+/// Kinds of messages.
+pub(super) const OFFER: u8 = 4;
 const CHECKSUMS: u8 = 7;
-const COMMIT: u8 = 8;
+pub(super) const COMMIT: u8 = 8;
 
 fn quiet(source: &Node, sink: &Node) {
     eventually("both pools are whole", || source.is_quiet() && sink.is_quiet());

@@ -1,5 +1,6 @@
 //! Instances of several shards, stood in for by pools of host memory that hold a part of the KV heads each.
 
+use super::failing::{COMMIT, OFFER};
 use crate::common::*;
 use baton_kv_transfer::*;
 use baton_types::*;
@@ -63,8 +64,18 @@ impl Sharded {
         }
     }
 
-    /// Offers a sequence from every shard to every shard of `to` that holds heads of it.
+    /// Offers a sequence from every shard to every shard of `to` that holds heads of it, and sends it.
     fn offer(&self, to: &Sharded, request: &str, seed: u32) -> Vec<Outgoing> {
+        let legs = self.open(to, request, seed);
+        let send = |(index, leg): (usize, Outgoing)| {
+            self.shards[index].send_all(&leg, TOKENS);
+            leg
+        };
+        legs.into_iter().map(send).collect()
+    }
+
+    /// Offers a sequence in the same way and sends nothing; each leg with the shard that it is of.
+    fn open(&self, to: &Sharded, request: &str, seed: u32) -> Vec<(usize, Outgoing)> {
         let mut legs = Vec::new();
         for (index, node) in self.shards.iter().enumerate() {
             let count = node.map.layout().blocks_for(TOKENS as usize);
@@ -76,9 +87,7 @@ impl Sharded {
                 let (request_id, deadline) = (RequestId::try_new(request).unwrap(), Instant::now() + PATIENCE);
                 let hold = Box::new(hold.clone());
                 let request = OpenRequest { request_id, tokens: TOKENS, blocks: blocks.clone(), deadline, hold };
-                let leg = node.transfer.open(&peer, request).unwrap();
-                node.send_all(&leg, TOKENS);
-                legs.push(leg);
+                legs.push((index, node.transfer.open(&peer, request).unwrap()));
             }
         }
         legs
@@ -159,6 +168,40 @@ pub fn one_to_two(choice: &TransportChoice) {
 
 pub fn two_to_four(choice: &TransportChoice) {
     shards(choice, 2, 4);
+}
+
+pub fn doubled_commit_of_one_shard_is_not_that_of_another(choice: &TransportChoice) {
+    let (source, sink) = (Sharded::start("p", 2, 16, choice), Sharded::start("d", 1, 32, choice));
+    // The first shard's first commit goes out once more ahead of each later offer.
+    let sent = Arc::new(Mutex::new(None));
+    let kept = sent.clone();
+    source.shards[0].gate.bend(move |message| {
+        let mut kept = kept.lock().unwrap();
+        match message[3] {
+            COMMIT => {
+                kept.get_or_insert_with(|| message.clone());
+                vec![message]
+            }
+            OFFER => kept.iter().cloned().chain([message]).collect(),
+            _ => vec![message],
+        }
+    });
+    let legs = source.open(&sink, "half", 1);
+    source.shards[0].send_all(&legs[0].1, TOKENS);
+    eventually("the first shard commits", || sent.lock().unwrap().is_some());
+    // Once another handoff was verified, so was this half of ours: its commit comes again for a leg that was delivered.
+    for (request, seed) in [("verified-after-it", 2), ("offered-behind-its-commit", 3)] {
+        for leg in source.offer(&sink, request, seed) {
+            leg.wait().unwrap();
+        }
+        sink.check_adopted(request, seed);
+        assert!(sink.joint.adopted.lock().unwrap().is_empty(), "half a handoff was adopted");
+    }
+    source.shards[1].send_all(&legs[1].1, TOKENS);
+    legs.into_iter().for_each(|(_, leg)| drop(leg.wait().unwrap()));
+    sink.check_adopted("half", 1);
+    source.quiet();
+    sink.quiet();
 }
 
 pub fn shards_without_common_heads_are_refused(choice: &TransportChoice) {

@@ -22,6 +22,7 @@ mod history;
 mod keys;
 mod lease;
 mod opinions;
+mod prefix;
 mod probe;
 mod router;
 
@@ -31,6 +32,7 @@ pub mod view;
 mod worker;
 
 pub use config::EtcdConfig;
+pub use prefix::{PrefixError, ensure_free};
 pub use probe::{Probe, Verdict, WatchProbe};
 pub use router::EtcdRouter;
 pub use worker::EtcdWorker;

@@ -104,6 +104,8 @@ fn only_compatible_workers_are_paired() {
         |r| r.layout = crate::testing::layout(16, 3),
         |r| (r.protocol.min, r.protocol.max) = (7, 9),
     ];
+    // The hazard: the same view with a worker that does not say how it differs.
+    assert_eq!(check(&[d("d"), p("odd")], demand(Auto, 1000)), "d<-odd: remote_long_prompt");
     for differ in differs {
         let odd = worker(Role::Prefill, "odd", |r, _| differ(r));
         let idle = worker(Role::Decode, "idle", |r, _| differ(r));

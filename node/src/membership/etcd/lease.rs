@@ -24,6 +24,11 @@ impl Lease {
         Ok(Self { id: answer.id(), ends: ends_in(answer.ttl()) })
     }
 
+    /// How long from `now` until it is renewed: half of what remains, so that as much is left to find another node.
+    fn renewed_in(self, now: Instant) -> Duration {
+        self.ends.saturating_duration_since(now) / 2
+    }
+
     /// Longest wait for an answer that the lease depends on, at most `max`: half of what remains, so that time is left to try another
     /// node. Once it should be over, nothing is left to save.
     fn patience(self, max: Duration) -> Duration {
@@ -104,7 +109,7 @@ impl Renewal {
     /// Renews until that fails.
     pub(super) async fn keep(&mut self) -> EtcdError {
         loop {
-            sleep(self.lease.ends.saturating_duration_since(Instant::now()) / 2).await;
+            sleep(self.lease.renewed_in(Instant::now())).await;
             if let Err(error) = self.renew().await {
                 return error;
             }
@@ -115,6 +120,18 @@ impl Renewal {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lease_is_renewed_at_half_of_what_remains() {
+        let now = Instant::now();
+        let renewed_in = |remaining_ms| {
+            let ends = now + Duration::from_millis(remaining_ms);
+            Lease { id: 1, ends }.renewed_in(now).as_millis()
+        };
+        assert_eq!([10_000, 2_000, 1_000, 0].map(renewed_in), [5_000, 1_000, 500, 0]);
+        let over = Lease { id: 1, ends: now };
+        assert_eq!(over.renewed_in(now + Duration::from_secs(1)), Duration::ZERO);
+    }
 
     #[test]
     fn a_renewal_leaves_time_to_try_another_node() {

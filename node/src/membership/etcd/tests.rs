@@ -3,6 +3,7 @@
 mod conforms;
 mod faults;
 mod nodes;
+mod prefix;
 mod support;
 mod tls;
 mod view;
