@@ -70,6 +70,11 @@ impl Handoffs {
         self.grant_waiting();
     }
 
+    /// Whether the KV of a request is offered and waits for room.
+    pub(crate) fn has_no_room_for(&self, request: &RequestId) -> bool {
+        self.waiting.lock().iter().any(|waiting| waiting.offer.request_id == *request)
+    }
+
     /// What is claimed and not adopted yet.
     pub(crate) fn claimed(&self) -> Claimed {
         let claims = self.claims.lock();

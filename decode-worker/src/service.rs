@@ -14,14 +14,17 @@ use baton_worker::spans::{Parent, Phase};
 use baton_worker::stream;
 use baton_worker::submit::{engine_request, submit_error};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot::error::RecvError;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::sleep_until;
+use tokio::time::{sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 /// Messages between a stream's task and its connection; what waits beyond stays with the engine's pacing.
 const MESSAGES_MAX: usize = 8;
+/// How often the router hears that there is still no room for the KV: another worker may have some by now.
+const WAITS_SAID_EVERY: Duration = Duration::from_secs(1);
 
 /// Runs sequences for routers.
 #[derive(Clone)]
@@ -159,8 +162,9 @@ impl Call {
         }
         if let Some(adopted) = self.adopted.take() {
             let span = self.parent.span("decode.await_kv");
+            let Some(adopted) = self.adoption(adopted).await else { return };
             // A handoff that fails drops the sender and leaves the reason among the events.
-            if let Ok(Adopted { bytes }) = adopted.await {
+            if let Ok(Adopted { bytes }) = adopted {
                 span.attribute("baton.kv.bytes", bytes as i64).end();
                 let await_us = self.since.elapsed().as_micros() as u64;
                 if !self.say(Event::Adopted(v1::KvAdopted { bytes, await_us })).await {
@@ -193,6 +197,18 @@ impl Call {
         }
         let lost = RequestError::new(ErrorKind::Internal, "the engine dropped the sequence without an end");
         let _ = self.replies.send(Err(status::from_error(&lost))).await;
+    }
+
+    /// Waits for the KV, and says so for as long as there is no room for it. `None` once nobody listens.
+    async fn adoption(&self, mut adopted: oneshot::Receiver<Adopted>) -> Option<Result<Adopted, RecvError>> {
+        loop {
+            if let Ok(adopted) = timeout(WAITS_SAID_EVERY, &mut adopted).await {
+                return Some(adopted);
+            }
+            if self.service.handoffs.has_no_room_for(&self.request) && !self.say(Event::Waits(v1::KvWaits {})).await {
+                return None;
+            }
+        }
     }
 
     fn generating(&self) -> Generating {

@@ -673,7 +673,7 @@ pub struct AwaitKv {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DecodeEvent {
-    #[prost(oneof = "decode_event::Event", tags = "1, 2, 3, 4")]
+    #[prost(oneof = "decode_event::Event", tags = "1, 2, 3, 4, 5")]
     pub event: ::core::option::Option<decode_event::Event>,
 }
 /// Nested message and enum types in `DecodeEvent`.
@@ -690,10 +690,15 @@ pub mod decode_event {
         Adopted(super::KvAdopted),
         #[prost(message, tag = "4")]
         Token(super::Token),
+        /// The KV is offered, and there is no room for it yet. Said every second until there is.
+        #[prost(message, tag = "5")]
+        Waits(super::KvWaits),
     }
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DecodeClaimed {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KvWaits {}
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct KvAdopted {
     #[prost(uint64, tag = "1")]

@@ -3,6 +3,7 @@
 //!
 //! Dropping the attempt drops both streams, which cancels both workers at once.
 
+use super::Core;
 use super::answer::Answer;
 use super::dial::{attempt_id, ended_early, of_worker, open_decode, open_prefill, out_of_order};
 use super::job::Job;
@@ -11,7 +12,6 @@ use super::remote::Remote;
 use crate::recovery::Phase;
 use baton_proto::v1::{self, decode_event::Event as Decode, decode_request::Prefill};
 use baton_types::{ErrorKind, FinishReason, RequestError};
-use std::time::Duration;
 use tokio::time::timeout;
 use tonic::Streaming;
 
@@ -40,9 +40,9 @@ impl Failed {
 
 /// Workers and bounds of one attempt.
 pub(super) struct Attempt<'a> {
+    pub(super) core: &'a Core,
     pub(super) job: &'a Job,
     pub(super) chosen: &'a Chosen,
-    pub(super) claim_max: Duration,
     /// Attempts before this one.
     pub(super) number: u32,
 }
@@ -70,11 +70,14 @@ impl Attempt<'_> {
             }
         };
         let late = |_| {
-            let message =
-                format!("decode worker {} took no claim within {:?}", decode.party().instance, self.claim_max);
+            let message = format!(
+                "decode worker {} took no claim within {:?}",
+                decode.party().instance,
+                self.core.limits.claim_max
+            );
             RequestError::new(ErrorKind::Unavailable, message)
         };
-        let claimed = timeout(self.claim_max, claim).await.map_err(late).flatten();
+        let claimed = timeout(self.core.limits.claim_max, claim).await.map_err(late).flatten();
         let stream = claimed.map_err(|e| Failed::at(Phase::Claim, e))?;
         let Some(prefill) = &self.chosen.prefill else { return self.follow(stream, answer).await };
         let span = tracing::info_span!(
@@ -83,7 +86,7 @@ impl Attempt<'_> {
         );
         let run = open_prefill(prefill, decode, job.deadline, sequence, &span).await;
         let run = run.map_err(|e| Failed::at(Phase::Prefill, e))?;
-        Remote::new(job, decode, stream, prefill, (run, span)).follow(answer).await
+        Remote::new((self.core, job), decode, stream, prefill, (run, span)).follow(answer).await
     }
 
     /// The prompt and what was generated so far: samplers rebuild their state from the tokens.
@@ -122,7 +125,7 @@ impl Attempt<'_> {
                         return Ok(reason);
                     }
                 }
-                Decode::Claimed(_) | Decode::Adopted(_) => return Err(failed(out_of_order(worker))),
+                Decode::Claimed(_) | Decode::Adopted(_) | Decode::Waits(_) => return Err(failed(out_of_order(worker))),
             }
         }
     }

@@ -195,7 +195,7 @@ impl Job {
             tracing::warn!(request = %self.id, %began, goes_on = %class, "no decode worker of the answer's numerics class is left; another goes on, and the answer says so");
         }
         answer.runs_on(class);
-        let reason = Attempt { job: self, chosen, claim_max: core.limits.claim_max, number }.run(answer).await?;
+        let reason = Attempt { core, job: self, chosen, number }.run(answer).await?;
         chosen.served();
         Ok(reason)
     }

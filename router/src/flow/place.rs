@@ -4,7 +4,7 @@ use super::Core;
 use super::answer::Answer;
 use super::attempt::Failed;
 use super::job::Job;
-use crate::placement::{Demand, Prediction, Refusal, place, retry_after};
+use crate::placement::{Demand, Prediction, Refusal, has_room, place, retry_after};
 use crate::recovery::{Avoided, Circle, Phase, ProbationLimits, Retry};
 use crate::workers::WorkerHandle;
 use baton_types::{ErrorKind, NumericsClass, RequestError};
@@ -60,17 +60,7 @@ impl Job {
     pub(super) fn place(&self, core: &Core, avoided: &Avoided, answer: &Answer<'_>) -> Result<Chosen, Failed> {
         let span = tracing::info_span!(parent: &self.span, "place", baton.placement.reason = tracing::field::Empty);
         let _entered = span.enter();
-        let now = Instant::now();
-        let prompt_tokens = (self.tokens.len() + answer.tokens().len()) as u64;
-        let demand = Demand {
-            prompt_tokens,
-            total_tokens: self.tokens.len() as u64 + u64::from(self.sampling.max_tokens),
-            answer_tokens: core.experience.answer_tokens(&self.model.card.id, self.sampling.max_tokens),
-            slowness: core.experience.slowness(&self.model.card.id),
-            policy: self.policy,
-            // No prediction ends an answer that has begun.
-            time_left: if answer.has_started() { Duration::MAX } else { self.deadline.saturating_duration_since(now) },
-        };
+        let (now, demand) = (Instant::now(), self.demand(core, answer));
         let mut refusal = Refusal::NoDecodeWorker;
         for class in answer.class().map(Some).into_iter().chain([None]) {
             for circle in Circle::WIDENING {
@@ -84,6 +74,34 @@ impl Job {
             }
         }
         Err(Failed::at(Phase::Place, refused(&refusal)))
+    }
+
+    /// What the rest of the answer needs.
+    fn demand(&self, core: &Core, answer: &Answer<'_>) -> Demand {
+        Demand {
+            prompt_tokens: (self.tokens.len() + answer.tokens().len()) as u64,
+            total_tokens: self.tokens.len() as u64 + u64::from(self.sampling.max_tokens),
+            answer_tokens: core.experience.answer_tokens(&self.model.card.id, self.sampling.max_tokens),
+            slowness: core.experience.slowness(&self.model.card.id),
+            policy: self.policy,
+            // No prediction ends an answer that has begun.
+            time_left: if answer.has_started() {
+                Duration::MAX
+            } else {
+                self.deadline.saturating_duration_since(Instant::now())
+            },
+        }
+    }
+
+    /// Whether a decode worker other than `than` has room for the rest of the answer at this moment.
+    pub(super) fn has_room_elsewhere(&self, core: &Core, than: &WorkerHandle, answer: &Answer<'_>) -> bool {
+        let (now, demand) = (Instant::now(), self.demand(core, answer));
+        let fits = |worker: &WorkerHandle| {
+            let in_class = answer.class().is_none_or(|class| worker.record.class == *class);
+            worker.party() != than.party() && !worker.probation.lasts(now) && in_class
+        };
+        let candidates = core.workers.candidates(&self.model.key, fits, now);
+        has_room(&candidates.view, &demand, &core.limits.placement)
     }
 
     /// Chooses among the workers of a circle, and of a numerics class where one is given.

@@ -1,5 +1,6 @@
 //! Prefill on one worker, decode on another: follows both streams until the answer ends or one of the two is at fault.
 
+use super::Core;
 use super::answer::Answer;
 use super::attempt::{Failed, sound};
 use super::dial::{ended_early, of_worker, out_of_order};
@@ -20,6 +21,7 @@ type PrefillStream = (Streaming<v1::PrefillEvent>, Span);
 
 /// Both streams, and what is known so far.
 pub(super) struct Remote<'a> {
+    core: &'a Core,
     job: &'a Job,
     decode: &'a WorkerHandle,
     prefill: &'a WorkerHandle,
@@ -30,13 +32,13 @@ pub(super) struct Remote<'a> {
 
 impl<'a> Remote<'a> {
     pub(super) fn new(
-        job: &'a Job,
+        (core, job): (&'a Core, &'a Job),
         decode: &'a WorkerHandle,
         stream: Streaming<v1::DecodeEvent>,
         prefill: &'a WorkerHandle,
         run: PrefillStream,
     ) -> Self {
-        Self { job, decode, prefill, stream, run: Some(run), pair: Pair::new() }
+        Self { core, job, decode, prefill, stream, run: Some(run), pair: Pair::new() }
     }
 
     /// Runs until the answer ends. The first token goes out when the prefill worker has it, whatever the transfer does.
@@ -85,6 +87,10 @@ impl<'a> Remote<'a> {
                 FromPrefill::Done
             }
             Ok(None) => FromPrefill::Ended(ended_early(prefill)),
+            // Its own queue had room, or there were no stream.
+            Err(status) if stated_error(&status).is_some_and(|stated| stated.kind == ErrorKind::Overloaded) => {
+                FromPrefill::NoRoom(of_worker(prefill, &status))
+            }
             Err(status) => FromPrefill::Ended(of_worker(prefill, &status)),
         };
         let said = self.pair.prefill(event, || out_of_order(prefill), Instant::now().into_std());
@@ -116,6 +122,7 @@ impl<'a> Remote<'a> {
                 Some(Decode::Adopted(_)) => FromDecode::Adopted,
                 Some(Decode::Token(token)) => FromDecode::Token(sound(token).map_err(failed)?),
                 Some(Decode::Started(_)) => return Ok(None),
+                Some(Decode::Waits(_)) => return self.no_room_yet(answer),
                 Some(Decode::Claimed(_)) | None => FromDecode::Broke(out_of_order(decode)),
             },
             Ok(None) => FromDecode::Broke(ended_early(decode)),
@@ -132,6 +139,15 @@ impl<'a> Remote<'a> {
             Says::Failed(phase, error) => Err(Failed::at(phase, error)),
             Says::Nothing | Says::Done => Ok(None),
         }
+    }
+
+    /// The KV is worth nothing elsewhere, so the decode worker is waited for unless another has room now.
+    fn no_room_yet(&self, answer: &Answer<'_>) -> Result<Option<FinishReason>, Failed> {
+        if !self.job.has_room_elsewhere(self.core, self.decode, answer) {
+            return Ok(None);
+        }
+        let message = format!("decode worker {} had no room in time for the KV", self.decode.party().instance);
+        Err(Failed::at(Phase::Claim, RequestError::new(ErrorKind::Overloaded, message)))
     }
 
     /// The answer ended; waits a moment for the transfer's numbers where they are not there yet.

@@ -91,6 +91,16 @@ pub fn place(
     Ok(Decision { decode, prefill, reason, predicted })
 }
 
+/// Whether one that has room for the prompt now would be chosen: what is full comes last.
+pub(crate) fn has_room(workers: &[Worker], demand: &Demand, thresholds: &Thresholds) -> bool {
+    let chosen = place(workers, demand, thresholds, &mut |_| 0);
+    chosen.is_ok_and(|decision| has_room_now(&workers[decision.decode], demand))
+}
+
+fn has_room_now(worker: &Worker, demand: &Demand) -> bool {
+    worker.load.free_tokens > demand.prompt_tokens
+}
+
 /// Ten seconds of queued prefill weigh as much as a full batch.
 const LOCAL_SECONDS_SCALE: f64 = 10.0;
 
@@ -117,8 +127,7 @@ fn decoders(workers: &[Worker], demand: &Demand) -> Result<Vec<usize>, Refusal> 
 
 /// Fullness of the batch; a worker whose pool has no room for the prompt now comes after all that have.
 fn decode_cost(worker: &Worker, demand: &Demand) -> f64 {
-    let no_room = worker.load.free_tokens <= demand.prompt_tokens;
-    worker.fullness() + if no_room { 1e6 } else { 0.0 }
+    worker.fullness() + if has_room_now(worker, demand) { 0.0 } else { 1e6 }
 }
 
 /// A worker that was slow a while ago (stopped, cold, disturbed) and has had nothing to do since counts as fast as the `fastest` that it is

@@ -14,7 +14,7 @@ mod view;
 mod tests;
 
 pub use choose::place;
-pub(crate) use choose::retry_after;
+pub(crate) use choose::{has_room, retry_after};
 pub(crate) use experience::{Ended, Experience};
 pub(crate) use skew::{Kind, unpaired, why_unpaired};
 pub use view::{Measured, Worker};

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 pub enum Phase {
     /// No worker to run on.
     Place,
-    /// The decode worker took no claim.
+    /// The decode worker took no claim, or has no room for what it claimed.
     Claim,
     /// The prefill worker's stream, before the KV was adopted.
     Prefill,

@@ -18,6 +18,8 @@ pub enum FromPrefill<T, E> {
     Token(T),
     /// The KV is handed over, or need not be.
     Done,
+    /// The decode worker has no room for the KV.
+    NoRoom(E),
     /// The stream ended.
     Ended(E),
 }
@@ -119,6 +121,7 @@ impl<T, E> Pair<T, E> {
                 Says::Done
             }
             FromPrefill::Token(_) | FromPrefill::Done => Says::Failed(Phase::Prefill, out_of_order()),
+            FromPrefill::NoRoom(error) => Says::Failed(Phase::Handoff, error),
             FromPrefill::Ended(error) => {
                 self.prefilling = false;
                 if !self.first {
@@ -165,7 +168,7 @@ impl<T, E> Pair<T, E> {
 mod tests {
     use super::*;
 
-    /// Steps `ms:word`. Prefill worker: `t` token, `d` done, `x` its stream ends. Decode worker: `A` adopted, `T` token, `C` says that the
+    /// Steps `ms:word`. Prefill worker: `t` token, `d` done, `n` no room, `x` its stream ends. Decode worker: `A` adopted, `T` token, `C` says that the
     /// sequence was cancelled, `E` another error, `X` its stream breaks. `?` lets the time pass.
     fn run(script: &str) -> String {
         let start = Instant::now();
@@ -176,6 +179,7 @@ mod tests {
             let said = match word {
                 "t" => pair.prefill(FromPrefill::Token("first"), || "order", now),
                 "d" => pair.prefill(FromPrefill::Done, || "order", now),
+                "n" => pair.prefill(FromPrefill::NoRoom("full"), || "order", now),
                 "x" => pair.prefill(FromPrefill::Ended("prefill ended"), || "order", now),
                 "A" => pair.decode(FromDecode::Adopted, now),
                 "T" => pair.decode(FromDecode::Token("second"), now),
@@ -205,6 +209,8 @@ mod tests {
             ("0:d", "Prefill(order)"),
             ("0:t 1:t", "first Prefill(order)"),
             ("0:x", "Prefill(prefill ended)"),
+            ("0:n", "Handoff(full)"),
+            ("0:t 1:n", "first Handoff(full)"),
             // All KV may have been handed over before the prefill worker went.
             ("0:t 1:x 500:? 501:?", "first - - (Prefill, \"prefill ended\")"),
             ("0:t 1:x 400:T 600:?", "first - second -"),

@@ -72,6 +72,9 @@ impl DecodeCall {
     pub(crate) async fn adopted(&self) {
         self.event(v1::decode_event::Event::Adopted(v1::KvAdopted { bytes: 10, await_us: 5 })).await;
     }
+    pub(crate) async fn waits(&self) {
+        self.event(v1::decode_event::Event::Waits(v1::KvWaits {})).await;
+    }
     /// `false` where the router went away.
     pub(crate) async fn token(&self, id: u32) -> bool {
         self.event(v1::decode_event::Event::Token(token(id, None))).await

@@ -6,6 +6,7 @@ use crate::testing::text::{byte_bundle, tokens};
 use baton_proto::convert::status::from_error;
 use baton_proto::v1::{self, FinishReason, decode_request};
 use baton_types::{ErrorKind, RequestError, Role};
+use std::time::Duration;
 use tonic::Status;
 
 #[tokio::test]
@@ -89,7 +90,7 @@ async fn a_last_token_counts_although_the_decode_worker_hears_first_that_nothing
         RequestError::new(ErrorKind::Cancelled, "aborted by the peer: the sequence ended with its first token");
     decode.fail(from_error(&given_up)).await;
     // Long enough for the word of the decode worker to be the first, whose stream is another.
-    tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    tokio::time::sleep(Duration::from_millis(50)).await;
     prefill.token(u32::from(b'1'), Some(FinishReason::Length)).await;
     assert_eq!(answer.rest().await, ("1".into(), FinishReason::Length));
 }
@@ -131,6 +132,48 @@ async fn a_prompt_whose_handoff_fails_is_prefilled_where_it_decodes() {
         local.last(u32::from(b'1'), FinishReason::Length).await;
         assert_eq!(answer.rest().await, ("1".into(), FinishReason::Length));
     }
+}
+
+#[tokio::test]
+async fn kv_without_room_waits_until_another_decode_worker_has_some() {
+    let cluster = Cluster::start(|_| ()).await;
+    let (p, full) = cluster.pair().await;
+    let mut answer = cluster.generate(ask("x")).await;
+    let waiting = full.decode().await;
+    waiting.claimed().await;
+    let prefill = p.prefill().await;
+    prefill.token(u32::from(b'1'), None).await;
+    assert_eq!(answer.next().await.text, "1");
+    // Nobody else is there, then nobody who has room.
+    waiting.waits().await;
+    let other = cluster.worker(Role::Decode, "other").await;
+    let blocks = |free| move |load: &mut v1::LoadReport| load.blocks.as_mut().unwrap().free = free;
+    other.report(blocks(0));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    waiting.waits().await;
+    let patient = tokio::time::timeout(Duration::from_millis(100), other.decode()).await;
+    assert!(patient.is_err(), "it goes to a worker that has no room either");
+    // Room there counts as soon as it is known here and the full one speaks again.
+    other.report(blocks(1000));
+    let moves = async {
+        loop {
+            waiting.waits().await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let goes_on = tokio::select! {
+        call = other.decode() => call,
+        () = moves => unreachable!("it never ends"),
+    };
+    waiting.cancelled().await;
+    prefill.cancelled().await;
+    let sequence = goes_on.request.sequence.as_ref().unwrap();
+    assert_eq!((sequence.tokens.as_slice(), sequence.prompt_len), (&[tokens("x"), vec![49]].concat()[..], 1));
+    goes_on.claimed().await;
+    p.prefill().await.token(u32::from(b'2'), None).await;
+    goes_on.adopted().await;
+    goes_on.last(u32::from(b'3'), FinishReason::Length).await;
+    assert_eq!(answer.rest().await, ("23".into(), FinishReason::Length));
 }
 
 #[tokio::test]
