@@ -1,5 +1,5 @@
 //! Measures the promises in one run: `make bench`, or `cargo bench --package baton-tests --bench cluster [-- PART …]` with the parts
-//! `handoff`, `puts` and `compute`; these where none is named. `overload` takes five minutes more and is only measured when named.
+//! `handoff`, `puts` and `compute`; these where none is named. `overload` takes five to nine minutes more and is only measured when named.
 //!
 //! Absolute figures belong to the machine of the run, ratios are to something that was measured in the same run, in turns with it.
 //! A wrong answer ends the run without a figure.

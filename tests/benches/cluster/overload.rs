@@ -1,7 +1,7 @@
 //! More load than the cluster can serve: how many answers still come within their deadline.
 //!
-//! Requests come by chance at a mean rate, whatever becomes of those before. The sweep finds the rate at which most of them are answered
-//! in time; then three times that rate is offered for two minutes.
+//! Requests come by chance at a mean rate, whatever becomes of those before. The sweep raises the rate until that brings no more answers in
+//! time; then three times the rate from which on it did not is offered for two minutes.
 
 use crate::summary::{Figure, Summary, Target};
 use anyhow::{Context, bail, ensure};
@@ -24,8 +24,16 @@ const HANGS: Duration = Duration::from_secs(5);
 /// Clients that ask one after the other, to find the capacity from which the sweep starts.
 const CLOSED_CLIENTS: usize = 8;
 const CLOSED_FOR: Duration = Duration::from_secs(25);
-/// Rates of the sweep, as shares of what the closed clients reached.
-const SWEEP: [f64; 5] = [0.6, 0.8, 1.0, 1.2, 1.5];
+/// First rate of the sweep, as a share of what the closed clients reached, and how the next one follows from each.
+const SWEEP_FROM: f64 = 0.6;
+const SWEEP_STEP: f64 = 1.35;
+/// Most rates of the sweep: the last is about seven times what the closed clients reached.
+const SWEEP_MAX: usize = 9;
+/// A rate brings more if it does by this factor. Goodput creeps up for long where a full cluster refuses, since among more requests
+/// there are more short ones that still fit.
+const RISE_MIN: f64 = 1.05;
+/// So many rates in a row that bring no more end the sweep: the answers of half a minute are so few that one alone may be chance.
+const SWEEP_FLAT: usize = 2;
 const SWEEP_FOR: Duration = Duration::from_secs(30);
 const OVER: f64 = 3.0;
 const OVER_FOR: Duration = Duration::from_secs(120);
@@ -141,26 +149,51 @@ async fn offer(router: &Channel, rate: f64, time: Duration) -> anyhow::Result<Co
     Ok(counts)
 }
 
+/// Where the cluster is full.
+#[derive(Clone, Copy, Debug, Default)]
+struct Peak {
+    /// Requests offered a second, beyond which more brought no more.
+    rate: f64,
+    /// Most requests a second that were answered in time, at any rate.
+    goodput: f64,
+}
+
+/// Offers more and more, until that brings no more.
+async fn sweep(router: &Channel, capacity: f64) -> anyhow::Result<Peak> {
+    let (mut peak, mut rate) = (Peak::default(), capacity * SWEEP_FROM);
+    let (mut risen, mut flat) = (0.0, 0);
+    for _ in 0..SWEEP_MAX {
+        let goodput = offer(router, rate, SWEEP_FOR).await?.goodput();
+        peak.goodput = goodput.max(peak.goodput);
+        if goodput > risen * RISE_MIN {
+            (peak.rate, risen, flat) = (rate, goodput, 0);
+        } else {
+            flat += 1;
+        }
+        if flat == SWEEP_FLAT {
+            return Ok(peak);
+        }
+        rate *= SWEEP_STEP;
+    }
+    eprintln!("  after {SWEEP_MAX} rates, more still brings more: the peak is not among them");
+    Ok(peak)
+}
+
 async fn run(summary: &mut Summary) -> anyhow::Result<()> {
     let up = Up::start(&["--kv-cache-bytes=512MiB"])?;
     let router =
         Channel::from_shared(format!("http://{}", up.grpc()?.trim_start_matches("http://")))?.connect().await?;
     let capacity = closed(&router).await?;
     ensure!(capacity > 0.0, "nobody was answered");
-    let mut peak = (0.0, 0.0);
-    for share in SWEEP {
-        let counts = offer(&router, capacity * share, SWEEP_FOR).await?;
-        if counts.goodput() > peak.1 {
-            peak = (capacity * share, counts.goodput());
-        }
-    }
-    let over = offer(&router, OVER * peak.0, OVER_FOR).await?;
-    summary.add("goodput_peak", Figure::plain(peak.1, "requests/s in time"), None);
+    let peak = sweep(&router, capacity).await?;
+    ensure!(peak.goodput > 0.0, "nobody was answered in time");
+    let over = offer(&router, OVER * peak.rate, OVER_FOR).await?;
+    summary.add("goodput_peak", Figure::plain(peak.goodput, "requests/s in time"), None);
     let of = format!(
-        "goodput_peak, at three times its {:.2} requests/s: {} rejected, {} late",
-        peak.0, over.rejected, over.late
+        "goodput_peak, at three times the {:.2} requests/s that fill it: {} rejected, {} late",
+        peak.rate, over.rejected, over.late
     );
-    let figure = Figure::ratio(over.goodput(), "requests/s in time", over.goodput() / peak.1, of);
+    let figure = Figure::ratio(over.goodput(), "requests/s in time", over.goodput() / peak.goodput, of);
     summary.add("goodput_overload", figure, Target::AtLeast(0.9));
     up.stop()
 }
