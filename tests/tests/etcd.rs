@@ -8,11 +8,13 @@ use baton_node::testing::etcd::{EtcdCluster, EtcdServer};
 use baton_node::testing::relay::Relay;
 use baton_tests::load::{Case, Load};
 use baton_tests::processes::{Up, send, wait_gone};
+use baton_tests::scrape::sum;
+use baton_tests::service::Service;
 use baton_types::Party;
 use etcd_client::{Client, CompactionOptions};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 
 /// A model that computes in no time.
@@ -104,6 +106,79 @@ async fn a_second_cluster_under_the_same_prefix_is_refused() -> anyhow::Result<(
     let mut after = start(PREFIX)?;
     after.wait_serving()?;
     after.stop()
+}
+
+/// Waits until a router has so many ready decode workers.
+async fn has_decoders(metrics: &str, wanted: f64) -> anyhow::Result<()> {
+    let until = Instant::now() + MAX;
+    loop {
+        let ready = sum(metrics, "baton_router_ready_workers", &["decode"]).await?;
+        if ready == wanted {
+            return Ok(());
+        }
+        ensure!(Instant::now() < until, "{ready} decode workers are ready, not {wanted}");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_router_that_is_cut_off_from_etcd_serves_from_its_last_view() -> anyhow::Result<()> {
+    let etcd = EtcdServer::start()?;
+    let direct = EtcdConfig { prefix: PREFIX.into(), ..etcd.config() };
+    let relay = Relay::start(etcd.address()).await?;
+    let folder = tempfile::tempdir()?;
+    let config = folder.path().join("config.toml");
+    std::fs::write(&config, "[membership.etcd]\nlease_ttl_s = 2\nview_grace_ms = 5000\n")?;
+    let start = |program: &str, etcd: &str, own: Vec<String>| {
+        let config = format!("--config={}", config.display());
+        let common = [config, format!("--etcd=http://{etcd}"), format!("--etcd-prefix={PREFIX}")];
+        let flags = ["--membership=etcd", "--log=warn"].into_iter().map(str::to_owned).chain(common).chain(own);
+        Service::start(program, &flags.collect::<Vec<_>>())
+    };
+    let worker = |role: &str, name: &str| {
+        let fixed = ["--grpc-listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--threads=1", MODEL];
+        let own = fixed.into_iter().map(str::to_owned).chain([format!("--instance={name}")]);
+        start(&format!("baton-{role}-worker"), &etcd.address(), own.collect())
+    };
+    // Only the router's link with etcd can be cut.
+    let listens = ["--grpc-listen=127.0.0.1:0", "--http-listen=127.0.0.1:0"].map(str::to_owned);
+    let mut router = start("baton-router", relay.address(), listens.to_vec())?;
+    let mut prefill = worker("prefill", "p-0")?;
+    let (mut stays, mut leaves) = (worker("decode", "d-0")?, worker("decode", "d-1")?);
+    for worker in [&mut prefill, &mut stays, &mut leaves] {
+        worker.ready().await?;
+    }
+    let (url, metrics) = (format!("http://{}", router.listening().await?.0), router.metrics().await?);
+    has_decoders(&metrics, 2.0).await?;
+    let load = Load::start(&[url], &CASES).await?;
+    load.goes_on("undisturbed", Duration::from_secs(1)).await?;
+
+    relay.set_silent(true);
+    load.goes_on("the router is cut off from etcd", LONG).await?;
+    has_decoders(&metrics, 2.0).await?;
+    // It sees who leaves by its own streams, and nobody who joins.
+    leaves.terminate().await?;
+    has_decoders(&metrics, 1.0).await?;
+    let mut comes = worker("decode", "d-2")?;
+    let all = Observer::start(&direct, 3).await?;
+    load.goes_on("a worker left, and another joined", LONG).await?;
+    ensure!(all.missing().is_empty(), "{:?} lost their leases", all.missing());
+    has_decoders(&metrics, 1.0).await?;
+    let generated = comes.metrics().await?;
+    let tokens = async || sum(&generated, "baton_generated_tokens_total", &[]).await;
+    ensure!(tokens().await? == 0.0, "a worker that the router cannot know works for it");
+
+    relay.set_silent(false);
+    comes.ready().await?;
+    has_decoders(&metrics, 2.0).await?;
+    load.goes_on("the link is back", Duration::from_secs(2)).await?;
+    ensure!(tokens().await? > 0.0, "the worker that joined is given nothing");
+    let (answers, _) = load.stop().await?;
+    println!("{answers} right answers, none wrong, none failed");
+    for service in [&mut router, &mut prefill, &mut stays, &mut comes] {
+        service.terminate().await?;
+    }
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,7 +1,7 @@
 //! Strikes, and repairs.
 
 use super::matrix::{Component, Fault};
-use super::network::{Ill, Net};
+use super::network::{Ill, Net, Network};
 use super::relay::Manner;
 use super::stage::{Node, Stage};
 use crate::service::Service;
@@ -41,6 +41,8 @@ pub enum Target {
     Etcd(usize),
     /// The links of one prefill and one decode worker in one network.
     Links(Net, usize, usize),
+    /// The link of one router with etcd.
+    RouterRegistry(usize),
 }
 
 impl Target {
@@ -55,6 +57,7 @@ impl Target {
             Component::Data => Self::Links(Net::Data, one(), one()),
             Component::Control => Self::Links(Net::Control, one(), one()),
             Component::Registry => Self::Links(Net::Registry, one(), one()),
+            Component::RouterRegistry => Self::RouterRegistry(one()),
         }
     }
 
@@ -64,7 +67,28 @@ impl Target {
             Self::Node(node) => vec![node],
             Self::Etcd(_) => Vec::new(),
             Self::Links(_, prefill, decode) => vec![Node::Prefill(prefill), Node::Decode(decode)],
+            Self::RouterRegistry(router) => vec![Node::Router(router)],
         }
+    }
+
+    /// The network whose links fail, those of [`Target::nodes`]; `None` where a process does.
+    fn net(self) -> Option<Net> {
+        match self {
+            Self::Links(net, ..) => Some(net),
+            Self::RouterRegistry(_) => Some(Net::Registry),
+            Self::Node(_) | Self::Etcd(_) => None,
+        }
+    }
+
+    /// Does something to each link that fails: its network, and its host by number and name.
+    fn each_link(
+        self,
+        stage: &Stage,
+        act: impl Fn(&Network, Net, (usize, &str)) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let net = self.net().context("a process has no link to fault")?;
+        let network = stage.network().context("links are not faulted without a network")?;
+        self.nodes().into_iter().try_for_each(|host| act(network, net, (host.number(), &host.to_string())))
     }
 }
 
@@ -74,6 +98,7 @@ impl fmt::Display for Target {
             Self::Node(node) => node.fmt(f),
             Self::Etcd(number) => write!(f, "etcd-{number}"),
             Self::Links(net, prefill, decode) => write!(f, "{net:?} links of p-{prefill} and d-{decode}"),
+            Self::RouterRegistry(router) => write!(f, "Registry link of r-{router}"),
         }
     }
 }
@@ -102,9 +127,8 @@ pub async fn strike(stage: &Stage, target: Target, fault: Fault) -> anyhow::Resu
             }
             Ok(etcd.node(number).signal("STOP")?)
         }
-        Target::Links(net, ..) => {
-            let network = stage.network().context("links are not faulted without a network")?;
-            links(target).try_for_each(|host| network.harm(net, (host.number(), &host.to_string()), ill(fault)))
+        Target::Links(..) | Target::RouterRegistry(_) => {
+            target.each_link(stage, |network, net, host| network.harm(net, host, ill(fault)))
         }
     }
 }
@@ -127,9 +151,8 @@ pub async fn repair(stage: &Stage, target: Target, fault: Fault) -> anyhow::Resu
             tokio::task::block_in_place(|| etcd.node(number).run())?;
             Ok(())
         }
-        Target::Links(net, ..) => {
-            let network = stage.network().context("links are not faulted without a network")?;
-            links(target).try_for_each(|host| network.heal(net, (host.number(), &host.to_string()), ill(fault)))
+        Target::Links(..) | Target::RouterRegistry(_) => {
+            target.each_link(stage, |network, net, host| network.heal(net, host, ill(fault)))
         }
     }
 }
@@ -144,11 +167,6 @@ async fn started_again(service: &mut Service) -> anyhow::Result<()> {
             ready => return ready,
         }
     }
-}
-
-/// Hosts whose links fail.
-fn links(target: Target) -> impl Iterator<Item = Node> {
-    target.nodes().into_iter()
 }
 
 fn signal(fault: Fault) -> &'static str {

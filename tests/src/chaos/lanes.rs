@@ -21,7 +21,7 @@ use tokio::time::sleep;
 /// Parts that one lane breaks, one at a time.
 pub const LANES: [&[Component]; 2] = [
     &[Component::Prefill, Component::Decode, Component::Control],
-    &[Component::Router, Component::Etcd, Component::Registry, Component::Data],
+    &[Component::Router, Component::Etcd, Component::Registry, Component::RouterRegistry, Component::Data],
 ];
 /// Longest wait for a request in the phase that is wanted.
 const PHASE_MAX: Duration = Duration::from_secs(3);

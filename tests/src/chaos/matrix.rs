@@ -20,12 +20,14 @@ pub enum Component {
     Control,
     /// The network between workers and etcd, at one prefill and one decode worker.
     Registry,
+    /// The network between one router and etcd.
+    RouterRegistry,
 }
 
 impl Component {
     /// Whether it fails only where there is a network of the run's own.
     pub const fn is_link(self) -> bool {
-        matches!(self, Self::Data | Self::Control | Self::Registry)
+        matches!(self, Self::Data | Self::Control | Self::Registry | Self::RouterRegistry)
     }
 }
 
@@ -87,7 +89,7 @@ pub fn cells() -> impl Iterator<Item = Cell> {
     MATRIX.iter().flat_map(|row| row.phases.iter().map(|phase| Cell(row.component, row.fault, *phase)))
 }
 
-use Component::{Control, Data, Decode as Decoder, Etcd, Prefill as Prefiller, Registry, Router};
+use Component::{Control, Data, Decode as Decoder, Etcd, Prefill as Prefiller, Registry, Router, RouterRegistry};
 use Fault::{Cut, Delayed, Drained, Killed, Lossy, Narrowed, Stopped};
 use Phase::{Decode, Prefill, Transfer, Waiting};
 
@@ -235,6 +237,14 @@ pub const MATRIX: &[Row] = &[
     Row { component: Registry, fault: Narrowed, phases: ALL, client: NOTHING, freed: NONE, tests: &[] },
     Row { component: Registry, fault: Delayed, phases: ALL, client: NOTHING, freed: NONE, tests: &[] },
     Row { component: Registry, fault: Lossy, phases: ALL, client: NOTHING, freed: NONE, tests: &[] },
+    Row {
+        component: RouterRegistry,
+        fault: Cut,
+        phases: AT_ROUTER,
+        client: "nothing: the router serves from its last view; a worker that joins gets no work of it until the link is back",
+        freed: NONE,
+        tests: &["etcd"],
+    },
     Row { component: Etcd, fault: Killed, phases: AT_ROUTER, client: NOTHING, freed: NONE, tests: &["etcd"] },
     Row {
         component: Etcd,
@@ -271,6 +281,7 @@ impl fmt::Display for Component {
             Data => "link prefill-decode",
             Control => "link router-worker",
             Registry => "link worker-etcd",
+            RouterRegistry => "link router-etcd",
         })
     }
 }

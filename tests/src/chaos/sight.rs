@@ -27,7 +27,9 @@ pub struct Flight {
 /// Phases of the requests that `target` has now.
 pub async fn phases(target: Target, stage: &Stage, load: &Load) -> BTreeSet<Phase> {
     match target {
-        Target::Node(Node::Router(number)) => of_flights(load.flights().iter().filter(|f| f.router == number)),
+        Target::Node(Node::Router(number)) | Target::RouterRegistry(number) => {
+            of_flights(load.flights().iter().filter(|f| f.router == number))
+        }
         Target::Etcd(_) => of_flights(load.flights().iter()),
         Target::Node(node) => at(stage, node).await,
         Target::Links(_, prefill, decode) => {
