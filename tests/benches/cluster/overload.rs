@@ -1,7 +1,7 @@
 //! More load than the cluster can serve: how many answers still come within their deadline.
 //!
-//! Requests come by chance at a mean rate, whatever becomes of those before. The sweep raises the rate until fewer of them are answered in
-//! time than at the best rate so far; then three times that best one is offered for two minutes.
+//! Requests come by chance at a mean rate, whatever becomes of those before. The sweep raises the rate until that brings no more answers in
+//! time; then three times the rate from which on it did not is offered for two minutes.
 
 use crate::summary::{Figure, Summary, Target};
 use anyhow::{Context, bail, ensure};
@@ -29,8 +29,11 @@ const SWEEP_FROM: f64 = 0.6;
 const SWEEP_STEP: f64 = 1.35;
 /// Most rates of the sweep: the last is about seven times what the closed clients reached.
 const SWEEP_MAX: usize = 9;
-/// So many rates in a row below the best one end the sweep: the answers of half a minute are so few that one alone may be chance.
-const SWEEP_BELOW: usize = 2;
+/// A rate brings more if it does by this factor. Goodput creeps up for long where a full cluster refuses, since among more requests
+/// there are more short ones that still fit.
+const RISE_MIN: f64 = 1.05;
+/// So many rates in a row that bring no more end the sweep: the answers of half a minute are so few that one alone may be chance.
+const SWEEP_FLAT: usize = 2;
 const SWEEP_FOR: Duration = Duration::from_secs(30);
 const OVER: f64 = 3.0;
 const OVER_FOR: Duration = Duration::from_secs(120);
@@ -146,34 +149,33 @@ async fn offer(router: &Channel, rate: f64, time: Duration) -> anyhow::Result<Co
     Ok(counts)
 }
 
-/// The best rate of the sweep.
+/// Where the cluster is full.
 #[derive(Clone, Copy, Debug, Default)]
 struct Peak {
-    /// Requests offered a second.
+    /// Requests offered a second, beyond which more brought no more.
     rate: f64,
-    /// Requests a second that were answered in time.
+    /// Most requests a second that were answered in time, at any rate.
     goodput: f64,
-    /// Rates offered since, all with less.
-    below: usize,
 }
 
-/// Offers more and more, until that brings less.
+/// Offers more and more, until that brings no more.
 async fn sweep(router: &Channel, capacity: f64) -> anyhow::Result<Peak> {
     let (mut peak, mut rate) = (Peak::default(), capacity * SWEEP_FROM);
+    let (mut risen, mut flat) = (0.0, 0);
     for _ in 0..SWEEP_MAX {
         let goodput = offer(router, rate, SWEEP_FOR).await?.goodput();
-        peak.below += 1;
-        if goodput > peak.goodput {
-            peak = Peak { rate, goodput, below: 0 };
+        peak.goodput = goodput.max(peak.goodput);
+        if goodput > risen * RISE_MIN {
+            (peak.rate, risen, flat) = (rate, goodput, 0);
+        } else {
+            flat += 1;
         }
-        if peak.below >= SWEEP_BELOW {
-            break;
+        if flat == SWEEP_FLAT {
+            return Ok(peak);
         }
         rate *= SWEEP_STEP;
     }
-    if peak.below < SWEEP_BELOW {
-        eprintln!("  no peak within {SWEEP_MAX} rates: the best is among the last");
-    }
+    eprintln!("  after {SWEEP_MAX} rates, more still brings more: the peak is not among them");
     Ok(peak)
 }
 
@@ -188,7 +190,7 @@ async fn run(summary: &mut Summary) -> anyhow::Result<()> {
     let over = offer(&router, OVER * peak.rate, OVER_FOR).await?;
     summary.add("goodput_peak", Figure::plain(peak.goodput, "requests/s in time"), None);
     let of = format!(
-        "goodput_peak, at three times its {:.2} requests/s: {} rejected, {} late",
+        "goodput_peak, at three times the {:.2} requests/s that fill it: {} rejected, {} late",
         peak.rate, over.rejected, over.late
     );
     let figure = Figure::ratio(over.goodput(), "requests/s in time", over.goodput() / peak.goodput, of);
