@@ -7,7 +7,7 @@ use crate::summary::{Figure, Summary, Target};
 use anyhow::{Context, bail, ensure};
 use baton_proto::convert::status::to_error;
 use baton_proto::v1::inference_client::InferenceClient;
-use baton_proto::v1::{GenerateRequest, Sampling, Segment, TokenIds, segment::Kind};
+use baton_proto::v1::{FinishReason, GenerateRequest, Sampling, Segment, TokenIds, segment::Kind};
 use baton_tests::processes::Up;
 use baton_types::ErrorKind;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
@@ -83,21 +83,27 @@ fn request(rng: &mut StdRng) -> GenerateRequest {
     }
 }
 
-/// Sends one request and reads its answer. Anything but an answer in time, a refusal that says when to come again, or a missed deadline
+/// Sends one request and reads its answer. Anything but a whole answer in time, a refusal that says when to come again, or a missed deadline
 /// is an error.
 async fn ask(router: Channel, request: GenerateRequest) -> anyhow::Result<End> {
     let since = Instant::now();
+    let wanted = request.sampling.as_ref().and_then(|s| s.max_tokens).unwrap_or_default();
     let mut call = Request::new(request);
     call.set_timeout(DEADLINE);
     let answer = async {
         let mut stream = InferenceClient::new(router).generate(call).await?.into_inner();
-        while stream.message().await?.is_some() {}
-        Ok(())
+        let (mut tokens, mut reason) = (0, FinishReason::Unspecified);
+        while let Some(message) = stream.message().await? {
+            tokens += message.token_ids.len();
+            reason = message.finish_reason();
+        }
+        Ok((tokens as u32, reason))
     };
     let ended = timeout(DEADLINE + HANGS, answer).await.context("a request hangs")?;
     let error = match ended {
-        Ok(()) if since.elapsed() <= DEADLINE => return Ok(End::InTime),
-        Ok(()) => return Ok(End::Late),
+        Ok(whole) if whole != (wanted, FinishReason::Length) => bail!("{whole:?} is no answer of {wanted} tokens"),
+        Ok(_) if since.elapsed() <= DEADLINE => return Ok(End::InTime),
+        Ok(_) => return Ok(End::Late),
         Err(status) => to_error(&status),
     };
     match error.kind {

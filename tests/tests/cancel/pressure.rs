@@ -2,7 +2,7 @@
 
 use crate::clients::{Ask, Clients, Front, PROMPTS, Refused};
 use crate::support::{ANSWER_TOKENS, Bystanders, WAIT_MAX, all_right, check, config, right_answers, spec, until};
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use baton_proto::v1::PrefillPolicy;
 use baton_tests::cluster::Cluster;
 use baton_tests::gates::Phase;
@@ -10,9 +10,11 @@ use baton_tests::quiet::until_quiet;
 use baton_worker::settings::TransportKind;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 /// Blocks of a decode worker that three held sequences nearly fill.
 const SMALL_BLOCKS: u64 = 40;
@@ -74,6 +76,45 @@ async fn cancels_while_waiting_for_room_leak_nothing_and_keep_the_order() -> any
         until_quiet(&cluster).await?;
     }
     all_right(&clients, "after", 40, &right).await?;
+    until_quiet(&cluster).await?;
+    cluster.stop().await;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_waits_for_room_goes_to_a_worker_that_has_some() -> anyhow::Result<()> {
+    let roomy = config(TransportKind::Ucx, 4096);
+    let mut spec = spec(1, 1, &roomy);
+    spec.decode = vec![config(TransportKind::Ucx, SMALL_BLOCKS)];
+    let mut cluster = Cluster::start(spec).await?;
+    let clients = Clients::of(&cluster).await?;
+    let right = Arc::new(right_answers(&clients, ANSWER_TOKENS).await?);
+    let mut asked = JoinSet::new();
+    let mut ask = |name: &str, n: usize| {
+        let ask = Ask::new(format!("{name}-{n}"), PROMPTS - 1, ANSWER_TOKENS, PrefillPolicy::Remote);
+        let (id, clients, right) = (ask.id.clone(), clients.clone(), right.clone());
+        if name == "holder" {
+            cluster.gates.hold(id.clone(), Phase::Decode);
+        }
+        asked.spawn(async move { check(&clients, Front::ALL[n % 3], &ask, &right).await.map(|()| ask.id) });
+        id
+    };
+    let holders: Vec<_> = (0..3).map(|n| ask("holder", n)).collect();
+    let in_decode = || holders.iter().all(|id| cluster.gates.reached(id, Phase::Decode));
+    until(|| "the holders never came to decode".into(), in_decode).await?;
+    let mut waiting: HashSet<_> = (0..3).map(|n| ask("waiting", n)).collect();
+    until(|| format!("{} offers wait", ungranted(&cluster)), || ungranted(&cluster) == 3).await?;
+    cluster.add(false, &roomy, "decode-late").await?;
+    // The holders stay where they are, so nothing else can make room.
+    while !waiting.is_empty() {
+        let done = timeout(WAIT_MAX, asked.join_next()).await.context("it waits although another has room")?;
+        waiting.remove(&done.context("all are asked")???);
+    }
+    ensure!(ungranted(&cluster) == 0, "{} offers wait still", ungranted(&cluster));
+    cluster.gates.open();
+    while let Some(result) = asked.join_next().await {
+        result??;
+    }
     until_quiet(&cluster).await?;
     cluster.stop().await;
     Ok(())
