@@ -46,6 +46,13 @@ impl Scheduler {
         if preempted.is_empty() { None } else { self.pool.try_lease(&per_group) }
     }
 
+    /// Whether it is blocks in quarantine that keep `len` tokens out, even from a pool that nobody else uses.
+    pub(super) fn quarantine_keeps_out(&self, len: usize) -> bool {
+        let quarantined = self.pool.counts().quarantined.div_ceil(self.pool.groups());
+        let needed = len.div_ceil(self.config.block_tokens);
+        quarantined > 0 && needed + quarantined > self.pool.blocks_per_group() as usize
+    }
+
     /// The reservation whose turn comes before that of `key`.
     pub(super) fn awaited_before(&self, key: SequenceKey) -> Option<Awaited> {
         self.awaited.filter(|awaited| awaited.turn < key)

@@ -152,9 +152,12 @@ impl Scheduler {
             let lease = self.admit(key, len, &mut decisions.preempted);
             self.count_preemptions(before, pass, decisions);
             if lease.is_none() {
-                // One that makes way for a reservation does not keep that from the blocks.
-                decisions.starved |= self.awaited_before(key).is_none();
-                pass.closed = true;
+                // When a quarantine ends nobody knows: one that it keeps out holds nobody else back.
+                if !self.quarantine_keeps_out(len) {
+                    // One that makes way for a reservation does not keep that from the blocks.
+                    decisions.starved |= self.awaited_before(key).is_none();
+                    pass.closed = true;
+                }
                 return false;
             }
             if let Some(entry) = self.entries.get_mut(&key) {

@@ -124,6 +124,29 @@ fn a_first_one_without_blocks_waits_for_those_held_outside() {
 }
 
 #[test]
+fn one_that_a_quarantine_keeps_out_holds_nobody_back() {
+    let mut w = World::new(5, SchedulerConfig { watermark_blocks: 0, ..config() });
+    let quarantined = w.pool.try_lease(&[2]).unwrap().quarantine(7);
+    w.prompt(16);
+    w.prompt(4);
+    w.check(
+        2,
+        expect![[r#"
+        start b b:0+4*
+        b:4+1*
+    "#]],
+    );
+    quarantined.release();
+    w.check(
+        2,
+        expect![[r#"
+        preempt b start a a:0+7
+        a:7+8
+    "#]],
+    );
+}
+
+#[test]
 fn a_late_adopted_one_makes_way_for_an_older_one() {
     let mut w = World::new(4, SchedulerConfig { watermark_blocks: 0, ..config() });
     w.held.insert(('a', "queue"));
