@@ -87,8 +87,8 @@ pub struct TransferLimits {
     pub put_bytes_max: usize,
     /// Bytes of one handoff after which a flush epoch is asked for and its checksums are sent ahead.
     pub epoch_bytes: usize,
-    /// Quarantined blocks, over all groups, at which their writer gets no new reservation, in whichever incarnation; 0 takes a quarter
-    /// of the pool.
+    /// Most blocks, over all groups, that a peer may come to leave in quarantine on lanes that nothing fences, in all its incarnations: it
+    /// is granted no more at once; 0 takes a quarter of the pool. On any lane, a peer with blocks in quarantine is granted none.
     pub quarantined_blocks_max: usize,
     /// Longest wait for a connection to answer.
     pub connect_ms: u64,
