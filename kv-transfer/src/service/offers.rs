@@ -27,7 +27,8 @@ impl Progress {
         let bytes = connection.cuts.as_ref().map_or(0, |(_, cut)| cut.bytes(layout, offer.tokens));
         let expected = Expected { tokens: offer.tokens, bytes, algorithm: checksum::ALGORITHM };
         let ticket = self.new_ticket();
-        let sink = Sink::new(ticket, layout, expected, deadline, self.config.limits.abort());
+        let mut sink = Sink::new(ticket, layout, expected, deadline, self.config.limits.abort());
+        sink.take(self.config.hooks.commits());
         let key = self.inbox.offer(&offer.request_id);
         let question = ReserveOffer {
             request_id: offer.request_id.clone(),
