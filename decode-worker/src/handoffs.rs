@@ -11,7 +11,7 @@ use baton_worker::hold::LeaseHold;
 use baton_worker::service::Claimed;
 use baton_worker::stream::StreamSink;
 use parking_lot::Mutex;
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot};
@@ -36,8 +36,6 @@ pub(crate) struct Adopted {
 
 /// An offer that waits for room.
 struct Waiting {
-    /// Its turn among the sequences of the engine.
-    turn: SequenceKey,
     offer: ReserveOffer,
     reply: GrantReply,
 }
@@ -46,7 +44,8 @@ struct Waiting {
 pub(crate) struct Handoffs {
     engine: EngineHandle,
     claims: Mutex<Claims<ClaimStream>>,
-    waiting: Mutex<VecDeque<Waiting>>,
+    /// By their turn among the sequences of the engine: higher priorities first, then as they came.
+    waiting: Mutex<BTreeMap<SequenceKey, Waiting>>,
     freed: Arc<Notify>,
 }
 
@@ -66,7 +65,7 @@ impl Handoffs {
     /// Ends a claim whose stream is gone. Its offer, if there is one, finds no claim any more.
     pub(crate) fn forget(&self, request: &RequestId) {
         self.claims.lock().end(request);
-        self.waiting.lock().retain(|w| w.offer.request_id != *request);
+        self.waiting.lock().retain(|_, w| w.offer.request_id != *request);
         self.grant_waiting();
     }
 
@@ -90,23 +89,19 @@ impl Handoffs {
         }
     }
 
-    /// Grants from the front, in order: a large offer is not overtaken for ever by small ones, and what it waits for is kept from
-    /// sequences that came later.
+    /// Grants in order: a large offer is not overtaken for ever by small ones of its priority, and what it waits for is kept from
+    /// sequences whose turn is after its own.
     fn grant_waiting(&self) {
         let mut waiting = self.waiting.lock();
-        while let Some(front) = waiting.pop_front() {
-            if !front.reply.is_wanted() {
+        while let Some(first) = waiting.first_entry() {
+            if !first.get().reply.is_wanted() {
+                first.remove();
                 continue;
             }
-            match self.lease(&front.offer) {
-                Some(hold) => front.reply.grant(Box::new(hold)),
-                None => {
-                    waiting.push_front(front);
-                    break;
-                }
-            }
+            let Some(hold) = self.lease(&first.get().offer) else { break };
+            first.remove().reply.grant(Box::new(hold));
         }
-        self.engine.keep_room(waiting.front().map(|front| (front.turn, front.offer.tokens as usize)));
+        self.engine.keep_room(waiting.first_key_value().map(|(turn, first)| (*turn, first.offer.tokens as usize)));
     }
 
     fn lease(&self, offer: &ReserveOffer) -> Option<LeaseHold> {
@@ -125,7 +120,7 @@ impl SinkHandler for Handoffs {
         };
         let turn = self.engine.take_turn(priority);
         // Bounded by the claims: each has one offer at most.
-        self.waiting.lock().push_back(Waiting { turn, offer, reply });
+        self.waiting.lock().insert(turn, Waiting { offer, reply });
         self.grant_waiting();
     }
 

@@ -4,7 +4,8 @@ use crate::claims::ClaimLimits;
 use crate::handoffs::Handoffs;
 use crate::service::DecodeService;
 use baton_kv_transfer::{
-    CommitPayload, HandoffFailure, KvTransfer, OpenRequest, Peer, TransferConfig, TransferReport, TransportChoice,
+    CommitPayload, HandoffFailure, KvTransfer, OpenRequest, Outgoing, Peer, TransferConfig, TransferReport,
+    TransportChoice,
 };
 use baton_proto::convert::status::to_error;
 use baton_proto::v1::{self, decode_event::Event, decode_request::Prefill, decode_server::Decode};
@@ -28,6 +29,8 @@ use tonic::{Request, Status};
 
 /// Nothing here takes long; whoever waits this long waits for ever.
 const FOREVER: Duration = Duration::from_secs(30);
+/// What the engines here have by default.
+const BLOCK_TOKENS: u32 = 16;
 
 fn party(name: &str) -> Party {
     Party { instance: InstanceId::try_new(name).unwrap(), incarnation: Incarnation(1) }
@@ -64,13 +67,24 @@ fn service() -> DecodeService {
 
 /// Claims capacity for a prompt of the tokens 1 to 5, whose KV `p` is to send.
 async fn claim(service: &DecodeService, id: &str, within: Duration) -> Result<ReceiverStream<Reply>, Status> {
+    claim_of(service, id, 5, 0, within).await
+}
+
+/// The same for a prompt of the tokens 1 to `len`, of this priority.
+async fn claim_of(
+    service: &DecodeService,
+    id: &str,
+    len: u32,
+    priority: i32,
+    within: Duration,
+) -> Result<ReceiverStream<Reply>, Status> {
     let sequence = SequenceSpec {
         request_id: RequestId::try_new(id).unwrap(),
-        tokens: vec![1, 2, 3, 4, 5],
-        prompt_len: 5,
+        tokens: (1..=len).collect(),
+        prompt_len: len as usize,
         sampling: SamplingParams::default(),
         sample_index: 0,
-        priority: 0,
+        priority,
     };
     let prefill = Prefill::AwaitKv(v1::AwaitKv { source: Some(party("p").into()) });
     let mut request = Request::new(v1::DecodeRequest { sequence: Some(sequence.into()), prefill: Some(prefill) });
@@ -118,19 +132,62 @@ async fn hand_over(
 ) -> (Result<TransferReport, HandoffFailure>, ReceiverStream<Reply>) {
     let mut stream = claim(service, id, FOREVER).await.unwrap();
     assert!(is_claimed(next(&mut stream).await));
+    (send(offer(&source(), service, id, 5), 5, tokens).await, stream)
+}
+
+/// The transfer of `p`.
+fn source() -> KvTransfer {
     let loaded = loaded();
     let handler = Handoffs::new(loaded.engine.clone(), ClaimLimits { claims_max: 0, tokens_max: 0 });
-    let source = KvTransfer::start(transfer_config("p", &loaded), loaded.region, handler).unwrap();
-    let (request_id, blocks) = (RequestId::try_new(id).unwrap(), GroupBlocks(vec![vec![BlockId(0)]]));
-    let deadline = Instant::now() + FOREVER;
+    KvTransfer::start(transfer_config("p", &loaded), loaded.region, handler).unwrap()
+}
+
+/// Offers KV of so many tokens.
+fn offer(source: &KvTransfer, service: &DecodeService, id: &str, tokens: u32) -> Outgoing {
+    let blocks = GroupBlocks(vec![(0..tokens.div_ceil(BLOCK_TOKENS)).map(BlockId).collect()]);
+    let (request_id, deadline) = (RequestId::try_new(id).unwrap(), Instant::now() + FOREVER);
     let sink = &service.parts.transfer;
     let peer = Peer { party: sink.party().clone(), address: sink.address(), shard: 0 };
-    let outgoing =
-        source.open(&peer, OpenRequest { request_id, tokens: 5, blocks, deadline, hold: Box::new(()) }).unwrap();
+    source.open(&peer, OpenRequest { request_id, tokens, blocks, deadline, hold: Box::new(()) }).unwrap()
+}
+
+/// Sends what was offered.
+async fn send(outgoing: Outgoing, len: u32, tokens: Vec<TokenId>) -> Result<TransferReport, HandoffFailure> {
     let done: Fence = Arc::new(AlreadyDone);
-    outgoing.layer_launched(0, 5, &done);
-    outgoing.finish(CommitPayload { tokens, prompt_len: 5, extra: vec![] });
-    (tokio::task::spawn_blocking(|| outgoing.wait()).await.unwrap(), stream)
+    outgoing.layer_launched(0, len as usize, &done);
+    outgoing.finish(CommitPayload { tokens, prompt_len: len, extra: vec![] });
+    tokio::task::spawn_blocking(|| outgoing.wait()).await.unwrap()
+}
+
+async fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let until = Instant::now() + FOREVER;
+    while !done() {
+        assert!(Instant::now() < until, "never: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+#[tokio::test]
+async fn offers_wait_by_priority_and_then_as_they_came() {
+    let (service, source) = (service(), source());
+    tokio::spawn(service.handoffs.clone().grant_when_freed());
+    let (engine, transfer) = (&service.parts.engine, &service.parts.transfer);
+    let mut taken: Vec<_> = std::iter::from_fn(|| engine.reserve(BLOCK_TOKENS as usize)).collect();
+    taken.truncate(taken.len() - 2); // Room for a short prompt, and for its answer, but not for a long one.
+    let mut streams = Vec::new();
+    for (id, len, priority) in [("long", 100, -10), ("short", 5, -10), ("urgent", 5, 10)] {
+        streams.push(claim_of(&service, id, len, priority, FOREVER).await.unwrap());
+    }
+    let long = offer(&source, &service, "long", 100);
+    eventually("the long one waits", || transfer.stats().incoming == 1).await;
+    let short = offer(&source, &service, "short", 5);
+    eventually("the short one waits behind it", || transfer.stats().incoming == 2).await;
+    send(offer(&source, &service, "urgent", 5), 5, vec![1, 2, 3, 4, 5, 6]).await.unwrap();
+    eventually("the others still wait", || transfer.stats().incoming == 2).await;
+    assert_eq!(transfer.stats().tickets, 0, "the long one does not fit, and the short one came after it");
+    drop(taken);
+    send(long, 100, (1..=101).collect()).await.unwrap();
+    send(short, 5, vec![1, 2, 3, 4, 5, 6]).await.unwrap();
 }
 
 #[tokio::test]

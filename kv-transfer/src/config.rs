@@ -87,13 +87,16 @@ pub struct TransferLimits {
     pub put_bytes_max: usize,
     /// Bytes of one handoff after which a flush epoch is asked for and its checksums are sent ahead.
     pub epoch_bytes: usize,
-    /// Quarantined blocks, over all groups, at which their writer gets no new reservation, in whichever incarnation; 0 takes a quarter
-    /// of the pool.
+    /// Most blocks, over all groups, that a peer may come to leave in quarantine on lanes that nothing fences, in all its incarnations: it
+    /// is granted no more at once; 0 takes a quarter of the pool. On any lane, a peer with blocks in quarantine is granted none.
     pub quarantined_blocks_max: usize,
     /// Longest wait for a connection to answer.
     pub connect_ms: u64,
     /// Longest wait for a peer to acknowledge an abort, after which its blocks are quarantined.
     pub abort_ms: u64,
+    /// Longest wait for writes of a handoff that was given up to reach a peer, after which their connection is closed: until then they
+    /// read blocks of this instance.
+    pub flush_ms: u64,
     /// Silence after which a peer counts as gone.
     pub peer_silent_ms: u64,
     /// How long a connection may carry nothing before it is let go. A handoff that is offered at that very moment fails, retryably.
@@ -118,6 +121,7 @@ impl Default for TransferLimits {
             quarantined_blocks_max: 0,
             connect_ms: 5_000,
             abort_ms: 2_000,
+            flush_ms: 1_500,
             peer_silent_ms: 10_000,
             idle_ms: 600_000,
             pin_ms: 30_000,
@@ -139,6 +143,7 @@ impl TransferLimits {
             ("epoch_bytes", self.epoch_bytes),
             ("connect_ms", self.connect_ms as usize),
             ("abort_ms", self.abort_ms as usize),
+            ("flush_ms", self.flush_ms as usize),
             ("peer_silent_ms", self.peer_silent_ms as usize),
             ("idle_ms", self.idle_ms as usize),
             ("pin_ms", self.pin_ms as usize),

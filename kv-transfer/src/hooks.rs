@@ -62,6 +62,18 @@ pub enum Greetings {
     AnyFingerprint,
 }
 
+/// Which commits a sink takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Commits {
+    /// One a ticket, while its reservation stands and before its deadline.
+    #[default]
+    Once,
+    /// The hazard itself: also those whose ticket is over.
+    Late,
+    /// The hazard itself: each of them, as if it were the first.
+    Doubled,
+}
+
 /// Called on the progress thread; everything must return at once. The defaults change nothing.
 pub trait TransferHooks: Send + Sync {
     /// Whether the handoff is to wait at this phase. Asked again until it answers no.
@@ -78,6 +90,11 @@ pub trait TransferHooks: Send + Sync {
     /// Asked for each pin.
     fn pinning(&self) -> Pinning {
         Pinning::Bounded
+    }
+
+    /// Asked for each offer.
+    fn commits(&self) -> Commits {
+        Commits::Once
     }
 
     /// Asked for each greeting and offer.

@@ -123,7 +123,8 @@ fn ucx_source_killed_on_lanes_without_a_fence() {
 #[test]
 fn ucx_quarantine_outlives_a_restart_of_its_writer() {
     let mut ours = config("here");
-    (ours.blocks, ours.limits.incoming_max, ours.fencing) = (20, 1, Fencing::Never); // A quarter of these is what the killed source leaves behind.
+    (ours.blocks, ours.limits.incoming_max, ours.fencing) = (20, 1, Fencing::Never);
+    ours.limits.quarantined_blocks_max = 20; // What the killed source leaves behind is a quarter of what may be quarantined.
     let node = ours.start(ucx());
     let (other, _) = Other::start(&["source", "ucx", &hex(&node.transfer.address().to_bytes())], "held:");
     other.signal("-KILL");
@@ -135,6 +136,7 @@ fn ucx_quarantine_outlives_a_restart_of_its_writer() {
     let (outgoing, _) = again.offer(&node.peer(), "r2", 16, 1);
     let failure = outgoing.wait().unwrap_err();
     assert!(matches!(failure, HandoffFailure::Refused { reason: RefuseReason::Quarantine, .. }), "{failure}");
+    assert!(failure.to_string().contains("5 blocks that other could still write"), "{failure}");
 
     // Others are served, and what is quarantined takes nobody's place.
     let bystander = config("bystander").start(ucx());
@@ -142,6 +144,15 @@ fn ucx_quarantine_outlives_a_restart_of_its_writer() {
     bystander.send_all(&outgoing, 40);
     outgoing.wait().unwrap();
     node.check_adopted("r3", &bystander, &blocks, 40);
+
+    // Dead for certain: its next start is served.
+    drop(other);
+    node.transfer.peer_is_dead(&Party { instance: InstanceId::try_new("other").unwrap(), incarnation: Incarnation(1) });
+    eventually("its blocks are back", || node.pool.quarantined() == 0);
+    let (outgoing, blocks) = again.offer(&node.peer(), "r4", 40, 1);
+    again.send_all(&outgoing, 40);
+    outgoing.wait().unwrap();
+    node.check_adopted("r4", &again, &blocks, 40);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Bounded admission: so many requests run, so many wait, the rest is told at once to come again.
+//! Bounded admission: so many requests run, so many wait, the rest is told at once to come again: whoever came last, of the lowest priority.
 
 use baton_types::{ErrorKind, RequestError};
 use parking_lot::Mutex;
@@ -6,7 +6,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::oneshot;
+use tokio::sync::oneshot::{self, error::TryRecvError};
 
 /// A retry hint where no rate is known: long enough to matter, short enough to fill what became free.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -30,7 +30,7 @@ struct State {
     inside: usize,
     running: usize,
     arrivals: u64,
-    /// Told when it is their turn.
+    /// Told when it is their turn, or dropped where another took their place.
     waiting: BTreeMap<Order, oneshot::Sender<()>>,
 }
 
@@ -48,6 +48,26 @@ enum Turn {
     Inside,
     Waiting(oneshot::Receiver<()>),
     Running,
+    /// Another has its place.
+    Displaced,
+}
+
+impl State {
+    /// Whether the youngest of the lowest priority that waits made room for one of this priority, which has to be higher.
+    fn displace(&mut self, priority: i32) -> bool {
+        let last = self.waiting.last_entry().filter(|last| last.key().0 > Reverse(priority));
+        let displaced = last.map(|last| last.remove()).is_some();
+        self.inside -= usize::from(displaced);
+        displaced
+    }
+}
+
+impl Gate {
+    fn full(&self) -> RequestError {
+        let message =
+            format!("{} requests are running or waiting, which is the limit; try again later", self.inside_max);
+        RequestError::new(ErrorKind::Overloaded, message).retry_after(RETRY_AFTER)
+    }
 }
 
 impl Admission {
@@ -57,14 +77,13 @@ impl Admission {
         Self(Arc::new(Gate { running_max, inside_max: running_max + queued_max, state }))
     }
 
-    /// A place, at once or never. Higher priorities get their turn first.
+    /// A place, at once or never. Higher priorities get their turn first, and where all places are taken, that of one that waits with a
+    /// lower one.
     pub fn enter(&self, priority: i32) -> Result<Place, RequestError> {
         let gate = self.0.clone();
         let mut state = gate.state.lock();
-        if state.inside >= gate.inside_max {
-            let message =
-                format!("{} requests are running or waiting, which is the limit; try again later", gate.inside_max);
-            return Err(RequestError::new(ErrorKind::Overloaded, message).retry_after(RETRY_AFTER));
+        if state.inside >= gate.inside_max && !state.displace(priority) {
+            return Err(gate.full());
         }
         state.inside += 1;
         state.arrivals += 1;
@@ -80,8 +99,8 @@ impl Admission {
 }
 
 impl Place {
-    /// Waits for its turn. The caller bounds the wait by the deadline.
-    pub async fn run(&mut self) {
+    /// Waits for its turn, or until another needs its place. The caller bounds the wait by the deadline.
+    pub async fn run(&mut self) -> Result<(), RequestError> {
         if let Turn::Inside = self.turn {
             let mut state = self.gate.state.lock();
             // Nobody waits while there is room: who leaves passes the room on.
@@ -95,22 +114,27 @@ impl Place {
             }
         }
         if let Turn::Waiting(turn) = &mut self.turn {
-            turn.await.expect("who waits is told, and never forgotten while it waits");
-            self.turn = Turn::Running;
+            self.turn = if turn.await.is_ok() { Turn::Running } else { Turn::Displaced };
         }
+        if let Turn::Displaced = self.turn { Err(self.gate.full()) } else { Ok(()) }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         let mut state = self.gate.state.lock();
-        state.inside -= 1;
         let had_turn = match &mut self.turn {
             Turn::Inside => false,
             // It may have been told and not have heard it yet.
-            Turn::Waiting(_) => state.waiting.remove(&self.order).is_none(),
+            Turn::Waiting(turn) => match turn.try_recv() {
+                Ok(()) => true,
+                Err(TryRecvError::Empty) => state.waiting.remove(&self.order).is_none(),
+                Err(TryRecvError::Closed) => return,
+            },
             Turn::Running => true,
+            Turn::Displaced => return,
         };
+        state.inside -= 1;
         if had_turn {
             match state.waiting.pop_first() {
                 // Heard at the latest when it leaves itself.
@@ -130,23 +154,48 @@ mod tests {
     fn over_the_limit_is_refused_and_places_come_back() {
         let admission = Admission::new(1, 1);
         let mut first = admission.enter(0).unwrap();
-        first.run().now_or_never().unwrap();
+        first.run().now_or_never().unwrap().unwrap();
         let mut second = admission.enter(0).unwrap();
         assert!(second.run().now_or_never().is_none(), "the second waits");
-        let error = admission.enter(100).unwrap_err();
+        let error = admission.enter(0).unwrap_err();
         assert_eq!((error.kind, error.retry_after), (ErrorKind::Overloaded, Some(RETRY_AFTER)));
         drop(first);
-        second.run().now_or_never().unwrap();
+        second.run().now_or_never().unwrap().unwrap();
         assert_eq!(admission.inside(), 1);
         drop(second);
         assert_eq!(admission.inside(), 0);
     }
 
     #[test]
+    fn a_full_queue_sends_the_youngest_of_the_lowest_priority_away() {
+        let admission = Admission::new(1, 3);
+        let mut running = admission.enter(-9).unwrap();
+        running.run().now_or_never().unwrap().unwrap();
+        let mut waiting: Vec<Place> = [0, -1, -1].map(|priority| admission.enter(priority).unwrap()).into();
+        for place in &mut waiting {
+            assert!(place.run().now_or_never().is_none());
+        }
+        assert!(admission.enter(-1).is_err(), "nobody waits with a lower one");
+        let mut urgent = admission.enter(5).unwrap();
+        assert!(urgent.run().now_or_never().is_none());
+        let error = waiting[2].run().now_or_never().unwrap().unwrap_err();
+        assert_eq!((error.kind, error.retry_after), (ErrorKind::Overloaded, Some(RETRY_AFTER)));
+        // One that leaves before it has heard that it lost its place.
+        let another = admission.enter(5).unwrap();
+        waiting.truncate(1);
+        assert_eq!(admission.inside(), 4);
+        drop((running, another));
+        urgent.run().now_or_never().unwrap().unwrap();
+        assert!(waiting[0].run().now_or_never().is_none());
+        drop((urgent, waiting));
+        assert_eq!((admission.inside(), admission.0.state.lock().running), (0, 0));
+    }
+
+    #[test]
     fn turns_go_by_priority_then_by_arrival_and_are_not_lost_with_who_leaves() {
         let admission = Admission::new(1, 10);
         let mut running = admission.enter(0).unwrap();
-        running.run().now_or_never().unwrap();
+        running.run().now_or_never().unwrap().unwrap();
         let mut waiting: Vec<Place> = [0, 5, 0, 5, -1].map(|priority| admission.enter(priority).unwrap()).into();
         for place in &mut waiting {
             assert!(place.run().now_or_never().is_none());

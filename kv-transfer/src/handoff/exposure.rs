@@ -1,8 +1,9 @@
 //! What a peer could leave in quarantine here, and whether more may be granted to it. Pure.
 //!
-//! Blocks that a peer was granted may come to be quarantined all at once, when it is lost. Where its lane has a fence they are back
-//! within moments. Where it has none they stay as long as its process may live: there, what is granted counts as if it were quarantined
-//! already, so that the bound holds whatever happens.
+//! While any block is quarantined for a peer, it is granted no other. Where its lane has a fence that is over within moments: the connection
+//! is closed with the quarantine, and the blocks are back once it is. Where it has none they stay as long as its process may live, and what
+//! it was granted may come to be quarantined all at once: there, what is granted counts as if it were quarantined already, so that the bound
+//! holds whatever happens.
 
 /// The blocks of one peer, over all its incarnations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,16 +21,16 @@ pub enum Admission {
     Ask,
     /// Not before other handoffs of the peer are over.
     Wait,
-    /// Not at all, as long as nothing of what is quarantined returns.
+    /// Not at all: its blocks are quarantined, or it asks for more than may ever be.
     Refuse,
 }
 
 impl Exposure {
     /// Whether a handoff over `wanted` blocks may begin where at most `max` may be quarantined; `fences` says whether closing its lane does.
     pub fn admits(self, wanted: usize, fences: bool, max: usize) -> Admission {
-        if self.quarantined >= max || (!fences && self.quarantined + wanted > max) {
+        if self.quarantined > 0 || (!fences && wanted > max) {
             Admission::Refuse
-        } else if !fences && self.quarantined + self.unfenced + wanted > max {
+        } else if !fences && self.unfenced + wanted > max {
             Admission::Wait
         } else {
             Admission::Ask
@@ -43,17 +44,16 @@ mod tests {
     use Admission::{Ask, Refuse, Wait};
 
     #[test]
-    fn what_nothing_fences_counts_before_it_is_quarantined() {
+    fn what_is_quarantined_bars_its_writer_and_what_nothing_fences_counts_before_it_is() {
         // quarantined, granted without a fence, wanted, and what becomes of it: on lanes with a fence, and without one
         let cases = [
             (0, 0, 8, Ask, Ask),
             (0, 0, 9, Ask, Refuse),
             (0, 5, 3, Ask, Ask),
             (0, 5, 4, Ask, Wait),
-            (3, 0, 5, Ask, Ask),
-            (3, 0, 6, Ask, Refuse),
-            (3, 3, 3, Ask, Wait),
-            (8, 0, 1, Refuse, Refuse),
+            (0, 8, 1, Ask, Wait),
+            (1, 0, 1, Refuse, Refuse),
+            (3, 3, 1, Refuse, Refuse),
             (9, 4, 1, Refuse, Refuse),
         ];
         for (quarantined, unfenced, wanted, fenced, free) in cases {

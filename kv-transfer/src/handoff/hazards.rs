@@ -2,14 +2,15 @@
 //! starts of a peer are the service's, and stand there.
 //!
 //! Around the real state machine, plans and checksums stands the smallest shell that can go wrong: one pool, whose right bytes are known
-//! for every token. The state machine itself cannot be made to leave anything out; the shell can be made to misuse it.
+//! for every token. Blocks are somebody else's as soon as the state machine gives them back, and not before. A guard is left out by a hook,
+//! or by a shell that misuses the state machine.
 
 use super::sink::Expected;
 use super::{Sink, SinkAction, SinkInput};
 use crate::checksum::{self, layer_sums};
 use crate::message::{Commit, SumRun};
 use crate::shard::{Cut, Heads};
-use crate::{HeadShard, Region};
+use crate::{Commits, HandoffFailure, HeadShard, Region};
 use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap, PoolMemory, TicketId, TokenId};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -19,8 +20,8 @@ use std::time::{Duration, Instant};
 /// Positions of every handoff here: two blocks.
 const TOKENS: u32 = 32;
 const BLOCKS: [BlockId; 2] = [BlockId(2), BlockId(0)];
+const TICKET: TicketId = TicketId(9);
 const DEADLINE: Duration = Duration::from_secs(1);
-const NEVER: Duration = Duration::from_secs(3600);
 
 /// The sequence whose KV is handed off, and another one.
 fn ours() -> Vec<TokenId> {
@@ -94,17 +95,10 @@ impl Pool {
     }
 
     /// The commit of a handoff over so many positions.
-    fn commit(&self, ticket: TicketId, tokens: Vec<TokenId>, positions: u32) -> SinkInput {
+    fn commit(&self, tokens: Vec<TokenId>, positions: u32) -> SinkInput {
         let (algorithm, sums, bytes) = (checksum::ALGORITHM, u64::from(positions / 16) * 4, self.bytes(positions));
-        SinkInput::Commit(Box::new(Commit {
-            ticket,
-            algorithm,
-            sums,
-            bytes,
-            prompt_len: TOKENS,
-            tokens,
-            extra: vec![],
-        }))
+        let (ticket, prompt_len, extra) = (TICKET, TOKENS, vec![]);
+        SinkInput::Commit(Box::new(Commit { ticket, algorithm, sums, bytes, prompt_len, tokens, extra }))
     }
 }
 
@@ -112,6 +106,8 @@ impl Pool {
 struct Reservation {
     sink: Sink,
     begin: Instant,
+    /// It has the blocks, and neither a worker nor the pool.
+    holds: bool,
     /// Says of every checksum that it is right.
     trusts: bool,
     /// What the state machine asked for, in words.
@@ -119,10 +115,10 @@ struct Reservation {
 }
 
 impl Reservation {
-    fn new(pool: &Pool, ticket: TicketId, expected: Expected, deadline: Duration) -> Self {
+    fn new(pool: &Pool, expected: Expected) -> Self {
         let begin = Instant::now();
-        let sink = Sink::new(ticket, pool.map.layout(), expected, begin + deadline, Duration::from_millis(100));
-        let mut new = Self { sink, begin, trusts: false, asked: Vec::new() };
+        let sink = Sink::new(TICKET, pool.map.layout(), expected, begin + DEADLINE, Duration::from_millis(100));
+        let mut new = Self { sink, begin, holds: true, trusts: false, asked: Vec::new() };
         assert!(new.hear(pool, 0, SinkInput::Granted).is_none());
         new
     }
@@ -136,7 +132,11 @@ impl Reservation {
                 self.asked.push(format!("{action:?}").split([' ', '(']).next().unwrap_or_default().to_owned());
                 match action {
                     SinkAction::Verify(runs) => inputs.push_back(self.verified(pool, &runs)),
-                    SinkAction::Deliver(commit) => delivered = Some(*commit),
+                    SinkAction::Deliver(commit) => (delivered, self.holds) = (Some(*commit), false),
+                    // The next sequence is there already.
+                    SinkAction::Release | SinkAction::ReleaseQuarantined if std::mem::take(&mut self.holds) => {
+                        pool.store(&others(), 0..TOKENS);
+                    }
                     _ => {}
                 }
             }
@@ -178,69 +178,73 @@ fn adopted(pool: &Pool, delivered: Option<Commit>) -> Adopted {
     }
 }
 
-const TICKET: TicketId = TicketId(9);
-
 #[test]
 fn an_undisturbed_handoff_is_adopted() {
     let pool = Pool::new();
-    let mut reservation = Reservation::new(&pool, TICKET, pool.expected(TOKENS), DEADLINE);
+    let mut reservation = Reservation::new(&pool, pool.expected(TOKENS));
     pool.store(&ours(), 0..TOKENS);
     assert!(reservation.hear(&pool, 1, SinkInput::Checksums(pool.sums(0..TOKENS))).is_none());
-    let delivered = reservation.hear(&pool, 2, pool.commit(TICKET, ours(), TOKENS));
+    let delivered = reservation.hear(&pool, 2, pool.commit(ours(), TOKENS));
     assert_eq!(adopted(&pool, delivered), Adopted::RightKv);
 }
 
-/// A commit that comes after its ticket's deadline. A ticket that outlives it is still good when its blocks are somebody else's.
-fn expired(tickets_end: bool) -> Adopted {
-    let pool = Pool::new();
-    let deadline = if tickets_end { DEADLINE } else { NEVER };
-    let mut reservation = Reservation::new(&pool, TICKET, pool.expected(TOKENS), deadline);
-    pool.store(&ours(), 0..TOKENS);
-    reservation.hear(&pool, 1, SinkInput::Checksums(pool.sums(0..TOKENS)));
-    reservation.hear(&pool, 1000, SinkInput::Tick);
-    assert_eq!(reservation.asked_to("SendAbort"), tickets_end);
-    pool.store(&others(), 0..TOKENS); // The time is over: the blocks are used again.
-    let delivered = reservation.hear(&pool, 1050, pool.commit(TICKET, ours(), TOKENS));
-    adopted(&pool, delivered)
+/// What becomes of a commit whose ticket is over when it comes, in each way that a ticket ends.
+fn late(takes: Commits) -> [Adopted; 4] {
+    let deadline = DEADLINE.as_millis() as u64;
+    let cancel = || SinkInput::Cancel(HandoffFailure::Aborted("the client went away".into()));
+    let flushed = || SinkInput::Aborted { flushed: true, detail: "told to".into() };
+    let ends = [
+        vec![(deadline, SinkInput::Tick), (deadline + 10, flushed())],
+        vec![(500, cancel()), (510, flushed())],
+        vec![(500, cancel()), (600, SinkInput::Tick), (610, SinkInput::Fenced)],
+        vec![], // Its time is over, and nothing has happened yet.
+    ];
+    ends.map(|end| {
+        let pool = Pool::new();
+        let mut reservation = Reservation::new(&pool, pool.expected(TOKENS));
+        reservation.sink.take(takes);
+        pool.store(&ours(), 0..TOKENS);
+        reservation.hear(&pool, 1, SinkInput::Checksums(pool.sums(0..TOKENS)));
+        let comes = end.last().map_or(deadline, |(at, _)| at + 10);
+        for (at, input) in end {
+            assert!(reservation.hear(&pool, at, input).is_none());
+        }
+        let delivered = reservation.hear(&pool, comes, pool.commit(ours(), TOKENS));
+        adopted(&pool, delivered)
+    })
 }
 
 #[test]
 fn without_its_end_a_ticket_adopts_blocks_of_others() {
-    assert_eq!(expired(false), Adopted::WrongKv);
+    use Adopted::{RightKv, WrongKv};
+    // The last one still has its blocks; whoever waited for it has given it up.
+    assert_eq!(late(Commits::Late), [WrongKv, WrongKv, WrongKv, RightKv]);
 }
 
 #[test]
-fn an_expired_ticket_adopts_nothing() {
-    assert_eq!(expired(true), Adopted::Nothing);
+fn a_ticket_that_is_over_adopts_nothing() {
+    assert_eq!(late(Commits::Once), [const { Adopted::Nothing }; 4]);
 }
 
-/// How often blocks are given away where a commit comes twice. A sink that does not remember what it adopted knows only what arrived.
-fn doubled(remembers: bool) -> usize {
+/// How often blocks are given away where a commit comes twice, the second time before the worker has answered.
+fn doubled(takes: Commits) -> usize {
     let pool = Pool::new();
+    let mut reservation = Reservation::new(&pool, pool.expected(TOKENS));
+    reservation.sink.take(takes);
     pool.store(&ours(), 0..TOKENS);
-    let arrived = || {
-        let mut reservation = Reservation::new(&pool, TICKET, pool.expected(TOKENS), DEADLINE);
-        reservation.hear(&pool, 5, SinkInput::Checksums(pool.sums(0..TOKENS)));
-        reservation
-    };
-    let (mut reservation, mut given) = (arrived(), 0);
-    for at in [5, 10] {
-        given += usize::from(reservation.hear(&pool, at, pool.commit(TICKET, ours(), TOKENS)).is_some());
-        if !remembers {
-            reservation = arrived();
-        }
-    }
-    given
+    reservation.hear(&pool, 1, SinkInput::Checksums(pool.sums(0..TOKENS)));
+    let twice = [2, 3].map(|at| reservation.hear(&pool, at, pool.commit(ours(), TOKENS)));
+    twice.iter().flatten().count()
 }
 
 #[test]
 fn without_memory_a_doubled_commit_gives_blocks_to_two_owners() {
-    assert_eq!(doubled(false), 2);
+    assert_eq!(doubled(Commits::Doubled), 2);
 }
 
 #[test]
 fn a_doubled_commit_gives_blocks_once() {
-    assert_eq!(doubled(true), 1);
+    assert_eq!(doubled(Commits::Once), 1);
 }
 
 /// A commit of half of what was reserved. A sink that takes its size from the commit adopts the other half as it was before.
@@ -248,10 +252,10 @@ fn out_of_range(offer_counts: bool) -> Adopted {
     let pool = Pool::new();
     pool.store(&others(), 0..TOKENS);
     let expected = pool.expected(if offer_counts { TOKENS } else { TOKENS / 2 });
-    let mut reservation = Reservation::new(&pool, TICKET, expected, DEADLINE);
+    let mut reservation = Reservation::new(&pool, expected);
     pool.store(&ours(), 0..TOKENS / 2);
     reservation.hear(&pool, 1, SinkInput::Checksums(pool.sums(0..TOKENS / 2)));
-    let delivered = reservation.hear(&pool, 2, pool.commit(TICKET, ours(), TOKENS / 2));
+    let delivered = reservation.hear(&pool, 2, pool.commit(ours(), TOKENS / 2));
     assert_eq!(reservation.asked_to("SendNack"), offer_counts);
     adopted(&pool, delivered)
 }
@@ -269,14 +273,14 @@ fn a_commit_of_less_than_was_reserved_adopts_nothing() {
 /// A byte is damaged on its way.
 fn damaged(compares: bool) -> Adopted {
     let pool = Pool::new();
-    let mut reservation = Reservation::new(&pool, TICKET, pool.expected(TOKENS), DEADLINE);
+    let mut reservation = Reservation::new(&pool, pool.expected(TOKENS));
     reservation.trusts = !compares;
     pool.store(&ours(), 0..TOKENS);
     let sums = pool.sums(0..TOKENS);
     let (range, right) = pool.places(&ours(), 20..21).remove(0);
     pool.region.write(range.start, &[right ^ 1]);
     reservation.hear(&pool, 1, SinkInput::Checksums(sums));
-    let delivered = reservation.hear(&pool, 2, pool.commit(TICKET, ours(), TOKENS));
+    let delivered = reservation.hear(&pool, 2, pool.commit(ours(), TOKENS));
     adopted(&pool, delivered)
 }
 

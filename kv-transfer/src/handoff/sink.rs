@@ -2,7 +2,7 @@
 
 use super::coverage::Coverage;
 use crate::message::{Commit, SumRun};
-use crate::{HandoffFailure, RefuseReason};
+use crate::{Commits, HandoffFailure, RefuseReason};
 use baton_types::{KvLayout, TicketId};
 use std::time::{Duration, Instant};
 
@@ -88,6 +88,7 @@ pub struct Sink {
     deadline: Instant,
     abort_wait: Duration,
     state: State,
+    takes: Commits,
     committed: bool,
     commit: Option<Box<Commit>>,
     /// What checksums came for, each part once, so that counting those found right tells when all are.
@@ -111,9 +112,14 @@ impl Sink {
         deadline: Instant,
         abort_wait: Duration,
     ) -> Self {
-        let (state, committed, commit) = (State::Claimed, false, None);
+        let (state, takes, committed, commit) = (State::Claimed, Commits::Once, false, None);
         let (received, verified) = (Coverage::new(layout, expected.tokens), 0);
-        Self { ticket, expected, deadline, abort_wait, state, committed, commit, received, verified }
+        Self { ticket, expected, deadline, abort_wait, state, takes, committed, commit, received, verified }
+    }
+
+    /// Which commits it takes, where tests bend that.
+    pub(crate) fn take(&mut self, commits: Commits) {
+        self.takes = commits;
     }
 
     /// Whether a grant stands whose blocks the source may write.
@@ -187,15 +193,16 @@ impl Sink {
     }
 
     fn commit(&mut self, commit: Box<Commit>, now: Instant, actions: &mut Vec<SinkAction>) {
-        if matches!(self.state, State::Aborting(_)) {
+        match self.state {
+            _ if self.takes == Commits::Late => self.state = State::Receiving,
             // It crossed our abort. It was posted behind a flush, so it is as good as an acknowledgement.
-            return self.free_or_quarantine(true, actions);
-        }
-        if !matches!(self.state, State::Reserved | State::Receiving) {
-            return;
-        }
-        if now >= self.deadline {
-            return self.give_up(HandoffFailure::Deadline("receiving"), now, actions);
+            State::Aborting(_) => return self.free_or_quarantine(true, actions),
+            // No tick may have come since.
+            State::Reserved | State::Receiving if now >= self.deadline => {
+                return self.give_up(HandoffFailure::Deadline("receiving"), now, actions);
+            }
+            State::Reserved | State::Receiving => {}
+            _ => return,
         }
         let whole = commit.algorithm == self.expected.algorithm
             && commit.sums == self.received.sums()
@@ -209,7 +216,7 @@ impl Sink {
             return self.end(Some(SinkAction::Release), HandoffFailure::Protocol(detail), actions);
         }
         // A doubled commit changes nothing.
-        if !std::mem::replace(&mut self.committed, true) {
+        if !std::mem::replace(&mut self.committed, true) || self.takes == Commits::Doubled {
             self.state = State::Receiving;
             self.commit = Some(commit);
             self.deliver_if_whole(actions);

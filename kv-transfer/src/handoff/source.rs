@@ -6,7 +6,7 @@ use crate::message::SumRun;
 use baton_types::{KvGroup, KvLayout, TicketId};
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What happened.
 #[derive(Debug)]
@@ -65,6 +65,8 @@ pub enum SourceAction {
         flushed: bool,
         detail: String,
     },
+    /// Writes under way do not end by themselves: end them with their connection.
+    Disconnect,
     /// Nothing reads the blocks any more.
     ReleaseHold,
     /// The end. Always the last action.
@@ -89,8 +91,8 @@ enum State {
     Writing,
     /// The commit is sent.
     Committed,
-    /// Giving up; waits for the flush of what was posted.
-    Flushing(HandoffFailure),
+    /// Given up; waits until then for the flush of what was posted.
+    Flushing(HandoffFailure, Instant),
     Ended,
 }
 
@@ -105,6 +107,7 @@ pub struct Source {
     tokens: u32,
     deadline: Instant,
     epoch_bytes: u64,
+    flush_wait: Duration,
     state: State,
     ticket: Option<TicketId>,
     finished: bool,
@@ -118,7 +121,7 @@ pub struct Source {
 }
 
 impl Source {
-    pub fn new(layout: KvLayout, tokens: u32, deadline: Instant, epoch_bytes: u64) -> Self {
+    pub fn new(layout: KvLayout, tokens: u32, deadline: Instant, epoch_bytes: u64, flush_wait: Duration) -> Self {
         let last = layout.groups().iter().flat_map(|g| &g.layers).max().copied().unwrap_or(0);
         let mut layers = vec![None; last as usize + 1];
         for (g, group) in layout.groups().iter().enumerate() {
@@ -137,6 +140,7 @@ impl Source {
             tokens,
             deadline,
             epoch_bytes,
+            flush_wait,
             state,
             ticket,
             finished,
@@ -168,7 +172,7 @@ impl Source {
             State::Offering => "offering",
             State::Writing => "writing",
             State::Committed => "committed",
-            State::Flushing(_) => "flushing",
+            State::Flushing(..) => "flushing",
             State::Ended => "ended",
         }
     }
@@ -185,21 +189,21 @@ impl Source {
                 self.state = State::Writing;
                 self.copy_ready(&mut actions);
             }
-            SourceInput::Granted(_) => self.give_up(HandoffFailure::Protocol("two grants".into()), &mut actions),
+            SourceInput::Granted(_) => self.give_up(HandoffFailure::Protocol("two grants".into()), now, &mut actions),
             SourceInput::Refused(failure) if matches!(self.state, State::Offering) => {
                 self.end(Err(failure), &mut actions)
             }
             // No correct sink refuses what it granted: writes may be under way, and the blocks wait for them.
-            SourceInput::Refused(failure) => self.give_up(failure, &mut actions),
+            SourceInput::Refused(failure) => self.give_up(failure, now, &mut actions),
             SourceInput::LayerReady { layer, tokens_end } => {
                 let ready = self.ready.get_mut(layer as usize).filter(|_| self.layers[layer as usize].is_some());
                 match ready {
                     Some(ready) => *ready = (*ready).max(tokens_end.min(self.tokens)),
-                    None => self.give_up(HandoffFailure::Protocol(format!("no layer {layer}")), &mut actions),
+                    None => self.give_up(HandoffFailure::Protocol(format!("no layer {layer}")), now, &mut actions),
                 }
                 self.copy_ready(&mut actions);
             }
-            SourceInput::DeviceFailed => self.give_up(HandoffFailure::Device, &mut actions),
+            SourceInput::DeviceFailed => self.give_up(HandoffFailure::Device, now, &mut actions),
             SourceInput::Finish => {
                 self.finished = true;
                 self.copy_ready(&mut actions);
@@ -211,20 +215,20 @@ impl Source {
                 }
                 self.send_epochs(&mut actions);
             }
-            SourceInput::Flushed { epoch, ok } => self.flushed(epoch, ok, &mut actions),
+            SourceInput::Flushed { epoch, ok } => self.flushed(epoch, ok, now, &mut actions),
             SourceInput::Acked => match self.state {
                 State::Committed => self.end(Ok(()), &mut actions),
-                _ => self.give_up(HandoffFailure::Protocol("acknowledged before the commit".into()), &mut actions),
+                _ => self.give_up(HandoffFailure::Protocol("acknowledged before the commit".into()), now, &mut actions),
             },
             // Said once more that nothing is under way: the verdict may have come before the commit arrived.
-            SourceInput::Nacked(failure) => self.give_up(failure, &mut actions),
+            SourceInput::Nacked(failure) => self.give_up(failure, now, &mut actions),
             SourceInput::AbortedBySink(detail) => {
-                self.give_up(HandoffFailure::AbortedByPeer(detail), &mut actions);
+                self.give_up(HandoffFailure::AbortedByPeer(detail), now, &mut actions);
             }
-            SourceInput::Abort(failure) => self.give_up(failure, &mut actions),
+            SourceInput::Abort(failure) => self.give_up(failure, now, &mut actions),
             SourceInput::ConnectionLost(detail) => {
                 let failure = match std::mem::replace(&mut self.state, State::Ended) {
-                    State::Flushing(failure) => failure,
+                    State::Flushing(failure, _) => failure,
                     _ => HandoffFailure::PeerLost(detail),
                 };
                 self.end(Err(failure), &mut actions);
@@ -235,14 +239,18 @@ impl Source {
     }
 
     fn tick(&mut self, now: Instant, actions: &mut Vec<SourceAction>) {
-        if now >= self.deadline {
+        if let State::Flushing(_, until) = self.state {
+            if now >= until {
+                actions.push(SourceAction::Disconnect);
+            }
+        } else if now >= self.deadline {
             let doing = match self.state {
                 State::Offering => "waiting for a grant",
                 State::Writing => "writing",
                 State::Committed => "waiting for the acknowledgement",
-                State::Flushing(_) | State::Ended => return,
+                State::Flushing(..) | State::Ended => return,
             };
-            self.give_up(HandoffFailure::Deadline(doing), actions);
+            self.give_up(HandoffFailure::Deadline(doing), now, actions);
         }
     }
 
@@ -297,8 +305,8 @@ impl Source {
         self.epochs.get_mut(index as usize)
     }
 
-    fn flushed(&mut self, epoch: u32, ok: bool, actions: &mut Vec<SourceAction>) {
-        if let State::Flushing(failure) = &self.state {
+    fn flushed(&mut self, epoch: u32, ok: bool, now: Instant, actions: &mut Vec<SourceAction>) {
+        if let State::Flushing(failure, _) = &self.state {
             if epoch != ABORT_EPOCH {
                 return;
             }
@@ -307,7 +315,7 @@ impl Source {
             return self.end(Err(failure), actions);
         }
         if !ok {
-            return self.give_up(HandoffFailure::PeerLost("a flush failed".into()), actions);
+            return self.give_up(HandoffFailure::PeerLost("a flush failed".into()), now, actions);
         }
         if let Some(last) = epoch.checked_sub(self.first_epoch) {
             self.epochs.iter_mut().take(last as usize + 1).filter(|e| e.closed).for_each(|e| e.flushed = true);
@@ -333,14 +341,14 @@ impl Source {
         }
     }
 
-    /// Ends without success: at once where nothing was written, behind a flush otherwise.
-    fn give_up(&mut self, failure: HandoffFailure, actions: &mut Vec<SourceAction>) {
+    /// Ends without success: at once where nothing was written, behind a flush or the end of the connection otherwise.
+    fn give_up(&mut self, failure: HandoffFailure, now: Instant, actions: &mut Vec<SourceAction>) {
         match self.state {
-            State::Ended | State::Flushing(_) => {}
+            State::Ended | State::Flushing(..) => {}
             State::Writing => {
                 actions.push(SourceAction::Cancel);
                 actions.push(SourceAction::Flush { epoch: ABORT_EPOCH });
-                self.state = State::Flushing(failure);
+                self.state = State::Flushing(failure, now + self.flush_wait);
             }
             // Before the grant nothing was posted, after the commit everything was flushed.
             State::Offering | State::Committed => {

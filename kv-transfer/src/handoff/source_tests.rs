@@ -3,11 +3,13 @@ use crate::RefuseReason;
 use baton_types::Dtype;
 use std::time::Duration;
 
+const FLUSH_WAIT: Duration = Duration::from_millis(100);
+
 /// Two layers, blocks of 16 tokens, 32 bytes a token and layer; an epoch is one block of both layers.
 fn source(tokens: u32) -> (Source, Instant) {
     let now = Instant::now();
     let layout = KvLayout::llama(16, 2, 1, 8, Dtype::Bf16).unwrap();
-    (Source::new(layout, tokens, now + Duration::from_secs(1), 1024), now)
+    (Source::new(layout, tokens, now + Duration::from_secs(1), 1024, FLUSH_WAIT), now)
 }
 
 fn run(layer: u16, first_granule: u32) -> SumRun {
@@ -27,6 +29,7 @@ fn describe(action: &SourceAction) -> String {
         SourceAction::SendChecksums(runs) => format!("checksums {}", runs.len()),
         SourceAction::SendCommit { sums, bytes } => format!("commit {sums} {bytes}"),
         SourceAction::SendAborted { flushed, .. } => format!("aborted {flushed}"),
+        SourceAction::Disconnect => "disconnect".into(),
         SourceAction::ReleaseHold => "release".into(),
         SourceAction::Done(Ok(())) => "adopted".into(),
         SourceAction::Done(Err(failure)) => format!("failed {}", failure.name()),
@@ -201,6 +204,24 @@ fn the_deadline_names_what_was_going_on() {
     let actions = source.handle(now + Duration::from_secs(1), SourceInput::Tick);
     let failure = HandoffFailure::Deadline("waiting for a grant");
     assert_eq!(actions.last(), Some(&SourceAction::Done(Err(failure))));
+}
+
+#[test]
+fn a_flush_that_does_not_end_is_ended_with_its_connection() {
+    let (mut source, begin) = source(16);
+    let mut handle = |at_ms: u64, input| {
+        let actions = source.handle(begin + Duration::from_millis(at_ms), input);
+        actions.iter().map(describe).collect::<Vec<_>>().join(", ")
+    };
+    handle(0, granted());
+    handle(0, layer(0, 16));
+    assert_eq!(handle(50, abort()), "cancel, flush abort");
+    assert_eq!(handle(149, SourceInput::Tick), "");
+    // Longer than its patience, whatever else is said meanwhile.
+    assert_eq!(handle(149, abort()), "");
+    assert_eq!(handle(150, SourceInput::Tick), "disconnect");
+    assert_eq!(handle(151, SourceInput::ConnectionLost("x".into())), "cancel, release, failed aborted");
+    assert_eq!(handle(9_999, SourceInput::Tick), "");
 }
 
 #[test]

@@ -128,6 +128,10 @@ impl Progress {
 
     /// Every leg that waits gets what the worker gave to the first.
     pub(super) fn granted(&mut self, key: u64, hold: Box<dyn BlockHold>, now: Instant) {
+        if let Some(detail) = self.barred_since(key) {
+            drop(hold); // Nobody was told of these blocks.
+            return self.refused(key, RefuseReason::Quarantine, detail, now);
+        }
         let Some(gathering) = self.gathering_of(key) else { return self.leg_granted(key, hold, now) };
         let shared = Arc::new(Shared { blocks: hold.blocks().clone(), state: Mutex::new(State::Held(hold)) });
         gathering.shared = Some(shared.clone());

@@ -3,11 +3,11 @@
 use super::progress::Progress;
 use super::receiving::Incoming;
 use crate::handoff::sink::Expected;
-use crate::handoff::{Admission, Sink};
+use crate::handoff::{Admission, Exposure, Sink};
 use crate::message::{Message, Offer};
 use crate::transport::ConnId;
 use crate::{GrantReply, Greetings, Party, RefuseReason, ReserveOffer, checksum};
-use baton_types::TicketId;
+use baton_types::{InstanceId, TicketId};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,8 @@ impl Progress {
         let bytes = connection.cuts.as_ref().map_or(0, |(_, cut)| cut.bytes(layout, offer.tokens));
         let expected = Expected { tokens: offer.tokens, bytes, algorithm: checksum::ALGORITHM };
         let ticket = self.new_ticket();
-        let sink = Sink::new(ticket, layout, expected, deadline, self.config.limits.abort());
+        let mut sink = Sink::new(ticket, layout, expected, deadline, self.config.limits.abort());
+        sink.take(self.config.hooks.commits());
         let key = self.inbox.offer(&offer.request_id);
         let question = ReserveOffer {
             request_id: offer.request_id.clone(),
@@ -69,14 +70,23 @@ impl Progress {
                     waiting.insert(peer);
                 }
                 Admission::Refuse => {
-                    let quarantined = exposure.quarantined;
-                    let detail = format!(
-                        "{quarantined} blocks that {peer} could still write are quarantined, {wanted} more are asked for, at most {max} may be"
-                    );
+                    let detail = match exposure.quarantined {
+                        0 => format!(
+                            "{wanted} blocks are more than {peer} may come to leave in quarantine, which is {max}"
+                        ),
+                        _ => barred(&peer, exposure),
+                    };
                     self.refused(key, RefuseReason::Quarantine, detail, now);
                 }
             }
         }
+    }
+
+    /// Why the worker's grant for an offer comes too late: blocks were quarantined for the peer since the worker was asked.
+    pub(super) fn barred_since(&self, key: u64) -> Option<String> {
+        let peer = &self.incoming.get(&key)?.offer.source.instance;
+        let exposure = self.exposure(peer, key);
+        (exposure.quarantined > 0).then(|| barred(peer, exposure))
     }
 
     /// Whether an offer from `theirs` to `ours` is the peer's own and for this incarnation, and can be served at all.
@@ -123,4 +133,11 @@ impl Progress {
             .find(|t| t.0 != 0 && !self.incoming_tickets.contains_key(t))
             .expect("64 random bits find a free ticket")
     }
+}
+
+fn barred(peer: &InstanceId, exposure: Exposure) -> String {
+    format!(
+        "{} blocks that {peer} could still write are quarantined; it gets no others until they are back",
+        exposure.quarantined
+    )
 }

@@ -212,6 +212,32 @@ fn dead_peers_are_fenced_on_a_busy_thread_too() {
 }
 
 #[test]
+fn a_peer_with_blocks_in_quarantine_gets_no_others() {
+    let (mut progress, notes) = Progress::noting();
+    let now = Instant::now();
+    progress.event(Event::Accepted(CONN), now);
+    progress.hear(&Message::Hello(greeting()), now);
+    progress.config.limits.quarantined_blocks_max = 4;
+    progress.hear(&offer(1, 16), now);
+    progress.commands(now);
+    progress.hear(&offer(2, 16), now); // The worker's grant is on its way.
+    let ticket = progress.incoming.values().find(|i| i.offer.handoff == 1).unwrap().sink.ticket;
+    progress.hear(&Message::Aborted { handoff: 1, ticket, flushed: false, detail: String::new() }, now);
+    assert_eq!(*notes.lock(), ["quarantined"]);
+    progress.commands(now);
+    assert_eq!(*notes.lock(), ["quarantined", "let go"], "that grant is not taken");
+    progress.hear(&offer(3, 16), now);
+    progress.commands(now);
+    assert_eq!((progress.incoming_live(), progress.stats.total.refused.get("quarantine")), (0, Some(&2)));
+    progress.event(Event::Closed { conn: CONN, reason: "fenced".into(), fenced: true }, now);
+    progress.event(Event::Accepted(CONN), now);
+    progress.hear(&Message::Hello(greeting()), now);
+    progress.hear(&offer(4, 16), now);
+    progress.commands(now);
+    assert!(progress.incoming.values().any(|i| i.sink.is_granted()), "its connection was the fence");
+}
+
+#[test]
 fn what_nothing_fences_is_never_quarantined_beyond_the_bound() {
     let (mut progress, notes) = Progress::noting();
     progress.config.limits.quarantined_blocks_max = 2;

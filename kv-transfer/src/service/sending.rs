@@ -80,9 +80,10 @@ impl Progress {
             }
         };
         let deadline = deadline.min(now + Duration::from_millis(self.config.limits.handoff_ms));
-        let layout = self.config.map.layout().clone();
+        let (layout, limits) = (self.config.map.layout().clone(), &self.config.limits);
+        let flush_wait = Duration::from_millis(limits.flush_ms);
         let sending = Sending {
-            source: Source::new(layout, tokens, deadline, self.config.limits.epoch_bytes as u64),
+            source: Source::new(layout, tokens, deadline, limits.epoch_bytes as u64, flush_wait),
             request_id,
             peer,
             tokens,
@@ -340,6 +341,9 @@ impl Progress {
                     let ticket = ticket.unwrap_or(TicketId(0));
                     self.send(conn, &Message::Aborted { handoff: key, ticket, flushed, detail });
                 }
+            }
+            SourceAction::Disconnect => {
+                self.close(conn, "the peer takes none of the writes of a handoff that was given up")
             }
             SourceAction::ReleaseHold => sending.hold = None,
             SourceAction::Done(result) => self.sent(key, result, now),

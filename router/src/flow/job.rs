@@ -122,7 +122,7 @@ impl Job {
 
     /// Waits for its turn, then places and runs; goes on elsewhere when workers fail.
     async fn attempts(&self, core: &Core, turn: &mut Place, answer: &mut Answer<'_>) -> Result<Finished, RequestError> {
-        turn.run().await;
+        turn.run().await?;
         let _ = self.queued.set(self.received.elapsed());
         let (mut recovery, mut avoided, mut retries) = (Recovery::new(core.limits.retry), Avoided::default(), 0);
         let mut worker_said: Option<RequestError> = None;

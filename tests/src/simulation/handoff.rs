@@ -56,11 +56,11 @@ impl World {
         let deadline = self.clock.instant(deadline);
         let here = self.addr(w);
         let conn = self.connect(here, sink);
-        let epoch_bytes = self.shape.epoch_bytes;
+        let (epoch_bytes, flush_wait) = (self.shape.epoch_bytes, self.shape.abort_wait);
         let Some(worker) = self.worker_mut(w) else { return };
         worker.next_key += 1;
         let key = worker.next_key;
-        let source = Source::new(worker.memory.map.layout().clone(), tokens, deadline, epoch_bytes);
+        let source = Source::new(worker.memory.map.layout().clone(), tokens, deadline, epoch_bytes, flush_wait);
         let sending = Sending { source, conn, call, blocks, remote: Vec::new(), hold: Some(hold), commit: None };
         worker.sending.insert(key, sending);
         if let Some(call) = worker.calls.get_mut(&call) {
@@ -114,6 +114,10 @@ impl World {
                 self.send_forth(conn, Wire::Commit(Box::new(commit)));
             }
             SourceAction::SendAborted { flushed, .. } => self.send_forth(conn, Wire::Aborted { handoff: key, flushed }),
+            SourceAction::Disconnect => {
+                let here = self.addr(w);
+                self.post(here, Event::ConnectionLost { conn });
+            }
             SourceAction::ReleaseHold => sending.hold = None,
             SourceAction::Done(result) => self.sent(w, key, result),
         }

@@ -54,6 +54,8 @@ struct Shared {
     wake: Notify,
     /// Somebody may be due to be asked.
     doubts: Notify,
+    /// There is room for records that were left out.
+    room: Notify,
     stop: CancellationToken,
 }
 
@@ -92,6 +94,7 @@ impl EtcdRouter {
             inner: Mutex::new(Inner { view, words: BTreeMap::new() }),
             wake: Notify::new(),
             doubts: Notify::new(),
+            room: Notify::new(),
             stop: stop.clone(),
         });
         let follower = Follower { shared: shared.clone(), node: Node::any(), lease: None, written: BTreeMap::new() };
@@ -107,6 +110,11 @@ impl EtcdRouter {
     /// Members that stay in the view although their record is gone.
     pub fn doubted(&self) -> usize {
         self.shared.inner.lock().view.doubted()
+    }
+
+    /// Records that the view had no room for when it was last listed, or since.
+    pub fn left_out(&self) -> usize {
+        self.shared.inner.lock().view.left_out()
     }
 }
 
@@ -139,7 +147,15 @@ impl Shared {
     fn change(&self, change: impl FnOnce(&mut EtcdView)) {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
+        let left_out = inner.view.left_out();
         change(&mut inner.view);
+        if inner.view.left_out() > left_out {
+            let left_out = inner.view.left_out();
+            tracing::warn!(left_out, "leaves out instances beyond the limit (membership.members_max)");
+        }
+        if inner.view.wants_list() {
+            self.room.notify_one();
+        }
         if self.view.borrow().revision != inner.view.revision() {
             let view = inner.view.view();
             inner.words.retain(|_, (party, _)| view.get(party).is_some());
@@ -253,7 +269,7 @@ async fn list(shared: &Shared, client: &Client) -> Result<i64, EtcdError> {
     Ok(found.revision + 1)
 }
 
-/// Watches from `revision` on; lists again where that was compacted.
+/// Watches from `revision` on; lists again where that was compacted, and where there is room for records that were left out.
 async fn follow(shared: &Shared, client: &Client, mut revision: i64) -> Result<Infallible, EtcdError> {
     let max = shared.config.request_max();
     loop {
@@ -261,7 +277,11 @@ async fn follow(shared: &Shared, client: &Client, mut revision: i64) -> Result<I
         let mut watches = client.watch_client();
         let mut events = within(max, "watch", watches.watch(shared.keys.instances(), Some(options))).await?;
         loop {
-            let Some(response) = events.message().await? else {
+            let response = tokio::select! {
+                response = events.message() => response?,
+                () = shared.room.notified() => break,
+            };
+            let Some(response) = response else {
                 return Err(EtcdError::WatchEnded("its stream ended".into()));
             };
             if response.compact_revision() > 0 {

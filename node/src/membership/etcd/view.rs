@@ -20,7 +20,7 @@ pub struct ViewLimits {
     pub window: Duration,
     /// A doubted member is asked this often; longer than one question takes.
     pub probe_every: Duration,
-    /// Most members; further ones are left out.
+    /// Most members; further ones are left out until there is room and everyone is listed again.
     pub members_max: usize,
 }
 
@@ -61,13 +61,16 @@ pub struct EtcdView {
     members: BTreeMap<InstanceId, Held>,
     /// Members whose record went and was believed, and when, within the window.
     departed: VecDeque<(Instant, Member)>,
+    /// Records since the last list, that included, for which there was no room.
+    left_out: usize,
     revision: u64,
 }
 
 impl EtcdView {
     /// Nobody yet. Revisions of the view start after `revision`, so that a restarted router can stay ahead of its past.
     pub fn new(limits: ViewLimits, revision: u64) -> Self {
-        Self { limits, position: None, members: BTreeMap::new(), departed: VecDeque::new(), revision }
+        let (members, departed, left_out) = (BTreeMap::new(), VecDeque::new(), 0);
+        Self { limits, position: None, members, departed, left_out, revision }
     }
 
     /// The last change seen; `None` before the first list.
@@ -81,10 +84,21 @@ impl EtcdView {
             .is_some_and(|p| p.cluster == found.cluster && p.epoch == found.epoch && p.revision <= found.revision)
     }
 
+    /// Records since the last list, that included, for which there was no room.
+    pub fn left_out(&self) -> usize {
+        self.left_out
+    }
+
+    /// Whether there is room again and somebody was left out: to be listed again.
+    pub fn wants_list(&self) -> bool {
+        self.left_out > 0 && self.members.len() < self.limits.members_max
+    }
+
     /// Takes a whole list, read at `found`.
     pub fn listed(&mut self, found: Position, list: Vec<Member>, now: Instant) {
         let other_history = self.position.is_some() && !self.continues(found);
         self.position = Some(found);
+        self.left_out = 0;
         let listed: BTreeSet<_> = list.iter().map(|m| m.record.party.instance.clone()).collect();
         for member in list {
             match self.members.get_mut(&member.record.party.instance) {
@@ -138,6 +152,7 @@ impl EtcdView {
         let instance = member.record.party.instance.clone();
         let held = self.members.get(&instance);
         if held.is_none() && self.members.len() >= self.limits.members_max {
+            self.left_out += 1;
             return;
         }
         let same = held.is_some_and(|h| h.member == member);

@@ -1,12 +1,15 @@
 //! The suite of all backends.
 
-use crate::membership::conformance::{self, Fixture};
+use super::support::MAX;
+use crate::membership::conformance::{self, Fixture, record};
 use crate::membership::etcd::{EtcdConfig, EtcdRouter, EtcdWorker};
 use crate::membership::{RouterMembership, WorkerMembership};
 use crate::testing::etcd::EtcdServer;
 use crate::testing::relay::Relay;
+use baton_types::Party;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::{sleep, timeout};
 
 const MEMBERS_MAX: usize = 4;
 
@@ -44,6 +47,30 @@ impl Fixture for Etcd {
         std::thread::sleep(Duration::from_millis(20));
         self.router = EtcdRouter::start(&self.server.config(), MEMBERS_MAX);
     }
+}
+
+#[tokio::test]
+async fn who_finds_no_room_is_seen_once_there_is() {
+    let server = EtcdServer::start().unwrap();
+    let router = EtcdRouter::start(&server.config(), 1);
+    let sees = async |party: &Party| {
+        let mut view = router.view();
+        let seen = view.wait_for(|view| view.members.len() == 1 && view.get(party).is_some());
+        assert!(timeout(MAX, seen).await.is_ok(), "{party} is never seen: {:?}", router.view().borrow());
+    };
+    let records = [record("d-0", 1), record("d-1", 2)];
+    let first = EtcdWorker::new(&server.config()).register(records[0].clone());
+    sees(&records[0].party).await;
+    let _second = EtcdWorker::new(&server.config()).register(records[1].clone());
+    timeout(MAX, async {
+        while router.left_out() == 0 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await
+    .expect("the router hears of the second");
+    assert!(first.leave(MAX).await);
+    sees(&records[1].party).await;
 }
 
 #[tokio::test]

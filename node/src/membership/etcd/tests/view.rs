@@ -26,11 +26,17 @@ fn party(who: &str) -> Party {
     member(who, 0).record.party.clone()
 }
 
-/// Steps `second:op`: `L5@a1,b1` lists at revision 5 in the first history, `W5@…` in another epoch; `+a1` and `-a,b` are watch events;
-/// `?` asks whom is due, `yes:a1` and `no:a1` answer. Each step shows the members, the doubted with a question mark.
+/// Steps over [`LIMITS`].
 fn run(script: &str) -> String {
+    run_with(LIMITS, script)
+}
+
+/// Steps `second:op`: `L5@a1,b1` lists at revision 5 in the first history, `W5@…` in another epoch; `+a1` and `-a,b` are watch events;
+/// `?` asks whom is due, `yes:a1` and `no:a1` answer. Each step shows the members, a question mark for each that is doubted, and a plus where a
+/// list is wanted.
+fn run_with(limits: ViewLimits, script: &str) -> String {
     let start = Instant::now();
-    let (mut view, mut revision) = (EtcdView::new(LIMITS, 0), 10);
+    let (mut view, mut revision) = (EtcdView::new(limits, 0), 10);
     let mut out = Vec::new();
     for step in script.split_whitespace() {
         let (second, op) = step.split_once(':').unwrap();
@@ -65,7 +71,8 @@ fn run(script: &str) -> String {
             .values()
             .map(|m| format!("{}{}", m.record.party.instance, m.registration.incarnation.0))
             .collect();
-        out.push(format!("{due}[{}]{}", names.join(" "), "?".repeat(view.doubted())));
+        let wants = if view.wants_list() { "+" } else { "" };
+        out.push(format!("{due}[{}]{}{wants}", names.join(" "), "?".repeat(view.doubted())));
     }
     out.join(" ")
 }
@@ -107,6 +114,19 @@ fn scripts() {
     check("0:L50@a1 1:W9@a2 2:+a2", "[a1] [a1]? [a2]");
     // Bounded.
     check("0:L5@a1,b1,c1,d1,e1 1:+a2", "[a1 b1 c1 d1] [a2 b1 c1 d1]");
+}
+
+#[test]
+fn who_was_left_out_is_listed_once_there_is_room() {
+    let one = ViewLimits { members_max: 1, ..LIMITS };
+    let check = |script: &str, expected: &str| assert_eq!(run_with(one, script), expected, "{script}");
+    check("0:L5@a1 1:+b1 9:-a 9:L9@b1", "[a1] [a1] []+ [b1]");
+    check("0:L5@a1,b1 9:-a 9:L9@b1", "[a1] []+ [b1]");
+    // Nobody was left out, or nobody is there any more.
+    check("0:L5@a1 9:-a", "[a1] []");
+    check("0:L5@a1,b1 9:-b,a 9:L9@", "[a1] []+ []");
+    // A doubted member keeps its place until it has answered.
+    check("0:L5@a1 1:W9@b1 2:no:a1", "[a1] [a1]? []+");
 }
 
 #[test]
