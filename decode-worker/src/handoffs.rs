@@ -71,7 +71,7 @@ impl Handoffs {
 
     /// Whether the KV of a request is offered and waits for room.
     pub(crate) fn has_no_room_for(&self, request: &RequestId) -> bool {
-        self.waiting.lock().iter().any(|waiting| waiting.offer.request_id == *request)
+        self.waiting.lock().values().any(|waiting| waiting.offer.request_id == *request)
     }
 
     /// What is claimed and not adopted yet.
