@@ -129,6 +129,7 @@ fn ucx_quarantine_outlives_a_restart_of_its_writer() {
     let (other, _) = Other::start(&["source", "ucx", &hex(&node.transfer.address().to_bytes())], "held:");
     other.signal("-KILL");
     eventually("its blocks are quarantined", || node.pool.quarantined() == 5);
+    assert!(!node.transfer.fences());
 
     let mut again = config("other");
     again.incarnation = 2;
@@ -140,6 +141,7 @@ fn ucx_quarantine_outlives_a_restart_of_its_writer() {
 
     // Others are served, and what is quarantined takes nobody's place.
     let bystander = config("bystander").start(ucx());
+    assert!(bystander.transfer.fences());
     let (outgoing, blocks) = bystander.offer(&node.peer(), "r3", 40, 1);
     bystander.send_all(&outgoing, 40);
     outgoing.wait().unwrap();

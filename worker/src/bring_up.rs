@@ -96,6 +96,14 @@ pub fn transport(settings: &TransferSettings) -> TransportChoice {
     }
 }
 
+/// Refuses lanes without a fence where the instance has no name of its own: a name of each start would start each time with a bound anew.
+pub fn check_name(named: bool, fences: bool, settings: &TransferSettings) -> Result<(), WorkerError> {
+    match named || fences {
+        true => Ok(()),
+        false => Err(WorkerError::Unnamed { lanes: settings.ucx_tls.clone() }),
+    }
+}
+
 /// Pages of the pool are taken when first touched: a pool that the host cannot hold would end this process under load, not now.
 fn check_memory(asked: ByteSize, memory: Option<u64>) -> Result<(), WorkerError> {
     match memory {
@@ -164,5 +172,15 @@ mod tests {
         let length = context_max(100_000, 8192).unwrap_err().to_string();
         assert!(length.contains("100000") && length.contains("8192"), "{length}");
         assert_eq!((context_max(0, 8192).unwrap(), context_max(4096, 8192).unwrap()), (8192, 4096));
+    }
+
+    #[test]
+    fn lanes_without_a_fence_ask_for_a_name_that_lasts() {
+        let settings = TransferSettings { ucx_tls: "cma,tcp".into(), ..TransferSettings::default() };
+        let refused = check_name(false, false, &settings).unwrap_err().to_string();
+        assert!(refused.contains("cma,tcp") && refused.contains("--instance"), "{refused}");
+        for (named, fences) in [(true, false), (false, true), (true, true)] {
+            assert!(check_name(named, fences, &settings).is_ok());
+        }
     }
 }

@@ -50,6 +50,15 @@ pub enum WorkerError {
         /// Memory of the host, or of its control group.
         memory: ByteSize,
     },
+    /// A name that does not last, where peers know this worker by it beyond its end.
+    #[error(
+        "lanes of ucx_tls = \"{lanes}\" have no fence, so peers bound what this worker leaves in quarantine by its name, through restarts: \
+         give it one that lasts (--instance), or leave those lanes out"
+    )]
+    Unnamed {
+        /// What is configured.
+        lanes: String,
+    },
     /// `device = "cuda"`.
     #[error("the CUDA engine is not built yet: set device to \"cpu\"")]
     NoCuda,

@@ -146,6 +146,7 @@ impl RunningWorker {
         let region = loaded.region.clone();
         let transfer = tokio::task::spawn_blocking(move || KvTransfer::start(settings, region, sink)).await?;
         let transfer = transfer.context("cannot start the data plane")?;
+        bring_up::check_name(config.instance.id.is_some(), transfer.fences(), &config.transfer)?;
         vitals.works(&loaded.engine, &transfer);
         tokio::spawn(stop.clone().run_until_cancelled_owned(hang::tell(loaded.engine.clone())));
         let collector =

@@ -44,6 +44,7 @@ pub struct KvTransfer {
 struct Shared {
     inbox: Arc<Inbox>,
     address: TransferAddress,
+    fences: bool,
     config: TransferConfig,
     stats: Arc<Mutex<TransferStats>>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -71,7 +72,8 @@ impl KvTransfer {
             let (config, stats) = (config.clone(), stats.clone());
             move || match bring_up(config, region, sink, stats) {
                 Ok(progress) => {
-                    started.send(Ok((progress.inbox.clone(), progress.transport.address()))).ok();
+                    let transport = &progress.transport;
+                    started.send(Ok((progress.inbox.clone(), transport.address(), transport.fences()))).ok();
                     progress.run();
                 }
                 Err(error) => drop(started.send(Err(error))),
@@ -80,13 +82,21 @@ impl KvTransfer {
         let failed = |detail| TransferError::Transport { transport: name(&config.transport), detail };
         let thread =
             std::thread::Builder::new().name("kv-progress".into()).spawn(body).map_err(|e| failed(e.to_string()))?;
-        let (inbox, address) = start.recv().map_err(|_| failed("its thread died".into()))??;
-        Ok(Self { shared: Arc::new(Shared { inbox, address, config, stats, thread: Mutex::new(Some(thread)) }) })
+        let (inbox, address, fences) = start.recv().map_err(|_| failed("its thread died".into()))??;
+        Ok(Self {
+            shared: Arc::new(Shared { inbox, address, fences, config, stats, thread: Mutex::new(Some(thread)) }),
+        })
     }
 
     /// Where peers reach this service; goes into the membership record.
     pub fn address(&self) -> TransferAddress {
         self.shared.address.clone()
+    }
+
+    /// Whether every lane by which a peer could write here ends with its connection. Where one does not, blocks of a lost peer stay
+    /// quarantined, and are counted by its instance's name.
+    pub fn fences(&self) -> bool {
+        self.shared.fences
     }
 
     /// This instance, as tickets name it.

@@ -33,6 +33,9 @@ impl Transport for Noting {
     fn region(&self) -> RemoteRegion {
         RemoteRegion::default()
     }
+    fn fences(&self) -> bool {
+        false
+    }
     fn closing_fences(&self, _: ConnId) -> bool {
         false
     }

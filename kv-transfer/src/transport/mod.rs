@@ -56,6 +56,8 @@ pub(crate) trait Transport {
     fn address(&self) -> TransferAddress;
     /// What peers need to write into the registered region.
     fn region(&self) -> RemoteRegion;
+    /// Whether every lane by which a peer could write here ends with its connection.
+    fn fences(&self) -> bool;
     /// Whether closing a connection is expected to fence it. Only its [`Event::Closed`] says that it did.
     fn closing_fences(&self, conn: ConnId) -> bool;
     /// Starts to connect. Failure may show later, as [`Event::Closed`].

@@ -150,6 +150,10 @@ impl Transport for Tcp {
         RemoteRegion { address: 0, bytes: self.region.len() as u64, key: Vec::new() }
     }
 
+    fn fences(&self) -> bool {
+        true
+    }
+
     fn closing_fences(&self, _: ConnId) -> bool {
         true
     }

@@ -200,6 +200,10 @@ impl Transport for Ucx {
         self.remote.clone()
     }
 
+    fn fences(&self) -> bool {
+        self.fences
+    }
+
     fn closing_fences(&self, conn: ConnId) -> bool {
         self.fences && self.connections.contains_key(&conn)
     }
