@@ -3,7 +3,9 @@
 use anyhow::{Context, ensure};
 use baton_proto::convert::status::to_error;
 use baton_proto::v1::inference_client::InferenceClient;
-use baton_proto::v1::{GenerateRequest, GenerateResponse, PrefillPolicy, Sampling, Segment, TokenIds, segment::Kind};
+use baton_proto::v1::{
+    FinishReason, GenerateRequest, GenerateResponse, PrefillPolicy, Sampling, Segment, TokenIds, Usage, segment::Kind,
+};
 use baton_types::ErrorKind;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -76,6 +78,11 @@ impl Load {
         Ok(self.counts.answered.load(Ordering::Relaxed))
     }
 
+    /// How often a client went to another router so far.
+    pub fn moved(&self) -> u64 {
+        self.counts.moved.load(Ordering::Relaxed)
+    }
+
     /// Lets the clients ask for so long; how many answers they got meanwhile.
     pub async fn goes_on(&self, what: &str, time: Duration) -> anyhow::Result<u64> {
         let before = self.answered()?;
@@ -140,21 +147,47 @@ async fn ask(router: &Channel, case: Case) -> Result<Tokens, (Status, usize)> {
     request.set_timeout(ANSWER_MAX);
     let opened = InferenceClient::new(router.clone()).generate(request).await;
     let mut stream = opened.map_err(|status| (status, 0))?.into_inner();
-    let mut tokens = Tokens::new();
+    let mut answer = Answer::default();
     loop {
         match stream.message().await {
-            Ok(Some(message)) => take(&mut tokens, &message),
-            Ok(None) if tokens.len() == case.answer as usize => return Ok(tokens),
-            Ok(None) => return Err((Status::data_loss("the answer ended early"), tokens.len())),
-            Err(status) => return Err((status, tokens.len())),
+            Ok(Some(message)) => answer.take(&message),
+            Ok(None) => {
+                let count = answer.tokens.len();
+                return answer.whole(case).map_err(|why| (Status::data_loss(why), count));
+            }
+            Err(status) => return Err((status, answer.tokens.len())),
         }
     }
 }
 
-/// Adds what a message brings.
-pub(crate) fn take(tokens: &mut Tokens, message: &GenerateResponse) {
-    let bits = message.logprobs.iter().map(|l| l.chosen.to_bits());
-    tokens.extend(message.token_ids.iter().copied().zip(bits));
+/// What came of an answer so far.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    pub(crate) tokens: Tokens,
+    finish: FinishReason,
+    usage: Option<Usage>,
+}
+
+impl Answer {
+    /// Adds what a message brings.
+    pub(crate) fn take(&mut self, message: &GenerateResponse) {
+        let bits = message.logprobs.iter().map(|l| l.chosen.to_bits());
+        self.tokens.extend(message.token_ids.iter().copied().zip(bits));
+        (self.finish, self.usage) = (message.finish_reason(), message.usage);
+    }
+
+    /// All tokens, once its stream ended well: as many as were asked for, and a last message that says so. What it lacks otherwise.
+    pub(crate) fn whole(self, case: Case) -> Result<Tokens, String> {
+        let Self { tokens, finish, usage } = self;
+        let counted = usage.map(|u| (u.prompt_tokens, u.completion_tokens));
+        let whole = tokens.len() == case.answer as usize
+            && finish == FinishReason::Length
+            && counted == Some((case.prompt, case.answer));
+        let what = || {
+            format!("the stream ended well after {} tokens of {case:?}, with {finish:?} and {usage:?}", tokens.len())
+        };
+        if whole { Ok(tokens) } else { Err(what()) }
+    }
 }
 
 /// The prompt of a case.
@@ -176,5 +209,46 @@ pub(crate) fn request(case: Case) -> GenerateRequest {
         sampling: Some(sampling),
         prefill_policy: PrefillPolicy::Auto.into(),
         ..GenerateRequest::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use baton_proto::v1::Logprobs;
+
+    #[test]
+    fn an_answer_is_whole_where_its_last_message_says_so() {
+        let case = Case { prompt: 5, answer: 2, drawn: false };
+        let message = |id: u32, finish: FinishReason, usage: Option<Usage>| GenerateResponse {
+            token_ids: vec![id],
+            logprobs: vec![Logprobs::default()],
+            finish_reason: finish.into(),
+            usage,
+            ..GenerateResponse::default()
+        };
+        let usage =
+            |prompt_tokens, completion_tokens| Some(Usage { prompt_tokens, completion_tokens, ..Usage::default() });
+        let (more, length) = (FinishReason::Unspecified, FinishReason::Length);
+        let whole = |messages: &[GenerateResponse]| {
+            let mut answer = Answer::default();
+            messages.iter().for_each(|message| answer.take(message));
+            answer.whole(case).is_ok()
+        };
+        let first = message(1, more, None);
+        assert!(whole(&[first.clone(), message(2, length, usage(5, 2))]));
+        let all_but = [
+            vec![],
+            vec![message(1, length, usage(5, 1))],
+            vec![first.clone(), message(2, more, None)],
+            vec![first.clone(), message(2, length, None)],
+            vec![first.clone(), message(2, FinishReason::Cancelled, usage(5, 2))],
+            vec![first.clone(), message(2, length, usage(5, 1))],
+            vec![first.clone(), message(2, length, usage(4, 2))],
+            vec![message(1, length, usage(5, 2)), message(2, more, None)],
+        ];
+        for messages in all_but {
+            assert!(!whole(&messages), "{messages:?}");
+        }
     }
 }

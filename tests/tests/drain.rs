@@ -196,6 +196,8 @@ async fn rolls(membership: &[String]) -> anyhow::Result<()> {
             println!("worker {worker} restarted: {} right answers meanwhile", load.answered()? - before);
         }
     }
+    let moved = load.moved();
+    ensure!(moved == 0, "{moved} requests were sent to another router although each one had workers throughout");
     for router in 0..services.routers.len() {
         let before = load.answered()?;
         retries += sum(&services.http[router], "baton_router_retries_total", &[]).await?;

@@ -193,6 +193,8 @@ impl fmt::Display for Report {
             self.quarantine_s_max,
             self.quiet_s_max
         )?;
+        let again: Vec<String> = self.requests.again.iter().map(|(why, n)| format!("{n} ({why})")).collect();
+        writeln!(f, "Tries after which a client had to come again: {}.", again.join("; "))?;
         if let Some(why) = &self.no_network {
             writeln!(f, "No link failed, since there may be no network of its own here: {why}")?;
         }
