@@ -7,7 +7,9 @@ use baton_proto::v1::{
     FinishReason, GenerateRequest, GenerateResponse, PrefillPolicy, Sampling, Segment, TokenIds, Usage, segment::Kind,
 };
 use baton_types::ErrorKind;
+use futures::stream::{StreamExt as _, TryStreamExt as _, iter};
 use parking_lot::Mutex;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -20,7 +22,12 @@ const CLIENTS: usize = 4;
 /// Longest wait for an answer: far beyond every fault.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
-/// One request that is sent again and again: length of its prompt and its answer, and whether it is drawn instead of greedy.
+/// Prompts that are asked at least, all different: KV of another one gives another answer.
+const PROMPTS_MIN: usize = 24;
+/// Undisturbed answers that are asked for at the same time.
+const FIRST_AT_ONCE: usize = 4;
+
+/// A kind of request: length of its prompt and its answer, and whether it is drawn instead of greedy.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     /// Tokens of the prompt.
@@ -33,6 +40,27 @@ pub struct Case {
 
 /// Token ids and the bits of their log-probabilities.
 pub(crate) type Tokens = Vec<(u32, u32)>;
+
+/// One request that is sent again and again, and its answer while nothing fails.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    pub(crate) case: Case,
+    /// Tells its prompt from others, however long.
+    salt: u32,
+    pub(crate) answer: Tokens,
+}
+
+impl Known {
+    /// The request.
+    pub(crate) fn request(&self) -> GenerateRequest {
+        request(self.case, self.salt)
+    }
+
+    /// Its prompt.
+    pub(crate) fn prompt(&self) -> Vec<u32> {
+        prompt(self.case, self.salt)
+    }
+}
 
 /// What happened so far.
 #[derive(Debug, Default)]
@@ -106,10 +134,11 @@ impl Load {
 }
 
 /// One request: at one router, and at the others where that refuses it before it has answered anything.
-async fn one(routers: &[Channel], number: usize, (case, right): &(Case, Tokens), counts: &Counts) {
+async fn one(routers: &[Channel], number: usize, known: &Known, counts: &Counts) {
+    let Known { case, salt, answer: right } = known;
     let mut failure = String::new();
     for attempt in 0..routers.len() {
-        match ask(&routers[(number + attempt) % routers.len()], *case).await {
+        match ask(&routers[(number + attempt) % routers.len()], *case, *salt).await {
             Ok(tokens) if tokens == *right => {
                 counts.answered.fetch_add(1, Ordering::Relaxed);
                 return;
@@ -131,19 +160,22 @@ async fn one(routers: &[Channel], number: usize, (case, right): &(Case, Tokens),
     counts.failures.lock().push(failure);
 }
 
-/// The answers as they are while nothing fails.
-pub(crate) async fn undisturbed(router: &Channel, cases: &[Case]) -> anyhow::Result<Vec<(Case, Tokens)>> {
-    let mut right = Vec::new();
-    for case in cases {
-        let answer = ask(router, *case).await.map_err(|(status, _)| status);
-        right.push((*case, answer.context("the undisturbed answer")?));
-    }
-    Ok(right)
+/// Each kind of request with several prompts, [`PROMPTS_MIN`] in all, and the answers as they are while nothing fails.
+pub(crate) async fn undisturbed(router: &Channel, cases: &[Case]) -> anyhow::Result<Vec<Known>> {
+    let rounds = PROMPTS_MIN.div_ceil(cases.len());
+    let asked = (0..rounds).flat_map(|_| cases).zip(0..).map(|(case, salt)| async move {
+        let answer = ask(router, *case, salt).await.map_err(|(status, _)| status).context("the undisturbed answer")?;
+        anyhow::Ok(Known { case: *case, salt, answer })
+    });
+    let known: Vec<Known> = iter(asked).buffered(FIRST_AT_ONCE).try_collect().await?;
+    let different: HashSet<&Tokens> = known.iter().map(|known| &known.answer).collect();
+    ensure!(different.len() == known.len(), "two prompts have one answer, which does not tell them apart");
+    Ok(known)
 }
 
 /// The whole answer, or how it failed and after how many tokens.
-async fn ask(router: &Channel, case: Case) -> Result<Tokens, (Status, usize)> {
-    let mut request = Request::new(request(case));
+async fn ask(router: &Channel, case: Case, salt: u32) -> Result<Tokens, (Status, usize)> {
+    let mut request = Request::new(request(case, salt));
     request.set_timeout(ANSWER_MAX);
     let opened = InferenceClient::new(router.clone()).generate(request).await;
     let mut stream = opened.map_err(|status| (status, 0))?.into_inner();
@@ -190,13 +222,15 @@ impl Answer {
     }
 }
 
-/// The prompt of a case.
-pub(crate) fn prompt(case: Case) -> Vec<u32> {
-    (0..case.prompt).map(|i| i * 31 % 251).collect()
+/// Prime, and as many token ids as every model has.
+const IDS: u32 = 251;
+
+/// The prompt of a case with this salt, which is less than 200: no two of them share more than one token in [`IDS`] at one position.
+fn prompt(case: Case, salt: u32) -> Vec<u32> {
+    (0..case.prompt).map(|i| (i * (31 + salt) + salt * salt) % IDS).collect()
 }
 
-/// The request of a case.
-pub(crate) fn request(case: Case) -> GenerateRequest {
+fn request(case: Case, salt: u32) -> GenerateRequest {
     let Case { answer, drawn, .. } = case;
     let sampling = Sampling { max_tokens: Some(answer), ignore_eos: true, logprobs: Some(0), ..Sampling::default() };
     let sampling = if drawn {
@@ -205,7 +239,7 @@ pub(crate) fn request(case: Case) -> GenerateRequest {
         Sampling { temperature: Some(0.0), ..sampling }
     };
     GenerateRequest {
-        prompt: vec![Segment { kind: Some(Kind::Tokens(TokenIds { ids: prompt(case) })) }],
+        prompt: vec![Segment { kind: Some(Kind::Tokens(TokenIds { ids: prompt(case, salt) })) }],
         sampling: Some(sampling),
         prefill_policy: PrefillPolicy::Auto.into(),
         ..GenerateRequest::default()
@@ -216,6 +250,15 @@ pub(crate) fn request(case: Case) -> GenerateRequest {
 mod tests {
     use super::*;
     use baton_proto::v1::Logprobs;
+
+    #[test]
+    fn prompts_share_hardly_a_token() {
+        let case = Case { prompt: 2 * IDS, answer: 1, drawn: false };
+        for (a, b) in (0..60).flat_map(|a| (0..a).map(move |b| (a, b))) {
+            let same = prompt(case, a).iter().zip(prompt(case, b)).filter(|(a, b)| **a == *b).count();
+            assert_eq!(same, 2, "{a} and {b}");
+        }
+    }
 
     #[test]
     fn an_answer_is_whole_where_its_last_message_says_so() {

@@ -3,7 +3,7 @@
 use super::judge::{End, Ended, Judge, Try};
 use super::sight::Flight;
 use super::stage::Node;
-use crate::load::{Answer, Case, Tokens, request};
+use crate::load::{Answer, Known, Tokens};
 use baton_proto::convert::status::stated_error;
 use baton_proto::v1::inference_client::InferenceClient;
 use baton_proto::v1::{GenerateRequest, PrefillPolicy};
@@ -56,12 +56,12 @@ pub(super) struct Ask {
 
 impl Ask {
     /// Any.
-    pub(super) fn drawn(seed: u64, number: u64, cases: &[(Case, Tokens)]) -> Self {
+    pub(super) fn drawn(seed: u64, number: u64, known: &[Known]) -> Self {
         // The golden ratio's bits tell neighbouring numbers apart.
         let mut random = StdRng::seed_from_u64(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let case = random.random_range(0..cases.len());
+        let case = random.random_range(0..known.len());
         let manner = match random.random_range(0..10) {
-            0 => Manner::Leaves(random.random_range(0..cases[case].1.len())),
+            0 => Manner::Leaves(random.random_range(0..known[case].answer.len())),
             1 => Manner::Slow,
             _ => Manner::Prompt,
         };
@@ -85,7 +85,7 @@ impl Ask {
 /// What all clients share.
 pub(super) struct Shared {
     pub(super) routers: Vec<Channel>,
-    pub(super) right: Vec<(Case, Tokens)>,
+    pub(super) known: Vec<Known>,
     pub(super) judge: Arc<Judge>,
     pub(super) flights: Mutex<BTreeMap<u64, Flight>>,
     pub(super) next: AtomicU64,
@@ -122,7 +122,7 @@ impl Shared {
 
     /// How a person would look it up.
     fn name(&self, ask: &Ask) -> String {
-        format!("{} ({:?}, {:?}, {:?})", ask.name, self.right[ask.case].0, ask.policy, ask.manner)
+        format!("{} ({:?}, {:?}, {:?})", ask.name, self.known[ask.case].case, ask.policy, ask.manner)
     }
 
     /// As a client does behind a load balancer: another router where one goes away or cannot serve now, a wait where it is full.
@@ -159,7 +159,7 @@ impl Shared {
             prefill_policy: ask.policy.into(),
             priority: ask.priority,
             request_id: ask.name.replace(' ', "-"),
-            ..request(self.right[ask.case].0)
+            ..self.known[ask.case].request()
         };
         let mut call = Request::new(message);
         if let Some(deadline) = ask.deadline {
@@ -175,7 +175,7 @@ impl Shared {
     }
 
     async fn reads(&self, number: u64, ask: &Ask, router: usize, call: Request<GenerateRequest>) -> Tried {
-        let (case, right) = &self.right[ask.case];
+        let Known { case, answer: right, .. } = &self.known[ask.case];
         let mut stream = match InferenceClient::new(self.routers[router].clone()).generate(call).await {
             Ok(answer) => answer.into_inner(),
             Err(status) => return tried(&status, 0),
