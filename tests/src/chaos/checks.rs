@@ -30,12 +30,14 @@ pub struct Settled {
     pub quarantine: Duration,
 }
 
-/// Waits until all is as before `acting`, which was repaired at `since`, and tells the judge what is not in time.
-pub async fn settle(scene: Scene<'_>, acting: &Acting, since: Instant) -> Settled {
+/// Waits until all is as before `acting`, whose repair took effect at `since`, and tells the judge what is not in time. `restarted` has
+/// no pool before its model is loaded.
+pub async fn settle(scene: Scene<'_>, acting: &Acting, since: Instant, restarted: Option<Node>) -> Settled {
+    let workers = Node::WORKERS.into_iter().filter(|worker| Some(*worker) != restarted).collect();
     let (pairs, admitted, quarantine) = tokio::join!(
-        pairs(scene, acting, since),
+        pairs(scene, Some(acting), since),
         admitted(scene, acting, since),
-        quarantine(scene, acting, since, Node::WORKERS.to_vec())
+        quarantine(scene, acting, since, workers)
     );
     Settled { pairs, admitted, quarantine }
 }
@@ -44,112 +46,120 @@ async fn scrape(stage: &Stage, node: Node) -> Option<Scrape> {
     timeout(SCRAPE_MAX, Scrape::of(&stage.metrics(node))).await.ok()?.ok()
 }
 
-/// Each pair, but those that another fault touches, carries a handoff within [`PAIRS_MAX`]: after how long each did.
-async fn pairs(scene: Scene<'_>, acting: &Acting, since: Instant) -> Vec<Duration> {
-    let pairs = Node::PREFILL.into_iter().flat_map(|prefill| Node::DECODE.map(|decode| (prefill, decode)));
-    join_all(pairs.map(|pair| carries(scene, acting, since, pair))).await.into_iter().flatten().collect()
+/// What is to be so again, unless another fault touches one of `nodes` before.
+struct Promise<'a> {
+    acting: Option<&'a Acting>,
+    nodes: &'a [Node],
+    since: Instant,
+    max: Duration,
 }
 
-async fn carries(scene: Scene<'_>, acting: &Acting, since: Instant, pair: (Node, Node)) -> Option<Duration> {
-    let Scene { stage, handoffs, judge, .. } = scene;
-    let (prefill, decode) = pair;
-    let (at, last) = (Mutex::new("begins"), Mutex::new("none failed".to_owned()));
-    let carried = async {
-        loop {
-            match handoffs.one(stage, pair, |now| *at.lock() = now).await {
-                Ok(wrong) => return wrong,
-                Err(why) => *last.lock() = format!("{why:#}"),
-            }
+/// Looks until all is well. After how long it was; `None` where another fault came first. The judge hears of what is not in time, as
+/// `amiss` tells it.
+async fn kept(
+    judge: &Judge,
+    Promise { acting, nodes, since, max }: Promise<'_>,
+    mut is_well: impl AsyncFnMut() -> bool,
+    amiss: impl Fn() -> String,
+) -> Option<Duration> {
+    let other = async {
+        while !nodes.iter().any(|node| judge.touched_since(since, *node, acting)) {
             sleep(LOOK).await;
         }
     };
-    let broken = tokio::select! {
-        wrong = carried => wrong.map(|wrong| format!("a handoff from {prefill} to {decode} is wrong: {wrong}")),
-        () = touched(judge, acting, since, [prefill, decode]) => return None,
-        () = sleep_until((since + PAIRS_MAX).into()) => {
-            let (at, last) = (at.lock(), last.lock());
-            Some(format!("no handoff in {PAIRS_MAX:?} from {prefill} to {decode}: one {at}, and before it: {last}"))
+    let well = async {
+        while !is_well().await {
+            sleep(LOOK).await;
         }
     };
-    let took = since.elapsed();
-    if let Some(what) = broken {
-        judge.breach((since, Instant::now()), what);
+    let took = tokio::select! {
+        biased;
+        () = other => return None,
+        () = well => since.elapsed(),
+        () = sleep_until((since + max).into()) => since.elapsed().max(max + LOOK),
+    };
+    if took > max {
+        judge.breach((since, Instant::now()), format!("not in {max:?}: {}", amiss()));
     }
     Some(took)
 }
 
-/// Returns once a fault other than `acting` touches one of them.
-async fn touched(judge: &Judge, acting: &Acting, since: Instant, nodes: [Node; 2]) {
-    while !nodes.into_iter().any(|node| judge.touched_since(since, node, acting)) {
-        sleep(LOOK).await;
-    }
+/// Each pair, but those that another fault touches, carries a handoff within [`PAIRS_MAX`]: after how long each did.
+pub async fn pairs(scene: Scene<'_>, acting: Option<&Acting>, since: Instant) -> Vec<Duration> {
+    let pairs = Node::PREFILL.into_iter().flat_map(|prefill| Node::DECODE.map(|decode| (prefill, decode)));
+    join_all(pairs.map(|pair| carries(scene, acting, since, pair))).await.into_iter().flatten().collect()
 }
 
-/// Looks until nothing is amiss, at most `max` from `since` on: then `promise` is broken. How long it took.
-async fn until_well(
-    judge: &Judge,
+async fn carries(
+    scene: Scene<'_>,
+    acting: Option<&Acting>,
     since: Instant,
-    max: Duration,
-    promise: String,
-    mut look: impl AsyncFnMut() -> Vec<String>,
-) -> Duration {
-    loop {
-        let amiss = look().await;
-        let passed = since.elapsed();
-        if amiss.is_empty() {
-            return passed;
+    (prefill, decode): (Node, Node),
+) -> Option<Duration> {
+    let Scene { stage, handoffs, judge, .. } = scene;
+    let (at, last) = (Mutex::new("begins"), Mutex::new("none failed".to_owned()));
+    let is_well = async || match handoffs.one(stage, (prefill, decode), |now| *at.lock() = now).await {
+        Ok(None) => true,
+        Ok(Some(wrong)) => {
+            let what = format!("a handoff from {prefill} to {decode} is wrong: {wrong}");
+            judge.breach((since, Instant::now()), what);
+            true
         }
-        if passed > max {
-            judge.breach((since, Instant::now()), format!("{promise}: {}", amiss.join("; ")));
-            return passed;
+        Err(why) => {
+            *last.lock() = format!("{why:#}");
+            false
         }
-        sleep(LOOK).await;
-    }
+    };
+    let amiss = || format!("a handoff from {prefill} to {decode}: one {}, and before it: {}", at.lock(), last.lock());
+    kept(judge, Promise { acting, nodes: &[prefill, decode], since, max: PAIRS_MAX }, is_well, amiss).await
 }
 
 /// Routers, but those that another fault touches, place on all workers that no other fault touches, within [`PAIRS_MAX`].
 async fn admitted(scene: Scene<'_>, acting: &Acting, since: Instant) -> Duration {
     let Scene { stage, judge, .. } = scene;
-    let untouched = |node: &Node| !judge.touched_since(since, *node, acting);
-    until_well(judge, since, PAIRS_MAX, format!("after {PAIRS_MAX:?}"), async || {
-        let mut missing = Vec::new();
-        for router in Node::ROUTERS.into_iter().filter(untouched) {
+    let one = async |router| {
+        let missing = Mutex::new(String::new());
+        let is_well = async || {
             let ready = scrape(stage, router).await;
-            for (role, workers) in [("prefill", Node::PREFILL), ("decode", Node::DECODE)] {
-                let ready = ready.as_ref().map_or(0.0, |s| s.sum("baton_router_ready_workers", &[role]));
+            let found = [("prefill", Node::PREFILL), ("decode", Node::DECODE)].map(|(role, workers)| {
+                let untouched = |worker: &Node| !judge.touched_since(since, *worker, Some(acting));
                 let all = workers.into_iter().filter(untouched).count();
-                if untouched(&router) && (ready as usize) < all {
-                    missing.push(format!("{router} has {ready} of {all} {role} workers"));
-                }
-            }
-        }
-        missing
-    })
-    .await
+                let ready = ready.as_ref().map_or(0.0, |s| s.sum("baton_router_ready_workers", &[role]));
+                (role, ready as usize, all)
+            });
+            *missing.lock() = format!("{router} places on (role, ready, all): {found:?}");
+            found.iter().all(|(_, ready, all)| ready >= all)
+        };
+        let promise = Promise { acting: Some(acting), nodes: &[router], since, max: PAIRS_MAX };
+        kept(judge, promise, is_well, || missing.lock().clone()).await
+    };
+    longest(join_all(Node::ROUTERS.map(one)).await)
 }
 
 /// Nothing is quarantined on these workers, but those that another fault touches, at some moment within a second.
 pub async fn quarantine(scene: Scene<'_>, acting: &Acting, since: Instant, workers: Vec<Node>) -> Duration {
     let Scene { stage, judge, .. } = scene;
-    let untouched = |node: &Node| !judge.touched_since(since, *node, acting);
-    let mut left = workers;
-    until_well(judge, since, QUARANTINE_MAX, format!("blocks quarantined after {QUARANTINE_MAX:?}"), async || {
-        let mut still = Vec::new();
-        for node in std::mem::take(&mut left).into_iter().filter(untouched) {
-            let blocks = scrape(stage, node).await.map(|s| s.sum("baton_kv_blocks", &["quarantined"]));
-            if blocks.is_none_or(|n| n > 0.0) && untouched(&node) {
-                left.push(node);
-                still.push(blocks.map_or(format!("{node} does not answer"), |n| format!("{node} has {n}")));
-            }
-        }
-        still
-    })
-    .await
+    let one = async |worker| {
+        let left = Mutex::new("not asked".to_owned());
+        let is_well = async || {
+            let blocks = scrape(stage, worker).await.map(|s| s.sum("baton_kv_blocks", &["quarantined"]));
+            *left.lock() = blocks.map_or("no answer".to_owned(), |blocks| format!("{blocks} blocks"));
+            blocks == Some(0.0)
+        };
+        let promise = Promise { acting: Some(acting), nodes: &[worker], since, max: QUARANTINE_MAX };
+        kept(judge, promise, is_well, || format!("nothing quarantined at {worker}: {}", left.lock())).await
+    };
+    longest(join_all(workers.into_iter().map(one)).await)
+}
+
+fn longest(times: impl IntoIterator<Item = Option<Duration>>) -> Duration {
+    times.into_iter().flatten().max().unwrap_or_default()
 }
 
 /// Nobody asks and nothing is broken: within [`QUIET_MAX`] no worker references or quarantines a block, and routers hold no request.
 pub async fn quiet(stage: &Stage, judge: &Judge) -> Duration {
-    until_well(judge, Instant::now(), QUIET_MAX, format!("{QUIET_MAX:?} after the last request"), async || {
+    let (last, since) = (Mutex::new(String::new()), Instant::now());
+    let is_well = async || {
         let mut busy = Vec::new();
         for node in Node::ALL {
             let Some(scrape) = scrape(stage, node).await else {
@@ -170,7 +180,10 @@ pub async fn quiet(stage: &Stage, judge: &Judge) -> Duration {
                 }
             }
         }
-        busy
-    })
-    .await
+        *last.lock() = busy.join("; ");
+        busy.is_empty()
+    };
+    let promise = Promise { acting: None, nodes: &[], since, max: QUIET_MAX };
+    let took = kept(judge, promise, is_well, || format!("quiet after the last request: {}", last.lock())).await;
+    took.unwrap_or_default()
 }

@@ -159,10 +159,10 @@ impl Judge {
         self.touches.lock()[acting.0].to = Some(Instant::now());
     }
 
-    /// Whether a fault other than `acting` touched `node` since then.
-    pub fn touched_since(&self, since: Instant, node: Node, acting: &Acting) -> bool {
+    /// Whether a fault, other than `acting`, touched `node` since then.
+    pub fn touched_since(&self, since: Instant, node: Node, acting: Option<&Acting>) -> bool {
         let touches = self.touches.lock();
-        let others = touches.iter().enumerate().filter(|(index, _)| *index != acting.0);
+        let others = touches.iter().enumerate().filter(|(index, _)| acting.is_none_or(|acting| *index != acting.0));
         others.map(|(_, t)| t).any(|t| t.nodes.contains(&node) && t.overlaps(since, Instant::now()))
     }
 
@@ -305,7 +305,7 @@ mod tests {
         ended(&judge, true, sent);
         ended(&judge, false, sent);
         assert_eq!((judge.tally().failed_live, judge.tally().failed_dark), (2, 1), "local prefill was alive");
-        assert!(judge.touched_since(sent, Node::Prefill(1), &first));
+        assert!(judge.touched_since(sent, Node::Prefill(1), Some(&first)));
         judge.settled(&first);
         judge.settled(&second);
         ended(&judge, true, sent);

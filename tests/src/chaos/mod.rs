@@ -117,6 +117,7 @@ async fn play(
         let until = end.min(Instant::now() + ROUND);
         let [workers, around] = &mut random;
         tokio::try_join!(lanes::run(scene, LANES[0], until, workers), lanes::run(scene, LANES[1], until, around),)?;
+        lanes::whole(scene).await;
         load.pause().await;
         let quiet = checks::quiet(stage, judge).await;
         outcome.quiet_max = outcome.quiet_max.max(quiet);

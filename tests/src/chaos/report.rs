@@ -60,6 +60,10 @@ pub struct Report {
     pub pairs_asked: u64,
     /// Repairs after which every pair carried one.
     pub all_pairs: u64,
+    /// Repairs that another fault met before all pairs had carried one.
+    pub met: u64,
+    /// Times that all pairs were asked afterwards, while nothing was broken.
+    pub whole: u64,
     /// Longest time from a repair until all pairs had carried a handoff.
     pub pairs_s_max: f64,
     /// Longest time from a repair until routers placed on all workers.
@@ -119,6 +123,8 @@ impl Report {
             pairs: record.pairs,
             pairs_asked: record.faults * PAIRS,
             all_pairs: record.all_pairs,
+            met: record.met,
+            whole: record.whole,
             pairs_s_max: record.pairs_max.as_secs_f64(),
             admitted_s_max: record.admitted_max.as_secs_f64(),
             quarantine_s_max: record.quarantine_max.as_secs_f64(),
@@ -179,7 +185,8 @@ impl fmt::Display for Report {
         writeln!(
             f,
             "\nseed {}, commit {}: {} faults in {} s. {} of {} handoffs of pairs after repairs (another fault met the \
-             others first), each within {:.1} s, all four after {} repairs; at most {:.1} s to routers that place on all, \
+             others first), all four after {} repairs; {} repairs were met so, and {} times all four were asked when nothing \
+             was broken. Each within {:.1} s; at most {:.1} s to routers that place on all, \
              {:.2} s to no quarantine, {:.1} s from the last request to no reference.",
             self.seed,
             self.commit,
@@ -187,8 +194,10 @@ impl fmt::Display for Report {
             self.seconds,
             self.pairs,
             self.pairs_asked,
-            self.pairs_s_max,
             self.all_pairs,
+            self.met,
+            self.whole,
+            self.pairs_s_max,
             self.admitted_s_max,
             self.quarantine_s_max,
             self.quiet_s_max
