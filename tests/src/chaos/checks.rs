@@ -5,6 +5,7 @@ use super::lanes::Scene;
 use super::stage::{Node, Stage};
 use crate::quiet::QUIET_MAX;
 use crate::scrape::Scrape;
+use anyhow::Context as _;
 use futures::future::join_all;
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
@@ -42,8 +43,10 @@ pub async fn settle(scene: Scene<'_>, acting: &Acting, since: Instant, restarted
     Settled { pairs, admitted, quarantine }
 }
 
-async fn scrape(stage: &Stage, node: Node) -> Option<Scrape> {
-    timeout(SCRAPE_MAX, Scrape::of(&stage.metrics(node))).await.ok()?.ok()
+/// What a process tells, of what it must tell: the numbers that `read` asks for.
+async fn told<T>(stage: &Stage, node: Node, read: impl FnOnce(&Scrape) -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let scrape = timeout(SCRAPE_MAX, Scrape::of(&stage.metrics(node))).await;
+    read(&scrape.with_context(|| format!("{node} does not answer"))??)
 }
 
 /// What is to be so again, unless another fault touches one of `nodes` before.
@@ -120,15 +123,14 @@ async fn admitted(scene: Scene<'_>, acting: &Acting, since: Instant) -> Duration
     let one = async |router| {
         let missing = Mutex::new(String::new());
         let is_well = async || {
-            let ready = scrape(stage, router).await;
-            let found = [("prefill", Node::PREFILL), ("decode", Node::DECODE)].map(|(role, workers)| {
+            let ready = |s: &Scrape, role| anyhow::Ok(s.find("baton_router_ready_workers", &[role])? as usize);
+            let ready = told(stage, router, |s| Ok([ready(s, "prefill")?, ready(s, "decode")?])).await;
+            let all = [Node::PREFILL, Node::DECODE].map(|workers| {
                 let untouched = |worker: &Node| !judge.touched_since(since, *worker, Some(acting));
-                let all = workers.into_iter().filter(untouched).count();
-                let ready = ready.as_ref().map_or(0.0, |s| s.sum("baton_router_ready_workers", &[role]));
-                (role, ready as usize, all)
+                workers.into_iter().filter(untouched).count()
             });
-            *missing.lock() = format!("{router} places on (role, ready, all): {found:?}");
-            found.iter().all(|(_, ready, all)| ready >= all)
+            *missing.lock() = format!("{router} places on {ready:?} prefill and decode workers of {all:?}");
+            ready.is_ok_and(|ready| ready[0] >= all[0] && ready[1] >= all[1])
         };
         let promise = Promise { acting: Some(acting), nodes: &[router], since, max: PAIRS_MAX };
         kept(judge, promise, is_well, || missing.lock().clone()).await
@@ -142,9 +144,9 @@ pub async fn quarantine(scene: Scene<'_>, acting: &Acting, since: Instant, worke
     let one = async |worker| {
         let left = Mutex::new("not asked".to_owned());
         let is_well = async || {
-            let blocks = scrape(stage, worker).await.map(|s| s.sum("baton_kv_blocks", &["quarantined"]));
-            *left.lock() = blocks.map_or("no answer".to_owned(), |blocks| format!("{blocks} blocks"));
-            blocks == Some(0.0)
+            let blocks = told(stage, worker, |s| s.find("baton_kv_blocks", &["quarantined"])).await;
+            *left.lock() = format!("{blocks:?}");
+            blocks.is_ok_and(|blocks| blocks == 0.0)
         };
         let promise = Promise { acting: Some(acting), nodes: &[worker], since, max: QUARANTINE_MAX };
         kept(judge, promise, is_well, || format!("nothing quarantined at {worker}: {}", left.lock())).await
@@ -156,34 +158,41 @@ fn longest(times: impl IntoIterator<Item = Option<Duration>>) -> Duration {
     times.into_iter().flatten().max().unwrap_or_default()
 }
 
-/// Nobody asks and nothing is broken: within [`QUIET_MAX`] no worker references or quarantines a block, and routers hold no request.
+/// Nobody asks and nothing is broken: within [`QUIET_MAX`] workers have nothing left to do and all blocks that they began with, and
+/// routers hold no request.
 pub async fn quiet(stage: &Stage, judge: &Judge) -> Duration {
-    let (last, since) = (Mutex::new(String::new()), Instant::now());
+    let (last, since) = (Mutex::new(Vec::new()), Instant::now());
     let is_well = async || {
         let mut busy = Vec::new();
-        for node in Node::ALL {
-            let Some(scrape) = scrape(stage, node).await else {
-                busy.push(format!("{node} does not answer"));
-                continue;
+        for (worker, blocks) in stage.blocks() {
+            let left = match timeout(SCRAPE_MAX, stage.counts(worker)).await {
+                Ok(Ok(counts)) if counts.blocks() == blocks => counts.left(|_| true),
+                Ok(Ok(counts)) => vec![format!("it began with {blocks} blocks, and has {counts:?}")],
+                Ok(Err(why)) => vec![format!("{why:#}")],
+                Err(_) => vec!["no answer".to_owned()],
             };
-            let series: [(&str, &[&str]); 5] = [
-                ("baton_kv_blocks", &["referenced"]),
-                ("baton_kv_blocks", &["quarantined"]),
-                ("baton_sequences_running", &[]),
-                ("baton_sequences_waiting", &[]),
-                ("baton_router_requests_in_flight", &[]),
-            ];
-            for (name, labels) in series {
-                let n = scrape.sum(name, labels);
-                if n > 0.0 {
-                    busy.push(format!("{node}: {name} {labels:?} {n}"));
-                }
+            busy.extend(left.into_iter().map(|left| format!("{worker}: {left}")));
+        }
+        for router in Node::ROUTERS {
+            match told(stage, router, in_flight).await {
+                Ok(0.0) => {}
+                now => busy.push(format!("{router}: {now:?} requests in flight")),
             }
         }
-        *last.lock() = busy.join("; ");
-        busy.is_empty()
+        let is_quiet = busy.is_empty();
+        *last.lock() = busy;
+        is_quiet
     };
     let promise = Promise { acting: None, nodes: &[], since, max: QUIET_MAX };
-    let took = kept(judge, promise, is_well, || format!("quiet after the last request: {}", last.lock())).await;
+    let took =
+        kept(judge, promise, is_well, || format!("quiet after the last request: {}", last.lock().join("; "))).await;
     took.unwrap_or_default()
+}
+
+/// Requests that a router runs. One that has answered none since its start need not say.
+fn in_flight(router: &Scrape) -> anyhow::Result<f64> {
+    const NAME: &str = "baton_router_requests_in_flight";
+    router.find("baton_router_registered_workers", &[])?;
+    let answered = router.sum("baton_router_requests_total", &["outcome=\"ok\""]);
+    if answered > 0.0 { router.find(NAME, &[]) } else { Ok(router.sum(NAME, &[])) }
 }

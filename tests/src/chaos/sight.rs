@@ -53,18 +53,20 @@ async fn at(stage: &Stage, worker: Node) -> BTreeSet<Phase> {
     let look = async {
         let scrape = Scrape::of(&stage.metrics(worker)).await?;
         let claimed = if let Node::Decode(_) = worker { claimed_tokens(stage.grpc(worker)).await? } else { 0 };
-        anyhow::Ok((scrape, claimed))
+        let has = |name: &str| anyhow::Ok(scrape.find(name, &[])? > 0.0);
+        let (runs, queued) = (has("baton_sequences_running")?, has("baton_sequences_waiting")?);
+        let handoffs = has("baton_kv_handoffs_outgoing")? || has("baton_kv_handoffs_incoming")?;
+        anyhow::Ok((runs, queued, has("baton_waiting_tokens")?, handoffs, claimed))
     };
-    let Ok(Ok((scrape, claimed))) = timeout(LOOK_MAX, look).await else { return BTreeSet::new() };
-    let has = |name: &str| scrape.sum(name, &[]) > 0.0;
-    let (runs, queued, uncomputed) =
-        (has("baton_sequences_running"), has("baton_sequences_waiting"), has("baton_waiting_tokens"));
+    let Ok(Ok((runs, queued, uncomputed, handoffs, claimed))) = timeout(LOOK_MAX, look).await else {
+        return BTreeSet::new();
+    };
     let decodes = matches!(worker, Node::Decode(_));
     let seen = [
         (Phase::Waiting, queued || claimed > 0),
         // What is queued on a decode worker has tokens to compute, too.
         (Phase::Prefill, runs && uncomputed && !(decodes && queued)),
-        (Phase::Transfer, has("baton_kv_handoffs_outgoing") || has("baton_kv_handoffs_incoming")),
+        (Phase::Transfer, handoffs),
         (Phase::Decode, decodes && runs && !uncomputed),
     ];
     seen.into_iter().filter(|(_, seen)| *seen).map(|(phase, _)| phase).collect()
