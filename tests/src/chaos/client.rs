@@ -153,7 +153,7 @@ impl Shared {
     }
 
     async fn once(&self, number: u64, ask: &Ask, router: usize, sent: Instant) -> Tried {
-        let flight = Flight { router, tokens: 0, remote: ask.policy != PrefillPolicy::Local };
+        let flight = Flight { router, tokens: 0, policy: ask.policy };
         self.flights.lock().insert(number, flight);
         let message = GenerateRequest {
             prefill_policy: ask.policy.into(),

@@ -64,6 +64,8 @@ pub struct Plan {
     pub acts: Vec<ActPlan>,
     /// Each cell is to be hit so often.
     pub hits_min: u64,
+    /// Links are to fail, too.
+    pub links: bool,
     /// So many requests are to end.
     pub requests_min: u64,
     /// Where logs go.

@@ -100,6 +100,9 @@ impl Report {
         for cell in cells().filter(possible).filter(|cell| hits(cell) < plan.hits_min) {
             missed.push(format!("{} {} in {}: {} hits of {}", cell.0, cell.1, cell.2, hits(&cell), plan.hits_min));
         }
+        if let (true, Some(why)) = (plan.links, &no_network) {
+            missed.push(format!("links: there may be no network of its own here: {why}"));
+        }
         if requests.finished < plan.requests_min {
             missed.push(format!("{} requests of {}", requests.finished, plan.requests_min));
         }

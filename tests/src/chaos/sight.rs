@@ -6,6 +6,7 @@ use super::matrix::Phase;
 use super::stage::{Node, Stage};
 use crate::quiet::claimed_tokens;
 use crate::scrape::Scrape;
+use baton_proto::v1::PrefillPolicy;
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -20,8 +21,8 @@ pub struct Flight {
     pub router: usize,
     /// Tokens that came.
     pub tokens: usize,
-    /// It may be prefilled elsewhere than it is decoded.
-    pub remote: bool,
+    /// Where it may be prefilled.
+    pub policy: PrefillPolicy,
 }
 
 /// Phases of the requests that `target` has now.
@@ -40,12 +41,19 @@ pub async fn phases(target: Target, stage: &Stage, load: &Load) -> BTreeSet<Phas
 }
 
 fn of_flights<'a>(flights: impl Iterator<Item = &'a Flight>) -> BTreeSet<Phase> {
-    let phase = |flight: &Flight| match flight.tokens {
-        0 => Phase::Waiting,
-        1 if flight.remote => Phase::Transfer,
-        _ => Phase::Decode,
-    };
-    flights.map(phase).collect()
+    flights.filter_map(Flight::phase).collect()
+}
+
+impl Flight {
+    /// As far as its client can tell: after one token of those that the router places there may be a handoff, or none.
+    fn phase(&self) -> Option<Phase> {
+        match (self.tokens, self.policy) {
+            (0, _) => Some(Phase::Waiting),
+            (1, PrefillPolicy::Remote) => Some(Phase::Transfer),
+            (1, PrefillPolicy::Auto) => None,
+            _ => Some(Phase::Decode),
+        }
+    }
 }
 
 /// What a worker says; nothing where it cannot be asked.
