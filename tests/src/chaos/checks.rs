@@ -196,3 +196,27 @@ fn in_flight(router: &Scrape) -> anyhow::Result<f64> {
     let answered = router.sum("baton_router_requests_total", &["outcome=\"ok\""]);
     if answered > 0.0 { router.find(NAME, &[]) } else { Ok(router.sum(NAME, &[])) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether anything was found, and how many promises are broken by then.
+    async fn check(judge: &Judge, max: Duration, well: bool) -> (bool, usize) {
+        let since = Instant::now() - Duration::from_secs(1);
+        let promise = Promise { acting: None, nodes: &[Node::Decode(0)], since, max };
+        let took = kept(judge, promise, async || well, || "amiss".into()).await;
+        (took.is_some(), judge.breaches().len())
+    }
+
+    #[tokio::test]
+    async fn what_is_well_too_late_is_a_breach_and_another_fault_excuses_it() {
+        let judge = Judge::new(Instant::now() - Duration::from_secs(10));
+        let (short, long) = (Duration::from_millis(500), Duration::from_secs(100));
+        assert_eq!(check(&judge, long, true).await, (true, 0));
+        assert_eq!(check(&judge, short, true).await, (true, 1), "it is well after a second, not after half of one");
+        assert_eq!(check(&judge, short, false).await, (true, 2), "it is not well at all");
+        judge.strikes("d-0 killed".into(), vec![Node::Decode(0)]);
+        assert_eq!(check(&judge, short, false).await, (false, 2));
+    }
+}

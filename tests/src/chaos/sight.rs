@@ -79,3 +79,19 @@ async fn at(stage: &Stage, worker: Node) -> BTreeSet<Phase> {
     ];
     seen.into_iter().filter(|(_, seen)| *seen).map(|(phase, _)| phase).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_sees_a_transfer_only_where_there_must_be_one() {
+        let phase = |tokens, policy| Flight { router: 0, tokens, policy }.phase();
+        for policy in [PrefillPolicy::Remote, PrefillPolicy::Auto, PrefillPolicy::Local] {
+            assert_eq!((phase(0, policy), phase(2, policy)), (Some(Phase::Waiting), Some(Phase::Decode)));
+        }
+        assert_eq!(phase(1, PrefillPolicy::Remote), Some(Phase::Transfer));
+        assert_eq!(phase(1, PrefillPolicy::Local), Some(Phase::Decode));
+        assert_eq!(phase(1, PrefillPolicy::Auto), None);
+    }
+}
