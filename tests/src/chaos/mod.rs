@@ -56,7 +56,7 @@ pub struct ActPlan {
 }
 
 /// What is to be done, and how much of it is asked for.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Plan {
     /// Draws requests, faults, and packets that are lost.
     pub seed: u64,

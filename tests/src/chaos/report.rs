@@ -214,3 +214,18 @@ impl fmt::Display for Report {
         self.missed.iter().try_for_each(|missed| writeln!(f, "MISSED: {missed}"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_is_to_break_links_and_cannot_is_not_kept() {
+        let plan = |links| Plan { links, ..Plan::default() };
+        let is_kept = |links, no_network: Option<&str>| {
+            Report::new(&plan(links), no_network.map(str::to_owned), Outcome::default()).is_kept()
+        };
+        assert!(is_kept(true, None) && is_kept(false, Some("no root")));
+        assert!(!is_kept(true, Some("no root")));
+    }
+}
