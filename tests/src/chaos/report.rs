@@ -208,7 +208,7 @@ impl fmt::Display for Report {
         let again: Vec<String> = self.requests.again.iter().map(|(why, n)| format!("{n} ({why})")).collect();
         writeln!(f, "Tries after which a client had to come again: {}.", again.join("; "))?;
         if let Some(why) = &self.no_network {
-            writeln!(f, "No link failed, since there may be no network of its own here: {why}")?;
+            writeln!(f, "No link failed, without a network of its own: {why}")?;
         }
         self.breaches.iter().try_for_each(|breach| writeln!(f, "{breach}"))?;
         self.missed.iter().try_for_each(|missed| writeln!(f, "MISSED: {missed}"))
