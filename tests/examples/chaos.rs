@@ -1,7 +1,8 @@
 //! `make chaos`: the default model and a random one, each for half of the time, broken in every way of the matrix.
 //!
 //! It runs itself again inside namespaces of its own, which end with it, and so does everything in them. `BATON_CHAOS_SEED` gives a
-//! schedule again; the first argument is the time in seconds.
+//! schedule again; the first argument is the time in seconds. Where there may be no namespaces, a run of the whole time fails, unless
+//! `BATON_CHAOS_LINKS=0` asks for one without faults of links.
 
 use baton_tests::chaos::network::inside;
 use baton_tests::chaos::{ActPlan, Plan, run};
@@ -12,6 +13,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 const SEED: &str = "BATON_CHAOS_SEED";
+const LINKS: &str = "BATON_CHAOS_LINKS";
 const SECONDS: u64 = 900;
 /// The promised run's counts, which shorter runs do not reach.
 const HITS_MIN: u64 = 10;
@@ -22,15 +24,17 @@ const RANDOM: &str = "random:hidden=512,layers=8,heads=8,kv_heads=8,vocab=500,co
 
 fn main() -> anyhow::Result<ExitCode> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let [seed, seconds, no_network] = &arguments[..] {
+    if let [seed, seconds, links, no_network] = &arguments[..] {
         let network = if no_network.is_empty() { Ok(()) } else { Err(no_network.clone()) };
-        return inner(seed.parse()?, seconds.parse()?, network);
+        return inner(seed.parse()?, seconds.parse()?, links.parse()?, network);
     }
     let seconds = arguments.first().cloned().unwrap_or(SECONDS.to_string());
     let seed = std::env::var(SEED).unwrap_or_else(|_| rand::random::<u32>().to_string());
     println!("{SEED}={seed}");
     let me = std::env::current_exe()?;
-    let (mut command, no_network) = match inside() {
+    let links = !std::env::var(LINKS).is_ok_and(|links| links == "0");
+    let inside = if links { inside() } else { Err(anyhow::anyhow!("{LINKS}=0")) };
+    let (mut command, no_network) = match inside {
         Ok(mut command) => {
             command.arg(me);
             (command, String::new())
@@ -38,20 +42,20 @@ fn main() -> anyhow::Result<ExitCode> {
         Err(why) => (Command::new(me), format!("{why:#}")),
     };
     // In its place, so that whoever ends this process ends all of it. Services refuse variables that they do not know.
-    Err(command.args([seed, seconds, no_network]).env_remove(SEED).exec().into())
+    Err(command.args([seed, seconds, links.to_string(), no_network]).env_remove(SEED).env_remove(LINKS).exec().into())
 }
 
 /// The run, where it is to be.
-fn inner(seed: u64, seconds: u64, network: Result<(), String>) -> anyhow::Result<ExitCode> {
+fn inner(seed: u64, seconds: u64, links: bool, network: Result<(), String>) -> anyhow::Result<ExitCode> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(async {
         tokio::select! {
-            result = play(seed, seconds, network) => result,
+            result = play(seed, seconds, links, network) => result,
             interrupted = tokio::signal::ctrl_c() => interrupted.map(|()| ExitCode::from(130)).map_err(Into::into),
         }
     })
 }
 
-async fn play(seed: u64, seconds: u64, network: Result<(), String>) -> anyhow::Result<ExitCode> {
+async fn play(seed: u64, seconds: u64, links: bool, network: Result<(), String>) -> anyhow::Result<ExitCode> {
     let folder = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/chaos"));
     if folder.exists() {
         std::fs::remove_dir_all(&folder)?;
@@ -66,6 +70,7 @@ async fn play(seed: u64, seconds: u64, network: Result<(), String>) -> anyhow::R
             ActPlan { model: RANDOM.into(), cases: cases(2), clients: 8, time },
         ],
         hits_min: if whole { HITS_MIN } else { 0 },
+        links: whole && links,
         requests_min: if whole { REQUESTS_MIN } else { 0 },
         folder: folder.clone(),
     };

@@ -3,9 +3,13 @@
 use anyhow::{Context, ensure};
 use baton_proto::convert::status::to_error;
 use baton_proto::v1::inference_client::InferenceClient;
-use baton_proto::v1::{GenerateRequest, GenerateResponse, PrefillPolicy, Sampling, Segment, TokenIds, segment::Kind};
+use baton_proto::v1::{
+    FinishReason, GenerateRequest, GenerateResponse, PrefillPolicy, Sampling, Segment, TokenIds, Usage, segment::Kind,
+};
 use baton_types::ErrorKind;
+use futures::stream::{StreamExt as _, TryStreamExt as _, iter};
 use parking_lot::Mutex;
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -18,7 +22,12 @@ const CLIENTS: usize = 4;
 /// Longest wait for an answer: far beyond every fault.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
-/// One request that is sent again and again: length of its prompt and its answer, and whether it is drawn instead of greedy.
+/// Prompts that are asked at least, all different: KV of another one gives another answer.
+const PROMPTS_MIN: usize = 24;
+/// Undisturbed answers that are asked for at the same time.
+const FIRST_AT_ONCE: usize = 4;
+
+/// A kind of request: length of its prompt and its answer, and whether it is drawn instead of greedy.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     /// Tokens of the prompt.
@@ -31,6 +40,27 @@ pub struct Case {
 
 /// Token ids and the bits of their log-probabilities.
 pub(crate) type Tokens = Vec<(u32, u32)>;
+
+/// One request that is sent again and again, and its answer while nothing fails.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    pub(crate) case: Case,
+    /// Tells its prompt from others, however long.
+    salt: u32,
+    pub(crate) answer: Tokens,
+}
+
+impl Known {
+    /// The request.
+    pub(crate) fn request(&self) -> GenerateRequest {
+        request(self.case, self.salt)
+    }
+
+    /// Its prompt.
+    pub(crate) fn prompt(&self) -> Vec<u32> {
+        prompt(self.case, self.salt)
+    }
+}
 
 /// What happened so far.
 #[derive(Debug, Default)]
@@ -76,6 +106,11 @@ impl Load {
         Ok(self.counts.answered.load(Ordering::Relaxed))
     }
 
+    /// How often a client went to another router so far.
+    pub fn moved(&self) -> u64 {
+        self.counts.moved.load(Ordering::Relaxed)
+    }
+
     /// Lets the clients ask for so long; how many answers they got meanwhile.
     pub async fn goes_on(&self, what: &str, time: Duration) -> anyhow::Result<u64> {
         let before = self.answered()?;
@@ -99,10 +134,11 @@ impl Load {
 }
 
 /// One request: at one router, and at the others where that refuses it before it has answered anything.
-async fn one(routers: &[Channel], number: usize, (case, right): &(Case, Tokens), counts: &Counts) {
+async fn one(routers: &[Channel], number: usize, known: &Known, counts: &Counts) {
+    let Known { case, salt, answer: right } = known;
     let mut failure = String::new();
     for attempt in 0..routers.len() {
-        match ask(&routers[(number + attempt) % routers.len()], *case).await {
+        match ask(&routers[(number + attempt) % routers.len()], *case, *salt).await {
             Ok(tokens) if tokens == *right => {
                 counts.answered.fetch_add(1, Ordering::Relaxed);
                 return;
@@ -124,46 +160,77 @@ async fn one(routers: &[Channel], number: usize, (case, right): &(Case, Tokens),
     counts.failures.lock().push(failure);
 }
 
-/// The answers as they are while nothing fails.
-pub(crate) async fn undisturbed(router: &Channel, cases: &[Case]) -> anyhow::Result<Vec<(Case, Tokens)>> {
-    let mut right = Vec::new();
-    for case in cases {
-        let answer = ask(router, *case).await.map_err(|(status, _)| status);
-        right.push((*case, answer.context("the undisturbed answer")?));
-    }
-    Ok(right)
+/// Each kind of request with several prompts, [`PROMPTS_MIN`] in all, and the answers as they are while nothing fails.
+pub(crate) async fn undisturbed(router: &Channel, cases: &[Case]) -> anyhow::Result<Vec<Known>> {
+    let rounds = PROMPTS_MIN.div_ceil(cases.len());
+    let asked = (0..rounds).flat_map(|_| cases).zip(0..).map(|(case, salt)| async move {
+        let answer = ask(router, *case, salt).await.map_err(|(status, _)| status).context("the undisturbed answer")?;
+        anyhow::Ok(Known { case: *case, salt, answer })
+    });
+    let known: Vec<Known> = iter(asked).buffered(FIRST_AT_ONCE).try_collect().await?;
+    let different: HashSet<&Tokens> = known.iter().map(|known| &known.answer).collect();
+    ensure!(different.len() == known.len(), "two prompts have one answer, which does not tell them apart");
+    Ok(known)
 }
 
 /// The whole answer, or how it failed and after how many tokens.
-async fn ask(router: &Channel, case: Case) -> Result<Tokens, (Status, usize)> {
-    let mut request = Request::new(request(case));
+async fn ask(router: &Channel, case: Case, salt: u32) -> Result<Tokens, (Status, usize)> {
+    let mut request = Request::new(request(case, salt));
     request.set_timeout(ANSWER_MAX);
     let opened = InferenceClient::new(router.clone()).generate(request).await;
     let mut stream = opened.map_err(|status| (status, 0))?.into_inner();
-    let mut tokens = Tokens::new();
+    let mut answer = Answer::default();
     loop {
         match stream.message().await {
-            Ok(Some(message)) => take(&mut tokens, &message),
-            Ok(None) if tokens.len() == case.answer as usize => return Ok(tokens),
-            Ok(None) => return Err((Status::data_loss("the answer ended early"), tokens.len())),
-            Err(status) => return Err((status, tokens.len())),
+            Ok(Some(message)) => answer.take(&message),
+            Ok(None) => {
+                let count = answer.tokens.len();
+                return answer.whole(case).map_err(|why| (Status::data_loss(why), count));
+            }
+            Err(status) => return Err((status, answer.tokens.len())),
         }
     }
 }
 
-/// Adds what a message brings.
-pub(crate) fn take(tokens: &mut Tokens, message: &GenerateResponse) {
-    let bits = message.logprobs.iter().map(|l| l.chosen.to_bits());
-    tokens.extend(message.token_ids.iter().copied().zip(bits));
+/// What came of an answer so far.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    pub(crate) tokens: Tokens,
+    finish: FinishReason,
+    usage: Option<Usage>,
 }
 
-/// The prompt of a case.
-pub(crate) fn prompt(case: Case) -> Vec<u32> {
-    (0..case.prompt).map(|i| i * 31 % 251).collect()
+impl Answer {
+    /// Adds what a message brings.
+    pub(crate) fn take(&mut self, message: &GenerateResponse) {
+        let bits = message.logprobs.iter().map(|l| l.chosen.to_bits());
+        self.tokens.extend(message.token_ids.iter().copied().zip(bits));
+        (self.finish, self.usage) = (message.finish_reason(), message.usage);
+    }
+
+    /// All tokens, once its stream ended well: as many as were asked for, and a last message that says so. What it lacks otherwise.
+    pub(crate) fn whole(self, case: Case) -> Result<Tokens, String> {
+        let Self { tokens, finish, usage } = self;
+        let counted = usage.map(|u| (u.prompt_tokens, u.completion_tokens));
+        let whole = tokens.len() == case.answer as usize
+            && finish == FinishReason::Length
+            && counted == Some((case.prompt, case.answer));
+        let what = || {
+            format!("the stream ended well after {} tokens of {case:?}, with {finish:?} and {usage:?}", tokens.len())
+        };
+        if whole { Ok(tokens) } else { Err(what()) }
+    }
 }
 
-/// The request of a case.
-pub(crate) fn request(case: Case) -> GenerateRequest {
+/// Prime, and as many token ids as every model has.
+const IDS: u32 = 251;
+
+/// The prompt of a case with this salt, which is less than 200: no two of them share more than one token in [`IDS`] at one position.
+fn prompt(case: Case, salt: u32) -> Vec<u32> {
+    (0..case.prompt).map(|i| (i * (31 + salt) + salt * salt) % IDS).collect()
+}
+
+fn request(case: Case, salt: u32) -> GenerateRequest {
     let Case { answer, drawn, .. } = case;
     let sampling = Sampling { max_tokens: Some(answer), ignore_eos: true, logprobs: Some(0), ..Sampling::default() };
     let sampling = if drawn {
@@ -172,9 +239,59 @@ pub(crate) fn request(case: Case) -> GenerateRequest {
         Sampling { temperature: Some(0.0), ..sampling }
     };
     GenerateRequest {
-        prompt: vec![Segment { kind: Some(Kind::Tokens(TokenIds { ids: prompt(case) })) }],
+        prompt: vec![Segment { kind: Some(Kind::Tokens(TokenIds { ids: prompt(case, salt) })) }],
         sampling: Some(sampling),
         prefill_policy: PrefillPolicy::Auto.into(),
         ..GenerateRequest::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use baton_proto::v1::Logprobs;
+
+    #[test]
+    fn prompts_share_hardly_a_token() {
+        let case = Case { prompt: 2 * IDS, answer: 1, drawn: false };
+        for (a, b) in (0..60).flat_map(|a| (0..a).map(move |b| (a, b))) {
+            let same = prompt(case, a).iter().zip(prompt(case, b)).filter(|(a, b)| **a == *b).count();
+            assert_eq!(same, 2, "{a} and {b}");
+        }
+    }
+
+    #[test]
+    fn an_answer_is_whole_where_its_last_message_says_so() {
+        let case = Case { prompt: 5, answer: 2, drawn: false };
+        let message = |id: u32, finish: FinishReason, usage: Option<Usage>| GenerateResponse {
+            token_ids: vec![id],
+            logprobs: vec![Logprobs::default()],
+            finish_reason: finish.into(),
+            usage,
+            ..GenerateResponse::default()
+        };
+        let usage =
+            |prompt_tokens, completion_tokens| Some(Usage { prompt_tokens, completion_tokens, ..Usage::default() });
+        let (more, length) = (FinishReason::Unspecified, FinishReason::Length);
+        let whole = |messages: &[GenerateResponse]| {
+            let mut answer = Answer::default();
+            messages.iter().for_each(|message| answer.take(message));
+            answer.whole(case).is_ok()
+        };
+        let first = message(1, more, None);
+        assert!(whole(&[first.clone(), message(2, length, usage(5, 2))]));
+        let all_but = [
+            vec![],
+            vec![message(1, length, usage(5, 1))],
+            vec![first.clone(), message(2, more, None)],
+            vec![first.clone(), message(2, length, None)],
+            vec![first.clone(), message(2, FinishReason::Cancelled, usage(5, 2))],
+            vec![first.clone(), message(2, length, usage(5, 1))],
+            vec![first.clone(), message(2, length, usage(4, 2))],
+            vec![message(1, length, usage(5, 2)), message(2, more, None)],
+        ];
+        for messages in all_but {
+            assert!(!whole(&messages), "{messages:?}");
+        }
     }
 }

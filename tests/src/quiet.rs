@@ -1,7 +1,8 @@
 //! What must hold when nothing runs.
 
 use crate::cluster::Cluster;
-use anyhow::ensure;
+use crate::scrape::Scrape;
+use anyhow::{Context, ensure};
 use baton_proto::v1::{WatchRequest, worker_client::WorkerClient};
 use baton_worker::process::RunningWorker;
 use std::time::{Duration, Instant};
@@ -27,7 +28,8 @@ async fn until(cluster: &Cluster, counts: impl Fn(&str) -> bool) -> anyhow::Resu
     loop {
         let mut busy = Vec::new();
         for worker in cluster.workers() {
-            busy.extend(noise(worker, &counts).await?);
+            let left = Counts::of(worker).await?.left(&counts);
+            busy.extend(left.into_iter().map(|left| format!("{}: {left}", worker.party.instance)));
         }
         if busy.is_empty() {
             break;
@@ -42,29 +44,81 @@ async fn until(cluster: &Cluster, counts: impl Fn(&str) -> bool) -> anyhow::Resu
     Ok(())
 }
 
-/// What still goes on in a worker.
-async fn noise(worker: &RunningWorker, counted: impl Fn(&str) -> bool) -> anyhow::Result<Option<String>> {
-    let (load, blocks) = (worker.loaded.engine.load(), worker.loaded.engine.pool().counts());
-    let transfer = worker.transfer.stats();
-    let claimed = claimed_tokens(format!("http://{}", worker.grpc)).await?;
-    let counts = [
-        ("blocks referenced", blocks.referenced),
-        ("blocks quarantined", blocks.quarantined),
-        ("sequences waiting", load.waiting),
-        ("sequences running", load.running),
-        ("handoffs outgoing", transfer.outgoing),
-        ("handoffs incoming", transfer.incoming),
-        ("tickets", transfer.tickets),
-        ("tokens claimed", claimed as usize),
-    ];
-    let left: Vec<String> =
-        counts.iter().filter(|(what, n)| *n > 0 && counted(what)).map(|(what, n)| format!("{n} {what}")).collect();
-    Ok((!left.is_empty()).then(|| format!("{}: {}", worker.party.instance, left.join(", "))))
+/// What goes on in a worker.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Counts {
+    /// Blocks that are free or cached.
+    unused: u64,
+    referenced: u64,
+    quarantined: u64,
+    waiting: u64,
+    running: u64,
+    outgoing: u64,
+    incoming: u64,
+    tickets: u64,
+    claimed_tokens: u64,
+}
+
+impl Counts {
+    /// Of a worker in this process.
+    async fn of(worker: &RunningWorker) -> anyhow::Result<Self> {
+        let (load, blocks) = (worker.loaded.engine.load(), worker.loaded.engine.pool().counts());
+        let transfer = worker.transfer.stats();
+        Ok(Self {
+            unused: (blocks.free + blocks.cached) as u64,
+            referenced: blocks.referenced as u64,
+            quarantined: blocks.quarantined as u64,
+            waiting: load.waiting as u64,
+            running: load.running as u64,
+            outgoing: transfer.outgoing as u64,
+            incoming: transfer.incoming as u64,
+            tickets: transfer.tickets as u64,
+            claimed_tokens: claimed_tokens(format!("http://{}", worker.grpc)).await?,
+        })
+    }
+
+    /// As a worker elsewhere tells them: all of it, or an error.
+    pub(crate) async fn told(metrics: &str, grpc: String) -> anyhow::Result<Self> {
+        let told = Scrape::of(metrics).await?;
+        let count = |name: &str, labels: &[&str]| anyhow::Ok(told.find(name, labels)? as u64);
+        let blocks = |state: &str| count("baton_kv_blocks", &[&format!("state=\"{state}\"")]);
+        Ok(Self {
+            unused: blocks("free")? + blocks("cached")?,
+            referenced: blocks("referenced")?,
+            quarantined: blocks("quarantined")?,
+            waiting: count("baton_sequences_waiting", &[])?,
+            running: count("baton_sequences_running", &[])?,
+            outgoing: count("baton_kv_handoffs_outgoing", &[])?,
+            incoming: count("baton_kv_handoffs_incoming", &[])?,
+            tickets: count("baton_kv_tickets", &[])?,
+            claimed_tokens: claimed_tokens(grpc).await?,
+        })
+    }
+
+    /// All blocks of its pool.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.unused + self.referenced + self.quarantined
+    }
+
+    /// What is not 0 although nothing runs, of what is `counted`.
+    pub(crate) fn left(&self, counted: impl Fn(&str) -> bool) -> Vec<String> {
+        let counts = [
+            ("blocks referenced", self.referenced),
+            ("blocks quarantined", self.quarantined),
+            ("sequences waiting", self.waiting),
+            ("sequences running", self.running),
+            ("handoffs outgoing", self.outgoing),
+            ("handoffs incoming", self.incoming),
+            ("tickets", self.tickets),
+            ("tokens claimed", self.claimed_tokens),
+        ];
+        counts.iter().filter(|(what, n)| *n > 0 && counted(what)).map(|(what, n)| format!("{n} {what}")).collect()
+    }
 }
 
 /// Tokens claimed and not adopted, as the worker whose gRPC is there reports them to routers.
 pub(crate) async fn claimed_tokens(url: String) -> anyhow::Result<u64> {
     let mut client = WorkerClient::connect(url).await?;
     let mut reports = client.watch(WatchRequest { router: "quiet".into() }).await?.into_inner();
-    Ok(reports.message().await?.map_or(0, |report| report.claimed_tokens))
+    Ok(reports.message().await?.context("a worker that reports nothing")?.claimed_tokens)
 }

@@ -45,6 +45,11 @@ pub async fn sum(url: &str, name: &str, labels: &[&str]) -> anyhow::Result<f64> 
     Ok(Scrape::of(url).await?.sum(name, labels))
 }
 
+/// [`Scrape::find`] in one reading.
+pub async fn find(url: &str, name: &str, labels: &[&str]) -> anyhow::Result<f64> {
+    Scrape::of(url).await?.find(name, labels)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,7 +5,7 @@ use baton_proto::v1::inference_client::InferenceClient;
 use baton_proto::v1::{GenerateRequest, PrefillPolicy, Sampling, Segment, TokenIds, segment::Kind};
 use baton_tests::http::Api;
 use baton_tests::processes::{Resources, Up, name_of};
-use baton_tests::scrape::sum;
+use baton_tests::scrape::find;
 use futures::{StreamExt as _, TryStreamExt as _};
 use serde_json::json;
 use std::time::Duration;
@@ -76,7 +76,7 @@ async fn generate(grpc: &str, request: GenerateRequest, messages_max: usize) -> 
 /// Waits until nothing runs, and until what is kept for the next request has been let go: sockets, threads for blocking work.
 async fn quiet(metrics: &str) -> anyhow::Result<()> {
     for _ in 0..1000 {
-        if sum(metrics, "baton_router_requests_in_flight", &[]).await? == 0.0 {
+        if find(metrics, "baton_router_requests_in_flight", &[]).await? == 0.0 {
             tokio::time::sleep(SETTLE).await;
             return Ok(());
         }

@@ -6,7 +6,7 @@ use baton_tests::http::{Answer, Api};
 use baton_tests::load::{Case, Load};
 use baton_tests::processes::{Up, baton, binary};
 use baton_tests::quiet::QUIET_MAX;
-use baton_tests::scrape::sum;
+use baton_tests::scrape::{find, sum};
 use baton_tests::service::{Service, free_addresses};
 use serde_json::{Value, json};
 use std::io::{BufRead as _, BufReader};
@@ -47,7 +47,7 @@ fn drain(up: &Up, worker: &str, more: &[&str]) -> anyhow::Result<(bool, String)>
 async fn the_verb_waits_for_what_runs_and_says_what_became_of_it() -> anyhow::Result<()> {
     let up = Up::start(&[&format!("--model={SLOW}"), "--decode=2", "--prefill=1", "--threads=1"])?;
     let (mut asked, right) = ask_four(&up).await?;
-    let busy = async |name: &str| sum(&up.metrics(name)?, "baton_sequences_running", &[]).await;
+    let busy = async |name: &str| find(&up.metrics(name)?, "baton_sequences_running", &[]).await;
     let deadline = Instant::now() + MAX;
     while busy("decode-0").await? + busy("decode-1").await? < 4.0 {
         ensure!(Instant::now() < deadline, "they do not run");
@@ -88,7 +88,7 @@ async fn what_outlasts_the_drain_goes_on_elsewhere() -> anyhow::Result<()> {
     let up = Up::start(&[&format!("--model={SLOW}"), "--decode=2", "--prefill=0", "--threads=1"])?;
     let (asked, right) = ask_four(&up).await?;
     let deadline = Instant::now() + MAX;
-    while sum(&up.metrics("decode-1")?, "baton_sequences_running", &[]).await? == 0.0 {
+    while find(&up.metrics("decode-1")?, "baton_sequences_running", &[]).await? == 0.0 {
         ensure!(Instant::now() < deadline, "nobody runs there");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -196,6 +196,8 @@ async fn rolls(membership: &[String]) -> anyhow::Result<()> {
             println!("worker {worker} restarted: {} right answers meanwhile", load.answered()? - before);
         }
     }
+    let moved = load.moved();
+    ensure!(moved == 0, "{moved} requests were sent to another router although each one had workers throughout");
     for router in 0..services.routers.len() {
         let before = load.answered()?;
         retries += sum(&services.http[router], "baton_router_retries_total", &[]).await?;
@@ -212,7 +214,7 @@ async fn rolls(membership: &[String]) -> anyhow::Result<()> {
     let deadline = Instant::now() + QUIET_MAX;
     for worker in &mut services.workers {
         let url = worker.metrics().await?;
-        while sum(&url, "baton_kv_blocks", &["referenced"]).await? > 0.0 {
+        while find(&url, "baton_kv_blocks", &["referenced"]).await? > 0.0 {
             ensure!(Instant::now() < deadline, "{url}: blocks are referenced {QUIET_MAX:?} after the last request");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

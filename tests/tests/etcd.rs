@@ -8,7 +8,7 @@ use baton_node::testing::etcd::{EtcdCluster, EtcdServer};
 use baton_node::testing::relay::Relay;
 use baton_tests::load::{Case, Load};
 use baton_tests::processes::{Up, send, wait_gone};
-use baton_tests::scrape::sum;
+use baton_tests::scrape::find;
 use baton_tests::service::Service;
 use baton_types::Party;
 use etcd_client::{Client, CompactionOptions};
@@ -112,7 +112,7 @@ async fn a_second_cluster_under_the_same_prefix_is_refused() -> anyhow::Result<(
 async fn has_decoders(metrics: &str, wanted: f64) -> anyhow::Result<()> {
     let until = Instant::now() + MAX;
     loop {
-        let ready = sum(metrics, "baton_router_ready_workers", &["decode"]).await?;
+        let ready = find(metrics, "baton_router_ready_workers", &["decode"]).await?;
         if ready == wanted {
             return Ok(());
         }
@@ -165,7 +165,7 @@ async fn a_router_that_is_cut_off_from_etcd_serves_from_its_last_view() -> anyho
     ensure!(all.missing().is_empty(), "{:?} lost their leases", all.missing());
     has_decoders(&metrics, 1.0).await?;
     let generated = comes.metrics().await?;
-    let tokens = async || sum(&generated, "baton_generated_tokens_total", &[]).await;
+    let tokens = async || find(&generated, "baton_generated_tokens_total", &[]).await;
     ensure!(tokens().await? == 0.0, "a worker that the router cannot know works for it");
 
     relay.set_silent(false);

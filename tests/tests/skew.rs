@@ -7,7 +7,7 @@ use baton_proto::v1::{GenerateRequest, Sampling, Segment, TokenIds, segment::Kin
 use baton_router::{Router, RouterConfig, RunningRouter};
 use baton_tests::load::{Case, Load};
 use baton_tests::quiet::QUIET_MAX;
-use baton_tests::scrape::sum;
+use baton_tests::scrape::{find, sum};
 use baton_tests::service::Service;
 use baton_tests::skewed::{self, Skew};
 use baton_types::{ProtocolRange, Role};
@@ -77,7 +77,7 @@ impl Cluster {
         loop {
             let mut found = [[0; 2]; 2];
             for (i, role) in ["role=\"prefill\"", "role=\"decode\""].into_iter().enumerate() {
-                found[0][i] = sum(&url, "baton_router_ready_workers", &[role]).await? as u64;
+                found[0][i] = find(&url, "baton_router_ready_workers", &[role]).await? as u64;
                 found[1][i] = sum(&url, "baton_router_unpaired_workers", &[role]).await? as u64;
             }
             if found == [ready, unpaired] {
@@ -91,12 +91,12 @@ impl Cluster {
 
 /// Tokens that a worker has sampled: one for each prompt of a prefill worker.
 async fn sampled(worker: &mut Service) -> anyhow::Result<u64> {
-    Ok(sum(&worker.metrics().await?, "baton_generated_tokens_total", &[]).await? as u64)
+    Ok(find(&worker.metrics().await?, "baton_generated_tokens_total", &[]).await? as u64)
 }
 
 /// Whether a sequence runs there.
 async fn busy(worker: &mut Service) -> anyhow::Result<bool> {
-    Ok(sum(&worker.metrics().await?, "baton_sequences_running", &[]).await? > 0.0)
+    Ok(find(&worker.metrics().await?, "baton_sequences_running", &[]).await? > 0.0)
 }
 
 /// Waits until clients got some more answers, all of them right.
@@ -111,7 +111,8 @@ async fn goes_on(load: &Load, what: &str) -> anyhow::Result<()> {
 
 async fn quiet(worker: &mut Service) -> anyhow::Result<()> {
     let (url, until) = (worker.metrics().await?, Instant::now() + QUIET_MAX);
-    while sum(&url, "baton_kv_blocks", &["referenced"]).await? + sum(&url, "baton_kv_blocks", &["quarantined"]).await?
+    while find(&url, "baton_kv_blocks", &["referenced"]).await?
+        + find(&url, "baton_kv_blocks", &["quarantined"]).await?
         > 0.0
     {
         ensure!(Instant::now() < until, "{url}: blocks are in use {QUIET_MAX:?} after the last request");

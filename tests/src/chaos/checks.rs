@@ -5,6 +5,7 @@ use super::lanes::Scene;
 use super::stage::{Node, Stage};
 use crate::quiet::QUIET_MAX;
 use crate::scrape::Scrape;
+use anyhow::Context as _;
 use futures::future::join_all;
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
@@ -30,147 +31,192 @@ pub struct Settled {
     pub quarantine: Duration,
 }
 
-/// Waits until all is as before `acting`, which was repaired at `since`, and tells the judge what is not in time.
-pub async fn settle(scene: Scene<'_>, acting: &Acting, since: Instant) -> Settled {
+/// Waits until all is as before `acting`, whose repair took effect at `since`, and tells the judge what is not in time. `restarted` has
+/// no pool before its model is loaded.
+pub async fn settle(scene: Scene<'_>, acting: &Acting, since: Instant, restarted: Option<Node>) -> Settled {
+    let workers = Node::WORKERS.into_iter().filter(|worker| Some(*worker) != restarted).collect();
     let (pairs, admitted, quarantine) = tokio::join!(
-        pairs(scene, acting, since),
+        pairs(scene, Some(acting), since),
         admitted(scene, acting, since),
-        quarantine(scene, acting, since, Node::WORKERS.to_vec())
+        quarantine(scene, acting, since, workers)
     );
     Settled { pairs, admitted, quarantine }
 }
 
-async fn scrape(stage: &Stage, node: Node) -> Option<Scrape> {
-    timeout(SCRAPE_MAX, Scrape::of(&stage.metrics(node))).await.ok()?.ok()
+/// What a process tells, of what it must tell: the numbers that `read` asks for.
+async fn told<T>(stage: &Stage, node: Node, read: impl FnOnce(&Scrape) -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let scrape = timeout(SCRAPE_MAX, Scrape::of(&stage.metrics(node))).await;
+    read(&scrape.with_context(|| format!("{node} does not answer"))??)
 }
 
-/// Each pair, but those that another fault touches, carries a handoff within [`PAIRS_MAX`]: after how long each did.
-async fn pairs(scene: Scene<'_>, acting: &Acting, since: Instant) -> Vec<Duration> {
-    let pairs = Node::PREFILL.into_iter().flat_map(|prefill| Node::DECODE.map(|decode| (prefill, decode)));
-    join_all(pairs.map(|pair| carries(scene, acting, since, pair))).await.into_iter().flatten().collect()
+/// What is to be so again, unless another fault touches one of `nodes` before.
+struct Promise<'a> {
+    acting: Option<&'a Acting>,
+    nodes: &'a [Node],
+    since: Instant,
+    max: Duration,
 }
 
-async fn carries(scene: Scene<'_>, acting: &Acting, since: Instant, pair: (Node, Node)) -> Option<Duration> {
-    let Scene { stage, handoffs, judge, .. } = scene;
-    let (prefill, decode) = pair;
-    let (at, last) = (Mutex::new("begins"), Mutex::new("none failed".to_owned()));
-    let carried = async {
-        loop {
-            match handoffs.one(stage, pair, |now| *at.lock() = now).await {
-                Ok(wrong) => return wrong,
-                Err(why) => *last.lock() = format!("{why:#}"),
-            }
+/// Looks until all is well. After how long it was; `None` where another fault came first. The judge hears of what is not in time, as
+/// `amiss` tells it.
+async fn kept(
+    judge: &Judge,
+    Promise { acting, nodes, since, max }: Promise<'_>,
+    mut is_well: impl AsyncFnMut() -> bool,
+    amiss: impl Fn() -> String,
+) -> Option<Duration> {
+    let other = async {
+        while !nodes.iter().any(|node| judge.touched_since(since, *node, acting)) {
             sleep(LOOK).await;
         }
     };
-    let broken = tokio::select! {
-        wrong = carried => wrong.map(|wrong| format!("a handoff from {prefill} to {decode} is wrong: {wrong}")),
-        () = touched(judge, acting, since, [prefill, decode]) => return None,
-        () = sleep_until((since + PAIRS_MAX).into()) => {
-            let (at, last) = (at.lock(), last.lock());
-            Some(format!("no handoff in {PAIRS_MAX:?} from {prefill} to {decode}: one {at}, and before it: {last}"))
+    let well = async {
+        while !is_well().await {
+            sleep(LOOK).await;
         }
     };
-    let took = since.elapsed();
-    if let Some(what) = broken {
-        judge.breach((since, Instant::now()), what);
+    let took = tokio::select! {
+        biased;
+        () = other => return None,
+        () = well => since.elapsed(),
+        () = sleep_until((since + max).into()) => since.elapsed().max(max + LOOK),
+    };
+    if took > max {
+        judge.breach((since, Instant::now()), format!("not in {max:?}: {}", amiss()));
     }
     Some(took)
 }
 
-/// Returns once a fault other than `acting` touches one of them.
-async fn touched(judge: &Judge, acting: &Acting, since: Instant, nodes: [Node; 2]) {
-    while !nodes.into_iter().any(|node| judge.touched_since(since, node, acting)) {
-        sleep(LOOK).await;
-    }
+/// Each pair, but those that another fault touches, carries a handoff within [`PAIRS_MAX`]: after how long each did.
+pub async fn pairs(scene: Scene<'_>, acting: Option<&Acting>, since: Instant) -> Vec<Duration> {
+    let pairs = Node::PREFILL.into_iter().flat_map(|prefill| Node::DECODE.map(|decode| (prefill, decode)));
+    join_all(pairs.map(|pair| carries(scene, acting, since, pair))).await.into_iter().flatten().collect()
 }
 
-/// Looks until nothing is amiss, at most `max` from `since` on: then `promise` is broken. How long it took.
-async fn until_well(
-    judge: &Judge,
+async fn carries(
+    scene: Scene<'_>,
+    acting: Option<&Acting>,
     since: Instant,
-    max: Duration,
-    promise: String,
-    mut look: impl AsyncFnMut() -> Vec<String>,
-) -> Duration {
-    loop {
-        let amiss = look().await;
-        let passed = since.elapsed();
-        if amiss.is_empty() {
-            return passed;
+    (prefill, decode): (Node, Node),
+) -> Option<Duration> {
+    let Scene { stage, handoffs, judge, .. } = scene;
+    let (at, last) = (Mutex::new("begins"), Mutex::new("none failed".to_owned()));
+    let is_well = async || match handoffs.one(stage, (prefill, decode), |now| *at.lock() = now).await {
+        Ok(None) => true,
+        Ok(Some(wrong)) => {
+            let what = format!("a handoff from {prefill} to {decode} is wrong: {wrong}");
+            judge.breach((since, Instant::now()), what);
+            true
         }
-        if passed > max {
-            judge.breach((since, Instant::now()), format!("{promise}: {}", amiss.join("; ")));
-            return passed;
+        Err(why) => {
+            *last.lock() = format!("{why:#}");
+            false
         }
-        sleep(LOOK).await;
-    }
+    };
+    let amiss = || format!("a handoff from {prefill} to {decode}: one {}, and before it: {}", at.lock(), last.lock());
+    kept(judge, Promise { acting, nodes: &[prefill, decode], since, max: PAIRS_MAX }, is_well, amiss).await
 }
 
 /// Routers, but those that another fault touches, place on all workers that no other fault touches, within [`PAIRS_MAX`].
 async fn admitted(scene: Scene<'_>, acting: &Acting, since: Instant) -> Duration {
     let Scene { stage, judge, .. } = scene;
-    let untouched = |node: &Node| !judge.touched_since(since, *node, acting);
-    until_well(judge, since, PAIRS_MAX, format!("after {PAIRS_MAX:?}"), async || {
-        let mut missing = Vec::new();
-        for router in Node::ROUTERS.into_iter().filter(untouched) {
-            let ready = scrape(stage, router).await;
-            for (role, workers) in [("prefill", Node::PREFILL), ("decode", Node::DECODE)] {
-                let ready = ready.as_ref().map_or(0.0, |s| s.sum("baton_router_ready_workers", &[role]));
-                let all = workers.into_iter().filter(untouched).count();
-                if untouched(&router) && (ready as usize) < all {
-                    missing.push(format!("{router} has {ready} of {all} {role} workers"));
-                }
-            }
-        }
-        missing
-    })
-    .await
+    let one = async |router| {
+        let missing = Mutex::new(String::new());
+        let is_well = async || {
+            let ready = |s: &Scrape, role| anyhow::Ok(s.find("baton_router_ready_workers", &[role])? as usize);
+            let ready = told(stage, router, |s| Ok([ready(s, "prefill")?, ready(s, "decode")?])).await;
+            let all = [Node::PREFILL, Node::DECODE].map(|workers| {
+                let untouched = |worker: &Node| !judge.touched_since(since, *worker, Some(acting));
+                workers.into_iter().filter(untouched).count()
+            });
+            *missing.lock() = format!("{router} places on {ready:?} prefill and decode workers of {all:?}");
+            ready.is_ok_and(|ready| ready[0] >= all[0] && ready[1] >= all[1])
+        };
+        let promise = Promise { acting: Some(acting), nodes: &[router], since, max: PAIRS_MAX };
+        kept(judge, promise, is_well, || missing.lock().clone()).await
+    };
+    longest(join_all(Node::ROUTERS.map(one)).await)
 }
 
 /// Nothing is quarantined on these workers, but those that another fault touches, at some moment within a second.
 pub async fn quarantine(scene: Scene<'_>, acting: &Acting, since: Instant, workers: Vec<Node>) -> Duration {
     let Scene { stage, judge, .. } = scene;
-    let untouched = |node: &Node| !judge.touched_since(since, *node, acting);
-    let mut left = workers;
-    until_well(judge, since, QUARANTINE_MAX, format!("blocks quarantined after {QUARANTINE_MAX:?}"), async || {
-        let mut still = Vec::new();
-        for node in std::mem::take(&mut left).into_iter().filter(untouched) {
-            let blocks = scrape(stage, node).await.map(|s| s.sum("baton_kv_blocks", &["quarantined"]));
-            if blocks.is_none_or(|n| n > 0.0) && untouched(&node) {
-                left.push(node);
-                still.push(blocks.map_or(format!("{node} does not answer"), |n| format!("{node} has {n}")));
-            }
-        }
-        still
-    })
-    .await
+    let one = async |worker| {
+        let left = Mutex::new("not asked".to_owned());
+        let is_well = async || {
+            let blocks = told(stage, worker, |s| s.find("baton_kv_blocks", &["quarantined"])).await;
+            *left.lock() = format!("{blocks:?}");
+            blocks.is_ok_and(|blocks| blocks == 0.0)
+        };
+        let promise = Promise { acting: Some(acting), nodes: &[worker], since, max: QUARANTINE_MAX };
+        kept(judge, promise, is_well, || format!("nothing quarantined at {worker}: {}", left.lock())).await
+    };
+    longest(join_all(workers.into_iter().map(one)).await)
 }
 
-/// Nobody asks and nothing is broken: within [`QUIET_MAX`] no worker references or quarantines a block, and routers hold no request.
+fn longest(times: impl IntoIterator<Item = Option<Duration>>) -> Duration {
+    times.into_iter().flatten().max().unwrap_or_default()
+}
+
+/// Nobody asks and nothing is broken: within [`QUIET_MAX`] workers have nothing left to do and all blocks that they began with, and
+/// routers hold no request.
 pub async fn quiet(stage: &Stage, judge: &Judge) -> Duration {
-    until_well(judge, Instant::now(), QUIET_MAX, format!("{QUIET_MAX:?} after the last request"), async || {
+    let (last, since) = (Mutex::new(Vec::new()), Instant::now());
+    let is_well = async || {
         let mut busy = Vec::new();
-        for node in Node::ALL {
-            let Some(scrape) = scrape(stage, node).await else {
-                busy.push(format!("{node} does not answer"));
-                continue;
+        for (worker, blocks) in stage.blocks() {
+            let left = match timeout(SCRAPE_MAX, stage.counts(worker)).await {
+                Ok(Ok(counts)) if counts.blocks() == blocks => counts.left(|_| true),
+                Ok(Ok(counts)) => vec![format!("it began with {blocks} blocks, and has {counts:?}")],
+                Ok(Err(why)) => vec![format!("{why:#}")],
+                Err(_) => vec!["no answer".to_owned()],
             };
-            let series: [(&str, &[&str]); 5] = [
-                ("baton_kv_blocks", &["referenced"]),
-                ("baton_kv_blocks", &["quarantined"]),
-                ("baton_sequences_running", &[]),
-                ("baton_sequences_waiting", &[]),
-                ("baton_router_requests_in_flight", &[]),
-            ];
-            for (name, labels) in series {
-                let n = scrape.sum(name, labels);
-                if n > 0.0 {
-                    busy.push(format!("{node}: {name} {labels:?} {n}"));
-                }
+            busy.extend(left.into_iter().map(|left| format!("{worker}: {left}")));
+        }
+        for router in Node::ROUTERS {
+            match told(stage, router, in_flight).await {
+                Ok(0.0) => {}
+                now => busy.push(format!("{router}: {now:?} requests in flight")),
             }
         }
-        busy
-    })
-    .await
+        let is_quiet = busy.is_empty();
+        *last.lock() = busy;
+        is_quiet
+    };
+    let promise = Promise { acting: None, nodes: &[], since, max: QUIET_MAX };
+    let took =
+        kept(judge, promise, is_well, || format!("quiet after the last request: {}", last.lock().join("; "))).await;
+    took.unwrap_or_default()
+}
+
+/// Requests that a router runs. One that has answered none since its start need not say.
+fn in_flight(router: &Scrape) -> anyhow::Result<f64> {
+    const NAME: &str = "baton_router_requests_in_flight";
+    router.find("baton_router_registered_workers", &[])?;
+    let answered = router.sum("baton_router_requests_total", &["outcome=\"ok\""]);
+    if answered > 0.0 { router.find(NAME, &[]) } else { Ok(router.sum(NAME, &[])) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether anything was found, and how many promises are broken by then.
+    async fn check(judge: &Judge, max: Duration, well: bool) -> (bool, usize) {
+        let since = Instant::now() - Duration::from_secs(1);
+        let promise = Promise { acting: None, nodes: &[Node::Decode(0)], since, max };
+        let took = kept(judge, promise, async || well, || "amiss".into()).await;
+        (took.is_some(), judge.breaches().len())
+    }
+
+    #[tokio::test]
+    async fn what_is_well_too_late_is_a_breach_and_another_fault_excuses_it() {
+        let judge = Judge::new(Instant::now() - Duration::from_secs(10));
+        let (short, long) = (Duration::from_millis(500), Duration::from_secs(100));
+        assert_eq!(check(&judge, long, true).await, (true, 0));
+        assert_eq!(check(&judge, short, true).await, (true, 1), "it is well after a second, not after half of one");
+        assert_eq!(check(&judge, short, false).await, (true, 2), "it is not well at all");
+        judge.strikes("d-0 killed".into(), vec![Node::Decode(0)]);
+        assert_eq!(check(&judge, short, false).await, (false, 2));
+    }
 }

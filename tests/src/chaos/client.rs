@@ -1,11 +1,12 @@
 //! One request, as a client behind a load balancer sends it: again to another router where one goes away, later where one is full.
 
-use super::judge::{End, Ended, Judge};
+use super::judge::{End, Ended, Judge, Try};
 use super::sight::Flight;
-use crate::load::{Case, Tokens, request, take};
+use super::stage::Node;
+use crate::load::{Answer, Known, Tokens};
 use baton_proto::convert::status::stated_error;
 use baton_proto::v1::inference_client::InferenceClient;
-use baton_proto::v1::{GenerateRequest, GenerateResponse, PrefillPolicy};
+use baton_proto::v1::{GenerateRequest, PrefillPolicy};
 use baton_types::ErrorKind;
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
@@ -55,12 +56,12 @@ pub(super) struct Ask {
 
 impl Ask {
     /// Any.
-    pub(super) fn drawn(seed: u64, number: u64, cases: &[(Case, Tokens)]) -> Self {
+    pub(super) fn drawn(seed: u64, number: u64, known: &[Known]) -> Self {
         // The golden ratio's bits tell neighbouring numbers apart.
         let mut random = StdRng::seed_from_u64(seed ^ number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let case = random.random_range(0..cases.len());
+        let case = random.random_range(0..known.len());
         let manner = match random.random_range(0..10) {
-            0 => Manner::Leaves(random.random_range(0..cases[case].1.len())),
+            0 => Manner::Leaves(random.random_range(0..known[case].answer.len())),
             1 => Manner::Slow,
             _ => Manner::Prompt,
         };
@@ -84,7 +85,7 @@ impl Ask {
 /// What all clients share.
 pub(super) struct Shared {
     pub(super) routers: Vec<Channel>,
-    pub(super) right: Vec<(Case, Tokens)>,
+    pub(super) known: Vec<Known>,
     pub(super) judge: Arc<Judge>,
     pub(super) flights: Mutex<BTreeMap<u64, Flight>>,
     pub(super) next: AtomicU64,
@@ -100,8 +101,8 @@ pub(super) fn channel(url: &str) -> anyhow::Result<Channel> {
 /// How one try ended.
 enum Tried {
     Ended(End),
-    /// The router went away, or refused what it may not have begun.
-    Elsewhere(String),
+    /// The router went away, or refused what it may not have begun: what it is called, and in words.
+    Elsewhere(String, String),
     /// The router is full.
     Later(Duration, String),
 }
@@ -114,23 +115,31 @@ impl Shared {
         let end = timeout(END_MAX, self.tries(number, ask, sent, &mut resent)).await.unwrap_or(End::Endless);
         self.flights.lock().remove(&number);
         let remote = ask.policy == PrefillPolicy::Remote;
-        let name = format!("{} ({:?}, {:?}, {:?})", ask.name, self.right[ask.case].0, ask.policy, ask.manner);
         let well = matches!(end, End::Right | End::Cancelled);
-        self.judge.ended(Ended { name, sent, remote, resent, end });
+        self.judge.ended(Ended { name: self.name(ask), sent, remote, resent, end });
         well
+    }
+
+    /// How a person would look it up.
+    fn name(&self, ask: &Ask) -> String {
+        format!("{} ({:?}, {:?}, {:?})", ask.name, self.known[ask.case].case, ask.policy, ask.manner)
     }
 
     /// As a client does behind a load balancer: another router where one goes away or cannot serve now, a wait where it is full.
     async fn tries(&self, number: u64, ask: &Ask, sent: Instant, resent: &mut u32) -> End {
         let (mut router, mut refused) = (ask.router, 0);
         loop {
+            let from = Instant::now();
             let last = match self.once(number, ask, router, sent).await {
                 Tried::Ended(end) => return end,
-                Tried::Elsewhere(why) => {
+                Tried::Elsewhere(what, why) => {
+                    let (asked, remote) = (Node::Router(router), ask.policy == PrefillPolicy::Remote);
+                    self.judge.turned_away(Try { name: self.name(ask), router: asked, remote, from }, &what, &why);
                     router = (router + 1) % self.routers.len();
                     why
                 }
                 Tried::Later(wait, why) => {
+                    self.judge.put_off();
                     sleep(wait).await;
                     why
                 }
@@ -144,48 +153,58 @@ impl Shared {
     }
 
     async fn once(&self, number: u64, ask: &Ask, router: usize, sent: Instant) -> Tried {
-        let (case, right) = &self.right[ask.case];
-        let flight = Flight { router, tokens: 0, remote: ask.policy != PrefillPolicy::Local };
+        let flight = Flight { router, tokens: 0, policy: ask.policy };
         self.flights.lock().insert(number, flight);
         let message = GenerateRequest {
             prefill_policy: ask.policy.into(),
             priority: ask.priority,
             request_id: ask.name.replace(' ', "-"),
-            ..request(*case)
+            ..self.known[ask.case].request()
         };
         let mut call = Request::new(message);
         if let Some(deadline) = ask.deadline {
             call.set_timeout(deadline.saturating_sub(sent.elapsed()));
         }
+        let reads = self.reads(number, ask, router, call);
         if ask.manner == Manner::Leaves(0) {
-            // Gone at some moment before the first token.
+            // Gone at some moment before the first token, unless the router was done with it by then.
             let early = Duration::from_millis(number % 400);
-            let answer = timeout(early, InferenceClient::new(self.routers[router].clone()).generate(call)).await;
-            drop(answer);
-            return Tried::Ended(End::Cancelled);
+            return timeout(early, reads).await.unwrap_or(Tried::Ended(End::Cancelled));
         }
+        reads.await
+    }
+
+    async fn reads(&self, number: u64, ask: &Ask, router: usize, call: Request<GenerateRequest>) -> Tried {
+        let Known { case, answer: right, .. } = &self.known[ask.case];
         let mut stream = match InferenceClient::new(self.routers[router].clone()).generate(call).await {
             Ok(answer) => answer.into_inner(),
             Err(status) => return tried(&status, 0),
         };
-        let (mut tokens, mut messages) = (Tokens::new(), 0);
+        let (mut answer, mut messages) = (Answer::default(), 0);
         loop {
             match stream.message().await {
                 Ok(Some(message)) => {
-                    if let Err(wrong) = more(&mut tokens, &message, right) {
+                    answer.take(&message);
+                    if let Err(wrong) = begins(right, &answer.tokens) {
                         return Tried::Ended(End::Wrong(wrong));
                     }
                     if let Some(flight) = self.flights.lock().get_mut(&number) {
-                        flight.tokens = tokens.len();
+                        flight.tokens = answer.tokens.len();
                     }
                     messages += 1;
                 }
-                Ok(None) if tokens.len() == right.len() => return Tried::Ended(End::Right),
-                Ok(None) => return Tried::Elsewhere(format!("the stream ended after {} tokens", tokens.len())),
-                Err(status) => return tried(&status, tokens.len()),
+                Ok(None) if matches!(stream.trailers().await, Ok(Some(_))) => {
+                    return Tried::Ended(answer.whole(*case).map_or_else(End::Wrong, |_| End::Right));
+                }
+                // HTTP/2 resets some streams so that they look ended: without trailers there is no status, good or bad.
+                Ok(None) => {
+                    let why = format!("after {} tokens: the stream ended without a status", answer.tokens.len());
+                    return Tried::Elsewhere("no status".into(), why);
+                }
+                Err(status) => return tried(&status, answer.tokens.len()),
             }
             match ask.manner {
-                Manner::Leaves(after) if tokens.len() >= after => return Tried::Ended(End::Cancelled),
+                Manner::Leaves(after) if answer.tokens.len() >= after => return Tried::Ended(End::Cancelled),
                 Manner::Slow if messages <= SLOW.1 => sleep(SLOW.0).await,
                 _ => {}
             }
@@ -193,9 +212,8 @@ impl Shared {
     }
 }
 
-/// Takes a message, all of whose tokens must be the right ones.
-fn more(tokens: &mut Tokens, message: &GenerateResponse, right: &Tokens) -> Result<(), String> {
-    take(tokens, message);
+/// Whether these are the first of the right tokens.
+fn begins(right: &Tokens, tokens: &Tokens) -> Result<(), String> {
     if right.starts_with(tokens) {
         return Ok(());
     }
@@ -207,11 +225,15 @@ fn tried(status: &Status, tokens: usize) -> Tried {
     let why = format!("after {tokens} tokens: {:?}: {}", status.code(), status.message());
     match stated_error(status) {
         // No word of the router's: it is gone.
-        None if status.code() != tonic::Code::DeadlineExceeded => Tried::Elsewhere(why),
+        None if status.code() != tonic::Code::DeadlineExceeded => {
+            Tried::Elsewhere(format!("no word of the router's ({:?})", status.code()), why)
+        }
         Some(error) if tokens == 0 && error.kind == ErrorKind::Overloaded => {
             Tried::Later(error.retry_after.unwrap_or_default().min(RETRY_AFTER_MAX), why)
         }
-        Some(error) if tokens == 0 && error.kind == ErrorKind::Unavailable => Tried::Elsewhere(why),
+        Some(error) if tokens == 0 && error.kind == ErrorKind::Unavailable => {
+            Tried::Elsewhere(error.kind.name().into(), why)
+        }
         _ => Tried::Ended(End::Failed(why)),
     }
 }

@@ -4,7 +4,6 @@ use super::matrix::{Component, Fault};
 use super::network::{Ill, Net, Network};
 use super::relay::Manner;
 use super::stage::{Node, Stage};
-use crate::service::Service;
 use anyhow::{Context, ensure};
 use rand::Rng;
 use rand::rngs::StdRng;
@@ -133,39 +132,51 @@ pub async fn strike(stage: &Stage, target: Target, fault: Fault) -> anyhow::Resu
     }
 }
 
-/// Undoes it; returns once what was restarted would serve.
-pub async fn repair(stage: &Stage, target: Target, fault: Fault) -> anyhow::Result<()> {
+/// Undoes it. The moment from which promises count: what was restarted says that it listens, before it loads its model.
+pub async fn repair(stage: &Stage, target: Target, fault: Fault) -> anyhow::Result<Instant> {
     match target {
         Target::Node(node) => {
             let mut service = stage.service(node).lock().await;
             if fault == Fault::Stopped {
-                return service.signal("CONT");
+                service.signal("CONT")?;
+                return Ok(Instant::now());
             }
             let status = service.ended().await?;
             ensure!(fault == Fault::Killed || status.success(), "{node} ended with {status} when it was drained");
-            started_again(&mut service).await
+            *service = service.again()?;
+            // The clock runs, too, where it ends before it listens; `serves` starts it once more.
+            let _ = service.listening().await;
         }
-        Target::Etcd(number) if fault == Fault::Stopped => Ok(stage.etcd.lock().await.node(number).signal("CONT")?),
+        Target::Etcd(number) if fault == Fault::Stopped => stage.etcd.lock().await.node(number).signal("CONT")?,
         Target::Etcd(number) => {
             let mut etcd = stage.etcd.lock().await;
             tokio::task::block_in_place(|| etcd.node(number).run())?;
-            Ok(())
         }
         Target::Links(..) | Target::RouterRegistry(_) => {
-            target.each_link(stage, |network, net, host| network.heal(net, host, ill(fault)))
+            target.each_link(stage, |network, net, host| network.heal(net, host, ill(fault)))?;
         }
+    }
+    Ok(Instant::now())
+}
+
+/// The process that this fault ends.
+pub fn restarts(target: Target, fault: Fault) -> Option<Node> {
+    match (target, fault) {
+        (Target::Node(node), Fault::Killed | Fault::Drained) => Some(node),
+        _ => None,
     }
 }
 
-/// As a supervisor does: what ends while it starts, because its network is down, is started once more.
-async fn started_again(service: &mut Service) -> anyhow::Result<()> {
+/// Waits until it serves. As a supervisor does: what ends while it starts, because its network is down, is started once more.
+pub async fn serves(stage: &Stage, restarted: Node) -> anyhow::Result<()> {
+    let mut service = stage.service(restarted).lock().await;
     let deadline = Instant::now() + STARTS_MAX;
     loop {
-        *service = service.again()?;
         match service.ready().await {
             Err(_) if Instant::now() < deadline => sleep(START_PAUSE).await,
             ready => return ready,
         }
+        *service = service.again()?;
     }
 }
 

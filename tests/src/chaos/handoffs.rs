@@ -2,7 +2,7 @@
 //! load, so that a busy pair says nothing of whether another one works.
 
 use super::stage::{Node, Stage};
-use crate::load::{Case, Tokens, prompt};
+use crate::load::{Case, Known, Tokens};
 use anyhow::{Context, bail, ensure};
 use baton_node::membership::RouterMembership as _;
 use baton_node::membership::etcd::EtcdRouter;
@@ -34,17 +34,16 @@ const WORD_MAX: Duration = Duration::from_secs(2);
 /// One who asks for them.
 pub struct Handoffs {
     view: EtcdRouter,
-    case: Case,
-    right: Tokens,
+    known: Vec<Known>,
     asked: AtomicU64,
 }
 
 impl Handoffs {
-    /// Watches the membership of `stage`; every handoff is to give the answer `right`, which must be greedy.
-    pub(super) async fn start(stage: &Stage, (case, right): (Case, Tokens)) -> Self {
-        assert!(!case.drawn, "{case:?} is not greedy");
+    /// Watches the membership of `stage`; handoffs are to give the answers `known` in turn, which must be greedy.
+    pub(super) async fn start(stage: &Stage, known: Vec<Known>) -> Self {
+        assert!(!known.is_empty() && known.iter().all(|known| !known.case.drawn), "{known:?} are not greedy");
         let view = EtcdRouter::start(&stage.etcd.lock().await.config(), MEMBERS_MAX);
-        Self { view, case, right, asked: AtomicU64::new(0) }
+        Self { view, known, asked: AtomicU64::new(0) }
     }
 
     /// One handoff from `prefill` to `decode`, and the answer after it; `at` is told how far it is. `Ok` holds what was wrong with the
@@ -57,7 +56,9 @@ impl Handoffs {
     ) -> anyhow::Result<Option<String>> {
         at("waits for a claim");
         let (source, sink) = (self.record(prefill)?, self.record(decode)?);
-        let sequence = self.sequence(prefill, decode);
+        let number = self.asked.fetch_add(1, Ordering::Relaxed);
+        let known = &self.known[number as usize % self.known.len()];
+        let sequence = sequence(format!("{prefill}-to-{decode}-{number}"), known);
         let address = sink.shards.first().context("a worker without a shard")?.transfer_address.clone();
 
         let mut at_decode = DecodeClient::new(channel(&stage.grpc(decode)).await?);
@@ -79,7 +80,7 @@ impl Handoffs {
             timeout(WORD_MAX, at_prefill.run(run)).await.with_context(|| format!("{prefill} takes no prompt"))??;
         let (first, rest) = tokio::try_join!(first_token(run.into_inner(), &at), adopted_tokens(decoded, &at))?;
         let tokens: Tokens = [first].into_iter().chain(rest).map(bits).collect();
-        Ok((tokens != self.right).then(|| format!("{tokens:?}, undisturbed {:?}", self.right)))
+        Ok((tokens != known.answer).then(|| format!("{tokens:?}, undisturbed {:?}", known.answer)))
     }
 
     fn record(&self, node: Node) -> anyhow::Result<Arc<InstanceRecord>> {
@@ -88,26 +89,24 @@ impl Handoffs {
         let member = view.borrow().members.get(&instance).map(|member| member.record.clone());
         member.with_context(|| format!("{node} is not registered"))
     }
-
-    fn sequence(&self, prefill: Node, decode: Node) -> Sequence {
-        let Case { prompt: prompt_len, answer: max_tokens, .. } = self.case;
-        let number = self.asked.fetch_add(1, Ordering::Relaxed);
-        Sequence {
-            request_id: format!("{prefill}-to-{decode}-{number}"),
-            tokens: prompt(self.case),
-            prompt_len,
-            sampling: Some(
-                SamplingParams { max_tokens, ignore_eos: true, logprobs: Some(0), ..SamplingParams::default() }.into(),
-            ),
-            sample_index: 0,
-            priority: PRIORITY,
-        }
-    }
 }
 
 impl Drop for Handoffs {
     fn drop(&mut self) {
         self.view.close();
+    }
+}
+
+fn sequence(request_id: String, known: &Known) -> Sequence {
+    let Case { prompt: prompt_len, answer: max_tokens, .. } = known.case;
+    let sampling = SamplingParams { max_tokens, ignore_eos: true, logprobs: Some(0), ..SamplingParams::default() };
+    Sequence {
+        request_id,
+        tokens: known.prompt(),
+        prompt_len,
+        sampling: Some(sampling.into()),
+        sample_index: 0,
+        priority: PRIORITY,
     }
 }
 

@@ -2,9 +2,10 @@
 //! from what the cluster says of itself.
 
 use super::stage::Node;
+use baton_types::ErrorKind;
 use parking_lot::Mutex;
 use serde::Serialize;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Instant;
 
@@ -53,6 +54,19 @@ pub struct Ended {
     pub end: End,
 }
 
+/// One try of a request at one router.
+#[derive(Clone, Debug)]
+pub struct Try {
+    /// The request, as a person would look it up.
+    pub name: String,
+    /// Who was asked.
+    pub router: Node,
+    /// Whether it insists on a prefill worker.
+    pub remote: bool,
+    /// When.
+    pub from: Instant,
+}
+
 /// Counts of a run.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Tally {
@@ -74,6 +88,10 @@ pub struct Tally {
     pub live: u64,
     /// Sent more than once by their client.
     pub resent: u64,
+    /// Tries after which a client had to come again, by what it was told and what excused that.
+    pub again: BTreeMap<String, u64>,
+    /// And those that nothing excused.
+    pub unexcused: u64,
 }
 
 impl Tally {
@@ -88,6 +106,10 @@ impl Tally {
         self.endless += other.endless;
         self.live += other.live;
         self.resent += other.resent;
+        self.unexcused += other.unexcused;
+        for (why, n) in &other.again {
+            *self.again.entry(why.clone()).or_default() += n;
+        }
     }
 }
 
@@ -137,10 +159,10 @@ impl Judge {
         self.touches.lock()[acting.0].to = Some(Instant::now());
     }
 
-    /// Whether a fault other than `acting` touched `node` since then.
-    pub fn touched_since(&self, since: Instant, node: Node, acting: &Acting) -> bool {
+    /// Whether a fault, other than `acting`, touched `node` since then.
+    pub fn touched_since(&self, since: Instant, node: Node, acting: Option<&Acting>) -> bool {
         let touches = self.touches.lock();
-        let others = touches.iter().enumerate().filter(|(index, _)| *index != acting.0);
+        let others = touches.iter().enumerate().filter(|(index, _)| acting.is_none_or(|acting| *index != acting.0));
         others.map(|(_, t)| t).any(|t| t.nodes.contains(&node) && t.overlaps(since, Instant::now()))
     }
 
@@ -153,6 +175,31 @@ impl Judge {
         any(|n| matches!(n, Node::Router(_)))
             && any(|n| matches!(n, Node::Decode(_)))
             && (!remote || any(|n| matches!(n, Node::Prefill(_))))
+    }
+
+    /// A router that is full puts a client off, which it may at any time.
+    pub fn put_off(&self) {
+        *self.tally.lock().again.entry(ErrorKind::Overloaded.name().into()).or_default() += 1;
+    }
+
+    /// A router did not serve a try, `what` for short: it may only where a fault touched it meanwhile, or no path was alive.
+    pub fn turned_away(&self, Try { name, router, remote, from }: Try, what: &str, why: &str) {
+        let now = Instant::now();
+        let touched = self.touches.lock().iter().any(|t| t.nodes.contains(&router) && t.overlaps(from, now));
+        let excuse = match (touched, self.live(from, now, remote)) {
+            (true, _) => "that router met a fault",
+            (false, false) => "no path was alive",
+            (false, true) => "nothing excuses it",
+        };
+        let is_broken = excuse == "nothing excuses it";
+        let mut tally = self.tally.lock();
+        *tally.again.entry(format!("{what}, {excuse}")).or_default() += 1;
+        tally.unexcused += u64::from(is_broken);
+        drop(tally);
+        if is_broken {
+            let what = format!("{name} was turned away by {router} although a path was alive: {why}");
+            self.breach((from, now), what);
+        }
     }
 
     /// A request ended.
@@ -258,7 +305,7 @@ mod tests {
         ended(&judge, true, sent);
         ended(&judge, false, sent);
         assert_eq!((judge.tally().failed_live, judge.tally().failed_dark), (2, 1), "local prefill was alive");
-        assert!(judge.touched_since(sent, Node::Prefill(1), &first));
+        assert!(judge.touched_since(sent, Node::Prefill(1), Some(&first)));
         judge.settled(&first);
         judge.settled(&second);
         ended(&judge, true, sent);
@@ -266,5 +313,28 @@ mod tests {
         std::thread::sleep(Duration::from_millis(2));
         ended(&judge, true, Instant::now());
         assert_eq!(judge.tally().failed_live, 3);
+    }
+
+    #[test]
+    fn a_client_may_be_sent_away_by_a_router_that_is_touched_or_without_a_live_path() {
+        let judge = Judge::new(Instant::now() - Duration::from_secs(10));
+        let away = |router, remote| {
+            let asked = Try { name: "one".into(), router: Node::Router(router), remote, from: Instant::now() };
+            judge.turned_away(asked, "unavailable", "no worker");
+            (judge.tally().unexcused, judge.breaches().len())
+        };
+        assert_eq!(away(0, false), (1, 1), "nothing is broken");
+        let router = judge.strikes("r-0 killed".into(), vec![Node::Router(0)]);
+        assert_eq!(away(0, false), (1, 1), "it was touched");
+        assert_eq!(away(1, false), (2, 2), "the other one was not");
+        judge.settled(&router);
+        std::thread::sleep(Duration::from_millis(2));
+        let all = judge.strikes("both".into(), vec![Node::Prefill(0), Node::Prefill(1)]);
+        assert_eq!(away(0, true), (2, 2), "it insists on a prefill worker");
+        assert_eq!(away(0, false), (3, 3), "decode workers were alive");
+        judge.settled(&all);
+        judge.put_off();
+        let counts = [("overloaded", 1), ("unavailable, no path was alive", 1), ("unavailable, nothing excuses it", 3)];
+        assert!(counts.iter().all(|(why, n)| judge.tally().again.get(*why) == Some(n)), "{:?}", judge.tally());
     }
 }

@@ -2,7 +2,7 @@
 //! around them.
 
 use super::checks::{self, Settled};
-use super::faults::{Target, duration, repair, strike};
+use super::faults::{Target, duration, repair, restarts, serves, strike};
 use super::handoffs::Handoffs;
 use super::judge::Judge;
 use super::load::Load;
@@ -50,6 +50,12 @@ pub struct Record {
     pub pairs: u64,
     /// Repairs after which every pair carried one.
     pub all_pairs: u64,
+    /// Repairs that another fault met before all pairs had carried one.
+    pub met: u64,
+    /// Of those, since all pairs were asked.
+    owed: u64,
+    /// Times that all pairs were asked while nothing was broken, since some had not been.
+    pub whole: u64,
     /// Longest time until all pairs carried handoffs again.
     pub pairs_max: Duration,
     /// Longest time until routers placed on all workers again.
@@ -120,6 +126,9 @@ async fn one(scene: Scene<'_>, cell: Cell, random: &mut StdRng) -> anyhow::Resul
     let is_alone = random.random_bool(ALONE_SHARE);
     let _alone = if is_alone { Some(alone.write().await) } else { None };
     let _beside = if is_alone { None } else { Some(alone.read().await) };
+    if is_alone {
+        whole(scene).await;
+    }
     let (target, met) = find(scene, cell, random).await;
     let Cell(component, fault, _) = cell;
     let at_s = judge.at_s();
@@ -138,24 +147,34 @@ async fn one(scene: Scene<'_>, cell: Cell, random: &mut StdRng) -> anyhow::Resul
         if fault == Fault::Killed { checks::quarantine(scene, &acting, struck, others).await } else { Duration::ZERO }
     };
     let (repaired, bereaved) = tokio::join!(repaired, bereaved);
-    repaired?;
-    let since = Instant::now();
+    let since = repaired?;
+    let restarted = restarts(target, fault);
+    let own = async {
+        let Some(node) = restarted else { return anyhow::Ok(Duration::ZERO) };
+        serves(stage, node).await?;
+        let own = Node::WORKERS.into_iter().filter(|worker| *worker == node).collect();
+        Ok(checks::quarantine(scene, &acting, Instant::now(), own).await)
+    };
     let back_s = judge.at_s() - at_s;
-    let Settled { pairs, admitted, quarantine } = checks::settle(scene, &acting, since).await;
-    let quarantine = quarantine.max(bereaved);
+    let (own, settled) = tokio::join!(own, checks::settle(scene, &acting, since, restarted));
+    let Settled { pairs, admitted, quarantine } = settled;
+    let quarantine = quarantine.max(bereaved).max(own?);
     judge.settled(&acting);
     let last = pairs.iter().max().copied().unwrap_or_default();
     {
         let mut record = record.lock();
         record.pairs += pairs.len() as u64;
-        record.all_pairs += u64::from(pairs.len() as u64 == PAIRS);
+        let is_whole = pairs.len() as u64 == PAIRS;
+        record.all_pairs += u64::from(is_whole);
+        record.met += u64::from(!is_whole);
+        record.owed += u64::from(!is_whole);
         record.pairs_max = record.pairs_max.max(last);
         record.admitted_max = record.admitted_max.max(admitted);
         record.quarantine_max = record.quarantine_max.max(quarantine);
     }
     let met: Vec<String> = met.iter().map(ToString::to_string).collect();
     println!(
-        "{at_s:>7.1} s  {target} {fault}, met {}; back after {back_s:.1} s, {} pairs in {:.1} s, admitted in {:.1} s, \
+        "{at_s:>7.1} s  {target} {fault}, met {}; repaired after {back_s:.1} s, {} pairs in {:.1} s, admitted in {:.1} s, \
          no quarantine in {:.2} s",
         met.join(", "),
         pairs.len(),
@@ -164,6 +183,25 @@ async fn one(scene: Scene<'_>, cell: Cell, random: &mut StdRng) -> anyhow::Resul
         quarantine.as_secs_f64()
     );
     Ok(())
+}
+
+/// Asks all pairs at a moment when nothing is broken, where other faults met repairs before.
+pub async fn whole(scene: Scene<'_>) {
+    let owed = std::mem::take(&mut scene.record.lock().owed);
+    if owed == 0 {
+        return;
+    }
+    let carried = checks::pairs(scene, None, Instant::now()).await;
+    let longest = carried.iter().max().copied().unwrap_or_default();
+    let mut record = scene.record.lock();
+    record.whole += 1;
+    record.pairs_max = record.pairs_max.max(longest);
+    println!(
+        "{:>7.1} s  nothing is broken: {} pairs in {:.1} s, {owed} repairs after they were asked last",
+        scene.judge.at_s(),
+        carried.len(),
+        longest.as_secs_f64()
+    );
 }
 
 fn count(record: &Mutex<Record>, component: Component, fault: Fault, met: &BTreeSet<Phase>) {

@@ -3,7 +3,7 @@
 use super::client::{Ask, Shared, channel};
 use super::judge::Judge;
 use super::sight::Flight;
-use crate::load::{Case, Tokens, undisturbed};
+use crate::load::{Case, Known, undisturbed};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,9 +40,9 @@ impl Load {
         seed: u64,
     ) -> anyhow::Result<Self> {
         let routers = routers.iter().map(|url| channel(url)).collect::<anyhow::Result<Vec<_>>>()?;
-        let right = undisturbed(&routers[0], cases).await?;
+        let known = undisturbed(&routers[0], cases).await?;
         let (flights, next) = (Mutex::default(), AtomicU64::new(0));
-        let shared = Arc::new(Shared { routers, right, judge, flights, next, seed });
+        let shared = Arc::new(Shared { routers, known, judge, flights, next, seed });
         let mood = watch::Sender::new(Mood::Ask);
         let clients = (0..clients).map(|_| tokio::spawn(client(shared.clone(), mood.subscribe()))).collect();
         Ok(Self { shared, mood, clients })
@@ -53,10 +53,12 @@ impl Load {
         self.shared.flights.lock().values().copied().collect()
     }
 
-    /// The shortest greedy request, and its answer.
-    pub(super) fn shortest(&self) -> (Case, Tokens) {
-        let greedy = self.shared.right.iter().filter(|(case, _)| !case.drawn);
-        greedy.min_by_key(|(case, _)| case.prompt + case.answer).expect("one case is greedy").clone()
+    /// The shortest greedy requests.
+    pub(super) fn shortest(&self) -> Vec<Known> {
+        let greedy = || self.shared.known.iter().filter(|known| !known.case.drawn);
+        let tokens = |known: &Known| known.case.prompt + known.case.answer;
+        let shortest = greedy().map(tokens).min();
+        greedy().filter(|known| Some(tokens(known)) == shortest).cloned().collect()
     }
 
     /// Lets what runs end, and nothing begin.
@@ -86,7 +88,7 @@ async fn client(shared: Arc<Shared>, mut mood: watch::Receiver<Mood>) {
     loop {
         let Ok(Mood::Ask) = mood.wait_for(|mood| *mood != Mood::Wait).await.map(|mood| *mood) else { return };
         let number = shared.next.fetch_add(1, Ordering::Relaxed);
-        let ask = Ask::drawn(shared.seed, number, &shared.right);
+        let ask = Ask::drawn(shared.seed, number, &shared.known);
         if !shared.one(number, &ask).await {
             sleep(PAUSE).await;
         }

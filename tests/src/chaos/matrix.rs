@@ -76,7 +76,7 @@ pub struct Row {
     pub client: &'static str,
     /// What is freed, and when.
     pub freed: &'static str,
-    /// Tests below `tests/tests` (without `.rs`) that show it, besides the chaos run itself.
+    /// Tests that show it in one of these phases at least, besides the chaos run itself: files from the root of the repository.
     pub tests: &'static [&'static str],
 }
 
@@ -102,6 +102,12 @@ const SLOWER: &str = "the same tokens, later";
 const NOTHING: &str = "nothing";
 const NONE: &str = "nothing has to be";
 
+const DRAIN: &str = "tests/tests/drain.rs";
+const RECOVERY: &str = "tests/tests/recovery.rs";
+const ETCD: &str = "tests/tests/etcd.rs";
+/// Nodes of etcd that die and hang, without load.
+const NODES: &str = "node/src/membership/etcd/tests/nodes.rs";
+
 /// The table.
 pub const MATRIX: &[Row] = &[
     Row {
@@ -126,7 +132,7 @@ pub const MATRIX: &[Row] = &[
         phases: AT_ROUTER,
         client: "nothing: what runs ends, within the drain's bound; what is new is refused, and sent to another router",
         freed: "as each request ends",
-        tests: &["drain"],
+        tests: &[DRAIN],
     },
     Row {
         component: Prefiller,
@@ -134,7 +140,7 @@ pub const MATRIX: &[Row] = &[
         phases: &[Waiting, Prefill],
         client: SAME,
         freed: "decode worker: the claim, or the reservation behind the fence of the closed connection, within 1 s",
-        tests: &["recovery"],
+        tests: &[],
     },
     Row {
         component: Prefiller,
@@ -142,7 +148,7 @@ pub const MATRIX: &[Row] = &[
         phases: &[Transfer],
         client: PAUSE,
         freed: "decode worker: the reservation, behind the fence of the closed connection, within 1 s",
-        tests: &["recovery"],
+        tests: &[RECOVERY],
     },
     Row {
         component: Prefiller,
@@ -150,7 +156,7 @@ pub const MATRIX: &[Row] = &[
         phases: &[Waiting, Prefill],
         client: "a pause; if it outlasts the probes (6 s), another worker computes it",
         freed: "decode worker: the reservation, once the abort is not acknowledged and the connection is closed (2 s)",
-        tests: &["recovery"],
+        tests: &[],
     },
     Row {
         component: Prefiller,
@@ -158,7 +164,7 @@ pub const MATRIX: &[Row] = &[
         phases: &[Transfer],
         client: PAUSE,
         freed: "decode worker: the reservation, once the abort is not acknowledged and the connection is closed (2 s); what the worker still writes on resuming is dropped at the door",
-        tests: &["recovery"],
+        tests: &[RECOVERY],
     },
     Row {
         component: Prefiller,
@@ -166,7 +172,7 @@ pub const MATRIX: &[Row] = &[
         phases: &[Waiting, Prefill, Transfer],
         client: "nothing; what outlasts the drain's bound is computed by another worker",
         freed: "as each handoff is acknowledged, or cut off at the bound",
-        tests: &["drain"],
+        tests: &[DRAIN, RECOVERY],
     },
     Row {
         component: Decoder,
@@ -174,23 +180,39 @@ pub const MATRIX: &[Row] = &[
         phases: &[Waiting, Prefill],
         client: SAME,
         freed: "prefill worker: its hold, when the connection closes",
-        tests: &["recovery"],
+        tests: &[],
     },
     Row {
         component: Decoder,
         fault: Killed,
-        phases: &[Transfer, Decode],
+        phases: &[Transfer],
         client: PAUSE,
         freed: "prefill worker: its hold, when the connection closes",
-        tests: &["recovery"],
+        tests: &[],
+    },
+    Row {
+        component: Decoder,
+        fault: Killed,
+        phases: &[Decode],
+        client: PAUSE,
+        freed: "prefill worker: its hold, when the connection closes",
+        tests: &[RECOVERY],
     },
     Row {
         component: Decoder,
         fault: Stopped,
-        phases: ALL,
+        phases: &[Waiting, Prefill, Transfer],
         client: "a pause; if it outlasts the probes (6 s), the answer goes on elsewhere with the very same tokens",
         freed: "prefill worker: its hold, at the abort; on resuming, the decode worker's own, since its streams are closed",
-        tests: &["recovery"],
+        tests: &[],
+    },
+    Row {
+        component: Decoder,
+        fault: Stopped,
+        phases: &[Decode],
+        client: "a pause; if it outlasts the probes (6 s), the answer goes on elsewhere with the very same tokens",
+        freed: "prefill worker: its hold, at the abort; on resuming, the decode worker's own, since its streams are closed",
+        tests: &[RECOVERY],
     },
     Row {
         component: Decoder,
@@ -198,7 +220,7 @@ pub const MATRIX: &[Row] = &[
         phases: ALL,
         client: "nothing; what outlasts the drain's bound goes on elsewhere with the very same tokens",
         freed: "as each request ends, or is cut off at the bound",
-        tests: &["drain"],
+        tests: &[DRAIN, RECOVERY],
     },
     Row {
         component: Data,
@@ -232,7 +254,7 @@ pub const MATRIX: &[Row] = &[
         phases: ALL,
         client: "nothing: what runs goes on; a worker whose lease ends gets no new work until it is back",
         freed: NONE,
-        tests: &["etcd"],
+        tests: &[ETCD],
     },
     Row { component: Registry, fault: Narrowed, phases: ALL, client: NOTHING, freed: NONE, tests: &[] },
     Row { component: Registry, fault: Delayed, phases: ALL, client: NOTHING, freed: NONE, tests: &[] },
@@ -243,16 +265,16 @@ pub const MATRIX: &[Row] = &[
         phases: AT_ROUTER,
         client: "nothing: the router serves from its last view; a worker that joins gets no work of it until the link is back",
         freed: NONE,
-        tests: &["etcd"],
+        tests: &[ETCD],
     },
-    Row { component: Etcd, fault: Killed, phases: AT_ROUTER, client: NOTHING, freed: NONE, tests: &["etcd"] },
+    Row { component: Etcd, fault: Killed, phases: AT_ROUTER, client: NOTHING, freed: NONE, tests: &[ETCD, NODES] },
     Row {
         component: Etcd,
         fault: Stopped,
         phases: AT_ROUTER,
         client: "nothing: sessions go on at the next node",
         freed: NONE,
-        tests: &["etcd"],
+        tests: &[NODES],
     },
 ];
 
@@ -264,11 +286,16 @@ pub fn rendered() -> String {
     text += "|---|---|---|---|---|---|\n";
     for row in MATRIX {
         let phases: Vec<String> = row.phases.iter().map(ToString::to_string).collect();
-        let tests = row.tests.iter().map(|test| format!(", [{test}](../tests/tests/{test}.rs)")).collect::<String>();
+        let tests = row.tests.iter().map(|test| format!(", [{}](../{test})", name(test))).collect::<String>();
         let Row { component, fault, client, freed, .. } = row;
         text += &format!("| {component} | {fault} | {} | {client} | {freed} | chaos{tests} |\n", phases.join(", "));
     }
     text
+}
+
+/// A file without folders and ending.
+fn name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path).trim_end_matches(".rs")
 }
 
 impl fmt::Display for Component {
@@ -317,6 +344,14 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
+    fn what_shows_a_row_is_there() {
+        let root = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+        let missing: Vec<_> =
+            MATRIX.iter().flat_map(|row| row.tests).filter(|test| !root.join(test).is_file()).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+    }
+
+    #[test]
     fn every_part_fails_in_every_way_that_it_can() {
         let all: Vec<Cell> = cells().collect();
         let kinds: BTreeSet<_> = all.iter().map(|Cell(component, fault, _)| (*component, *fault)).collect();
@@ -327,6 +362,7 @@ mod tests {
         for link in [Data, Control, Registry] {
             assert!([Cut, Narrowed, Delayed, Lossy].into_iter().all(|fault| kinds.contains(&(link, fault))));
         }
-        assert!(kinds.contains(&(Etcd, Killed)) && kinds.contains(&(Etcd, Stopped)) && kinds.len() == 23);
+        let single = [(Etcd, Killed), (Etcd, Stopped), (RouterRegistry, Cut)];
+        assert!(single.iter().all(|kind| kinds.contains(kind)) && kinds.len() == 24);
     }
 }

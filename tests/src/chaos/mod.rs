@@ -56,7 +56,7 @@ pub struct ActPlan {
 }
 
 /// What is to be done, and how much of it is asked for.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Plan {
     /// Draws requests, faults, and packets that are lost.
     pub seed: u64,
@@ -64,6 +64,8 @@ pub struct Plan {
     pub acts: Vec<ActPlan>,
     /// Each cell is to be hit so often.
     pub hits_min: u64,
+    /// Links are to fail, too.
+    pub links: bool,
     /// So many requests are to end.
     pub requests_min: u64,
     /// Where logs go.
@@ -117,6 +119,7 @@ async fn play(
         let until = end.min(Instant::now() + ROUND);
         let [workers, around] = &mut random;
         tokio::try_join!(lanes::run(scene, LANES[0], until, workers), lanes::run(scene, LANES[1], until, around),)?;
+        lanes::whole(scene).await;
         load.pause().await;
         let quiet = checks::quiet(stage, judge).await;
         outcome.quiet_max = outcome.quiet_max.max(quiet);

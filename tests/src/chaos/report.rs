@@ -60,6 +60,10 @@ pub struct Report {
     pub pairs_asked: u64,
     /// Repairs after which every pair carried one.
     pub all_pairs: u64,
+    /// Repairs that another fault met before all pairs had carried one.
+    pub met: u64,
+    /// Times that all pairs were asked afterwards, while nothing was broken.
+    pub whole: u64,
     /// Longest time from a repair until all pairs had carried a handoff.
     pub pairs_s_max: f64,
     /// Longest time from a repair until routers placed on all workers.
@@ -96,6 +100,9 @@ impl Report {
         for cell in cells().filter(possible).filter(|cell| hits(cell) < plan.hits_min) {
             missed.push(format!("{} {} in {}: {} hits of {}", cell.0, cell.1, cell.2, hits(&cell), plan.hits_min));
         }
+        if let (true, Some(why)) = (plan.links, &no_network) {
+            missed.push(format!("links: there may be no network of its own here: {why}"));
+        }
         if requests.finished < plan.requests_min {
             missed.push(format!("{} requests of {}", requests.finished, plan.requests_min));
         }
@@ -119,6 +126,8 @@ impl Report {
             pairs: record.pairs,
             pairs_asked: record.faults * PAIRS,
             all_pairs: record.all_pairs,
+            met: record.met,
+            whole: record.whole,
             pairs_s_max: record.pairs_max.as_secs_f64(),
             admitted_s_max: record.admitted_max.as_secs_f64(),
             quarantine_s_max: record.quarantine_max.as_secs_f64(),
@@ -179,7 +188,8 @@ impl fmt::Display for Report {
         writeln!(
             f,
             "\nseed {}, commit {}: {} faults in {} s. {} of {} handoffs of pairs after repairs (another fault met the \
-             others first), each within {:.1} s, all four after {} repairs; at most {:.1} s to routers that place on all, \
+             others first), all four after {} repairs; {} repairs were met so, and {} times all four were asked when nothing \
+             was broken. Each within {:.1} s; at most {:.1} s to routers that place on all, \
              {:.2} s to no quarantine, {:.1} s from the last request to no reference.",
             self.seed,
             self.commit,
@@ -187,16 +197,35 @@ impl fmt::Display for Report {
             self.seconds,
             self.pairs,
             self.pairs_asked,
-            self.pairs_s_max,
             self.all_pairs,
+            self.met,
+            self.whole,
+            self.pairs_s_max,
             self.admitted_s_max,
             self.quarantine_s_max,
             self.quiet_s_max
         )?;
+        let again: Vec<String> = self.requests.again.iter().map(|(why, n)| format!("{n} ({why})")).collect();
+        writeln!(f, "Tries after which a client had to come again: {}.", again.join("; "))?;
         if let Some(why) = &self.no_network {
-            writeln!(f, "No link failed, since there may be no network of its own here: {why}")?;
+            writeln!(f, "No link failed, without a network of its own: {why}")?;
         }
         self.breaches.iter().try_for_each(|breach| writeln!(f, "{breach}"))?;
         self.missed.iter().try_for_each(|missed| writeln!(f, "MISSED: {missed}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_that_is_to_break_links_and_cannot_is_not_kept() {
+        let plan = |links| Plan { links, ..Plan::default() };
+        let is_kept = |links, no_network: Option<&str>| {
+            Report::new(&plan(links), no_network.map(str::to_owned), Outcome::default()).is_kept()
+        };
+        assert!(is_kept(true, None) && is_kept(false, Some("no root")));
+        assert!(!is_kept(true, Some("no root")));
     }
 }

@@ -6,6 +6,7 @@ use super::matrix::Phase;
 use super::stage::{Node, Stage};
 use crate::quiet::claimed_tokens;
 use crate::scrape::Scrape;
+use baton_proto::v1::PrefillPolicy;
 use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -20,8 +21,8 @@ pub struct Flight {
     pub router: usize,
     /// Tokens that came.
     pub tokens: usize,
-    /// It may be prefilled elsewhere than it is decoded.
-    pub remote: bool,
+    /// Where it may be prefilled.
+    pub policy: PrefillPolicy,
 }
 
 /// Phases of the requests that `target` has now.
@@ -40,12 +41,19 @@ pub async fn phases(target: Target, stage: &Stage, load: &Load) -> BTreeSet<Phas
 }
 
 fn of_flights<'a>(flights: impl Iterator<Item = &'a Flight>) -> BTreeSet<Phase> {
-    let phase = |flight: &Flight| match flight.tokens {
-        0 => Phase::Waiting,
-        1 if flight.remote => Phase::Transfer,
-        _ => Phase::Decode,
-    };
-    flights.map(phase).collect()
+    flights.filter_map(Flight::phase).collect()
+}
+
+impl Flight {
+    /// As far as its client can tell: after one token of those that the router places there may be a handoff, or none.
+    fn phase(&self) -> Option<Phase> {
+        match (self.tokens, self.policy) {
+            (0, _) => Some(Phase::Waiting),
+            (1, PrefillPolicy::Remote) => Some(Phase::Transfer),
+            (1, PrefillPolicy::Auto) => None,
+            _ => Some(Phase::Decode),
+        }
+    }
 }
 
 /// What a worker says; nothing where it cannot be asked.
@@ -53,19 +61,37 @@ async fn at(stage: &Stage, worker: Node) -> BTreeSet<Phase> {
     let look = async {
         let scrape = Scrape::of(&stage.metrics(worker)).await?;
         let claimed = if let Node::Decode(_) = worker { claimed_tokens(stage.grpc(worker)).await? } else { 0 };
-        anyhow::Ok((scrape, claimed))
+        let has = |name: &str| anyhow::Ok(scrape.find(name, &[])? > 0.0);
+        let (runs, queued) = (has("baton_sequences_running")?, has("baton_sequences_waiting")?);
+        let handoffs = has("baton_kv_handoffs_outgoing")? || has("baton_kv_handoffs_incoming")?;
+        anyhow::Ok((runs, queued, has("baton_waiting_tokens")?, handoffs, claimed))
     };
-    let Ok(Ok((scrape, claimed))) = timeout(LOOK_MAX, look).await else { return BTreeSet::new() };
-    let has = |name: &str| scrape.sum(name, &[]) > 0.0;
-    let (runs, queued, uncomputed) =
-        (has("baton_sequences_running"), has("baton_sequences_waiting"), has("baton_waiting_tokens"));
+    let Ok(Ok((runs, queued, uncomputed, handoffs, claimed))) = timeout(LOOK_MAX, look).await else {
+        return BTreeSet::new();
+    };
     let decodes = matches!(worker, Node::Decode(_));
     let seen = [
         (Phase::Waiting, queued || claimed > 0),
         // What is queued on a decode worker has tokens to compute, too.
         (Phase::Prefill, runs && uncomputed && !(decodes && queued)),
-        (Phase::Transfer, has("baton_kv_handoffs_outgoing") || has("baton_kv_handoffs_incoming")),
+        (Phase::Transfer, handoffs),
         (Phase::Decode, decodes && runs && !uncomputed),
     ];
     seen.into_iter().filter(|(_, seen)| *seen).map(|(phase, _)| phase).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_sees_a_transfer_only_where_there_must_be_one() {
+        let phase = |tokens, policy| Flight { router: 0, tokens, policy }.phase();
+        for policy in [PrefillPolicy::Remote, PrefillPolicy::Auto, PrefillPolicy::Local] {
+            assert_eq!((phase(0, policy), phase(2, policy)), (Some(Phase::Waiting), Some(Phase::Decode)));
+        }
+        assert_eq!(phase(1, PrefillPolicy::Remote), Some(Phase::Transfer));
+        assert_eq!(phase(1, PrefillPolicy::Local), Some(Phase::Decode));
+        assert_eq!(phase(1, PrefillPolicy::Auto), None);
+    }
 }

@@ -2,6 +2,7 @@
 
 use super::network::{self, HUB, Net, Network};
 use crate::logs::bad_lines;
+use crate::quiet::Counts;
 use crate::scrape::sum;
 use crate::service::{Place, Service, free_addresses};
 use anyhow::ensure;
@@ -87,6 +88,8 @@ pub struct Stage {
     pub etcd: Mutex<EtcdCluster>,
     network: Option<Arc<Network>>,
     logs: PathBuf,
+    /// Blocks of each worker's pool, in the order of [`Node::WORKERS`].
+    blocks: Vec<u64>,
 }
 
 /// Name of the file that a process's words go to.
@@ -119,11 +122,15 @@ impl Stage {
                 &[&common[..], &own, &[config]].concat(),
             )?));
         }
-        let stage = Self { services, listens, etcd: Mutex::new(etcd), network, logs: logs.to_path_buf() };
+        let (etcd, logs) = (Mutex::new(etcd), logs.to_path_buf());
+        let mut stage = Self { services, listens, etcd, network, logs, blocks: Vec::new() };
         for node in Node::ALL {
             stage.service(node).lock().await.ready().await?;
         }
         stage.whole().await?;
+        for worker in Node::WORKERS {
+            stage.blocks.push(stage.counts(worker).await?.blocks());
+        }
         Ok(stage)
     }
 
@@ -139,6 +146,16 @@ impl Stage {
             }
         }
         Ok(())
+    }
+
+    /// What goes on in a worker, as it tells.
+    pub(super) async fn counts(&self, worker: Node) -> anyhow::Result<Counts> {
+        Counts::told(&self.metrics(worker), self.grpc(worker)).await
+    }
+
+    /// Each worker, and how many blocks its pool began with: every start of it has as many.
+    pub fn blocks(&self) -> impl Iterator<Item = (Node, u64)> {
+        Node::WORKERS.into_iter().zip(self.blocks.iter().copied())
     }
 
     /// The process of a node.
