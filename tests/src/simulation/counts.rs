@@ -71,7 +71,7 @@ const EXPECTED: &[(&str, &[&str])] = &[
     ),
     ("leases", &["joined", "renewed", "replaced", "ended"]),
     ("scheduler", &["preempted", "deadline", "stalled"]),
-    ("sink waits", &["quarantine"]),
+    ("sink waits", &["quarantine", "room", "room behind others"]),
     ("sink refuses", &["quarantine", "unknown_request", "wrong_incarnation"]),
     ("sink ends", &["aborted", "aborted_by_peer", "adopted", "corrupt", "deadline", "not_adopted", "peer_lost"]),
     (

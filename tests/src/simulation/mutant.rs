@@ -18,7 +18,7 @@ pub enum Mutant {
     DoubleFree,
     /// A router lists from a member of etcd that lags.
     ViewGoesBack,
-    /// A reservation takes what is free, and waits for the rest.
+    /// Reservations that wait take blocks one by one, in turn, and hold what they have: two of them can wait for each other.
     PiecewiseReservation,
     /// Checksums are taken to be right, whatever arrived.
     UnverifiedKv,
@@ -48,7 +48,7 @@ impl Mutant {
             Self::OlderIncarnation => Invariant::NotAnOlderStart,
             Self::DoubleFree => Invariant::OneOwner,
             Self::ViewGoesBack => Invariant::ForwardViews,
-            Self::PiecewiseReservation => Invariant::WholeReservation,
+            Self::PiecewiseReservation => Invariant::NoDeadlock,
             Self::UnverifiedKv => Invariant::VerifiedKv,
             Self::LateQuarantineBound => Invariant::QuarantineBound,
         })
