@@ -98,7 +98,7 @@ fn a_seed_gives_one_schedule() {
 #[test]
 fn seeded_defects_are_found() {
     for mutant in Mutant::ALL {
-        let found = (0..3_000).find_map(|seed| run(seed, mutant).err());
+        let found = (0..10_000).find_map(|seed| run(seed, mutant).err());
         let broken = found.unwrap_or_else(|| panic!("{mutant:?} was not found"));
         assert_eq!(Some(broken.invariant), mutant.breaks(), "{mutant:?}: {broken}");
         if mutant == Mutant::DoubleFree {

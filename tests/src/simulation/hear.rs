@@ -111,7 +111,7 @@ impl World {
         let Some(attempt) = self.flow(r, request).and_then(|flow| flow.attempt.as_ref()) else { return };
         let Stage::Pair(pair) = &attempt.stage else { return };
         let number = attempt.number;
-        if let Some(due) = pair.due(at) {
+        if let Some(due) = pair.due(at).filter(|_| !self.mutant.doubts_for_ever()) {
             let due = self.clock.time(due);
             self.clock.post(due, here, Event::DoubtEnds { request, attempt: number });
         }

@@ -25,7 +25,7 @@ pub enum Invariant {
     ForwardViews,
     /// Clients are sent the right answer.
     RightAnswer,
-    /// Each request ends in time, with an error only where it may.
+    /// Each request ends by its deadline, and soon after all repairs without it; with an error only where it may.
     EveryEnd,
     /// When all is quiet, nothing is held.
     Quiet,

@@ -2,8 +2,9 @@
 
 use super::clock::{Time, ms};
 use super::invariant::Invariant;
-use super::shape::{END, HEALED};
-use super::world::World;
+use super::shape::{END, ENDS_WITHIN, HEALED};
+use super::worker::Worker;
+use super::world::{Request, World};
 use baton_kv_cache::Lease;
 use baton_types::GroupBlocks;
 use std::collections::BTreeMap;
@@ -85,24 +86,23 @@ impl World {
 
     /// All requests ended in time, and nothing of them is left.
     pub(super) fn check_quiet(&mut self) {
-        // What an unfenced peer may still write is lost to the pool while that peer lives.
-        let is_whole = |w| self.worker(w).is_none_or(|w| w.pool.counts().quarantined == 0);
-        let all_whole = (self.shape.routers..self.procs.len()).all(is_whole);
         for request in 0..self.requests.len() {
             let spec = &self.requests[request];
             // A router that stood still, or an etcd that was away, ends nothing before they go on.
             let by = spec.deadline.max(HEALED) + ms(20);
+            // No deadline of a client is to be what ends a request once nothing disturbs it.
+            let soon = spec.at.max(HEALED) + ENDS_WITHIN;
             match &spec.outcome {
                 None => self.fail(Invariant::EveryEnd, format!("request {request} never ended")),
                 Some((at, _)) if *at > by => {
                     self.fail(Invariant::EveryEnd, format!("request {request} ended at {at} us, after its deadline"))
                 }
-                Some((_, Some(error))) if spec.must_succeed && all_whole => {
-                    self.fail(
-                        Invariant::EveryEnd,
-                        format!("request {request} came when all was well, and failed: {error:?}"),
-                    );
-                }
+                Some((at, _)) if *at > soon => self
+                    .fail(Invariant::EveryEnd, format!("request {request} ended at {at} us, {soon} was time enough")),
+                Some((_, Some(error))) if spec.must_succeed && self.has_place(spec) => self.fail(
+                    Invariant::EveryEnd,
+                    format!("request {request} came when all was well, and failed: {error:?}"),
+                ),
                 Some(_) => {}
             }
         }
@@ -112,6 +112,20 @@ impl World {
         for r in 0..self.shape.routers {
             self.check_view(r);
         }
+    }
+
+    /// Whether some decode worker has room for it beside what is quarantined: what an unfenced peer may still write is lost to the pool
+    /// while that peer lives.
+    fn has_place(&self, request: &Request) -> bool {
+        let tokens = request.prompt.len() + request.max_tokens;
+        let fits = |w| {
+            let worker: Option<&Worker> = self.worker(w);
+            worker.is_some_and(|worker| {
+                let counts = worker.pool.counts();
+                worker.memory.map.layout().blocks_for(tokens) <= counts.total - counts.quarantined
+            })
+        };
+        (self.shape.routers + self.shape.prefills..self.procs.len()).any(fits)
     }
 
     fn check_idle(&mut self, w: usize) {

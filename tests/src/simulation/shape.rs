@@ -22,6 +22,10 @@ pub(super) const HEALED: Time = ms(1800);
 const WELL: Time = HEALED + ms(1600);
 /// Routers, workers and etcd stop talking of themselves.
 pub(super) const TALK_ENDS: Time = WELL + ms(1900);
+/// A request that came before repairs or later ends within this after both, whatever its deadline.
+pub(super) const ENDS_WITHIN: Time = ms(2000);
+/// Patience of clients, in milliseconds, whose deadlines are no help to a request that is stuck.
+const PATIENCE: usize = 9_000;
 /// Everything must be quiet ten seconds after the last request ended.
 pub(super) const END: Time = TALK_ENDS + ms(10_000);
 
@@ -138,7 +142,7 @@ fn late(shape: &Shape, random: &mut Random) -> Request {
     late.prompt.truncate(32);
     late.answer = Oracle::of(&late.prompt).answer(late.max_tokens);
     late.at = WELL + random.below(ms(300) as usize) as Time;
-    (late.deadline, late.gone, late.must_succeed) = (late.at + ms(1500), None, true);
+    (late.deadline, late.gone, late.must_succeed) = (late.at + ms(PATIENCE as u64), None, true);
     late.policy = PrefillPolicy::Auto;
     late
 }
@@ -155,7 +159,11 @@ fn request(shape: &Shape, random: &mut Random) -> Request {
     let prompt: Vec<TokenId> = (0..len).map(|i| token(i, random)).collect();
     let max_tokens = random.between(1, 14);
     let at = FIRST + random.below((ARRIVALS - FIRST) as usize) as Time;
-    let patience = if random.once_in(6) { random.between(30, 300) } else { random.between(800, 2400) };
+    let patience = match random.below(6) {
+        0 => random.between(30, 300),
+        1 | 2 => PATIENCE,
+        _ => random.between(800, 2400),
+    };
     Request {
         answer: Oracle::of(&prompt).answer(max_tokens),
         prompt,
@@ -180,7 +188,7 @@ pub(super) fn faults(shape: &Shape, requests: usize, random: &mut Random) -> Vec
         let at = random.below((HEALED - ms(200)) as usize) as Time;
         let process = random.below(shape.processes());
         let worker = random.between(shape.routers, shape.processes() - 1);
-        let soon = random.of(&[3, 40, 400]);
+        let soon = random.of(&[3, 3, 40, 400]);
         let later = at + ms(1) + random.below(ms(soon) as usize) as Time;
         match random.below(22) {
             0..=5 => {
