@@ -3,7 +3,6 @@
 use super::clock::{Time, ms};
 use super::invariant::Invariant;
 use super::shape::{END, ENDS_WITHIN, HEALED};
-use super::worker::Worker;
 use super::world::{Request, World};
 use baton_kv_cache::Lease;
 use baton_types::GroupBlocks;
@@ -91,6 +90,8 @@ impl World {
             // A router that stood still, or an etcd that was away, ends nothing before they go on.
             let by = spec.deadline.max(HEALED) + ms(20);
             // No deadline of a client is to be what ends a request once nothing disturbs it.
+            // One that came where it does not fit, beside what is quarantined, waits for that.
+            let fits = self.fits(spec);
             let soon = spec.at.max(HEALED) + ENDS_WITHIN;
             match &spec.outcome {
                 None => self.fail(Invariant::EveryEnd, format!("request {request} never ended")),
@@ -99,7 +100,7 @@ impl World {
                 }
                 Some((at, _)) if *at > soon => self
                     .fail(Invariant::EveryEnd, format!("request {request} ended at {at} us, {soon} was time enough")),
-                Some((_, Some(error))) if spec.must_succeed && self.has_place(spec) => self.fail(
+                Some((_, Some(error))) if spec.must_succeed && fits.contains(&true) => self.fail(
                     Invariant::EveryEnd,
                     format!("request {request} came when all was well, and failed: {error:?}"),
                 ),
@@ -114,18 +115,16 @@ impl World {
         }
     }
 
-    /// Whether some decode worker has room for it beside what is quarantined: what an unfenced peer may still write is lost to the pool
+    /// Of each decode worker, whether the request fits beside what is quarantined: what an unfenced peer may still write is lost to the pool
     /// while that peer lives.
-    fn has_place(&self, request: &Request) -> bool {
+    fn fits(&self, request: &Request) -> Vec<bool> {
         let tokens = request.prompt.len() + request.max_tokens;
-        let fits = |w| {
-            let worker: Option<&Worker> = self.worker(w);
-            worker.is_some_and(|worker| {
-                let counts = worker.pool.counts();
-                worker.memory.map.layout().blocks_for(tokens) <= counts.total - counts.quarantined
-            })
-        };
-        (self.shape.routers + self.shape.prefills..self.procs.len()).any(fits)
+        let workers = (self.shape.routers + self.shape.prefills..self.procs.len()).filter_map(|w| self.worker(w));
+        let fits = workers.map(|worker| {
+            let counts = worker.pool.counts();
+            worker.memory.map.layout().blocks_for(tokens) <= counts.total - counts.quarantined
+        });
+        fits.collect()
     }
 
     fn check_idle(&mut self, w: usize) {
