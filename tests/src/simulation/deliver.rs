@@ -46,6 +46,7 @@ impl World {
                         format!("{request} was claimed for {named}, and KV of {source_party} was adopted"),
                     );
                 }
+                self.counts.moved("claim", "booked", "adopted");
                 self.adopt(w, call, commit.tokens, lease);
                 Ok(())
             }

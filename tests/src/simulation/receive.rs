@@ -171,6 +171,7 @@ impl World {
             };
             return self.refuse_offer(w, key, reason, error.to_string());
         }
+        self.counts.add("claim", "offered");
         let priority = self.calls.iter().rev().find(|c| c.name == request).map_or(0, |c| c.priority);
         let Some(worker) = self.worker_mut(w) else { return };
         let turn = worker.engine.take_turn(priority);
@@ -293,6 +294,7 @@ impl World {
                 self.counts.add("sink ends", failure.name());
                 let claim = self.worker_mut(w).and_then(|w| w.claims.take(&request));
                 if let Some(call) = claim {
+                    self.counts.moved("claim", "booked", "failed");
                     self.say(w, call, Said::Error(Trouble::new(failure.kind())));
                 }
             }

@@ -182,9 +182,11 @@ impl World {
                     worker.claims.end(&name);
                 }
                 if let Err(error) = worker.claims.book(name, claim) {
+                    self.counts.moved("claim", "none", error.kind.name());
                     return self.refuse(w, call, error.kind);
                 }
                 worker.calls.insert(call, WorkerCall { is_claim: true, ..Default::default() });
+                self.counts.moved("claim", "none", "booked");
                 self.say(w, call, Said::Claimed);
             }
             _ if is_full => return self.refuse(w, call, ErrorKind::Overloaded),
@@ -241,9 +243,12 @@ impl World {
             }
             self.forget_waiting(w, &name);
             // The transfer has a queue of its own: what comes before this in it finds the claim gone.
-            let at = self.clock.now() + self.delay() + self.draw(ms(8) as usize) as Time;
+            let at = self.clock.now() + self.delay() + self.draw(ms(20) as usize) as Time;
             if !self.mutant.reuses_names() {
                 self.clock.post(at, here, Event::CancelIncoming { request: name });
+            }
+            if waits {
+                self.counts.moved("claim", "booked", "ended with its stream");
             }
             if was_running {
                 self.counts.add("cancel x commit", "adopted, then cancelled");
