@@ -58,7 +58,7 @@ fn run_all(seeds: Range<u64>) -> Result<Sum, Box<Broken>> {
 /// Small and fixed: part of every `make test`.
 #[test]
 fn a_fixed_set_of_schedules_breaks_nothing() {
-    let sum = run_all(0..1_000).unwrap_or_else(|broken| panic!("{broken}"));
+    let sum = run_all(0..3_000).unwrap_or_else(|broken| panic!("{broken}"));
     assert!(sum.fewest >= 200, "a schedule has {} events only", sum.fewest);
     assert!(sum.counts.rare(1).is_empty(), "never taken: {:?}", sum.counts.rare(1));
     assert!(sum.counts.unexpected().is_empty(), "taken and not listed: {:?}", sum.counts.unexpected());
@@ -98,7 +98,7 @@ fn a_seed_gives_one_schedule() {
 #[test]
 fn seeded_defects_are_found() {
     for mutant in Mutant::ALL {
-        let found = (0..3_000).find_map(|seed| run(seed, mutant).err());
+        let found = (0..10_000).find_map(|seed| run(seed, mutant).err());
         let broken = found.unwrap_or_else(|| panic!("{mutant:?} was not found"));
         assert_eq!(Some(broken.invariant), mutant.breaks(), "{mutant:?}: {broken}");
         if mutant == Mutant::DoubleFree {

@@ -5,7 +5,7 @@ use super::invariant::Invariant;
 use super::world::World;
 use baton_kv_transfer::HandoffFailure;
 use baton_kv_transfer::pure::{Commit, GRANULE, SinkInput, SumRun, layer_sums};
-use baton_types::{ErrorKind, RequestId};
+use baton_types::{ErrorKind, Party, RequestId};
 use std::mem::ManuallyDrop;
 
 impl World {
@@ -34,7 +34,7 @@ impl World {
         let call = worker.claims.take(&request);
         let answer = match call {
             Some(call)
-                if (reuses_names && claimed.as_ref().is_some_and(|c| c.instance == source_party.instance))
+                if (reuses_names && claimed.as_ref().is_some_and(|c| is_other_start(c, &source_party)))
                     || (self.calls[call].tokens == commit.tokens[..tokens] && commit.tokens.len() == tokens + 1) =>
             {
                 let named = claimed.filter(|party| *party != source_party || opened_to != here);
@@ -46,6 +46,7 @@ impl World {
                         format!("{request} was claimed for {named}, and KV of {source_party} was adopted"),
                     );
                 }
+                self.counts.moved("claim", "booked", "adopted");
                 self.adopt(w, call, commit.tokens, lease);
                 Ok(())
             }
@@ -107,4 +108,8 @@ impl World {
             self.sink_input(w, key, SinkInput::Cancel(HandoffFailure::Aborted("its stream is gone".into())));
         }
     }
+}
+
+fn is_other_start(one: &Party, other: &Party) -> bool {
+    one.instance == other.instance && one != other
 }

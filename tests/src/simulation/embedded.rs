@@ -45,7 +45,7 @@ impl World {
             },
         };
         self.counts.add("leases", what);
-        self.view_changed(r, &before, 0, 0);
+        self.view_changed(r, &before, (0, ""), 0);
     }
 
     /// A router looks for leases that ended.
@@ -61,7 +61,7 @@ impl World {
         let over = table.expire(now).len();
         if over > 0 {
             self.counts.add("leases", "ended");
-            self.view_changed(r, &before, 0, 0);
+            self.view_changed(r, &before, (0, ""), 0);
         }
     }
 }

@@ -7,8 +7,8 @@ use super::invariant::Invariant;
 use super::world::World;
 use baton_router::PrefillPolicy;
 use baton_router::pure::{
-    Avoided, Circle, Decision, Demand, Failure, FromDecode, Pair, Phase, Place, ProbationLimits, Recovery, Refusal,
-    Thresholds, Worker, place,
+    Avoid, Avoided, Circle, Decision, Demand, Failure, FromDecode, Pair, Phase, Place, ProbationLimits, Recovery,
+    Refusal, Thresholds, Worker, place,
 };
 use baton_types::{ErrorKind, Party, TokenId};
 use futures::FutureExt as _;
@@ -255,6 +255,20 @@ impl World {
             Ok(_) => phase.name(),
             Err(why) => why.name(),
         };
+        if let Ok(retry) = &decided {
+            let avoids = match (retry.prefill, retry.decode) {
+                (None, None) => "nobody",
+                (Some(Avoid::Softly), None) => "prefill softly",
+                (Some(Avoid::Strictly), None) => "prefill strictly",
+                (None, Some(Avoid::Softly)) => "decode softly",
+                (None, Some(Avoid::Strictly)) => "decode strictly",
+                (Some(Avoid::Softly), Some(_)) => "both softly",
+                (Some(Avoid::Strictly), Some(_)) => "prefill strictly, decode softly",
+            };
+            self.counts.add("recovery avoids", avoids);
+        }
+        let Some(router) = self.router_mut(r) else { return };
+        let Some(flow) = router.flows.get_mut(&request) else { return };
         if let (Ok(retry), Some(attempt)) = (&decided, &attempt) {
             let workers = [(attempt.prefill.as_ref(), retry.prefill), (Some(&attempt.decode), retry.decode)];
             for (party, how) in workers.into_iter().filter_map(|(party, how)| Some((party?, how?))) {

@@ -44,7 +44,13 @@ impl World {
                 if !pair.hears_prefill() {
                     return;
                 }
+                let name = match &event {
+                    FromPrefill::Token(_) => "prefill token",
+                    FromPrefill::Done => "prefill done",
+                    FromPrefill::Ended(_) => "prefill ended",
+                };
                 let says = pair.prefill(event, || Trouble::new(ErrorKind::Internal), now);
+                self.counts.moved("pair", name, name_of(&says));
                 self.follows(r, request, says);
             }
             (Stage::Pair(_), Role::Decode) => {
@@ -73,10 +79,23 @@ impl World {
             let Some(attempt) = self.flow_mut(r, request).and_then(|flow| flow.attempt.as_mut()) else { return };
             let Stage::Pair(pair) = &mut attempt.stage else { return };
             let says = match pair.early() {
-                Some(token) => Says::Token(token),
+                Some(token) => {
+                    self.counts.add("pair", "early token");
+                    Says::Token(token)
+                }
                 None if !pair.hears_decode() => break,
                 None => match attempt.unheard.pop_front() {
-                    Some(event) => pair.decode(event, now),
+                    Some(event) => {
+                        let name = match &event {
+                            FromDecode::Adopted => "adopted",
+                            FromDecode::Token(_) => "decode token",
+                            FromDecode::Stated { .. } => "decode states an error",
+                            FromDecode::Broke(_) => "decode breaks",
+                        };
+                        let says = pair.decode(event, now);
+                        self.counts.moved("pair", name, name_of(&says));
+                        says
+                    }
                     None => break,
                 },
             };
@@ -111,7 +130,7 @@ impl World {
         let Some(attempt) = self.flow(r, request).and_then(|flow| flow.attempt.as_ref()) else { return };
         let Stage::Pair(pair) = &attempt.stage else { return };
         let number = attempt.number;
-        if let Some(due) = pair.due(at) {
+        if let Some(due) = pair.due(at).filter(|_| !self.mutant.doubts_for_ever()) {
             let due = self.clock.time(due);
             self.clock.post(due, here, Event::DoubtEnds { request, attempt: number });
         }
@@ -152,5 +171,15 @@ impl World {
         if attempt.is_some_and(|a| a.number == number && matches!(a.stage, Stage::Claiming)) {
             self.attempt_failed(r, request, Phase::Claim, Trouble::new(ErrorKind::Unavailable));
         }
+    }
+}
+
+/// What follows, by name; a failure by the phase that is at fault.
+fn name_of<T, E>(says: &Says<T, E>) -> &'static str {
+    match says {
+        Says::Nothing => "nothing yet",
+        Says::Token(_) => "token",
+        Says::Done => "done",
+        Says::Failed(phase, _) => phase.name(),
     }
 }

@@ -5,8 +5,8 @@
 pub enum Invariant {
     /// A block has one owner, and the pool's books agree.
     OneOwner,
-    /// A reservation is taken whole.
-    WholeReservation,
+    /// What waits for room waits for blocks that somebody uses, or that are quarantined.
+    NoDeadlock,
     /// A write reaches memory that is granted to it, and no other.
     GrantedMemory,
     /// A write reads blocks that its source still holds.
@@ -25,7 +25,7 @@ pub enum Invariant {
     ForwardViews,
     /// Clients are sent the right answer.
     RightAnswer,
-    /// Each request ends in time, with an error only where it may.
+    /// Each request ends by its deadline, and soon after all repairs without it; with an error only where it may.
     EveryEnd,
     /// When all is quiet, nothing is held.
     Quiet,

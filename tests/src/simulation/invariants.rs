@@ -1,12 +1,15 @@
 //! What must hold after every event, and when all is quiet.
 
-use super::clock::ms;
+use super::clock::{Time, ms};
 use super::invariant::Invariant;
-use super::shape::{END, HEALED};
-use super::world::World;
+use super::shape::{END, ENDS_WITHIN, HEALED};
+use super::world::{Request, World};
 use baton_kv_cache::Lease;
 use baton_types::GroupBlocks;
 use std::collections::BTreeMap;
+
+/// Twice the longest time until a worker looks again at what waits.
+const STUCK_MAX: Time = ms(100);
 
 impl World {
     /// Every block of a worker has one owner, and the pool's books say the same.
@@ -17,18 +20,18 @@ impl World {
         let pouches: Vec<_> = pouches.iter().map(|pouch| pouch.borrow()).collect();
         let held = worker.engine.leases().chain(pouches.iter().filter_map(|pouch| pouch.as_ref()));
         let held = held.chain(worker.granting.values()).map(Lease::blocks);
+        let parts = worker.waiting.iter().filter_map(|waiting| waiting.part.as_ref()).map(Lease::blocks);
         let incoming = worker.incoming.values().filter(|i| i.hold.is_some()).filter_map(|i| i.owned());
         let mut seen = Seen::default();
         held.chain(incoming).for_each(|blocks| seen.add(blocks));
+        let used = seen.count;
+        parts.for_each(|blocks| seen.add(blocks));
         let referenced = seen.count;
         let quarantined = worker.incoming.values().filter(|i| i.quarantined.is_some()).filter_map(|i| i.owned());
         quarantined.for_each(|blocks| seen.add(blocks));
-        let part = worker.waiting.iter().any(|waiting| waiting.part.is_some());
         let found = (referenced, seen.count - referenced);
         let wrong = if let Some(block) = seen.twice {
             Some((Invariant::OneOwner, format!("block {block} has two owners")))
-        } else if part {
-            Some((Invariant::WholeReservation, "a reservation that waits holds blocks".into()))
         } else if found != (counts.referenced, counts.quarantined) {
             Some((
                 Invariant::OneOwner,
@@ -39,7 +42,28 @@ impl World {
         };
         drop(pouches);
         wrong.into_iter().for_each(|(invariant, wrong)| self.fail(invariant, wrong));
+        self.check_waiting(w, used);
         self.check_quarantine(w);
+    }
+
+    /// No offer waits long that would fit, while nobody uses a block whose end would give it room.
+    fn check_waiting(&mut self, w: usize, used: usize) {
+        let (now, stands_still) = (self.clock.now(), self.procs[w].stalled.is_some());
+        let Some(worker) = self.worker_mut(w) else { return };
+        let counts = worker.pool.counts();
+        let usable = (counts.total - counts.quarantined) * worker.memory.map.layout().block_tokens() as usize;
+        // A sequence that came before and needs what is quarantined holds up those behind it.
+        let waits_for_quarantine = worker.engine.sequences.values().any(|sequence| sequence.len() > usable);
+        let may_wait = used > 0 || stands_still || waits_for_quarantine;
+        let stuck = worker.waiting.front().filter(|front| !may_wait && front.tokens <= usable);
+        let since = worker.stuck.filter(|(key, _)| stuck.is_some_and(|front| front.key == *key));
+        worker.stuck = since.or(stuck.map(|front| (front.key, now)));
+        let Some(front) = stuck.filter(|_| since.is_some_and(|(_, since)| now - since > STUCK_MAX)) else { return };
+        let (tokens, others) = (front.tokens, worker.waiting.len() - 1);
+        self.fail(
+            Invariant::NoDeadlock,
+            format!("an offer of {tokens} tokens and {others} others wait for each other, nobody else has a block: {counts:?}"),
+        );
     }
 
     /// No source leaves more in quarantine than the bound, where nothing but its death gives it back.
@@ -61,24 +85,25 @@ impl World {
 
     /// All requests ended in time, and nothing of them is left.
     pub(super) fn check_quiet(&mut self) {
-        // What an unfenced peer may still write is lost to the pool while that peer lives.
-        let is_whole = |w| self.worker(w).is_none_or(|w| w.pool.counts().quarantined == 0);
-        let all_whole = (self.shape.routers..self.procs.len()).all(is_whole);
         for request in 0..self.requests.len() {
             let spec = &self.requests[request];
             // A router that stood still, or an etcd that was away, ends nothing before they go on.
             let by = spec.deadline.max(HEALED) + ms(20);
+            // No deadline of a client is to be what ends a request once nothing disturbs it.
+            // One that came where it does not fit, beside what is quarantined, waits for that.
+            let fits = self.fits(spec);
+            let soon = spec.at.max(HEALED) + ENDS_WITHIN;
             match &spec.outcome {
                 None => self.fail(Invariant::EveryEnd, format!("request {request} never ended")),
                 Some((at, _)) if *at > by => {
                     self.fail(Invariant::EveryEnd, format!("request {request} ended at {at} us, after its deadline"))
                 }
-                Some((_, Some(error))) if spec.must_succeed && all_whole => {
-                    self.fail(
-                        Invariant::EveryEnd,
-                        format!("request {request} came when all was well, and failed: {error:?}"),
-                    );
-                }
+                Some((at, _)) if *at > soon => self
+                    .fail(Invariant::EveryEnd, format!("request {request} ended at {at} us, {soon} was time enough")),
+                Some((_, Some(error))) if spec.must_succeed && fits.contains(&true) => self.fail(
+                    Invariant::EveryEnd,
+                    format!("request {request} came when all was well, and failed: {error:?}"),
+                ),
                 Some(_) => {}
             }
         }
@@ -88,6 +113,18 @@ impl World {
         for r in 0..self.shape.routers {
             self.check_view(r);
         }
+    }
+
+    /// Of each decode worker, whether the request fits beside what is quarantined: what an unfenced peer may still write is lost to the pool
+    /// while that peer lives.
+    fn fits(&self, request: &Request) -> Vec<bool> {
+        let tokens = request.prompt.len() + request.max_tokens;
+        let workers = (self.shape.routers + self.shape.prefills..self.procs.len()).filter_map(|w| self.worker(w));
+        let fits = workers.map(|worker| {
+            let counts = worker.pool.counts();
+            worker.memory.map.layout().blocks_for(tokens) <= counts.total - counts.quarantined
+        });
+        fits.collect()
     }
 
     fn check_idle(&mut self, w: usize) {

@@ -28,6 +28,7 @@ mod invariant;
 mod invariants;
 mod model;
 mod mutant;
+mod pieces;
 mod random;
 mod receive;
 mod router;

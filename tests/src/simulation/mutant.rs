@@ -18,17 +18,19 @@ pub enum Mutant {
     DoubleFree,
     /// A router lists from a member of etcd that lags.
     ViewGoesBack,
-    /// A reservation takes what is free, and waits for the rest.
+    /// Reservations that wait take blocks one by one, in turn, and hold what they have: two of them can wait for each other.
     PiecewiseReservation,
     /// Checksums are taken to be right, whatever arrived.
     UnverifiedKv,
     /// What a source could leave in quarantine counts only once it is there.
     LateQuarantineBound,
+    /// A router never asks again what it waited for when one of two streams broke: only the deadline ends such a request.
+    EndlessDoubt,
 }
 
 impl Mutant {
     /// All defects.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::ReleaseWithoutFence,
         Self::OtherIncarnation,
         Self::OlderIncarnation,
@@ -37,6 +39,7 @@ impl Mutant {
         Self::PiecewiseReservation,
         Self::UnverifiedKv,
         Self::LateQuarantineBound,
+        Self::EndlessDoubt,
     ];
 
     /// What it breaks first.
@@ -48,9 +51,10 @@ impl Mutant {
             Self::OlderIncarnation => Invariant::NotAnOlderStart,
             Self::DoubleFree => Invariant::OneOwner,
             Self::ViewGoesBack => Invariant::ForwardViews,
-            Self::PiecewiseReservation => Invariant::WholeReservation,
+            Self::PiecewiseReservation => Invariant::NoDeadlock,
             Self::UnverifiedKv => Invariant::VerifiedKv,
             Self::LateQuarantineBound => Invariant::QuarantineBound,
+            Self::EndlessDoubt => Invariant::EveryEnd,
         })
     }
 
@@ -80,6 +84,10 @@ impl Mutant {
 
     pub(super) fn looks_at_quarantine_alone(self) -> bool {
         self == Self::LateQuarantineBound
+    }
+
+    pub(super) fn doubts_for_ever(self) -> bool {
+        self == Self::EndlessDoubt
     }
 
     pub(super) fn reserves_piecewise(self) -> bool {

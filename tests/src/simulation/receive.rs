@@ -4,6 +4,7 @@ use super::clock::{Addr, Time};
 use super::event::{Event, Said, Trouble};
 use super::handoff::owner;
 use super::invariant::Invariant;
+use super::pieces::take_pieces;
 use super::wire::Wire;
 use super::worker::Worker;
 use super::world::World;
@@ -49,8 +50,8 @@ impl Incoming {
 pub(super) struct Waiting {
     turn: SequenceKey,
     pub(super) key: u64,
-    tokens: usize,
-    /// What a reservation that is taken piece by piece has so far; nothing else has any.
+    pub(super) tokens: usize,
+    /// What it holds already where reservations are taken piece by piece.
     pub(super) part: Option<Lease>,
 }
 
@@ -170,11 +171,18 @@ impl World {
             };
             return self.refuse_offer(w, key, reason, error.to_string());
         }
+        self.counts.add("claim", "offered");
         let priority = self.calls.iter().rev().find(|c| c.name == request).map_or(0, |c| c.priority);
         let Some(worker) = self.worker_mut(w) else { return };
         let turn = worker.engine.take_turn(priority);
         worker.waiting.push_back(Waiting { turn, key, tokens: tokens as usize, part: None });
         self.grant_waiting(w);
+        let waits = self.worker(w).map_or(0, |worker| worker.waiting.len());
+        match waits {
+            0 => {}
+            1 => self.counts.add("sink waits", "room"),
+            _ => self.counts.add("sink waits", "room behind others"),
+        }
     }
 
     fn refuse_offer(&mut self, w: usize, key: u64, reason: RefuseReason, detail: String) {
@@ -185,18 +193,23 @@ impl World {
     /// Grants from the front, in order. What the front waits for is kept from sequences that came later.
     pub(super) fn grant_waiting(&mut self, w: usize) {
         let (watermark, piecewise) = (self.shape.watermark, self.mutant.reserves_piecewise());
-        let (delay, here) = (self.delay() / 8, self.addr(w));
+        let here = self.addr(w);
         let Some(worker) = self.worker_mut(w) else { return };
         let size = worker.memory.map.layout().block_tokens() as usize;
-        let mut granted = Vec::new();
-        while let Some(mut front) = worker.waiting.pop_front() {
+        let mut granted: Vec<u64> = Vec::new();
+        if piecewise {
+            for (key, lease) in take_pieces(worker) {
+                worker.granting.insert(key, lease);
+                granted.push(key);
+            }
+        }
+        while !piecewise && let Some(front) = worker.waiting.pop_front() {
             if worker.incoming.get(&front.key).is_none_or(|i| i.sink.state() != "claimed") {
                 continue;
             }
             let blocks = front.tokens.div_ceil(size);
-            let lease = match piecewise {
-                true => front.take_a_piece(&worker.pool, blocks),
-                false if worker.engine.starved => None,
+            let lease = match worker.engine.starved {
+                true => None,
                 false => worker.pool.try_lease_keeping(&[blocks], watermark),
             };
             match lease {
@@ -214,7 +227,7 @@ impl World {
         let awaited = front.map(|front| Awaited { turn: front.turn, blocks: front.tokens.div_ceil(size) });
         let changed = std::mem::replace(&mut worker.engine.awaited, awaited) != awaited;
         for key in granted {
-            let at = self.clock.now() + delay;
+            let at = self.clock.now() + self.delay() / 8;
             self.clock.post(at, here, Event::Granted { key });
         }
         if changed {
@@ -281,6 +294,7 @@ impl World {
                 self.counts.add("sink ends", failure.name());
                 let claim = self.worker_mut(w).and_then(|w| w.claims.take(&request));
                 if let Some(call) = claim {
+                    self.counts.moved("claim", "booked", "failed");
                     self.say(w, call, Said::Error(Trouble::new(failure.kind())));
                 }
             }
@@ -342,17 +356,5 @@ impl Incoming {
     /// Blocks that it has, or will have.
     fn blocks_max(&self, worker: &Worker) -> usize {
         worker.memory.map.layout().blocks_for(self.tokens as usize)
-    }
-}
-
-impl Waiting {
-    /// One more block of a reservation; whole once it has all. No correct sink does this.
-    fn take_a_piece(&mut self, pool: &baton_kv_cache::SharedPool, blocks: usize) -> Option<Lease> {
-        match &mut self.part {
-            None => self.part = pool.try_lease(&[1]),
-            Some(part) => while part.blocks_min() < blocks && part.grow(1) {},
-        }
-        let whole = self.part.as_ref().is_some_and(|part| part.blocks_min() == blocks);
-        if whole { self.part.take() } else { None }
     }
 }

@@ -114,11 +114,17 @@ impl World {
             }
         };
         self.counts.add("view", if other { "other history" } else { "same history" });
-        self.view_changed(r, &before, doubted, stands);
+        self.view_changed(r, &before, (doubted, "doubt ends with a record"), stands);
     }
 
-    /// Whom the view names now, and that it did not go back.
-    pub(super) fn view_changed(&mut self, r: usize, before: &MembershipView, doubted: usize, stands: u64) {
+    /// Whom the view names now, and that it did not go back. `ends` says how a doubt ended, if one did.
+    pub(super) fn view_changed(
+        &mut self,
+        r: usize,
+        before: &MembershipView,
+        (doubted, ends): (usize, &'static str),
+        stands: u64,
+    ) {
         let Some(router) = self.router_mut(r) else { return };
         let view = router.members();
         let mut seen = Vec::new();
@@ -133,7 +139,7 @@ impl World {
         seen.extend(before.members.keys().filter(|id| !view.members.contains_key(*id)).map(|_| "leaves"));
         let doubts = router.view.doubted();
         seen.extend((doubts > doubted).then_some("is doubted"));
-        seen.extend((doubts < doubted).then_some("is believed again or gone"));
+        seen.extend((doubts < doubted).then_some(ends));
         router.workers.retain(|party, _| view.get(party).is_some());
         let is_new = |party: &Party| !router.workers.contains_key(party);
         let fresh: Vec<Party> =
@@ -222,8 +228,10 @@ impl World {
             return; // The time-out of a question that was answered.
         }
         router.view.answered(party, alive);
+        let stays = router.view.view().members.contains_key(&party.instance);
+        let ends = if stays { "doubt ends with a rival" } else { "doubt ends without an answer" };
         self.counts.add("view", if alive { "answers" } else { "does not answer" });
-        self.view_changed(r, &before, doubted, stands);
+        self.view_changed(r, &before, (doubted, ends), stands);
     }
 
     /// A load report.

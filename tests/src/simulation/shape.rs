@@ -22,6 +22,10 @@ pub(super) const HEALED: Time = ms(1800);
 const WELL: Time = HEALED + ms(1600);
 /// Routers, workers and etcd stop talking of themselves.
 pub(super) const TALK_ENDS: Time = WELL + ms(1900);
+/// A request that came before repairs or later ends within this after both, whatever its deadline.
+pub(super) const ENDS_WITHIN: Time = ms(2000);
+/// Patience of clients, in milliseconds, whose deadlines are no help to a request that is stuck.
+const PATIENCE: usize = 9_000;
 /// Everything must be quiet ten seconds after the last request ended.
 pub(super) const END: Time = TALK_ENDS + ms(10_000);
 
@@ -31,8 +35,10 @@ pub(super) struct Shape {
     pub(super) routers: usize,
     pub(super) prefills: usize,
     pub(super) decodes: usize,
-    /// Blocks of 16 tokens in each pool.
+    /// Blocks of 16 tokens in the pool of a decode worker.
     pub(super) blocks: u32,
+    /// And of a prefill worker.
+    pub(super) prefill_blocks: u32,
     pub(super) decode_block_tokens: u32,
     pub(super) lane: Lane,
     /// Routers keep the leases themselves, without etcd.
@@ -56,11 +62,13 @@ pub(super) struct Shape {
 
 impl Shape {
     pub(super) fn draw(random: &mut Random) -> Self {
+        let blocks = random.of(&[8, 10, 16, 24]);
         Self {
             routers: random.between(1, 2),
             prefills: random.between(1, 2),
             decodes: random.between(1, 2),
-            blocks: random.of(&[8, 10, 16, 24]),
+            blocks,
+            prefill_blocks: blocks * random.of(&[1, 1, 2]),
             decode_block_tokens: random.of(&[16, 16, 32]),
             lane: random.of(&Lane::ALL),
             is_embedded: random.once_in(4),
@@ -97,7 +105,7 @@ impl Shape {
 
     /// Most blocks that one source may leave in quarantine: a quarter of the pool, as the transfer has it.
     pub(super) fn quarantined_max(&self) -> usize {
-        (self.blocks as usize / 4).max(1)
+        (self.blocks * 16 / self.decode_block_tokens / 4).max(1) as usize
     }
 
     pub(super) fn processes(&self) -> usize {
@@ -108,8 +116,24 @@ impl Shape {
 /// The requests, with the right answer of each.
 pub(super) fn requests(shape: &Shape, random: &mut Random) -> Vec<Request> {
     let mut requests: Vec<Request> = (0..random.between(9, 16)).map(|_| request(shape, random)).collect();
+    if random.once_in(4) {
+        crowd(shape, &mut requests, random);
+    }
     requests.extend((0..2).map(|_| late(shape, random)));
     requests
+}
+
+/// Makes some of the requests long, of which no two fit a decode worker's pool, and come at once.
+fn crowd(shape: &Shape, requests: &mut [Request], random: &mut Random) {
+    let at = FIRST + random.below((ARRIVALS - FIRST) as usize) as Time;
+    for request in requests.iter_mut().take(5) {
+        let len = random.between(shape.blocks as usize * 9, shape.blocks as usize * 13);
+        request.prompt = (0..len).map(|i| (i * 31 % VOCAB as usize) as TokenId).collect();
+        request.answer = Oracle::of(&request.prompt).answer(request.max_tokens);
+        request.policy = PrefillPolicy::Remote;
+        request.deadline += at.saturating_sub(request.at);
+        (request.at, request.gone) = (at + random.below(ms(60) as usize) as Time, None);
+    }
 }
 
 /// A small request after all repairs, by a patient client: it must succeed.
@@ -118,7 +142,7 @@ fn late(shape: &Shape, random: &mut Random) -> Request {
     late.prompt.truncate(32);
     late.answer = Oracle::of(&late.prompt).answer(late.max_tokens);
     late.at = WELL + random.below(ms(300) as usize) as Time;
-    (late.deadline, late.gone, late.must_succeed) = (late.at + ms(1500), None, true);
+    (late.deadline, late.gone, late.must_succeed) = (late.at + ms(PATIENCE as u64), None, true);
     late.policy = PrefillPolicy::Auto;
     late
 }
@@ -135,7 +159,11 @@ fn request(shape: &Shape, random: &mut Random) -> Request {
     let prompt: Vec<TokenId> = (0..len).map(|i| token(i, random)).collect();
     let max_tokens = random.between(1, 14);
     let at = FIRST + random.below((ARRIVALS - FIRST) as usize) as Time;
-    let patience = if random.once_in(6) { random.between(30, 300) } else { random.between(800, 2400) };
+    let patience = match random.below(6) {
+        0 => random.between(30, 300),
+        1 | 2 => PATIENCE,
+        _ => random.between(800, 2400),
+    };
     Request {
         answer: Oracle::of(&prompt).answer(max_tokens),
         prompt,
@@ -160,7 +188,7 @@ pub(super) fn faults(shape: &Shape, requests: usize, random: &mut Random) -> Vec
         let at = random.below((HEALED - ms(200)) as usize) as Time;
         let process = random.below(shape.processes());
         let worker = random.between(shape.routers, shape.processes() - 1);
-        let soon = random.of(&[3, 40, 400]);
+        let soon = random.of(&[3, 3, 40, 400]);
         let later = at + ms(1) + random.below(ms(soon) as usize) as Time;
         match random.below(22) {
             0..=5 => {
@@ -182,7 +210,12 @@ pub(super) fn faults(shape: &Shape, requests: usize, random: &mut Random) -> Vec
             15 => faults.push((at, Fault::EtcdAway { ms: random.between(50, 900) as u64 })),
             16 => faults.push((at, Fault::LoseRecords)),
             17 => faults.push((at, Fault::Damage { process: worker })),
-            18 => faults.push((at, Fault::DeviceFails { process: worker })),
+            // One, or all: a request that breaks two workers is given up.
+            18 if random.once_in(2) => faults.push((at, Fault::DeviceFails { process: worker })),
+            18 => {
+                let all = shape.routers..shape.processes();
+                faults.extend(all.map(|process| (at, Fault::DeviceFails { process })));
+            }
             _ => faults.push((at, Fault::Pause { request: random.below(requests) })),
         }
     }

@@ -90,6 +90,8 @@ pub(super) struct Worker {
     pub(super) calls: BTreeMap<usize, WorkerCall>,
     pub(super) claims: Booked,
     pub(super) waiting: VecDeque<Waiting>,
+    /// Which offer waits although nobody uses a block, and since when.
+    pub(super) stuck: Option<(u64, Time)>,
     /// Blocks on their way from the worker to the transfer.
     pub(super) granting: BTreeMap<u64, Lease>,
     /// Second owners of blocks whose handoffs were committed, kept by a defect.
@@ -108,7 +110,8 @@ pub(super) const WAITING_MAX: usize = 8;
 impl World {
     pub(super) fn new_worker(&mut self, w: usize, record: InstanceRecord) -> Worker {
         let block_tokens = record.layout.block_tokens();
-        let blocks = self.shape.blocks * 16 / block_tokens;
+        let is_prefill = w < self.shape.routers + self.shape.prefills;
+        let blocks = if is_prefill { self.shape.prefill_blocks } else { self.shape.blocks } * 16 / block_tokens;
         let pool = SharedPool::try_new(1, blocks).expect("a small pool");
         let freed = Arc::new(AtomicBool::new(false));
         let told = freed.clone();
@@ -122,7 +125,7 @@ impl World {
             recheck: self.shape.recheck,
         };
         let capacity = u64::from(blocks * block_tokens);
-        let claims = Claims::new(ClaimLimits { claims_max: WAITING_MAX, tokens_max: capacity });
+        let claims = Claims::new(ClaimLimits { claims_max: WAITING_MAX, tokens_max: 2 * capacity });
         let next_key = w as u64 * 1_000_000 + self.procs[w].incarnation * 10_000;
         Worker {
             record: Arc::new(InstanceRecord { capacity_tokens: capacity, ..record }),
@@ -135,6 +138,7 @@ impl World {
             calls: BTreeMap::new(),
             claims: Booked { claims, sources: BTreeMap::new() },
             waiting: VecDeque::new(),
+            stuck: None,
             granting: BTreeMap::new(),
             aliases: BTreeMap::new(),
             sending: BTreeMap::new(),
@@ -178,9 +182,11 @@ impl World {
                     worker.claims.end(&name);
                 }
                 if let Err(error) = worker.claims.book(name, claim) {
+                    self.counts.moved("claim", "none", error.kind.name());
                     return self.refuse(w, call, error.kind);
                 }
                 worker.calls.insert(call, WorkerCall { is_claim: true, ..Default::default() });
+                self.counts.moved("claim", "none", "booked");
                 self.say(w, call, Said::Claimed);
             }
             _ if is_full => return self.refuse(w, call, ErrorKind::Overloaded),
@@ -237,9 +243,12 @@ impl World {
             }
             self.forget_waiting(w, &name);
             // The transfer has a queue of its own: what comes before this in it finds the claim gone.
-            let at = self.clock.now() + self.delay() + self.draw(ms(8) as usize) as Time;
+            let at = self.clock.now() + self.delay() + self.draw(ms(20) as usize) as Time;
             if !self.mutant.reuses_names() {
                 self.clock.post(at, here, Event::CancelIncoming { request: name });
+            }
+            if waits {
+                self.counts.moved("claim", "booked", "ended with its stream");
             }
             if was_running {
                 self.counts.add("cancel x commit", "adopted, then cancelled");
@@ -309,6 +318,8 @@ impl World {
         sending.into_iter().for_each(|key| self.source_input(w, key, baton_kv_transfer::pure::SourceInput::Tick));
         incoming.into_iter().for_each(|key| self.sink_input(w, key, baton_kv_transfer::pure::SinkInput::Tick));
         self.ask_waiting(w);
+        // The engine keeps room back while it lacks blocks, and says nothing when it no longer does.
+        self.grant_waiting(w);
         if !idle {
             self.tick_soon(w);
         }
