@@ -69,7 +69,7 @@ impl SharedPool {
         Some(Lease { pool: self.clone(), blocks })
     }
 
-    /// Calls `listener` after blocks became free, on the thread that freed them and outside the pool's lock. It must
+    /// Calls `listener` after blocks became free or were quarantined, on the thread that did it and outside the pool's lock. It must
     /// return at once (set a flag, wake a thread). Listeners live as long as the pool: add them at start, not per request.
     pub fn on_freed(&self, listener: impl Fn() + Send + Sync + 'static) {
         self.0.on_freed.write().unwrap_or_else(PoisonError::into_inner).push(Arc::new(listener));
@@ -129,6 +129,8 @@ impl Lease {
     pub fn quarantine(mut self, owner: u64) -> Quarantined {
         let blocks = std::mem::take(&mut self.blocks);
         self.pool.lock().quarantine(&blocks, owner);
+        // The margin of `try_lease_keeping` is waived once nothing is referenced: who waits for that looks again.
+        self.pool.notify_freed();
         Quarantined { pool: self.pool.clone(), blocks, owner }
     }
 }
@@ -231,5 +233,18 @@ mod tests {
         let _running = pool.try_lease(&[1]).unwrap();
         assert!(pool.try_lease_keeping(&[6], 2).is_none());
         assert!(pool.try_lease_keeping(&[5], 2).is_some());
+    }
+
+    #[test]
+    fn who_waits_for_the_margin_is_told_of_a_quarantine() {
+        let pool = SharedPool::try_new(1, 8).unwrap();
+        let told = Arc::new(AtomicUsize::new(0));
+        let seen = told.clone();
+        pool.on_freed(move || _ = seen.fetch_add(1, Ordering::Relaxed));
+        let running = pool.try_lease(&[2]).unwrap();
+        assert!(pool.try_lease_keeping(&[6], 2).is_none());
+        let _quarantined = running.quarantine(7);
+        assert_eq!(told.load(Ordering::Relaxed), 1);
+        assert!(pool.try_lease_keeping(&[6], 2).is_some(), "nothing is referenced any more");
     }
 }

@@ -37,12 +37,23 @@ const EXPECTED: &[(&str, &[&str])] = &[
     ),
     ("recovery goes on after", &["place", "claim", "prefill", "handoff", "decode"]),
     ("recovery gives up", &["futile", "attempts", "budget", "no_worker", "deadline"]),
-    ("recovery avoids", &["nobody", "prefill softly", "decode softly", "decode strictly", "both softly"]),
+    (
+        "recovery avoids",
+        &[
+            "nobody",
+            "prefill softly",
+            "prefill strictly, decode softly",
+            "decode softly",
+            "decode strictly",
+            "both softly",
+        ],
+    ),
     (
         "pair",
         &[
             "prefill token > token",
             "prefill done > done",
+            "prefill finds no room > handoff",
             "prefill ended > nothing yet",
             "prefill ended > prefill",
             "adopted > nothing yet",
@@ -104,7 +115,7 @@ const EXPECTED: &[(&str, &[&str])] = &[
     ("leases", &["joined", "renewed", "replaced", "ended"]),
     ("scheduler", &["preempted", "deadline", "stalled"]),
     ("sink waits", &["quarantine", "room", "room behind others"]),
-    ("sink refuses", &["quarantine", "unknown_request", "wrong_incarnation"]),
+    ("sink refuses", &["busy", "quarantine", "unknown_request", "wrong_incarnation"]),
     ("sink ends", &["aborted", "aborted_by_peer", "adopted", "corrupt", "deadline", "not_adopted", "peer_lost"]),
     (
         "source ends",

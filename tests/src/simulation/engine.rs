@@ -33,13 +33,6 @@ pub(super) struct Sequence {
     queued: bool,
 }
 
-impl Sequence {
-    /// Its tokens so far.
-    pub(super) fn len(&self) -> usize {
-        self.tokens.len()
-    }
-}
-
 /// Scheduler, sequences, and what waits for the next turn.
 #[derive(Debug)]
 pub(super) struct Engine {

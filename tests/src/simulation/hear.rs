@@ -39,6 +39,7 @@ impl World {
                     Ok(Said::Token { token, ends }) => FromPrefill::Token(Told { token, ends }),
                     Ok(Said::Done) => FromPrefill::Done,
                     Ok(_) => return,
+                    Err(trouble) if stated && trouble.kind == ErrorKind::Overloaded => FromPrefill::NoRoom(trouble),
                     Err(trouble) => FromPrefill::Ended(trouble),
                 };
                 if !pair.hears_prefill() {
@@ -47,6 +48,7 @@ impl World {
                 let name = match &event {
                     FromPrefill::Token(_) => "prefill token",
                     FromPrefill::Done => "prefill done",
+                    FromPrefill::NoRoom(_) => "prefill finds no room",
                     FromPrefill::Ended(_) => "prefill ended",
                 };
                 let says = pair.prefill(event, || Trouble::new(ErrorKind::Internal), now);

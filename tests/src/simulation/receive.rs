@@ -17,6 +17,9 @@ use baton_types::{ErrorKind, GroupBlocks, Party, RequestId, TicketId};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+/// Handoffs that a worker may receive at once; those whose blocks are quarantined are over.
+const INCOMING_MAX: usize = 4;
+
 /// A handoff on its way in.
 #[derive(Debug)]
 pub(super) struct Incoming {
@@ -98,6 +101,11 @@ impl World {
         let layout = worker.memory.map.layout().clone();
         if layout.blocks_for(tokens as usize) > worker.memory.map.blocks() as usize {
             let reason = RefuseReason::NoRoom;
+            self.counts.add("sink refuses", reason.name());
+            return self.send_back(conn, Wire::Refuse { handoff, reason });
+        }
+        if worker.incoming.values().filter(|i| i.quarantined.is_none()).count() >= INCOMING_MAX {
+            let reason = RefuseReason::Busy;
             self.counts.add("sink refuses", reason.name());
             return self.send_back(conn, Wire::Refuse { handoff, reason });
         }
