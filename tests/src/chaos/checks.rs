@@ -87,7 +87,7 @@ async fn kept(
     Some(took)
 }
 
-/// Each pair, but those that another fault touches, carries a handoff within [`PAIRS_MAX`]: after how long each did.
+/// Each pair, but those that another fault touches, carries a handoff within `PAIRS_MAX`: after how long each did.
 pub async fn pairs(scene: Scene<'_>, acting: Option<&Acting>, since: Instant) -> Vec<Duration> {
     let pairs = Node::PREFILL.into_iter().flat_map(|prefill| Node::DECODE.map(|decode| (prefill, decode)));
     join_all(pairs.map(|pair| carries(scene, acting, since, pair))).await.into_iter().flatten().collect()

@@ -30,7 +30,7 @@ const TRIES: u64 = 3;
 /// Looks for it are so far apart.
 const LOOK: Duration = Duration::from_millis(5);
 /// Share of faults that strike while the other lane holds still, so that nothing else excuses what they do.
-const ALONE_SHARE: f64 = 0.2;
+const ALONE_SHARE: f64 = 0.1;
 /// Rest between two faults of a lane.
 const REST_MS: u64 = 300;
 

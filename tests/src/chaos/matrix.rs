@@ -203,7 +203,7 @@ pub const MATRIX: &[Row] = &[
         fault: Stopped,
         phases: &[Waiting, Prefill, Transfer],
         client: "a pause; if it outlasts the probes (6 s), the answer goes on elsewhere with the very same tokens",
-        freed: "prefill worker: its hold, at the abort; on resuming, the decode worker's own, since its streams are closed",
+        freed: "prefill worker: its hold, at the abort, or with the connection 1.5 s later; on resuming, the decode worker's own, since its streams are closed",
         tests: &[],
     },
     Row {
