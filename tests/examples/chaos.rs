@@ -18,6 +18,8 @@ const SECONDS: u64 = 900;
 /// The promised run's counts, which shorter runs do not reach.
 const HITS_MIN: u64 = 10;
 const REQUESTS_MIN: u64 = 2_000;
+/// So much longer a run goes on at most, until each cell has its hits.
+const LONGER_MAX: Duration = Duration::from_secs(240);
 
 /// Tens of milliseconds for a short prompt, 16 KiB of KV a token.
 const RANDOM: &str = "random:hidden=512,layers=8,heads=8,kv_heads=8,vocab=500,context=1024,seed=12";
@@ -70,6 +72,7 @@ async fn play(seed: u64, seconds: u64, links: bool, network: Result<(), String>)
             ActPlan { model: RANDOM.into(), cases: cases(2), clients: 8, time },
         ],
         hits_min: if whole { HITS_MIN } else { 0 },
+        longer_max: LONGER_MAX,
         links: whole && links,
         requests_min: if whole { REQUESTS_MIN } else { 0 },
         folder: folder.clone(),

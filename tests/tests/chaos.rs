@@ -25,6 +25,7 @@ async fn processes_fail_and_no_promise_is_broken() -> anyhow::Result<()> {
         seed: SEED,
         acts: vec![ActPlan { model: MODEL.into(), cases, clients: 6, time: Duration::from_secs(40) }],
         hits_min: 0,
+        longer_max: Duration::ZERO,
         links: false,
         requests_min: 100,
         folder: folder.path().to_path_buf(),

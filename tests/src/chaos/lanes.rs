@@ -64,6 +64,15 @@ pub struct Record {
     pub quarantine_max: Duration,
 }
 
+impl Record {
+    /// Cells with fewer hits than `hits_min`, and their hits; those of links only where there are `links`.
+    pub fn lacking(&self, hits_min: u64, links: bool) -> Vec<(Cell, u64)> {
+        let hits = |cell: Cell| (cell, self.hits.get(&cell).copied().unwrap_or_default());
+        let possible = cells().filter(|cell| links || !cell.0.is_link());
+        possible.map(hits).filter(|(_, hits)| *hits < hits_min).collect()
+    }
+}
+
 /// Everything that a lane acts on.
 #[derive(Clone, Copy)]
 pub struct Scene<'a> {

@@ -41,6 +41,8 @@ use tokio::sync::RwLock;
 
 /// Faults pause this often, to see whether everything is let go when nobody asks.
 const ROUND: Duration = Duration::from_secs(110);
+/// The same, while the run goes on for cells that lack hits.
+const LONGER_ROUND: Duration = Duration::from_secs(20);
 
 /// One model's part of a run.
 #[derive(Clone, Debug)]
@@ -62,8 +64,10 @@ pub struct Plan {
     pub seed: u64,
     /// Models, one after the other.
     pub acts: Vec<ActPlan>,
-    /// Each cell is to be hit so often.
+    /// Each cell is to be hit so often: the last model's part goes on until it is, for so much longer at most.
     pub hits_min: u64,
+    /// See `hits_min`.
+    pub longer_max: Duration,
     /// Links are to fail, too.
     pub links: bool,
     /// So many requests are to end.
@@ -90,7 +94,8 @@ pub async fn run(plan: &Plan, network: Result<(), String>) -> anyhow::Result<Rep
         let seed = plan.seed ^ number as u64;
         let stage = Stage::start(&act.model, network.clone(), &logs).await?;
         println!("{:>7.1} s  {} serves", judge.at_s(), act.model);
-        play(&stage, act, seed, &judge, &mut outcome).await?;
+        let longer = (number + 1 == plan.acts.len()).then_some(plan);
+        play(&stage, (act, longer), seed, &judge, &mut outcome).await?;
         for wrong in stage.end().await? {
             judge.breach((start, Instant::now()), wrong);
         }
@@ -102,7 +107,7 @@ pub async fn run(plan: &Plan, network: Result<(), String>) -> anyhow::Result<Rep
 
 async fn play(
     stage: &Stage,
-    act: &ActPlan,
+    (act, longer): (&ActPlan, Option<&Plan>),
     seed: u64,
     judge: &Arc<Judge>,
     outcome: &mut Outcome,
@@ -115,8 +120,14 @@ async fn play(
     let scene = Scene { stage, load: &load, handoffs: &handoffs, judge, alone: &alone, record: &record };
     let mut random = [1, 2].map(|lane| StdRng::seed_from_u64(seed.wrapping_mul(31).wrapping_add(lane)));
     let end = Instant::now() + act.time;
-    while Instant::now() < end {
-        let until = end.min(Instant::now() + ROUND);
+    loop {
+        let now = Instant::now();
+        let lacks = |plan: &&Plan| !record.lock().lacking(plan.hits_min, stage.network().is_some()).is_empty();
+        let longest = end + longer.filter(lacks).map_or(Duration::ZERO, |plan| plan.longer_max);
+        if now >= longest {
+            break;
+        }
+        let until = if now < end { end.min(now + ROUND) } else { longest.min(now + LONGER_ROUND) };
         let [workers, around] = &mut random;
         tokio::try_join!(lanes::run(scene, LANES[0], until, workers), lanes::run(scene, LANES[1], until, around),)?;
         lanes::whole(scene).await;
@@ -128,6 +139,7 @@ async fn play(
         load.resume();
     }
     load.stop().await?;
+    outcome.longer = end.elapsed();
     outcome.record = record.into_inner();
     Ok(())
 }

@@ -87,19 +87,23 @@ pub(super) struct Outcome {
     pub(super) breaches: Vec<Breach>,
     pub(super) record: Record,
     pub(super) quiet_max: Duration,
+    /// What the run took beyond its time, until each cell had its hits.
+    pub(super) longer: Duration,
 }
 
 impl Report {
     pub(super) fn new(plan: &Plan, no_network: Option<String>, outcome: Outcome) -> Self {
-        let Outcome { acts, breaches, record, quiet_max } = outcome;
+        let Outcome { acts, breaches, record, quiet_max, longer } = outcome;
         let mut requests = Tally::default();
         acts.iter().for_each(|act| requests.add(&act.requests));
         let hits = |cell: &Cell| record.hits.get(cell).copied().unwrap_or_default();
         let possible = |cell: &Cell| no_network.is_none() || !cell.0.is_link();
-        let mut missed = Vec::new();
-        for cell in cells().filter(possible).filter(|cell| hits(cell) < plan.hits_min) {
-            missed.push(format!("{} {} in {}: {} hits of {}", cell.0, cell.1, cell.2, hits(&cell), plan.hits_min));
-        }
+        let lacking = record.lacking(plan.hits_min, no_network.is_none()).into_iter();
+        let mut missed: Vec<_> = lacking
+            .map(|(Cell(component, fault, phase), hits)| {
+                format!("{component} {fault} in {phase}: {hits} hits of {}", plan.hits_min)
+            })
+            .collect();
         if let (true, Some(why)) = (plan.links, &no_network) {
             missed.push(format!("links: there may be no network of its own here: {why}"));
         }
@@ -119,7 +123,7 @@ impl Report {
         Self {
             seed: plan.seed,
             commit: commit(),
-            seconds: plan.acts.iter().map(|act| act.time.as_secs()).sum(),
+            seconds: (plan.acts.iter().map(|act| act.time).sum::<Duration>() + longer).as_secs(),
             faults: record.faults,
             requests,
             acts,
