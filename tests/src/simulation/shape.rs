@@ -22,8 +22,9 @@ pub(super) const HEALED: Time = ms(1800);
 const WELL: Time = HEALED + ms(1600);
 /// Routers, workers and etcd stop talking of themselves.
 pub(super) const TALK_ENDS: Time = WELL + ms(1900);
-/// A request that came before repairs or later ends within this after both, whatever its deadline.
-pub(super) const ENDS_WITHIN: Time = ms(2000);
+/// A request that came before repairs or later ends within this after both, whatever its deadline: five attempts may each wait for the
+/// longest handoff, and clients that have time for more than that have nine seconds.
+pub(super) const ENDS_WITHIN: Time = ms(5000);
 /// Patience of clients, in milliseconds, whose deadlines are no help to a request that is stuck.
 const PATIENCE: usize = 9_000;
 /// Everything must be quiet ten seconds after the last request ended.
