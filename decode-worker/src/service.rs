@@ -162,9 +162,8 @@ impl Call {
         }
         if let Some(adopted) = self.adopted.take() {
             let span = self.parent.span("decode.await_kv");
-            let Some(adopted) = self.adoption(adopted).await else { return };
             // A handoff that fails drops the sender and leaves the reason among the events.
-            if let Ok(Adopted { bytes }) = adopted {
+            if let Ok(Adopted { bytes }) = self.adoption(adopted).await {
                 span.attribute("baton.kv.bytes", bytes as i64).end();
                 let await_us = self.since.elapsed().as_micros() as u64;
                 if !self.say(Event::Adopted(v1::KvAdopted { bytes, await_us })).await {
@@ -199,14 +198,15 @@ impl Call {
         let _ = self.replies.send(Err(status::from_error(&lost))).await;
     }
 
-    /// Waits for the KV, and says so for as long as there is no room for it. `None` once nobody listens.
-    async fn adoption(&self, mut adopted: oneshot::Receiver<Adopted>) -> Option<Result<Adopted, RecvError>> {
+    /// Waits for the KV, and says so for as long as there is no room for it.
+    async fn adoption(&self, mut adopted: oneshot::Receiver<Adopted>) -> Result<Adopted, RecvError> {
         loop {
             if let Ok(adopted) = timeout(WAITS_SAID_EVERY, &mut adopted).await {
-                return Some(adopted);
+                return adopted;
             }
-            if self.service.handoffs.has_no_room_for(&self.request) && !self.say(Event::Waits(v1::KvWaits {})).await {
-                return None;
+            if self.service.handoffs.has_no_room_for(&self.request) {
+                // A closed stream is noticed by `run`.
+                self.say(Event::Waits(v1::KvWaits {})).await;
             }
         }
     }
