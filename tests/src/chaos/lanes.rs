@@ -6,7 +6,7 @@ use super::faults::{Target, duration, repair, restarts, serves, strike};
 use super::handoffs::Handoffs;
 use super::judge::Judge;
 use super::load::Load;
-use super::matrix::{Cell, Component, Fault, Phase, cells};
+use super::matrix::{Cell, Component, Fault, Phase, cells, possible};
 use super::sight;
 use super::stage::{Node, Stage};
 use parking_lot::Mutex;
@@ -67,9 +67,12 @@ pub struct Record {
 impl Record {
     /// Cells with fewer hits than `hits_min`, and their hits; those of links only where there are `links`.
     pub fn lacking(&self, hits_min: u64, links: bool) -> Vec<(Cell, u64)> {
-        let hits = |cell: Cell| (cell, self.hits.get(&cell).copied().unwrap_or_default());
-        let possible = cells().filter(|cell| links || !cell.0.is_link());
-        possible.map(hits).filter(|(_, hits)| *hits < hits_min).collect()
+        possible(links).map(|cell| (cell, self.hits_of(cell))).filter(|(_, hits)| *hits < hits_min).collect()
+    }
+
+    /// How often a cell was hit.
+    pub fn hits_of(&self, cell: Cell) -> u64 {
+        self.hits.get(&cell).copied().unwrap_or_default()
     }
 }
 
@@ -110,9 +113,9 @@ fn emptiest(scene: Scene<'_>, components: &[Component], random: &mut StdRng) -> 
     let mut record = scene.record.lock();
     let of = |counts: &BTreeMap<Cell, u64>, cell: &Cell| counts.get(cell).copied().unwrap_or_default();
     let rank = |record: &Record, cell: &Cell| of(&record.hits, cell) + of(&record.tries, cell) / TRIES;
-    let possible = |cell: &Cell| components.contains(&cell.0) && (scene.stage.network().is_some() || !cell.0.is_link());
-    let fewest = cells().filter(possible).map(|cell| rank(&record, &cell)).min()?;
-    let chosen = cells().filter(possible).filter(|cell| rank(&record, cell) == fewest).choose(random)?;
+    let ours = || possible(scene.stage.network().is_some()).filter(|cell| components.contains(&cell.0));
+    let fewest = ours().map(|cell| rank(&record, &cell)).min()?;
+    let chosen = ours().filter(|cell| rank(&record, cell) == fewest).choose(random)?;
     *record.tries.entry(chosen).or_default() += 1;
     Some(chosen)
 }

@@ -89,6 +89,11 @@ pub fn cells() -> impl Iterator<Item = Cell> {
     MATRIX.iter().flat_map(|row| row.phases.iter().map(|phase| Cell(row.component, row.fault, *phase)))
 }
 
+/// Those that can be hit: links fail only where there are any of the run's own.
+pub fn possible(links: bool) -> impl Iterator<Item = Cell> {
+    cells().filter(move |cell| links || !cell.0.is_link())
+}
+
 use Component::{Control, Data, Decode as Decoder, Etcd, Prefill as Prefiller, Registry, Router, RouterRegistry};
 use Fault::{Cut, Delayed, Drained, Killed, Lossy, Narrowed, Stopped};
 use Phase::{Decode, Prefill, Transfer, Waiting};

@@ -2,7 +2,7 @@
 
 use super::judge::{Breach, Tally};
 use super::lanes::{PAIRS, Record};
-use super::matrix::{Cell, cells};
+use super::matrix::{Cell, possible};
 use super::stage::log_of;
 use super::{Plan, logs};
 use crate::processes::commit;
@@ -96,9 +96,8 @@ impl Report {
         let Outcome { acts, breaches, record, quiet_max, longer } = outcome;
         let mut requests = Tally::default();
         acts.iter().for_each(|act| requests.add(&act.requests));
-        let hits = |cell: &Cell| record.hits.get(cell).copied().unwrap_or_default();
-        let possible = |cell: &Cell| no_network.is_none() || !cell.0.is_link();
-        let lacking = record.lacking(plan.hits_min, no_network.is_none()).into_iter();
+        let links = no_network.is_none();
+        let lacking = record.lacking(plan.hits_min, links).into_iter();
         let mut missed: Vec<_> = lacking
             .map(|(Cell(component, fault, phase), hits)| {
                 format!("{component} {fault} in {phase}: {hits} hits of {}", plan.hits_min)
@@ -118,7 +117,7 @@ impl Report {
             component: cell.0.to_string(),
             fault: cell.1.to_string(),
             phase: cell.2.to_string(),
-            hits: hits(&cell),
+            hits: record.hits_of(cell),
         };
         Self {
             seed: plan.seed,
@@ -136,7 +135,7 @@ impl Report {
             admitted_s_max: record.admitted_max.as_secs_f64(),
             quarantine_s_max: record.quarantine_max.as_secs_f64(),
             quiet_s_max: quiet_max.as_secs_f64(),
-            cells: cells().filter(possible).map(show).collect(),
+            cells: possible(links).map(show).collect(),
             no_network,
             breaches,
             missed,
