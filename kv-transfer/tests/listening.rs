@@ -3,35 +3,13 @@
 mod common;
 
 use baton_kv_transfer::*;
-use common::{NodeConfig, small};
+use common::{NodeConfig, small, sockets};
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// Addresses at which this process listens for TCP connections.
+/// Addresses at which this process does.
 fn listening() -> BTreeSet<IpAddr> {
-    let links = std::fs::read_dir("/proc/self/fd").unwrap().filter_map(|e| std::fs::read_link(e.ok()?.path()).ok());
-    let sockets: BTreeSet<String> = links.map(|link| link.to_string_lossy().into_owned()).collect();
-    let mut found = BTreeSet::new();
-    for table in ["/proc/self/net/tcp", "/proc/self/net/tcp6"] {
-        for line in std::fs::read_to_string(table).unwrap_or_default().lines().skip(1) {
-            let fields: Vec<&str> = line.split_whitespace().collect();
-            let (local, state, inode) = (fields[1], fields[3], fields[9]);
-            if state == "0A" && sockets.contains(&format!("socket:[{inode}]")) {
-                found.insert(address(local.split(':').next().unwrap()));
-            }
-        }
-    }
-    found
-}
-
-/// The kernel prints each 32-bit word of an address as it lies in memory.
-fn address(hex: &str) -> IpAddr {
-    let word = |i: usize| u32::from_str_radix(&hex[i..i + 8], 16).unwrap().to_ne_bytes();
-    let bytes: Vec<u8> = (0..hex.len()).step_by(8).flat_map(word).collect();
-    match <[u8; 4]>::try_from(&bytes[..]) {
-        Ok(v4) => Ipv4Addr::from(v4).into(),
-        Err(_) => Ipv6Addr::from(<[u8; 16]>::try_from(&bytes[..]).unwrap()).into(),
-    }
+    sockets::listening().iter().map(SocketAddr::ip).collect()
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 pub mod pool;
 pub mod process;
+pub mod sockets;
 
 use baton_kv_transfer::*;
 use baton_types::fence::AlreadyDone;

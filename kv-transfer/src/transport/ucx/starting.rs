@@ -38,6 +38,8 @@ impl Ucx {
             ("NET_DEVICES", &devices),
             ("TCP_AF_PRIO", family),
             ("KEEPALIVE_INTERVAL", &keepalive),
+            // Else the progress thread itself waits for a peer that answers no connection, and every other peer with it.
+            ("TCP_CONN_NB", "y"),
             // Its older protocols abort the process where a message cannot be sent to a peer that is gone (`ucp_request_try_send`).
             ("PROTO_ENABLE", "y"),
         ];

@@ -1,0 +1,64 @@
+//! A peer whose host answers no connection, as behind a cut link, holds up nobody else. A process of its own, whose threads may all hang
+//! where this breaks, and in which the only listeners are those of this test.
+
+mod common;
+
+use baton_kv_transfer::*;
+use common::*;
+use sockets::{Mute, listening};
+use std::net::SocketAddr;
+
+fn config(name: &'static str) -> NodeConfig {
+    let mut config = NodeConfig::new(name, small(16), 24);
+    config.limits.connect_ms = 1_000;
+    config
+}
+
+/// Somebody who was there, at an address that answers no more.
+fn gone(choice: &TransportChoice, mute: &Mute) -> Peer {
+    let others = listening();
+    let node = config("gone").start(choice.clone());
+    let own: Vec<u16> = listening().difference(&others).map(SocketAddr::port).collect();
+    let mut peer = node.peer();
+    node.stop();
+    match &mut peer.address {
+        TransferAddress::Tcp(socket) => socket.set_port(mute.port()),
+        TransferAddress::Ucx(worker) => {
+            // UCX keeps it in the order of the network.
+            let ports = own.iter().map(|port| port.to_be_bytes());
+            let at: Vec<usize> = ports.flat_map(|port| places(worker, port)).collect();
+            assert_eq!(at.len(), 1, "{own:?} in {worker:x?}");
+            worker[at[0]..at[0] + 2].copy_from_slice(&mute.port().to_be_bytes());
+        }
+    }
+    peer
+}
+
+fn places(bytes: &[u8], port: [u8; 2]) -> Vec<usize> {
+    (0..bytes.len() - 1).filter(|&at| bytes[at..at + 2] == port).collect()
+}
+
+fn holds_up_nobody_else(choice: &TransportChoice) {
+    let mute = Mute::start();
+    let gone = gone(choice, &mute);
+    let (source, sink) = (config("source").start(choice.clone()), config("sink").start(choice.clone()));
+    let (lost, _) = source.offer(&gone, "lost", 70, 1);
+    let (outgoing, blocks) = source.offer(&sink.peer(), "found", 70, 2);
+    source.send_all(&outgoing, 70);
+    // Asked for, since whoever waits for a service that hangs waits for ever.
+    eventually("the other handoff is adopted", || source.transfer.stats().total.sent.contains_key("adopted"));
+    outgoing.wait().unwrap();
+    sink.check_adopted("found", &source, &blocks, 70);
+    eventually("the lost one is given up", || source.transfer.stats().outgoing == 0);
+    let failure = lost.wait().unwrap_err();
+    assert!(matches!(failure, HandoffFailure::PeerLost(_)), "{failure}");
+    eventually("everything is over", || source.is_quiet() && sink.is_quiet());
+    source.stop();
+    sink.stop();
+}
+
+#[test]
+fn a_peer_that_answers_no_connection_holds_up_nobody_else() {
+    holds_up_nobody_else(&TransportChoice::Tcp { bind: [127, 0, 0, 1].into(), port: 0 });
+    holds_up_nobody_else(&TransportChoice::ucx([127, 0, 0, 1].into()));
+}
