@@ -25,14 +25,10 @@ pub(super) struct Chosen {
 impl Chosen {
     /// Remembers who is to be avoided by this request, and for a while by others.
     pub(super) fn failed(&self, retry: &Retry, avoided: &mut Avoided, probation: &ProbationLimits) {
+        avoided.failed(self.prefill.as_ref().map(|prefill| prefill.party()), self.decode.party(), retry);
         let workers = [(self.prefill.as_ref(), retry.prefill), (Some(&self.decode), retry.decode)];
-        for (worker, how) in workers {
-            let (Some(worker), Some(how)) = (worker, how) else { continue };
-            avoided.add(worker.party().clone(), how);
-            if retry.probation {
-                worker.probation.failed(Instant::now(), probation);
-            }
-        }
+        let at_fault = workers.into_iter().filter_map(|(worker, how)| worker.filter(|_| how.is_some()));
+        at_fault.filter(|_| retry.probation).for_each(|worker| worker.probation.failed(Instant::now(), probation));
     }
 
     /// Whether a worker that may have failed in `phase` drains.
@@ -117,7 +113,8 @@ impl Job {
             avoided.admits(worker.party(), worker.record.role, on_probation, circle)
                 && class.is_none_or(|class| worker.record.class == *class)
         };
-        let candidates = core.workers.candidates(&self.model.key, fits, now);
+        let mut candidates = core.workers.candidates(&self.model.key, fits, now);
+        candidates.view.iter_mut().for_each(|worker| worker.not_with = avoided.not_with(&worker.record.party, circle));
         let mut draw = |n| rand::random_range(0..n);
         let decision = place(&candidates.view, demand, &core.limits.placement, &mut draw)?;
         let reason = decision.reason.name();

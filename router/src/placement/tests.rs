@@ -11,7 +11,7 @@ fn worker(role: Role, name: &str, change: impl FnOnce(&mut baton_types::Instance
     let mut load =
         Measured { free_tokens: record.capacity_tokens, prefill_tokens_per_s: 1000.0, ..Measured::default() };
     change(&mut record, &mut load);
-    Worker { record: Arc::new(record), load }
+    Worker { record: Arc::new(record), load, not_with: Vec::new() }
 }
 
 fn d(name: &str) -> Worker {

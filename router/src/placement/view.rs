@@ -1,6 +1,6 @@
 //! What placement sees of one worker.
 
-use baton_types::{InstanceRecord, Role};
+use baton_types::{InstanceRecord, Party, Role};
 use std::sync::Arc;
 
 /// Load as last measured, joined with what this router placed since.
@@ -29,6 +29,8 @@ pub struct Worker {
     pub record: Arc<InstanceRecord>,
     /// Its load.
     pub load: Measured,
+    /// Decode workers that it is not to be paired with.
+    pub not_with: Vec<Party>,
 }
 
 impl Worker {
@@ -45,8 +47,8 @@ impl Worker {
         f64::from(self.load.running + self.load.waiting) / f64::from(self.record.running_max.max(1))
     }
 
-    /// Whether KV could pass between the two.
-    pub(super) fn pairs_with(&self, other: &Self) -> bool {
-        self.record.check_partner(&other.record).is_ok()
+    /// Whether this decode worker is to take KV from that prefill worker.
+    pub(super) fn pairs_with(&self, prefill: &Self) -> bool {
+        self.record.check_partner(&prefill.record).is_ok() && !prefill.not_with.contains(&self.record.party)
     }
 }

@@ -1,11 +1,15 @@
 //! Whom a request asks next after workers failed it.
 
-use super::Avoid;
+use super::{Avoid, Retry};
 use baton_types::{Party, Role};
 
 /// Workers that failed one request, and whether they may be asked again.
 #[derive(Debug, Default)]
-pub struct Avoided(Vec<(Party, Avoid)>);
+pub struct Avoided {
+    workers: Vec<(Party, Avoid)>,
+    /// Prefill and decode workers of attempts that the prefill worker may have failed: its way to that decode worker may be what is broken.
+    pairs: Vec<(Party, Party)>,
+}
 
 /// Ever wider circles of workers: the next one is asked where nothing fits in those before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,24 +20,32 @@ pub enum Circle {
     Untried,
     /// A decode worker that failed is tried again, and without a prefill worker that failed.
     DecodersAgain,
+    /// All workers, but no two that failed together: where links are broken, another pair may be whole.
+    OtherPairs,
     /// Everybody who may be asked at all.
     All,
 }
 
 impl Circle {
     /// In the order in which they are asked.
-    pub const WIDENING: [Self; 4] = [Self::Trusted, Self::Untried, Self::DecodersAgain, Self::All];
+    pub const WIDENING: [Self; 5] = [Self::Trusted, Self::Untried, Self::DecodersAgain, Self::OtherPairs, Self::All];
 }
 
 impl Avoided {
-    /// This worker failed the request.
-    pub fn add(&mut self, party: Party, how: Avoid) {
-        self.0.push((party, how));
+    /// An attempt on these two failed, the prompt to be computed by the decode worker where there is no other; `retry` says who may be at
+    /// fault.
+    pub fn failed(&mut self, prefill: Option<&Party>, decode: &Party, retry: &Retry) {
+        let workers = [(prefill, retry.prefill), (Some(decode), retry.decode)];
+        self.workers.extend(workers.into_iter().filter_map(|(party, how)| Some((party?.clone(), how?))));
+        if let Some(prefill) = prefill.filter(|_| retry.prefill.is_some()) {
+            self.pairs.push((prefill.clone(), decode.clone()));
+        }
     }
 
     /// Whether a worker is in the circle. `on_probation`: it failed other requests of late.
     pub fn admits(&self, party: &Party, role: Role, on_probation: bool, circle: Circle) -> bool {
-        let is_avoided = |how: Option<Avoid>| self.0.iter().any(|(p, h)| p == party && how.is_none_or(|how| how == *h));
+        let is_avoided =
+            |how: Option<Avoid>| self.workers.iter().any(|(p, h)| p == party && how.is_none_or(|how| how == *h));
         if is_avoided(Some(Avoid::Strictly)) {
             return false;
         }
@@ -41,7 +53,13 @@ impl Avoided {
             Circle::Trusted => !is_avoided(None) && !on_probation,
             Circle::Untried => !is_avoided(None),
             Circle::DecodersAgain => role == Role::Decode || !is_avoided(None),
-            Circle::All => true,
+            Circle::OtherPairs | Circle::All => true,
         }
+    }
+
+    /// Decode workers that a prefill worker is not to be paired with in the circle.
+    pub fn not_with(&self, prefill: &Party, circle: Circle) -> Vec<Party> {
+        let failed = self.pairs.iter().filter(|(p, _)| p == prefill && circle != Circle::All);
+        failed.map(|(_, decode)| decode.clone()).collect()
     }
 }

@@ -220,6 +220,31 @@ async fn without_another_prefill_worker_the_decode_worker_prefills() {
 }
 
 #[tokio::test]
+async fn every_pair_is_tried_before_one_is_tried_again() {
+    let two = Two::start(|_| ()).await;
+    let mut answer = two.cluster.generate(remote("x")).await;
+    let index = |workers: &[Fake; 2], other: &Fake| usize::from(std::ptr::eq(other, &workers[0]));
+    let mut tried = Vec::new();
+    for attempt in 0..4 {
+        let (decode, other) = two.claim().await;
+        let (mut prefill, other_prefill) = two.prefill().await;
+        tried.push((index(&two.p, other_prefill), index(&two.d, other)));
+        if attempt < 3 {
+            prefill.fail(from_error(&RequestError::new(ErrorKind::Unavailable, "no link between the two"))).await;
+            decode.cancelled().await;
+            continue;
+        }
+        prefill.token(b'1'.into(), None).await;
+        decode.adopted().await;
+        decode.last(b'2'.into(), FinishReason::Length).await;
+        assert_eq!(answer.rest().await, ("12".into(), FinishReason::Length));
+    }
+    assert_ne!(tried[0].0, tried[1].0, "{tried:?}: the prefill worker was the first to be suspected");
+    tried.sort_unstable();
+    assert_eq!(tried, [(0, 0), (0, 1), (1, 0), (1, 1)]);
+}
+
+#[tokio::test]
 async fn workers_may_fail_one_after_the_other() {
     let two = Two::start(|_| ()).await;
     let mut answer = two.cluster.generate(remote("x")).await;

@@ -128,7 +128,7 @@ impl WorkerSet {
                 continue;
             }
             if let Some(load) = worker.load.measured(now, self.stale_max) {
-                candidates.view.push(Worker { record: worker.record.clone(), load });
+                candidates.view.push(Worker { record: worker.record.clone(), load, not_with: Vec::new() });
                 candidates.handles.push(worker.clone());
             }
         }

@@ -91,6 +91,7 @@ const EXPECTED: &[(&str, &[&str])] = &[
             "trusted",
             "untried",
             "decoders again",
+            "other pairs",
             "all",
         ],
     ),

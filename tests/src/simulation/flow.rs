@@ -153,7 +153,8 @@ impl World {
                     let on_probation = known.probation.lasts(now);
                     let admits = flow.avoided.admits(party, known.record.role, on_probation, circle);
                     let load = known.load.measured(now, STALE_MAX).filter(|_| admits)?;
-                    Some((party, Worker { record: known.record.clone(), load }))
+                    let not_with = flow.avoided.not_with(party, circle);
+                    Some((party, Worker { record: known.record.clone(), load, not_with }))
                 });
                 let (parties, view): (Vec<_>, Vec<_>) = fits.unzip();
                 match place(&view, &demand, &THRESHOLDS, &mut |n| random.below(n)) {
@@ -179,6 +180,7 @@ impl World {
                 Circle::Trusted => "trusted",
                 Circle::Untried => "untried",
                 Circle::DecodersAgain => "decoders again",
+                Circle::OtherPairs => "other pairs",
                 Circle::All => "all",
             },
         );
@@ -270,9 +272,9 @@ impl World {
         let Some(router) = self.router_mut(r) else { return };
         let Some(flow) = router.flows.get_mut(&request) else { return };
         if let (Ok(retry), Some(attempt)) = (&decided, &attempt) {
+            flow.avoided.failed(attempt.prefill.as_ref(), &attempt.decode, retry);
             let workers = [(attempt.prefill.as_ref(), retry.prefill), (Some(&attempt.decode), retry.decode)];
-            for (party, how) in workers.into_iter().filter_map(|(party, how)| Some((party?, how?))) {
-                flow.avoided.add(party.clone(), how);
+            for party in workers.into_iter().filter_map(|(party, how)| party.filter(|_| how.is_some())) {
                 if let Some(known) = router.workers.get(party).filter(|_| retry.probation) {
                     known.probation.failed(times.0, &PROBATION);
                 }
