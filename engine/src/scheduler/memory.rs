@@ -71,10 +71,13 @@ impl Scheduler {
     }
 
     fn preempt_last_after(&mut self, key: SequenceKey, preempted: &mut Vec<SequenceKey>) -> bool {
-        let Some(victim) = self.last_preemptable_after(key) else { return false };
-        if let Some(entry) = self.entries.get_mut(&victim) {
-            entry.preempt();
-        }
+        self.last_preemptable_after(key).is_some_and(|victim| self.preempt(victim, preempted))
+    }
+
+    /// Takes the blocks of `victim`, unless they are pinned.
+    pub(super) fn preempt(&mut self, victim: SequenceKey, preempted: &mut Vec<SequenceKey>) -> bool {
+        let Some(entry) = self.entries.get_mut(&victim).filter(|entry| entry.is_preemptable()) else { return false };
+        entry.preempt();
         preempted.push(victim);
         true
     }

@@ -127,6 +127,11 @@ impl Scheduler {
         }
         let before = decisions.preempted.len();
         if !self.ensure(key, position + rows, &mut decisions.preempted) {
+            if self.quarantine_keeps_out(position + rows) && self.preempt(key, &mut decisions.preempted) {
+                // It waits for the end of that as one that never started does, and what it had is for others.
+                pass.running = self.totals().running;
+                return;
+            }
             decisions.starved = true;
             pass.closed = true;
             return;
