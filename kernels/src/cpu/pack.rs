@@ -1,6 +1,7 @@
 //! Weights repacked for the GEMM: panels of 16 output features, each a dense `[k, 16]` run that a kernel streams.
 
 use super::simd::{LANES, Simd};
+use crate::numerics::round;
 use baton_types::Dtype;
 use half::bf16;
 
@@ -20,8 +21,10 @@ pub(super) struct WideStep([f32; PANEL]);
 
 /// How a panel is stored.
 pub(super) trait Step: Copy + Sync {
-    /// Sixteen weights, rounded to the format.
-    fn pack(weights: [f32; PANEL]) -> Self;
+    /// All weights zero.
+    const ZERO: Self;
+    /// Stores the weight of feature `j`, rounded to the format, where zero was.
+    fn set(&mut self, j: usize, weight: f32);
     /// The weight of feature `j`.
     fn at(&self, j: usize) -> f32;
     /// # Safety
@@ -30,9 +33,10 @@ pub(super) trait Step: Copy + Sync {
 }
 
 impl Step for PairStep {
-    fn pack(weights: [f32; PANEL]) -> Self {
-        let bits = |x: f32| u32::from(bf16::from_f32(x).to_bits());
-        Self(std::array::from_fn(|j| bits(weights[j]) | bits(weights[j + LANES]) << 16))
+    const ZERO: Self = Self([0; LANES]);
+    #[inline(always)]
+    fn set(&mut self, j: usize, weight: f32) {
+        self.0[j % LANES] |= u32::from(bf16::from_f32(weight).to_bits()) << if j < LANES { 0 } else { 16 };
     }
     fn at(&self, j: usize) -> f32 {
         let word = self.0[j % LANES];
@@ -46,8 +50,10 @@ impl Step for PairStep {
 }
 
 impl Step for WideStep {
-    fn pack(weights: [f32; PANEL]) -> Self {
-        Self(weights)
+    const ZERO: Self = Self([0.0; PANEL]);
+    #[inline(always)]
+    fn set(&mut self, j: usize, weight: f32) {
+        self.0[j] = weight;
     }
     fn at(&self, j: usize) -> f32 {
         self.0[j]
@@ -79,8 +85,11 @@ pub struct Panels {
 impl Panels {
     pub(super) fn pack(n: usize, k: usize, dtype: Dtype, data: &[f32]) -> Self {
         let format = match dtype {
-            Dtype::Bf16 => Format::Pairs(steps(n, k, dtype, data)),
-            Dtype::F16 | Dtype::F32 => Format::Wide(steps(n, k, dtype, data)),
+            Dtype::Bf16 => Format::Pairs(steps(n, k, data)),
+            Dtype::F32 => Format::Wide(steps(n, k, data)),
+            Dtype::F16 => {
+                Format::Wide(steps(n, k, &data.iter().map(|&x| round::through(dtype, x)).collect::<Vec<_>>()))
+            }
         };
         Self { n, k, format }
     }
@@ -95,12 +104,14 @@ impl Panels {
     }
 }
 
-fn steps<T: Step>(n: usize, k: usize, dtype: Dtype, data: &[f32]) -> Vec<T> {
-    let mut out = Vec::with_capacity(n.div_ceil(PANEL) * k);
-    for panel in (0..n).step_by(PANEL) {
-        for i in 0..k {
-            let weight = |j: usize| if panel + j < n { data[(panel + j) * k + i] } else { 0.0 };
-            out.push(T::pack(std::array::from_fn(|j| crate::numerics::round::through(dtype, weight(j)))));
+/// Row by row, each of which is read in order; a panel stays in the cache meanwhile.
+fn steps<T: Step>(n: usize, k: usize, data: &[f32]) -> Vec<T> {
+    let mut out = vec![T::ZERO; n.div_ceil(PANEL) * k];
+    if k > 0 {
+        for (panel, rows) in out.chunks_exact_mut(k).zip(data.chunks(PANEL * k)) {
+            for (j, row) in rows.chunks_exact(k).enumerate() {
+                panel.iter_mut().zip(row).for_each(|(step, weight)| step.set(j, *weight));
+            }
         }
     }
     out

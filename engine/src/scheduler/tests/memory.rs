@@ -150,13 +150,18 @@ fn one_that_a_quarantine_keeps_out_holds_nobody_back() {
 fn one_that_a_quarantine_stops_in_mid_answer_holds_nobody_back() {
     let mut w = World::new(5, SchedulerConfig { watermark_blocks: 0, ..config() });
     w.prompt(8);
-    w.check(2, expect![[r#"
+    w.check(
+        2,
+        expect![[r#"
         start a a:0+8*
         a:8+1*
-    "#]]);
+    "#]],
+    );
     let quarantined = w.pool.try_lease(&[2]).unwrap().quarantine(7);
     w.prompt(4);
-    w.check(8, expect![[r#"
+    w.check(
+        8,
+        expect![[r#"
         a:9+1* starved
         a:10+1* starved
         a:11+1* starved
@@ -165,13 +170,17 @@ fn one_that_a_quarantine_stops_in_mid_answer_holds_nobody_back() {
         b:5+1*
         b:6+1*
         b:7+1*
-    "#]]);
+    "#]],
+    );
     quarantined.release();
-    w.check(3, expect![[r#"
+    w.check(
+        3,
+        expect![[r#"
         preempt b a:0+7
         a:7+6* starved
         a:13+1* starved
-    "#]]);
+    "#]],
+    );
 }
 
 #[test]
