@@ -44,7 +44,9 @@ impl Decode for DecodeService {
             deadline_of(request.metadata(), Instant::now(), self.parts.call_max).map_err(|e| status::from_error(&e))?;
         let running = self.parts.drain.enter().map_err(|e| status::from_error(&e))?;
         let parent = Parent::of(request.metadata(), &self.parts.tracer);
-        let (sequence, source) = parse(request.into_inner())?;
+        let mut request = request.into_inner();
+        self.parts.check_party(request.party.take()).map_err(|e| status::from_error(&e))?;
+        let (sequence, source) = parse(request)?;
         self.parts.engine.check_fits(sequence.tokens.len()).map_err(|e| status::from_error(&submit_error(&e)))?;
         let (replies, stream) = mpsc::channel(MESSAGES_MAX);
         let (sink, events) = stream::channel();

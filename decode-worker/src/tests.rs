@@ -78,6 +78,13 @@ async fn claim_of(
     priority: i32,
     within: Duration,
 ) -> Result<ReceiverStream<Reply>, Status> {
+    let mut request = Request::new(request(service, id, len, priority));
+    request.set_timeout(within);
+    service.generate(request).await.map(tonic::Response::into_inner)
+}
+
+/// Such a call.
+fn request(service: &DecodeService, id: &str, len: u32, priority: i32) -> v1::DecodeRequest {
     let sequence = SequenceSpec {
         request_id: RequestId::try_new(id).unwrap(),
         tokens: (1..=len).collect(),
@@ -87,9 +94,23 @@ async fn claim_of(
         priority,
     };
     let prefill = Prefill::AwaitKv(v1::AwaitKv { source: Some(party("p").into()) });
-    let mut request = Request::new(v1::DecodeRequest { sequence: Some(sequence.into()), prefill: Some(prefill) });
-    request.set_timeout(within);
-    service.generate(request).await.map(tonic::Response::into_inner)
+    let party = Some(service.parts.transfer.party().clone().into());
+    v1::DecodeRequest { sequence: Some(sequence.into()), prefill: Some(prefill), party }
+}
+
+#[tokio::test]
+async fn a_call_for_another_start_claims_nothing() {
+    let service = service();
+    let another = Party { incarnation: Incarnation(2), ..service.parts.transfer.party().clone() };
+    for party in [Some(another.into()), None] {
+        let refused = service
+            .generate(Request::new(v1::DecodeRequest { party: party.clone(), ..request(&service, "a", 5, 0) }))
+            .await;
+        let error = to_error(&refused.map(|_| "a stream").unwrap_err());
+        let expected = if party.is_some() { ErrorKind::Unavailable } else { ErrorKind::InvalidRequest };
+        assert_eq!(error.kind, expected, "{error:?}");
+    }
+    assert_eq!(service.handoffs.claimed().tokens, 0);
 }
 
 type Reply = Result<v1::DecodeEvent, Status>;

@@ -41,7 +41,9 @@ impl Prefill for PrefillService {
             deadline_of(request.metadata(), since, self.parts.call_max).map_err(|e| status::from_error(&e))?;
         let running = self.parts.drain.enter().map_err(|e| status::from_error(&e))?;
         let parent = Parent::of(request.metadata(), &self.parts.tracer);
-        let (sequence, peer) = parse(request.into_inner()).map_err(|e| status::from_error(&e))?;
+        let mut request = request.into_inner();
+        self.parts.check_party(request.party.take()).map_err(|e| status::from_error(&e))?;
+        let (sequence, peer) = parse(request).map_err(|e| status::from_error(&e))?;
         let (transfer, request_id) = (self.parts.transfer.clone(), sequence.request_id.clone());
         let destination = Destination { transfer, peer, request_id, tokens: sequence.tokens.len() as u32, deadline };
         let (loader, shipment) = shipment(destination);

@@ -18,8 +18,10 @@ use baton_node::membership;
 use baton_node::metrics::Metrics;
 use baton_node::telemetry::ExportCounters;
 use baton_node::{Shutdown, grpc, id};
+use baton_proto::convert::required;
+use baton_proto::v1;
 use baton_proto::v1::worker_server::{self, WorkerServer};
-use baton_types::{InstanceRecord, Party, ProtocolRange, Role, Shard};
+use baton_types::{ErrorKind, InstanceRecord, Party, ProtocolRange, RequestError, Role, Shard};
 use opentelemetry_sdk::trace::SdkTracer;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -72,6 +74,18 @@ pub struct Parts {
     pub call_max: Duration,
     /// Largest message.
     pub message_max: usize,
+}
+
+impl Parts {
+    /// Refuses a call that is for another start of this worker, whose weights and blocks may have been others.
+    pub fn check_party(&self, meant: Option<v1::Party>) -> Result<(), RequestError> {
+        let (meant, ours): (Party, _) = (required("party", meant)?, self.transfer.party());
+        if meant == *ours {
+            return Ok(());
+        }
+        let message = format!("{ours} answers here now, and {meant} was called; send the request to another worker");
+        Err(RequestError::new(ErrorKind::Unavailable, message))
+    }
 }
 
 /// What a worker is started with beside its configuration.

@@ -594,6 +594,9 @@ pub struct PrefillRequest {
     pub sink: ::core::option::Option<Party>,
     #[prost(bytes = "bytes", tag = "3")]
     pub sink_address: ::prost::bytes::Bytes,
+    /// Which start of the prefill worker: whoever answers at its address now may have other weights. UNAVAILABLE from another one.
+    #[prost(message, optional, tag = "4")]
+    pub party: ::core::option::Option<Party>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PrefillEvent {
@@ -649,6 +652,9 @@ pub struct PrefillDone {
 pub struct DecodeRequest {
     #[prost(message, optional, tag = "1")]
     pub sequence: ::core::option::Option<Sequence>,
+    /// Which start of the decode worker, as in PrefillRequest.
+    #[prost(message, optional, tag = "4")]
+    pub party: ::core::option::Option<Party>,
     #[prost(oneof = "decode_request::Prefill", tags = "2, 3")]
     pub prefill: ::core::option::Option<decode_request::Prefill>,
 }

@@ -26,7 +26,8 @@ pub(super) async fn open_decode(
     prefill: v1::decode_request::Prefill,
     span: &Span,
 ) -> Result<Streaming<v1::DecodeEvent>, RequestError> {
-    let request = v1::DecodeRequest { sequence: Some(sequence), prefill: Some(prefill) };
+    let party = Some(worker.party().clone().into());
+    let request = v1::DecodeRequest { sequence: Some(sequence), prefill: Some(prefill), party };
     let request = addressed(request, deadline, span)?;
     let answer = DecodeClient::new(worker.channel()).generate(request).await;
     Ok(answer.map_err(|s| of_worker(worker, &s))?.into_inner())
@@ -45,6 +46,7 @@ pub(super) async fn open_prefill(
         sequence: Some(sequence),
         sink: Some(sink.party().clone().into()),
         sink_address: address.into(),
+        party: Some(worker.party().clone().into()),
     };
     let request = addressed(request, deadline, span)?;
     let answer = PrefillClient::new(worker.channel()).run(request).await;

@@ -64,7 +64,8 @@ impl Handoffs {
         let mut at_decode = DecodeClient::new(channel(&stage.grpc(decode)).await?);
         let how = Some(How::AwaitKv(AwaitKv { source: Some(source.party.clone().into()) }));
         let claim = async {
-            let request = DecodeRequest { sequence: Some(sequence.clone()), prefill: how };
+            let party = Some(sink.party.clone().into());
+            let request = DecodeRequest { sequence: Some(sequence.clone()), prefill: how, party };
             let mut stream = at_decode.generate(request).await?.into_inner();
             let first = stream.message().await?.and_then(|message| message.event);
             ensure!(matches!(first, Some(Decode::Claimed(_))), "{decode} says {first:?} instead of a claim");
@@ -74,8 +75,10 @@ impl Handoffs {
 
         at("waits for a first token");
         let mut at_prefill = PrefillClient::new(channel(&stage.grpc(prefill)).await?);
-        let sink: Party = sink.party.clone().into();
-        let run = PrefillRequest { sequence: Some(sequence), sink: Some(sink), sink_address: address.into() };
+        let sink_party: Party = sink.party.clone().into();
+        let party = Some(source.party.clone().into());
+        let run =
+            PrefillRequest { sequence: Some(sequence), sink: Some(sink_party), sink_address: address.into(), party };
         let run =
             timeout(WORD_MAX, at_prefill.run(run)).await.with_context(|| format!("{prefill} takes no prompt"))??;
         let (first, rest) = tokio::try_join!(first_token(run.into_inner(), &at), adopted_tokens(decoded, &at))?;
