@@ -1,6 +1,11 @@
 //! What a request yields, whatever the front: deltas, then one end.
 
 use baton_types::{FinishReason, PhaseTimings, RequestError, TokenId, TokenLogprobs, Usage};
+use futures::Stream;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio::sync::mpsc;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 /// Some tokens and the text that they complete. Text lags tokens while a character or a stop string is incomplete.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -37,3 +42,30 @@ pub(crate) enum Event {
 
 /// What a front receives.
 pub(crate) type EventResult = Result<Event, RequestError>;
+
+/// The events of one request: deltas, then one end. Bounded: not reading pauses the workers, dropping it cancels them.
+#[derive(Debug)]
+pub(crate) struct Events {
+    events: mpsc::Receiver<EventResult>,
+    /// A request that has ended is not over before its client has read the answer: a drain waits for that.
+    _unread: TaskTrackerToken,
+}
+
+impl Events {
+    pub(crate) fn new(events: mpsc::Receiver<EventResult>, unread: TaskTrackerToken) -> Self {
+        Self { events, _unread: unread }
+    }
+
+    /// The next event; `None` once there is none.
+    pub(crate) async fn recv(&mut self) -> Option<EventResult> {
+        self.events.recv().await
+    }
+}
+
+impl Stream for Events {
+    type Item = EventResult;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<EventResult>> {
+        self.events.poll_recv(cx)
+    }
+}

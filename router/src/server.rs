@@ -201,11 +201,20 @@ impl RunningRouter {
         }
     }
 
-    /// Refuses new requests and waits for those that run. The caller bounds the wait.
-    pub async fn drain(&self) {
+    /// Refuses new requests, waits for those that run and for answers that are still read, and closes. The caller bounds the wait.
+    pub async fn drain(&mut self) {
         self.core.draining.cancel();
         self.core.tasks.close();
         self.core.tasks.wait().await;
+        // What clients have not read of an answer may be with their connections alone.
+        self.close().await;
+    }
+
+    /// Leaves the cluster, takes no more connections, and waits until those there are have nothing left to say.
+    async fn close(&mut self) {
+        self.membership.close();
+        self.stop.cancel();
+        while self.servers.join_next().await.is_some() {}
     }
 
     /// Ends requests that still run, tells workers and clients, and closes.
@@ -214,10 +223,7 @@ impl RunningRouter {
         self.core.abort.cancel();
         self.core.tasks.close();
         let _ = timeout(CLOSE_MAX, self.core.tasks.wait()).await;
-        self.membership.close();
-        self.stop.cancel();
-        let closed = async { while self.servers.join_next().await.is_some() {} };
-        let _ = timeout(CLOSE_MAX, closed).await;
+        let _ = timeout(CLOSE_MAX, self.close()).await;
         self.servers.shutdown().await;
     }
 }

@@ -14,7 +14,7 @@ mod tokenize;
 use crate::admission::Admission;
 use crate::metrics::{Outcome, RouterMetrics};
 use crate::models::lookup;
-use crate::output::EventResult;
+use crate::output::Events;
 use crate::placement::{Experience, Thresholds};
 use crate::recovery::{ProbationLimits, RetryBucket, RetryLimits};
 use crate::request::{
@@ -89,8 +89,8 @@ pub(crate) struct Generation {
     pub(crate) seed: u64,
     /// Id of its trace; empty where tracing is off.
     pub(crate) trace_id: String,
-    /// Deltas, then one end. Bounded: not reading pauses the workers, dropping it cancels them.
-    pub(crate) events: mpsc::Receiver<EventResult>,
+    /// Deltas, then one end.
+    pub(crate) events: Events,
 }
 
 /// A request that was refused before anything was queued.
@@ -203,7 +203,7 @@ impl Core {
             prompt_tokens: tokens.clone(),
             seed: sampling.seed,
             trace_id: trace_id(span),
-            events,
+            events: Events::new(events, self.tasks.token()),
         };
         let prepared = Prepared { model, tokens, sampling, stops, metrics, span: span.clone() };
         let policy = request.prefill_policy.unwrap_or(self.limits.policy);

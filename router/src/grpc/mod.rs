@@ -15,7 +15,6 @@ use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use std::sync::Arc;
 use std::time::Instant;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
@@ -103,5 +102,5 @@ fn responses(generation: Generation) -> BoxStream<'static, Result<v1::GenerateRe
         }
         Ok(message)
     };
-    ReceiverStream::new(events).map(convert).boxed()
+    events.map(convert).boxed()
 }

@@ -3,7 +3,7 @@
 use super::{HttpState, error, headers, sse};
 use crate::flow::Generation;
 use crate::openai::{AnswerHead, Common, Endpoint, chat as chat_request, completions as completions_request};
-use crate::output::{Delta, Event, EventResult, Finished};
+use crate::output::{Delta, Event, Events, Finished};
 use crate::request::{GenerationRequest, Prompt};
 use axum::Json;
 use axum::body::Bytes;
@@ -143,7 +143,7 @@ fn head(endpoint: Endpoint, options: crate::openai::AnswerOptions, generation: &
     }
 }
 
-async fn collect(events: &mut tokio::sync::mpsc::Receiver<EventResult>) -> Result<(Delta, Finished), RequestError> {
+async fn collect(events: &mut Events) -> Result<(Delta, Finished), RequestError> {
     let mut whole = Delta::default();
     while let Some(event) = events.recv().await {
         match event? {

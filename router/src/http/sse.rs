@@ -2,7 +2,7 @@
 
 use super::{error, generate};
 use crate::openai::AnswerHead;
-use crate::output::{Event, EventResult};
+use crate::output::{Event, EventResult, Events};
 use axum::http::{HeaderValue, header};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -11,13 +11,12 @@ use serde_json::Value;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::time::Duration;
-use tokio::sync::mpsc;
 
 const DONE: &str = "[DONE]";
 
 struct Chunks {
     head: AnswerHead,
-    events: mpsc::Receiver<EventResult>,
+    events: Events,
     /// Written before anything more is read.
     pending: VecDeque<SseEvent>,
     offset: usize,
@@ -25,12 +24,7 @@ struct Chunks {
 }
 
 /// The streaming answer; dropping its body drops the request.
-pub(super) fn response(
-    head: AnswerHead,
-    first: Option<Event>,
-    events: mpsc::Receiver<EventResult>,
-    keepalive: Duration,
-) -> Response {
+pub(super) fn response(head: AnswerHead, first: Option<Event>, events: Events, keepalive: Duration) -> Response {
     let pending = head.first_chunk().iter().map(chunk).collect();
     let mut chunks = Chunks { head, events, pending, offset: 0, ended: false };
     if let Some(first) = first {

@@ -3,9 +3,13 @@
 use crate::testing::cluster::{Cluster, ask};
 use crate::testing::http;
 use baton_proto::v1::FinishReason;
+use baton_proto::v1::inference_client::InferenceClient;
 use baton_types::Role;
+use std::pin::pin;
 use std::time::Duration;
+use tokio::time::timeout;
 use tonic::Status;
+use tonic::transport::Endpoint;
 
 /// Waits until so many decode workers are placed on.
 async fn ready(cluster: &Cluster, count: usize) {
@@ -38,4 +42,35 @@ async fn a_request_goes_on_through_more_drains_than_it_has_attempts() {
     call.claimed().await;
     call.last(b'4'.into(), FinishReason::Length).await;
     assert_eq!(answer.rest().await, ("1234".into(), FinishReason::Length));
+}
+
+#[tokio::test]
+async fn a_router_drains_no_sooner_than_its_answers_are_read() {
+    const TOKENS: u32 = 60;
+    let mut cluster = Cluster::start(|_| ()).await;
+    let d = cluster.worker(Role::Decode, "d").await;
+    // A client that is sent little at a time.
+    let endpoint = Endpoint::from_shared(format!("http://{}", cluster.router.grpc_addr)).unwrap();
+    let channel = endpoint.initial_stream_window_size(64).connect().await.unwrap();
+    let mut answer = InferenceClient::new(channel).generate(ask("x")).await.unwrap().into_inner();
+    let call = d.decode().await;
+    call.claimed().await;
+    for _ in 1..TOKENS {
+        assert!(call.token(b'a'.into()).await);
+    }
+    call.last(b'z'.into(), FinishReason::Length).await;
+    let ended = async {
+        while cluster.router.requests() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(Duration::from_secs(20), ended).await.expect("the request ends");
+    let mut drain = pin!(cluster.router.drain());
+    assert!(timeout(Duration::from_millis(300), &mut drain).await.is_err(), "its answer lies unread");
+    let mut read = 0;
+    while let Some(message) = answer.message().await.unwrap() {
+        read += message.token_ids.len() as u32;
+    }
+    assert_eq!(read, TOKENS);
+    timeout(Duration::from_secs(20), drain).await.expect("nothing is left to read");
 }

@@ -116,13 +116,14 @@ async fn a_drain_refuses_new_requests_and_lets_others_end() {
     let mut answer = cluster.generate(ask("x")).await;
     let decode = d.decode().await;
     decode.claimed().await;
-    let mut drain = std::pin::pin!(cluster.router.drain());
+    let Cluster { mut router, mut client } = cluster;
+    let mut drain = std::pin::pin!(router.drain());
     assert!(futures::poll!(&mut drain).is_pending());
-    let refused = cluster.generate_within(ask("x"), None).await.unwrap_err();
+    let refused = client.generate(ask("x")).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::Unavailable);
     p.prefill().await.token(u32::from(b'1'), Some(FinishReason::Length)).await;
     assert_eq!(answer.rest().await.0, "1");
-    drain.await;
+    tokio::time::timeout(Duration::from_secs(20), drain).await.expect("it is drained");
 }
 
 #[tokio::test]
