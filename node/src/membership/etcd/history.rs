@@ -2,7 +2,7 @@
 
 use super::connection::within;
 use super::error::EtcdError;
-use super::keys::{Keys, decode_record};
+use super::keys::{Keys, decode_usable};
 use super::view::Position;
 use crate::membership::{Member, Registration};
 use etcd_client::{Client, Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp, TxnOpResponse};
@@ -44,7 +44,7 @@ fn epoch_of(kv: &KeyValue) -> u64 {
 /// The member that a record describes; `None`, and a warning, where it cannot be used.
 pub(super) fn member(prefix: &str, kv: &KeyValue) -> Option<Member> {
     let name = kv.key().strip_prefix(prefix.as_bytes()).unwrap_or_default();
-    match decode_record(name, kv.value()) {
+    match decode_usable(name, kv.value()) {
         Ok(record) => {
             let registration =
                 Registration { incarnation: record.party.incarnation, revision: kv.mod_revision() as u64 };

@@ -308,13 +308,10 @@ fn apply(shared: &Shared, response: &WatchResponse) -> Result<(), EtcdError> {
     for (event, kv) in response.events().iter().filter_map(|e| Some((e.event_type(), e.kv()?))) {
         last = last.max(kv.mod_revision());
         let name = kv.key().strip_prefix(prefix.as_bytes()).unwrap_or_default();
-        match event {
-            EventType::Put => changes.extend(history::member(&prefix, kv).map(Change::Put)),
-            EventType::Delete => {
-                let id = String::from_utf8_lossy(name).into_owned();
-                changes.extend(InstanceId::try_new(id).ok().map(Change::Deleted));
-            }
-        }
+        let member = if event == EventType::Put { history::member(&prefix, kv) } else { None };
+        let gone = || InstanceId::try_new(String::from_utf8_lossy(name)).ok().map(Change::Deleted);
+        // A record that cannot be used replaced one that could: that one is gone.
+        changes.extend(member.map(Change::Put).or_else(gone));
     }
     if changes.is_empty() && response.events().is_empty() {
         return Ok(());
@@ -324,7 +321,7 @@ fn apply(shared: &Shared, response: &WatchResponse) -> Result<(), EtcdError> {
             Change::Put(m) => {
                 tracing::info!(instance = %m.record.party, revision = m.registration.revision, "is registered")
             }
-            Change::Deleted(instance) => tracing::info!(%instance, "has no record any more"),
+            Change::Deleted(instance) => tracing::info!(%instance, "has no usable record any more"),
         }
     }
     shared.change(|view| view.changed(last, changes, Instant::now().into_std()));

@@ -4,6 +4,7 @@ mod conforms;
 mod faults;
 mod nodes;
 mod prefix;
+mod records;
 mod support;
 mod tls;
 mod view;
