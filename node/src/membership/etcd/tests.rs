@@ -5,6 +5,7 @@ mod faults;
 mod nodes;
 mod prefix;
 mod records;
+mod space;
 mod support;
 mod tls;
 mod view;
