@@ -1,6 +1,8 @@
 //! A TCP relay that can fall silent without closing anything.
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -10,6 +12,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 pub struct Relay {
     address: String,
     silent: watch::Sender<bool>,
+    accepted: Arc<AtomicUsize>,
     _stop: DropGuard,
 }
 
@@ -19,11 +22,13 @@ impl Relay {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let address = listener.local_addr()?.to_string();
         let (silent, stop) = (watch::Sender::new(false), CancellationToken::new());
+        let accepted = Arc::new(AtomicUsize::new(0));
         tokio::spawn({
-            let (silent, stop) = (silent.subscribe(), stop.clone());
+            let (silent, stop, accepted) = (silent.subscribe(), stop.clone(), accepted.clone());
             async move {
                 let accept = async {
                     while let Ok((near, _)) = listener.accept().await {
+                        accepted.fetch_add(1, Ordering::Relaxed);
                         let Ok(far) = TcpStream::connect(&target).await else { continue };
                         let ((near_read, near_write), (far_read, far_write)) = (near.into_split(), far.into_split());
                         let there = carry(near_read, far_write, silent.clone());
@@ -45,12 +50,17 @@ impl Relay {
                 }
             }
         });
-        Ok(Self { address, silent, _stop: stop.drop_guard() })
+        Ok(Self { address, silent, accepted, _stop: stop.drop_guard() })
     }
 
     /// Where it listens, `host:port`.
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// Connections so far.
+    pub fn accepted(&self) -> usize {
+        self.accepted.load(Ordering::Relaxed)
     }
 
     /// Holds everything back, or lets it go on.

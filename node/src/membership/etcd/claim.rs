@@ -1,19 +1,45 @@
 //! Whether a worker may write its record under its name. Pure.
 
 use crate::membership::JoinError;
-use baton_types::{InstanceRecord, Party};
+use baton_types::{InstanceId, InstanceRecord, Party};
 
 /// What stands under the worker's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Standing {
-    /// Whose it is.
-    pub(super) party: Party,
-    /// Where that one listens.
-    pub(super) endpoint: String,
-    /// Lease that keeps it.
+    /// Whose it is, or why it cannot be read.
+    pub(super) holder: Result<Holder, String>,
+    /// Lease that keeps it; 0 where none does.
     pub(super) lease: i64,
     /// Revision that wrote it.
     pub(super) revision: i64,
+}
+
+/// Who is registered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Holder {
+    /// Which start.
+    pub(super) party: Party,
+    /// Where it listens.
+    pub(super) endpoint: String,
+}
+
+/// Why the name cannot be had.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum Refusal {
+    /// It is another process's.
+    #[error(transparent)]
+    Taken(#[from] JoinError),
+    /// It is on a lease of another process, whose record cannot be read.
+    #[error(
+        "instance {instance} is registered on another lease, with a record that cannot be read ({problem}), by a start that replaced \
+         this one; two running processes need two instance ids"
+    )]
+    Unreadable {
+        /// The instance.
+        instance: InstanceId,
+        /// What is wrong with the record.
+        problem: String,
+    },
 }
 
 /// What to do.
@@ -24,7 +50,7 @@ pub(super) enum Claim {
     /// The record stands on this worker's lease.
     Held(i64),
     /// Wait until the name is free.
-    Refused(JoinError),
+    Refused(Refusal),
 }
 
 /// `held_before`: this process had the name once. A process takes a name over only the first time: who finds another start there later
@@ -32,16 +58,24 @@ pub(super) enum Claim {
 pub(super) fn claim(ours: &InstanceRecord, lease: i64, held_before: bool, found: Option<&Standing>) -> Claim {
     let Some(found) = found else { return Claim::Write(0) };
     let (instance, incarnation) = (ours.party.instance.clone(), ours.party.incarnation);
-    let endpoint = found.endpoint.clone();
-    if found.party == ours.party {
-        return match (found.endpoint == ours.endpoint, found.lease == lease) {
+    let holder = match &found.holder {
+        Ok(holder) => holder,
+        // Every start's record stands on a lease of its own, so that one on no lease is nobody's.
+        Err(problem) if held_before && ![0, lease].contains(&found.lease) => {
+            return Claim::Refused(Refusal::Unreadable { instance, problem: problem.clone() });
+        }
+        Err(_) => return Claim::Write(found.revision),
+    };
+    let endpoint = holder.endpoint.clone();
+    if holder.party == ours.party {
+        return match (holder.endpoint == ours.endpoint, found.lease == lease) {
             (true, true) => Claim::Held(found.revision),
             (true, false) => Claim::Write(found.revision),
-            (false, _) => Claim::Refused(JoinError::Duplicate { instance, incarnation, endpoint }),
+            (false, _) => Claim::Refused(JoinError::Duplicate { instance, incarnation, endpoint }.into()),
         };
     }
     if held_before {
-        return Claim::Refused(JoinError::Replaced { instance, current: found.party.incarnation, endpoint });
+        return Claim::Refused(JoinError::Replaced { instance, current: holder.party.incarnation, endpoint }.into());
     }
     Claim::Write(found.revision)
 }
@@ -56,7 +90,7 @@ mod tests {
         let ours = record("d-0", 2);
         let standing = |incarnation: u64, lease: i64| {
             let InstanceRecord { party, endpoint, .. } = record("d-0", incarnation);
-            Standing { party, endpoint, lease, revision: 7 }
+            Standing { holder: Ok(Holder { party, endpoint }), lease, revision: 7 }
         };
         let check = |held_before: bool, found: Option<Standing>| claim(&ours, 5, held_before, found.as_ref());
         assert_eq!(check(false, None), Claim::Write(0));
@@ -64,8 +98,25 @@ mod tests {
         assert_eq!(check(true, Some(standing(2, 5))), Claim::Held(7));
         assert_eq!(check(true, Some(standing(2, 4))), Claim::Write(7), "left by a lease that was lost");
         assert_eq!(check(false, Some(standing(1, 4))), Claim::Write(7));
-        assert!(matches!(check(true, Some(standing(3, 6))), Claim::Refused(JoinError::Replaced { .. })));
-        let clone = Standing { endpoint: "127.0.0.1:9".into(), ..standing(2, 4) };
-        assert!(matches!(check(false, Some(clone)), Claim::Refused(JoinError::Duplicate { .. })));
+        assert!(matches!(
+            check(true, Some(standing(3, 6))),
+            Claim::Refused(Refusal::Taken(JoinError::Replaced { .. }))
+        ));
+        let elsewhere = Holder { party: ours.party.clone(), endpoint: "127.0.0.1:9".into() };
+        let clone = Standing { holder: Ok(elsewhere), ..standing(2, 4) };
+        assert!(matches!(check(false, Some(clone)), Claim::Refused(Refusal::Taken(JoinError::Duplicate { .. }))));
+    }
+
+    #[test]
+    fn a_record_that_cannot_be_read_is_anothers_only_on_its_lease() {
+        let ours = record("d-0", 2);
+        let check = |held_before: bool, lease: i64| {
+            let found = Standing { holder: Err("garbage".into()), lease, revision: 7 };
+            claim(&ours, 5, held_before, Some(&found))
+        };
+        for (held_before, lease) in [(false, 0), (false, 5), (false, 6), (true, 0), (true, 5)] {
+            assert_eq!(check(held_before, lease), Claim::Write(7), "{held_before} {lease}");
+        }
+        assert!(matches!(check(true, 6), Claim::Refused(Refusal::Unreadable { .. })));
     }
 }

@@ -7,8 +7,9 @@ use std::path::Path;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// A connection is probed so often, so that a stopped or cut-off etcd is noticed under a quiet watch.
-const KEEPALIVE: Duration = Duration::from_secs(2);
+/// A connection that is quiet for so long is probed, so that a stopped or cut-off etcd is noticed under a quiet watch. etcd closes one
+/// that is probed more often than every 5 s (its `--grpc-keepalive-min-time`) while it has nothing to say.
+const KEEPALIVE: Duration = Duration::from_secs(6);
 const KEEPALIVE_MAX: Duration = Duration::from_secs(4);
 
 /// The node that a session talks to. One at a time and the next after each failure: over several at once, every node that hangs would

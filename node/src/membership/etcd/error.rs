@@ -29,6 +29,12 @@ pub(super) enum EtcdError {
 }
 
 impl EtcdError {
+    /// A live etcd does not do what was asked, for want of space or of a permission, which another session would not change.
+    pub(super) fn is_refusal(&self) -> bool {
+        let Self::Failed(etcd_client::Error::GRpcStatus(status)) = self else { return false };
+        matches!(status.code(), tonic::Code::ResourceExhausted | tonic::Code::PermissionDenied)
+    }
+
     /// A session that `worked` ended so: says it once, and how long to wait for the next.
     pub(super) fn wait(&self, backoff: &mut Backoff<String>, worked: bool) -> Duration {
         if worked {

@@ -2,7 +2,7 @@
 
 use super::connection::within;
 use super::error::EtcdError;
-use super::keys::{Keys, decode_record};
+use super::keys::{Keys, decode_usable};
 use super::view::Position;
 use crate::membership::{Member, Registration};
 use etcd_client::{Client, Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp, TxnOpResponse};
@@ -17,12 +17,15 @@ pub(super) async fn stand(client: &Client, keys: &Keys, max: Duration) -> Result
     Ok(header.zip(epoch).map(|((cluster, revision), epoch)| Position { cluster, epoch, revision }))
 }
 
-/// All records, and where they were read; draws the epoch where there is none.
+/// All records, and where they were read; draws the epoch where there is none, and only then: an etcd that is out of space refuses
+/// every transaction that may write.
 pub(super) async fn list(client: &Client, keys: &Keys, max: Duration) -> Result<(Position, Vec<Member>), EtcdError> {
     let epoch = keys.epoch();
-    let missing = Compare::create_revision(epoch.clone(), CompareOp::Equal, 0);
-    let draw = TxnOp::put(epoch.clone(), format!("{:016x}", rand::random::<u64>()), None);
-    within(max, "draw the epoch", client.kv_client().txn(Txn::new().when([missing]).and_then([draw]))).await?;
+    if stand(client, keys, max).await?.is_none() {
+        let missing = Compare::create_revision(epoch.clone(), CompareOp::Equal, 0);
+        let draw = TxnOp::put(epoch.clone(), format!("{:016x}", rand::random::<u64>()), None);
+        within(max, "draw the epoch", client.kv_client().txn(Txn::new().when([missing]).and_then([draw]))).await?;
+    }
 
     let reads = [TxnOp::get(epoch, None), TxnOp::get(keys.instances(), Some(GetOptions::new().with_prefix()))];
     let answer = within(max, "list", client.kv_client().txn(Txn::new().and_then(reads))).await?;
@@ -44,7 +47,7 @@ fn epoch_of(kv: &KeyValue) -> u64 {
 /// The member that a record describes; `None`, and a warning, where it cannot be used.
 pub(super) fn member(prefix: &str, kv: &KeyValue) -> Option<Member> {
     let name = kv.key().strip_prefix(prefix.as_bytes()).unwrap_or_default();
-    match decode_record(name, kv.value()) {
+    match decode_usable(name, kv.value()) {
         Ok(record) => {
             let registration =
                 Registration { incarnation: record.party.incarnation, revision: kv.mod_revision() as u64 };

@@ -37,13 +37,19 @@ pub(super) fn encode_record(record: &InstanceRecord) -> Vec<u8> {
     v1::InstanceRecord::from(record.clone()).encode_to_vec()
 }
 
-/// The record, or why it cannot be used: whoever may write to etcd may write anything.
+/// The record, of whatever protocol, or why it cannot be read: whoever may write to etcd may write anything.
 pub(super) fn decode_record(instance: &[u8], value: &[u8]) -> Result<InstanceRecord, String> {
     let record = v1::InstanceRecord::decode(value).map_err(|e| e.to_string())?;
     let record = InstanceRecord::try_from(record).map_err(|e| e.within("record").to_string())?;
     if record.party.instance.as_str().as_bytes() != instance {
         return Err(format!("the record of {} stands under another name", record.party.instance));
     }
+    Ok(record)
+}
+
+/// The record of a worker that this router can speak with, or why it cannot be used.
+pub(super) fn decode_usable(instance: &[u8], value: &[u8]) -> Result<InstanceRecord, String> {
+    let record = decode_record(instance, value)?;
     let ours = ProtocolRange::CURRENT;
     if record.protocol.common(ours).is_none() {
         return Err(format!("it speaks protocols {}, this router {ours}", record.protocol));

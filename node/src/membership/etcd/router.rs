@@ -1,16 +1,18 @@
 //! The router's side: follows the records, and writes what it says of each worker.
 
+mod words;
+
 use super::connection::{Node, within};
 use super::error::EtcdError;
-use super::keys::{Keys, encode_word};
-use super::lease::{Lease, Renewal, connect_for, give_back};
+use super::keys::Keys;
+use super::lease::{connect_for, give_back};
 use super::probe::{Probe, Verdict, WatchProbe};
 use super::view::{Change, EtcdView, Position, ViewLimits};
 use super::{EtcdConfig, history};
 use crate::membership::state::Word;
 use crate::membership::{MembershipView, RouterMembership};
 use baton_types::{InstanceId, Party};
-use etcd_client::{Client, EventType, PutOptions, WatchOptions, WatchResponse};
+use etcd_client::{Client, EventType, WatchOptions, WatchResponse};
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
 use parking_lot::Mutex;
@@ -22,6 +24,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
+use words::Words;
 
 /// Records that go within this time are judged together, however short the grace: leases granted together end together, and etcd looks
 /// for ended ones twice a second.
@@ -97,7 +100,7 @@ impl EtcdRouter {
             room: Notify::new(),
             stop: stop.clone(),
         });
-        let follower = Follower { shared: shared.clone(), node: Node::any(), lease: None, written: BTreeMap::new() };
+        let follower = Follower { shared: shared.clone(), node: Node::any(), words: Words::new(config) };
         tokio::spawn(follower.run());
         Self { shared, _stop: Arc::new(stop.drop_guard()) }
     }
@@ -170,10 +173,7 @@ impl Shared {
 struct Follower {
     shared: Arc<Shared>,
     node: Node,
-    /// Outlives sessions.
-    lease: Option<Lease>,
-    /// What stands in etcd on that lease, by key; `None` where that is not certain.
-    written: BTreeMap<String, Option<Word>>,
+    words: Words,
 }
 
 impl Follower {
@@ -189,7 +189,7 @@ impl Follower {
                 // After a failed connect, another etcd may stand at the same address: list, whatever its revision.
                 resume = worked && !matches!(error, EtcdError::WatchEnded(_));
                 if matches!(error, EtcdError::LeaseGone) {
-                    (self.lease, self.written) = (None, BTreeMap::new());
+                    self.words.lost();
                 }
                 tokio::time::sleep(error.wait(&mut backoff, worked)).await;
             }
@@ -199,58 +199,28 @@ impl Follower {
             () = ask_doubted(&shared) => {}
             () = shared.stop.cancelled() => {}
         }
-        give_back(self.lease, &shared.config, self.node).await;
+        give_back(self.words.lease(), &shared.config, self.node).await;
     }
 
     /// From connecting to the first failure. `worked` becomes true once the view is that of etcd.
     async fn session(&mut self, resume: bool, worked: &mut bool) -> Result<Infallible, EtcdError> {
         let shared = self.shared.clone();
-        let client = connect_for(self.lease, &shared.config, self.node).await?;
+        let client = connect_for(self.words.lease(), &shared.config, self.node).await?;
         let from = match resume_from(&shared, &client).await? {
             Some(revision) if resume => revision,
             _ => {
-                // The lease may have outlived words on it that a backup does not know.
-                self.written.values_mut().for_each(|word| *word = None);
+                self.words.doubt();
                 list(&shared, &client).await?
             }
         };
         *worked = true;
-        let mut renewal = Renewal::start(&mut self.lease, &client, &shared.config).await?;
-        let lease = renewal.lease().id;
+        let mut renewal = None;
         let end = tokio::select! {
-            error = renewal.keep() => Err(error),
             end = follow(&shared, &client, from) => end,
-            end = self.write(&client, lease) => end,
+            end = self.words.keep(&shared, &client, &mut renewal) => end,
         };
-        self.lease = Some(renewal.lease());
+        self.words.ended(renewal);
         end
-    }
-
-    /// Keeps this router's words in etcd as they are to be.
-    async fn write(&mut self, client: &Client, lease: i64) -> Result<Infallible, EtcdError> {
-        let shared = self.shared.clone();
-        let max = shared.config.request_max();
-        let mut kv = client.kv_client();
-        loop {
-            let wanted: BTreeMap<String, Word> = {
-                let inner = shared.inner.lock();
-                let entry = |(party, word): &(Party, Word)| (shared.keys.word(party, &shared.name), word.clone());
-                inner.words.values().map(entry).collect()
-            };
-            let stale: Vec<_> = self.written.keys().filter(|k| !wanted.contains_key(*k)).cloned().collect();
-            for key in stale {
-                within(max, "take a word back", kv.delete(key.clone(), None)).await?;
-                self.written.remove(&key);
-            }
-            for (key, word) in wanted {
-                if self.written.get(&key).and_then(Option::as_ref) != Some(&word) {
-                    let options = PutOptions::new().with_lease(lease);
-                    within(max, "say a word", kv.put(key.clone(), encode_word(&word), Some(options))).await?;
-                    self.written.insert(key, Some(word));
-                }
-            }
-            shared.wake.notified().await;
-        }
     }
 }
 
@@ -308,13 +278,10 @@ fn apply(shared: &Shared, response: &WatchResponse) -> Result<(), EtcdError> {
     for (event, kv) in response.events().iter().filter_map(|e| Some((e.event_type(), e.kv()?))) {
         last = last.max(kv.mod_revision());
         let name = kv.key().strip_prefix(prefix.as_bytes()).unwrap_or_default();
-        match event {
-            EventType::Put => changes.extend(history::member(&prefix, kv).map(Change::Put)),
-            EventType::Delete => {
-                let id = String::from_utf8_lossy(name).into_owned();
-                changes.extend(InstanceId::try_new(id).ok().map(Change::Deleted));
-            }
-        }
+        let member = if event == EventType::Put { history::member(&prefix, kv) } else { None };
+        let gone = || InstanceId::try_new(String::from_utf8_lossy(name)).ok().map(Change::Deleted);
+        // A record that cannot be used replaced one that could: that one is gone.
+        changes.extend(member.map(Change::Put).or_else(gone));
     }
     if changes.is_empty() && response.events().is_empty() {
         return Ok(());
@@ -324,7 +291,7 @@ fn apply(shared: &Shared, response: &WatchResponse) -> Result<(), EtcdError> {
             Change::Put(m) => {
                 tracing::info!(instance = %m.record.party, revision = m.registration.revision, "is registered")
             }
-            Change::Deleted(instance) => tracing::info!(%instance, "has no record any more"),
+            Change::Deleted(instance) => tracing::info!(%instance, "has no usable record any more"),
         }
     }
     shared.change(|view| view.changed(last, changes, Instant::now().into_std()));

@@ -4,6 +4,8 @@ mod conforms;
 mod faults;
 mod nodes;
 mod prefix;
+mod records;
+mod space;
 mod support;
 mod tls;
 mod view;

@@ -1,7 +1,7 @@
 //! The worker's side: keeps the record on a lease, and follows what routers say.
 
 use super::EtcdConfig;
-use super::claim::{Claim, Standing, claim};
+use super::claim::{Claim, Holder, Standing, claim};
 use super::connection::{Node, within};
 use super::error::EtcdError;
 use super::keys::{Keys, decode_record, decode_word, encode_record};
@@ -150,7 +150,7 @@ impl Keeper {
             TxnOpResponse::Get(get) => Some(get.kvs().to_vec()),
             _ => None,
         });
-        let found = gets.next().unwrap_or_default().first().and_then(|kv| self.standing(kv));
+        let found = gets.next().unwrap_or_default().first().map(|kv| self.standing(kv));
         let said = gets.next().unwrap_or_default();
         let said = said.iter().filter_map(|kv| Some((router_of(&words, kv)?, decode_word(kv.value())?)));
         match claim(&self.record, lease, self.held_before, found.as_ref()) {
@@ -169,6 +169,14 @@ impl Keeper {
                 Ok(ControlFlow::Break(revision))
             }
             Claim::Write(at) => {
+                if let Some(Standing { holder: Err(problem), lease: standing_on, .. }) = &found {
+                    tracing::warn!(
+                        key = own,
+                        lease = standing_on,
+                        problem,
+                        "takes its name over from a record that cannot be read"
+                    );
+                }
                 let unchanged = Compare::mod_revision(own.clone(), CompareOp::Equal, at);
                 let options = PutOptions::new().with_lease(lease);
                 let put = TxnOp::put(own, encode_record(&self.record), Some(options));
@@ -179,15 +187,10 @@ impl Keeper {
         }
     }
 
-    /// A record that cannot be read is nobody's.
-    fn standing(&self, kv: &KeyValue) -> Option<Standing> {
-        let record = decode_record(self.record.party.instance.as_str().as_bytes(), kv.value()).ok()?;
-        Some(Standing {
-            party: record.party,
-            endpoint: record.endpoint,
-            lease: kv.lease(),
-            revision: kv.mod_revision(),
-        })
+    fn standing(&self, kv: &KeyValue) -> Standing {
+        let record = decode_record(self.record.party.instance.as_str().as_bytes(), kv.value());
+        let holder = record.map(|record| Holder { party: record.party, endpoint: record.endpoint });
+        Standing { holder, lease: kv.lease(), revision: kv.mod_revision() }
     }
 
     fn hear(&mut self, words: &str, event: EventType, kv: &KeyValue) {

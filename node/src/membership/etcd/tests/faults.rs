@@ -182,6 +182,20 @@ async fn records_that_vanish_together_are_doubted_until_the_workers_are_asked() 
     }
 }
 
+/// etcd ends a connection at the third probe that comes too soon; three take 18 s.
+#[tokio::test]
+async fn a_quiet_session_lives_on_through_its_own_probes() {
+    let server = EtcdServer::start().unwrap();
+    let relay = Relay::start(server.address()).await.unwrap();
+    let endpoints = vec![format!("http://{}", relay.address())];
+    // So long that no renewal is due meanwhile.
+    let config = EtcdConfig { endpoints, lease_ttl_s: 120, ..server.config() };
+    let cluster = Cluster::start(config).await;
+    let sessions = relay.accepted();
+    cluster.stays_whole("quiet", Duration::from_secs(20)).await;
+    assert_eq!(relay.accepted(), sessions);
+}
+
 #[tokio::test]
 async fn clusters_share_an_etcd_under_prefixes_and_a_password() {
     let server = EtcdServer::start().unwrap();

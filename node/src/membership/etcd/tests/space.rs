@@ -1,0 +1,72 @@
+//! An etcd that is out of space answers reads and renews leases, and refuses the rest.
+
+use super::support::{Cluster, MAX, becomes};
+use crate::membership::conformance::record;
+use crate::membership::etcd::{EtcdConfig, EtcdRouter, EtcdWorker};
+use crate::membership::{RouterMembership as _, WorkerMembership as _, WorkerState};
+use crate::testing::etcd::EtcdServer;
+use crate::testing::relay::Relay;
+use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client, CompactionOptions, DeleteOptions};
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// Writes until etcd refuses.
+async fn fill(client: &mut Client) {
+    for i in 0..1_000 {
+        if client.put(format!("/fill/{i}"), vec![b'x'; 200_000], None).await.is_err() {
+            return;
+        }
+    }
+    panic!("it is never full");
+}
+
+/// Makes space, as an operator does.
+async fn make_space(client: &mut Client) {
+    let deleted = client.delete("/fill/", Some(DeleteOptions::new().with_prefix())).await.unwrap();
+    let physical = CompactionOptions::new().with_physical();
+    client.compact(deleted.header().unwrap().revision(), Some(physical)).await.unwrap();
+    client.defragment().await.unwrap();
+    let member = client.status().await.unwrap().header().unwrap().member_id();
+    let mut of_it = AlarmOptions::new();
+    of_it.with_member(member);
+    client.alarm(AlarmAction::Deactivate, AlarmType::Nospace, Some(of_it)).await.unwrap();
+    client.put("/fill/0", "there is space", None).await.unwrap();
+}
+
+#[tokio::test]
+async fn routers_follow_an_etcd_that_is_out_of_space() {
+    let server = EtcdServer::start_with(&["--quota-backend-bytes=4194304"]).unwrap();
+    let cluster = Cluster::start(server.config()).await;
+    let comer = record("d-5", 5);
+    let worker = EtcdWorker::new(&server.config()).register(comer.clone());
+    cluster.sees("it joins", |view| view.get(&comer.party).is_some()).await;
+    let relay = Relay::start(server.address()).await.unwrap();
+    let behind = EtcdConfig { endpoints: vec![format!("http://{}", relay.address())], ..server.config() };
+    let running = EtcdRouter::start(&behind, 16);
+    let all = |router: &EtcdRouter| {
+        let mut view = router.view();
+        async move { timeout(MAX, view.wait_for(|v| v.members.len() == 4)).await.expect("sees all").unwrap().clone() }
+    };
+    all(&running).await;
+
+    let mut client = Client::connect([server.url()], None).await.unwrap();
+    fill(&mut client).await;
+    assert!(running.admit(&comer.party));
+    let started = EtcdRouter::start(&behind, 16);
+    all(&started).await;
+    cluster.stays_whole("full", Duration::from_secs(3)).await;
+    assert_eq!(relay.accepted(), 2, "one session for each router");
+    assert!(!worker.is_ready(), "no word can be said");
+
+    make_space(&mut client).await;
+    becomes(&worker, &WorkerState::Admitted).await;
+    assert!(started.evict(&cluster.records[0].party, "a test"));
+    let key = format!("{}words/", server.config().prefix);
+    let said = async {
+        let prefix = etcd_client::GetOptions::new().with_prefix().with_count_only();
+        while client.get(key.clone(), Some(prefix.clone())).await.unwrap().count() < 5 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(MAX, said).await.expect("the router that started meanwhile has a lease, and its word stands");
+}
