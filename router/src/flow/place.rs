@@ -141,7 +141,9 @@ fn refused(refusal: &Refusal) -> RequestError {
             RequestError::new(ErrorKind::Unavailable, message)
         }
         Refusal::NeverFits { tokens_max } => {
-            let message = format!("prompt and max_tokens together exceed the largest KV pool of {tokens_max} tokens");
+            let message = format!(
+                "prompt and max_tokens together exceed the {tokens_max} tokens that the largest decode worker takes"
+            );
             RequestError::new(ErrorKind::ContextLengthExceeded, message)
         }
         Refusal::Full { retry_after } => {
