@@ -1,12 +1,13 @@
 //! Answers that fail where other workers have no room: waited for, gone on with elsewhere, or told to the client.
 
+use crate::PrefillPolicy;
 use crate::testing::cluster::{Cluster, Reader, ask};
 use crate::testing::fake::{DecodeCall, Fake};
 use crate::testing::http;
 use baton_proto::v1::FinishReason;
 use baton_types::Role;
 use std::time::Duration;
-use tonic::Status;
+use tonic::{Code, Status};
 
 /// A decode worker that takes no more than 64 tokens a sequence.
 async fn small(cluster: &Cluster) -> Fake {
@@ -66,4 +67,32 @@ async fn an_answer_crosses_classes_where_its_own_has_only_small_workers() {
     call.claimed().await;
     call.last(b'2'.into(), FinishReason::Length).await;
     assert_eq!(answer.rest().await, ("2".into(), FinishReason::Length));
+}
+
+#[tokio::test]
+async fn that_the_others_are_full_is_told_with_a_time_to_come_again() {
+    let cluster = Cluster::start(|c| c.placement.prefill_policy = PrefillPolicy::Local).await;
+    let d = [cluster.worker(Role::Decode, "d0").await, cluster.worker(Role::Decode, "d1").await];
+    let next = async || {
+        tokio::select! {
+            call = d[0].decode() => (call, &d[0], &d[1]),
+            call = d[1].decode() => (call, &d[1], &d[0]),
+        }
+    };
+    let mut answer = cluster.generate(ask("x")).await;
+    let (mut call, its, other) = next().await;
+    its.report(|load| load.draining = true);
+    other.report(|load| load.waiting = 16);
+    // Until both reports are there, one of them takes requests.
+    loop {
+        let mut probe = cluster.generate(ask("x")).await;
+        tokio::select! {
+            error = probe.error() => break assert_eq!(error.code(), Code::ResourceExhausted),
+            _ = next() => {}
+        }
+    }
+    call.fail(Status::unavailable("broken")).await;
+    let error = answer.error().await;
+    assert_eq!(error.code(), Code::ResourceExhausted, "{error:?}");
+    assert_eq!(error.metadata().get("retry-after-ms").unwrap(), "1000");
 }
