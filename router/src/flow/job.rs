@@ -150,8 +150,11 @@ impl Job {
                 started: answer.has_started(),
                 drained: chosen.as_ref().is_ok_and(|chosen| chosen.drains(phase)),
             };
-            // What a worker said is more than that no other is left.
-            let said = if phase == Phase::Place { worker_said.take().unwrap_or(error) } else { error };
+            // What a worker said is more than that no other is left; that the others are full says when to come again.
+            let said = match (phase, error.kind) {
+                (Phase::Place, kind) if kind != ErrorKind::Overloaded => worker_said.clone().unwrap_or(error),
+                _ => error,
+            };
             let times = (Instant::now(), self.deadline);
             let retry = match recovery.after(&failure, times, &core.retries, rand::random()) {
                 Ok(retry) => retry,
@@ -176,8 +179,8 @@ impl Job {
                 *self.predicted.lock() = None;
                 self.metrics.current().retried(phase);
                 self.span.record("baton.retries", retries);
+                worker_said = Some(said);
             }
-            worker_said = Some(said);
             tokio::time::sleep(retry.after).await;
         }
     }

@@ -52,7 +52,7 @@ impl Chosen {
 
 impl Job {
     /// Chooses workers for the rest of the answer. One that has begun stays with its numerics class as long as a decode worker of that is
-    /// left: only then is the rest the very text that it would have been.
+    /// left that holds it: only then is the rest the very text that it would have been.
     pub(super) fn place(&self, core: &Core, avoided: &Avoided, answer: &Answer<'_>) -> Result<Chosen, Failed> {
         let span = tracing::info_span!(parent: &self.span, "place", baton.placement.reason = tracing::field::Empty);
         let _entered = span.enter();
@@ -65,7 +65,7 @@ impl Job {
                     Err(refused) => refusal = refused,
                 }
             }
-            if refusal != Refusal::NoDecodeWorker {
+            if !matches!(refusal, Refusal::NoDecodeWorker | Refusal::NeverFits { .. }) {
                 break; // There are such workers, and room may come.
             }
         }
@@ -141,7 +141,9 @@ fn refused(refusal: &Refusal) -> RequestError {
             RequestError::new(ErrorKind::Unavailable, message)
         }
         Refusal::NeverFits { tokens_max } => {
-            let message = format!("prompt and max_tokens together exceed the largest KV pool of {tokens_max} tokens");
+            let message = format!(
+                "prompt and max_tokens together exceed the {tokens_max} tokens that the largest decode worker takes"
+            );
             RequestError::new(ErrorKind::ContextLengthExceeded, message)
         }
         Refusal::Full { retry_after } => {

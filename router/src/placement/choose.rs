@@ -28,9 +28,10 @@ pub fn place(
         PrefillPolicy::Auto => (true, Reason::RemoteLongPrompt),
     };
     let decoders = decoders(workers, demand)?;
-    let prefillers: Vec<usize> = with_role(workers, Role::Prefill)
-        .filter(|&p| workers[p].record.capacity_tokens > demand.prompt_tokens)
-        .collect();
+    // The prompt and its first token, which must not be the last for want of room.
+    let prefill_tokens = demand.total_tokens.min(demand.prompt_tokens + 2);
+    let prefillers: Vec<usize> =
+        with_role(workers, Role::Prefill).filter(|&p| workers[p].tokens_max() >= prefill_tokens).collect();
     let seconds = |w: usize| first_token_seconds(&workers[w], 0.0, demand, thresholds);
 
     let mut remote = None;
@@ -110,11 +111,10 @@ fn with_role(workers: &[Worker], role: Role) -> impl Iterator<Item = usize> {
 
 fn decoders(workers: &[Worker], demand: &Demand) -> Result<Vec<usize>, Refusal> {
     let alive: Vec<usize> = with_role(workers, Role::Decode).collect();
-    let Some(tokens_max) = alive.iter().map(|&d| workers[d].record.capacity_tokens).max() else {
+    let Some(tokens_max) = alive.iter().map(|&d| workers[d].tokens_max()).max() else {
         return Err(Refusal::NoDecodeWorker);
     };
-    let large: Vec<usize> =
-        alive.into_iter().filter(|&d| workers[d].record.capacity_tokens >= demand.total_tokens).collect();
+    let large: Vec<usize> = alive.into_iter().filter(|&d| workers[d].tokens_max() >= demand.total_tokens).collect();
     if large.is_empty() {
         return Err(Refusal::NeverFits { tokens_max });
     }

@@ -115,9 +115,9 @@ pub enum Refusal {
     NoDecodeWorker,
     /// The policy demands a prefill worker and there is none.
     NoPrefillWorker,
-    /// Fits no pool, however empty.
+    /// Fits no worker, however empty.
     NeverFits {
-        /// Tokens of the largest pool.
+        /// Tokens of the longest sequence that one takes.
         tokens_max: u64,
     },
     /// Everything is full.

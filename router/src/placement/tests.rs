@@ -97,6 +97,30 @@ fn the_cheapest_is_chosen() {
 }
 
 #[test]
+fn nobody_is_given_what_it_would_end_early() {
+    let context = |role, name, tokens| worker(role, name, |r, _| r.card.context_max = tokens);
+    let d_of = |name, tokens| context(Role::Decode, name, tokens);
+    let p_of = |name, tokens| context(Role::Prefill, name, tokens);
+    let small_pool = worker(Role::Decode, "pool", |r, _| r.capacity_tokens = 1000);
+    let last = Demand { total_tokens: 401, ..demand(Remote, 400) };
+    let cases: Vec<(Vec<Worker>, Demand, &str)> = vec![
+        (vec![d_of("small", 499), d("d")], demand(Local, 400), "d<-local: local_policy"),
+        (vec![d_of("just", 500), d("d")], demand(Local, 400), "just<-local: local_policy"),
+        (vec![d_of("small", 499), small_pool], demand(Local, 901), "NeverFits { tokens_max: 1000 }"),
+        (vec![d("d"), p_of("small", 256)], demand(Auto, 400), "d<-local: local_no_prefill_worker"),
+        (vec![d("d"), p_of("small", 256), p("p")], demand(Auto, 400), "d<-p: remote_long_prompt"),
+        (vec![d("d"), p_of("just", 402)], demand(Remote, 400), "d<-just: remote_policy"),
+        // It would say that the answer ends with the first token.
+        (vec![d("d"), p_of("small", 401)], demand(Remote, 400), "NoPrefillWorker"),
+        (vec![d("d"), p_of("just", 401)], last, "d<-just: remote_policy"),
+        (vec![d("d"), p_of("small", 400)], last, "NoPrefillWorker"),
+    ];
+    for (workers, demand, expected) in cases {
+        assert_eq!(check(&workers, demand), expected, "{demand:?}");
+    }
+}
+
+#[test]
 fn only_compatible_workers_are_paired() {
     let differs: [fn(&mut baton_types::InstanceRecord); 4] = [
         |r| r.card.fingerprint = baton_types::Digest([9; 32]),

@@ -38,6 +38,11 @@ impl Worker {
         self.record.role == role
     }
 
+    /// Tokens of the longest sequence that it takes, prompt and answer together: a longer one it would end early.
+    pub(super) fn tokens_max(&self) -> u64 {
+        u64::from(self.record.card.context_max).min(self.record.capacity_tokens)
+    }
+
     pub(super) fn queue_has_room(&self) -> bool {
         self.load.waiting < self.record.waiting_max.max(1)
     }

@@ -39,6 +39,27 @@ async fn what_never_fits_is_refused_at_once() {
 }
 
 #[tokio::test]
+async fn an_answer_is_as_long_as_the_largest_context_allows() {
+    let cluster = Cluster::start(|_| ()).await;
+    let small = cluster.worker_with(Role::Decode, "small", |r| r.card.context_max = 64).await;
+    let large = cluster.worker_with(Role::Decode, "large", |r| r.card.context_max = 128).await;
+    // Eight times, since either is chosen where both would do.
+    for max_tokens in [None, Some(124), Some(61), None, Some(61), None, Some(61), None] {
+        let sampling = v1::Sampling { max_tokens, ..Default::default() };
+        let _answer = cluster.generate(v1::GenerateRequest { sampling: Some(sampling), ..ask("xxxx") }).await;
+        let call = tokio::select! {
+            call = large.decode() => call,
+            _ = small.decode() => panic!("{max_tokens:?} does not fit there"),
+        };
+        let sequence = call.request.sequence.as_ref().unwrap();
+        assert_eq!(sequence.sampling.as_ref().unwrap().max_tokens, max_tokens.unwrap_or(124));
+    }
+    let sampling = v1::Sampling { max_tokens: Some(125), ..Default::default() };
+    let too_long = v1::GenerateRequest { sampling: Some(sampling), ..ask("xxxx") };
+    assert_eq!(cluster.generate_within(too_long, None).await.unwrap_err().code(), tonic::Code::OutOfRange);
+}
+
+#[tokio::test]
 async fn workers_that_report_trouble_get_nothing() {
     let cluster = Cluster::start(|_| ()).await;
     let (p, d) = cluster.pair().await;

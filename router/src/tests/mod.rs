@@ -7,3 +7,4 @@ mod http;
 mod limits;
 mod recovery;
 mod remote;
+mod room;

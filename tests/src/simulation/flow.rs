@@ -248,7 +248,10 @@ impl World {
         // What a worker cancelled, no client did.
         let kind = if trouble.kind == ErrorKind::Cancelled { ErrorKind::Unavailable } else { trouble.kind };
         let trouble = Trouble { kind, ..trouble };
-        let said = if phase == Phase::Place { flow.said.take().unwrap_or(trouble) } else { trouble };
+        let said = match phase {
+            Phase::Place if kind != ErrorKind::Overloaded => flow.said.unwrap_or(trouble),
+            _ => trouble,
+        };
         let started = !flow.tokens.is_empty();
         let failure = Failure { phase, kind, retry_after: trouble.retry_after, started, drained: false };
         let decided = flow.recovery.after(&failure, times, &router.bucket, jitter);
@@ -280,7 +283,9 @@ impl World {
                 }
             }
         }
-        flow.said = Some(said);
+        if attempt.is_some() {
+            flow.said = Some(said);
+        }
         self.counts.add(if decided.is_ok() { "recovery goes on after" } else { "recovery gives up" }, name);
         if let Some(attempt) = attempt {
             self.close(attempt.decode_call);

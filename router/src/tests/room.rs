@@ -1,0 +1,98 @@
+//! Answers that fail where other workers have no room: waited for, gone on with elsewhere, or told to the client.
+
+use crate::PrefillPolicy;
+use crate::testing::cluster::{Cluster, Reader, ask};
+use crate::testing::fake::{DecodeCall, Fake};
+use crate::testing::http;
+use baton_proto::v1::FinishReason;
+use baton_types::Role;
+use std::time::Duration;
+use tonic::{Code, Status};
+
+/// A decode worker that takes no more than 64 tokens a sequence.
+async fn small(cluster: &Cluster) -> Fake {
+    cluster.worker_with(Role::Decode, "small", |r| r.card.context_max = 64).await
+}
+
+/// An answer of which the client has the token `1`.
+async fn started(cluster: &Cluster, d: &Fake) -> (Reader, DecodeCall) {
+    let mut answer = cluster.generate(ask("x")).await;
+    let call = d.decode().await;
+    call.claimed().await;
+    call.token(b'1'.into()).await;
+    assert_eq!(answer.next().await.text, "1");
+    (answer, call)
+}
+
+/// Waits until the router knows of no worker that takes more than `tokens` tokens.
+async fn takes_at_most(cluster: &Cluster, tokens: u64) {
+    let seen = async {
+        loop {
+            let models = http::send(cluster.router.http_addr, "GET /v1/models", "", "").await.json().await;
+            if models["data"][0]["max_model_len"] == tokens {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), seen).await.expect("the router hears of it");
+}
+
+#[tokio::test]
+async fn an_answer_waits_for_a_worker_that_is_large_enough() {
+    let cluster = Cluster::start(|c| (c.retry.backoff_ms_min, c.retry.backoff_ms_max) = (1, 1)).await;
+    let large = cluster.worker(Role::Decode, "large").await;
+    let (mut answer, mut call) = started(&cluster, &large).await;
+    let _small = small(&cluster).await;
+    large.report(|load| load.draining = true);
+    takes_at_most(&cluster, 64).await;
+    call.fail(Status::unavailable("broken")).await;
+    let next = cluster.worker(Role::Decode, "next").await;
+    let call = next.decode().await;
+    call.claimed().await;
+    call.last(b'2'.into(), FinishReason::Length).await;
+    assert_eq!(answer.rest().await, ("2".into(), FinishReason::Length));
+}
+
+#[tokio::test]
+async fn an_answer_crosses_classes_where_its_own_has_only_small_workers() {
+    let cluster = Cluster::start(|_| ()).await;
+    let large = cluster.worker(Role::Decode, "large").await;
+    let (mut answer, mut call) = started(&cluster, &large).await;
+    let _small = small(&cluster).await;
+    large.report(|load| load.draining = true);
+    takes_at_most(&cluster, 64).await;
+    let other = cluster.worker_with(Role::Decode, "other", |r| r.class.kernel_revision += 1).await;
+    call.fail(Status::unavailable("broken")).await;
+    let call = other.decode().await;
+    call.claimed().await;
+    call.last(b'2'.into(), FinishReason::Length).await;
+    assert_eq!(answer.rest().await, ("2".into(), FinishReason::Length));
+}
+
+#[tokio::test]
+async fn that_the_others_are_full_is_told_with_a_time_to_come_again() {
+    let cluster = Cluster::start(|c| c.placement.prefill_policy = PrefillPolicy::Local).await;
+    let d = [cluster.worker(Role::Decode, "d0").await, cluster.worker(Role::Decode, "d1").await];
+    let next = async || {
+        tokio::select! {
+            call = d[0].decode() => (call, &d[0], &d[1]),
+            call = d[1].decode() => (call, &d[1], &d[0]),
+        }
+    };
+    let mut answer = cluster.generate(ask("x")).await;
+    let (mut call, its, other) = next().await;
+    its.report(|load| load.draining = true);
+    other.report(|load| load.waiting = 16);
+    // Until both reports are there, one of them takes requests.
+    loop {
+        let mut probe = cluster.generate(ask("x")).await;
+        tokio::select! {
+            error = probe.error() => break assert_eq!(error.code(), Code::ResourceExhausted),
+            _ = next() => {}
+        }
+    }
+    call.fail(Status::unavailable("broken")).await;
+    let error = answer.error().await;
+    assert_eq!(error.code(), Code::ResourceExhausted, "{error:?}");
+    assert_eq!(error.metadata().get("retry-after-ms").unwrap(), "1000");
+}
