@@ -125,9 +125,10 @@ impl Job {
         turn.run().await?;
         let _ = self.queued.set(self.received.elapsed());
         let (mut recovery, mut avoided, mut retries) = (Recovery::new(core.limits.retry), Avoided::default(), 0);
-        let mut worker_said: Option<RequestError> = None;
+        // What workers said: the last one that failed, and the last one that was full.
+        let (mut worker_said, mut full): (Option<RequestError>, Option<RequestError>) = (None, None);
         loop {
-            let chosen = self.place(core, &avoided, answer);
+            let chosen = self.place(core, (&avoided, full.as_ref()), answer);
             if retries == 0
                 && let Ok(chosen) = &chosen
             {
@@ -179,6 +180,9 @@ impl Job {
                 *self.predicted.lock() = None;
                 self.metrics.current().retried(phase);
                 self.span.record("baton.retries", retries);
+                if failure.kind == ErrorKind::Overloaded {
+                    full = Some(said.clone());
+                }
                 worker_said = Some(said);
             }
             tokio::time::sleep(retry.after).await;

@@ -53,7 +53,15 @@ impl Chosen {
 impl Job {
     /// Chooses workers for the rest of the answer. One that has begun stays with its numerics class as long as a decode worker of that is
     /// left that holds it: only then is the rest the very text that it would have been.
-    pub(super) fn place(&self, core: &Core, avoided: &Avoided, answer: &Answer<'_>) -> Result<Chosen, Failed> {
+    ///
+    /// `full` is what the last worker said that was full. It is the refusal where only such workers could serve the request: since it asks
+    /// none of them again, it would wait in vain.
+    pub(super) fn place(
+        &self,
+        core: &Core,
+        (avoided, full): (&Avoided, Option<&RequestError>),
+        answer: &Answer<'_>,
+    ) -> Result<Chosen, Failed> {
         let span = tracing::info_span!(parent: &self.span, "place", baton.placement.reason = tracing::field::Empty);
         let _entered = span.enter();
         let (now, demand) = (Instant::now(), self.demand(core, answer));
@@ -69,7 +77,20 @@ impl Job {
                 break; // There are such workers, and room may come.
             }
         }
-        Err(Failed::at(Phase::Place, refused(&refusal)))
+        let error = match full {
+            Some(full) if !answer.has_started() && self.excludes_missing(core, avoided, &refusal, now) => {
+                RequestError { retry_after: full.retry_after.or(Some(retry_after(Duration::ZERO))), ..full.clone() }
+            }
+            _ => refused(&refusal),
+        };
+        Err(Failed::at(Phase::Place, error))
+    }
+
+    /// Whether a worker is ready that may be what is missing, and that the request asks no more.
+    fn excludes_missing(&self, core: &Core, avoided: &Avoided, refusal: &Refusal, now: Instant) -> bool {
+        let missing = refusal.missing();
+        let fits = |worker: &WorkerHandle| Some(worker.record.role) == missing && avoided.excludes(worker.party());
+        !core.workers.candidates(&self.model.key, fits, now).handles.is_empty()
     }
 
     /// What the rest of the answer needs.

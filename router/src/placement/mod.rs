@@ -20,6 +20,7 @@ pub(crate) use skew::{Kind, unpaired, why_unpaired};
 pub use view::{Measured, Worker};
 
 use crate::request::PrefillPolicy;
+use baton_types::Role;
 use std::time::Duration;
 
 /// What placement needs to know of a request.
@@ -132,4 +133,15 @@ pub enum Refusal {
         /// Predicted time to the last one.
         end: Duration,
     },
+}
+
+impl Refusal {
+    /// The role of which no worker could serve the request, even if it were idle; `None` where there are such workers.
+    pub fn missing(&self) -> Option<Role> {
+        match self {
+            Self::NoDecodeWorker | Self::NeverFits { .. } => Some(Role::Decode),
+            Self::NoPrefillWorker => Some(Role::Prefill),
+            Self::Full { .. } | Self::TooLate { .. } => None,
+        }
+    }
 }

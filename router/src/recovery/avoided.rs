@@ -44,17 +44,21 @@ impl Avoided {
 
     /// Whether a worker is in the circle. `on_probation`: it failed other requests of late.
     pub fn admits(&self, party: &Party, role: Role, on_probation: bool, circle: Circle) -> bool {
-        let is_avoided =
-            |how: Option<Avoid>| self.workers.iter().any(|(p, h)| p == party && how.is_none_or(|how| how == *h));
-        if is_avoided(Some(Avoid::Strictly)) {
+        let is_avoided = || self.workers.iter().any(|(p, _)| p == party);
+        if self.excludes(party) {
             return false;
         }
         match circle {
-            Circle::Trusted => !is_avoided(None) && !on_probation,
-            Circle::Untried => !is_avoided(None),
-            Circle::DecodersAgain => role == Role::Decode || !is_avoided(None),
+            Circle::Trusted => !is_avoided() && !on_probation,
+            Circle::Untried => !is_avoided(),
+            Circle::DecodersAgain => role == Role::Decode || !is_avoided(),
             Circle::OtherPairs | Circle::All => true,
         }
+    }
+
+    /// Whether a worker is in no circle: it was full when this request asked.
+    pub fn excludes(&self, party: &Party) -> bool {
+        self.workers.iter().any(|(p, how)| p == party && *how == Avoid::Strictly)
     }
 
     /// Decode workers that a prefill worker is not to be paired with in the circle.

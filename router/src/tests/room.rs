@@ -4,8 +4,9 @@ use crate::PrefillPolicy;
 use crate::testing::cluster::{Cluster, Reader, ask};
 use crate::testing::fake::{DecodeCall, Fake};
 use crate::testing::http;
-use baton_proto::v1::FinishReason;
-use baton_types::Role;
+use baton_proto::convert::status::from_error;
+use baton_proto::v1::{self, FinishReason};
+use baton_types::{ErrorKind, RequestError, Role};
 use std::time::Duration;
 use tonic::{Code, Status};
 
@@ -95,4 +96,42 @@ async fn that_the_others_are_full_is_told_with_a_time_to_come_again() {
     let error = answer.error().await;
     assert_eq!(error.code(), Code::ResourceExhausted, "{error:?}");
     assert_eq!(error.metadata().get("retry-after-ms").unwrap(), "1000");
+}
+
+/// Checks that a client is told at once what the worker said that was full.
+async fn is_told(answer: &mut Reader, retry_after_ms: &str) {
+    let error = tokio::time::timeout(Duration::from_secs(20), answer.error()).await.expect("nobody is waited for");
+    assert_eq!(error.code(), Code::ResourceExhausted, "{error:?}");
+    assert_eq!(error.metadata().get("retry-after-ms").unwrap(), retry_after_ms);
+    assert!(error.message().contains("no room here"), "{error:?}");
+}
+
+#[tokio::test]
+async fn where_only_full_workers_are_left_nobody_is_waited_for() {
+    let full = || {
+        let error = RequestError::new(ErrorKind::Overloaded, "no room here").retry_after(Duration::from_millis(700));
+        from_error(&error)
+    };
+    let cluster = Cluster::start(|c| c.retry.ready_ms_max = 600_000).await;
+    let d = cluster.worker(Role::Decode, "d").await;
+    let mut answer = cluster.generate(ask("x")).await;
+    d.decode().await.fail(full()).await;
+    is_told(&mut answer, "700").await;
+    // One that does not say when to come again.
+    let mut answer = cluster.generate(ask("x")).await;
+    d.decode().await.fail(Status::resource_exhausted("no room here")).await;
+    is_told(&mut answer, "1000").await;
+    // Beside one that could never take it, too.
+    let _small = small(&cluster).await;
+    let mut answer = cluster.generate(ask("x")).await;
+    d.decode().await.fail(full()).await;
+    is_told(&mut answer, "700").await;
+    // As with a prefill worker, where the request must have one.
+    let p = cluster.worker(Role::Prefill, "p").await;
+    let remote = v1::GenerateRequest { prefill_policy: v1::PrefillPolicy::Remote.into(), ..ask("x") };
+    let mut answer = cluster.generate(remote).await;
+    let decode = d.decode().await;
+    decode.claimed().await;
+    p.prefill().await.fail(full()).await;
+    is_told(&mut answer, "700").await;
 }

@@ -55,7 +55,9 @@ pub(super) struct Flow {
     pub(super) recovery: Recovery,
     pub(super) avoided: Avoided,
     pub(super) attempts: u32,
+    /// What the last worker said that failed it, and the last that was full.
     pub(super) said: Option<Trouble>,
+    pub(super) full: Option<Trouble>,
     pub(super) tokens: Vec<TokenId>,
     pub(super) attempt: Option<Attempt>,
     /// Its place inside the router.
@@ -80,6 +82,7 @@ impl World {
             avoided: Avoided::default(),
             attempts: 0,
             said: None,
+            full: None,
             tokens: Vec::new(),
             attempt: None,
             place,
@@ -123,9 +126,23 @@ impl World {
                     Refusal::Full { retry_after } => (ErrorKind::Overloaded, Some(retry_after)),
                     Refusal::TooLate { first_token, .. } => (ErrorKind::Overloaded, Some(first_token)),
                 };
-                self.attempt_failed(r, request, Phase::Place, Trouble { kind, retry_after });
+                let full = self.left_are_full(r, request, &refusal);
+                self.attempt_failed(r, request, Phase::Place, full.unwrap_or(Trouble { kind, retry_after }));
             }
         }
+    }
+
+    /// What the last full worker said, where what is missing are only workers that the request asks no more.
+    fn left_are_full(&self, r: usize, request: usize, refusal: &Refusal) -> Option<Trouble> {
+        let now = self.clock.instant(self.clock.now());
+        let (router, missing) = (self.router(r)?, refusal.missing()?);
+        let flow = router.flows.get(&request).filter(|flow| flow.tokens.is_empty())?;
+        let mut excluded = router.workers.iter().filter(|(party, known)| {
+            known.record.role == missing
+                && flow.avoided.excludes(party)
+                && known.load.measured(now, STALE_MAX).is_some()
+        });
+        excluded.next().and(flow.full)
     }
 
     fn place(&mut self, r: usize, request: usize) -> Result<(Party, Option<Party>), Refusal> {
@@ -285,6 +302,7 @@ impl World {
         }
         if attempt.is_some() {
             flow.said = Some(said);
+            flow.full = Some(said).filter(|said| said.kind == ErrorKind::Overloaded).or(flow.full);
         }
         self.counts.add(if decided.is_ok() { "recovery goes on after" } else { "recovery gives up" }, name);
         if let Some(attempt) = attempt {
