@@ -26,9 +26,9 @@ impl Chosen {
     /// Remembers who is to be avoided by this request, and for a while by others.
     pub(super) fn failed(&self, retry: &Retry, avoided: &mut Avoided, probation: &ProbationLimits) {
         avoided.failed(self.prefill.as_ref().map(|prefill| prefill.party()), self.decode.party(), retry);
-        let workers = [(self.prefill.as_ref(), retry.prefill), (Some(&self.decode), retry.decode)];
-        let at_fault = workers.into_iter().filter_map(|(worker, how)| worker.filter(|_| how.is_some()));
-        at_fault.filter(|_| retry.probation).for_each(|worker| worker.probation.failed(Instant::now(), probation));
+        for (worker, _) in retry.avoids(self.prefill.as_ref(), &self.decode).filter(|_| retry.probation) {
+            worker.probation.failed(Instant::now(), probation);
+        }
     }
 
     /// Whether a worker that may have failed in `phase` drains.

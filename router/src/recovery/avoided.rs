@@ -35,8 +35,7 @@ impl Avoided {
     /// An attempt on these two failed, the prompt to be computed by the decode worker where there is no other; `retry` says who may be at
     /// fault.
     pub fn failed(&mut self, prefill: Option<&Party>, decode: &Party, retry: &Retry) {
-        let workers = [(prefill, retry.prefill), (Some(decode), retry.decode)];
-        self.workers.extend(workers.into_iter().filter_map(|(party, how)| Some((party?.clone(), how?))));
+        self.workers.extend(retry.avoids(prefill, decode).map(|(party, how)| (party.clone(), how)));
         if let Some(prefill) = prefill.filter(|_| retry.prefill.is_some()) {
             self.pairs.push((prefill.clone(), decode.clone()));
         }

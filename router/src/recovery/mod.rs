@@ -83,6 +83,14 @@ pub struct Retry {
     pub probation: bool,
 }
 
+impl Retry {
+    /// Which workers of the failed attempt are avoided, and how.
+    pub fn avoids<T>(&self, prefill: Option<T>, decode: T) -> impl Iterator<Item = (T, Avoid)> {
+        let workers = [(prefill, self.prefill), (Some(decode), self.decode)];
+        workers.into_iter().filter_map(|(worker, how)| worker.zip(how))
+    }
+}
+
 /// Why there is no other attempt; also a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GiveUp {

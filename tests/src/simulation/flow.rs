@@ -293,9 +293,8 @@ impl World {
         let Some(flow) = router.flows.get_mut(&request) else { return };
         if let (Ok(retry), Some(attempt)) = (&decided, &attempt) {
             flow.avoided.failed(attempt.prefill.as_ref(), &attempt.decode, retry);
-            let workers = [(attempt.prefill.as_ref(), retry.prefill), (Some(&attempt.decode), retry.decode)];
-            for party in workers.into_iter().filter_map(|(party, how)| party.filter(|_| how.is_some())) {
-                if let Some(known) = router.workers.get(party).filter(|_| retry.probation) {
+            for (party, _) in retry.avoids(attempt.prefill.as_ref(), &attempt.decode).filter(|_| retry.probation) {
+                if let Some(known) = router.workers.get(party) {
                     known.probation.failed(times.0, &PROBATION);
                 }
             }
