@@ -17,6 +17,7 @@ pub use choose::place;
 pub(crate) use choose::{has_room, retry_after};
 pub(crate) use experience::{Ended, Experience};
 pub(crate) use skew::{Kind, unpaired, why_unpaired};
+pub(crate) use view::tokens_max;
 pub use view::{Measured, Worker};
 
 use crate::request::PrefillPolicy;

@@ -22,6 +22,11 @@ pub struct Measured {
     pub decode_steps_per_s: f64,
 }
 
+/// Tokens of the longest sequence that a worker takes, prompt and answer together: a longer one it would end early.
+pub(crate) fn tokens_max(record: &InstanceRecord) -> u64 {
+    u64::from(record.card.context_max).min(record.capacity_tokens)
+}
+
 /// One worker. Draining, unhealthy and stale workers are not in a view.
 #[derive(Clone, Debug)]
 pub struct Worker {
@@ -38,9 +43,8 @@ impl Worker {
         self.record.role == role
     }
 
-    /// Tokens of the longest sequence that it takes, prompt and answer together: a longer one it would end early.
     pub(super) fn tokens_max(&self) -> u64 {
-        u64::from(self.record.card.context_max).min(self.record.capacity_tokens)
+        tokens_max(&self.record)
     }
 
     pub(super) fn queue_has_room(&self) -> bool {

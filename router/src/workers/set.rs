@@ -2,7 +2,7 @@
 
 use super::WorkerHandle;
 use crate::models::ModelText;
-use crate::placement::Worker;
+use crate::placement::{Worker, tokens_max};
 use arc_swap::ArcSwap;
 use baton_types::{Digest, ModelCard, Party, Role};
 use std::collections::BTreeMap;
@@ -143,7 +143,7 @@ impl WorkerSet {
             if worker.record.role != Role::Decode || worker.load.measured(now, self.stale_max).is_none() {
                 continue;
             }
-            let tokens_max = u64::from(card.context_max).min(worker.record.capacity_tokens);
+            let tokens_max = tokens_max(&worker.record);
             let key = ModelKey::from(card);
             let served = ServedModel { key: key.clone(), card: card.clone(), text: text.clone(), tokens_max };
             let entry = models.entry(key).or_insert(served);
