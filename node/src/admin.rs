@@ -3,6 +3,7 @@
 //! Healthy: this process works, restarting it would not help. Ready: it would serve a request now. Both answer 200 or 503 with a reason.
 
 use crate::config::{Check, Checker};
+use crate::listen::{BindError, HttpLimits, Listener, serve_http};
 use crate::metrics::{self, Metrics};
 use axum::Router;
 use axum::http::{StatusCode, header};
@@ -12,8 +13,13 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use tokio::net::TcpListener;
+use std::time::Duration;
 use tokio_util::sync::CancellationToken;
+
+/// Probes and scrapes come from few, and often.
+const CONNECTIONS_MAX: u32 = 256;
+/// Longer than what Prometheus keeps between two scrapes.
+const IDLE_MAX: Duration = Duration::from_secs(360);
 
 /// The section `admin`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,9 +80,14 @@ pub fn routes(health: Health, metrics: Metrics) -> Router {
         .route("/metrics", get(metrics))
 }
 
+/// Listens for [`serve`].
+pub async fn bind(address: SocketAddr) -> Result<Listener, BindError> {
+    Listener::bind(address, CONNECTIONS_MAX).await
+}
+
 /// Serves `routes` until `stop` is cancelled; requests in flight end first.
-pub async fn serve(listener: TcpListener, routes: Router, stop: CancellationToken) -> std::io::Result<()> {
-    axum::serve(listener, routes).with_graceful_shutdown(stop.cancelled_owned()).await
+pub async fn serve(listener: Listener, routes: Router, stop: CancellationToken) {
+    serve_http(listener, routes, HttpLimits { idle_max: IDLE_MAX }, stop).await;
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! gRPC plumbing that servers and clients share: limits, keepalive, listening, deadlines.
+//! gRPC plumbing that servers and clients share: limits, keepalive, deadlines.
 
 mod client;
 mod config;
@@ -10,4 +10,4 @@ mod tests;
 pub use client::{Channel, ChannelConfig, ChannelError, Dial, Stream, channel, channel_over};
 pub use config::GrpcConfig;
 pub use deadline::{TIMEOUT_HEADER, deadline_of, parse_timeout, set_deadline};
-pub use server::{BindError, bind, health, serve, server, with_reflection};
+pub use server::{bind, health, serve, server, with_reflection};

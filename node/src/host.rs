@@ -1,4 +1,4 @@
-//! What this host offers a process.
+//! What this host offers a process, and taking it.
 
 use std::path::Path;
 
@@ -6,6 +6,15 @@ use std::path::Path;
 pub fn memory_bytes() -> Option<u64> {
     let read = |path: &str| std::fs::read_to_string(Path::new(path)).unwrap_or_default();
     bound(&read("/proc/meminfo"), &read("/sys/fs/cgroup/memory.max"))
+}
+
+/// Takes as many file descriptors as the host allows: every client is one, and shells and container runtimes still hand out the 1,024 that
+/// `select` could bear.
+pub fn raise_file_limit() {
+    match rlimit::increase_nofile_limit(u64::MAX) {
+        Ok(files) => tracing::debug!(files, "file descriptors"),
+        Err(error) => tracing::warn!(%error, "keeps its limit of file descriptors"),
+    }
 }
 
 fn bound(meminfo: &str, limit: &str) -> Option<u64> {

@@ -1,4 +1,4 @@
-//! What every Baton process has: configuration, telemetry, metrics, health, membership, gRPC plumbing, drain.
+//! What every Baton process has: configuration, telemetry, metrics, health, membership, listening, gRPC plumbing, drain.
 //!
 //! Place in the house: above `types` and `proto`, below the router, the workers and the command line. A main is thin because of it:
 //!
@@ -17,6 +17,7 @@ pub mod environment;
 pub mod grpc;
 pub mod host;
 pub mod id;
+pub mod listen;
 pub mod membership;
 pub mod metrics;
 pub mod shutdown;

@@ -3,6 +3,8 @@
 pub mod etcd;
 pub mod relay;
 
+use crate::grpc::{self, GrpcConfig};
+use crate::listen::BindError;
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
 use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value};
@@ -10,7 +12,6 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Request, Response, Status};
@@ -52,13 +53,13 @@ pub struct Collector {
 
 impl Collector {
     /// Starts listening.
-    pub async fn start() -> std::io::Result<Self> {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
-        let url = format!("http://{}", listener.local_addr()?);
+    pub async fn start() -> Result<Self, BindError> {
+        let config = GrpcConfig::default();
+        let listener = grpc::bind(&config).await?;
+        let url = format!("http://{}", listener.address());
         let (sink, stop) = (Sink::default(), CancellationToken::new());
-        let server =
-            crate::grpc::server(&crate::grpc::GrpcConfig::default()).add_service(TraceServiceServer::new(sink.clone()));
-        tokio::spawn(crate::grpc::serve(server, listener, stop.clone()));
+        let server = grpc::server(&config).add_service(TraceServiceServer::new(sink.clone()));
+        tokio::spawn(grpc::serve(server, listener, stop.clone()));
         Ok(Self { url, sink, _stop: stop.drop_guard() })
     }
 

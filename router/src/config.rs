@@ -62,6 +62,10 @@ pub struct HttpConfig {
     pub listen: SocketAddr,
     /// Largest body.
     pub body_bytes_max: ByteSize,
+    /// Most connections at once; further ones wait until one of them ends.
+    pub connections_max: u32,
+    /// A connection that brings no whole request head for so long, be it the first or the next, is closed.
+    pub idle_ms_max: u64,
     /// A stream that waits for its first token so long is opened, and kept alive with comments at this interval.
     pub sse_keepalive_ms: u64,
 }
@@ -69,7 +73,14 @@ pub struct HttpConfig {
 impl Default for HttpConfig {
     fn default() -> Self {
         let listen = (Ipv4Addr::LOCALHOST, 8000).into();
-        Self { listen, body_bytes_max: ByteSize(16 << 20), sse_keepalive_ms: 10_000 }
+        Self {
+            listen,
+            body_bytes_max: ByteSize(16 << 20),
+            connections_max: 16_384,
+            // Longer than the 90 s that clients' pools keep idle connections: who closes first must not be the one that is asked.
+            idle_ms_max: 120_000,
+            sse_keepalive_ms: 10_000,
+        }
     }
 }
 
@@ -193,11 +204,10 @@ impl Check for RouterConfig {
 
 impl Check for HttpConfig {
     fn check(&self, at: &mut Checker) {
-        at.range("body_bytes_max", self.body_bytes_max.0, 1024..=1 << 30).range(
-            "sse_keepalive_ms",
-            self.sse_keepalive_ms,
-            10..=300_000,
-        );
+        at.range("body_bytes_max", self.body_bytes_max.0, 1024..=1 << 30)
+            .range("connections_max", self.connections_max, 1..=1 << 20)
+            .range("idle_ms_max", self.idle_ms_max, 100..=3_600_000)
+            .range("sse_keepalive_ms", self.sse_keepalive_ms, 10..=300_000);
     }
 }
 

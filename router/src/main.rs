@@ -59,6 +59,7 @@ fn start() -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let result = runtime.block_on(async {
         let telemetry = baton_node::telemetry::init("baton-router", &config.telemetry)?;
+        baton_node::host::raise_file_limit();
         let metrics = Metrics::new("baton-router");
         metrics.register_export(&telemetry.counters());
         let shutdown = Shutdown::install(&config.drain)?;

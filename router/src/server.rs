@@ -12,16 +12,17 @@ use crate::placement::Experience;
 use crate::readiness::readiness;
 use crate::recovery::RetryBucket;
 use crate::workers::{Supervisor, WorkerSet, supervise};
-use axum::serve::ListenerExt as _;
 use baton_node::Shutdown;
-use baton_node::admin::Health;
+use baton_node::admin::{self, Health};
 use baton_node::announce::{Announcement, Announcer};
-use baton_node::grpc::{self, BindError};
+use baton_node::grpc;
+use baton_node::listen::{BindError, HttpLimits, Listener, serve_http};
 use baton_node::membership::RouterBackend;
 use baton_node::metrics::Metrics;
 use baton_proto::v1::admin_server::{self, AdminServer};
 use baton_proto::v1::inference_server::{self, InferenceServer};
 use baton_proto::v1::membership_server;
+use futures::FutureExt as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,12 +74,9 @@ impl Router {
 
     /// Like [`Router::start`], with the metrics of the process.
     pub async fn start_with(config: RouterConfig, metrics: Metrics) -> Result<RunningRouter, RouterError> {
-        let grpc_listener = grpc::bind(config.grpc.listen).await?;
-        let http_listener = grpc::bind(config.http.listen).await?;
-        let addr =
-            |l: &tokio::net::TcpListener, asked| l.local_addr().map_err(|source| BindError { address: asked, source });
-        let (grpc_addr, http_addr) =
-            (addr(&grpc_listener, config.grpc.listen)?, addr(&http_listener, config.http.listen)?);
+        let grpc_listener = grpc::bind(&config.grpc).await?;
+        let http_listener = Listener::bind(config.http.listen, config.http.connections_max).await?;
+        let (grpc_addr, http_addr) = (grpc_listener.address(), http_listener.address());
 
         let silent_max = Duration::from_millis(config.placement.load_stale_ms_max);
         let core = Arc::new(Core {
@@ -139,18 +137,13 @@ impl Router {
             move || readiness(&core)
         });
         if let Some(address) = config.admin.listen {
-            let listener = grpc::bind(address).await?;
-            let routes = baton_node::admin::routes(health.clone(), metrics.clone());
-            let server = baton_node::admin::serve(listener, routes, stop.clone());
-            servers.spawn(async move { server.await.map_err(|e| RouterError::Server("admin", e.to_string())) });
+            let listener = admin::bind(address).await?;
+            let server = admin::serve(listener, admin::routes(health.clone(), metrics.clone()), stop.clone());
+            servers.spawn(server.map(Ok));
         }
-        // Tokens are small: each must leave at once.
-        let listener = http_listener.tap_io(|io| {
-            let _ = io.set_nodelay(true);
-        });
-        let server = axum::serve(listener, routes(state, health, metrics))
-            .with_graceful_shutdown(stop.clone().cancelled_owned());
-        servers.spawn(async move { server.await.map_err(|e| RouterError::Server("HTTP", e.to_string())) });
+        let limits = HttpLimits { idle_max: Duration::from_millis(config.http.idle_ms_max) };
+        let server = serve_http(http_listener, routes(state, health, metrics), limits, stop.clone());
+        servers.spawn(server.map(Ok));
         tracing::info!(grpc = %grpc_addr, http = %http_addr, "listens");
         Ok(RunningRouter { grpc_addr, http_addr, core, membership, ready, servers, stop })
     }

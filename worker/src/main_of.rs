@@ -4,7 +4,7 @@ use crate::config::{WorkerArgs, WorkerConfig};
 use crate::process::{RunningWorker, Surroundings, WorkerRole, service_name};
 use baton_node::announce::Announcer;
 use baton_node::config::load_or_dump;
-use baton_node::{Shutdown, telemetry};
+use baton_node::{Shutdown, host, telemetry};
 use std::process::ExitCode;
 
 /// Runs a worker until it is asked to stop. `role` is made inside the runtime.
@@ -29,6 +29,7 @@ pub fn run<R: WorkerRole>(
     let result = runtime.block_on(async {
         let role = role(&config);
         let guard = telemetry::init(service_name(role.role()), &config.telemetry)?;
+        host::raise_file_limit();
         let shutdown = Shutdown::install(&config.drain)?;
         let mut around = Surroundings::new(guard.tracer());
         around.export = Some(guard.counters());

@@ -136,10 +136,10 @@ pub struct RunningWorker {
 impl RunningWorker {
     /// Starts a worker. Returns once it serves and has begun to register.
     pub async fn start<R: WorkerRole>(config: WorkerConfig, role: R, around: Surroundings) -> anyhow::Result<Self> {
-        let listener = grpc::bind(config.grpc.listen).await?;
+        let listener = grpc::bind(&config.grpc).await?;
         let admin_listen = config.admin.listen.unwrap_or_else(|| SocketAddr::new(config.grpc.listen.ip(), 0));
-        let admin_listener = grpc::bind(admin_listen).await?;
-        let (grpc_addr, http) = (listener.local_addr()?, admin_listener.local_addr()?);
+        let admin_listener = admin::bind(admin_listen).await?;
+        let (grpc_addr, http) = (listener.address(), admin_listener.address());
         around.announcer.say(&Announcement::Listening { grpc: grpc_addr, http });
 
         let (vitals, metrics) = (Arc::new(Vitals::default()), Metrics::new(service_name(role.role())));

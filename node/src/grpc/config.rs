@@ -14,6 +14,8 @@ pub struct GrpcConfig {
     pub advertise: Option<String>,
     /// Largest message accepted.
     pub message_bytes_max: ByteSize,
+    /// Most connections at once; further ones wait until one of them ends.
+    pub connections_max: u32,
     /// Most calls in flight on one connection.
     pub streams_max: u32,
     /// How often an idle connection is probed.
@@ -29,6 +31,7 @@ impl Default for GrpcConfig {
             advertise: None,
             // A million token ids are at most 5 MiB of varints.
             message_bytes_max: ByteSize(8 << 20),
+            connections_max: 16_384,
             streams_max: 4_096,
             keepalive_ms: 2_000,
             keepalive_wait_ms_max: 4_000,
@@ -52,6 +55,7 @@ impl GrpcConfig {
 impl Check for GrpcConfig {
     fn check(&self, at: &mut Checker) {
         at.range("message_bytes_max", self.message_bytes_max.0, 64 << 10..=1 << 30)
+            .range("connections_max", self.connections_max, 1..=1 << 20)
             .range("streams_max", self.streams_max, 1..=1 << 20)
             .range("keepalive_ms", self.keepalive_ms, 100..=3_600_000)
             .range("keepalive_wait_ms_max", self.keepalive_wait_ms_max, 100..=3_600_000);

@@ -1,12 +1,13 @@
-//! Servers: settings, listening, reflection, health.
+//! Servers: settings, reflection, health.
 
 use super::GrpcConfig;
-use std::net::SocketAddr;
+use crate::listen::{BindError, Listener};
+use futures::stream::unfold;
+use std::convert::Infallible;
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
-use tonic::transport::server::{Router, TcpIncoming};
+use tonic::transport::server::Router;
 use tonic_health::pb::health_server;
 use tonic_reflection::pb::v1::server_reflection_server as v1_server;
 use tonic_reflection::pb::v1alpha::server_reflection_server as v1alpha_server;
@@ -21,30 +22,6 @@ const HEADER_BYTES_MAX: u32 = 32 << 10;
 /// 20 would end its connection and every other call on it.
 const RESET_STREAMS_MAX: usize = 4_096;
 
-/// Why a process cannot listen.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot listen on {address}{}", hint(.source))]
-pub struct BindError {
-    /// The address asked for.
-    pub address: SocketAddr,
-    /// Why.
-    pub source: std::io::Error,
-}
-
-fn hint(error: &std::io::Error) -> &'static str {
-    match error.kind() {
-        std::io::ErrorKind::AddrInUse => ": another process has this port; stop it or choose another port",
-        std::io::ErrorKind::AddrNotAvailable => ": this host does not have that address",
-        std::io::ErrorKind::PermissionDenied => ": ports below 1024 need privileges",
-        _ => "",
-    }
-}
-
-/// Listens. The error says what to do about a taken port.
-pub async fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
-    TcpListener::bind(address).await.map_err(|source| BindError { address, source })
-}
-
 /// A server with the limits of `config`; add services to it, each with `max_decoding_message_size(config.message_max())`.
 pub fn server(config: &GrpcConfig) -> Server {
     Server::builder()
@@ -56,16 +33,17 @@ pub fn server(config: &GrpcConfig) -> Server {
         .http2_max_header_list_size(HEADER_BYTES_MAX)
         .http2_max_pending_accept_reset_streams(Some(RESET_STREAMS_MAX))
         .http2_max_local_error_reset_streams(Some(RESET_STREAMS_MAX))
-        .tcp_nodelay(true)
+}
+
+/// Listens where `config` says.
+pub async fn bind(config: &GrpcConfig) -> Result<Listener, BindError> {
+    Listener::bind(config.listen, config.connections_max).await
 }
 
 /// Serves until `stop` is cancelled; calls in flight may end first, so bound the wait with [`crate::Shutdown::drain`].
-pub async fn serve(
-    router: Router,
-    listener: TcpListener,
-    stop: CancellationToken,
-) -> Result<(), tonic::transport::Error> {
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+pub async fn serve(router: Router, listener: Listener, stop: CancellationToken) -> Result<(), tonic::transport::Error> {
+    let incoming =
+        unfold(listener, |listener| async { Some((Ok::<_, Infallible>(listener.accept().await), listener)) });
     router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await
 }
 

@@ -15,8 +15,8 @@ use tonic_health::pb::health_client::HealthClient;
 
 #[tokio::test]
 async fn a_server_answers_health_and_stops_when_told() {
-    let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
-    let address = listener.local_addr().unwrap();
+    let listener = bind(&GrpcConfig::default()).await.unwrap();
+    let address = listener.address();
     let config = GrpcConfig::default();
     let (reporter, health) = health();
     let stop = CancellationToken::new();
@@ -33,7 +33,7 @@ async fn a_server_answers_health_and_stops_when_told() {
     let missing = MembershipClient::new(channel).join(tokio_stream::pending()).await.unwrap_err();
     assert_eq!(missing.code(), tonic::Code::Unimplemented);
 
-    let taken = bind(address).await.unwrap_err();
+    let taken = bind(&GrpcConfig::default().on(address)).await.unwrap_err();
     assert!(
         taken.to_string().contains(&address.to_string()) && taken.to_string().contains("another process"),
         "{taken}"
@@ -44,15 +44,15 @@ async fn a_server_answers_health_and_stops_when_told() {
 
 #[tokio::test]
 async fn a_peer_that_is_not_there_is_unavailable_and_reached_once_it_is() {
-    let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
-    let address = listener.local_addr().unwrap();
+    let listener = bind(&GrpcConfig::default()).await.unwrap();
+    let address = listener.address();
     drop(listener);
     let mut client = HealthClient::new(channel(&format!("http://{address}"), &ChannelConfig::default()).unwrap());
     let error = client.check(HealthCheckRequest { service: String::new() }).await.unwrap_err();
     let error = baton_proto::convert::status::to_error(&error);
     assert_eq!(error.kind, baton_types::ErrorKind::Unavailable);
 
-    let listener = bind(address).await.unwrap();
+    let listener = bind(&GrpcConfig::default().on(address)).await.unwrap();
     let stop = CancellationToken::new();
     let served = tokio::spawn(serve(server(&GrpcConfig::default()).add_service(health().1), listener, stop.clone()));
     client.check(HealthCheckRequest { service: String::new() }).await.expect("the same channel connects again");
@@ -84,8 +84,8 @@ impl Prefill for Endless {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn thousands_of_cancelled_calls_end_no_other_call() {
-    let listener = bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
-    let address = listener.local_addr().unwrap();
+    let listener = bind(&GrpcConfig::default()).await.unwrap();
+    let address = listener.address();
     let stop = CancellationToken::new();
     let router = server(&GrpcConfig::default()).add_service(PrefillServer::new(Endless));
     let served = tokio::spawn(serve(router, listener, stop.clone()));

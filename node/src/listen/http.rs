@@ -1,0 +1,55 @@
+//! An HTTP server over a listener, with the bounds that `axum::serve` has no settings for.
+
+use super::Listener;
+use axum::Router;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use hyper_util::service::TowerToHyperService;
+use std::pin::pin;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// How often an idle HTTP/2 connection is probed, and how long its answer may take.
+const PROBED_EVERY: Duration = Duration::from_secs(30);
+
+/// Bounds of one HTTP connection.
+#[derive(Clone, Copy, Debug)]
+pub struct HttpLimits {
+    /// A connection closes that brings no whole request head for so long, be it the first or the next.
+    pub idle_max: Duration,
+}
+
+/// Serves `routes` until `stop` is cancelled; then idle connections close, and it returns once requests in flight have ended. Dropping it
+/// ends every connection.
+pub async fn serve_http(listener: Listener, routes: Router, limits: HttpLimits, stop: CancellationToken) {
+    let mut http = auto::Builder::new(TokioExecutor::new());
+    http.http1().timer(TokioTimer::new()).header_read_timeout(limits.idle_max);
+    http.http2().timer(TokioTimer::new()).keep_alive_interval(PROBED_EVERY).keep_alive_timeout(PROBED_EVERY);
+    let (connections, ended) = (TaskTracker::new(), CancellationToken::new());
+    let _ended = ended.clone().drop_guard();
+    while let Some(connection) = stop.run_until_cancelled(listener.accept()).await {
+        let (http, stop, ended) = (http.clone(), stop.clone(), ended.clone());
+        let service = TowerToHyperService::new(routes.clone());
+        connections.spawn(async move {
+            let mut served = pin!(http.serve_connection(TokioIo::new(connection), service));
+            let result = tokio::select! {
+                result = served.as_mut() => result,
+                () = ended.cancelled() => return,
+                () = stop.cancelled() => {
+                    served.as_mut().graceful_shutdown();
+                    tokio::select! {
+                        result = served => result,
+                        () = ended.cancelled() => return,
+                    }
+                }
+            };
+            if let Err(error) = result {
+                tracing::debug!(%error, "an HTTP connection ended");
+            }
+        });
+    }
+    drop(listener);
+    connections.close();
+    connections.wait().await;
+}

@@ -1,0 +1,147 @@
+//! Peers that are silent, gone, or too many.
+
+use super::*;
+use crate::grpc::{self, GrpcConfig};
+use axum::Router;
+use axum::routing::get;
+use std::io::ErrorKind;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
+
+const SHORT: Duration = Duration::from_millis(150);
+/// Longer than any of these waits takes on a busy machine.
+const LONG: Duration = Duration::from_secs(30);
+const ASKED: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+
+async fn listener(connections_max: u32) -> Listener {
+    Listener::bind("127.0.0.1:0".parse().unwrap(), connections_max).await.unwrap()
+}
+
+/// A server of `/`, which answers "ok", and `/slow`, which takes three times [`SHORT`].
+fn http(listener: Listener, idle_max: Duration) -> (SocketAddr, CancellationToken, JoinHandle<()>) {
+    let (address, stop) = (listener.address(), CancellationToken::new());
+    let slow = || async {
+        sleep(3 * SHORT).await;
+        "slow"
+    };
+    let routes = Router::new().route("/", get(|| async { "ok" })).route("/slow", get(slow));
+    let served = tokio::spawn(serve_http(listener, routes, HttpLimits { idle_max }, stop.clone()));
+    (address, stop, served)
+}
+
+/// Connects and says `words`.
+async fn say(to: SocketAddr, words: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(to).await.unwrap();
+    stream.write_all(words).await.unwrap();
+    stream
+}
+
+/// What comes until the other side closes.
+async fn rest(stream: &mut TcpStream) -> String {
+    let mut said = Vec::new();
+    match timeout(LONG, stream.read_to_end(&mut said)).await.expect("held for ever") {
+        Ok(_) => {}
+        Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{error}"),
+    }
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+/// Reads an answer that ends with `end`.
+async fn answer(stream: &mut TcpStream, end: &str) {
+    let mut said = String::new();
+    while !said.ends_with(end) {
+        let mut some = [0; 1024];
+        let n = timeout(LONG, stream.read(&mut some)).await.expect("an answer").unwrap();
+        assert_ne!(n, 0, "closed after {said:?}");
+        said += std::str::from_utf8(&some[..n]).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn who_does_not_say_what_it_speaks_is_let_go_by_either_server() {
+    let mut of_http = listener(10).await;
+    let mut of_grpc = listener(10).await;
+    (of_http.hello_max, of_grpc.hello_max) = (SHORT, SHORT);
+    let grpc_address = of_grpc.address();
+    let stop = CancellationToken::new();
+    let server = grpc::server(&GrpcConfig::default()).add_service(grpc::health().1);
+    tokio::spawn(grpc::serve(server, of_grpc, stop.clone()));
+    let (http_address, _, _) = http(of_http, LONG * 10);
+    for address in [http_address, grpc_address] {
+        for words in [&b""[..], b"P", b"PRI * HTTP/2.0\r\n\r\nSM\r\n"] {
+            let began = Instant::now();
+            rest(&mut say(address, words).await).await;
+            assert!(began.elapsed() >= SHORT / 2, "{words:?} was cut off early");
+        }
+    }
+    stop.cancel();
+}
+
+#[tokio::test]
+async fn who_has_said_the_preface_and_nothing_more_is_probed() {
+    let of_grpc = listener(10).await;
+    let address = of_grpc.address();
+    let config = GrpcConfig { keepalive_ms: 100, keepalive_wait_ms_max: 100, ..GrpcConfig::default() };
+    let server = grpc::server(&config).add_service(grpc::health().1);
+    tokio::spawn(grpc::serve(server, of_grpc, CancellationToken::new()));
+    rest(&mut say(address, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await).await;
+}
+
+#[tokio::test]
+async fn half_a_head_and_an_idle_connection_end_and_a_slow_answer_does_not() {
+    let (address, _, _) = http(listener(10).await, SHORT);
+    assert_eq!(rest(&mut say(address, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-ty").await).await, "");
+    let mut idle = say(address, ASKED).await;
+    answer(&mut idle, "ok").await;
+    assert_eq!(rest(&mut idle).await, "");
+    let mut slow = say(address, b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    answer(&mut slow, "slow").await;
+}
+
+#[tokio::test]
+async fn a_connection_too_many_is_served_once_another_ends() {
+    let (address, _, _) = http(listener(1).await, LONG * 10);
+    let mut first = say(address, ASKED).await;
+    answer(&mut first, "ok").await;
+    let mut second = say(address, ASKED).await;
+    let mut byte = [0];
+    assert!(timeout(SHORT, second.read(&mut byte)).await.is_err(), "one place, two served");
+    drop(first);
+    answer(&mut second, "ok").await;
+}
+
+#[tokio::test]
+async fn a_stop_lets_answers_end_and_idle_connections_go() {
+    let (address, stop, served) = http(listener(10).await, LONG * 10);
+    let mut idle = say(address, ASKED).await;
+    answer(&mut idle, "ok").await;
+    let mut slow = say(address, b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n").await;
+    sleep(SHORT).await;
+    stop.cancel();
+    assert!(rest(&mut slow).await.ends_with("slow"));
+    assert_eq!(rest(&mut idle).await, "");
+    timeout(LONG, served).await.expect("it ends").unwrap();
+}
+
+#[tokio::test]
+async fn a_server_that_is_dropped_drops_its_connections() {
+    let (address, _, served) = http(listener(10).await, LONG * 10);
+    let mut idle = say(address, ASKED).await;
+    answer(&mut idle, "ok").await;
+    served.abort();
+    assert_eq!(rest(&mut idle).await, "");
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn who_takes_nothing_is_gone() {
+    let mut listener = listener(1).await;
+    listener.peer_gone_max = Duration::from_millis(500);
+    let reader = TcpStream::connect(listener.address()).await.unwrap();
+    let mut connection = listener.accept().await;
+    let written = timeout(LONG, async { while connection.write_all(&[0; 1 << 16]).await.is_ok() {} }).await;
+    assert!(written.is_ok(), "a reader that stopped holds its connection");
+    drop(reader);
+}
