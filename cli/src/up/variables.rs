@@ -7,7 +7,7 @@ use baton_node::environment;
 /// Sections of the configuration tree that every process has.
 const SHARED: [&str; 4] = ["admin", "drain", "grpc", "telemetry"];
 /// Those of routers. Workers have a `membership` too, but here flags set all of it that is not [`ETCD`].
-const ROUTER: [&str; 4] = ["http", "limits", "membership", "placement"];
+const ROUTER: [&str; 5] = ["http", "limits", "membership", "placement", "retry"];
 /// A part of a section that every process has.
 pub(super) const ETCD: &str = "membership__etcd__";
 /// Those of workers.
@@ -89,6 +89,22 @@ mod tests {
         for (name, says) in [("BATON_CONFIG", "unset it"), ("BATON_LIMIT__RUNNING_MAX", "no process")] {
             let message = sort(&[name]).unwrap_err().to_string();
             assert!(message.contains(name) && message.contains(says), "{message}");
+        }
+    }
+
+    #[test]
+    fn every_section_of_either_tree_is_known_here() {
+        fn sections(tree: impl serde::Serialize) -> Vec<String> {
+            serde_json::to_value(tree).unwrap().as_object().unwrap().keys().cloned().collect()
+        }
+        let of_routers = sections(baton_router::RouterConfig::default());
+        let of_workers = sections(baton_worker::config::WorkerConfig::default());
+        for section in of_routers.iter().chain(&of_workers) {
+            let here = [&ROUTER[..], &WORKER, &SHARED].map(|known| known.contains(&section.as_str()));
+            let both = of_routers.contains(section) && of_workers.contains(section);
+            let one = if of_routers.contains(section) { [true, false, false] } else { [false, true, false] };
+            let expected = if both && section != "membership" { [false, false, true] } else { one };
+            assert_eq!(here, expected, "{section}");
         }
     }
 }
