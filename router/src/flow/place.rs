@@ -7,7 +7,7 @@ use super::job::Job;
 use crate::placement::{Demand, Prediction, Refusal, has_room, place, retry_after};
 use crate::recovery::{Avoided, Circle, Phase, ProbationLimits, Retry};
 use crate::workers::WorkerHandle;
-use baton_types::{ErrorKind, NumericsClass, RequestError};
+use baton_types::{ErrorKind, NumericsClass, RequestError, Role};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::Span;
@@ -73,24 +73,21 @@ impl Job {
                     Err(refused) => refusal = refused,
                 }
             }
-            if !matches!(refusal, Refusal::NoDecodeWorker | Refusal::NeverFits { .. }) {
+            if refusal.missing() != Some(Role::Decode) {
                 break; // There are such workers, and room may come.
             }
         }
+        let left_are_full = || {
+            let ready = core.workers.candidates(&self.model.key, |_| true, now).view;
+            avoided.excludes_missing(refusal.missing(), ready.iter().map(|worker| &*worker.record))
+        };
         let error = match full {
-            Some(full) if !answer.has_started() && self.excludes_missing(core, avoided, &refusal, now) => {
+            Some(full) if left_are_full() => {
                 RequestError { retry_after: full.retry_after.or(Some(retry_after(Duration::ZERO))), ..full.clone() }
             }
             _ => refused(&refusal),
         };
         Err(Failed::at(Phase::Place, error))
-    }
-
-    /// Whether a worker is ready that may be what is missing, and that the request asks no more.
-    fn excludes_missing(&self, core: &Core, avoided: &Avoided, refusal: &Refusal, now: Instant) -> bool {
-        let missing = refusal.missing();
-        let fits = |worker: &WorkerHandle| Some(worker.record.role) == missing && avoided.excludes(worker.party());
-        !core.workers.candidates(&self.model.key, fits, now).handles.is_empty()
     }
 
     /// What the rest of the answer needs.

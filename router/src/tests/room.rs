@@ -6,7 +6,7 @@ use crate::testing::fake::{DecodeCall, Fake};
 use crate::testing::http;
 use crate::testing::two::either;
 use baton_proto::convert::status::from_error;
-use baton_proto::v1::FinishReason;
+use baton_proto::v1::{self, FinishReason};
 use baton_types::{ErrorKind, RequestError, Role};
 use std::time::Duration;
 use tonic::{Code, Status};
@@ -128,4 +128,26 @@ async fn where_only_full_workers_are_left_nobody_is_waited_for() {
     decode.claimed().await;
     p.prefill().await.fail(full()).await;
     is_told(&mut answer, "700").await;
+}
+
+#[tokio::test]
+async fn an_answer_goes_on_where_there_was_no_room_before_it_began() {
+    let cluster = Cluster::start(|_| ()).await;
+    let was_full = small(&cluster).await;
+    let sampling = v1::Sampling { max_tokens: Some(8), ..Default::default() };
+    let mut answer = cluster.generate(v1::GenerateRequest { sampling: Some(sampling), ..ask("x") }).await;
+    let mut call = was_full.decode().await;
+    let began = cluster.worker(Role::Decode, "began").await;
+    call.fail(Status::resource_exhausted("no room here")).await;
+    let mut call = began.decode().await;
+    call.claimed().await;
+    call.say("1").await;
+    answer.reads("1").await;
+    began.report(|load| load.draining = true);
+    takes_at_most(&cluster, 64).await;
+    call.fail(Status::unavailable("broken")).await;
+    let call = was_full.decode().await;
+    call.claimed().await;
+    call.last(b'2'.into(), FinishReason::Length).await;
+    assert_eq!(answer.rest().await, ("2".into(), FinishReason::Length));
 }
