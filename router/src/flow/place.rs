@@ -7,7 +7,7 @@ use super::job::Job;
 use crate::placement::{Demand, Prediction, Refusal, has_room, place, retry_after};
 use crate::recovery::{Avoided, Circle, Phase, ProbationLimits, Retry};
 use crate::workers::WorkerHandle;
-use baton_types::{ErrorKind, NumericsClass, RequestError, Role};
+use baton_types::{NumericsClass, RequestError, Role};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::Span;
@@ -150,32 +150,31 @@ impl Job {
 }
 
 fn refused(refusal: &Refusal) -> RequestError {
+    let error = |message: &str| RequestError::new(refusal.kind(), message);
     match *refusal {
-        Refusal::NoDecodeWorker => {
-            RequestError::new(ErrorKind::Unavailable, "no decode worker of this model is ready; try again later")
-        }
+        Refusal::NoDecodeWorker => error("no decode worker of this model is ready; try again later"),
         Refusal::NoPrefillWorker => {
-            let message = "no prefill worker fits a decode worker of this model, and the prefill policy is remote";
-            RequestError::new(ErrorKind::Unavailable, message)
+            error("no prefill worker fits a decode worker of this model, and the prefill policy is remote")
         }
-        Refusal::NeverFits { tokens_max } => {
-            let message = format!(
-                "prompt and max_tokens together exceed the {tokens_max} tokens that the largest decode worker takes"
-            );
-            RequestError::new(ErrorKind::ContextLengthExceeded, message)
-        }
+        Refusal::NeverFits { tokens_max } => error(&format!(
+            "prompt and max_tokens together exceed the {tokens_max} tokens that the largest decode worker takes"
+        )),
+        Refusal::NeverPrefilled { prompt_tokens, prompt_tokens_max } => error(&format!(
+            "the prompt has {prompt_tokens} tokens, prefill workers take at most {prompt_tokens_max}, and the prefill \
+             policy is remote; shorten the prompt, or set prefill_policy to auto or local"
+        ))
+        .param("prefill_policy"),
         Refusal::Full { retry_after } => {
-            RequestError::new(ErrorKind::Overloaded, "all workers of this model are full; try again later")
-                .retry_after(retry_after)
+            error("all workers of this model are full; try again later").retry_after(retry_after)
         }
         Refusal::TooLate { first_token, end } => {
             let ms = |time: Duration| Duration::from_millis(time.as_millis().try_into().unwrap_or(u64::MAX).max(1));
-            let message = format!(
-                "the first token is predicted in {:?} and the last in {:?}, after the deadline; try again later",
-                ms(first_token),
-                ms(end)
-            );
-            RequestError::new(ErrorKind::Overloaded, message).retry_after(retry_after(first_token))
+            let (first, last) = (ms(first_token), ms(end));
+            error(&format!(
+                "the first token is predicted in {first:?} and the last in {last:?}, after the deadline; \
+                 try again later"
+            ))
+            .retry_after(retry_after(first_token))
         }
     }
 }

@@ -215,9 +215,11 @@ impl Recovery {
 /// Whether another attempt would fail in the same way.
 fn is_futile(failure: &Failure) -> bool {
     match failure.kind {
-        ErrorKind::InvalidRequest | ErrorKind::ModelNotFound | ErrorKind::Unsupported => true,
+        ErrorKind::ModelNotFound | ErrorKind::Unsupported => true,
         // What has begun did fit: a worker as large may come back.
-        ErrorKind::ContextLengthExceeded => failure.phase != Phase::Place || !failure.started,
+        ErrorKind::ContextLengthExceeded | ErrorKind::InvalidRequest => {
+            failure.phase != Phase::Place || !failure.started
+        }
         // A handoff has deadlines of its own.
         ErrorKind::DeadlineExceeded => failure.phase != Phase::Handoff,
         // Who has seen nothing is told at once that all are full, and goes elsewhere.

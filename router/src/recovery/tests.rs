@@ -47,6 +47,8 @@ fn what_failed_decides_whom_to_avoid() {
         (Place, Overloaded, true, "p- d- 20ms"),
         (Place, ContextLengthExceeded, false, "futile"),
         (Place, ContextLengthExceeded, true, "p- d- 20ms"),
+        (Place, InvalidRequest, false, "futile"),
+        (Place, InvalidRequest, true, "p- d- 20ms"),
         (Claim, Unavailable, false, "p- ds 20ms probation"),
         (Claim, Overloaded, false, "p- dS 20ms"),
         (Claim, Overloaded, true, "p- dS 20ms"),

@@ -128,6 +128,13 @@ async fn where_only_full_workers_are_left_nobody_is_waited_for() {
     decode.claimed().await;
     p.prefill().await.fail(full()).await;
     is_told(&mut answer, "700").await;
+    // Beside one that could never take the prompt, too.
+    let _small = cluster.worker_with(Role::Prefill, "small-p", |r| r.card.context_max = 2).await;
+    let mut answer = cluster.generate(remote("x")).await;
+    let decode = d.decode().await;
+    decode.claimed().await;
+    p.prefill().await.fail(full()).await;
+    is_told(&mut answer, "700").await;
 }
 
 #[tokio::test]

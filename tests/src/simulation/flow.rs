@@ -120,14 +120,14 @@ impl World {
         match self.place(r, request) {
             Ok((decode, prefill)) => self.attempt(r, request, decode, prefill),
             Err(refusal) => {
-                let (kind, retry_after) = match refusal {
-                    Refusal::NoDecodeWorker | Refusal::NoPrefillWorker => (ErrorKind::Unavailable, None),
-                    Refusal::NeverFits { .. } => (ErrorKind::ContextLengthExceeded, None),
-                    Refusal::Full { retry_after } => (ErrorKind::Overloaded, Some(retry_after)),
-                    Refusal::TooLate { first_token, .. } => (ErrorKind::Overloaded, Some(first_token)),
+                let retry_after = match refusal {
+                    Refusal::Full { retry_after } => Some(retry_after),
+                    Refusal::TooLate { first_token, .. } => Some(first_token),
+                    _ => None,
                 };
                 let full = self.left_are_full(r, request, &refusal);
-                self.attempt_failed(r, request, Phase::Place, full.unwrap_or(Trouble { kind, retry_after }));
+                let trouble = full.unwrap_or(Trouble { kind: refusal.kind(), retry_after });
+                self.attempt_failed(r, request, Phase::Place, trouble);
             }
         }
     }
