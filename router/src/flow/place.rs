@@ -7,7 +7,7 @@ use super::job::Job;
 use crate::placement::{Demand, Prediction, Refusal, has_room, place, retry_after};
 use crate::recovery::{Avoided, Circle, Phase, ProbationLimits, Retry};
 use crate::workers::WorkerHandle;
-use baton_types::{ErrorKind, NumericsClass, RequestError};
+use baton_types::{NumericsClass, RequestError, Role};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::Span;
@@ -73,24 +73,21 @@ impl Job {
                     Err(refused) => refusal = refused,
                 }
             }
-            if !matches!(refusal, Refusal::NoDecodeWorker | Refusal::NeverFits { .. }) {
+            if refusal.missing() != Some(Role::Decode) {
                 break; // There are such workers, and room may come.
             }
         }
+        let left_are_full = || {
+            let ready = core.workers.candidates(&self.model.key, |_| true, now).view;
+            avoided.excludes_missing(refusal.missing(), ready.iter().map(|worker| &*worker.record))
+        };
         let error = match full {
-            Some(full) if !answer.has_started() && self.excludes_missing(core, avoided, &refusal, now) => {
+            Some(full) if left_are_full() => {
                 RequestError { retry_after: full.retry_after.or(Some(retry_after(Duration::ZERO))), ..full.clone() }
             }
             _ => refused(&refusal),
         };
         Err(Failed::at(Phase::Place, error))
-    }
-
-    /// Whether a worker is ready that may be what is missing, and that the request asks no more.
-    fn excludes_missing(&self, core: &Core, avoided: &Avoided, refusal: &Refusal, now: Instant) -> bool {
-        let missing = refusal.missing();
-        let fits = |worker: &WorkerHandle| Some(worker.record.role) == missing && avoided.excludes(worker.party());
-        !core.workers.candidates(&self.model.key, fits, now).handles.is_empty()
     }
 
     /// What the rest of the answer needs.
@@ -153,32 +150,31 @@ impl Job {
 }
 
 fn refused(refusal: &Refusal) -> RequestError {
+    let error = |message: &str| RequestError::new(refusal.kind(), message);
     match *refusal {
-        Refusal::NoDecodeWorker => {
-            RequestError::new(ErrorKind::Unavailable, "no decode worker of this model is ready; try again later")
-        }
+        Refusal::NoDecodeWorker => error("no decode worker of this model is ready; try again later"),
         Refusal::NoPrefillWorker => {
-            let message = "no prefill worker fits a decode worker of this model, and the prefill policy is remote";
-            RequestError::new(ErrorKind::Unavailable, message)
+            error("no prefill worker fits a decode worker of this model, and the prefill policy is remote")
         }
-        Refusal::NeverFits { tokens_max } => {
-            let message = format!(
-                "prompt and max_tokens together exceed the {tokens_max} tokens that the largest decode worker takes"
-            );
-            RequestError::new(ErrorKind::ContextLengthExceeded, message)
-        }
+        Refusal::NeverFits { tokens_max } => error(&format!(
+            "prompt and max_tokens together exceed the {tokens_max} tokens that the largest decode worker takes"
+        )),
+        Refusal::NeverPrefilled { prompt_tokens, prompt_tokens_max } => error(&format!(
+            "the prompt has {prompt_tokens} tokens, prefill workers take at most {prompt_tokens_max}, and the prefill \
+             policy is remote; shorten the prompt, or set prefill_policy to auto or local"
+        ))
+        .param("prefill_policy"),
         Refusal::Full { retry_after } => {
-            RequestError::new(ErrorKind::Overloaded, "all workers of this model are full; try again later")
-                .retry_after(retry_after)
+            error("all workers of this model are full; try again later").retry_after(retry_after)
         }
         Refusal::TooLate { first_token, end } => {
             let ms = |time: Duration| Duration::from_millis(time.as_millis().try_into().unwrap_or(u64::MAX).max(1));
-            let message = format!(
-                "the first token is predicted in {:?} and the last in {:?}, after the deadline; try again later",
-                ms(first_token),
-                ms(end)
-            );
-            RequestError::new(ErrorKind::Overloaded, message).retry_after(retry_after(first_token))
+            let (first, last) = (ms(first_token), ms(end));
+            error(&format!(
+                "the first token is predicted in {first:?} and the last in {last:?}, after the deadline; \
+                 try again later"
+            ))
+            .retry_after(retry_after(first_token))
         }
     }
 }

@@ -27,11 +27,10 @@ pub fn place(
         }
         PrefillPolicy::Auto => (true, Reason::RemoteLongPrompt),
     };
+    check_fits(workers, demand)?;
     let decoders = decoders(workers, demand)?;
-    // The prompt and its first token, which must not be the last for want of room.
-    let prefill_tokens = demand.total_tokens.min(demand.prompt_tokens + 2);
     let prefillers: Vec<usize> =
-        with_role(workers, Role::Prefill).filter(|&p| workers[p].tokens_max() >= prefill_tokens).collect();
+        with_role(workers, Role::Prefill).filter(|&p| workers[p].tokens_max() >= demand.prefill_tokens()).collect();
     let seconds = |w: usize| first_token_seconds(&workers[w], 0.0, demand, thresholds);
 
     let mut remote = None;
@@ -109,16 +108,27 @@ fn with_role(workers: &[Worker], role: Role) -> impl Iterator<Item = usize> {
     workers.iter().enumerate().filter(move |(_, w)| w.has_role(role)).map(|(i, _)| i)
 }
 
-fn decoders(workers: &[Worker], demand: &Demand) -> Result<Vec<usize>, Refusal> {
-    let alive: Vec<usize> = with_role(workers, Role::Decode).collect();
-    let Some(tokens_max) = alive.iter().map(|&d| workers[d].tokens_max()).max() else {
-        return Err(Refusal::NoDecodeWorker);
-    };
-    let large: Vec<usize> = alive.into_iter().filter(|&d| workers[d].tokens_max() >= demand.total_tokens).collect();
-    if large.is_empty() {
+/// Refuses what these workers would not take if they were idle.
+fn check_fits(workers: &[Worker], demand: &Demand) -> Result<(), Refusal> {
+    let longest = |role| with_role(workers, role).map(|w| workers[w].tokens_max()).max();
+    let tokens_max = longest(Role::Decode).ok_or(Refusal::NoDecodeWorker)?;
+    if tokens_max < demand.total_tokens {
         return Err(Refusal::NeverFits { tokens_max });
     }
-    let open: Vec<usize> = large.iter().copied().filter(|&d| workers[d].queue_has_room()).collect();
+    match longest(Role::Prefill) {
+        Some(tokens_max) if demand.policy == PrefillPolicy::Remote && tokens_max < demand.prefill_tokens() => {
+            let prompt_tokens_max = (tokens_max + demand.prompt_tokens).saturating_sub(demand.prefill_tokens());
+            Err(Refusal::NeverPrefilled { prompt_tokens: demand.prompt_tokens, prompt_tokens_max })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Those that take so long a sequence and have room in their queue.
+fn decoders(workers: &[Worker], demand: &Demand) -> Result<Vec<usize>, Refusal> {
+    let open: Vec<usize> = with_role(workers, Role::Decode)
+        .filter(|&d| workers[d].tokens_max() >= demand.total_tokens && workers[d].queue_has_room())
+        .collect();
     if open.is_empty() {
         return Err(Refusal::Full { retry_after: RETRY_AFTER_MIN });
     }

@@ -21,7 +21,7 @@ pub(crate) use view::tokens_max;
 pub use view::{Measured, Worker};
 
 use crate::request::PrefillPolicy;
-use baton_types::Role;
+use baton_types::{ErrorKind, Role};
 use std::time::Duration;
 
 /// What placement needs to know of a request.
@@ -39,6 +39,13 @@ pub struct Demand {
     pub time_left: Duration,
     /// Factor by which answers take longer than predicted from rates alone; 1 where nothing is known.
     pub slowness: f64,
+}
+
+impl Demand {
+    /// Tokens of the prompt and its first token, which must not be the last for want of room.
+    fn prefill_tokens(&self) -> u64 {
+        self.total_tokens.min(self.prompt_tokens + 2)
+    }
 }
 
 /// When an answer comes, from the rates at the time of asking.
@@ -122,6 +129,13 @@ pub enum Refusal {
         /// Tokens of the longest sequence that one takes.
         tokens_max: u64,
     },
+    /// The policy demands a prefill worker, and the prompt fits none, however idle.
+    NeverPrefilled {
+        /// Tokens of the prompt.
+        prompt_tokens: u64,
+        /// Tokens of the longest prompt that one takes.
+        prompt_tokens_max: u64,
+    },
     /// Everything is full.
     Full {
         /// Earliest sensible retry.
@@ -141,8 +155,19 @@ impl Refusal {
     pub fn missing(&self) -> Option<Role> {
         match self {
             Self::NoDecodeWorker | Self::NeverFits { .. } => Some(Role::Decode),
-            Self::NoPrefillWorker => Some(Role::Prefill),
+            Self::NoPrefillWorker | Self::NeverPrefilled { .. } => Some(Role::Prefill),
             Self::Full { .. } | Self::TooLate { .. } => None,
+        }
+    }
+
+    /// What the client is told.
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NoDecodeWorker | Self::NoPrefillWorker => ErrorKind::Unavailable,
+            Self::NeverFits { .. } => ErrorKind::ContextLengthExceeded,
+            // Another policy may serve it.
+            Self::NeverPrefilled { .. } => ErrorKind::InvalidRequest,
+            Self::Full { .. } | Self::TooLate { .. } => ErrorKind::Overloaded,
         }
     }
 }

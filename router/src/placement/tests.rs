@@ -111,9 +111,13 @@ fn nobody_is_given_what_it_would_end_early() {
         (vec![d("d"), p_of("small", 256), p("p")], demand(Auto, 400), "d<-p: remote_long_prompt"),
         (vec![d("d"), p_of("just", 402)], demand(Remote, 400), "d<-just: remote_policy"),
         // It would say that the answer ends with the first token.
-        (vec![d("d"), p_of("small", 401)], demand(Remote, 400), "NoPrefillWorker"),
+        (
+            vec![d("d"), p_of("small", 401)],
+            demand(Remote, 400),
+            "NeverPrefilled { prompt_tokens: 400, prompt_tokens_max: 399 }",
+        ),
         (vec![d("d"), p_of("just", 401)], last, "d<-just: remote_policy"),
-        (vec![d("d"), p_of("small", 400)], last, "NoPrefillWorker"),
+        (vec![d("d"), p_of("small", 400)], last, "NeverPrefilled { prompt_tokens: 400, prompt_tokens_max: 399 }"),
     ];
     for (workers, demand, expected) in cases {
         assert_eq!(check(&workers, demand), expected, "{demand:?}");

@@ -1,7 +1,7 @@
 //! Whom a request asks next after workers failed it.
 
 use super::{Avoid, Retry};
-use baton_types::{Party, Role};
+use baton_types::{InstanceRecord, Party, Role};
 
 /// Workers that failed one request, and whether they may be asked again.
 #[derive(Debug, Default)]
@@ -36,6 +36,10 @@ impl Avoided {
     /// fault.
     pub fn failed(&mut self, prefill: Option<&Party>, decode: &Party, retry: &Retry) {
         self.workers.extend(retry.avoids(prefill, decode).map(|(party, how)| (party.clone(), how)));
+        if retry.started {
+            // Such an answer is carried on wherever there may be room by now.
+            self.workers.iter_mut().for_each(|(_, how)| *how = Avoid::Softly);
+        }
         if let Some(prefill) = prefill.filter(|_| retry.prefill.is_some()) {
             self.pairs.push((prefill.clone(), decode.clone()));
         }
@@ -55,8 +59,17 @@ impl Avoided {
         }
     }
 
+    /// Whether one of the workers that are `ready` may be what is missing, and is asked no more: another may not come.
+    pub fn excludes_missing<'a>(
+        &self,
+        missing: Option<Role>,
+        ready: impl IntoIterator<Item = &'a InstanceRecord>,
+    ) -> bool {
+        ready.into_iter().any(|worker| Some(worker.role) == missing && self.excludes(&worker.party))
+    }
+
     /// Whether a worker is in no circle: it was full when this request asked.
-    pub fn excludes(&self, party: &Party) -> bool {
+    fn excludes(&self, party: &Party) -> bool {
         self.workers.iter().any(|(p, how)| p == party && *how == Avoid::Strictly)
     }
 

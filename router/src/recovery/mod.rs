@@ -66,7 +66,7 @@ pub struct Failure {
 pub enum Avoid {
     /// As long as there is another.
     Softly,
-    /// In any case.
+    /// In any case, until the answer has begun.
     Strictly,
 }
 
@@ -81,6 +81,8 @@ pub struct Retry {
     pub decode: Option<Avoid>,
     /// Whether whoever broke is avoided by other requests too, for a while.
     pub probation: bool,
+    /// Whether the client has seen tokens.
+    pub started: bool,
 }
 
 impl Retry {
@@ -196,7 +198,7 @@ impl Recovery {
         let probation = matches!(failure.phase, Phase::Claim | Phase::Prefill | Phase::Decode)
             && failure.kind != ErrorKind::Overloaded
             && !failure.drained;
-        Ok(Retry { after, prefill, decode, probation })
+        Ok(Retry { after, prefill, decode, probation, started: failure.started })
     }
 
     /// Doubling, with jitter down to half. A worker that is full says when to come again, which matters where there may be no other.
@@ -213,9 +215,11 @@ impl Recovery {
 /// Whether another attempt would fail in the same way.
 fn is_futile(failure: &Failure) -> bool {
     match failure.kind {
-        ErrorKind::InvalidRequest | ErrorKind::ModelNotFound | ErrorKind::Unsupported => true,
+        ErrorKind::ModelNotFound | ErrorKind::Unsupported => true,
         // What has begun did fit: a worker as large may come back.
-        ErrorKind::ContextLengthExceeded => failure.phase != Phase::Place || !failure.started,
+        ErrorKind::ContextLengthExceeded | ErrorKind::InvalidRequest => {
+            failure.phase != Phase::Place || !failure.started
+        }
         // A handoff has deadlines of its own.
         ErrorKind::DeadlineExceeded => failure.phase != Phase::Handoff,
         // Who has seen nothing is told at once that all are full, and goes elsewhere.
@@ -226,7 +230,7 @@ fn is_futile(failure: &Failure) -> bool {
 
 /// Whom to avoid: prefill and decode worker.
 fn avoided(failure: &Failure) -> (Option<Avoid>, Option<Avoid>) {
-    let how = if failure.kind == ErrorKind::Overloaded && !failure.started { Avoid::Strictly } else { Avoid::Softly };
+    let how = if failure.kind == ErrorKind::Overloaded { Avoid::Strictly } else { Avoid::Softly };
     match failure.phase {
         Phase::Place => (None, None),
         Phase::Claim | Phase::Decode => (None, Some(how)),

@@ -1,6 +1,7 @@
 use super::*;
 use ErrorKind::*;
 use Phase::*;
+use baton_types::{Party, Role};
 
 const LIMITS: RetryLimits = RetryLimits {
     attempts_max: 3,
@@ -22,7 +23,7 @@ fn shown(result: Result<Retry, GiveUp>) -> String {
     };
     match result {
         Err(why) => why.name().to_owned(),
-        Ok(Retry { after, prefill, decode, probation }) => {
+        Ok(Retry { after, prefill, decode, probation, .. }) => {
             let probation = if probation { " probation" } else { "" };
             format!("p{} d{} {}ms{probation}", letter(prefill), letter(decode), after.as_millis())
         }
@@ -38,7 +39,7 @@ fn first(failure: Failure) -> String {
 
 #[test]
 fn what_failed_decides_whom_to_avoid() {
-    // phase, kind, the client has tokens; p: prefill worker, d: decode worker, s: avoided softly, S: strictly
+    // phase, kind, the client has tokens; p: prefill worker, d: decode worker, s: avoided softly, S: strictly, until it has
     let cases = [
         (Place, Unavailable, false, "p- d- 20ms"),
         (Place, Overloaded, false, "futile"),
@@ -46,9 +47,11 @@ fn what_failed_decides_whom_to_avoid() {
         (Place, Overloaded, true, "p- d- 20ms"),
         (Place, ContextLengthExceeded, false, "futile"),
         (Place, ContextLengthExceeded, true, "p- d- 20ms"),
+        (Place, InvalidRequest, false, "futile"),
+        (Place, InvalidRequest, true, "p- d- 20ms"),
         (Claim, Unavailable, false, "p- ds 20ms probation"),
         (Claim, Overloaded, false, "p- dS 20ms"),
-        (Claim, Overloaded, true, "p- ds 20ms"),
+        (Claim, Overloaded, true, "p- dS 20ms"),
         (Claim, ContextLengthExceeded, false, "futile"),
         (Claim, ContextLengthExceeded, true, "futile"),
         (Claim, InvalidRequest, true, "futile"),
@@ -122,4 +125,33 @@ fn workers_that_drain_cost_a_request_nothing() {
     let went_on = ["p- ds 20ms"; 4];
     check(60_000, 1, 1.0, &drains, &[&went_on[..], &["p- ds 20ms probation", "budget"]].concat());
     assert_eq!(first(Failure { drained: true, ..failure(Claim, InvalidRequest, false) }), "futile");
+}
+
+#[test]
+fn who_was_full_is_asked_again_once_the_answer_has_begun() {
+    let record = crate::testing::record(Role::Decode, "full");
+    let full = &record.party;
+    let other = crate::testing::record(Role::Decode, "other").party;
+    let failed = |avoided: &mut Avoided, decode: &Party, failure: Failure| {
+        let now = Instant::now();
+        let times = (now, now + Duration::from_secs(60));
+        let retry = Recovery::new(LIMITS).after(&failure, times, &RetryBucket::new(1, 0.0), 1.0);
+        avoided.failed(None, decode, &retry.unwrap());
+    };
+    // Circles that it is in, and whether it may be what is missing.
+    let asked = |avoided: &Avoided| {
+        let circles = Circle::WIDENING.into_iter().filter(|circle| avoided.admits(full, Role::Decode, false, *circle));
+        (circles.collect::<Vec<_>>(), avoided.excludes_missing(Some(Role::Decode), [&record]))
+    };
+    let mut avoided = Avoided::default();
+    assert_eq!(asked(&avoided), (Circle::WIDENING.to_vec(), false));
+    failed(&mut avoided, full, failure(Claim, Overloaded, false));
+    failed(&mut avoided, &other, failure(Claim, Unavailable, false));
+    assert_eq!(asked(&avoided), (vec![], true));
+    assert!(!avoided.excludes_missing(Some(Role::Prefill), [&record]) && !avoided.excludes_missing(None, [&record]));
+    failed(&mut avoided, &other, failure(Decode, Unavailable, true));
+    let again = vec![Circle::DecodersAgain, Circle::OtherPairs, Circle::All];
+    assert_eq!(asked(&avoided), (again.clone(), false));
+    failed(&mut avoided, full, failure(Claim, Overloaded, true));
+    assert_eq!(asked(&avoided), (again, false));
 }

@@ -75,6 +75,15 @@ impl Reader {
         self.0.message().await.expect("no error").expect("not the end")
     }
 
+    /// Checks that the text of the next messages is `text`.
+    pub(crate) async fn reads(&mut self, text: &str) {
+        let mut got = String::new();
+        while got.len() < text.len() {
+            got += &self.next().await.text;
+        }
+        assert_eq!(got, text);
+    }
+
     /// Text and finish reason of the rest.
     pub(crate) async fn rest(&mut self) -> (String, v1::FinishReason) {
         let mut text = String::new();
@@ -103,4 +112,9 @@ impl Reader {
 pub(crate) fn ask(text: &str) -> v1::GenerateRequest {
     let segment = v1::Segment { kind: Some(v1::segment::Kind::Text(text.into())) };
     v1::GenerateRequest { model: "m".into(), prompt: vec![segment], ..Default::default() }
+}
+
+/// A request for text that a prefill worker must prefill.
+pub(crate) fn remote(text: &str) -> v1::GenerateRequest {
+    v1::GenerateRequest { prefill_policy: v1::PrefillPolicy::Remote.into(), ..ask(text) }
 }

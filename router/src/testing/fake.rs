@@ -75,6 +75,16 @@ impl DecodeCall {
     pub(crate) async fn waits(&self) {
         self.event(v1::decode_event::Event::Waits(v1::KvWaits {})).await;
     }
+    /// What is to be decoded.
+    pub(crate) fn sequence(&self) -> &v1::Sequence {
+        self.request.sequence.as_ref().unwrap()
+    }
+    /// A token for each byte.
+    pub(crate) async fn say(&self, text: &str) {
+        for byte in text.bytes() {
+            self.token(byte.into()).await;
+        }
+    }
     /// `false` where the router went away.
     pub(crate) async fn token(&self, id: u32) -> bool {
         self.event(v1::decode_event::Event::Token(token(id, None))).await

@@ -1,9 +1,10 @@
-//! Parts for tests: records, scripted workers, a cluster of them, an HTTP client.
+//! Parts for tests: records, scripted workers, clusters of them, an HTTP client.
 
 pub(crate) mod cluster;
 pub(crate) mod fake;
 pub(crate) mod http;
 pub(crate) mod text;
+pub(crate) mod two;
 
 use baton_types::{
     Digest, Dtype, GroupKind, Incarnation, InstanceId, InstanceRecord, KvGroup, KvLayout, KvPlane, ModelCard,

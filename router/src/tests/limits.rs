@@ -1,8 +1,11 @@
 //! Bounds: admission, context, pools, loads.
 
-use crate::testing::cluster::{Cluster, ask};
+use crate::testing::cluster::{Cluster, ask, remote};
+use crate::testing::http;
 use baton_proto::v1::{self, FinishReason, decode_request};
 use baton_types::Role;
+use serde_json::json;
+use std::time::Duration;
 
 #[tokio::test]
 async fn over_the_limit_is_refused_with_a_time_to_come_again() {
@@ -36,6 +39,32 @@ async fn what_never_fits_is_refused_at_once() {
         assert_eq!(error.code(), tonic::Code::OutOfRange, "{error:?}");
     }
     assert!(cluster.generate_within(with_max("xxxx", Some(60)), None).await.is_ok());
+}
+
+#[tokio::test]
+async fn a_prompt_that_no_prefill_worker_takes_is_refused_where_the_policy_demands_one() {
+    let cluster = Cluster::start(|c| c.retry.ready_ms_max = 600_000).await;
+    let d = cluster.worker(Role::Decode, "d").await;
+    let prompt = "x".repeat(63);
+    // Nobody is known, and is waited for; then somebody is.
+    let mut answer = cluster.generate(remote(&prompt)).await;
+    let p = cluster.worker_with(Role::Prefill, "p", |r| r.card.context_max = 64).await;
+    let error = tokio::time::timeout(Duration::from_secs(20), answer.error()).await.expect("nobody is waited for");
+    assert_eq!(error.code(), tonic::Code::InvalidArgument, "{error:?}");
+    for part in ["63 tokens", "at most 62", "auto or local"] {
+        assert!(error.message().contains(part), "{error:?}");
+    }
+    let body = json!({"model": "m", "prompt": prompt, "prefill_policy": "remote"});
+    let refused = http::post(cluster.router.http_addr, "/v1/completions", &body).await;
+    assert_eq!(refused.status, 400);
+    assert_eq!(refused.json().await["error"]["param"], "prefill_policy");
+    // One token less leaves room for the first of the answer, and for another.
+    let _answer = cluster.generate(remote(&prompt[1..])).await;
+    let decode = d.decode().await;
+    decode.claimed().await;
+    let _prefill = p.prefill().await;
+    let _answer = cluster.generate(ask(&prompt)).await;
+    assert!(matches!(d.decode().await.request.prefill, Some(decode_request::Prefill::Local(_))));
 }
 
 #[tokio::test]

@@ -1,10 +1,12 @@
 //! A real router against scripted workers: every test says what workers answer, event by event. Nothing sleeps to be right.
 
 mod admin;
+mod classes;
 mod drain;
 mod ends;
 mod http;
 mod limits;
 mod recovery;
 mod remote;
+mod retries;
 mod room;

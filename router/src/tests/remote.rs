@@ -1,8 +1,9 @@
 //! Requests over two workers, and what happens when one of them fails.
 
-use crate::testing::cluster::{Cluster, ask};
+use crate::testing::cluster::{Cluster, ask, remote};
 use crate::testing::fake::Fake;
 use crate::testing::text::{byte_bundle, tokens};
+use crate::testing::two::either;
 use baton_proto::convert::status::from_error;
 use baton_proto::v1::{self, FinishReason, decode_request};
 use baton_types::{ErrorKind, RequestError, Role};
@@ -81,8 +82,7 @@ async fn an_answer_may_end_with_the_first_token() {
 async fn a_last_token_counts_although_the_decode_worker_hears_first_that_nothing_comes() {
     let cluster = Cluster::start(|_| ()).await;
     let (p, d) = cluster.pair().await;
-    let policy = v1::PrefillPolicy::Remote.into();
-    let mut answer = cluster.generate(v1::GenerateRequest { prefill_policy: policy, ..ask("x") }).await;
+    let mut answer = cluster.generate(remote("x")).await;
     let mut decode = d.decode().await;
     decode.claimed().await;
     let prefill = p.prefill().await;
@@ -179,13 +179,9 @@ async fn kv_without_room_waits_until_another_decode_worker_has_some() {
 #[tokio::test]
 async fn a_refused_claim_goes_to_another_decode_worker() {
     let cluster = Cluster::start(|_| ()).await;
-    let a = cluster.worker(Role::Decode, "a").await;
-    let b = cluster.worker(Role::Decode, "b").await;
+    let d = [cluster.worker(Role::Decode, "d0").await, cluster.worker(Role::Decode, "d1").await];
     let mut answer = cluster.generate(ask("x")).await;
-    let (mut first, other) = tokio::select! {
-        call = a.decode() => (call, &b),
-        call = b.decode() => (call, &a),
-    };
+    let (mut first, _, other) = either(&d).await;
     first.fail(Status::unavailable("starting")).await;
     let second = other.decode().await;
     second.claimed().await;

@@ -1,9 +1,10 @@
 //! Answers that fail where other workers have no room: waited for, gone on with elsewhere, or told to the client.
 
 use crate::PrefillPolicy;
-use crate::testing::cluster::{Cluster, Reader, ask};
+use crate::testing::cluster::{Cluster, Reader, ask, remote};
 use crate::testing::fake::{DecodeCall, Fake};
 use crate::testing::http;
+use crate::testing::two::either;
 use baton_proto::convert::status::from_error;
 use baton_proto::v1::{self, FinishReason};
 use baton_types::{ErrorKind, RequestError, Role};
@@ -74,14 +75,8 @@ async fn an_answer_crosses_classes_where_its_own_has_only_small_workers() {
 async fn that_the_others_are_full_is_told_with_a_time_to_come_again() {
     let cluster = Cluster::start(|c| c.placement.prefill_policy = PrefillPolicy::Local).await;
     let d = [cluster.worker(Role::Decode, "d0").await, cluster.worker(Role::Decode, "d1").await];
-    let next = async || {
-        tokio::select! {
-            call = d[0].decode() => (call, &d[0], &d[1]),
-            call = d[1].decode() => (call, &d[1], &d[0]),
-        }
-    };
     let mut answer = cluster.generate(ask("x")).await;
-    let (mut call, its, other) = next().await;
+    let (mut call, its, other) = either(&d).await;
     its.report(|load| load.draining = true);
     other.report(|load| load.waiting = 16);
     // Until both reports are there, one of them takes requests.
@@ -89,7 +84,7 @@ async fn that_the_others_are_full_is_told_with_a_time_to_come_again() {
         let mut probe = cluster.generate(ask("x")).await;
         tokio::select! {
             error = probe.error() => break assert_eq!(error.code(), Code::ResourceExhausted),
-            _ = next() => {}
+            _ = either(&d) => {}
         }
     }
     call.fail(Status::unavailable("broken")).await;
@@ -128,10 +123,38 @@ async fn where_only_full_workers_are_left_nobody_is_waited_for() {
     is_told(&mut answer, "700").await;
     // As with a prefill worker, where the request must have one.
     let p = cluster.worker(Role::Prefill, "p").await;
-    let remote = v1::GenerateRequest { prefill_policy: v1::PrefillPolicy::Remote.into(), ..ask("x") };
-    let mut answer = cluster.generate(remote).await;
+    let mut answer = cluster.generate(remote("x")).await;
     let decode = d.decode().await;
     decode.claimed().await;
     p.prefill().await.fail(full()).await;
     is_told(&mut answer, "700").await;
+    // Beside one that could never take the prompt, too.
+    let _small = cluster.worker_with(Role::Prefill, "small-p", |r| r.card.context_max = 2).await;
+    let mut answer = cluster.generate(remote("x")).await;
+    let decode = d.decode().await;
+    decode.claimed().await;
+    p.prefill().await.fail(full()).await;
+    is_told(&mut answer, "700").await;
+}
+
+#[tokio::test]
+async fn an_answer_goes_on_where_there_was_no_room_before_it_began() {
+    let cluster = Cluster::start(|_| ()).await;
+    let was_full = small(&cluster).await;
+    let sampling = v1::Sampling { max_tokens: Some(8), ..Default::default() };
+    let mut answer = cluster.generate(v1::GenerateRequest { sampling: Some(sampling), ..ask("x") }).await;
+    let mut call = was_full.decode().await;
+    let began = cluster.worker(Role::Decode, "began").await;
+    call.fail(Status::resource_exhausted("no room here")).await;
+    let mut call = began.decode().await;
+    call.claimed().await;
+    call.say("1").await;
+    answer.reads("1").await;
+    began.report(|load| load.draining = true);
+    takes_at_most(&cluster, 64).await;
+    call.fail(Status::unavailable("broken")).await;
+    let call = was_full.decode().await;
+    call.claimed().await;
+    call.last(b'2'.into(), FinishReason::Length).await;
+    assert_eq!(answer.rest().await, ("2".into(), FinishReason::Length));
 }

@@ -120,14 +120,14 @@ impl World {
         match self.place(r, request) {
             Ok((decode, prefill)) => self.attempt(r, request, decode, prefill),
             Err(refusal) => {
-                let (kind, retry_after) = match refusal {
-                    Refusal::NoDecodeWorker | Refusal::NoPrefillWorker => (ErrorKind::Unavailable, None),
-                    Refusal::NeverFits { .. } => (ErrorKind::ContextLengthExceeded, None),
-                    Refusal::Full { retry_after } => (ErrorKind::Overloaded, Some(retry_after)),
-                    Refusal::TooLate { first_token, .. } => (ErrorKind::Overloaded, Some(first_token)),
+                let retry_after = match refusal {
+                    Refusal::Full { retry_after } => Some(retry_after),
+                    Refusal::TooLate { first_token, .. } => Some(first_token),
+                    _ => None,
                 };
                 let full = self.left_are_full(r, request, &refusal);
-                self.attempt_failed(r, request, Phase::Place, full.unwrap_or(Trouble { kind, retry_after }));
+                let trouble = full.unwrap_or(Trouble { kind: refusal.kind(), retry_after });
+                self.attempt_failed(r, request, Phase::Place, trouble);
             }
         }
     }
@@ -135,14 +135,11 @@ impl World {
     /// What the last full worker said, where what is missing are only workers that the request asks no more.
     fn left_are_full(&self, r: usize, request: usize, refusal: &Refusal) -> Option<Trouble> {
         let now = self.clock.instant(self.clock.now());
-        let (router, missing) = (self.router(r)?, refusal.missing()?);
-        let flow = router.flows.get(&request).filter(|flow| flow.tokens.is_empty())?;
-        let mut excluded = router.workers.iter().filter(|(party, known)| {
-            known.record.role == missing
-                && flow.avoided.excludes(party)
-                && known.load.measured(now, STALE_MAX).is_some()
-        });
-        excluded.next().and(flow.full)
+        let router = self.router(r)?;
+        let flow = router.flows.get(&request)?;
+        let ready = router.workers.values().filter(|known| known.load.measured(now, STALE_MAX).is_some());
+        let are_full = flow.avoided.excludes_missing(refusal.missing(), ready.map(|known| &*known.record));
+        flow.full.filter(|_| are_full)
     }
 
     fn place(&mut self, r: usize, request: usize) -> Result<(Party, Option<Party>), Refusal> {

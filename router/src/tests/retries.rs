@@ -1,0 +1,83 @@
+//! Whether a failed attempt is followed by another, whom others avoid meanwhile, and what bounds it.
+
+use crate::testing::cluster::remote;
+use crate::testing::two::{Two, either};
+use baton_proto::convert::status::from_error;
+use baton_proto::v1::FinishReason;
+use baton_types::{ErrorKind, RequestError};
+use std::time::Duration;
+use tonic::{Code, Status};
+
+#[tokio::test]
+async fn what_cannot_succeed_is_not_tried_again() {
+    let two = Two::start(|_| ()).await;
+    for kind in [ErrorKind::InvalidRequest, ErrorKind::ContextLengthExceeded, ErrorKind::Unsupported] {
+        let mut answer = two.cluster.generate(remote("x")).await;
+        let (mut first, _, _) = either(&two.d).await;
+        first.fail(from_error(&RequestError::new(kind, "never"))).await;
+        assert_eq!(answer.error().await.code(), Code::from_i32(kind.grpc_code()));
+    }
+    // Nor is a request that breaks what serves it carried through the whole cluster.
+    let mut answer = two.cluster.generate(remote("x")).await;
+    for _ in 0..2 {
+        let (mut call, _, _) = either(&two.d).await;
+        call.fail(from_error(&RequestError::new(ErrorKind::Internal, "the engine broke"))).await;
+    }
+    assert_eq!(answer.error().await.code(), Code::Internal);
+}
+
+#[tokio::test]
+async fn attempts_and_the_budget_of_all_requests_are_bounded() {
+    // (attempts of one request, retries of all, attempts seen)
+    for (attempts_max, burst_max, attempts) in [(3, 100, 3), (5, 1, 2), (5, 0, 1)] {
+        let bounds = |c: &mut crate::RouterConfig| {
+            (c.retry.attempts_max, c.retry.burst_max, c.retry.per_s) = (attempts_max, burst_max, 0.0);
+        };
+        let two = Two::start(bounds).await;
+        let mut answer = two.cluster.generate(remote("x")).await;
+        for _ in 0..attempts {
+            let (mut call, _) = two.claim().await;
+            call.fail(Status::unavailable("broken")).await;
+        }
+        let error = answer.error().await;
+        assert_eq!(error.code(), Code::Unavailable);
+        assert!(error.message().contains("broken"), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_worker_that_failed_is_avoided_for_a_while() {
+    let two = Two::start(|c| (c.retry.probation_ms_min, c.retry.probation_ms_max) = (60_000, 60_000)).await;
+    let mut answer = two.cluster.generate(remote("x")).await;
+    let (mut first, _, other) = either(&two.d).await;
+    first.fail(Status::unavailable("broken")).await;
+    for n in 0..8 {
+        if n > 0 {
+            answer = two.cluster.generate(remote("x")).await;
+        }
+        let call = other.decode().await;
+        call.claimed().await;
+        let (prefill, _) = two.prefill().await;
+        prefill.token(b'1'.into(), Some(FinishReason::Length)).await;
+        assert_eq!(answer.rest().await.0, "1");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_goes_while_the_router_waits_ends_the_request() {
+    let two = Two::start(|c| (c.retry.backoff_ms_min, c.retry.backoff_ms_max) = (60_000, 60_000)).await;
+    let mut answer = two.cluster.generate(remote("x")).await;
+    let (mut first, _) = two.claim().await;
+    let (prefill, _) = two.prefill().await;
+    prefill.token(b'1'.into(), None).await;
+    answer.reads("1").await;
+    first.fail(Status::unavailable("broken")).await;
+    prefill.cancelled().await;
+    drop(answer);
+    let gone = async {
+        while two.cluster.router.requests() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), gone).await.expect("the request ends");
+}
