@@ -1,7 +1,7 @@
 //! The parts that take `now` and inputs and return decisions, for the simulation under virtual time. No part of the API.
 
 pub use crate::admission::{Admission, Place};
-pub use crate::placement::{Decision, Demand, Measured, Reason, Refusal, Thresholds, Worker, place};
+pub use crate::placement::{Decision, Demand, Measured, Reason, Refusal, Slowness, Thresholds, Worker, place};
 pub use crate::recovery::{
     Avoid, Avoided, Circle, Failure, FromDecode, FromPrefill, GiveUp, Pair, Phase, Probation, ProbationLimits,
     Recovery, Retry, RetryBucket, RetryLimits, Says,

@@ -113,7 +113,7 @@ impl Job {
             result = self.attempts(&core, &mut turn, &mut answer) => result,
         };
         end::record(&self, &result, &answer.usage(), answer.first_token_at());
-        core.experience.learn(&self.model.card.id, &self.ended(&answer, result.is_ok()));
+        core.experience.learn(&self.model.card.id, &self.ended(&answer, result.is_ok()), Instant::now());
         drop(answer);
         if let Some(end) = end {
             end.send(result.map(crate::output::Event::Finished));

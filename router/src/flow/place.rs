@@ -96,7 +96,7 @@ impl Job {
             prompt_tokens: (self.tokens.len() + answer.tokens().len()) as u64,
             total_tokens: self.tokens.len() as u64 + u64::from(self.sampling.max_tokens),
             answer_tokens: core.experience.answer_tokens(&self.model.card.id, self.sampling.max_tokens),
-            slowness: core.experience.slowness(&self.model.card.id),
+            slowness: core.experience.slowness(&self.model.card.id, Instant::now()),
             policy: self.policy,
             // No prediction ends an answer that has begun.
             time_left: if answer.has_started() {

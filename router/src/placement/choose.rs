@@ -79,10 +79,15 @@ pub fn place(
     };
     let computes = &workers[prefill.unwrap_or(decode)];
     let measured = computes.load.prefill_tokens_per_s > 0.0;
-    let predicted = measured
-        .then(|| Prediction { first_token: duration(first_seconds), token: duration(token_seconds(&workers[decode])) });
+    let predicted = measured.then(|| Prediction {
+        first_token: duration(first_seconds),
+        token: duration(token_seconds(&workers[decode])),
+        ahead: workers[decode].load.sequences().max(computes.load.sequences()),
+    });
     if let Some(predicted) = predicted {
-        let learned = |time: Duration| duration(time.as_secs_f64() * demand.slowness);
+        let others = if predicted.ahead > 0 { BEHIND_OTHERS } else { 1.0 };
+        let slowness = demand.slowness.of(predicted.ahead) * others;
+        let learned = |time: Duration| duration(time.as_secs_f64() * slowness);
         let end = learned(predicted.end(u32::try_from(demand.answer_tokens).unwrap_or(u32::MAX)));
         if end > demand.time_left {
             return Err(Refusal::TooLate { first_token: learned(predicted.first_token), end });
@@ -100,6 +105,10 @@ pub(crate) fn has_room(workers: &[Worker], demand: &Demand, thresholds: &Thresho
 fn has_room_now(worker: &Worker, demand: &Demand) -> bool {
     worker.load.free_tokens > demand.prompt_tokens
 }
+
+/// What finds others ahead of it is taken where it would be in time even if it took this factor longer. A queue that is as long as deadlines
+/// allow brings no more answers than a shorter one, and each is then late as soon as anything takes longer than predicted.
+const BEHIND_OTHERS: f64 = 4.0 / 3.0;
 
 /// Ten seconds of queued prefill weigh as much as a full batch.
 const LOCAL_SECONDS_SCALE: f64 = 10.0;
@@ -157,7 +166,7 @@ fn token_seconds(worker: &Worker) -> f64 {
     }
     let places = worker.record.running_max.max(1);
     // Those before it for whom there is no place, if they too have answers like this one.
-    let before = (worker.load.running + worker.load.waiting).saturating_sub(places.saturating_sub(1));
+    let before = worker.load.sequences().saturating_sub(places.saturating_sub(1));
     (1.0 + f64::from(before) / f64::from(places)) / steps
 }
 

@@ -1,13 +1,14 @@
 //! Where a request runs: a pure function of a view of the workers. No clock, no I/O, random numbers from the caller.
 //!
 //! Cost is time: predicted first token = (queued tokens + own tokens) / measured prefill rate; predicted end = first token + wait for a
-//! place in the batch + expected tokens / measured decode rate; both times how much longer answers took than predicted so far. The
-//! decode worker is chosen by room, then by how full its batch is; the prefill worker by predicted first token. Only workers whose
+//! place in the batch + expected tokens / measured decode rate; both times how much longer answers with as much ahead of them took than
+//! predicted so far, and by a third longer where anything is ahead. The decode worker is chosen by room, then by how full its batch is; the prefill worker by predicted first token. Only workers whose
 //! fingerprints match are paired.
 
 mod choose;
 mod experience;
 mod skew;
+mod slowness;
 mod view;
 
 #[cfg(test)]
@@ -17,6 +18,7 @@ pub use choose::place;
 pub(crate) use choose::{has_room, retry_after};
 pub(crate) use experience::{Ended, Experience};
 pub(crate) use skew::{Kind, unpaired, why_unpaired};
+pub use slowness::Slowness;
 pub(crate) use view::tokens_max;
 pub use view::{Measured, Worker};
 
@@ -37,8 +39,8 @@ pub struct Demand {
     pub policy: PrefillPolicy,
     /// Time left until the deadline.
     pub time_left: Duration,
-    /// Factor by which answers take longer than predicted from rates alone; 1 where nothing is known.
-    pub slowness: f64,
+    /// By what factor answers take longer than predicted from rates alone.
+    pub slowness: Slowness,
 }
 
 impl Demand {
@@ -55,6 +57,8 @@ pub struct Prediction {
     pub first_token: Duration,
     /// From each token to the next, the wait for a place in the batch spread over all.
     pub token: Duration,
+    /// Sequences that were there before it.
+    pub ahead: u32,
 }
 
 impl Prediction {

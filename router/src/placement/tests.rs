@@ -28,7 +28,7 @@ fn full(role: Role, name: &str) -> Worker {
 
 fn demand(policy: PrefillPolicy, prompt_tokens: u64) -> Demand {
     let (total_tokens, time_left) = (prompt_tokens + 100, Duration::from_secs(60));
-    Demand { prompt_tokens, total_tokens, answer_tokens: 41, policy, time_left, slowness: 1.0 }
+    Demand { prompt_tokens, total_tokens, answer_tokens: 41, policy, time_left, slowness: Slowness::default() }
 }
 
 /// `decode<-prefill: reason`, or the refusal.
@@ -151,8 +151,12 @@ fn a_predicted_miss_of_the_deadline_is_refused() {
     let slow = worker(Role::Prefill, "slow", |_, l| (l.waiting, l.waiting_tokens) = (1, 9000));
     let mut demand = demand(Remote, 1000);
     assert_eq!(check(&[d("d"), slow.clone()], demand), "d<-slow: remote_policy");
-    demand.time_left = Duration::from_secs(9);
-    assert_eq!(check(&[d("d"), slow], demand), "TooLate { first_token: 10s, end: 10s }");
+    demand.time_left = Duration::from_secs(13);
+    assert_eq!(
+        check(&[d("d"), slow], demand),
+        "TooLate { first_token: 13.333333333s, end: 13.333333333s }",
+        "10 s, and a third where others are ahead"
+    );
     let unmeasured = worker(Role::Prefill, "p", |_, l| (l.waiting_tokens, l.prefill_tokens_per_s) = (9000, 0.0));
     assert_eq!(check(&[d("d"), unmeasured], demand), "d<-p: remote_policy", "what is not measured refuses nobody");
     // Ten steps a second: 40 more tokens in 4 s, after a first one in 1 s.
@@ -161,18 +165,20 @@ fn a_predicted_miss_of_the_deadline_is_refused() {
             (r.running_max, l.running, l.waiting, l.decode_steps_per_s) = (4, running, waiting, 10.0);
         })
     };
-    demand.time_left = Duration::from_secs(5);
+    demand.time_left = Duration::from_millis(6_667);
     assert_eq!(check(&[steps(3, 0), p("p")], demand), "d<-p: remote_policy");
-    assert_eq!(check(&[steps(4, 1), p("p")], demand), "TooLate { first_token: 1s, end: 7s }", "two go before it");
-    demand.slowness = 1.5;
-    assert_eq!(
-        check(&[steps(3, 0), p("p")], demand),
-        "TooLate { first_token: 1.5s, end: 7.5s }",
-        "answers took longer so far"
-    );
-    demand.time_left = Duration::from_millis(4999);
-    demand.slowness = 1.0;
-    assert_eq!(check(&[steps(3, 0), p("p")], demand), "TooLate { first_token: 1s, end: 5s }");
+    let two_go_before_it = "TooLate { first_token: 1.333333333s, end: 9.333333333s }";
+    assert_eq!(check(&[steps(4, 1), p("p")], demand), two_go_before_it);
+    demand.slowness = Slowness::always(1.5);
+    let answers_took_longer_so_far = "TooLate { first_token: 2s, end: 10s }";
+    assert_eq!(check(&[steps(3, 0), p("p")], demand), answers_took_longer_so_far);
+    demand.slowness = Slowness::default();
+    demand.time_left = Duration::from_millis(6_666);
+    assert_eq!(check(&[steps(3, 0), p("p")], demand), "TooLate { first_token: 1.333333333s, end: 6.666666667s }");
+    demand.time_left = Duration::from_secs(5);
+    assert_eq!(check(&[steps(0, 0), p("p")], demand), "d<-p: remote_policy", "nobody is ahead");
+    demand.time_left = Duration::from_millis(4_999);
+    assert_eq!(check(&[steps(0, 0), p("p")], demand), "TooLate { first_token: 1s, end: 5s }");
 }
 
 #[test]

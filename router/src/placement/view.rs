@@ -22,6 +22,13 @@ pub struct Measured {
     pub decode_steps_per_s: f64,
 }
 
+impl Measured {
+    /// Sequences that wait or run.
+    pub(super) fn sequences(&self) -> u32 {
+        self.waiting.saturating_add(self.running)
+    }
+}
+
 /// Tokens of the longest sequence that a worker takes, prompt and answer together: a longer one it would end early.
 pub(crate) fn tokens_max(record: &InstanceRecord) -> u64 {
     u64::from(record.card.context_max).min(record.capacity_tokens)
@@ -53,7 +60,7 @@ impl Worker {
 
     /// How full the batch is, waiting sequences included; over 1 means that sequences wait.
     pub(super) fn fullness(&self) -> f64 {
-        f64::from(self.load.running + self.load.waiting) / f64::from(self.record.running_max.max(1))
+        f64::from(self.load.sequences()) / f64::from(self.record.running_max.max(1))
     }
 
     /// Whether this decode worker is to take KV from that prefill worker.

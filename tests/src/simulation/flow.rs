@@ -8,7 +8,7 @@ use super::world::World;
 use baton_router::PrefillPolicy;
 use baton_router::pure::{
     Avoid, Avoided, Circle, Decision, Demand, Failure, FromDecode, Pair, Phase, Place, ProbationLimits, Recovery,
-    Refusal, Thresholds, Worker, place,
+    Refusal, Slowness, Thresholds, Worker, place,
 };
 use baton_types::{ErrorKind, Party, TokenId};
 use futures::FutureExt as _;
@@ -158,7 +158,7 @@ impl World {
                 prompt_tokens: (prompt + sent) as u64,
                 total_tokens: (prompt + max) as u64,
                 answer_tokens: max as u64,
-                slowness: 1.0,
+                slowness: Slowness::default(),
                 policy,
                 time_left: if sent > 0 { Duration::MAX } else { left },
             };
