@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 const LONGER_BY: f64 = 1.0 / 16.0;
 /// Models remembered; a cluster serves a handful.
 const MODELS_MAX: usize = 1024;
+
 /// An answer that ended, by itself or not.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ended {
