@@ -88,9 +88,13 @@ pub fn place(
         let others = if predicted.ahead > 0 { BEHIND_OTHERS } else { 1.0 };
         let slowness = demand.slowness.of(predicted.ahead) * others;
         let learned = |time: Duration| duration(time.as_secs_f64() * slowness);
-        let end = learned(predicted.end(u32::try_from(demand.answer_tokens).unwrap_or(u32::MAX)));
+        // What was measured a while ago, in a disturbance perhaps, refuses nobody: only a request can show what is true now.
+        let fresh = |worker: &Worker, time| if worker.load.rates_are_old { Duration::ZERO } else { time };
+        let first_token = fresh(computes, predicted.first_token);
+        let judged = Prediction { first_token, token: fresh(&workers[decode], predicted.token), ..predicted };
+        let end = learned(judged.end(u32::try_from(demand.answer_tokens).unwrap_or(u32::MAX)));
         if end > demand.time_left {
-            return Err(Refusal::TooLate { first_token: learned(predicted.first_token), end });
+            return Err(Refusal::TooLate { first_token: learned(judged.first_token), end });
         }
     }
     Ok(Decision { decode, prefill, reason, predicted })
@@ -153,7 +157,7 @@ fn decode_cost(worker: &Worker, demand: &Demand) -> f64 {
 /// compared with, in tokens per second: else no request would ever show that it is. 0 compares with nobody.
 fn first_token_seconds(worker: &Worker, fastest: f64, demand: &Demand, thresholds: &Thresholds) -> f64 {
     let load = &worker.load;
-    let measured = load.prefill_tokens_per_s.max(if load.prefill_rate_is_old { fastest } else { 0.0 });
+    let measured = load.prefill_tokens_per_s.max(if load.rates_are_old { fastest } else { 0.0 });
     let rate = if measured > 0.0 { measured } else { thresholds.prefill_tokens_per_s_default };
     (load.waiting_tokens + demand.prompt_tokens) as f64 / rate
 }

@@ -75,7 +75,7 @@ fn the_cheapest_is_chosen() {
     let unmeasured = worker(Role::Prefill, "unmeasured", |_, l| l.prefill_tokens_per_s = 0.0);
     let slow = worker(Role::Prefill, "slow", |_, l| l.prefill_tokens_per_s = 100.0);
     let slow_once =
-        worker(Role::Prefill, "slow-once", |_, l| (l.prefill_tokens_per_s, l.prefill_rate_is_old) = (100.0, true));
+        worker(Role::Prefill, "slow-once", |_, l| (l.prefill_tokens_per_s, l.rates_are_old) = (100.0, true));
     let small_p = worker(Role::Prefill, "small", |r, _| r.capacity_tokens = 512);
     let prefilling_d = worker(Role::Decode, "prefilling", |_, l| l.waiting_tokens = 20_000);
     let cases: Vec<(Vec<Worker>, Demand, &str)> = vec![
@@ -179,6 +179,16 @@ fn a_predicted_miss_of_the_deadline_is_refused() {
     assert_eq!(check(&[steps(0, 0), p("p")], demand), "d<-p: remote_policy", "nobody is ahead");
     demand.time_left = Duration::from_millis(4_999);
     assert_eq!(check(&[steps(0, 0), p("p")], demand), "TooLate { first_token: 1s, end: 5s }");
+    let old = |mut worker: Worker| {
+        worker.load.rates_are_old = true;
+        worker
+    };
+    demand.time_left = Duration::from_millis(999);
+    demand.slowness = Slowness::always(16.0);
+    assert_eq!(check(&[old(steps(0, 0)), p("p")], demand), "TooLate { first_token: 16s, end: 16s }");
+    assert_eq!(check(&[steps(0, 0), old(p("p"))], demand), "TooLate { first_token: 0ns, end: 64s }");
+    let idle = [old(steps(0, 0)), old(p("p"))];
+    assert_eq!(check(&idle, demand), "d<-p: remote_policy", "only a request can show what they take now");
 }
 
 #[test]

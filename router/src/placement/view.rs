@@ -16,10 +16,10 @@ pub struct Measured {
     pub free_tokens: u64,
     /// Prefill tokens per second; 0 while unmeasured.
     pub prefill_tokens_per_s: f64,
-    /// Nothing was computed since that was measured, a while ago.
-    pub prefill_rate_is_old: bool,
     /// Decode steps per second, each a token of every running sequence; 0 while unmeasured.
     pub decode_steps_per_s: f64,
+    /// Nothing was computed since these were measured, a while ago, and nothing waits to be.
+    pub rates_are_old: bool,
 }
 
 impl Measured {

@@ -14,13 +14,13 @@ struct Report {
     usable: bool,
 }
 
-/// A prefill rate of an idle worker says little of it after this time.
-const RATE_AGE_MAX: Duration = Duration::from_secs(1);
+/// Rates of an idle worker say little of it after this time.
+const RATES_AGE_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 struct State {
-    /// When the prefill rate was last confirmed by work.
-    rate_at: Option<Instant>,
+    /// When the rates were last confirmed by work.
+    rates_at: Option<Instant>,
     report: Option<Report>,
     placed: u32,
     placed_prefill_tokens: u64,
@@ -42,15 +42,16 @@ impl Load {
             running: report.running,
             free_tokens: ((blocks.free + blocks.cached) * block_tokens).saturating_sub(report.claimed_tokens),
             prefill_tokens_per_s: f64::from(report.prefill_tokens_per_s).max(0.0),
-            prefill_rate_is_old: false,
             decode_steps_per_s: f64::from(report.decode_steps_per_s).max(0.0),
+            rates_are_old: false,
         };
         let usable = report.healthy && !report.draining;
         let mut state = self.0.lock();
         let idle = report.running == 0 && report.waiting == 0;
-        let same = state.report.is_some_and(|r| r.measured.prefill_tokens_per_s == measured.prefill_tokens_per_s);
-        let rate_at = state.rate_at.filter(|_| idle && same).or(Some(now));
-        *state = State { rate_at, report: Some(Report { at: now, measured, usable }), ..State::default() };
+        let rates = |of: &Measured| (of.prefill_tokens_per_s, of.decode_steps_per_s);
+        let same = state.report.is_some_and(|r| rates(&r.measured) == rates(&measured));
+        let rates_at = state.rates_at.filter(|_| idle && same).or(Some(now));
+        *state = State { rates_at, report: Some(Report { at: now, measured, usable }), ..State::default() };
     }
 
     /// The worker cannot be heard any more.
@@ -75,7 +76,8 @@ impl Load {
             waiting: m.waiting + state.placed,
             waiting_tokens: m.waiting_tokens + state.placed_prefill_tokens,
             free_tokens: m.free_tokens.saturating_sub(state.placed_kv_tokens),
-            prefill_rate_is_old: state.rate_at.is_some_and(|at| now.saturating_duration_since(at) > RATE_AGE_MAX),
+            rates_are_old: state.placed == 0
+                && state.rates_at.is_some_and(|at| now.saturating_duration_since(at) > RATES_AGE_MAX),
             ..m
         })
     }
@@ -115,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rate_of_an_idle_worker_ages() {
+    fn rates_of_an_idle_worker_age() {
         let (load, record, start) = (Load::default(), record(Role::Prefill, "p"), Instant::now());
         let report = |running, rate| v1::LoadReport { running, waiting: 0, prefill_tokens_per_s: rate, ..report() };
         // (seconds, running sequences, rate, whether it is old then)
@@ -130,8 +132,13 @@ mod tests {
             let now = start + Duration::from_secs(s);
             load.report(&report(running, rate), &record, now);
             let measured = load.measured(now, Duration::from_secs(3)).unwrap();
-            assert_eq!(measured.prefill_rate_is_old, old, "after {s} s");
+            assert_eq!(measured.rates_are_old, old, "after {s} s");
         }
+        let (now, stale) = (start + Duration::from_secs(9), Duration::from_secs(3));
+        load.report(&report(0, 90.0), &record, now);
+        assert!(load.measured(now, stale).unwrap().rates_are_old);
+        load.placed(1, 1);
+        assert!(!load.measured(now, stale).unwrap().rates_are_old, "the next one is behind that");
     }
 
     #[test]
