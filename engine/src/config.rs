@@ -2,7 +2,7 @@
 
 use crate::error::EngineError;
 use crate::model::ModelConfig;
-use baton_types::{Dtype, KvLayout, KvPoolMap, TokenId};
+use baton_types::{Dtype, KvLayout, KvPoolMap, TokenId, WATERMARK_BLOCKS};
 use std::time::Duration;
 
 /// Formats and bounds of one engine. Build it with `EngineConfig { .., ..EngineConfig::default() }.try_new()`.
@@ -46,7 +46,7 @@ impl Default for EngineConfig {
             chunk_tokens_max: 256,
             running_max: 64,
             waiting_max: 256,
-            watermark_blocks: 4,
+            watermark_blocks: WATERMARK_BLOCKS,
             stall: Duration::from_secs(10),
             step_max: Duration::from_secs(60),
             end_tokens: Vec::new(),

@@ -22,10 +22,14 @@ use tokio::time::sleep;
 
 /// From the start of a connection until it is known what it speaks.
 pub const HELLO_MAX: Duration = Duration::from_secs(10);
-/// A peer that neither acknowledges nor takes anything for so long is gone: a host without power, a link cut, a reader that stopped.
-pub const PEER_GONE_MAX: Duration = Duration::from_secs(120);
+/// A peer that neither acknowledges nor takes anything for so long is gone: a host without power, a link cut, a reader that stopped long
+/// enough to fill all buffers in between. What was computed for it is let go within ten seconds.
+pub const PEER_GONE_MAX: Duration = Duration::from_secs(8);
 /// A connection on which nothing comes is probed from then on, so often, until [`PEER_GONE_MAX`].
-const PROBED_EVERY: Duration = Duration::from_secs(30);
+const PROBED_EVERY: Duration = Duration::from_secs(2);
+/// Calls reset by the peer before this side took them up, on one HTTP/2 connection. A client that cancels a burst of requests is no attacker:
+/// hyper's own limit of 20 would end its connection and every other call on it.
+pub(crate) const RESET_STREAMS_MAX: usize = 4_096;
 /// Where no connection can be taken, of file descriptors mostly, those that end make room.
 const WITHOUT_ROOM: Duration = Duration::from_millis(100);
 

@@ -23,6 +23,10 @@ pub enum GroupKind {
     State,
 }
 
+/// Blocks of each group that a worker keeps free at admission, so that sequences which run can grow; what finds the pool empty may have all.
+/// Routers go by it when they look for room.
+pub const WATERMARK_BLOCKS: u32 = 4;
+
 /// One tensor of a block: `[block_tokens, heads, dim]` of `dtype`, dense.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct KvPlane {

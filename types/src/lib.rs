@@ -23,7 +23,7 @@ pub use error::{ErrorKind, RequestError};
 pub use fence::{Fence, FencePoll, FenceStatus};
 pub use ids::{BlockId, Incarnation, InstanceId, RequestId, TicketId, TokenId};
 pub use instance::{InstanceRecord, ModelCard, Party, ProtocolRange, Role, Shard};
-pub use layout::{GroupBlocks, GroupKind, KvGroup, KvLayout, KvPlane, KvPoolMap, LayoutError};
+pub use layout::{GroupBlocks, GroupKind, KvGroup, KvLayout, KvPlane, KvPoolMap, LayoutError, WATERMARK_BLOCKS};
 pub use memory::{MemoryKind, PoolMemory};
 pub use sampling::{SamplingError, SamplingParams};
 pub use sequence::{FinishReason, PhaseTimings, SequenceSpec, TokenLogprobs, Usage};

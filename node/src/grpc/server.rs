@@ -1,7 +1,7 @@
 //! Servers: settings, reflection, health.
 
 use super::GrpcConfig;
-use crate::listen::{BindError, Listener};
+use crate::listen::{BindError, Listener, RESET_STREAMS_MAX};
 use futures::stream::unfold;
 use std::convert::Infallible;
 use std::time::Duration;
@@ -18,10 +18,6 @@ const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 /// Request headers: names, deadline, trace context; far below this.
 const HEADER_BYTES_MAX: u32 = 32 << 10;
-/// Calls reset by the peer before this side took them up. A router that cancels a burst of requests is no attacker: hyper's own limit of
-/// 20 would end its connection and every other call on it.
-const RESET_STREAMS_MAX: usize = 4_096;
-
 /// A server with the limits of `config`; add services to it, each with `max_decoding_message_size(config.message_max())`.
 pub fn server(config: &GrpcConfig) -> Server {
     Server::builder()

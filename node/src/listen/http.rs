@@ -1,6 +1,6 @@
 //! An HTTP server over a listener, with the bounds that `axum::serve` has no settings for.
 
-use super::Listener;
+use super::{Listener, RESET_STREAMS_MAX};
 use axum::Router;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -10,8 +10,9 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// How often an idle HTTP/2 connection is probed, and how long its answer may take.
-const PROBED_EVERY: Duration = Duration::from_secs(30);
+/// How often an HTTP/2 connection is probed, and how long its answer may take: as gRPC's by default.
+const PROBED_EVERY: Duration = Duration::from_secs(2);
+const ANSWER_MAX: Duration = Duration::from_secs(4);
 
 /// Bounds of one HTTP connection.
 #[derive(Clone, Copy, Debug)]
@@ -25,7 +26,12 @@ pub struct HttpLimits {
 pub async fn serve_http(listener: Listener, routes: Router, limits: HttpLimits, stop: CancellationToken) {
     let mut http = auto::Builder::new(TokioExecutor::new());
     http.http1().timer(TokioTimer::new()).header_read_timeout(limits.idle_max);
-    http.http2().timer(TokioTimer::new()).keep_alive_interval(PROBED_EVERY).keep_alive_timeout(PROBED_EVERY);
+    http.http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(PROBED_EVERY)
+        .keep_alive_timeout(ANSWER_MAX)
+        .max_pending_accept_reset_streams(RESET_STREAMS_MAX)
+        .max_local_error_reset_streams(RESET_STREAMS_MAX);
     let (connections, ended) = (TaskTracker::new(), CancellationToken::new());
     let _ended = ended.clone().drop_guard();
     while let Some(connection) = stop.run_until_cancelled(listener.accept()).await {

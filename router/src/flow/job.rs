@@ -14,6 +14,7 @@ use crate::workers::ServedModel;
 use baton_text::StopMatcher;
 use baton_types::{ErrorKind, FinishReason, RequestError, RequestId, SamplingParams, TokenId};
 use parking_lot::Mutex;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -35,6 +36,8 @@ pub(super) struct Job {
     queued: OnceLock<Duration>,
     /// When the first attempt began, and when its answer was predicted; `None` once there was another.
     predicted: Mutex<Option<(Instant, Prediction)>>,
+    /// Whether it left a decode worker that had no room for one that seemed to have some.
+    pub(super) moved: AtomicBool,
 }
 
 /// What [`Job::new`] takes besides what is in the request.
@@ -77,6 +80,7 @@ impl Job {
             metrics,
             queued,
             predicted,
+            moved: AtomicBool::new(false),
         }
     }
 

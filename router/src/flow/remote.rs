@@ -10,6 +10,7 @@ use crate::workers::WorkerHandle;
 use baton_proto::convert::status::stated_error;
 use baton_proto::v1::{self, decode_event::Event as Decode, prefill_event::Event as Run};
 use baton_types::{ErrorKind, FinishReason, RequestError};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::time::{Instant, sleep_until, timeout};
 use tonic::{Status, Streaming};
@@ -141,11 +142,15 @@ impl<'a> Remote<'a> {
         }
     }
 
-    /// The KV is worth nothing elsewhere, so the decode worker is waited for unless another has room now.
+    /// The KV is worth nothing elsewhere, so the decode worker is waited for unless another has room now; and a request moves once: what
+    /// others take meanwhile could send it to and fro until it has no attempts left, where waiting brings its turn.
     fn no_room_yet(&self, answer: &Answer<'_>) -> Result<Option<FinishReason>, Failed> {
-        if !self.job.has_room_elsewhere(self.core, self.decode, answer) {
+        let moved = &self.job.moved;
+        let stays = moved.load(Ordering::Relaxed) || !self.job.has_room_elsewhere(self.core, self.decode, answer);
+        if stays {
             return Ok(None);
         }
+        moved.store(true, Ordering::Relaxed);
         let message = format!("decode worker {} had no room in time for the KV", self.decode.party().instance);
         Err(Failed::at(Phase::Claim, RequestError::new(ErrorKind::Overloaded, message)))
     }

@@ -2,7 +2,7 @@
 
 use super::{Decision, Demand, Prediction, Reason, Refusal, Thresholds, Worker};
 use crate::request::PrefillPolicy;
-use baton_types::Role;
+use baton_types::{Role, WATERMARK_BLOCKS};
 use std::time::Duration;
 
 /// A retry sooner than this only adds load.
@@ -106,8 +106,12 @@ pub(crate) fn has_room(workers: &[Worker], demand: &Demand, thresholds: &Thresho
     chosen.is_ok_and(|decision| has_room_now(&workers[decision.decode], demand))
 }
 
+/// Whether the worker would grant the prompt its blocks at once, by its own rule: whole blocks, and its watermark where others run.
 fn has_room_now(worker: &Worker, demand: &Demand) -> bool {
-    worker.load.free_tokens > demand.prompt_tokens
+    let block = u64::from(worker.record.layout.block_tokens());
+    let whole = (demand.prompt_tokens + 1).next_multiple_of(block);
+    let is_empty = worker.load.free_tokens >= worker.record.capacity_tokens;
+    worker.load.free_tokens >= whole + if is_empty { 0 } else { u64::from(WATERMARK_BLOCKS) * block }
 }
 
 /// What finds others ahead of it is taken where it would be in time even if it took this factor longer. A queue that is as long as deadlines

@@ -148,7 +148,8 @@ async fn kv_without_room_waits_until_another_decode_worker_has_some() {
     waiting.waits().await;
     let other = cluster.worker(Role::Decode, "other").await;
     let blocks = |free| move |load: &mut v1::LoadReport| load.blocks.as_mut().unwrap().free = free;
-    other.report(blocks(0));
+    // One block for the prompt, and three of the four that it keeps free.
+    other.report(blocks(4));
     tokio::time::sleep(Duration::from_millis(100)).await;
     waiting.waits().await;
     let patient = tokio::time::timeout(Duration::from_millis(100), other.decode()).await;
@@ -170,6 +171,12 @@ async fn kv_without_room_waits_until_another_decode_worker_has_some() {
     let sequence = goes_on.request.sequence.as_ref().unwrap();
     assert_eq!((sequence.tokens.as_slice(), sequence.prompt_len), (&[tokens("x"), vec![49]].concat()[..], 1));
     goes_on.claimed().await;
+    // It moves once, whoever has room now.
+    full.report(blocks(1000));
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    goes_on.waits().await;
+    let patient = tokio::time::timeout(Duration::from_millis(100), full.decode()).await;
+    assert!(patient.is_err(), "it goes to and fro");
     p.prefill().await.token(u32::from(b'2'), None).await;
     goes_on.adopted().await;
     goes_on.last(u32::from(b'3'), FinishReason::Length).await;
