@@ -143,13 +143,22 @@ impl Core {
         span
     }
 
-    /// The model that is asked for. Where nobody is ready, waits a moment: workers that were out of sight come back.
+    /// The model that is asked for. Where nobody of it is ready, waits a moment: workers that were out of sight come back.
     async fn served_model(&self, request: &GenerationRequest) -> Result<ServedModel, RequestError> {
         let until = request.deadline.min(Instant::now() + self.limits.retry.ready_max);
         loop {
             let now = Instant::now();
             match lookup(self.workers.models(now), &request.model) {
                 Err(error) if error.kind == ErrorKind::Unavailable && now < until => {}
+                Err(error)
+                    if error.kind == ErrorKind::ModelNotFound && self.workers.may_be_back(&request.model, now) =>
+                {
+                    if now >= until {
+                        let message =
+                            format!("no decode worker of {:.256?} is ready to serve; try again later", request.model);
+                        return Err(RequestError::new(ErrorKind::Unavailable, message));
+                    }
+                }
                 found => return found,
             }
             tokio::select! {

@@ -3,9 +3,37 @@
 use crate::testing::cluster::{Cluster, ask, remote};
 use crate::testing::http;
 use baton_proto::v1::{self, FinishReason, decode_request};
-use baton_types::Role;
+use baton_types::{InstanceRecord, Role};
 use serde_json::json;
 use std::time::Duration;
+
+/// Beside another model, which is served all the time.
+#[tokio::test]
+async fn a_model_whose_worker_restarts_is_waited_for() {
+    let cluster = Cluster::start(|c| (c.placement.local_prefill_tokens_max, c.retry.ready_ms_max) = (1_000, 400)).await;
+    let _m = cluster.worker(Role::Decode, "m").await;
+    let named = |record: &mut InstanceRecord| record.card.id = "n".into();
+    let n = cluster.worker_with(Role::Decode, "n", named).await;
+    let request = || v1::GenerateRequest { model: "n".into(), ..ask("x") };
+    drop(n);
+    let began = std::time::Instant::now();
+    let away = loop {
+        // Until the router has heard that it left.
+        match tokio::time::timeout(Duration::from_secs(20), cluster.generate_within(request(), None)).await.unwrap() {
+            Err(status) => break status,
+            Ok(_) => assert!(began.elapsed() < Duration::from_secs(20), "a worker that left is served"),
+        }
+    };
+    assert_eq!(away.code(), tonic::Code::Unavailable, "{away:?}");
+    let unknown = v1::GenerateRequest { model: "o".into(), ..ask("x") };
+    assert_eq!(cluster.generate_within(unknown, None).await.unwrap_err().code(), tonic::Code::NotFound);
+    let (answer, again) = tokio::join!(cluster.generate_within(request(), None), async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        cluster.worker_with(Role::Decode, "n", named).await
+    });
+    answer.unwrap();
+    again.decode().await;
+}
 
 #[tokio::test]
 async fn over_the_limit_is_refused_with_a_time_to_come_again() {

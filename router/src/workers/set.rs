@@ -5,6 +5,7 @@ use crate::models::ModelText;
 use crate::placement::{Worker, tokens_max};
 use arc_swap::ArcSwap;
 use baton_types::{Digest, ModelCard, Party, Role};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,8 +31,15 @@ impl From<&ModelCard> for ModelKey {
 #[derive(Debug)]
 pub(crate) struct WorkerSet {
     workers: ArcSwap<BTreeMap<Party, Arc<WorkerHandle>>>,
+    /// Names of models whose workers left, and when.
+    left: Mutex<BTreeMap<String, Instant>>,
     stale_max: Duration,
 }
+
+/// A model whose workers left is remembered for so long: one that restarts is no model that nobody knows.
+const REMEMBERED: Duration = Duration::from_secs(60);
+/// Most names remembered.
+const LEFT_MAX: usize = 1024;
 
 /// A model as served now.
 #[derive(Clone, Debug)]
@@ -73,7 +81,7 @@ pub(crate) enum Unnamed {
 impl WorkerSet {
     /// An empty set. Load older than `stale_max` counts as none.
     pub(crate) fn new(stale_max: Duration) -> Self {
-        Self { workers: ArcSwap::default(), stale_max }
+        Self { workers: ArcSwap::default(), left: Mutex::default(), stale_max }
     }
 
     /// Adds a worker; an older incarnation stays until its lease ends, which is what its streams go by.
@@ -87,6 +95,13 @@ impl WorkerSet {
 
     /// Removes a worker.
     pub(crate) fn remove(&self, party: &Party) {
+        if let Some(worker) = self.workers.load().get(party).filter(|w| w.record.role == Role::Decode) {
+            let (now, mut left) = (Instant::now(), self.left.lock());
+            left.retain(|_, at| now.saturating_duration_since(*at) < REMEMBERED);
+            if left.len() < LEFT_MAX {
+                left.extend(names(&worker.record.card).map(|name| (name.clone(), now)));
+            }
+        }
         self.workers.rcu(|all| {
             let mut all = BTreeMap::clone(all);
             all.remove(party);
@@ -135,6 +150,15 @@ impl WorkerSet {
         candidates
     }
 
+    /// Whether a decode worker serves this name that is registered and not ready, or left a while ago: it may be back in a moment.
+    pub(crate) fn may_be_back(&self, name: &str, now: Instant) -> bool {
+        let is_it = |worker: &Arc<WorkerHandle>| {
+            worker.record.role == Role::Decode && names(&worker.record.card).any(|n| n == name)
+        };
+        let left = |at: &Instant| now.saturating_duration_since(*at) < REMEMBERED;
+        self.workers.load().values().any(is_it) || self.left.lock().get(name).is_some_and(left)
+    }
+
     /// Models that a request would be served for now, by key.
     pub(crate) fn models(&self, now: Instant) -> Vec<ServedModel> {
         let mut models: BTreeMap<ModelKey, ServedModel> = BTreeMap::new();
@@ -148,9 +172,20 @@ impl WorkerSet {
             let served = ServedModel { key: key.clone(), card: card.clone(), text: text.clone(), tokens_max };
             let entry = models.entry(key).or_insert(served);
             entry.tokens_max = entry.tokens_max.max(tokens_max);
+            // A further name that is rolled out counts from the first worker on that has it.
+            for name in &card.served_names {
+                if !entry.card.served_names.contains(name) {
+                    entry.card.served_names.push(name.clone());
+                }
+            }
         }
         models.into_values().collect()
     }
+}
+
+/// What clients may call a model.
+fn names(card: &ModelCard) -> impl Iterator<Item = &String> {
+    std::iter::once(&card.id).chain(&card.served_names)
 }
 
 #[cfg(test)]
@@ -215,5 +250,29 @@ mod tests {
         set.remove(small.party());
         assert_eq!(names(&[]), ["large", "p"]);
         assert!(set.models(now + Duration::from_secs(9)).is_empty(), "nobody was heard for long");
+    }
+
+    #[tokio::test]
+    async fn models_are_remembered_and_have_the_names_of_all_their_workers() {
+        let set = WorkerSet::new(Duration::from_secs(3));
+        let named = |worker: &str, name: &str| {
+            let mut record = record(Role::Decode, worker);
+            record.card.served_names = vec![name.into()];
+            let worker = WorkerHandle::new(Arc::new(record)).unwrap();
+            worker.set_text(None);
+            worker.load.report(&v1::LoadReport { healthy: true, ..Default::default() }, &worker.record, Instant::now());
+            Arc::new(worker)
+        };
+        let (old, new) = (named("a", "old"), named("b", "new"));
+        let now = Instant::now();
+        assert!(!set.may_be_back("old", now));
+        set.insert(old.clone());
+        set.insert(new);
+        let models = set.models(now);
+        assert_eq!(models.iter().map(|m| m.card.served_names.clone()).collect::<Vec<_>>(), [["old", "new"]]);
+        set.remove(old.party());
+        let now = Instant::now();
+        assert!(set.may_be_back("old", now) && set.may_be_back("new", now) && !set.may_be_back("other", now));
+        assert!(!set.may_be_back("old", now + REMEMBERED));
     }
 }
