@@ -144,13 +144,23 @@ pub struct InstanceRecord {
 }
 
 impl InstanceRecord {
-    /// Whether KV could pass between this instance and another, or the first thing that keeps it from that.
+    /// Whether requests may be handed from one of this instance and another to the other one, or the first thing that keeps them from that.
     pub fn check_partner(&self, other: &Self) -> Result<(), Mismatch> {
         if self.protocol.common(other.protocol).is_none() {
             return Err(Mismatch::new("protocol", &self.protocol, &other.protocol));
         }
-        let models = [&self.card.fingerprint, &other.card.fingerprint];
-        compare(models, [&self.class, &other.class], [&self.layout, &other.layout])
+        let (ours, theirs) = (&self.card, &other.card);
+        let models = [&ours.fingerprint, &theirs.fingerprint];
+        compare(models, [&self.class, &other.class], [&self.layout, &other.layout])?;
+        if ours.end_tokens != theirs.end_tokens {
+            let shown = |tokens: &[TokenId]| format!("{tokens:?}");
+            return Err(Mismatch::new("end tokens", &shown(&ours.end_tokens), &shown(&theirs.end_tokens)));
+        }
+        if ours.bundle != theirs.bundle {
+            let shown = |bundle: Option<Digest>| bundle.map_or("none".into(), |digest| digest.to_string());
+            return Err(Mismatch::new("tokenizer and chat template", &shown(ours.bundle), &shown(theirs.bundle)));
+        }
+        Ok(())
     }
 }
 

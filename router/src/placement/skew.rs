@@ -51,6 +51,8 @@ mod tests {
     const REVISION: Change = |r| r.class.kernel_revision += 1;
     const MODEL: Change = |r| r.card.id = "other".into();
     const WEIGHTS: Change = |r| r.card.fingerprint.0[0] += 1;
+    const TEMPLATE: Change = |r| r.card.bundle = Some(baton_types::Digest([9; 32]));
+    const ENDS: Change = |r| r.card.end_tokens.push(77);
     const GREEN: Change = |r| (r.class.kernel_revision, r.pool) = (9, "green".into());
     const NEWER: Change = |r| r.protocol = ProtocolRange { min: 1, max: 2 };
     const NEWEST: Change = |r| r.protocol = ProtocolRange { min: 2, max: 3 };
@@ -78,6 +80,8 @@ mod tests {
         check(&[(Prefill, REVISION), (Prefill, SAME), (Decode, SAME)], "m/default/prefill 1");
         check(&[(Prefill, REVISION), (Decode, SAME), (Decode, REVISION)], "m/default/decode 1");
         check(&[(Prefill, WEIGHTS), (Prefill, SAME), (Decode, SAME)], "m/default/prefill 1");
+        check(&[(Prefill, TEMPLATE), (Prefill, SAME), (Decode, SAME)], "m/default/prefill 1");
+        check(&[(Prefill, ENDS), (Prefill, SAME), (Decode, SAME)], "m/default/prefill 1");
         check(&[(Prefill, SAME), (Prefill, GREEN), (Prefill, GREEN), (Decode, SAME)], "m/green/prefill 2");
     }
 

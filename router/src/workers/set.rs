@@ -4,7 +4,7 @@ use super::WorkerHandle;
 use crate::models::ModelText;
 use crate::placement::{Worker, tokens_max};
 use arc_swap::ArcSwap;
-use baton_types::{Digest, ModelCard, Party, Role};
+use baton_types::{Digest, ModelCard, Party, Role, TokenId};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,11 +19,14 @@ pub(crate) struct ModelKey {
     pub(crate) fingerprint: Digest,
     /// Digest of the text bundle.
     pub(crate) bundle: Option<Digest>,
+    /// What ends an answer.
+    pub(crate) end_tokens: Vec<TokenId>,
 }
 
 impl From<&ModelCard> for ModelKey {
     fn from(card: &ModelCard) -> Self {
-        Self { id: card.id.clone(), fingerprint: card.fingerprint, bundle: card.bundle }
+        let end_tokens = card.end_tokens.clone();
+        Self { id: card.id.clone(), fingerprint: card.fingerprint, bundle: card.bundle, end_tokens }
     }
 }
 
@@ -245,6 +248,9 @@ mod tests {
             let view = set.candidates(&models[0].key, |w| !excluded.contains(w.party()), now).view;
             view.iter().map(|w| w.record.party.instance.to_string()).collect()
         };
+        let mut ends = record(Role::Decode, "ends-otherwise");
+        ends.card.end_tokens.push(77);
+        assert_ne!(ModelKey::from(&ends.card), models[0].key, "it would answer the same request with other tokens");
         assert_eq!(names(&[]), ["large", "p", "small"]);
         assert_eq!(names(&[small.party().clone()]), ["large", "p"]);
         set.remove(small.party());
