@@ -3,15 +3,17 @@
 use crate::workers::ServedModel;
 use baton_types::{ErrorKind, RequestError};
 
-/// The model behind `name`; empty names the only one. Among several that share a name, ids win over further names, and the rest is
+/// The model behind `name`; empty names the only one, by its id. Among several that share a name, ids win over further names, and the rest is
 /// decided by key, so that all routers decide alike.
-pub(crate) fn lookup(mut models: Vec<ServedModel>, name: &str) -> Result<ServedModel, RequestError> {
+pub(crate) fn lookup(models: Vec<ServedModel>, name: &str) -> Result<ServedModel, RequestError> {
     if models.is_empty() {
         return Err(RequestError::new(ErrorKind::Unavailable, "no decode worker is ready to serve; try again later"));
     }
     if name.is_empty() {
-        if models.len() == 1 {
-            return Ok(models.remove(0));
+        // Workers that are being changed may be several kinds of one model.
+        let id = models[0].card.id.clone();
+        if models.iter().all(|m| m.card.id == id) {
+            return lookup(models, &id);
         }
         return Err(RequestError::invalid(
             "model",
@@ -56,6 +58,7 @@ mod tests {
             (two(), "c", Err(ErrorKind::ModelNotFound)),
             (two(), "", Err(ErrorKind::InvalidRequest)),
             (vec![model("a", &[])], "", Ok("a")),
+            (vec![model("a", &[]), model("a", &["b"])], "", Ok("a")),
             (vec![], "a", Err(ErrorKind::Unavailable)),
         ];
         for (models, name, expected) in cases {
