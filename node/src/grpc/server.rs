@@ -18,6 +18,7 @@ const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 /// Request headers: names, deadline, trace context; far below this.
 const HEADER_BYTES_MAX: u32 = 32 << 10;
+
 /// A server with the limits of `config`; add services to it, each with `max_decoding_message_size(config.message_max())`.
 pub fn server(config: &GrpcConfig) -> Server {
     Server::builder()

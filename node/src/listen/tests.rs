@@ -59,6 +59,13 @@ async fn answer(stream: &mut TcpStream, end: &str) {
     }
 }
 
+/// A connection that had an answer, and is kept.
+async fn kept(by: SocketAddr) -> TcpStream {
+    let mut stream = say(by, ASKED).await;
+    answer(&mut stream, "ok").await;
+    stream
+}
+
 #[tokio::test]
 async fn who_does_not_say_what_it_speaks_is_let_go_by_either_server() {
     let mut of_http = listener(10).await;
@@ -93,8 +100,7 @@ async fn who_has_said_the_preface_and_nothing_more_is_probed() {
 async fn half_a_head_and_an_idle_connection_end_and_a_slow_answer_does_not() {
     let (address, _, _) = http(listener(10).await, SHORT);
     assert_eq!(rest(&mut say(address, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-ty").await).await, "");
-    let mut idle = say(address, ASKED).await;
-    answer(&mut idle, "ok").await;
+    let mut idle = kept(address).await;
     assert_eq!(rest(&mut idle).await, "");
     let mut slow = say(address, b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n").await;
     answer(&mut slow, "slow").await;
@@ -103,8 +109,7 @@ async fn half_a_head_and_an_idle_connection_end_and_a_slow_answer_does_not() {
 #[tokio::test]
 async fn a_connection_too_many_is_served_once_another_ends() {
     let (address, _, _) = http(listener(1).await, LONG * 10);
-    let mut first = say(address, ASKED).await;
-    answer(&mut first, "ok").await;
+    let first = kept(address).await;
     let mut second = say(address, ASKED).await;
     let mut byte = [0];
     assert!(timeout(SHORT, second.read(&mut byte)).await.is_err(), "one place, two served");
@@ -115,8 +120,7 @@ async fn a_connection_too_many_is_served_once_another_ends() {
 #[tokio::test]
 async fn a_stop_lets_answers_end_and_idle_connections_go() {
     let (address, stop, served) = http(listener(10).await, LONG * 10);
-    let mut idle = say(address, ASKED).await;
-    answer(&mut idle, "ok").await;
+    let mut idle = kept(address).await;
     let mut slow = say(address, b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n").await;
     sleep(SHORT).await;
     stop.cancel();
@@ -128,8 +132,7 @@ async fn a_stop_lets_answers_end_and_idle_connections_go() {
 #[tokio::test]
 async fn a_server_that_is_dropped_drops_its_connections() {
     let (address, _, served) = http(listener(10).await, LONG * 10);
-    let mut idle = say(address, ASKED).await;
-    answer(&mut idle, "ok").await;
+    let mut idle = kept(address).await;
     served.abort();
     assert_eq!(rest(&mut idle).await, "");
 }

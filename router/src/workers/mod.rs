@@ -8,9 +8,7 @@ mod set;
 mod supervise;
 
 pub use load::Load;
-#[cfg(test)]
-pub(crate) use set::ModelKey;
-pub(crate) use set::{ServedModel, Unnamed, WorkerSet};
+pub(crate) use set::{ModelKey, ServedModel, Unnamed, WorkerSet};
 pub(crate) use supervise::{Supervisor, supervise};
 
 use crate::models::ModelText;
@@ -28,6 +26,8 @@ const STREAM_WINDOW_BYTES: u32 = 16 << 10;
 pub(crate) struct WorkerHandle {
     /// What it says of itself.
     pub(crate) record: Arc<InstanceRecord>,
+    /// Its model, of that record.
+    key: ModelKey,
     /// Its load.
     pub(crate) load: Load,
     /// Whether it failed of late.
@@ -44,8 +44,9 @@ impl WorkerHandle {
         let config = ChannelConfig { stream_window_bytes: STREAM_WINDOW_BYTES, ..ChannelConfig::default() };
         let channel = channel(&record.endpoint, &config)?;
         let (load, probation) = (Load::default(), Probation::default());
+        let key = ModelKey::from(&record.card);
         let (admitted, draining) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Self { record, load, probation, channel, text: OnceLock::new(), admitted, draining })
+        Ok(Self { record, key, load, probation, channel, text: OnceLock::new(), admitted, draining })
     }
 
     /// Its channel; clones share one connection.

@@ -142,7 +142,7 @@ impl WorkerSet {
     pub(crate) fn candidates(&self, key: &ModelKey, fits: impl Fn(&WorkerHandle) -> bool, now: Instant) -> Candidates {
         let mut candidates = Candidates::default();
         for worker in self.workers.load().values() {
-            if worker.text().is_none() || ModelKey::from(&worker.record.card) != *key || !fits(worker) {
+            if worker.text().is_none() || worker.key != *key || !fits(worker) {
                 continue;
             }
             if let Some(load) = worker.load.measured(now, self.stale_max) {
@@ -171,7 +171,7 @@ impl WorkerSet {
                 continue;
             }
             let tokens_max = tokens_max(&worker.record);
-            let key = ModelKey::from(card);
+            let key = worker.key.clone();
             let served = ServedModel { key: key.clone(), card: card.clone(), text: text.clone(), tokens_max };
             let entry = models.entry(key).or_insert(served);
             entry.tokens_max = entry.tokens_max.max(tokens_max);
