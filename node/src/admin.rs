@@ -3,7 +3,7 @@
 //! Healthy: this process works, restarting it would not help. Ready: it would serve a request now. Both answer 200 or 503 with a reason.
 
 use crate::config::{Check, Checker};
-use crate::listen::{BindError, HttpLimits, Listener, serve_http};
+use crate::listen::{BindError, Listener, serve_http};
 use crate::metrics::{self, Metrics};
 use axum::Router;
 use axum::http::{StatusCode, header};
@@ -87,7 +87,7 @@ pub async fn bind(address: SocketAddr) -> Result<Listener, BindError> {
 
 /// Serves `routes` until `stop` is cancelled; requests in flight end first.
 pub async fn serve(listener: Listener, routes: Router, stop: CancellationToken) {
-    serve_http(listener, routes, HttpLimits { idle_max: IDLE_MAX }, stop).await;
+    serve_http(listener, routes, IDLE_MAX, stop).await;
 }
 
 #[cfg(test)]

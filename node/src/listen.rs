@@ -2,7 +2,7 @@
 //!
 //! None is held for nothing. One that does not say what it speaks ends after [`HELLO_MAX`]; one whose peer is gone, or takes nothing of
 //! what is written, ends after [`PEER_GONE_MAX`]; and there are at most so many at once. What a silent peer may do after its first bytes
-//! is its protocol's matter: HTTP/2 probes it, HTTP/1 waits [`HttpLimits::idle_max`] for a whole request head.
+//! is its protocol's matter: HTTP/2 probes it, HTTP/1 waits a bounded time for a whole request head.
 
 mod connection;
 mod http;
@@ -10,7 +10,7 @@ mod http;
 mod tests;
 
 pub use connection::Connection;
-pub use http::{HttpLimits, serve_http};
+pub use http::serve_http;
 
 use socket2::{SockRef, TcpKeepalive};
 use std::net::SocketAddr;

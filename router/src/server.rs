@@ -16,7 +16,7 @@ use baton_node::Shutdown;
 use baton_node::admin::{self, Health};
 use baton_node::announce::{Announcement, Announcer};
 use baton_node::grpc;
-use baton_node::listen::{BindError, HttpLimits, Listener, serve_http};
+use baton_node::listen::{BindError, Listener, PEER_GONE_MAX, serve_http};
 use baton_node::membership::RouterBackend;
 use baton_node::metrics::Metrics;
 use baton_proto::v1::admin_server::{self, AdminServer};
@@ -36,6 +36,9 @@ use tokio_util::task::TaskTracker;
 const READINESS_EVERY: Duration = Duration::from_millis(100);
 /// Requests that are ended get so long to say so, and servers to close.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
+/// Clients have so long, from the end of the last request on, to read what lies ready for them: who takes nothing for so long is taken to be
+/// gone elsewhere too.
+const UNREAD_MAX: Duration = PEER_GONE_MAX;
 
 /// Why a router does not run.
 #[derive(Debug, thiserror::Error)]
@@ -90,6 +93,7 @@ impl Router {
             draining: CancellationToken::new(),
             abort: CancellationToken::new(),
             tasks: TaskTracker::new(),
+            unread: TaskTracker::new(),
         });
         let deadlines = Deadlines {
             default: Duration::from_millis(config.limits.deadline_ms_default),
@@ -141,8 +145,8 @@ impl Router {
             let server = admin::serve(listener, admin::routes(health.clone(), metrics.clone()), stop.clone());
             servers.spawn(server.map(Ok));
         }
-        let limits = HttpLimits { idle_max: Duration::from_millis(config.http.idle_ms_max) };
-        let server = serve_http(http_listener, routes(state, health, metrics), limits, stop.clone());
+        let idle_max = Duration::from_millis(config.http.idle_ms_max);
+        let server = serve_http(http_listener, routes(state, health, metrics), idle_max, stop.clone());
         servers.spawn(server.map(Ok));
         tracing::info!(grpc = %grpc_addr, http = %http_addr, "listens");
         Ok(RunningRouter { grpc_addr, http_addr, core, membership, ready, servers, stop })
@@ -194,13 +198,21 @@ impl RunningRouter {
         }
     }
 
-    /// Refuses new requests, waits for those that run and for answers that are still read, and closes. The caller bounds the wait.
+    /// Refuses new requests, waits for those that run, for a bounded time also for answers that are still read, and closes. The caller bounds
+    /// the whole.
     pub async fn drain(&mut self) {
         self.core.draining.cancel();
         self.core.tasks.close();
         self.core.tasks.wait().await;
-        // What clients have not read of an answer may be with their connections alone.
-        self.close().await;
+        self.core.unread.close();
+        let read = async {
+            self.core.unread.wait().await;
+            // What clients have not read of an answer may be with their connections alone.
+            self.close().await;
+        };
+        if timeout(UNREAD_MAX, read).await.is_err() {
+            tracing::info!("leaves connections whose clients have read nothing to the end");
+        }
     }
 
     /// Leaves the cluster, takes no more connections, and waits until those there are have nothing left to say.

@@ -47,7 +47,7 @@ impl Role {
 pub struct ModelCard {
     /// Id of the model, e.g. `smollm2-135m-instruct`.
     pub id: String,
-    /// Names under which clients may ask for it; the id is always one.
+    /// Further names under which clients may ask for it; the id may be among them.
     pub served_names: Vec<String>,
     /// Revision of the weights, where the source has one.
     pub revision: String,
@@ -63,6 +63,13 @@ pub struct ModelCard {
     pub defaults: SamplingDefaults,
     /// Digest of the tokenizer + template bundle; `None` where only token ids are served.
     pub bundle: Option<Digest>,
+}
+
+impl ModelCard {
+    /// What clients may call it, the id first.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.id).chain(&self.served_names).map(String::as_str)
+    }
 }
 
 /// One rank of an instance.

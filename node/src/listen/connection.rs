@@ -1,13 +1,16 @@
-//! A connection: bytes as they come, a place among those that are there, and a bound on silence at its start.
+//! A connection: bytes as they come, a place among those that are there, a bound on silence at its start, and an eye on its end.
 
+use socket2::SockRef;
 use std::io::{Error, ErrorKind, IoSlice};
+use std::net::Shutdown;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{Instant, Sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
 /// What HTTP/2 begins with (RFC 9113, section 3.4). Servers keep no time until it is whole, or is something else.
@@ -16,7 +19,7 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// A connection taken by a [`Listener`](super::Listener). Its reads fail where it has not said within the bound what it speaks.
 #[derive(Debug)]
 pub struct Connection {
-    stream: TcpStream,
+    stream: Arc<TcpStream>,
     hello: Option<Hello>,
     _room: OwnedSemaphorePermit,
 }
@@ -41,7 +44,55 @@ impl Hello {
 impl Connection {
     pub(super) fn new(stream: TcpStream, room: OwnedSemaphorePermit, hello_max: Duration) -> Self {
         let until = Box::pin(sleep_until(Instant::now() + hello_max));
-        Self { stream, hello: Some(Hello { come: 0, until }), _room: room }
+        Self { stream: Arc::new(stream), hello: Some(Hello { come: 0, until }), _room: room }
+    }
+
+    /// The other end, to be watched while a server owns this one.
+    pub(super) fn peer(&self) -> Peer {
+        Peer(self.stream.clone())
+    }
+
+    fn poll_take(&self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+        loop {
+            ready!(self.stream.poll_read_ready(cx))?;
+            match self.stream.try_read(buf.initialize_unfilled()) {
+                Ok(n) => {
+                    buf.advance(n);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+
+    fn poll_give(
+        &self,
+        cx: &mut Context<'_>,
+        give: impl Fn(&TcpStream) -> std::io::Result<usize>,
+    ) -> Poll<std::io::Result<usize>> {
+        loop {
+            ready!(self.stream.poll_write_ready(cx))?;
+            match give(&self.stream) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                done => return Poll::Ready(done),
+            }
+        }
+    }
+}
+
+/// The other end of a [`Connection`].
+#[derive(Debug)]
+pub(super) struct Peer(Arc<TcpStream>);
+
+impl Peer {
+    /// Returns once the peer has closed its side, with what it said before still unread or not, and `grace` has passed. An error is an end.
+    /// Looks again `every` so often where bytes lie unread.
+    pub(super) async fn left(&self, every: Duration, grace: Duration) {
+        while self.0.ready(Interest::READABLE).await.is_ok_and(|ready| !ready.is_read_closed()) {
+            sleep(every).await;
+        }
+        sleep(grace).await;
     }
 }
 
@@ -49,7 +100,7 @@ impl AsyncRead for Connection {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
         let this = self.get_mut();
         let known = buf.filled().len();
-        let read = Pin::new(&mut this.stream).poll_read(cx, buf);
+        let read = this.poll_take(cx, buf);
         let Some(hello) = &mut this.hello else { return read };
         if read.is_pending() {
             ready!(hello.until.as_mut().poll(cx));
@@ -64,7 +115,7 @@ impl AsyncRead for Connection {
 
 impl AsyncWrite for Connection {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write(cx, buf)
+        self.poll_give(cx, |stream| stream.try_write(buf))
     }
 
     fn poll_write_vectored(
@@ -72,19 +123,19 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write_vectored(cx, bufs)
+        self.poll_give(cx, |stream| stream.try_write_vectored(bufs))
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        true
     }
 
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(SockRef::from(&*self.stream).shutdown(Shutdown::Write))
     }
 }
 

@@ -14,18 +14,17 @@ use tokio_util::task::TaskTracker;
 const PROBED_EVERY: Duration = Duration::from_secs(2);
 const ANSWER_MAX: Duration = Duration::from_secs(4);
 
-/// Bounds of one HTTP connection.
-#[derive(Clone, Copy, Debug)]
-pub struct HttpLimits {
-    /// A connection closes that brings no whole request head for so long, be it the first or the next.
-    pub idle_max: Duration,
-}
+/// hyper does not look for the end of an HTTP/1 connection while bytes of it lie unread, those of a pipelined request or a stray line end. So
+/// this looks beside it, so often, and gives answers that are nearly done so long to leave: who has closed its side may still read.
+const LEFT_SEEN_EVERY: Duration = Duration::from_secs(2);
+const LEFT_GRACE: Duration = Duration::from_secs(2);
 
 /// Serves `routes` until `stop` is cancelled; then idle connections close, and it returns once requests in flight have ended. Dropping it
-/// ends every connection.
-pub async fn serve_http(listener: Listener, routes: Router, limits: HttpLimits, stop: CancellationToken) {
+/// ends every connection. One that brings no whole request head for `idle_max` closes, be it the first or the next; one whose peer left ends,
+/// and what it asked for with it.
+pub async fn serve_http(listener: Listener, routes: Router, idle_max: Duration, stop: CancellationToken) {
     let mut http = auto::Builder::new(TokioExecutor::new());
-    http.http1().timer(TokioTimer::new()).header_read_timeout(limits.idle_max);
+    http.http1().timer(TokioTimer::new()).header_read_timeout(idle_max);
     http.http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(PROBED_EVERY)
@@ -38,20 +37,23 @@ pub async fn serve_http(listener: Listener, routes: Router, limits: HttpLimits, 
         let (http, stop, ended) = (http.clone(), stop.clone(), ended.clone());
         let service = TowerToHyperService::new(routes.clone());
         connections.spawn(async move {
+            let peer = connection.peer();
             let mut served = pin!(http.serve_connection(TokioIo::new(connection), service));
-            let result = tokio::select! {
-                result = served.as_mut() => result,
-                () = ended.cancelled() => return,
-                () = stop.cancelled() => {
-                    served.as_mut().graceful_shutdown();
-                    tokio::select! {
-                        result = served => result,
-                        () = ended.cancelled() => return,
+            let result = async {
+                tokio::select! {
+                    result = served.as_mut() => return result,
+                    () = stop.cancelled() => served.as_mut().graceful_shutdown(),
+                }
+                served.await
+            };
+            tokio::select! {
+                result = result => {
+                    if let Err(error) = result {
+                        tracing::debug!(%error, "an HTTP connection ended");
                     }
                 }
-            };
-            if let Err(error) = result {
-                tracing::debug!(%error, "an HTTP connection ended");
+                () = peer.left(LEFT_SEEN_EVERY, LEFT_GRACE) => {}
+                () = ended.cancelled() => {}
             }
         });
     }

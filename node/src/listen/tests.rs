@@ -5,7 +5,9 @@ use crate::grpc::{self, GrpcConfig};
 use axum::Router;
 use axum::routing::get;
 use std::io::ErrorKind;
+use std::sync::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
@@ -27,8 +29,35 @@ fn http(listener: Listener, idle_max: Duration) -> (SocketAddr, CancellationToke
         "slow"
     };
     let routes = Router::new().route("/", get(|| async { "ok" })).route("/slow", get(slow));
-    let served = tokio::spawn(serve_http(listener, routes, HttpLimits { idle_max }, stop.clone()));
+    let served = tokio::spawn(serve_http(listener, routes, idle_max, stop.clone()));
     (address, stop, served)
+}
+
+/// A server of one request that never answers; the receiver ends when it is given up.
+fn never(listener: Listener) -> (SocketAddr, oneshot::Receiver<()>) {
+    let address = listener.address();
+    let (asked, given_up) = oneshot::channel();
+    let asked = Arc::new(Mutex::new(Some(asked)));
+    let handler = move || {
+        let asked = GivenUp(asked.lock().unwrap().take());
+        async move {
+            let _asked = asked;
+            std::future::pending::<&str>().await
+        }
+    };
+    tokio::spawn(serve_http(listener, Router::new().route("/", get(handler)), LONG * 10, CancellationToken::new()));
+    (address, given_up)
+}
+
+/// Says so when it is dropped.
+struct GivenUp(Option<oneshot::Sender<()>>);
+
+impl Drop for GivenUp {
+    fn drop(&mut self) {
+        if let Some(asked) = self.0.take() {
+            let _ = asked.send(());
+        }
+    }
 }
 
 /// Connects and says `words`.
@@ -104,6 +133,67 @@ async fn half_a_head_and_an_idle_connection_end_and_a_slow_answer_does_not() {
     assert_eq!(rest(&mut idle).await, "");
     let mut slow = say(address, b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n").await;
     answer(&mut slow, "slow").await;
+}
+
+#[tokio::test]
+async fn who_leaves_bytes_behind_and_goes_is_noticed_before_the_answer() {
+    for behind in [&b""[..], b"\r\n", ASKED] {
+        let (address, dropped) = never(listener(10).await);
+        let mut gone = say(address, ASKED).await;
+        gone.write_all(behind).await.unwrap();
+        sleep(SHORT).await;
+        drop(gone);
+        timeout(LONG, dropped).await.expect("computes for nobody").unwrap();
+    }
+}
+
+#[tokio::test]
+async fn who_has_said_all_and_reads_on_has_its_answer() {
+    let (address, _, _) = http(listener(10).await, LONG * 10);
+    let mut asker = say(address, &[b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n", ASKED].concat()).await;
+    asker.shutdown().await.unwrap();
+    let said = rest(&mut asker).await;
+    assert!(said.contains("\r\n\r\nslow"), "{said}");
+}
+
+/// An HTTP/2 frame (RFC 9113, section 4.1).
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+/// Reads frames up to one of `kind`; its stream and its payload.
+async fn frame_of(kind: u8, stream: &mut TcpStream) -> (u32, Vec<u8>) {
+    loop {
+        let mut head = [0; 9];
+        timeout(LONG, stream.read_exact(&mut head)).await.expect("a frame").unwrap();
+        let mut payload = vec![0; u32::from_be_bytes([0, head[0], head[1], head[2]]) as usize];
+        timeout(LONG, stream.read_exact(&mut payload)).await.expect("all of it").unwrap();
+        assert_ne!(head[3], GOAWAY, "the server ends the connection: {payload:?}");
+        if head[3] == kind {
+            return (u32::from_be_bytes(head[5..].try_into().unwrap()), payload);
+        }
+    }
+}
+
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const SETTINGS: u8 = 4;
+const GOAWAY: u8 = 7;
+
+#[tokio::test]
+async fn a_burst_of_cancelled_calls_does_not_end_the_connection() {
+    let (address, _, _) = http(listener(10).await, LONG * 10);
+    let mut said = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(SETTINGS, 0, 0, &[])].concat();
+    // GET / of http://x, whole (END_STREAM, END_HEADERS); all but the last are cancelled before the server can look at them.
+    let ask = |stream| frame(HEADERS, 0x5, stream, &[0x82, 0x86, 0x84, 0x41, 1, b'x']);
+    for call in 0..150 {
+        said.extend([ask(2 * call + 1), frame(RST_STREAM, 0, 2 * call + 1, &8_u32.to_be_bytes())].concat());
+    }
+    said.extend(ask(301));
+    let mut stream = say(address, &said).await;
+    let (answered, headers) = frame_of(HEADERS, &mut stream).await;
+    assert_eq!((answered, headers[0]), (301, 0x88), "200, to the one that is left");
 }
 
 #[tokio::test]

@@ -74,6 +74,8 @@ pub(crate) struct Core {
     pub(crate) abort: CancellationToken,
     /// Tasks of running requests.
     pub(crate) tasks: TaskTracker,
+    /// Answers that their clients have not read to the end.
+    pub(crate) unread: TaskTracker,
 }
 
 /// A running request.
@@ -212,7 +214,7 @@ impl Core {
             prompt_tokens: tokens.clone(),
             seed: sampling.seed,
             trace_id: trace_id(span),
-            events: Events::new(events, self.tasks.token()),
+            events: Events::new(events, self.unread.token()),
         };
         let prepared = Prepared { model, tokens, sampling, stops, metrics, span: span.clone() };
         let policy = request.prefill_policy.unwrap_or(self.limits.policy);

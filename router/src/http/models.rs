@@ -20,8 +20,7 @@ fn entry(name: &str, model: &ServedModel) -> Value {
 /// Every name under which a request would be served now.
 pub(super) async fn list(State(state): State<HttpState>) -> Json<Value> {
     let models = state.core.workers.models(Instant::now());
-    let names: BTreeSet<&str> =
-        models.iter().flat_map(|m| m.card.served_names.iter().chain([&m.card.id])).map(String::as_str).collect();
+    let names: BTreeSet<&str> = models.iter().flat_map(|m| m.card.names()).collect();
     let entry = |name: &str| lookup(models.clone(), name).ok().map(|m| entry(name, &m));
     let data: Vec<Value> = names.into_iter().filter_map(entry).collect();
     Json(json!({"object": "list", "data": data}))

@@ -20,11 +20,9 @@ pub(crate) fn lookup(models: Vec<ServedModel>, name: &str) -> Result<ServedModel
             format!("several models are served, name one of {}", names(&models)),
         ));
     }
-    let rank = |m: &ServedModel| {
-        if m.card.id == name { Some(0) } else { m.card.served_names.iter().any(|n| n == name).then_some(1) }
-    };
-    let best = models.iter().filter_map(|m| Some((rank(m)?, m))).min_by(|a, b| (a.0, &a.1.key).cmp(&(b.0, &b.1.key)));
-    best.map(|(_, m)| m.clone()).ok_or_else(|| RequestError {
+    let called = models.iter().filter(|m| m.card.names().any(|n| n == name));
+    let best = called.min_by_key(|m| (m.card.id != name, &m.key));
+    best.cloned().ok_or_else(|| RequestError {
         param: Some("model".into()),
         ..RequestError::new(ErrorKind::ModelNotFound, format!("no model {name:.256?} here; served: {}", names(&models)))
     })

@@ -1,15 +1,16 @@
 //! Workers that drain: no request is lost for it, however many do.
 
 use crate::testing::cluster::{Cluster, ask};
+use crate::testing::fake::Fake;
 use crate::testing::http;
-use baton_proto::v1::FinishReason;
 use baton_proto::v1::inference_client::InferenceClient;
+use baton_proto::v1::{FinishReason, GenerateResponse};
 use baton_types::Role;
 use std::pin::pin;
 use std::time::Duration;
 use tokio::time::timeout;
-use tonic::Status;
 use tonic::transport::Endpoint;
+use tonic::{Status, Streaming};
 
 /// Waits until so many decode workers are placed on.
 async fn ready(cluster: &Cluster, count: usize) {
@@ -44,15 +45,12 @@ async fn a_request_goes_on_through_more_drains_than_it_has_attempts() {
     assert_eq!(answer.rest().await, ("1234".into(), FinishReason::Length));
 }
 
-#[tokio::test]
-async fn a_router_drains_no_sooner_than_its_answers_are_read() {
+/// An answer that has ended, and of which nothing is read yet, and its tokens: its client is sent little at a time.
+async fn ended_unread(cluster: &Cluster, d: &Fake) -> (Streaming<GenerateResponse>, u32) {
     const TOKENS: u32 = 60;
-    let mut cluster = Cluster::start(|_| ()).await;
-    let d = cluster.worker(Role::Decode, "d").await;
-    // A client that is sent little at a time.
     let endpoint = Endpoint::from_shared(format!("http://{}", cluster.router.grpc_addr)).unwrap();
     let channel = endpoint.initial_stream_window_size(64).connect().await.unwrap();
-    let mut answer = InferenceClient::new(channel).generate(ask("x")).await.unwrap().into_inner();
+    let answer = InferenceClient::new(channel).generate(ask("x")).await.unwrap().into_inner();
     let call = d.decode().await;
     call.claimed().await;
     for _ in 1..TOKENS {
@@ -65,12 +63,29 @@ async fn a_router_drains_no_sooner_than_its_answers_are_read() {
         }
     };
     timeout(Duration::from_secs(20), ended).await.expect("the request ends");
+    (answer, TOKENS)
+}
+
+#[tokio::test]
+async fn a_client_that_never_reads_holds_up_no_drain() {
+    let mut cluster = Cluster::start(|_| ()).await;
+    let d = cluster.worker(Role::Decode, "d").await;
+    let (answer, _) = ended_unread(&cluster, &d).await;
+    timeout(Duration::from_secs(20), cluster.router.drain()).await.expect("bounded");
+    drop(answer);
+}
+
+#[tokio::test]
+async fn a_router_drains_no_sooner_than_its_answers_are_read() {
+    let mut cluster = Cluster::start(|_| ()).await;
+    let d = cluster.worker(Role::Decode, "d").await;
+    let (mut answer, tokens) = ended_unread(&cluster, &d).await;
     let mut drain = pin!(cluster.router.drain());
     assert!(timeout(Duration::from_millis(300), &mut drain).await.is_err(), "its answer lies unread");
     let mut read = 0;
     while let Some(message) = answer.message().await.unwrap() {
         read += message.token_ids.len() as u32;
     }
-    assert_eq!(read, TOKENS);
+    assert_eq!(read, tokens);
     timeout(Duration::from_secs(20), drain).await.expect("nothing is left to read");
 }

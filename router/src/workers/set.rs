@@ -102,7 +102,7 @@ impl WorkerSet {
             let (now, mut left) = (Instant::now(), self.left.lock());
             left.retain(|_, at| now.saturating_duration_since(*at) < REMEMBERED);
             if left.len() < LEFT_MAX {
-                left.extend(names(&worker.record.card).map(|name| (name.clone(), now)));
+                left.extend(worker.record.card.names().map(|name| (name.to_owned(), now)));
             }
         }
         self.workers.rcu(|all| {
@@ -156,7 +156,7 @@ impl WorkerSet {
     /// Whether a decode worker serves this name that is registered and not ready, or left a while ago: it may be back in a moment.
     pub(crate) fn may_be_back(&self, name: &str, now: Instant) -> bool {
         let is_it = |worker: &Arc<WorkerHandle>| {
-            worker.record.role == Role::Decode && names(&worker.record.card).any(|n| n == name)
+            worker.record.role == Role::Decode && worker.record.card.names().any(|n| n == name)
         };
         let left = |at: &Instant| now.saturating_duration_since(*at) < REMEMBERED;
         self.workers.load().values().any(is_it) || self.left.lock().get(name).is_some_and(left)
@@ -184,11 +184,6 @@ impl WorkerSet {
         }
         models.into_values().collect()
     }
-}
-
-/// What clients may call a model.
-fn names(card: &ModelCard) -> impl Iterator<Item = &String> {
-    std::iter::once(&card.id).chain(&card.served_names)
 }
 
 #[cfg(test)]
