@@ -1,9 +1,9 @@
 //! What a request yields, whatever the front: deltas, then one end.
 
-use baton_types::{FinishReason, PhaseTimings, RequestError, TokenId, TokenLogprobs, Usage};
-use futures::Stream;
+use baton_types::{ErrorKind, FinishReason, PhaseTimings, RequestError, TokenId, TokenLogprobs, Usage};
+use futures::{Stream, StreamExt as _};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use tokio::sync::mpsc;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
@@ -43,22 +43,33 @@ pub(crate) enum Event {
 /// What a front receives.
 pub(crate) type EventResult = Result<Event, RequestError>;
 
-/// The events of one request: deltas, then one end. Bounded: not reading pauses the workers, dropping it cancels them.
+/// The events of one request: deltas, then one end, always. Bounded: not reading pauses the workers, dropping it cancels them.
 #[derive(Debug)]
 pub(crate) struct Events {
-    events: mpsc::Receiver<EventResult>,
+    /// `None` once the end was yielded.
+    events: Option<mpsc::Receiver<EventResult>>,
     /// A request that has ended is not over before its client has read the answer: a drain waits for that.
     _unread: TaskTrackerToken,
 }
 
 impl Events {
     pub(crate) fn new(events: mpsc::Receiver<EventResult>, unread: TaskTrackerToken) -> Self {
-        Self { events, _unread: unread }
+        Self { events: Some(events), _unread: unread }
     }
 
-    /// The next event; `None` once there is none.
-    pub(crate) async fn recv(&mut self) -> Option<EventResult> {
-        self.events.recv().await
+    /// All of it at once.
+    pub(crate) async fn whole(mut self) -> Result<(Delta, Finished), RequestError> {
+        let mut whole = Delta::default();
+        loop {
+            match self.next().await.unwrap_or_else(|| Err(lost()))? {
+                Event::Delta(delta) => {
+                    whole.text += &delta.text;
+                    whole.token_ids.extend(delta.token_ids);
+                    whole.logprobs.extend(delta.logprobs);
+                }
+                Event::Finished(finished) => return Ok((whole, finished)),
+            }
+        }
     }
 }
 
@@ -66,6 +77,53 @@ impl Stream for Events {
     type Item = EventResult;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<EventResult>> {
-        self.events.poll_recv(cx)
+        let Some(events) = &mut self.events else { return Poll::Ready(None) };
+        let event = ready!(events.poll_recv(cx)).unwrap_or_else(|| Err(lost()));
+        if !matches!(event, Ok(Event::Delta(_))) {
+            self.events = None;
+        }
+        Poll::Ready(Some(event))
+    }
+}
+
+/// The task of a request ended without an end: a panic.
+fn lost() -> RequestError {
+    RequestError::new(ErrorKind::Internal, "the request was lost inside the router")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio_util::task::TaskTracker;
+
+    async fn read(sent: Vec<EventResult>) -> Vec<EventResult> {
+        let (sender, receiver) = mpsc::channel(10);
+        for event in sent {
+            sender.send(event).await.unwrap();
+        }
+        drop(sender);
+        Events::new(receiver, TaskTracker::new().token()).collect().await
+    }
+
+    #[tokio::test]
+    async fn there_is_one_end_whatever_becomes_of_the_request() {
+        let delta = || Ok(Event::Delta(Delta::default()));
+        let finished = || {
+            Ok(Event::Finished(Finished {
+                reason: FinishReason::Length,
+                usage: Usage::default(),
+                timings: PhaseTimings::default(),
+                crossed_classes: Vec::new(),
+            }))
+        };
+        let refused = || Err(RequestError::new(ErrorKind::Overloaded, "full"));
+        for (sent, expected) in [
+            (vec![delta(), finished()], vec![delta(), finished()]),
+            (vec![delta(), refused()], vec![delta(), refused()]),
+            (vec![delta()], vec![delta(), Err(lost())]),
+            (vec![], vec![Err(lost())]),
+        ] {
+            assert_eq!(read(sent).await, expected);
+        }
     }
 }

@@ -3,7 +3,6 @@
 use super::{HttpState, error, headers, sse};
 use crate::flow::Generation;
 use crate::openai::{AnswerHead, Common, Endpoint, chat as chat_request, completions as completions_request};
-use crate::output::{Delta, Event, Events, Finished};
 use crate::request::{GenerationRequest, Prompt};
 use axum::Json;
 use axum::body::Bytes;
@@ -12,6 +11,7 @@ use axum::extract::{FromRequest, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use baton_types::{ErrorKind, RequestError, RequestId, Usage};
+use futures::StreamExt as _;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tokio::time::{timeout, timeout_at};
@@ -100,13 +100,12 @@ async fn generate(
 
 async fn respond(state: &HttpState, head: AnswerHead, mut generation: Generation) -> Result<Response, RequestError> {
     if !head.options.stream {
-        let (whole, finished) = collect(&mut generation.events).await?;
+        let (whole, finished) = generation.events.whole().await?;
         return Ok(headers::add_cache_hit(Json(head.whole(&whole, &finished)).into_response(), &finished.usage));
     }
     // An error before the first token still gets its status; a long queue gets an open stream with keepalives instead.
-    let first = match timeout(state.sse_keepalive, generation.events.recv()).await {
-        Ok(Some(event)) => Some(event?),
-        Ok(None) => return Err(lost()),
+    let first = match timeout(state.sse_keepalive, generation.events.next()).await {
+        Ok(event) => event.transpose()?,
         Err(_) => None,
     };
     let response = sse::response(head, first, generation.events, state.sse_keepalive);
@@ -141,24 +140,4 @@ fn head(endpoint: Endpoint, options: crate::openai::AnswerOptions, generation: &
         seed: generation.seed,
         token_text: Arc::new(move |token| text.as_ref()?.token_bytes(token)),
     }
-}
-
-async fn collect(events: &mut Events) -> Result<(Delta, Finished), RequestError> {
-    let mut whole = Delta::default();
-    while let Some(event) = events.recv().await {
-        match event? {
-            Event::Delta(delta) => {
-                whole.text += &delta.text;
-                whole.token_ids.extend(delta.token_ids);
-                whole.logprobs.extend(delta.logprobs);
-            }
-            Event::Finished(finished) => return Ok((whole, finished)),
-        }
-    }
-    Err(lost())
-}
-
-/// The task of a request ended without an end: a panic.
-pub(super) fn lost() -> RequestError {
-    RequestError::new(ErrorKind::Internal, "the request was lost inside the router")
 }

@@ -1,6 +1,6 @@
 //! Server-sent events: chunks, then `[DONE]`; or an error, and the end without `[DONE]`.
 
-use super::{error, generate};
+use super::error;
 use crate::openai::AnswerHead;
 use crate::output::{Event, EventResult, Events};
 use axum::http::{HeaderValue, header};
@@ -20,13 +20,12 @@ struct Chunks {
     /// Written before anything more is read.
     pending: VecDeque<SseEvent>,
     offset: usize,
-    ended: bool,
 }
 
 /// The streaming answer; dropping its body drops the request.
 pub(super) fn response(head: AnswerHead, first: Option<Event>, events: Events, keepalive: Duration) -> Response {
     let pending = head.first_chunk().iter().map(chunk).collect();
-    let mut chunks = Chunks { head, events, pending, offset: 0, ended: false };
+    let mut chunks = Chunks { head, events, pending, offset: 0 };
     if let Some(first) = first {
         chunks.take(Ok(first));
     }
@@ -48,10 +47,7 @@ impl Chunks {
             if let Some(event) = self.pending.pop_front() {
                 return Some(event);
             }
-            if self.ended {
-                return None;
-            }
-            let event = self.events.recv().await.unwrap_or_else(|| Err(generate::lost()));
+            let event = self.events.next().await?;
             self.take(event);
         }
     }
@@ -64,12 +60,8 @@ impl Chunks {
             Ok(Event::Finished(finished)) => {
                 self.pending.extend(self.head.last_chunks(&finished).iter().map(chunk));
                 self.pending.push_back(SseEvent::default().data(DONE));
-                self.ended = true;
             }
-            Err(e) => {
-                self.pending.push_back(chunk(&error::body(&e)));
-                self.ended = true;
-            }
+            Err(e) => self.pending.push_back(chunk(&error::body(&e))),
         }
     }
 }
