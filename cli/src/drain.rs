@@ -1,9 +1,9 @@
 //! `baton drain`: takes one worker out of a running cluster, and says what becomes of the requests that it runs.
 
+use crate::router::{RouterArgs, explain};
 use anyhow::{Context, bail};
 use baton_proto::v1::{self, admin_client::AdminClient};
 use clap::Args;
-use std::time::Duration;
 use tonic::{Code, Status};
 
 /// Arguments of `baton drain`.
@@ -11,9 +11,8 @@ use tonic::{Code, Status};
 pub(crate) struct DrainArgs {
     /// Name of the worker, as in `--instance`; `name@incarnation` where two starts of it are registered.
     worker: String,
-    /// gRPC address of a router.
-    #[arg(long, default_value = "http://127.0.0.1:50051")]
-    server: String,
+    #[command(flatten)]
+    router: RouterArgs,
     /// Requests that run may end within so many seconds, the others go on elsewhere; the worker's `drain.drain_ms_max` where absent.
     #[arg(long, visible_alias = "timeout", value_name = "SECONDS")]
     timeout_s: Option<u64>,
@@ -21,23 +20,14 @@ pub(crate) struct DrainArgs {
 
 /// Drains the worker, tells how many requests run there as they get fewer, and waits for the end.
 pub(crate) async fn run(args: DrainArgs) -> anyhow::Result<()> {
-    // A router that falls silent ends the wait, however long the drain may take.
-    let endpoint = tonic::transport::Endpoint::from_shared(args.server.clone())?
-        .connect_timeout(Duration::from_secs(5))
-        .http2_keep_alive_interval(Duration::from_secs(2))
-        .keep_alive_timeout(Duration::from_secs(4))
-        .keep_alive_while_idle(true);
-    let channel = endpoint
-        .connect()
-        .await
-        .with_context(|| format!("no router answers at {}: say --server http://HOST:PORT", args.server))?;
+    let channel = args.router.connect("").await?;
     let name = &args.worker;
     let timeout_ms = args.timeout_s.map(|s| s.saturating_mul(1_000));
     let request = v1::DrainWorkerRequest { worker: name.clone(), timeout_ms };
-    let mut events = AdminClient::new(channel).drain(request).await.map_err(explain)?.into_inner();
+    let mut events = AdminClient::new(channel).drain(request).await.map_err(refused)?.into_inner();
     let mut told = None;
     let goes_on = || format!("lost the router while {name} drained, which goes on there");
-    while let Some(event) = events.message().await.map_err(explain).with_context(goes_on)? {
+    while let Some(event) = events.message().await.map_err(refused).with_context(goes_on)? {
         if let Some(drained) = event.drained {
             println!("{}", summary(name, drained));
             return Ok(());
@@ -50,12 +40,12 @@ pub(crate) async fn run(args: DrainArgs) -> anyhow::Result<()> {
     bail!(goes_on())
 }
 
-fn explain(status: Status) -> anyhow::Error {
+fn refused(status: Status) -> anyhow::Error {
     match status.code() {
         Code::Unimplemented if status.message().is_empty() => {
             anyhow::anyhow!("this router cannot drain workers; end the worker with SIGTERM, which drains it too")
         }
-        code => anyhow::anyhow!("{} ({code:?})", status.message()),
+        _ => explain(&status),
     }
 }
 

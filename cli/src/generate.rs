@@ -1,5 +1,6 @@
 //! `baton generate`: one prompt, the streamed answer, and a line that says where its time went.
 
+use crate::router::{RouterArgs, explain};
 use anyhow::{Context, ensure};
 use baton_proto::v1::{self, inference_client::InferenceClient, segment::Kind};
 use clap::Args;
@@ -11,9 +12,8 @@ use std::time::{Duration, Instant};
 pub(crate) struct GenerateArgs {
     /// What to say to the model; one user message of a chat.
     prompt: String,
-    /// gRPC address of the router.
-    #[arg(long, default_value = "http://127.0.0.1:50051")]
-    server: String,
+    #[command(flatten)]
+    router: RouterArgs,
     /// Served name of the model; may be left out where the cluster serves one.
     #[arg(long, default_value = "")]
     model: String,
@@ -81,17 +81,13 @@ impl GenerateArgs {
 /// Sends the prompt and prints what comes.
 pub(crate) async fn run(args: GenerateArgs) -> anyhow::Result<()> {
     ensure!(!(args.raw && args.system.is_some()), "--system needs a chat; leave --raw out");
-    let endpoint =
-        tonic::transport::Endpoint::from_shared(args.server.clone())?.connect_timeout(Duration::from_secs(5));
-    let channel = endpoint.connect().await.with_context(|| {
-        format!("no cluster answers at {}: start one with `baton up`, or say --server", args.server)
-    })?;
+    let channel = args.router.connect("start a cluster with `baton up`, or ").await?;
     let mut request = tonic::Request::new(args.request());
     request.set_timeout(Duration::from_secs(args.timeout_s));
     let sent = Instant::now();
-    let mut stream = InferenceClient::new(channel).generate(request).await.map_err(explain)?.into_inner();
+    let mut stream = InferenceClient::new(channel).generate(request).await.map_err(|s| explain(&s))?.into_inner();
     let (mut first, mut last) = (None, None);
-    while let Some(message) = stream.message().await.map_err(explain)? {
+    while let Some(message) = stream.message().await.map_err(|s| explain(&s))? {
         if first.is_none() && !message.token_ids.is_empty() {
             first = Some(sent.elapsed());
         }
@@ -111,10 +107,6 @@ pub(crate) async fn run(args: GenerateArgs) -> anyhow::Result<()> {
         );
     }
     Ok(())
-}
-
-fn explain(status: tonic::Status) -> anyhow::Error {
-    anyhow::anyhow!("{} ({:?})", status.message(), status.code())
 }
 
 /// One line: queue, prefill, transfer with its exposed part, TTFT as seen here, tokens per second after the first.

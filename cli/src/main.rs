@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 mod drain;
 mod generate;
+mod router;
 mod up;
 
 /// A disaggregated prefill/decode cluster for serving large language models.

@@ -1,12 +1,21 @@
 //! Variables that users expect every program of this kind to honour, and the names of Baton's own.
 
-use crate::config::ENV_PREFIX;
+use crate::config::{ENV_PREFIX, Secret};
 use std::path::PathBuf;
+
+/// Holds the key with which the command line calls a router; no configuration of any process.
+pub const API_KEY_VARIABLE: &str = "BATON_API_KEY";
 
 /// Names of the variables that set configuration, `BATON_*`; an empty one counts as unset.
 pub fn own() -> Vec<String> {
     let set = std::env::vars_os().filter(|(_, value)| !value.is_empty());
-    set.map(|(name, _)| name.to_string_lossy().into_owned()).filter(|name| name.starts_with(ENV_PREFIX)).collect()
+    let names = set.map(|(name, _)| name.to_string_lossy().into_owned());
+    names.filter(|name| name.starts_with(ENV_PREFIX) && name != API_KEY_VARIABLE).collect()
+}
+
+/// The key to call a router with, where one is set: `BATON_API_KEY`.
+pub fn api_key() -> Option<Secret> {
+    std::env::var(API_KEY_VARIABLE).ok().filter(|key| !key.is_empty()).map(Secret::new)
 }
 
 /// The user's cache folder: `XDG_CACHE_HOME`, else `.cache` in the home folder; `None` where there is no home.

@@ -1,5 +1,6 @@
 //! The configuration tree of a router.
 
+use crate::auth::AuthConfig;
 use crate::flow::Limits;
 use crate::placement::Thresholds;
 use crate::recovery::{ProbationLimits, RetryLimits};
@@ -30,6 +31,8 @@ pub struct RouterConfig {
     pub grpc: GrpcConfig,
     /// The OpenAI API, health and metrics over HTTP.
     pub http: HttpConfig,
+    /// Who may call.
+    pub auth: AuthConfig,
     /// Placement.
     pub placement: PlacementConfig,
     /// What follows when a worker fails.
@@ -47,6 +50,7 @@ impl Default for RouterConfig {
             membership: LeaseConfig::default(),
             grpc: GrpcConfig::default().on((Ipv4Addr::LOCALHOST, 50051).into()),
             http: HttpConfig::default(),
+            auth: AuthConfig::default(),
             placement: PlacementConfig::default(),
             retry: RetryConfig::default(),
             limits: LimitsConfig::default(),
@@ -196,6 +200,7 @@ impl Check for RouterConfig {
             .section("membership", &self.membership)
             .section("grpc", &self.grpc)
             .section("http", &self.http)
+            .section("auth", &self.auth)
             .section("placement", &self.placement)
             .section("retry", &self.retry)
             .section("limits", &self.limits);

@@ -13,6 +13,7 @@
 //! costs and gRPC. It holds no model files: cards, tokenizers and templates come from the workers.
 
 mod admission;
+mod auth;
 mod config;
 mod deadline;
 mod flow;
@@ -35,6 +36,7 @@ mod testing;
 mod tests;
 mod workers;
 
+pub use auth::{AuthConfig, KeysError};
 pub use config::{HttpConfig, LimitsConfig, PlacementConfig, RetryConfig, RouterConfig};
 pub use request::PrefillPolicy;
 pub use server::{Router, RouterError, RunningRouter, run};

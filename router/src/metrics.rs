@@ -1,8 +1,10 @@
 //! Router-side metrics. Labels are bounded: models and pools come from workers' records, everything else from enums. The pool is that
 //! of the decode worker which a request is placed on, and empty before.
 
+mod auth;
 mod membership;
 
+pub(crate) use auth::AuthMetrics;
 pub(crate) use membership::MembershipMetrics;
 
 use crate::placement::Reason;

@@ -2,7 +2,7 @@
 
 use baton_text::Message;
 use baton_types::{
-    ErrorKind, ModelCard, RequestError, RequestId, SamplingDefaults, SamplingError, SamplingParams, TokenId,
+    ErrorKind, ModelCard, RequestError, RequestId, SamplingDefaults, SamplingError, SamplingParams, TenantId, TokenId,
 };
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
@@ -86,6 +86,8 @@ pub(crate) struct Sampling {
 pub(crate) struct GenerationRequest {
     /// The client's id, or one drawn here.
     pub(crate) id: RequestId,
+    /// Whose key it came with; never what the request says.
+    pub(crate) tenant: TenantId,
     /// Name of the model; empty where the client leaves it to the cluster.
     pub(crate) model: String,
     /// What to continue.

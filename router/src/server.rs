@@ -2,11 +2,12 @@
 
 use crate::RouterConfig;
 use crate::admission::Admission;
+use crate::auth::{Access, KeysError};
 use crate::deadline::Deadlines;
 use crate::flow::{Core, Tokenizing};
-use crate::grpc::{AdminService, InferenceService};
+use crate::grpc::{AdminService, InferenceService, callers, operators};
 use crate::http::{HttpState, routes};
-use crate::metrics::{MembershipMetrics, RouterMetrics};
+use crate::metrics::{AuthMetrics, MembershipMetrics, RouterMetrics};
 use crate::models::TextCache;
 use crate::placement::Experience;
 use crate::readiness::readiness;
@@ -31,6 +32,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tonic::service::interceptor::InterceptedService;
 
 /// How often readiness is looked at for the health service.
 const READINESS_EVERY: Duration = Duration::from_millis(100);
@@ -46,6 +48,9 @@ pub enum RouterError {
     /// An address cannot be listened on.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// The keys of those who may call cannot be read.
+    #[error(transparent)]
+    Keys(#[from] KeysError),
     /// A server ended on its own.
     #[error("the {0} server ended: {1}")]
     Server(&'static str, String),
@@ -77,6 +82,8 @@ impl Router {
 
     /// Like [`Router::start`], with the metrics of the process.
     pub async fn start_with(config: RouterConfig, metrics: Metrics) -> Result<RunningRouter, RouterError> {
+        let stop = CancellationToken::new();
+        let access = Access::start(&config.auth, metrics.register(AuthMetrics::register), stop.clone()).await?;
         let grpc_listener = grpc::bind(&config.grpc).await?;
         let http_listener = Listener::bind(config.http.listen, config.http.connections_max).await?;
         let (grpc_addr, http_addr) = (grpc_listener.address(), http_listener.address());
@@ -102,7 +109,6 @@ impl Router {
         let membership = RouterBackend::start(&config.membership);
         let members = MembershipMetrics { membership: membership.clone(), workers: core.workers.clone() };
         metrics.register(|registry| registry.register_collector(Box::new(members)));
-        let stop = CancellationToken::new();
         let supervisor = Supervisor {
             membership: membership.membership(),
             workers: core.workers.clone(),
@@ -116,9 +122,10 @@ impl Router {
         let (reporter, health) = grpc::health();
         let inference = InferenceServer::new(InferenceService::new(core.clone(), deadlines))
             .max_decoding_message_size(config.grpc.message_max());
+        let admin = AdminServer::new(AdminService::new(core.workers.clone()));
         let grpc_router = grpc::server(&config.grpc)
-            .add_service(inference)
-            .add_service(AdminServer::new(AdminService::new(core.workers.clone())))
+            .add_service(InterceptedService::new(inference, callers(access.clone())))
+            .add_service(InterceptedService::new(admin, operators(access.clone())))
             .add_optional_service(membership.service())
             .add_service(health);
         let mut services = vec![inference_server::SERVICE_NAME, admin_server::SERVICE_NAME];
@@ -132,6 +139,7 @@ impl Router {
 
         let state = HttpState {
             core: core.clone(),
+            access,
             deadlines,
             body_bytes_max: usize::try_from(config.http.body_bytes_max.0).unwrap_or(usize::MAX),
             sse_keepalive: Duration::from_millis(config.http.sse_keepalive_ms),

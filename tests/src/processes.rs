@@ -40,7 +40,13 @@ pub fn commit() -> String {
 
 /// Runs `baton` with `arguments` to its end.
 pub fn baton(arguments: &[&str]) -> anyhow::Result<Output> {
-    Ok(Command::new(binary("baton")?).args(arguments).stdin(Stdio::null()).output()?)
+    baton_with(arguments, &[])
+}
+
+/// The same with further variables.
+pub fn baton_with(arguments: &[&str], variables: &[(&str, &str)]) -> anyhow::Result<Output> {
+    let mut command = Command::new(binary("baton")?);
+    Ok(command.args(arguments).envs(variables.iter().copied()).stdin(Stdio::null()).output()?)
 }
 
 /// Runs the Python client `tests/clients/{script}` to its end; an error shows all that it printed.

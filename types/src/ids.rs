@@ -99,6 +99,17 @@ name!(
     /// Name of one request, from the client's `x-request-id` or drawn by the router.
     RequestId, "a request id", 128
 );
+name!(
+    /// Name of whoever an API key belongs to. Shorter than a SHA-256 in hex, so that a hash in the wrong place is none.
+    TenantId, "a tenant", 63
+);
+
+impl Default for TenantId {
+    /// Everybody, where no keys are configured.
+    fn default() -> Self {
+        Self("default".into())
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -111,5 +122,8 @@ mod tests {
             let error = RequestId::try_new(bad).unwrap_err();
             assert!(error.to_string().starts_with("a request id must be"), "{error}");
         }
+        let everybody = TenantId::default();
+        assert_eq!(TenantId::try_new(everybody.as_str()), Ok(everybody));
+        assert!(TenantId::try_new("ab".repeat(32)).is_err(), "a hash is no tenant");
     }
 }

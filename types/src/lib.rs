@@ -21,7 +21,7 @@ pub use class::{Compatibility, Digest, Mismatch, NumericsClass};
 pub use dtype::Dtype;
 pub use error::{ErrorKind, RequestError};
 pub use fence::{Fence, FencePoll, FenceStatus};
-pub use ids::{BlockId, Incarnation, InstanceId, RequestId, TicketId, TokenId};
+pub use ids::{BlockId, Incarnation, InstanceId, RequestId, TenantId, TicketId, TokenId};
 pub use instance::{InstanceRecord, ModelCard, Party, ProtocolRange, Role, Shard};
 pub use layout::{GroupBlocks, GroupKind, KvGroup, KvLayout, KvPlane, KvPoolMap, LayoutError, WATERMARK_BLOCKS};
 pub use memory::{MemoryKind, PoolMemory};

@@ -7,7 +7,7 @@ use baton_node::environment;
 /// Sections of the configuration tree that every process has.
 const SHARED: [&str; 4] = ["admin", "drain", "grpc", "telemetry"];
 /// Those of routers. Workers have a `membership` too, but here flags set all of it that is not [`ETCD`].
-const ROUTER: [&str; 5] = ["http", "limits", "membership", "placement", "retry"];
+const ROUTER: [&str; 6] = ["auth", "http", "limits", "membership", "placement", "retry"];
 /// A part of a section that every process has.
 pub(super) const ETCD: &str = "membership__etcd__";
 /// Those of workers.

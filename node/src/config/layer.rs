@@ -1,6 +1,7 @@
 //! The layers over the defaults, each of which can say where a key was set.
 
 use super::{ConfigError, ENV_PREFIX, Overlay};
+use crate::environment::API_KEY_VARIABLE;
 use figment::value::{Dict, Map, Tag, Value};
 use figment::{Error, Figment, Metadata, Profile, Provider};
 use std::collections::BTreeMap;
@@ -42,9 +43,8 @@ impl Layer {
     pub(super) fn env(variables: &[(String, String)]) -> Result<Self, ConfigError> {
         let mut values = Dict::new();
         for (name, text) in variables {
-            let Some(key) = name.strip_prefix(ENV_PREFIX).filter(|_| name != FILE_VARIABLE && !text.is_empty()) else {
-                continue;
-            };
+            let other = [FILE_VARIABLE, API_KEY_VARIABLE].contains(&name.as_str());
+            let Some(key) = name.strip_prefix(ENV_PREFIX).filter(|_| !other && !text.is_empty()) else { continue };
             let key = key.to_ascii_lowercase();
             // Lists and tables have figment's syntax, `[a, b]`; all else stays text, so that "1" can also name a pool.
             let structured = text.starts_with(['[', '{']);

@@ -72,7 +72,8 @@ fn later_layers_win() {
     assert_eq!(case.load("", &[], &[]).unwrap(), Tree::default());
 
     let file = "pool = 'from-file'\n[telemetry]\nlog = 'warn'\n";
-    let env = [("BATON_POOL", "from-env"), ("PATH", "/bin"), ("BATON_TELEMETRY__LOG_FORMAT", "")];
+    let env =
+        [("BATON_POOL", "from-env"), ("PATH", "/bin"), ("BATON_TELEMETRY__LOG_FORMAT", ""), ("BATON_API_KEY", "k")];
     let pool = |env: &[(&str, &str)], flags: &[&str]| case.load(file, env, flags).unwrap().pool;
     assert_eq!(pool(&[], &[]), "from-file");
     assert_eq!(pool(&env, &[]), "from-env");

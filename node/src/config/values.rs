@@ -91,6 +91,11 @@ const MASK: &str = "********";
 pub struct Secret(String);
 
 impl Secret {
+    /// A secret that comes from elsewhere than a configuration.
+    pub(crate) fn new(secret: String) -> Self {
+        Self(secret)
+    }
+
     /// The secret itself.
     pub fn expose(&self) -> &str {
         &self.0

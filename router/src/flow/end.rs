@@ -34,9 +34,9 @@ pub(super) fn record(job: &Job, result: &Result<Finished, RequestError>, usage: 
             failed(span, error);
             metrics.ended(Outcome::Failed(error.kind));
             if error.kind == ErrorKind::Internal {
-                tracing::error!(request = %job.id, %error, "a request failed");
+                tracing::error!(request = %job.id, tenant = %job.tenant, %error, "a request failed");
             } else {
-                tracing::debug!(request = %job.id, %error, kind = error.kind.name(), "a request ended early");
+                tracing::debug!(request = %job.id, tenant = %job.tenant, %error, kind = error.kind.name(), "a request ended early");
             }
         }
     }

@@ -12,7 +12,7 @@ use crate::recovery::{Avoided, Failure, GiveUp, Phase, Recovery};
 use crate::request::PrefillPolicy;
 use crate::workers::ServedModel;
 use baton_text::StopMatcher;
-use baton_types::{ErrorKind, FinishReason, RequestError, RequestId, SamplingParams, TokenId};
+use baton_types::{ErrorKind, FinishReason, RequestError, RequestId, SamplingParams, TenantId, TokenId};
 use parking_lot::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
@@ -23,6 +23,7 @@ use tracing::{Instrument, Span};
 /// A request with its tokens.
 pub(super) struct Job {
     pub(super) id: RequestId,
+    pub(super) tenant: TenantId,
     pub(super) model: ServedModel,
     pub(super) tokens: Arc<[TokenId]>,
     pub(super) sampling: SamplingParams,
@@ -63,11 +64,12 @@ impl Clocked for RequestMetrics {
 impl Job {
     pub(super) fn new(request: &crate::request::GenerationRequest, policy: PrefillPolicy, prepared: Prepared) -> Self {
         let Prepared { model, tokens, sampling, stops, metrics, span } = prepared;
-        let (id, priority) = (request.id.clone(), request.priority);
+        let (id, tenant, priority) = (request.id.clone(), request.tenant.clone(), request.priority);
         let (received, deadline, queued) = (request.received, request.deadline, OnceLock::new());
         let predicted = Mutex::default();
         Self {
             id,
+            tenant,
             model,
             tokens,
             sampling,
@@ -177,7 +179,7 @@ impl Job {
                     });
                 }
             };
-            tracing::info!(request = %self.id, phase = phase.name(), error = %said, tokens = answer.tokens().len(), "places the request anew");
+            tracing::info!(request = %self.id, tenant = %self.tenant, phase = phase.name(), error = %said, tokens = answer.tokens().len(), "places the request anew");
             if let Ok(chosen) = &chosen {
                 chosen.failed(&retry, &mut avoided, &core.limits.probation);
                 retries += 1;

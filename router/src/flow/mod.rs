@@ -132,6 +132,7 @@ impl Core {
             gen_ai.request.top_p = field::Empty,
             gen_ai.request.seed = field::Empty,
             gen_ai.response.id = %request.id,
+            baton.tenant = %request.tenant,
             gen_ai.response.finish_reasons = field::Empty,
             gen_ai.usage.input_tokens = field::Empty,
             gen_ai.usage.output_tokens = field::Empty,

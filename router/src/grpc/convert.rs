@@ -3,7 +3,7 @@
 use crate::request::{GenerationRequest, MESSAGES_MAX, PrefillPolicy, Prompt, Sampling, Segment, request_id};
 use baton_proto::v1;
 use baton_text::{Message, Role};
-use baton_types::{RequestError, RequestId};
+use baton_types::{RequestError, RequestId, TenantId};
 use serde_json::{Map, Value};
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ pub(super) fn id(message: &v1::GenerateRequest, headers: &http::HeaderMap) -> (R
 }
 
 pub(super) fn request(
-    id: RequestId,
+    (id, tenant): (RequestId, TenantId),
     message: v1::GenerateRequest,
     headers: http::HeaderMap,
     received: Instant,
@@ -28,6 +28,7 @@ pub(super) fn request(
     })?;
     Ok(GenerationRequest {
         id,
+        tenant,
         model: message.model,
         prompt: prompt(message.prompt, &message.chat_template_kwargs)?,
         sampling: sampling(message.sampling.unwrap_or_default()),

@@ -1,10 +1,13 @@
 //! The gRPC front: `baton.v1.Inference` over the flow, and `baton.v1.Admin` for operators.
 
+mod access;
 mod admin;
 mod convert;
 
+pub(crate) use access::{callers, operators};
 pub(crate) use admin::AdminService;
 
+use crate::auth::Caller;
 use crate::deadline::{Deadlines, of_grpc};
 use crate::flow::{Core, Generation, Refused};
 use crate::output::{Event, EventResult};
@@ -38,12 +41,13 @@ impl Inference for InferenceService {
 
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
         let received = Instant::now();
-        let (metadata, _, message) = request.into_parts();
+        let (metadata, extensions, message) = request.into_parts();
+        let Caller { tenant, operator: _ } = access::caller(&extensions)?;
         let stated = of_grpc(&metadata);
         let headers = metadata.into_headers();
         let (id, given) = convert::id(&message, &headers);
         let request = given.and(stated).and_then(|stated| {
-            convert::request(id.clone(), message, headers, received, self.deadlines.of(stated, received))
+            convert::request((id.clone(), tenant), message, headers, received, self.deadlines.of(stated, received))
         });
         let generation = match request {
             Ok(request) => self.core.generate(request).await,

@@ -1,30 +1,40 @@
 //! The two generating endpoints.
 
 use super::{HttpState, error, headers, sse};
+use crate::auth::Caller;
 use crate::flow::Generation;
 use crate::openai::{AnswerHead, Common, Endpoint, chat as chat_request, completions as completions_request};
 use crate::request::{GenerationRequest, Prompt};
-use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{FromRequest, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use baton_types::{ErrorKind, RequestError, RequestId, Usage};
+use axum::{Extension, Json};
+use baton_types::{ErrorKind, RequestError, RequestId, TenantId, Usage};
 use futures::StreamExt as _;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tokio::time::{timeout, timeout_at};
 
-pub(super) async fn chat(state: State<HttpState>, request: Request) -> Response {
-    answer(state.0, request, Endpoint::Chat).await
+pub(super) async fn chat(state: State<HttpState>, caller: Extension<Caller>, request: Request) -> Response {
+    answer(state.0, caller.0, request, Endpoint::Chat).await
 }
 
-pub(super) async fn completions(state: State<HttpState>, request: Request) -> Response {
-    answer(state.0, request, Endpoint::Completions).await
+pub(super) async fn completions(state: State<HttpState>, caller: Extension<Caller>, request: Request) -> Response {
+    answer(state.0, caller.0, request, Endpoint::Completions).await
 }
 
-async fn answer(state: HttpState, request: Request, endpoint: Endpoint) -> Response {
+/// What a request brings besides its body.
+struct Head {
+    id: RequestId,
+    tenant: TenantId,
+    headers: HeaderMap,
+    received: Instant,
+    deadline: Instant,
+}
+
+async fn answer(state: HttpState, caller: Caller, request: Request, endpoint: Endpoint) -> Response {
     let received = Instant::now();
     let headers = request.headers().clone();
     let (id, given) = headers::id(&headers);
@@ -39,22 +49,18 @@ async fn answer(state: HttpState, request: Request, endpoint: Endpoint) -> Respo
             error::plain(StatusCode::UNSUPPORTED_MEDIA_TYPE, message, "unsupported_media_type")
         }
         Err(e) => error::response(&e),
-        Ok(deadline) => answer_within(&state, request, headers, endpoint, id.clone(), (received, deadline)).await,
+        Ok(deadline) => {
+            let head = Head { id: id.clone(), tenant: caller.tenant, headers, received, deadline };
+            answer_within(&state, request, endpoint, head).await
+        }
     };
     headers::add_id(response, &id)
 }
 
 /// The deadline holds from the first byte on: a client that sends its body slowly waits no longer than one that gets no answer.
-async fn answer_within(
-    state: &HttpState,
-    request: Request,
-    headers: HeaderMap,
-    endpoint: Endpoint,
-    id: RequestId,
-    (received, deadline): (Instant, Instant),
-) -> Response {
+async fn answer_within(state: &HttpState, request: Request, endpoint: Endpoint, head: Head) -> Response {
     let body: Result<Bytes, BytesRejection> =
-        match timeout_at(deadline.into(), Bytes::from_request(request, state)).await {
+        match timeout_at(head.deadline.into(), Bytes::from_request(request, state)).await {
             Ok(body) => body,
             Err(_) => {
                 let message = "the deadline passed before the whole body had come";
@@ -67,18 +73,11 @@ async fn answer_within(
             error::plain(StatusCode::PAYLOAD_TOO_LARGE, &message, "request_too_large")
         }
         Err(_) => error::plain(StatusCode::BAD_REQUEST, "the body could not be read", "unreadable_body"),
-        Ok(body) => generate(state, headers, &body, endpoint, id, (received, deadline)).await,
+        Ok(body) => generate(state, &body, endpoint, head).await,
     }
 }
 
-async fn generate(
-    state: &HttpState,
-    headers: HeaderMap,
-    body: &[u8],
-    endpoint: Endpoint,
-    id: RequestId,
-    times: (Instant, Instant),
-) -> Response {
+async fn generate(state: &HttpState, body: &[u8], endpoint: Endpoint, head: Head) -> Response {
     let parsed = match endpoint {
         Endpoint::Chat => chat_request::parse(body),
         Endpoint::Completions => completions_request::parse(body),
@@ -88,11 +87,11 @@ async fn generate(
         Err(e) => return error::response(&e),
     };
     let options = common.options.clone();
-    let (response, trace_id) = match state.core.generate(request(prompt, common, id, headers, times)).await {
+    let (response, trace_id) = match state.core.generate(request(prompt, common, head)).await {
         Err(refused) => (Err(refused.error), refused.trace_id),
         Ok(mut generation) => {
             let trace_id = std::mem::take(&mut generation.trace_id);
-            (respond(state, head(endpoint, options, &generation), generation).await, trace_id)
+            (respond(state, answer_head(endpoint, options, &generation), generation).await, trace_id)
         }
     };
     headers::add_trace(response.unwrap_or_else(|e| error::response(&e)), &trace_id)
@@ -113,18 +112,25 @@ async fn respond(state: &HttpState, head: AnswerHead, mut generation: Generation
     Ok(headers::add_cache_hit(response, &Usage::default()))
 }
 
-fn request(
-    prompt: Prompt,
-    common: Common,
-    id: RequestId,
-    headers: HeaderMap,
-    (received, deadline): (Instant, Instant),
-) -> GenerationRequest {
+fn request(prompt: Prompt, common: Common, head: Head) -> GenerationRequest {
     let Common { model, sampling, stop, prefill_policy, priority, options: _ } = common;
-    GenerationRequest { id, model, prompt, sampling, stop, prefill_policy, priority, deadline, headers, received }
+    let Head { id, tenant, headers, received, deadline } = head;
+    GenerationRequest {
+        id,
+        tenant,
+        model,
+        prompt,
+        sampling,
+        stop,
+        prefill_policy,
+        priority,
+        deadline,
+        headers,
+        received,
+    }
 }
 
-fn head(endpoint: Endpoint, options: crate::openai::AnswerOptions, generation: &Generation) -> AnswerHead {
+fn answer_head(endpoint: Endpoint, options: crate::openai::AnswerOptions, generation: &Generation) -> AnswerHead {
     let prefix = match endpoint {
         Endpoint::Chat => "chatcmpl",
         Endpoint::Completions => "cmpl",

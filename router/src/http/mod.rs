@@ -1,15 +1,18 @@
 //! The HTTP front: OpenAI's API over the flow.
 
+mod access;
 mod error;
 mod generate;
 mod headers;
 mod models;
 mod sse;
 
+use crate::auth::Access;
 use crate::deadline::Deadlines;
 use crate::flow::Core;
 use axum::Router;
 use axum::extract::DefaultBodyLimit;
+use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 use baton_node::admin::Health;
 use baton_node::metrics::Metrics;
@@ -21,6 +24,8 @@ use std::time::Duration;
 pub(crate) struct HttpState {
     /// The flow.
     pub(crate) core: Arc<Core>,
+    /// Who may call.
+    pub(crate) access: Access,
     /// Default and longest deadline.
     pub(crate) deadlines: Deadlines,
     /// Largest body.
@@ -29,7 +34,7 @@ pub(crate) struct HttpState {
     pub(crate) sse_keepalive: Duration,
 }
 
-/// All routes. No CORS headers are ever sent: pages of other origins cannot read answers.
+/// All routes. Those of the API need a key where there are keys; health and metrics are open to whoever reaches the port. No CORS headers are ever sent: pages of other origins cannot read answers.
 pub(crate) fn routes(state: HttpState, health: Health, metrics: Metrics) -> Router {
     let body_bytes_max = state.body_bytes_max;
     Router::new()
@@ -38,6 +43,7 @@ pub(crate) fn routes(state: HttpState, health: Health, metrics: Metrics) -> Rout
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*model}", get(models::one))
         .layer(DefaultBodyLimit::max(body_bytes_max))
+        .route_layer(from_fn_with_state(state.access.clone(), access::admit))
         .with_state(state)
         .merge(baton_node::admin::routes(health, metrics))
         .fallback(error::no_route)

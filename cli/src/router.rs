@@ -1,0 +1,86 @@
+//! The way from the command line to a router: one address, one key, one set of limits for all verbs.
+
+use anyhow::Context;
+use baton_node::environment::{API_KEY_VARIABLE, api_key};
+use clap::Args;
+use std::time::Duration;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Status};
+
+/// Where the router is.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct RouterArgs {
+    /// gRPC address of a router; BATON_API_KEY holds the key to call it with, where it asks for one.
+    #[arg(long, visible_alias = "router", value_name = "URL", default_value = "http://127.0.0.1:50051")]
+    server: String,
+}
+
+/// Calls of a router, each with the key.
+pub(crate) type RouterChannel = InterceptedService<Channel, Key>;
+
+/// Adds the key to each call, where there is one.
+#[derive(Clone, Debug)]
+pub(crate) struct Key(Option<MetadataValue<Ascii>>);
+
+impl Interceptor for Key {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(key) = &self.0 {
+            request.metadata_mut().insert("authorization", key.clone());
+        }
+        Ok(request)
+    }
+}
+
+impl Key {
+    fn of_process() -> anyhow::Result<Self> {
+        let header = |key: &str| -> anyhow::Result<MetadataValue<Ascii>> {
+            let wrong = || format!("{API_KEY_VARIABLE} holds no key: characters that no header can have");
+            let mut value: MetadataValue<Ascii> = format!("Bearer {key}").parse().with_context(wrong)?;
+            value.set_sensitive(true);
+            Ok(value)
+        };
+        Ok(Self(api_key().map(|key| header(key.expose())).transpose()?))
+    }
+}
+
+impl RouterArgs {
+    /// Connects. `or` says what else to do where nobody answers. A router that falls silent ends every call, however long that may take.
+    pub(crate) async fn connect(&self, or: &str) -> anyhow::Result<RouterChannel> {
+        let key = Key::of_process()?;
+        let address = if self.server.contains("://") { self.server.clone() } else { format!("http://{}", self.server) };
+        let endpoint = Endpoint::from_shared(address)?
+            .connect_timeout(Duration::from_secs(5))
+            .http2_keep_alive_interval(Duration::from_secs(2))
+            .keep_alive_timeout(Duration::from_secs(4))
+            .keep_alive_while_idle(true);
+        let silence = || format!("no router answers at {}: {or}say --server http://HOST:PORT", self.server);
+        let channel = endpoint.connect().await.with_context(silence)?;
+        Ok(InterceptedService::new(channel, key))
+    }
+}
+
+/// What a router refused, and what to do about it.
+pub(crate) fn explain(status: &Status) -> anyhow::Error {
+    let (code, message) = (status.code(), status.message());
+    match code {
+        Code::Unauthenticated | Code::PermissionDenied => {
+            anyhow::anyhow!("{message} ({code:?}); set {API_KEY_VARIABLE} to your key")
+        }
+        _ => anyhow::anyhow!("{message} ({code:?})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_key_says_where_keys_come_from() {
+        let told = |status: Status| explain(&status).to_string();
+        assert!(told(Status::unauthenticated("who are you?")).ends_with("set BATON_API_KEY to your key"));
+        assert_eq!(told(Status::not_found("no worker")), "no worker (NotFound)");
+    }
+}

@@ -1,0 +1,32 @@
+//! Why there are no keys.
+
+use super::file::FILE_BYTES_MAX;
+use super::keys::Problem;
+use std::path::PathBuf;
+
+/// A keys file that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum KeysError {
+    /// It cannot be read.
+    #[error("cannot read the keys file {path} (auth.keys_file)")]
+    Read {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It is larger than a file of keys can be.
+    #[error("the keys file {path} has more than {FILE_BYTES_MAX} bytes")]
+    TooLarge {
+        /// Its path.
+        path: PathBuf,
+    },
+    /// It holds something else.
+    #[error("the keys file {path} is wrong: {problem}")]
+    Wrong {
+        /// Its path.
+        path: PathBuf,
+        /// What, and on which line.
+        problem: Problem,
+    },
+}

@@ -1,0 +1,165 @@
+//! The keys of a file. Pure.
+
+use super::Caller;
+use baton_types::TenantId;
+use sha2::{Digest as _, Sha256};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+/// Most keys of one file.
+pub(super) const KEYS_MAX: usize = 10_000;
+
+/// SHA-256.
+pub(super) type Hash = [u8; 32];
+
+/// The SHA-256 of `bytes`.
+pub(super) fn hash(bytes: &[u8]) -> Hash {
+    Sha256::digest(bytes).into()
+}
+
+/// Callers by the hashes of their keys.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Keys(HashMap<Hash, Caller>);
+
+/// What is wrong with a file. No word of the file is in it: somebody may have written a key where its hash belongs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// Bytes that are no text.
+    #[error("it is no UTF-8 text")]
+    NoText,
+    /// Nobody could call.
+    #[error("it holds no key; add one, or let everybody call by leaving auth.keys_file unset")]
+    NoKeys,
+    /// More than [`KEYS_MAX`].
+    #[error("it holds more than {KEYS_MAX} keys")]
+    TooMany,
+    /// The first word of a line.
+    #[error(
+        "line {0} does not begin with the SHA-256 of a key in hex, 64 digits; printf %s \"$KEY\" | sha256sum prints it"
+    )]
+    Hash(usize),
+    /// The second word of a line.
+    #[error(
+        "line {0} names no tenant: the second word must be 1 to 63 printable ASCII characters and more than the - of sha256sum"
+    )]
+    Tenant(usize),
+    /// The words after it.
+    #[error("line {0} has more than a hash and a tenant: nothing but `operator` may follow")]
+    More(usize),
+    /// The same key again.
+    #[error("line {again} has the same hash as line {first}: a key belongs to one tenant")]
+    Twice {
+        /// Where it stands first.
+        first: usize,
+        /// Where it stands again.
+        again: usize,
+    },
+}
+
+impl Keys {
+    /// Reads a whole file; lines count from 1.
+    pub(super) fn parse(bytes: &[u8]) -> Result<Self, Problem> {
+        let text = std::str::from_utf8(bytes).map_err(|_| Problem::NoText)?;
+        let (mut keys, mut lines) = (HashMap::new(), HashMap::new());
+        for (number, line) in (1..).zip(text.lines()) {
+            let Some((hash, caller)) = read_line(number, line)? else { continue };
+            match lines.entry(hash) {
+                Entry::Occupied(first) => return Err(Problem::Twice { first: *first.get(), again: number }),
+                Entry::Vacant(place) => place.insert(number),
+            };
+            keys.insert(hash, caller);
+            if keys.len() > KEYS_MAX {
+                return Err(Problem::TooMany);
+            }
+        }
+        if keys.is_empty() { Err(Problem::NoKeys) } else { Ok(Self(keys)) }
+    }
+
+    /// Whose key this is.
+    pub(super) fn caller(&self, key: &[u8]) -> Option<Caller> {
+        self.0.get(&hash(key)).cloned()
+    }
+
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// The key of one line; `None` where it holds none.
+fn read_line(number: usize, line: &str) -> Result<Option<(Hash, Caller)>, Problem> {
+    let mut words = line.split_whitespace().take_while(|word| !word.starts_with('#'));
+    let Some(first) = words.next() else { return Ok(None) };
+    let mut hash = Hash::default();
+    hex::decode_to_slice(first, &mut hash).map_err(|_| Problem::Hash(number))?;
+    let tenant = words.next().filter(|word| *word != "-").and_then(|word| TenantId::try_new(word).ok());
+    let tenant = tenant.ok_or(Problem::Tenant(number))?;
+    let operator = match (words.next(), words.next()) {
+        (None, _) => false,
+        (Some("operator"), None) => true,
+        _ => return Err(Problem::More(number)),
+    };
+    Ok(Some((hash, Caller { tenant, operator })))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(key: &str, rest: &str) -> String {
+        format!("{} {rest}", hex::encode(hash(key.as_bytes())))
+    }
+
+    #[test]
+    fn callers_are_found_by_their_keys() {
+        let text = format!(
+            "# ours\n\n{}\n  {}\t# a note\r\n{}\n",
+            line("one", "alice"),
+            line("two", "bob").to_uppercase().replace("BOB", "bob"),
+            line("three", "alice operator # both")
+        );
+        let keys = Keys::parse(text.as_bytes()).unwrap();
+        let caller = |key: &str| keys.caller(key.as_bytes()).map(|c| (c.tenant.to_string(), c.operator));
+        assert_eq!(caller("one"), Some(("alice".into(), false)));
+        assert_eq!(caller("two"), Some(("bob".into(), false)));
+        assert_eq!(caller("three"), Some(("alice".into(), true)));
+        let hash_of_one = hex::encode(hash(b"one"));
+        for nobody in ["", "One", "one ", &hash_of_one] {
+            assert_eq!(caller(nobody), None, "{nobody}");
+        }
+        assert_eq!(keys.len(), 3);
+    }
+
+    #[test]
+    fn a_hash_is_what_sha256sum_prints() {
+        let printed = "2bd806c97f0e00af1a1fc3328fa763a9269723c8db8fac4f93af71db186d6e90 a";
+        let keys = Keys::parse(printed.as_bytes()).unwrap();
+        assert!(keys.caller(b"alice").is_some());
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_by_its_line() {
+        let check = |text: &str, expected: Problem| {
+            let found = Keys::parse(text.as_bytes()).unwrap_err();
+            assert_eq!(found, expected, "{text}");
+            assert!(!found.to_string().contains("sk-secret") && !found.to_string().contains("2bd806"), "{found}");
+        };
+        check("", Problem::NoKeys);
+        check("# nothing yet\n\n", Problem::NoKeys);
+        check(&format!("{}\nsk-secret alice", line("a", "alice")), Problem::Hash(2));
+        check(&format!("{}0 alice", hex::encode(hash(b"a"))), Problem::Hash(1));
+        check(&line("a", ""), Problem::Tenant(1));
+        check(&line("a", "-"), Problem::Tenant(1));
+        check(&line("a", "# alice"), Problem::Tenant(1));
+        check(&line("a", &hex::encode(hash(b"b"))), Problem::Tenant(1));
+        check(&line("a", "alice admin"), Problem::More(1));
+        check(&line("a", "- alice"), Problem::Tenant(1));
+        check(&line("a", "alice operator sk-secret"), Problem::More(1));
+        let twice = format!("{}\n\n{}", line("alice", "alice"), line("alice", "bob"));
+        check(&twice, Problem::Twice { first: 1, again: 3 });
+        assert_eq!(Keys::parse(&[0xff, 0xfe]).unwrap_err(), Problem::NoText);
+        let many: Vec<String> = (0..=KEYS_MAX).map(|n| line(&n.to_string(), "alice")).collect();
+        check(&many.join("\n"), Problem::TooMany);
+        assert_eq!(Keys::parse(many[1..].join("\n").as_bytes()).unwrap().len(), KEYS_MAX);
+    }
+}

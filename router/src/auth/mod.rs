@@ -1,0 +1,80 @@
+//! Who calls, and what they may do.
+//!
+//! ```text
+//!  keys file ──> file: read, read again ──> keys: hash -> caller
+//!                                             ^
+//!  HTTP, gRPC ──> presented: Bearer KEY ──────┘──> Caller, or Denied
+//! ```
+//!
+//! The file holds SHA-256 hashes of keys, never a key. A presented key is hashed and its hash looked up, so how long that takes tells
+//! nothing of any key. Without a file all callers are one tenant. Who calls is decided here alone: a tenant named in a request counts for
+//! nothing.
+
+mod config;
+mod denied;
+mod error;
+mod file;
+mod keys;
+mod presented;
+
+pub use config::AuthConfig;
+pub(crate) use denied::Denied;
+pub use error::KeysError;
+
+use crate::metrics::AuthMetrics;
+use arc_swap::ArcSwap;
+use baton_types::TenantId;
+use file::KeysFile;
+use http::HeaderMap;
+use keys::Keys;
+use std::sync::Arc;
+use tokio_util::sync::CancellationToken;
+
+/// Whoever sent a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Caller {
+    /// To whom the key belongs.
+    pub(crate) tenant: TenantId,
+    /// Whether the key may be used to run the cluster.
+    pub(crate) operator: bool,
+}
+
+/// Decides who calls. Clones share the keys.
+#[derive(Clone, Debug)]
+pub(crate) struct Access {
+    /// `None` where all callers are one tenant.
+    keys: Option<Arc<ArcSwap<Keys>>>,
+    metrics: AuthMetrics,
+}
+
+impl Access {
+    /// Reads the keys, where there is a file of them, and goes on reading it until `stop` is cancelled.
+    pub(crate) async fn start(
+        config: &AuthConfig,
+        metrics: AuthMetrics,
+        stop: CancellationToken,
+    ) -> Result<Self, KeysError> {
+        let Some(path) = &config.keys_file else { return Ok(Self { keys: None, metrics }) };
+        let (file, keys) = KeysFile::open(path.clone(), metrics.clone()).await?;
+        let keys = Arc::new(ArcSwap::from_pointee(keys));
+        tokio::spawn(file.follow(keys.clone(), config.reread(), stop));
+        Ok(Self { keys: Some(keys), metrics })
+    }
+
+    /// Whose key came with these headers.
+    pub(crate) fn caller(&self, headers: &HeaderMap) -> Result<Caller, Denied> {
+        let Some(keys) = &self.keys else { return Ok(Caller { tenant: TenantId::default(), operator: true }) };
+        let caller = presented::key(headers).and_then(|key| keys.load().caller(key).ok_or(Denied::UnknownKey));
+        caller.inspect_err(|denied| self.metrics.refused(*denied))
+    }
+
+    /// The same for what only operators may do.
+    pub(crate) fn operator(&self, headers: &HeaderMap) -> Result<Caller, Denied> {
+        let caller = self.caller(headers)?;
+        if !caller.operator {
+            self.metrics.refused(Denied::NotOperator);
+            return Err(Denied::NotOperator);
+        }
+        Ok(caller)
+    }
+}

@@ -1,0 +1,35 @@
+//! Lets in whoever has a key, and says who that is to the services behind.
+
+use crate::auth::{Access, Caller, Denied};
+use http::{HeaderMap, header};
+use tonic::metadata::MetadataMap;
+use tonic::{Extensions, Request, Status};
+
+/// Lets in every caller that has a key.
+pub(crate) fn callers(
+    access: Access,
+) -> impl FnMut(Request<()>) -> Result<Request<()>, Status> + Clone + Send + Sync + 'static {
+    move |request| admit(request, |headers| access.caller(headers))
+}
+
+/// Lets in operators alone.
+pub(crate) fn operators(
+    access: Access,
+) -> impl FnMut(Request<()>) -> Result<Request<()>, Status> + Clone + Send + Sync + 'static {
+    move |request| admit(request, |headers| access.operator(headers))
+}
+
+/// Adds the caller to the call, and takes the key from it: it goes no further than here.
+fn admit(request: Request<()>, who: impl FnOnce(&HeaderMap) -> Result<Caller, Denied>) -> Result<Request<()>, Status> {
+    let (metadata, mut extensions, ()) = request.into_parts();
+    let mut headers = metadata.into_headers();
+    let caller = who(&headers).map_err(|denied| denied.status(&headers))?;
+    headers.remove(header::AUTHORIZATION);
+    extensions.insert(caller);
+    Ok(Request::from_parts(MetadataMap::from_headers(headers), extensions, ()))
+}
+
+/// Who was let in. A service that nobody guards serves nobody.
+pub(super) fn caller(extensions: &Extensions) -> Result<Caller, Status> {
+    extensions.get().cloned().ok_or_else(|| Status::internal("nobody asked who calls"))
+}

@@ -1,0 +1,26 @@
+//! Lets in whoever has a key, and says who that is to the handlers behind.
+
+use super::{error, headers};
+use crate::auth::{Access, Denied};
+use axum::extract::{Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::Response;
+
+/// Adds the caller to the request, and takes the key from it: it goes no further than here.
+pub(super) async fn admit(State(access): State<Access>, mut request: Request, next: Next) -> Response {
+    match access.caller(request.headers()) {
+        Ok(caller) => {
+            request.headers_mut().remove(header::AUTHORIZATION);
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
+        Err(denied) => headers::add_id(answer(denied), &headers::id(request.headers()).0),
+    }
+}
+
+fn answer(denied: Denied) -> Response {
+    let mut response = error::plain(StatusCode::UNAUTHORIZED, &denied.to_string(), "invalid_api_key");
+    response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    response
+}
