@@ -28,6 +28,7 @@ lint: setup ## Formatting, clippy, docs, style and structure.
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --workspace --no-deps --quiet
 	$(CARGO) xtask tidy
 	$(CARGO) codegen --check
+	scripts/lint-images target/lint
 
 bench: setup model ## Measures the promises in one run: table on stdout, target/bench/summary.json.
 	$(CARGO) build --release --workspace --bins

@@ -139,6 +139,9 @@ pub struct WorkerArgs {
     /// Print progress, addresses and readiness as JSON lines on stdout
     #[arg(long)]
     pub announce: bool,
+    /// Fetch the model into the cache where it is missing, then exit: a worker with this configuration then starts without a hub
+    #[arg(long)]
+    pub fetch_only: bool,
 }
 
 impl WorkerArgs {

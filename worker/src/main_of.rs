@@ -1,6 +1,7 @@
 //! The main of a worker binary: flags, configuration, telemetry, run, bounded drain.
 
 use crate::config::{WorkerArgs, WorkerConfig};
+use crate::models::fetch_only;
 use crate::process::{RunningWorker, Surroundings, WorkerRole, service_name};
 use baton_node::announce::Announcer;
 use baton_node::config::load_or_dump;
@@ -31,9 +32,13 @@ pub fn run<R: WorkerRole>(
         let guard = telemetry::init(service_name(role.role()), &config.telemetry)?;
         host::raise_file_limit();
         let shutdown = Shutdown::install(&config.drain)?;
+        let announcer = Announcer::new(args.announce);
+        if args.fetch_only {
+            return fetch_only(config.model, announcer, &shutdown).await;
+        }
         let mut around = Surroundings::new(guard.tracer());
         around.export = Some(guard.counters());
-        around.announcer = Announcer::new(args.announce);
+        around.announcer = announcer;
         change(&mut around);
         let mut worker = tokio::select! {
             started = RunningWorker::start(config, role, around) => started?,

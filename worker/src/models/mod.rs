@@ -2,11 +2,13 @@
 
 mod default_model;
 mod error;
+mod fetch_only;
 mod hub;
 mod lock;
 mod spec;
 
 pub use error::ModelsError;
+pub(crate) use fetch_only::fetch_only;
 pub use hub::HubId;
 pub use spec::{DEFAULT_MODEL, ModelSpec};
 

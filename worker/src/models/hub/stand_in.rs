@@ -13,30 +13,30 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
-pub(super) const MODEL: &str = "org/small";
-pub(super) const SHA: &str = "0123456789012345678901234567890123456789";
+pub(in crate::models) const MODEL: &str = "org/small";
+pub(in crate::models) const SHA: &str = "0123456789012345678901234567890123456789";
 
 /// What the hub holds and how it misbehaves.
-pub(super) struct Content {
+pub(in crate::models) struct Content {
     files: BTreeMap<String, Vec<u8>>,
-    pub(super) commit: &'static str,
+    pub(in crate::models) commit: &'static str,
     /// SHA-256 that is stated of the weights.
-    pub(super) digest: String,
+    pub(in crate::models) digest: String,
     /// Only with this token.
-    pub(super) token: Option<&'static str>,
+    pub(in crate::models) token: Option<&'static str>,
     /// Files lie on this other server.
-    pub(super) redirect: Option<String>,
+    pub(in crate::models) redirect: Option<String>,
     /// The next answers with weights break off after so many bytes.
-    pub(super) cuts: Vec<usize>,
+    pub(in crate::models) cuts: Vec<usize>,
 }
 
 impl Content {
-    pub(super) fn remove(&mut self, name: &str) {
+    pub(in crate::models) fn remove(&mut self, name: &str) {
         self.files.remove(name);
     }
 
     /// Two files instead of one; the index names the second as given.
-    pub(super) fn split(&mut self, second: &str) {
+    pub(in crate::models) fn split(&mut self, second: &str) {
         self.remove("model.safetensors");
         let index = json!({"weight_map": {"x": "a.safetensors", "y": second}});
         self.files.insert("model.safetensors.index.json".into(), index.to_string().into());
@@ -47,24 +47,24 @@ impl Content {
 
 /// A request that came.
 #[derive(Clone, Debug)]
-pub(super) struct Seen {
-    pub(super) path: String,
-    pub(super) range: Option<String>,
-    pub(super) authorized: bool,
+pub(in crate::models) struct Seen {
+    pub(in crate::models) path: String,
+    pub(in crate::models) range: Option<String>,
+    pub(in crate::models) authorized: bool,
 }
 
 #[derive(Clone)]
 struct Shared(Arc<(Mutex<Content>, Mutex<Vec<Seen>>)>);
 
 /// A running server; gone when dropped.
-pub(super) struct Hub {
+pub(in crate::models) struct Hub {
     shared: Shared,
     address: std::net::SocketAddr,
     _runtime: Runtime,
 }
 
 impl Hub {
-    pub(super) fn start(change: impl FnOnce(&mut Content)) -> Self {
+    pub(in crate::models) fn start(change: impl FnOnce(&mut Content)) -> Self {
         let weights: Vec<u8> = (0..200_000u32).map(|i| (i % 251) as u8).collect();
         let digest = hex::encode(Sha256::digest(&weights));
         let small = ["config.json", "tokenizer.json", "README.md", "pytorch_model.bin"];
@@ -81,15 +81,15 @@ impl Hub {
         Self { shared, address, _runtime: runtime }
     }
 
-    pub(super) fn endpoint(&self) -> String {
+    pub(in crate::models) fn endpoint(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    pub(super) fn weights(&self) -> Vec<u8> {
+    pub(in crate::models) fn weights(&self) -> Vec<u8> {
         self.shared.0.0.lock().unwrap().files["model.safetensors"].clone()
     }
 
-    pub(super) fn requests(&self) -> Vec<Seen> {
+    pub(in crate::models) fn requests(&self) -> Vec<Seen> {
         self.shared.0.1.lock().unwrap().clone()
     }
 }

@@ -1,0 +1,113 @@
+//! `--fetch-only`: fetches the model with the worker's own configuration, so that what is fetched is what a worker will open.
+
+use super::prefetch;
+use crate::settings::ModelSettings;
+use anyhow::{Context, bail};
+use baton_node::Shutdown;
+use baton_node::announce::{Announcement, Announcer};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Makes sure that the model is there, or says why it cannot be had. Asked to stop, it leaves what it has for the next run.
+///
+/// # Errors
+/// If the model cannot be had, or if `shutdown` comes first: the model is not whole then.
+pub(crate) async fn fetch_only(
+    settings: ModelSettings,
+    announcer: Announcer,
+    shutdown: &Shutdown,
+) -> anyhow::Result<()> {
+    let model = settings.model.clone();
+    let told = Told::default();
+    let progress = move |what: &str, fraction: f32| {
+        announcer.say(&Announcement::Progress { what: what.into(), fraction });
+        if let Some(percent) = told.news(fraction) {
+            tracing::info!(percent, "{what}");
+        }
+    };
+    let fetch = tokio::task::spawn_blocking(move || prefetch(&settings, &progress));
+    tokio::select! {
+        fetched = fetch => fetched?.with_context(|| format!("cannot fetch model {model:?}"))?,
+        () = shutdown.requested() => bail!("stopped while it fetches model {model:?}: run again to go on from there"),
+    }
+    tracing::info!(model, "the model is there");
+    Ok(())
+}
+
+/// The tenth that was told last: a log has no line that counts up.
+#[derive(Default)]
+struct Told(AtomicU32);
+
+impl Told {
+    /// Percent to tell, in whole tenths; nothing where that was told.
+    fn news(&self, fraction: f32) -> Option<u32> {
+        // A fraction is 0 to 1, so the cast cuts off what is behind the point and nothing else.
+        let tenth = (fraction.clamp(0.0, 1.0) * 10.0) as u32;
+        (self.0.swap(tenth, Ordering::Relaxed) != tenth).then_some(tenth * 10)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::hub::stand_in::{Hub, MODEL};
+    use super::*;
+    use baton_node::DrainConfig;
+    use std::time::Duration;
+
+    fn settings(hub: &Hub, cache: &std::path::Path) -> ModelSettings {
+        let (model, cache_dir) = (MODEL.into(), cache.to_owned());
+        ModelSettings { model, cache_dir, hub_endpoint: hub.endpoint(), ..ModelSettings::default() }
+    }
+
+    #[tokio::test]
+    async fn the_model_lies_where_a_worker_looks_for_it() {
+        let (hub, cache) =
+            (tokio::task::spawn_blocking(|| Hub::start(|_| ())).await.unwrap(), tempfile::tempdir().unwrap());
+        let settings = settings(&hub, cache.path());
+        let shutdown = Shutdown::new(&DrainConfig::default());
+        fetch_only(settings.clone(), Announcer::default(), &shutdown).await.unwrap();
+        let weights = std::fs::read_dir(cache.path().join("hub/org--small"))
+            .unwrap()
+            .find_map(|folder| std::fs::read(folder.unwrap().path().join("model.safetensors")).ok());
+        assert_eq!(weights, Some(hub.weights()));
+        // A hub that is away afterwards keeps no worker from its model.
+        let away = ModelSettings { hub_endpoint: "http://127.0.0.1:9".into(), ..settings };
+        fetch_only(away, Announcer::default(), &shutdown).await.unwrap();
+        tokio::task::spawn_blocking(move || drop(hub)).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_fetched_is_an_error_and_so_is_a_stop() {
+        let shutdown = Shutdown::new(&DrainConfig::default());
+        let missing = ModelSettings { model: "/no/such/model.gguf".into(), ..ModelSettings::default() };
+        let error = fetch_only(missing, Announcer::default(), &shutdown).await.unwrap_err();
+        assert!(format!("{error:#}").contains("no such file"), "{error:#}");
+
+        // Nobody answers there, nor refuses: the connection waits.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let hub_endpoint = format!("http://{}", silent.local_addr().unwrap());
+        let cache = tempfile::tempdir().unwrap();
+        let waits = ModelSettings {
+            model: MODEL.into(),
+            cache_dir: cache.path().to_owned(),
+            hub_endpoint,
+            ..ModelSettings::default()
+        };
+        let stopped = shutdown.clone();
+        let stop = async {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            stopped.request("test");
+        };
+        let (error, ()) = tokio::join!(fetch_only(waits, Announcer::default(), &shutdown), stop);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(MODEL) && error.contains("run again"), "{error}");
+        drop(silent);
+    }
+
+    #[test]
+    fn progress_is_told_by_tenths() {
+        let told = Told::default();
+        let news: Vec<_> =
+            [0.0, 0.05, 0.1, 0.19, 0.55, 1.0, 1.0, 0.0].map(|f| told.news(f)).into_iter().flatten().collect();
+        assert_eq!(news, [10, 50, 100, 0]);
+    }
+}
