@@ -1,8 +1,10 @@
 //! Router-side metrics. Labels are bounded: models and pools come from workers' records, everything else from enums. The pool is that
 //! of the decode worker which a request is placed on, and empty before.
 
+mod changes;
 mod membership;
 
+pub(crate) use changes::{MembershipChange, MembershipChanges};
 pub(crate) use membership::MembershipMetrics;
 
 use crate::placement::Reason;

@@ -6,7 +6,7 @@ use crate::deadline::Deadlines;
 use crate::flow::{Core, Tokenizing};
 use crate::grpc::{AdminService, InferenceService};
 use crate::http::{HttpState, routes};
-use crate::metrics::{MembershipMetrics, RouterMetrics};
+use crate::metrics::{MembershipChanges, MembershipMetrics, RouterMetrics};
 use crate::models::TextCache;
 use crate::placement::Experience;
 use crate::readiness::readiness;
@@ -97,11 +97,15 @@ impl Router {
         };
         let membership = RouterBackend::start(&config.membership);
         let members = MembershipMetrics { membership: membership.clone(), workers: core.workers.clone() };
-        metrics.register(|registry| registry.register_collector(Box::new(members)));
+        let changes = metrics.register(|registry| {
+            registry.register_collector(Box::new(members));
+            MembershipChanges::register(registry)
+        });
         let stop = CancellationToken::new();
         let supervisor = Supervisor {
             membership: membership.membership(),
             workers: core.workers.clone(),
+            changes,
             texts: Arc::new(TextCache::default()),
             name: format!("{}:{}", baton_node::id::hostname(), grpc_addr.port()),
             silent_max,
@@ -136,6 +140,7 @@ impl Router {
             let core = core.clone();
             move || readiness(&core)
         });
+        metrics.register_health(&health);
         if let Some(address) = config.admin.listen {
             let listener = admin::bind(address).await?;
             let server = admin::serve(listener, admin::routes(health.clone(), metrics.clone()), stop.clone());
