@@ -9,6 +9,7 @@ use baton_proto::v1::{self, decode_event::Event, decode_request::Prefill, decode
 use baton_types::{ErrorKind, Party, RequestError, RequestId, SequenceSpec};
 use baton_worker::drain::RunningCall;
 use baton_worker::hang::hung;
+use baton_worker::phases::{Phases, WorkerPhase};
 use baton_worker::process::Parts;
 use baton_worker::spans::{Parent, Phase};
 use baton_worker::stream;
@@ -124,11 +125,14 @@ struct Call {
 struct Generating {
     span: Option<Phase>,
     tokens: i64,
+    since: Instant,
+    phases: Phases,
 }
 
 impl Generating {
     fn end(&mut self) {
         if let Some(span) = self.span.take() {
+            self.phases.over(WorkerPhase::DecodeGenerate, self.since, Instant::now());
             span.attribute("gen_ai.usage.output_tokens", self.tokens).end();
         }
     }
@@ -167,6 +171,7 @@ impl Call {
             // A handoff that fails drops the sender and leaves the reason among the events.
             if let Ok(Adopted { bytes }) = self.adoption(adopted).await {
                 span.attribute("baton.kv.bytes", bytes as i64).end();
+                self.service.parts.phases.over(WorkerPhase::DecodeAwaitKv, self.since, Instant::now());
                 let await_us = self.since.elapsed().as_micros() as u64;
                 if !self.say(Event::Adopted(v1::KvAdopted { bytes, await_us })).await {
                     return;
@@ -214,12 +219,15 @@ impl Call {
     }
 
     fn generating(&self) -> Generating {
-        Generating { span: Some(self.parent.span("decode.generate")), tokens: 0 }
+        let phases = self.service.parts.phases.clone();
+        Generating { span: Some(self.parent.span("decode.generate")), tokens: 0, since: Instant::now(), phases }
     }
 
     /// Records the phases of a prompt that was prefilled here.
     fn trace_prefill(&self, first_token: Instant) {
         let started = self.started.unwrap_or(self.since);
+        self.service.parts.phases.over(WorkerPhase::PrefillQueue, self.since, started);
+        self.service.parts.phases.over(WorkerPhase::PrefillCompute, started, first_token);
         self.parent.record("prefill.queue", self.since, started, []);
         let attributes = [("baton.prompt_tokens", self.prompt_tokens.into())];
         self.parent.record("prefill.compute", started, first_token, attributes);

@@ -7,6 +7,7 @@ use baton_kv_transfer::{
     CommitPayload, HandoffFailure, KvTransfer, OpenRequest, Outgoing, Peer, TransferConfig, TransferReport,
     TransportChoice,
 };
+use baton_node::metrics::Metrics;
 use baton_proto::convert::status::to_error;
 use baton_proto::v1::{self, decode_event::Event, decode_request::Prefill, decode_server::Decode};
 use baton_types::fence::AlreadyDone;
@@ -17,6 +18,7 @@ use baton_types::{
 use baton_worker::bring_up::{self, Loaded};
 use baton_worker::config::WorkerConfig;
 use baton_worker::drain::Drain;
+use baton_worker::phases::Phases;
 use baton_worker::process::Parts;
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_sdk::trace::SdkTracerProvider;
@@ -59,6 +61,7 @@ fn service() -> DecodeService {
         transfer,
         drain: Drain::default(),
         tracer,
+        phases: Metrics::new("test").register(|registry| Phases::register(registry, "m", "p")),
         call_max: FOREVER,
         message_max: 1 << 20,
     };

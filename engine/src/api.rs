@@ -160,6 +160,10 @@ pub struct Load {
     pub decode_steps_per_s: f32,
     /// Steps run since the start; moves while there is work.
     pub steps: u64,
+    /// Rows of prompts computed since the start.
+    pub prefill_rows: u64,
+    /// Rows of generation computed since the start: one a sequence and step.
+    pub decode_rows: u64,
     /// Tokens generated since the start.
     pub generated_tokens: u64,
     /// Preemptions since the start.

@@ -1,6 +1,7 @@
-//! Health and metrics over HTTP: `/healthz` = `/health`, `/readyz`, `/metrics`.
+//! Health and metrics over HTTP: `/startupz`, `/healthz` = `/health`, `/readyz`, `/metrics`.
 //!
-//! Healthy: this process works, restarting it would not help. Ready: it would serve a request now. Both answer 200 or 503 with a reason.
+//! Started: what takes long once, such as loading a model, is done. Healthy: this process works, restarting it would not help. Ready: it
+//! would serve a request now. All answer 200 or 503 with a reason.
 
 use crate::config::{Check, Checker};
 use crate::listen::{BindError, Listener, serve_http};
@@ -35,9 +36,10 @@ impl Check for AdminConfig {
 
 type Probe = dyn Fn() -> Result<(), String> + Send + Sync;
 
-/// The two questions that a process answers. Probes must return at once: they look at what the process knows.
+/// The questions that a process answers. Probes must return at once: they look at what the process knows.
 #[derive(Clone)]
 pub struct Health {
+    started: Arc<Probe>,
     live: Arc<Probe>,
     ready: Arc<Probe>,
 }
@@ -54,7 +56,21 @@ impl Health {
         live: impl Fn() -> Result<(), String> + Send + Sync + 'static,
         ready: impl Fn() -> Result<(), String> + Send + Sync + 'static,
     ) -> Self {
-        Self { live: Arc::new(live), ready: Arc::new(ready) }
+        Self { started: Arc::new(|| Ok(())), live: Arc::new(live), ready: Arc::new(ready) }
+    }
+
+    /// The same of a process that takes long to start: `started` answers `Ok` from the end of that on.
+    #[must_use]
+    pub fn once(self, started: impl Fn() -> Result<(), String> + Send + Sync + 'static) -> Self {
+        Self { started: Arc::new(started), ..self }
+    }
+
+    pub(crate) fn is_live(&self) -> bool {
+        (self.live)().is_ok()
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        (self.ready)().is_ok()
     }
 }
 
@@ -70,10 +86,15 @@ pub fn routes(health: Health, metrics: Metrics) -> Router {
         let health = health.clone();
         move || std::future::ready(answer((health.live)()))
     };
+    let started = {
+        let health = health.clone();
+        move || std::future::ready(answer((health.started)()))
+    };
     let ready = move || std::future::ready(answer((health.ready)()));
     let metrics =
         move || std::future::ready(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics.encode()).into_response());
     Router::new()
+        .route("/startupz", get(started))
         .route("/healthz", get(live.clone()))
         .route("/health", get(live))
         .route("/readyz", get(ready))
@@ -108,6 +129,7 @@ mod tests {
         });
         let metrics = Metrics::new("baton-decode-worker");
         metrics.counter("things", "Things").inc_by(3);
+        metrics.register_health(&health);
         let mut routes = routes(health, metrics);
         let mut get = async |path: &str| {
             let request = axum::http::Request::get(path).body(Body::empty()).unwrap();
@@ -117,15 +139,18 @@ mod tests {
             let body = to_bytes(body, 1 << 20).await.unwrap();
             (parts.status.as_u16(), content_type.unwrap_or_default(), String::from_utf8(body.to_vec()).unwrap())
         };
+        assert_eq!(get("/startupz").await.0, 200);
         assert_eq!(get("/healthz").await.0, 200);
         assert_eq!(get("/health").await.0, 200);
         let (status, _, reason) = get("/readyz").await;
         assert_eq!((status, reason.trim()), (503, "no router has admitted this worker"));
+        assert!(get("/metrics").await.2.contains("\nbaton_ready 0\n"));
         ready.store(true, Ordering::Relaxed);
         assert_eq!(get("/readyz").await.0, 200);
         let (status, content_type, text) = get("/metrics").await;
         assert_eq!((status, content_type.as_str()), (200, metrics::CONTENT_TYPE));
         assert!(text.contains("\nbaton_things_total 3\n"), "{text}");
+        assert!(text.contains("\nbaton_live 1\n") && text.contains("\nbaton_ready 1\n"), "{text}");
         assert!(text.contains("baton_build_info{service=\"baton-decode-worker\""), "{text}");
         assert!(text.contains("baton_process_start_time_seconds 1") && text.ends_with("# EOF\n"), "{text}");
         assert_eq!(get("/nothing").await.0, 404);

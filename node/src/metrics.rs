@@ -2,6 +2,7 @@
 //!
 //! Names are `baton_*`, units last; labels are bounded.
 
+use crate::admin::Health;
 use crate::telemetry::ExportCounters;
 use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
@@ -64,12 +65,33 @@ impl Metrics {
         registry.register_collector(Box::new(LostSpans(lost.map(|(reason, counter)| (reason, counter.clone())))));
     }
 
+    /// Shows what the probes answer: `baton_live` and `baton_ready`, 0 or 1.
+    pub fn register_health(&self, health: &Health) {
+        self.0.lock().register_collector(Box::new(Probes(health.clone())));
+    }
+
     /// Everything, in the OpenMetrics text format.
     pub fn encode(&self) -> String {
         let mut text = String::new();
         // Writing into a String cannot fail.
         let _ = encode(&mut text, &self.0.lock());
         text
+    }
+}
+
+/// The probes, asked when they are read.
+#[derive(Debug)]
+struct Probes(Health);
+
+impl Collector for Probes {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let answers = [
+            ("live", "1 while /healthz says that a restart would not help", self.0.is_live()),
+            ("ready", "1 while /readyz says that a request would be served", self.0.is_ready()),
+        ];
+        answers.into_iter().try_for_each(|(name, help, yes)| {
+            ConstGauge::new(i64::from(yes)).encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)
+        })
     }
 }
 

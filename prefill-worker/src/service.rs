@@ -10,6 +10,7 @@ use baton_proto::v1::{self, prefill_event::Event, prefill_server::Prefill};
 use baton_types::{ErrorKind, RequestError, SequenceSpec, TokenId};
 use baton_worker::drain::RunningCall;
 use baton_worker::hang::hung;
+use baton_worker::phases::{Phases, WorkerPhase};
 use baton_worker::process::Parts;
 use baton_worker::spans::Parent;
 use baton_worker::stream;
@@ -64,6 +65,7 @@ impl Prefill for PrefillService {
             events,
             replies,
             parent,
+            phases: self.parts.phases.clone(),
             since,
             prompt,
             prompt_len,
@@ -92,6 +94,7 @@ struct Call {
     events: mpsc::Receiver<SequenceEvent>,
     replies: mpsc::Sender<Reply>,
     parent: Parent,
+    phases: Phases,
     since: Instant,
     prompt: Vec<TokenId>,
     prompt_len: usize,
@@ -138,6 +141,7 @@ impl Call {
                 }
                 SequenceEvent::Prefilled { compute_us, at } => {
                     let started = self.started.unwrap_or(self.since);
+                    self.phases.over(WorkerPhase::PrefillCompute, started, at);
                     self.parent.record(
                         "prefill.compute",
                         started,
@@ -169,6 +173,7 @@ impl Call {
 
     async fn on_started(&mut self, at: Instant) {
         self.started = Some(at);
+        self.phases.over(WorkerPhase::PrefillQueue, self.since, at);
         self.parent.record("prefill.queue", self.since, at, []);
         self.say(Event::Started(v1::PrefillStarted { queue_us: micros(self.since, at) })).await;
     }
@@ -184,6 +189,7 @@ impl Call {
         let opened = outgoing.ok_or_else(not_open)?;
         let mut outgoing = opened.map_err(|e| RequestError::new(ErrorKind::Unavailable, e.to_string()))?;
         let report = outgoing.outcome().await.map_err(|failure| handoff_error(&failure, true))?;
+        self.count(&report, computed_at);
         self.trace(&report, computed_at);
         Ok(v1::PrefillDone {
             prefill_us,
@@ -192,6 +198,14 @@ impl Call {
             transfer_bytes: report.bytes,
             transport: report.transport.into(),
         })
+    }
+
+    fn count(&self, report: &TransferReport, computed_at: Instant) {
+        let opened = self.started.unwrap_or(self.since);
+        self.phases.over(WorkerPhase::DecodeReserve, opened, report.granted_at);
+        self.phases.over(WorkerPhase::KvTransfer, report.first_put_at, report.flushed_at);
+        self.phases.over(WorkerPhase::KvCommit, report.flushed_at, report.acked_at);
+        self.phases.shipped(report.bytes, report.moving, report.acked_at.saturating_duration_since(computed_at));
     }
 
     fn trace(&self, report: &TransferReport, computed_at: Instant) {

@@ -6,12 +6,14 @@ use baton_engine::Phase;
 use baton_kv_transfer::{
     KvTransfer, NoHooks, Phase as TransferPhase, Region, TransferConfig, TransferHooks, TransportChoice,
 };
+use baton_node::metrics::Metrics;
 use baton_proto::convert::status::to_error;
 use baton_proto::v1::{self, prefill_event::Event, prefill_server::Prefill};
 use baton_types::{ErrorKind, Incarnation, InstanceId, Party, RequestId, SamplingParams, SequenceSpec};
 use baton_worker::bring_up;
 use baton_worker::config::WorkerConfig;
 use baton_worker::drain::Drain;
+use baton_worker::phases::Phases;
 use baton_worker::process::Parts;
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_sdk::trace::SdkTracerProvider;
@@ -67,6 +69,7 @@ fn pair_of(start: Incarnation, hooks: Arc<dyn TransferHooks>) -> (PrefillService
         transfer,
         drain: Drain::default(),
         tracer,
+        phases: Metrics::new("test").register(|registry| Phases::register(registry, "m", "p")),
         call_max: FOREVER,
         message_max: 1 << 20,
     };

@@ -2,9 +2,11 @@
 //! of the decode worker which a request is placed on, and empty before.
 
 mod auth;
+mod changes;
 mod membership;
 
 pub(crate) use auth::AuthMetrics;
+pub(crate) use changes::{MembershipChange, MembershipChanges};
 pub(crate) use membership::MembershipMetrics;
 
 use crate::placement::Reason;

@@ -7,7 +7,7 @@ use crate::deadline::Deadlines;
 use crate::flow::{Core, Tokenizing};
 use crate::grpc::{AdminService, InferenceService, callers, operators};
 use crate::http::{HttpState, routes};
-use crate::metrics::{AuthMetrics, MembershipMetrics, RouterMetrics};
+use crate::metrics::{AuthMetrics, MembershipChanges, MembershipMetrics, RouterMetrics};
 use crate::models::TextCache;
 use crate::placement::Experience;
 use crate::readiness::readiness;
@@ -108,10 +108,14 @@ impl Router {
         };
         let membership = RouterBackend::start(&config.membership);
         let members = MembershipMetrics { membership: membership.clone(), workers: core.workers.clone() };
-        metrics.register(|registry| registry.register_collector(Box::new(members)));
+        let changes = metrics.register(|registry| {
+            registry.register_collector(Box::new(members));
+            MembershipChanges::register(registry)
+        });
         let supervisor = Supervisor {
             membership: membership.membership(),
             workers: core.workers.clone(),
+            changes,
             texts: Arc::new(TextCache::default()),
             name: format!("{}:{}", baton_node::id::hostname(), grpc_addr.port()),
             silent_max,
@@ -148,6 +152,7 @@ impl Router {
             let core = core.clone();
             move || readiness(&core)
         });
+        metrics.register_health(&health);
         if let Some(address) = config.admin.listen {
             let listener = admin::bind(address).await?;
             let server = admin::serve(listener, admin::routes(health.clone(), metrics.clone()), stop.clone());

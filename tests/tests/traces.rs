@@ -98,6 +98,34 @@ fn check_remote(spans: &[CollectedSpan], trace: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// One request was prefilled here and shipped, and one was prefilled where it decodes.
+fn check_phases(worker: &Scrape, process: &str) -> anyhow::Result<()> {
+    let ships = process == "prefill-0";
+    let phases = [
+        ("prefill.queue", 1.0),
+        ("prefill.compute", 1.0),
+        ("decode.reserve", f64::from(u8::from(ships))),
+        ("kv.transfer", f64::from(u8::from(ships))),
+        ("kv.commit", f64::from(u8::from(ships))),
+        ("decode.await_kv", f64::from(u8::from(!ships))),
+        ("decode.generate", f64::from(2 * u8::from(!ships))),
+    ];
+    for (phase, expected) in phases {
+        let of = [&format!("phase=\"{phase}\""), "pool=\"default\"", "model=\"random:"];
+        let count = worker.find("baton_worker_phase_seconds_count", &of)?;
+        ensure!(count == expected, "{phase} was over {count} times");
+    }
+    let shipped = phases[3].1;
+    ensure!(worker.find("baton_kv_exposed_seconds_count", &[])? == shipped);
+    ensure!(worker.find("baton_kv_transfer_rate_bytes_per_second_count", &[])? <= shipped);
+    // Both prompts were computed, one on each worker, and every token but the first of a prompt took a row.
+    ensure!(worker.find("baton_engine_rows_total", &["kind=\"prefill\""])? == PROMPT_TOKENS as f64);
+    let decoded = if ships { 0.0 } else { 2.0 * (ANSWER_TOKENS - 1) as f64 };
+    ensure!(worker.find("baton_engine_rows_total", &["kind=\"decode\""])? == decoded);
+    ensure!(worker.find("baton_kv_used_ratio", &[])? == 0.0 && worker.find("baton_ready", &[])? == 1.0);
+    Ok(())
+}
+
 async fn check_metrics(up: &Up) -> anyhow::Result<()> {
     let get = async |process: &str| {
         let scrape = Scrape::of(&up.metrics(process)?).await?;
@@ -110,8 +138,16 @@ async fn check_metrics(up: &Up) -> anyhow::Result<()> {
     ensure!(router.find("baton_build_info", &["service=\"baton-router\""])? == 1.0);
     ensure!(router.find("baton_router_requests_total", &["outcome=\"ok\"", pool, "model=\"random:"])? == 2.0);
     ensure!(router.find("baton_router_time_to_first_token_seconds_count", &[pool, "model=\"random:"])? == 2.0);
+    ensure!(router.find("baton_router_membership_up", &[])? == 1.0 && router.find("baton_ready", &[])? == 1.0);
+    for role in ["role=\"prefill\"", "role=\"decode\""] {
+        for change in ["joined", "admitted"] {
+            let of = [role, &format!("change=\"{change}\""), pool, "model=\"random:"];
+            ensure!(router.find("baton_router_membership_changes_total", &of)? == 1.0, "{role} {change}");
+        }
+    }
     for (process, direction) in [("prefill-0", "sent"), ("decode-0", "adopted")] {
         let worker = get(process).await?;
+        check_phases(&worker, process).with_context(|| process.to_owned())?;
         let mut blocks = 0.0;
         for state in ["free", "referenced", "cached", "quarantined"] {
             blocks += worker.find("baton_kv_blocks", &[&format!("state=\"{state}\""), pool, "model=\"random:"])?;

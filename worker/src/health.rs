@@ -49,6 +49,11 @@ impl Vitals {
         }
     }
 
+    /// Whether the model is loaded and its threads run. Admission is not asked for: a restart helps no worker whose routers are away.
+    fn is_started(&self) -> Result<(), String> {
+        self.works.get().map(drop).ok_or_else(|| "loads the model".into())
+    }
+
     /// Whether it would be given work.
     pub(crate) fn is_ready(&self) -> Result<(), String> {
         self.is_live()?;
@@ -58,6 +63,20 @@ impl Vitals {
     /// The probes.
     pub(crate) fn health(self: &Arc<Self>) -> Health {
         let (live, ready) = (self.clone(), self.clone());
-        Health::new(move || live.is_live(), move || ready.is_ready())
+        let started = self.clone();
+        Health::new(move || live.is_live(), move || ready.is_ready()).once(move || started.is_started())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_that_loads_is_alive_and_has_not_started() {
+        let vitals = Vitals::default();
+        assert_eq!(vitals.is_live(), Ok(()));
+        assert_eq!(vitals.is_started(), Err("loads the model".into()));
+        assert_eq!(vitals.is_ready(), Err("loads the model".into()));
     }
 }

@@ -15,6 +15,7 @@ pub mod hold;
 mod main_of;
 pub mod metrics;
 pub mod models;
+pub mod phases;
 pub mod process;
 pub mod service;
 pub mod settings;

@@ -1,6 +1,7 @@
 //! What a worker exports at `/metrics`: read from engine and transfer when it is asked for, so nothing is counted twice.
 
 use baton_engine::EngineHandle;
+use baton_kv_cache::BlockCounts;
 use baton_kv_transfer::{KvTransfer, PeerStats};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -83,6 +84,8 @@ impl Collector for WorkerMetrics {
         ];
         let states = states.map(|(state, blocks)| (vec![("state", state)], blocks as f64));
         self.gauges(to, "kv_blocks", "KV blocks by state", &states)?;
+        let help = "Share of the KV pool that new sequences cannot have: referenced or quarantined";
+        self.gauge(to, "kv_used_ratio", help, used_ratio(&load.blocks))?;
         self.gauge(to, "sequences_waiting", "Sequences that wait for the engine", load.waiting as f64)?;
         self.gauge(to, "sequences_running", "Sequences in the running batch", load.running as f64)?;
         self.gauge(to, "waiting_tokens", "Prompt tokens not yet computed", load.waiting_tokens as f64)?;
@@ -95,10 +98,18 @@ impl Collector for WorkerMetrics {
             f64::from(u8::from(self.engine.healthy())),
         )?;
         self.counters(to, "engine_steps", "Steps of the engine", &[(vec![], load.steps)])?;
+        let rows = [(vec![("kind", "prefill")], load.prefill_rows), (vec![("kind", "decode")], load.decode_rows)];
+        self.counters(to, "engine_rows", "Rows of all steps: the batch size is their rate by that of steps", &rows)?;
         self.counters(to, "generated_tokens", "Tokens sampled", &[(vec![], load.generated_tokens)])?;
         self.counters(to, "preemptions", "Sequences that gave their blocks back", &[(vec![], load.preemptions)])?;
         self.transfer(to)
     }
+}
+
+/// 0 to 1.
+fn used_ratio(blocks: &BlockCounts) -> f64 {
+    let used = blocks.referenced + blocks.quarantined;
+    if blocks.total == 0 { 0.0 } else { used as f64 / blocks.total as f64 }
 }
 
 impl WorkerMetrics {
@@ -161,5 +172,20 @@ impl WorkerMetrics {
         self.gauge(to, "kv_tickets", "Tickets granted here and not ended", stats.tickets as f64)?;
         self.gauge(to, "kv_handoffs_outgoing", "Handoffs being sent", stats.outgoing as f64)?;
         self.gauge(to, "kv_handoffs_incoming", "Handoffs being received", stats.incoming as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_new_sequence_cannot_have_is_used() {
+        // total, referenced, cached, quarantined, share
+        let cases = [(0, 0, 0, 0, 0.0), (8, 0, 8, 0, 0.0), (8, 2, 4, 2, 0.5), (8, 8, 0, 0, 1.0)];
+        for (total, referenced, cached, quarantined, share) in cases {
+            let free = total - referenced - cached - quarantined;
+            assert_eq!(used_ratio(&BlockCounts { total, free, referenced, cached, quarantined }), share);
+        }
     }
 }

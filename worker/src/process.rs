@@ -7,6 +7,7 @@ use crate::drain::Drain;
 use crate::hang;
 use crate::health::Vitals;
 use crate::metrics::WorkerMetrics;
+use crate::phases::Phases;
 use crate::service::{Claims, WorkerService};
 use anyhow::Context;
 use baton_engine::{EngineHandle, SequenceGate};
@@ -70,6 +71,8 @@ pub struct Parts {
     pub drain: Drain,
     /// Records spans.
     pub tracer: SdkTracer,
+    /// Counts phases.
+    pub phases: Phases,
     /// Longest call.
     pub call_max: Duration,
     /// Largest message.
@@ -148,6 +151,7 @@ impl RunningWorker {
             metrics.register_export(counters);
         }
         let stop = CancellationToken::new();
+        metrics.register_health(&vitals.health());
         tokio::spawn(admin::serve(admin_listener, admin::routes(vitals.health(), metrics.clone()), stop.clone()));
 
         let loaded = load(&config, around.announcer, around.ops).await?;
@@ -163,9 +167,12 @@ impl RunningWorker {
         bring_up::check_name(config.instance.id.is_some(), transfer.fences(), &config.transfer)?;
         vitals.works(&loaded.engine, &transfer);
         tokio::spawn(stop.clone().run_until_cancelled_owned(hang::tell(loaded.engine.clone())));
-        let collector =
-            WorkerMetrics::new(loaded.engine.clone(), transfer.clone(), &loaded.card.id, &config.instance.pool);
-        metrics.register(|registry| registry.register_collector(Box::new(collector)));
+        let (model, pool) = (loaded.card.id.as_str(), config.instance.pool.as_str());
+        let collector = WorkerMetrics::new(loaded.engine.clone(), transfer.clone(), model, pool);
+        let phases = metrics.register(|registry| {
+            registry.register_collector(Box::new(collector));
+            Phases::register(registry, model, pool)
+        });
 
         let drain = Drain::default();
         let bundle = loaded.card.bundle.zip(loaded.bundle.clone());
@@ -184,6 +191,7 @@ impl RunningWorker {
             transfer: transfer.clone(),
             drain: drain.clone(),
             tracer: around.tracer,
+            phases,
             call_max: Duration::from_millis(config.instance.call_ms_max),
             message_max: config.grpc.message_max(),
         };

@@ -26,7 +26,7 @@ impl<M: StepModel> Runner<M> {
         let now = Instant::now();
         let decode_rows = segments.iter().filter(|s| s.decode).count();
         self.rates.add(batch.ids.len() - decode_rows, decode_rows, now - launched);
-        self.shared.load.lock().steps = self.shared.health.stepped();
+        self.count(batch.ids.len() - decode_rows, decode_rows);
         self.shared.health.alive(now, true);
         let mut row = 0;
         for segment in segments {
@@ -38,6 +38,13 @@ impl<M: StepModel> Runner<M> {
             }
         }
         Ok(())
+    }
+
+    fn count(&self, prefill_rows: usize, decode_rows: usize) {
+        let mut load = self.shared.load.lock();
+        load.steps = self.shared.health.stepped();
+        load.prefill_rows += prefill_rows as u64;
+        load.decode_rows += decode_rows as u64;
     }
 
     fn gather(&mut self, segments: &[Segment], launched: Instant) -> StepBatch {

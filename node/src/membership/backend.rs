@@ -60,6 +60,14 @@ impl RouterBackend {
         }
     }
 
+    /// Whether the keeper of the membership answers: what this view says is of now, and not of before it fell silent.
+    pub fn answers(&self) -> bool {
+        match self {
+            Self::Embedded(_) => true,
+            Self::Etcd(router) => router.answers(),
+        }
+    }
+
     /// Ends this router's part. Workers keep their readiness.
     pub fn close(&self) {
         match self {

@@ -28,6 +28,12 @@ impl Collector for MembershipMetrics {
         };
         let registered = self.membership.membership().view().borrow().members.len();
         gauge("router_registered_workers", "Workers in this router's view", registered)?;
+        let answers = usize::from(self.membership.answers());
+        gauge(
+            "router_membership_up",
+            "1 while whoever keeps the membership answers: etcd, or this router itself",
+            answers,
+        )?;
         let help = "Workers in this router's view whose record vanished in a way that is not believed; they are asked";
         gauge("router_doubted_workers", help, self.membership.doubted())?;
         let help = "Workers that a request would be placed on: admitted, heard of late, healthy and not draining";

@@ -1,6 +1,7 @@
 //! Follows membership: one task a worker that hears its load, loads its text, and admits or evicts it.
 
 use super::{WorkerHandle, WorkerSet};
+use crate::metrics::{MembershipChange, MembershipChanges};
 use crate::models::TextCache;
 use crate::placement::why_unpaired;
 use baton_node::backoff::Backoff;
@@ -24,6 +25,8 @@ pub(crate) struct Supervisor {
     pub(crate) membership: Arc<dyn RouterMembership>,
     /// Where workers are kept.
     pub(crate) workers: Arc<WorkerSet>,
+    /// Counts who comes and goes.
+    pub(crate) changes: MembershipChanges,
     /// Loaded texts.
     pub(crate) texts: Arc<TextCache>,
     /// Name of this router, for the workers' logs.
@@ -45,9 +48,10 @@ pub(crate) async fn supervise(supervisor: Supervisor, stop: CancellationToken) {
     let mut followed: HashMap<Party, Followed> = HashMap::new();
     loop {
         let members = view.borrow_and_update().clone();
-        followed.retain(|party, _| {
+        followed.retain(|party, known| {
             let stays = members.get(party).is_some();
             if !stays {
+                supervisor.changes.count(&known.handle.record, MembershipChange::Left);
                 supervisor.workers.remove(party);
             }
             stays
@@ -58,6 +62,7 @@ pub(crate) async fn supervise(supervisor: Supervisor, stop: CancellationToken) {
                 Some(known) if known.revision == revision => {}
                 Some(known) => {
                     known.revision = revision;
+                    supervisor.changes.count(&member.record, MembershipChange::RegisteredAgain);
                     // Registered again: it does not know any more that it is admitted.
                     if known.handle.is_admitted() {
                         supervisor.membership.admit(party);
@@ -67,6 +72,7 @@ pub(crate) async fn supervise(supervisor: Supervisor, stop: CancellationToken) {
                     Ok(handle) => {
                         let handle = Arc::new(handle);
                         supervisor.workers.insert(handle.clone());
+                        supervisor.changes.count(&member.record, MembershipChange::Joined);
                         let task = stop.child_token();
                         tokio::spawn(follow(supervisor.clone(), handle.clone(), task.clone()));
                         followed.insert(party.clone(), Followed { revision, handle, _task: task.drop_guard() });
@@ -149,6 +155,7 @@ impl Supervisor {
     fn admit(&self, worker: &WorkerHandle) {
         if !worker.set_admitted(true) {
             tracing::info!(worker = %worker.party(), model = worker.record.card.id, "admits a worker");
+            self.changes.count(&worker.record, MembershipChange::Admitted);
             self.membership.admit(worker.party());
             let ready = self.workers.ready(Instant::now());
             let all: Vec<_> = ready.iter().map(|other| &*other.record).collect();
@@ -162,6 +169,7 @@ impl Supervisor {
         let is_news = backoff.is_news(reason.to_owned());
         if worker.set_admitted(false) {
             tracing::warn!(worker = %worker.party(), reason, "evicts a worker");
+            self.changes.count(&worker.record, MembershipChange::Evicted);
             self.membership.evict(worker.party(), reason);
         } else if is_news {
             tracing::warn!(worker = %worker.party(), reason, "does not admit a worker");

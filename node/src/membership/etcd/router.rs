@@ -20,6 +20,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -59,6 +60,8 @@ struct Shared {
     doubts: Notify,
     /// There is room for records that were left out.
     room: Notify,
+    /// A session with etcd stands.
+    answers: AtomicBool,
     stop: CancellationToken,
 }
 
@@ -98,6 +101,7 @@ impl EtcdRouter {
             wake: Notify::new(),
             doubts: Notify::new(),
             room: Notify::new(),
+            answers: AtomicBool::new(false),
             stop: stop.clone(),
         });
         let follower = Follower { shared: shared.clone(), node: Node::any(), words: Words::new(config) };
@@ -113,6 +117,11 @@ impl EtcdRouter {
     /// Members that stay in the view although their record is gone.
     pub fn doubted(&self) -> usize {
         self.shared.inner.lock().view.doubted()
+    }
+
+    /// Whether a session with etcd stands. One that fell silent is noticed within [`EtcdConfig::lease_ttl_s`] or 10 s, the lesser.
+    pub fn answers(&self) -> bool {
+        self.shared.answers.load(Ordering::Relaxed)
     }
 
     /// Records that the view had no room for when it was last listed, or since.
@@ -185,6 +194,7 @@ impl Follower {
             loop {
                 let mut worked = false;
                 let Err(error) = self.session(resume, &mut worked).await;
+                shared.answers.store(false, Ordering::Relaxed);
                 self.node = self.node.next();
                 // After a failed connect, another etcd may stand at the same address: list, whatever its revision.
                 resume = worked && !matches!(error, EtcdError::WatchEnded(_));
@@ -214,6 +224,7 @@ impl Follower {
             }
         };
         *worked = true;
+        shared.answers.store(true, Ordering::Relaxed);
         let mut renewal = None;
         let end = tokio::select! {
             end = follow(&shared, &client, from) => end,
