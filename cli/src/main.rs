@@ -3,7 +3,9 @@
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
+mod doctor;
 mod drain;
+mod etcd;
 mod generate;
 mod router;
 mod up;
@@ -22,6 +24,8 @@ enum Verb {
     Up(up::UpArgs),
     /// Sends one prompt to a running cluster and streams the answer.
     Generate(generate::GenerateArgs),
+    /// Checks whether this host is fit for a cluster, and the way to another host.
+    Doctor(doctor::DoctorArgs),
     /// Takes a worker out of a running cluster: no new work, what runs ends or goes on elsewhere.
     Drain(drain::DrainArgs),
 }
@@ -38,6 +42,7 @@ fn main() -> ExitCode {
         match Cli::parse().verb {
             Verb::Up(args) => up::run(args).await,
             Verb::Generate(args) => generate::run(args).await,
+            Verb::Doctor(args) => doctor::run(args).await,
             Verb::Drain(args) => drain::run(args).await,
         }
     });

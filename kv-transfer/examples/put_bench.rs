@@ -6,11 +6,7 @@ use anyhow::{Context, Result, bail};
 use baton_kv_transfer::bench::{Bare, Tuning};
 use baton_kv_transfer::*;
 use baton_types::fence::AlreadyDone;
-use baton_types::{
-    BlockId, Compatibility, Digest, Dtype, Fence, GroupBlocks, Incarnation, InstanceId, KvLayout, KvPoolMap,
-    NumericsClass, PoolMemory, RequestId,
-};
-use std::any::Any;
+use baton_types::{Dtype, Fence, InstanceId, KvLayout, KvPoolMap, PoolMemory};
 use std::io::{BufRead, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -87,69 +83,23 @@ fn map(size: usize) -> Result<KvPoolMap> {
     Ok(KvPoolMap::try_new(layout, 2 * (ROUND_BYTES / size / LAYERS as usize) as u32)?)
 }
 
-/// Every other block, so that no two puts merge.
-fn blocks(map: &KvPoolMap) -> GroupBlocks {
-    GroupBlocks(vec![(0..map.blocks()).step_by(2).map(BlockId).collect()])
-}
-
-fn config(name: &str, tls: &str, writes: UcxWrites, map: KvPoolMap) -> Result<TransferConfig> {
-    let class = NumericsClass { isa: "bench".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 0 };
-    let compatibility = Compatibility { model: Digest([0; 32]), layout: map.layout().clone(), class };
-    let party = Party { instance: InstanceId::try_new(name)?, incarnation: Incarnation(1) };
+fn trial(name: &str, tls: &str, writes: UcxWrites, map: KvPoolMap) -> Result<Trial> {
     let (tls, bind) = (Some(tls.to_owned()), [127, 0, 0, 1].into());
     let choice = TransportChoice::Ucx { tls, bind, devices: None, writes };
-    let mut config = TransferConfig::new(party, compatibility, map, choice);
+    let mut config = Trial::config(InstanceId::try_new(name)?, choice, map);
     config.limits.in_flight_bytes_max = WINDOW;
-    Ok(config)
-}
-
-fn touched(bytes: usize) -> Result<Arc<Region>> {
-    let region = Region::anonymous(bytes)?;
-    (0..region.len()).step_by(4096).for_each(|at| region.write(at, &[1]));
-    Ok(region)
-}
-
-struct Hold(GroupBlocks);
-impl BlockHold for Hold {
-    fn blocks(&self) -> &GroupBlocks {
-        &self.0
-    }
-    fn quarantine(self: Box<Self>) -> Box<dyn QuarantinedBlocks> {
-        self
-    }
-    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
-        self
-    }
-}
-impl QuarantinedBlocks for Hold {
-    fn release(self: Box<Self>) {}
-}
-
-struct Sink(KvPoolMap);
-impl SinkHandler for Sink {
-    fn reserve(&self, _: ReserveOffer, reply: GrantReply) {
-        reply.grant(Box::new(Hold(blocks(&self.0))));
-    }
-    fn verified(&self, _: VerifiedHandoff) -> Result<(), String> {
-        Ok(())
-    }
-    fn failed(&self, _: &RequestId, reason: HandoffFailure) {
-        eprintln!("the sink's handoff failed: {reason}");
-    }
+    Ok(Trial::start(config)?)
 }
 
 fn sink_service(tls: &str, size: usize) -> Result<()> {
-    let map = map(size)?;
-    let region = touched(map.bytes())?;
-    let transfer =
-        KvTransfer::start(config("sink", tls, UcxWrites::ByLanes, map.clone())?, region, Arc::new(Sink(map)))?;
-    println!("{}", hex(&transfer.address().to_bytes()));
+    let trial = trial("sink", tls, UcxWrites::ByLanes, map(size)?)?;
+    println!("{}", hex(&trial.address().to_bytes()));
     std::io::stdout().flush()?;
     let done = parent_is_done();
     while !done.load(Ordering::Relaxed) {
         std::thread::sleep(Duration::from_millis(5));
     }
-    transfer.stop(Instant::now() + Duration::from_secs(2));
+    trial.stop();
     Ok(())
 }
 
@@ -191,77 +141,53 @@ impl BareLoop {
 
 /// Our service, connected to a sink of its own.
 struct ServiceLoop {
-    transfer: KvTransfer,
+    trial: Trial,
     sink: Child,
     peer: Peer,
     map: KvPoolMap,
-    rounds: usize,
 }
 
 impl ServiceLoop {
     fn start(tls: &str, writes: UcxWrites, size: usize) -> Result<Self> {
         let (sink, address) = spawn(&["sink-service", tls, &size.to_string()])?;
         let map = map(size)?;
-        let party = Party { instance: InstanceId::try_new("sink")?, incarnation: Incarnation(1) };
-        let peer = Peer { party, address: TransferAddress::from_bytes(&unhex(&address)?)?, shard: 0 };
-        let (config, region) = (config("source", tls, writes, map.clone())?, touched(map.bytes())?);
-        let transfer = KvTransfer::start(config, region, Arc::new(Sink(map.clone())))?;
-        Ok(Self { transfer, sink, peer, map, rounds: 0 })
+        let peer = Trial::peer(InstanceId::try_new("sink")?, TransferAddress::from_bytes(&unhex(&address)?)?);
+        Ok(Self { trial: trial("source", tls, writes, map.clone())?, sink, peer, map })
     }
 
     /// Milliseconds from the end of compute to adoption, when everything but the last layer is there: what no overlap can hide.
     fn exposed_ms(&mut self) -> Result<f64> {
-        let tokens = 1024.min(self.map.blocks() / 2 * 16);
-        self.rounds += 1;
-        let request = OpenRequest {
-            request_id: RequestId::try_new(format!("round-{}", self.rounds))?,
-            tokens,
-            blocks: blocks(&self.map),
-            deadline: Instant::now() + Duration::from_secs(60),
-            hold: Box::new(()),
-        };
+        let tokens = 1024.min(self.trial.tokens_max());
         let fence: Fence = Arc::new(AlreadyDone);
-        let outgoing = self.transfer.open(&self.peer, request)?;
+        let outgoing = self.trial.open(&self.peer, tokens)?;
         (0..LAYERS - 1).for_each(|layer| outgoing.layer_launched(layer, tokens as usize, &fence));
         let all = self.map.layout().bytes_per_token() as u64 * u64::from(tokens);
-        let (before, until) = (self.transfer.stats().total.bytes_sent, Instant::now() + Duration::from_secs(5));
-        while self.transfer.stats().total.bytes_sent < before + all / 2 && Instant::now() < until {
+        let sent = || self.trial.transfer().stats().total.bytes_sent;
+        let (before, until) = (sent(), Instant::now() + Duration::from_secs(5));
+        while sent() < before + all / 2 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
         }
         std::thread::sleep(Duration::from_millis(100));
         let end = Instant::now();
         outgoing.layer_launched(LAYERS - 1, tokens as usize, &fence);
-        outgoing.finish(CommitPayload { tokens: vec![0; tokens as usize + 1], prompt_len: tokens, extra: vec![] });
+        trial::finish(&outgoing, tokens);
         let report = outgoing.wait()?;
         Ok((report.acked_at - end).as_secs_f64() * 1e3)
     }
 
     /// Rates of the puts, from the first one posted to the last flush while checksums and everything else run, and of the whole handoff.
     fn round(&mut self, size: usize) -> Result<(f64, f64)> {
-        let tokens = self.map.blocks() / 2 * 16;
-        self.rounds += 1;
-        let request = OpenRequest {
-            request_id: RequestId::try_new(format!("round-{}", self.rounds))?,
-            tokens,
-            blocks: blocks(&self.map),
-            deadline: Instant::now() + Duration::from_secs(60),
-            hold: Box::new(()),
-        };
-        let (begin, fence): (_, Fence) = (Instant::now(), Arc::new(AlreadyDone));
-        let outgoing = self.transfer.open(&self.peer, request)?;
-        (0..LAYERS).for_each(|layer| outgoing.layer_launched(layer, tokens as usize, &fence));
-        outgoing.finish(CommitPayload { tokens: vec![0; tokens as usize + 1], prompt_len: tokens, extra: vec![] });
-        let report = outgoing.wait()?;
+        let Moved { report, took } = self.trial.hand_off(&self.peer)?;
         if report.bytes / report.puts != size as u64 {
             bail!("the service wrote puts of {} bytes", report.bytes / report.puts);
         }
         let puts = rate(report.bytes, report.flushed_at - report.first_put_at);
-        Ok((puts, rate(report.bytes, report.acked_at - begin)))
+        Ok((puts, rate(report.bytes, took)))
     }
 
     fn stop(mut self) -> Result<()> {
         drop(self.sink.stdin.take());
-        self.transfer.stop(Instant::now() + Duration::from_secs(2));
+        self.trial.stop();
         self.sink.wait()?;
         Ok(())
     }
@@ -332,7 +258,9 @@ fn source(tls: &str) -> Result<()> {
     );
     service.stop()?;
     let map = map(12 << 10)?;
-    let checksum = baton_kv_transfer::bench::checksum_rate(&map, &*touched(map.bytes())?);
+    let region = Region::anonymous(map.bytes())?;
+    (0..region.len()).step_by(4096).for_each(|at| region.write(at, &[1]));
+    let checksum = baton_kv_transfer::bench::checksum_rate(&map, &region);
     println!(r#"{{"name":"kv_checksum","value":{checksum:.3},"unit":"GB/s","ratio":null,"of":"one thread"}}"#);
     Ok(())
 }

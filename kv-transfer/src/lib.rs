@@ -36,6 +36,7 @@ pub mod fetch;
 #[allow(missing_docs)] // Public through `pure` alone.
 mod handoff;
 pub mod hooks;
+pub mod inventory;
 #[allow(missing_docs)] // Public through `pure` alone.
 mod message;
 pub mod outgoing;
@@ -49,6 +50,7 @@ pub mod shard;
 pub mod sink;
 pub mod stats;
 mod transport;
+pub mod trial;
 mod ucx;
 mod wire;
 
@@ -65,3 +67,4 @@ pub use service::KvTransfer;
 pub use shard::HeadShard;
 pub use sink::{BlockHold, GrantReply, QuarantinedBlocks, ReserveOffer, SinkHandler, SinkTimings, VerifiedHandoff};
 pub use stats::{PeerStats, TransferStats};
+pub use trial::{Moved, Trial, TrialError};

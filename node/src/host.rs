@@ -17,6 +17,16 @@ pub fn raise_file_limit() {
     }
 }
 
+/// Bytes that a process may lock, as RDMA does with what it registers: the hard limit, `u64::MAX` without one. `None` where the host does not tell.
+pub fn locked_memory_max() -> Option<u64> {
+    rlimit::Resource::MEMLOCK.get_hard().ok()
+}
+
+/// File descriptors that a process may have: the hard limit, which every process of ours takes.
+pub fn open_files_max() -> Option<u64> {
+    rlimit::Resource::NOFILE.get_hard().ok()
+}
+
 fn bound(meminfo: &str, limit: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let total = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()).map(|kib| kib << 10);

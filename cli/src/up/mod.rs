@@ -5,6 +5,7 @@
 
 use anyhow::{Context, bail, ensure};
 use baton_node::announce::Announcement;
+use baton_node::membership::etcd::ensure_free;
 use baton_worker::models::prefetch;
 use baton_worker::settings::ModelSettings;
 use child::Child;
@@ -19,7 +20,6 @@ use tokio::time::{Instant, timeout_at};
 use variables::Variables;
 
 mod child;
-mod etcd;
 mod ports;
 mod progress;
 mod variables;
@@ -157,7 +157,9 @@ pub(crate) async fn run(args: UpArgs) -> anyhow::Result<()> {
     ports::check(SocketAddr::new(args.host, args.grpc_port), "--grpc-port")?;
     ports::check(SocketAddr::new(args.host, args.http_port), "--http-port")?;
     if args.membership == Membership::Etcd {
-        etcd::ensure_free(&args.etcd, &args.etcd_prefix).await?;
+        let endpoints = args.etcd.split(',').map(str::to_owned).collect();
+        // Workers of two clusters under one prefix would have the same names.
+        ensure_free(&crate::etcd::config(endpoints, Some(args.etcd_prefix.clone()))?).await?;
     }
     let mut children = Vec::new();
     let result = tokio::select! {

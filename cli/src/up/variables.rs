@@ -1,15 +1,13 @@
 //! `BATON_*` variables reach the processes that know them: a worker would refuse a router's key, and the other way round.
 
+use crate::etcd::{self, key_of};
 use anyhow::{bail, ensure};
-use baton_node::config::ENV_PREFIX;
 use baton_node::environment;
 
 /// Sections of the configuration tree that every process has.
 const SHARED: [&str; 4] = ["admin", "drain", "grpc", "telemetry"];
-/// Those of routers. Workers have a `membership` too, but here flags set all of it that is not [`ETCD`].
+/// Those of routers. Workers have a `membership` too, but here flags set all of it but etcd's part.
 const ROUTER: [&str; 6] = ["auth", "http", "limits", "membership", "placement", "retry"];
-/// A part of a section that every process has.
-pub(super) const ETCD: &str = "membership__etcd__";
 /// Those of workers.
 const WORKER: [&str; 4] = ["engine", "instance", "model", "transfer"];
 
@@ -35,7 +33,8 @@ impl Variables {
                 "{name} names the configuration of one process, and `baton up` starts several: unset it"
             );
             let section = key.split("__").next().unwrap_or_default();
-            if key.starts_with(ETCD) {
+            // A part of a section that every process has.
+            if key.starts_with(etcd::VARIABLES) {
                 continue;
             }
             if ROUTER.contains(&section) {
@@ -58,11 +57,6 @@ impl Variables {
     pub(super) fn not_for_workers(&self) -> impl Iterator<Item = &str> {
         self.router.iter().map(String::as_str)
     }
-}
-
-/// The key that a variable sets, its levels joined by two underscores.
-pub(super) fn key_of(name: &str) -> String {
-    name.strip_prefix(ENV_PREFIX).unwrap_or(name).to_ascii_lowercase()
 }
 
 #[cfg(test)]

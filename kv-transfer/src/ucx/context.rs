@@ -11,6 +11,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use ucx_sys::sys;
 
+/// Version of the library, as `major.minor.patch`.
+pub(crate) fn version() -> String {
+    let (mut major, mut minor, mut patch) = (0, 0, 0);
+    // SAFETY: each pointer is to a number that outlives the call.
+    unsafe { sys::ucp_get_version(&mut major, &mut minor, &mut patch) };
+    format!("{major}.{minor}.{patch}")
+}
+
 /// A UCP context.
 pub(crate) struct Context {
     pub(super) handle: sys::ucp_context_h,
@@ -48,9 +56,17 @@ impl Context {
     }
 
     /// Transports that workers of this context open, e.g. `tcp`: no peer reaches them by any other. Sorted.
+    pub(crate) fn transports(&self) -> Vec<String> {
+        let mut names: Vec<String> = self.resources().into_iter().map(|(transport, _)| transport).collect();
+        names.sort();
+        names.dedup();
+        names
+    }
+
+    /// Transports with their devices, e.g. `tcp` and `lo`.
     ///
     /// UCX tells them only in the text of `ucp_context_print_info`, in lines `#  resource 0 :  md 0 dev 0 flags -- tcp/lo`.
-    pub(crate) fn transports(&self) -> Vec<String> {
+    pub(crate) fn resources(&self) -> Vec<(String, String)> {
         let (mut text, mut len) = (null_mut(), 0);
         // SAFETY: `text` and `len` outlive the stream, which is closed below.
         let stream = unsafe { libc::open_memstream(&mut text, &mut len) };
@@ -68,11 +84,8 @@ impl Context {
         unsafe { libc::free(text.cast()) };
         let info = String::from_utf8_lossy(&info);
         let resources = info.lines().filter(|line| line.trim_start_matches(['#', ' ']).starts_with("resource"));
-        let names = resources.filter_map(|line| line.rsplit(' ').find(|word| word.contains('/'))?.split('/').next());
-        let mut names: Vec<String> = names.map(str::to_owned).collect();
-        names.sort();
-        names.dedup();
-        names
+        let pairs = resources.filter_map(|line| line.rsplit(' ').find(|word| word.contains('/'))?.split_once('/'));
+        pairs.map(|(transport, device)| (transport.to_owned(), device.to_owned())).collect()
     }
 }
 

@@ -16,8 +16,8 @@ mod operation;
 mod status;
 mod worker;
 
-pub(crate) use context::{Context, Memory};
-pub(crate) use devices::devices_at;
+pub(crate) use context::{Context, Memory, version};
+pub(crate) use devices::{addresses, devices_at};
 pub(crate) use endpoint::{Endpoint, RemoteKey};
 pub(crate) use operation::{Done, Token};
 pub(crate) use status::Status;

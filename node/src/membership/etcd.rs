@@ -24,6 +24,7 @@ mod lease;
 mod opinions;
 mod prefix;
 mod probe;
+mod reach;
 mod router;
 
 #[cfg(test)]
@@ -34,5 +35,6 @@ mod worker;
 pub use config::EtcdConfig;
 pub use prefix::{PrefixError, ensure_free};
 pub use probe::{Probe, Verdict, WatchProbe};
+pub use reach::{Reached, reach};
 pub use router::EtcdRouter;
 pub use worker::EtcdWorker;

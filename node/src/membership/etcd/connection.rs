@@ -23,6 +23,11 @@ impl Node {
         Self(usize::from(rand::random::<u16>()))
     }
 
+    /// Each, with its address.
+    pub(super) fn all(config: &EtcdConfig) -> impl Iterator<Item = (Self, String)> {
+        config.endpoints.iter().enumerate().map(|(at, endpoint)| (Self(at), endpoint.clone()))
+    }
+
     /// Another one, where there is one.
     pub(super) fn next(self) -> Self {
         Self(self.0.wrapping_add(1))

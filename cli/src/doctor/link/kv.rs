@@ -1,0 +1,50 @@
+//! The KV that two doctors move: that of a prompt on a model of common size.
+
+use anyhow::Context;
+use baton_kv_transfer::{Moved, TransferAddress, TransportChoice, Trial, UcxWrites};
+use baton_types::{Dtype, InstanceId, KvLayout, KvPoolMap};
+use std::net::IpAddr;
+
+/// Tokens of one handoff: with the layout below 128 MiB.
+pub(super) const TOKENS: u32 = 1_024;
+/// Tokens of a block.
+const BLOCK_TOKENS: u32 = 16;
+/// Blocks of a pool: handoffs use every other one.
+pub(super) const BLOCKS: u32 = 2 * TOKENS / BLOCK_TOKENS;
+/// Largest pool that the other side may ask for.
+pub(super) const BLOCKS_MAX: u32 = 4 * BLOCKS;
+/// What it is the KV of.
+pub(super) const WHAT: &str = "1,024 tokens of Llama-3-8B";
+
+/// A service at `bind`, with a pool of `blocks` blocks of Llama-3-8B's KV: 32 layers, 8 heads of 128, bf16.
+pub(super) fn start(name: &str, bind: IpAddr, tls: &str, blocks: u32) -> anyhow::Result<Trial> {
+    let map = KvPoolMap::try_new(KvLayout::llama(BLOCK_TOKENS, 32, 8, 128, Dtype::Bf16)?, blocks)?;
+    let transport = TransportChoice::Ucx { tls: Some(tls.to_owned()), bind, devices: None, writes: UcxWrites::ByLanes };
+    Ok(Trial::start(Trial::config(InstanceId::try_new(name)?, transport, map))?)
+}
+
+/// Address of the service, as text.
+pub(super) fn to_text(address: &TransferAddress) -> String {
+    address.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What [`to_text`] wrote.
+pub(super) fn from_text(text: &str) -> anyhow::Result<TransferAddress> {
+    let digits = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    let bytes: Option<Vec<u8>> = text.as_bytes().chunks(2).map(digits).collect();
+    Ok(TransferAddress::from_bytes(&bytes.context("the other side's address is not in hex")?)?)
+}
+
+/// Hands off to the service `name` at `address` so many times; the first one, which connects, does not count.
+pub(super) fn rounds(
+    mut trial: Trial,
+    name: &str,
+    address: TransferAddress,
+    count: usize,
+) -> anyhow::Result<Vec<Moved>> {
+    let peer = Trial::peer(InstanceId::try_new(name)?, address);
+    trial.hand_off(&peer)?;
+    let moved = (0..count).map(|_| trial.hand_off(&peer)).collect::<Result<_, _>>()?;
+    trial.stop();
+    Ok(moved)
+}

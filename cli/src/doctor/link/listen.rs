@@ -1,0 +1,60 @@
+//! `baton doctor --listen`: answers doctors of other hosts, one after the other.
+
+use super::kv;
+use super::protocol::{Answer, Ask, Line, now_us};
+use anyhow::{Context, ensure};
+use baton_kv_transfer::Trial;
+use std::net::SocketAddr;
+use tokio::net::TcpListener;
+use tokio::task::spawn_blocking;
+
+/// Name under which the service of the listening side is known.
+pub(super) const NAME: &str = "doctor-listens";
+
+/// Answers until it is interrupted. Says where it listens on standard output.
+pub(crate) async fn listen(address: SocketAddr) -> anyhow::Result<()> {
+    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
+    println!(
+        "listens on {}; on the other host: baton doctor --connect {}",
+        listener.local_addr()?,
+        listener.local_addr()?
+    );
+    loop {
+        let served = async {
+            let (stream, from) = listener.accept().await?;
+            println!("{from} asks");
+            serve(Line::new(stream)?).await
+        };
+        tokio::select! {
+            // One that breaks off must not end it for the others.
+            served = served => if let Err(error) = served { println!("that ended early: {error:#}") },
+            _ = tokio::signal::ctrl_c() => return Ok(()),
+        }
+    }
+}
+
+/// Answers one doctor until it closes.
+pub(super) async fn serve(mut line: Line) -> anyhow::Result<()> {
+    let mut sink = None;
+    while let Some(ask) = line.hear().await? {
+        let answer = match ask {
+            Ask::Clock => Answer::Clock { at_us: now_us() },
+            Ask::Sink { tls, blocks } => match start(&line, tls, blocks).await {
+                Ok(trial) => Answer::Sink { address: kv::to_text(&sink.insert(trial).address()) },
+                Err(error) => Answer::Refused { why: format!("{error:#}") },
+            },
+        };
+        line.say(&answer).await?;
+    }
+    if let Some(sink) = sink {
+        spawn_blocking(|| sink.stop()).await?;
+    }
+    Ok(())
+}
+
+/// A service at the address to which the other side came.
+async fn start(line: &Line, tls: String, blocks: u32) -> anyhow::Result<Trial> {
+    ensure!((2..=kv::BLOCKS_MAX).contains(&blocks), "a pool has 2 to {} blocks", kv::BLOCKS_MAX);
+    let bind = line.socket().local_addr()?.ip().to_canonical();
+    spawn_blocking(move || kv::start(NAME, bind, &tls, blocks)).await?
+}

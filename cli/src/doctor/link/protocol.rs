@@ -1,0 +1,87 @@
+//! What two doctors say to each other: JSON, a line each, the connecting one first.
+
+use anyhow::{Context, bail, ensure};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt as _, AsyncWriteExt as _, BufStream};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+/// Longest line: UCX's addresses, in hex, are most of it.
+const LINE_BYTES_MAX: u64 = 256 << 10;
+/// Longest wait for the next line; a transfer runs in between.
+const LINE_MAX: Duration = Duration::from_secs(120);
+
+/// What the connecting side asks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Ask {
+    /// What time it is there.
+    Clock,
+    /// For a service that takes KV in a pool of so many blocks, over these transports.
+    Sink { tls: String, blocks: u32 },
+}
+
+/// What the other side answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Answer {
+    /// Microseconds since 1970.
+    Clock { at_us: u64 },
+    /// Address of the service, in hex; it runs until the connection ends.
+    Sink { address: String },
+    /// Why there is no answer.
+    Refused { why: String },
+}
+
+/// Microseconds since 1970, as this host has it.
+pub(super) fn now_us() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_micros() as u64)
+}
+
+/// A connection between two doctors.
+pub(super) struct Line(BufStream<TcpStream>);
+
+impl Line {
+    pub(super) fn new(stream: TcpStream) -> std::io::Result<Self> {
+        stream.set_nodelay(true)?;
+        Ok(Self(BufStream::new(stream)))
+    }
+
+    /// The socket.
+    pub(super) fn socket(&self) -> &TcpStream {
+        self.0.get_ref()
+    }
+
+    pub(super) async fn say(&mut self, what: &impl Serialize) -> anyhow::Result<()> {
+        let line = serde_json::to_string(what)? + "\n";
+        let write = async {
+            self.0.write_all(line.as_bytes()).await?;
+            self.0.flush().await
+        };
+        timeout(LINE_MAX, write).await.context("the other side takes nothing")??;
+        Ok(())
+    }
+
+    /// The next line; `None` where the other side has closed.
+    pub(super) async fn hear<T: DeserializeOwned>(&mut self) -> anyhow::Result<Option<T>> {
+        let mut line = Vec::new();
+        let mut bounded = (&mut self.0).take(LINE_BYTES_MAX);
+        let read = timeout(LINE_MAX, bounded.read_until(b'\n', &mut line)).await;
+        if read.context("the other side says nothing")?? == 0 {
+            return Ok(None);
+        }
+        ensure!(line.ends_with(b"\n"), "the other side is no `baton doctor`: a line that does not end");
+        Ok(Some(serde_json::from_slice(&line).context("the other side is no `baton doctor` of this version")?))
+    }
+
+    /// Asks, and has an answer.
+    pub(super) async fn ask(&mut self, what: &Ask) -> anyhow::Result<Answer> {
+        self.say(what).await?;
+        match self.hear().await?.context("the other side closed the connection")? {
+            Answer::Refused { why } => bail!("the other side says: {why}"),
+            answer => Ok(answer),
+        }
+    }
+}

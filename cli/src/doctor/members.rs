@@ -1,0 +1,52 @@
+//! The nodes of etcd.
+
+use super::finding::{Finding, Verdict};
+use baton_node::membership::etcd::{Reached, reach};
+use std::time::Duration;
+
+/// A read through the leader within one datacenter takes a few milliseconds; leases of seconds bear more, and drains and joins feel it.
+const READ_MAX: Duration = Duration::from_millis(50);
+
+/// Asks each node.
+pub(super) async fn look(endpoints: Vec<String>) -> anyhow::Result<Vec<Finding>> {
+    let config = crate::etcd::config(endpoints, None)?;
+    Ok(reach(&config).await.into_iter().map(|(endpoint, reached)| node(&endpoint, reached)).collect())
+}
+
+fn node(endpoint: &str, reached: Result<Reached, String>) -> Finding {
+    let check = format!("etcd {endpoint}");
+    match reached {
+        Err(error) => {
+            let remedy = "start it, let its client port through, and set BATON_MEMBERSHIP__ETCD__CA, CERT, KEY, USER and PASSWORD_FILE where it asks for them";
+            Finding::new(check, Verdict::Failure, error, remedy)
+        }
+        Ok(Reached { version, read }) => {
+            let found = format!("{version}, a read takes {:.1} ms", read.as_secs_f64() * 1e3);
+            if read <= READ_MAX {
+                return Finding::ok(check, found);
+            }
+            let remedy = "give etcd disks of its own (fsync under 10 ms) and keep it in the workers' datacenter";
+            Finding::new(check, Verdict::Warning, found, remedy)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_and_silent_nodes_are_told() {
+        let reached = |ms| Ok(Reached { version: "3.5.17".into(), read: Duration::from_millis(ms) });
+        assert_eq!(node("http://a:2379", reached(3)).verdict, Verdict::Ok);
+        assert_eq!(node("http://a:2379", reached(300)).verdict, Verdict::Warning);
+        assert_eq!(node("http://a:2379", Err("silent".into())).verdict, Verdict::Failure);
+    }
+
+    #[tokio::test]
+    async fn a_node_that_is_not_there_is_a_finding() {
+        let findings = look(vec!["http://127.0.0.1:1".into()]).await.unwrap();
+        assert_eq!((findings.len(), findings[0].verdict), (1, Verdict::Failure), "{findings:?}");
+        assert!(look(vec!["127.0.0.1:1".into()]).await.is_err(), "no address of etcd");
+    }
+}

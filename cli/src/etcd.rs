@@ -1,0 +1,45 @@
+//! How the command line reaches etcd: as the processes of a cluster do, by the same flags and variables.
+
+use baton_node::config::{Check, Checker, CommonArgs, ConfigError, ENV_PREFIX, Layers};
+use baton_node::membership::etcd::EtcdConfig;
+use serde::{Deserialize, Serialize};
+
+/// Variables of the section `membership.etcd`, lower case and without their prefix, begin so.
+pub(crate) const VARIABLES: &str = "membership__etcd__";
+
+/// What of the configuration all processes of a cluster share, and this one needs as well.
+#[derive(Default, Serialize, Deserialize)]
+struct Shared {
+    membership: Membership,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+struct Membership {
+    etcd: EtcdConfig,
+}
+
+impl Check for Shared {
+    fn check(&self, at: &mut Checker) {
+        at.section("membership", &self.membership);
+    }
+}
+
+impl Check for Membership {
+    fn check(&self, at: &mut Checker) {
+        at.section("etcd", &self.etcd);
+    }
+}
+
+/// The key that a variable sets, its levels joined by two underscores.
+pub(crate) fn key_of(name: &str) -> String {
+    name.strip_prefix(ENV_PREFIX).unwrap_or(name).to_ascii_lowercase()
+}
+
+/// The section with these endpoints and this prefix, where given, over the variables of this process.
+pub(crate) fn config(endpoints: Vec<String>, prefix: Option<String>) -> Result<EtcdConfig, ConfigError> {
+    let args = CommonArgs { etcd: endpoints, etcd_prefix: prefix, ..CommonArgs::default() };
+    let mut layers = Layers::of_process(&args, args.overlay());
+    layers.file = None;
+    layers.env.retain(|(name, _)| key_of(name).starts_with(VARIABLES));
+    Ok(layers.load::<Shared>()?.membership.etcd)
+}

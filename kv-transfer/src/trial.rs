@@ -1,0 +1,172 @@
+//! Handoffs of made-up KV between two services: how fast two hosts are, or two settings. For whoever prepares hosts, and for benchmarks.
+
+use crate::{
+    BlockHold, CommitPayload, GrantReply, HandoffFailure, KvTransfer, OpenRequest, Outgoing, Party, Peer,
+    QuarantinedBlocks, Region, RegionError, ReserveOffer, SinkHandler, TransferAddress, TransferConfig, TransferError,
+    TransferReport, TransportChoice, VerifiedHandoff,
+};
+use baton_types::fence::AlreadyDone;
+use baton_types::{
+    BlockId, Compatibility, Digest, Dtype, Fence, GroupBlocks, Incarnation, InstanceId, KvPoolMap, NumericsClass,
+    PoolMemory, RequestId,
+};
+use std::any::Any;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Longest life of one handoff.
+const HANDOFF_MAX: Duration = Duration::from_secs(60);
+
+/// A transfer service with a pool of its own, which grants every other of its blocks to whoever offers a handoff: scattered, so that no
+/// two writes merge.
+pub struct Trial {
+    transfer: KvTransfer,
+    map: KvPoolMap,
+    opened: u64,
+}
+
+/// One handoff that was acknowledged.
+#[derive(Clone, Debug)]
+pub struct Moved {
+    /// What its source saw.
+    pub report: TransferReport,
+    /// From the offer to the acknowledgement.
+    pub took: Duration,
+}
+
+impl Trial {
+    /// Configuration of a service that matches every other of a trial with the same pool.
+    pub fn config(name: InstanceId, transport: TransportChoice, map: KvPoolMap) -> TransferConfig {
+        let class = NumericsClass { isa: "trial".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 0 };
+        let compatibility = Compatibility { model: Digest([0; 32]), layout: map.layout().clone(), class };
+        TransferConfig::new(Self::party(name), compatibility, map, transport)
+    }
+
+    const fn party(name: InstanceId) -> Party {
+        Party { instance: name, incarnation: Incarnation(1) }
+    }
+
+    /// Starts the service over memory that is there: page faults are not what is measured.
+    ///
+    /// # Errors
+    /// Where memory, devices or addresses cannot be had.
+    pub fn start(config: TransferConfig) -> Result<Self, TrialError> {
+        let map = config.map.clone();
+        let region = Region::anonymous(map.bytes())?;
+        (0..region.len()).step_by(4096).for_each(|at| region.write(at, &[1]));
+        let transfer = KvTransfer::start(config, region, Arc::new(Sink(map.clone())))?;
+        Ok(Self { transfer, map, opened: 0 })
+    }
+
+    /// Where the other side finds it.
+    pub fn address(&self) -> TransferAddress {
+        self.transfer.address()
+    }
+
+    /// The trial of this name at this address.
+    pub const fn peer(name: InstanceId, address: TransferAddress) -> Peer {
+        Peer { party: Self::party(name), address, shard: 0 }
+    }
+
+    /// Tokens that one handoff can carry.
+    pub fn tokens_max(&self) -> u32 {
+        self.map.blocks() / 2 * self.map.layout().block_tokens()
+    }
+
+    /// The service.
+    pub const fn transfer(&self) -> &KvTransfer {
+        &self.transfer
+    }
+
+    /// Offers a handoff of `tokens` tokens.
+    ///
+    /// # Errors
+    /// Where the service takes no more.
+    pub fn open(&mut self, peer: &Peer, tokens: u32) -> Result<Outgoing, TransferError> {
+        self.opened += 1;
+        let request_id = RequestId::try_new(format!("trial-{}", self.opened));
+        let request = OpenRequest {
+            request_id: request_id.map_err(|e| TransferError::Config(e.to_string()))?,
+            tokens,
+            blocks: scattered(&self.map),
+            deadline: Instant::now() + HANDOFF_MAX,
+            hold: Box::new(()),
+        };
+        self.transfer.open(peer, request)
+    }
+
+    /// Hands all that the pools hold to `peer`, layers as fast as they go, and waits for the acknowledgement.
+    ///
+    /// # Errors
+    /// Why the handoff failed, or could not be offered.
+    pub fn hand_off(&mut self, peer: &Peer) -> Result<Moved, TrialError> {
+        let (began, tokens) = (Instant::now(), self.tokens_max());
+        let outgoing = self.open(peer, tokens)?;
+        let fence: Fence = Arc::new(AlreadyDone);
+        let layers = self.map.layout().groups()[0].layers.len() as u32;
+        (0..layers).for_each(|layer| outgoing.layer_launched(layer, tokens as usize, &fence));
+        finish(&outgoing, tokens);
+        let report = outgoing.wait()?;
+        Ok(Moved { took: report.acked_at - began, report })
+    }
+
+    /// Ends the service, within two seconds.
+    pub fn stop(self) {
+        self.transfer.stop(Instant::now() + Duration::from_secs(2));
+    }
+}
+
+/// Ends a trial's handoff of `tokens` tokens.
+pub fn finish(outgoing: &Outgoing, tokens: u32) {
+    outgoing.finish(CommitPayload { tokens: vec![0; tokens as usize + 1], prompt_len: tokens, extra: vec![] });
+}
+
+/// Why a trial did not come to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum TrialError {
+    /// The pool's memory cannot be had.
+    #[error("cannot have the memory of the pool")]
+    Memory(#[from] RegionError),
+    /// The service could not start, or not offer.
+    #[error(transparent)]
+    Service(#[from] TransferError),
+    /// It failed.
+    #[error("the handoff failed: {0}")]
+    Failed(#[from] HandoffFailure),
+}
+
+fn scattered(map: &KvPoolMap) -> GroupBlocks {
+    GroupBlocks(vec![(0..map.blocks()).step_by(2).map(BlockId).collect()])
+}
+
+struct Hold(GroupBlocks);
+
+impl BlockHold for Hold {
+    fn blocks(&self) -> &GroupBlocks {
+        &self.0
+    }
+    fn quarantine(self: Box<Self>) -> Box<dyn QuarantinedBlocks> {
+        self
+    }
+    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
+        self
+    }
+}
+
+impl QuarantinedBlocks for Hold {
+    fn release(self: Box<Self>) {}
+}
+
+struct Sink(KvPoolMap);
+
+impl SinkHandler for Sink {
+    fn reserve(&self, _: ReserveOffer, reply: GrantReply) {
+        reply.grant(Box::new(Hold(scattered(&self.0))));
+    }
+    fn verified(&self, _: VerifiedHandoff) -> Result<(), String> {
+        Ok(())
+    }
+    fn failed(&self, _: &RequestId, reason: HandoffFailure) {
+        tracing::warn!(%reason, "a trial's handoff failed");
+    }
+}
