@@ -1,0 +1,103 @@
+//! What images and the compose file rely on: configurations that the binaries accept, `--fetch-only`, an end on SIGTERM as process 1.
+
+use anyhow::{Context, ensure};
+use baton_tests::processes::{END_MAX, binary, send};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn deploy(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy").join(file)
+}
+
+fn run(name: &str, flags: &[&str], variables: &[(String, String)]) -> anyhow::Result<Output> {
+    let mut command = Command::new(binary(name)?);
+    Ok(command.args(flags).envs(variables.iter().cloned()).stdin(Stdio::null()).output()?)
+}
+
+/// `${NAME:-value}` is the value; nothing else is substituted.
+fn default_of(text: &str) -> &str {
+    text.strip_prefix("${").and_then(|t| t.strip_suffix('}')).and_then(|t| t.split_once(":-")).map_or(text, |(_, v)| v)
+}
+
+/// `BATON_*` variables of the compose file from the line `from` to the line `to`, each a line of its own; not the file's, which has
+/// another name here.
+fn variables(compose: &str, from: &str, to: &str) -> anyhow::Result<Vec<(String, String)>> {
+    let start = compose.find(from).with_context(|| format!("no {from:?}"))?;
+    let end = compose[start..].find(to).with_context(|| format!("no {to:?}"))? + start;
+    let set = compose[start..end].lines().filter_map(|line| line.trim().split_once(": "));
+    let ours = set.filter(|(name, _)| name.starts_with("BATON_") && *name != "BATON_CONFIG");
+    Ok(ours.map(|(name, value)| (name.to_owned(), default_of(value).to_owned())).collect())
+}
+
+#[test]
+fn binaries_accept_the_configurations_of_the_compose_file() -> anyhow::Result<()> {
+    let compose = std::fs::read_to_string(deploy("compose/compose.yaml"))?;
+    let shared = variables(&compose, "x-worker-environment:", "services:")?;
+    ensure!(shared.iter().any(|(name, _)| name == "BATON_MODEL__MODEL"), "{shared:?}");
+    let of = |from, to| anyhow::Ok([shared.clone(), variables(&compose, from, to)?].concat());
+    let cases = [
+        ("baton-router", "router.toml", vec![], "router:50051"),
+        ("baton-prefill-worker", "worker.toml", of("prefill-0:", "decode-0:\n")?, "prefill-0:50052"),
+        ("baton-decode-worker", "worker.toml", of("  decode-0:\n", "etcd:\n")?, "decode-0:50052"),
+    ];
+    for (program, file, variables, advertised) in cases {
+        let path = deploy("compose").join(file);
+        let path = path.to_str().context("a path of text")?;
+        let out = run(program, &["--dump-config", "--config", path], &variables)?;
+        let (dump, why) = (String::from_utf8(out.stdout)?, String::from_utf8(out.stderr)?);
+        ensure!(out.status.success(), "{program} refuses {file} with {variables:?}: {why}");
+        ensure!(dump.contains(&format!("advertise = \"{advertised}\"")), "{program}: {dump}");
+        ensure!(dump.contains("backend = \"etcd\"") && dump.contains("http://etcd:2379"), "{program}: {dump}");
+    }
+    Ok(())
+}
+
+#[test]
+fn fetch_only_ends_by_itself_and_says_what_is_missing() -> anyhow::Result<()> {
+    for program in ["baton-prefill-worker", "baton-decode-worker"] {
+        let there = run(program, &["--fetch-only", "--model=random:vocab=300"], &[])?;
+        ensure!(there.status.success(), "{}", String::from_utf8_lossy(&there.stderr));
+        let missing = run(program, &["--fetch-only", "--model=/no/such/model.gguf"], &[])?;
+        let why = String::from_utf8(missing.stderr)?;
+        ensure!(!missing.status.success() && why.contains("/no/such/model.gguf"), "{why}");
+    }
+    Ok(())
+}
+
+/// The first process of a PID namespace gets no signal that it does not handle, and nobody else is there to pass it on.
+#[test]
+fn binaries_end_on_sigterm_as_process_1() -> anyhow::Result<()> {
+    let loads: &[&str] = &["--model=random:vocab=300,context=256", "--kv-cache-bytes=4MiB"];
+    let cases = [
+        ("baton-router", &["--grpc-listen=127.0.0.1:0", "--http-listen=127.0.0.1:0"] as &[&str]),
+        ("baton-prefill-worker", loads),
+        ("baton-decode-worker", loads),
+    ];
+    for (program, flags) in cases {
+        let mut outer = Command::new("unshare")
+            .args(["--user", "--map-root-user", "--pid", "--fork", "--kill-child"])
+            .arg(binary(program)?)
+            .args(flags)
+            .args(["--announce", "--log=warn"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("unshare of util-linux")?;
+        let mut lines = std::io::BufRead::lines(std::io::BufReader::new(outer.stdout.take().context("its output")?));
+        let listens = lines.find_map(|line| line.ok().filter(|line| line.contains("listening")));
+        ensure!(listens.is_some(), "{program} does not listen: {:?}", outer.wait()?);
+        let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", outer.id()))?;
+        send("TERM", children.trim().parse().context("one child")?)?;
+        let (sent, mut ended) = (Instant::now(), None);
+        while ended.is_none() && sent.elapsed() < END_MAX {
+            std::thread::sleep(Duration::from_millis(20));
+            ended = outer.try_wait()?;
+        }
+        if ended.is_none() {
+            outer.kill()?;
+        }
+        ensure!(ended.is_some_and(|status| status.success()), "{program}: {ended:?} after {:?}", sent.elapsed());
+    }
+    Ok(())
+}
