@@ -1,0 +1,88 @@
+{{- /* Name of the release's objects. */ -}}
+{{- define "baton.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Name of an object of a part: dict "root" "part". Long ones are cut and told apart by a digest, so that pods' names fit 63 bytes. */ -}}
+{{- define "baton.name" -}}
+{{- $name := printf "%s-%s" (include "baton.fullname" .root) .part -}}
+{{- if gt (len $name) 46 -}}
+{{- printf "%s-%s" ($name | trunc 37 | trimSuffix "-") (sha256sum $name | trunc 8) -}}
+{{- else -}}
+{{- $name -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Labels of an object: dict "root" "component", and "model" and "pool" of workers. */ -}}
+{{- define "baton.labels" -}}
+{{ include "baton.selector" . }}
+app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- /* What selects the pods of a part. It never changes with values that an upgrade may change. */ -}}
+{{- define "baton.selector" -}}
+app.kubernetes.io/name: baton
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- with .model }}
+baton/model: {{ . }}
+{{- end }}
+{{- with .pool }}
+baton/pool: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- /* Image of a part: dict "root" "part". */ -}}
+{{- define "baton.image" -}}
+{{- $image := .root.Values.image -}}
+{{- printf "%s/baton-%s:%s%s" $image.registry .part (default .root.Chart.AppVersion $image.tag) $image.suffix -}}
+{{- end -}}
+
+{{- /* Addresses of etcd, as a list in JSON. */ -}}
+{{- define "baton.etcd.endpoints" -}}
+{{- if .Values.etcd.enabled -}}
+{{- $endpoints := list -}}
+{{- $name := include "baton.name" (dict "root" . "part" "etcd") -}}
+{{- range $i := until (int .Values.etcd.replicas) -}}
+{{- $endpoints = append $endpoints (printf "http://%s-%d.%s.%s.svc.%s:2379" $name $i $name $.Release.Namespace $.Values.clusterDomain) -}}
+{{- end -}}
+{{- $endpoints | toJson -}}
+{{- else -}}
+{{- if not .Values.etcd.external.endpoints -}}
+{{- fail "etcd.enabled is false: etcd.external.endpoints must name an etcd" -}}
+{{- end -}}
+{{- .Values.etcd.external.endpoints | toJson -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Whether clients of etcd have files from a secret. */ -}}
+{{- define "baton.etcd.tls" -}}
+{{- if and (not .Values.etcd.enabled) .Values.etcd.external.tlsSecret -}}true{{- end -}}
+{{- end -}}
+
+{{- define "baton.etcd.password" -}}
+{{- if and (not .Values.etcd.enabled) .Values.etcd.external.user -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Secret with API keys; empty where there is none. */ -}}
+{{- define "baton.auth.secret" -}}
+{{- if and .Values.auth.existingSecret .Values.auth.keys -}}
+{{- fail "auth.existingSecret and auth.keys are both set: the keys can come from one of them" -}}
+{{- end -}}
+{{- if .Values.auth.keys -}}
+{{- include "baton.name" (dict "root" . "part" "keys") -}}
+{{- else -}}
+{{- .Values.auth.existingSecret -}}
+{{- end -}}
+{{- end -}}

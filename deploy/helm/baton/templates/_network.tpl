@@ -1,0 +1,33 @@
+{{- /* Peers by their part of this release: dict "root" "component". */ -}}
+{{- define "baton.network.peer" -}}
+- podSelector:
+    matchLabels: {{- include "baton.selector" . | nindent 6 }}
+{{- end -}}
+
+{{- /* Who may read metrics, as a rule: dict "root" "port". */ -}}
+{{- define "baton.network.scrapes" -}}
+- ports: [{protocol: TCP, port: {{ .port }}}]
+  {{- with .root.Values.networkPolicy.scrapers }}
+  from: {{- toYaml . | nindent 4 }}
+  {{- end }}
+{{- end -}}
+
+{{- /* Routers call workers; workers reach each other at every port, since the data plane takes free ones. */ -}}
+{{- define "baton.worker.networkPolicy" -}}
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  name: {{ include "baton.name" (dict "root" .root "part" .role) }}
+  labels: {{- include "baton.labels" (dict "root" .root "component" .role) | nindent 4 }}
+spec:
+  podSelector:
+    matchLabels: {{- include "baton.selector" (dict "root" .root "component" .role) | nindent 6 }}
+  policyTypes: [Ingress]
+  ingress:
+    - ports: [{protocol: TCP, port: 50052}]
+      from: {{- include "baton.network.peer" (dict "root" .root "component" "router") | nindent 8 }}
+    - from:
+        {{- include "baton.network.peer" (dict "root" .root "component" "prefill") | nindent 8 }}
+        {{- include "baton.network.peer" (dict "root" .root "component" "decode") | nindent 8 }}
+    {{- include "baton.network.scrapes" (dict "root" .root "port" 9090) | nindent 4 }}
+{{- end -}}

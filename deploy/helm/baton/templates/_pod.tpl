@@ -1,0 +1,120 @@
+{{- /* Security of a pod, as `restricted` wants it: dict "root" true where memory can only be locked as root. */ -}}
+{{- define "baton.podSecurity" -}}
+{{- if .asRoot -}}
+runAsUser: 0
+runAsGroup: 0
+{{- else -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+{{- end }}
+fsGroup: 65532
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "baton.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+  {{- if .asRoot }}
+  add: [IPC_LOCK]
+  {{- end }}
+{{- end -}}
+
+{{- /* What every pod has: dict "root" "serviceAccount". Variables of services begin like those of the configuration: none are made. */ -}}
+{{- define "baton.podCommon" -}}
+serviceAccountName: {{ .serviceAccount }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with .root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- /* Where a pod goes: dict "of" (values) "selector". */ -}}
+{{- define "baton.scheduling" -}}
+{{- with .of.nodeSelector }}
+nodeSelector: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .of.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .of.affinity }}
+affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .of.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .of.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- $selector := .selector }}
+{{- with .of.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- range . }}
+  - {{- toYaml (merge (deepCopy .) (dict "labelSelector" (dict "matchLabels" ($selector | fromYaml)))) | nindent 4 }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- /* The variables of one pod: dict "root" "port" "worker". */ -}}
+{{- define "baton.podVariables" -}}
+- name: POD_NAME
+  valueFrom: {fieldRef: {fieldPath: metadata.name}}
+- name: POD_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+- name: BATON_CONFIG
+  value: /etc/baton/config/baton.toml
+- name: BATON_GRPC__ADVERTISE
+  value: {{ printf (ternary "[$(POD_IP)]:%d" "$(POD_IP):%d" (eq .root.Values.ipFamily "ipv6")) (int .port) | quote }}
+{{- if .worker }}
+- name: BATON_INSTANCE__ID
+  value: $(POD_NAME)
+- name: BATON_TRANSFER__BIND
+  value: $(POD_IP)
+{{- end }}
+{{- end -}}
+
+{{- /* Volumes of secrets that every process reads, and where they are mounted. */ -}}
+{{- define "baton.secretVolumes" -}}
+{{- if include "baton.etcd.tls" . }}
+- name: etcd-tls
+  secret: {secretName: {{ .Values.etcd.external.tlsSecret }}, defaultMode: 0440}
+{{- end }}
+{{- if include "baton.etcd.password" . }}
+- name: etcd-password
+  secret: {secretName: {{ required "etcd.external.password.secret must name the secret with the password of etcd.external.user" .Values.etcd.external.password.secret }}, defaultMode: 0440}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.secretMounts" -}}
+{{- if include "baton.etcd.tls" . }}
+- {name: etcd-tls, mountPath: /etc/baton/etcd, readOnly: true}
+{{- end }}
+{{- if include "baton.etcd.password" . }}
+- {name: etcd-password, mountPath: /etc/baton/etcd-password, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{- /* Hook before SIGTERM, which starts the drain itself: seconds. */ -}}
+{{- define "baton.preStop" -}}
+{{- if gt (int .) 0 }}
+lifecycle:
+  preStop:
+    sleep: {seconds: {{ int . }}}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.serviceAccount" -}}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: {{ .name }}
+  labels: {{- include "baton.labels" . | nindent 4 }}
+automountServiceAccountToken: false
+{{- end -}}

@@ -1,0 +1,109 @@
+{{- /* A tree as TOML: dict "tree" "path". Values first, then sections, as TOML wants it. Text is quoted as in JSON, which TOML reads. */ -}}
+{{- define "baton.toml" -}}
+{{- $tree := .tree -}}
+{{- $path := .path -}}
+{{- range $key := keys $tree | sortAlpha -}}
+{{- $value := get $tree $key -}}
+{{- if not (kindIs "map" $value) }}
+{{ $key }} = {{ include "baton.toml.value" $value }}
+{{- end -}}
+{{- end -}}
+{{- range $key := keys $tree | sortAlpha -}}
+{{- $value := get $tree $key -}}
+{{- if and (kindIs "map" $value) $value }}
+{{- $inner := ternary (printf "%s.%s" $path $key) $key (ne $path "") }}
+[{{ $inner }}]
+{{- include "baton.toml" (dict "tree" $value "path" $inner) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Whole numbers of values files are floats once they are read, and TOML tells the two apart. */ -}}
+{{- define "baton.toml.value" -}}
+{{- if kindIs "slice" . -}}
+[{{ range $i, $item := . }}{{ if $i }}, {{ end }}{{ include "baton.toml.value" $item }}{{ end }}]
+{{- else if kindIs "float64" . -}}
+{{- if eq (floor .) . }}{{ printf "%d" (int64 .) }}{{ else }}{{ . }}{{ end -}}
+{{- else -}}
+{{- . | toJson -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Sections that every process has: dict "root" "drain". JSON, to be merged. */ -}}
+{{- define "baton.config.common" -}}
+{{- $values := .root.Values -}}
+{{- $telemetry := dict "log" $values.telemetry.log "log_format" $values.telemetry.logFormat "trace_sample_ratio" $values.telemetry.traceSampleRatio -}}
+{{- with $values.telemetry.otlpUrl -}}{{- $_ := set $telemetry "otlp_url" . -}}{{- end -}}
+{{- $etcd := dict "endpoints" (include "baton.etcd.endpoints" .root | fromJsonArray) "prefix" (printf "/baton/%s/%s/" .root.Release.Namespace .root.Release.Name) "lease_ttl_s" $values.etcd.leaseSeconds -}}
+{{- if include "baton.etcd.tls" .root -}}
+{{- $_ := set $etcd "ca" "/etc/baton/etcd/ca.crt" -}}
+{{- if $values.etcd.external.clientCertificate -}}
+{{- $_ := set $etcd "cert" "/etc/baton/etcd/tls.crt" -}}
+{{- $_ := set $etcd "key" "/etc/baton/etcd/tls.key" -}}
+{{- end -}}
+{{- end -}}
+{{- if include "baton.etcd.password" .root -}}
+{{- $_ := set $etcd "user" $values.etcd.external.user -}}
+{{- $_ := set $etcd "password_file" (printf "/etc/baton/etcd-password/%s" $values.etcd.external.password.key) -}}
+{{- end -}}
+{{- $any := ternary "[::]" "0.0.0.0" (eq $values.ipFamily "ipv6") -}}
+{{- dict "telemetry" $telemetry "drain" (dict "drain_ms_max" (mul (int64 .drain.seconds) 1000)) "admin" (dict "listen" (printf "%s:9090" $any)) "membership" (dict "backend" "etcd" "etcd" $etcd) | toJson -}}
+{{- end -}}
+
+{{- /* Configuration of routers, as TOML. */ -}}
+{{- define "baton.config.router" -}}
+{{- $any := ternary "[::]" "0.0.0.0" (eq .Values.ipFamily "ipv6") -}}
+{{- $config := include "baton.config.common" (dict "root" . "drain" .Values.router.drain) | fromJson -}}
+{{- $_ := set $config "grpc" (dict "listen" (printf "%s:50051" $any)) -}}
+{{- $_ := set $config "http" (dict "listen" (printf "%s:8000" $any)) -}}
+{{- $_ := set $config "placement" (dict "prefill_policy" .Values.router.prefillPolicy) -}}
+{{- if include "baton.auth.secret" . -}}{{- $_ := set $config "auth" (dict "keys_file" "/etc/baton/auth/keys") -}}{{- end -}}
+{{- include "baton.toml" (dict "tree" (mergeOverwrite $config (deepCopy .Values.router.config)) "path" "") -}}
+{{- end -}}
+
+{{- /* Configuration of a pool of workers, as TOML: dict "root" "model" "pool". */ -}}
+{{- define "baton.config.worker" -}}
+{{- $any := ternary "[::]" "0.0.0.0" (eq .root.Values.ipFamily "ipv6") -}}
+{{- $config := include "baton.config.common" . | fromJson -}}
+{{- $engine := .pool.engine -}}
+{{- $_ := set $config "grpc" (dict "listen" (printf "%s:50052" $any)) -}}
+{{- $_ := set $config "instance" (dict "pool" .pool.name "labels" .pool.instanceLabels) -}}
+{{- $_ := set $config "model" (dict "model" (include "baton.source" .model) "served_names" .model.servedNames "max_model_len" .model.maxModelLen "cache_dir" "/cache") -}}
+{{- $_ := set $config "engine" (dict "device" $engine.device "threads" $engine.threads "kv_cache_bytes" $engine.kvCacheBytes "block_tokens" $engine.blockTokens "chunk_tokens_max" $engine.chunkTokensMax "running_max" $engine.runningMax "waiting_max" $engine.waitingMax) -}}
+{{- $transfer := dict "transport" "ucx" -}}
+{{- with .pool.rdma.lanes -}}{{- $_ := set $transfer "ucx_tls" . -}}{{- end -}}
+{{- with .pool.rdma.devices -}}{{- $_ := set $transfer "ucx_net_devices" . -}}{{- end -}}
+{{- $_ := set $config "transfer" $transfer -}}
+{{- include "baton.toml" (dict "tree" (mergeOverwrite $config (deepCopy .model.config) (deepCopy .pool.config)) "path" "") -}}
+{{- end -}}
+
+{{- /* What a model's workers load: paths that are not absolute lie on the volume of its weights. */ -}}
+{{- define "baton.source" -}}
+{{- if and (or .weights.claim .weights.image) (not (hasPrefix "/" .source)) -}}
+{{- printf "/weights/%s" .source -}}
+{{- else -}}
+{{- .source -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* All pools of a role, with their defaults, as JSON: dict "root" "role". */ -}}
+{{- define "baton.pools" -}}
+{{- $root := .root -}}
+{{- $role := .role -}}
+{{- $pools := list -}}
+{{- $seen := dict -}}
+{{- range $given := $root.Values.models -}}
+{{- $model := mergeOverwrite (dict "servedNames" list "maxModelLen" 0 "weights" dict "engine" dict "config" dict "prefill" list) (deepCopy $given) -}}
+{{- if hasKey $seen $model.name -}}{{- fail (printf "models: two are named %q" $model.name) -}}{{- end -}}
+{{- $_ := set $seen $model.name true -}}
+{{- $names := dict -}}
+{{- range $own := get $model $role -}}
+{{- if hasKey $names $own.name -}}{{- fail (printf "models: %q has two %s pools named %q" $model.name $role $own.name) -}}{{- end -}}
+{{- $_ := set $names $own.name true -}}
+{{- $pool := mergeOverwrite (deepCopy (get $root.Values $role)) (dict "engine" (deepCopy $model.engine)) (deepCopy $own) -}}
+{{- $name := include "baton.name" (dict "root" $root "part" (printf "%s-%s-%s" $role $model.name $pool.name)) -}}
+{{- $pools = append $pools (dict "name" $name "role" $role "model" $model "pool" $pool "drain" $pool.drain) -}}
+{{- end -}}
+{{- end -}}
+{{- $pools | toJson -}}
+{{- end -}}

@@ -1,0 +1,210 @@
+{{- /* One pool of workers: dict "root" and a pool of "baton.pools". */ -}}
+{{- define "baton.worker.deployment" -}}
+{{- $root := .root -}}
+{{- $pool := .pool -}}
+{{- $parts := dict "root" $root "component" .role "model" .model.name "pool" $pool.name -}}
+{{- $asRoot := and $pool.rdma.resource (eq $pool.rdma.memlock "root") -}}
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: {{ .name }}
+  labels: {{- include "baton.labels" $parts | nindent 4 }}
+spec:
+  {{- if eq $pool.autoscaling.kind "none" }}
+  replicas: {{ int $pool.replicas }}
+  {{- end }}
+  revisionHistoryLimit: 3
+  progressDeadlineSeconds: {{ add 120 $pool.probes.startupSeconds }}
+  strategy:
+    type: RollingUpdate
+    rollingUpdate:
+      maxSurge: {{ int $pool.surge }}
+      maxUnavailable: {{ ternary 1 0 (eq (int $pool.surge) 0) }}
+  selector:
+    matchLabels: {{- include "baton.selector" $parts | nindent 6 }}
+  template:
+    metadata:
+      labels:
+        {{- include "baton.labels" $parts | nindent 8 }}
+        {{- with $pool.labels }}{{ toYaml . | nindent 8 }}{{ end }}
+      annotations:
+        checksum/config: {{ include "baton.config.worker" . | sha256sum }}
+        {{- with $pool.annotations }}{{ toYaml . | nindent 8 }}{{ end }}
+    spec:
+      {{- include "baton.podCommon" (dict "root" $root "serviceAccount" (include "baton.name" (dict "root" $root "part" .role))) | nindent 6 }}
+      terminationGracePeriodSeconds: {{ add $pool.drain.preStopSeconds $pool.drain.seconds 10 }}
+      securityContext: {{- include "baton.podSecurity" (dict "asRoot" $asRoot) | nindent 8 }}
+      {{- with include "baton.scheduling" (dict "of" $pool "selector" (include "baton.selector" $parts)) | trim }}{{ . | nindent 6 }}{{ end }}
+      {{- if .model.weights.download }}
+      initContainers:
+        - name: download
+          image: {{ include "baton.image" (dict "root" $root "part" (printf "%s-worker" .role)) }}
+          imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+          args: [--fetch-only]
+          env:
+            - {name: BATON_CONFIG, value: /etc/baton/config/baton.toml}
+            # Only to be complete: nothing listens or registers here.
+            - {name: BATON_GRPC__LISTEN, value: "127.0.0.1:0"}
+            {{- with .model.weights.download.tokenSecret }}
+            - name: HF_TOKEN
+              valueFrom: {secretKeyRef: {name: {{ .name }}, key: {{ .key }}}}
+            {{- end }}
+          resources: {{- toYaml $pool.resources | nindent 12 }}
+          securityContext: {{- include "baton.containerSecurity" dict | nindent 12 }}
+          volumeMounts:
+            - {name: config, mountPath: /etc/baton/config, readOnly: true}
+            - {name: cache, mountPath: /cache}
+            - {name: tmp, mountPath: /tmp}
+      {{- end }}
+      containers:
+        - name: worker
+          image: {{ include "baton.image" (dict "root" $root "part" (printf "%s-worker" .role)) }}
+          imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+          env: {{- include "baton.podVariables" (dict "root" $root "port" 50052 "worker" true) | nindent 12 }}
+          ports:
+            - {name: grpc, containerPort: 50052}
+            - {name: metrics, containerPort: 9090}
+          startupProbe:
+            httpGet: {path: /startupz, port: metrics}
+            periodSeconds: 5
+            failureThreshold: {{ max 1 (div (add $pool.probes.startupSeconds 4) 5) }}
+          readinessProbe:
+            httpGet: {path: /readyz, port: metrics}
+            periodSeconds: 2
+            timeoutSeconds: 2
+            failureThreshold: 1
+          livenessProbe:
+            httpGet: {path: /healthz, port: metrics}
+            periodSeconds: 10
+            timeoutSeconds: 5
+            failureThreshold: {{ max 1 (div (add $pool.probes.livenessSeconds 9) 10) }}
+          {{- with include "baton.preStop" $pool.drain.preStopSeconds | trim }}{{ . | nindent 10 }}{{ end }}
+          resources: {{- include "baton.worker.resources" $pool | nindent 12 }}
+          securityContext: {{- include "baton.containerSecurity" (dict "asRoot" $asRoot) | nindent 12 }}
+          volumeMounts:
+            - {name: config, mountPath: /etc/baton/config, readOnly: true}
+            - {name: cache, mountPath: /cache}
+            - {name: tmp, mountPath: /tmp}
+            {{- with .model.weights.claim }}
+            - {name: weights, mountPath: /weights, readOnly: true{{ with .subPath }}, subPath: {{ . | quote }}{{ end }}}
+            {{- end }}
+            {{- if .model.weights.image }}
+            - {name: weights, mountPath: /weights, readOnly: true}
+            {{- end }}
+            {{- if $pool.shm }}
+            - {name: shm, mountPath: /dev/shm}
+            {{- end }}
+            {{- if $pool.hugepages.size }}
+            - {name: hugepages, mountPath: /dev/hugepages}
+            {{- end }}
+            {{- with include "baton.secretMounts" $root | trim }}{{ . | nindent 12 }}{{ end }}
+      volumes:
+        - name: config
+          configMap: {name: {{ .name }}}
+        - name: cache
+          emptyDir: {sizeLimit: {{ with .model.weights.download }}{{ .size }}{{ else }}{{ $pool.scratch }}{{ end }}}
+        - name: tmp
+          emptyDir: {sizeLimit: {{ $pool.scratch }}}
+        {{- with .model.weights.claim }}
+        - name: weights
+          persistentVolumeClaim: {claimName: {{ .name }}, readOnly: true}
+        {{- end }}
+        {{- with .model.weights.image }}
+        - name: weights
+          image: {reference: {{ .reference }}, pullPolicy: {{ default "IfNotPresent" .pullPolicy }}}
+        {{- end }}
+        {{- with $pool.shm }}
+        - name: shm
+          emptyDir: {medium: Memory, sizeLimit: {{ . }}}
+        {{- end }}
+        {{- with $pool.hugepages.size }}
+        - name: hugepages
+          emptyDir: {medium: HugePages-{{ . }}}
+        {{- end }}
+        {{- with include "baton.secretVolumes" $root | trim }}{{ . | nindent 8 }}{{ end }}
+{{- end -}}
+
+{{- /* Devices and huge pages are limits; what is asked for follows from them. */ -}}
+{{- define "baton.worker.resources" -}}
+{{- $limits := deepCopy (default dict .resources.limits) -}}
+{{- $requests := deepCopy (default dict .resources.requests) -}}
+{{- if gt (int .gpu.count) 0 -}}{{- $_ := set $limits .gpu.resource (int .gpu.count) -}}{{- end -}}
+{{- if .rdma.resource -}}{{- $_ := set $limits .rdma.resource (int .rdma.count) -}}{{- end -}}
+{{- if .hugepages.size -}}
+{{- $_ := set $limits (printf "hugepages-%s" .hugepages.size) .hugepages.amount -}}
+{{- $_ := set $requests (printf "hugepages-%s" .hugepages.size) .hugepages.amount -}}
+{{- end -}}
+{{- toYaml (dict "limits" $limits "requests" $requests) -}}
+{{- end -}}
+
+{{- define "baton.worker.config" -}}
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {{ .name }}
+  labels: {{- include "baton.labels" (dict "root" .root "component" .role "model" .model.name "pool" .pool.name) | nindent 4 }}
+data:
+  baton.toml: | {{- include "baton.config.worker" . | trim | nindent 4 }}
+{{- end -}}
+
+{{- define "baton.worker.disruptionBudget" -}}
+{{- $parts := dict "root" .root "component" .role "model" .model.name "pool" .pool.name -}}
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {{ .name }}
+  labels: {{- include "baton.labels" $parts | nindent 4 }}
+spec:
+  maxUnavailable: {{ .pool.disruptionBudget.maxUnavailable }}
+  unhealthyPodEvictionPolicy: AlwaysAllow
+  selector:
+    matchLabels: {{- include "baton.selector" $parts | nindent 6 }}
+{{- end -}}
+
+{{- /* Scales one pool: prefill by the prompt tokens that wait, decode by the share of its KV in use. */ -}}
+{{- define "baton.worker.autoscaler" -}}
+{{- $parts := dict "root" .root "component" .role "model" .model.name "pool" .pool.name -}}
+{{- $scaling := .pool.autoscaling -}}
+{{- if gt (int $scaling.min) (int $scaling.max) -}}
+{{- fail (printf "%s pool %q of model %q: autoscaling.min is above autoscaling.max" .role .pool.name .model.name) -}}
+{{- end -}}
+{{- $metric := ternary "baton_waiting_tokens" "baton_kv_used_ratio" (eq .role "prefill") -}}
+{{- if eq $scaling.kind "hpa" -}}
+apiVersion: autoscaling/v2
+kind: HorizontalPodAutoscaler
+metadata:
+  name: {{ .name }}
+  labels: {{- include "baton.labels" $parts | nindent 4 }}
+spec:
+  scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: {{ .name }}}
+  minReplicas: {{ int $scaling.min }}
+  maxReplicas: {{ int $scaling.max }}
+  behavior:
+    scaleDown:
+      stabilizationWindowSeconds: {{ int $scaling.cooldownSeconds }}
+      policies: [{type: Pods, value: 1, periodSeconds: 60}]
+  metrics:
+    - type: Pods
+      pods:
+        metric: {name: {{ $metric }}}
+        target: {type: AverageValue, averageValue: {{ if eq .role "prefill" }}{{ $scaling.target | quote }}{{ else }}{{ printf "%dm" (int64 (mulf $scaling.target 1000)) }}{{ end }}}
+{{- else if eq $scaling.kind "keda" -}}
+apiVersion: keda.sh/v1alpha1
+kind: ScaledObject
+metadata:
+  name: {{ .name }}
+  labels: {{- include "baton.labels" $parts | nindent 4 }}
+spec:
+  scaleTargetRef: {name: {{ .name }}}
+  minReplicaCount: {{ int $scaling.min }}
+  maxReplicaCount: {{ int $scaling.max }}
+  cooldownPeriod: {{ int $scaling.cooldownSeconds }}
+  triggers:
+    - type: prometheus
+      metricType: AverageValue
+      metadata:
+        serverAddress: {{ .root.Values.observability.prometheusUrl }}
+        query: sum({{ $metric }}{namespace="{{ .root.Release.Namespace }}",pod=~"{{ .name }}-[a-z0-9]+-[a-z0-9]+"})
+        threshold: {{ $scaling.target | quote }}
+{{- end -}}
+{{- end -}}
