@@ -160,6 +160,8 @@ pub struct Load {
     pub decode_steps_per_s: f32,
     /// Steps run since the start; moves while there is work.
     pub steps: u64,
+    /// Tokens of prompts computed since the start, those computed again after a preemption included.
+    pub prefilled_tokens: u64,
     /// Tokens generated since the start.
     pub generated_tokens: u64,
     /// Preemptions since the start.

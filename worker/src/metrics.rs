@@ -95,6 +95,9 @@ impl Collector for WorkerMetrics {
             f64::from(u8::from(self.engine.healthy())),
         )?;
         self.counters(to, "engine_steps", "Steps of the engine", &[(vec![], load.steps)])?;
+        let help = "For how long the engine's loop has not moved while it had work";
+        self.gauge(to, "engine_still_seconds", help, self.engine.still().as_secs_f64())?;
+        self.counters(to, "prefilled_tokens", "Tokens of prompts computed", &[(vec![], load.prefilled_tokens)])?;
         self.counters(to, "generated_tokens", "Tokens sampled", &[(vec![], load.generated_tokens)])?;
         self.counters(to, "preemptions", "Sequences that gave their blocks back", &[(vec![], load.preemptions)])?;
         self.transfer(to)

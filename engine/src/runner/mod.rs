@@ -32,6 +32,7 @@ pub(crate) struct Runner<M> {
     scheduler: Scheduler,
     sequences: BTreeMap<SequenceKey, Sequence>,
     rates: Rates,
+    prefilled_tokens: u64,
     generated_tokens: u64,
     preemptions: u64,
 }
@@ -93,7 +94,7 @@ impl<M: StepModel> Runner<M> {
         };
         let scheduler = Scheduler::new(config, shared.pool.clone());
         let (sequences, rates) = (BTreeMap::new(), Rates::default());
-        Self { model, shared, scheduler, sequences, rates, generated_tokens: 0, preemptions: 0 }
+        Self { model, shared, scheduler, sequences, rates, prefilled_tokens: 0, generated_tokens: 0, preemptions: 0 }
     }
 
     fn run(&mut self) -> Result<(), ModelError> {
@@ -191,6 +192,7 @@ impl<M: StepModel> Runner<M> {
         load.running_tokens = totals.running_tokens;
         load.prefill_tokens_per_s = self.rates.prefill_tokens_per_s();
         load.decode_steps_per_s = self.rates.decode_steps_per_s();
+        load.prefilled_tokens = self.prefilled_tokens;
         load.generated_tokens = self.generated_tokens;
         load.preemptions = self.preemptions;
     }

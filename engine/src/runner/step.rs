@@ -25,7 +25,9 @@ impl<M: StepModel> Runner<M> {
         })?;
         let now = Instant::now();
         let decode_rows = segments.iter().filter(|s| s.decode).count();
-        self.rates.add(batch.ids.len() - decode_rows, decode_rows, now - launched);
+        let prefill_rows = batch.ids.len() - decode_rows;
+        self.rates.add(prefill_rows, decode_rows, now - launched);
+        self.prefilled_tokens += prefill_rows as u64;
         self.shared.load.lock().steps = self.shared.health.stepped();
         self.shared.health.alive(now, true);
         let mut row = 0;

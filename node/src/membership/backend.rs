@@ -2,7 +2,7 @@
 
 use super::embedded::{EmbeddedRouter, EmbeddedWorker, JoinConfig, LeaseConfig};
 use super::etcd::{EtcdRouter, EtcdWorker};
-use super::{RouterMembership, WorkerMembership};
+use super::{RouterMembership, StoreState, WorkerMembership};
 use baton_proto::v1::membership_server::MembershipServer;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -57,6 +57,14 @@ impl RouterBackend {
         match self {
             Self::Embedded(_) => 0,
             Self::Etcd(router) => router.doubted(),
+        }
+    }
+
+    /// Whether the view is that of the store which keeps it; `None` where the router keeps it itself.
+    pub fn store(&self) -> Option<StoreState> {
+        match self {
+            Self::Embedded(_) => None,
+            Self::Etcd(router) => Some(router.store()),
         }
     }
 

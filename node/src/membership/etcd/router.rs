@@ -10,7 +10,7 @@ use super::probe::{Probe, Verdict, WatchProbe};
 use super::view::{Change, EtcdView, Position, ViewLimits};
 use super::{EtcdConfig, history};
 use crate::membership::state::Word;
-use crate::membership::{MembershipView, RouterMembership};
+use crate::membership::{MembershipView, RouterMembership, StoreState};
 use baton_types::{InstanceId, Party};
 use etcd_client::{Client, EventType, WatchOptions, WatchResponse};
 use futures::StreamExt as _;
@@ -63,6 +63,7 @@ struct Shared {
 }
 
 struct Inner {
+    store: StoreState,
     view: EtcdView,
     /// What is to stand in etcd.
     words: BTreeMap<InstanceId, (Party, Word)>,
@@ -94,7 +95,11 @@ impl EtcdRouter {
             name: format!("{:016x}", rand::random::<u64>()),
             probe,
             view: watch::Sender::new(Arc::new(view.view())),
-            inner: Mutex::new(Inner { view, words: BTreeMap::new() }),
+            inner: Mutex::new(Inner {
+                store: StoreState::unheard(Instant::now().into_std()),
+                view,
+                words: BTreeMap::new(),
+            }),
             wake: Notify::new(),
             doubts: Notify::new(),
             room: Notify::new(),
@@ -113,6 +118,11 @@ impl EtcdRouter {
     /// Members that stay in the view although their record is gone.
     pub fn doubted(&self) -> usize {
         self.shared.inner.lock().view.doubted()
+    }
+
+    /// Whether the view is that of etcd.
+    pub fn store(&self) -> StoreState {
+        self.shared.inner.lock().store
     }
 
     /// Records that the view had no room for when it was last listed, or since.
@@ -144,6 +154,11 @@ impl Shared {
             self.wake.notify_one();
         }
         known
+    }
+
+    /// Whether etcd answers now.
+    fn heard(&self, answers: bool) {
+        self.inner.lock().store.answers(answers, Instant::now().into_std());
     }
 
     /// Changes the view and publishes it.
@@ -185,6 +200,7 @@ impl Follower {
             loop {
                 let mut worked = false;
                 let Err(error) = self.session(resume, &mut worked).await;
+                shared.heard(false);
                 self.node = self.node.next();
                 // After a failed connect, another etcd may stand at the same address: list, whatever its revision.
                 resume = worked && !matches!(error, EtcdError::WatchEnded(_));
@@ -214,6 +230,7 @@ impl Follower {
             }
         };
         *worked = true;
+        shared.heard(true);
         let mut renewal = None;
         let end = tokio::select! {
             end = follow(&shared, &client, from) => end,
