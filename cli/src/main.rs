@@ -6,6 +6,7 @@ use std::process::ExitCode;
 mod drain;
 mod generate;
 mod router;
+mod status;
 mod up;
 
 /// A disaggregated prefill/decode cluster for serving large language models.
@@ -24,6 +25,8 @@ enum Verb {
     Generate(generate::GenerateArgs),
     /// Takes a worker out of a running cluster: no new work, what runs ends or goes on elsewhere.
     Drain(drain::DrainArgs),
+    /// Shows what a running cluster does, and first of all what is the matter with it.
+    Status(status::StatusArgs),
 }
 
 fn main() -> ExitCode {
@@ -36,13 +39,14 @@ fn main() -> ExitCode {
     };
     let result = runtime.block_on(async {
         match Cli::parse().verb {
-            Verb::Up(args) => up::run(args).await,
-            Verb::Generate(args) => generate::run(args).await,
-            Verb::Drain(args) => drain::run(args).await,
+            Verb::Up(args) => up::run(args).await.map(|()| ExitCode::SUCCESS),
+            Verb::Generate(args) => generate::run(args).await.map(|()| ExitCode::SUCCESS),
+            Verb::Drain(args) => drain::run(args).await.map(|()| ExitCode::SUCCESS),
+            Verb::Status(args) => status::run(args).await,
         }
     });
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("baton: {error:#}");
             ExitCode::FAILURE
