@@ -8,6 +8,7 @@ mod drain;
 mod etcd;
 mod generate;
 mod router;
+mod status;
 mod up;
 
 /// A disaggregated prefill/decode cluster for serving large language models.
@@ -28,6 +29,8 @@ enum Verb {
     Doctor(doctor::DoctorArgs),
     /// Takes a worker out of a running cluster: no new work, what runs ends or goes on elsewhere.
     Drain(drain::DrainArgs),
+    /// Shows what a running cluster does, and first of all what is the matter with it.
+    Status(status::StatusArgs),
 }
 
 fn main() -> ExitCode {
@@ -40,14 +43,15 @@ fn main() -> ExitCode {
     };
     let result = runtime.block_on(async {
         match Cli::parse().verb {
-            Verb::Up(args) => up::run(args).await,
-            Verb::Generate(args) => generate::run(args).await,
-            Verb::Doctor(args) => doctor::run(args).await,
-            Verb::Drain(args) => drain::run(args).await,
+            Verb::Up(args) => up::run(args).await.map(|()| ExitCode::SUCCESS),
+            Verb::Generate(args) => generate::run(args).await.map(|()| ExitCode::SUCCESS),
+            Verb::Doctor(args) => doctor::run(args).await.map(|()| ExitCode::SUCCESS),
+            Verb::Drain(args) => drain::run(args).await.map(|()| ExitCode::SUCCESS),
+            Verb::Status(args) => status::run(args).await,
         }
     });
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("baton: {error:#}");
             ExitCode::FAILURE

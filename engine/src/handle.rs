@@ -179,6 +179,11 @@ impl EngineHandle {
         }
     }
 
+    /// Whether a sequence lacks blocks, or a reservation waits for some.
+    pub fn lacks_blocks(&self) -> bool {
+        self.0.0.starved.load(Ordering::Acquire) || self.0.0.awaited.lock().is_some()
+    }
+
     /// The block pool.
     pub fn pool(&self) -> SharedPool {
         self.0.0.pool.clone()
@@ -202,6 +207,11 @@ impl EngineHandle {
     /// How long the step that runs may still take, see [`Heartbeat::patience`]; zero once it hangs.
     pub fn patience(&self) -> Duration {
         self.heartbeat().patience(self.0.0.config.step_max, Instant::now())
+    }
+
+    /// How long its loop has not moved while it had work, see [`Heartbeat::still`].
+    pub fn still(&self) -> Duration {
+        self.heartbeat().still(Instant::now())
     }
 
     /// Whether it can serve: it did not fail, and no step hangs.

@@ -58,11 +58,15 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
+    /// How long the step that runs at `now` has taken so far; zero where none runs.
+    pub fn still(&self, now: Instant) -> Duration {
+        if self.busy { now.saturating_duration_since(self.last_progress) } else { Duration::ZERO }
+    }
+
     /// How long nothing may happen from `now` on until a step hangs, which is one that takes `step_max`; zero once it does. Who looks
     /// again after this time misses no hang and sees each as soon as it is one: a step that begins meanwhile may take longer than that.
     pub fn patience(&self, step_max: Duration, now: Instant) -> Duration {
-        let spent = if self.busy { now.saturating_duration_since(self.last_progress) } else { Duration::ZERO };
-        step_max.saturating_sub(spent)
+        step_max.saturating_sub(self.still(now))
     }
 }
 
@@ -79,6 +83,7 @@ mod tests {
             let beat = Heartbeat { steps: 1, last_progress: start, busy, failed: false };
             let now = start + Duration::from_secs(since);
             assert_eq!(beat.patience(step_max, now).as_secs(), patience, "busy: {busy}, for {since} s");
+            assert_eq!(beat.still(now).as_secs(), if busy { since } else { 0 }, "busy: {busy}, for {since} s");
         }
         let ahead = Heartbeat { steps: 1, last_progress: start + step_max, busy: true, failed: false };
         assert_eq!(ahead.patience(step_max, start), step_max, "a step that began after the look");

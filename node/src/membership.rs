@@ -12,6 +12,7 @@ pub mod embedded;
 pub mod etcd;
 mod lease_table;
 mod state;
+mod store;
 #[cfg(test)]
 mod tests;
 mod view;
@@ -19,6 +20,7 @@ mod view;
 pub use backend::{Backend, RouterBackend, worker};
 pub use lease_table::{JoinError, LeaseTable};
 pub use state::{RouterOpinion, WorkerState, aggregate};
+pub use store::StoreState;
 pub use view::{Member, MembershipView, Registration};
 
 use baton_types::{InstanceRecord, Party};

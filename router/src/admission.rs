@@ -92,6 +92,17 @@ impl Admission {
         Ok(Place { gate, order, turn: Turn::Inside })
     }
 
+    /// Requests that run, and requests that wait for their turn or will.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        let state = self.0.state.lock();
+        (state.running, state.inside.saturating_sub(state.running))
+    }
+
+    /// Most requests that run at once.
+    pub(crate) fn running_max(&self) -> usize {
+        self.0.running_max
+    }
+
     /// Requests inside.
     pub fn inside(&self) -> usize {
         self.0.state.lock().inside

@@ -30,6 +30,7 @@ mod readiness;
 mod recovery;
 mod request;
 mod server;
+mod status;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]

@@ -11,6 +11,7 @@ pub(crate) use membership::MembershipMetrics;
 
 use crate::placement::Reason;
 use crate::recovery::{GiveUp, Phase};
+use crate::status::RecentTimes;
 use baton_types::ErrorKind;
 use parking_lot::Mutex;
 use prometheus_client::encoding::{EncodeLabelSet, LabelValueEncoder};
@@ -22,6 +23,7 @@ use prometheus_client::registry::{Registry, Unit};
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Pool of a request that was not placed yet, or never.
 const NO_POOL: &str = "";
@@ -99,6 +101,7 @@ pub(crate) struct RouterMetrics {
     inter_token: Histograms,
     end_to_end: Histograms,
     queue: Histograms,
+    recent: Arc<RecentTimes>,
     models: Arc<Mutex<BTreeMap<ModelLabels, Arc<ModelMetrics>>>>,
 }
 
@@ -150,6 +153,7 @@ impl RouterMetrics {
             inter_token: histograms(),
             end_to_end: histograms(),
             queue: histograms(),
+            recent: Arc::default(),
             models: Arc::default(),
         };
         registry.register("router_requests", "Requests ended, by outcome", new.requests.clone());
@@ -170,6 +174,11 @@ impl RouterMetrics {
         seconds("router_request_duration", "Request received to its end", &new.end_to_end);
         seconds("router_queue", "Request received to its turn", &new.queue);
         new
+    }
+
+    /// Times to the first token of late.
+    pub(crate) fn recent(&self) -> &RecentTimes {
+        &self.recent
     }
 
     /// The metrics of a request for a served model, which is still to be placed.
@@ -250,6 +259,12 @@ pub(crate) struct RequestMetrics {
 }
 
 impl RequestMetrics {
+    /// The first token was sent so long after the request came.
+    pub(crate) fn first_token(&self, after: Duration) {
+        self.all.recent.add(after, Instant::now());
+        self.current().time_to_first_token.observe(after.as_secs_f64());
+    }
+
     /// Those of the pool that it is in now.
     pub(crate) fn current(&self) -> Arc<ModelMetrics> {
         self.current.lock().clone()

@@ -6,4 +6,4 @@ pub use crate::recovery::{
     Avoid, Avoided, Circle, Failure, FromDecode, FromPrefill, GiveUp, Pair, Phase, Probation, ProbationLimits,
     Recovery, Retry, RetryBucket, RetryLimits, Says,
 };
-pub use crate::workers::Load;
+pub use crate::workers::{Heard, Load};

@@ -12,6 +12,7 @@ use crate::models::TextCache;
 use crate::placement::Experience;
 use crate::readiness::readiness;
 use crate::recovery::RetryBucket;
+use crate::status::{ClusterStatus, StatusMetrics};
 use crate::workers::{Supervisor, WorkerSet, supervise};
 use baton_node::Shutdown;
 use baton_node::admin::{self, Health};
@@ -126,7 +127,10 @@ impl Router {
         let (reporter, health) = grpc::health();
         let inference = InferenceServer::new(InferenceService::new(core.clone(), deadlines))
             .max_decoding_message_size(config.grpc.message_max());
-        let admin = AdminServer::new(AdminService::new(core.workers.clone()));
+        let status = ClusterStatus::new(core.clone(), membership.clone());
+        metrics.register(|registry| registry.register_collector(Box::new(StatusMetrics(status.clone()))));
+        tokio::spawn(status.clone().follow(stop.clone()));
+        let admin = AdminServer::new(AdminService::new(core.workers.clone(), status));
         let grpc_router = grpc::server(&config.grpc)
             .add_service(InterceptedService::new(inference, callers(access.clone())))
             .add_service(InterceptedService::new(admin, operators(access.clone())))

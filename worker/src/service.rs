@@ -22,6 +22,8 @@ const REPORT_MS_MIN: u64 = 50;
 const QUIET_TICKS_MAX: u32 = 20;
 /// Reports that wait for a slow router; a later one says all that an earlier one did.
 const REPORTS_MAX: usize = 2;
+/// Fineness with which it is told how long an engine's loop stands still. Steps take less.
+const STILL_MS: u64 = 250;
 
 /// Longest drain that can be asked for, as for `drain.drain_ms_max`.
 const DRAIN_MS_MAX: u64 = 3_600_000;
@@ -129,6 +131,12 @@ async fn tell_drain(mut state: watch::Receiver<DrainState>, events: mpsc::Sender
     }
 }
 
+/// A time in milliseconds, cut so that it changes no report of an engine that moves.
+fn cut(still: Duration) -> u64 {
+    let ms = u64::try_from(still.as_millis()).unwrap_or(u64::MAX);
+    ms - ms % STILL_MS
+}
+
 impl WorkerService {
     async fn report(self, reports: mpsc::Sender<Result<v1::LoadReport, Status>>) {
         let mut ticks = tokio::time::interval(Duration::from_millis(REPORT_MS_MIN));
@@ -155,7 +163,7 @@ impl WorkerService {
 
     fn load(&self) -> v1::LoadReport {
         let (load, claimed) = (self.engine.load(), (self.claimed)());
-        let blocks = load.blocks;
+        let (blocks, moved) = (load.blocks, self.transfer.stats().total);
         v1::LoadReport {
             party: Some(self.party.clone().into()),
             sequence: 0,
@@ -176,6 +184,11 @@ impl WorkerService {
             healthy: self.engine.healthy() && self.transfer.healthy(),
             draining: self.drain.has_begun(),
             steps: load.steps,
+            generated_tokens: Some(load.generated_tokens),
+            prefilled_tokens: Some(load.prefill_rows),
+            kv_bytes: Some(moved.bytes_sent + moved.bytes_adopted),
+            still_ms: Some(cut(self.engine.still())),
+            lacks_blocks: Some(self.engine.lacks_blocks()),
         }
     }
 }

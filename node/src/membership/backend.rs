@@ -2,7 +2,7 @@
 
 use super::embedded::{EmbeddedRouter, EmbeddedWorker, JoinConfig, LeaseConfig};
 use super::etcd::{EtcdRouter, EtcdWorker};
-use super::{RouterMembership, WorkerMembership};
+use super::{RouterMembership, StoreState, WorkerMembership};
 use baton_proto::v1::membership_server::MembershipServer;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -60,11 +60,11 @@ impl RouterBackend {
         }
     }
 
-    /// Whether the keeper of the membership answers: what this view says is of now, and not of before it fell silent.
-    pub fn answers(&self) -> bool {
+    /// Whether the view is that of the store which keeps it; `None` where the router keeps it itself.
+    pub fn store(&self) -> Option<StoreState> {
         match self {
-            Self::Embedded(_) => true,
-            Self::Etcd(router) => router.answers(),
+            Self::Embedded(_) => None,
+            Self::Etcd(router) => Some(router.store()),
         }
     }
 

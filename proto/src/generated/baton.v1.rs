@@ -760,6 +760,20 @@ pub struct LoadReport {
     pub draining: bool,
     #[prost(uint64, tag = "13")]
     pub steps: u64,
+    /// Since the start of the worker, as for all counts below; unset where the worker is of a release that does not say.
+    #[prost(uint64, optional, tag = "14")]
+    pub generated_tokens: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "15")]
+    pub prefilled_tokens: ::core::option::Option<u64>,
+    /// KV sent to peers, and adopted from them.
+    #[prost(uint64, optional, tag = "20")]
+    pub kv_bytes: ::core::option::Option<u64>,
+    /// For how long the engine's loop has not moved while it had work, cut to quarters of a second.
+    #[prost(uint64, optional, tag = "21")]
+    pub still_ms: ::core::option::Option<u64>,
+    /// Whether a sequence, or KV that a peer offers, waits for blocks.
+    #[prost(bool, optional, tag = "22")]
+    pub lacks_blocks: ::core::option::Option<bool>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct BlockCounts {
@@ -2388,6 +2402,154 @@ pub struct DrainWorkerRequest {
     #[prost(uint64, optional, tag = "2")]
     pub timeout_ms: ::core::option::Option<u64>,
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct StatusRequest {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct StatusResponse {
+    /// What somebody should look at, the worst first; empty where nothing is the matter.
+    #[prost(message, repeated, tag = "1")]
+    pub problems: ::prost::alloc::vec::Vec<Problem>,
+    /// By name.
+    #[prost(message, repeated, tag = "2")]
+    pub workers: ::prost::alloc::vec::Vec<WorkerStatus>,
+    #[prost(message, optional, tag = "3")]
+    pub router: ::core::option::Option<RouterStatus>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Problem {
+    /// Name of the worker that it is about; empty where it is about the whole.
+    #[prost(string, tag = "1")]
+    pub worker: ::prost::alloc::string::String,
+    /// not_ready, etcd, gone, silent, failing, still, pool_full, queue_full, unpaired or avoided.
+    #[prost(string, tag = "2")]
+    pub kind: ::prost::alloc::string::String,
+    /// In plain words.
+    #[prost(string, tag = "3")]
+    pub text: ::prost::alloc::string::String,
+}
+/// Unset is unknown.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct WorkerStatus {
+    #[prost(message, optional, tag = "1")]
+    pub party: ::core::option::Option<Party>,
+    #[prost(enumeration = "Role", tag = "2")]
+    pub role: i32,
+    #[prost(string, tag = "3")]
+    pub model: ::prost::alloc::string::String,
+    #[prost(string, tag = "4")]
+    pub pool: ::prost::alloc::string::String,
+    #[prost(string, tag = "5")]
+    pub endpoint: ::prost::alloc::string::String,
+    #[prost(enumeration = "WorkerState", tag = "6")]
+    pub state: i32,
+    /// Time in that state.
+    #[prost(uint64, tag = "7")]
+    pub since_ms: u64,
+    /// Age of its last report.
+    #[prost(uint64, optional, tag = "8")]
+    pub heard_ms: ::core::option::Option<u64>,
+    /// As in LoadReport, and the report's age more.
+    #[prost(uint64, optional, tag = "9")]
+    pub still_ms: ::core::option::Option<u64>,
+    #[prost(uint32, optional, tag = "10")]
+    pub running: ::core::option::Option<u32>,
+    #[prost(uint32, tag = "11")]
+    pub running_max: u32,
+    /// Claims included.
+    #[prost(uint32, optional, tag = "12")]
+    pub waiting: ::core::option::Option<u32>,
+    #[prost(uint32, tag = "13")]
+    pub waiting_max: u32,
+    #[prost(message, optional, tag = "14")]
+    pub blocks: ::core::option::Option<BlockCounts>,
+    /// Over the last seconds: of prompts on a prefill worker, of answers on a decode worker.
+    #[prost(double, optional, tag = "15")]
+    pub tokens_per_s: ::core::option::Option<f64>,
+    /// KV sent and adopted, over the last seconds.
+    #[prost(double, optional, tag = "16")]
+    pub kv_bytes_per_s: ::core::option::Option<f64>,
+    #[prost(message, optional, tag = "17")]
+    pub class: ::core::option::Option<NumericsClass>,
+    #[prost(message, optional, tag = "18")]
+    pub protocol: ::core::option::Option<ProtocolRange>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RouterStatus {
+    /// Requests that run, the most that may, and requests that wait for their turn.
+    #[prost(uint64, tag = "1")]
+    pub running: u64,
+    #[prost(uint64, tag = "2")]
+    pub running_max: u64,
+    #[prost(uint64, tag = "3")]
+    pub queued: u64,
+    /// Ids of the models that a request would be served for.
+    #[prost(string, repeated, tag = "4")]
+    pub models: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Times to the first token in the last minute: how many, and their percentiles.
+    #[prost(uint64, tag = "5")]
+    pub ttft_count: u64,
+    #[prost(double, optional, tag = "6")]
+    pub ttft_p50_ms: ::core::option::Option<f64>,
+    #[prost(double, optional, tag = "7")]
+    pub ttft_p95_ms: ::core::option::Option<f64>,
+    /// Unset where workers register at the router.
+    #[prost(bool, optional, tag = "8")]
+    pub etcd_reachable: ::core::option::Option<bool>,
+    /// Time since the view of the workers was last that of etcd; 0 while etcd answers.
+    #[prost(uint64, optional, tag = "9")]
+    pub view_age_ms: ::core::option::Option<u64>,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum WorkerState {
+    Unspecified = 0,
+    /// Registered and not admitted yet.
+    Starting = 1,
+    /// Is given work.
+    Ready = 2,
+    /// Takes nothing more, as asked.
+    Draining = 3,
+    /// Failed of late: others come first.
+    Avoided = 4,
+    /// Says that it cannot serve.
+    Failing = 5,
+    /// Says nothing.
+    Silent = 6,
+    /// Not registered any more, and did not drain before.
+    Gone = 7,
+}
+impl WorkerState {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "WORKER_STATE_UNSPECIFIED",
+            Self::Starting => "WORKER_STATE_STARTING",
+            Self::Ready => "WORKER_STATE_READY",
+            Self::Draining => "WORKER_STATE_DRAINING",
+            Self::Avoided => "WORKER_STATE_AVOIDED",
+            Self::Failing => "WORKER_STATE_FAILING",
+            Self::Silent => "WORKER_STATE_SILENT",
+            Self::Gone => "WORKER_STATE_GONE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "WORKER_STATE_UNSPECIFIED" => Some(Self::Unspecified),
+            "WORKER_STATE_STARTING" => Some(Self::Starting),
+            "WORKER_STATE_READY" => Some(Self::Ready),
+            "WORKER_STATE_DRAINING" => Some(Self::Draining),
+            "WORKER_STATE_AVOIDED" => Some(Self::Avoided),
+            "WORKER_STATE_FAILING" => Some(Self::Failing),
+            "WORKER_STATE_SILENT" => Some(Self::Silent),
+            "WORKER_STATE_GONE" => Some(Self::Gone),
+            _ => None,
+        }
+    }
+}
 /// Generated client implementations.
 pub mod admin_client {
     #![allow(
@@ -2501,6 +2663,25 @@ pub mod admin_client {
             req.extensions_mut().insert(GrpcMethod::new("baton.v1.Admin", "Drain"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// What the cluster does and what is the matter with it, as this router sees it.
+        pub async fn status(
+            &mut self,
+            request: impl tonic::IntoRequest<super::StatusRequest>,
+        ) -> std::result::Result<tonic::Response<super::StatusResponse>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/baton.v1.Admin/Status");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("baton.v1.Admin", "Status"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -2527,6 +2708,11 @@ pub mod admin_server {
             &self,
             request: tonic::Request<super::DrainWorkerRequest>,
         ) -> std::result::Result<tonic::Response<Self::DrainStream>, tonic::Status>;
+        /// What the cluster does and what is the matter with it, as this router sees it.
+        async fn status(
+            &self,
+            request: tonic::Request<super::StatusRequest>,
+        ) -> std::result::Result<tonic::Response<super::StatusResponse>, tonic::Status>;
     }
     #[derive(Debug)]
     pub struct AdminServer<T> {
@@ -2646,6 +2832,49 @@ pub mod admin_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/baton.v1.Admin/Status" => {
+                    #[allow(non_camel_case_types)]
+                    struct StatusSvc<T: Admin>(pub Arc<T>);
+                    impl<T: Admin> tonic::server::UnaryService<super::StatusRequest>
+                    for StatusSvc<T> {
+                        type Response = super::StatusResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::StatusRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Admin>::status(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = StatusSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

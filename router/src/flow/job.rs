@@ -53,7 +53,7 @@ pub(super) struct Prepared {
 
 impl Clocked for RequestMetrics {
     fn first_token(&self, after: Duration) {
-        self.current().time_to_first_token.observe(after.as_secs_f64());
+        RequestMetrics::first_token(self, after);
     }
 
     fn next_token(&self, after: Duration) {

@@ -28,7 +28,7 @@ impl Collector for MembershipMetrics {
         };
         let registered = self.membership.membership().view().borrow().members.len();
         gauge("router_registered_workers", "Workers in this router's view", registered)?;
-        let answers = usize::from(self.membership.answers());
+        let answers = usize::from(self.membership.store().is_none_or(|store| store.reachable));
         gauge(
             "router_membership_up",
             "1 while whoever keeps the membership answers: etcd, or this router itself",

@@ -11,3 +11,4 @@ mod recovery;
 mod remote;
 mod retries;
 mod room;
+mod status;

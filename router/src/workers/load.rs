@@ -14,6 +14,15 @@ struct Report {
     usable: bool,
 }
 
+/// The last report as it came, for those who look on.
+#[derive(Clone, Debug)]
+pub struct Heard {
+    /// When it came.
+    pub at: Instant,
+    /// What it said.
+    pub report: v1::LoadReport,
+}
+
 /// Rates of an idle worker say little of it after this time.
 const RATES_AGE_MAX: Duration = Duration::from_secs(1);
 
@@ -22,6 +31,8 @@ struct State {
     /// When the rates were last confirmed by work.
     rates_at: Option<Instant>,
     report: Option<Report>,
+    /// Outlives the loss of the worker.
+    heard: Option<Heard>,
     placed: u32,
     placed_prefill_tokens: u64,
     placed_kv_tokens: u64,
@@ -51,12 +62,18 @@ impl Load {
         let rates = |of: &Measured| (of.prefill_tokens_per_s, of.decode_steps_per_s);
         let same = state.report.is_some_and(|r| rates(&r.measured) == rates(&measured));
         let rates_at = state.rates_at.filter(|_| idle && same).or(Some(now));
-        *state = State { rates_at, report: Some(Report { at: now, measured, usable }), ..State::default() };
+        let heard = Some(Heard { at: now, report: report.clone() });
+        *state = State { rates_at, heard, report: Some(Report { at: now, measured, usable }), ..State::default() };
     }
 
     /// The worker cannot be heard any more.
     pub fn lost(&self) {
         self.0.lock().report = None;
+    }
+
+    /// The last report, however old.
+    pub fn heard(&self) -> Option<Heard> {
+        self.0.lock().heard.clone()
     }
 
     /// Counts a sequence placed now: prompt tokens to compute there, and tokens of KV to hold there.
@@ -150,6 +167,7 @@ mod tests {
         assert!(load.measured(now + stale + Duration::from_millis(1), stale).is_none(), "stale");
         load.lost();
         assert!(load.measured(now, stale).is_none(), "lost");
+        assert_eq!(load.heard().unwrap().at, now, "what it said last is known all the same");
         for (healthy, draining) in [(false, false), (true, true)] {
             load.report(&v1::LoadReport { healthy, draining, ..report() }, &record, now);
             assert!(load.measured(now, stale).is_none());

@@ -7,7 +7,7 @@ mod load;
 mod set;
 mod supervise;
 
-pub use load::Load;
+pub use load::{Heard, Load};
 pub(crate) use set::{ModelKey, ServedModel, Unnamed, WorkerSet};
 pub(crate) use supervise::{Supervisor, supervise};
 
@@ -15,11 +15,15 @@ use crate::models::ModelText;
 use crate::recovery::Probation;
 use baton_node::grpc::{Channel, ChannelConfig, ChannelError, channel};
 use baton_types::{InstanceRecord, Party};
+use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// A client that does not read pauses its worker once so many bytes are on their way: some hundred tokens.
 const STREAM_WINDOW_BYTES: u32 = 16 << 10;
+
+/// Longest reason that is remembered; some of it comes from whoever answers at a worker's address.
+const TROUBLE_CHARS_MAX: usize = 256;
 
 /// One worker in one incarnation.
 #[derive(Debug)]
@@ -36,6 +40,7 @@ pub(crate) struct WorkerHandle {
     text: OnceLock<Option<Arc<ModelText>>>,
     admitted: AtomicBool,
     draining: AtomicBool,
+    trouble: Mutex<Option<String>>,
 }
 
 impl WorkerHandle {
@@ -46,7 +51,8 @@ impl WorkerHandle {
         let (load, probation) = (Load::default(), Probation::default());
         let key = ModelKey::from(&record.card);
         let (admitted, draining) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Self { record, key, load, probation, channel, text: OnceLock::new(), admitted, draining })
+        let (text, trouble) = (OnceLock::new(), Mutex::default());
+        Ok(Self { record, key, load, probation, channel, text, admitted, draining, trouble })
     }
 
     /// Its channel; clones share one connection.
@@ -82,6 +88,15 @@ impl WorkerHandle {
         if !self.draining.swap(true, Ordering::AcqRel) {
             tracing::info!(worker = %self.party(), "places nothing more on a worker that drains");
         }
+    }
+
+    /// Why it cannot be heard; `None` while it is.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.trouble.lock().clone()
+    }
+
+    fn set_trouble(&self, trouble: Option<&str>) {
+        *self.trouble.lock() = trouble.map(|text| text.chars().take(TROUBLE_CHARS_MAX).collect());
     }
 
     /// Sets the text, once.

@@ -97,6 +97,7 @@ async fn follow(supervisor: Supervisor, worker: Arc<WorkerHandle>, stop: Cancell
             let mut heard = false;
             let end = supervisor.listen(&worker, &mut heard).await;
             worker.load.lost();
+            worker.set_trouble(Some(&end));
             if heard {
                 backoff.reset();
             } else {
@@ -147,6 +148,7 @@ impl Supervisor {
                 worker.set_draining();
             }
             worker.load.report(&report, &worker.record, Instant::now());
+            worker.set_trouble(None);
             *heard = true;
             self.admit(worker);
         }

@@ -69,8 +69,10 @@ fn reservations_keep_the_margin_and_let_those_who_wait_go_first() {
     drop(all);
     let held = engine.reserve(5 * BLOCK).unwrap();
     assert!(engine.reserve(2 * BLOCK).is_none(), "three are free, two stay so");
+    assert!(!engine.lacks_blocks());
     let starved = submit(&engine, request(&prompt(1, 2 * BLOCK), 1), Run::Full);
     eventually("starved", || engine.reserve(1).is_none());
+    assert!(engine.lacks_blocks());
     drop(held);
     starved.end();
     eventually("room again", || engine.reserve(5 * BLOCK).is_some());

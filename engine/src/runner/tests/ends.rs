@@ -117,6 +117,7 @@ fn a_reader_that_finds_room_again_misses_nothing() {
     submit(&engine, request(&tokens, 20), Run::Full).end();
     eventually("paused, and in its place", || engine.load().running == 1);
     assert_eq!(engine.load().generated_tokens, 2 + 20);
+    assert!(engine.load().prefill_rows > 0 && engine.still().is_zero());
     sequence.room.store(usize::MAX, Ordering::Relaxed);
     engine.wake();
     assert_eq!(sequence.end().0, continuation(&tokens, 40));

@@ -10,7 +10,7 @@ use super::probe::{Probe, Verdict, WatchProbe};
 use super::view::{Change, EtcdView, Position, ViewLimits};
 use super::{EtcdConfig, history};
 use crate::membership::state::Word;
-use crate::membership::{MembershipView, RouterMembership};
+use crate::membership::{MembershipView, RouterMembership, StoreState};
 use baton_types::{InstanceId, Party};
 use etcd_client::{Client, EventType, WatchOptions, WatchResponse};
 use futures::StreamExt as _;
@@ -20,7 +20,6 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -60,12 +59,11 @@ struct Shared {
     doubts: Notify,
     /// There is room for records that were left out.
     room: Notify,
-    /// A session with etcd stands.
-    answers: AtomicBool,
     stop: CancellationToken,
 }
 
 struct Inner {
+    store: StoreState,
     view: EtcdView,
     /// What is to stand in etcd.
     words: BTreeMap<InstanceId, (Party, Word)>,
@@ -97,11 +95,14 @@ impl EtcdRouter {
             name: format!("{:016x}", rand::random::<u64>()),
             probe,
             view: watch::Sender::new(Arc::new(view.view())),
-            inner: Mutex::new(Inner { view, words: BTreeMap::new() }),
+            inner: Mutex::new(Inner {
+                store: StoreState::unheard(Instant::now().into_std()),
+                view,
+                words: BTreeMap::new(),
+            }),
             wake: Notify::new(),
             doubts: Notify::new(),
             room: Notify::new(),
-            answers: AtomicBool::new(false),
             stop: stop.clone(),
         });
         let follower = Follower { shared: shared.clone(), node: Node::any(), words: Words::new(config) };
@@ -119,9 +120,9 @@ impl EtcdRouter {
         self.shared.inner.lock().view.doubted()
     }
 
-    /// Whether a session with etcd stands. One that fell silent is noticed within [`EtcdConfig::lease_ttl_s`] or 10 s, the lesser.
-    pub fn answers(&self) -> bool {
-        self.shared.answers.load(Ordering::Relaxed)
+    /// Whether the view is that of etcd.
+    pub fn store(&self) -> StoreState {
+        self.shared.inner.lock().store
     }
 
     /// Records that the view had no room for when it was last listed, or since.
@@ -153,6 +154,11 @@ impl Shared {
             self.wake.notify_one();
         }
         known
+    }
+
+    /// Whether etcd answers now.
+    fn heard(&self, answers: bool) {
+        self.inner.lock().store.answers(answers, Instant::now().into_std());
     }
 
     /// Changes the view and publishes it.
@@ -194,7 +200,7 @@ impl Follower {
             loop {
                 let mut worked = false;
                 let Err(error) = self.session(resume, &mut worked).await;
-                shared.answers.store(false, Ordering::Relaxed);
+                shared.heard(false);
                 self.node = self.node.next();
                 // After a failed connect, another etcd may stand at the same address: list, whatever its revision.
                 resume = worked && !matches!(error, EtcdError::WatchEnded(_));
@@ -224,7 +230,7 @@ impl Follower {
             }
         };
         *worked = true;
-        shared.answers.store(true, Ordering::Relaxed);
+        shared.heard(true);
         let mut renewal = None;
         let end = tokio::select! {
             end = follow(&shared, &client, from) => end,

@@ -29,10 +29,14 @@ async fn an_etcd_that_dies_and_returns_with_its_data_ends_nothing() {
     let mut server = EtcdServer::start().unwrap();
     let mut cluster = Cluster::start(server.config()).await;
     let before = cluster.router.view().borrow().clone();
+    assert!(cluster.router.store().reachable);
     server.kill();
     cluster.stays_whole("dead", LONG).await;
+    let store = cluster.router.store();
+    assert!(!store.reachable && store.since.elapsed() > LONG / 2, "{store:?}");
     server.run().unwrap();
     cluster.stays_whole("back", LONG).await;
+    assert!(cluster.router.store().reachable);
     let after = cluster.router.view().borrow().clone();
     assert_eq!(before.members, after.members, "the leases live on, so nobody registered again");
     cluster.is_live().await;

@@ -1,0 +1,131 @@
+//! `baton status`: what the cluster does, and before that what is the matter with it.
+
+mod json;
+mod table;
+
+use crate::router::{RouterArgs, RouterChannel, explain};
+use anyhow::Context;
+use baton_proto::v1::{self, admin_client::AdminClient};
+use clap::Args;
+use std::io::{IsTerminal as _, Write as _};
+use std::process::ExitCode;
+use std::time::Duration;
+use tokio::time::{interval, timeout};
+
+/// How often a status that is watched is asked for.
+const EVERY: Duration = Duration::from_secs(1);
+/// Longest wait for an answer: a router makes it of what it knows.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+/// Puts the cursor to the top left and empties the screen from there on.
+const CLEAR: &str = "\x1b[H\x1b[J";
+
+/// Arguments of `baton status`.
+#[derive(Args, Debug)]
+pub(crate) struct StatusArgs {
+    #[command(flatten)]
+    router: RouterArgs,
+    /// Show it anew every second, until Ctrl-C.
+    #[arg(long)]
+    watch: bool,
+    /// Show it once, which is the default, and end with 0 where nothing is the matter, else with 1.
+    #[arg(long, conflicts_with = "watch")]
+    once: bool,
+    /// One JSON object, on one line, instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Shows the status. The exit code of one that is shown once tells whether anything is the matter.
+pub(crate) async fn run(args: StatusArgs) -> anyhow::Result<ExitCode> {
+    let mut admin = AdminClient::new(args.router.connect("start a cluster with `baton up`, or ").await?);
+    if !args.watch {
+        let status = ask(&mut admin).await?;
+        println!("{}", shown(&args, &status));
+        return Ok(if status.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+    }
+    tokio::select! {
+        end = watch(&args, &mut admin) => end,
+        interrupt = tokio::signal::ctrl_c() => interrupt.context("cannot wait for Ctrl-C"),
+    }?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn ask(admin: &mut AdminClient<RouterChannel>) -> anyhow::Result<v1::StatusResponse> {
+    let answer = timeout(ANSWER_MAX, admin.status(v1::StatusRequest {})).await;
+    let answer = answer.with_context(|| format!("the router did not answer within {ANSWER_MAX:?}"))?;
+    answer.map(tonic::Response::into_inner).map_err(|status| match status.code() {
+        tonic::Code::Unimplemented if status.message().is_empty() => {
+            anyhow::anyhow!("this router is of a release that tells no status")
+        }
+        _ => explain(&status),
+    })
+}
+
+/// Shows it again and again; a router that does not answer may be back.
+async fn watch(args: &StatusArgs, admin: &mut AdminClient<RouterChannel>) -> anyhow::Result<()> {
+    let mut out = std::io::stdout();
+    let clear = if out.is_terminal() && !args.json { CLEAR } else { "" };
+    let mut ticks = interval(EVERY);
+    loop {
+        ticks.tick().await;
+        let text = match ask(admin).await {
+            Ok(status) => shown(args, &status),
+            Err(error) if args.json => {
+                eprintln!("baton: {error:#}");
+                continue;
+            }
+            Err(error) => format!("No status: {error:#}"),
+        };
+        // Whoever reads no more, a pager that was left, wants no more.
+        if writeln!(out, "{clear}{text}").and_then(|()| out.flush()).is_err() {
+            return Ok(());
+        }
+    }
+}
+
+fn shown(args: &StatusArgs, status: &v1::StatusResponse) -> String {
+    if args.json { json::of(status).to_string() } else { table::of(status) }
+}
+
+/// A role as it is shown.
+fn role(code: i32) -> &'static str {
+    match v1::Role::try_from(code) {
+        Ok(v1::Role::Prefill) => "prefill",
+        Ok(v1::Role::Decode) => "decode",
+        _ => "unknown",
+    }
+}
+
+/// A state as it is shown.
+fn state(code: i32) -> &'static str {
+    match v1::WorkerState::try_from(code) {
+        Ok(v1::WorkerState::Starting) => "starting",
+        Ok(v1::WorkerState::Ready) => "ready",
+        Ok(v1::WorkerState::Draining) => "draining",
+        Ok(v1::WorkerState::Avoided) => "avoided",
+        Ok(v1::WorkerState::Failing) => "failing",
+        Ok(v1::WorkerState::Silent) => "silent",
+        Ok(v1::WorkerState::Gone) => "gone",
+        _ => "unknown",
+    }
+}
+
+/// Name and start of a worker.
+fn party(worker: &v1::WorkerStatus) -> (&str, String) {
+    let party = worker.party.as_ref();
+    (party.map_or("", |p| &p.instance), party.map(|p| format!("{:016x}", p.incarnation)).unwrap_or_default())
+}
+
+/// A numerics class in one word.
+fn class(worker: &v1::WorkerStatus) -> String {
+    let class = worker.class.as_ref();
+    class.map(|c| format!("{}/{}/{}/{}", c.isa, c.weights, c.kv, c.kernel_revision)).unwrap_or_default()
+}
+
+/// A range of protocol versions.
+fn protocol(worker: &v1::WorkerStatus) -> String {
+    worker
+        .protocol
+        .map(|p| if p.min == p.max { p.min.to_string() } else { format!("{}-{}", p.min, p.max) })
+        .unwrap_or_default()
+}

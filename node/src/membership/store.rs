@@ -1,0 +1,46 @@
+//! Whether the store behind a view can be heard. Pure.
+
+use std::time::Instant;
+
+/// Whether the view is that of the store, or as old as its last word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreState {
+    /// Whether it answers.
+    pub reachable: bool,
+    /// Since when that is so.
+    pub since: Instant,
+}
+
+impl StoreState {
+    /// Nothing was heard yet.
+    pub(super) fn unheard(now: Instant) -> Self {
+        Self { reachable: false, since: now }
+    }
+
+    /// It answers at `now`, or does not.
+    pub(super) fn answers(&mut self, reachable: bool, now: Instant) {
+        if self.reachable != reachable {
+            *self = Self { reachable, since: now };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn an_absence_counts_from_its_first_moment() {
+        let start = Instant::now();
+        let at = |s| start + Duration::from_secs(s);
+        let mut state = StoreState::unheard(start);
+        state.answers(false, at(2));
+        assert_eq!(state, StoreState { reachable: false, since: start });
+        state.answers(true, at(3));
+        state.answers(true, at(4));
+        assert_eq!(state, StoreState { reachable: true, since: at(3) });
+        state.answers(false, at(5));
+        assert_eq!(state, StoreState { reachable: false, since: at(5) });
+    }
+}

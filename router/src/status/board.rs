@@ -1,0 +1,305 @@
+//! What became of each worker since this router knows it. Pure: looks come in with their time.
+
+use super::judge::{Kind, Problem, Seen, State, told};
+use baton_types::{InstanceRecord, Party, Role};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A worker that vanished without a drain is told of for so long, or until it is back.
+pub(super) const GONE_KEPT: Duration = Duration::from_secs(300);
+/// Most workers that vanished; older ones are forgotten first.
+const GONE_MAX: usize = 64;
+/// A pool that was full for less has just handed its room on.
+const FULL_AFTER: Duration = Duration::from_secs(1);
+/// Rates are those of so much time: three reports of a worker that has nothing to say.
+const RATE_WINDOW: Duration = Duration::from_secs(3);
+
+/// What a worker has done since its start, when a report said so.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    at: Instant,
+    tokens: Option<u64>,
+    kv_bytes: Option<u64>,
+}
+
+#[derive(Debug)]
+struct Known {
+    seen: Seen,
+    state: State,
+    /// Since when it is in that state.
+    since: Instant,
+    /// Since when it is known.
+    first: Instant,
+    full_since: Option<Instant>,
+    samples: VecDeque<Sample>,
+}
+
+/// All workers since a while.
+#[derive(Debug, Default)]
+pub(crate) struct Board(BTreeMap<Party, Known>);
+
+/// A worker as it is told of.
+#[derive(Debug)]
+pub(crate) struct Row {
+    /// The last that was seen of it.
+    pub(crate) seen: Seen,
+    /// Where it stands.
+    pub(crate) state: State,
+    /// For how long.
+    pub(crate) since: Duration,
+    /// Age of its last report.
+    pub(crate) heard: Option<Duration>,
+    /// How long the step that runs has taken.
+    pub(crate) still: Option<Duration>,
+    /// Tokens a second: of prompts on a prefill worker, of answers on a decode worker.
+    pub(crate) tokens_per_s: Option<f64>,
+    /// KV sent and adopted, bytes a second.
+    pub(crate) kv_bytes_per_s: Option<f64>,
+    /// What is the matter with it.
+    pub(crate) problems: Vec<Problem>,
+}
+
+impl Known {
+    fn new(seen: Seen, now: Instant) -> Self {
+        let state = seen.state(now);
+        Self { seen, state, since: now, first: now, full_since: None, samples: VecDeque::new() }
+    }
+
+    fn look(&mut self, seen: Seen, now: Instant) {
+        self.full_since = if seen.pool_is_full() { self.full_since.or(Some(now)) } else { None };
+        self.seen = seen;
+        self.sample();
+        self.become_state(self.seen.state(now), now);
+    }
+
+    fn become_state(&mut self, state: State, now: Instant) {
+        if std::mem::replace(&mut self.state, state) != state {
+            self.since = now;
+        }
+    }
+
+    /// Remembers what the last report counted.
+    fn sample(&mut self) {
+        let Some(heard) = &self.seen.heard else { return };
+        if self.samples.back().is_some_and(|last| last.at >= heard.at) {
+            return;
+        }
+        let tokens = match self.seen.record.role {
+            Role::Prefill => heard.report.prefilled_tokens,
+            Role::Decode => heard.report.generated_tokens,
+        };
+        self.samples.push_back(Sample { at: heard.at, tokens, kv_bytes: heard.report.kv_bytes });
+        while self.samples.front().is_some_and(|s| heard.at.saturating_duration_since(s.at) > RATE_WINDOW) {
+            self.samples.pop_front();
+        }
+    }
+
+    /// How fast a count grew over the window; unknown where fewer than two reports told it.
+    fn rate(&self, count: impl Fn(&Sample) -> Option<u64>) -> Option<f64> {
+        let (first, last) = (self.samples.front()?, self.samples.back()?);
+        let time = last.at.saturating_duration_since(first.at).as_secs_f64();
+        let grown = count(last)?.saturating_sub(count(first)?);
+        (time > 0.0).then(|| grown as f64 / time)
+    }
+
+    fn row(&self, now: Instant) -> Row {
+        let age = |at: Instant| now.saturating_duration_since(at);
+        let is_heard = !matches!(self.state, State::Silent | State::Gone);
+        let is_full = self.full_since.is_some_and(|since| age(since) >= FULL_AFTER);
+        let found = match self.state {
+            State::Gone => vec![(Kind::Gone, format!("gone {} ago", told(age(self.since))))],
+            _ => self.seen.problems(age(self.first), is_full, now),
+        };
+        let worker = self.seen.record.party.instance.as_str();
+        let problem = |(kind, text)| Problem { kind, worker: worker.to_owned(), text };
+        Row {
+            state: self.state,
+            since: age(self.since),
+            heard: self.seen.heard.as_ref().map(|heard| age(heard.at)),
+            still: self.seen.still(now).filter(|_| is_heard),
+            tokens_per_s: self.rate(|s| s.tokens).filter(|_| is_heard),
+            kv_bytes_per_s: self.rate(|s| s.kv_bytes).filter(|_| is_heard),
+            problems: found.into_iter().map(problem).collect(),
+            seen: self.seen.clone(),
+        }
+    }
+}
+
+impl Board {
+    /// Takes in everybody who is registered now.
+    pub(crate) fn look(&mut self, all: Vec<Seen>, now: Instant) {
+        let there: BTreeMap<Party, Seen> = all.into_iter().map(|seen| (seen.record.party.clone(), seen)).collect();
+        let back = |party: &Party| there.keys().any(|other| other.instance == party.instance);
+        self.0.retain(|party, known| match known.state {
+            _ if there.contains_key(party) => true,
+            // One that left in order, or that another start replaced, is nobody's worry.
+            _ if known.seen.draining || back(party) => false,
+            State::Gone => now.saturating_duration_since(known.since) < GONE_KEPT,
+            _ => {
+                known.become_state(State::Gone, now);
+                true
+            }
+        });
+        for (party, seen) in there {
+            self.0.entry(party).or_insert_with(|| Known::new(seen.clone(), now)).look(seen, now);
+        }
+        self.forget();
+    }
+
+    fn forget(&mut self) {
+        let mut gone: Vec<_> =
+            self.0.iter().filter(|(_, k)| k.state == State::Gone).map(|(p, k)| (k.since, p)).collect();
+        gone.sort();
+        let over = gone.len().saturating_sub(GONE_MAX);
+        let oldest: Vec<Party> = gone.into_iter().take(over).map(|(_, party)| party.clone()).collect();
+        oldest.iter().for_each(|party| drop(self.0.remove(party)));
+    }
+
+    /// Everybody, by name.
+    pub(crate) fn rows(&self, now: Instant) -> Vec<Row> {
+        self.0.values().map(|known| known.row(now)).collect()
+    }
+}
+
+impl Row {
+    /// What it says of itself.
+    pub(crate) fn record(&self) -> &Arc<InstanceRecord> {
+        &self.seen.record
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::record;
+    use crate::workers::Heard;
+    use baton_proto::v1::{BlockCounts, LoadReport};
+    use baton_types::Incarnation;
+
+    struct Case {
+        board: Board,
+        start: Instant,
+    }
+
+    fn seen(name: &str, report: Option<LoadReport>, at: Instant) -> Seen {
+        Seen {
+            record: Arc::new(record(Role::Decode, name)),
+            admitted: true,
+            draining: false,
+            avoided: false,
+            trouble: None,
+            heard: report.map(|report| Heard { at, report }),
+        }
+    }
+
+    /// What makes a healthy worker another.
+    type Change = fn(&mut Seen);
+
+    fn healthy() -> LoadReport {
+        LoadReport { healthy: true, ..Default::default() }
+    }
+
+    impl Case {
+        fn new() -> Self {
+            Self { board: Board::default(), start: Instant::now() }
+        }
+
+        fn at(&self, ms: u64) -> Instant {
+            self.start + Duration::from_millis(ms)
+        }
+
+        /// Looks at these workers, each just heard, and tells who stands where, for how many seconds, with what problems.
+        fn look(&mut self, ms: u64, workers: &[(&str, Change)]) -> String {
+            let now = self.at(ms);
+            let all = workers.iter().map(|(name, change)| {
+                let mut seen = seen(name, Some(healthy()), now);
+                change(&mut seen);
+                seen
+            });
+            self.board.look(all.collect(), now);
+            let told = |row: Row| {
+                let problems: Vec<_> = row.problems.iter().map(|p| format!(" {}", p.text)).collect();
+                let name = row.record().party.instance.clone();
+                format!("{name} {:?} {}{}", row.state, row.since.as_secs(), problems.join(","))
+            };
+            self.board.rows(now).into_iter().map(told).collect::<Vec<_>>().join("; ")
+        }
+    }
+
+    const SAME: fn(&mut Seen) = |_| ();
+    const DRAINS: fn(&mut Seen) = |s| s.draining = true;
+    const NEXT_START: fn(&mut Seen) = |s| Arc::make_mut(&mut s.record).party.incarnation = Incarnation(8);
+
+    #[test]
+    fn a_worker_that_vanishes_is_told_of_until_it_is_back_or_forgotten() {
+        let mut case = Case::new();
+        assert_eq!(case.look(0, &[("a", SAME), ("b", SAME)]), "a Ready 0; b Ready 0");
+        assert_eq!(case.look(5_000, &[("a", SAME)]), "a Ready 5; b Gone 0 gone 0 s ago");
+        assert_eq!(case.look(8_000, &[("a", SAME)]), "a Ready 8; b Gone 3 gone 3 s ago");
+        assert_eq!(case.look(9_000, &[("a", SAME), ("b", NEXT_START)]), "a Ready 9; b Ready 0");
+        assert_eq!(case.look(10_000, &[("b", NEXT_START)]), "a Gone 0 gone 0 s ago; b Ready 1");
+        let kept = 10_000 + GONE_KEPT.as_millis() as u64;
+        assert!(case.look(kept - 1, &[]).contains("a Gone 299"));
+        assert_eq!(case.look(kept, &[]), "b Gone 0 gone 0 s ago");
+    }
+
+    #[test]
+    fn a_worker_that_drained_leaves_without_a_word() {
+        let mut case = Case::new();
+        case.look(0, &[("a", SAME)]);
+        assert_eq!(case.look(1_000, &[("a", DRAINS)]), "a Draining 0");
+        assert_eq!(case.look(2_000, &[]), "");
+    }
+
+    #[test]
+    fn those_that_vanished_are_bounded() {
+        let mut case = Case::new();
+        let names: Vec<String> = (0..GONE_MAX + 10).map(|n| format!("w{n:03}")).collect();
+        for (ms, name) in (0..).zip(&names) {
+            case.look(2 * ms, &[(name, SAME)]);
+            case.look(2 * ms + 1, &[]);
+        }
+        let rows = case.board.rows(case.at(1_000));
+        assert_eq!(rows.len(), GONE_MAX);
+        assert_eq!(rows[0].record().party.instance.as_str(), "w010", "the oldest are forgotten");
+    }
+
+    #[test]
+    fn a_pool_is_told_full_once_it_stays_so() {
+        let mut case = Case::new();
+        let full: fn(&mut Seen) = |s| {
+            let blocks = BlockCounts { total: 512, free: 2, referenced: 510, ..Default::default() };
+            let heard = s.heard.as_mut().expect("heard");
+            (heard.report.blocks, heard.report.waiting) = (Some(blocks), 12);
+        };
+        assert_eq!(case.look(0, &[("a", full)]), "a Ready 0");
+        assert_eq!(case.look(900, &[("a", SAME)]), "a Ready 0");
+        assert_eq!(case.look(1_000, &[("a", full)]), "a Ready 1");
+        assert_eq!(case.look(2_000, &[("a", full)]), "a Ready 2 pool full, 12 wait");
+        assert_eq!(case.look(2_250, &[("a", SAME)]), "a Ready 2");
+    }
+
+    #[test]
+    fn rates_are_those_of_the_last_seconds() {
+        let mut case = Case::new();
+        let mut rate = |ms: u64, generated: Option<u64>| {
+            let (now, report) = (case.at(ms), LoadReport { generated_tokens: generated, ..healthy() });
+            case.board.look(vec![seen("a", Some(report), now)], now);
+            case.board.rows(now)[0].tokens_per_s
+        };
+        assert_eq!(rate(0, Some(1_000)), None, "one report tells no rate");
+        assert_eq!(rate(1_000, Some(1_100)), Some(100.0));
+        assert_eq!(rate(2_000, Some(1_400)), Some(200.0));
+        assert_eq!(rate(4_000, Some(1_400)), Some(100.0), "as the first report is too old");
+        assert_eq!(rate(7_500, Some(1_400)), None);
+        assert_eq!(rate(8_000, None), None, "of a release that does not count");
+        // The same report again is no news.
+        let mut case = Case::new();
+        for ms in [0, 250, 500] {
+            let report = LoadReport { generated_tokens: Some(5), ..healthy() };
+            case.board.look(vec![seen("a", Some(report), case.at(0))], case.at(ms));
+        }
+        assert_eq!(case.board.rows(case.at(500))[0].tokens_per_s, None);
+    }
+}

@@ -1,0 +1,301 @@
+//! What is the matter with one worker. Pure: what was seen comes in, a state and problems go out.
+
+use crate::workers::Heard;
+use baton_types::{InstanceRecord, WATERMARK_BLOCKS};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Workers report at least every second, so one that said nothing for so long missed two reports.
+pub(super) const SILENT_AFTER: Duration = Duration::from_millis(2_500);
+/// A step takes a fraction of a second; one that runs for so long is worth a look, long before the bound at which it counts as hung.
+pub(super) const STILL_AFTER: Duration = Duration::from_secs(2);
+/// A worker registers once it is able to serve; one that was not admitted for so long has an obstacle.
+pub(super) const STARTING_MAX: Duration = Duration::from_secs(10);
+
+/// One worker at one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    /// What it says of itself.
+    pub(crate) record: Arc<InstanceRecord>,
+    /// Whether this router would place on it, load aside.
+    pub(crate) admitted: bool,
+    /// Whether it said that it drains.
+    pub(crate) draining: bool,
+    /// Whether it failed of late.
+    pub(crate) avoided: bool,
+    /// Why it cannot be heard, where that is known.
+    pub(crate) trouble: Option<String>,
+    /// Its last report.
+    pub(crate) heard: Option<Heard>,
+}
+
+/// Where a worker stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// Registered and not admitted yet.
+    Starting,
+    /// Is given work.
+    Ready,
+    /// Takes nothing more, as asked.
+    Draining,
+    /// Failed of late: others come first.
+    Avoided,
+    /// Says that it cannot serve.
+    Failing,
+    /// Says nothing.
+    Silent,
+    /// Not registered any more.
+    Gone,
+}
+
+/// Kinds of problems, the worst first; also a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Kind {
+    /// Requests are refused.
+    NotReady,
+    /// etcd does not answer.
+    Etcd,
+    /// A worker vanished.
+    Gone,
+    /// A worker says nothing.
+    Silent,
+    /// A worker cannot serve.
+    Failing,
+    /// An engine's loop does not move.
+    Still,
+    /// A pool has no room, and somebody needs some.
+    PoolFull,
+    /// A worker's queue has no place left.
+    QueueFull,
+    /// A worker has nobody to exchange KV with.
+    Unpaired,
+    /// A worker failed of late.
+    Avoided,
+}
+
+impl Kind {
+    /// Every kind.
+    pub(crate) const ALL: [Self; 10] = [
+        Self::NotReady,
+        Self::Etcd,
+        Self::Gone,
+        Self::Silent,
+        Self::Failing,
+        Self::Still,
+        Self::PoolFull,
+        Self::QueueFull,
+        Self::Unpaired,
+        Self::Avoided,
+    ];
+
+    /// Name on the wire and in metrics.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::NotReady => "not_ready",
+            Self::Etcd => "etcd",
+            Self::Gone => "gone",
+            Self::Silent => "silent",
+            Self::Failing => "failing",
+            Self::Still => "still",
+            Self::PoolFull => "pool_full",
+            Self::QueueFull => "queue_full",
+            Self::Unpaired => "unpaired",
+            Self::Avoided => "avoided",
+        }
+    }
+}
+
+/// Something that somebody should look at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Problem {
+    /// Of which kind.
+    pub(crate) kind: Kind,
+    /// Which worker it is about; empty where it is about the whole.
+    pub(crate) worker: String,
+    /// In plain words.
+    pub(crate) text: String,
+}
+
+/// A time as people say it: whole seconds, minutes or hours.
+pub(crate) fn told(time: Duration) -> String {
+    match time.as_secs() {
+        s if s < 120 => format!("{s} s"),
+        s if s < 7_200 => format!("{} min", s / 60),
+        s => format!("{} h", s / 3_600),
+    }
+}
+
+impl Seen {
+    /// Whether its last report is too old, or known to be its last.
+    fn is_silent(&self, now: Instant) -> bool {
+        let age = |heard: &Heard| now.saturating_duration_since(heard.at);
+        self.heard.as_ref().is_some_and(|heard| self.trouble.is_some() || age(heard) > SILENT_AFTER)
+    }
+
+    /// Where it stands, as far as one look tells.
+    pub(super) fn state(&self, now: Instant) -> State {
+        let Some(heard) = &self.heard else { return State::Starting };
+        match () {
+            () if self.is_silent(now) => State::Silent,
+            () if self.draining => State::Draining,
+            () if !heard.report.healthy => State::Failing,
+            () if !self.admitted => State::Starting,
+            () if self.avoided => State::Avoided,
+            () => State::Ready,
+        }
+    }
+
+    /// How long the step that runs there has taken, as of now; unknown of workers that do not say.
+    pub(super) fn still(&self, now: Instant) -> Option<Duration> {
+        let heard = self.heard.as_ref()?;
+        let said = Duration::from_millis(heard.report.still_ms?);
+        Some(if said.is_zero() { said } else { said + now.saturating_duration_since(heard.at) })
+    }
+
+    /// Whether somebody waits for blocks of its pool, or would have to, however small a sequence.
+    pub(super) fn pool_is_full(&self) -> bool {
+        let Some(report) = self.heard.as_ref().map(|heard| &heard.report) else { return false };
+        let kept = u64::from(WATERMARK_BLOCKS);
+        let has_none = report.blocks.is_some_and(|b| b.total > 0 && b.free + b.cached <= kept);
+        has_none || report.lacks_blocks == Some(true)
+    }
+
+    /// What is the matter, given for how long it has been known and whether its pool has been full for a while.
+    pub(super) fn problems(&self, known: Duration, is_full: bool, now: Instant) -> Vec<(Kind, String)> {
+        let mut found = Vec::new();
+        let why = self.trouble.as_ref().map(|trouble| format!(": {trouble}")).unwrap_or_default();
+        let Some(heard) = &self.heard else {
+            if known > STARTING_MAX {
+                found.push((Kind::Silent, format!("registered {} ago and never heard{why}", told(known))));
+            }
+            return found;
+        };
+        if self.is_silent(now) {
+            let age = now.saturating_duration_since(heard.at);
+            found.push((Kind::Silent, format!("has said nothing for {}{why}", told(age))));
+            return found;
+        }
+        let still = self.still(now).filter(|still| *still >= STILL_AFTER);
+        let stands = still.map(|still| format!("engine loop has not moved for {}", told(still)));
+        match (heard.report.healthy, stands) {
+            (true, None) => {}
+            (true, Some(stands)) => found.push((Kind::Still, stands)),
+            (false, Some(stands)) => found.push((Kind::Failing, format!("{stands}; it is given no work"))),
+            (false, None) => found.push((Kind::Failing, "its engine or its data plane failed: restart it".into())),
+        }
+        let (waiting, waiting_max) = (heard.report.waiting, self.record.waiting_max);
+        if is_full {
+            found.push((Kind::PoolFull, format!("pool full, {waiting} wait")));
+        }
+        if waiting_max > 0 && waiting >= waiting_max {
+            found.push((Kind::QueueFull, format!("queue full, {waiting} wait")));
+        }
+        if self.avoided {
+            found.push((Kind::Avoided, "failed a request of late; others come first".into()));
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::record;
+    use baton_proto::v1::{BlockCounts, LoadReport};
+    use baton_types::Role;
+
+    fn report() -> LoadReport {
+        // 512 blocks of 16 tokens.
+        let blocks = BlockCounts { total: 512, free: 500, referenced: 12, ..Default::default() };
+        LoadReport { healthy: true, still_ms: Some(0), blocks: Some(blocks), ..Default::default() }
+    }
+
+    /// State and problems of a worker whose last report is so old, in milliseconds.
+    fn check(age_ms: u64, change: impl FnOnce(&mut Seen, &mut LoadReport), state: State, problems: &[&str]) {
+        let now = Instant::now() + Duration::from_secs(60);
+        let mut report = report();
+        let mut seen = Seen {
+            record: Arc::new(record(Role::Decode, "d")),
+            admitted: true,
+            draining: false,
+            avoided: false,
+            trouble: None,
+            heard: None,
+        };
+        change(&mut seen, &mut report);
+        seen.heard = Some(Heard { at: now - Duration::from_millis(age_ms), report });
+        let is_full = seen.pool_is_full();
+        let found = seen.problems(Duration::from_secs(60), is_full, now);
+        let found: Vec<_> = found.iter().map(|(kind, text)| format!("{}: {text}", kind.name())).collect();
+        assert_eq!(
+            (seen.state(now), &*found),
+            (state, &problems.iter().map(|p| (*p).to_owned()).collect::<Vec<_>>()[..])
+        );
+    }
+
+    #[test]
+    fn a_worker_that_serves_has_no_problem() {
+        check(1_000, |_, _| (), State::Ready, &[]);
+        check(0, |s, _| s.draining = true, State::Draining, &[]);
+        check(0, |_, r| r.waiting = 3, State::Ready, &[]);
+        // Of a release that did not say how long its step takes.
+        check(0, |_, r| r.still_ms = None, State::Ready, &[]);
+    }
+
+    #[test]
+    fn silence_is_told_before_the_load_goes_stale() {
+        check(2_500, |_, _| (), State::Ready, &[]);
+        check(3_100, |_, _| (), State::Silent, &["silent: has said nothing for 3 s"]);
+        let trouble = |s: &mut Seen, _: &mut LoadReport| s.trouble = Some("its reports broke off".into());
+        check(900, trouble, State::Silent, &["silent: has said nothing for 0 s: its reports broke off"]);
+    }
+
+    #[test]
+    fn an_engine_that_stands_still_is_told_long_before_it_counts_as_hung() {
+        check(0, |_, r| r.still_ms = Some(1_900), State::Ready, &[]);
+        check(400, |_, r| r.still_ms = Some(1_600), State::Ready, &["still: engine loop has not moved for 2 s"]);
+        let hung = |_: &mut Seen, r: &mut LoadReport| (r.healthy, r.still_ms) = (false, Some(61_000));
+        check(0, hung, State::Failing, &["failing: engine loop has not moved for 61 s; it is given no work"]);
+        let failed = ["failing: its engine or its data plane failed: restart it"];
+        check(0, |_, r| r.healthy = false, State::Failing, &failed);
+    }
+
+    #[test]
+    fn a_pool_is_full_where_somebody_waits_for_blocks() {
+        let blocks = |free, cached| Some(BlockCounts { total: 512, free, cached, ..Default::default() });
+        check(0, |_, r| r.blocks = blocks(3, 2), State::Ready, &[]);
+        check(0, |_, r| r.blocks = blocks(3, 1), State::Ready, &["pool_full: pool full, 0 wait"]);
+        let waits = |lacks| move |_: &mut Seen, r: &mut LoadReport| (r.waiting, r.lacks_blocks) = (2, lacks);
+        // Two that wait for rows of a step have all the room they need.
+        check(0, waits(Some(false)), State::Ready, &[]);
+        check(0, waits(None), State::Ready, &[]);
+        check(0, waits(Some(true)), State::Ready, &["pool_full: pool full, 2 wait"]);
+        check(0, |_, r| r.waiting = 16, State::Ready, &["queue_full: queue full, 16 wait"]);
+        let avoided = ["avoided: failed a request of late; others come first"];
+        check(0, |s, _| s.avoided = true, State::Avoided, &avoided);
+    }
+
+    #[test]
+    fn a_worker_that_is_never_heard_is_told_after_a_while() {
+        let now = Instant::now();
+        let seen = Seen {
+            record: Arc::new(record(Role::Decode, "d")),
+            admitted: false,
+            draining: false,
+            avoided: false,
+            trouble: Some("it cannot be reached at 127.0.0.1:9".into()),
+            heard: None,
+        };
+        assert_eq!(seen.state(now), State::Starting);
+        assert_eq!(seen.problems(STARTING_MAX, false, now), []);
+        let told = &seen.problems(STARTING_MAX + Duration::from_secs(2), false, now)[0].1;
+        assert_eq!(told, "registered 12 s ago and never heard: it cannot be reached at 127.0.0.1:9");
+    }
+
+    #[test]
+    fn times_are_told_in_one_unit() {
+        for (s, text) in [(0, "0 s"), (119, "119 s"), (120, "2 min"), (7_199, "119 min"), (7_200, "2 h")] {
+            assert_eq!(told(Duration::from_secs(s)), text);
+        }
+    }
+}

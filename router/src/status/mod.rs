@@ -1,0 +1,119 @@
+//! What the cluster does and what is the matter with it, as this router sees it: behind `baton status`, and a metric.
+//!
+//! ```text
+//!  workers, their reports ──> judge: state, problems ──> board: since when, how fast, who vanished ──> Admin/Status
+//! ```
+//!
+//! It looks on and changes nothing: placement judges by itself, by other bounds.
+
+mod answer;
+mod board;
+mod judge;
+mod metrics;
+mod recent;
+
+pub(crate) use judge::{Kind, Problem};
+pub(crate) use metrics::StatusMetrics;
+pub(crate) use recent::RecentTimes;
+
+use crate::flow::Core;
+use crate::placement::why_unpaired;
+use crate::readiness::readiness;
+use baton_node::membership::RouterBackend;
+use baton_types::InstanceRecord;
+use board::{Board, Row};
+use judge::{Seen, State, told};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+/// How often the router looks: far more often than workers have something new to say, so that it knows since when.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+
+/// A router that changes to another node of etcd is without one for less.
+const ETCD_AFTER: Duration = Duration::from_secs(1);
+
+/// Looks at one router's cluster. Clones share what was seen.
+#[derive(Clone, Debug)]
+pub(crate) struct ClusterStatus {
+    core: Arc<Core>,
+    membership: RouterBackend,
+    board: Arc<Mutex<Board>>,
+}
+
+impl ClusterStatus {
+    /// Of this router.
+    pub(crate) fn new(core: Arc<Core>, membership: RouterBackend) -> Self {
+        Self { core, membership, board: Arc::default() }
+    }
+
+    /// Looks again and again, until `stop` is cancelled.
+    pub(crate) async fn follow(self, stop: CancellationToken) {
+        let looks = async {
+            loop {
+                self.look(Instant::now());
+                sleep(LOOK_EVERY).await;
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = looks => {}
+        }
+    }
+
+    fn look(&self, now: Instant) {
+        let seen = self.core.workers.all().into_iter().map(|worker| Seen {
+            record: worker.record.clone(),
+            admitted: worker.is_admitted(),
+            draining: worker.is_draining(),
+            avoided: worker.probation.lasts(now),
+            trouble: worker.trouble(),
+            heard: worker.load.heard(),
+        });
+        self.board.lock().look(seen.collect(), now);
+    }
+
+    /// Every worker with its problems, as of now.
+    fn rows(&self, now: Instant) -> Vec<Row> {
+        self.look(now);
+        let mut rows = self.board.lock().rows(now);
+        let pairs = |row: &&Row| matches!(row.state, State::Ready | State::Avoided);
+        let records: Vec<Arc<InstanceRecord>> = rows.iter().filter(pairs).map(|row| row.record().clone()).collect();
+        let records: Vec<&InstanceRecord> = records.iter().map(|record| &**record).collect();
+        for row in rows.iter_mut().filter(|row| pairs(&&**row)) {
+            if let Some(mismatch) = why_unpaired(row.record(), &records) {
+                let worker = row.record().party.instance.to_string();
+                let text = format!("no worker of the other role fits it, so no KV passes: {mismatch}");
+                row.problems.push(Problem { kind: Kind::Unpaired, worker, text });
+            }
+        }
+        rows
+    }
+
+    /// What is the matter with the whole.
+    fn of_whole(&self, now: Instant) -> Vec<Problem> {
+        let mut found = Vec::new();
+        let mut add = |kind, text| found.push(Problem { kind, worker: String::new(), text });
+        if let Err(reason) = readiness(&self.core) {
+            add(Kind::NotReady, format!("requests are refused: {reason}"));
+        }
+        if let Some(store) = self.membership.store().filter(|store| !store.reachable) {
+            let since = now.saturating_duration_since(store.since);
+            if since >= ETCD_AFTER {
+                let text = format!("etcd has not answered for {}; the view of the workers is as of then", told(since));
+                add(Kind::Etcd, text);
+            }
+        }
+        found
+    }
+
+    /// Everything that somebody should look at, the worst first.
+    fn problems(&self, rows: &[Row], now: Instant) -> Vec<Problem> {
+        let mut all = self.of_whole(now);
+        all.extend(rows.iter().flat_map(|row| row.problems.iter().cloned()));
+        all.sort_by_key(|problem| problem.kind);
+        all
+    }
+}
