@@ -2,13 +2,13 @@
 CARGO ?= cargo
 VENV  := target/python
 
-.PHONY: up test test-full chaos lint bench setup model clients doc
+.PHONY: up test test-full chaos lint bench setup model clients charts doc
 
 up: setup model ## Start a split cluster on this machine and serve the default model until Ctrl-C.
 	$(CARGO) build --release --bins
 	target/release/baton up $(ARGS)
 
-test: setup model clients ## Everything a change must pass; under 25 minutes cold on 2 cores.
+test: setup model clients charts ## Everything a change must pass; under 25 minutes cold on 2 cores.
 	$(CARGO) build --release --workspace --bins --tests
 	$(CARGO) test --release --workspace
 
@@ -44,3 +44,7 @@ model: setup ## Fetches the default model into the user's cache.
 clients: setup ## The real clients and servers that tests talk with.
 	scripts/setup-clients $(VENV)
 	scripts/setup-etcd target/etcd
+
+charts: setup ## What tests render the Helm chart and read its alerts with: Helm is built once.
+	scripts/setup-helm target/helm
+	scripts/setup-prometheus target/prometheus

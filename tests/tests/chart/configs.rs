@@ -1,0 +1,123 @@
+//! Every configuration that the chart writes is read by the binary that it is for, with the variables of its pod.
+
+use crate::helm::{cases, items, manifests, name, of_kind, render};
+use anyhow::{Context, ensure};
+use baton_tests::processes::binary;
+use serde_json::Value;
+use std::fs;
+use std::process::Command;
+
+/// One process of a pod, as far as its configuration goes.
+struct Process {
+    program: String,
+    variables: Vec<(String, String)>,
+    toml: String,
+}
+
+/// What Kubernetes makes of the variables of a container in a pod of this name and address.
+fn variables(container: &Value, pod: &str, address: &str) -> Vec<(String, String)> {
+    let mut known: Vec<(String, String)> = Vec::new();
+    for variable in items(&container["env"]) {
+        let name = variable["name"].as_str().unwrap_or_default().to_owned();
+        let value = match variable["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
+            Some("metadata.name") => pod.to_owned(),
+            Some("status.podIP") => address.to_owned(),
+            _ => known.iter().fold(variable["value"].as_str().unwrap_or_default().to_owned(), |value, (name, is)| {
+                value.replace(&format!("$({name})"), is)
+            }),
+        };
+        known.push((name, value));
+    }
+    known
+}
+
+fn processes(manifests: &[Value], address: &str) -> anyhow::Result<Vec<Process>> {
+    let mut found = Vec::new();
+    for deployment in of_kind(manifests, "Deployment") {
+        let pod = &deployment["spec"]["template"]["spec"];
+        let config =
+            items(&pod["volumes"]).find(|v| v["name"] == "config").context("no volume of the configuration")?;
+        let map = of_kind(manifests, "ConfigMap").find(|m| m["metadata"]["name"] == config["configMap"]["name"]);
+        let toml = map.and_then(|m| m["data"]["baton.toml"].as_str()).context("its ConfigMap is missing")?;
+        for container in items(&pod["initContainers"]).chain(items(&pod["containers"])) {
+            let image = container["image"].as_str().unwrap_or_default();
+            let program = image.rsplit('/').next().and_then(|i| i.split(':').next()).unwrap_or_default().to_owned();
+            let variables = variables(container, &format!("{}-5d8f-x2x", name(deployment)), address);
+            found.push(Process { program, variables, toml: toml.to_owned() });
+        }
+    }
+    Ok(found)
+}
+
+impl Process {
+    /// Its effective configuration.
+    fn dump(&self) -> anyhow::Result<String> {
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("baton.toml");
+        fs::write(&file, &self.toml)?;
+        let mut command = Command::new(binary(&self.program)?);
+        let own = self.variables.iter().filter(|(name, _)| name != "BATON_CONFIG");
+        let output = command.arg("--dump-config").env_clear().envs(own.cloned()).env("BATON_CONFIG", &file).output()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "{} refuses\n{}{:?}\n{said}", self.program, self.toml, self.variables);
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+#[test]
+fn every_process_takes_its_configuration() -> anyhow::Result<()> {
+    for case in cases()? {
+        let rendered = render(&case)?;
+        let (address, listens) = if case == "keys" { ("fd00::7", "[::]") } else { ("10.1.2.3", "0.0.0.0") };
+        let processes = processes(&manifests(&rendered)?, address)?;
+        ensure!(processes.len() >= 2, "{case} has {} processes", processes.len());
+        for process in processes {
+            let dump = process.dump().with_context(|| case.clone())?;
+            let has = |line: &str| dump.lines().any(|l| l == line);
+            let ours = |name: &str| process.variables.iter().any(|(n, _)| n == name);
+            ensure!(has(&format!("listen = \"{listens}:9090\"")), "{case}: {dump}");
+            ensure!(has("backend = \"etcd\"") && has("prefix = \"/baton/llm/baton/\""), "{case}: {dump}");
+            if ours("BATON_INSTANCE__ID") {
+                ensure!(has(&format!("bind = \"{address}\"")), "{case}: {dump}");
+            }
+            if ours("BATON_GRPC__ADVERTISE") {
+                let port = if process.program == "baton-router" { 50051 } else { 50052 };
+                let advertised =
+                    if case == "keys" { format!("[{address}]:{port}") } else { format!("{address}:{port}") };
+                ensure!(has(&format!("advertise = \"{advertised}\"")), "{case}: {dump}");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn values_reach_the_processes() -> anyhow::Result<()> {
+    let expected: [(&str, &str, &[&str]); 4] = [
+        ("everything", "baton-router", &["running_max = 4096", "trace_sample_ratio = 0.05", "drain_ms_max = 120000"]),
+        ("everything", "baton-prefill-worker", &["step_ms_max = 30000", "peers_max = 64", "drain_ms_max = 90000"]),
+        (
+            "gpu-rdma",
+            "baton-decode-worker",
+            &["device = \"cuda\"", "ucx_net_devices = \"mlx5_0:1\"", "running_max = 256", "block_tokens = 64"],
+        ),
+        (
+            "external-etcd",
+            "baton-decode-worker",
+            &[
+                "ca = \"/etc/baton/etcd/ca.crt\"",
+                "password_file = \"/etc/baton/etcd-password/password\"",
+                "user = \"baton\"",
+            ],
+        ),
+    ];
+    for (case, program, lines) in expected {
+        let processes = processes(&manifests(&render(case)?)?, "10.1.2.3")?;
+        let process = processes.iter().find(|p| p.program == program).with_context(|| format!("no {program}"))?;
+        let dump = process.dump()?;
+        for line in lines {
+            ensure!(dump.lines().any(|l| l == *line), "{case}: {program} has no {line}:\n{dump}");
+        }
+    }
+    Ok(())
+}

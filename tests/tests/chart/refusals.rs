@@ -1,0 +1,72 @@
+//! Values that the chart refuses, each with a message that names the key.
+
+use crate::helm::render_values;
+use anyhow::ensure;
+
+fn check(values: &str, parts: &[&str]) -> anyhow::Result<()> {
+    match render_values(values)? {
+        Ok(_) => anyhow::bail!("this was not refused:\n{values}"),
+        Err(said) => ensure!(parts.iter().all(|part| said.contains(part)), "{values}\nsays not {parts:?}:\n{said}"),
+    }
+    Ok(())
+}
+
+const MODEL: &str = "models: [{name: m, source: x, decode: [{name: d}]}]";
+
+#[test]
+fn values_without_a_mistake_are_not_refused() -> anyhow::Result<()> {
+    let rendered = render_values(MODEL)?;
+    ensure!(rendered.is_ok(), "{rendered:?}");
+    Ok(())
+}
+
+#[test]
+fn typos_are_refused_wherever_they_are() -> anyhow::Result<()> {
+    check("router: {replcas: 2}", &["/router", "replcas"])?;
+    check("routers: {replicas: 2}", &["routers"])?;
+    check("models: [{name: m, source: x, decode: [{name: d, gpus: 1}]}]", &["/models/0/decode/0", "gpus"])?;
+    check(
+        "models: [{name: m, source: x, engine: {kv_cache: 1GiB}, decode: [{name: d}]}]",
+        &["/models/0/engine", "kv_cache"],
+    )?;
+    check("prefill: {rdma: {resources: rdma/x}}", &["/prefill/rdma", "resources"])?;
+    check("observability: {podmonitor: {enabled: true}}", &["/observability", "podmonitor"])
+}
+
+#[test]
+fn values_of_the_wrong_kind_are_refused() -> anyhow::Result<()> {
+    check("router: {replicas: two}", &["/router/replicas", "integer"])?;
+    check("router: {replicas: 0}", &["/router/replicas", "minimum"])?;
+    check("etcd: {replicas: 2}", &["/etcd/replicas", "1, 3"])?;
+    check("prefill: {rdma: {memlock: maybe}}", &["/prefill/rdma/memlock", "nonroot"])?;
+    check("decode: {engine: {kvCacheBytes: lots}}", &["/decode/engine/kvCacheBytes"])?;
+    check("decode: {engine: {blockTokens: 20}}", &["/decode/engine/blockTokens", "multiple"])?;
+    check("prefill: {autoscaling: {kind: vpa}}", &["/prefill/autoscaling/kind", "keda"])?;
+    check("telemetry: {traceSampleRatio: 2}", &["/telemetry/traceSampleRatio", "maximum"])?;
+    check("auth: {keys: [{sha256: my-key, tenant: a}]}", &["/auth/keys/0/sha256"])?;
+    check("models: []", &["/models", "minItems"])?;
+    check("models: [{name: Llama_3, source: x, decode: [{name: d}]}]", &["/models/0/name"])?;
+    check("models: [{name: m, source: x}]", &["/models/0", "decode"])?;
+    let two = "models: [{name: m, source: x, weights: {claim: {name: a}, image: {reference: b}}, decode: [{name: d}]}]";
+    check(two, &["/models/0/weights", "maxProperties"])
+}
+
+#[test]
+fn values_that_contradict_each_other_are_refused() -> anyhow::Result<()> {
+    check("etcd: {enabled: false}", &["etcd.external.endpoints"])?;
+    check("etcd: {replicas: 3, persistence: {enabled: false}}", &["etcd.persistence.enabled"])?;
+    let user = "etcd: {enabled: false, external: {endpoints: ['https://e:2379'], user: baton}}";
+    check(user, &["etcd.external.password.secret"])?;
+    let digest = "0".repeat(64);
+    check(
+        &format!("auth: {{existingSecret: s, keys: [{{sha256: '{digest}', tenant: a}}]}}"),
+        &["auth.existingSecret"],
+    )?;
+    check("router: {gateway: {enabled: true}}", &["router.gateway.parentRefs"])?;
+    check("decode: {autoscaling: {kind: hpa, min: 5, max: 2}}", &["autoscaling.min"])?;
+    check("models: [{name: m, source: x, decode: [{name: d}, {name: d}]}]", &["two decode pools named"])?;
+    check(
+        "models: [{name: m, source: x, decode: [{name: d}]}, {name: m, source: z, decode: [{name: d}]}]",
+        &["two are named"],
+    )
+}
