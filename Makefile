@@ -2,7 +2,7 @@
 CARGO ?= cargo
 VENV  := target/python
 
-.PHONY: up test test-full chaos lint bench setup model clients charts doc
+.PHONY: up test test-full test-k8s chaos lint bench setup model clients charts doc
 
 up: setup model ## Start a split cluster on this machine and serve the default model until Ctrl-C.
 	$(CARGO) build --release --bins
@@ -12,11 +12,16 @@ test: setup model clients charts ## Everything a change must pass; under 25 minu
 	$(CARGO) build --release --workspace --bins --tests
 	$(CARGO) test --release --workspace
 
-test-full: test ## All the rest: the longer runs, checks against further clients, and etcd 3.6.
+test-full: test ## All the rest: the longer runs, checks against further clients, etcd 3.6, and Kubernetes.
 	$(CARGO) test --release --workspace -- --ignored
 	scripts/build-etcd target/etcd-3.6
 	PATH="$(CURDIR)/target/etcd-3.6:$$PATH" $(CARGO) test --release --package baton-node --lib etcd
 	PATH="$(CURDIR)/target/etcd-3.6:$$PATH" $(CARGO) test --release --package baton-tests --test etcd
+	$(MAKE) test-k8s
+
+test-k8s: setup model ## The chart on a real Kubernetes of one node, or on KUBECONFIG's with the images of REGISTRY and TAG.
+	$(CARGO) build --release --package baton-tests --examples
+	tests/kubernetes/run
 
 chaos: setup model clients ## Breaks a whole cluster in every way for 15 minutes (BATON_CHAOS_SEED): tables on stdout, target/chaos.
 	$(CARGO) build --release --workspace --bins

@@ -13,6 +13,11 @@ impl Scrape {
         Ok(Self(answer.error_for_status()?.text().await?))
     }
 
+    /// What was read elsewhere.
+    pub fn from_text(text: String) -> Self {
+        Self(text)
+    }
+
     /// The reading itself.
     pub fn text(&self) -> &str {
         &self.0

@@ -69,8 +69,13 @@ pub fn start(role: Role, skew: Skew, flags: &[String]) -> anyhow::Result<Service
 pub fn play() -> anyhow::Result<()> {
     let Ok(part) = std::env::var(VARIABLE) else { return Ok(()) };
     let Part { role, skew, flags } = serde_json::from_str(&part)?;
-    let Cli { worker } = Cli::try_parse_from(flags).context("flags of a worker")?;
     println!(); // What the test harness began to say ends here: announcements are lines of their own.
+    run(role, skew, &flags)
+}
+
+/// Runs a worker that differs so until it is told to stop; `flags` are those of the shipped one, behind a name.
+pub fn run(role: Role, skew: Skew, flags: &[String]) -> anyhow::Result<()> {
+    let Cli { worker } = Cli::try_parse_from(flags).context("flags of a worker")?;
     match role {
         Role::Prefill => baton_worker::run(&worker, |_| PrefillRole, |around| skew.apply(around)),
         Role::Decode => baton_worker::run(&worker, DecodeRole::new, |around| skew.apply(around)),

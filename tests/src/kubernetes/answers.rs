@@ -1,0 +1,128 @@
+//! What a client gets through the service, and what it left behind: KV that crossed pods, and a trace in Jaeger.
+
+use super::Bench;
+use super::cases::metrics;
+use crate::http::Api;
+use anyhow::{Context, ensure};
+use baton_proto::v1::inference_client::InferenceClient;
+use baton_proto::v1::{ChatMessage, GenerateRequest, Sampling, Segment, segment::Kind};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+use tokio::time::sleep;
+
+/// Tokens of the prompt that is prefilled on another worker.
+const PROMPT: u64 = 300;
+/// Keys and values of SmolLM2-135M: 30 layers, 3 heads of 64 dimensions, 2 bytes.
+const KV_BYTES: u64 = 2 * 30 * 3 * 64 * 2;
+/// Longest way of a span into Jaeger.
+const EXPORT_MAX: Duration = Duration::from_secs(30);
+/// Spans that a request over two workers has, as `service: name`.
+const SPANS: [&str; 12] = [
+    "baton-decode-worker: decode.await_kv",
+    "baton-decode-worker: decode.generate",
+    "baton-prefill-worker: decode.reserve",
+    "baton-prefill-worker: kv.commit",
+    "baton-prefill-worker: kv.transfer",
+    "baton-prefill-worker: prefill.compute",
+    "baton-prefill-worker: prefill.queue",
+    "baton-router: decode",
+    "baton-router: place",
+    "baton-router: prefill",
+    "baton-router: stream",
+    "baton-router: tokenize",
+];
+
+/// Asks by gRPC and by HTTP, each streamed, and looks for the KV and the trace.
+pub(super) async fn answers(bench: &Bench) -> anyhow::Result<Vec<String>> {
+    let mut counts = vec![grpc(&bench.grpc().await?).await?];
+    let before = adopted(bench).await?;
+    let (said, trace) = http(&bench.http().await?).await?;
+    counts.push(said);
+    let moved = adopted(bench).await? - before;
+    ensure!(
+        moved == (PROMPT * KV_BYTES) as f64,
+        "{moved} bytes of KV came over UCX, {PROMPT} tokens have {KV_BYTES} each"
+    );
+    counts.push(format!("{moved} bytes of KV crossed pods, {PROMPT} tokens of {KV_BYTES}"));
+    if bench.settings.node.is_some() {
+        counts.push(jaeger(bench, &trace).await?);
+    }
+    Ok(counts)
+}
+
+async fn grpc(url: &str) -> anyhow::Result<String> {
+    let message =
+        ChatMessage { role: "user".into(), content: "What is the capital of France?".into(), name: String::new() };
+    let request = GenerateRequest {
+        prompt: vec![Segment { kind: Some(Kind::Message(message)) }],
+        sampling: Some(Sampling { temperature: Some(0.0), max_tokens: Some(32), ..Sampling::default() }),
+        ..GenerateRequest::default()
+    };
+    let mut client = InferenceClient::connect(url.to_owned()).await?;
+    let (mut text, mut messages) = (String::new(), 0);
+    let mut stream = client.generate(request).await?.into_inner();
+    while let Some(message) = stream.message().await? {
+        text.push_str(&message.text);
+        messages += 1;
+    }
+    ensure!(text.contains("Paris") && messages > 2, "{messages} messages say {text:?}");
+    Ok(format!("gRPC through the service: {messages} messages say {text:?}"))
+}
+
+/// A prompt that must be prefilled elsewhere; what came, and the trace of the request.
+async fn http(url: &str) -> anyhow::Result<(String, String)> {
+    let prompt: Vec<u64> = (0..PROMPT).map(|i| i % 250).collect();
+    let body = json!({"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": true, "stream": true,
+        "prefill_policy": "remote"});
+    let answer = Api::new(format!("{url}/v1")).open("completions", body, &[]).await?;
+    ensure!(answer.status() == 200, "{answer:?}");
+    let trace = answer.headers().get("x-trace-id").context("a trace")?.to_str()?.to_owned();
+    let text = answer.text().await?;
+    let events = text.lines().filter(|line| line.starts_with("data: ")).count();
+    ensure!(events > 2 && text.trim_end().ends_with("data: [DONE]"), "{text}");
+    Ok((format!("HTTP through the service: {events} events"), trace))
+}
+
+/// Bytes of KV that decode workers took over by now.
+async fn adopted(bench: &Bench) -> anyhow::Result<f64> {
+    let mut bytes = 0.0;
+    for pod in bench.cluster.pods("decode").await? {
+        let scrape = metrics(&bench.cluster, &pod).await?;
+        bytes += scrape.sum("baton_kv_transfer_bytes_total", &["direction=\"adopted\""]);
+    }
+    Ok(bytes)
+}
+
+/// Reads the request back out of Jaeger: all spans, each below another or below nobody, and the bytes on the transfer.
+async fn jaeger(bench: &Bench, trace: &str) -> anyhow::Result<String> {
+    let pods = bench.cluster.get(&["pods", "--selector=app=jaeger"]).await?;
+    let address = pods.first().and_then(|pod| pod["status"]["podIP"].as_str()).context("no pod of Jaeger")?;
+    let api = Api::new(format!("http://{address}:16686/api"));
+    let started = Instant::now();
+    let spans = loop {
+        let answer = api.get(&format!("traces/{trace}")).await?;
+        let (found, processes) = (answer.body["data"][0]["spans"].clone(), answer.body["data"][0]["processes"].clone());
+        let spans: Vec<Value> = found.as_array().cloned().unwrap_or_default();
+        let name = |span: &Value| {
+            let service = &processes[span["processID"].as_str().unwrap_or_default()]["serviceName"];
+            format!("{}: {}", service.as_str().unwrap_or_default(), span["operationName"].as_str().unwrap_or_default())
+        };
+        let names: Vec<String> = spans.iter().map(name).collect();
+        let missing: Vec<&&str> = SPANS.iter().filter(|name| !names.iter().any(|found| found == *name)).collect();
+        if missing.is_empty() {
+            break spans;
+        }
+        ensure!(started.elapsed() < EXPORT_MAX, "{missing:?} are not in Jaeger's trace {trace}: {names:?}");
+        sleep(Duration::from_millis(250)).await;
+    };
+    let ids: Vec<&str> = spans.iter().filter_map(|span| span["spanID"].as_str()).collect();
+    let parents = spans.iter().flat_map(|span| span["references"].as_array().into_iter().flatten());
+    let lost = parents.filter(|p| !p["spanID"].as_str().is_some_and(|id| ids.contains(&id))).count();
+    let roots = spans.iter().filter(|span| span["references"].as_array().is_none_or(Vec::is_empty)).count();
+    ensure!(lost == 0 && roots == 1, "{lost} parents are missing, {roots} spans have none: {spans:#?}");
+    let transfer = spans.iter().find(|span| span["operationName"] == "kv.transfer").context("kv.transfer")?;
+    let tags = transfer["tags"].as_array().into_iter().flatten();
+    let bytes = tags.clone().find(|tag| tag["key"] == "baton.kv.bytes").and_then(|tag| tag["value"].as_u64());
+    ensure!(bytes == Some(PROMPT * KV_BYTES), "kv.transfer of {bytes:?} bytes: {transfer:#?}");
+    Ok(format!("Jaeger has the request as one trace of {} spans", spans.len()))
+}

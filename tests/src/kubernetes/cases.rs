@@ -1,0 +1,284 @@
+//! The cases. Each says what it counted.
+
+use super::Bench;
+use super::cluster::{Cluster, Pod, SETTLE_MAX};
+use super::flows::{End, allowed};
+use super::traffic::{Tally, Traffic, known};
+use crate::load::Known;
+use crate::scrape::Scrape;
+use anyhow::{Context, ensure};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tokio::time::sleep;
+
+/// The parts of a release and how many pods each has in `base.yaml`.
+const PARTS: [(&str, usize); 4] = [("router", 1), ("prefill", 2), ("decode", 2), ("etcd", 1)];
+/// Right answers before and after each disturbance.
+const ANSWERS: u64 = 8;
+/// Where workers take calls of routers, and where every part tells its metrics.
+const WORKER_GRPC: u16 = 50052;
+const ADMIN: u16 = 9090;
+/// Any port of the data plane, which UCX chooses.
+const DATA: u16 = 40_000;
+const ETCD: u16 = 2379;
+
+/// (a): a values file of images and a model's volume is enough; clients are answered through the service; KV crosses pods.
+pub(super) async fn installs(bench: &Bench) -> anyhow::Result<Vec<String>> {
+    let cluster = &bench.cluster;
+    if bench.settings.node.is_some() {
+        let jaeger = std::fs::read_to_string(bench.settings.values.join("jaeger.yaml"))?;
+        let file = bench.settings.scratch()?.join("jaeger.yaml");
+        std::fs::write(
+            &file,
+            jaeger.replace("REGISTRY", &bench.settings.registry).replace("TAG", &bench.settings.tag),
+        )?;
+        cluster.kubectl(&["apply", "--filename", &file.display().to_string()]).await?;
+    }
+    cluster.apply("install", &bench.values(&[]), &bench.images()).await?;
+    let mut counts = Vec::new();
+    for (part, count) in PARTS {
+        cluster.ready(part, count, &[]).await?;
+        counts.push(format!("{count} ready of {part}"));
+    }
+    let limit = format!("--timeout={}s", SETTLE_MAX.as_secs());
+    cluster.helm("test", &[&limit]).await?;
+    counts.push("helm test passed".into());
+    counts.extend(super::answers::answers(bench).await?);
+    Ok(counts)
+}
+
+/// (e): whom the policies let speak with whom.
+pub(super) async fn policies(bench: &Bench) -> anyhow::Result<Vec<String>> {
+    let cluster = &bench.cluster;
+    let policies = cluster.get(&["networkpolicies"]).await?;
+    let mut ends = BTreeMap::new();
+    for (part, _) in PARTS {
+        let pod = cluster.pods(part).await?.into_iter().next().with_context(|| format!("no pod of {part}"))?;
+        ends.insert(part, cluster.end(&pod).await?);
+    }
+    ends.insert("stranger", End { namespace: "elsewhere".into(), ..End::default() });
+    ends.insert("neighbour", End { labels: BTreeMap::default(), ports: BTreeMap::default(), ..ends["router"].clone() });
+    let required = [
+        ("stranger", "router", 50051),
+        ("stranger", "router", 8000),
+        ("stranger", "prefill", ADMIN),
+        ("router", "prefill", WORKER_GRPC),
+        ("router", "decode", WORKER_GRPC),
+        ("prefill", "decode", DATA),
+        ("decode", "prefill", DATA),
+        ("decode", "decode", DATA),
+        ("router", "etcd", ETCD),
+        ("prefill", "etcd", ETCD),
+        ("decode", "etcd", ETCD),
+    ];
+    let forbidden = [
+        ("stranger", "prefill", WORKER_GRPC),
+        ("stranger", "decode", WORKER_GRPC),
+        ("stranger", "decode", DATA),
+        ("stranger", "etcd", ETCD),
+        ("neighbour", "decode", WORKER_GRPC),
+        ("neighbour", "prefill", DATA),
+        ("neighbour", "etcd", ETCD),
+        ("etcd", "decode", WORKER_GRPC),
+    ];
+    let expected = required.iter().map(|flow| (flow, true)).chain(forbidden.iter().map(|flow| (flow, false)));
+    let mut wrong = Vec::new();
+    for ((from, to, port), expected) in expected {
+        if allowed(&policies, &ends[from], &ends[to], *port)? != expected {
+            wrong.push(format!("{from} to {to}:{port} should be {}", if expected { "allowed" } else { "refused" }));
+        }
+    }
+    ensure!(wrong.is_empty(), "{} policies: {wrong:#?}", policies.len());
+    let (required, forbidden) = (required.len(), forbidden.len());
+    Ok(vec![format!("{} policies: {required} flows allowed, {forbidden} refused", policies.len())])
+}
+
+/// (b): one pod of each part is killed under load, etcd also without its data.
+pub(super) async fn kills(bench: &Bench) -> anyhow::Result<Vec<String>> {
+    let cluster = &bench.cluster;
+    let url = bench.grpc().await?;
+    let known = known(&url).await?;
+    let mut counts = Vec::new();
+    for (part, count) in PARTS {
+        let traffic = Traffic::start(&url, &known)?;
+        traffic.answers(ANSWERS).await?;
+        let victim = cluster.pods(part).await?.into_iter().next().context("a pod")?;
+        cluster.kill(&victim).await?;
+        let back = cluster.ready(part, count, &[victim.uid]).await?;
+        all_ready(cluster).await?;
+        traffic.answers(ANSWERS).await?;
+        // Nobody else has the streams of the only router.
+        counts.push(
+            judge(&format!("{part} killed, back after {:.1} s", back.as_secs_f64()), traffic, part == "router").await?,
+        );
+    }
+    if let Some(node) = &bench.settings.node {
+        let traffic = Traffic::start(&url, &known)?;
+        traffic.answers(ANSWERS).await?;
+        let sets = cluster
+            .kubectl(&["get", "statefulset", "--output=name", "--selector=app.kubernetes.io/component=etcd"])
+            .await?;
+        let scale = async |to: &str| cluster.kubectl(&["scale", sets.trim(), to]).await;
+        scale("--replicas=0").await?;
+        gone(cluster, "etcd").await?;
+        empty(&node.join("volumes/etcd"))?;
+        scale("--replicas=1").await?;
+        cluster.ready("etcd", 1, &[]).await?;
+        all_ready(cluster).await?;
+        traffic.answers(ANSWERS).await?;
+        counts.push(judge("etcd back without its data", traffic, false).await?);
+    }
+    Ok(counts)
+}
+
+/// (c): upgrades that change each role, to images of another protocol and of another kernel revision among them.
+pub(super) async fn upgrades(bench: &Bench) -> anyhow::Result<Vec<String>> {
+    let cluster = &bench.cluster;
+    let url = bench.grpc().await?;
+    let known = known(&url).await?;
+    let mut counts = Vec::new();
+    let annotated = |role: &str| [bench.images(), vec![format!("{role}.annotations.step=next")]].concat();
+    let mut steps: Vec<(&str, Vec<String>)> = vec![
+        ("router changed", annotated("router")),
+        ("prefill changed", annotated("prefill")),
+        ("decode changed", annotated("decode")),
+    ];
+    // Images of these tags lie on our own node: `tests/kubernetes/images` makes them.
+    if bench.settings.node.is_some() {
+        let tagged =
+            |tag: &str| vec![format!("image.registry={}", bench.settings.registry), format!("image.tag={tag}")];
+        steps.push(("all changed, decode to a newer protocol", tagged("protocol")));
+        steps.push(("all changed, prefill to another kernel revision", tagged("revision")));
+        steps.push(("all changed back", bench.images()));
+    }
+    for (what, set) in steps {
+        counts.push(upgrade(bench, &url, &known, what, &set).await?);
+    }
+    all_ready(cluster).await?;
+    Ok(counts)
+}
+
+async fn upgrade(bench: &Bench, url: &str, known: &[Known], what: &str, set: &[String]) -> anyhow::Result<String> {
+    let traffic = Traffic::start(url, known)?;
+    traffic.answers(ANSWERS).await?;
+    bench.cluster.apply("upgrade", &bench.values(&[]), set).await?;
+    all_ready(&bench.cluster).await?;
+    traffic.answers(ANSWERS).await?;
+    judge(what, traffic, false).await
+}
+
+/// (f): nothing is left.
+pub(super) async fn uninstalls(bench: &Bench) -> anyhow::Result<Vec<String>> {
+    let limit = format!("--timeout={}s", SETTLE_MAX.as_secs());
+    bench.cluster.helm("uninstall", &["--wait", &limit]).await?;
+    gone(&bench.cluster, "").await?;
+    let left = bench.cluster.objects().await?;
+    // What the tests themselves put there.
+    let ours = ["jaeger", "persistentvolumeclaim/models"];
+    let left: Vec<&String> = left.iter().filter(|name| !ours.iter().any(|ours| name.contains(ours))).collect();
+    ensure!(left.is_empty(), "left behind: {left:?}");
+    Ok(vec!["no object is left".into()])
+}
+
+/// (d): pods that ask for devices go where there are some, and wait with a reason where there are none.
+pub(super) async fn devices(bench: &Bench) -> anyhow::Result<Vec<String>> {
+    let cluster = &bench.cluster;
+    let capacity = [("nvidia.com/gpu", 2u64), ("rdma/hca", 4)];
+    let patches = capacity.iter().flat_map(|(name, count)| {
+        let name = name.replace('/', "~1");
+        ["capacity", "allocatable"]
+            .map(|of| json!({"op": "add", "path": format!("/status/{of}/{name}"), "value": count.to_string()}))
+    });
+    let patch = Value::from_iter(patches).to_string();
+    cluster.kubectl(&["patch", "node", "node-1", "--subresource=status", "--type=json", "--patch", &patch]).await?;
+    let mut arguments = vec![cluster.chart.display().to_string()];
+    arguments.extend(bench.values(&["gpu.yaml"]).iter().map(|file| format!("--values={}", file.display())));
+    arguments.extend(bench.images().iter().map(|set| format!("--set={set}")));
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    cluster.helm("install", &arguments).await?;
+    let mut counts = Vec::new();
+    for (device, there) in capacity.into_iter().chain([("rdma/none", 0)]) {
+        let (placed, waiting) = decided(cluster, device).await?;
+        ensure!(placed.len() as u64 <= there, "{device}: {there} there, given to {}", placed.len());
+        let reason = format!("Insufficient {device}");
+        let told = waiting.iter().filter(|pod| why(pod).contains("Insufficient")).count();
+        ensure!(told == waiting.len(), "{device}: pods wait without a reason like {reason:?}: {waiting:#?}");
+        if there == 0 {
+            ensure!(waiting.iter().any(|pod| why(pod).contains(&reason)), "nobody waits for {device}");
+        } else {
+            ensure!(!placed.is_empty(), "nobody has {device}");
+        }
+        counts.push(format!(
+            "{device}: {there} there, {} pods scheduled, {} wait and say why",
+            placed.len(),
+            waiting.len()
+        ));
+    }
+    cluster.helm("uninstall", &["--wait"]).await?;
+    Ok(counts)
+}
+
+/// Pods that ask for a device: those with a node, and those that wait; once the scheduler has looked at all of them.
+async fn decided(cluster: &Cluster, device: &str) -> anyhow::Result<(Vec<Pod>, Vec<Pod>)> {
+    let deadline = tokio::time::Instant::now() + SETTLE_MAX;
+    loop {
+        let asks = |pod: &Pod| {
+            let containers = pod.object["spec"]["containers"].as_array().into_iter().flatten();
+            containers.clone().any(|c| !c["resources"]["requests"][device].is_null())
+        };
+        let pods: Vec<Pod> = cluster.pods("").await?.into_iter().filter(asks).collect();
+        let (placed, waiting): (Vec<Pod>, Vec<Pod>) =
+            pods.into_iter().partition(|pod| pod.object["spec"]["nodeName"].is_string());
+        if !(placed.is_empty() && waiting.is_empty()) && waiting.iter().all(|pod| !why(pod).is_empty()) {
+            return Ok((placed, waiting));
+        }
+        ensure!(tokio::time::Instant::now() < deadline, "{device}: {} placed, {waiting:#?}", placed.len());
+        sleep(Duration::from_millis(500)).await;
+    }
+}
+
+/// Why the scheduler finds no node for a pod.
+fn why(pod: &Pod) -> &str {
+    let conditions = pod.object["status"]["conditions"].as_array().into_iter().flatten();
+    let scheduled = conditions.clone().find(|c| c["type"] == "PodScheduled").unwrap_or(&Value::Null);
+    scheduled["message"].as_str().unwrap_or_default()
+}
+
+/// What the clients saw; an error where that is not what it has to be.
+async fn judge(what: &str, traffic: Traffic, may_fail: bool) -> anyhow::Result<String> {
+    let Tally { right, moved, failed, .. } = traffic.stop().await.with_context(|| what.to_owned())?;
+    let failures: u64 = failed.values().sum();
+    ensure!(may_fail || failures == 0, "{what}: {failures} of {} requests failed: {failed:?}", right + failures);
+    Ok(format!("{what}: {right} right, {moved} asked again, {failures} failed {failed:?}"))
+}
+
+async fn all_ready(cluster: &Cluster) -> anyhow::Result<()> {
+    for (part, count) in PARTS {
+        cluster.ready(part, count, &[]).await?;
+    }
+    Ok(())
+}
+
+/// Waits until no pod of a part is left, those that end included.
+async fn gone(cluster: &Cluster, part: &str) -> anyhow::Result<()> {
+    let own = format!("app.kubernetes.io/instance={}", cluster.release);
+    let selector = if part.is_empty() { own } else { format!("{own},app.kubernetes.io/component={part}") };
+    let limit = format!("--timeout={}s", SETTLE_MAX.as_secs());
+    let arguments = ["--namespace", &cluster.namespace, "wait", "--for=delete", "pod", "--selector", &selector, &limit];
+    super::cluster::run("kubectl", &arguments, SETTLE_MAX + Duration::from_secs(10)).await.map(drop)
+}
+
+fn empty(folder: &std::path::Path) -> anyhow::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() { std::fs::remove_dir_all(&path)? } else { std::fs::remove_file(&path)? }
+    }
+    Ok(())
+}
+
+/// The metrics of a pod, read through the API server, which reaches pods from wherever this runs.
+pub(super) async fn metrics(cluster: &Cluster, pod: &Pod) -> anyhow::Result<Scrape> {
+    let path = format!("/api/v1/namespaces/{}/pods/{}:{ADMIN}/proxy/metrics", cluster.namespace, pod.name);
+    Ok(Scrape::from_text(cluster.kubectl(&["get", "--raw", &path]).await?))
+}

@@ -1,0 +1,167 @@
+//! Steady load through the service while parts of the cluster go: every finished answer must be the undisturbed one, and what failed
+//! is counted by its reason.
+
+use crate::load::{Answer, Case, Known, undisturbed};
+use anyhow::{Context, ensure};
+use baton_proto::v1::inference_client::InferenceClient;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::task::JoinHandle;
+use tokio::time::{sleep, timeout};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Status};
+
+/// Clients that ask at the same time.
+const CLIENTS: usize = 3;
+/// Longest wait for an answer, replays included.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+/// Reasons that are told apart.
+const REASONS_MAX: usize = 16;
+/// A request that was refused before it had an answer is asked again so often.
+const AGAIN_MAX: u32 = 10;
+/// A client that was refused asks again after so long.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Longest wait for a client's last answer.
+const STOP_MAX: Duration = Duration::from_secs(90);
+
+/// Short and long prompts: the long ones are prefilled on another worker.
+pub(crate) const CASES: [Case; 4] = [
+    Case { prompt: 40, answer: 24, drawn: false },
+    Case { prompt: 300, answer: 12, drawn: true },
+    Case { prompt: 90, answer: 16, drawn: true },
+    Case { prompt: 340, answer: 8, drawn: false },
+];
+
+/// What became of requests.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tally {
+    /// Whole answers that are the undisturbed one.
+    pub(crate) right: u64,
+    /// Answers that are not, whole or up to where they broke off.
+    pub(crate) wrong: Vec<String>,
+    /// Requests that were refused before they had an answer, and asked again over a new connection, as clients of a service do.
+    pub(crate) moved: u64,
+    /// Requests that ended with an error, by what it says.
+    pub(crate) failed: BTreeMap<String, u64>,
+}
+
+/// Clients at work.
+pub(crate) struct Traffic {
+    tally: Arc<Mutex<Tally>>,
+    stop: Arc<AtomicBool>,
+    clients: Vec<JoinHandle<()>>,
+}
+
+/// Answers as they are while nothing fails, asked for once.
+pub(crate) async fn known(url: &str) -> anyhow::Result<Vec<Known>> {
+    undisturbed(&Endpoint::from_shared(url.to_owned())?.connect_lazy(), &CASES).await
+}
+
+impl Traffic {
+    /// Starts clients of the router at `url`.
+    pub(crate) fn start(url: &str, known: &[Known]) -> anyhow::Result<Self> {
+        let (tally, stop) = (Arc::new(Mutex::new(Tally::default())), Arc::new(AtomicBool::new(false)));
+        let known: Arc<[Known]> = known.into();
+        let client = |number: usize| {
+            // A connection is to one router's pod; an end of that shows within seconds even where no packet tells.
+            let endpoint = Endpoint::from_shared(url.to_owned())?
+                .connect_timeout(Duration::from_secs(2))
+                .http2_keep_alive_interval(Duration::from_secs(2))
+                .keep_alive_timeout(Duration::from_secs(4));
+            let (known, tally, stop) = (known.clone(), tally.clone(), stop.clone());
+            anyhow::Ok(tokio::spawn(async move {
+                let (mut number, mut channel) = (number, endpoint.connect_lazy());
+                while !stop.load(Ordering::Relaxed) {
+                    let mut left = AGAIN_MAX;
+                    while !one(&channel, &known[number % known.len()], &tally, left > 0).await {
+                        left -= 1;
+                        channel = endpoint.connect_lazy();
+                        sleep(PAUSE).await;
+                    }
+                    number += 1;
+                }
+            }))
+        };
+        let clients = (0..CLIENTS).map(client).collect::<Result<_, _>>()?;
+        Ok(Self { tally, stop, clients })
+    }
+
+    /// What became of requests so far.
+    pub(crate) fn tally(&self) -> Tally {
+        self.tally.lock().clone()
+    }
+
+    /// Waits until so many more answers were right.
+    pub(crate) async fn answers(&self, more: u64) -> anyhow::Result<()> {
+        let goal = self.tally().right + more;
+        let wait = async {
+            while self.tally().right < goal {
+                sleep(PAUSE).await;
+            }
+        };
+        timeout(STOP_MAX, wait).await.with_context(|| format!("no {more} right answers come: {:?}", self.tally()))
+    }
+
+    /// Lets running requests end; fails where an answer was wrong.
+    pub(crate) async fn stop(self) -> anyhow::Result<Tally> {
+        self.stop.store(true, Ordering::Relaxed);
+        for client in self.clients {
+            timeout(STOP_MAX, client).await.context("a client waits on for an answer")??;
+        }
+        let tally = self.tally.lock().clone();
+        ensure!(tally.wrong.is_empty(), "{} answers were wrong: {:#?}", tally.wrong.len(), tally.wrong);
+        Ok(tally)
+    }
+}
+
+/// One request; false where it is to be asked again, since it was refused before it had an answer.
+async fn one(channel: &Channel, known: &Known, tally: &Mutex<Tally>, again: bool) -> bool {
+    let mut answer = Answer::default();
+    let ended = timeout(ANSWER_MAX, ask(channel, known, &mut answer)).await;
+    let count = answer.tokens.len();
+    // A token that comes twice, or one that is left out, is in the wrong place here.
+    let begins = known.answer.get(..count).is_some_and(|begin| begin == answer.tokens);
+    let mut tally = tally.lock();
+    if !begins {
+        let (case, right) = (known.case, &known.answer);
+        tally.wrong.push(format!("{case:?}: {:?}, undisturbed {right:?}", answer.tokens));
+        return true;
+    }
+    let failure = match ended {
+        Ok(Err(status)) if again && count == 0 && status.code() == Code::Unavailable => {
+            tally.moved += 1;
+            return false;
+        }
+        Ok(Err(status)) => format!("{:?} after {count} tokens: {}", status.code(), status.message()),
+        Err(_) => format!("no end after {count} tokens"),
+        Ok(Ok(())) => match answer.whole(known.case) {
+            Ok(_) => {
+                tally.right += 1;
+                return true;
+            }
+            Err(why) => {
+                tally.wrong.push(why);
+                return true;
+            }
+        },
+    };
+    if tally.failed.len() < REASONS_MAX {
+        *tally.failed.entry(failure).or_default() += 1;
+    } else {
+        *tally.failed.entry("of further reasons".into()).or_default() += 1;
+    }
+    true
+}
+
+async fn ask(channel: &Channel, known: &Known, answer: &mut Answer) -> Result<(), Status> {
+    let mut request = Request::new(known.request());
+    request.set_timeout(ANSWER_MAX);
+    let mut stream = InferenceClient::new(channel.clone()).generate(request).await?.into_inner();
+    while let Some(message) = stream.message().await? {
+        answer.take(&message);
+    }
+    Ok(())
+}
