@@ -33,6 +33,7 @@ mod server;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod traces;
 mod workers;
 
 pub use config::{HttpConfig, LimitsConfig, PlacementConfig, RetryConfig, RouterConfig};

@@ -11,6 +11,7 @@ use crate::models::TextCache;
 use crate::placement::Experience;
 use crate::readiness::readiness;
 use crate::recovery::RetryBucket;
+use crate::traces::{Tail, TailMetrics, deliver};
 use crate::workers::{Supervisor, WorkerSet, supervise};
 use baton_node::Shutdown;
 use baton_node::admin::{self, Health};
@@ -19,6 +20,7 @@ use baton_node::grpc;
 use baton_node::listen::{BindError, HttpLimits, Listener, serve_http};
 use baton_node::membership::RouterBackend;
 use baton_node::metrics::Metrics;
+use baton_node::telemetry::Traces;
 use baton_proto::v1::admin_server::{self, AdminServer};
 use baton_proto::v1::inference_server::{self, InferenceServer};
 use baton_proto::v1::membership_server;
@@ -69,16 +71,23 @@ pub struct RunningRouter {
 impl Router {
     /// Starts a router; port 0 takes a free one.
     pub async fn start(config: RouterConfig) -> Result<RunningRouter, RouterError> {
-        Self::start_with(config, Metrics::new("baton-router")).await
+        Self::start_with(config, Metrics::new("baton-router"), Traces::default()).await
     }
 
-    /// Like [`Router::start`], with the metrics of the process.
-    pub async fn start_with(config: RouterConfig, metrics: Metrics) -> Result<RunningRouter, RouterError> {
+    /// Like [`Router::start`], with the metrics and the recent traces of the process.
+    pub async fn start_with(
+        config: RouterConfig,
+        metrics: Metrics,
+        traces: Traces,
+    ) -> Result<RunningRouter, RouterError> {
         let grpc_listener = grpc::bind(&config.grpc).await?;
         let http_listener = Listener::bind(config.http.listen, config.http.connections_max).await?;
         let (grpc_addr, http_addr) = (grpc_listener.address(), http_listener.address());
 
         let silent_max = Duration::from_millis(config.placement.load_stale_ms_max);
+        let counters = metrics.register(TailMetrics::register);
+        let (tail, verdicts) = Tail::new(&config.telemetry, traces.clone(), counters);
+        tokio::spawn(deliver(verdicts, tail.lost()));
         let core = Arc::new(Core {
             limits: config.flow_limits(),
             admission: Admission::new(config.limits.running_max, config.limits.queued_max),
@@ -87,6 +96,7 @@ impl Router {
             tokenizing: Tokenizing::new(),
             workers: Arc::new(WorkerSet::new(silent_max)),
             metrics: metrics.register(RouterMetrics::register),
+            tail,
             draining: CancellationToken::new(),
             abort: CancellationToken::new(),
             tasks: TaskTracker::new(),
@@ -114,7 +124,7 @@ impl Router {
             .max_decoding_message_size(config.grpc.message_max());
         let grpc_router = grpc::server(&config.grpc)
             .add_service(inference)
-            .add_service(AdminServer::new(AdminService::new(core.workers.clone())))
+            .add_service(AdminServer::new(AdminService::new(core.workers.clone(), traces)))
             .add_optional_service(membership.service())
             .add_service(health);
         let mut services = vec![inference_server::SERVICE_NAME, admin_server::SERVICE_NAME];
@@ -234,8 +244,9 @@ pub async fn run(
     shutdown: Shutdown,
     announcer: Announcer,
     metrics: Metrics,
+    traces: Traces,
 ) -> Result<(), RouterError> {
-    let mut router = Router::start_with(config, metrics).await?;
+    let mut router = Router::start_with(config, metrics, traces).await?;
     announcer.say(&Announcement::Listening { grpc: router.grpc_addr, http: router.http_addr });
     let mut ready = router.ready.clone();
     let announce = async {

@@ -33,6 +33,7 @@ pub fn run<R: WorkerRole>(
         let shutdown = Shutdown::install(&config.drain)?;
         let mut around = Surroundings::new(guard.tracer());
         around.export = Some(guard.counters());
+        around.traces = guard.traces();
         around.announcer = Announcer::new(args.announce);
         change(&mut around);
         let mut worker = tokio::select! {

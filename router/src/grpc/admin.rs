@@ -1,6 +1,8 @@
 //! `baton.v1.Admin`: what operators ask of a router, which passes it on to the worker that it is about.
 
+use super::trace::trace;
 use crate::workers::{Unnamed, WorkerHandle, WorkerSet};
+use baton_node::telemetry::Traces;
 use baton_proto::v1::{self, admin_server::Admin, worker_client::WorkerClient};
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
@@ -18,12 +20,15 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 
 /// The service.
 #[derive(Clone, Debug)]
-pub(crate) struct AdminService(Arc<WorkerSet>);
+pub(crate) struct AdminService {
+    workers: Arc<WorkerSet>,
+    traces: Traces,
+}
 
 impl AdminService {
-    /// A service over the workers that this router knows.
-    pub(crate) fn new(workers: Arc<WorkerSet>) -> Self {
-        Self(workers)
+    /// A service over the workers that this router knows, and its recent traces.
+    pub(crate) fn new(workers: Arc<WorkerSet>, traces: Traces) -> Self {
+        Self { workers, traces }
     }
 }
 
@@ -34,7 +39,7 @@ impl Admin for AdminService {
     async fn drain(&self, request: Request<v1::DrainWorkerRequest>) -> Result<Response<Self::DrainStream>, Status> {
         let v1::DrainWorkerRequest { worker: name, timeout_ms } = request.into_inner();
         let name: String = name.chars().take(NAME_CHARS_MAX).collect();
-        let worker = self.0.named(&name).map_err(|unnamed| refused(&name, &unnamed))?;
+        let worker = self.workers.named(&name).map_err(|unnamed| refused(&name, &unnamed))?;
         let request = v1::DrainRequest { party: Some(worker.party().clone().into()), timeout_ms };
         let mut client = WorkerClient::new(worker.channel());
         let late = |_| Status::unavailable(format!("worker {} did not answer within {ANSWER_MAX:?}", worker.party()));
@@ -42,6 +47,10 @@ impl Admin for AdminService {
         let events = answer.map_err(|status| of_worker(&worker, &status))?.into_inner();
         tracing::info!(worker = %worker.party(), "drains a worker, as asked");
         Ok(Response::new(events.map(move |event| event.map_err(|status| of_worker(&worker, &status))).boxed()))
+    }
+
+    async fn trace(&self, request: Request<v1::TraceRequest>) -> Result<Response<v1::TraceResponse>, Status> {
+        trace(&self.workers, &self.traces, &request.into_inner().id).await.map(Response::new)
     }
 }
 

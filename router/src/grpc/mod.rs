@@ -2,6 +2,7 @@
 
 mod admin;
 mod convert;
+mod trace;
 
 pub(crate) use admin::AdminService;
 

@@ -10,3 +10,4 @@ mod recovery;
 mod remote;
 mod retries;
 mod room;
+mod traces;
