@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 mod drain;
 mod generate;
+mod trace;
 mod up;
 
 /// A disaggregated prefill/decode cluster for serving large language models.
@@ -23,6 +24,8 @@ enum Verb {
     Generate(generate::GenerateArgs),
     /// Takes a worker out of a running cluster: no new work, what runs ends or goes on elsewhere.
     Drain(drain::DrainArgs),
+    /// Shows where the time of one recent request went.
+    Trace(trace::TraceArgs),
 }
 
 fn main() -> ExitCode {
@@ -38,6 +41,7 @@ fn main() -> ExitCode {
             Verb::Up(args) => up::run(args).await,
             Verb::Generate(args) => generate::run(args).await,
             Verb::Drain(args) => drain::run(args).await,
+            Verb::Trace(args) => trace::run(args).await,
         }
     });
     match result {
