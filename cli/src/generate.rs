@@ -109,7 +109,7 @@ pub(crate) async fn run(args: GenerateArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// One line: queue, prefill, transfer with its exposed part, TTFT as seen here, tokens per second after the first.
+/// One line: queue, prefill, transfer with its exposed part, TTFT as seen here, tokens per second after the first, and the request's id.
 fn timings_line(last: &v1::GenerateResponse, ttft: Duration, total: Duration) -> String {
     let timings = last.timings.unwrap_or_default();
     let usage = last.usage.unwrap_or_default();
@@ -125,6 +125,10 @@ fn timings_line(last: &v1::GenerateResponse, ttft: Duration, total: Duration) ->
     if usage.completion_tokens > 1 {
         let rate = f64::from(usage.completion_tokens - 1) / (total - ttft).as_secs_f64().max(1e-6);
         parts.push(format!("{} tokens at {rate:.1} tokens/s", usage.completion_tokens));
+    }
+    // What `baton trace` asks for.
+    if !last.request_id.is_empty() {
+        parts.push(format!("request {}", last.request_id));
     }
     format!("[{}]", parts.join(" | "))
 }
@@ -144,9 +148,14 @@ mod tests {
             ..Default::default()
         };
         let usage = v1::Usage { prompt_tokens: 42, completion_tokens: 11, cached_tokens: 0 };
-        let last = v1::GenerateResponse { timings: Some(timings), usage: Some(usage), ..Default::default() };
+        let last = v1::GenerateResponse {
+            timings: Some(timings),
+            usage: Some(usage),
+            request_id: "chat-7".into(),
+            ..Default::default()
+        };
         let line = timings_line(&last, Duration::from_millis(20), Duration::from_millis(120));
-        let expected = "[queue 0.2 ms | prefill 42 tokens in 12.3 ms | transfer 3.0 MiB in 9.0 ms, 0.4 ms exposed | TTFT 20.0 ms | 11 tokens at 100.0 tokens/s]";
+        let expected = "[queue 0.2 ms | prefill 42 tokens in 12.3 ms | transfer 3.0 MiB in 9.0 ms, 0.4 ms exposed | TTFT 20.0 ms | 11 tokens at 100.0 tokens/s | request chat-7]";
         assert_eq!(line, expected);
     }
 }

@@ -9,6 +9,7 @@ mod etcd;
 mod generate;
 mod router;
 mod status;
+mod trace;
 mod up;
 
 /// A disaggregated prefill/decode cluster for serving large language models.
@@ -31,6 +32,8 @@ enum Verb {
     Drain(drain::DrainArgs),
     /// Shows what a running cluster does, and first of all what is the matter with it.
     Status(status::StatusArgs),
+    /// Shows where the time of one recent request went.
+    Trace(trace::TraceArgs),
 }
 
 fn main() -> ExitCode {
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
             Verb::Doctor(args) => doctor::run(args).await.map(|()| ExitCode::SUCCESS),
             Verb::Drain(args) => drain::run(args).await.map(|()| ExitCode::SUCCESS),
             Verb::Status(args) => status::run(args).await,
+            Verb::Trace(args) => trace::run(args).await.map(|()| ExitCode::SUCCESS),
         }
     });
     match result {

@@ -21,6 +21,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
+use tracing::Instrument as _;
 
 /// Messages between a stream's task and its connection; what waits beyond stays with the engine's pacing.
 const MESSAGES_MAX: usize = 8;
@@ -86,7 +87,8 @@ impl Decode for DecodeService {
             started: None,
             first_token_sent: false,
         };
-        tokio::spawn(call.run());
+        let log = call.parent.log_span(call.request.as_str());
+        tokio::spawn(call.run().instrument(log));
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 }

@@ -1,24 +1,38 @@
 //! Logs and traces of a process.
 //!
 //! Spans of Baton's own crates become OpenTelemetry spans, whether or not a collector is configured: a response can always carry
-//! its trace id. Exporting never blocks and never fails a request; what is lost is counted ([`ExportCounters`]). Log lines carry the
-//! fields of their spans, so a span with a `request_id` field names the request in every line below it.
+//! its trace id. Exporting never blocks and never fails a request; what is lost is counted ([`ExportCounters`]). Spans of recent requests
+//! are held besides ([`Traces`]), whether exported or not. Log lines carry the fields of their spans; [`log_span`] names the request and
+//! its trace in every line below it.
 
 mod config;
 mod export;
+mod log;
 mod propagation;
+mod recorder;
+mod ring;
+mod sampler;
+mod service;
 
 #[cfg(test)]
 mod tests;
 
 pub use config::{LogFormat, TelemetryConfig};
 pub use export::ExportCounters;
-pub use propagation::{inject, inject_http, parent_of, set_parent, set_parent_http, trace_id_of};
+pub use log::log_span;
+pub use opentelemetry::trace::TraceId;
+pub use propagation::{head_of, inject, inject_http, parent_of, set_parent, set_parent_http, trace_id_of};
+pub use recorder::Traces;
+pub use service::{KEEP_TRACES_MAX, TelemetryService, summaries};
 
-use export::{Exporter, QueueProcessor};
+use export::Exporter;
+use opentelemetry::KeyValue;
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
+use opentelemetry_sdk::trace::{SdkTracer, SdkTracerProvider};
+use recorder::Recorder;
+use ring::RingLimits;
+use sampler::HeadSampler;
 use std::io::IsTerminal as _;
 use std::time::Duration;
 use tracing::{Dispatch, Level, Metadata};
@@ -53,12 +67,18 @@ pub enum TelemetryError {
 pub struct TelemetryGuard {
     provider: SdkTracerProvider,
     exporter: Option<Exporter>,
+    traces: Traces,
     counters: ExportCounters,
     flush: Duration,
 }
 
 impl TelemetryGuard {
-    /// Spans exported and lost, for `/metrics`.
+    /// Recent traces of this process.
+    pub fn traces(&self) -> Traces {
+        self.traces.clone()
+    }
+
+    /// Spans exported, held and lost, for `/metrics`.
     pub fn counters(&self) -> ExportCounters {
         self.counters.clone()
     }
@@ -115,31 +135,44 @@ pub fn build(
     };
 
     // The SDK also honours OTEL_RESOURCE_ATTRIBUTES, as every OpenTelemetry process does.
-    let resource = Resource::builder().with_service_name(service_name).build();
-    let ratio = Sampler::TraceIdRatioBased(config.trace_sample_ratio);
-    let mut provider =
-        SdkTracerProvider::builder().with_resource(resource).with_sampler(Sampler::ParentBased(Box::new(ratio)));
+    let resource = Resource::builder().with_service_name(service_name).with_attributes([
+        KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
+        KeyValue::new("host.name", crate::id::hostname()),
+    ]);
     let counters = ExportCounters::default();
-    let mut exporter = None;
+    let (mut exporter, mut queue) = (None, None);
     if let Some(url) = &config.otlp_url {
-        let (started, queue) = Exporter::start(url, config, counters.clone())?;
-        provider = provider.with_span_processor(QueueProcessor::new(queue));
-        exporter = Some(started);
+        let (started, its_queue) = Exporter::start(url, config, counters.clone())?;
+        (exporter, queue) = (Some(started), Some(its_queue));
     }
-    let provider = provider.build();
-    let traces = tracing_opentelemetry::layer()
+    let bytes_max = usize::try_from(config.ring_bytes_max.0).unwrap_or(usize::MAX);
+    let limits = RingLimits { spans_max: config.ring_spans_max, bytes_max };
+    let traces = Traces::new(limits, queue, counters.clone());
+    let sampler = HeadSampler::new(config.trace_sample_ratio, config.ring_spans_max > 0);
+    let provider = SdkTracerProvider::builder().with_resource(resource.build()).with_sampler(sampler);
+    let provider = provider.with_span_processor(Recorder(traces.clone())).build();
+    let layer = tracing_opentelemetry::layer()
         .with_tracer(provider.tracer("baton"))
         .with_location(false)
         .with_threads(false)
-        .with_filter(filter_fn(|metadata| is_own(metadata) && *metadata.level() <= Level::INFO));
-    let dispatch = Dispatch::new(tracing_subscriber::registry().with(traces).with(logs));
+        .with_target(false)
+        // Nothing of ours asks OpenTelemetry for the current span, and how long a future was polled is no phase of a request.
+        .with_context_activation(false)
+        .with_tracked_inactivity(false)
+        .with_filter(filter_fn(is_phase));
+    let dispatch = Dispatch::new(tracing_subscriber::registry().with(layer).with(logs));
     let flush = Duration::from_millis(config.flush_ms_max);
-    Ok((dispatch, TelemetryGuard { provider, exporter, counters, flush }))
+    Ok((dispatch, TelemetryGuard { provider, exporter, traces, counters, flush }))
 }
 
 /// Spans of libraries (HTTP/2 frames, connections) are no phases of a request.
 fn is_own(metadata: &Metadata<'_>) -> bool {
     metadata.target().starts_with("baton")
+}
+
+/// Spans and events that belong into traces.
+fn is_phase(metadata: &Metadata<'_>) -> bool {
+    is_own(metadata) && metadata.target() != log::LOG_ONLY && *metadata.level() <= Level::INFO
 }
 
 fn is_own_span(metadata: &Metadata<'_>) -> bool {

@@ -20,6 +20,7 @@ use std::time::Instant;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
+use tracing::Instrument as _;
 
 /// A prefill says at most three things; its stream never waits for its reader.
 const MESSAGES_MAX: usize = 4;
@@ -46,6 +47,7 @@ impl Prefill for PrefillService {
         self.parts.check_party(request.party.take()).map_err(|e| status::from_error(&e))?;
         let (sequence, peer) = parse(request).map_err(|e| status::from_error(&e))?;
         let (transfer, request_id) = (self.parts.transfer.clone(), sequence.request_id.clone());
+        let log = parent.log_span(request_id.as_str());
         let destination = Destination { transfer, peer, request_id, tokens: sequence.tokens.len() as u32, deadline };
         let (loader, shipment) = shipment(destination);
         let (sink, events) = stream::channel();
@@ -73,7 +75,7 @@ impl Prefill for PrefillService {
             first: None,
             control,
         };
-        tokio::spawn(call.run());
+        tokio::spawn(call.run().instrument(log));
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 }

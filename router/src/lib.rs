@@ -35,6 +35,7 @@ mod status;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod traces;
 mod workers;
 
 pub use auth::{AuthConfig, KeysError};

@@ -63,7 +63,8 @@ fn start() -> anyhow::Result<()> {
         let metrics = Metrics::new("baton-router");
         metrics.register_export(&telemetry.counters());
         let shutdown = Shutdown::install(&config.drain)?;
-        let result = baton_router::run(config, shutdown, Announcer::new(args.announce), metrics).await;
+        let result =
+            baton_router::run(config, shutdown, Announcer::new(args.announce), metrics, telemetry.traces()).await;
         tokio::task::spawn_blocking(move || drop(telemetry)).await?;
         anyhow::Ok(result?)
     });

@@ -13,6 +13,7 @@ use crate::placement::Experience;
 use crate::readiness::readiness;
 use crate::recovery::RetryBucket;
 use crate::status::{ClusterStatus, StatusMetrics};
+use crate::traces::{Tail, TailMetrics, deliver};
 use crate::workers::{Supervisor, WorkerSet, supervise};
 use baton_node::Shutdown;
 use baton_node::admin::{self, Health};
@@ -21,6 +22,7 @@ use baton_node::grpc;
 use baton_node::listen::{BindError, Listener, PEER_GONE_MAX, serve_http};
 use baton_node::membership::RouterBackend;
 use baton_node::metrics::Metrics;
+use baton_node::telemetry::Traces;
 use baton_proto::v1::admin_server::{self, AdminServer};
 use baton_proto::v1::inference_server::{self, InferenceServer};
 use baton_proto::v1::membership_server;
@@ -78,11 +80,15 @@ pub struct RunningRouter {
 impl Router {
     /// Starts a router; port 0 takes a free one.
     pub async fn start(config: RouterConfig) -> Result<RunningRouter, RouterError> {
-        Self::start_with(config, Metrics::new("baton-router")).await
+        Self::start_with(config, Metrics::new("baton-router"), Traces::default()).await
     }
 
-    /// Like [`Router::start`], with the metrics of the process.
-    pub async fn start_with(config: RouterConfig, metrics: Metrics) -> Result<RunningRouter, RouterError> {
+    /// Like [`Router::start`], with the metrics and the recent traces of the process.
+    pub async fn start_with(
+        config: RouterConfig,
+        metrics: Metrics,
+        traces: Traces,
+    ) -> Result<RunningRouter, RouterError> {
         let stop = CancellationToken::new();
         let access = Access::start(&config.auth, metrics.register(AuthMetrics::register), stop.clone()).await?;
         let grpc_listener = grpc::bind(&config.grpc).await?;
@@ -90,6 +96,9 @@ impl Router {
         let (grpc_addr, http_addr) = (grpc_listener.address(), http_listener.address());
 
         let silent_max = Duration::from_millis(config.placement.load_stale_ms_max);
+        let counters = metrics.register(TailMetrics::register);
+        let (tail, verdicts) = Tail::new(&config.telemetry, traces.clone(), counters);
+        tokio::spawn(deliver(verdicts, tail.lost()));
         let core = Arc::new(Core {
             limits: config.flow_limits(),
             admission: Admission::new(config.limits.running_max, config.limits.queued_max),
@@ -98,6 +107,7 @@ impl Router {
             tokenizing: Tokenizing::new(),
             workers: Arc::new(WorkerSet::new(silent_max)),
             metrics: metrics.register(RouterMetrics::register),
+            tail,
             draining: CancellationToken::new(),
             abort: CancellationToken::new(),
             tasks: TaskTracker::new(),
@@ -130,7 +140,7 @@ impl Router {
         let status = ClusterStatus::new(core.clone(), membership.clone());
         metrics.register(|registry| registry.register_collector(Box::new(StatusMetrics(status.clone()))));
         tokio::spawn(status.clone().follow(stop.clone()));
-        let admin = AdminServer::new(AdminService::new(core.workers.clone(), status));
+        let admin = AdminServer::new(AdminService::new(core.workers.clone(), status, traces));
         let grpc_router = grpc::server(&config.grpc)
             .add_service(InterceptedService::new(inference, callers(access.clone())))
             .add_service(InterceptedService::new(admin, operators(access.clone())))
@@ -263,8 +273,9 @@ pub async fn run(
     shutdown: Shutdown,
     announcer: Announcer,
     metrics: Metrics,
+    traces: Traces,
 ) -> Result<(), RouterError> {
-    let mut router = Router::start_with(config, metrics).await?;
+    let mut router = Router::start_with(config, metrics, traces).await?;
     announcer.say(&Announcement::Listening { grpc: router.grpc_addr, http: router.http_addr });
     let mut ready = router.ready.clone();
     let announce = async {

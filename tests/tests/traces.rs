@@ -2,11 +2,12 @@
 
 use anyhow::{Context, ensure};
 use baton_node::testing::{CollectedSpan, Collector};
+use baton_proto::v1::{self, inference_client::InferenceClient};
 use baton_tests::http::Api;
-use baton_tests::processes::Up;
+use baton_tests::processes::{Up, baton};
 use baton_tests::scrape::Scrape;
 use serde_json::json;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// 2 layers of keys and values, 4 heads of 16 dimensions in 2 bytes: 512 bytes a token.
 const MODEL: &str = "random:vocab=300,context=1024,layers=2,hidden=64,heads=4,seed=3";
@@ -189,4 +190,137 @@ async fn one_request_is_one_trace() -> anyhow::Result<()> {
         collector.spans().into_iter().filter(|s| s.trace_id != remote && s.trace_id != local).collect();
     ensure!(strange.is_empty(), "{strange:#?}");
     Ok(())
+}
+
+/// What `baton trace` prints of a request once all of it has ended: phases whose end comes after the answer's take a moment.
+async fn shown(up: &Up, id: &str, rows: usize) -> anyhow::Result<String> {
+    let (server, until) = (format!("--router=http://{}", up.grpc()?), Instant::now() + EXPORT_MAX);
+    loop {
+        let output = baton(&["trace", id, &server])?;
+        let text = String::from_utf8(output.stdout)?;
+        if output.status.success() && text.lines().filter(|line| line.contains('█')).count() >= rows {
+            return Ok(text);
+        }
+        ensure!(Instant::now() < until, "{id}:\n{text}{}", String::from_utf8_lossy(&output.stderr));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Fails unless the row of `name` says all of this.
+fn row_says(text: &str, name: &str, says: &[&str]) -> anyhow::Result<()> {
+    let row = text.lines().find(|line| line.trim_start().starts_with(&format!("{name} ")));
+    let row = row.with_context(|| format!("no {name} in:\n{text}"))?;
+    ensure!(says.iter().all(|word| row.contains(word)), "not all of {says:?} in {row:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_request_is_shown_where_the_collector_is_dead() -> anyhow::Result<()> {
+    let unused = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
+    let dead = format!("--otlp=http://{}", unused.local_addr()?);
+    drop(unused);
+    let up = Up::start(&[&format!("--model={MODEL}"), &dead, "--kv-cache-bytes=1MiB"])?;
+    let api = Api::new(up.openai()?);
+    let trace = ask(&api, "remote", &[("x-request-id", "shown-1")]).await?;
+    ask(&api, "local", &[("x-request-id", "shown-2")]).await?;
+    let text = shown(&up, "shown-1", REMOTE.len()).await?;
+    ensure!(text.starts_with(&format!("request shown-1, trace {trace}, model random:")), "{text}");
+    ensure!(text.contains("300 tokens in (0 cached), 12 out, first token after "), "{text}");
+    row_says(&text, "generate", &["router", " 0.00 "])?;
+    row_says(&text, "decode", &["router", "-> decode-0"])?;
+    row_says(&text, "decode.await_kv", &["decode-0", "153.6 kB"])?;
+    row_says(&text, "decode.generate", &["decode-0", "11 tokens out"])?;
+    row_says(&text, "prefill", &["router", "-> prefill-0"])?;
+    for phase in ["prefill.queue", "prefill.compute", "decode.reserve", "kv.commit"] {
+        row_says(&text, phase, &["prefill-0"])?;
+    }
+    row_says(&text, "kv.transfer", &["prefill-0", "153.6 kB, ucx, ", " GB/s, exposed ", " ms"])?;
+    let local = shown(&up, "shown-2", LOCAL.len()).await?;
+    row_says(&local, "prefill.compute", &["decode-0", "300 tokens in"])?;
+    ensure!(!local.contains("kv.transfer"), "{local}");
+    let by_trace = shown(&up, &trace, REMOTE.len()).await?;
+    ensure!(by_trace == text, "the trace's id names the same:\n{by_trace}{text}");
+
+    let folder = tempfile::tempdir()?;
+    let (file, server) = (folder.path().join("trace.html"), format!("--server=http://{}", up.grpc()?));
+    let output = baton(&["trace", "shown-1", &server, "--html", file.to_str().context("a path of text")?])?;
+    ensure!(output.status.success(), "{output:?}");
+    let page = std::fs::read_to_string(&file)?;
+    ensure!(
+        page.matches("<details").count() == REMOTE.len() && page.contains("<td>baton.kv.bytes</td><td>153600</td>")
+    );
+    for process in ["router", "prefill-0", "decode-0"] {
+        let until = Instant::now() + EXPORT_MAX;
+        loop {
+            let scrape = Scrape::of(&up.metrics(process)?).await?;
+            ensure!(scrape.find("baton_spans_exported_total", &[])? == 0.0);
+            // All that is held was to be exported.
+            if scrape.find("baton_spans_lost_total", &["reason=\"export_failed\""])?
+                == scrape.find("baton_spans_held", &[])?
+            {
+                break;
+            }
+            ensure!(Instant::now() < until, "{process} does not count what it lost:\n{}", scrape.text());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+    let unknown = baton(&["trace", "never", &server])?;
+    let error = String::from_utf8(unknown.stderr)?;
+    ensure!(!unknown.status.success() && error.contains("no request or trace \"never\" among the last 2"), "{error}");
+    up.stop()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_request_is_kept_by_every_process_although_the_head_left_it_out() -> anyhow::Result<()> {
+    let collector = Collector::start().await?;
+    let (model, otlp) = (format!("--model={MODEL}"), format!("--otlp={}", collector.url()));
+    let flags = ["--grpc-port=0", "--http-port=0", &model, &otlp, "--kv-cache-bytes=1MiB"];
+    let variables = [("BATON_TELEMETRY__TRACE_SAMPLE_RATIO", "0"), ("BATON_TELEMETRY__SLOW_FIRST_TOKEN_MS", "1")];
+    let mut up = Up::spawn(&flags, &variables)?;
+    up.wait_serving()?;
+    let trace = ask(&Api::new(up.openai()?), "remote", &[]).await?;
+    let expected: Vec<_> = REMOTE.map(|line| line.replace("(caller)", "(none)")).into();
+    let arrived = |spans: &[CollectedSpan]| tree(spans, &trace).len() >= expected.len();
+    let spans = collector.wait(EXPORT_MAX, arrived).await.unwrap_or_else(|came| came);
+    ensure!(tree(&spans, &trace) == expected, "{:#?}", tree(&spans, &trace));
+    let root = spans.iter().find(|span| span.name == "generate").context("generate")?;
+    ensure!(root.attributes.get("baton.slow").is_some_and(|slow| slow == "true"), "{root:?}");
+    let router = Scrape::of(&up.metrics("router")?).await?;
+    ensure!(router.find("baton_router_traces_kept_slow_total", &[])? == 1.0);
+    up.stop()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn log_lines_of_every_process_name_the_request_and_its_trace() -> anyhow::Result<()> {
+    let model = format!("--model={MODEL}");
+    let log = "--log=info,baton_router=debug,baton_decode_worker=debug";
+    let flags = ["--grpc-port=0", "--http-port=0", &model, "--kv-cache-bytes=1MiB", log];
+    let mut up = Up::spawn(&flags, &[("BATON_TELEMETRY__LOG_FORMAT", "json")])?;
+    up.wait_serving()?;
+    let mut client = InferenceClient::connect(format!("http://{}", up.grpc()?)).await?;
+    let tokens = v1::TokenIds { ids: (0..PROMPT_TOKENS as u32).map(|i| i % 250).collect() };
+    let request = v1::GenerateRequest {
+        prompt: vec![v1::Segment { kind: Some(v1::segment::Kind::Tokens(tokens)) }],
+        sampling: Some(v1::Sampling { ignore_eos: true, ..Default::default() }),
+        request_id: "logged-1".into(),
+        ..Default::default()
+    };
+    let mut answer = client.generate(request).await?.into_inner();
+    let trace = answer.message().await?.context("a first message")?.trace_id;
+    // A client that goes away is told of by all who worked for it.
+    drop(answer);
+    let tells = |log: &str, target: &str| {
+        let lines = log.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        let mut spans = lines.filter(|line| line["target"] == target).flat_map(|line| {
+            let spans = line["spans"].as_array().cloned().unwrap_or_default();
+            spans.into_iter().filter(|span| span["trace_id"] == trace.as_str())
+        });
+        spans.any(|span| span["request_id"].as_str().is_some_and(|id| id.starts_with("logged-1")))
+    };
+    let until = Instant::now() + EXPORT_MAX;
+    while !["baton_router::flow::end", "baton_decode_worker::service"].iter().all(|t| tells(&up.stderr(), t)) {
+        ensure!(Instant::now() < until, "not all lines name {trace}:\n{}", up.stderr());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    up.stop()
 }

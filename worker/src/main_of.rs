@@ -38,6 +38,7 @@ pub fn run<R: WorkerRole>(
         }
         let mut around = Surroundings::new(guard.tracer());
         around.export = Some(guard.counters());
+        around.traces = guard.traces();
         around.announcer = announcer;
         change(&mut around);
         let mut worker = tokio::select! {

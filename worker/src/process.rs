@@ -17,10 +17,11 @@ use baton_node::admin;
 use baton_node::announce::{Announcement, Announcer};
 use baton_node::membership;
 use baton_node::metrics::Metrics;
-use baton_node::telemetry::ExportCounters;
+use baton_node::telemetry::{ExportCounters, TelemetryService, Traces};
 use baton_node::{Shutdown, grpc, id};
 use baton_proto::convert::required;
 use baton_proto::v1;
+use baton_proto::v1::telemetry_server::{self, TelemetryServer};
 use baton_proto::v1::worker_server::{self, WorkerServer};
 use baton_types::{ErrorKind, InstanceRecord, Party, ProtocolRange, RequestError, Role, Shard};
 use opentelemetry_sdk::trace::SdkTracer;
@@ -97,6 +98,8 @@ pub struct Surroundings {
     pub tracer: SdkTracer,
     /// Fate of exported spans, for `/metrics`.
     pub export: Option<ExportCounters>,
+    /// Recent traces, for routers.
+    pub traces: Traces,
     /// Tells the starter.
     pub announcer: Announcer,
     /// Holds sequences in a phase, in tests.
@@ -112,8 +115,16 @@ pub struct Surroundings {
 impl Surroundings {
     /// Spans go to `tracer`; nothing is held and nobody is told.
     pub fn new(tracer: SdkTracer) -> Self {
-        let (announcer, protocol) = (Announcer::default(), ProtocolRange::CURRENT);
-        Self { tracer, export: None, announcer, gate: None, hooks: Arc::new(NoHooks), ops: None, protocol }
+        Self {
+            tracer,
+            export: None,
+            traces: Traces::default(),
+            announcer: Announcer::default(),
+            gate: None,
+            hooks: Arc::new(NoHooks),
+            ops: None,
+            protocol: ProtocolRange::CURRENT,
+        }
     }
 }
 
@@ -197,8 +208,11 @@ impl RunningWorker {
         };
         let (_, health_service) = grpc::health();
         let worker_service = WorkerServer::new(service).max_decoding_message_size(config.grpc.message_max());
-        let server = grpc::server(&config.grpc).add_service(health_service).add_service(worker_service);
-        let server = grpc::with_reflection(server, &[worker_server::SERVICE_NAME, service_name]);
+        let telemetry = TelemetryServer::new(TelemetryService::new(around.traces));
+        let server =
+            grpc::server(&config.grpc).add_service(health_service).add_service(worker_service).add_service(telemetry);
+        let services = [worker_server::SERVICE_NAME, telemetry_server::SERVICE_NAME, service_name];
+        let server = grpc::with_reflection(server, &services);
         let server = tokio::spawn(grpc::serve(serve(server, parts), listener, stop.clone()));
 
         let endpoint = config.grpc.advertise.clone().unwrap_or_else(|| grpc_addr.to_string());

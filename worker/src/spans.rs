@@ -2,7 +2,7 @@
 //!
 //! Phases are known by their instants, often only once they are over, so spans are recorded with explicit times.
 
-use opentelemetry::trace::{Span as _, SpanKind, Tracer as _};
+use opentelemetry::trace::{Span as _, SpanKind, TraceContextExt as _, Tracer as _};
 use opentelemetry::{Context, KeyValue, Value};
 use opentelemetry_sdk::trace::{SdkTracer, Span};
 use std::time::{Instant, SystemTime};
@@ -28,6 +28,12 @@ impl Parent {
     pub fn of(metadata: &MetadataMap, tracer: &SdkTracer) -> Self {
         let context = baton_node::telemetry::parent_of(metadata);
         Self { tracer: tracer.clone(), context, clock: (Instant::now(), SystemTime::now()) }
+    }
+
+    /// Names the request, and its trace, in log lines.
+    pub fn log_span(&self, request_id: &str) -> tracing::Span {
+        let trace = self.context.span().span_context().trace_id().to_string();
+        baton_node::telemetry::log_span(request_id, &trace)
     }
 
     /// Starts a phase now.

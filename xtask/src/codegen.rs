@@ -7,7 +7,7 @@ use prost::Message as _;
 use std::fs;
 use std::path::Path;
 
-const FILES: [&str; 5] = ["inference", "worker", "membership", "common", "admin"];
+const FILES: [&str; 6] = ["inference", "worker", "membership", "common", "admin", "telemetry"];
 
 /// Writes the generated files, or with `check` only compares them.
 pub(crate) fn run(root: &Path, check: bool) -> anyhow::Result<()> {

@@ -3,13 +3,14 @@
 //! The SDK's batch processor does not say how many spans it dropped, so the queue is ours. The thread has its own runtime: neither a busy
 //! nor an ending runtime of the process delays it, and a flush may block without a deadlock.
 
+use super::ring::Finished;
 use super::{TelemetryConfig, TelemetryError};
 use opentelemetry_otlp::{SpanExporter as OtlpExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::error::OTelSdkResult;
-use opentelemetry_sdk::trace::{Span, SpanData, SpanExporter, SpanProcessor};
+use opentelemetry_sdk::trace::{SpanData, SpanExporter};
 use prometheus_client::metrics::counter::Counter;
-use std::sync::Mutex;
+use prometheus_client::metrics::gauge::Gauge;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -23,10 +24,16 @@ pub struct ExportCounters {
     pub lost_queue_full: Counter,
     /// Lost because the collector did not take them.
     pub lost_export_failed: Counter,
+    /// Left the ring of recent traces to make room.
+    pub evicted: Counter,
+    /// In the ring now.
+    pub held: Gauge,
+    /// Estimated memory of those.
+    pub held_bytes: Gauge,
 }
 
 enum Item {
-    Span(Box<SpanData>),
+    Span(Finished),
     Flush(std::sync::mpsc::SyncSender<()>),
 }
 
@@ -35,38 +42,20 @@ enum Item {
 pub(super) struct Queue {
     items: mpsc::Sender<Item>,
     counters: ExportCounters,
-    resource: std::sync::Arc<Mutex<Option<Resource>>>,
+    resource: Arc<Mutex<Option<Resource>>>,
 }
 
-/// Puts ended spans into the queue.
-#[derive(Debug)]
-pub(super) struct QueueProcessor(Queue);
-
-impl QueueProcessor {
-    pub(super) fn new(queue: Queue) -> Self {
-        Self(queue)
-    }
-}
-
-impl SpanProcessor for QueueProcessor {
-    fn on_start(&self, _: &mut Span, _: &opentelemetry::Context) {}
-
-    fn on_end(&self, span: SpanData) {
-        if span.span_context.is_sampled() && self.0.items.try_send(Item::Span(Box::new(span))).is_err() {
-            self.0.counters.lost_queue_full.inc();
+impl Queue {
+    /// Takes a span, or counts it as lost.
+    pub(super) fn push(&self, span: Finished) {
+        if self.items.try_send(Item::Span(span)).is_err() {
+            self.counters.lost_queue_full.inc();
         }
     }
 
-    fn force_flush(&self) -> OTelSdkResult {
-        Ok(())
-    }
-
-    fn shutdown_with_timeout(&self, _: Duration) -> OTelSdkResult {
-        Ok(())
-    }
-
-    fn set_resource(&mut self, resource: &Resource) {
-        if let Ok(mut slot) = self.0.resource.lock() {
+    /// What the process is, for the collector.
+    pub(super) fn set_resource(&self, resource: &Resource) {
+        if let Ok(mut slot) = self.resource.lock() {
             *slot = Some(resource.clone());
         }
     }
@@ -132,7 +121,7 @@ impl Exporter {
 
 struct Sender {
     exporter: OtlpExporter,
-    resource: std::sync::Arc<Mutex<Option<Resource>>>,
+    resource: Arc<Mutex<Option<Resource>>>,
     counters: ExportCounters,
     batch_max: usize,
     linger: Duration,
@@ -155,7 +144,7 @@ impl Sender {
             let mut next = Some(first);
             while let Some(item) = next.take() {
                 match item {
-                    Item::Span(span) => batch.push(*span),
+                    Item::Span(span) => batch.push(Arc::unwrap_or_clone(span)),
                     Item::Flush(done) => flush = Some(done),
                 }
                 if flush.is_none() && batch.len() < self.batch_max {

@@ -3,7 +3,7 @@
 use http::{HeaderMap, HeaderName, HeaderValue};
 use opentelemetry::Context;
 use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator};
-use opentelemetry::trace::TraceContextExt;
+use opentelemetry::trace::{TraceContextExt, TraceId};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use tonic::metadata::MetadataMap;
 use tracing::Span;
@@ -67,7 +67,12 @@ pub fn set_parent_http(span: &Span, headers: &HeaderMap) {
 
 /// The trace id of `span`, 32 hexadecimal digits; `None` where telemetry is off.
 pub fn trace_id_of(span: &Span) -> Option<String> {
+    head_of(span).map(|(trace, _)| trace.to_string())
+}
+
+/// The trace of `span`, and whether the head's sampling chose it; `None` where telemetry is off.
+pub fn head_of(span: &Span) -> Option<(TraceId, bool)> {
     let context = span.context();
     let span = context.span().span_context().clone();
-    span.is_valid().then(|| span.trace_id().to_string())
+    span.is_valid().then(|| (span.trace_id(), span.is_sampled()))
 }

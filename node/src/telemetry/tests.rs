@@ -3,6 +3,7 @@
 use super::*;
 use crate::metrics::Metrics;
 use crate::testing::Collector;
+use opentelemetry::trace::TraceId;
 use tonic::metadata::MetadataMap;
 use tracing::dispatcher::with_default;
 use tracing::info_span;
@@ -137,4 +138,62 @@ fn bad_settings_are_refused_by_name() {
     let error =
         build("baton", &TelemetryConfig { otlp_url: Some("http://[bad".into()), ..Default::default() }).unwrap_err();
     assert!(error.to_string().starts_with("telemetry.otlp_url:"), "{error}");
+}
+
+#[tokio::test]
+async fn what_was_not_chosen_waits_for_a_verdict() {
+    let collector = Collector::start().await.unwrap();
+    let unchosen = TelemetryConfig { trace_sample_ratio: 0.0, ..config(Some(collector.url())) };
+    let (dispatch, guard) = build("baton-router", &unchosen).unwrap();
+    let traces = guard.traces();
+    let span_of = |name: &'static str| {
+        with_default(&dispatch, || {
+            let span = info_span!("generate", gen_ai.response.id = name);
+            drop(info_span!(parent: &span, "tokenize"));
+            let mut onward = MetadataMap::new();
+            inject(&span, &mut onward);
+            assert!(onward.get("traceparent").unwrap().to_str().unwrap().ends_with("-00"), "others follow the head");
+            span
+        })
+    };
+    let (good, bad) = (span_of("good"), span_of("bad"));
+    let trace = |span: &tracing::Span| TraceId::from_hex(&trace_id_of(span).unwrap()).unwrap();
+    let (good_trace, bad_trace) = (trace(&good), trace(&bad));
+    traces.keep(bad_trace);
+    drop((good, bad));
+    assert_eq!(traces.trace_with("gen_ai.response.id", "good"), Some(good_trace));
+    assert_eq!(traces.spans_of(good_trace).len(), 2, "it is held all the same");
+    let (flushed, guard) = flush(guard, WAIT).await;
+    assert!(flushed);
+    let spans = collector.wait(WAIT, |spans| spans.len() >= 2).await.unwrap();
+    let mut came: Vec<_> = spans.iter().map(|s| (s.name.as_str(), s.trace_id == bad_trace.to_string())).collect();
+    came.sort();
+    assert_eq!(came, [("generate", true), ("tokenize", true)], "before the verdict and behind it");
+    assert_eq!((guard.counters().held.get(), guard.counters().exported.get()), (4, 2));
+}
+
+#[test]
+fn the_ring_is_bounded_and_counts_what_left_it() {
+    let small = TelemetryConfig { ring_spans_max: 3, ..config(None) };
+    let (dispatch, guard) = build("baton-router", &small).unwrap();
+    let metrics = Metrics::new("baton-router");
+    metrics.register_export(&guard.counters());
+    with_default(&dispatch, || (0..5).for_each(|_| drop(info_span!("generate"))));
+    let text = metrics.encode();
+    assert!(text.contains("baton_spans_held 3\n") && text.contains("baton_spans_evicted_total 2\n"), "{text}");
+    let bytes = guard.counters().held_bytes.get();
+    assert!(bytes > 0 && text.contains(&format!("baton_spans_held_bytes {bytes}\n")), "{text}");
+}
+
+#[test]
+fn long_texts_are_cut_between_characters() {
+    let (dispatch, guard) = build("baton-router", &config(None)).unwrap();
+    let name = "ü".repeat(2_000) + "x";
+    let trace = with_default(&dispatch, || {
+        let span = info_span!("generate", gen_ai.request.model = format!("x{name}"));
+        TraceId::from_hex(&trace_id_of(&span).unwrap()).unwrap()
+    });
+    let spans = guard.traces().spans_of(trace);
+    let text = spans[0].attributes.iter().find(|pair| pair.key.as_str() == "gen_ai.request.model").unwrap();
+    assert_eq!(text.value.as_str().len(), 1_023, "a cut at 1,024 bytes would fall into a character");
 }

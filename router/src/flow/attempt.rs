@@ -6,6 +6,7 @@
 use super::Core;
 use super::answer::Answer;
 use super::dial::{attempt_id, ended_early, of_worker, open_decode, open_prefill, out_of_order};
+use super::end;
 use super::job::Job;
 use super::place::Chosen;
 use super::remote::Remote;
@@ -14,6 +15,8 @@ use baton_proto::v1::{self, decode_event::Event as Decode, decode_request::Prefi
 use baton_types::{ErrorKind, FinishReason, RequestError};
 use tokio::time::timeout;
 use tonic::Streaming;
+use tracing::Span;
+use tracing::field::Empty;
 
 /// An attempt that failed.
 #[derive(Clone, Debug)]
@@ -50,19 +53,29 @@ pub(super) struct Attempt<'a> {
 impl Attempt<'_> {
     /// Runs until the answer ends.
     pub(super) async fn run(&self, answer: &mut Answer<'_>) -> Result<FinishReason, Failed> {
+        let decode = &self.chosen.decode;
+        let span = tracing::info_span!(
+            parent: &self.job.span, "decode", otel.kind = "client", otel.status_code = Empty, error.type = Empty,
+            baton.worker = %decode.party(), baton.attempt = self.number, baton.replayed_tokens = answer.tokens().len(),
+        );
+        self.job.asks(decode);
+        let result = self.run_under(&span, answer).await;
+        if let Err(Failed { error, phase: Some(Phase::Claim | Phase::Handoff | Phase::Decode) }) = &result {
+            end::failed(&span, error);
+        }
+        result
+    }
+
+    async fn run_under(&self, span: &Span, answer: &mut Answer<'_>) -> Result<FinishReason, Failed> {
         let (job, decode) = (self.job, &self.chosen.decode);
         let sequence = self.sequence(answer);
         let replayed = answer.tokens().len();
-        let span = tracing::info_span!(
-            parent: &job.span, "decode", otel.kind = "client", baton.worker = %decode.party(),
-            baton.attempt = self.number, baton.replayed_tokens = replayed,
-        );
         let how = match &self.chosen.prefill {
             None => Prefill::Local(v1::LocalPrefill {}),
             Some(p) => Prefill::AwaitKv(v1::AwaitKv { source: Some(p.party().clone().into()) }),
         };
         let claim = async {
-            let mut stream = open_decode(decode, job.deadline, sequence.clone(), how, &span).await?;
+            let mut stream = open_decode(decode, job.deadline, sequence.clone(), how, span).await?;
             match stream.message().await.map_err(|s| of_worker(decode, &s))?.and_then(|e| e.event) {
                 Some(Decode::Claimed(_)) => Ok(stream),
                 Some(_) => Err(out_of_order(decode)),
@@ -81,11 +94,12 @@ impl Attempt<'_> {
         let stream = claimed.map_err(|e| Failed::at(Phase::Claim, e))?;
         let Some(prefill) = &self.chosen.prefill else { return self.follow(stream, answer).await };
         let span = tracing::info_span!(
-            parent: &job.span, "prefill", otel.kind = "client", baton.worker = %prefill.party(),
-            baton.attempt = self.number, baton.replayed_tokens = replayed,
+            parent: &job.span, "prefill", otel.kind = "client", otel.status_code = Empty, error.type = Empty,
+            baton.worker = %prefill.party(), baton.attempt = self.number, baton.replayed_tokens = replayed,
         );
+        job.asks(prefill);
         let run = open_prefill(prefill, decode, job.deadline, sequence, &span).await;
-        let run = run.map_err(|e| Failed::at(Phase::Prefill, e))?;
+        let run = run.inspect_err(|e| end::failed(&span, e)).map_err(|e| Failed::at(Phase::Prefill, e))?;
         Remote::new((self.core, job), decode, stream, prefill, (run, span)).follow(answer).await
     }
 

@@ -3,11 +3,18 @@
 use super::job::Job;
 use crate::metrics::Outcome;
 use crate::output::Finished;
+use crate::traces::{End, Tail};
 use baton_types::{ErrorKind, FinishReason, RequestError, Usage};
 use std::time::Instant;
 
-/// Metrics, span and log of one request.
-pub(super) fn record(job: &Job, result: &Result<Finished, RequestError>, usage: &Usage, first_token: Option<Instant>) {
+/// Metrics, span, trace and log of one request.
+pub(super) fn record(
+    tail: &Tail,
+    job: &Job,
+    result: &Result<Finished, RequestError>,
+    usage: &Usage,
+    first_token: Option<Instant>,
+) {
     let span = &job.span;
     span.record("gen_ai.usage.input_tokens", usage.prompt_tokens);
     span.record("gen_ai.usage.output_tokens", usage.completion_tokens);
@@ -16,6 +23,12 @@ pub(super) fn record(job: &Job, result: &Result<Finished, RequestError>, usage: 
     if let Some(first) = first_token {
         span.record("baton.ttft_ms", (first - job.received).as_secs_f64() * 1e3);
     }
+    let end = End {
+        failed: result.as_ref().err().map(|error| error.kind),
+        took: job.received.elapsed(),
+        first_token: first_token.map(|first| first - job.received),
+    };
+    tail.ended(span, end, &job.asked());
     let metrics = job.metrics.current();
     metrics.end_to_end.observe(job.received.elapsed().as_secs_f64());
     metrics.prompt_tokens.inc_by(u64::from(usage.prompt_tokens));

@@ -10,12 +10,15 @@ use crate::output::{EventResult, Finished};
 use crate::placement::{Ended, Prediction};
 use crate::recovery::{Avoided, Failure, GiveUp, Phase, Recovery};
 use crate::request::PrefillPolicy;
-use crate::workers::ServedModel;
+use crate::workers::{ServedModel, WorkerHandle};
 use baton_text::StopMatcher;
 use baton_types::{ErrorKind, FinishReason, RequestError, RequestId, SamplingParams, TenantId, TokenId};
+use futures::poll;
 use parking_lot::Mutex;
+use std::pin::pin;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tracing::{Instrument, Span};
@@ -37,6 +40,8 @@ pub(super) struct Job {
     queued: OnceLock<Duration>,
     /// When the first attempt began, and when its answer was predicted; `None` once there was another.
     predicted: Mutex<Option<(Instant, Prediction)>>,
+    /// Workers that were asked, in order.
+    asked: Mutex<Vec<Arc<WorkerHandle>>>,
     /// Whether it left a decode worker that had no room for one that seemed to have some.
     pub(super) moved: AtomicBool,
 }
@@ -66,7 +71,7 @@ impl Job {
         let Prepared { model, tokens, sampling, stops, metrics, span } = prepared;
         let (id, tenant, priority) = (request.id.clone(), request.tenant.clone(), request.priority);
         let (received, deadline, queued) = (request.received, request.deadline, OnceLock::new());
-        let predicted = Mutex::default();
+        let (predicted, asked) = (Mutex::default(), Mutex::default());
         Self {
             id,
             tenant,
@@ -82,6 +87,7 @@ impl Job {
             metrics,
             queued,
             predicted,
+            asked,
             moved: AtomicBool::new(false),
         }
     }
@@ -91,6 +97,25 @@ impl Job {
         let took =
             |(since, predicted): (Instant, Prediction)| (since.elapsed().saturating_sub(answer.stalled()), predicted);
         Ended { tokens: answer.usage().completion_tokens, finished, took: self.predicted.lock().map(took) }
+    }
+
+    /// Remembers a worker that is asked: it holds a part of the trace. Attempts are bounded, so these are.
+    pub(super) fn asks(&self, worker: &Arc<WorkerHandle>) {
+        self.asked.lock().push(worker.clone());
+    }
+
+    /// Workers that were asked.
+    pub(super) fn asked(&self) -> Vec<Arc<WorkerHandle>> {
+        self.asked.lock().clone()
+    }
+
+    /// Waits for its turn. Only where it waits is there a span.
+    async fn turn(&self, turn: &mut Place) -> Result<(), RequestError> {
+        let mut run = pin!(turn.run());
+        match poll!(run.as_mut()) {
+            Poll::Ready(result) => result,
+            Poll::Pending => run.instrument(tracing::info_span!(parent: &self.span, "queue")).await,
+        }
     }
 
     /// How long the request waited for its turn in this router.
@@ -118,7 +143,7 @@ impl Job {
             }
             result = self.attempts(&core, &mut turn, &mut answer) => result,
         };
-        end::record(&self, &result, &answer.usage(), answer.first_token_at());
+        end::record(&core.tail, &self, &result, &answer.usage(), answer.first_token_at());
         core.experience.learn(&self.model.card.id, &self.ended(&answer, result.is_ok()), Instant::now());
         drop(answer);
         if let Some(end) = end {
@@ -128,7 +153,7 @@ impl Job {
 
     /// Waits for its turn, then places and runs; goes on elsewhere when workers fail.
     async fn attempts(&self, core: &Core, turn: &mut Place, answer: &mut Answer<'_>) -> Result<Finished, RequestError> {
-        turn.run().await?;
+        self.turn(turn).await?;
         let _ = self.queued.set(self.received.elapsed());
         let (mut recovery, mut avoided, mut retries) = (Recovery::new(core.limits.retry), Avoided::default(), 0);
         // What workers said: the last one that failed, and the last one that was full.
@@ -217,5 +242,6 @@ impl Job {
 /// Starts the task of a job; it lives as long as its client listens.
 pub(super) fn spawn(core: &Arc<Core>, job: Job, turn: Place, out: mpsc::Sender<EventResult>) {
     let span = job.span.clone();
-    core.tasks.spawn(job.run(core.clone(), turn, out).instrument(span));
+    // Within the span for log lines that it is started in.
+    core.tasks.spawn(job.run(core.clone(), turn, out).in_current_span().instrument(span));
 }

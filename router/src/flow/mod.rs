@@ -20,6 +20,7 @@ use crate::recovery::{ProbationLimits, RetryBucket, RetryLimits};
 use crate::request::{
     GenerationRequest, PrefillPolicy, Prompt, check_priority, check_stop_strings, check_tokens, check_vocab,
 };
+use crate::traces::{End, Tail};
 use crate::workers::{ServedModel, WorkerSet};
 use baton_text::StopMatcher;
 use baton_types::{ErrorKind, RequestError, RequestId, TokenId};
@@ -68,6 +69,8 @@ pub(crate) struct Core {
     pub(crate) workers: Arc<WorkerSet>,
     /// Router-side metrics.
     pub(crate) metrics: RouterMetrics,
+    /// What becomes of traces.
+    pub(crate) tail: Tail,
     /// No new requests any more.
     pub(crate) draining: CancellationToken,
     /// Requests still running are ended.
@@ -108,10 +111,13 @@ impl Core {
     /// Starts a request. Errors here are those that need no worker.
     pub(crate) async fn generate(self: &Arc<Self>, request: GenerationRequest) -> Result<Generation, Refused> {
         let span = self.request_span(&request);
-        let started = self.start(&request, &span).await;
+        let log = baton_node::telemetry::log_span(request.id.as_str(), &trace_id(&span));
+        let started = self.start(&request, &span).instrument(log).await;
         started.map_err(|error| {
             end::failed(&span, &error);
             self.metrics.refused(Outcome::Failed(error.kind));
+            let end = End { failed: Some(error.kind), took: request.received.elapsed(), first_token: None };
+            self.tail.ended(&span, end, &[]);
             Refused { error, trace_id: trace_id(&span) }
         })
     }
@@ -141,6 +147,7 @@ impl Core {
             baton.queue_ms = field::Empty,
             baton.ttft_ms = field::Empty,
             baton.retries = field::Empty,
+            baton.slow = field::Empty,
         );
         baton_node::telemetry::set_parent_http(&span, &request.headers);
         span

@@ -4,6 +4,7 @@ use super::Core;
 use super::answer::Answer;
 use super::attempt::{Failed, sound};
 use super::dial::{ended_early, of_worker, out_of_order};
+use super::end;
 use super::job::Job;
 use crate::recovery::{FromDecode, FromPrefill, Pair, Phase, Says};
 use crate::workers::WorkerHandle;
@@ -95,9 +96,11 @@ impl<'a> Remote<'a> {
             Err(status) => FromPrefill::Ended(of_worker(prefill, &status)),
         };
         let said = self.pair.prefill(event, || out_of_order(prefill), Instant::now().into_std());
-        if !self.pair.hears_prefill() {
-            self.run = None;
+        let span = if self.pair.hears_prefill() { None } else { self.run.take().map(|(_, span)| span) };
+        if let (Some(span), Says::Failed(_, error)) = (&span, &said) {
+            end::failed(span, error);
         }
+        drop(span);
         match said {
             Says::Nothing => Ok(None),
             Says::Token(token) => {

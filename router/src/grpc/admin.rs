@@ -1,7 +1,9 @@
 //! `baton.v1.Admin`: what operators ask of a router, which knows the cluster and passes on what is for one worker.
 
+use super::trace::trace;
 use crate::status::ClusterStatus;
 use crate::workers::{Unnamed, WorkerHandle, WorkerSet};
+use baton_node::telemetry::Traces;
 use baton_proto::v1::{self, admin_server::Admin, worker_client::WorkerClient};
 use futures::StreamExt as _;
 use futures::stream::BoxStream;
@@ -22,12 +24,13 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 pub(crate) struct AdminService {
     workers: Arc<WorkerSet>,
     status: ClusterStatus,
+    traces: Traces,
 }
 
 impl AdminService {
-    /// A service over the workers that this router knows, and what it sees of them.
-    pub(crate) fn new(workers: Arc<WorkerSet>, status: ClusterStatus) -> Self {
-        Self { workers, status }
+    /// A service over the workers that this router knows, what it sees of them, and its recent traces.
+    pub(crate) fn new(workers: Arc<WorkerSet>, status: ClusterStatus, traces: Traces) -> Self {
+        Self { workers, status, traces }
     }
 }
 
@@ -50,6 +53,10 @@ impl Admin for AdminService {
 
     async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
         Ok(Response::new(self.status.answer(Instant::now())))
+    }
+
+    async fn trace(&self, request: Request<v1::TraceRequest>) -> Result<Response<v1::TraceResponse>, Status> {
+        trace(&self.workers, &self.traces, &request.into_inner().id).await.map(Response::new)
     }
 }
 

@@ -3,6 +3,7 @@
 mod access;
 mod admin;
 mod convert;
+mod trace;
 
 pub(crate) use access::{callers, operators};
 pub(crate) use admin::AdminService;

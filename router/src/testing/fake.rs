@@ -1,11 +1,12 @@
 //! A worker whose calls a test answers by hand, event by event.
 
 use super::record;
+use super::telemetry::Memory;
 use baton_node::membership::embedded::{EmbeddedWorker, JoinConfig};
 use baton_node::membership::{RegistrationHandle, WorkerMembership};
 use baton_proto::v1::{
-    self, decode_server, decode_server::DecodeServer, prefill_server, prefill_server::PrefillServer, worker_server,
-    worker_server::WorkerServer,
+    self, decode_server, decode_server::DecodeServer, prefill_server, prefill_server::PrefillServer,
+    telemetry_server::TelemetryServer, worker_server, worker_server::WorkerServer,
 };
 use baton_types::{InstanceRecord, Role};
 use std::net::SocketAddr;
@@ -119,6 +120,7 @@ impl PrefillCall {
 /// A registered worker on a real socket.
 pub(crate) struct Fake {
     pub(crate) record: InstanceRecord,
+    pub(crate) memory: Memory,
     decode: Mutex<mpsc::Receiver<DecodeCall>>,
     prefill: Mutex<mpsc::Receiver<PrefillCall>>,
     load: watch::Sender<v1::LoadReport>,
@@ -167,10 +169,12 @@ impl Fake {
             load: load_seen.clone(),
             bundle: bundle.clone(),
         };
+        let memory = Memory::default();
         let server = tonic::transport::Server::builder()
             .add_service(DecodeServer::new(service()))
             .add_service(PrefillServer::new(service()))
             .add_service(WorkerServer::new(service()))
+            .add_service(TelemetryServer::new(memory.clone()))
             .serve_with_incoming(TcpListenerStream::new(listener));
         let server = tokio::spawn(server).abort_handle();
         let config = JoinConfig { routers: vec![router.to_string()], ..JoinConfig::default() };
@@ -178,7 +182,7 @@ impl Fake {
         let mut state = registration.state();
         tokio::time::timeout(WAIT_MAX, state.wait_for(|s| s.is_ready())).await.expect("is admitted").unwrap();
         let (decode, prefill) = (Mutex::new(decode_calls), Mutex::new(prefill_calls));
-        Self { record, decode, prefill, load, _registration: registration, server }
+        Self { record, memory, decode, prefill, load, _registration: registration, server }
     }
 
     /// The next call of `Decode/Generate`.

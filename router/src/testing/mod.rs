@@ -3,6 +3,7 @@
 pub(crate) mod cluster;
 pub(crate) mod fake;
 pub(crate) mod http;
+pub(crate) mod telemetry;
 pub(crate) mod text;
 pub(crate) mod two;
 

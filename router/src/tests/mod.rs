@@ -12,3 +12,4 @@ mod remote;
 mod retries;
 mod room;
 mod status;
+mod traces;

@@ -24,13 +24,18 @@ pub(crate) fn descendants(pid: u32) -> Vec<u32> {
 
 /// Processor time that `pids` take while `time` passes, in per cent of one core.
 pub(crate) async fn cpu_percent(pids: &[u32], time: Duration) -> anyhow::Result<f64> {
-    let ticks_per_s: f64 =
-        String::from_utf8(Command::new("getconf").arg("CLK_TCK").output()?.stdout)?.trim().parse()?;
-    let ticks = || pids.iter().map(|&pid| cpu_ticks(pid)).sum::<anyhow::Result<u64>>();
-    let (before, since) = (ticks()?, Instant::now());
+    let (before, since) = (cpu_seconds(pids)?, Instant::now());
     // Not a blocking sleep: a client that does not answer its server's pings is cut off.
     tokio::time::sleep(time).await;
-    Ok((ticks()? - before) as f64 / ticks_per_s / since.elapsed().as_secs_f64() * 100.0)
+    Ok((cpu_seconds(pids)? - before) / since.elapsed().as_secs_f64() * 100.0)
+}
+
+/// Processor time that `pids` took so far, user and system, in hundredths of a second.
+pub(crate) fn cpu_seconds(pids: &[u32]) -> anyhow::Result<f64> {
+    let ticks_per_s: f64 =
+        String::from_utf8(Command::new("getconf").arg("CLK_TCK").output()?.stdout)?.trim().parse()?;
+    let ticks = pids.iter().map(|&pid| cpu_ticks(pid)).sum::<anyhow::Result<u64>>()?;
+    Ok(ticks as f64 / ticks_per_s)
 }
 
 /// User and system time of a process, see proc_pid_stat(5).

@@ -1,5 +1,5 @@
 //! Measures the promises in one run: `make bench`, or `cargo bench --package baton-tests --bench cluster [-- PART …]` with the parts
-//! `handoff`, `puts` and `compute`; these where none is named. `overload` takes five to nine minutes more and is only measured when named.
+//! `handoff`, `puts`, `compute` and `telemetry`; these where none is named. `overload` takes five to nine minutes more and is only measured when named.
 //!
 //! Absolute figures belong to the machine of the run, ratios are to something that was measured in the same run, in turns with it.
 //! A wrong answer ends the run without a figure.
@@ -12,6 +12,7 @@ mod overload;
 mod puts;
 mod statistics;
 mod summary;
+mod telemetry;
 
 use summary::Summary;
 
@@ -22,8 +23,9 @@ fn main() -> anyhow::Result<()> {
     // Cargo adds `--bench`.
     let parts: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|p| p == part);
-    if let Some(unknown) = parts.iter().find(|p| !["handoff", "puts", "compute", "overload"].contains(&p.as_str())) {
-        anyhow::bail!("no part {unknown:?}: handoff, puts, compute, overload");
+    const PARTS: [&str; 5] = ["handoff", "puts", "compute", "telemetry", "overload"];
+    if let Some(unknown) = parts.iter().find(|p| !PARTS.contains(&p.as_str())) {
+        anyhow::bail!("no part {unknown:?}: {}", PARTS.join(", "));
     }
     let mut summary = Summary::default();
     if wanted("compute") {
@@ -34,6 +36,9 @@ fn main() -> anyhow::Result<()> {
     }
     if wanted("handoff") {
         handoff::measure(&mut summary)?;
+    }
+    if wanted("telemetry") {
+        telemetry::measure(&mut summary)?;
     }
     if parts.iter().any(|p| p == "overload") {
         overload::measure(&mut summary)?;

@@ -16,3 +16,18 @@ pub(crate) fn best(values: impl IntoIterator<Item = f64>) -> f64 {
 pub(crate) fn paired_ratio(ours: &[f64], theirs: &[f64]) -> f64 {
     median(ours.iter().zip(theirs).map(|(a, b)| a / b).collect())
 }
+
+/// The mean of `values`, not empty.
+pub(crate) fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// The upper end of the 90% interval of the mean of 15 values: what one run shows that the mean is at most.
+pub(crate) fn mean_at_most(values: &[f64]) -> f64 {
+    // Student's t with 14 degrees of freedom, 95th percentile.
+    const T: f64 = 1.761;
+    assert_eq!(values.len(), 15, "the quantile is that of 15 values");
+    let (mean, count) = (mean(values), values.len() as f64);
+    let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0);
+    mean + T * (variance / count).sqrt()
+}

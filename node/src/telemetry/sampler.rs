@@ -1,0 +1,40 @@
+//! The head's decision: a caller's, or a share of new traces. What it leaves out is recorded all the same, for the ring and for the
+//! verdict at the end; its flag alone says that it was not chosen.
+
+use opentelemetry::trace::{Link, SpanKind, TraceId};
+use opentelemetry::{Context, KeyValue};
+use opentelemetry_sdk::trace::{Sampler, SamplingDecision, SamplingResult, ShouldSample};
+
+/// Parent-based ratio.
+#[derive(Clone, Debug)]
+pub(super) struct HeadSampler {
+    chooses: Sampler,
+    /// Whether what is not chosen is recorded: where nobody would hold it, it costs nothing.
+    records_rest: bool,
+}
+
+impl HeadSampler {
+    /// Chooses this share of new traces, 0 to 1.
+    pub(super) fn new(ratio: f64, records_rest: bool) -> Self {
+        let chooses = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(ratio)));
+        Self { chooses, records_rest }
+    }
+}
+
+impl ShouldSample for HeadSampler {
+    fn should_sample(
+        &self,
+        parent: Option<&Context>,
+        trace: TraceId,
+        name: &str,
+        kind: &SpanKind,
+        attributes: &[KeyValue],
+        links: &[Link],
+    ) -> SamplingResult {
+        let mut result = self.chooses.should_sample(parent, trace, name, kind, attributes, links);
+        if self.records_rest && result.decision == SamplingDecision::Drop {
+            result.decision = SamplingDecision::RecordOnly;
+        }
+        result
+    }
+}

@@ -1,0 +1,78 @@
+//! `Admin/Trace`: gathers one recent request's spans, this router's own and those of the workers that it asked.
+
+use crate::traces::subtree;
+use crate::workers::WorkerSet;
+use baton_node::telemetry::{TraceId, Traces, summaries};
+use baton_proto::v1::{self, telemetry_client::TelemetryClient};
+use futures::future::join_all;
+use std::collections::BTreeSet;
+use std::time::Duration;
+use tokio::time::timeout;
+use tonic::{Code, Status};
+
+/// Longest wait for a worker's spans.
+const ANSWER_MAX: Duration = Duration::from_secs(2);
+/// A worker's 1,024 spans with long attributes are less.
+const ANSWER_BYTES_MAX: usize = 32 << 20;
+/// Most workers asked: far more than one request can have met.
+const WORKERS_MAX: usize = 64;
+/// Longer than any id.
+const ID_CHARS_MAX: usize = 128;
+/// Where the flow writes the request's id, and which worker it asked.
+const REQUEST_ID: &str = "gen_ai.response.id";
+const WORKER: &str = "baton.worker";
+
+/// Answers [`v1::TraceRequest`].
+pub(super) async fn trace(workers: &WorkerSet, traces: &Traces, id: &str) -> Result<v1::TraceResponse, Status> {
+    let of_request = traces.trace_with(REQUEST_ID, id);
+    let of_trace = || TraceId::from_hex(id).ok().filter(|_| id.len() == 32);
+    let trace = of_request.or_else(of_trace).ok_or_else(|| unknown(traces, id))?;
+    let spans = summaries(traces, trace);
+    if spans.is_empty() {
+        return Err(unknown(traces, id));
+    }
+    let asked: BTreeSet<String> = spans.iter().filter_map(|span| span.attributes.get(WORKER).cloned()).collect();
+    let named = |span: &&v1::TraceSpan| span.attributes.get(REQUEST_ID).is_some_and(|named| named == id);
+    // One id may have been used twice under one trace: the last one is meant.
+    let root = spans.iter().rev().find(named).map(|span| span.span_id.clone());
+    let mut processes = vec![v1::ProcessSpans { process: "router".into(), spans }];
+    let mut silent = Vec::new();
+    for (process, answer) in join_all(asked.into_iter().take(WORKERS_MAX).map(|name| ask(workers, name, trace))).await {
+        match answer {
+            Ok(spans) => processes.push(v1::ProcessSpans { process, spans }),
+            Err(reason) => silent.push(format!("{process} {reason}")),
+        }
+    }
+    if let Some(root) = root {
+        subtree(&mut processes, &root);
+    }
+    processes.retain(|process| !process.spans.is_empty());
+    Ok(v1::TraceResponse { trace_id: trace.to_bytes().to_vec().into(), processes, silent })
+}
+
+async fn ask(workers: &WorkerSet, name: String, trace: TraceId) -> (String, Result<Vec<v1::TraceSpan>, String>) {
+    let spans = async {
+        let worker = workers.named(&name).map_err(|_| "is gone, and its spans with it".to_owned())?;
+        let request = v1::SpansRequest { trace_id: trace.to_bytes().to_vec().into() };
+        let mut client = TelemetryClient::new(worker.channel()).max_decoding_message_size(ANSWER_BYTES_MAX);
+        match timeout(ANSWER_MAX, client.spans(request)).await {
+            Ok(Ok(answer)) => Ok(answer.into_inner().spans),
+            Ok(Err(status)) if status.code() == Code::Unimplemented => Err("is older and holds no spans".into()),
+            Ok(Err(status)) => Err(format!("cannot be asked: {}", status.message())),
+            Err(_) => Err(format!("did not answer within {} s", ANSWER_MAX.as_secs())),
+        }
+    };
+    let spans = spans.await;
+    (name, spans)
+}
+
+fn unknown(traces: &Traces, id: &str) -> Status {
+    let id: String = id.chars().take(ID_CHARS_MAX).collect();
+    Status::not_found(match traces.held() {
+        0 => format!("no request or trace {id:?}: this router holds no traces (telemetry.ring_spans_max)"),
+        held => format!(
+            "no request or trace {id:?} among the last {held} that ended at this router: it ran elsewhere, or longer ago \
+             (telemetry.ring_spans_max)"
+        ),
+    })
+}

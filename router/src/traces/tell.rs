@@ -1,0 +1,54 @@
+//! Tells workers which traces are kept: in batches, each call with a deadline, and what does not arrive is counted.
+
+use crate::workers::WorkerHandle;
+use baton_node::telemetry::{KEEP_TRACES_MAX, TraceId};
+use baton_proto::v1::{self, telemetry_client::TelemetryClient};
+use futures::future::join_all;
+use prometheus_client::metrics::counter::Counter;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
+
+/// Verdicts are gathered for so long: during an outage, one call tells of many requests.
+const GATHER: Duration = Duration::from_millis(50);
+/// Longest call. A worker that hangs holds back the others' verdicts for so long, and their spans wait in their rings meanwhile.
+const CALL_MAX: Duration = Duration::from_secs(1);
+
+/// One worker is to export what it has of one trace.
+#[derive(Debug)]
+pub(crate) struct Verdict {
+    pub(super) trace: TraceId,
+    pub(super) worker: Arc<WorkerHandle>,
+}
+
+/// Runs until the router's core is gone.
+pub(crate) async fn deliver(mut verdicts: mpsc::Receiver<Verdict>, lost: Counter) {
+    let mut batch = Vec::new();
+    while verdicts.recv_many(&mut batch, KEEP_TRACES_MAX).await > 0 {
+        sleep(GATHER).await;
+        while batch.len() < KEEP_TRACES_MAX
+            && let Ok(next) = verdicts.try_recv()
+        {
+            batch.push(next);
+        }
+        let mut calls: BTreeMap<_, (Arc<WorkerHandle>, Vec<TraceId>)> = BTreeMap::new();
+        for Verdict { trace, worker } in batch.drain(..) {
+            let (_, traces) = calls.entry(worker.party().clone()).or_insert_with(|| (worker, Vec::new()));
+            traces.push(trace);
+        }
+        join_all(calls.into_values().map(|(worker, traces)| tell(worker, traces, &lost))).await;
+    }
+}
+
+async fn tell(worker: Arc<WorkerHandle>, traces: Vec<TraceId>, lost: &Counter) {
+    let trace_ids = traces.iter().map(|trace| trace.to_bytes().to_vec().into()).collect();
+    let mut client = TelemetryClient::new(worker.channel());
+    let told = timeout(CALL_MAX, client.keep(v1::KeepRequest { trace_ids })).await;
+    if !matches!(told, Ok(Ok(_))) {
+        // Older workers know no such call, and one that is gone has no spans either.
+        tracing::debug!(worker = %worker.party(), traces = traces.len(), "cannot tell a worker which traces are kept");
+        lost.inc_by(traces.len() as u64);
+    }
+}
