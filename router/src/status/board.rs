@@ -177,6 +177,8 @@ mod tests {
     use baton_proto::v1::{BlockCounts, LoadReport};
     use baton_types::Incarnation;
 
+    type Change = fn(&mut Seen);
+
     struct Case {
         board: Board,
         start: Instant,
@@ -227,9 +229,9 @@ mod tests {
         }
     }
 
-    const SAME: fn(&mut Seen) = |_| ();
-    const DRAINS: fn(&mut Seen) = |s| s.draining = true;
-    const NEXT_START: fn(&mut Seen) = |s| Arc::make_mut(&mut s.record).party.incarnation = Incarnation(8);
+    const SAME: Change = |_| ();
+    const DRAINS: Change = |s| s.draining = true;
+    const NEXT_START: Change = |s| Arc::make_mut(&mut s.record).party.incarnation = Incarnation(8);
 
     #[test]
     fn a_worker_that_vanishes_is_told_of_until_it_is_back_or_forgotten() {
@@ -268,7 +270,7 @@ mod tests {
     #[test]
     fn a_pool_is_told_full_once_it_stays_so() {
         let mut case = Case::new();
-        let full: fn(&mut Seen) = |s| {
+        let full: Change = |s| {
             let blocks = BlockCounts { total: 512, free: 2, referenced: 510, ..Default::default() };
             let heard = s.heard.as_mut().expect("heard");
             (heard.report.blocks, heard.report.waiting) = (Some(blocks), 12);
