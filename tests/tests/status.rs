@@ -245,6 +245,18 @@ async fn an_engine_whose_loop_does_not_move_shows_long_before_it_counts_as_hung(
     let stands = find(&format!("http://{}/metrics", cluster.decode[0].http), "baton_engine_still_seconds", &[]).await?;
     ensure!(stands >= 2.0, "{stands}");
     ensure!(cluster.decode[0].loaded.engine.healthy(), "the bound of health is another one");
+    let probe = format!("http://{}/readyz", cluster.decode[0].http);
+    let since = hang.1.get().context("it hangs")?;
+    loop {
+        let answer = reqwest::get(&probe).await?;
+        if answer.status() == 503 {
+            let said = answer.text().await?;
+            ensure!(said.starts_with("the engine's loop has not moved for 4 s"), "{said}");
+            break;
+        }
+        ensure!(since.elapsed() < SHOWN_MAX, "/readyz says nothing of it");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 
     drop(release);
     let answer = asked.await??;

@@ -97,10 +97,10 @@ impl Known {
 
     /// How fast a count grew over the window; unknown where fewer than two reports told it.
     fn rate(&self, count: impl Fn(&Sample) -> Option<u64>) -> Option<f64> {
-        let (first, last) = (self.samples.front()?, self.samples.back()?);
-        let time = last.at.saturating_duration_since(first.at).as_secs_f64();
-        let grown = count(last)?.saturating_sub(count(first)?);
-        (time > 0.0).then(|| grown as f64 / time)
+        let counted = |sample: &Sample| Some((sample.at, count(sample)?));
+        let ((since, before), (at, now)) = (self.samples.iter().find_map(counted)?, counted(self.samples.back()?)?);
+        let time = at.saturating_duration_since(since).as_secs_f64();
+        (time > 0.0).then(|| now.saturating_sub(before) as f64 / time)
     }
 
     fn row(&self, now: Instant) -> Row {
