@@ -12,12 +12,13 @@ test: setup model clients charts ## Everything a change must pass; under 25 minu
 	$(CARGO) build --release --workspace --bins --tests
 	$(CARGO) test --release --workspace
 
-test-full: test ## All the rest: the longer runs, checks against further clients, etcd 3.6, Jaeger, and Kubernetes.
+test-full: test ## All the rest: the longer runs, checks against further clients, etcd 3.6, Jaeger, a UCX with CUDA, and Kubernetes.
 	scripts/build-jaeger target/jaeger
 	$(CARGO) test --release --workspace -- --ignored
 	scripts/build-etcd target/etcd-3.6
 	PATH="$(CURDIR)/target/etcd-3.6:$$PATH" $(CARGO) test --release --package baton-node --lib etcd
 	PATH="$(CURDIR)/target/etcd-3.6:$$PATH" $(CARGO) test --release --package baton-tests --test etcd
+	scripts/test-ucx-cuda target/ucx-cuda
 	$(MAKE) test-k8s
 
 test-k8s: setup model ## The chart on a real Kubernetes of one node, or on KUBECONFIG's with the images of REGISTRY and TAG.

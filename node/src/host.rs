@@ -17,9 +17,19 @@ pub fn raise_file_limit() {
     }
 }
 
-/// Bytes that a process may lock, as RDMA does with what it registers: the hard limit, `u64::MAX` without one. `None` where the host does not tell.
+/// Bytes that this process may lock, as RDMA does with what it registers: the hard limit, `u64::MAX` without one or with the capability to
+/// lock more (`IPC_LOCK`). `None` where the host does not tell.
 pub fn locked_memory_max() -> Option<u64> {
+    if may_lock(&std::fs::read_to_string("/proc/self/status").unwrap_or_default()) {
+        return Some(u64::MAX);
+    }
     rlimit::Resource::MEMLOCK.get_hard().ok()
+}
+
+/// Whether `IPC_LOCK`, capability 14, is among the effective ones (proc_pid_status(5)).
+fn may_lock(status: &str) -> bool {
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective.is_some_and(|hex| u64::from_str_radix(hex.trim(), 16).is_ok_and(|bits| bits & (1 << 14) != 0))
 }
 
 /// File descriptors that a process may have: the hard limit, which every process of ours takes.
@@ -38,6 +48,15 @@ fn bound(meminfo: &str, limit: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_capability_to_lock_is_read() {
+        assert!(
+            may_lock("Name:\tx\nCapInh:\t0\nCapEff:\t000001ffffffffff\n") && may_lock("CapEff:\t0000000000004000\n")
+        );
+        assert!(!may_lock("CapEff:\t00000000a80425fb\n"), "what container runtimes give unasked");
+        assert!(!may_lock("CapPrm:\t000001ffffffffff\n") && !may_lock(""));
+    }
 
     #[test]
     fn the_lesser_of_host_and_control_group_counts() {

@@ -19,6 +19,8 @@ const SETTLE: Duration = Duration::from_secs(11);
 const AT_ONCE: usize = 16;
 /// How much more the last clients may leave than the first.
 const GROWTH_MAX: f64 = 1.02;
+/// Spans of recent requests are held up to a bound; this one is reached before anything is compared.
+const FULL_RING: (&str, &str) = ("BATON_TELEMETRY__RING_SPANS_MAX", "256");
 /// Few clients have not yet filled the free lists of allocators and runtimes, and a process without a real model is small.
 const FREE_LISTS_KIB: usize = 1024;
 
@@ -86,7 +88,8 @@ async fn quiet(metrics: &str) -> anyhow::Result<()> {
 }
 
 async fn come_and_go(flags: &[&str], rounds: usize, per_round: usize, slack_kib: usize) -> anyhow::Result<()> {
-    let up = Up::start(flags)?;
+    let mut up = Up::spawn(flags, &[FULL_RING])?;
+    up.wait_serving()?;
     let (grpc, http, metrics) = (up.grpc()?, up.openai()?, up.metrics("router")?);
     let children = up.children()?;
     let mut held: Vec<Vec<Resources>> = Vec::new();

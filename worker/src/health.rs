@@ -7,6 +7,11 @@ use baton_node::admin::Health;
 use baton_node::announce::{Announcement, Announcer};
 use baton_node::membership::RegistrationHandle;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// A worker whose step takes longer is not ready while it does: people who look at pods see it long before `engine.step_ms_max`, from which
+/// on it counts as hung. Routers do not ask this probe: requests are placed, and moved elsewhere, by what they see themselves.
+const STILL_MAX: Duration = Duration::from_secs(4);
 
 type Ready = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 
@@ -54,9 +59,13 @@ impl Vitals {
         self.works.get().map(drop).ok_or_else(|| "loads the model".into())
     }
 
-    /// Whether it would be given work.
+    /// Whether it would be given work, and would do it.
     pub(crate) fn is_ready(&self) -> Result<(), String> {
         self.is_live()?;
+        let still = self.works.get().map_or(Duration::ZERO, |(engine, _)| engine.still());
+        if still >= STILL_MAX {
+            return Err(format!("the engine's loop has not moved for {} s", still.as_secs()));
+        }
         self.ready.get().map_or_else(|| Err("loads the model".into()), |ready| ready())
     }
 

@@ -7,7 +7,7 @@ use crate::router::{RouterArgs, RouterChannel, explain};
 use anyhow::Context;
 use baton_proto::v1::{self, admin_client::AdminClient};
 use clap::Args;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::{ErrorKind, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::time::Duration;
 use tokio::time::{interval, timeout};
@@ -40,7 +40,7 @@ pub(crate) async fn run(args: StatusArgs) -> anyhow::Result<ExitCode> {
     let mut admin = AdminClient::new(args.router.connect("start a cluster with `baton up`, or ").await?);
     if !args.watch {
         let status = ask(&mut admin).await?;
-        println!("{}", shown(&args, &status));
+        tell(&shown(&args, &status))?;
         return Ok(if status.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     tokio::select! {
@@ -61,10 +61,18 @@ async fn ask(admin: &mut AdminClient<RouterChannel>) -> anyhow::Result<v1::Statu
     })
 }
 
+/// Prints one status. `false` where nobody reads it any more, as behind `head`.
+fn tell(text: &str) -> anyhow::Result<bool> {
+    let mut out = std::io::stdout();
+    match writeln!(out, "{text}").and_then(|()| out.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        told => told.map(|()| true).context("cannot print the status"),
+    }
+}
+
 /// Shows it again and again; a router that does not answer may be back.
 async fn watch(args: &StatusArgs, admin: &mut AdminClient<RouterChannel>) -> anyhow::Result<()> {
-    let mut out = std::io::stdout();
-    let clear = if out.is_terminal() && !args.json { CLEAR } else { "" };
+    let clear = if std::io::stdout().is_terminal() && !args.json { CLEAR } else { "" };
     let mut ticks = interval(EVERY);
     loop {
         ticks.tick().await;
@@ -76,8 +84,7 @@ async fn watch(args: &StatusArgs, admin: &mut AdminClient<RouterChannel>) -> any
             }
             Err(error) => format!("No status: {error:#}"),
         };
-        // Whoever reads no more, a pager that was left, wants no more.
-        if writeln!(out, "{clear}{text}").and_then(|()| out.flush()).is_err() {
+        if !tell(&format!("{clear}{text}"))? {
             return Ok(());
         }
     }

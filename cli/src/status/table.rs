@@ -59,7 +59,10 @@ fn router_line(router: &v1::RouterStatus) -> String {
     let models = if router.models.is_empty() { "no model is ready".into() } else { router.models.join(", ") };
     let mut parts = vec![requests, models];
     if let (Some(p50), Some(p95)) = (router.ttft_p50_ms, router.ttft_p95_ms) {
-        parts.push(format!("TTFT {p50:.0} ms, 95% within {p95:.0} ms ({} in the last minute)", router.ttft_count));
+        parts.push(format!(
+            "TTFT median {p50:.0} ms, 95% within {p95:.0} ms ({} in the last minute)",
+            router.ttft_count
+        ));
     }
     parts.extend(router.etcd_reachable.map(|reachable| {
         let age = seconds(router.view_age_ms.unwrap_or(0));
@@ -181,7 +184,7 @@ mod tests {
   requests are refused
   decode-10: gone 3 s [2J ago
 
-Router: 3 of 1024 requests run, 0 wait | m | TTFT 98 ms, 95% within 210 ms (40 in the last minute) | etcd does not answer, view 12 s old
+Router: 3 of 1024 requests run, 0 wait | m | TTFT median 98 ms, 95% within 210 ms (40 in the last minute) | etcd does not answer, view 12 s old
 
 WORKER     ROLE     MODEL  POOL     STATE    FOR   RUN   WAIT  KV USED  FREE  REF  CACHED  QUAR  TOKENS/S  KV GB/S  HEARD  CLASS, PROTOCOL
 decode-0   decode   m      default  ready  2 min  3/64  0/256      32%    60   30       8     2      88.0    1.250  0.4 s  avx2/bf16/bf16/1, 1-2

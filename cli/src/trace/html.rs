@@ -10,7 +10,7 @@ const STYLE: &str = "\
 body{margin:2rem auto;max-width:78rem;padding:0 1rem;font:14px/1.45 system-ui,sans-serif;color:var(--text);background:var(--back)}\
 h1{font-size:1.25rem;margin:0 0 .25rem}p{margin:.15rem 0;color:var(--dim)}p.bad{color:var(--bad)}\
 .grid{margin-top:1.25rem;border-top:1px solid var(--line)}\
-.row,.head{display:grid;grid-template-columns:13rem 8rem 5.5rem 5.5rem 1fr;gap:.75rem;align-items:center;padding:.2rem 0}\
+.row,.head{display:grid;grid-template-columns:13rem 8rem 5.5rem 5.5rem 1fr;gap:0 .75rem;align-items:center;padding:.2rem 0}\
 .head{color:var(--dim);font-size:12px}.head .track{height:1.2em}\
 details{border-bottom:1px solid var(--line)}summary{list-style:none;cursor:pointer}summary::-webkit-details-marker{display:none}\
 .name{white-space:nowrap;overflow:hidden;text-overflow:ellipsis;font-weight:600}.num{text-align:right;font-variant-numeric:tabular-nums}\

@@ -97,10 +97,10 @@ impl Known {
 
     /// How fast a count grew over the window; unknown where fewer than two reports told it.
     fn rate(&self, count: impl Fn(&Sample) -> Option<u64>) -> Option<f64> {
-        let (first, last) = (self.samples.front()?, self.samples.back()?);
-        let time = last.at.saturating_duration_since(first.at).as_secs_f64();
-        let grown = count(last)?.saturating_sub(count(first)?);
-        (time > 0.0).then(|| grown as f64 / time)
+        let counted = |sample: &Sample| Some((sample.at, count(sample)?));
+        let ((since, before), (at, now)) = (self.samples.iter().find_map(counted)?, counted(self.samples.back()?)?);
+        let time = at.saturating_duration_since(since).as_secs_f64();
+        (time > 0.0).then(|| now.saturating_sub(before) as f64 / time)
     }
 
     fn row(&self, now: Instant) -> Row {
@@ -177,6 +177,8 @@ mod tests {
     use baton_proto::v1::{BlockCounts, LoadReport};
     use baton_types::Incarnation;
 
+    type Change = fn(&mut Seen);
+
     struct Case {
         board: Board,
         start: Instant,
@@ -227,9 +229,9 @@ mod tests {
         }
     }
 
-    const SAME: fn(&mut Seen) = |_| ();
-    const DRAINS: fn(&mut Seen) = |s| s.draining = true;
-    const NEXT_START: fn(&mut Seen) = |s| Arc::make_mut(&mut s.record).party.incarnation = Incarnation(8);
+    const SAME: Change = |_| ();
+    const DRAINS: Change = |s| s.draining = true;
+    const NEXT_START: Change = |s| Arc::make_mut(&mut s.record).party.incarnation = Incarnation(8);
 
     #[test]
     fn a_worker_that_vanishes_is_told_of_until_it_is_back_or_forgotten() {
@@ -268,7 +270,7 @@ mod tests {
     #[test]
     fn a_pool_is_told_full_once_it_stays_so() {
         let mut case = Case::new();
-        let full: fn(&mut Seen) = |s| {
+        let full: Change = |s| {
             let blocks = BlockCounts { total: 512, free: 2, referenced: 510, ..Default::default() };
             let heard = s.heard.as_mut().expect("heard");
             (heard.report.blocks, heard.report.waiting) = (Some(blocks), 12);

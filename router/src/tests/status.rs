@@ -24,19 +24,27 @@ impl Case {
         self.admin.status(v1::StatusRequest {}).await.unwrap().into_inner()
     }
 
-    /// Waits until the problems are these, each `worker kind: text` with the last digits left out.
-    async fn until(&mut self, expected: &[&str]) -> v1::StatusResponse {
-        let mut told = Vec::new();
+    /// Waits for a status that is as it should be.
+    async fn until_it(&mut self, is_right: impl Fn(&v1::StatusResponse) -> bool) -> v1::StatusResponse {
+        let mut status = self.status().await;
         for _ in 0..500 {
-            let status = self.status().await;
-            let problem = |p: &v1::Problem| format!("{} {}: {}", p.worker, p.kind, p.text);
-            told = status.problems.iter().map(problem).collect();
-            if told.len() == expected.len() && told.iter().zip(expected).all(|(told, e)| told.starts_with(e)) {
+            if is_right(&status) {
                 return status;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
+            status = self.status().await;
         }
-        panic!("{told:#?} instead of {expected:#?}");
+        panic!("still {status:#?}");
+    }
+
+    /// Waits until the problems are these, each `worker kind: text` with the last digits left out.
+    async fn until(&mut self, expected: &[&str]) -> v1::StatusResponse {
+        let told = |p: &v1::Problem| format!("{} {}: {}", p.worker, p.kind, p.text);
+        self.until_it(|status| {
+            let mut pairs = status.problems.iter().map(told).zip(expected);
+            status.problems.len() == expected.len() && pairs.all(|(told, e)| told.starts_with(e))
+        })
+        .await
     }
 
     async fn problems(&self, kind: &str) -> f64 {
@@ -62,12 +70,12 @@ async fn a_cluster_without_problems_is_told_as_it_is() {
         (load.running, load.waiting, load.generated_tokens) = (3, 2, Some(100));
         load.blocks = Some(v1::BlockCounts { total: 512, free: 400, referenced: 100, cached: 10, quarantined: 2 });
     });
-    let status = loop {
-        let status = case.until(&[]).await;
-        if of(&status, &d).running == Some(3) && of(&status, &p).heard_ms.is_some() {
-            break status;
-        }
+    let known = |status: &v1::StatusResponse| {
+        let of = |worker: &Fake| status.workers.iter().find(|w| w.party == Some(worker.record.party.clone().into()));
+        let is_heard = of(&p).is_some_and(|p| p.heard_ms.is_some());
+        status.problems.is_empty() && is_heard && of(&d).is_some_and(|d| d.running == Some(3))
     };
+    let status = case.until_it(known).await;
     let worker = of(&status, &d);
     assert_eq!((worker.role(), worker.state()), (v1::Role::Decode, v1::WorkerState::Ready));
     assert_eq!((worker.model.as_str(), worker.pool.as_str(), worker.running_max), ("m", "default", 16));
@@ -80,13 +88,7 @@ async fn a_cluster_without_problems_is_told_as_it_is() {
 
     // Its count grows, so it has a rate.
     d.report(|load| load.generated_tokens = Some(300));
-    loop {
-        let status = case.status().await;
-        if of(&status, &d).tokens_per_s.is_some_and(|rate| rate > 0.0) {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    case.until_it(|status| of(status, &d).tokens_per_s.is_some_and(|rate| rate > 0.0)).await;
     assert_eq!(of(&case.status().await, &p).tokens_per_s, None, "it does not count");
 }
 

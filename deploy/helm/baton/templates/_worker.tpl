@@ -35,8 +35,30 @@ spec:
       terminationGracePeriodSeconds: {{ add $pool.drain.preStopSeconds $pool.drain.seconds 10 }}
       securityContext: {{- include "baton.podSecurity" (dict "asRoot" $asRoot) | nindent 8 }}
       {{- with include "baton.scheduling" (dict "of" $pool "selector" (include "baton.selector" $parts)) | trim }}{{ . | nindent 6 }}{{ end }}
-      {{- if .model.weights.download }}
+      {{- $doctor := and $pool.doctor (or $pool.rdma.resource (gt (int $pool.gpu.count) 0)) }}
+      {{- if or $doctor .model.weights.download }}
       initContainers:
+      {{- end }}
+      {{- if $doctor }}
+        - name: doctor
+          image: {{ include "baton.image" (dict "root" $root "part" (printf "%s-worker" .role)) }}
+          imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+          command:
+            - baton
+            - doctor
+            {{- if $pool.rdma.resource }}
+            - --rdma
+            {{- with $pool.rdma.lanes }}
+            - --ucx-tls={{ . }}
+            {{- end }}
+            {{- end }}
+            {{- if gt (int $pool.gpu.count) 0 }}
+            - --gpu
+            {{- end }}
+          resources: {{- include "baton.worker.resources" $pool | nindent 12 }}
+          securityContext: {{- include "baton.containerSecurity" (dict "asRoot" $asRoot) | nindent 12 }}
+      {{- end }}
+      {{- if .model.weights.download }}
         - name: download
           image: {{ include "baton.image" (dict "root" $root "part" (printf "%s-worker" .role)) }}
           imagePullPolicy: {{ $root.Values.image.pullPolicy }}
