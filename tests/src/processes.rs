@@ -106,9 +106,14 @@ pub struct Up {
 impl Up {
     /// Starts `baton up` on free ports with more `flags` and waits until it serves.
     pub fn start(flags: &[&str]) -> anyhow::Result<Self> {
+        Self::start_with(flags, &[])
+    }
+
+    /// The same with variables besides those of this process.
+    pub fn start_with(flags: &[&str], variables: &[(&str, &str)]) -> anyhow::Result<Self> {
         let free = ["--grpc-port=0", "--http-port=0"];
         let flags: Vec<&str> = free.into_iter().chain(flags.iter().copied()).collect();
-        let mut up = Self::spawn(&flags, &[])?;
+        let mut up = Self::spawn(&flags, variables)?;
         up.wait_serving()?;
         Ok(up)
     }

@@ -88,8 +88,7 @@ async fn quiet(metrics: &str) -> anyhow::Result<()> {
 }
 
 async fn come_and_go(flags: &[&str], rounds: usize, per_round: usize, slack_kib: usize) -> anyhow::Result<()> {
-    let mut up = Up::spawn(flags, &[FULL_RING])?;
-    up.wait_serving()?;
+    let up = Up::start_with(flags, &[FULL_RING])?;
     let (grpc, http, metrics) = (up.grpc()?, up.openai()?, up.metrics("router")?);
     let children = up.children()?;
     let mut held: Vec<Vec<Resources>> = Vec::new();

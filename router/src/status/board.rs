@@ -177,8 +177,6 @@ mod tests {
     use baton_proto::v1::{BlockCounts, LoadReport};
     use baton_types::Incarnation;
 
-    type Change = fn(&mut Seen);
-
     struct Case {
         board: Board,
         start: Instant,

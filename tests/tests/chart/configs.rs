@@ -39,7 +39,9 @@ fn processes(manifests: &[Value], address: &str) -> anyhow::Result<Vec<Process>>
             items(&pod["volumes"]).find(|v| v["name"] == "config").context("no volume of the configuration")?;
         let map = of_kind(manifests, "ConfigMap").find(|m| m["metadata"]["name"] == config["configMap"]["name"]);
         let toml = map.and_then(|m| m["data"]["baton.toml"].as_str()).context("its ConfigMap is missing")?;
-        for container in items(&pod["initContainers"]).chain(items(&pod["containers"])) {
+        let containers = items(&pod["initContainers"]).chain(items(&pod["containers"]));
+        // Those with a command run something else than their image's process.
+        for container in containers.filter(|container| container["command"].is_null()) {
             let image = container["image"].as_str().unwrap_or_default();
             let program = image.rsplit('/').next().and_then(|i| i.split(':').next()).unwrap_or_default().to_owned();
             let variables = variables(container, &format!("{}-5d8f-x2x", name(deployment)), address);
@@ -87,6 +89,25 @@ fn every_process_takes_its_configuration() -> anyhow::Result<()> {
                 ensure!(has(&format!("advertise = \"{advertised}\"")), "{case}: {dump}");
             }
         }
+    }
+    Ok(())
+}
+
+#[test]
+fn doctor_knows_what_it_is_asked_by_pods_with_devices() -> anyhow::Result<()> {
+    let manifests = manifests(&render("gpu-rdma")?)?;
+    let pods = of_kind(&manifests, "Deployment").map(|deployment| &deployment["spec"]["template"]["spec"]);
+    let commands: Vec<Vec<&str>> = pods
+        .flat_map(|pod| items(&pod["initContainers"]))
+        .map(|container| items(&container["command"]).filter_map(Value::as_str).collect())
+        .collect();
+    ensure!(commands.len() >= 2, "{commands:?}");
+    for command in commands {
+        let [program, arguments @ ..] = &command[..] else { anyhow::bail!("no command") };
+        ensure!(arguments.contains(&"--rdma") && arguments.contains(&"--gpu"), "{command:?}");
+        // It ends with 2 where it does not know an argument, and with 1 where something is missing, as here.
+        let output = Command::new(binary(program)?).args(arguments).output()?;
+        ensure!(matches!(output.status.code(), Some(0 | 1)) && !output.stdout.is_empty(), "{command:?}: {output:?}");
     }
     Ok(())
 }
