@@ -38,7 +38,7 @@ struct Workload {
 }
 
 const DEFAULT: Workload =
-    Workload { name: "", model: "", requests: 12, prompt_tokens: 96, answer_tokens: 24, token_ids: 100..40_000 };
+    Workload { name: "", model: "", requests: 32, prompt_tokens: 96, answer_tokens: 24, token_ids: 100..40_000 };
 const TINY: Workload = Workload {
     name: "_tiny",
     model: "random:vocab=300,context=1024,layers=2,hidden=64,heads=4,seed=3",
