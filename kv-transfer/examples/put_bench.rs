@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use baton_kv_transfer::bench::{Bare, Tuning};
 use baton_kv_transfer::*;
 use baton_types::fence::AlreadyDone;
-use baton_types::{Dtype, Fence, InstanceId, KvLayout, KvPoolMap, PoolMemory};
+use baton_types::{Dtype, Fence, InstanceId, KvLayout, KvPoolMap};
 use std::io::{BufRead, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -258,8 +258,7 @@ fn source(tls: &str) -> Result<()> {
     );
     service.stop()?;
     let map = map(12 << 10)?;
-    let region = Region::anonymous(map.bytes())?;
-    (0..region.len()).step_by(4096).for_each(|at| region.write(at, &[1]));
+    let region = trial::touched(map.bytes())?;
     let checksum = baton_kv_transfer::bench::checksum_rate(&map, &region);
     println!(r#"{{"name":"kv_checksum","value":{checksum:.3},"unit":"GB/s","ratio":null,"of":"one thread"}}"#);
     Ok(())

@@ -3,9 +3,9 @@
 
 use crate::shard::Cut;
 use crate::transport::ucx::{Sleeper, TCP_SEGMENTS};
+use crate::trial::touched;
 use crate::ucx::{Context, Endpoint, Memory, RemoteKey, Worker};
 use crate::{HeadShard, Region};
-use baton_types::PoolMemory;
 use std::hint::black_box;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -31,10 +31,7 @@ pub struct Bare {
 impl Bare {
     /// A worker on these lanes, with `bytes` of registered memory.
     pub fn start(tls: &str, tuning: Tuning, bytes: usize) -> Result<Self, String> {
-        let region = Region::anonymous(bytes).map_err(|e| e.to_string())?;
-        for at in (0..region.len()).step_by(4096) {
-            region.write(at, &[1]); // Page faults are not what is measured.
-        }
+        let region = touched(bytes).map_err(|e| e.to_string())?;
         let base = region.address();
         let more = if tuning == Tuning::Ours { &TCP_SEGMENTS[..] } else { &[] };
         let context = Context::new(&[&[("TLS", tls)], more].concat()).map_err(|e| e.to_string())?;

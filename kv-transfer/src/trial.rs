@@ -25,6 +25,16 @@ pub struct Trial {
     opened: u64,
 }
 
+/// A region whose pages are all there: page faults are not what is measured.
+///
+/// # Errors
+/// Where the memory cannot be had.
+pub fn touched(bytes: usize) -> Result<Arc<Region>, RegionError> {
+    let region = Region::anonymous(bytes)?;
+    (0..region.len()).step_by(4096).for_each(|at| region.write(at, &[1]));
+    Ok(region)
+}
+
 /// One handoff that was acknowledged.
 #[derive(Clone, Debug)]
 pub struct Moved {
@@ -46,15 +56,13 @@ impl Trial {
         Party { instance: name, incarnation: Incarnation(1) }
     }
 
-    /// Starts the service over memory that is there: page faults are not what is measured.
+    /// Starts the service over [`touched`] memory.
     ///
     /// # Errors
     /// Where memory, devices or addresses cannot be had.
     pub fn start(config: TransferConfig) -> Result<Self, TrialError> {
         let map = config.map.clone();
-        let region = Region::anonymous(map.bytes())?;
-        (0..region.len()).step_by(4096).for_each(|at| region.write(at, &[1]));
-        let transfer = KvTransfer::start(config, region, Arc::new(Sink(map.clone())))?;
+        let transfer = KvTransfer::start(config, touched(map.bytes())?, Arc::new(Sink(map.clone())))?;
         Ok(Self { transfer, map, opened: 0 })
     }
 

@@ -4,7 +4,7 @@ use super::protocol::{Answer, Ask, Line, now_us};
 use super::{kv, listen};
 use crate::doctor::devices;
 use crate::doctor::finding::{Finding, Verdict};
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use baton_kv_transfer::{Moved, inventory};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -47,18 +47,12 @@ async fn measure(mut line: Line, tls: &str) -> Vec<Finding> {
             Finding::new("clock", Verdict::Failure, format!("{error:#}"), "run the same version of baton on both hosts")
         }
     };
-    let rate = match timeout(TRANSFER_MAX, transfer(&mut line, tls)).await {
-        Ok(Ok((moved, device))) => rate(&moved, device),
-        late_or_failed => {
-            let why = late_or_failed.map_or_else(
-                |_| format!("not done within {TRANSFER_MAX:?}"),
-                |failed| match failed {
-                    Ok(_) => String::new(),
-                    Err(error) => format!("{error:#}"),
-                },
-            );
+    let late = |_| Err(anyhow!("not done within {TRANSFER_MAX:?}"));
+    let rate = match timeout(TRANSFER_MAX, transfer(&mut line, tls)).await.unwrap_or_else(late) {
+        Ok((moved, device)) => rate(&moved, device),
+        Err(error) => {
             let remedy = "workers choose ports themselves: let all TCP ports between them through, and look at UCX_NET_DEVICES on both hosts";
-            Finding::new("kv transfer", Verdict::Failure, why, remedy)
+            Finding::new("kv transfer", Verdict::Failure, format!("{error:#}"), remedy)
         }
     };
     vec![clock, rate]

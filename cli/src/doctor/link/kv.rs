@@ -25,14 +25,12 @@ pub(super) fn start(name: &str, bind: IpAddr, tls: &str, blocks: u32) -> anyhow:
 
 /// Address of the service, as text.
 pub(super) fn to_text(address: &TransferAddress) -> String {
-    address.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+    hex::encode(address.to_bytes())
 }
 
 /// What [`to_text`] wrote.
 pub(super) fn from_text(text: &str) -> anyhow::Result<TransferAddress> {
-    let digits = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-    let bytes: Option<Vec<u8>> = text.as_bytes().chunks(2).map(digits).collect();
-    Ok(TransferAddress::from_bytes(&bytes.context("the other side's address is not in hex")?)?)
+    Ok(TransferAddress::from_bytes(&hex::decode(text).context("the other side's address is not in hex")?)?)
 }
 
 /// Hands off to the service `name` at `address` so many times; the first one, which connects, does not count.
