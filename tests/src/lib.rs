@@ -8,6 +8,7 @@ pub mod cluster;
 pub mod gates;
 pub mod golden;
 pub mod http;
+pub mod jaeger;
 pub mod kubernetes;
 pub mod load;
 pub mod logs;

@@ -1,10 +1,10 @@
 //! The trace of one request, read back from a real Jaeger. `make test-full` builds it.
 
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use baton_tests::http::Api;
+use baton_tests::jaeger::Trace;
 use baton_tests::processes::Up;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -16,23 +16,6 @@ const BLOCK_BYTES: u64 = 512 * 16;
 const PROMPT_BLOCKS: u64 = 20;
 /// Longest start of Jaeger, and longest way of a span through it.
 const WAIT_MAX: Duration = Duration::from_secs(30);
-
-/// Every span, its service and its parent.
-const SPANS: [(&str, &str, &str); 13] = [
-    ("decode", "baton-router", "generate"),
-    ("decode.await_kv", "baton-decode-worker", "decode"),
-    ("decode.generate", "baton-decode-worker", "decode"),
-    ("decode.reserve", "baton-prefill-worker", "prefill"),
-    ("generate", "baton-router", ""),
-    ("kv.commit", "baton-prefill-worker", "prefill"),
-    ("kv.transfer", "baton-prefill-worker", "prefill"),
-    ("place", "baton-router", "generate"),
-    ("prefill", "baton-router", "generate"),
-    ("prefill.compute", "baton-prefill-worker", "prefill"),
-    ("prefill.queue", "baton-prefill-worker", "prefill"),
-    ("stream", "baton-router", "generate"),
-    ("tokenize", "baton-router", "generate"),
-];
 
 /// A Jaeger that keeps traces in memory. Ends when dropped.
 struct Jaeger {
@@ -104,30 +87,6 @@ fn settings(ports: &[u16]) -> Value {
     })
 }
 
-/// Name, service and parent's name of each span, and the tags by name.
-type Read = (Vec<(String, String, String)>, BTreeMap<String, BTreeMap<String, String>>);
-
-fn read(trace: &Value) -> anyhow::Result<Read> {
-    let trace = trace["data"].get(0).context("no trace")?;
-    let spans = trace["spans"].as_array().context("no spans")?;
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let names: BTreeMap<String, String> =
-        spans.iter().map(|span| (text(&span["spanID"]), text(&span["operationName"]))).collect();
-    let (mut read, mut tags) = (Vec::new(), BTreeMap::new());
-    for span in spans {
-        let service = text(&trace["processes"][text(&span["processID"])]["serviceName"]);
-        let parent = span["references"].get(0).map(|parent| text(&parent["spanID"]));
-        let parent = parent.and_then(|id| names.get(&id).cloned()).unwrap_or_default();
-        let name = text(&span["operationName"]);
-        let of = span["tags"].as_array().into_iter().flatten();
-        let value = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-        tags.insert(name.clone(), of.map(|tag| (text(&tag["key"]), value(&tag["value"]))).collect());
-        read.push((name, service, parent));
-    }
-    read.sort();
-    Ok((read, tags))
-}
-
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a Jaeger, which `make test-full` builds"]
 async fn jaeger_shows_one_request_as_one_trace() -> anyhow::Result<()> {
@@ -138,13 +97,12 @@ async fn jaeger_shows_one_request_as_one_trace() -> anyhow::Result<()> {
     let answer = Api::new(up.openai()?).post("completions", body).await?;
     ensure!(answer.status == 200, "{answer:?}");
     let path = format!("/api/traces/{}", answer.header("x-trace-id"));
-    let expected = SPANS.map(|(name, service, parent)| (name.to_owned(), service.to_owned(), parent.to_owned()));
     let until = Instant::now() + WAIT_MAX;
     let tags = loop {
         // Not found until the first of its spans came.
-        let got = jaeger.get(&path).await.and_then(|trace| read(&trace));
+        let got = jaeger.get(&path).await.and_then(|trace| Trace::read(&trace));
         match got {
-            Ok((spans, tags)) if spans == expected => break tags,
+            Ok(trace) if trace.is_whole() => break trace.tags,
             got => ensure!(Instant::now() < until, "{got:#?}"),
         }
         tokio::time::sleep(Duration::from_millis(100)).await;

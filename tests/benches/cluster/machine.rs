@@ -1,6 +1,6 @@
 //! Where we run, and what processes take of it.
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -20,6 +20,18 @@ pub(crate) fn descendants(pid: u32) -> Vec<u32> {
         all.extend(descendants(all[index]));
     }
     all
+}
+
+/// The name of a process, at most 15 bytes of it.
+pub(crate) fn name(pid: u32) -> anyhow::Result<String> {
+    Ok(std::fs::read_to_string(format!("/proc/{pid}/comm"))?)
+}
+
+/// Keeps all threads of a process on one core.
+pub(crate) fn pin(pid: u32, core: usize) -> anyhow::Result<()> {
+    let output = Command::new("taskset").args(["-a", "-c", "-p", &core.to_string(), &pid.to_string()]).output()?;
+    ensure!(output.status.success(), "taskset: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
 }
 
 /// Processor time that `pids` take while `time` passes, in per cent of one core.

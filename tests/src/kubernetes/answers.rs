@@ -3,10 +3,11 @@
 use super::Bench;
 use super::cases::metrics;
 use crate::http::Api;
+use crate::jaeger::Trace;
 use anyhow::{Context, ensure};
 use baton_proto::v1::inference_client::InferenceClient;
 use baton_proto::v1::{ChatMessage, GenerateRequest, Sampling, Segment, segment::Kind};
-use serde_json::{Value, json};
+use serde_json::json;
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
@@ -16,22 +17,6 @@ const PROMPT: u64 = 300;
 const KV_BYTES: u64 = 2 * 30 * 3 * 64 * 2;
 /// Longest way of a span into Jaeger.
 const EXPORT_MAX: Duration = Duration::from_secs(30);
-/// Spans that a request over two workers has, as `service: name`.
-const SPANS: [&str; 12] = [
-    "baton-decode-worker: decode.await_kv",
-    "baton-decode-worker: decode.generate",
-    "baton-prefill-worker: decode.reserve",
-    "baton-prefill-worker: kv.commit",
-    "baton-prefill-worker: kv.transfer",
-    "baton-prefill-worker: prefill.compute",
-    "baton-prefill-worker: prefill.queue",
-    "baton-router: decode",
-    "baton-router: place",
-    "baton-router: prefill",
-    "baton-router: stream",
-    "baton-router: tokenize",
-];
-
 /// Asks by gRPC and by HTTP, each streamed, and looks for the KV and the trace.
 pub(super) async fn answers(bench: &Bench) -> anyhow::Result<Vec<String>> {
     let mut counts = vec![grpc(&bench.grpc().await?).await?];
@@ -93,36 +78,25 @@ async fn adopted(bench: &Bench) -> anyhow::Result<f64> {
     Ok(bytes)
 }
 
-/// Reads the request back out of Jaeger: all spans, each below another or below nobody, and the bytes on the transfer.
+/// Reads the request back out of Jaeger: all spans below the right parents, and what the transfer moved and how.
 async fn jaeger(bench: &Bench, trace: &str) -> anyhow::Result<String> {
     let pods = bench.cluster.get(&["pods", "--selector=app=jaeger"]).await?;
     let address = pods.first().and_then(|pod| pod["status"]["podIP"].as_str()).context("no pod of Jaeger")?;
     let api = Api::new(format!("http://{address}:16686/api"));
     let started = Instant::now();
-    let spans = loop {
-        let answer = api.get(&format!("traces/{trace}")).await?;
-        let (found, processes) = (answer.body["data"][0]["spans"].clone(), answer.body["data"][0]["processes"].clone());
-        let spans: Vec<Value> = found.as_array().cloned().unwrap_or_default();
-        let name = |span: &Value| {
-            let service = &processes[span["processID"].as_str().unwrap_or_default()]["serviceName"];
-            format!("{}: {}", service.as_str().unwrap_or_default(), span["operationName"].as_str().unwrap_or_default())
-        };
-        let names: Vec<String> = spans.iter().map(name).collect();
-        let missing: Vec<&&str> = SPANS.iter().filter(|name| !names.iter().any(|found| found == *name)).collect();
-        if missing.is_empty() {
-            break spans;
+    let tags = loop {
+        let read = Trace::read(&api.get(&format!("traces/{trace}")).await?.body);
+        match read {
+            Ok(trace) if trace.is_whole() => break trace.tags,
+            read => ensure!(started.elapsed() < EXPORT_MAX, "the trace in Jaeger: {read:#?}"),
         }
-        ensure!(started.elapsed() < EXPORT_MAX, "{missing:?} are not in Jaeger's trace {trace}: {names:?}");
         sleep(Duration::from_millis(250)).await;
     };
-    let ids: Vec<&str> = spans.iter().filter_map(|span| span["spanID"].as_str()).collect();
-    let parents = spans.iter().flat_map(|span| span["references"].as_array().into_iter().flatten());
-    let lost = parents.filter(|p| !p["spanID"].as_str().is_some_and(|id| ids.contains(&id))).count();
-    let roots = spans.iter().filter(|span| span["references"].as_array().is_none_or(Vec::is_empty)).count();
-    ensure!(lost == 0 && roots == 1, "{lost} parents are missing, {roots} spans have none: {spans:#?}");
-    let transfer = spans.iter().find(|span| span["operationName"] == "kv.transfer").context("kv.transfer")?;
-    let tags = transfer["tags"].as_array().into_iter().flatten();
-    let bytes = tags.clone().find(|tag| tag["key"] == "baton.kv.bytes").and_then(|tag| tag["value"].as_u64());
-    ensure!(bytes == Some(PROMPT * KV_BYTES), "kv.transfer of {bytes:?} bytes: {transfer:#?}");
-    Ok(format!("Jaeger has the request as one trace of {} spans", spans.len()))
+    let (transfer, moved) = (&tags["kv.transfer"], (PROMPT * KV_BYTES).to_string());
+    ensure!(
+        transfer.get("baton.kv.bytes") == Some(&moved)
+            && transfer.get("baton.kv.transport").is_some_and(|t| t == "ucx"),
+        "kv.transfer, of {moved} bytes: {transfer:#?}"
+    );
+    Ok(format!("Jaeger has the request as one trace of {} spans; kv.transfer by UCX, {moved} bytes", tags.len()))
 }

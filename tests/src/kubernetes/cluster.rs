@@ -117,7 +117,7 @@ impl Cluster {
         logs.unwrap_or_else(|error| format!("{error:#}"))
     }
 
-    /// Kills a pod without a word: SIGKILL, as when its node loses power.
+    /// Removes a pod at once: its containers get the shortest time that there is, and nobody waits for their end.
     pub(crate) async fn kill(&self, pod: &Pod) -> anyhow::Result<()> {
         self.kubectl(&["delete", "pod", &pod.name, "--grace-period=0", "--force", "--wait=false"]).await.map(drop)
     }
