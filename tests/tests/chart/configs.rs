@@ -113,8 +113,34 @@ fn doctor_knows_what_it_is_asked_by_pods_with_devices() -> anyhow::Result<()> {
 }
 
 #[test]
+fn every_model_lies_on_a_volume_of_its_pod() -> anyhow::Result<()> {
+    let mut paths = 0;
+    for case in cases()? {
+        let manifests = manifests(&render(&case)?)?;
+        for deployment in of_kind(&manifests, "Deployment") {
+            let map = of_kind(&manifests, "ConfigMap").find(|m| name(m) == name(deployment)).context("no config")?;
+            let toml = map["data"]["baton.toml"].as_str().unwrap_or_default();
+            let source = toml.lines().find_map(|line| line.strip_prefix("model = \"")?.strip_suffix('"'));
+            let Some(source) = source.filter(|source| source.starts_with('/')) else { continue };
+            let mounts = items(&deployment["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]);
+            let mut mounts = mounts.filter_map(|mount| mount["mountPath"].as_str());
+            let on_it = mounts.any(|at| source.strip_prefix(at).is_some_and(|rest| rest.starts_with('/')));
+            ensure!(on_it, "{case}: {} mounts nothing that {source} lies on", name(deployment));
+            paths += 1;
+        }
+    }
+    ensure!(paths >= 6, "{paths} pools read a path");
+    Ok(())
+}
+
+#[test]
 fn values_reach_the_processes() -> anyhow::Result<()> {
-    let expected: [(&str, &str, &[&str]); 4] = [
+    let expected: [(&str, &str, &[&str]); 5] = [
+        (
+            "multi-model",
+            "baton-decode-worker",
+            &["\"topology.kubernetes.io/zone\" = \"eu-1a\"", "served_names = [\"large\"]"],
+        ),
         ("everything", "baton-router", &["running_max = 4096", "trace_sample_ratio = 0.05", "drain_ms_max = 120000"]),
         ("everything", "baton-prefill-worker", &["step_ms_max = 30000", "peers_max = 64", "drain_ms_max = 90000"]),
         (

@@ -86,3 +86,17 @@ baton/pool: {{ . }}
 {{- .Values.auth.existingSecret -}}
 {{- end -}}
 {{- end -}}
+
+{{- /* Whether `helm test` can call: with keys it needs one of them, and the chart knows their hashes alone. */ -}}
+{{- define "baton.test.can" -}}
+{{- if or (not (include "baton.auth.secret" .)) .Values.auth.testKey.secret -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Whom `helm test` asks; empty leaves that to the router, which takes the only one. */ -}}
+{{- define "baton.test.model" -}}
+{{- if .Values.test.model -}}
+{{- .Values.test.model -}}
+{{- else if gt (len .Values.models) 1 -}}
+{{- (first .Values.models).name -}}
+{{- end -}}
+{{- end -}}

@@ -14,7 +14,8 @@ spec:
   replicas: {{ int $pool.replicas }}
   {{- end }}
   revisionHistoryLimit: 3
-  progressDeadlineSeconds: {{ add 120 $pool.probes.startupSeconds }}
+  {{- /* A pod may have to drain before its successor loads. */}}
+  progressDeadlineSeconds: {{ add 120 $pool.probes.startupSeconds $pool.drain.preStopSeconds $pool.drain.seconds 10 }}
   strategy:
     type: RollingUpdate
     rollingUpdate:
@@ -183,10 +184,20 @@ spec:
     matchLabels: {{- include "baton.selector" $parts | nindent 6 }}
 {{- end -}}
 
+{{- /* How a pool gets smaller: a pod a minute, once nothing within the look back asked for more. */ -}}
+{{- define "baton.worker.scaleDown" -}}
+scaleDown:
+  stabilizationWindowSeconds: {{ int .cooldownSeconds }}
+  policies: [{type: Pods, value: 1, periodSeconds: 60}]
+{{- end -}}
+
 {{- /* Scales one pool: prefill by the prompt tokens that wait, decode by the share of its KV in use. */ -}}
 {{- define "baton.worker.autoscaler" -}}
 {{- $parts := dict "root" .root "component" .role "model" .model.name "pool" .pool.name -}}
 {{- $scaling := .pool.autoscaling -}}
+{{- if lt (int $scaling.min) 1 -}}
+{{- fail (printf "%s pool %q of model %q: autoscaling.min must be at least 1, since what is scaled on is told by the pool's own pods: without one, none would ever come back" .role .pool.name .model.name) -}}
+{{- end -}}
 {{- if gt (int $scaling.min) (int $scaling.max) -}}
 {{- fail (printf "%s pool %q of model %q: autoscaling.min is above autoscaling.max" .role .pool.name .model.name) -}}
 {{- end -}}
@@ -201,10 +212,7 @@ spec:
   scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: {{ .name }}}
   minReplicas: {{ int $scaling.min }}
   maxReplicas: {{ int $scaling.max }}
-  behavior:
-    scaleDown:
-      stabilizationWindowSeconds: {{ int $scaling.cooldownSeconds }}
-      policies: [{type: Pods, value: 1, periodSeconds: 60}]
+  behavior: {{- include "baton.worker.scaleDown" $scaling | nindent 4 }}
   metrics:
     - type: Pods
       pods:
@@ -220,7 +228,10 @@ spec:
   scaleTargetRef: {name: {{ .name }}}
   minReplicaCount: {{ int $scaling.min }}
   maxReplicaCount: {{ int $scaling.max }}
-  cooldownPeriod: {{ int $scaling.cooldownSeconds }}
+  {{- /* KEDA's own cooldownPeriod holds only on the way to no pods at all, where these pools never go. */}}
+  advanced:
+    horizontalPodAutoscalerConfig:
+      behavior: {{- include "baton.worker.scaleDown" $scaling | nindent 8 }}
   triggers:
     - type: prometheus
       metricType: AverageValue
