@@ -4,14 +4,16 @@ mod alerts;
 mod configs;
 mod helm;
 mod network;
+mod parts;
 mod prometheus;
 mod refusals;
 mod security;
+mod upgrade;
 
 use crate::helm::{
     RELEASES, cases, checked, helm, items, manifests, name, notes, of_kind, path, render, render_values,
 };
-use anyhow::{Context, ensure};
+use anyhow::ensure;
 use expect_test::expect_file;
 use std::collections::BTreeSet;
 
@@ -95,79 +97,6 @@ fn devices_are_asked_for_by_the_pods_that_need_them() -> anyhow::Result<()> {
         ensure!(deployment["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 0);
     }
     ensure!(pods == 2, "{pods} pools");
-    Ok(())
-}
-
-/// The command and the variables of the pod that `helm test` starts.
-fn test_call(values: &str) -> anyhow::Result<Option<(Vec<String>, Vec<String>)>> {
-    let manifests = manifests(&render_values(values)?.map_err(anyhow::Error::msg)?)?;
-    let pod = of_kind(&manifests, "Pod").next();
-    Ok(pod.map(|pod| {
-        let container = &pod["spec"]["containers"][0];
-        let texts = |of: &serde_json::Value, key: &str| {
-            items(of)
-                .filter_map(|i| if key.is_empty() { i.as_str() } else { i[key].as_str() })
-                .map(str::to_owned)
-                .collect()
-        };
-        (texts(&container["command"], ""), texts(&container["env"], "name"))
-    }))
-}
-
-#[test]
-fn the_test_of_a_release_names_a_model_and_has_a_key() -> anyhow::Result<()> {
-    let two = "models: [{name: a, source: x, decode: [{name: d}]}, {name: b, source: z, decode: [{name: d}]}]";
-    let asked = |values: &str| -> anyhow::Result<Vec<String>> {
-        let (command, _) = test_call(values)?.context("there is no test")?;
-        Ok(command.into_iter().filter(|argument| argument.starts_with("--model")).collect())
-    };
-    // One model needs no name; of several the router would ask for one.
-    ensure!(asked("{}")?.is_empty() && asked(two)? == ["--model=a"]);
-    ensure!(asked(&format!("{two}\ntest: {{model: b}}"))? == ["--model=b"]);
-    let keys = format!("auth: {{keys: [{{sha256: '{}', tenant: a}}]", "0".repeat(64));
-    ensure!(test_call(&format!("{keys}}}"))?.is_none(), "a test without a key is refused by the router");
-    ensure!(test_call("auth: {existingSecret: s}")?.is_none(), "a test without a key is refused by the router");
-    let (_, variables) = test_call(&format!("{keys}, testKey: {{secret: t}}}}"))?.context("there is no test")?;
-    ensure!(variables == ["BATON_API_KEY"], "{variables:?}");
-    Ok(())
-}
-
-#[test]
-fn metrics_are_not_on_the_service_of_clients() -> anyhow::Result<()> {
-    let manifests = manifests(&render("everything")?)?;
-    let ports = |of: &str| -> Vec<u64> {
-        let service = of_kind(&manifests, "Service").find(|s| name(s) == of);
-        service.map(|s| items(&s["spec"]["ports"]).filter_map(|p| p["port"].as_u64()).collect()).unwrap_or_default()
-    };
-    ensure!(ports("llm-router") == [50051, 8000] && ports("llm-router-metrics") == [9090]);
-    let selected = |labels: &serde_json::Value, of: &serde_json::Value| {
-        labels.as_object().is_some_and(|labels| labels.iter().all(|(key, value)| of[key] == *value))
-    };
-    // Prometheus' operator reads the one service and no other, and takes no label away that alerts ask for.
-    let monitor = of_kind(&manifests, "ServiceMonitor").next().context("no ServiceMonitor")?;
-    let of_monitor = of_kind(&manifests, "Service")
-        .filter(|s| selected(&monitor["spec"]["selector"]["matchLabels"], &s["metadata"]["labels"]));
-    ensure!(of_monitor.map(name).eq(["llm-router-metrics"]), "{monitor}");
-    ensure!(monitor["spec"]["endpoints"][0]["honorLabels"] == true, "{monitor}");
-    let service = of_kind(&manifests, "Service").find(|s| name(s) == "llm-router-metrics").context("no service")?;
-    let router = of_kind(&manifests, "Deployment").find(|d| name(d) == "llm-router").context("no router")?;
-    ensure!(selected(&service["spec"]["selector"], &router["spec"]["template"]["metadata"]["labels"]), "{service}");
-    ensure!(service["spec"]["clusterIP"] == "None" && service["spec"]["type"].is_null(), "{service}");
-    Ok(())
-}
-
-#[test]
-fn pools_shrink_only_after_their_look_back() -> anyhow::Result<()> {
-    let manifests = manifests(&render("everything")?)?;
-    let hpa = of_kind(&manifests, "HorizontalPodAutoscaler").map(|s| &s["spec"]["behavior"]);
-    let keda = of_kind(&manifests, "ScaledObject")
-        .map(|s| &s["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]);
-    let behaviors: Vec<_> = hpa.chain(keda).collect();
-    ensure!(behaviors.len() == 2, "{behaviors:?}");
-    for behavior in behaviors {
-        ensure!(behavior["scaleDown"]["stabilizationWindowSeconds"] == 300, "{behavior}");
-        ensure!(behavior["scaleDown"]["policies"][0]["value"] == 1, "{behavior}");
-    }
     Ok(())
 }
 

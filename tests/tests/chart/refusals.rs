@@ -44,6 +44,8 @@ fn values_of_the_wrong_kind_are_refused() -> anyhow::Result<()> {
     check("prefill: {autoscaling: {kind: vpa}}", &["/prefill/autoscaling/kind", "keda"])?;
     check("telemetry: {traceSampleRatio: 2}", &["/telemetry/traceSampleRatio", "maximum"])?;
     check("auth: {keys: [{sha256: my-key, tenant: a}]}", &["/auth/keys/0/sha256"])?;
+    check("decode: {image: {version: 1.2.3}}", &["/decode/image", "version"])?;
+    check("router: {env: [{name: A, value: 1}]}", &["/router/env/0/value", "string"])?;
     check("models: []", &["/models", "minItems"])?;
     check("models: [{name: Llama_3, source: x, decode: [{name: d}]}]", &["/models/0/name"])?;
     check("models: [{name: m, source: x}]", &["/models/0", "decode"])?;
@@ -92,6 +94,9 @@ fn values_that_contradict_each_other_are_refused() -> anyhow::Result<()> {
     )?;
     check("router: {gateway: {enabled: true}}", &["router.gateway.parentRefs"])?;
     check("decode: {autoscaling: {kind: hpa, min: 5, max: 2}}", &["autoscaling.min"])?;
+    check("router: {env: [{name: POD_IP, value: a}]}", &["env of router", "POD_IP", "by the chart"])?;
+    let twice = "prefill: {env: [{name: A, value: a}, {name: A, value: b}]}";
+    check(twice, &["env of prefill pool", "A is set above"])?;
     let beside = "models: [{name: m, source: /models/x, weights: {image: {reference: b}}, decode: [{name: d}]}]";
     check(beside, &["/models/x", "/weights"])?;
     check("decode: {autoscaling: {kind: keda, min: 0, max: 2}}", &["autoscaling.min", "at least 1"])?;

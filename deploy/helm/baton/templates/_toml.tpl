@@ -39,7 +39,7 @@ keys that are more than a word: a dot in them would otherwise make a section. */
 {{- $values := .root.Values -}}
 {{- $telemetry := dict "log" $values.telemetry.log "log_format" $values.telemetry.logFormat "trace_sample_ratio" $values.telemetry.traceSampleRatio -}}
 {{- with $values.telemetry.otlpUrl -}}{{- $_ := set $telemetry "otlp_url" . -}}{{- end -}}
-{{- $etcd := dict "endpoints" (include "baton.etcd.endpoints" .root | fromJsonArray) "prefix" (printf "/baton/%s/%s/" .root.Release.Namespace .root.Release.Name) "lease_ttl_s" $values.etcd.leaseSeconds -}}
+{{- $etcd := dict "endpoints" (include "baton.etcd.endpoints" .root | fromJsonArray) "prefix" (include "baton.etcd.prefix" .root) "lease_ttl_s" $values.etcd.leaseSeconds -}}
 {{- if include "baton.etcd.tls" .root -}}
 {{- $_ := set $etcd "ca" "/etc/baton/etcd/ca.crt" -}}
 {{- if $values.etcd.external.clientCertificate -}}

@@ -3,6 +3,8 @@
 {{- $root := .root -}}
 {{- $pool := .pool -}}
 {{- $parts := dict "root" $root "component" .role "model" .model.name "pool" $pool.name -}}
+{{- $image := dict "root" $root "part" (printf "%s-worker" .role) "own" $pool.image -}}
+{{- $env := include "baton.env" (dict "env" $pool.env "where" (printf "%s pool %q of model %q" .role $pool.name .model.name)) -}}
 {{- $asRoot := and $pool.rdma.resource (eq $pool.rdma.memlock "root") -}}
 apiVersion: apps/v1
 kind: Deployment
@@ -26,7 +28,8 @@ spec:
   template:
     metadata:
       labels:
-        {{- include "baton.labels" $parts | nindent 8 }}
+        {{- /* No versions: they would roll all pods for a chart of another number. */}}
+        {{- include "baton.selector" $parts | nindent 8 }}
         {{- with $pool.labels }}{{ toYaml . | nindent 8 }}{{ end }}
       annotations:
         checksum/config: {{ include "baton.config.worker" . | sha256sum }}
@@ -42,32 +45,42 @@ spec:
       {{- end }}
       {{- if $doctor }}
         - name: doctor
-          image: {{ include "baton.image" (dict "root" $root "part" (printf "%s-worker" .role)) }}
-          imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+          image: {{ include "baton.image" $image }}
+          imagePullPolicy: {{ include "baton.pullPolicy" $image }}
           command:
             - baton
             - doctor
             {{- if $pool.rdma.resource }}
             - --rdma
             {{- with $pool.rdma.lanes }}
-            - --ucx-tls={{ . }}
+            - {{ printf "--ucx-tls=%s" . | quote }}
             {{- end }}
             {{- end }}
             {{- if gt (int $pool.gpu.count) 0 }}
             - --gpu
             {{- end }}
+            {{- if not $root.Values.etcd.enabled }}
+            - {{ printf "--etcd=%s" (include "baton.etcd.endpoints" $root | fromJsonArray | join ",") | quote }}
+            {{- end }}
+          {{- with include "baton.worker.doctorEnv" (dict "root" $root "env" $env) | trim }}
+          env: {{- . | nindent 12 }}
+          {{- end }}
           resources: {{- include "baton.worker.resources" $pool | nindent 12 }}
           securityContext: {{- include "baton.containerSecurity" (dict "asRoot" $asRoot) | nindent 12 }}
+          {{- with include "baton.secretMounts" $root | trim }}
+          volumeMounts: {{- . | nindent 12 }}
+          {{- end }}
       {{- end }}
       {{- if .model.weights.download }}
         - name: download
-          image: {{ include "baton.image" (dict "root" $root "part" (printf "%s-worker" .role)) }}
-          imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+          image: {{ include "baton.image" $image }}
+          imagePullPolicy: {{ include "baton.pullPolicy" $image }}
           args: [--fetch-only]
           env:
             - {name: BATON_CONFIG, value: /etc/baton/config/baton.toml}
             # Only to be complete: nothing listens or registers here.
             - {name: BATON_GRPC__LISTEN, value: "127.0.0.1:0"}
+            {{- with $env }}{{ . | nindent 12 }}{{ end }}
             {{- with .model.weights.download.tokenSecret }}
             - name: HF_TOKEN
               valueFrom: {secretKeyRef: {name: {{ .name }}, key: {{ .key }}}}
@@ -81,9 +94,10 @@ spec:
       {{- end }}
       containers:
         - name: worker
-          image: {{ include "baton.image" (dict "root" $root "part" (printf "%s-worker" .role)) }}
-          imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+          image: {{ include "baton.image" $image }}
+          imagePullPolicy: {{ include "baton.pullPolicy" $image }}
           env: {{- include "baton.podVariables" (dict "root" $root "port" 50052 "worker" true) | nindent 12 }}
+            {{- with $env }}{{ . | nindent 12 }}{{ end }}
           ports:
             - {name: grpc, containerPort: 50052}
             - {name: metrics, containerPort: 9090}
@@ -145,6 +159,29 @@ spec:
           emptyDir: {medium: HugePages-{{ . }}}
         {{- end }}
         {{- with include "baton.secretVolumes" $root | trim }}{{ . | nindent 8 }}{{ end }}
+{{- end -}}
+
+{{- /* Variables of `baton doctor`: those of values, and how an etcd that is not the chart's is reached. The chart's own starts at the same time,
+and is not asked for. dict "root" "env". */ -}}
+{{- define "baton.worker.doctorEnv" -}}
+{{- $etcd := .root.Values.etcd.external }}
+{{- if not .root.Values.etcd.enabled }}
+- {name: BATON_MEMBERSHIP__ETCD__PREFIX, value: {{ include "baton.etcd.prefix" .root }}}
+{{- end }}
+{{- if include "baton.etcd.tls" .root }}
+- {name: BATON_MEMBERSHIP__ETCD__CA, value: /etc/baton/etcd/ca.crt}
+{{- if $etcd.clientCertificate }}
+- {name: BATON_MEMBERSHIP__ETCD__CERT, value: /etc/baton/etcd/tls.crt}
+- {name: BATON_MEMBERSHIP__ETCD__KEY, value: /etc/baton/etcd/tls.key}
+{{- end }}
+{{- end }}
+{{- if include "baton.etcd.password" .root }}
+- {name: BATON_MEMBERSHIP__ETCD__USER, value: {{ $etcd.user | quote }}}
+- {name: BATON_MEMBERSHIP__ETCD__PASSWORD_FILE, value: {{ printf "/etc/baton/etcd-password/%s" $etcd.password.key | quote }}}
+{{- end }}
+{{- with .env }}
+{{ . }}
+{{- end }}
 {{- end -}}
 
 {{- /* Devices and huge pages are limits; what is asked for follows from them. */ -}}
