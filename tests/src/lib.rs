@@ -9,6 +9,7 @@ pub mod gates;
 pub mod golden;
 pub mod http;
 pub mod kubernetes;
+pub mod label_values;
 pub mod load;
 pub mod logs;
 pub mod processes;

@@ -3,6 +3,7 @@
 mod alerts;
 mod configs;
 mod helm;
+mod labels;
 mod network;
 mod parts;
 mod prometheus;
