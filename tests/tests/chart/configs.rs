@@ -105,7 +105,12 @@ fn doctor_is_told_what_the_worker_will_use() -> anyhow::Result<()> {
     let doctors_of_mixed: Vec<&Value> = doctors(&mixed).collect();
     let [doctor] = doctors_of_mixed[..] else { bail!("the pool with RDMA alone has one: {doctors_of_mixed:?}") };
     let arguments: Vec<_> = items(&doctor["command"]).filter_map(Value::as_str).collect();
-    for argument in ["--ucx-tls=rc", "--etcd=https://etcd-0.example.com:2379,https://etcd-1.example.com:2379"] {
+    for argument in [
+        "--ucx-tls=rc",
+        "--ucx-net-devices=mlx5_0:1,mlx5_1:1",
+        "--pool-bytes=40GiB",
+        "--etcd=https://etcd-0.example.com:2379,https://etcd-1.example.com:2379",
+    ] {
         ensure!(arguments.contains(&argument), "no {argument} in {arguments:?}");
     }
     let variables = variables(doctor, "pod", "10.1.2.3");
@@ -116,9 +121,9 @@ fn doctor_is_told_what_the_worker_will_use() -> anyhow::Result<()> {
         ensure!(mounts.any(|at| value.starts_with(&format!("{at}/"))), "{value} is not mounted: {doctor}");
     }
     ensure!(variables.contains(&("UCX_IB_GID_INDEX".into(), "3".into())), "{variables:?}");
-    // The chart's own etcd starts with the pods.
+    // The chart's own etcd starts with the pods; and what a GPU holds is not locked in the host's memory.
     let gpu = manifests(&render("gpu-rdma")?)?;
-    let wrong = |a: &str| a.starts_with("--etcd");
+    let wrong = |a: &str| a.starts_with("--etcd") || a.starts_with("--pool-bytes");
     let mut asked = doctors(&gpu).flat_map(|doctor| items(&doctor["command"])).filter_map(Value::as_str);
     ensure!(!asked.any(wrong) && doctors(&gpu).count() == 2);
     Ok(())

@@ -55,6 +55,13 @@ spec:
             {{- with $pool.rdma.lanes }}
             - {{ printf "--ucx-tls=%s" . | quote }}
             {{- end }}
+            {{- with $pool.rdma.devices }}
+            - {{ printf "--ucx-net-devices=%s" . | quote }}
+            {{- end }}
+            {{- /* What a GPU holds is not locked in the host's memory. */}}
+            {{- if ne $pool.engine.device "cuda" }}
+            - {{ printf "--pool-bytes=%s" $pool.engine.kvCacheBytes | quote }}
+            {{- end }}
             {{- end }}
             {{- if gt (int $pool.gpu.count) 0 }}
             - --gpu
