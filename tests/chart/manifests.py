@@ -15,7 +15,8 @@ class Unique(yaml.SafeLoader):
     """Refuses a key that stands twice in one mapping: the API server would take either."""
 
     def construct_mapping(self, node, deep=False):
-        keys = [self.construct_object(key, deep=deep) for key, _ in node.value]
+        merge = "tag:yaml.org,2002:merge"
+        keys = [self.construct_object(key, deep=deep) for key, _ in node.value if key.tag != merge]
         twice = {key for key in keys if keys.count(key) > 1}
         if twice:
             raise ValueError(f"{node.start_mark}: {sorted(twice)} stand twice")

@@ -10,6 +10,7 @@ pub mod golden;
 pub mod http;
 pub mod jaeger;
 pub mod kubernetes;
+pub mod label_values;
 pub mod load;
 pub mod logs;
 pub mod processes;

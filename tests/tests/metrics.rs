@@ -2,6 +2,7 @@
 
 use anyhow::{Context, ensure};
 use baton_tests::http::Api;
+use baton_tests::label_values;
 use baton_tests::processes::Up;
 use baton_tests::scrape::Scrape;
 use serde_json::json;
@@ -103,5 +104,92 @@ async fn the_tables_and_the_export_agree() -> anyhow::Result<()> {
         ensure!(source.contains(&format!("\"{registered}\"")), "nobody registers {name}");
     }
     up.stop()?;
+    Ok(())
+}
+
+/// Where the code names the values of labels.
+enum Source {
+    /// The arms of `name` of an enum.
+    Enum(&'static str, &'static str),
+    /// Every text between these two.
+    Between(&'static str, &'static str, &'static str),
+}
+
+/// The texts between `before` and `after`, of one line.
+fn between<'a>(text: &'a str, before: &str, after: &str) -> impl Iterator<Item = &'a str> {
+    let name = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    text.split(before).skip(1).filter_map(move |rest| {
+        let end = rest.find(|c| !name(c))?;
+        rest[end..].starts_with(after).then(|| &rest[..end])
+    })
+}
+
+impl Source {
+    fn values(&self) -> anyhow::Result<BTreeSet<String>> {
+        let (file, before, after) = match self {
+            Self::Enum(file, _) => (file, "=> \"", "\""),
+            Self::Between(file, before, after) => (file, *before, *after),
+        };
+        let text = fs::read_to_string(root().join(file))?;
+        let text = match self {
+            Self::Enum(_, name) => {
+                let of_enum = text.split_once(&format!("\nimpl {name} {{")).with_context(|| format!("no {name}"))?.1;
+                let of_name = of_enum.split_once("fn name(").context("it has no name")?.1;
+                of_name.split_once("\n    }\n").context("its name does not end")?.0
+            }
+            Self::Between(..) => text.as_str(),
+        };
+        let found: BTreeSet<String> = between(text, before, after).map(str::to_owned).collect();
+        ensure!(!found.is_empty(), "{file} names no values any more");
+        Ok(found)
+    }
+}
+
+#[test]
+fn labels_have_the_values_that_the_table_tells() -> anyhow::Result<()> {
+    use Source::{Between, Enum};
+    let (worker, failures) = ("worker/src/metrics.rs", Enum("kv-transfer/src/error.rs", "HandoffFailure"));
+    let role = Enum("types/src/instance.rs", "Role");
+    let main = |file| Between(file, "#[command(name = \"", "\"");
+    let mains = [main("router/src/main.rs"), main("prefill-worker/src/main.rs"), main("decode-worker/src/main.rs")];
+    let lost = Between("node/src/metrics.rs", "(\"", "\", &counters.lost");
+    let change = Enum("router/src/metrics/changes.rs", "MembershipChange");
+    // metric, label, where its values are named, values that stand alone
+    let sources: [(&str, &str, &[Source], &[&str]); 21] = [
+        ("baton_build_info", "service", &mains, &[]),
+        ("baton_spans_lost_total", "reason", &[lost], &[]),
+        ("baton_router_requests_total", "outcome", &[Enum("types/src/error.rs", "ErrorKind")], &["ok"]),
+        ("baton_router_placements_total", "reason", &[Enum("router/src/placement/mod.rs", "Reason")], &[]),
+        ("baton_router_retries_total", "reason", &[Enum("router/src/recovery/mod.rs", "Phase")], &[]),
+        ("baton_router_given_up_total", "reason", &[Enum("router/src/recovery/mod.rs", "GiveUp")], &[]),
+        ("baton_router_auth_refused_total", "reason", &[Enum("router/src/auth/denied.rs", "Denied")], &[]),
+        ("baton_router_problems", "kind", &[Enum("router/src/status/judge.rs", "Kind")], &[]),
+        ("baton_router_ready_workers", "role", std::slice::from_ref(&role), &[]),
+        ("baton_router_unpaired_workers", "role", std::slice::from_ref(&role), &[]),
+        ("baton_router_membership_changes_total", "role", std::slice::from_ref(&role), &[]),
+        ("baton_router_membership_changes_total", "change", &[change], &[]),
+        ("baton_kv_blocks", "state", &[Between(worker, "(\"", "\", load.blocks.")], &[]),
+        ("baton_engine_rows_total", "kind", &[Between(worker, "(\"kind\", \"", "\")")], &[]),
+        ("baton_worker_phase_seconds", "phase", &[Enum("worker/src/phases.rs", "WorkerPhase")], &[]),
+        ("baton_kv_transfer_bytes_total", "direction", &[Between(worker, "(\"direction\", \"", "\")")], &[]),
+        ("baton_kv_handoffs_total", "direction", &[Between(worker, "outcomes(\"", "\"")], &[]),
+        ("baton_kv_handoffs_total", "outcome", std::slice::from_ref(&failures), &["adopted"]),
+        ("baton_kv_peer_handoffs_total", "direction", &[Between(worker, "(\"", "\", &peer.")], &[]),
+        ("baton_kv_peer_handoffs_total", "outcome", std::slice::from_ref(&failures), &["adopted"]),
+        ("baton_kv_refused_total", "reason", &[Enum("kv-transfer/src/error.rs", "RefuseReason")], &[]),
+    ];
+    let mut named = label_values::LabelValues::new();
+    for (metric, label, of, alone) in sources {
+        let mut values: BTreeSet<String> = alone.iter().map(|value| (*value).to_owned()).collect();
+        for source in of {
+            values.extend(source.values().with_context(|| format!("{label} of {metric}"))?);
+        }
+        named.insert((metric.to_owned(), label.to_owned()), values);
+    }
+    let told = label_values::told()?;
+    for (of, values) in &named {
+        ensure!(told.get(of) == Some(values), "{of:?} has {values:?}, and docs/metrics.md tells {:?}", told.get(of));
+    }
+    ensure!(named.len() == told.len(), "docs/metrics.md tells values that nothing is compared with");
     Ok(())
 }

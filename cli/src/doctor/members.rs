@@ -7,18 +7,23 @@ use std::time::Duration;
 /// A read through the leader within one datacenter takes a few milliseconds; leases of seconds bear more, and drains and joins feel it.
 const READ_MAX: Duration = Duration::from_millis(50);
 
-/// Asks each node.
+/// Asks each node. Any one that answers is enough for a process to start and serve, so the others are warned of.
 pub(super) async fn look(endpoints: Vec<String>) -> anyhow::Result<Vec<Finding>> {
     let config = crate::etcd::config(endpoints, None)?;
-    Ok(reach(&config).await.into_iter().map(|(endpoint, reached)| node(&endpoint, reached)).collect())
+    Ok(nodes(reach(&config).await))
 }
 
-fn node(endpoint: &str, reached: Result<Reached, String>) -> Finding {
+fn nodes(reached: Vec<(String, Result<Reached, String>)>) -> Vec<Finding> {
+    let silent = if reached.iter().any(|(_, reached)| reached.is_ok()) { Verdict::Warning } else { Verdict::Failure };
+    reached.into_iter().map(|(endpoint, reached)| node(&endpoint, reached, silent)).collect()
+}
+
+fn node(endpoint: &str, reached: Result<Reached, String>, silent: Verdict) -> Finding {
     let check = format!("etcd {endpoint}");
     match reached {
         Err(error) => {
             let remedy = "start it, let its client port through, and set BATON_MEMBERSHIP__ETCD__CA, CERT, KEY, USER and PASSWORD_FILE where it asks for them";
-            Finding::new(check, Verdict::Failure, error, remedy)
+            Finding::new(check, silent, error, remedy)
         }
         Ok(Reached { version, read }) => {
             let found = format!("{version}, a read takes {:.1} ms", read.as_secs_f64() * 1e3);
@@ -38,9 +43,14 @@ mod tests {
     #[test]
     fn slow_and_silent_nodes_are_told() {
         let reached = |ms| Ok(Reached { version: "3.5.17".into(), read: Duration::from_millis(ms) });
-        assert_eq!(node("http://a:2379", reached(3)).verdict, Verdict::Ok);
-        assert_eq!(node("http://a:2379", reached(300)).verdict, Verdict::Warning);
-        assert_eq!(node("http://a:2379", Err("silent".into())).verdict, Verdict::Failure);
+        let verdicts = |of: Vec<Result<Reached, String>>| -> Vec<Verdict> {
+            nodes(of.into_iter().map(|r| ("http://a:2379".to_owned(), r)).collect()).iter().map(|f| f.verdict).collect()
+        };
+        assert_eq!(verdicts(vec![reached(3)]), [Verdict::Ok]);
+        assert_eq!(verdicts(vec![reached(300)]), [Verdict::Warning]);
+        assert_eq!(verdicts(vec![Err("silent".into())]), [Verdict::Failure]);
+        assert_eq!(verdicts(vec![Err("silent".into()), reached(3)]), [Verdict::Warning, Verdict::Ok]);
+        assert_eq!(verdicts(vec![Err("silent".into()), Err("silent".into())]), [Verdict::Failure, Verdict::Failure]);
     }
 
     #[tokio::test]

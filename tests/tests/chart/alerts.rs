@@ -1,6 +1,6 @@
 //! Alerts: sound expressions, each fires when it must and has its text; the dashboard is what Grafana reads.
 
-use crate::helm::{items, manifests, path, tool};
+use crate::helm::{items, manifests, of_kind, path, render, render_values, tool};
 use anyhow::{Context, ensure};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -48,6 +48,41 @@ fn every_rule_has_its_text_and_a_case() -> anyhow::Result<()> {
         let runbook = format!("docs/alerts.md#{}", name.to_lowercase());
         ensure!(rule["annotations"]["runbook"] == runbook.as_str(), "{name} names {}", rule["annotations"]["runbook"]);
         ensure!(["critical", "warning"].iter().any(|s| rule["labels"]["severity"] == *s), "{name}");
+    }
+    Ok(())
+}
+
+#[test]
+fn runbooks_are_links_where_it_is_known_where_they_are_read() -> anyhow::Result<()> {
+    let annotations = |rendered: &str| -> anyhow::Result<Vec<Value>> {
+        let manifests = manifests(rendered)?;
+        let rule = of_kind(&manifests, "PrometheusRule").next().context("no rules")?;
+        let all = items(&rule["spec"]["groups"]).flat_map(|group| items(&group["rules"]));
+        Ok(all.map(|rule| rule["annotations"].clone()).collect())
+    };
+    let linked = annotations(&render("everything")?)?;
+    let at = "https://git.example.com/baton/docs/alerts.md#baton";
+    ensure!(linked.iter().all(|a| a["runbook_url"].as_str().is_some_and(|url| url.starts_with(at))), "{linked:?}");
+    let plain = render_values("observability: {prometheusRule: {enabled: true}}")?.map_err(anyhow::Error::msg)?;
+    let plain = annotations(&plain)?;
+    ensure!(plain.iter().all(|a| a["runbook_url"].is_null() && a["runbook"].is_string()), "{plain:?}");
+    ensure!(linked.len() == rules()?.len() && plain.len() == linked.len());
+    Ok(())
+}
+
+#[test]
+fn the_prometheus_of_one_host_reads_the_rules() -> anyhow::Result<()> {
+    let compose =
+        &manifests(&format!("kind: Compose\n{}", fs::read_to_string(path("deploy/compose/compose.yaml"))?))?[0];
+    let mounts = items(&compose["services"]["prometheus"]["volumes"]).filter_map(Value::as_str);
+    let mounts: Vec<_> = mounts.filter_map(|mount| mount.split_once(':')).collect();
+    let config = fs::read_to_string(path("deploy/compose/prometheus.yaml"))?;
+    let config = &manifests(&format!("kind: Prometheus\n{config}"))?[0];
+    let files: Vec<_> = items(&config["rule_files"]).filter_map(Value::as_str).collect();
+    ensure!(!files.is_empty(), "{config}");
+    for file in files {
+        let read = mounts.iter().find(|(_, to)| to.strip_suffix(":ro") == Some(file)).context("no such mount")?;
+        ensure!(fs::canonicalize(path("deploy/compose").join(read.0))? == fs::canonicalize(path(ALERTS))?, "{read:?}");
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Every configuration that the chart writes is read by the binary that it is for, with the variables of its pod.
 
 use crate::helm::{cases, items, manifests, name, of_kind, render};
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use baton_tests::processes::binary;
 use serde_json::Value;
 use std::fs;
@@ -93,18 +93,56 @@ fn every_process_takes_its_configuration() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Init containers that look at the devices of their pods.
+fn doctors(manifests: &[Value]) -> impl Iterator<Item = &Value> {
+    let pods = of_kind(manifests, "Deployment").map(|deployment| &deployment["spec"]["template"]["spec"]);
+    pods.flat_map(|pod| items(&pod["initContainers"])).filter(|container| container["name"] == "doctor")
+}
+
+#[test]
+fn doctor_is_told_what_the_worker_will_use() -> anyhow::Result<()> {
+    let mixed = manifests(&render("mixed")?)?;
+    let doctors_of_mixed: Vec<&Value> = doctors(&mixed).collect();
+    let [doctor] = doctors_of_mixed[..] else { bail!("the pool with RDMA alone has one: {doctors_of_mixed:?}") };
+    let arguments: Vec<_> = items(&doctor["command"]).filter_map(Value::as_str).collect();
+    for argument in [
+        "--ucx-tls=rc",
+        "--ucx-net-devices=mlx5_0:1,mlx5_1:1",
+        "--pool-bytes=40GiB",
+        "--etcd=https://etcd-0.example.com:2379,https://etcd-1.example.com:2379",
+    ] {
+        ensure!(arguments.contains(&argument), "no {argument} in {arguments:?}");
+    }
+    let variables = variables(doctor, "pod", "10.1.2.3");
+    let files = [("CA", "/etc/baton/etcd/ca.crt"), ("PASSWORD_FILE", "/etc/baton/etcd-password/password")];
+    for (name, value) in files.map(|(n, v)| (format!("BATON_MEMBERSHIP__ETCD__{n}"), v)) {
+        ensure!(variables.contains(&(name.clone(), value.to_owned())), "no {name} in {variables:?}");
+        let mut mounts = items(&doctor["volumeMounts"]).filter_map(|mount| mount["mountPath"].as_str());
+        ensure!(mounts.any(|at| value.starts_with(&format!("{at}/"))), "{value} is not mounted: {doctor}");
+    }
+    ensure!(variables.contains(&("UCX_IB_GID_INDEX".into(), "3".into())), "{variables:?}");
+    // The chart's own etcd starts with the pods; and what a GPU holds is not locked in the host's memory.
+    let gpu = manifests(&render("gpu-rdma")?)?;
+    let wrong = |a: &str| a.starts_with("--etcd") || a.starts_with("--pool-bytes");
+    let mut asked = doctors(&gpu).flat_map(|doctor| items(&doctor["command"])).filter_map(Value::as_str);
+    ensure!(!asked.any(wrong) && doctors(&gpu).count() == 2);
+    Ok(())
+}
+
 #[test]
 fn doctor_knows_what_it_is_asked_by_pods_with_devices() -> anyhow::Result<()> {
-    let manifests = manifests(&render("gpu-rdma")?)?;
-    let pods = of_kind(&manifests, "Deployment").map(|deployment| &deployment["spec"]["template"]["spec"]);
-    let commands: Vec<Vec<&str>> = pods
-        .flat_map(|pod| items(&pod["initContainers"]))
-        .map(|container| items(&container["command"]).filter_map(Value::as_str).collect())
-        .collect();
-    ensure!(commands.len() >= 2, "{commands:?}");
-    for command in commands {
+    let mut all = manifests(&render("gpu-rdma")?)?;
+    let asks_gpu = doctors(&all).count();
+    all.extend(manifests(&render("mixed")?)?);
+    let commands: Vec<Vec<&str>> =
+        doctors(&all).map(|doctor| items(&doctor["command"]).filter_map(Value::as_str).collect()).collect();
+    ensure!(commands.len() > asks_gpu && asks_gpu >= 2, "{commands:?}");
+    for (i, command) in commands.into_iter().enumerate() {
         let [program, arguments @ ..] = &command[..] else { anyhow::bail!("no command") };
-        ensure!(arguments.contains(&"--rdma") && arguments.contains(&"--gpu"), "{command:?}");
+        ensure!(arguments.contains(&"--rdma") && arguments.contains(&"--gpu") == (i < asks_gpu), "{command:?}");
+        // No name is asked for over the network here: an address that nothing listens at stands for theirs.
+        let arguments =
+            arguments.iter().map(|a| if a.starts_with("--etcd=") { "--etcd=http://127.0.0.1:1" } else { a });
         // It ends with 2 where it does not know an argument, and with 1 where something is missing, as here.
         let output = Command::new(binary(program)?).args(arguments).output()?;
         ensure!(matches!(output.status.code(), Some(0 | 1)) && !output.stdout.is_empty(), "{command:?}: {output:?}");
@@ -113,8 +151,34 @@ fn doctor_knows_what_it_is_asked_by_pods_with_devices() -> anyhow::Result<()> {
 }
 
 #[test]
+fn every_model_lies_on_a_volume_of_its_pod() -> anyhow::Result<()> {
+    let mut paths = 0;
+    for case in cases()? {
+        let manifests = manifests(&render(&case)?)?;
+        for deployment in of_kind(&manifests, "Deployment") {
+            let map = of_kind(&manifests, "ConfigMap").find(|m| name(m) == name(deployment)).context("no config")?;
+            let toml = map["data"]["baton.toml"].as_str().unwrap_or_default();
+            let source = toml.lines().find_map(|line| line.strip_prefix("model = \"")?.strip_suffix('"'));
+            let Some(source) = source.filter(|source| source.starts_with('/')) else { continue };
+            let mounts = items(&deployment["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]);
+            let mut mounts = mounts.filter_map(|mount| mount["mountPath"].as_str());
+            let on_it = mounts.any(|at| source.strip_prefix(at).is_some_and(|rest| rest.starts_with('/')));
+            ensure!(on_it, "{case}: {} mounts nothing that {source} lies on", name(deployment));
+            paths += 1;
+        }
+    }
+    ensure!(paths >= 6, "{paths} pools read a path");
+    Ok(())
+}
+
+#[test]
 fn values_reach_the_processes() -> anyhow::Result<()> {
-    let expected: [(&str, &str, &[&str]); 4] = [
+    let expected: [(&str, &str, &[&str]); 5] = [
+        (
+            "multi-model",
+            "baton-decode-worker",
+            &["\"topology.kubernetes.io/zone\" = \"eu-1a\"", "served_names = [\"large\"]"],
+        ),
         ("everything", "baton-router", &["running_max = 4096", "trace_sample_ratio = 0.05", "drain_ms_max = 120000"]),
         ("everything", "baton-prefill-worker", &["step_ms_max = 30000", "peers_max = 64", "drain_ms_max = 90000"]),
         (

@@ -44,11 +44,41 @@ fn values_of_the_wrong_kind_are_refused() -> anyhow::Result<()> {
     check("prefill: {autoscaling: {kind: vpa}}", &["/prefill/autoscaling/kind", "keda"])?;
     check("telemetry: {traceSampleRatio: 2}", &["/telemetry/traceSampleRatio", "maximum"])?;
     check("auth: {keys: [{sha256: my-key, tenant: a}]}", &["/auth/keys/0/sha256"])?;
+    check("decode: {image: {version: 1.2.3}}", &["/decode/image", "version"])?;
+    check("router: {env: [{name: A, value: 1}]}", &["/router/env/0/value", "string"])?;
     check("models: []", &["/models", "minItems"])?;
     check("models: [{name: Llama_3, source: x, decode: [{name: d}]}]", &["/models/0/name"])?;
     check("models: [{name: m, source: x}]", &["/models/0", "decode"])?;
     let two = "models: [{name: m, source: x, weights: {claim: {name: a}, image: {reference: b}}, decode: [{name: d}]}]";
     check(two, &["/models/0/weights", "maxProperties"])
+}
+
+#[test]
+fn routes_that_a_listener_would_refuse_are_refused() -> anyhow::Result<()> {
+    let gateway = |more: &str| format!("router: {{gateway: {{enabled: true, {more}}}}}");
+    let hosts = |http: &str, grpc: &str| {
+        gateway(&format!("parentRefs: [{{name: edge}}], httpHostnames: [{http}], grpcHostnames: [{grpc}]"))
+    };
+    let no_names = &["router.gateway", "httpHostnames", "grpcHostnames", "grpcParentRefs"];
+    check(&gateway("parentRefs: [{name: edge}]"), no_names)?;
+    check(&hosts("llm.example.com", ""), no_names)?;
+    let overlap = &["router.gateway", "overlap", "grpcHostnames"];
+    check(&hosts("a.example.com, llm.example.com", "llm.example.com"), overlap)?;
+    check(&hosts("'*.example.com'", "llm.example.com"), overlap)?;
+    check(&hosts("a.grpc.example.com", "'*.example.com'"), overlap)?;
+    let apart = |http: &str, grpc: &str| gateway(&format!("parentRefs: [{{{http}}}], grpcParentRefs: [{{{grpc}}}]"));
+    check(&apart("name: edge, sectionName: https", "name: edge, namespace: llm"), no_names)?;
+    for sound in [
+        hosts("llm.example.com", "grpc.llm.example.com"),
+        apart("name: edge", "name: inner"),
+        apart("name: edge", "name: edge, namespace: elsewhere"),
+        apart("name: edge, sectionName: https", "name: edge, sectionName: grpc"),
+        apart("name: edge, port: 443", "name: edge, port: 8443"),
+    ] {
+        let rendered = render_values(&sound)?;
+        ensure!(rendered.is_ok(), "{sound}: {rendered:?}");
+    }
+    Ok(())
 }
 
 #[test]
@@ -64,9 +94,24 @@ fn values_that_contradict_each_other_are_refused() -> anyhow::Result<()> {
     )?;
     check("router: {gateway: {enabled: true}}", &["router.gateway.parentRefs"])?;
     check("decode: {autoscaling: {kind: hpa, min: 5, max: 2}}", &["autoscaling.min"])?;
+    check("router: {env: [{name: POD_IP, value: a}]}", &["env of router", "POD_IP", "by the chart"])?;
+    let twice = "prefill: {env: [{name: A, value: a}, {name: A, value: b}]}";
+    check(twice, &["env of prefill pool", "A is set above"])?;
+    let beside = "models: [{name: m, source: /models/x, weights: {image: {reference: b}}, decode: [{name: d}]}]";
+    check(beside, &["/models/x", "/weights"])?;
+    check("decode: {autoscaling: {kind: keda, min: 0, max: 2}}", &["autoscaling.min", "at least 1"])?;
     check("models: [{name: m, source: x, decode: [{name: d}, {name: d}]}]", &["two decode pools named"])?;
     check(
         "models: [{name: m, source: x, decode: [{name: d}]}, {name: m, source: z, decode: [{name: d}]}]",
         &["two are named"],
-    )
+    )?;
+    check(
+        "models: [{name: m, source: x, decode: [{name: d}]}, {name: o, source: z, servedNames: [m], decode: [{name: d}]}]",
+        &["\"m\" and \"o\" would both be served as \"m\"", "servedNames"],
+    )?;
+    let one_name = "models:
+- {name: a-b, source: x, decode: [{name: c}]}
+- {name: a, source: z, decode: [{name: b-c}]}
+";
+    check(one_name, &["decode pool", "of model \"a-b\"", "of model \"a\"", "baton-decode-a-b-c"])
 }

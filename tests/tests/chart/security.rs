@@ -69,10 +69,32 @@ fn a_drain_ends_before_its_pod_is_killed() -> anyhow::Result<()> {
                 name(deployment)
             );
         }
+        // A pool without a pod to spare drains one before its successor starts: that is progress, although nothing gets ready meanwhile.
+        for deployment in of_kind(&manifests, "Deployment").filter(|d| !name(d).ends_with("-router")) {
+            let pod = &deployment["spec"]["template"]["spec"];
+            let startup = &pod["containers"][0]["startupProbe"];
+            let load = startup["periodSeconds"].as_u64().zip(startup["failureThreshold"].as_u64());
+            let load = load.map(|(every, times)| every * times).context("no startup probe")?;
+            let grace = pod["terminationGracePeriodSeconds"].as_u64().context("no grace period")?;
+            let deadline = deployment["spec"]["progressDeadlineSeconds"].as_u64().context("no deadline")?;
+            ensure!(deadline > load + grace, "{case}: {} within {deadline} s", name(deployment));
+        }
         let router = of_kind(&manifests, "Deployment").find(|d| name(d).ends_with("-router")).context("no router")?;
         let wait = &router["spec"]["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"];
         ensure!(wait.as_u64() > Some(0), "{case}: proxies still send to a router that is on its way out");
     }
+    Ok(())
+}
+
+#[test]
+fn an_etcd_that_waits_for_its_others_is_not_restarted() -> anyhow::Result<()> {
+    let manifests = manifests(&render("everything")?)?;
+    let etcd = of_kind(&manifests, "StatefulSet").next().context("no etcd")?;
+    let container = &etcd["spec"]["template"]["spec"]["containers"][0];
+    // /readyz asks for a leader, which one of three alone does not have; a failed startup probe kills.
+    let path = |probe: &str| container[probe]["httpGet"]["path"].as_str().unwrap_or_default().to_owned();
+    let paths = ["startupProbe", "livenessProbe", "readinessProbe"].map(path);
+    ensure!(paths == ["/livez", "/livez", "/readyz"], "{paths:?}");
     Ok(())
 }
 

@@ -43,10 +43,19 @@ baton/pool: {{ . }}
 {{- end }}
 {{- end -}}
 
-{{- /* Image of a part: dict "root" "part". */ -}}
+{{- /* Image of a part: dict "root" "part" "own" (what the part sets itself). Routers have one build: the suffix of all is that of workers. */ -}}
 {{- define "baton.image" -}}
 {{- $image := .root.Values.image -}}
-{{- printf "%s/baton-%s:%s%s" $image.registry .part (default .root.Chart.AppVersion $image.tag) $image.suffix -}}
+{{- $own := default dict .own -}}
+{{- $repository := default (printf "%s/baton-%s" $image.registry .part) $own.repository -}}
+{{- $tag := coalesce $own.tag $image.tag .root.Chart.AppVersion -}}
+{{- $suffix := ternary "" $image.suffix (eq .part "router") -}}
+{{- if hasKey $own "suffix" -}}{{- $suffix = $own.suffix -}}{{- end -}}
+{{- printf "%s:%s%s" $repository $tag $suffix -}}
+{{- end -}}
+
+{{- define "baton.pullPolicy" -}}
+{{- default .root.Values.image.pullPolicy (default dict .own).pullPolicy -}}
 {{- end -}}
 
 {{- /* Addresses of etcd, as a list in JSON. */ -}}
@@ -64,6 +73,11 @@ baton/pool: {{ . }}
 {{- end -}}
 {{- .Values.etcd.external.endpoints | toJson -}}
 {{- end -}}
+{{- end -}}
+
+{{- /* Under which the release's records stand there. */ -}}
+{{- define "baton.etcd.prefix" -}}
+{{- printf "/baton/%s/%s/" .Release.Namespace .Release.Name -}}
 {{- end -}}
 
 {{- /* Whether clients of etcd have files from a secret. */ -}}
@@ -84,5 +98,19 @@ baton/pool: {{ . }}
 {{- include "baton.name" (dict "root" . "part" "keys") -}}
 {{- else -}}
 {{- .Values.auth.existingSecret -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Whether `helm test` can call: with keys it needs one of them, and the chart knows their hashes alone. */ -}}
+{{- define "baton.test.can" -}}
+{{- if or (not (include "baton.auth.secret" .)) .Values.auth.testKey.secret -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Whom `helm test` asks; empty leaves that to the router, which takes the only one. */ -}}
+{{- define "baton.test.model" -}}
+{{- if .Values.test.model -}}
+{{- .Values.test.model -}}
+{{- else if gt (len .Values.models) 1 -}}
+{{- (first .Values.models).name -}}
 {{- end -}}
 {{- end -}}

@@ -31,3 +31,19 @@ spec:
         {{- include "baton.network.peer" (dict "root" .root "component" "decode") | nindent 8 }}
     {{- include "baton.network.scrapes" (dict "root" .root "port" 9090) | nindent 4 }}
 {{- end -}}
+
+{{- /* Whether two lists of parents of routes may mean one listener: dict "namespace" "http" "grpc". */ -}}
+{{- define "baton.gateway.shared" -}}
+{{- $namespace := .namespace -}}
+{{- $shared := false -}}
+{{- range $http := .http -}}
+{{- range $grpc := $.grpc -}}
+{{- $same := and (eq $http.name $grpc.name) (eq (default $namespace $http.namespace) (default $namespace $grpc.namespace)) -}}
+{{- /* Without a section or a port, all listeners of the gateway are meant. */ -}}
+{{- $section := or (not $http.sectionName) (not $grpc.sectionName) (eq $http.sectionName $grpc.sectionName) -}}
+{{- $port := or (not $http.port) (not $grpc.port) (eq (int $http.port) (int $grpc.port)) -}}
+{{- if and $same $section $port -}}{{- $shared = true -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if $shared -}}true{{- end -}}
+{{- end -}}

@@ -62,6 +62,20 @@ topologySpreadConstraints:
 {{- end }}
 {{- end -}}
 
+{{- /* Variables of values, each once and none that the chart sets: dict "env" "where". */ -}}
+{{- define "baton.env" -}}
+{{- $where := .where -}}
+{{- $taken := dict -}}
+{{- range list "POD_NAME" "POD_IP" "BATON_CONFIG" "BATON_GRPC__ADVERTISE" "BATON_INSTANCE__ID" "BATON_TRANSFER__BIND" -}}
+{{- $_ := set $taken . "by the chart" -}}
+{{- end -}}
+{{- range $variable := .env -}}
+{{- with get $taken $variable.name -}}{{- fail (printf "env of %s: %s is set %s already" $where $variable.name .) -}}{{- end -}}
+{{- $_ := set $taken $variable.name "above" -}}
+{{- end -}}
+{{- with .env -}}{{- toYaml . -}}{{- end -}}
+{{- end -}}
+
 {{- /* The variables of one pod: dict "root" "port" "worker". */ -}}
 {{- define "baton.podVariables" -}}
 - name: POD_NAME

@@ -1,21 +1,26 @@
-{{- /* A tree as TOML: dict "tree" "path". Values first, then sections, as TOML wants it. Text is quoted as in JSON, which TOML reads. */ -}}
+{{- /* A tree as TOML: dict "tree" "path". Values first, then sections, as TOML wants it. Text is quoted as in JSON, which TOML reads, and so are
+keys that are more than a word: a dot in them would otherwise make a section. */ -}}
 {{- define "baton.toml" -}}
 {{- $tree := .tree -}}
 {{- $path := .path -}}
 {{- range $key := keys $tree | sortAlpha -}}
 {{- $value := get $tree $key -}}
 {{- if not (kindIs "map" $value) }}
-{{ $key }} = {{ include "baton.toml.value" $value }}
+{{ include "baton.toml.key" $key }} = {{ include "baton.toml.value" $value }}
 {{- end -}}
 {{- end -}}
 {{- range $key := keys $tree | sortAlpha -}}
 {{- $value := get $tree $key -}}
 {{- if and (kindIs "map" $value) $value }}
-{{- $inner := ternary (printf "%s.%s" $path $key) $key (ne $path "") }}
+{{- $inner := printf "%s%s" (ternary (printf "%s." $path) "" (ne $path "")) (include "baton.toml.key" $key) }}
 [{{ $inner }}]
 {{- include "baton.toml" (dict "tree" $value "path" $inner) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{- define "baton.toml.key" -}}
+{{- if regexMatch "^[A-Za-z0-9_-]+$" . -}}{{ . }}{{- else -}}{{ . | toJson }}{{- end -}}
 {{- end -}}
 
 {{- /* Whole numbers of values files are floats once they are read, and TOML tells the two apart. */ -}}
@@ -34,7 +39,7 @@
 {{- $values := .root.Values -}}
 {{- $telemetry := dict "log" $values.telemetry.log "log_format" $values.telemetry.logFormat "trace_sample_ratio" $values.telemetry.traceSampleRatio -}}
 {{- with $values.telemetry.otlpUrl -}}{{- $_ := set $telemetry "otlp_url" . -}}{{- end -}}
-{{- $etcd := dict "endpoints" (include "baton.etcd.endpoints" .root | fromJsonArray) "prefix" (printf "/baton/%s/%s/" .root.Release.Namespace .root.Release.Name) "lease_ttl_s" $values.etcd.leaseSeconds -}}
+{{- $etcd := dict "endpoints" (include "baton.etcd.endpoints" .root | fromJsonArray) "prefix" (include "baton.etcd.prefix" .root) "lease_ttl_s" $values.etcd.leaseSeconds -}}
 {{- if include "baton.etcd.tls" .root -}}
 {{- $_ := set $etcd "ca" "/etc/baton/etcd/ca.crt" -}}
 {{- if $values.etcd.external.clientCertificate -}}
@@ -68,7 +73,7 @@
 {{- $engine := .pool.engine -}}
 {{- $_ := set $config "grpc" (dict "listen" (printf "%s:50052" $any)) -}}
 {{- $_ := set $config "instance" (dict "pool" .pool.name "labels" .pool.instanceLabels) -}}
-{{- $_ := set $config "model" (dict "model" (include "baton.source" .model) "served_names" .model.servedNames "max_model_len" .model.maxModelLen "cache_dir" "/cache") -}}
+{{- $_ := set $config "model" (dict "model" (include "baton.source" .model) "served_names" (prepend .model.servedNames .model.name | uniq) "max_model_len" .model.maxModelLen "cache_dir" "/cache") -}}
 {{- $_ := set $config "engine" (dict "device" $engine.device "threads" $engine.threads "kv_cache_bytes" $engine.kvCacheBytes "block_tokens" $engine.blockTokens "chunk_tokens_max" $engine.chunkTokensMax "running_max" $engine.runningMax "waiting_max" $engine.waitingMax) -}}
 {{- $transfer := dict "transport" "ucx" -}}
 {{- with .pool.rdma.lanes -}}{{- $_ := set $transfer "ucx_tls" . -}}{{- end -}}
@@ -79,7 +84,10 @@
 
 {{- /* What a model's workers load: paths that are not absolute lie on the volume of its weights. */ -}}
 {{- define "baton.source" -}}
-{{- if and (or .weights.claim .weights.image) (not (hasPrefix "/" .source)) -}}
+{{- $volume := or .weights.claim .weights.image -}}
+{{- if and $volume (hasPrefix "/" .source) (not (hasPrefix "/weights/" (printf "%s/" .source))) -}}
+{{- fail (printf "models: source %q of %q does not lie on the volume of its weights, which is mounted at /weights: give a path on it" .source .name) -}}
+{{- else if and $volume (not (hasPrefix "/" .source)) -}}
 {{- printf "/weights/%s" .source -}}
 {{- else -}}
 {{- .source -}}
@@ -92,16 +100,23 @@
 {{- $role := .role -}}
 {{- $pools := list -}}
 {{- $seen := dict -}}
+{{- $objects := dict -}}
 {{- range $given := $root.Values.models -}}
 {{- $model := mergeOverwrite (dict "servedNames" list "maxModelLen" 0 "weights" dict "engine" dict "config" dict "prefill" list) (deepCopy $given) -}}
-{{- if hasKey $seen $model.name -}}{{- fail (printf "models: two are named %q" $model.name) -}}{{- end -}}
-{{- $_ := set $seen $model.name true -}}
+{{- if eq (get $seen $model.name) $model.name -}}{{- fail (printf "models: two are named %q" $model.name) -}}{{- end -}}
+{{- range $served := prepend $model.servedNames $model.name | uniq -}}
+{{- with get $seen $served -}}{{- fail (printf "models: %q and %q would both be served as %q: names and servedNames must differ" . $model.name $served) -}}{{- end -}}
+{{- $_ := set $seen $served $model.name -}}
+{{- end -}}
 {{- $names := dict -}}
 {{- range $own := get $model $role -}}
 {{- if hasKey $names $own.name -}}{{- fail (printf "models: %q has two %s pools named %q" $model.name $role $own.name) -}}{{- end -}}
 {{- $_ := set $names $own.name true -}}
 {{- $pool := mergeOverwrite (deepCopy (get $root.Values $role)) (dict "engine" (deepCopy $model.engine)) (deepCopy $own) -}}
 {{- $name := include "baton.name" (dict "root" $root "part" (printf "%s-%s-%s" $role $model.name $pool.name)) -}}
+{{- $what := printf "%s pool %q of model %q" $role $pool.name $model.name -}}
+{{- with get $objects $name -}}{{- fail (printf "models: %s and %s would both be %s: rename a model or a pool" . $what $name) -}}{{- end -}}
+{{- $_ := set $objects $name $what -}}
 {{- $pools = append $pools (dict "name" $name "role" $role "model" $model "pool" $pool "drain" $pool.drain) -}}
 {{- end -}}
 {{- end -}}

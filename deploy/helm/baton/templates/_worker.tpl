@@ -3,6 +3,8 @@
 {{- $root := .root -}}
 {{- $pool := .pool -}}
 {{- $parts := dict "root" $root "component" .role "model" .model.name "pool" $pool.name -}}
+{{- $image := dict "root" $root "part" (printf "%s-worker" .role) "own" $pool.image -}}
+{{- $env := include "baton.env" (dict "env" $pool.env "where" (printf "%s pool %q of model %q" .role $pool.name .model.name)) -}}
 {{- $asRoot := and $pool.rdma.resource (eq $pool.rdma.memlock "root") -}}
 apiVersion: apps/v1
 kind: Deployment
@@ -14,7 +16,8 @@ spec:
   replicas: {{ int $pool.replicas }}
   {{- end }}
   revisionHistoryLimit: 3
-  progressDeadlineSeconds: {{ add 120 $pool.probes.startupSeconds }}
+  {{- /* A pod may have to drain before its successor loads. */}}
+  progressDeadlineSeconds: {{ add 120 $pool.probes.startupSeconds $pool.drain.preStopSeconds $pool.drain.seconds 10 }}
   strategy:
     type: RollingUpdate
     rollingUpdate:
@@ -25,7 +28,8 @@ spec:
   template:
     metadata:
       labels:
-        {{- include "baton.labels" $parts | nindent 8 }}
+        {{- /* No versions: they would roll all pods for a chart of another number. */}}
+        {{- include "baton.selector" $parts | nindent 8 }}
         {{- with $pool.labels }}{{ toYaml . | nindent 8 }}{{ end }}
       annotations:
         checksum/config: {{ include "baton.config.worker" . | sha256sum }}
@@ -41,32 +45,49 @@ spec:
       {{- end }}
       {{- if $doctor }}
         - name: doctor
-          image: {{ include "baton.image" (dict "root" $root "part" (printf "%s-worker" .role)) }}
-          imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+          image: {{ include "baton.image" $image }}
+          imagePullPolicy: {{ include "baton.pullPolicy" $image }}
           command:
             - baton
             - doctor
             {{- if $pool.rdma.resource }}
             - --rdma
             {{- with $pool.rdma.lanes }}
-            - --ucx-tls={{ . }}
+            - {{ printf "--ucx-tls=%s" . | quote }}
+            {{- end }}
+            {{- with $pool.rdma.devices }}
+            - {{ printf "--ucx-net-devices=%s" . | quote }}
+            {{- end }}
+            {{- /* What a GPU holds is not locked in the host's memory. */}}
+            {{- if ne $pool.engine.device "cuda" }}
+            - {{ printf "--pool-bytes=%s" $pool.engine.kvCacheBytes | quote }}
             {{- end }}
             {{- end }}
             {{- if gt (int $pool.gpu.count) 0 }}
             - --gpu
             {{- end }}
+            {{- if not $root.Values.etcd.enabled }}
+            - {{ printf "--etcd=%s" (include "baton.etcd.endpoints" $root | fromJsonArray | join ",") | quote }}
+            {{- end }}
+          {{- with include "baton.worker.doctorEnv" (dict "root" $root "env" $env) | trim }}
+          env: {{- . | nindent 12 }}
+          {{- end }}
           resources: {{- include "baton.worker.resources" $pool | nindent 12 }}
           securityContext: {{- include "baton.containerSecurity" (dict "asRoot" $asRoot) | nindent 12 }}
+          {{- with include "baton.secretMounts" $root | trim }}
+          volumeMounts: {{- . | nindent 12 }}
+          {{- end }}
       {{- end }}
       {{- if .model.weights.download }}
         - name: download
-          image: {{ include "baton.image" (dict "root" $root "part" (printf "%s-worker" .role)) }}
-          imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+          image: {{ include "baton.image" $image }}
+          imagePullPolicy: {{ include "baton.pullPolicy" $image }}
           args: [--fetch-only]
           env:
             - {name: BATON_CONFIG, value: /etc/baton/config/baton.toml}
             # Only to be complete: nothing listens or registers here.
             - {name: BATON_GRPC__LISTEN, value: "127.0.0.1:0"}
+            {{- with $env }}{{ . | nindent 12 }}{{ end }}
             {{- with .model.weights.download.tokenSecret }}
             - name: HF_TOKEN
               valueFrom: {secretKeyRef: {name: {{ .name }}, key: {{ .key }}}}
@@ -80,9 +101,10 @@ spec:
       {{- end }}
       containers:
         - name: worker
-          image: {{ include "baton.image" (dict "root" $root "part" (printf "%s-worker" .role)) }}
-          imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+          image: {{ include "baton.image" $image }}
+          imagePullPolicy: {{ include "baton.pullPolicy" $image }}
           env: {{- include "baton.podVariables" (dict "root" $root "port" 50052 "worker" true) | nindent 12 }}
+            {{- with $env }}{{ . | nindent 12 }}{{ end }}
           ports:
             - {name: grpc, containerPort: 50052}
             - {name: metrics, containerPort: 9090}
@@ -146,6 +168,29 @@ spec:
         {{- with include "baton.secretVolumes" $root | trim }}{{ . | nindent 8 }}{{ end }}
 {{- end -}}
 
+{{- /* Variables of `baton doctor`: those of values, and how an etcd that is not the chart's is reached. The chart's own starts at the same time,
+and is not asked for. dict "root" "env". */ -}}
+{{- define "baton.worker.doctorEnv" -}}
+{{- $etcd := .root.Values.etcd.external }}
+{{- if not .root.Values.etcd.enabled }}
+- {name: BATON_MEMBERSHIP__ETCD__PREFIX, value: {{ include "baton.etcd.prefix" .root }}}
+{{- end }}
+{{- if include "baton.etcd.tls" .root }}
+- {name: BATON_MEMBERSHIP__ETCD__CA, value: /etc/baton/etcd/ca.crt}
+{{- if $etcd.clientCertificate }}
+- {name: BATON_MEMBERSHIP__ETCD__CERT, value: /etc/baton/etcd/tls.crt}
+- {name: BATON_MEMBERSHIP__ETCD__KEY, value: /etc/baton/etcd/tls.key}
+{{- end }}
+{{- end }}
+{{- if include "baton.etcd.password" .root }}
+- {name: BATON_MEMBERSHIP__ETCD__USER, value: {{ $etcd.user | quote }}}
+- {name: BATON_MEMBERSHIP__ETCD__PASSWORD_FILE, value: {{ printf "/etc/baton/etcd-password/%s" $etcd.password.key | quote }}}
+{{- end }}
+{{- with .env }}
+{{ . }}
+{{- end }}
+{{- end -}}
+
 {{- /* Devices and huge pages are limits; what is asked for follows from them. */ -}}
 {{- define "baton.worker.resources" -}}
 {{- $limits := deepCopy (default dict .resources.limits) -}}
@@ -183,10 +228,20 @@ spec:
     matchLabels: {{- include "baton.selector" $parts | nindent 6 }}
 {{- end -}}
 
+{{- /* How a pool gets smaller: a pod a minute, once nothing within the look back asked for more. */ -}}
+{{- define "baton.worker.scaleDown" -}}
+scaleDown:
+  stabilizationWindowSeconds: {{ int .cooldownSeconds }}
+  policies: [{type: Pods, value: 1, periodSeconds: 60}]
+{{- end -}}
+
 {{- /* Scales one pool: prefill by the prompt tokens that wait, decode by the share of its KV in use. */ -}}
 {{- define "baton.worker.autoscaler" -}}
 {{- $parts := dict "root" .root "component" .role "model" .model.name "pool" .pool.name -}}
 {{- $scaling := .pool.autoscaling -}}
+{{- if lt (int $scaling.min) 1 -}}
+{{- fail (printf "%s pool %q of model %q: autoscaling.min must be at least 1, since what is scaled on is told by the pool's own pods: without one, none would ever come back" .role .pool.name .model.name) -}}
+{{- end -}}
 {{- if gt (int $scaling.min) (int $scaling.max) -}}
 {{- fail (printf "%s pool %q of model %q: autoscaling.min is above autoscaling.max" .role .pool.name .model.name) -}}
 {{- end -}}
@@ -201,10 +256,7 @@ spec:
   scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: {{ .name }}}
   minReplicas: {{ int $scaling.min }}
   maxReplicas: {{ int $scaling.max }}
-  behavior:
-    scaleDown:
-      stabilizationWindowSeconds: {{ int $scaling.cooldownSeconds }}
-      policies: [{type: Pods, value: 1, periodSeconds: 60}]
+  behavior: {{- include "baton.worker.scaleDown" $scaling | nindent 4 }}
   metrics:
     - type: Pods
       pods:
@@ -220,7 +272,10 @@ spec:
   scaleTargetRef: {name: {{ .name }}}
   minReplicaCount: {{ int $scaling.min }}
   maxReplicaCount: {{ int $scaling.max }}
-  cooldownPeriod: {{ int $scaling.cooldownSeconds }}
+  {{- /* KEDA's own cooldownPeriod holds only on the way to no pods at all, where these pools never go. */}}
+  advanced:
+    horizontalPodAutoscalerConfig:
+      behavior: {{- include "baton.worker.scaleDown" $scaling | nindent 8 }}
   triggers:
     - type: prometheus
       metricType: AverageValue
