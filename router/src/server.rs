@@ -118,7 +118,7 @@ impl Router {
             max: Duration::from_millis(config.limits.deadline_ms_max),
         };
         let membership = RouterBackend::start(&config.membership);
-        let members = MembershipMetrics { membership: membership.clone(), workers: core.workers.clone() };
+        let members = MembershipMetrics::new(membership.clone(), core.workers.clone());
         let changes = metrics.register(|registry| {
             registry.register_collector(Box::new(members));
             MembershipChanges::register(registry)
