@@ -73,3 +73,16 @@ async fn the_view_shows_in_metrics() {
     ])
     .await;
 }
+
+#[tokio::test]
+async fn metrics_are_read_where_health_has_a_port_of_its_own() {
+    let cluster = Cluster::start(|c| c.admin.listen = Some(([127, 0, 0, 1], 0).into())).await;
+    let (api, admin) = (cluster.router.http_addr, cluster.router.admin_addr.unwrap());
+    let status = async |to, path: &str| http::send(to, &format!("GET {path}"), "", "").await.status;
+    assert_eq!((status(admin, "/metrics").await, status(api, "/metrics").await), (200, 404));
+    for path in ["/healthz", "/health", "/startupz"] {
+        assert_eq!((status(admin, path).await, status(api, path).await), (200, 200), "{path}");
+    }
+    let without = Cluster::start(|_| ()).await;
+    assert_eq!((without.router.admin_addr, status(without.router.http_addr, "/metrics").await), (None, 200));
+}
