@@ -26,7 +26,8 @@ const IDLE_MAX: Duration = Duration::from_secs(360);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AdminConfig {
-    /// Where health and metrics are served; nowhere of its own where unset.
+    /// Where health and metrics are served. Unset: routers serve both on their HTTP port, which otherwise has health alone; workers take a
+    /// free port.
     pub listen: Option<SocketAddr>,
 }
 
@@ -74,8 +75,15 @@ impl Health {
     }
 }
 
-/// The routes, to be merged into a server or served by [`serve`].
+/// All routes, to be merged into a server or served by [`serve`].
 pub fn routes(health: Health, metrics: Metrics) -> Router {
+    let metrics =
+        move || std::future::ready(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics.encode()).into_response());
+    probes(health).route("/metrics", get(metrics))
+}
+
+/// Those of health alone: for a port that more may reach than may read metrics.
+pub fn probes(health: Health) -> Router {
     fn answer(result: Result<(), String>) -> (StatusCode, String) {
         match result {
             Ok(()) => (StatusCode::OK, "ok\n".into()),
@@ -91,14 +99,11 @@ pub fn routes(health: Health, metrics: Metrics) -> Router {
         move || std::future::ready(answer((health.started)()))
     };
     let ready = move || std::future::ready(answer((health.ready)()));
-    let metrics =
-        move || std::future::ready(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics.encode()).into_response());
     Router::new()
         .route("/startupz", get(started))
         .route("/healthz", get(live.clone()))
         .route("/health", get(live))
         .route("/readyz", get(ready))
-        .route("/metrics", get(metrics))
 }
 
 /// Listens for [`serve`].

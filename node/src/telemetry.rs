@@ -13,6 +13,7 @@ mod recorder;
 mod ring;
 mod sampler;
 mod service;
+mod tls;
 
 #[cfg(test)]
 mod tests;
@@ -34,6 +35,7 @@ use recorder::Recorder;
 use ring::RingLimits;
 use sampler::HeadSampler;
 use std::io::IsTerminal as _;
+use std::path::PathBuf;
 use std::time::Duration;
 use tracing::{Dispatch, Level, Metadata};
 use tracing_subscriber::filter::{EnvFilter, FilterExt, filter_fn};
@@ -51,6 +53,28 @@ pub enum TelemetryError {
         /// The address.
         url: String,
         /// What is wrong with it.
+        problem: String,
+    },
+    /// The file of the collector's authorities cannot be read.
+    #[error("telemetry.otlp_ca_file: cannot read certificates from {path}")]
+    CaFile {
+        /// Its path.
+        path: PathBuf,
+        /// Why.
+        source: rustls::pki_types::pem::Error,
+    },
+    /// It holds none.
+    #[error("telemetry.otlp_ca_file: {path} holds no certificate that can be used; it takes PEM, BEGIN CERTIFICATE")]
+    NoAuthority {
+        /// Its path.
+        path: PathBuf,
+    },
+    /// An `https://` collector, and nobody to vouch for it.
+    #[error(
+        "telemetry.otlp_url: this host trusts no authority{problem}; install ca-certificates, or name a file in telemetry.otlp_ca_file"
+    )]
+    NoTrust {
+        /// What the search met, with `: ` before it, or nothing.
         problem: String,
     },
     /// No thread for the exporter.

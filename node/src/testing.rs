@@ -1,5 +1,7 @@
-//! Parts for tests of this crate and others: an OTLP collector in the process of the test, a real etcd, a relay that falls silent.
+//! Parts for tests of this crate and others: an OTLP collector in the process of the test, an authority with its certificates,
+//! a real etcd, a relay that falls silent.
 
+pub mod certificates;
 pub mod etcd;
 pub mod relay;
 
@@ -10,10 +12,12 @@ use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio_util::sync::{CancellationToken, DropGuard};
+use tonic::transport::{Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status};
 
 /// Most spans kept; a test needs far fewer.
@@ -55,11 +59,24 @@ impl Collector {
     /// Starts listening.
     pub async fn start() -> Result<Self, BindError> {
         let config = GrpcConfig::default();
-        let listener = grpc::bind(&config).await?;
-        let url = format!("http://{}", listener.address());
+        Self::serve("http", grpc::server(&config), &config).await
+    }
+
+    /// The same over TLS, with the certificate of [`certificates::certificates`] in `folder`.
+    pub async fn start_tls(folder: &Path) -> std::io::Result<Self> {
+        let read = |name: &str| std::fs::read(folder.join(name));
+        let tls = ServerTlsConfig::new().identity(Identity::from_pem(read("node.pem")?, read("node.key")?));
+        let config = GrpcConfig::default();
+        let server = grpc::server(&config).tls_config(tls).map_err(std::io::Error::other)?;
+        Self::serve("https", server, &config).await.map_err(std::io::Error::other)
+    }
+
+    async fn serve(scheme: &str, mut server: Server, config: &GrpcConfig) -> Result<Self, BindError> {
+        let listener = grpc::bind(config).await?;
+        let url = format!("{scheme}://{}", listener.address());
         let (sink, stop) = (Sink::default(), CancellationToken::new());
-        let server = grpc::server(&config).add_service(TraceServiceServer::new(sink.clone()));
-        tokio::spawn(grpc::serve(server, listener, stop.clone()));
+        let router = server.add_service(TraceServiceServer::new(sink.clone()));
+        tokio::spawn(grpc::serve(router, listener, stop.clone()));
         Ok(Self { url, sink, _stop: stop.drop_guard() })
     }
 

@@ -18,7 +18,7 @@ struct Args {
     /// Where gRPC listens
     #[arg(long, value_name = "ADDRESS")]
     grpc_listen: Option<SocketAddr>,
-    /// Where the OpenAI API, health and metrics listen
+    /// Where the OpenAI API and health listen, and metrics without --admin-listen
     #[arg(long, value_name = "ADDRESS")]
     http_listen: Option<SocketAddr>,
     /// Where prompts are prefilled: auto, remote or local

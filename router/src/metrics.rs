@@ -4,6 +4,7 @@
 mod auth;
 mod changes;
 mod membership;
+mod ready;
 
 pub(crate) use auth::AuthMetrics;
 pub(crate) use changes::{MembershipChange, MembershipChanges};

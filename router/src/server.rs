@@ -70,6 +70,8 @@ pub struct RunningRouter {
     pub grpc_addr: SocketAddr,
     /// Where HTTP listens.
     pub http_addr: SocketAddr,
+    /// Where health and metrics have a port of their own, if they do.
+    pub admin_addr: Option<SocketAddr>,
     core: Arc<Core>,
     membership: RouterBackend,
     ready: watch::Receiver<Result<(), String>>,
@@ -118,7 +120,7 @@ impl Router {
             max: Duration::from_millis(config.limits.deadline_ms_max),
         };
         let membership = RouterBackend::start(&config.membership);
-        let members = MembershipMetrics { membership: membership.clone(), workers: core.workers.clone() };
+        let members = MembershipMetrics::new(membership.clone(), core.workers.clone());
         let changes = metrics.register(|registry| {
             registry.register_collector(Box::new(members));
             MembershipChanges::register(registry)
@@ -167,16 +169,19 @@ impl Router {
             move || readiness(&core)
         });
         metrics.register_health(&health);
+        let (mut admin_addr, mut open) = (None, admin::routes(health.clone(), metrics.clone()));
         if let Some(address) = config.admin.listen {
             let listener = admin::bind(address).await?;
-            let server = admin::serve(listener, admin::routes(health.clone(), metrics.clone()), stop.clone());
-            servers.spawn(server.map(Ok));
+            admin_addr = Some(listener.address());
+            // Clients reach the other port: who reads metrics is decided by who reaches this one.
+            let all = std::mem::replace(&mut open, admin::probes(health));
+            servers.spawn(admin::serve(listener, all, stop.clone()).map(Ok));
         }
         let idle_max = Duration::from_millis(config.http.idle_ms_max);
-        let server = serve_http(http_listener, routes(state, health, metrics), idle_max, stop.clone());
+        let server = serve_http(http_listener, routes(state, open), idle_max, stop.clone());
         servers.spawn(server.map(Ok));
         tracing::info!(grpc = %grpc_addr, http = %http_addr, "listens");
-        Ok(RunningRouter { grpc_addr, http_addr, core, membership, ready, servers, stop })
+        Ok(RunningRouter { grpc_addr, http_addr, admin_addr, core, membership, ready, servers, stop })
     }
 }
 

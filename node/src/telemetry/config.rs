@@ -2,6 +2,7 @@
 
 use crate::config::{ByteSize, Check, Checker};
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,8 +23,10 @@ pub struct TelemetryConfig {
     pub log: String,
     /// How log lines look.
     pub log_format: LogFormat,
-    /// OTLP collector (gRPC), e.g. `http://localhost:4317`. Traces go nowhere without it.
+    /// OTLP collector (gRPC), e.g. `http://localhost:4317`, or `https://` for one with a certificate. Traces go nowhere without it.
     pub otlp_url: Option<String>,
+    /// PEM file of the authorities that sign the collector's certificate, read at start; by default those that the host trusts.
+    pub otlp_ca_file: Option<PathBuf>,
     /// Share of new traces that are exported, 0 to 1; a request that comes with a trace follows its decision.
     pub trace_sample_ratio: f64,
     /// Requests that failed are exported whatever the share. Routers decide, and tell the workers.
@@ -57,6 +60,7 @@ impl Default for TelemetryConfig {
             log: "info".into(),
             log_format: LogFormat::Pretty,
             otlp_url: None,
+            otlp_ca_file: None,
             trace_sample_ratio: 1.0,
             keep_errors: true,
             keep_slow: true,
@@ -93,5 +97,8 @@ impl Check for TelemetryConfig {
             let ok = url.starts_with("http://") || url.starts_with("https://");
             at.require("otlp_url", ok, "a URL that starts with http:// or https://");
         }
+        // Whoever names an authority wants it asked: over http:// nobody would be.
+        let asked = self.otlp_url.as_ref().is_none_or(|url| url.starts_with("https://"));
+        at.require("otlp_ca_file", asked || self.otlp_ca_file.is_none(), "unset where telemetry.otlp_url is http://");
     }
 }

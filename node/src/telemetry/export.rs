@@ -4,8 +4,8 @@
 //! nor an ending runtime of the process delays it, and a flush may block without a deadlock.
 
 use super::ring::Finished;
-use super::{TelemetryConfig, TelemetryError};
-use opentelemetry_otlp::{SpanExporter as OtlpExporter, WithExportConfig};
+use super::{TelemetryConfig, TelemetryError, tls};
+use opentelemetry_otlp::{SpanExporter as OtlpExporter, WithExportConfig, WithTonicConfig};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SpanData, SpanExporter};
 use prometheus_client::metrics::counter::Counter;
@@ -72,12 +72,17 @@ impl Exporter {
         config: &TelemetryConfig,
         counters: ExportCounters,
     ) -> Result<(Self, Queue), TelemetryError> {
+        let tls = if url.starts_with("https://") { Some(tls::client(config.otlp_ca_file.as_deref())?) } else { None };
         let (items, receiver) = mpsc::channel(config.queue_spans_max);
         let queue = Queue { items, counters: counters.clone(), resource: Default::default() };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let export = Duration::from_millis(config.export_ms_max);
         let entered = runtime.enter(); // The lazy connection wants a runtime.
-        let built = OtlpExporter::builder().with_tonic().with_endpoint(url).with_timeout(export).build();
+        let mut builder = OtlpExporter::builder().with_tonic().with_endpoint(url).with_timeout(export);
+        if let Some(tls) = tls {
+            builder = builder.with_tls_config(tls);
+        }
+        let built = builder.build();
         drop(entered);
         let exporter = match built {
             Ok(exporter) => exporter,

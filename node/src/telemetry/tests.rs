@@ -1,5 +1,7 @@
 //! Spans over hops, into a real collector and into none.
 
+mod tls;
+
 use super::*;
 use crate::metrics::Metrics;
 use crate::testing::Collector;

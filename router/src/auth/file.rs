@@ -1,7 +1,8 @@
-//! The file of keys: read at start, and again and again. Orchestrators swap it under its name, so its content is compared, not its times.
+//! The file of keys: read at start, and again and again. Orchestrators swap it under its name, so its content is compared, not its times; it
+//! is parsed when it is another.
 
+use super::KeysError;
 use super::keys::{Hash, Keys, hash};
-use super::{KeysError, keys::Problem};
 use crate::metrics::AuthMetrics;
 use arc_swap::ArcSwap;
 use std::fs::File;
@@ -19,7 +20,8 @@ pub(super) const FILE_BYTES_MAX: u64 = 1 << 20;
 /// What was found when the file was last looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
-    Content(Hash),
+    Keys(Hash),
+    Wrong(Hash),
     Unreadable(io::ErrorKind),
 }
 
@@ -38,9 +40,10 @@ impl KeysFile {
     pub(super) async fn open(path: PathBuf, metrics: AuthMetrics) -> Result<(Self, Keys), KeysError> {
         let (seen, reading) = (Seen::Unreadable(io::ErrorKind::NotFound), None);
         let mut file = Self { path, seen, metrics, reading };
-        let (seen, keys) = file.read(START_MAX).await;
-        let keys = keys?;
-        file.seen = seen;
+        let read = file.bytes(START_MAX).await;
+        let bytes = read.map_err(|source| KeysError::Read { path: file.path.clone(), source })?;
+        let keys = file.parse(&bytes)?;
+        file.seen = Seen::Keys(hash(&bytes));
         file.metrics.keys(keys.len());
         Ok((file, keys))
     }
@@ -50,18 +53,16 @@ impl KeysFile {
         let reread = async {
             loop {
                 sleep(every).await;
-                let (seen, found) = self.read(every).await;
-                let is_news = std::mem::replace(&mut self.seen, seen) != seen;
-                match found {
-                    Ok(found) if is_news => {
+                match self.look(every).await {
+                    Ok(None) => {}
+                    Ok(Some(found)) => {
                         tracing::info!(keys = found.len(), "takes the keys file's new keys");
                         self.metrics.keys(found.len());
                         keys.store(Arc::new(found));
                     }
-                    Ok(_) => {}
-                    Err(error) => {
+                    Err(news) => {
                         self.metrics.file_error();
-                        if is_news {
+                        if let Some(error) = news {
                             let source = std::error::Error::source(&error).map(ToString::to_string);
                             tracing::warn!(%error, source, "goes on with the keys it has");
                         }
@@ -75,29 +76,46 @@ impl KeysFile {
         }
     }
 
-    async fn read(&mut self, within: Duration) -> (Seen, Result<Keys, KeysError>) {
+    /// The keys of the file, or what is wrong with it; `None` where either is what the last look found, and nothing was parsed.
+    async fn look(&mut self, within: Duration) -> Result<Option<Keys>, Option<KeysError>> {
+        let bytes = match self.bytes(within).await {
+            Ok(bytes) => bytes,
+            Err(source) => {
+                let seen = Seen::Unreadable(source.kind());
+                let is_news = std::mem::replace(&mut self.seen, seen) != seen;
+                return Err(is_news.then(|| KeysError::Read { path: self.path.clone(), source }));
+            }
+        };
+        let hash = hash(&bytes);
+        if self.seen == Seen::Keys(hash) {
+            return Ok(None);
+        }
+        if self.seen == Seen::Wrong(hash) {
+            return Err(None);
+        }
+        let keys = self.parse(&bytes);
+        self.seen = if keys.is_ok() { Seen::Keys(hash) } else { Seen::Wrong(hash) };
+        keys.map(Some).map_err(Some)
+    }
+
+    async fn bytes(&mut self, within: Duration) -> io::Result<Vec<u8>> {
         let path = self.path.clone();
         let reading = self.reading.get_or_insert_with(|| spawn_blocking(move || content(&path)));
-        let late = || io::Error::new(io::ErrorKind::TimedOut, format!("nothing was read within {within:?}"));
-        let read = match timeout(within, reading).await {
+        match timeout(within, reading).await {
             Ok(read) => {
                 self.reading = None;
                 read.unwrap_or_else(|panic| Err(io::Error::other(panic)))
             }
-            Err(_) => Err(late()),
-        };
-        let path = self.path.clone();
-        match read {
-            Err(source) => (Seen::Unreadable(source.kind()), Err(KeysError::Read { path, source })),
-            Ok(bytes) => {
-                let seen = Seen::Content(hash(&bytes));
-                let wrong = |problem: Problem| KeysError::Wrong { path: self.path.clone(), problem };
-                let is_large = bytes.len() as u64 > FILE_BYTES_MAX;
-                let keys =
-                    if is_large { Err(KeysError::TooLarge { path }) } else { Keys::parse(&bytes).map_err(wrong) };
-                (seen, keys)
-            }
+            Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, format!("nothing was read within {within:?}"))),
         }
+    }
+
+    fn parse(&self, bytes: &[u8]) -> Result<Keys, KeysError> {
+        let path = self.path.clone();
+        if bytes.len() as u64 > FILE_BYTES_MAX {
+            return Err(KeysError::TooLarge { path });
+        }
+        Keys::parse(bytes).map_err(|problem| KeysError::Wrong { path, problem })
     }
 }
 
@@ -109,4 +127,53 @@ fn content(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prometheus_client::registry::Registry;
+    use std::os::unix::fs::symlink;
+
+    const SOON: Duration = Duration::from_secs(20);
+
+    #[tokio::test]
+    async fn what_did_not_change_is_not_parsed_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let key = |name: &str| format!("{} {name}\n", hex::encode(hash(name.as_bytes())));
+        // As Kubernetes does: keys -> ..data/keys, ..data -> the newest of folders, swapped by renaming the link.
+        let swap = |version: &str, text: &str| {
+            std::fs::create_dir(at(version)).unwrap();
+            std::fs::write(at(version).join("keys"), text).unwrap();
+            symlink(version, at("..new")).unwrap();
+            std::fs::rename(at("..new"), at("..data")).unwrap();
+        };
+        swap("1", &key("alice"));
+        symlink("..data/keys", at("keys")).unwrap();
+        let metrics = AuthMetrics::register(&mut Registry::default());
+        let (mut file, keys) = KeysFile::open(at("keys"), metrics).await.unwrap();
+        assert!(keys.caller(b"alice").is_some());
+        assert!(matches!(file.look(SOON).await, Ok(None)));
+        swap("2", &key("alice"));
+        assert!(matches!(file.look(SOON).await, Ok(None)), "another file of the same content");
+        // Of the same length, and as old as the file before it.
+        let old = std::fs::metadata(at("keys")).unwrap().modified().unwrap();
+        swap("3", &key("carol"));
+        File::options().write(true).open(at("keys")).unwrap().set_modified(old).unwrap();
+        let found = file.look(SOON).await.unwrap().expect("other keys");
+        assert!(found.caller(b"carol").is_some() && found.caller(b"alice").is_none());
+
+        swap("4", "wrong\n");
+        assert!(matches!(file.look(SOON).await, Err(Some(KeysError::Wrong { .. }))));
+        assert!(matches!(file.look(SOON).await, Err(None)), "told once");
+        std::fs::remove_file(at("keys")).unwrap();
+        assert!(matches!(file.look(SOON).await, Err(Some(KeysError::Read { .. }))));
+        assert!(matches!(file.look(SOON).await, Err(None)));
+        symlink("..data/keys", at("keys")).unwrap();
+        assert!(
+            matches!(file.look(SOON).await, Err(Some(KeysError::Wrong { .. }))),
+            "wrong in another way than before"
+        );
+    }
 }

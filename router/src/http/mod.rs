@@ -14,8 +14,6 @@ use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
-use baton_node::admin::Health;
-use baton_node::metrics::Metrics;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,8 +32,9 @@ pub(crate) struct HttpState {
     pub(crate) sse_keepalive: Duration,
 }
 
-/// All routes. Those of the API need a key where there are keys; health and metrics are open to whoever reaches the port. No CORS headers are ever sent: pages of other origins cannot read answers.
-pub(crate) fn routes(state: HttpState, health: Health, metrics: Metrics) -> Router {
+/// All routes. Those of the API need a key where there are keys; `admin`, health and maybe metrics, is open to whoever reaches the port.
+/// No CORS headers are ever sent: pages of other origins cannot read answers.
+pub(crate) fn routes(state: HttpState, admin: Router) -> Router {
     let body_bytes_max = state.body_bytes_max;
     Router::new()
         .route("/v1/chat/completions", post(generate::chat))
@@ -45,7 +44,7 @@ pub(crate) fn routes(state: HttpState, health: Health, metrics: Metrics) -> Rout
         .layer(DefaultBodyLimit::max(body_bytes_max))
         .route_layer(from_fn_with_state(state.access.clone(), access::admit))
         .with_state(state)
-        .merge(baton_node::admin::routes(health, metrics))
+        .merge(admin)
         .fallback(error::no_route)
         .method_not_allowed_fallback(error::wrong_method)
 }

@@ -1,9 +1,11 @@
 //! Who is registered, as this router sees it; read when it is asked for.
 
+use super::ready::ReadyWorkers;
 use crate::placement::{Kind, unpaired};
 use crate::workers::WorkerSet;
 use baton_node::membership::RouterBackend;
-use baton_types::{InstanceRecord, Role};
+use baton_types::InstanceRecord;
+use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -16,9 +18,17 @@ use std::time::Instant;
 #[derive(Debug)]
 pub(crate) struct MembershipMetrics {
     /// Who is registered.
-    pub(crate) membership: RouterBackend,
+    membership: RouterBackend,
     /// Who is placed on.
-    pub(crate) workers: Arc<WorkerSet>,
+    workers: Arc<WorkerSet>,
+    counted: Mutex<ReadyWorkers>,
+}
+
+impl MembershipMetrics {
+    /// Of these.
+    pub(crate) fn new(membership: RouterBackend, workers: Arc<WorkerSet>) -> Self {
+        Self { membership, workers, counted: Mutex::default() }
+    }
 }
 
 impl Collector for MembershipMetrics {
@@ -38,19 +48,24 @@ impl Collector for MembershipMetrics {
         gauge("router_doubted_workers", help, self.membership.doubted())?;
         let help = "Workers that a request would be placed on: admitted, heard of late, healthy and not draining";
         let mut family = to.encode_descriptor("router_ready_workers", help, None, MetricType::Gauge)?;
-        let ready = self.workers.ready(Instant::now());
-        for role in [Role::Prefill, Role::Decode] {
-            let workers = ready.iter().filter(|w| w.record.role == role).count();
-            ConstGauge::new(workers as i64).encode(family.encode_family(&[("role", role.name())])?)?;
+        let now = Instant::now();
+        let (all, ready) = (self.workers.all(), self.workers.ready(now));
+        let all: Vec<&InstanceRecord> = all.iter().map(|worker| &*worker.record).collect();
+        let ready: Vec<&InstanceRecord> = ready.iter().map(|worker| &*worker.record).collect();
+        let counts = self.counted.lock().count(&all, &ready, now);
+        for (kind, workers) in counts {
+            ConstGauge::new(workers as i64).encode(family.encode_family(&labels(&kind))?)?;
         }
         let help =
             "Ready workers that no ready worker of the other role can exchange KV with, although its model has such";
         let mut family = to.encode_descriptor("router_unpaired_workers", help, None, MetricType::Gauge)?;
-        let records: Vec<&InstanceRecord> = ready.iter().map(|worker| &*worker.record).collect();
-        for (Kind { model, pool, role }, workers) in unpaired(&records) {
-            let labels = [("model", model.as_str()), ("pool", pool.as_str()), ("role", role)];
-            ConstGauge::new(workers as i64).encode(family.encode_family(&labels)?)?;
+        for (kind, workers) in unpaired(&ready) {
+            ConstGauge::new(workers as i64).encode(family.encode_family(&labels(&kind))?)?;
         }
         Ok(())
     }
+}
+
+fn labels(kind: &Kind) -> [(&'static str, &str); 3] {
+    [("model", kind.model.as_str()), ("pool", kind.pool.as_str()), ("role", kind.role)]
 }

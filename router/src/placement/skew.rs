@@ -14,6 +14,13 @@ pub(crate) struct Kind {
     pub(crate) role: &'static str,
 }
 
+impl Kind {
+    /// That of a worker.
+    pub(crate) fn of(worker: &InstanceRecord) -> Self {
+        Self { model: worker.card.id.clone(), pool: worker.pool.clone(), role: worker.role.name() }
+    }
+}
+
 /// What keeps a worker from all workers of the other role, told of one of them; `None` where it has a partner, or its model no worker of
 /// the other role: then nothing is amiss, since decode workers prefill by themselves.
 pub(crate) fn why_unpaired(worker: &InstanceRecord, all: &[&InstanceRecord]) -> Option<Mismatch> {
@@ -32,8 +39,7 @@ pub(crate) fn why_unpaired(worker: &InstanceRecord, all: &[&InstanceRecord]) -> 
 pub(crate) fn unpaired(all: &[&InstanceRecord]) -> BTreeMap<Kind, usize> {
     let mut counts = BTreeMap::new();
     for worker in all {
-        let kind = Kind { model: worker.card.id.clone(), pool: worker.pool.clone(), role: worker.role.name() };
-        *counts.entry(kind).or_default() += usize::from(why_unpaired(worker, all).is_some());
+        *counts.entry(Kind::of(worker)).or_default() += usize::from(why_unpaired(worker, all).is_some());
     }
     counts
 }

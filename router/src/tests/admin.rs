@@ -4,6 +4,7 @@ use crate::testing::cluster::Cluster;
 use crate::testing::http;
 use baton_proto::v1::{self, admin_client::AdminClient};
 use baton_types::Role;
+use std::time::Duration;
 use tonic::Code;
 
 #[tokio::test]
@@ -39,15 +40,49 @@ async fn a_drain_is_passed_on_to_the_worker_of_that_name() {
 #[tokio::test]
 async fn the_view_shows_in_metrics() {
     let cluster = Cluster::start(|_| ()).await;
-    let _d = cluster.worker(Role::Decode, "d").await;
-    let metrics = http::send(cluster.router.http_addr, "GET /metrics", "", "").await.text().await;
-    let lines = [
+    let shows = async |lines: &[&str]| {
+        let mut metrics = String::new();
+        for _ in 0..500 {
+            metrics = http::send(cluster.router.http_addr, "GET /metrics", "", "").await.text().await;
+            if lines.iter().all(|line| metrics.lines().any(|l| l == *line)) {
+                return metrics;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("not all of {lines:?} come to be in {metrics}");
+    };
+    shows(&[
+        r#"baton_router_ready_workers{model="",pool="",role="decode"} 0"#,
+        r#"baton_router_ready_workers{model="",pool="",role="prefill"} 0"#,
+    ])
+    .await;
+    let d = cluster.worker(Role::Decode, "d").await;
+    let metrics = shows(&[
         "baton_router_registered_workers 1",
         "baton_router_doubted_workers 0",
-        r#"baton_router_ready_workers{role="decode"} 1"#,
-        r#"baton_router_ready_workers{role="prefill"} 0"#,
-    ];
-    for line in lines {
-        assert!(metrics.lines().any(|l| l == line), "{line} is not in {metrics}");
+        r#"baton_router_ready_workers{model="m",pool="default",role="decode"} 1"#,
+        r#"baton_router_ready_workers{model="m",pool="",role="prefill"} 0"#,
+    ])
+    .await;
+    assert!(!metrics.contains(r#"ready_workers{model="""#), "a model is known: {metrics}");
+    drop(d);
+    shows(&[
+        "baton_router_registered_workers 0",
+        r#"baton_router_ready_workers{model="m",pool="default",role="decode"} 0"#,
+        r#"baton_router_ready_workers{model="m",pool="",role="prefill"} 0"#,
+    ])
+    .await;
+}
+
+#[tokio::test]
+async fn metrics_are_read_where_health_has_a_port_of_its_own() {
+    let cluster = Cluster::start(|c| c.admin.listen = Some(([127, 0, 0, 1], 0).into())).await;
+    let (api, admin) = (cluster.router.http_addr, cluster.router.admin_addr.unwrap());
+    let status = async |to, path: &str| http::send(to, &format!("GET {path}"), "", "").await.status;
+    assert_eq!((status(admin, "/metrics").await, status(api, "/metrics").await), (200, 404));
+    for path in ["/healthz", "/health", "/startupz"] {
+        assert_eq!((status(admin, path).await, status(api, path).await), (200, 200), "{path}");
     }
+    let without = Cluster::start(|_| ()).await;
+    assert_eq!((without.router.admin_addr, status(without.router.http_addr, "/metrics").await), (None, 200));
 }

@@ -125,6 +125,15 @@ async fn a_request_with_a_key_is_served_and_the_key_goes_no_further() {
     let (answer, metadata) = tokio::join!(send(to, "POST /v1/completions", headers, r#"{"prompt": "x"}"#), worker);
     assert_eq!(answer.status, 200);
     assert!(!format!("{metadata:?}").contains("alice"), "{metadata:?}");
+    let served = r#"baton_router_requests_total{model="m",pool="default",outcome="ok"}"#;
+    let mut metrics = String::new();
+    for _ in 0..500 {
+        if metrics.contains(served) {
+            break;
+        }
+        metrics = get(&cluster, "/metrics", "").await.text().await;
+    }
+    assert!(metrics.contains(served) && !metrics.contains("alice"), "whoever reads metrics has no key: {metrics}");
 }
 
 #[tokio::test]

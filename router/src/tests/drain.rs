@@ -14,7 +14,7 @@ use tonic::{Status, Streaming};
 
 /// Waits until so many decode workers are placed on.
 async fn ready(cluster: &Cluster, count: usize) {
-    let line = format!("baton_router_ready_workers{{role=\"decode\"}} {count}");
+    let line = format!("baton_router_ready_workers{{model=\"m\",pool=\"default\",role=\"decode\"}} {count}");
     let wait = async {
         while !http::send(cluster.router.http_addr, "GET /metrics", "", "").await.text().await.contains(&line) {
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -3,30 +3,15 @@
 use crate::membership::conformance::record;
 use crate::membership::etcd::{EtcdConfig, EtcdRouter, EtcdWorker};
 use crate::membership::{RouterMembership as _, WorkerMembership as _};
+use crate::testing::certificates::certificates;
 use crate::testing::etcd::EtcdServer;
-use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
-
-/// An authority `ca`, and a certificate `node` of 127.0.0.1 signed by it.
-fn certificates(folder: &Path) {
-    std::fs::write(folder.join("san"), "subjectAltName=IP:127.0.0.1\n").unwrap();
-    let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
-    for arguments in [
-        format!("req -x509 {key} -keyout ca.key -out ca.pem -days 2 -subj /CN=ca"),
-        format!("req {key} -keyout node.key -out node.csr -subj /CN=node"),
-        "x509 -req -in node.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile san -out node.pem".into(),
-    ] {
-        let output = Command::new("openssl").args(arguments.split(' ')).current_dir(folder).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    }
-}
 
 #[tokio::test]
 async fn both_sides_show_certificates() {
     let folder = tempfile::tempdir().unwrap();
-    certificates(folder.path());
+    certificates(folder.path()).unwrap();
     let file = |name: &str| folder.path().join(name);
     let flag = |flag: &str, name: &str| format!("--{flag}={}", file(name).display());
     let flags = [flag("cert-file", "node.pem"), flag("key-file", "node.key"), flag("trusted-ca-file", "ca.pem")];
