@@ -26,7 +26,7 @@ fn driver(root: &Path, wanted: bool) -> Finding {
     if let Some(name) = if gpus.is_empty() { Some("nvidia0") } else { missing } {
         let remedy = "the driver is the host's and no GPU was given to this container: ask for nvidia.com/gpu in the pod's limits \
                       (gpu.count of the chart), and name NVIDIA's runtime class where it is not the node's default (runtimeClassName); \
-                      outside of containers: nvidia-modprobe -c 0 -u";
+                      outside of containers `nvidia-smi` and `nvidia-modprobe -u -c 0`, as root, make the nodes";
         return lacks(format!("no /dev/{name}; {version}"), remedy);
     }
     let closed = nodes.iter().find_map(|(name, node)| match node {

@@ -25,7 +25,7 @@ impl fmt::Display for Trouble {
 impl std::error::Error for Trouble {}
 
 const THERE: &str = "the other host cannot start this transfer: RDMA devices are not found by an address, so start its doctor with \
-                     --ucx-net-devices and the names that they have there; what it printed at its start tells its devices and memlock";
+                     --ucx-net-devices and the names that they have there; what it printed at its start tells its lanes, devices and memlock";
 const HERE: &str = "this host cannot start this transfer: see what rdma, ucx and memlock say above; RDMA devices are not found by an address, \
                     so name them in --ucx-net-devices, on the other host too";
 const MEMORY: &str = "each side takes 256 MiB for a pool: free so much here";
