@@ -74,7 +74,7 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<()> {
     if !args.etcd.is_empty() {
         findings.extend(members::look(args.etcd.clone()).await?);
     }
-    let way = Way { tls: args.ucx_tls, devices: devices.given().map(str::to_owned), rdma: args.rdma };
+    let way = Way { tls: args.ucx_tls, devices: devices.clone(), rdma: args.rdma };
     if let Some(to) = &args.connect {
         findings.extend(link::connect(to, &way).await);
     }
@@ -83,7 +83,7 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<()> {
         None => stdout().write_all(report(&findings).as_bytes())?,
     }
     if let Some(address) = args.listen {
-        return link::listen(address, way.devices).await;
+        return link::listen(address, devices.given().map(str::to_owned)).await;
     }
     let failed = findings.iter().filter(|f| f.verdict == Verdict::Failure).count();
     ensure!(

@@ -42,9 +42,9 @@ pub(super) fn look(root: &Path, wanted: bool, devices: &NetDevices) -> (Vec<Find
     (findings, usable)
 }
 
-/// Whether a name of `UCX_NET_DEVICES` is that of an RDMA port of this host, or of a device that has ports.
-pub(super) fn is_port(root: &Path, name: &str) -> bool {
-    ports(root).iter().any(|port| covers(name, &port.name))
+/// Whether an RDMA port of this host is among devices that were named.
+pub(super) fn is_among(root: &Path, devices: &NetDevices) -> bool {
+    devices.given().is_some() && ports(root).iter().any(|port| devices.takes(&port.name))
 }
 
 fn ports(root: &Path) -> Vec<Port> {

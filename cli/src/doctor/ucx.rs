@@ -35,33 +35,18 @@ fn judge(
 ) -> Finding {
     let inventory = match found {
         Ok(inventory) => inventory,
-        Err(error) => return Finding::new("ucx", Verdict::Failure, error, left_out(all())),
+        Err(error) => return Finding::new("ucx", Verdict::Failure, error, remedy(all(), rdma)),
     };
     let found = format!("{}: {}", inventory.version, lanes(&inventory));
-    if inventory.resources.iter().all(|(transport, _)| transport == "self") {
-        return Finding::new("ucx", Verdict::Failure, found, left_out(all()));
-    }
-    let has_rdma = |of: &UcxInventory| of.resources.iter().any(|(transport, _)| is_rdma(transport));
-    if has_rdma(&inventory) || !rdma.wanted {
+    let reaches_others = inventory.resources.iter().any(|(transport, _)| transport != "self");
+    if reaches_others && (has_rdma(&inventory) || !rdma.wanted) {
         return Finding::ok("ucx", found);
     }
-    let remedy = if !rdma.usable {
-        "UCX has no RDMA port to use: do first what is said of rdma above".into()
-    } else if all().is_ok_and(|all| has_rdma(&all)) {
-        "UCX has RDMA lanes, which --ucx-tls or --ucx-net-devices leaves out: add rc to the one (transfer.ucx_tls, rdma.lanes of the \
-         chart), and the port to the other (transfer.ucx_net_devices, rdma.devices)"
-            .into()
-    } else {
-        format!(
-            "a port can be used, and this UCX finds no lane over it: {}install the NIC's provider library (ibverbs-providers) where this runs",
-            if cfg!(feature = "rdma") {
-                ""
-            } else {
-                "build with --features rdma, or with a UCX_DIR that has `ib`, and "
-            }
-        )
-    };
-    Finding::new("ucx", Verdict::Failure, found, remedy)
+    Finding::new("ucx", Verdict::Failure, found, remedy(all(), rdma))
+}
+
+fn has_rdma(inventory: &UcxInventory) -> bool {
+    inventory.resources.iter().any(|(transport, _)| is_rdma(transport))
 }
 
 /// `rc_mlx5 (mlx5_0:1), tcp (eth0 lo)`.
@@ -74,14 +59,28 @@ fn lanes(inventory: &UcxInventory) -> String {
     lanes.join(", ")
 }
 
-/// What to do where the transports and devices that are named leave no lane.
-fn left_out(all: Result<UcxInventory, String>) -> String {
+/// What to do where lanes are missing, and `all` is what there is with nothing left out.
+fn remedy(all: Result<UcxInventory, String>, rdma: Rdma) -> String {
     match all {
-        Ok(all) => format!(
-            "--ucx-tls and --ucx-net-devices (transfer.ucx_tls, ucx_net_devices) leave no lane to another process; name some of: {}",
-            lanes(&all)
-        ),
+        _ if rdma.wanted && !rdma.usable => "UCX has no RDMA port to use: do first what is said of rdma above".into(),
         Err(_) => "UCX starts with nothing here: transfer.transport = \"tcp\" does without it".into(),
+        Ok(all) if rdma.wanted && has_rdma(&all) => {
+            "UCX has RDMA lanes, which --ucx-tls or --ucx-net-devices leaves out: add rc to the one (transfer.ucx_tls, rdma.lanes of the \
+             chart), and the port to the other (transfer.ucx_net_devices, rdma.devices)"
+                .into()
+        }
+        Ok(_) if rdma.wanted => format!(
+            "a port can be used, and this UCX finds no lane over it: {}install the NIC's provider library (ibverbs-providers) where this runs",
+            if cfg!(feature = "rdma") { "" } else { "build with --features rdma, or with a UCX_DIR that has `ib`, and " }
+        ),
+        Ok(mut all) => {
+            // It reaches no other process.
+            all.resources.retain(|(transport, _)| transport != "self");
+            format!(
+                "--ucx-tls and --ucx-net-devices (transfer.ucx_tls, ucx_net_devices) leave no lane to another process; name some of: {}",
+                lanes(&all)
+            )
+        }
     }
 }
 
@@ -128,7 +127,13 @@ mod tests {
         let lacking = told(&["tcp"], &["tcp"], WANTED);
         assert!(lacking.contains("ibverbs-providers"), "{lacking}");
         let alone = told(&["self"], &["self", "tcp"], NOT_WANTED);
-        assert!(alone.ends_with("self (memory), tcp (eth0 lo)"), "{alone}");
+        assert!(alone.ends_with(": tcp (eth0 lo)"), "{alone}");
+        let no_port = told(&["self"], &["self", "tcp"], Rdma { usable: false, ..WANTED });
+        assert!(no_port.contains("rdma above"), "{no_port}");
+        let of_none = |all: &[&str], rdma| judge(Err("No such device".into()), || with(all), rdma).remedy.unwrap();
+        assert!(of_none(&["tcp"], WANTED).contains("ibverbs-providers"));
+        assert!(of_none(&["tcp"], Rdma { usable: false, ..WANTED }).contains("rdma above"));
+        assert!(of_none(&["tcp", "rc_mlx5"], WANTED).contains("add rc"));
     }
 
     #[test]

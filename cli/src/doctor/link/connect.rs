@@ -51,8 +51,7 @@ async fn measure(mut line: Line, way: &Way) -> Vec<Finding> {
     let moved = match timeout(TRANSFER_MAX, transfer(&mut line, way)).await.unwrap_or_else(late) {
         Ok(moved) => judge(root, &moved, way.rdma),
         Err(error) => {
-            let names = way.devices.iter().flat_map(|devices| devices.split(','));
-            let over_rdma = way.rdma || names.into_iter().any(|device| rdma::is_port(root, device));
+            let over_rdma = rdma::is_among(root, &way.devices);
             Finding::new("kv transfer", Verdict::Failure, format!("{error:#}"), remedy(&error, over_rdma))
         }
     };
@@ -97,7 +96,7 @@ async fn transfer(line: &mut Line, way: &Way) -> anyhow::Result<Vec<Moved>> {
     let bind = line.socket().local_addr()?.ip().to_canonical();
     let ask = Ask::Sink { tls: way.tls.clone(), blocks: kv::BLOCKS };
     let Answer::Sink { address } = line.ask(&ask).await? else { bail!("the other side answers something else") };
-    let (address, tls, devices) = (kv::from_text(&address)?, way.tls.clone(), way.devices.clone());
+    let (address, tls, devices) = (kv::from_text(&address)?, way.tls.clone(), way.devices.given().map(str::to_owned));
     let moved = spawn_blocking(move || {
         let trial = kv::start("doctor-connects", bind, &tls, devices, kv::BLOCKS)?;
         kv::rounds(trial, listen::NAME, address, ROUNDS)

@@ -6,6 +6,8 @@ mod listen;
 mod protocol;
 mod trouble;
 
+use super::net_devices::NetDevices;
+
 pub(super) use connect::connect;
 pub(super) use listen::listen;
 
@@ -13,8 +15,8 @@ pub(super) use listen::listen;
 pub(super) struct Way {
     /// `UCX_TLS`, on both sides.
     pub(super) tls: String,
-    /// `UCX_NET_DEVICES`; the device of the control connection's address where absent, which is never an RDMA device.
-    pub(super) devices: Option<String>,
+    /// `UCX_NET_DEVICES`; the device of the control connection's address where nothing is named, which is never an RDMA device.
+    pub(super) devices: NetDevices,
     /// It has to be RDMA.
     pub(super) rdma: bool,
 }

@@ -49,7 +49,8 @@ fn an_idle_port_fails_only_where_it_is_named() {
     let (findings, usable) = look(host.path(), true, &"mlx5_0:1".parse().unwrap());
     assert_eq!(findings[0], Finding::ok(FIRST, "4: ACTIVE, 200 Gb/sec (4X HDR), InfiniBand"));
     assert!(usable && !look(host.path(), true, &"mlx5_1:1".parse().unwrap()).1);
-    assert!(is_port(host.path(), "mlx5_1:1") && is_port(host.path(), "mlx5_1") && !is_port(host.path(), "eth0"));
+    let among = |list: &str| is_among(host.path(), &list.parse().unwrap());
+    assert!(among("mlx5_1:1") && among("eth0,mlx5_1") && !among("eth0") && !among(""));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use baton_kv_transfer::{TransferReport, inventory};
 use tokio::net::TcpListener;
 
 fn way(tls: &str, devices: Option<&str>) -> Way {
-    Way { tls: tls.into(), devices: devices.map(str::to_owned), rdma: false }
+    Way { tls: tls.into(), devices: devices.unwrap_or_default().parse().unwrap(), rdma: false }
 }
 
 /// What a doctor finds of another one, which has these devices.
