@@ -5,6 +5,7 @@ use super::protocol::{Answer, Ask, Line, now_us};
 use anyhow::{Context, ensure};
 use baton_kv_transfer::Trial;
 use std::net::SocketAddr;
+use std::pin::pin;
 use tokio::net::TcpListener;
 use tokio::task::spawn_blocking;
 
@@ -18,6 +19,8 @@ pub(crate) async fn listen(address: SocketAddr, devices: Option<String>) -> anyh
     // All addresses are none that the other host could connect to.
     let to = if at.ip().is_unspecified() { format!("HOST:{}", at.port()) } else { at.to_string() };
     println!("listens on {at}; on the other host: baton doctor --connect {to}");
+    // One for all turns: a signal between two of them would be nobody's.
+    let mut interrupted = pin!(tokio::signal::ctrl_c());
     loop {
         let served = async {
             let (stream, from) = listener.accept().await?;
@@ -27,7 +30,7 @@ pub(crate) async fn listen(address: SocketAddr, devices: Option<String>) -> anyh
         tokio::select! {
             // One that breaks off must not end it for the others.
             served = served => if let Err(error) = served { println!("that ended early: {error:#}") },
-            _ = tokio::signal::ctrl_c() => return Ok(()),
+            _ = &mut interrupted => return Ok(()),
         }
     }
 }
