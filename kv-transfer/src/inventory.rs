@@ -1,8 +1,8 @@
 //! What this host has to move KV with: for whoever prepares one.
 
-use crate::ucx::{Context, addresses, version};
+use crate::ucx::{Context, take_stdout, version};
+use std::fs::File;
 use std::io;
-use std::net::IpAddr;
 
 /// What UCX finds here.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,21 +13,21 @@ pub struct UcxInventory {
     pub resources: Vec<(String, String)>,
 }
 
-/// Asks UCX for all of it; `tls` narrows the transports as `UCX_TLS` does, `all` does not.
+/// Asks UCX for all of it; `tls` and `devices` narrow it as `UCX_TLS` and `UCX_NET_DEVICES` do, `all` does not.
 ///
 /// # Errors
-/// In UCX's words, where it cannot start or knows none of these transports.
-pub fn ucx(tls: &str) -> Result<UcxInventory, String> {
-    let context = Context::new(&[("TLS", tls)]).map_err(|e| e.to_string())?;
+/// In UCX's words, where it cannot start or has nothing of what is named.
+pub fn ucx(tls: &str, devices: &str) -> Result<UcxInventory, String> {
+    let context = Context::new(&[("TLS", tls), ("NET_DEVICES", devices)]).map_err(|e| e.to_string())?;
     Ok(UcxInventory { version: version(), resources: context.resources() })
 }
 
-/// Every IP address of this host with its network device.
+/// Standard output for the caller alone. UCX logs there: from here on that goes to standard error, with all else that is printed.
 ///
 /// # Errors
-/// Where the system does not list them.
-pub fn host_addresses() -> io::Result<Vec<(String, IpAddr)>> {
-    addresses()
+/// Where there is no standard output, or no descriptor for it.
+pub fn stdout_without_ucx() -> io::Result<File> {
+    take_stdout()
 }
 
 #[cfg(test)]
@@ -36,10 +36,10 @@ mod tests {
 
     #[test]
     fn tcp_over_loopback_is_found() {
-        let found = ucx("tcp").unwrap();
+        let found = ucx("tcp", "all").unwrap();
         assert!(found.version.starts_with("1."), "{found:?}");
         assert!(found.resources.contains(&("tcp".into(), "lo".into())), "{found:?}");
-        assert!(host_addresses().unwrap().contains(&("lo".into(), [127, 0, 0, 1].into())));
-        assert!(ucx("carrier_pigeon").is_err());
+        assert_eq!(ucx("tcp", "lo").unwrap().resources, [("tcp".to_owned(), "lo".to_owned())]);
+        assert!(ucx("carrier_pigeon", "all").is_err() && ucx("tcp", "mlx5_99:1").is_err());
     }
 }

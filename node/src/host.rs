@@ -17,6 +17,15 @@ pub fn raise_file_limit() {
     }
 }
 
+/// Takes as much memory to lock as the host allows: what RDMA registers is bounded by the soft limit, and service managers and shells leave
+/// that below the hard one.
+pub fn raise_locked_memory_limit() {
+    let raised = rlimit::Resource::MEMLOCK.get_hard().and_then(|hard| rlimit::Resource::MEMLOCK.set(hard, hard));
+    if let Err(error) = raised {
+        tracing::warn!(%error, "keeps its limit of locked memory");
+    }
+}
+
 /// Bytes that this process may lock, as RDMA does with what it registers: the hard limit, `u64::MAX` without one or with the capability to
 /// lock more (`IPC_LOCK`). `None` where the host does not tell.
 pub fn locked_memory_max() -> Option<u64> {
@@ -56,6 +65,15 @@ mod tests {
         );
         assert!(!may_lock("CapEff:\t00000000a80425fb\n"), "what container runtimes give unasked");
         assert!(!may_lock("CapPrm:\t000001ffffffffff\n") && !may_lock(""));
+    }
+
+    #[test]
+    fn all_memory_that_may_be_locked_is_taken() {
+        let limit = rlimit::Resource::MEMLOCK;
+        let hard = limit.get_hard().unwrap();
+        limit.set(hard / 2, hard).unwrap();
+        raise_locked_memory_limit();
+        assert_eq!(limit.get().unwrap(), (hard, hard));
     }
 
     #[test]

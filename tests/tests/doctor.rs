@@ -49,19 +49,57 @@ fn etcd_is_asked_node_by_node() -> Result<()> {
 }
 
 #[test]
-fn one_doctor_moves_kv_to_another() -> Result<()> {
+fn what_a_worker_is_to_have_is_asked_for() -> Result<()> {
+    // UCX has its own words about a device that is not there: they must not stand in the JSON.
+    let missing = baton(&["doctor", "--json", "--pool-bytes", "40GiB", "--ucx-net-devices", "lo,mlx5_99:1"])?;
+    ensure!(missing.status.code() == Some(1) && verdict(&missing, "device mlx5_99:1")? == "failure", "{missing:?}");
+    ensure!(verdict(&missing, "ucx")? == "ok", "lo is left: {missing:?}");
+    let nothing = baton(&["doctor", "--json", "--ucx-net-devices", "mlx5_99:1"])?;
+    ensure!(nothing.status.code() == Some(1) && verdict(&nothing, "ucx")? == "failure", "{nothing:?}");
+    let words = String::from_utf8_lossy(&nothing.stderr).into_owned();
+    ensure!(words.contains("mlx5_99:1") && words.contains("UCX"), "UCX's words are lost: {words}");
+    for wrong in [["--pool-bytes", "much"], ["--ucx-net-devices", "all,lo"]] {
+        let refused = baton(&[&["doctor"][..], &wrong].concat())?;
+        ensure!(refused.status.code() == Some(2), "{wrong:?}: {refused:?}");
+    }
+    Ok(())
+}
+
+/// What a doctor with these arguments finds of one that listens with those.
+fn between(listens: &[&str], connects: &[&str]) -> Result<Output> {
     let mut command = Command::new(binary("baton")?);
-    let mut listens = command.args(["doctor", "--listen", "127.0.0.1:0"]).stdout(Stdio::piped()).spawn()?;
+    command.args(["doctor", "--listen", "127.0.0.1:0"]).args(listens);
+    let mut listens = command.stdout(Stdio::piped()).spawn()?;
     let stdout = BufReader::new(listens.stdout.take().context("piped")?);
     let mut lines = stdout.lines().map_while(Result::ok);
     let address = lines.find_map(|line| Some(line.strip_prefix("listens on ")?.split_once(';')?.0.to_owned()));
-    let measured = baton(&["doctor", "--json", "--connect", &address.context("it ended")?]);
+    let address = address.context("it ended")?;
+    let measured = baton(&[&["doctor", "--json", "--connect", &address], connects].concat());
     send("INT", listens.id())?;
     let ended = listens.wait()?;
-    let measured = measured?;
-    ensure!(ended.success() && measured.status.success(), "{ended} {measured:?}");
+    ensure!(ended.success(), "{ended} {measured:?}");
+    measured
+}
+
+#[test]
+fn one_doctor_moves_kv_to_another() -> Result<()> {
+    let measured = between(&[], &[])?;
+    ensure!(measured.status.success(), "{measured:?}");
     for check in ["reach", "clock", "kv transfer"] {
         ensure!(verdict(&measured, check)? == "ok", "{measured:?}");
     }
+    Ok(())
+}
+
+#[test]
+fn kv_moves_by_the_devices_of_each_side() -> Result<()> {
+    let named = between(&["--ucx-net-devices", "lo"], &["--ucx-net-devices", "lo"])?;
+    ensure!(named.status.success() && verdict(&named, "kv transfer")? == "ok", "{named:?}");
+    let there = between(&["--ucx-net-devices", "mlx5_99:1"], &["--ucx-net-devices", "lo"])?;
+    ensure!(there.status.code() == Some(1) && verdict(&there, "kv transfer")? == "failure", "{there:?}");
+    let told = String::from_utf8_lossy(&there.stdout).into_owned();
+    ensure!(told.contains("the other host cannot start") && told.contains("--ucx-net-devices"), "{told}");
+    let rdma = between(&[], &["--rdma"])?;
+    ensure!(rdma.status.code() == Some(1) && verdict(&rdma, "kv transfer")? == "failure", "KV went by TCP: {rdma:?}");
     Ok(())
 }

@@ -31,6 +31,7 @@ pub fn run<R: WorkerRole>(
         let role = role(&config);
         let guard = telemetry::init(service_name(role.role()), &config.telemetry)?;
         host::raise_file_limit();
+        host::raise_locked_memory_limit();
         let shutdown = Shutdown::install(&config.drain)?;
         let announcer = Announcer::new(args.announce);
         if args.fetch_only {

@@ -1,16 +1,18 @@
 //! The host itself: processor, memory, and what a process may take of it.
 
 use super::finding::{Finding, Verdict};
+use baton_node::config::ByteSize;
 use baton_node::host::{locked_memory_max, memory_bytes, open_files_max};
 
-/// Bytes that a pool of KV should be able to lock at least, for RDMA: less is a default of 64 KiB to 8 MiB that nobody chose.
+/// Bytes that a pool of KV should be able to lock at least, for RDMA, where its size is not known: less is a default of 64 KiB to 8 MiB that
+/// nobody chose.
 const MEMLOCK_MIN: u64 = 1 << 30;
 /// Descriptors for some thousand clients and the connections between workers.
 const FILES_MIN: u64 = 4_096;
 
-/// Looks at everything; `rdma` says whether KV is to move over RDMA.
-pub(super) fn look(rdma: bool) -> Vec<Finding> {
-    vec![processor(), memory(memory_bytes()), memlock(locked_memory_max(), rdma), files(open_files_max())]
+/// Looks at everything; `rdma` says whether KV is to move over RDMA, `pool` how large the pool is that it then registers.
+pub(super) fn look(rdma: bool, pool: Option<ByteSize>) -> Vec<Finding> {
+    vec![processor(), memory(memory_bytes()), memlock(locked_memory_max(), pool, rdma), files(open_files_max())]
 }
 
 fn processor() -> Finding {
@@ -59,16 +61,24 @@ fn gib(bytes: u64) -> String {
     format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
 }
 
-fn memlock(bytes: Option<u64>, rdma: bool) -> Finding {
+fn memlock(bytes: Option<u64>, pool: Option<ByteSize>, rdma: bool) -> Finding {
     let remedy = "RDMA registers the whole pool: run with `ulimit -l unlimited` (LimitMEMLOCK=infinity under systemd); in Kubernetes the \
-                  container needs IPC_LOCK as root, or a node whose container runtime sets the limit";
-    match bytes {
-        None => Finding::new("memlock", Verdict::Warning, "the limit cannot be read", remedy),
-        Some(u64::MAX) => Finding::ok("memlock", "unlimited"),
-        Some(bytes) if bytes >= MEMLOCK_MIN => Finding::ok("memlock", format!("{}; pools must be smaller", gib(bytes))),
-        Some(bytes) => {
-            Finding::new("memlock", Verdict::Failure.if_wanted(rdma), format!("{} KiB", bytes >> 10), remedy)
+                  container runs as root with IPC_LOCK (rdma.memlock: root in the chart), or the node's container runtime starts it \
+                  without the limit (rdma.memlock: nonroot)";
+    let (bytes, found) = match bytes {
+        None => return Finding::new("memlock", Verdict::Warning, "the limit cannot be read", remedy),
+        Some(u64::MAX) => return Finding::ok("memlock", "unlimited"),
+        Some(bytes) if bytes < MEMLOCK_MIN => (bytes, format!("{} KiB", bytes >> 10)),
+        Some(bytes) => (bytes, gib(bytes)),
+    };
+    match pool {
+        Some(pool) if bytes < pool.0 => {
+            let found = format!("{found}, and the pool takes {pool}");
+            Finding::new("memlock", Verdict::Failure.if_wanted(rdma), found, remedy)
         }
+        Some(pool) => Finding::ok("memlock", format!("{found}; the pool takes {pool}")),
+        None if bytes >= MEMLOCK_MIN => Finding::ok("memlock", format!("{found}; pools must be smaller")),
+        None => Finding::new("memlock", Verdict::Failure.if_wanted(rdma), found, remedy),
     }
 }
 
@@ -94,9 +104,24 @@ mod tests {
             (Some(8 << 20), false, Verdict::Absent),
             (None, false, Verdict::Warning),
         ] {
-            assert_eq!(memlock(bytes, rdma).verdict, expected, "{bytes:?} {rdma}");
+            assert_eq!(memlock(bytes, None, rdma).verdict, expected, "{bytes:?} {rdma}");
         }
         assert_eq!(files(Some(1_024)).verdict, Verdict::Warning);
         assert_eq!(files(Some(1 << 20)).verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn the_pool_has_to_fit_into_what_may_be_locked() {
+        for (bytes, pool, rdma, expected) in [
+            (8 << 30, "40GiB", true, Verdict::Failure),
+            (8 << 30, "40GiB", false, Verdict::Absent),
+            (40 << 30, "40GiB", true, Verdict::Ok),
+            (512 << 20, "256MiB", true, Verdict::Ok),
+            (u64::MAX, "40GiB", true, Verdict::Ok),
+        ] {
+            assert_eq!(memlock(Some(bytes), Some(pool.parse().unwrap()), rdma).verdict, expected, "{bytes} {pool}");
+        }
+        let told = memlock(Some(8 << 30), Some("40GiB".parse().unwrap()), true);
+        assert_eq!(told.found, "8.0 GiB, and the pool takes 40GiB");
     }
 }

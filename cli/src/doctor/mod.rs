@@ -3,17 +3,27 @@
 //! Each check is a [`Finding`]: a verdict, what was found, and the remedy. What is not there fails only where it was asked for, `--rdma` or
 //! `--gpu`: a laptop without either is fit for what laptops do.
 
-mod devices;
 mod finding;
+mod gpu;
 mod host;
 mod link;
 mod members;
+mod net_devices;
+mod rate;
+mod rdma;
+mod sysfs;
 mod ucx;
 
 use anyhow::ensure;
-use baton_kv_transfer::TransportChoice;
+use baton_kv_transfer::{TransportChoice, inventory};
+use baton_node::config::ByteSize;
+use baton_node::host::raise_locked_memory_limit;
 use clap::Args;
 use finding::{Finding, Verdict, report, worst};
+use link::Way;
+use net_devices::NetDevices;
+use std::fs::File;
+use std::io::{Write as _, stdout};
 use std::net::SocketAddr;
 use std::path::Path;
 
@@ -26,6 +36,9 @@ pub(crate) struct DoctorArgs {
     /// GPUs are to be used here: what they need and is missing fails.
     #[arg(long)]
     gpu: bool,
+    /// Size of a worker's KV pool, e.g. 40GiB: with --rdma, so much has to be allowed to be locked.
+    #[arg(long, value_name = "SIZE")]
+    pool_bytes: Option<ByteSize>,
     /// Check these nodes of etcd, http://host:port, separated by commas, with the settings of BATON_MEMBERSHIP__ETCD__*.
     #[arg(long, value_name = "URLS", value_delimiter = ',')]
     etcd: Vec<String>,
@@ -38,6 +51,10 @@ pub(crate) struct DoctorArgs {
     /// Transports of UCX, as in UCX_TLS.
     #[arg(long, value_name = "LIST", default_value = TransportChoice::UCX_TLS_DEFAULT)]
     ucx_tls: String,
+    /// Network devices of UCX, as in UCX_NET_DEVICES, e.g. mlx5_0:1,mlx5_1:1: those named have to be there and up. With --connect, name those
+    /// of the other host there, with --listen.
+    #[arg(long, value_name = "LIST", default_value = "")]
+    ucx_net_devices: NetDevices,
     /// Print findings as JSON.
     #[arg(long, conflicts_with = "listen")]
     json: bool,
@@ -45,18 +62,28 @@ pub(crate) struct DoctorArgs {
 
 /// Runs all checks and prints what they found; an error where one failed.
 pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<()> {
-    let mut findings = host::look(args.rdma);
-    findings.extend(devices::look(Path::new("/"), args.rdma, args.gpu));
-    findings.push(ucx::look(&args.ucx_tls, args.rdma));
+    // A program reads this: no warning of UCX may stand in it.
+    let json = args.json.then(inventory::stdout_without_ucx).transpose()?;
+    raise_locked_memory_limit();
+    let (root, devices) = (Path::new("/"), &args.ucx_net_devices);
+    let mut findings = host::look(args.rdma, args.pool_bytes);
+    let (ports, usable) = rdma::look(root, args.rdma, devices);
+    findings.extend(ports);
+    findings.extend(gpu::look(root, args.gpu, args.rdma));
+    findings.push(ucx::look(&args.ucx_tls, devices, ucx::Rdma { wanted: args.rdma, usable }));
     if !args.etcd.is_empty() {
         findings.extend(members::look(args.etcd.clone()).await?);
     }
+    let way = Way { tls: args.ucx_tls, devices: devices.clone(), rdma: args.rdma };
     if let Some(to) = &args.connect {
-        findings.extend(link::connect(to, &args.ucx_tls).await);
+        findings.extend(link::connect(to, &way).await);
     }
-    print(&findings, args.json)?;
+    match json {
+        Some(out) => print_json(out, &findings)?,
+        None => stdout().write_all(report(&findings).as_bytes())?,
+    }
     if let Some(address) = args.listen {
-        return link::listen(address).await;
+        return link::listen(address, devices.given().map(str::to_owned)).await;
     }
     let failed = findings.iter().filter(|f| f.verdict == Verdict::Failure).count();
     ensure!(
@@ -67,11 +94,6 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn print(findings: &[Finding], json: bool) -> anyhow::Result<()> {
-    if json {
-        println!("{}", serde_json::to_string_pretty(findings)?);
-    } else {
-        print!("{}", report(findings));
-    }
-    Ok(())
+fn print_json(mut out: File, findings: &[Finding]) -> anyhow::Result<()> {
+    Ok(writeln!(out, "{}", serde_json::to_string_pretty(findings)?)?)
 }

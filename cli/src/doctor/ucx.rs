@@ -1,54 +1,147 @@
 //! UCX: its version, and what it would move KV over.
 
 use super::finding::{Finding, Verdict};
+use super::net_devices::NetDevices;
 use baton_kv_transfer::inventory::{self, UcxInventory};
 use std::collections::BTreeMap;
 
 /// Transports of RDMA begin so.
-const RDMA: [&str; 4] = ["rc_", "dc_", "ud_", "srd"];
+const RDMA: [&str; 5] = ["rc_", "dc_", "ud_", "srd", "gga_"];
 
-/// Asks UCX; `tls` narrows its transports, `rdma` says whether one of RDMA has to be among them.
-pub(super) fn look(tls: &str, rdma: bool) -> Finding {
-    judge(inventory::ucx(tls), rdma)
+/// Whether a transport of this name is one of RDMA.
+pub(super) fn is_rdma(transport: &str) -> bool {
+    RDMA.iter().any(|name| transport.starts_with(name))
 }
 
-fn judge(found: Result<UcxInventory, String>, rdma: bool) -> Finding {
+/// What is asked of RDMA here.
+#[derive(Clone, Copy)]
+pub(super) struct Rdma {
+    /// A lane of it has to be there.
+    pub(super) wanted: bool,
+    /// There is a port that this process can use.
+    pub(super) usable: bool,
+}
+
+/// Asks UCX; `tls` and `devices` narrow what it finds.
+pub(super) fn look(tls: &str, devices: &NetDevices, rdma: Rdma) -> Finding {
+    judge(inventory::ucx(tls, devices.given().unwrap_or("all")), || inventory::ucx("all", "all"), rdma)
+}
+
+/// `all` asks for what there is with nothing left out, where that helps to say what is wrong.
+fn judge(
+    found: Result<UcxInventory, String>,
+    all: impl FnOnce() -> Result<UcxInventory, String>,
+    rdma: Rdma,
+) -> Finding {
     let inventory = match found {
         Ok(inventory) => inventory,
-        Err(error) => {
-            let remedy = "name transports that `ucx_info -d` lists, or leave --ucx-tls out; the plain transport works without UCX (transfer.transport)";
-            return Finding::new("ucx", Verdict::Failure, error, remedy);
-        }
+        Err(error) => return Finding::new("ucx", Verdict::Failure, error, remedy(all(), rdma)),
     };
+    let found = format!("{}: {}", inventory.version, lanes(&inventory));
+    let reaches_others = inventory.resources.iter().any(|(transport, _)| transport != "self");
+    if reaches_others && (has_rdma(&inventory) || !rdma.wanted) {
+        return Finding::ok("ucx", found);
+    }
+    Finding::new("ucx", Verdict::Failure, found, remedy(all(), rdma))
+}
+
+fn has_rdma(inventory: &UcxInventory) -> bool {
+    inventory.resources.iter().any(|(transport, _)| is_rdma(transport))
+}
+
+/// `rc_mlx5 (mlx5_0:1), tcp (eth0 lo)`.
+fn lanes(inventory: &UcxInventory) -> String {
     let mut devices: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (transport, device) in &inventory.resources {
         devices.entry(transport).or_default().push(device);
     }
-    let has_rdma = devices.keys().any(|transport| RDMA.iter().any(|name| transport.starts_with(name)));
     let lanes: Vec<String> = devices.iter().map(|(transport, on)| format!("{transport} ({})", on.join(" "))).collect();
-    let found = format!("{}: {}", inventory.version, lanes.join(", "));
-    if has_rdma || !rdma {
-        return Finding::ok("ucx", found);
+    lanes.join(", ")
+}
+
+/// What to do where lanes are missing, and `all` is what there is with nothing left out.
+fn remedy(all: Result<UcxInventory, String>, rdma: Rdma) -> String {
+    match all {
+        _ if rdma.wanted && !rdma.usable => "UCX has no RDMA port to use: do first what is said of rdma above".into(),
+        Err(_) => "UCX starts with nothing here: transfer.transport = \"tcp\" does without it".into(),
+        Ok(all) if rdma.wanted && has_rdma(&all) => {
+            "UCX has RDMA lanes, which --ucx-tls or --ucx-net-devices leaves out: add rc to the one (transfer.ucx_tls, rdma.lanes of the \
+             chart), and the port to the other (transfer.ucx_net_devices, rdma.devices)"
+                .into()
+        }
+        Ok(_) if rdma.wanted => format!(
+            "a port can be used, and this UCX finds no lane over it: {}install the NIC's provider library (ibverbs-providers) where this runs",
+            if cfg!(feature = "rdma") { "" } else { "build with --features rdma, or with a UCX_DIR that has `ib`, and " }
+        ),
+        Ok(mut all) => {
+            // It reaches no other process.
+            all.resources.retain(|(transport, _)| transport != "self");
+            format!(
+                "--ucx-tls and --ucx-net-devices (transfer.ucx_tls, ucx_net_devices) leave no lane to another process; name some of: {}",
+                lanes(&all)
+            )
+        }
     }
-    let remedy = "this build of UCX sees no RDMA lane: build with --features rdma, or with UCX_DIR, and look at the devices above";
-    Finding::new("ucx", Verdict::Failure, found, remedy)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn with(transports: &[&str]) -> Result<UcxInventory, String> {
+        let of = |transport: &&str| match *transport {
+            "tcp" => vec![("tcp".to_owned(), "eth0".to_owned()), ("tcp".into(), "lo".into())],
+            "self" => vec![("self".into(), "memory".into())],
+            rdma => vec![(rdma.to_owned(), "mlx5_0:1".into())],
+        };
+        Ok(UcxInventory { version: "1.22.0".into(), resources: transports.iter().flat_map(of).collect() })
+    }
+
+    const WANTED: Rdma = Rdma { wanted: true, usable: true };
+    const NOT_WANTED: Rdma = Rdma { wanted: false, usable: true };
+
     #[test]
     fn rdma_has_to_be_there_where_it_is_asked_for() {
-        let with = |transport: &str| {
-            let resources =
-                vec![("tcp".into(), "eth0".into()), ("tcp".into(), "lo".into()), (transport.into(), "mlx5_0:1".into())];
-            Ok(UcxInventory { version: "1.22.0".into(), resources })
+        let unasked = || -> Result<UcxInventory, String> { panic!("nothing is wrong") };
+        assert_eq!(
+            judge(with(&["tcp", "rc_mlx5"]), unasked, WANTED),
+            Finding::ok("ucx", "1.22.0: rc_mlx5 (mlx5_0:1), tcp (eth0 lo)")
+        );
+        assert_eq!(judge(with(&["tcp"]), unasked, NOT_WANTED).verdict, Verdict::Ok);
+        assert_eq!(judge(with(&["tcp"]), || with(&["tcp"]), WANTED).verdict, Verdict::Failure);
+        assert_eq!(look("tcp", &NetDevices::default(), NOT_WANTED).verdict, Verdict::Ok);
+        assert_eq!(look("tcp", &"lo".parse().unwrap(), NOT_WANTED).found.split_once(": ").unwrap().1, "tcp (lo)");
+    }
+
+    #[test]
+    fn the_remedy_is_for_what_is_wrong() {
+        let told = |found: &[&str], all: &[&str], rdma: Rdma| {
+            let Finding { verdict, remedy, .. } = judge(with(found), || with(all), rdma);
+            assert_eq!(verdict, Verdict::Failure, "{found:?}");
+            remedy.unwrap()
         };
-        assert_eq!(judge(with("rc_mlx5"), true), Finding::ok("ucx", "1.22.0: rc_mlx5 (mlx5_0:1), tcp (eth0 lo)"));
-        assert_eq!(judge(with("tcp"), true).verdict, Verdict::Failure);
-        assert_eq!(judge(with("tcp"), false).verdict, Verdict::Ok);
-        assert_eq!(judge(Err("no such transport".into()), false).verdict, Verdict::Failure);
-        assert_eq!(look("tcp", false).verdict, Verdict::Ok);
+        let no_port = told(&["tcp"], &["tcp"], Rdma { usable: false, ..WANTED });
+        assert!(no_port.contains("rdma above") && !no_port.contains("build"), "{no_port}");
+        let narrowed = told(&["tcp"], &["tcp", "rc_verbs"], WANTED);
+        assert!(narrowed.contains("add rc") && !narrowed.contains("build"), "{narrowed}");
+        let lacking = told(&["tcp"], &["tcp"], WANTED);
+        assert!(lacking.contains("ibverbs-providers"), "{lacking}");
+        let alone = told(&["self"], &["self", "tcp"], NOT_WANTED);
+        assert!(alone.ends_with(": tcp (eth0 lo)"), "{alone}");
+        let no_port = told(&["self"], &["self", "tcp"], Rdma { usable: false, ..WANTED });
+        assert!(no_port.contains("rdma above"), "{no_port}");
+        let of_none = |all: &[&str], rdma| judge(Err("No such device".into()), || with(all), rdma).remedy.unwrap();
+        assert!(of_none(&["tcp"], WANTED).contains("ibverbs-providers"));
+        assert!(of_none(&["tcp"], Rdma { usable: false, ..WANTED }).contains("rdma above"));
+        assert!(of_none(&["tcp", "rc_mlx5"], WANTED).contains("add rc"));
+    }
+
+    #[test]
+    fn names_that_ucx_does_not_know_are_told_with_those_it_does() {
+        for (tls, devices) in [("carrier_pigeon", ""), ("tcp", "mlx5_99:1"), ("^sm", "mlx5_99:1")] {
+            let told = look(tls, &devices.parse().unwrap(), NOT_WANTED);
+            assert_eq!(told.verdict, Verdict::Failure, "{told:?}");
+            assert!(told.remedy.as_ref().is_some_and(|remedy| remedy.contains("tcp (")), "{told:?}");
+        }
     }
 }

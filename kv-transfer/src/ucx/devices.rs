@@ -44,7 +44,7 @@ fn is_link_local(address: &IpAddr) -> bool {
 }
 
 /// Every IP address of this host with its device, in the order of the system's list, which UCX reads too.
-pub(crate) fn addresses() -> io::Result<Vec<DeviceAddress>> {
+fn addresses() -> io::Result<Vec<DeviceAddress>> {
     let mut list = null_mut();
     // SAFETY: `list` receives a list, or the call fails.
     if unsafe { libc::getifaddrs(&mut list) } != 0 {

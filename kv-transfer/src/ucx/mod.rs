@@ -13,13 +13,15 @@ mod context;
 mod devices;
 mod endpoint;
 mod operation;
+mod output;
 mod status;
 mod worker;
 
 pub(crate) use context::{Context, Memory, version};
-pub(crate) use devices::{addresses, devices_at};
+pub(crate) use devices::devices_at;
 pub(crate) use endpoint::{Endpoint, RemoteKey};
 pub(crate) use operation::{Done, Token};
+pub(crate) use output::take_stdout;
 pub(crate) use status::Status;
 pub(crate) use worker::{Arrived, Landing, Worker};
 

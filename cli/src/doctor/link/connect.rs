@@ -1,11 +1,12 @@
 //! `baton doctor --connect`: measures the way to a host where a doctor listens.
 
 use super::protocol::{Answer, Ask, Line, now_us};
-use super::{kv, listen};
-use crate::doctor::devices;
+use super::trouble::{Trouble, remedy};
+use super::{Way, kv, listen};
 use crate::doctor::finding::{Finding, Verdict};
-use anyhow::{Context, anyhow, bail};
-use baton_kv_transfer::{Moved, inventory};
+use crate::doctor::{rate, rdma, ucx};
+use anyhow::{Context, bail};
+use baton_kv_transfer::Moved;
 use std::path::Path;
 use std::time::{Duration, Instant};
 use tokio::net::TcpStream;
@@ -25,7 +26,7 @@ const SKEW_MAX: Duration = Duration::from_millis(10);
 const RATE_SHARE_MIN: f64 = 0.5;
 
 /// Connects to `to`, `host:port`, and measures. Failures are findings too.
-pub(crate) async fn connect(to: &str, tls: &str) -> Vec<Finding> {
+pub(crate) async fn connect(to: &str, way: &Way) -> Vec<Finding> {
     let began = Instant::now();
     let connected = timeout(CONNECT_MAX, TcpStream::connect(to)).await;
     let line = match connected.map_err(anyhow::Error::from).and_then(|stream| Ok(Line::new(stream?)?)) {
@@ -36,26 +37,25 @@ pub(crate) async fn connect(to: &str, tls: &str) -> Vec<Finding> {
         }
     };
     let mut findings = vec![Finding::ok("reach", format!("{to} in {:.2} ms", began.elapsed().as_secs_f64() * 1e3))];
-    findings.extend(measure(line, tls).await);
+    findings.extend(measure(line, way).await);
     findings
 }
 
-async fn measure(mut line: Line, tls: &str) -> Vec<Finding> {
+async fn measure(mut line: Line, way: &Way) -> Vec<Finding> {
     let clock = match clock(&mut line).await {
         Ok((behind_us, round_trip)) => skew(behind_us, round_trip),
+        Err(error) => Finding::new("clock", Verdict::Failure, format!("{error:#}"), remedy(&error, false)),
+    };
+    let late = |_| Err(Trouble::Late(TRANSFER_MAX).into());
+    let root = Path::new("/");
+    let moved = match timeout(TRANSFER_MAX, transfer(&mut line, way)).await.unwrap_or_else(late) {
+        Ok(moved) => judge(root, &moved, way.rdma),
         Err(error) => {
-            Finding::new("clock", Verdict::Failure, format!("{error:#}"), "run the same version of baton on both hosts")
+            let over_rdma = rdma::is_among(root, &way.devices);
+            Finding::new("kv transfer", Verdict::Failure, format!("{error:#}"), remedy(&error, over_rdma))
         }
     };
-    let late = |_| Err(anyhow!("not done within {TRANSFER_MAX:?}"));
-    let rate = match timeout(TRANSFER_MAX, transfer(&mut line, tls)).await.unwrap_or_else(late) {
-        Ok((moved, device)) => rate(&moved, device),
-        Err(error) => {
-            let remedy = "workers choose ports themselves: let all TCP ports between them through, and look at UCX_NET_DEVICES on both hosts";
-            Finding::new("kv transfer", Verdict::Failure, format!("{error:#}"), remedy)
-        }
-    };
-    vec![clock, rate]
+    vec![clock, moved]
 }
 
 /// By how many microseconds the other clock is ahead, and the round trip that it was seen in.
@@ -91,22 +91,21 @@ fn skew(ahead_us: i64, round_trip: Duration) -> Finding {
     Finding::new("clock", Verdict::Warning, found, remedy)
 }
 
-/// Handoffs to the other side, and the rate of the device that they left by, in bytes a second.
-async fn transfer(line: &mut Line, tls: &str) -> anyhow::Result<(Vec<Moved>, Option<(String, Option<f64>)>)> {
+/// Handoffs to the other side.
+async fn transfer(line: &mut Line, way: &Way) -> anyhow::Result<Vec<Moved>> {
     let bind = line.socket().local_addr()?.ip().to_canonical();
-    let ask = Ask::Sink { tls: tls.to_owned(), blocks: kv::BLOCKS };
+    let ask = Ask::Sink { tls: way.tls.clone(), blocks: kv::BLOCKS };
     let Answer::Sink { address } = line.ask(&ask).await? else { bail!("the other side answers something else") };
-    let (address, tls) = (kv::from_text(&address)?, tls.to_owned());
+    let (address, tls, devices) = (kv::from_text(&address)?, way.tls.clone(), way.devices.given().map(str::to_owned));
     let moved = spawn_blocking(move || {
-        let trial = kv::start("doctor-connects", bind, &tls, kv::BLOCKS)?;
+        let trial = kv::start("doctor-connects", bind, &tls, devices, kv::BLOCKS)?;
         kv::rounds(trial, listen::NAME, address, ROUNDS)
     });
-    let devices = inventory::host_addresses().unwrap_or_default();
-    Ok((moved.await??, devices::of_address(Path::new("/"), bind, &devices)))
+    moved.await?
 }
 
 /// The best of the rounds: whatever else runs can only take away from a rate.
-fn rate(moved: &[Moved], device: Option<(String, Option<f64>)>) -> Finding {
+fn judge(root: &Path, moved: &[Moved], wants_rdma: bool) -> Finding {
     let of = |m: &Moved| m.report.bytes as f64 / m.took.as_secs_f64();
     let Some(best) = moved.iter().max_by(|a, b| of(a).total_cmp(&of(b))) else {
         return Finding::new("kv transfer", Verdict::Failure, "nothing was moved", "try again");
@@ -121,14 +120,25 @@ fn rate(moved: &[Moved], device: Option<(String, Option<f64>)>) -> Finding {
         report.transport,
         report.lanes
     );
-    match device {
+    let is_rdma = report.lanes.split(',').any(ucx::is_rdma);
+    if wants_rdma && !is_rdma {
+        let remedy = "no lane of this is RDMA's: name them and the ports, here with --ucx-tls rc --ucx-net-devices, on the other host with \
+                      --ucx-net-devices (workers: transfer.ucx_tls, ucx_net_devices)";
+        return Finding::new("kv transfer", Verdict::Failure, found, remedy);
+    }
+    match rate::of_lanes(root, &report.lanes) {
         Some((name, Some(most))) => {
             let found = format!("{found}; {:.0}% of {name}'s {:.2} GB/s", 100.0 * rate / most, most / 1e9);
             if rate >= RATE_SHARE_MIN * most {
                 return Finding::ok("kv transfer", found);
             }
-            let remedy = "less than half of what the device can: RDMA lanes (transfer.ucx_tls, ucx_net_devices), jumbo frames, or more of the processor for \
-                          TCP";
+            let remedy = if is_rdma {
+                "less than half of what the port can: look at the NIC's slot (lanes of PCIe, NUMA node), at congestion (RoCE: PFC, ECN), and \
+                 at what else both hosts do; `ib_write_bw` shows what it does without Baton"
+            } else {
+                "less than half of what the device can: RDMA lanes where both hosts have some (transfer.ucx_tls, ucx_net_devices), jumbo \
+                 frames, or more of the processor for TCP"
+            };
             Finding::new("kv transfer", Verdict::Warning, found, remedy)
         }
         Some((name, None)) => Finding::ok("kv transfer", format!("{found}; {name} tells no rate")),
@@ -137,60 +147,4 @@ fn rate(moved: &[Moved], device: Option<(String, Option<f64>)>) -> Finding {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use tokio::net::TcpListener;
-
-    #[test]
-    fn a_clock_that_is_off_is_told_beyond_the_error_of_its_measure() {
-        let ms = Duration::from_millis;
-        assert_eq!(skew(9_000, ms(1)).verdict, Verdict::Ok);
-        assert_eq!(skew(-30_000, ms(1)).verdict, Verdict::Warning);
-        assert_eq!(skew(30_000, ms(50)).verdict, Verdict::Ok);
-        assert!(skew(-30_000, ms(1)).found.contains("-30.00 ms"));
-    }
-
-    #[tokio::test]
-    async fn two_doctors_move_kv() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let to = listener.local_addr().unwrap().to_string();
-        let serves =
-            tokio::spawn(async move { listen::serve(Line::new(listener.accept().await.unwrap().0).unwrap()).await });
-        let findings = connect(&to, "tcp").await;
-        serves.await.unwrap().unwrap();
-        let checks: Vec<_> = findings.iter().map(|f| (f.check.as_str(), f.verdict)).collect();
-        assert_eq!(
-            checks,
-            [("reach", Verdict::Ok), ("clock", Verdict::Ok), ("kv transfer", Verdict::Ok)],
-            "{findings:?}"
-        );
-        assert!(findings[2].found.contains("128 MiB") && findings[2].found.contains("tcp"), "{findings:?}");
-    }
-
-    #[tokio::test]
-    async fn a_port_that_is_closed_and_one_that_is_another_s_are_told() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let to = listener.local_addr().unwrap().to_string();
-        let other = tokio::spawn(async move { drop(listener.accept().await) });
-        let findings = connect(&to, "tcp").await;
-        other.await.unwrap();
-        assert_eq!(
-            findings.iter().map(|f| f.verdict).collect::<Vec<_>>(),
-            [Verdict::Ok, Verdict::Failure, Verdict::Failure]
-        );
-        let findings = connect(&to, "tcp").await;
-        assert_eq!((findings.len(), findings[0].verdict), (1, Verdict::Failure));
-    }
-
-    #[tokio::test]
-    async fn what_the_other_side_cannot_do_is_told_in_its_words() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let to = listener.local_addr().unwrap().to_string();
-        let serves =
-            tokio::spawn(async move { listen::serve(Line::new(listener.accept().await.unwrap().0).unwrap()).await });
-        let findings = connect(&to, "carrier_pigeon").await;
-        serves.await.unwrap().unwrap();
-        assert_eq!(findings[2].verdict, Verdict::Failure);
-        assert!(findings[2].found.starts_with("the other side says: "), "{findings:?}");
-    }
-}
+mod tests;

@@ -11,15 +11,21 @@ pub(super) const TOKENS: u32 = 1_024;
 const BLOCK_TOKENS: u32 = 16;
 /// Blocks of a pool: handoffs use every other one.
 pub(super) const BLOCKS: u32 = 2 * TOKENS / BLOCK_TOKENS;
-/// Largest pool that the other side may ask for.
-pub(super) const BLOCKS_MAX: u32 = 4 * BLOCKS;
+/// Largest pool that the other side may ask for: 512 MiB.
+pub(super) const BLOCKS_MAX: u32 = 2 * BLOCKS;
 /// What it is the KV of.
 pub(super) const WHAT: &str = "1,024 tokens of Llama-3-8B";
 
-/// A service at `bind`, with a pool of `blocks` blocks of Llama-3-8B's KV: 32 layers, 8 heads of 128, bf16.
-pub(super) fn start(name: &str, bind: IpAddr, tls: &str, blocks: u32) -> anyhow::Result<Trial> {
+/// A service at `bind`, or on `devices` where they are named, with a pool of `blocks` blocks of Llama-3-8B's KV: 32 layers, 8 heads of 128, bf16.
+pub(super) fn start(
+    name: &str,
+    bind: IpAddr,
+    tls: &str,
+    devices: Option<String>,
+    blocks: u32,
+) -> anyhow::Result<Trial> {
     let map = KvPoolMap::try_new(KvLayout::llama(BLOCK_TOKENS, 32, 8, 128, Dtype::Bf16)?, blocks)?;
-    let transport = TransportChoice::Ucx { tls: Some(tls.to_owned()), bind, devices: None, writes: UcxWrites::ByLanes };
+    let transport = TransportChoice::Ucx { tls: Some(tls.to_owned()), bind, devices, writes: UcxWrites::ByLanes };
     Ok(Trial::start(Trial::config(InstanceId::try_new(name)?, transport, map))?)
 }
 

@@ -5,41 +5,43 @@ use super::protocol::{Answer, Ask, Line, now_us};
 use anyhow::{Context, ensure};
 use baton_kv_transfer::Trial;
 use std::net::SocketAddr;
+use std::pin::pin;
 use tokio::net::TcpListener;
 use tokio::task::spawn_blocking;
 
 /// Name under which the service of the listening side is known.
 pub(super) const NAME: &str = "doctor-listens";
 
-/// Answers until it is interrupted. Says where it listens on standard output.
-pub(crate) async fn listen(address: SocketAddr) -> anyhow::Result<()> {
+/// Answers until it is interrupted, over `devices` where they are named. Says where it listens on standard output.
+pub(crate) async fn listen(address: SocketAddr, devices: Option<String>) -> anyhow::Result<()> {
     let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
-    println!(
-        "listens on {}; on the other host: baton doctor --connect {}",
-        listener.local_addr()?,
-        listener.local_addr()?
-    );
+    let at = listener.local_addr()?;
+    // All addresses are none that the other host could connect to.
+    let to = if at.ip().is_unspecified() { format!("HOST:{}", at.port()) } else { at.to_string() };
+    println!("listens on {at}; on the other host: baton doctor --connect {to}");
+    // One for all turns: a signal between two of them would be nobody's.
+    let mut interrupted = pin!(tokio::signal::ctrl_c());
     loop {
         let served = async {
             let (stream, from) = listener.accept().await?;
             println!("{from} asks");
-            serve(Line::new(stream)?).await
+            serve(Line::new(stream)?, devices.clone()).await
         };
         tokio::select! {
             // One that breaks off must not end it for the others.
             served = served => if let Err(error) = served { println!("that ended early: {error:#}") },
-            _ = tokio::signal::ctrl_c() => return Ok(()),
+            _ = &mut interrupted => return Ok(()),
         }
     }
 }
 
 /// Answers one doctor until it closes.
-pub(super) async fn serve(mut line: Line) -> anyhow::Result<()> {
+pub(super) async fn serve(mut line: Line, devices: Option<String>) -> anyhow::Result<()> {
     let mut sink = None;
     while let Some(ask) = line.hear().await? {
         let answer = match ask {
             Ask::Clock => Answer::Clock { at_us: now_us() },
-            Ask::Sink { tls, blocks } => match start(&line, tls, blocks).await {
+            Ask::Sink { tls, blocks } => match start(&line, tls, devices.clone(), blocks).await {
                 Ok(trial) => Answer::Sink { address: kv::to_text(&sink.insert(trial).address()) },
                 Err(error) => Answer::Refused { why: format!("{error:#}") },
             },
@@ -52,9 +54,10 @@ pub(super) async fn serve(mut line: Line) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A service at the address to which the other side came.
-async fn start(line: &Line, tls: String, blocks: u32) -> anyhow::Result<Trial> {
+/// A service at the address to which the other side came, or on the devices that this side names: the other side may not choose where this
+/// host listens.
+async fn start(line: &Line, tls: String, devices: Option<String>, blocks: u32) -> anyhow::Result<Trial> {
     ensure!((2..=kv::BLOCKS_MAX).contains(&blocks), "a pool has 2 to {} blocks", kv::BLOCKS_MAX);
     let bind = line.socket().local_addr()?.ip().to_canonical();
-    spawn_blocking(move || kv::start(NAME, bind, &tls, blocks)).await?
+    spawn_blocking(move || kv::start(NAME, bind, &tls, devices, blocks)).await?
 }

@@ -1,5 +1,6 @@
 //! What two doctors say to each other: JSON, a line each, the connecting one first.
 
+use super::trouble::Trouble;
 use anyhow::{Context, bail, ensure};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -80,7 +81,7 @@ impl Line {
     pub(super) async fn ask(&mut self, what: &Ask) -> anyhow::Result<Answer> {
         self.say(what).await?;
         match self.hear().await?.context("the other side closed the connection")? {
-            Answer::Refused { why } => bail!("the other side says: {why}"),
+            Answer::Refused { why } => bail!(Trouble::Refused(why)),
             answer => Ok(answer),
         }
     }
