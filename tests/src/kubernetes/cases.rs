@@ -163,24 +163,25 @@ pub(super) async fn upgrades(bench: &Bench) -> anyhow::Result<Vec<String>> {
     let url = bench.grpc().await?;
     let known = known(&url).await?;
     let mut counts = Vec::new();
-    let annotated = |role: &str| [bench.images(), vec![format!("{role}.annotations.step=next")]].concat();
-    // An upgrade changes what differs from the one before, so each of these takes the change before it back: that one rolls too.
-    let mut steps: Vec<(&str, Vec<String>, May)> = vec![
-        ("prefill changed", annotated("prefill"), May::Nothing),
-        ("decode changed, prefill back", annotated("decode"), May::Nothing),
-        ("router changed, decode back", annotated("router"), May::Move),
+    let annotation = |role: &str| format!("{role}.annotations.step=next");
+    // Images of other versions lie on our own node: `tests/kubernetes/images` makes them.
+    let ours = bench.settings.node.is_some();
+    let decode = if ours { "decode.image.tag=protocol".to_owned() } else { annotation("decode") };
+    let mut steps = vec![
+        ("prefill changed", annotation("prefill"), May::Nothing),
+        (if ours { "decode to a newer protocol" } else { "decode changed" }, decode, May::Nothing),
+        ("router changed", annotation("router"), May::Move),
     ];
-    // Images of these tags lie on our own node: `tests/kubernetes/images` makes them.
-    if bench.settings.node.is_some() {
-        let tagged =
-            |tag: &str| vec![format!("image.registry={}", bench.settings.registry), format!("image.tag={tag}")];
-        steps.push(("all changed, decode to a newer protocol", tagged("protocol"), May::Move));
-        steps.push(("all changed, prefill to another kernel revision", tagged("revision"), May::Move));
-        steps.push(("all changed back", bench.images(), May::Move));
+    if ours {
+        steps.push(("prefill to another kernel revision", "prefill.image.tag=revision".to_owned(), May::Nothing));
     }
-    for (what, set, may) in steps {
+    // Each step keeps the changes before it, so that one part rolls at a time.
+    let mut set = bench.images();
+    for (what, change, may) in steps {
+        set.push(change);
         counts.push(upgrade(bench, &url, &known, (what, may), &set).await?);
     }
+    counts.push(upgrade(bench, &url, &known, ("all changed back", May::Move), &bench.images()).await?);
     all_ready(cluster).await?;
     Ok(counts)
 }
