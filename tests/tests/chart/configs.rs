@@ -93,6 +93,26 @@ fn every_process_takes_its_configuration() -> anyhow::Result<()> {
     Ok(())
 }
 
+#[test]
+fn every_process_finds_the_collectors_authority() -> anyhow::Result<()> {
+    let manifests = manifests(&render("everything")?)?;
+    let mut count = 0;
+    for deployment in of_kind(&manifests, "Deployment") {
+        let pod = &deployment["spec"]["template"]["spec"];
+        let secret =
+            items(&pod["volumes"]).find(|v| v["secret"]["secretName"] == "collector-ca").context("no volume")?;
+        for container in items(&pod["containers"]) {
+            let mount = items(&container["volumeMounts"]).find(|mount| mount["name"] == secret["name"]);
+            let at = mount.and_then(|mount| mount["mountPath"].as_str()).context("not mounted")?.to_owned();
+            let told = processes(&[&[deployment.clone()], &manifests[..]].concat(), "10.1.2.3")?;
+            ensure!(told[0].toml.contains(&format!("otlp_ca_file = \"{at}/ca.crt\"")), "{}", told[0].toml);
+            count += 1;
+        }
+    }
+    ensure!(count >= 3, "{count} processes");
+    Ok(())
+}
+
 /// Init containers that look at the devices of their pods.
 fn doctors(manifests: &[Value]) -> impl Iterator<Item = &Value> {
     let pods = of_kind(manifests, "Deployment").map(|deployment| &deployment["spec"]["template"]["spec"]);

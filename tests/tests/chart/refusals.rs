@@ -44,6 +44,8 @@ fn values_of_the_wrong_kind_are_refused() -> anyhow::Result<()> {
     check("prefill: {autoscaling: {kind: vpa}}", &["/prefill/autoscaling/kind", "keda"])?;
     check("telemetry: {traceSampleRatio: 2}", &["/telemetry/traceSampleRatio", "maximum"])?;
     check("auth: {keys: [{sha256: my-key, tenant: a}]}", &["/auth/keys/0/sha256"])?;
+    let ca = "telemetry: {otlpUrl: \"http://jaeger:4317\", otlpCa: {secret: ca}}";
+    check(&format!("{MODEL}\n{ca}"), &["telemetry.otlpCa.secret", "https://"])?;
     check("decode: {image: {version: 1.2.3}}", &["/decode/image", "version"])?;
     check("router: {env: [{name: A, value: 1}]}", &["/router/env/0/value", "string"])?;
     check("models: []", &["/models", "minItems"])?;

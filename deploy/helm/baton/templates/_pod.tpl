@@ -100,6 +100,10 @@ topologySpreadConstraints:
 - name: etcd-tls
   secret: {secretName: {{ .Values.etcd.external.tlsSecret }}, defaultMode: 0440}
 {{- end }}
+{{- with .Values.telemetry.otlpCa.secret }}
+- name: otlp-ca
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
 {{- if include "baton.etcd.password" . }}
 - name: etcd-password
   secret: {secretName: {{ required "etcd.external.password.secret must name the secret with the password of etcd.external.user" .Values.etcd.external.password.secret }}, defaultMode: 0440}
@@ -109,6 +113,9 @@ topologySpreadConstraints:
 {{- define "baton.secretMounts" -}}
 {{- if include "baton.etcd.tls" . }}
 - {name: etcd-tls, mountPath: /etc/baton/etcd, readOnly: true}
+{{- end }}
+{{- if .Values.telemetry.otlpCa.secret }}
+- {name: otlp-ca, mountPath: /etc/baton/otlp, readOnly: true}
 {{- end }}
 {{- if include "baton.etcd.password" . }}
 - {name: etcd-password, mountPath: /etc/baton/etcd-password, readOnly: true}

@@ -39,6 +39,12 @@ keys that are more than a word: a dot in them would otherwise make a section. */
 {{- $values := .root.Values -}}
 {{- $telemetry := dict "log" $values.telemetry.log "log_format" $values.telemetry.logFormat "trace_sample_ratio" $values.telemetry.traceSampleRatio -}}
 {{- with $values.telemetry.otlpUrl -}}{{- $_ := set $telemetry "otlp_url" . -}}{{- end -}}
+{{- with $values.telemetry.otlpCa -}}
+{{- if .secret -}}
+{{- if not (hasPrefix "https://" $values.telemetry.otlpUrl) -}}{{- fail "telemetry.otlpCa.secret is for a collector over TLS: telemetry.otlpUrl must begin with https://" -}}{{- end -}}
+{{- $_ := set $telemetry "otlp_ca_file" (printf "/etc/baton/otlp/%s" .key) -}}
+{{- end -}}
+{{- end -}}
 {{- $etcd := dict "endpoints" (include "baton.etcd.endpoints" .root | fromJsonArray) "prefix" (include "baton.etcd.prefix" .root) "lease_ttl_s" $values.etcd.leaseSeconds -}}
 {{- if include "baton.etcd.tls" .root -}}
 {{- $_ := set $etcd "ca" "/etc/baton/etcd/ca.crt" -}}
