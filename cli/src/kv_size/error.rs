@@ -23,8 +23,8 @@ pub(crate) enum KvSizeError {
     Layout(#[from] LayoutError),
     /// Weights and reserve leave nothing.
     #[error(
-        "weights of {weights} and a reserve of {reserve} leave nothing of {gpu} for KV; where several GPUs hold one copy of the \
-         weights, give their memory together as --gpu-memory, or a GPU's part as --weights"
+        "weights of {weights} and a reserve of {reserve} leave nothing of {gpu} for KV; where several GPUs share one copy of the weights, \
+         give their memory together as --gpu-memory"
     )]
     NoRoom { weights: String, reserve: String, gpu: String },
     /// The number of parameters is not known.

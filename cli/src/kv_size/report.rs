@@ -1,6 +1,6 @@
 //! The sizes as a table and as JSON.
 
-use baton_types::{GroupKind, KvLayout};
+use baton_types::{GroupKind, KvGroup, KvLayout};
 use serde_json::{Value, json};
 
 /// Units of sizes that people read.
@@ -24,7 +24,10 @@ impl Report {
     /// For scripts: what is not known is null.
     pub(super) fn json(&self) -> Value {
         let layout = &self.layout;
-        let group = |g: &baton_types::KvGroup| json!({"kind": kind(g.kind), "layers": g.layers.len(), "bytes_per_token": g.layers.len() * g.token_bytes()});
+        let group = |g: &KvGroup| {
+            let bytes_per_token = g.layers.len() * g.token_bytes();
+            json!({"kind": kind(g.kind), "layers": g.layers.len(), "bytes_per_token": bytes_per_token})
+        };
         let context = |&tokens: &u64| {
             json!({"tokens": tokens, "bytes": layout.sequence_bytes(tokens),
                 "sequences": self.memory.map(|memory| layout.sequences_in(memory, tokens))})
