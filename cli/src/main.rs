@@ -7,6 +7,7 @@ mod doctor;
 mod drain;
 mod etcd;
 mod generate;
+mod kv_size;
 mod router;
 mod status;
 mod trace;
@@ -30,6 +31,8 @@ enum Verb {
     Doctor(doctor::DoctorArgs),
     /// Takes a worker out of a running cluster: no new work, what runs ends or goes on elsewhere.
     Drain(drain::DrainArgs),
+    /// Tells what KV of a model takes, and how many sequences fit into a GPU; needs no cluster.
+    KvSize(kv_size::KvSizeArgs),
     /// Shows what a running cluster does, and first of all what is the matter with it.
     Status(status::StatusArgs),
     /// Shows where the time of one recent request went.
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
             Verb::Generate(args) => generate::run(args).await.map(|()| ExitCode::SUCCESS),
             Verb::Doctor(args) => doctor::run(args).await.map(|()| ExitCode::SUCCESS),
             Verb::Drain(args) => drain::run(args).await.map(|()| ExitCode::SUCCESS),
+            Verb::KvSize(args) => kv_size::run(&args).map(|()| ExitCode::SUCCESS),
             Verb::Status(args) => status::run(args).await,
             Verb::Trace(args) => trace::run(args).await.map(|()| ExitCode::SUCCESS),
         }

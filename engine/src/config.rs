@@ -95,7 +95,7 @@ impl EngineConfig {
     /// The pool that `kv_cache_bytes` hold: as many blocks as fit, at least one sequence's smallest and the watermark.
     pub fn pool_map(&self, layout: KvLayout) -> Result<KvPoolMap, EngineError> {
         let block_bytes = layout.bytes_per_block() as u64;
-        let blocks = self.kv_cache_bytes / block_bytes;
+        let blocks = layout.blocks_in(self.kv_cache_bytes);
         let blocks_min = u64::from(self.watermark_blocks) + 1;
         if blocks < blocks_min {
             let needed = blocks_min * block_bytes;

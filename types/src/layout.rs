@@ -4,7 +4,7 @@
 //! neighbouring blocks is therefore one contiguous range, and so is a run of tokens within one plane of one block,
 //! whatever the block size: pools with different block sizes exchange runs of tokens.
 
-use crate::{BlockId, Dtype};
+use crate::{Attention, BlockId, Dtype, TokenKv};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Range;
@@ -200,9 +200,7 @@ impl KvLayout {
         head_dim: u32,
         dtype: Dtype,
     ) -> Result<Self, LayoutError> {
-        let plane = |name| KvPlane::try_new(name, kv_heads, head_dim, dtype);
-        let planes = vec![plane("k")?, plane("v")?];
-        Self::try_new(block_tokens, vec![KvGroup { kind: GroupKind::Full, layers: (0..layers).collect(), planes }])
+        Attention { layers, kv: TokenKv::Heads { kv_heads, head_dim }, window: None }.layout(block_tokens, dtype)
     }
 
     /// Tokens per block.

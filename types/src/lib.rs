@@ -4,7 +4,9 @@
 //!
 //! This crate must never know I/O, clocks of its own, an async runtime, protobuf or a numeric kernel.
 
+pub mod attention;
 pub mod bundle;
+mod capacity;
 pub mod class;
 pub mod dtype;
 pub mod error;
@@ -16,6 +18,7 @@ pub mod memory;
 pub mod sampling;
 pub mod sequence;
 
+pub use attention::{Attention, SlidingWindow, TokenKv};
 pub use bundle::{GgufTokenizer, SamplingDefaults, TextBundle};
 pub use class::{Compatibility, Digest, Mismatch, NumericsClass};
 pub use dtype::Dtype;

@@ -1,7 +1,7 @@
 //! What a shape implies: which tensors there are and how large each is. Every source checks itself against this.
 
 use super::{LayerTensor, ModelShape, RopeScaling, TensorName};
-use baton_types::{Dtype, KvLayout, LayoutError};
+use baton_types::{Attention, Dtype, KvLayout, LayoutError, TokenKv};
 use std::fmt;
 
 impl LayerTensor {
@@ -98,9 +98,15 @@ impl ModelShape {
         self.tensor_names().map(|name| self.tensor_dims(name).iter().map(|&d| d as u64).product::<u64>()).sum()
     }
 
+    /// What attention keeps: the whole past, in every layer.
+    pub fn attention(&self) -> Attention {
+        let kv = TokenKv::Heads { kv_heads: self.kv_heads as u32, head_dim: self.head_dim as u32 };
+        Attention { layers: self.layers as u32, kv, window: None }
+    }
+
     /// The KV layout with this block size: one `full` group with planes `k` and `v`.
     pub fn kv_layout(&self, block_tokens: u32, kv: Dtype) -> Result<KvLayout, LayoutError> {
-        KvLayout::llama(block_tokens, self.layers as u32, self.kv_heads as u32, self.head_dim as u32, kv)
+        self.attention().layout(block_tokens, kv)
     }
 
     /// Checks that the numbers form a model that can be computed; the message names the one that does not.

@@ -73,6 +73,11 @@ pub enum ModelsError {
 }
 
 impl ModelsError {
+    /// Whether the model is whole, and only more than the engine computes.
+    pub fn is_unsupported(&self) -> bool {
+        matches!(self, Self::Weights(WeightsError::Unsupported { .. }))
+    }
+
     pub(super) fn cache(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::Cache { path, source }

@@ -5,11 +5,13 @@ mod error;
 mod fetch_only;
 mod hub;
 mod lock;
+mod size;
 mod spec;
 
 pub use error::ModelsError;
 pub(crate) use fetch_only::fetch_only;
 pub use hub::HubId;
+pub use size::{ModelSize, size};
 pub use spec::{DEFAULT_MODEL, ModelSpec};
 
 use crate::settings::ModelSettings;

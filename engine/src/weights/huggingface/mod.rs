@@ -33,9 +33,7 @@ impl HuggingFaceModel {
     /// `name` is what users call the model; without it, the folder's name.
     pub fn open(folder: &Path, name: Option<&str>) -> Result<Self, WeightsError> {
         let config_path = folder.join("config.json");
-        let config = Object::read(&config_path)?.ok_or_else(|| {
-            WeightsError::damaged(&folder.display().to_string(), "there is no config.json, so this is no model folder")
-        })?;
+        let config = Self::config(&config_path, folder)?;
         let shape = config::shape(&config)?;
         let tensors = Tensors::open(folder, &shape)?;
         let text = text::read(folder)?;
@@ -57,6 +55,17 @@ impl HuggingFaceModel {
             sampling,
             bundle: text.map(|text| text.bundle),
             fingerprint: OnceLock::new(),
+        })
+    }
+
+    /// The shape that `config.json` of `folder` states, checked as [`HuggingFaceModel::open`] does; needs no weights.
+    pub fn read_shape(folder: &Path) -> Result<ModelShape, WeightsError> {
+        config::shape(&Self::config(&folder.join("config.json"), folder)?)
+    }
+
+    fn config(path: &Path, folder: &Path) -> Result<Object, WeightsError> {
+        Object::read(path)?.ok_or_else(|| {
+            WeightsError::damaged(&folder.display().to_string(), "there is no config.json, so this is no model folder")
         })
     }
 }

@@ -1,0 +1,212 @@
+//! `config.json` of models that the engine does not compute: what attention keeps, and nothing else.
+//!
+//! Only types of models whose defaults and meaning of keys are known are read. A guess would be a plausible wrong number.
+
+use super::error::KvSizeError;
+use super::named::all_but;
+use baton_types::{Attention, SlidingWindow, TokenKv};
+use serde_json::{Map, Value};
+use std::io::Read as _;
+use std::path::Path;
+
+/// Largest file that is read; real ones have a few kilobytes.
+const BYTES_MAX: u64 = 1 << 20;
+/// Most layers; far above any published model.
+const LAYERS_MAX: u32 = 4_096;
+/// Types of models that are understood.
+const TYPES: [&str; 11] = [
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen3",
+    "phi3",
+    "gemma2",
+    "gemma3_text",
+    "falcon",
+    "deepseek_v2",
+    "deepseek_v3",
+];
+
+/// Attention and longest context of the model in `folder`; 0 where no context is stated.
+pub(super) fn read(folder: &Path) -> Result<(Attention, u64), KvSizeError> {
+    let path = folder.join("config.json");
+    let refuse = |problem: String| KvSizeError::Config { path: path.clone(), problem };
+    let mut text = String::new();
+    let file = std::fs::File::open(&path).map_err(|error| refuse(error.to_string()))?;
+    file.take(BYTES_MAX).read_to_string(&mut text).map_err(|error| refuse(error.to_string()))?;
+    let keys = serde_json::from_str(&text).map_err(|error| refuse(format!("it is no JSON object: {error}")))?;
+    of(&keys).map_err(refuse)
+}
+
+fn of(keys: &Map<String, Value>) -> Result<(Attention, u64), String> {
+    let model_type = keys.get("model_type").and_then(Value::as_str).ok_or("model_type is missing")?;
+    if !TYPES.contains(&model_type) {
+        return Err(format!("model_type `{model_type}` is not understood; {} are", TYPES.join(", ")));
+    }
+    let layers = need(keys, &["num_hidden_layers", "n_layer"])?;
+    if layers > LAYERS_MAX {
+        return Err(format!("{layers} layers are over {LAYERS_MAX}"));
+    }
+    let kv = match model_type {
+        "deepseek_v2" | "deepseek_v3" => {
+            let (rank, rotated) = (need(keys, &["kv_lora_rank"])?, need(keys, &["qk_rope_head_dim"])?);
+            TokenKv::Latent { dim: rank.saturating_add(rotated) }
+        }
+        _ => TokenKv::Heads { kv_heads: kv_heads(keys, model_type)?, head_dim: head_dim(keys, model_type)? },
+    };
+    let window = window(keys, model_type, layers)?;
+    let context = size(keys, &["max_position_embeddings"])?.map_or(0, u64::from);
+    Ok((Attention { layers, kv, window }, context))
+}
+
+/// A size under the first of these names that is there; null counts as absent.
+fn size(keys: &Map<String, Value>, names: &[&str]) -> Result<Option<u32>, String> {
+    let Some((name, value)) = names.iter().find_map(|n| Some((n, keys.get(*n).filter(|v| !v.is_null())?))) else {
+        return Ok(None);
+    };
+    // No model comes near; what is larger is damage.
+    let size = value.as_u64().filter(|n| (1..=1 << 30).contains(n)).and_then(|n| u32::try_from(n).ok());
+    size.map(Some).ok_or_else(|| format!("{name} = {value} is no size"))
+}
+
+fn need(keys: &Map<String, Value>, names: &[&str]) -> Result<u32, String> {
+    size(keys, names)?.ok_or_else(|| format!("{} is missing", names[0]))
+}
+
+fn is_on(keys: &Map<String, Value>, name: &str, default: bool) -> bool {
+    keys.get(name).and_then(Value::as_bool).unwrap_or(default)
+}
+
+fn kv_heads(keys: &Map<String, Value>, model_type: &str) -> Result<u32, String> {
+    match model_type {
+        "falcon" if is_on(keys, "new_decoder_architecture", false) => need(keys, &["num_kv_heads"]),
+        "falcon" if is_on(keys, "multi_query", true) => Ok(1),
+        "falcon" => need(keys, &["num_attention_heads", "n_head"]),
+        // The only ones of which it is plain what an absent key means.
+        "llama" | "phi3" => need(keys, &["num_key_value_heads", "num_attention_heads"]),
+        _ => need(keys, &["num_key_value_heads"]),
+    }
+}
+
+fn head_dim(keys: &Map<String, Value>, model_type: &str) -> Result<u32, String> {
+    if let Some(stated) = size(keys, &["head_dim"])? {
+        return Ok(stated);
+    }
+    if matches!(model_type, "gemma2" | "gemma3_text" | "qwen3") {
+        return Err(format!("head_dim is missing, which does not follow from the others in a {model_type}"));
+    }
+    let (hidden, heads) = (need(keys, &["hidden_size"])?, need(keys, &["num_attention_heads", "n_head"])?);
+    match hidden.is_multiple_of(heads) {
+        true => Ok(hidden / heads),
+        false => Err(format!("hidden_size = {hidden} does not divide among {heads} heads")),
+    }
+}
+
+fn window(keys: &Map<String, Value>, model_type: &str, layers: u32) -> Result<Option<SlidingWindow>, String> {
+    let can_slide = ["mistral", "mixtral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text"].contains(&model_type);
+    let off = model_type.starts_with("qwen") && !is_on(keys, "use_sliding_window", false);
+    if !can_slide || off {
+        return Ok(None);
+    }
+    if model_type == "mistral" && !keys.contains_key("sliding_window") {
+        return Err("sliding_window is missing; state it as null if the model has none".into());
+    }
+    let tokens = match (size(keys, &["sliding_window"])?, model_type) {
+        (Some(tokens), _) => tokens,
+        (None, "gemma2" | "gemma3_text") => return Err("sliding_window is missing".into()),
+        (None, _) => return Ok(None),
+    };
+    if let Some(types) = keys.get("layer_types").and_then(Value::as_array) {
+        if types.len() != layers as usize {
+            return Err(format!("layer_types names {} layers of {layers}", types.len()));
+        }
+        let unknown = types.iter().find(|t| !matches!(t.as_str(), Some("sliding_attention" | "full_attention")));
+        if let Some(unknown) = unknown {
+            return Err(format!("layer_types has {unknown}; sliding_attention and full_attention are understood"));
+        }
+        let slides = |layer: &u32| types.get(*layer as usize).is_some_and(|t| t == "sliding_attention");
+        let layers: Vec<u32> = (0..layers).filter(slides).collect();
+        return Ok((!layers.is_empty()).then_some(SlidingWindow { tokens, layers }));
+    }
+    match model_type {
+        "gemma2" => Ok(Some(all_but(tokens, 2, layers))),
+        "gemma3_text" => Ok(Some(all_but(tokens, size(keys, &["sliding_window_pattern"])?.unwrap_or(6), layers))),
+        "qwen2" | "qwen3" => {
+            let first = keys.get("max_window_layers").and_then(Value::as_u64).unwrap_or(u64::from(layers));
+            let layers: Vec<u32> = (0..layers).filter(|&layer| u64::from(layer) >= first).collect();
+            Ok((!layers.is_empty()).then_some(SlidingWindow { tokens, layers }))
+        }
+        _ => Ok(Some(SlidingWindow { tokens, layers: (0..layers).collect() })),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::named;
+    use super::*;
+    use serde_json::json;
+
+    fn read(config: Value) -> Result<(Attention, u64), String> {
+        of(config.as_object().unwrap())
+    }
+
+    #[test]
+    fn the_models_that_are_known_by_name_are_read_alike() {
+        let check = |name: &str, config: Value| {
+            let known = named::find(name).unwrap().0;
+            assert_eq!(read(config).unwrap().0, known.attention, "{name}");
+        };
+        let falcon = json!({"model_type": "falcon", "num_hidden_layers": 32, "num_attention_heads": 71, "hidden_size": 4544,
+            "multi_query": true, "new_decoder_architecture": false});
+        check("falcon-7b", falcon);
+        let mistral = json!({"model_type": "mistral", "num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096,
+            "num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 32768});
+        check("mistral-7b-v0.1", mistral.clone());
+        assert_eq!(read(mistral).unwrap().1, 32_768);
+        let gemma = json!({"model_type": "gemma2", "num_hidden_layers": 42, "num_attention_heads": 16, "hidden_size": 3584,
+            "num_key_value_heads": 8, "head_dim": 256, "sliding_window": 4096});
+        check("gemma-2-9b", gemma);
+        let deepseek = json!({"model_type": "deepseek_v3", "num_hidden_layers": 61, "num_attention_heads": 128,
+            "num_key_value_heads": 128, "hidden_size": 7168, "kv_lora_rank": 512, "qk_rope_head_dim": 64});
+        check("deepseek-v3", deepseek);
+        // Its sliding_window stands there and is off.
+        let qwen = json!({"model_type": "qwen2", "num_hidden_layers": 28, "num_attention_heads": 28, "hidden_size": 3584,
+            "num_key_value_heads": 4, "sliding_window": 131072, "use_sliding_window": false, "max_window_layers": 28});
+        check("qwen2.5-7b", qwen);
+    }
+
+    #[test]
+    fn stated_layers_go_before_the_rule() {
+        let types = ["full_attention", "sliding_attention", "full_attention"];
+        let config = json!({"model_type": "gemma2", "num_hidden_layers": 3, "num_attention_heads": 2, "hidden_size": 64,
+            "num_key_value_heads": 1, "head_dim": 32, "sliding_window": 128, "layer_types": types});
+        assert_eq!(read(config.clone()).unwrap().0.window, Some(SlidingWindow { tokens: 128, layers: vec![1] }));
+        let mut other = config;
+        other["layer_types"] = json!(["full_attention"]);
+        assert!(read(other).unwrap_err().contains("1 layers of 3"));
+    }
+
+    #[test]
+    fn what_is_not_known_is_refused_by_name() {
+        let base = json!({"model_type": "mistral", "num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 64,
+            "num_key_value_heads": 2, "sliding_window": null});
+        assert_eq!(read(base.clone()).unwrap().0.window, None);
+        let check = |key: &str, value: Value, expected: &str| {
+            let mut config = base.clone();
+            config[key] = value;
+            let error = read(config).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        };
+        check("model_type", json!("mamba"), "`mamba` is not understood");
+        check("num_hidden_layers", json!(0), "num_hidden_layers = 0");
+        check("num_hidden_layers", json!(4_097), "over 4096");
+        check("num_hidden_layers", json!(null), "num_hidden_layers is missing");
+        check("num_key_value_heads", json!("two"), "num_key_value_heads");
+        check("num_attention_heads", json!(3), "does not divide");
+        check("model_type", json!("gemma2"), "head_dim");
+        let mut silent = base.clone();
+        silent.as_object_mut().unwrap().remove("sliding_window");
+        assert!(read(silent).unwrap_err().contains("sliding_window"));
+    }
+}

@@ -1,0 +1,36 @@
+//! Why no size can be told.
+
+use baton_types::LayoutError;
+use baton_worker::models::ModelsError;
+use std::path::PathBuf;
+
+/// What is wrong with the model or with what was asked; each message says what to do.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum KvSizeError {
+    /// Neither a file or folder nor a known name.
+    #[error(
+        "{model:?} is no file, folder or known model; give a folder with a config.json, a .gguf file, or one of: {names}"
+    )]
+    Unknown { model: String, names: String },
+    /// The model cannot be read.
+    #[error(transparent)]
+    Model(#[from] ModelsError),
+    /// `config.json` cannot be read, or is none.
+    #[error("{path}: {problem}")]
+    Config { path: PathBuf, problem: String },
+    /// A block size or dimension that no pool has.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// Weights and reserve leave nothing.
+    #[error(
+        "weights of {weights} and a reserve of {reserve} leave nothing of {gpu} for KV; where several GPUs share one copy of the weights, \
+         give their memory together as --gpu-memory"
+    )]
+    NoRoom { weights: String, reserve: String, gpu: String },
+    /// The number of parameters is not known.
+    #[error("how large the weights are is not known of {model}; give --weights, or --memory for what is left for KV")]
+    Weights { model: String },
+    /// An element type that there is not.
+    #[error("KV is held as {known}, not as {got:?}")]
+    Dtype { got: String, known: String },
+}

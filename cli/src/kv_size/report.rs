@@ -1,0 +1,133 @@
+//! The sizes as a table and as JSON.
+
+use baton_types::{GroupKind, KvGroup, KvLayout};
+use serde_json::{Value, json};
+
+/// Units of sizes that people read.
+const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+
+/// What is told of one model.
+pub(super) struct Report {
+    pub(super) model: String,
+    pub(super) layout: KvLayout,
+    /// Bytes of the weights, where they are known.
+    pub(super) weights_bytes: Option<u64>,
+    /// Bytes for KV, where they are given.
+    pub(super) memory: Option<u64>,
+    /// Context lengths in tokens.
+    pub(super) contexts: Vec<u64>,
+    /// Why the engine does not serve the model.
+    pub(super) refused: Option<String>,
+}
+
+impl Report {
+    /// For scripts: what is not known is null.
+    pub(super) fn json(&self) -> Value {
+        let layout = &self.layout;
+        let group = |g: &KvGroup| {
+            let bytes_per_token = g.layers.len() * g.token_bytes();
+            json!({"kind": kind(g.kind), "layers": g.layers.len(), "bytes_per_token": bytes_per_token})
+        };
+        let context = |&tokens: &u64| {
+            json!({"tokens": tokens, "bytes": layout.sequence_bytes(tokens),
+                "sequences": self.memory.map(|memory| layout.sequences_in(memory, tokens))})
+        };
+        json!({
+            "model": self.model, "block_tokens": layout.block_tokens(), "kv": layout.groups()[0].planes[0].dtype().name(),
+            "bytes_per_token": layout.bytes_per_token(), "bytes_per_block": layout.bytes_per_block(),
+            "groups": layout.groups().iter().map(group).collect::<Vec<_>>(),
+            "weights_bytes": self.weights_bytes, "kv_bytes": self.memory,
+            "blocks": self.memory.map(|memory| layout.blocks_in(memory)),
+            "contexts": self.contexts.iter().map(context).collect::<Vec<_>>(),
+            "refused": self.refused,
+        })
+    }
+
+    /// For people.
+    pub(super) fn table(&self) -> String {
+        let layout = &self.layout;
+        let mut lines = vec![
+            format!("{}: {} of KV per token", self.model, size(layout.bytes_per_token() as u64)),
+            format!("Layout: {layout}"),
+        ];
+        if let Some(weights) = self.weights_bytes {
+            lines.push(format!("Weights: {}", size(weights)));
+        }
+        if let Some(memory) = self.memory {
+            lines.push(format!("Memory for KV: {}, {} blocks", size(memory), grouped(layout.blocks_in(memory))));
+        }
+        if let Some(refused) = &self.refused {
+            lines.push(format!("Only its size can be told, it cannot be served: {refused}"));
+        }
+        lines.push(String::new());
+        let head = ["CONTEXT", "KV OF A SEQUENCE", "SEQUENCES"].map(str::to_owned);
+        let row = |&tokens: &u64| {
+            let bytes = layout.sequence_bytes(tokens).map_or_else(|| "-".into(), size);
+            let sequences = self.memory.map(|memory| grouped(layout.sequences_in(memory, tokens)));
+            [grouped(tokens), bytes, sequences.unwrap_or_else(|| "-".into())]
+        };
+        let rows = std::iter::once(head).chain(self.contexts.iter().map(row));
+        lines.extend(rows.map(|[context, bytes, sequences]| format!("{context:>10}  {bytes:>16}  {sequences:>9}")));
+        if self.memory.is_none() {
+            lines.push("\n--memory or --gpu-memory tells how many sequences fit.".into());
+        }
+        lines.join("\n")
+    }
+}
+
+fn kind(kind: GroupKind) -> Value {
+    match kind {
+        GroupKind::Full => json!("full"),
+        GroupKind::Window(tokens) => json!({ "window": tokens }),
+        GroupKind::Latent => json!("latent"),
+        GroupKind::State => json!("state"),
+    }
+}
+
+/// A size in the largest unit that it reaches, with up to two digits behind the point.
+pub(super) fn size(bytes: u64) -> String {
+    let Some((unit, factor)) = UNITS.into_iter().find(|(_, factor)| bytes >= *factor) else {
+        return format!("{bytes} B");
+    };
+    let number = format!("{:.2}", bytes as f64 / factor as f64);
+    format!("{} {unit}", number.trim_end_matches('0').trim_end_matches('.'))
+}
+
+/// A number with commas between thousands.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let comma = |i: usize| i > 0 && (digits.len() - i).is_multiple_of(3);
+    digits.chars().enumerate().flat_map(|(i, digit)| comma(i).then_some(',').into_iter().chain([digit])).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use baton_types::Dtype;
+
+    #[test]
+    fn people_read_units_and_commas() {
+        let report = Report {
+            model: "llama-3-8b".into(),
+            layout: KvLayout::llama(16, 32, 8, 128, Dtype::Bf16).unwrap(),
+            weights_bytes: None,
+            memory: Some(40 << 30),
+            contexts: vec![2_048, 8_192],
+            refused: None,
+        };
+        let table = report.table();
+        let lines: Vec<&str> = table.lines().collect();
+        assert_eq!(lines[0], "llama-3-8b: 128 KiB of KV per token");
+        assert_eq!(lines[2], "Memory for KV: 40 GiB, 20,480 blocks");
+        assert_eq!(lines[5].split_whitespace().collect::<Vec<_>>(), ["2,048", "256", "MiB", "160"]);
+        assert_eq!(lines[6].split_whitespace().collect::<Vec<_>>(), ["8,192", "1", "GiB", "40"]);
+        let without = Report { memory: None, refused: Some("no such kernel".into()), ..report }.table();
+        assert!(without.contains("--gpu-memory") && without.contains("cannot be served: no such kernel"), "{without}");
+    }
+
+    #[test]
+    fn sizes_and_numbers_are_short() {
+        assert_eq!([512, 23_040, 1 << 30, 3 << 39].map(size), ["512 B", "22.5 KiB", "1 GiB", "1.5 TiB"]);
+        assert_eq!([0, 999, 1_000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
+    }
+}
