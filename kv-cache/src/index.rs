@@ -109,7 +109,7 @@ pub struct IndexCounts {
     pub refused: u64,
 }
 
-/// The prefixes of a cluster. Memory is at most 64 bytes a block of the bound, and 8 more where blocks are on many of more
+/// The prefixes of a cluster. Memory is about 64 to 96 bytes a block, and 8 more where blocks are on many of more
 /// than 64 workers.
 pub struct PrefixIndex {
     table: Table,

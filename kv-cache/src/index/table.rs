@@ -7,6 +7,7 @@
 use super::holders::{Added, Holders, Spill};
 use super::slots::{FAR_WORDS, SlotSet};
 use crate::PrefixHash;
+use std::hint::black_box;
 
 const SEGMENT_BITS: u32 = 12;
 /// Fewest entries of a segment that holds any.
@@ -61,7 +62,7 @@ impl Segment {
             return None;
         }
         let mut position = self.home(key);
-        // A quarter of the entries is always vacant.
+        // Half of the entries are always vacant.
         while self.entries[position].key != key && !self.entries[position].holders.is_empty() {
             position = self.after(position);
         }
@@ -73,10 +74,11 @@ impl Segment {
         self.seek(key).filter(|position| !self.entries[*position].holders.is_empty())
     }
 
-    /// Half as many entries more, if one more would leave less than a quarter vacant.
+    /// Half as many entries more, if one more would leave less than half of them vacant: then three of four are found in the
+    /// first place, and the reads of a lookup need not wait for one another.
     fn make_room(&mut self) {
         let entries = self.entries.len();
-        if 4 * (self.used + 1) <= 3 * entries {
+        if 2 * (self.used + 1) <= entries {
             return;
         }
         let larger = vec![Entry::default(); ENTRIES_MIN.max(entries + entries / 2)];
@@ -162,15 +164,20 @@ impl Table {
     /// instead of waiting for one another.
     pub(super) fn holders<'a>(&self, hashes: impl Iterator<Item = &'a PrefixHash>) -> ([Holders; BATCH], usize) {
         let (mut keys, mut first, mut out) = ([[0; 2]; BATCH], [Entry::default(); BATCH], [Holders::default(); BATCH]);
-        let mut count = 0;
+        let (mut count, mut nearby) = (0, 0);
         for (hash, (wanted, entry)) in hashes.zip(keys.iter_mut().zip(&mut first)) {
             *wanted = key(hash);
             let segment = &self.segments[segment(*wanted)];
             if let Some(found) = segment.entries.get(segment.home(*wanted)) {
                 *entry = *found;
+                // Where the first place is another's, the next one is needed, often in the next cache line.
+                if let Some(next) = segment.entries.get(segment.home(*wanted) + 1) {
+                    nearby ^= next.key[1];
+                }
             }
             count += 1;
         }
+        black_box(nearby);
         for i in 0..count {
             out[i] = if first[i].key == keys[i] || first[i].holders.is_empty() {
                 first[i].holders
