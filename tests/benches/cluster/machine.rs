@@ -12,6 +12,14 @@ pub(crate) fn target_folder() -> anyhow::Result<PathBuf> {
     Ok(me.ancestors().nth(3).context("the benchmark runs from a target folder")?.to_path_buf())
 }
 
+/// Memory of this process that is resident, in bytes.
+pub(crate) fn resident_bytes() -> anyhow::Result<f64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS in status")?;
+    let kib: f64 = line.trim().trim_end_matches("kB").trim().parse()?;
+    Ok(kib * 1024.0)
+}
+
 /// The children of a process, and theirs.
 pub(crate) fn descendants(pid: u32) -> Vec<u32> {
     let listed = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();

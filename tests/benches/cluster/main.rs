@@ -1,5 +1,5 @@
 //! Measures the promises in one run: `make bench`, or `cargo bench --package baton-tests --bench cluster [-- PART …]` with the parts
-//! `handoff`, `puts`, `compute` and `telemetry`; these where none is named. `overload` takes five to nine minutes more and is only measured when named.
+//! `handoff`, `puts`, `compute`, `telemetry` and `index`; these where none is named. `overload` takes five to nine minutes more and is only measured when named.
 //!
 //! Absolute figures belong to the machine of the run, ratios are to something that was measured in the same run, in turns with it.
 //! A wrong answer ends the run without a figure.
@@ -7,6 +7,7 @@
 mod compute;
 mod gemm;
 mod handoff;
+mod index;
 mod machine;
 mod overload;
 mod puts;
@@ -23,11 +24,15 @@ fn main() -> anyhow::Result<()> {
     // Cargo adds `--bench`.
     let parts: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|p| p == part);
-    const PARTS: [&str; 5] = ["handoff", "puts", "compute", "telemetry", "overload"];
+    const PARTS: [&str; 6] = ["handoff", "puts", "compute", "telemetry", "index", "overload"];
     if let Some(unknown) = parts.iter().find(|p| !PARTS.contains(&p.as_str())) {
         anyhow::bail!("no part {unknown:?}: {}", PARTS.join(", "));
     }
     let mut summary = Summary::default();
+    // First, while memory holds nothing else.
+    if wanted("index") {
+        index::measure(&mut summary)?;
+    }
     if wanted("compute") {
         compute::measure(&mut summary)?;
     }

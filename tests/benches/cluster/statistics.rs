@@ -12,6 +12,12 @@ pub(crate) fn best(values: impl IntoIterator<Item = f64>) -> f64 {
     values.into_iter().fold(0.0, f64::max)
 }
 
+/// The value that `share` of `values`, not empty, do not exceed.
+pub(crate) fn percentile(mut values: Vec<f64>, share: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[((values.len() as f64 * share).ceil() as usize).clamp(1, values.len()) - 1]
+}
+
 /// Median of the quotients of two series whose values were measured in pairs.
 pub(crate) fn paired_ratio(ours: &[f64], theirs: &[f64]) -> f64 {
     median(ours.iter().zip(theirs).map(|(a, b)| a / b).collect())

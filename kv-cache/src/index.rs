@@ -1,0 +1,360 @@
+//! Which worker has which prefix cached: a flat map from names to sets of workers, kept by the workers' own numbered events.
+//!
+//! ```text
+//! join ──> lost ── Snapshot 0..last ──> current ── Stored, Removed in order ──> current
+//!            ^                             │
+//!            └────── a number is missing ──┘
+//! ```
+//!
+//! - A worker counts only while it is *current*: its snapshot came whole and every event after it. After a gap it holds
+//!   nothing, as far as anybody can see, until its next snapshot, which the caller asks for.
+//! - The index never says more than it was told. A hit ends at the first block that the worker does not hold, whatever it
+//!   holds behind, so lookups read the chain from its start and do not rely on leaves being evicted first.
+//! - What is too much is refused and counted: hits come out shorter, never wrong.
+//! - Nothing is scanned while somebody waits. A worker's blocks are bits under a *slot*; one that leaves, restarts or is lost
+//!   has its slot retired, which costs nothing, and events to come sweep retired slots out, a segment of the map at a time.
+
+mod holders;
+mod sequence;
+mod slots;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use crate::{HASH_TOKENS, PrefixHash};
+use baton_types::{Incarnation, InstanceId};
+use holders::Added;
+use sequence::{Sequence, Verdict};
+use slots::{NEAR, SLOTS, SlotSet, bits};
+use std::collections::HashMap;
+use table::{BATCH, Table};
+
+/// Entries of the map that are swept for each block of an event, while there are retired slots.
+const SWEEP_PER_BLOCK: usize = 8;
+/// Most groups of [`HASH_TOKENS`] in a block: 128 tokens.
+const BLOCK_GROUPS_MAX: usize = 8;
+
+/// What a worker says of its cache.
+#[derive(Clone, Copy, Debug)]
+pub struct CacheUpdate<'a> {
+    /// Which start of the worker says so. Others than the one that joined are not listened to.
+    pub incarnation: Incarnation,
+    /// Number of the event, one more than that of the event before; of a snapshot, the number of the last event in it.
+    pub sequence: u64,
+    /// What it says.
+    pub change: CacheChange<'a>,
+}
+
+/// A change of what a worker has cached. Blocks are named by the prefixes that end with them.
+#[derive(Clone, Copy, Debug)]
+pub enum CacheChange<'a> {
+    /// Blocks that are cached from now on.
+    Stored(&'a [PrefixHash]),
+    /// Blocks that are cached no more.
+    Removed(&'a [PrefixHash]),
+    /// A part of all that is cached, which replaces whatever was known. Events come behind the last part.
+    Snapshot {
+        /// Number of the part, from 0.
+        part: u32,
+        /// Whether it is the last one.
+        last: bool,
+        /// Blocks of this part.
+        blocks: &'a [PrefixHash],
+    },
+}
+
+/// What became of an update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Applied {
+    /// It is known now.
+    Done,
+    /// It was known already, and changed nothing.
+    Stale,
+    /// Something before it is missing: the worker counts for nothing until it sends a snapshot.
+    SnapshotNeeded,
+    /// No such incarnation joined.
+    Unknown,
+}
+
+/// A worker that cannot be indexed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum JoinError {
+    /// The bound on workers.
+    #[error("the prefix index holds at most {} workers", PrefixIndex::WORKERS_MAX)]
+    Workers,
+    /// Names end every 16 tokens.
+    #[error("block_tokens must be a multiple of 16 between 16 and 128, got {0}")]
+    BlockTokens(u32),
+}
+
+/// What a worker has of one prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CachedPrefix<'a> {
+    /// The worker.
+    pub worker: &'a InstanceId,
+    /// Tokens from the prompt's start, whole blocks of the worker.
+    pub tokens: usize,
+}
+
+/// Sizes of the index.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IndexCounts {
+    /// Workers that joined.
+    pub workers: usize,
+    /// Those of them that wait for a snapshot or for the rest of one.
+    pub workers_lost: usize,
+    /// Different blocks, each once whoever holds it; those of retired slots count until they are swept.
+    pub blocks: usize,
+    /// Blocks of workers that were not taken up because the index was full, since it was made.
+    pub refused: u64,
+}
+
+/// The prefixes of a cluster. Memory is about 64 to 96 bytes a block, and 8 more where blocks are on many of more
+/// than 64 workers.
+pub struct PrefixIndex {
+    table: Table,
+    workers: HashMap<InstanceId, Worker>,
+    slots: Vec<Slot>,
+    /// Slots that anything may still stand under.
+    taken: SlotSet,
+    /// Slots of workers that are current.
+    current: SlotSet,
+    /// Slots that are swept out.
+    retired: SlotSet,
+    /// Slots by groups a block, less one.
+    strides: [SlotSet; BLOCK_GROUPS_MAX],
+    sweep_due: usize,
+    refused: u64,
+}
+
+struct Worker {
+    incarnation: Incarnation,
+    block_groups: usize,
+    sequence: Sequence,
+    /// None before the first part of a snapshot.
+    slot: Option<usize>,
+}
+
+#[derive(Clone, Default)]
+struct Slot {
+    worker: Option<InstanceId>,
+    block_groups: usize,
+    blocks: usize,
+}
+
+impl PrefixIndex {
+    /// Most workers.
+    pub const WORKERS_MAX: usize = 1024;
+
+    /// An empty index of at most `blocks_max` different blocks.
+    pub fn new(blocks_max: usize) -> Self {
+        Self {
+            table: Table::new(blocks_max),
+            workers: HashMap::new(),
+            slots: vec![Slot::default(); SLOTS],
+            taken: SlotSet::default(),
+            current: SlotSet::default(),
+            retired: SlotSet::default(),
+            strides: [SlotSet::default(); BLOCK_GROUPS_MAX],
+            sweep_due: 0,
+            refused: 0,
+        }
+    }
+
+    /// Listens to this incarnation of a worker from now on, whose blocks have `block_tokens` tokens. What another one of the
+    /// same name held is forgotten. Changes nothing where the very same joined already.
+    pub fn join(&mut self, worker: &InstanceId, incarnation: Incarnation, block_tokens: u32) -> Result<(), JoinError> {
+        let block_groups = block_tokens as usize / HASH_TOKENS;
+        if !(block_tokens as usize).is_multiple_of(HASH_TOKENS) || !(1..=BLOCK_GROUPS_MAX).contains(&block_groups) {
+            return Err(JoinError::BlockTokens(block_tokens));
+        }
+        let former = self.workers.get(worker);
+        if former.is_some_and(|w| w.incarnation == incarnation && w.block_groups == block_groups) {
+            return Ok(());
+        }
+        if former.is_none() && self.workers.len() == Self::WORKERS_MAX {
+            return Err(JoinError::Workers);
+        }
+        self.leave(worker);
+        self.workers
+            .insert(worker.clone(), Worker { incarnation, block_groups, sequence: Sequence::new(), slot: None });
+        Ok(())
+    }
+
+    /// Forgets a worker and what it held.
+    pub fn leave(&mut self, worker: &InstanceId) {
+        if let Some(slot) = self.workers.remove(worker).and_then(|w| w.slot) {
+            self.retire(slot);
+        }
+    }
+
+    /// Takes up what a worker says. Costs time by the blocks of the update, whatever the index holds.
+    pub fn apply(&mut self, worker: &InstanceId, update: CacheUpdate<'_>) -> Applied {
+        let Some(known) = self.workers.get_mut(worker).filter(|w| w.incarnation == update.incarnation) else {
+            return Applied::Unknown;
+        };
+        let verdict = match update.change {
+            CacheChange::Stored(_) | CacheChange::Removed(_) => known.sequence.event(update.sequence),
+            CacheChange::Snapshot { part, last, .. } => known.sequence.snapshot(update.sequence, part, last),
+        };
+        let (current, block_groups) = (known.sequence.is_current(), known.block_groups);
+        let former = if matches!(verdict, Verdict::Begin | Verdict::Lost) { known.slot.take() } else { None };
+        if let Some(slot) = former {
+            self.retire(slot);
+        }
+        let slot = match verdict {
+            Verdict::Stale => return Applied::Stale,
+            Verdict::Lost => return Applied::SnapshotNeeded,
+            Verdict::Begin => Some(self.open_slot(worker, block_groups)),
+            Verdict::Apply => self.workers.get(worker).and_then(|w| w.slot),
+        };
+        // What is current or being filled has had a slot since its snapshot began.
+        let Some(slot) = slot else { return Applied::SnapshotNeeded };
+        if current {
+            self.current.insert(slot);
+        }
+        let blocks = match update.change {
+            CacheChange::Stored(blocks) | CacheChange::Snapshot { blocks, .. } => {
+                blocks.iter().for_each(|block| self.store(block, slot));
+                blocks.len()
+            }
+            CacheChange::Removed(blocks) => {
+                let removed = blocks.iter().filter(|block| self.table.take(block, slot)).count();
+                self.slots[slot].blocks -= removed;
+                blocks.len()
+            }
+        };
+        self.sweep_some(SWEEP_PER_BLOCK * (1 + blocks));
+        Applied::Done
+    }
+
+    /// What each worker has of a prompt, whose names are `chain` from its first group on; workers that have none of it are
+    /// left out. In no particular order.
+    pub fn lookup(&self, chain: &[PrefixHash]) -> Vec<CachedPrefix<'_>> {
+        let mut found = Vec::new();
+        let mut alive = self.current;
+        let far = alive.far_words();
+        let strides: Vec<_> = self.strides.iter().zip(1..).filter(|(slots, _)| !slots.is_empty()).collect();
+        // Every block of every worker ends at a multiple of this many groups.
+        let step = strides.iter().map(|(_, groups)| *groups).reduce(common_divisor).unwrap_or(1);
+        let mut end = |slot: usize, groups: usize| {
+            let Slot { worker, block_groups, .. } = &self.slots[slot];
+            let tokens = groups / block_groups * block_groups * HASH_TOKENS;
+            found.extend(worker.as_ref().filter(|_| tokens > 0).map(|worker| CachedPrefix { worker, tokens }));
+        };
+        let mut ends = (step..=chain.len()).step_by(step);
+        // The first batch is small: most prompts that share nothing end there.
+        let mut batch = BATCH / 4;
+        while !alive.is_empty() {
+            let names = ends.clone().take(batch).map(|groups| &chain[groups - 1]);
+            let (holders, count) = self.table.holders(names);
+            if count == 0 {
+                break;
+            }
+            for (holders, groups) in holders[..count].iter().zip(&mut ends) {
+                let held = if holders.has_far() { self.table.far_set(holders) } else { Default::default() };
+                for (slots, _) in strides.iter().filter(|(_, stride)| groups.is_multiple_of(*stride)) {
+                    let lost = alive.near & slots.near & !holders.near;
+                    bits(lost).for_each(|slot| end(slot, groups - 1));
+                    alive.near &= !lost;
+                    for i in far.clone() {
+                        let lost = alive.far[i] & slots.far[i] & !held[i];
+                        bits(lost).for_each(|bit| end(NEAR + 64 * i + bit, groups - 1));
+                        alive.far[i] &= !lost;
+                    }
+                }
+            }
+            batch = BATCH;
+        }
+        alive.iter().for_each(|slot| end(slot, chain.len()));
+        found
+    }
+
+    /// Blocks that a worker is known to hold; none unless it is current.
+    pub fn blocks_of(&self, worker: &InstanceId) -> usize {
+        let known = self.workers.get(worker).filter(|w| w.sequence.is_current());
+        known.and_then(|w| w.slot).map_or(0, |slot| self.slots[slot].blocks)
+    }
+
+    /// Whether a worker joined and must send a snapshot, or the rest of one, before it counts.
+    pub fn is_lost(&self, worker: &InstanceId) -> bool {
+        self.workers.get(worker).is_some_and(|w| !w.sequence.is_current())
+    }
+
+    /// Sizes, by a pass over the workers.
+    pub fn counts(&self) -> IndexCounts {
+        let workers_lost = self.workers.values().filter(|w| !w.sequence.is_current()).count();
+        let (workers, blocks) = (self.workers.len(), self.table.held());
+        IndexCounts { workers, workers_lost, blocks, refused: self.refused }
+    }
+
+    /// Sweeps about `entries_max` entries of the map, so that what nobody holds leaves it without any events, too. Says
+    /// whether something is left to sweep.
+    pub fn sweep(&mut self, entries_max: usize) -> bool {
+        self.sweep_some(entries_max);
+        !self.retired.is_empty()
+    }
+
+    fn store(&mut self, block: &PrefixHash, slot: usize) {
+        match self.table.add(block, slot) {
+            Added::New => self.slots[slot].blocks += 1,
+            Added::Already => {}
+            Added::Refused => self.refused += 1,
+        }
+    }
+
+    fn open_slot(&mut self, worker: &InstanceId, block_groups: usize) -> usize {
+        // Slots outnumber workers, so that all taken means some retired; a whole pass frees those.
+        let slot = loop {
+            match self.taken.lowest_absent() {
+                Some(slot) => break slot,
+                None => self.sweep_segment(),
+            }
+        };
+        self.slots[slot] = Slot { worker: Some(worker.clone()), block_groups, blocks: 0 };
+        self.taken.insert(slot);
+        self.strides[block_groups - 1].insert(slot);
+        if let Some(known) = self.workers.get_mut(worker) {
+            known.slot = Some(slot);
+        }
+        slot
+    }
+
+    fn retire(&mut self, slot: usize) {
+        self.current.remove(slot);
+        self.strides[self.slots[slot].block_groups - 1].remove(slot);
+        self.slots[slot].worker = None;
+        if self.slots[slot].blocks == 0 {
+            self.taken.remove(slot);
+        } else {
+            self.retired.insert(slot);
+        }
+    }
+
+    /// Segments are swept whole, so what is less than the next one is remembered.
+    fn sweep_some(&mut self, entries: usize) {
+        self.sweep_due += entries;
+        while !self.retired.is_empty() && self.sweep_due >= self.table.next_sweep() {
+            self.sweep_due -= self.table.next_sweep();
+            self.sweep_segment();
+        }
+        if self.retired.is_empty() {
+            self.sweep_due = 0;
+        }
+    }
+
+    fn sweep_segment(&mut self) {
+        let slots = &mut self.slots;
+        self.table.sweep(&self.retired, |slot| slots[slot].blocks -= 1);
+        let done: Vec<usize> = self.retired.iter().filter(|slot| self.slots[*slot].blocks == 0).collect();
+        for slot in done {
+            self.retired.remove(slot);
+            self.taken.remove(slot);
+        }
+    }
+}
+
+/// The largest number that divides both, of numbers up to [`BLOCK_GROUPS_MAX`].
+fn common_divisor(a: usize, b: usize) -> usize {
+    (1..=a).rev().find(|d| a.is_multiple_of(*d) && b.is_multiple_of(*d)).unwrap_or(1)
+}

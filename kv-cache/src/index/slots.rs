@@ -1,0 +1,61 @@
+//! Small numbers for workers, so that a block's holders are bits.
+
+use std::ops::Range;
+
+/// Slots whose bit stands in every entry: what a cluster of ordinary size needs.
+pub(super) const NEAR: usize = 64;
+/// Words of the slots beyond [`NEAR`].
+pub(super) const FAR_WORDS: usize = 16;
+/// All slots. More than workers, so that a new snapshot finds one while the slot of the former is still swept.
+pub(super) const SLOTS: usize = NEAR + 64 * FAR_WORDS;
+
+/// A set of slots.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct SlotSet {
+    pub(super) near: u64,
+    pub(super) far: [u64; FAR_WORDS],
+}
+
+impl SlotSet {
+    pub(super) fn insert(&mut self, slot: usize) {
+        *self.word(slot) |= 1 << (slot % 64);
+    }
+
+    pub(super) fn remove(&mut self, slot: usize) {
+        *self.word(slot) &= !(1 << (slot % 64));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.near == 0 && self.far == [0; FAR_WORDS]
+    }
+
+    /// The lowest slot that is not in the set.
+    pub(super) fn lowest_absent(&self) -> Option<usize> {
+        let words = std::iter::once(self.near).chain(self.far);
+        words.enumerate().find(|(_, word)| *word != u64::MAX).map(|(i, word)| 64 * i + word.trailing_ones() as usize)
+    }
+
+    /// Words of `far` that may hold a slot.
+    pub(super) fn far_words(&self) -> Range<usize> {
+        0..self.far.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1)
+    }
+
+    /// The slots, ascending.
+    pub(super) fn iter(&self) -> impl Iterator<Item = usize> {
+        let words = std::iter::once(self.near).chain(self.far);
+        words.enumerate().flat_map(|(i, word)| bits(word).map(move |bit| 64 * i + bit))
+    }
+
+    fn word(&mut self, slot: usize) -> &mut u64 {
+        if slot < NEAR { &mut self.near } else { &mut self.far[slot / 64 - 1] }
+    }
+}
+
+/// Positions of the bits that are set, ascending.
+pub(super) fn bits(mut word: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let bit = word.trailing_zeros() as usize;
+        word &= word.wrapping_sub(1);
+        (bit < 64).then_some(bit)
+    })
+}

@@ -1,0 +1,226 @@
+//! The flat map from a block's name to its holders.
+//!
+//! Names are 128 uniformly random bits, so they hash themselves: the top bits choose one of 4,096 segments, others the
+//! place in it. A segment is an open-addressing table that grows by itself, so no operation moves more than some thousand
+//! entries, and memory follows what is held. An entry is 32 aligned bytes: it never straddles a cache line.
+
+use super::holders::{Added, Holders, Spill};
+use super::slots::{FAR_WORDS, SlotSet};
+use crate::PrefixHash;
+use std::hint::black_box;
+
+const SEGMENT_BITS: u32 = 12;
+/// Fewest entries of a segment that holds any.
+const ENTRIES_MIN: usize = 8;
+/// Names that are looked for together. A core has at most some dozen reads of memory in flight.
+pub(super) const BATCH: usize = 32;
+
+#[derive(Clone, Copy, Default)]
+#[repr(align(32))]
+struct Entry {
+    key: [u64; 2],
+    /// Empty where the entry is vacant.
+    holders: Holders,
+}
+
+#[derive(Default)]
+struct Segment {
+    entries: Vec<Entry>,
+    used: usize,
+}
+
+pub(super) struct Table {
+    segments: Vec<Segment>,
+    spill: Spill,
+    held: usize,
+    blocks_max: usize,
+    /// The segment that is swept next.
+    cursor: usize,
+}
+
+fn key(hash: &PrefixHash) -> [u64; 2] {
+    let name = u128::from_le_bytes(hash.0);
+    [name as u64, (name >> 64) as u64]
+}
+
+fn segment(key: [u64; 2]) -> usize {
+    (key[0] >> (64 - SEGMENT_BITS)) as usize
+}
+
+impl Segment {
+    fn home(&self, key: [u64; 2]) -> usize {
+        (((key[1] >> 32) * self.entries.len() as u64) >> 32) as usize
+    }
+
+    fn after(&self, position: usize) -> usize {
+        if position + 1 == self.entries.len() { 0 } else { position + 1 }
+    }
+
+    /// Where the key is, or else the vacant entry where it would be. `None` where there are no entries.
+    fn seek(&self, key: [u64; 2]) -> Option<usize> {
+        if self.entries.is_empty() {
+            return None;
+        }
+        let mut position = self.home(key);
+        // Half of the entries are always vacant.
+        while self.entries[position].key != key && !self.entries[position].holders.is_empty() {
+            position = self.after(position);
+        }
+        Some(position)
+    }
+
+    /// Where the key is.
+    fn find(&self, key: [u64; 2]) -> Option<usize> {
+        self.seek(key).filter(|position| !self.entries[*position].holders.is_empty())
+    }
+
+    /// Half as many entries more, if one more would leave less than half of them vacant: then three of four are found in the
+    /// first place, and the reads of a lookup need not wait for one another.
+    fn make_room(&mut self) {
+        let entries = self.entries.len();
+        if 2 * (self.used + 1) <= entries {
+            return;
+        }
+        let larger = vec![Entry::default(); ENTRIES_MIN.max(entries + entries / 2)];
+        for entry in std::mem::replace(&mut self.entries, larger) {
+            if !entry.holders.is_empty() {
+                self.put(entry);
+            }
+        }
+    }
+
+    /// Writes an entry whose key is not there. There is room.
+    fn put(&mut self, entry: Entry) {
+        let mut position = self.home(entry.key);
+        while !self.entries[position].holders.is_empty() {
+            position = self.after(position);
+        }
+        self.entries[position] = entry;
+    }
+
+    /// Makes an entry vacant, and moves those behind it up that would not be found across the hole.
+    fn erase(&mut self, mut hole: usize) {
+        let entries = self.entries.len();
+        let distance = |from: usize, to: usize| if to >= from { to - from } else { to + entries - from };
+        let mut next = self.after(hole);
+        while !self.entries[next].holders.is_empty() {
+            if distance(self.home(self.entries[next].key), next) >= distance(hole, next) {
+                self.entries[hole] = self.entries[next];
+                hole = next;
+            }
+            next = self.after(next);
+        }
+        self.entries[hole] = Entry::default();
+        self.used -= 1;
+    }
+}
+
+impl Table {
+    /// An empty table of at most `blocks_max` names.
+    pub(super) fn new(blocks_max: usize) -> Self {
+        let mut segments = Vec::new();
+        segments.resize_with(1 << SEGMENT_BITS, Segment::default);
+        // Few blocks are on many workers, so a set for each sixteenth block is plenty, at 8 bytes a block.
+        Self { segments, spill: Spill::new(blocks_max / 16), held: 0, blocks_max, cursor: 0 }
+    }
+
+    /// Names that somebody holds, those of retired slots included.
+    pub(super) fn held(&self) -> usize {
+        self.held
+    }
+
+    pub(super) fn add(&mut self, hash: &PrefixHash, slot: usize) -> Added {
+        let key = key(hash);
+        let segment = &mut self.segments[segment(key)];
+        if let Some(position) = segment.find(key) {
+            return segment.entries[position].holders.add(slot, &mut self.spill);
+        }
+        if self.held == self.blocks_max {
+            return Added::Refused;
+        }
+        let mut holders = Holders::default();
+        holders.add(slot, &mut self.spill);
+        segment.make_room();
+        segment.put(Entry { key, holders });
+        segment.used += 1;
+        self.held += 1;
+        Added::New
+    }
+
+    /// Whether the slot held the block.
+    pub(super) fn take(&mut self, hash: &PrefixHash, slot: usize) -> bool {
+        let key = key(hash);
+        let segment = &mut self.segments[segment(key)];
+        let Some(position) = segment.find(key) else { return false };
+        let held = segment.entries[position].holders.take(slot, &mut self.spill);
+        if segment.entries[position].holders.is_empty() {
+            segment.erase(position);
+            self.held -= 1;
+        }
+        held
+    }
+
+    /// Holders of up to [`BATCH`] names. All first places are read before any is looked at, so that reads of memory overlap
+    /// instead of waiting for one another.
+    pub(super) fn holders<'a>(&self, hashes: impl Iterator<Item = &'a PrefixHash>) -> ([Holders; BATCH], usize) {
+        let (mut keys, mut first, mut out) = ([[0; 2]; BATCH], [Entry::default(); BATCH], [Holders::default(); BATCH]);
+        let (mut count, mut nearby) = (0, 0);
+        for (hash, (wanted, entry)) in hashes.zip(keys.iter_mut().zip(&mut first)) {
+            *wanted = key(hash);
+            let segment = &self.segments[segment(*wanted)];
+            if let Some(found) = segment.entries.get(segment.home(*wanted)) {
+                *entry = *found;
+                // Where the first place is another's, the next one is needed, often in the next cache line.
+                if let Some(next) = segment.entries.get(segment.home(*wanted) + 1) {
+                    nearby ^= next.key[1];
+                }
+            }
+            count += 1;
+        }
+        black_box(nearby);
+        for i in 0..count {
+            out[i] = if first[i].key == keys[i] || first[i].holders.is_empty() {
+                first[i].holders
+            } else {
+                let segment = &self.segments[segment(keys[i])];
+                segment.find(keys[i]).map_or(Holders::default(), |position| segment.entries[position].holders)
+            };
+        }
+        (out, count)
+    }
+
+    /// The slots beyond the first 64 of `holders`.
+    pub(super) fn far_set(&self, holders: &Holders) -> [u64; FAR_WORDS] {
+        holders.far_set(&self.spill)
+    }
+
+    /// Takes the slots of `dead` out of the next segment, naming one to `taken` for each block that it held.
+    pub(super) fn sweep(&mut self, dead: &SlotSet, mut taken: impl FnMut(usize)) {
+        let segment = &mut self.segments[self.cursor];
+        self.cursor = (self.cursor + 1) % (1 << SEGMENT_BITS);
+        let mut position = 0;
+        while position < segment.entries.len() {
+            let holders = &mut segment.entries[position].holders;
+            if !holders.is_empty() {
+                holders.take_all(dead, &mut self.spill, &mut taken);
+                if holders.is_empty() {
+                    // Another entry may have moved here: look again.
+                    segment.erase(position);
+                    self.held -= 1;
+                    continue;
+                }
+            }
+            position += 1;
+        }
+    }
+
+    /// Entries that the next sweep reads, counting 1 for none.
+    pub(super) fn next_sweep(&self) -> usize {
+        self.segments[self.cursor].entries.len().max(1)
+    }
+
+    #[cfg(test)]
+    pub(super) fn spilled(&self) -> usize {
+        self.spill.used()
+    }
+}
