@@ -95,21 +95,25 @@ fn every_process_takes_its_configuration() -> anyhow::Result<()> {
 
 #[test]
 fn every_process_finds_the_collectors_authority() -> anyhow::Result<()> {
-    let manifests = manifests(&render("everything")?)?;
-    let mut count = 0;
-    for deployment in of_kind(&manifests, "Deployment") {
-        let pod = &deployment["spec"]["template"]["spec"];
-        let secret =
-            items(&pod["volumes"]).find(|v| v["secret"]["secretName"] == "collector-ca").context("no volume")?;
-        for container in items(&pod["containers"]) {
-            let mount = items(&container["volumeMounts"]).find(|mount| mount["name"] == secret["name"]);
-            let at = mount.and_then(|mount| mount["mountPath"].as_str()).context("not mounted")?.to_owned();
+    let mut seen = Vec::new();
+    for case in ["everything", "cpu"] {
+        let manifests = manifests(&render(case)?)?;
+        for deployment in of_kind(&manifests, "Deployment") {
+            let pod = &deployment["spec"]["template"]["spec"];
+            let secret = items(&pod["volumes"]).find(|v| v["secret"]["secretName"] == "collector-ca");
+            let volume = &secret.context("no volume")?["name"];
             let told = processes(&[&[deployment.clone()], &manifests[..]].concat(), "10.1.2.3")?;
-            ensure!(told[0].toml.contains(&format!("otlp_ca_file = \"{at}/ca.crt\"")), "{}", told[0].toml);
-            count += 1;
+            // What fetches weights reads the same configuration.
+            let fetches = items(&pod["initContainers"]).filter(|container| container["name"] == "download");
+            for container in items(&pod["containers"]).chain(fetches) {
+                let mount = items(&container["volumeMounts"]).find(|mount| mount["name"] == *volume);
+                let at = mount.and_then(|mount| mount["mountPath"].as_str()).context("not mounted")?;
+                ensure!(told[0].toml.contains(&format!("otlp_ca_file = \"{at}/ca.crt\"")), "{}", told[0].toml);
+                seen.push(container["name"].as_str().unwrap_or_default().to_owned());
+            }
         }
     }
-    ensure!(count >= 3, "{count} processes");
+    ensure!(["router", "worker", "download"].iter().all(|name| seen.iter().any(|s| s == name)), "{seen:?}");
     Ok(())
 }
 

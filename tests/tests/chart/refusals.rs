@@ -44,6 +44,13 @@ fn values_of_the_wrong_kind_are_refused() -> anyhow::Result<()> {
     check("prefill: {autoscaling: {kind: vpa}}", &["/prefill/autoscaling/kind", "keda"])?;
     check("telemetry: {traceSampleRatio: 2}", &["/telemetry/traceSampleRatio", "maximum"])?;
     check("auth: {keys: [{sha256: my-key, tenant: a}]}", &["/auth/keys/0/sha256"])?;
+    let key = |tenant: &str| format!("{{sha256: {}, tenant: {tenant}}}", "a".repeat(64));
+    check(&format!("auth: {{keys: [{}]}}", key(&"t".repeat(64))), &["/auth/keys/0/tenant"])?;
+    check(&format!("{MODEL}\nauth: {{keys: [{}, {}]}}", key("a"), key("b")), &["auth.keys", "\"a\" and \"b\""])?;
+    let etcd = |more: &str| format!("{MODEL}\netcd: {{external: {{endpoints: [\"https://a:2379\", {more}");
+    check(&etcd("\"http://b:2379\"]}, enabled: false}"), &["etcd.external.endpoints", "all of them"])?;
+    check(&etcd("\"https://b:2379\"]}, enabled: false}"), &["etcd.external.tlsSecret"])?;
+    check(&etcd("\"https://b:2379\"], tlsSecret: tls}}"), &["etcd.enabled must be false"])?;
     let ca = "telemetry: {otlpUrl: \"http://jaeger:4317\", otlpCa: {secret: ca}}";
     check(&format!("{MODEL}\n{ca}"), &["telemetry.otlpCa.secret", "https://"])?;
     check("decode: {image: {version: 1.2.3}}", &["/decode/image", "version"])?;
@@ -87,7 +94,7 @@ fn routes_that_a_listener_would_refuse_are_refused() -> anyhow::Result<()> {
 fn values_that_contradict_each_other_are_refused() -> anyhow::Result<()> {
     check("etcd: {enabled: false}", &["etcd.external.endpoints"])?;
     check("etcd: {replicas: 3, persistence: {enabled: false}}", &["etcd.persistence.enabled"])?;
-    let user = "etcd: {enabled: false, external: {endpoints: ['https://e:2379'], user: baton}}";
+    let user = "etcd: {enabled: false, external: {endpoints: ['https://e:2379'], tlsSecret: tls, user: baton}}";
     check(user, &["etcd.external.password.secret"])?;
     let digest = "0".repeat(64);
     check(

@@ -80,6 +80,10 @@ fn a_drain_ends_before_its_pod_is_killed() -> anyhow::Result<()> {
             ensure!(deadline > load + grace, "{case}: {} within {deadline} s", name(deployment));
         }
         let router = of_kind(&manifests, "Deployment").find(|d| name(d).ends_with("-router")).context("no router")?;
+        // It is ready once a decode worker is.
+        let deadline = |deployment: &Value| deployment["spec"]["progressDeadlineSeconds"].as_u64();
+        let decode = of_kind(&manifests, "Deployment").filter(|d| name(d).contains("-decode-")).filter_map(deadline);
+        ensure!(deadline(router) > decode.max(), "{case}: routers give up before their workers do");
         let wait = &router["spec"]["template"]["spec"]["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"];
         ensure!(wait.as_u64() > Some(0), "{case}: proxies still send to a router that is on its way out");
     }

@@ -61,6 +61,9 @@ baton/pool: {{ . }}
 {{- /* Addresses of etcd, as a list in JSON. */ -}}
 {{- define "baton.etcd.endpoints" -}}
 {{- if .Values.etcd.enabled -}}
+{{- if .Values.etcd.external.endpoints -}}
+{{- fail "etcd.external.endpoints name an etcd: etcd.enabled must be false, or the chart's own would be used" -}}
+{{- end -}}
 {{- $endpoints := list -}}
 {{- $name := include "baton.name" (dict "root" . "part" "etcd") -}}
 {{- range $i := until (int .Values.etcd.replicas) -}}
@@ -70,6 +73,14 @@ baton/pool: {{ . }}
 {{- else -}}
 {{- if not .Values.etcd.external.endpoints -}}
 {{- fail "etcd.enabled is false: etcd.external.endpoints must name an etcd" -}}
+{{- end -}}
+{{- $secure := 0 -}}
+{{- range .Values.etcd.external.endpoints -}}{{- if hasPrefix "https://" . -}}{{- $secure = add $secure 1 -}}{{- end -}}{{- end -}}
+{{- if and $secure (lt (int $secure) (len .Values.etcd.external.endpoints)) -}}
+{{- fail "etcd.external.endpoints: all of them must be https://, or none" -}}
+{{- end -}}
+{{- if and $secure (not .Values.etcd.external.tlsSecret) -}}
+{{- fail "etcd.external.endpoints are https://: etcd.external.tlsSecret must name the secret with the authority's ca.crt" -}}
 {{- end -}}
 {{- .Values.etcd.external.endpoints | toJson -}}
 {{- end -}}

@@ -16,8 +16,8 @@ spec:
   replicas: {{ int $pool.replicas }}
   {{- end }}
   revisionHistoryLimit: 3
-  {{- /* A pod may have to drain before its successor loads. */}}
-  progressDeadlineSeconds: {{ add 120 $pool.probes.startupSeconds $pool.drain.preStopSeconds $pool.drain.seconds 10 }}
+  {{- /* A pod may have to drain before its successor loads, and a download takes as long as it takes. */}}
+  progressDeadlineSeconds: {{ include "baton.worker.deadline" . }}
   strategy:
     type: RollingUpdate
     rollingUpdate:
@@ -98,6 +98,8 @@ spec:
             - {name: config, mountPath: /etc/baton/config, readOnly: true}
             - {name: cache, mountPath: /cache}
             - {name: tmp, mountPath: /tmp}
+            {{- /* The configuration names their files. */}}
+            {{- with include "baton.secretMounts" $root | trim }}{{ . | nindent 12 }}{{ end }}
       {{- end }}
       containers:
         - name: worker
@@ -166,6 +168,11 @@ spec:
           emptyDir: {medium: HugePages-{{ . }}}
         {{- end }}
         {{- with include "baton.secretVolumes" $root | trim }}{{ . | nindent 8 }}{{ end }}
+{{- end -}}
+
+{{- /* How long a roll-out may go without a pod that gets ready: seconds. */ -}}
+{{- define "baton.worker.deadline" -}}
+{{- add 130 .pool.probes.startupSeconds .pool.drain.preStopSeconds .pool.drain.seconds (ternary 7200 0 (not (empty .model.weights.download))) -}}
 {{- end -}}
 
 {{- /* Variables of `baton doctor`: those of values, and how an etcd that is not the chart's is reached. The chart's own starts at the same time,
@@ -283,5 +290,7 @@ spec:
         serverAddress: {{ .root.Values.observability.prometheusUrl }}
         query: sum({{ $metric }}{namespace="{{ .root.Release.Namespace }}",pod=~"{{ .name }}-[a-z0-9]+-[a-z0-9]+"})
         threshold: {{ $scaling.target | quote }}
+        {{- /* No answer is no reason to shrink. */}}
+        ignoreNullValues: "false"
 {{- end -}}
 {{- end -}}
