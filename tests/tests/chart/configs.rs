@@ -102,7 +102,7 @@ fn every_process_finds_the_collectors_authority() -> anyhow::Result<()> {
             let pod = &deployment["spec"]["template"]["spec"];
             let secret = items(&pod["volumes"]).find(|v| v["secret"]["secretName"] == "collector-ca");
             let volume = &secret.context("no volume")?["name"];
-            let told = processes(&[&[deployment.clone()], &manifests[..]].concat(), "10.1.2.3")?;
+            let told = processes(&[std::slice::from_ref(deployment), &manifests[..]].concat(), "10.1.2.3")?;
             // What fetches weights reads the same configuration.
             let fetches = items(&pod["initContainers"]).filter(|container| container["name"] == "download");
             for container in items(&pod["containers"]).chain(fetches) {
