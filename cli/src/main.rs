@@ -10,6 +10,7 @@ mod generate;
 mod kv_size;
 mod router;
 mod status;
+mod stdout;
 mod trace;
 mod up;
 

@@ -5,6 +5,7 @@ mod error;
 mod named;
 mod report;
 
+use crate::stdout;
 use anyhow::Context as _;
 use baton_node::config::ByteSize;
 use baton_types::{Attention, Dtype};
@@ -13,7 +14,6 @@ use baton_worker::settings::ModelSettings;
 use clap::Args;
 use error::KvSizeError;
 use report::Report;
-use std::io::{ErrorKind, Write as _};
 use std::path::Path;
 
 /// Context lengths that are told where none is asked for, as far as the model goes.
@@ -59,11 +59,8 @@ pub(crate) struct KvSizeArgs {
 pub(crate) fn run(args: &KvSizeArgs) -> anyhow::Result<()> {
     let report = report(args)?;
     let text = if args.json { report.json().to_string() } else { report.table() };
-    let mut out = std::io::stdout();
-    match writeln!(out, "{text}").and_then(|()| out.flush()) {
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        told => told.context("cannot print the sizes"),
-    }
+    // Whether anybody reads it is not this verb's business.
+    stdout::tell(&text).map(drop).context("cannot print the sizes")
 }
 
 /// A model, as far as its memory goes.

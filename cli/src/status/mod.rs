@@ -4,10 +4,11 @@ mod json;
 mod table;
 
 use crate::router::{RouterArgs, RouterChannel, explain};
+use crate::stdout;
 use anyhow::Context;
 use baton_proto::v1::{self, admin_client::AdminClient};
 use clap::Args;
-use std::io::{ErrorKind, IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 use std::process::ExitCode;
 use std::time::Duration;
 use tokio::time::{interval, timeout};
@@ -61,13 +62,9 @@ async fn ask(admin: &mut AdminClient<RouterChannel>) -> anyhow::Result<v1::Statu
     })
 }
 
-/// Prints one status. `false` where nobody reads it any more, as behind `head`.
+/// Prints one status. `false` where nobody reads it any more.
 fn tell(text: &str) -> anyhow::Result<bool> {
-    let mut out = std::io::stdout();
-    match writeln!(out, "{text}").and_then(|()| out.flush()) {
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
-        told => told.map(|()| true).context("cannot print the status"),
-    }
+    stdout::tell(text).context("cannot print the status")
 }
 
 /// Shows it again and again; a router that does not answer may be back.
