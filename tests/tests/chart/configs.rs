@@ -1,6 +1,6 @@
 //! Every configuration that the chart writes is read by the binary that it is for, with the variables of its pod.
 
-use crate::helm::{cases, items, manifests, name, of_kind, render};
+use crate::helm::{cases, containers, items, manifests, name, of_kind, render};
 use anyhow::{Context, bail, ensure};
 use baton_tests::processes::binary;
 use serde_json::Value;
@@ -31,17 +31,20 @@ fn variables(container: &Value, pod: &str, address: &str) -> Vec<(String, String
     known
 }
 
+/// The TOML that the processes of a pod are given.
+fn configuration<'a>(manifests: &'a [Value], pod: &Value) -> anyhow::Result<&'a str> {
+    let config = items(&pod["volumes"]).find(|v| v["name"] == "config").context("no volume of the configuration")?;
+    let map = of_kind(manifests, "ConfigMap").find(|m| m["metadata"]["name"] == config["configMap"]["name"]);
+    map.and_then(|m| m["data"]["baton.toml"].as_str()).context("its ConfigMap is missing")
+}
+
 fn processes(manifests: &[Value], address: &str) -> anyhow::Result<Vec<Process>> {
     let mut found = Vec::new();
     for deployment in of_kind(manifests, "Deployment") {
         let pod = &deployment["spec"]["template"]["spec"];
-        let config =
-            items(&pod["volumes"]).find(|v| v["name"] == "config").context("no volume of the configuration")?;
-        let map = of_kind(manifests, "ConfigMap").find(|m| m["metadata"]["name"] == config["configMap"]["name"]);
-        let toml = map.and_then(|m| m["data"]["baton.toml"].as_str()).context("its ConfigMap is missing")?;
-        let containers = items(&pod["initContainers"]).chain(items(&pod["containers"]));
+        let toml = configuration(manifests, pod)?;
         // Those with a command run something else than their image's process.
-        for container in containers.filter(|container| container["command"].is_null()) {
+        for container in containers(pod).filter(|container| container["command"].is_null()) {
             let image = container["image"].as_str().unwrap_or_default();
             let program = image.rsplit('/').next().and_then(|i| i.split(':').next()).unwrap_or_default().to_owned();
             let variables = variables(container, &format!("{}-5d8f-x2x", name(deployment)), address);
@@ -102,13 +105,12 @@ fn every_process_finds_the_collectors_authority() -> anyhow::Result<()> {
             let pod = &deployment["spec"]["template"]["spec"];
             let secret = items(&pod["volumes"]).find(|v| v["secret"]["secretName"] == "collector-ca");
             let volume = &secret.context("no volume")?["name"];
-            let told = processes(&[std::slice::from_ref(deployment), &manifests[..]].concat(), "10.1.2.3")?;
-            // What fetches weights reads the same configuration.
-            let fetches = items(&pod["initContainers"]).filter(|container| container["name"] == "download");
-            for container in items(&pod["containers"]).chain(fetches) {
+            let toml = configuration(&manifests, pod)?;
+            // What fetches weights reads the same configuration; doctor reads none.
+            for container in containers(pod).filter(|container| container["name"] != "doctor") {
                 let mount = items(&container["volumeMounts"]).find(|mount| mount["name"] == *volume);
                 let at = mount.and_then(|mount| mount["mountPath"].as_str()).context("not mounted")?;
-                ensure!(told[0].toml.contains(&format!("otlp_ca_file = \"{at}/ca.crt\"")), "{}", told[0].toml);
+                ensure!(toml.contains(&format!("otlp_ca_file = \"{at}/ca.crt\"")), "{toml}");
                 seen.push(container["name"].as_str().unwrap_or_default().to_owned());
             }
         }

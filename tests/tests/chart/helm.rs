@@ -122,3 +122,8 @@ pub(crate) fn name(manifest: &Value) -> &str {
 pub(crate) fn items(value: &Value) -> impl Iterator<Item = &Value> {
     value.as_array().into_iter().flatten()
 }
+
+/// Containers of a pod's specification, those of its start first.
+pub(crate) fn containers(pod: &Value) -> impl Iterator<Item = &Value> {
+    items(&pod["initContainers"]).chain(items(&pod["containers"]))
+}

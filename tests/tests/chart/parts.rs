@@ -1,6 +1,6 @@
 //! What the parts of a release are made of: images, variables, labels, services, and the pod of `helm test`.
 
-use crate::helm::{cases, checked, items, manifests, name, of_kind, render, render_values};
+use crate::helm::{cases, checked, containers, items, manifests, name, of_kind, render, render_values};
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
@@ -44,8 +44,7 @@ fn a_part_may_have_an_image_of_its_own() -> anyhow::Result<()> {
         let manifests = manifests(rendered)?;
         let made = of_kind(&manifests, "Deployment").flat_map(|deployment| {
             let pod = &deployment["spec"]["template"]["spec"];
-            let containers = items(&pod["initContainers"]).chain(items(&pod["containers"]));
-            containers.map(|c| (name(deployment).to_owned(), c["image"].as_str().unwrap_or_default().to_owned()))
+            containers(pod).map(|c| (name(deployment).to_owned(), c["image"].as_str().unwrap_or_default().to_owned()))
         });
         Ok(made.collect())
     };
@@ -107,14 +106,13 @@ decode: {env: [{name: HTTPS_PROXY, value: 'http://proxy:3128'}]}
 router: {env: [{name: OTEL_RESOURCE_ATTRIBUTES, value: a=b}]}
 ";
     let manifests = checked(&render_values(values)?.map_err(anyhow::Error::msg)?)?;
-    for (of, variable, containers) in
+    for (of, variable, count) in
         [("baton-decode-m-d", "HTTPS_PROXY", 3), ("baton-router", "OTEL_RESOURCE_ATTRIBUTES", 1)]
     {
         let deployment = of_kind(&manifests, "Deployment").find(|d| name(d) == of).context("no deployment")?;
         let pod = &deployment["spec"]["template"]["spec"];
-        let all = items(&pod["initContainers"]).chain(items(&pod["containers"]));
-        let having = all.filter(|c| items(&c["env"]).any(|v| v["name"] == variable)).count();
-        ensure!(having == containers, "{of}: {having} of {containers} containers have {variable}");
+        let having = containers(pod).filter(|c| items(&c["env"]).any(|v| v["name"] == variable)).count();
+        ensure!(having == count, "{of}: {having} of {count} containers have {variable}");
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! What pods may: nothing beyond the pod security standard `restricted`, but for RDMA as root, and no token of the API server.
 
-use crate::helm::{cases, items, manifests, name, of_kind, render};
+use crate::helm::{cases, containers, items, manifests, name, of_kind, render};
 use anyhow::{Context, ensure};
 use serde_json::{Value, json};
 
@@ -9,10 +9,6 @@ fn pods(manifests: &[Value]) -> impl Iterator<Item = (&str, &Value)> {
     let made = of_kind(manifests, "Deployment").chain(of_kind(manifests, "StatefulSet"));
     let made = made.map(|m| (name(m), &m["spec"]["template"]["spec"]));
     made.chain(of_kind(manifests, "Pod").map(|m| (name(m), &m["spec"])))
-}
-
-fn containers(pod: &Value) -> impl Iterator<Item = &Value> {
-    items(&pod["initContainers"]).chain(items(&pod["containers"]))
 }
 
 #[test]
