@@ -3,8 +3,9 @@
 //! A *table* is the blocks of one lease, by group, in the order of the tokens they hold. A *row* is its blocks at one index.
 
 use crate::cache::{Change, ChangeCursor, EntryId, Keep, PrefixCache};
-use crate::{BlockCounts, BlockPool, CacheConfig, CacheCounts, PoolError, PrefixHash};
+use crate::{BlockCounts, BlockPool, BlockState, CacheConfig, CacheCounts, PoolError, PrefixHash};
 use baton_types::{BlockId, GroupBlocks};
+use std::collections::HashMap;
 use std::time::Instant;
 
 /// Blocks for one sequence.
@@ -144,20 +145,22 @@ impl Books {
     }
 
     /// Caches the whole blocks that hold the first `tokens` tokens, whose KV is complete. A row that is cached already, from elsewhere,
-    /// is exchanged for that one; what it was goes to `spare`, since somebody may be reading it.
+    /// is exchanged for that one; what it was goes to `spare`, since somebody may be reading it. The first `stored` rows are cached, and
+    /// kept, already; returns how many are now.
     pub(crate) fn store(
         &mut self,
         table: &mut GroupBlocks,
         spare: &mut GroupBlocks,
-        names: &[PrefixHash],
-        tokens: usize,
+        stored: usize,
+        (names, tokens): (&[PrefixHash], usize),
         (keep, now): (Keep, Instant),
-    ) {
-        let Some(cache) = &mut self.cache else { return };
+    ) -> usize {
+        let Some(cache) = &mut self.cache else { return 0 };
         cache.at(now);
         let rows = table.0.iter().map(Vec::len).min().unwrap_or(0).min(tokens / cache.block_tokens());
-        let mut chain: Vec<EntryId> = Vec::with_capacity(rows);
-        for row in 0..rows {
+        let mut parent = stored.checked_sub(1).and_then(|row| cache.by_block(table.0[0][row]));
+        let mut done = stored;
+        for row in stored..rows {
             let Some(name) = cache.name_of(names, row) else { break };
             let known = cache.by_block(table.0[0][row]);
             let id = match (known, cache.by_name(&name)) {
@@ -175,12 +178,23 @@ impl Books {
                 }
                 (None, None) => {
                     let blocks = table.0.iter().map(|group| group[row]);
-                    cache.add(name, chain.last().copied(), keep.ttl, blocks)
+                    cache.add(name, parent, keep.ttl, blocks)
                 }
             };
-            chain.push(id);
+            cache.keep(id, keep);
+            (parent, done) = (Some(id), row + 1);
         }
-        chain.into_iter().for_each(|id| cache.keep(id, keep));
+        done
+    }
+
+    /// Blocks of each group that could be had if these tables were given back.
+    pub(crate) fn available_without<'a>(&self, tables: impl Iterator<Item = &'a GroupBlocks>) -> usize {
+        let mut held: HashMap<BlockId, u32> = HashMap::new();
+        // Rows of all groups go together: the first one speaks for all.
+        tables.flat_map(|table| &table.0[0]).for_each(|block| *held.entry(*block).or_default() += 1);
+        let only = |(block, by): &(&BlockId, &u32)| self.pool.state(0, **block) == BlockState::Referenced { by: **by };
+        let pinned = |block: &BlockId| self.cache.as_ref().is_some_and(|cache| cache.is_pinned(*block));
+        self.available() + held.iter().filter(only).filter(|(block, _)| !pinned(block)).count()
     }
 
     /// A second table that shares the rows of the first `rows`.

@@ -166,6 +166,11 @@ impl PrefixCache {
         self.entries.of(id).line() == Some(Line::Evictable)
     }
 
+    /// Whether a block stays even when nobody uses it.
+    pub(crate) fn is_pinned(&self, first_group: BlockId) -> bool {
+        self.by_block(first_group).is_some_and(|id| self.entries.of(id).pinned.is_some())
+    }
+
     /// Time passed.
     pub(crate) fn at(&mut self, now: Instant) -> Instant {
         *self.now.insert(self.now.map_or(now, |known| known.max(now)))
@@ -204,22 +209,32 @@ impl PrefixCache {
     pub(crate) fn keep(&mut self, id: EntryId, keep: Keep) {
         let entry = self.entries.of_mut(id);
         entry.ttl = entry.ttl.max(keep.ttl);
+        let (had, parent) = (entry.pinned, entry.parent);
         let Some(pin) = keep.pin else { return };
-        let pinned = Pinned { owner: pin.owner, until: pin.until };
-        match &mut entry.pinned {
-            // Names are a tenant's own, so one label pins them.
-            Some(had) => had.until = had.until.max(pin.until),
-            None => {
-                let of_one = self.pinned_by.entry(pin.owner).or_default();
-                if self.counts.pinned >= self.config.pinned_max || *of_one >= self.config.pinned_of_one_max {
-                    self.counts.unpinned += 1;
-                    return;
-                }
-                *of_one += 1;
-                self.counts.pinned += 1;
-                self.entries.of_mut(id).pinned = Some(pinned);
-            }
+        // Never longer than what it continues: that could not go before it.
+        let before = parent.map(|parent| self.entries.of(parent).pinned.map(|pinned| pinned.until));
+        let until = match before {
+            None => Some(pin.until),
+            Some(before) => before.map(|before| before.min(pin.until)),
+        };
+        let until = until.filter(|_| had.is_some() || self.takes_pin(pin.owner));
+        let Some(until) = until else {
+            self.counts.unpinned += 1;
+            return;
+        };
+        // Names are a tenant's own, so one label pins them.
+        let owner = had.map_or(pin.owner, |had| had.owner);
+        if had.is_none() {
+            *self.pinned_by.entry(owner).or_default() += 1;
+            self.counts.pinned += 1;
         }
+        let until = had.map_or(until, |had| had.until.max(until));
+        self.entries.of_mut(id).pinned = Some(Pinned { owner, until });
+    }
+
+    fn takes_pin(&self, owner: u64) -> bool {
+        let of_one = self.pinned_by.get(&owner).copied().unwrap_or_default();
+        self.counts.pinned < self.config.pinned_max && of_one < self.config.pinned_of_one_max
     }
 
     /// The pin of a block ends.

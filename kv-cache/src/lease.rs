@@ -12,6 +12,8 @@ pub struct Lease {
     blocks: GroupBlocks,
     /// Rows that were cached before this value was made.
     cached: usize,
+    /// Rows that are known to be cached: the next store begins behind them.
+    stored: usize,
     /// Blocks that were exchanged for cached ones; somebody may still be reading them.
     spare: GroupBlocks,
 }
@@ -30,7 +32,7 @@ pub struct ForkCopy {
 impl Lease {
     pub(crate) fn new(pool: SharedPool, blocks: GroupBlocks, cached: usize) -> Self {
         let spare = GroupBlocks(vec![Vec::new(); blocks.0.len()]);
-        Self { pool, blocks, cached, spare }
+        Self { pool, blocks, cached, stored: 0, spare }
     }
 
     /// The blocks, in the order of the tokens they hold.
@@ -41,6 +43,11 @@ impl Lease {
     /// Leading blocks of each group that hold KV which was cached when the lease was made.
     pub fn cached_blocks(&self) -> usize {
         self.cached
+    }
+
+    /// Leading blocks of each group that are cached, as far as this lease has stored or taken them from there.
+    pub fn stored_blocks(&self) -> usize {
+        self.stored.max(self.cached)
     }
 
     /// Adds `n` blocks in each group, or none at all (`false`).
@@ -58,14 +65,14 @@ impl Lease {
 
     /// Caches the whole blocks among the first `tokens` tokens, whose KV is complete and is never written again, under `names` (one
     /// every 16 tokens). Where others stored the same before, the lease goes on with theirs; its own stay readable until
-    /// [`Lease::let_go_of_spares`]. A pool without a cache stores nothing.
+    /// [`Lease::let_go_of_spares`]. A pool without a cache stores nothing. What this lease stored before is not looked at again.
     ///
     /// # Panics
     /// If one of the blocks is cached under another name: the tokens are not those that it was stored for.
     pub fn store(&mut self, names: &[PrefixHash], tokens: usize, keep: Keep, now: Instant) {
         let mut books = self.pool.lock();
         let before = books.changed();
-        books.store(&mut self.blocks, &mut self.spare, names, tokens, (keep, now));
+        self.stored = books.store(&mut self.blocks, &mut self.spare, self.stored, (names, tokens), (keep, now));
         let changed = books.changed() != before;
         drop(books);
         if changed {
@@ -97,6 +104,7 @@ impl Lease {
         let shared = books.share(&self.blocks, whole);
         drop(books);
         let mut fork = Self::new(self.pool.clone(), shared, self.cached.min(whole));
+        fork.stored = self.stored.min(whole);
         let copy = last.map(|to| {
             fork.blocks.0.iter_mut().zip(&to.0).for_each(|(table, block)| table.extend(block));
             let from = GroupBlocks(self.blocks.0.iter().map(|group| vec![group[whole]]).collect());

@@ -61,6 +61,11 @@ impl SharedPool {
         self.lock().available()
     }
 
+    /// What [`SharedPool::free_min`] would be without these leases. What they share with others stays where it is.
+    pub fn free_min_without<'a>(&self, leases: impl Iterator<Item = &'a Lease>) -> usize {
+        self.lock().available_without(leases.map(Lease::blocks))
+    }
+
     /// Blocks quarantined under `owner`, over all groups: what a bound per peer compares with.
     pub fn quarantined_by(&self, owner: u64) -> usize {
         self.lock().pool().quarantined_by(owner)

@@ -193,7 +193,7 @@ fn followers_hear_everything_or_that_they_missed_something() {
 #[should_panic(expected = "cached under another name")]
 fn a_block_has_one_name() {
     let (pool, now) = (pool(1, 4, 16), Instant::now());
+    cache(&pool, b"ab", now);
     let mut lease = reserve(&pool, &names(b"ab"), 2, now).unwrap();
-    lease.store(&names(b"ab"), 32, Keep::idle(TTL), now);
     lease.store(&names(b"xy"), 32, Keep::idle(TTL), now);
 }

@@ -2,7 +2,7 @@
 //! ones did, says whether they might, and knows what every block must hold.
 
 use super::TTL;
-use crate::{Change, ChangeCursor, Lease, PrefixHash, Quarantined, SharedPool};
+use crate::{Change, ChangeCursor, Keep, Lease, Pin, PrefixHash, Quarantined, SharedPool};
 use baton_types::BlockId;
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
@@ -21,8 +21,10 @@ pub(super) enum Content {
 pub(super) struct Held {
     pub(super) lease: Lease,
     pub(super) names: Vec<PrefixHash>,
-    /// Leading rows whose KV is complete.
+    /// Leading rows whose KV is complete, and those that were stored.
     pub(super) complete: usize,
+    stored: usize,
+    pin: Option<Pin>,
     /// Blocks that were exchanged.
     spare: Vec<Place>,
 }
@@ -99,7 +101,7 @@ impl Model {
     }
 
     /// A new lease: what it found must be what its names say, and the rest nobody's.
-    pub(super) fn take(&mut self, lease: Lease, names: Vec<PrefixHash>) {
+    pub(super) fn take(&mut self, lease: Lease, names: Vec<PrefixHash>, pin: Option<Pin>) {
         let found = lease.cached_blocks();
         for (row, name) in self.rows_of(&names).into_iter().take(found).enumerate() {
             let cached = self.cached.get_mut(&name).expect("what it found is cached");
@@ -107,7 +109,7 @@ impl Model {
             cached.idle = None;
         }
         self.follow(None);
-        self.held.push(Held { lease, names, complete: found, spare: vec![] });
+        self.held.push(Held { lease, names, complete: found, stored: 0, pin, spare: vec![] });
         let rows = self.held[self.held.len() - 1].lease.blocks_min();
         self.draft(self.held.len() - 1, found..rows);
     }
@@ -154,13 +156,13 @@ impl Model {
     }
 
     /// Caches what is complete of a lease.
-    pub(super) fn store(&mut self, index: usize, pin: Option<crate::Pin>) {
+    pub(super) fn store(&mut self, index: usize) {
         let names = self.rows_of(&self.held[index].names);
         let held = &mut self.held[index];
-        let rows = held.complete;
+        let (rows, pin) = (held.complete, held.pin);
         let before: Vec<_> = (0..rows).map(|row| Self::row(&held.lease, row)).collect();
         let tokens = rows * self.stride * 16;
-        held.lease.store(&held.names, tokens, crate::Keep { ttl: TTL, pin }, self.now);
+        held.lease.store(&held.names, tokens, Keep { ttl: TTL, pin }, self.now);
         for (row, before) in before.into_iter().enumerate() {
             let after = Self::row(&self.held[index].lease, row);
             let known = self.cached.get_mut(&names[row]).map(|cached| {
@@ -177,24 +179,32 @@ impl Model {
             }
         }
         self.follow(Some(index));
+        let stored = std::mem::replace(&mut self.held[index].stored, rows);
         if let Some(pin) = pin {
-            // Which ones the quota took is counted by the pool; the first ones come first.
-            let pinned =
-                self.pool.cache_counts().pinned - self.cached.values().filter(|c| c.pinned_until.is_some()).count();
-            let mut new = pinned;
-            for name in &names[..rows] {
-                let cached = self.cached.get_mut(name).expect("just stored");
-                match &mut cached.pinned_until {
-                    Some(until) => *until = (*until).max(pin.until),
-                    None if new > 0 => {
-                        new -= 1;
-                        cached.pinned_until = Some(pin.until);
-                    }
-                    None => {}
+            self.pinned(&names, stored..rows, pin);
+        }
+    }
+
+    /// How many the quota took is counted by the pool; the first ones come first, and each behind one that is pinned.
+    fn pinned(&mut self, names: &[PrefixHash], rows: std::ops::Range<usize>, pin: Pin) {
+        let known = self.cached.values().filter(|c| c.pinned_until.is_some()).count();
+        let mut new = self.pool.cache_counts().pinned - known;
+        for row in rows {
+            let before = row.checked_sub(1).map(|row| self.cached[&names[row]].pinned_until);
+            let Some(until) = before.map_or(Some(pin.until), |until| until.map(|until| until.min(pin.until))) else {
+                break;
+            };
+            let cached = self.cached.get_mut(&names[row]).expect("just stored");
+            match &mut cached.pinned_until {
+                Some(had) => *had = (*had).max(until),
+                None if new == 0 => break,
+                None => {
+                    new -= 1;
+                    cached.pinned_until = Some(until);
                 }
             }
-            assert_eq!(new, 0, "pins are of this prefix");
         }
+        assert_eq!(new, 0, "pins are of this prefix");
     }
 
     pub(super) fn fork(&mut self, index: usize, tokens: usize) {
@@ -207,7 +217,8 @@ impl Model {
         let Some((lease, copy)) = forked else { return };
         let (whole, names) = (tokens / block_tokens, self.held[index].names.clone());
         let complete = self.held[index].complete.min(whole);
-        self.held.push(Held { lease, names, complete, spare: vec![] });
+        let (stored, pin) = (self.held[index].stored.min(whole), self.held[index].pin);
+        self.held.push(Held { lease, names, complete, stored, pin, spare: vec![] });
         assert_eq!(copy.is_some(), needs == 1);
         self.draft(self.held.len() - 1, whole..whole + needs);
     }

@@ -29,7 +29,11 @@ fn reserve(model: &mut Model, random: &mut StdRng, stride: usize) {
     assert_eq!(lease.is_some(), fits);
     if let Some(lease) = lease {
         assert_eq!((lease.cached_blocks(), lease.blocks_min()), (found, blocks));
-        model.take(lease, names);
+        let pin = random.random_bool(0.1).then(|| {
+            let until = model.now + TTL.mul_f64(random.random_range(0.5..3.0));
+            Pin { owner: random.random_range(0..2), until }
+        });
+        model.take(lease, names, pin);
     }
 }
 
@@ -39,13 +43,9 @@ fn step(model: &mut Model, random: &mut StdRng, stride: usize) {
     match random.random_range(0..100) {
         0..25 => reserve(model, random, stride),
         25..50 if held > 0 => {
-            let pin = random.random_bool(0.1).then(|| {
-                let until = model.now + TTL.mul_f64(random.random_range(0.5..3.0));
-                Pin { owner: random.random_range(0..2), until }
-            });
             model.complete(index, random.random_range(0..8));
             if random.random_bool(0.8) {
-                model.store(index, pin);
+                model.store(index);
             }
         }
         50..55 if held > 0 => model.grow(index, random.random_range(1..3)),
