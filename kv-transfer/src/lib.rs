@@ -60,7 +60,7 @@ pub use baton_types::Party;
 pub use config::{OpenRequest, Peer, TransferConfig, TransferLimits, TransportChoice, UcxWrites};
 pub use error::{HandoffFailure, RefuseReason, TransferError};
 pub use fetch::{FetchOutcome, FetchRequest, Fetched, Fetching, PinQuestion, PinReply};
-pub use hooks::{Commits, Fencing, Greetings, NoHooks, Phase, Pinning, Tickets, TransferHooks};
+pub use hooks::{Commits, Fencing, Greetings, NoHooks, Phase, Pinning, Tickets, TransferHooks, Windows};
 pub use outgoing::{CommitPayload, Outgoing, TransferReport};
 pub use region::{HostMemory, Region, RegionError};
 pub use service::KvTransfer;
