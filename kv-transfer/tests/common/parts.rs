@@ -46,7 +46,9 @@ impl Node {
 
     /// Every byte of the pool.
     pub fn whole_pool(&self) -> Vec<u8> {
-        self.read_all(&[0..self.map.bytes()])
+        let mut all = vec![0; self.map.bytes()];
+        self.region.read(0, &mut all);
+        all
     }
 
     /// Fills the whole pool with noise.

@@ -18,6 +18,11 @@ const PARTIAL_GRANT: u8 = 18;
 /// The same of an offer.
 const PARTIAL_OFFER: u8 = 19;
 
+/// Of both sides.
+type Layouts = (KvLayout, KvLayout);
+/// Tokens, what picks the start, and a seed.
+type Sequence = (u32, u32, u64);
+
 const V1: ProtocolRange = ProtocolRange { min: 1, max: 1 };
 
 fn soon() -> Instant {
@@ -40,7 +45,7 @@ fn whole_blocks(pick: u32, block_tokens: u32, tokens: u32) -> u32 {
 
 pub fn random_parts_arrive_and_nothing_else_changes(choice: &TransportChoice) {
     let cases = (layouts(), prop::collection::vec((1u32..200, any::<u32>(), any::<u64>()), 1..4), 1u32..80);
-    let run = |((ours, theirs), sequences, chunk): ((KvLayout, KvLayout), Vec<(u32, u32, u64)>, u32)| {
+    let run = |((ours, theirs), sequences, chunk): (Layouts, Vec<Sequence>, u32)| {
         let source = NodeConfig::new("p", ours, 40).start(choice.clone());
         let sink = NodeConfig::new("d", theirs, 45).start(choice.clone());
         let size = sink.map.layout().block_tokens();
@@ -49,7 +54,7 @@ pub fn random_parts_arrive_and_nothing_else_changes(choice: &TransportChoice) {
         sink.cache(move |offer| cached[offer.request_id.as_str()[1..].parse::<usize>().unwrap()]);
         sink.fill_pool(7);
         let mut expected = sink.whole_pool();
-        let open = |(i, &(tokens, _, seed)): (usize, &(u32, u32, u64))| {
+        let open = |(i, &(tokens, _, seed)): (usize, &Sequence)| {
             (i, tokens, source.offer(&sink.peer(), &format!("r{i}"), tokens, seed))
         };
         let open: Vec<_> = sequences.iter().enumerate().map(open).collect();
@@ -201,7 +206,7 @@ pub fn a_damaged_byte_of_a_part_is_found(choice: &TransportChoice) {
 }
 
 pub fn random_parts_are_read_and_nothing_else_changes(choice: &TransportChoice) {
-    let run = |((ours, theirs), tokens, pick, seed): ((KvLayout, KvLayout), u32, u32, u64)| {
+    let run = |((ours, theirs), tokens, pick, seed): (Layouts, u32, u32, u64)| {
         let both = lcm(ours.block_tokens(), theirs.block_tokens());
         let reader = NodeConfig::new("p", ours, 40).start(choice.clone());
         let owner = NodeConfig::new("d", theirs, 40).start(choice.clone());
@@ -232,12 +237,12 @@ pub fn a_get_begins_with_a_block_of_both_sides_or_not_at_all(choice: &TransportC
     let reader = NodeConfig::new("p", small(16), 24).start(choice.clone());
     let owner = NodeConfig::new("d", small(48), 24).start(choice.clone());
     let old = NodeConfig { protocol: V1, ..NodeConfig::new("d-1", small(16), 24) }.start(choice.clone());
-    for (positions, said) in [
-        (8..70, "no block of 16 tokens begins with position 8"),
-        (80..70, "nothing is left of 70 tokens from position 80 on"),
-        (70..70, "nothing is left of 70 tokens from position 70 on"),
+    for (from, said) in [
+        (8, "no block of 16 tokens begins with position 8"),
+        (80, "nothing is left of 70 tokens from position 80 on"),
+        (70, "nothing is left of 70 tokens from position 70 on"),
     ] {
-        let (refused, _) = reader.fetch_part(&owner.peer(), "s", positions, soon());
+        let (refused, _) = reader.fetch_part(&owner.peer(), "s", from..70, soon());
         assert!(matches!(&refused, Err(TransferError::Blocks(detail)) if detail == said), "{refused:?}");
     }
     owner.serve("s", 70, 5);
