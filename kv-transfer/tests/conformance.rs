@@ -74,6 +74,7 @@ on_every_transport![
     parts::an_older_source_is_asked_for_no_part,
     parts::cached_tokens_that_cannot_be_are_refused,
     parts::another_part_than_was_granted_is_never_adopted,
+    parts::parts_that_were_not_agreed_on_are_refused,
     parts::a_damaged_byte_of_a_part_is_found,
     parts::random_parts_are_read_and_nothing_else_changes,
     parts::a_get_begins_with_a_block_of_both_sides_or_not_at_all,

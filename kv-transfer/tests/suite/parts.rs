@@ -1,6 +1,6 @@
 //! What one side has already does not move, and is not touched.
 
-use super::failing::CHECKSUMS;
+use super::failing::{CHECKSUMS, OFFER};
 use super::moving::layouts;
 use super::pair;
 use crate::common::parts::{none_cached, overlay};
@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+const GRANT: u8 = 5;
 /// A grant of a part; `from` follows the four bytes of the head.
 const PARTIAL_GRANT: u8 = 18;
 /// The same of an offer.
@@ -141,9 +142,10 @@ pub fn cached_tokens_that_cannot_be_are_refused(choice: &TransportChoice) {
     still_works(&new, &sink);
 }
 
-/// A handoff of which the sink has 32 tokens, and whose source is told `from`.
-fn told_another_start(choice: &TransportChoice, from: u32) -> (HandoffFailure, Node, Node) {
-    let (source, sink) = pair(choice);
+/// A handoff of which the sink has 32 tokens in such blocks, and whose source is told `from`.
+fn told_another_start(choice: &TransportChoice, block_tokens: u32, from: u32) -> (HandoffFailure, Node, Node) {
+    let source = NodeConfig::new("p", small(16), 24).start(choice.clone());
+    let sink = NodeConfig::new("d", small(block_tokens), 24).start(choice.clone());
     sink.gate.bend(move |mut message| {
         if message[3] == PARTIAL_GRANT {
             message[4..8].copy_from_slice(&from.to_le_bytes());
@@ -159,7 +161,7 @@ fn told_another_start(choice: &TransportChoice, from: u32) -> (HandoffFailure, N
 pub fn another_part_than_was_granted_is_never_adopted(choice: &TransportChoice) {
     // Less: its commit does not cover what is missing. More: its checksums are of nothing that was reserved.
     for from in [48, 16] {
-        let (failure, source, sink) = told_another_start(choice, from);
+        let (failure, source, sink) = told_another_start(choice, 16, from);
         quiet(&source, &sink);
         assert!(source.transfer.stats().total.puts > 0, "{from}: {failure}");
         let failures = sink.sink.failures();
@@ -167,13 +169,47 @@ pub fn another_part_than_was_granted_is_never_adopted(choice: &TransportChoice) 
         still_works(&source, &sink);
     }
     // None that could have been granted: nothing is written.
-    for from in [17, 40, 80] {
-        let (failure, source, sink) = told_another_start(choice, from);
+    for (block_tokens, from) in [(16, 17), (16, 40), (16, 80), (32, 48)] {
+        let (failure, source, sink) = told_another_start(choice, block_tokens, from);
         assert!(matches!(failure, HandoffFailure::Protocol(_)), "{from}: {failure}");
         assert_eq!(source.transfer.stats().total.puts, 0);
         quiet(&source, &sink);
         still_works(&source, &sink);
     }
+}
+
+/// Turns messages of the whole into such of a part, from position 16 on.
+fn say_part_in_place_of(node: &Node, whole: u8, part: u8) {
+    node.gate.bend(move |message| match message[3] == whole {
+        true => vec![[&message[..3], &[part], &16u32.to_le_bytes(), &message[4..]].concat()],
+        false => vec![message],
+    });
+}
+
+pub fn parts_that_were_not_agreed_on_are_refused(choice: &TransportChoice) {
+    let (source, sink) = pair(choice);
+    let old = NodeConfig { protocol: V1, ..NodeConfig::new("p-1", small(16), 24) }.start(choice.clone());
+    // A grant to a source whose protocol has no parts.
+    say_part_in_place_of(&sink, GRANT, PARTIAL_GRANT);
+    let failure = hand_off(&old, &sink, 0).unwrap_err();
+    assert!(matches!(&failure, HandoffFailure::Protocol(detail) if detail.contains("has none")), "{failure}");
+    assert_eq!(old.transfer.stats().total.puts, 0);
+    quiet(&old, &sink);
+    // A pin of less than was asked for.
+    sink.serve("s", 70, 5);
+    let (fetching, _) = source.fetch(&sink.peer(), "s", 70, soon());
+    let failure = fetching.wait().unwrap_err();
+    assert!(matches!(failure, HandoffFailure::Protocol(_)), "{failure}");
+    sink.evict("s");
+    quiet(&source, &sink);
+    sink.gate.bend(|message| vec![message]);
+    // An offer whose source says what its sink has.
+    say_part_in_place_of(&source, OFFER, PARTIAL_OFFER);
+    let failure = hand_off(&source, &sink, 0).unwrap_err();
+    assert!(matches!(failure, HandoffFailure::Refused { reason: RefuseReason::Protocol, .. }), "{failure}");
+    source.gate.bend(|message| vec![message]);
+    still_works(&source, &sink);
+    still_works(&old, &sink);
 }
 
 /// Bends the last checksum of the next message of such.
