@@ -26,7 +26,7 @@ pub(crate) struct ClaimStream {
     /// As it was claimed, without the token that comes with its KV.
     pub(crate) sequence: SequenceRequest,
     /// Names of its prefixes, as far as it shares them.
-    pub(crate) names: Vec<PrefixHash>,
+    pub(crate) names: Arc<[PrefixHash]>,
     pub(crate) sink: StreamSink,
     pub(crate) slot: Slot,
     pub(crate) adopted: oneshot::Sender<Adopted>,
@@ -42,6 +42,8 @@ pub(crate) struct Adopted {
 struct Waiting {
     offer: ReserveOffer,
     reply: GrantReply,
+    /// Of prefixes that may be here already.
+    names: Arc<[PrefixHash]>,
 }
 
 /// All handoffs towards this instance.
@@ -102,29 +104,31 @@ impl Handoffs {
                 first.remove();
                 continue;
             }
-            let Some(hold) = self.lease(&first.get().offer) else { break };
+            let Some(hold) = self.lease(first.get()) else { break };
             first.remove().reply.grant(Box::new(hold));
         }
         self.engine.keep_room(waiting.first_key_value().map(|(turn, first)| (*turn, first.offer.tokens as usize)));
     }
 
-    fn lease(&self, offer: &ReserveOffer) -> Option<LeaseHold> {
-        let lease = self.engine.reserve(offer.tokens as usize, &[])?;
-        Some(LeaseHold::new(lease, &offer.source))
+    fn lease(&self, waiting: &Waiting) -> Option<LeaseHold> {
+        let offer = &waiting.offer;
+        let lease = self.engine.reserve(offer.tokens as usize, &waiting.names)?;
+        Some(LeaseHold::new(lease, &offer.source, self.engine.config().block_tokens))
     }
 }
 
 impl SinkHandler for Handoffs {
     fn reserve(&self, offer: ReserveOffer, reply: GrantReply) {
-        let claimed = self.claims.lock().offered(&offer.request_id, &offer.source, offer.tokens).map(priority);
-        let priority = match claimed {
-            Ok(priority) => priority,
+        let claimed = self.claims.lock().offered(&offer.request_id, &offer.source, offer.tokens).map(wanted);
+        let (priority, names) = match claimed {
+            // A source that cannot leave anything out writes all of it: then nothing may be shared.
+            Ok((priority, names)) => (priority, if offer.partial { names } else { Arc::default() }),
             Err(OfferError::NotClaimed(detail)) => return reply.refuse(RefuseReason::UnknownRequest, detail),
             Err(OfferError::Contradicts(detail)) => return reply.refuse(RefuseReason::Protocol, detail),
         };
         let turn = self.engine.take_turn(priority);
         // Bounded by the claims: each has one offer at most.
-        self.waiting.lock().insert(turn, Waiting { offer, reply });
+        self.waiting.lock().insert(turn, Waiting { offer, reply, names });
         self.grant_waiting();
     }
 
@@ -151,8 +155,8 @@ impl SinkHandler for Handoffs {
     }
 }
 
-fn priority(claim: &Claim<ClaimStream>) -> i32 {
-    claim.stream.sequence.priority
+fn wanted(claim: &Claim<ClaimStream>) -> (i32, Arc<[PrefixHash]>) {
+    (claim.stream.sequence.priority, claim.stream.names.clone())
 }
 
 /// Starts the sequence on the blocks that arrived, if they are those that were claimed.
@@ -183,7 +187,8 @@ pub(crate) fn claim(
     let (adopted, arrives) = oneshot::channel();
     let (tokens, deadline) = (sequence.tokens.len() as u32, sequence.deadline);
     // Hashed here: the thread that takes offers has better to do.
-    let names = sequence.prefix.as_ref().map_or_else(Vec::new, |prefix| prefix.hasher.prompt(&sequence.tokens, &[]));
+    let names =
+        sequence.prefix.as_ref().map_or_else(Arc::default, |prefix| prefix.hasher.prompt(&sequence.tokens, &[]).into());
     let stream = ClaimStream { sequence, names, sink, slot, adopted };
     (Claim { source, tokens, deadline, offered: false, stream }, arrives)
 }
