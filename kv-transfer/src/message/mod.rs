@@ -34,6 +34,7 @@ pub struct SumRun {
     pub group: u8,
     /// Layer of the group, not of the model.
     pub layer: u16,
+    /// Counted from position 0 of a put's sequence, and from the first position that a get reads.
     pub first_granule: u32,
     pub sums: Vec<u64>,
 }
