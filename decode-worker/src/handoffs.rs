@@ -6,10 +6,13 @@ use baton_engine::EngineHandle;
 use baton_engine::api::{Run, SequenceRequest};
 use baton_engine::scheduler::SequenceKey;
 use baton_kv_cache::PrefixHash;
-use baton_kv_transfer::{GrantReply, HandoffFailure, RefuseReason, ReserveOffer, SinkHandler, VerifiedHandoff};
+use baton_kv_transfer::{
+    GrantReply, HandoffFailure, PinQuestion, PinReply, RefuseReason, ReserveOffer, SinkHandler, VerifiedHandoff,
+};
 use baton_types::{ErrorKind, Party, RequestError, RequestId};
 use baton_worker::hold::LeaseHold;
 use baton_worker::service::Claimed;
+use baton_worker::share;
 use baton_worker::stream::StreamSink;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -146,6 +149,10 @@ impl SinkHandler for Handoffs {
                 Err(message)
             }
         }
+    }
+
+    fn pin(&self, question: PinQuestion, reply: PinReply) {
+        share::pin(&self.engine, &question, reply);
     }
 
     fn failed(&self, request_id: &RequestId, reason: HandoffFailure) {

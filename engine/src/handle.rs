@@ -189,6 +189,11 @@ impl EngineHandle {
         })
     }
 
+    /// The names under which blocks of a sequence are shared, and for how long they are kept; `None` where they are not.
+    pub fn prefix_of(&self, request: &SequenceRequest) -> Option<Prefix> {
+        self.0.0.prefix(request, Instant::now())
+    }
+
     /// A turn among the sequences, as of now, for blocks that a peer will ask for.
     pub fn take_turn(&self, priority: i32) -> SequenceKey {
         SequenceKey::new(priority, self.0.0.mailbox.next_arrival())

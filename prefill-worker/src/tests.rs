@@ -59,7 +59,7 @@ fn pair_of(start: Incarnation, hooks: Arc<dyn TransferHooks>) -> (PrefillService
         let (map, hooks) = (loaded.map.clone(), hooks.clone());
         let config =
             TransferConfig { hooks, ..TransferConfig::new(party, loaded.compatibility.clone(), map, transport) };
-        KvTransfer::start(config, region, Arc::new(NoSink)).unwrap()
+        KvTransfer::start(config, region, Arc::new(NoSink { engine: loaded.engine.clone() })).unwrap()
     };
     let (transfer, refusing) =
         (transfer("p", loaded.region.clone()), transfer("d", Region::anonymous(loaded.map.bytes()).unwrap()));
@@ -93,6 +93,7 @@ fn request(service: &PrefillService, sink: &KvTransfer) -> v1::PrefillRequest {
         sink: Some(sink.party().clone().into()),
         sink_address: sink.address().to_bytes().into(),
         party: Some(service.parts.transfer.party().clone().into()),
+        pull: None,
     }
 }
 

@@ -619,6 +619,23 @@ pub struct PrefillRequest {
     /// Which start of the prefill worker: whoever answers at its address now may have other weights. UNAVAILABLE from another one.
     #[prost(message, optional, tag = "4")]
     pub party: ::core::option::Option<Party>,
+    /// Read before anything is computed. Where that fails, the prompt is computed all the same.
+    #[prost(message, optional, tag = "5")]
+    pub pull: ::core::option::Option<PullPrefix>,
+}
+/// A prefix that another worker has cached.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PullPrefix {
+    #[prost(message, optional, tag = "1")]
+    pub owner: ::core::option::Option<Party>,
+    /// Where its data plane listens.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub owner_address: ::prost::bytes::Bytes,
+    /// Tokens of the sequence that it has, and tokens of its blocks.
+    #[prost(uint32, tag = "3")]
+    pub tokens: u32,
+    #[prost(uint32, tag = "4")]
+    pub block_tokens: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PrefillEvent {
