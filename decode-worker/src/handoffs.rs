@@ -5,7 +5,7 @@ use crate::slot::Slot;
 use baton_engine::EngineHandle;
 use baton_engine::api::{Run, SequenceRequest};
 use baton_engine::scheduler::SequenceKey;
-use baton_kv_cache::PrefixHash;
+use baton_kv_cache::{HASH_TOKENS, PrefixHash};
 use baton_kv_transfer::{
     GrantReply, HandoffFailure, PinQuestion, PinReply, RefuseReason, ReserveOffer, SinkHandler, VerifiedHandoff,
 };
@@ -15,14 +15,16 @@ use baton_worker::service::Claimed;
 use baton_worker::share;
 use baton_worker::stream::StreamSink;
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
 
 /// How often offers that wait are looked at without a reason.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// How long an offer waits for KV that is on its way already: then it comes twice, which costs about as much.
+const ARRIVES_MAX: Duration = Duration::from_millis(500);
 
 /// What a claim's stream waits for and how its sequence will run.
 pub(crate) struct ClaimStream {
@@ -47,6 +49,22 @@ struct Waiting {
     reply: GrantReply,
     /// Of prefixes that may be here already.
     names: Arc<[PrefixHash]>,
+    /// Waits at most until then for KV that is on its way and begins with the same.
+    arrives_by: Instant,
+}
+
+impl Waiting {
+    /// Whether KV that is on its way will be the next that this one lacks.
+    fn awaits(&self, arriving: &HashMap<RequestId, Arc<[PrefixHash]>>, engine: &EngineHandle, now: Instant) -> bool {
+        let Some(last) = self.names.len().checked_sub(1) else { return false };
+        if arriving.is_empty() || now >= self.arrives_by {
+            return false;
+        }
+        let block = engine.config().block_tokens as usize;
+        // The end of the first block that is not here.
+        let next = (engine.pool().cached_tokens(&self.names) + block) / HASH_TOKENS - 1;
+        next < last && arriving.values().any(|names| names.get(next) == Some(&self.names[next]))
+    }
 }
 
 /// All handoffs towards this instance.
@@ -55,6 +73,8 @@ pub(crate) struct Handoffs {
     claims: Mutex<Claims<ClaimStream>>,
     /// By their turn among the sequences of the engine: higher priorities first, then as they came.
     waiting: Mutex<BTreeMap<SequenceKey, Waiting>>,
+    /// Names of what was granted and has not arrived.
+    arriving: Mutex<HashMap<RequestId, Arc<[PrefixHash]>>>,
     freed: Arc<Notify>,
 }
 
@@ -63,7 +83,13 @@ impl Handoffs {
         let freed = Arc::new(Notify::new());
         let wake = Arc::clone(&freed);
         engine.pool().on_freed(move || wake.notify_one());
-        Arc::new(Self { engine, claims: Mutex::new(Claims::new(limits)), waiting: Mutex::default(), freed })
+        Arc::new(Self {
+            engine,
+            claims: Mutex::new(Claims::new(limits)),
+            waiting: Mutex::default(),
+            arriving: Mutex::default(),
+            freed,
+        })
     }
 
     /// Books a claim.
@@ -75,7 +101,7 @@ impl Handoffs {
     pub(crate) fn forget(&self, request: &RequestId) {
         self.claims.lock().end(request);
         self.waiting.lock().retain(|_, w| w.offer.request_id != *request);
-        self.grant_waiting();
+        self.arrived(request);
     }
 
     /// Whether the KV of a request is offered and waits for room.
@@ -101,16 +127,33 @@ impl Handoffs {
     /// Grants in order: a large offer is not overtaken for ever by small ones of its priority, and what it waits for is kept from
     /// sequences whose turn is after its own.
     fn grant_waiting(&self) {
-        let mut waiting = self.waiting.lock();
-        while let Some(first) = waiting.first_entry() {
-            if !first.get().reply.is_wanted() {
-                first.remove();
+        let (mut waiting, now) = (self.waiting.lock(), Instant::now());
+        waiting.retain(|_, offer| offer.reply.is_wanted());
+        let mut lacks_room = None;
+        for turn in waiting.keys().copied().collect::<Vec<_>>() {
+            let Some(offer) = waiting.get(&turn) else { continue };
+            let mut arriving = self.arriving.lock();
+            // One that waits for what comes anyway lacks no room, and nobody waits for it.
+            if offer.awaits(&arriving, &self.engine, now) {
                 continue;
             }
-            let Some(hold) = self.lease(first.get()) else { break };
-            first.remove().reply.grant(Box::new(hold));
+            let Some(hold) = self.lease(offer) else {
+                lacks_room = Some((turn, offer.offer.tokens as usize));
+                break;
+            };
+            if let Some(Waiting { offer, reply, names, .. }) = waiting.remove(&turn) {
+                arriving.insert(offer.request_id, names);
+                drop(arriving);
+                reply.grant(Box::new(hold));
+            }
         }
-        self.engine.keep_room(waiting.first_key_value().map(|(turn, first)| (*turn, first.offer.tokens as usize)));
+        self.engine.keep_room(lacks_room);
+    }
+
+    /// The KV of a request is here, or will not come.
+    fn arrived(&self, request: &RequestId) {
+        self.arriving.lock().remove(request);
+        self.grant_waiting();
     }
 
     fn lease(&self, waiting: &Waiting) -> Option<LeaseHold> {
@@ -131,14 +174,17 @@ impl SinkHandler for Handoffs {
         };
         let turn = self.engine.take_turn(priority);
         // Bounded by the claims: each has one offer at most.
-        self.waiting.lock().insert(turn, Waiting { offer, reply, names });
+        let arrives_by = Instant::now() + ARRIVES_MAX;
+        self.waiting.lock().insert(turn, Waiting { offer, reply, names, arrives_by });
         self.grant_waiting();
     }
 
     fn verified(&self, handoff: VerifiedHandoff) -> Result<(), String> {
         let claim = self.claims.lock().take(&handoff.request_id).ok_or("the claim is gone")?;
         let Claim { stream, .. } = claim;
+        let request = handoff.request_id.clone();
         let result = adopt(&self.engine, &stream, handoff);
+        self.arrived(&request);
         match result {
             Ok(adopted) => {
                 let _ = stream.adopted.send(adopted);
@@ -156,6 +202,7 @@ impl SinkHandler for Handoffs {
     }
 
     fn failed(&self, request_id: &RequestId, reason: HandoffFailure) {
+        self.arrived(request_id);
         if let Some(claim) = self.claims.lock().take(request_id) {
             claim.stream.sink.fail(reason.kind(), format!("the handoff failed: {reason}"));
         }
@@ -174,7 +221,12 @@ fn adopt(engine: &EngineHandle, stream: &ClaimStream, handoff: VerifiedHandoff) 
         return Err("its tokens are not those that were claimed".into());
     }
     let bytes = handoff.bytes;
-    let lease = LeaseHold::into_lease(handoff.hold).ok_or("the blocks were granted by another worker")?;
+    let mut lease = LeaseHold::into_lease(handoff.hold).ok_or("the blocks were granted by another worker")?;
+    if let Some(prefix) = engine.prefix_of(claimed) {
+        // At once, since others may wait for it.
+        lease.store(&stream.names, claimed.tokens.len(), prefix.keep, Instant::now());
+        lease.let_go_of_spares();
+    }
     let request = SequenceRequest { tokens: handoff.tokens, ..claimed.clone() };
     let start = || engine.submit(request, Run::Adopted { lease }, Box::new(stream.sink.clone()));
     stream

@@ -38,6 +38,8 @@ pub struct PrefixUse {
     pub ttl: Option<Duration>,
     /// Keeps its prompt in the cache for so long, within the quota of `owner`.
     pub pin: Option<PinFor>,
+    /// Once it ended, its blocks make room before others.
+    pub cold: bool,
 }
 
 /// A pin asked for.

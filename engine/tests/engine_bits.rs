@@ -126,7 +126,7 @@ fn requests() -> Vec<SequenceRequest> {
         sample_index: 0,
         deadline: Instant::now() + FOREVER,
         priority: 0,
-        prefix: Some(PrefixUse { hasher: PrefixHasher::new(&Digest([1; 32]), b""), ttl: None, pin: None }),
+        prefix: Some(PrefixUse { hasher: PrefixHasher::new(&Digest([1; 32]), b""), ttl: None, pin: None, cold: false }),
     };
     lengths.into_iter().enumerate().map(request).collect()
 }

@@ -33,6 +33,8 @@ pub struct CacheUse {
     pub ttl: Option<Duration>,
     /// Keeps the blocks of its prompt for so long, within the quota of its salt.
     pub pin: Option<Duration>,
+    /// Nobody is expected to go on with it soon: once it ended, its blocks make room before others.
+    pub cold: bool,
 }
 
 impl CacheUse {
@@ -43,7 +45,11 @@ impl CacheUse {
 impl fmt::Debug for CacheUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The salt is secret: it would let anyone name a tenant's prefixes.
-        f.debug_struct("CacheUse").field("ttl", &self.ttl).field("pin", &self.pin).finish_non_exhaustive()
+        f.debug_struct("CacheUse")
+            .field("ttl", &self.ttl)
+            .field("pin", &self.pin)
+            .field("cold", &self.cold)
+            .finish_non_exhaustive()
     }
 }
 

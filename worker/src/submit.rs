@@ -32,7 +32,7 @@ fn prefix_use(cache: &CacheUse, model: &Digest) -> PrefixUse {
     let hasher = PrefixHasher::new(model, &cache.salt);
     // The root is the salt's and the model's: a label that tells nothing of either.
     let owner = u64::from_le_bytes(*hasher.root().0.first_chunk().unwrap_or(&[0; 8]));
-    PrefixUse { ttl: cache.ttl, pin: cache.pin.map(|time| PinFor { owner, time }), hasher }
+    PrefixUse { ttl: cache.ttl, pin: cache.pin.map(|time| PinFor { owner, time }), cold: cache.cold, hasher }
 }
 
 /// Cached tokens, and tokens written to the cache, as a first token tells of them.

@@ -184,10 +184,14 @@ impl<M: StepModel> Runner<M> {
     /// Ends a sequence. Its blocks are on their way back before anyone hears of the end.
     fn end(&mut self, key: SequenceKey, lease: Option<Lease>, event: SequenceEvent) {
         let Some(mut sequence) = self.sequences.remove(&key) else { return };
+        let cold = sequence.cold_names();
         if sequence.counted {
             self.shared.mailbox.left_queue(1);
         }
         sequence.give_back(lease);
+        if let Some(names) = cold {
+            self.shared.pool.chill(&names);
+        }
         // Nobody left to tell is as good as told.
         let _ = sequence.sink.send(event);
     }

@@ -58,6 +58,12 @@ impl Sequence {
         }
     }
 
+    /// Names of its prefixes, where nobody is expected to go on with it.
+    pub(super) fn cold_names(&self) -> Option<Vec<PrefixHash>> {
+        let prefix = self.request.prefix.as_ref().filter(|prefix| prefix.cold)?;
+        Some(prefix.hasher.prompt(&self.request.tokens, &[]))
+    }
+
     /// Name of the tokens up to the last one, if a group of them ends there; `parent` is the name before.
     pub(super) fn next_name(&self, parent: Option<PrefixHash>) -> Option<PrefixHash> {
         let (hasher, tokens) = (&self.request.prefix.as_ref()?.hasher, &self.request.tokens);

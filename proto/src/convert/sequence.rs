@@ -28,7 +28,7 @@ impl From<SequenceSpec> for v1::Sequence {
 impl From<CacheUse> for v1::CacheUse {
     fn from(c: CacheUse) -> Self {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-        Self { salt: c.salt.into(), ttl_ms: c.ttl.map(millis), pin_ms: c.pin.map(millis) }
+        Self { salt: c.salt.into(), ttl_ms: c.ttl.map(millis), pin_ms: c.pin.map(millis), cold: c.cold }
     }
 }
 
@@ -43,7 +43,8 @@ impl TryFrom<v1::CacheUse> for CacheUse {
             }
             ms => Ok(ms.map(Duration::from_millis)),
         };
-        Ok(Self { ttl: time("ttl_ms", c.ttl_ms)?, pin: time("pin_ms", c.pin_ms)?, salt: c.salt.to_vec() })
+        let (ttl, pin) = (time("ttl_ms", c.ttl_ms)?, time("pin_ms", c.pin_ms)?);
+        Ok(Self { salt: c.salt.to_vec(), ttl, pin, cold: c.cold })
     }
 }
 

@@ -46,9 +46,10 @@ fn party() -> impl Strategy<Value = Party> {
 }
 
 fn sequence() -> impl Strategy<Value = SequenceSpec> {
-    let cache = (vec(any::<u8>(), 0..=64), option::of(0u64..1 << 29), option::of(0u64..1 << 29));
-    let cache = cache.prop_map(|(salt, ttl, pin)| CacheUse {
+    let cache = (vec(any::<u8>(), 0..=64), option::of(0u64..1 << 29), option::of(0u64..1 << 29), any::<bool>());
+    let cache = cache.prop_map(|(salt, ttl, pin, cold)| CacheUse {
         salt,
+        cold,
         ttl: ttl.map(Duration::from_millis),
         pin: pin.map(Duration::from_millis),
     });

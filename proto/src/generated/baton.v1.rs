@@ -118,6 +118,9 @@ pub struct CacheUse {
     /// Keeps the blocks of its prompt for so long, within the tenant's quota.
     #[prost(uint64, optional, tag = "3")]
     pub pin_ms: ::core::option::Option<u64>,
+    /// Nobody is expected to go on with it soon: once it ended, its blocks make room before others.
+    #[prost(bool, tag = "4")]
+    pub cold: bool,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]

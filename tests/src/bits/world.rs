@@ -148,7 +148,7 @@ fn request(index: usize, tokens: Vec<TokenId>, outputs: u32) -> SequenceRequest 
         sample_index: 0,
         deadline: Instant::now() + PATIENCE,
         priority: 0,
-        prefix: Some(PrefixUse { hasher: PrefixHasher::new(&Digest([1; 32]), b""), ttl: None, pin: None }),
+        prefix: Some(PrefixUse { hasher: PrefixHasher::new(&Digest([1; 32]), b""), ttl: None, pin: None, cold: false }),
     }
 }
 

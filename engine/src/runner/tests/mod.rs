@@ -59,7 +59,10 @@ fn request(tokens: &[TokenId], max_tokens: u32) -> SequenceRequest {
 /// The same, shared with others of its tenant.
 fn shared_request(tokens: &[TokenId], max_tokens: u32, tenant: &str) -> SequenceRequest {
     let hasher = PrefixHasher::new(&Digest([1; 32]), tenant.as_bytes());
-    SequenceRequest { prefix: Some(PrefixUse { hasher, ttl: None, pin: None }), ..request(tokens, max_tokens) }
+    SequenceRequest {
+        prefix: Some(PrefixUse { hasher, ttl: None, pin: None, cold: false }),
+        ..request(tokens, max_tokens)
+    }
 }
 
 fn prompt(seed: u32, len: usize) -> Vec<TokenId> {

@@ -89,6 +89,20 @@ fn what_nobody_uses_makes_room_before_anyone_is_preempted() {
 }
 
 #[test]
+fn what_is_said_to_be_cold_goes_first() {
+    let (engine, _) = start(6, config(), Hooks::default());
+    let (cold, warm) = (prompt(1, 33), prompt(2, 33));
+    run(&engine, shared_request(&warm, 2, "a"));
+    let mut request = shared_request(&cold, 2, "a");
+    request.prefix.as_mut().unwrap().cold = true;
+    run(&engine, request);
+    run(&engine, shared_request(&prompt(3, 40), 4, "a"));
+    let names = |tokens: &[TokenId]| engine.prefix_of(&shared_request(tokens, 1, "a")).unwrap().names;
+    let cached = [&cold, &warm].map(|tokens| engine.pool().cached_tokens(&names(tokens)));
+    assert_eq!(cached, [16, 32], "two are free, and the cold one gave the third");
+}
+
+#[test]
 fn a_cache_that_is_off_keeps_nothing() {
     let (engine, _) = start(8, EngineConfig { prefix_cache: None, ..config() }, Hooks::default());
     let tokens = prompt(1, 32);

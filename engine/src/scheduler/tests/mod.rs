@@ -2,6 +2,7 @@
 
 mod memory;
 mod random;
+mod sharing;
 
 use super::*;
 use baton_kv_cache::BlockCounts;

@@ -1,0 +1,70 @@
+//! Sequences that begin alike. Blocks hold 16 tokens here, a step 16 rows.
+
+use super::*;
+use baton_kv_cache::{CacheConfig, Keep, PrefixHash};
+
+/// A world with a cache.
+fn world(blocks: u32) -> World {
+    let config = SchedulerConfig { block_tokens: 16, chunk_tokens_max: 16, ..config() };
+    let cache = CacheConfig { block_tokens: 16, pinned_max: 0, pinned_of_one_max: 0, changes_max: 100 };
+    let mut w = World::new(blocks, config);
+    w.pool = SharedPool::with_cache(1, blocks, cache).unwrap();
+    w.scheduler = Scheduler::new(config, w.pool.clone());
+    w
+}
+
+/// A sequence of `len` tokens whose groups of 16 have these names.
+fn named(w: &mut World, priority: i32, names: &str, len: usize) -> SequenceKey {
+    let chain = |n: usize| {
+        names.bytes().take(n + 1).fold([0; 16], |name: [u8; 16], b| {
+            let mut next = name;
+            next.rotate_left(1);
+            next[0] = b;
+            next
+        })
+    };
+    let names = (0..names.len()).map(|n| PrefixHash(chain(n))).collect();
+    let prefix = Some(Prefix { names, keep: Keep::idle(SECOND) });
+    w.add(priority, Arrival { prefix, ..w.arrival(len) })
+}
+
+#[test]
+fn one_waits_for_what_another_is_computing_and_nobody_for_it() {
+    let mut w = world(16);
+    named(&mut w, 0, "xyz", 50);
+    named(&mut w, 0, "xyq", 50);
+    named(&mut w, 0, "pqr", 50);
+    w.check(
+        6,
+        expect![[r#"
+            start a a:0+16
+            a:16+16
+            a:32+16
+            start b a:48+2* b:32+14
+            start c a:50+1* b:46+4* c:0+11
+            a:51+1* b:50+1* c:11+14
+        "#]],
+    );
+}
+
+#[test]
+fn it_waits_no_longer_than_computing_it_would_take() {
+    let mut w = world(16);
+    // Two blocks in common: 32 tokens, twice the time that they take.
+    w.scheduler.measured(64.0);
+    named(&mut w, 0, "xyz", 50);
+    named(&mut w, 0, "xyq", 50);
+    assert_eq!(w.step(), "start a a:0+16");
+    w.held.insert(('a', "prefill"));
+    assert_eq!(w.step(), "start b b:16+16", "one that is held is not waited for");
+
+    // One that comes before the other all the same waits for it, and then takes its rows.
+    let mut w = world(16);
+    w.scheduler.measured(64.0);
+    named(&mut w, 0, "xyz", 50);
+    assert_eq!(w.step(), "start a a:0+16");
+    named(&mut w, 1, "xyq", 50);
+    assert_eq!(w.step(), "a:16+16", "two blocks in common, of which one is there: half a second");
+    w.now += SECOND / 2;
+    assert_eq!(w.step(), "start b b:32+16");
+}
