@@ -2,7 +2,6 @@
 
 use super::{BLOCK_TOKENS, Trace, TraceError, TraceRequest, length};
 use chrono::NaiveDateTime;
-use std::time::Duration;
 
 /// Names of the columns, in our order.
 const COLUMNS: [&str; 3] = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"];
@@ -70,6 +69,7 @@ fn time_of(text: &str) -> Option<NaiveDateTime> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     #[test]
     fn lines_become_requests_that_share_nothing() {
