@@ -94,9 +94,7 @@ fn in_flight(outcomes: &[Outcome], number: impl Fn(Duration) -> usize) -> Vec<u6
     for (time, change) in changes {
         let next = number(time);
         // What is under way stays so through all windows up to the next change.
-        for at in window..=next {
-            most[at] = most[at].max(now);
-        }
+        most[window..=next].iter_mut().for_each(|most| *most = now.max(*most));
         (window, now) = (next, now + change);
         most[window] = most[window].max(now);
     }
