@@ -86,9 +86,11 @@ fn announced(load: &Load) -> String {
     let requests = stdout::grouped(load.trace.requests.len() as u64);
     let span = load.span().map(|span| format!(" over {:.1} s", span.as_secs_f64())).unwrap_or_default();
     let sharing = if load.trace.sharing_known {
-        let infinite = load.trace.infinite_cache();
-        let (blocks, tokens) = (infinite.block_rate() * 100.0, infinite.token_rate() * 100.0);
-        format!("an infinite cache would hit {blocks:.1}% of the blocks and {tokens:.1}% of the tokens")
+        let (blocks, tokens) = (load.infinite.block_rate() * 100.0, load.infinite.token_rate() * 100.0);
+        let unique = stdout::grouped(load.infinite.blocks_unique);
+        format!(
+            "an infinite cache would hit {blocks:.1}% of the blocks ({unique} different ones), {tokens:.1}% of the tokens"
+        )
     } else {
         "the trace tells nothing of sharing".into()
     };

@@ -4,7 +4,7 @@ mod fit;
 mod prompts;
 mod synthetic;
 
-use super::trace::Trace;
+use super::trace::{InfiniteCache, Trace};
 pub(super) use fit::{Fit, TooLong};
 pub(super) use prompts::{Prompts, TokenRange};
 use std::time::Duration;
@@ -14,8 +14,8 @@ pub(super) use synthetic::Synthetic;
 pub(super) struct Load {
     /// In order of arrival; times are those of the load, speed applied.
     pub(super) trace: Trace,
-    /// Tokens of each request that an infinite cache would hit.
-    pub(super) infinite: Vec<u32>,
+    /// What an infinite cache would hit of it.
+    pub(super) infinite: InfiniteCache,
     pub(super) pace: Pace,
 }
 
@@ -30,7 +30,7 @@ pub(super) enum Pace {
 
 impl Load {
     pub(super) fn new(trace: Trace, pace: Pace) -> Self {
-        let infinite = trace.infinite_cache().tokens_hit_by_request;
+        let infinite = trace.infinite_cache();
         Self { trace, infinite, pace }
     }
 

@@ -102,7 +102,7 @@ impl Replay<'_> {
     fn send(&mut self) {
         let (index, load) = (self.next, self.load);
         let request = &load.trace.requests[index];
-        let infinite_tokens = load.infinite[index];
+        let infinite_tokens = load.infinite.tokens_hit_by_request[index];
         self.next += 1;
         if let Pace::Open { in_flight_max } = load.pace {
             self.late_max = self.late_max.max(self.start.elapsed().saturating_sub(request.at));
