@@ -21,10 +21,6 @@ pub(crate) struct BenchArgs {
     /// Served name of the model; may be left out where the cluster serves one.
     #[arg(long, default_value = "")]
     pub(super) model: String,
-    #[command(flatten)]
-    pub(super) replay: ReplayArgs,
-    #[command(flatten)]
-    pub(super) synthetic: SyntheticArgs,
     /// Number from which prompts are drawn; another one each time where absent, so that nothing is cached of a load before.
     #[arg(long)]
     pub(super) seed: Option<u64>,
@@ -46,6 +42,11 @@ pub(crate) struct BenchArgs {
     /// Write the report to this file as a page with plots.
     #[arg(long, value_name = "FILE")]
     pub(super) html: Option<PathBuf>,
+    // Last: what follows a heading in the help stands under it.
+    #[command(flatten)]
+    pub(super) replay: ReplayArgs,
+    #[command(flatten)]
+    pub(super) synthetic: SyntheticArgs,
 }
 
 /// How a trace is replayed.

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 /// Time between two lines where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
+/// Time between two looks of the bar.
+const TICK: Duration = Duration::from_millis(500);
 
 /// What is shown on standard error.
 pub(super) struct Progress {
@@ -26,6 +28,8 @@ impl Progress {
             ProgressBar::new(total as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
         };
         let bar = std::io::stderr().is_terminal().then(bar);
+        // Time goes on while nothing ends.
+        bar.iter().for_each(|bar| bar.enable_steady_tick(TICK));
         Self { total, ended: 0, failed: 0, shed: 0, bar, told: Instant::now() }
     }
 
