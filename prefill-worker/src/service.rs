@@ -14,7 +14,7 @@ use baton_worker::phases::{Phases, WorkerPhase};
 use baton_worker::process::Parts;
 use baton_worker::spans::Parent;
 use baton_worker::stream;
-use baton_worker::submit::{engine_request, submit_error};
+use baton_worker::submit::{engine_request, reused, submit_error};
 use std::pin::pin;
 use std::time::Instant;
 use tokio::sync::mpsc;
@@ -52,7 +52,7 @@ impl Prefill for PrefillService {
         let (loader, shipment) = shipment(destination);
         let (sink, events) = stream::channel();
         let (prompt, prompt_len) = (sequence.tokens.clone(), sequence.prompt_len);
-        let request = engine_request(sequence, deadline);
+        let request = engine_request(sequence, &self.parts.model, deadline);
         let run = Run::PrefillOnly { observer: Box::new(loader) };
         let control = self
             .parts
@@ -135,11 +135,14 @@ impl Call {
             let Some(event) = event else { break };
             match event {
                 SequenceEvent::Started { at } => self.on_started(at).await,
-                SequenceEvent::Token { token, logprobs, finish, at } => {
+                SequenceEvent::Token { token, logprobs, finish, reuse, at } => {
                     self.first = Some((token, finish.is_some()));
                     let prefill_us = self.started.map(|s| micros(s, at));
                     let (logprobs, finish_reason) = (logprobs.map(Into::into), finish_reason_code(finish));
-                    self.say(Event::Token(v1::Token { id: token, logprobs, finish_reason, prefill_us })).await;
+                    let (cached_tokens, cache_write_tokens) = reused(reuse);
+                    let token =
+                        v1::Token { id: token, logprobs, finish_reason, prefill_us, cached_tokens, cache_write_tokens };
+                    self.say(Event::Token(token)).await;
                 }
                 SequenceEvent::Prefilled { compute_us, at } => {
                     let started = self.started.unwrap_or(self.since);

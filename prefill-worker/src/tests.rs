@@ -9,7 +9,7 @@ use baton_kv_transfer::{
 use baton_node::metrics::Metrics;
 use baton_proto::convert::status::to_error;
 use baton_proto::v1::{self, prefill_event::Event, prefill_server::Prefill};
-use baton_types::{ErrorKind, Incarnation, InstanceId, Party, RequestId, SamplingParams, SequenceSpec};
+use baton_types::{Digest, ErrorKind, Incarnation, InstanceId, Party, RequestId, SamplingParams, SequenceSpec};
 use baton_worker::bring_up;
 use baton_worker::config::WorkerConfig;
 use baton_worker::drain::Drain;
@@ -72,6 +72,7 @@ fn pair_of(start: Incarnation, hooks: Arc<dyn TransferHooks>) -> (PrefillService
         phases: Metrics::new("test").register(|registry| Phases::register(registry, "m", "p")),
         call_max: FOREVER,
         message_max: 1 << 20,
+        model: Digest([1; 32]),
     };
     (PrefillService { parts }, refusing)
 }
@@ -85,6 +86,7 @@ fn request(service: &PrefillService, sink: &KvTransfer) -> v1::PrefillRequest {
         sampling: SamplingParams::default(),
         sample_index: 0,
         priority: 0,
+        cache: None,
     };
     v1::PrefillRequest {
         sequence: Some(sequence.into()),

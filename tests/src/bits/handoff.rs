@@ -76,10 +76,11 @@ impl Adopter {
     pub(super) fn grant_waiting(&self) {
         let mut waiting = self.waiting.lock();
         while let Some((offer, _)) = waiting.front() {
-            let Some(lease) = self.engine.reserve(offer.tokens as usize) else { return };
+            let Some(lease) = self.engine.reserve(offer.tokens as usize, &[]) else { return };
             let Some((offer, reply)) = waiting.pop_front() else { return };
             self.in_flight.fetch_add(1, Ordering::SeqCst);
-            reply.grant(Box::new(LeaseHold::new(lease, &offer.source)));
+            let block_tokens = self.engine.config().block_tokens;
+            reply.grant(Box::new(LeaseHold::new(lease, &offer.source, block_tokens)));
         }
     }
 

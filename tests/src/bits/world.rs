@@ -137,6 +137,7 @@ fn request(index: usize, tokens: Vec<TokenId>, outputs: u32) -> SequenceRequest 
         sample_index: 0,
         deadline: Instant::now() + PATIENCE,
         priority: 0,
+        prefix: None,
     }
 }
 

@@ -110,6 +110,7 @@ fn sequence(request_id: String, known: &Known) -> Sequence {
         sampling: Some(sampling.into()),
         sample_index: 0,
         priority: PRIORITY,
+        cache: None,
     }
 }
 
