@@ -116,7 +116,8 @@ fn timings_line(last: &v1::GenerateResponse, ttft: Duration, total: Duration) ->
     let ms = |us: u64| format!("{:.1} ms", us as f64 / 1e3);
     let mut parts = Vec::new();
     parts.extend(timings.queue_us.map(|us| format!("queue {}", ms(us))));
-    parts.extend(timings.prefill_us.map(|us| format!("prefill {} tokens in {}", usage.prompt_tokens, ms(us))));
+    let cached = if usage.cached_tokens > 0 { format!(", {} cached,", usage.cached_tokens) } else { String::new() };
+    parts.extend(timings.prefill_us.map(|us| format!("prefill {} tokens{cached} in {}", usage.prompt_tokens, ms(us))));
     if let (Some(transfer), Some(bytes)) = (timings.transfer_us, timings.transfer_bytes) {
         let exposed = timings.exposed_us.map(|us| format!(", {} exposed", ms(us))).unwrap_or_default();
         parts.push(format!("transfer {:.1} MiB in {}{exposed}", bytes as f64 / f64::from(1 << 20), ms(transfer)));
@@ -157,5 +158,12 @@ mod tests {
         let line = timings_line(&last, Duration::from_millis(20), Duration::from_millis(120));
         let expected = "[queue 0.2 ms | prefill 42 tokens in 12.3 ms | transfer 3.0 MiB in 9.0 ms, 0.4 ms exposed | TTFT 20.0 ms | 11 tokens at 100.0 tokens/s | request chat-7]";
         assert_eq!(line, expected);
+        let usage = v1::Usage { cached_tokens: 32, ..usage };
+        let line = timings_line(
+            &v1::GenerateResponse { usage: Some(usage), ..last },
+            Duration::from_millis(20),
+            Duration::from_millis(120),
+        );
+        assert_eq!(line, expected.replace("42 tokens in", "42 tokens, 32 cached, in"));
     }
 }

@@ -54,9 +54,9 @@ pub struct PinFor {
 /// What the prefill that made a sequence's first token took from the prefix cache, and left there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reuse {
-    /// Tokens of the prompt whose KV was cached.
+    /// Tokens that it came with whose KV was cached: of its prompt, and of what was generated before where it is continued.
     pub cached_tokens: usize,
-    /// Tokens of the prompt whose KV was computed and is cached now.
+    /// Tokens that it came with whose KV was computed and is cached now.
     pub written_tokens: usize,
 }
 

@@ -1,8 +1,10 @@
 //! The configuration tree of a router.
 
 use crate::auth::AuthConfig;
+use crate::cache::CacheConfig;
 use crate::flow::Limits;
 use crate::placement::Thresholds;
+use crate::prices::PricesConfig;
 use crate::recovery::{ProbationLimits, RetryLimits};
 use crate::request::PrefillPolicy;
 use baton_node::DrainConfig;
@@ -39,6 +41,10 @@ pub struct RouterConfig {
     pub retry: RetryConfig,
     /// Bounds of requests.
     pub limits: LimitsConfig,
+    /// How requests use the prefix caches of workers.
+    pub cache: CacheConfig,
+    /// What tokens cost.
+    pub prices: PricesConfig,
 }
 
 impl Default for RouterConfig {
@@ -54,6 +60,8 @@ impl Default for RouterConfig {
             placement: PlacementConfig::default(),
             retry: RetryConfig::default(),
             limits: LimitsConfig::default(),
+            cache: CacheConfig::default(),
+            prices: PricesConfig::default(),
         }
     }
 }
@@ -172,6 +180,9 @@ pub struct LimitsConfig {
     pub deadline_ms_max: u64,
     /// Longest wait for a decode worker's claim before another is tried.
     pub claim_ms_max: u64,
+    /// Over gRPC, the head of an answer waits so long for the first token, since it tells the cached share of the prompt; it goes without
+    /// that then. 0: at once.
+    pub head_ms_max: u64,
     /// Events held for a client that does not read; the workers pause beyond.
     pub client_events_max: usize,
     /// A client that reads nothing for so long is cancelled.
@@ -186,6 +197,7 @@ impl Default for LimitsConfig {
             deadline_ms_default: 600_000,
             deadline_ms_max: 3_600_000,
             claim_ms_max: 5_000,
+            head_ms_max: 10_000,
             client_events_max: 64,
             client_stall_ms_max: 30_000,
         }
@@ -203,7 +215,9 @@ impl Check for RouterConfig {
             .section("auth", &self.auth)
             .section("placement", &self.placement)
             .section("retry", &self.retry)
-            .section("limits", &self.limits);
+            .section("limits", &self.limits)
+            .section("cache", &self.cache)
+            .section("prices", &self.prices);
     }
 }
 
@@ -247,6 +261,7 @@ impl Check for LimitsConfig {
             .range("deadline_ms_default", self.deadline_ms_default, 1..=self.deadline_ms_max)
             .range("deadline_ms_max", self.deadline_ms_max, 1..=86_400_000)
             .range("claim_ms_max", self.claim_ms_max, 1..=600_000)
+            .range("head_ms_max", self.head_ms_max, 0..=600_000)
             .range("client_events_max", self.client_events_max, 1..=4096)
             .range("client_stall_ms_max", self.client_stall_ms_max, 1..=600_000);
     }

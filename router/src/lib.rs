@@ -14,6 +14,7 @@
 
 mod admission;
 mod auth;
+mod cache;
 mod config;
 mod deadline;
 mod flow;
@@ -24,6 +25,7 @@ mod models;
 mod openai;
 mod output;
 mod placement;
+mod prices;
 #[doc(hidden)]
 pub mod pure;
 mod readiness;
@@ -39,6 +41,8 @@ mod traces;
 mod workers;
 
 pub use auth::{AuthConfig, KeysError};
+pub use cache::CacheConfig;
 pub use config::{HttpConfig, LimitsConfig, PlacementConfig, RetryConfig, RouterConfig};
+pub use prices::{Price, PricesConfig};
 pub use request::PrefillPolicy;
 pub use server::{Router, RouterError, RunningRouter, run};

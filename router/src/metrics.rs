@@ -2,11 +2,14 @@
 //! of the decode worker which a request is placed on, and empty before.
 
 mod auth;
+mod cache;
 mod changes;
 mod membership;
 mod ready;
+mod window;
 
 pub(crate) use auth::AuthMetrics;
+pub(crate) use cache::CacheMetrics;
 pub(crate) use changes::{MembershipChange, MembershipChanges};
 pub(crate) use membership::MembershipMetrics;
 

@@ -1,5 +1,6 @@
 //! What a request yields, whatever the front: deltas, then one end.
 
+use crate::prices::Cost;
 use baton_types::{ErrorKind, FinishReason, PhaseTimings, RequestError, TokenId, TokenLogprobs, Usage};
 use futures::{Stream, StreamExt as _};
 use std::pin::Pin;
@@ -16,6 +17,13 @@ pub(crate) struct Delta {
     pub(crate) token_ids: Vec<TokenId>,
     /// One for each token, where asked for.
     pub(crate) logprobs: Vec<TokenLogprobs>,
+    /// With the first delta: tokens of the prompt whose KV was cached.
+    pub(crate) cached_tokens: Option<u32>,
+}
+
+/// The cached share of a prompt in percent, rounded down: 0 to 100.
+pub(crate) fn cache_hit_percent(cached_tokens: u32, prompt_tokens: usize) -> u64 {
+    (100 * u64::from(cached_tokens) / (prompt_tokens as u64).max(1)).min(100)
 }
 
 /// How a request ended well.
@@ -25,6 +33,8 @@ pub(crate) struct Finished {
     pub(crate) reason: FinishReason,
     /// Tokens counted.
     pub(crate) usage: Usage,
+    /// What it costs, where its model has a price.
+    pub(crate) cost: Option<Cost>,
     /// Where the time went.
     pub(crate) timings: PhaseTimings,
     /// Numerics classes that generated the answer, in order, where it is more than one.
@@ -38,6 +48,16 @@ pub(crate) enum Event {
     Delta(Delta),
     /// The end.
     Finished(Finished),
+}
+
+impl Event {
+    /// Tokens of the prompt whose KV was cached, as the first delta tells.
+    pub(crate) fn cached_tokens(&self) -> Option<u32> {
+        match self {
+            Self::Delta(delta) => delta.cached_tokens,
+            Self::Finished(_) => None,
+        }
+    }
 }
 
 /// What a front receives.
@@ -66,6 +86,7 @@ impl Events {
                     whole.text += &delta.text;
                     whole.token_ids.extend(delta.token_ids);
                     whole.logprobs.extend(delta.logprobs);
+                    whole.cached_tokens = whole.cached_tokens.or(delta.cached_tokens);
                 }
                 Event::Finished(finished) => return Ok((whole, finished)),
             }
@@ -112,6 +133,7 @@ mod tests {
             Ok(Event::Finished(Finished {
                 reason: FinishReason::Length,
                 usage: Usage::default(),
+                cost: None,
                 timings: PhaseTimings::default(),
                 crossed_classes: Vec::new(),
             }))
@@ -124,6 +146,14 @@ mod tests {
             (vec![], vec![Err(lost())]),
         ] {
             assert_eq!(read(sent).await, expected);
+        }
+    }
+
+    #[test]
+    fn a_share_is_rounded_down() {
+        let cases = [(0, 0, 0), (0, 5, 0), (1, 3, 33), (2, 3, 66), (199, 200, 99), (200, 200, 100), (7, 0, 100)];
+        for (cached, prompt, percent) in cases {
+            assert_eq!(cache_hit_percent(cached, prompt), percent, "{cached} of {prompt}");
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The one validated request that both fronts become, and its resolution against a model card.
 
+use crate::cache::CacheOptions;
 use baton_text::Message;
 use baton_types::{
     ErrorKind, ModelCard, RequestError, RequestId, SamplingDefaults, SamplingError, SamplingParams, TenantId, TokenId,
@@ -100,6 +101,8 @@ pub(crate) struct GenerationRequest {
     pub(crate) prefill_policy: Option<PrefillPolicy>,
     /// Higher goes first where requests wait, and is preempted last.
     pub(crate) priority: i32,
+    /// How it uses prefix caches.
+    pub(crate) cache: CacheOptions,
     /// After this instant the answer is [`ErrorKind::DeadlineExceeded`].
     pub(crate) deadline: Instant,
     /// The headers that came with it; `traceparent` makes the client's span the parent.

@@ -3,11 +3,12 @@
 use crate::RouterConfig;
 use crate::admission::Admission;
 use crate::auth::{Access, KeysError};
+use crate::cache::CacheRules;
 use crate::deadline::Deadlines;
 use crate::flow::{Core, Tokenizing};
 use crate::grpc::{AdminService, InferenceService, callers, operators};
 use crate::http::{HttpState, routes};
-use crate::metrics::{AuthMetrics, MembershipChanges, MembershipMetrics, RouterMetrics};
+use crate::metrics::{AuthMetrics, CacheMetrics, MembershipChanges, MembershipMetrics, RouterMetrics};
 use crate::models::TextCache;
 use crate::placement::Experience;
 use crate::readiness::readiness;
@@ -101,14 +102,21 @@ impl Router {
         let counters = metrics.register(TailMetrics::register);
         let (tail, verdicts) = Tail::new(&config.telemetry, traces.clone(), counters);
         tokio::spawn(deliver(verdicts, tail.lost()));
+        // Where keys are asked for, whoever reaches the clients' port reads what it exports, without one.
+        let cache_metrics = CacheMetrics::new(config.auth.keys_file.is_none() || config.admin.listen.is_some());
+        let collector = Box::new(cache_metrics.clone());
+        metrics.register(|registry| registry.register_collector(collector));
         let core = Arc::new(Core {
             limits: config.flow_limits(),
             admission: Admission::new(config.limits.running_max, config.limits.queued_max),
             retries: RetryBucket::new(config.retry.burst_max, config.retry.per_s),
+            cache: CacheRules::new(&config.cache),
+            prices: config.prices.clone(),
             experience: Experience::default(),
             tokenizing: Tokenizing::new(),
             workers: Arc::new(WorkerSet::new(silent_max)),
             metrics: metrics.register(RouterMetrics::register),
+            cache_metrics,
             tail,
             draining: CancellationToken::new(),
             abort: CancellationToken::new(),
@@ -137,7 +145,8 @@ impl Router {
 
         let mut servers = JoinSet::new();
         let (reporter, health) = grpc::health();
-        let inference = InferenceServer::new(InferenceService::new(core.clone(), deadlines))
+        let head_max = Duration::from_millis(config.limits.head_ms_max);
+        let inference = InferenceServer::new(InferenceService::new(core.clone(), deadlines, head_max))
             .max_decoding_message_size(config.grpc.message_max());
         let status = ClusterStatus::new(core.clone(), membership.clone());
         metrics.register(|registry| registry.register_collector(Box::new(StatusMetrics(status.clone()))));

@@ -36,6 +36,8 @@ async fn ask(
         prompt: vec![v1::Segment { kind: Some(v1::segment::Kind::Tokens(v1::TokenIds { ids })) }],
         sampling: Some(v1::Sampling { logprobs: Some(1), ..sampling }),
         prefill_policy: policy.into(),
+        // Each way is to compute the whole prompt.
+        cache: Some(v1::CacheOptions { off: true, ..Default::default() }),
         ..Default::default()
     };
     let mut stream = client.generate(request).await?.into_inner();

@@ -96,7 +96,8 @@ async fn the_tables_and_the_export_agree() -> anyhow::Result<()> {
         }
     }
     // What did not happen here must at least be counted somewhere.
-    let source = fs::read_to_string(root().join("router/src/metrics.rs"))?;
+    let sources = ["router/src/metrics.rs", "router/src/metrics/cache.rs"].map(|file| root().join(file));
+    let source = sources.iter().map(fs::read_to_string).collect::<Result<String, _>>()?;
     for (name, _) in
         told.values().flatten().filter(|(name, metric)| metric.may_never_happen && !with_series.contains(*name))
     {
@@ -153,9 +154,10 @@ fn labels_have_the_values_that_the_table_tells() -> anyhow::Result<()> {
     let main = |file| Between(file, "#[command(name = \"", "\"");
     let mains = [main("router/src/main.rs"), main("prefill-worker/src/main.rs"), main("decode-worker/src/main.rs")];
     let lost = Between("node/src/metrics.rs", "(\"", "\", &counters.lost");
+    let window = Between("router/src/metrics/cache.rs", "(\"window\", \"", "\")");
     let change = Enum("router/src/metrics/changes.rs", "MembershipChange");
     // metric, label, where its values are named, values that stand alone
-    let sources: [(&str, &str, &[Source], &[&str]); 21] = [
+    let sources: [(&str, &str, &[Source], &[&str]); 23] = [
         ("baton_build_info", "service", &mains, &[]),
         ("baton_spans_lost_total", "reason", &[lost], &[]),
         ("baton_router_requests_total", "outcome", &[Enum("types/src/error.rs", "ErrorKind")], &["ok"]),
@@ -168,6 +170,8 @@ fn labels_have_the_values_that_the_table_tells() -> anyhow::Result<()> {
         ("baton_router_unpaired_workers", "role", std::slice::from_ref(&role), &[]),
         ("baton_router_membership_changes_total", "role", std::slice::from_ref(&role), &[]),
         ("baton_router_membership_changes_total", "change", &[change], &[]),
+        ("baton_cache_hit_ratio", "window", &[window], &[]),
+        ("baton_prefix_cache_removed_blocks_total", "reason", &[Between(worker, "(\"reason\", \"", "\")")], &[]),
         ("baton_kv_blocks", "state", &[Between(worker, "(\"", "\", load.blocks.")], &[]),
         ("baton_engine_rows_total", "kind", &[Between(worker, "(\"kind\", \"", "\")")], &[]),
         ("baton_worker_phase_seconds", "phase", &[Enum("worker/src/phases.rs", "WorkerPhase")], &[]),

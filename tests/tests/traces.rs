@@ -46,7 +46,9 @@ const LOCAL: [&str; 8] = [
 ];
 
 async fn ask(api: &Api, policy: &str, headers: &[(&str, &str)]) -> anyhow::Result<String> {
-    let prompt: Vec<u64> = (0..PROMPT_TOKENS).map(|i| i % 250).collect();
+    // One of its own for each policy, so that nothing of it is cached.
+    let first = policy.len() as u64;
+    let prompt: Vec<u64> = (first..first + PROMPT_TOKENS).map(|i| i % 250).collect();
     let body = json!({"prompt": prompt, "max_tokens": ANSWER_TOKENS, "temperature": 0, "ignore_eos": true,
         "prefill_policy": policy});
     let answer = api.post_with("completions", body, headers).await?;

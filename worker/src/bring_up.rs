@@ -64,6 +64,7 @@ pub fn load_on(
         stall: Duration::from_millis(engine.stall_ms_max),
         step_max: Duration::from_millis(engine.step_ms_max),
         end_tokens: source.end_tokens().to_vec(),
+        prefix_cache: engine.prefix_cache.config(),
         ..EngineConfig::default()
     }
     .try_new()?;

@@ -1,7 +1,8 @@
 //! What a worker exports at `/metrics`: read from engine and transfer when it is asked for, so nothing is counted twice.
 
 use baton_engine::EngineHandle;
-use baton_kv_cache::BlockCounts;
+use baton_engine::api::Load;
+use baton_kv_cache::{BlockCounts, CacheCounts};
 use baton_kv_transfer::{KvTransfer, PeerStats};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -104,6 +105,7 @@ impl Collector for WorkerMetrics {
         self.gauge(to, "engine_still_seconds", help, self.engine.still().as_secs_f64())?;
         self.counters(to, "generated_tokens", "Tokens sampled", &[(vec![], load.generated_tokens)])?;
         self.counters(to, "preemptions", "Sequences that gave their blocks back", &[(vec![], load.preemptions)])?;
+        self.prefix_cache(to, &load)?;
         self.transfer(to)
     }
 }
@@ -115,6 +117,28 @@ fn used_ratio(blocks: &BlockCounts) -> f64 {
 }
 
 impl WorkerMetrics {
+    fn prefix_cache(&self, to: &mut DescriptorEncoder<'_>, load: &Load) -> fmt::Result {
+        let CacheCounts { blocks, evictable, pinned, stored, evicted, expired, unpinned } =
+            self.engine.pool().cache_counts();
+        let gauges = [
+            ("prefix_cache_blocks", "KV blocks that the prefix cache knows, in use or not", blocks),
+            ("prefix_cache_evictable_blocks", "Those of them that make room when it is needed", evictable),
+            ("prefix_cache_pinned_blocks", "Those of them that are pinned", pinned),
+            ("kv_slots", "Token slots in blocks of running sequences", load.slots),
+            ("kv_slots_unused", "Those of them that hold no token", load.slots_unused),
+        ];
+        gauges.into_iter().try_for_each(|(name, help, n)| self.gauge(to, name, help, n as f64))?;
+        let removed = [(vec![("reason", "evicted")], evicted), (vec![("reason", "expired")], expired)];
+        self.counters(to, "prefix_cache_stored_blocks", "KV blocks that became cached", &[(vec![], stored)])?;
+        self.counters(to, "prefix_cache_removed_blocks", "KV blocks that are cached no more, by reason", &removed)?;
+        let help = "KV blocks that were to be pinned, and were not for want of quota";
+        self.counters(to, "prefix_cache_unpinned_blocks", help, &[(vec![], unpinned)])?;
+        let help = "Tokens of sequences whose KV was cached, as of their first token here";
+        self.counters(to, "engine_cached_tokens", help, &[(vec![], load.cached_tokens)])?;
+        let help = "Rows computed once more, of sequences that had lost their blocks";
+        self.counters(to, "engine_recomputed_tokens", help, &[(vec![], load.recomputed_tokens)])
+    }
+
     fn transfer(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let stats = self.transfer.stats();
         let PeerStats {

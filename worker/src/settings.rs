@@ -1,11 +1,13 @@
 //! What an operator may set of a worker's model, engine and data plane. Checked when the worker starts.
 
+use baton_engine::PrefixCacheConfig;
 use baton_kv_transfer::TransferLimits;
 use baton_node::config::{ByteSize, Check, Checker, Secret};
 use baton_types::Dtype;
 use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Which model, and how much of it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -64,6 +66,39 @@ pub struct EngineSettings {
     pub stall_ms_max: u64,
     /// A step that takes longer counts as hung: routers go on elsewhere with what runs here. Well above the longest chunk of prefill.
     pub step_ms_max: u64,
+    /// The prefix cache.
+    pub prefix_cache: PrefixCacheSettings,
+}
+
+/// What is kept of sequences for those that begin alike. It takes no memory of its own: blocks of the pool stay until they are needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PrefixCacheSettings {
+    /// Whether anything is kept.
+    pub enabled: bool,
+    /// Time without use after which blocks go, unless their request stated one.
+    pub ttl_ms: u64,
+    /// Most of the pool that may be pinned, in percent: pinned blocks make no room for others.
+    pub pinned_percent_max: u32,
+    /// Most of the pool that one tenant may pin, in percent.
+    pub pinned_percent_of_one_max: u32,
+}
+
+impl Default for PrefixCacheSettings {
+    fn default() -> Self {
+        Self { enabled: true, ttl_ms: 300_000, pinned_percent_max: 25, pinned_percent_of_one_max: 10 }
+    }
+}
+
+impl PrefixCacheSettings {
+    /// As the engine takes it.
+    pub(crate) fn config(&self) -> Option<PrefixCacheConfig> {
+        self.enabled.then(|| PrefixCacheConfig {
+            ttl: Duration::from_millis(self.ttl_ms),
+            pinned_percent_max: self.pinned_percent_max,
+            pinned_percent_of_one_max: self.pinned_percent_of_one_max,
+        })
+    }
 }
 
 impl Default for EngineSettings {
@@ -80,6 +115,7 @@ impl Default for EngineSettings {
             waiting_max: 256,
             stall_ms_max: 30_000,
             step_ms_max: 60_000,
+            prefix_cache: PrefixCacheSettings::default(),
         }
     }
 }
@@ -158,7 +194,17 @@ impl Check for EngineSettings {
             .range("running_max", self.running_max, 1..=1 << 16)
             .range("waiting_max", self.waiting_max, 1..=1 << 20)
             .range("stall_ms_max", self.stall_ms_max, 1..=3_600_000)
-            .range("step_ms_max", self.step_ms_max, 100..=3_600_000);
+            .range("step_ms_max", self.step_ms_max, 100..=3_600_000)
+            .section("prefix_cache", &self.prefix_cache);
+    }
+}
+
+impl Check for PrefixCacheSettings {
+    fn check(&self, at: &mut Checker) {
+        // A week is a mistake. Below a tenth of a pool that nobody pins, running sequences would have no room.
+        at.range("ttl_ms", self.ttl_ms, 0..=7 * 24 * 3_600_000)
+            .range("pinned_percent_max", self.pinned_percent_max, 0..=90)
+            .range("pinned_percent_of_one_max", self.pinned_percent_of_one_max, 0..=self.pinned_percent_max);
     }
 }
 
@@ -208,6 +254,28 @@ mod tests {
         ];
         for (settings, expected) in cases {
             assert_eq!(problems(settings.clone()), expected, "{settings}");
+        }
+    }
+
+    #[test]
+    fn the_prefix_cache_is_as_it_is_set() {
+        let check = |settings: serde_json::Value| {
+            let settings: EngineSettings = serde_json::from_value(settings).unwrap();
+            let mut checker = Checker::default();
+            settings.check(&mut checker);
+            let problems: Vec<String> = checker.into_problems().into_iter().map(|(key, _)| key).collect();
+            (settings.prefix_cache.config(), problems)
+        };
+        let set = |ttl_s, pinned_percent_max, pinned_percent_of_one_max| {
+            let ttl = Duration::from_secs(ttl_s);
+            Some(PrefixCacheConfig { ttl, pinned_percent_max, pinned_percent_of_one_max })
+        };
+        assert_eq!(check(serde_json::json!({})), (set(300, 25, 10), vec![]));
+        let all = serde_json::json!({"ttl_ms": 1_000, "pinned_percent_max": 40, "pinned_percent_of_one_max": 40});
+        assert_eq!(check(serde_json::json!({"prefix_cache": all})), (set(1, 40, 40), vec![]));
+        assert_eq!(check(serde_json::json!({"prefix_cache": {"enabled": false}})), (None, vec![]));
+        for (key, value) in [("ttl_ms", 604_800_001), ("pinned_percent_max", 91), ("pinned_percent_of_one_max", 26)] {
+            assert_eq!(check(serde_json::json!({"prefix_cache": {key: value}})).1, [format!("prefix_cache.{key}")]);
         }
     }
 }

@@ -89,7 +89,7 @@ impl<M: StepModel> Runner<M> {
                     );
                 }
             };
-        let prompt_len = request.prompt_len;
+        let given = request.tokens.len();
         let finish = sequence.push(sampled.token, &self.shared.config.end_tokens, self.shared.len_max());
         self.generated_tokens += 1;
         let at = Instant::now();
@@ -101,7 +101,7 @@ impl<M: StepModel> Runner<M> {
             self.scheduler.named(key, name);
         }
         let is_first = !std::mem::replace(&mut sequence.generated, true);
-        let reuse = is_first.then(|| self.scheduler.reuse(key, prompt_len));
+        let reuse = is_first.then(|| self.scheduler.reuse(key, given));
         self.cached_tokens += reuse.map_or(0, |reuse| reuse.cached_tokens as u64);
         let logprobs = sampled.logprobs;
         sequence.tell(SequenceEvent::Token { token: sampled.token, logprobs, finish, reuse, at });

@@ -66,12 +66,12 @@ impl Scheduler {
         self.prefill_tokens_per_s = prefill_tokens_per_s;
     }
 
-    /// What a sequence took from the cache and left there of its first `prompt` tokens.
-    pub fn reuse(&self, key: SequenceKey, prompt: usize) -> Reuse {
+    /// What a sequence took from the cache and left there of its first `given` tokens: those it came with.
+    pub fn reuse(&self, key: SequenceKey, given: usize) -> Reuse {
         let Some(entry) = self.entries.get(&key) else { return Reuse::default() };
-        let cached_tokens = entry.cached.min(prompt);
+        let cached_tokens = entry.cached.min(given);
         let stored = entry.lease.as_ref().map_or(0, Lease::stored_blocks) * self.config.block_tokens;
-        Reuse { cached_tokens, written_tokens: stored.min(prompt).saturating_sub(cached_tokens) }
+        Reuse { cached_tokens, written_tokens: stored.min(given).saturating_sub(cached_tokens) }
     }
 
     /// Blocks for a waiting sequence, with what is cached of it.

@@ -6,6 +6,7 @@ use crate::v1;
 use baton_types::{FinishReason, PhaseTimings, SamplingParams, TokenLogprobs, Usage};
 
 impl From<Usage> for v1::Usage {
+    /// Without a cost: who has prices adds it.
     fn from(u: Usage) -> Self {
         Self {
             prompt_tokens: u.prompt_tokens,
@@ -13,6 +14,7 @@ impl From<Usage> for v1::Usage {
             cached_tokens: u.cached_tokens,
             cache_write_tokens: u.cache_write_tokens,
             recomputed_tokens: u.recomputed_tokens,
+            cost: None,
         }
     }
 }

@@ -18,7 +18,7 @@ pub struct TopLogprob {
     #[prost(float, tag = "2")]
     pub logprob: f32,
 }
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
 pub struct Usage {
     #[prost(uint32, tag = "1")]
     pub prompt_tokens: u32,
@@ -33,6 +33,9 @@ pub struct Usage {
     /// Tokens whose KV was computed once more: the sequence lost its blocks, or went on at another worker.
     #[prost(uint32, tag = "5")]
     pub recomputed_tokens: u32,
+    /// What the request costs, where the router has a price for its model.
+    #[prost(double, optional, tag = "6")]
+    pub cost: ::core::option::Option<f64>,
 }
 /// Microseconds; unset where a phase did not happen.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -209,9 +212,28 @@ pub struct GenerateRequest {
     /// Overrides the cluster's policy for this request.
     #[prost(enumeration = "PrefillPolicy", tag = "7")]
     pub prefill_policy: i32,
+    /// Narrows what is shared in prefix caches: requests with another one, or none, share nothing with this one. Tenants never share.
+    /// 1 to 256 bytes.
+    #[prost(string, optional, tag = "8")]
+    pub cache_salt: ::core::option::Option<::prost::alloc::string::String>,
+    #[prost(message, optional, tag = "9")]
+    pub cache: ::core::option::Option<CacheOptions>,
     /// Higher goes first where requests wait, and is preempted last; -100 to 100.
     #[prost(sint32, tag = "20")]
     pub priority: i32,
+}
+/// How a request uses prefix caches. Unset fields take what the router is configured with.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CacheOptions {
+    /// Time without use after which its blocks go; at most `cache.ttl_ms_max` of the router. 0: as soon as nothing uses them.
+    #[prost(uint64, optional, tag = "1")]
+    pub ttl_ms: ::core::option::Option<u64>,
+    /// Keeps the blocks of its prompt for so long, within the tenant's quota; at most `cache.pin_ms_max` of the router.
+    #[prost(uint64, optional, tag = "2")]
+    pub pin_ms: ::core::option::Option<u64>,
+    /// Takes nothing from prefix caches and leaves nothing there.
+    #[prost(bool, tag = "3")]
+    pub off: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Segment {
@@ -300,6 +322,9 @@ pub struct GenerateResponse {
     /// the classes of its tokens, in order. Such an answer may differ from an undisturbed one behind the seam.
     #[prost(string, repeated, tag = "11")]
     pub crossed_classes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// With the last message: the currency of the usage's cost, where it has one.
+    #[prost(string, tag = "12")]
+    pub currency: ::prost::alloc::string::String,
 }
 /// Generated client implementations.
 pub mod inference_client {
@@ -675,7 +700,7 @@ pub struct Token {
     /// Prefill compute up to this token, where it is the first.
     #[prost(uint64, optional, tag = "4")]
     pub prefill_us: ::core::option::Option<u64>,
-    /// As in Usage, where it is the first that the worker generates.
+    /// As in Usage, where it is the first that the worker generates; of a sequence that is continued also of what was generated before.
     #[prost(uint32, optional, tag = "5")]
     pub cached_tokens: ::core::option::Option<u32>,
     #[prost(uint32, optional, tag = "6")]

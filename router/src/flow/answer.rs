@@ -2,6 +2,7 @@
 
 use crate::models::ModelText;
 use crate::output::{Delta, Event, EventResult, Finished};
+use crate::prices::Cost;
 use baton_proto::convert::finish_reason;
 use baton_proto::v1;
 use baton_text::{Detokenizer, StopMatcher};
@@ -154,6 +155,9 @@ impl<'a> Answer<'a> {
     /// Takes a token and sends what it completes; says why the answer ends with it, where it does.
     pub(super) async fn token(&mut self, token: v1::Token) -> Result<Option<FinishReason>, RequestError> {
         let stated = finish_reason(token.finish_reason)?;
+        if self.tokens.len() == self.carried {
+            self.reused(&token);
+        }
         self.usage.completion_tokens += 1;
         self.tokens.push(token.id);
         let spent = self.usage.completion_tokens >= self.limits.max_tokens;
@@ -181,9 +185,26 @@ impl<'a> Answer<'a> {
                 text += &self.stops.finish();
             }
         }
-        self.send(Event::Delta(Delta { text, token_ids: vec![token.id], logprobs })).await?;
+        let cached_tokens = self.first.is_none().then_some(self.usage.cached_tokens);
+        self.send(Event::Delta(Delta { text, token_ids: vec![token.id], logprobs, cached_tokens })).await?;
         self.count_time();
         Ok(finish)
+    }
+
+    /// What an attempt's first token tells of prefix caches. What the client is told counts as of its own first token; attempts that went on
+    /// behind it computed again what they did not find cached.
+    fn reused(&mut self, first: &v1::Token) {
+        let usage = &mut self.usage;
+        let cached = first.cached_tokens.unwrap_or(0);
+        if self.carried > 0 {
+            let sequence = usage.prompt_tokens.saturating_add(self.carried as u32);
+            let computed = sequence.saturating_sub(cached);
+            usage.recomputed_tokens = usage.recomputed_tokens.saturating_add(computed);
+            return;
+        }
+        usage.cached_tokens = cached.min(usage.prompt_tokens);
+        let computed = usage.prompt_tokens - usage.cached_tokens;
+        usage.cache_write_tokens = first.cache_write_tokens.unwrap_or(0).min(computed);
     }
 
     fn count_time(&mut self) {
@@ -199,7 +220,7 @@ impl<'a> Answer<'a> {
     }
 
     /// The end, with usage and timings.
-    pub(super) fn finished(&self, reason: FinishReason) -> Finished {
+    pub(super) fn finished(&self, reason: FinishReason, cost: Option<Cost>) -> Finished {
         let timings = PhaseTimings {
             ttft_us: self.first.map(|first| micros(first - self.received)),
             decode_us: self.first.zip(self.last).map(|(first, last)| micros(last - first)),
@@ -207,7 +228,7 @@ impl<'a> Answer<'a> {
         };
         let classes: Vec<String> = self.generated_by().map(NumericsClass::to_string).collect();
         let crossed_classes = if classes.len() > 1 { classes } else { Vec::new() };
-        Finished { reason, usage: self.usage, timings, crossed_classes }
+        Finished { reason, usage: self.usage, cost, timings, crossed_classes }
     }
 
     /// Tokens counted so far.

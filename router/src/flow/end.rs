@@ -1,15 +1,16 @@
 //! What is written down when a request ends.
 
+use super::Core;
 use super::job::Job;
 use crate::metrics::Outcome;
 use crate::output::Finished;
-use crate::traces::{End, Tail};
+use crate::traces::End;
 use baton_types::{ErrorKind, FinishReason, RequestError, Usage};
 use std::time::Instant;
 
 /// Metrics, span, trace and log of one request.
 pub(super) fn record(
-    tail: &Tail,
+    core: &Core,
     job: &Job,
     result: &Result<Finished, RequestError>,
     usage: &Usage,
@@ -19,6 +20,8 @@ pub(super) fn record(
     span.record("gen_ai.usage.input_tokens", usage.prompt_tokens);
     span.record("gen_ai.usage.output_tokens", usage.completion_tokens);
     span.record("baton.cached_tokens", usage.cached_tokens);
+    span.record("baton.cache_write_tokens", usage.cache_write_tokens);
+    span.record("baton.recomputed_tokens", usage.recomputed_tokens);
     span.record("baton.queue_ms", job.queued().as_secs_f64() * 1e3);
     if let Some(first) = first_token {
         span.record("baton.ttft_ms", (first - job.received).as_secs_f64() * 1e3);
@@ -28,11 +31,16 @@ pub(super) fn record(
         took: job.received.elapsed(),
         first_token: first_token.map(|first| first - job.received),
     };
-    tail.ended(span, end, &job.asked());
+    core.tail.ended(span, end, &job.asked());
     let metrics = job.metrics.current();
     metrics.end_to_end.observe(job.received.elapsed().as_secs_f64());
     metrics.prompt_tokens.inc_by(u64::from(usage.prompt_tokens));
     metrics.completion_tokens.inc_by(u64::from(usage.completion_tokens));
+    if first_token.is_some() {
+        let model = &job.model.card.id;
+        let cost = core.prices.cost(model, usage);
+        core.cache_metrics.ended(model, &job.tenant, usage, cost.as_ref(), Instant::now());
+    }
     match result {
         Ok(finished) => {
             let reason = match finished.reason {

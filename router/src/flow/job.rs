@@ -12,7 +12,7 @@ use crate::recovery::{Avoided, Failure, GiveUp, Phase, Recovery};
 use crate::request::PrefillPolicy;
 use crate::workers::{ServedModel, WorkerHandle};
 use baton_text::StopMatcher;
-use baton_types::{ErrorKind, FinishReason, RequestError, RequestId, SamplingParams, TenantId, TokenId};
+use baton_types::{CacheUse, ErrorKind, FinishReason, RequestError, RequestId, SamplingParams, TenantId, TokenId};
 use futures::poll;
 use parking_lot::Mutex;
 use std::pin::pin;
@@ -33,6 +33,7 @@ pub(super) struct Job {
     pub(super) stops: StopMatcher,
     pub(super) policy: PrefillPolicy,
     pub(super) priority: i32,
+    pub(super) cache: Option<CacheUse>,
     pub(super) received: Instant,
     pub(super) deadline: Instant,
     pub(super) span: Span,
@@ -52,6 +53,7 @@ pub(super) struct Prepared {
     pub(super) tokens: Arc<[TokenId]>,
     pub(super) sampling: SamplingParams,
     pub(super) stops: StopMatcher,
+    pub(super) cache: Option<CacheUse>,
     pub(super) metrics: RequestMetrics,
     pub(super) span: Span,
 }
@@ -68,7 +70,7 @@ impl Clocked for RequestMetrics {
 
 impl Job {
     pub(super) fn new(request: &crate::request::GenerationRequest, policy: PrefillPolicy, prepared: Prepared) -> Self {
-        let Prepared { model, tokens, sampling, stops, metrics, span } = prepared;
+        let Prepared { model, tokens, sampling, stops, cache, metrics, span } = prepared;
         let (id, tenant, priority) = (request.id.clone(), request.tenant.clone(), request.priority);
         let (received, deadline, queued) = (request.received, request.deadline, OnceLock::new());
         let (predicted, asked) = (Mutex::default(), Mutex::default());
@@ -81,6 +83,7 @@ impl Job {
             stops,
             policy,
             priority,
+            cache,
             received,
             deadline,
             span,
@@ -143,7 +146,7 @@ impl Job {
             }
             result = self.attempts(&core, &mut turn, &mut answer) => result,
         };
-        end::record(&core.tail, &self, &result, &answer.usage(), answer.first_token_at());
+        end::record(&core, &self, &result, &answer.usage(), answer.first_token_at());
         core.experience.learn(&self.model.card.id, &self.ended(&answer, result.is_ok()), Instant::now());
         drop(answer);
         if let Some(end) = end {
@@ -171,7 +174,10 @@ impl Job {
                 Err(failed) => Err(failed.clone()),
             };
             let Failed { error, phase } = match result {
-                Ok(reason) => return Ok(answer.finished(reason)),
+                Ok(reason) => {
+                    let cost = core.prices.cost(&self.model.card.id, &answer.usage());
+                    return Ok(answer.finished(reason, cost));
+                }
                 Err(failed) => failed,
             };
             let Some(phase) = phase else { return Err(error) };

@@ -12,10 +12,12 @@ mod remote;
 mod tokenize;
 
 use crate::admission::Admission;
-use crate::metrics::{Outcome, RouterMetrics};
+use crate::cache::CacheRules;
+use crate::metrics::{CacheMetrics, Outcome, RouterMetrics};
 use crate::models::lookup;
 use crate::output::Events;
 use crate::placement::{Experience, Thresholds};
+use crate::prices::PricesConfig;
 use crate::recovery::{ProbationLimits, RetryBucket, RetryLimits};
 use crate::request::{
     GenerationRequest, PrefillPolicy, Prompt, check_priority, check_stop_strings, check_tokens, check_vocab,
@@ -61,6 +63,10 @@ pub(crate) struct Core {
     pub(crate) admission: Admission,
     /// Retries of all requests.
     pub(crate) retries: RetryBucket,
+    /// How requests use prefix caches.
+    pub(crate) cache: CacheRules,
+    /// What tokens cost.
+    pub(crate) prices: PricesConfig,
     /// What answers so far teach.
     pub(crate) experience: Experience,
     /// Prompts that become tokens.
@@ -69,6 +75,8 @@ pub(crate) struct Core {
     pub(crate) workers: Arc<WorkerSet>,
     /// Router-side metrics.
     pub(crate) metrics: RouterMetrics,
+    /// What prefix caches spared.
+    pub(crate) cache_metrics: CacheMetrics,
     /// What becomes of traces.
     pub(crate) tail: Tail,
     /// No new requests any more.
@@ -143,6 +151,8 @@ impl Core {
             gen_ai.usage.input_tokens = field::Empty,
             gen_ai.usage.output_tokens = field::Empty,
             baton.cached_tokens = field::Empty,
+            baton.cache_write_tokens = field::Empty,
+            baton.recomputed_tokens = field::Empty,
             baton.placement.reason = field::Empty,
             baton.queue_ms = field::Empty,
             baton.ttft_ms = field::Empty,
@@ -196,6 +206,7 @@ impl Core {
         request.sampling.check()?;
         check_stop_strings(&request.stop)?;
         check_priority(request.priority)?;
+        let cache = self.cache.resolve(&request.tenant, &request.cache)?;
         let turn = self.admission.enter(request.priority)?;
         let model = self.served_model(request).await?;
         span.record("gen_ai.response.model", model.card.id.as_str());
@@ -224,7 +235,7 @@ impl Core {
             trace_id: trace_id(span),
             events: Events::new(events, self.unread.token()),
         };
-        let prepared = Prepared { model, tokens, sampling, stops, metrics, span: span.clone() };
+        let prepared = Prepared { model, tokens, sampling, stops, cache, metrics, span: span.clone() };
         let policy = request.prefill_policy.unwrap_or(self.limits.policy);
         job::spawn(self, Job::new(request, policy, prepared), turn, out);
         Ok(generation)

@@ -1,5 +1,6 @@
 //! `GenerateRequest` to the validated request.
 
+use crate::cache::CacheOptions;
 use crate::request::{GenerationRequest, MESSAGES_MAX, PrefillPolicy, Prompt, Sampling, Segment, request_id};
 use baton_proto::v1;
 use baton_text::{Message, Role};
@@ -40,10 +41,16 @@ pub(super) fn request(
             v1::PrefillPolicy::Local => Some(PrefillPolicy::Local),
         },
         priority: message.priority,
+        cache: cache(message.cache_salt, message.cache.unwrap_or_default()),
         deadline,
         headers,
         received,
     })
+}
+
+fn cache(salt: Option<String>, options: v1::CacheOptions) -> CacheOptions {
+    let v1::CacheOptions { ttl_ms, pin_ms, off } = options;
+    CacheOptions { salt, ttl_ms, pin_ms, off }
 }
 
 fn prompt(segments: Vec<v1::Segment>, kwargs: &str) -> Result<Prompt, RequestError> {

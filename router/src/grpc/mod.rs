@@ -11,34 +11,58 @@ pub(crate) use admin::AdminService;
 use crate::auth::Caller;
 use crate::deadline::{Deadlines, of_grpc};
 use crate::flow::{Core, Generation, Refused};
-use crate::output::{Event, EventResult};
+use crate::output::{Event, EventResult, Finished, cache_hit_percent};
 use baton_proto::convert::{finish_reason_code, status};
 use baton_proto::v1::{self, inference_server::Inference};
-use baton_types::RequestId;
+use baton_types::{RequestError, RequestId};
 use futures::StreamExt as _;
-use futures::stream::BoxStream;
+use futures::stream::{self, BoxStream};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use tokio::time::timeout;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
+
+/// Cached share of the prompt in percent, as in the header of the HTTP API.
+const CACHE_HIT: &str = "x-baton-cache-hit";
+
+type Responses = BoxStream<'static, Result<v1::GenerateResponse, Status>>;
 
 /// The service.
 #[derive(Clone, Debug)]
 pub(crate) struct InferenceService {
     core: Arc<Core>,
     deadlines: Deadlines,
+    /// How long the head of an answer waits for its first token.
+    head_max: Duration,
 }
 
 impl InferenceService {
     /// A service over the flow.
-    pub(crate) fn new(core: Arc<Core>, deadlines: Deadlines) -> Self {
-        Self { core, deadlines }
+    pub(crate) fn new(core: Arc<Core>, deadlines: Deadlines, head_max: Duration) -> Self {
+        Self { core, deadlines, head_max }
+    }
+
+    /// The answer with what its first token tells; one whose first token takes longer than others wait is opened without it.
+    async fn answer(&self, mut generation: Generation) -> Result<Response<Responses>, RequestError> {
+        let prompt_tokens = generation.prompt_tokens.len();
+        let first = match self.head_max {
+            Duration::ZERO => None,
+            most => timeout(most, generation.events.next()).await.ok().flatten().transpose()?,
+        };
+        let percent =
+            first.as_ref().and_then(Event::cached_tokens).map(|cached| cache_hit_percent(cached, prompt_tokens));
+        let mut response = Response::new(responses(first, generation));
+        if let Some(percent) = percent {
+            response.metadata_mut().insert(CACHE_HIT, percent.into());
+        }
+        Ok(response)
     }
 }
 
 #[tonic::async_trait]
 impl Inference for InferenceService {
-    type GenerateStream = BoxStream<'static, Result<v1::GenerateResponse, Status>>;
+    type GenerateStream = Responses;
 
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
         let received = Instant::now();
@@ -54,16 +78,21 @@ impl Inference for InferenceService {
             Ok(request) => self.core.generate(request).await,
             Err(error) => Err(Refused { error, trace_id: String::new() }),
         };
-        match generation {
+        let (answer, trace_id) = match generation {
             Ok(generation) => {
                 let trace_id = generation.trace_id.clone();
-                let mut response = Response::new(responses(generation));
+                (self.answer(generation).await, trace_id)
+            }
+            Err(refused) => (Err(refused.error), refused.trace_id),
+        };
+        match answer {
+            Ok(mut response) => {
                 name(response.metadata_mut(), &id, &trace_id);
                 Ok(response)
             }
-            Err(refused) => {
-                let mut status = status::from_error(&refused.error);
-                name(status.metadata_mut(), &id, &refused.trace_id);
+            Err(error) => {
+                let mut status = status::from_error(&error);
+                name(status.metadata_mut(), &id, &trace_id);
                 Err(status)
             }
         }
@@ -79,8 +108,12 @@ fn name(metadata: &mut MetadataMap, id: &RequestId, trace_id: &str) {
     }
 }
 
+fn usage(finished: &Finished) -> v1::Usage {
+    v1::Usage { cost: finished.cost.as_ref().map(|cost| cost.amount), ..finished.usage.into() }
+}
+
 /// Events as messages; the first one names trace, model and seed.
-fn responses(generation: Generation) -> BoxStream<'static, Result<v1::GenerateResponse, Status>> {
+fn responses(known: Option<Event>, generation: Generation) -> Responses {
     let Generation { id, model, seed, trace_id, events, prompt_tokens: _ } = generation;
     let request_id = id.to_string();
     let mut first = Some((trace_id, model.card.id));
@@ -95,9 +128,10 @@ fn responses(generation: Generation) -> BoxStream<'static, Result<v1::GenerateRe
             },
             Event::Finished(finished) => v1::GenerateResponse {
                 finish_reason: finish_reason_code(Some(finished.reason)),
-                usage: Some(finished.usage.into()),
+                usage: Some(usage(&finished)),
                 timings: Some(finished.timings.into()),
                 crossed_classes: finished.crossed_classes,
+                currency: finished.cost.map(|cost| cost.currency).unwrap_or_default(),
                 ..Default::default()
             },
         };
@@ -107,5 +141,5 @@ fn responses(generation: Generation) -> BoxStream<'static, Result<v1::GenerateRe
         }
         Ok(message)
     };
-    events.map(convert).boxed()
+    stream::iter(known.map(Ok)).chain(events).map(convert).boxed()
 }

@@ -4,6 +4,7 @@ use super::{HttpState, error, headers, sse};
 use crate::auth::Caller;
 use crate::flow::Generation;
 use crate::openai::{AnswerHead, Common, Endpoint, chat as chat_request, completions as completions_request};
+use crate::output::{Event, cache_hit_percent};
 use crate::request::{GenerationRequest, Prompt};
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
@@ -11,7 +12,7 @@ use axum::extract::{FromRequest, Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use baton_types::{ErrorKind, RequestError, RequestId, TenantId, Usage};
+use baton_types::{ErrorKind, RequestError, RequestId, TenantId};
 use futures::StreamExt as _;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -98,22 +99,28 @@ async fn generate(state: &HttpState, body: &[u8], endpoint: Endpoint, head: Head
 }
 
 async fn respond(state: &HttpState, head: AnswerHead, mut generation: Generation) -> Result<Response, RequestError> {
+    let prompt_tokens = generation.prompt_tokens.len();
     if !head.options.stream {
         let (whole, finished) = generation.events.whole().await?;
-        return Ok(headers::add_cache_hit(Json(head.whole(&whole, &finished)).into_response(), &finished.usage));
+        let percent = cache_hit_percent(finished.usage.cached_tokens, prompt_tokens);
+        return Ok(headers::add_cache_hit(Json(head.whole(&whole, &finished)).into_response(), percent));
     }
     // An error before the first token still gets its status; a long queue gets an open stream with keepalives instead.
     let first = match timeout(state.sse_keepalive, generation.events.next()).await {
         Ok(event) => event.transpose()?,
         Err(_) => None,
     };
+    let cached_tokens = first.as_ref().and_then(Event::cached_tokens);
     let response = sse::response(head, first, generation.events, state.sse_keepalive);
-    // Until there is a prefix cache, nothing is cached.
-    Ok(headers::add_cache_hit(response, &Usage::default()))
+    // A stream that opens before it is known says nothing of it, rather than what may not be so.
+    Ok(match cached_tokens {
+        Some(cached) => headers::add_cache_hit(response, cache_hit_percent(cached, prompt_tokens)),
+        None => response,
+    })
 }
 
 fn request(prompt: Prompt, common: Common, head: Head) -> GenerationRequest {
-    let Common { model, sampling, stop, prefill_policy, priority, options: _ } = common;
+    let Common { model, sampling, stop, prefill_policy, priority, cache, options: _ } = common;
     let Head { id, tenant, headers, received, deadline } = head;
     GenerationRequest {
         id,
@@ -124,6 +131,7 @@ fn request(prompt: Prompt, common: Common, head: Head) -> GenerationRequest {
         stop,
         prefill_policy,
         priority,
+        cache,
         deadline,
         headers,
         received,

@@ -4,7 +4,7 @@ use crate::deadline::{Deadlines, parse_http};
 use crate::request::request_id;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::Response;
-use baton_types::{RequestError, RequestId, Usage};
+use baton_types::{RequestError, RequestId};
 use std::time::Instant;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -53,8 +53,7 @@ pub(super) fn add_trace(mut response: Response, trace_id: &str) -> Response {
 }
 
 /// The cached share of the prompt.
-pub(super) fn add_cache_hit(mut response: Response, usage: &Usage) -> Response {
-    let percent = 100 * u64::from(usage.cached_tokens) / u64::from(usage.prompt_tokens.max(1));
+pub(super) fn add_cache_hit(mut response: Response, percent: u64) -> Response {
     response.headers_mut().insert(CACHE_HIT, HeaderValue::from(percent));
     response
 }

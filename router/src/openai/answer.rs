@@ -3,7 +3,7 @@
 use super::common::AnswerOptions;
 use super::logprobs::{TextOfToken, chat_logprobs, completion_logprobs};
 use crate::output::{Delta, Finished};
-use baton_types::{FinishReason, PhaseTimings, TokenId, Usage};
+use baton_types::{FinishReason, PhaseTimings, TokenId};
 use serde_json::{Value, json};
 
 /// Which of the two shapes.
@@ -45,13 +45,26 @@ pub(crate) fn finish_reason(reason: FinishReason) -> &'static str {
     }
 }
 
-fn usage_json(usage: &Usage) -> Value {
-    json!({
+/// OpenAI's fields, and Baton's own: `cache_write_tokens` among the details, tokens that were computed again where there are some, and a
+/// cost where there is a price.
+fn usage_json(finished: &Finished) -> Value {
+    let usage = &finished.usage;
+    let mut json = json!({
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    })
+        "prompt_tokens_details": {
+            "cached_tokens": usage.cached_tokens,
+            "cache_write_tokens": usage.cache_write_tokens,
+        },
+    });
+    if usage.recomputed_tokens > 0 {
+        json["recomputed_tokens"] = json!(usage.recomputed_tokens);
+    }
+    if let Some(cost) = &finished.cost {
+        (json["cost"], json["currency"]) = (json!(cost.amount), json!(cost.currency));
+    }
+    json
 }
 
 fn timings_json(timings: &PhaseTimings) -> Value {
@@ -124,7 +137,7 @@ impl AnswerHead {
         let mut chunks = vec![end];
         if self.options.include_usage {
             let mut usage = self.frame(true, json!([]));
-            usage["usage"] = usage_json(&finished.usage);
+            usage["usage"] = usage_json(finished);
             chunks.push(usage);
         }
         chunks
@@ -150,7 +163,7 @@ impl AnswerHead {
         if self.options.return_token_ids {
             self.add_prompt_tokens(&mut body);
         }
-        body["usage"] = usage_json(&finished.usage);
+        body["usage"] = usage_json(finished);
         self.add_end(&mut body, finished);
         body
     }

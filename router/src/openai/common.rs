@@ -1,6 +1,7 @@
 //! Fields that chat and plain completions share.
 
 use super::fields::{Fields, Policy, Row, only_empty, only_null};
+use crate::cache::CacheOptions;
 use crate::request::{PrefillPolicy, Sampling, check_stop_strings};
 use baton_types::{RequestError, TokenId};
 use serde::Deserialize;
@@ -26,6 +27,8 @@ pub(super) const COMMON: &[Row] = &[
     ("logprobs", Policy::Supported),
     ("prefill_policy", Policy::Supported),
     ("priority", Policy::Supported),
+    ("cache_salt", Policy::Supported),
+    ("cache", Policy::Supported),
     ("user", Policy::Ignored),
     ("metadata", Policy::Ignored),
     ("store", Policy::Ignored),
@@ -92,6 +95,16 @@ pub(crate) struct Common {
     pub(crate) prefill_policy: Option<PrefillPolicy>,
     /// Higher goes first.
     pub(crate) priority: i32,
+    /// How it uses prefix caches.
+    pub(crate) cache: CacheOptions,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct RawCache {
+    ttl_ms: Option<u64>,
+    pin_ms: Option<u64>,
+    off: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -142,7 +155,13 @@ pub(super) fn take_common(fields: &mut Fields) -> Result<Common, RequestError> {
         },
         prefill_policy: fields.take("prefill_policy")?,
         priority: fields.take("priority")?.unwrap_or(0),
+        cache: take_cache(fields)?,
     })
+}
+
+fn take_cache(fields: &mut Fields) -> Result<CacheOptions, RequestError> {
+    let RawCache { ttl_ms, pin_ms, off } = fields.take("cache")?.unwrap_or_default();
+    Ok(CacheOptions { salt: fields.take("cache_salt")?, ttl_ms, pin_ms, off: off.unwrap_or(false) })
 }
 
 fn stop_shape() -> RequestError {

@@ -191,6 +191,7 @@ fn answers_that_crossed_classes_say_so_and_no_others() {
     let finished = |crossed: &[&str]| crate::output::Finished {
         reason: baton_types::FinishReason::Stop,
         usage: Default::default(),
+        cost: None,
         timings: Default::default(),
         crossed_classes: crossed.iter().map(|class| (*class).to_owned()).collect(),
     };
@@ -209,6 +210,7 @@ fn logprobs_have_both_shapes() {
         text: "ab".into(),
         token_ids: vec![97, 300],
         logprobs: vec![logprobs(-0.5, vec![(97, -0.5), (98, f32::NEG_INFINITY)]), logprobs(-1.0, vec![])],
+        cached_tokens: None,
     };
     let shape = |endpoint| {
         let mut offset = 3;

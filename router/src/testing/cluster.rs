@@ -22,6 +22,8 @@ pub(crate) fn config() -> RouterConfig {
     config.http.listen.set_port(0);
     config.placement.local_prefill_tokens_max = 0;
     config.retry.ready_ms_max = 50;
+    // Tests play the workers after the answer has begun.
+    config.limits.head_ms_max = 0;
     config
 }
 

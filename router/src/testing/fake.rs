@@ -63,7 +63,15 @@ pub(crate) fn token(id: u32, finish: Option<v1::FinishReason>) -> v1::Token {
     v1::Token { id, logprobs: None, finish_reason, prefill_us: Some(1000), ..Default::default() }
 }
 
+/// A first token, of which so much of the prompt was cached and so much was left in a cache.
+pub(crate) fn first(id: u32, (cached, written): (u32, u32), finish: Option<v1::FinishReason>) -> v1::Token {
+    v1::Token { cached_tokens: Some(cached), cache_write_tokens: Some(written), ..token(id, finish) }
+}
+
 impl DecodeCall {
+    pub(crate) async fn send_token(&self, token: v1::Token) {
+        self.event(v1::decode_event::Event::Token(token)).await;
+    }
     async fn event(&self, event: v1::decode_event::Event) -> bool {
         self.send(Ok(v1::DecodeEvent { event: Some(event) })).await
     }
@@ -96,6 +104,9 @@ impl DecodeCall {
 }
 
 impl PrefillCall {
+    pub(crate) async fn send_token(&self, token: v1::Token) {
+        self.event(v1::prefill_event::Event::Token(token)).await;
+    }
     async fn event(&self, event: v1::prefill_event::Event) {
         self.send(Ok(v1::PrefillEvent { event: Some(event) })).await;
     }

@@ -12,16 +12,16 @@ use std::time::Duration;
 use tonic::{Code, Request, Status};
 
 /// A file of keys in a folder that orchestrators change as they do: by a link that leads elsewhere.
-struct KeysFile(tempfile::TempDir);
+pub(super) struct KeysFile(tempfile::TempDir);
 
 impl KeysFile {
-    fn new(lines: &[(&str, &str)]) -> Self {
+    pub(super) fn new(lines: &[(&str, &str)]) -> Self {
         let file = Self(tempfile::tempdir().unwrap());
         file.become_text(&text(lines));
         file
     }
 
-    fn path(&self) -> PathBuf {
+    pub(super) fn path(&self) -> PathBuf {
         self.0.path().join("keys")
     }
 

@@ -42,7 +42,7 @@ async fn a_chat_answer_in_one_body() {
     body["timings"].take();
     body["seed"].take();
     body["prompt_token_ids"].take();
-    expect_test::expect![[r#"{"id":"chatcmpl-my-id","object":"chat.completion","created":null,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"OK","refusal":null},"logprobs":null,"finish_reason":"length","token_ids":[79,75]}],"prompt_token_ids":null,"usage":{"prompt_tokens":9,"completion_tokens":2,"total_tokens":11,"prompt_tokens_details":{"cached_tokens":0}},"timings":null,"seed":null}"#]]
+    expect_test::expect![[r#"{"id":"chatcmpl-my-id","object":"chat.completion","created":null,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"OK","refusal":null},"logprobs":null,"finish_reason":"length","token_ids":[79,75]}],"prompt_token_ids":null,"usage":{"prompt_tokens":9,"completion_tokens":2,"total_tokens":11,"prompt_tokens_details":{"cached_tokens":0,"cache_write_tokens":0}},"timings":null,"seed":null}"#]]
     .assert_eq(&body.to_string());
 }
 

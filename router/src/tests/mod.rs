@@ -2,6 +2,7 @@
 
 mod admin;
 mod auth;
+mod cache;
 mod classes;
 mod drain;
 mod ends;

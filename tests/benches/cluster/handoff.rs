@@ -89,6 +89,8 @@ impl Cluster {
             prompt: vec![v1::Segment { kind: Some(Kind::Tokens(v1::TokenIds { ids: prompt.to_vec() })) }],
             sampling: Some(sampling),
             prefill_policy: policy.into(),
+            // Each round computes and moves the same prompts again.
+            cache: Some(v1::CacheOptions { off: true, ..Default::default() }),
             ..Default::default()
         };
         let sent = Instant::now();

@@ -11,7 +11,7 @@ use crate::summary::{Figure, Summary, Target};
 use anyhow::{Context, ensure};
 use baton_node::testing::Collector;
 use baton_proto::v1::inference_client::InferenceClient;
-use baton_proto::v1::{GenerateRequest, PrefillPolicy, Sampling, Segment, TokenIds, segment::Kind};
+use baton_proto::v1::{CacheOptions, GenerateRequest, PrefillPolicy, Sampling, Segment, TokenIds, segment::Kind};
 use baton_tests::processes::Up;
 use baton_tests::scrape::Scrape;
 use futures::future::try_join;
@@ -105,6 +105,8 @@ impl Cluster {
             sampling: Some(sampling),
             // The most spans that a request can have.
             prefill_policy: PrefillPolicy::Remote.into(),
+            // Rounds are compared, and each computes the same prompts.
+            cache: Some(CacheOptions { off: true, ..CacheOptions::default() }),
             ..GenerateRequest::default()
         };
         let mut answer = self.client.clone().generate(request).await?.into_inner();

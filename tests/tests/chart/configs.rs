@@ -22,6 +22,7 @@ fn variables(container: &Value, pod: &str, address: &str) -> Vec<(String, String
         let value = match variable["valueFrom"]["fieldRef"]["fieldPath"].as_str() {
             Some("metadata.name") => pod.to_owned(),
             Some("status.podIP") => address.to_owned(),
+            _ if !variable["valueFrom"]["secretKeyRef"].is_null() => "a stand-in for a secret".to_owned(),
             _ => known.iter().fold(variable["value"].as_str().unwrap_or_default().to_owned(), |value, (name, is)| {
                 value.replace(&format!("$({name})"), is)
             }),
@@ -205,8 +206,35 @@ fn values_reach_the_processes() -> anyhow::Result<()> {
             "baton-decode-worker",
             &["\"topology.kubernetes.io/zone\" = \"eu-1a\"", "served_names = [\"large\"]"],
         ),
-        ("everything", "baton-router", &["running_max = 4096", "trace_sample_ratio = 0.05", "drain_ms_max = 120000"]),
-        ("everything", "baton-prefill-worker", &["step_ms_max = 30000", "peers_max = 64", "drain_ms_max = 90000"]),
+        (
+            "everything",
+            "baton-router",
+            &[
+                "running_max = 4096",
+                "trace_sample_ratio = 0.05",
+                "drain_ms_max = 120000",
+                "ttl_ms = 600000",
+                "ttl_ms_max = 7200000",
+                "pin_ms_max = 3600000",
+                "secret = \"********\"",
+                "[prices.models.\"meta-llama/Llama-3.1-8B\"]",
+                "cached_input = 0.05",
+                "output = 2.0",
+            ],
+        ),
+        (
+            "everything",
+            "baton-prefill-worker",
+            &[
+                "step_ms_max = 30000",
+                "peers_max = 64",
+                "drain_ms_max = 90000",
+                "[engine.prefix_cache]",
+                "ttl_ms = 900000",
+                "pinned_percent_max = 40",
+                "pinned_percent_of_one_max = 10",
+            ],
+        ),
         (
             "gpu-rdma",
             "baton-decode-worker",

@@ -39,6 +39,12 @@ fn values_of_the_wrong_kind_are_refused() -> anyhow::Result<()> {
     check("router: {replicas: 0}", &["/router/replicas", "minimum"])?;
     check("etcd: {replicas: 2}", &["/etcd/replicas", "1, 3"])?;
     check("prefill: {rdma: {memlock: maybe}}", &["/prefill/rdma/memlock", "nonroot"])?;
+    check(
+        "prefill: {engine: {prefixCache: {pinnedPercentMax: 91}}}",
+        &["/prefill/engine/prefixCache/pinnedPercentMax"],
+    )?;
+    check("router: {cache: {ttlSeconds: soon}}", &["/router/cache/ttlSeconds"])?;
+    check("router: {prices: {models: {m: {input: 1}}}}", &["/router/prices/models/m"])?;
     check("decode: {engine: {kvCacheBytes: lots}}", &["/decode/engine/kvCacheBytes"])?;
     check("decode: {engine: {blockTokens: 20}}", &["/decode/engine/blockTokens", "multiple"])?;
     check("prefill: {autoscaling: {kind: vpa}}", &["/prefill/autoscaling/kind", "keda"])?;

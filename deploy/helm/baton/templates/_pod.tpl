@@ -66,7 +66,7 @@ topologySpreadConstraints:
 {{- define "baton.env" -}}
 {{- $where := .where -}}
 {{- $taken := dict -}}
-{{- range list "POD_NAME" "POD_IP" "BATON_CONFIG" "BATON_GRPC__ADVERTISE" "BATON_INSTANCE__ID" "BATON_TRANSFER__BIND" -}}
+{{- range list "POD_NAME" "POD_IP" "BATON_CONFIG" "BATON_GRPC__ADVERTISE" "BATON_CACHE__SECRET" "BATON_INSTANCE__ID" "BATON_TRANSFER__BIND" -}}
 {{- $_ := set $taken . "by the chart" -}}
 {{- end -}}
 {{- range $variable := .env -}}

@@ -68,6 +68,10 @@ keys that are more than a word: a dot in them would otherwise make a section. */
 {{- $_ := set $config "grpc" (dict "listen" (printf "%s:50051" $any)) -}}
 {{- $_ := set $config "http" (dict "listen" (printf "%s:8000" $any)) -}}
 {{- $_ := set $config "placement" (dict "prefill_policy" .Values.router.prefillPolicy) -}}
+{{- $cache := dict "enabled" .Values.router.cache.enabled "ttl_ms_max" (mul (int64 .Values.router.cache.ttlSecondsMax) 1000) "pin_ms_max" (mul (int64 .Values.router.cache.pinSecondsMax) 1000) -}}
+{{- if not (kindIs "invalid" .Values.router.cache.ttlSeconds) -}}{{- $_ := set $cache "ttl_ms" (mul (int64 .Values.router.cache.ttlSeconds) 1000) -}}{{- end -}}
+{{- $_ := set $config "cache" $cache -}}
+{{- if .Values.router.prices.models -}}{{- $_ := set $config "prices" .Values.router.prices -}}{{- end -}}
 {{- if include "baton.auth.secret" . -}}{{- $_ := set $config "auth" (dict "keys_file" "/etc/baton/auth/keys") -}}{{- end -}}
 {{- include "baton.toml" (dict "tree" (mergeOverwrite $config (deepCopy .Values.router.config)) "path" "") -}}
 {{- end -}}
@@ -80,12 +84,16 @@ keys that are more than a word: a dot in them would otherwise make a section. */
 {{- $_ := set $config "grpc" (dict "listen" (printf "%s:50052" $any)) -}}
 {{- $_ := set $config "instance" (dict "pool" .pool.name "labels" .pool.instanceLabels) -}}
 {{- $_ := set $config "model" (dict "model" (include "baton.source" .model) "served_names" (prepend .model.servedNames .model.name | uniq) "max_model_len" .model.maxModelLen "cache_dir" "/cache") -}}
-{{- $_ := set $config "engine" (dict "device" $engine.device "threads" $engine.threads "kv_cache_bytes" $engine.kvCacheBytes "block_tokens" $engine.blockTokens "chunk_tokens_max" $engine.chunkTokensMax "running_max" $engine.runningMax "waiting_max" $engine.waitingMax) -}}
+{{- $_ := set $config "engine" (dict "device" $engine.device "threads" $engine.threads "kv_cache_bytes" $engine.kvCacheBytes "block_tokens" $engine.blockTokens "chunk_tokens_max" $engine.chunkTokensMax "running_max" $engine.runningMax "waiting_max" $engine.waitingMax "prefix_cache" (include "baton.config.prefixCache" $engine.prefixCache | fromJson)) -}}
 {{- $transfer := dict "transport" "ucx" -}}
 {{- with .pool.rdma.lanes -}}{{- $_ := set $transfer "ucx_tls" . -}}{{- end -}}
 {{- with .pool.rdma.devices -}}{{- $_ := set $transfer "ucx_net_devices" . -}}{{- end -}}
 {{- $_ := set $config "transfer" $transfer -}}
 {{- include "baton.toml" (dict "tree" (mergeOverwrite $config (deepCopy .model.config) (deepCopy .pool.config)) "path" "") -}}
+{{- end -}}
+
+{{- define "baton.config.prefixCache" -}}
+{{- dict "enabled" .enabled "ttl_ms" (mul (int64 .ttlSeconds) 1000) "pinned_percent_max" .pinnedPercentMax "pinned_percent_of_one_max" .pinnedPercentOfOneMax | toJson -}}
 {{- end -}}
 
 {{- /* What a model's workers load: paths that are not absolute lie on the volume of its weights. */ -}}

@@ -52,6 +52,15 @@ fn the_next_turn_finds_the_answer_too() {
 }
 
 #[test]
+fn a_sequence_that_is_continued_tells_of_all_that_it_came_with() {
+    let (engine, _) = start(8, config(), Hooks::default());
+    let mut tokens = prompt(1, 20);
+    tokens.extend(run(&engine, shared_request(&tokens, 14, "a")).0);
+    let continued = SequenceRequest { prompt_len: 20, ..shared_request(&tokens, 17, "a") };
+    assert_eq!(run(&engine, continued), (continuation(&tokens, 3), reuse(32, 0)));
+}
+
+#[test]
 fn a_new_prefix_of_many_is_computed_once() {
     let (engine, _) = start(40, EngineConfig { running_max: 8, ..config() }, Hooks::default());
     let of = |i: u32| [prompt(1, 32), prompt(50 + i, 8)].concat();

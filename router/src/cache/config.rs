@@ -1,0 +1,43 @@
+//! The section `cache`.
+
+use baton_node::config::{Check, Checker, Secret};
+use serde::{Deserialize, Serialize};
+
+/// Workers keep nothing for longer: a week.
+const MS_MAX: u64 = 7 * 24 * 3_600_000;
+/// A secret that is shorter can be guessed.
+const SECRET_BYTES: std::ops::RangeInclusive<usize> = 16..=4096;
+
+/// The section `cache`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CacheConfig {
+    /// Whether requests use the prefix caches of workers.
+    pub enabled: bool,
+    /// Time without use after which the blocks of a request go, where it states none; unset: the worker's own.
+    pub ttl_ms: Option<u64>,
+    /// Longest such time that a request may state.
+    pub ttl_ms_max: u64,
+    /// Longest time for which a request may pin the blocks of its prompt. 0: requests may not pin, since what is pinned takes room from
+    /// everybody else.
+    pub pin_ms_max: u64,
+    /// Salts are derived from it; all routers of a cluster have the same one. Without one, tenants share as little, but who reaches the
+    /// workers past the routers can work out a tenant's salt from its name.
+    pub secret: Option<Secret>,
+}
+
+impl Default for CacheConfig {
+    fn default() -> Self {
+        Self { enabled: true, ttl_ms: None, ttl_ms_max: 3_600_000, pin_ms_max: 0, secret: None }
+    }
+}
+
+impl Check for CacheConfig {
+    fn check(&self, at: &mut Checker) {
+        at.range("ttl_ms", self.ttl_ms.unwrap_or(0), 0..=MS_MAX)
+            .range("ttl_ms_max", self.ttl_ms_max, 0..=MS_MAX)
+            .range("pin_ms_max", self.pin_ms_max, 0..=MS_MAX);
+        let fits = self.secret.as_ref().is_none_or(|secret| SECRET_BYTES.contains(&secret.expose().len()));
+        at.require("secret", fits, "16 to 4096 bytes");
+    }
+}

@@ -1,0 +1,139 @@
+//! What requests cost: prices of tokens by model, and the one formula.
+
+use baton_node::config::{Check, Checker};
+use baton_types::Usage;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Prices are of so many tokens.
+const TOKENS: f64 = 1e6;
+/// Highest price; a larger one is a slip of the pen.
+const PRICE_MAX: f64 = 1e9;
+/// Most models with a price.
+const MODELS_MAX: usize = 1024;
+
+/// The section `prices`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PricesConfig {
+    /// What the prices are in, as answers name it.
+    pub currency: String,
+    /// By the id of the model, which is none of its other names.
+    pub models: BTreeMap<String, Price>,
+}
+
+impl Default for PricesConfig {
+    fn default() -> Self {
+        Self { currency: "USD".into(), models: BTreeMap::new() }
+    }
+}
+
+/// Prices of a million tokens of one model.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Price {
+    /// Of the prompt, computed.
+    pub input: f64,
+    /// Of the prompt, taken from a prefix cache; `input` where unset.
+    #[serde(default)]
+    pub cached_input: Option<f64>,
+    /// Of the prompt, computed and left in a prefix cache; `input` where unset.
+    #[serde(default)]
+    pub cache_write: Option<f64>,
+    /// Generated.
+    pub output: f64,
+}
+
+impl Price {
+    /// Every token of the prompt is of one kind: cached, written or neither. What was computed once more is not the client's doing.
+    fn of(&self, usage: &Usage) -> f64 {
+        let reused = usage.cached_tokens.saturating_add(usage.cache_write_tokens);
+        let parts = [
+            (usage.prompt_tokens.saturating_sub(reused), self.input),
+            (usage.cached_tokens, self.cached_input.unwrap_or(self.input)),
+            (usage.cache_write_tokens, self.cache_write.unwrap_or(self.input)),
+            (usage.completion_tokens, self.output),
+        ];
+        // Divided once, at the end: prices in whole cents give sums without a tail of digits.
+        parts.iter().map(|(tokens, price)| f64::from(*tokens) * price).sum::<f64>() / TOKENS
+    }
+}
+
+/// What a request costs.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Cost {
+    /// In the currency.
+    pub(crate) amount: f64,
+    /// As the operator names it.
+    pub(crate) currency: String,
+}
+
+impl PricesConfig {
+    /// The cost of what a request used; `None` where its model has no price.
+    pub(crate) fn cost(&self, model: &str, usage: &Usage) -> Option<Cost> {
+        let price = self.models.get(model)?;
+        Some(Cost { amount: price.of(usage), currency: self.currency.clone() })
+    }
+}
+
+impl Check for PricesConfig {
+    fn check(&self, at: &mut Checker) {
+        let named = (1..=16).contains(&self.currency.len()) && self.currency.bytes().all(|b| b.is_ascii_graphic());
+        at.require("currency", named, "1 to 16 printable ASCII characters, e.g. USD").range(
+            "models",
+            self.models.len(),
+            0..=MODELS_MAX,
+        );
+        for (model, price) in &self.models {
+            let prices = [
+                ("input", Some(price.input)),
+                ("cached_input", price.cached_input),
+                ("cache_write", price.cache_write),
+                ("output", Some(price.output)),
+            ];
+            for (name, price) in prices {
+                if price.is_some_and(|price| !(0.0..=PRICE_MAX).contains(&price)) {
+                    at.problem("models", format!("{name} of {model:?} must be 0 to {PRICE_MAX}"));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn usage(prompt_tokens: u32, cached_tokens: u32, cache_write_tokens: u32, completion_tokens: u32) -> Usage {
+        Usage { prompt_tokens, cached_tokens, cache_write_tokens, completion_tokens, recomputed_tokens: 99 }
+    }
+
+    #[test]
+    fn each_token_is_paid_once() {
+        let whole = Price { input: 2.0, cached_input: Some(0.2), cache_write: Some(2.5), output: 8.0 };
+        let plain = Price { cached_input: None, cache_write: None, ..whole };
+        let million = 1_000_000;
+        let cases = [
+            (usage(million, 0, 0, 0), 2.0, 2.0),
+            (usage(million, million, 0, 0), 0.2, 2.0),
+            (usage(million, 0, million, 0), 2.5, 2.0),
+            (usage(0, 0, 0, million), 8.0, 8.0),
+            (usage(1_000, 500, 400, 10), 0.00138, 0.00208),
+            // A worker that says more than there is.
+            (usage(10, 10, 10, 0), 0.000_027, 0.000_04),
+        ];
+        for (usage, expected, expected_plain) in cases {
+            assert!((whole.of(&usage) - expected).abs() < 1e-12, "{usage:?} {}", whole.of(&usage));
+            assert!((plain.of(&usage) - expected_plain).abs() < 1e-12, "{usage:?} {}", plain.of(&usage));
+        }
+    }
+
+    #[test]
+    fn models_without_a_price_cost_nothing_that_is_said() {
+        let price = Price { input: 1.0, cached_input: None, cache_write: None, output: 1.0 };
+        let prices = PricesConfig { currency: "EUR".into(), models: [("m".into(), price)].into() };
+        let cost = Cost { amount: 0.000_003, currency: "EUR".into() };
+        assert_eq!(prices.cost("m", &usage(1, 0, 0, 2)), Some(cost));
+        assert_eq!(prices.cost("n", &usage(1, 0, 0, 2)), None);
+    }
+}

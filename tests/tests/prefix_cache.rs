@@ -1,0 +1,75 @@
+//! What a client is told of prefix caches is what the workers' engines counted, over a real cluster.
+
+use anyhow::{Context, ensure};
+use baton_tests::http::Api;
+use baton_tests::processes::Up;
+use baton_tests::scrape;
+use serde_json::{Value, json};
+
+const MODEL: &str = "random:vocab=300,context=1024,layers=2,hidden=64,heads=4,seed=5";
+/// Whole blocks of 16, but for the last one: it holds the token that the first of the answer comes from.
+const PROMPT_TOKENS: u64 = 200;
+const CACHED_TOKENS: u64 = 192;
+
+fn body(salt: u64, policy: &str, more: &Value) -> Value {
+    let prompt: Vec<u64> = (0..PROMPT_TOKENS).map(|i| (i * 7 + salt * 13) % 290).collect();
+    let mut body = json!({
+        "prompt": prompt, "max_tokens": 8, "ignore_eos": true, "temperature": 0, "prefill_policy": policy, "return_token_ids": true,
+    });
+    body.as_object_mut().into_iter().for_each(|body| body.extend(more.as_object().cloned().unwrap_or_default()));
+    body
+}
+
+fn details(body: &Value) -> anyhow::Result<(u64, u64)> {
+    let details = &body["usage"]["prompt_tokens_details"];
+    let count = |name: &str| details[name].as_u64().with_context(|| format!("no {name} in {body}"));
+    Ok((count("cached_tokens")?, count("cache_write_tokens")?))
+}
+
+/// The usage with which a stream ends.
+fn last_usage(stream: &str) -> anyhow::Result<Value> {
+    let chunks = stream.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
+    chunks.filter(|chunk| chunk["usage"].is_object()).last().context("no usage")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_clients_are_told_is_what_engines_counted() -> anyhow::Result<()> {
+    let up = Up::start(&[&format!("--model={MODEL}"), "--kv-cache-bytes=8MiB"])?;
+    let api = Api::new(up.openai()?);
+    for (salt, policy, process) in [(1, "remote", "prefill-0"), (2, "local", "decode-0")] {
+        let metrics = up.metrics(process)?;
+        let counted = async || scrape::sum(&metrics, "baton_engine_cached_tokens_total", &[]).await;
+        let nothing = json!({});
+        let before = counted().await?;
+        let first = api.post("completions", body(salt, policy, &nothing)).await?;
+        ensure!(first.status == 200 && first.header("x-baton-cache-hit") == "0", "{policy}: {first:?}");
+        ensure!(details(&first.body)? == (0, CACHED_TOKENS), "{policy}: {first:?}");
+        ensure!(counted().await? == before, "{policy}: nothing was cached");
+
+        let second = api.post("completions", body(salt, policy, &nothing)).await?;
+        ensure!(second.tokens() == first.tokens() && second.tokens().len() == 8, "{policy}: {first:?} {second:?}");
+        let (cached, written) = details(&second.body)?;
+        ensure!((cached, written) == (CACHED_TOKENS, 0), "{policy}: {second:?}");
+        ensure!(counted().await? - before == cached as f64, "{policy}: the engine counted otherwise");
+        ensure!(second.header("x-baton-cache-hit") == "96", "{policy}: {second:?}");
+
+        let stream = json!({"stream": true, "stream_options": {"include_usage": true}});
+        let streamed = api.post("completions", body(salt, policy, &stream)).await?;
+        ensure!(streamed.header("x-baton-cache-hit") == "96", "{policy}: {streamed:?}");
+        let usage = last_usage(streamed.body.as_str().context("no stream")?)?;
+        ensure!(details(&usage)? == (CACHED_TOKENS, 0), "{policy}: {usage}");
+        ensure!(counted().await? - before == 2.0 * cached as f64, "{policy}: the engine counted otherwise");
+
+        // Neither who asks for a salt of its own, nor who asks for no cache, is told of what others left; and the latter leaves nothing.
+        for (more, kept) in [(json!({"cache_salt": "mine"}), CACHED_TOKENS), (json!({"cache": {"off": true}}), 0)] {
+            let apart = api.post("completions", body(salt, policy, &more)).await?;
+            ensure!(apart.tokens() == first.tokens(), "{policy}: {first:?} {apart:?}");
+            ensure!(details(&apart.body)? == (0, kept), "{policy} {more}: {apart:?}");
+        }
+    }
+    let told = async |name| scrape::sum(&up.metrics("router")?, name, &["tenant=\"default\""]).await;
+    ensure!(told("baton_cached_tokens_total").await? == 4.0 * CACHED_TOKENS as f64);
+    ensure!(told("baton_prompt_tokens_total").await? == 10.0 * PROMPT_TOKENS as f64);
+    ensure!(told("baton_cache_hit_ratio").await? == 4.0 * CACHED_TOKENS as f64 / (10.0 * PROMPT_TOKENS as f64));
+    up.stop()
+}
