@@ -1,107 +1,53 @@
-//! Ownership of blocks by value: dropping a [`Lease`] frees its blocks, dropping a [`Quarantined`] does not.
+//! Ownership of blocks by value: dropping a [`Lease`] gives its blocks back, dropping a [`Quarantined`] does not.
 
-use crate::{BlockCounts, BlockPool, PoolError};
+use crate::{Keep, PrefixHash, SharedPool};
 use baton_types::GroupBlocks;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Instant;
 
-type Listener = Arc<dyn Fn() + Send + Sync>;
-
-/// A [`BlockPool`] that threads share. Clones are the same pool.
-#[derive(Clone)]
-pub struct SharedPool(Arc<Inner>);
-
-struct Inner {
-    pool: Mutex<BlockPool>,
-    on_freed: RwLock<Vec<Listener>>,
-}
-
-impl SharedPool {
-    /// See [`BlockPool::try_new`].
-    pub fn try_new(groups: usize, blocks: u32) -> Result<Self, PoolError> {
-        let pool = Mutex::new(BlockPool::try_new(groups, blocks)?);
-        Ok(Self(Arc::new(Inner { pool, on_freed: RwLock::default() })))
-    }
-
-    /// Number of groups.
-    pub fn groups(&self) -> usize {
-        self.lock().groups()
-    }
-
-    /// Blocks in each group.
-    pub fn blocks_per_group(&self) -> u32 {
-        self.lock().blocks()
-    }
-
-    /// Blocks by state, over all groups.
-    pub fn counts(&self) -> BlockCounts {
-        self.lock().counts()
-    }
-
-    /// Free blocks of the group that has the fewest: what the next lease can be made of.
-    pub fn free_min(&self) -> usize {
-        self.lock().free_min()
-    }
-
-    /// Blocks quarantined under `owner`, over all groups: what a bound per peer compares with.
-    pub fn quarantined_by(&self, owner: u64) -> usize {
-        self.lock().quarantined_by(owner)
-    }
-
-    /// Leases `blocks_per_group[g]` blocks of each group, or none at all.
-    ///
-    /// # Panics
-    /// If `blocks_per_group` has another number of groups than the pool.
-    pub fn try_lease(&self, blocks_per_group: &[usize]) -> Option<Lease> {
-        self.try_lease_keeping(blocks_per_group, 0)
-    }
-
-    /// Like [`SharedPool::try_lease`], but leaves `free_min` blocks of each group free, so that running sequences can grow.
-    /// The margin is waived while nothing is referenced: what fits the empty pool is not refused for ever.
-    pub fn try_lease_keeping(&self, blocks_per_group: &[usize], free_min: usize) -> Option<Lease> {
-        let mut pool = self.lock();
-        let most = blocks_per_group.iter().copied().max().unwrap_or(0);
-        if pool.counts().referenced > 0 && pool.free_min() < most.saturating_add(free_min) {
-            return None;
-        }
-        let blocks = pool.allocate(blocks_per_group, None)?;
-        drop(pool);
-        Some(Lease { pool: self.clone(), blocks })
-    }
-
-    /// Calls `listener` after blocks became free or were quarantined, on the thread that did it and outside the pool's lock. It must
-    /// return at once (set a flag, wake a thread). Listeners live as long as the pool: add them at start, not per request.
-    pub fn on_freed(&self, listener: impl Fn() + Send + Sync + 'static) {
-        self.0.on_freed.write().unwrap_or_else(PoisonError::into_inner).push(Arc::new(listener));
-    }
-
-    /// The books. They hold even after a panic under the lock: each block moves together with its count.
-    fn lock(&self) -> MutexGuard<'_, BlockPool> {
-        self.0.pool.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn notify_freed(&self) {
-        let listeners = self.0.on_freed.read().unwrap_or_else(PoisonError::into_inner).clone();
-        listeners.iter().for_each(|listener| listener());
-    }
-}
-
-impl fmt::Debug for SharedPool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("SharedPool").field(&self.counts()).finish()
-    }
-}
-
-/// Blocks that this value owns. Dropping it frees them.
+/// Blocks that one sequence works on. Those that came from the prefix cache, or went into it, are shared with others and never
+/// written again; the rest is this value's alone. Dropping it gives all of them back.
 pub struct Lease {
     pool: SharedPool,
     blocks: GroupBlocks,
+    /// Rows that were cached before this value was made.
+    cached: usize,
+    /// Rows that are known to be cached: the next store begins behind them.
+    stored: usize,
+    /// Blocks that were exchanged for cached ones; somebody may still be reading them.
+    spare: GroupBlocks,
+}
+
+/// A copy that a forked sequence needs before it goes on: the block that both sequences would write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForkCopy {
+    /// Where the KV is, one block of each group.
+    pub from: GroupBlocks,
+    /// Where it belongs: blocks of the new lease.
+    pub to: GroupBlocks,
+    /// Tokens of it that are to be copied.
+    pub tokens: usize,
 }
 
 impl Lease {
+    pub(crate) fn new(pool: SharedPool, blocks: GroupBlocks, cached: usize) -> Self {
+        let spare = GroupBlocks(vec![Vec::new(); blocks.0.len()]);
+        Self { pool, blocks, cached, stored: 0, spare }
+    }
+
     /// The blocks, in the order of the tokens they hold.
     pub fn blocks(&self) -> &GroupBlocks {
         &self.blocks
+    }
+
+    /// Leading blocks of each group that hold KV which was cached when the lease was made.
+    pub fn cached_blocks(&self) -> usize {
+        self.cached
+    }
+
+    /// Leading blocks of each group that are cached, as far as this lease has stored or taken them from there.
+    pub fn stored_blocks(&self) -> usize {
+        self.stored.max(self.cached)
     }
 
     /// Adds `n` blocks in each group, or none at all (`false`).
@@ -117,18 +63,72 @@ impl Lease {
         self.blocks.0.iter().map(Vec::len).min().unwrap_or(0)
     }
 
+    /// Caches the whole blocks among the first `tokens` tokens, whose KV is complete and is never written again, under `names` (one
+    /// every 16 tokens). Where others stored the same before, the lease goes on with theirs; its own stay readable until
+    /// [`Lease::let_go_of_spares`]. A pool without a cache stores nothing. What this lease stored before is not looked at again.
+    ///
+    /// # Panics
+    /// If one of the blocks is cached under another name: the tokens are not those that it was stored for.
+    pub fn store(&mut self, names: &[PrefixHash], tokens: usize, keep: Keep, now: Instant) {
+        let mut books = self.pool.lock();
+        let before = books.changed();
+        self.stored = books.store(&mut self.blocks, &mut self.spare, self.stored, (names, tokens), (keep, now));
+        let changed = books.changed() != before;
+        drop(books);
+        if changed {
+            self.pool.notify_changed();
+        }
+    }
+
+    /// Gives back what [`Lease::store`] exchanged: nobody reads it any more.
+    pub fn let_go_of_spares(&mut self) {
+        let groups = self.spare.0.len();
+        let spare = std::mem::replace(&mut self.spare, GroupBlocks(vec![Vec::new(); groups]));
+        self.pool.give_back(&spare);
+    }
+
+    /// A lease for a second sequence that begins with the same `tokens` tokens, over at least as many blocks, with a block to be
+    /// copied where the last one is not whole: it is written by both. `None` where there is no room for that block.
+    ///
+    /// # Panics
+    /// If the lease does not hold so many tokens, or `block_tokens` is not that of the pool's cache.
+    pub fn fork(&self, tokens: usize, block_tokens: usize) -> Option<(Self, Option<ForkCopy>)> {
+        let (whole, rest) = (tokens / block_tokens, tokens % block_tokens);
+        assert!(tokens.div_ceil(block_tokens) <= self.blocks_min(), "{tokens} tokens of {}", self.blocks_min());
+        let mut books = self.pool.lock();
+        // All or none: the fresh block first.
+        let last = match rest {
+            0 => None,
+            _ => Some(books.allocate(&vec![1; self.blocks.0.len()], None)?),
+        };
+        let shared = books.share(&self.blocks, whole);
+        drop(books);
+        let mut fork = Self::new(self.pool.clone(), shared, self.cached.min(whole));
+        fork.stored = self.stored.min(whole);
+        let copy = last.map(|to| {
+            fork.blocks.0.iter_mut().zip(&to.0).for_each(|(table, block)| table.extend(block));
+            let from = GroupBlocks(self.blocks.0.iter().map(|group| vec![group[whole]]).collect());
+            ForkCopy { from, to, tokens: rest }
+        });
+        Some((fork, copy))
+    }
+
     /// A second owner of the same blocks: the defect that ownership by value rules out, for tests that show that it would be found.
     #[cfg(feature = "testing")]
     #[doc(hidden)]
     pub fn alias(&self) -> Self {
-        Self { pool: self.pool.clone(), blocks: self.blocks.clone() }
+        Self::new(self.pool.clone(), self.blocks.clone(), self.cached)
     }
 
-    /// Sets the blocks aside because `owner` (a label for one peer) may still write them. They are counted as quarantined
-    /// until [`Quarantined::release`].
+    /// Sets the blocks aside that are this lease's alone, because `owner` (a label for one peer) may still write them. They are counted
+    /// as quarantined until [`Quarantined::release`]. Cached ones no peer was given to write; they go back.
+    ///
+    /// # Panics
+    /// If the lease was forked and shares blocks that are not cached.
     pub fn quarantine(mut self, owner: u64) -> Quarantined {
-        let blocks = std::mem::take(&mut self.blocks);
-        self.pool.lock().quarantine(&blocks, owner);
+        let groups = self.blocks.0.len();
+        let blocks = std::mem::replace(&mut self.blocks, GroupBlocks(vec![Vec::new(); groups]));
+        let blocks = self.pool.lock().quarantine(&blocks, owner);
         // The margin of `try_lease_keeping` is waived once nothing is referenced: who waits for that looks again.
         self.pool.notify_freed();
         Quarantined { pool: self.pool.clone(), blocks, owner }
@@ -137,10 +137,8 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if self.blocks.total() > 0 {
-            self.pool.lock().free(&self.blocks);
-            self.pool.notify_freed();
-        }
+        self.pool.give_back(&self.blocks);
+        self.pool.give_back(&self.spare);
     }
 }
 
@@ -180,71 +178,5 @@ impl Quarantined {
 impl fmt::Debug for Quarantined {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Quarantined").field("blocks", &self.blocks).field("owner", &self.owner).finish()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    fn counts(free: usize, referenced: usize, quarantined: usize) -> BlockCounts {
-        BlockCounts { total: free + referenced + quarantined, free, referenced, cached: 0, quarantined }
-    }
-
-    #[test]
-    fn dropping_a_lease_frees_and_tells() {
-        let pool = SharedPool::try_new(2, 4).unwrap();
-        let told = Arc::new(AtomicUsize::new(0));
-        let seen = told.clone();
-        let inside = pool.clone();
-        pool.on_freed(move || {
-            // The lock is not held: a listener may look at the pool.
-            assert!(inside.counts().free > 0);
-            seen.fetch_add(1, Ordering::Relaxed);
-        });
-        let mut lease = pool.try_lease(&[1, 2]).unwrap();
-        assert_eq!(pool.counts(), counts(5, 3, 0));
-        assert!(lease.grow(2));
-        assert!(!lease.grow(1), "the second group is full");
-        assert_eq!((pool.counts(), lease.blocks_min()), (counts(1, 7, 0), 3));
-        assert_eq!(told.load(Ordering::Relaxed), 0);
-        drop(lease);
-        assert_eq!((pool.counts(), told.load(Ordering::Relaxed)), (counts(8, 0, 0), 1));
-    }
-
-    #[test]
-    fn only_release_ends_a_quarantine() {
-        let pool = SharedPool::try_new(1, 4).unwrap();
-        let held = pool.try_lease(&[3]).unwrap().quarantine(9);
-        assert_eq!((pool.counts(), pool.quarantined_by(9)), (counts(1, 0, 3), 3));
-        assert!(pool.try_lease(&[2]).is_none());
-        held.release();
-        assert_eq!(pool.counts(), counts(4, 0, 0));
-        drop(pool.try_lease(&[1]).unwrap().quarantine(9));
-        assert_eq!(pool.counts(), counts(3, 0, 1));
-    }
-
-    #[test]
-    fn the_margin_is_kept_only_while_something_runs() {
-        let pool = SharedPool::try_new(1, 8).unwrap();
-        let whole = pool.try_lease_keeping(&[8], 2).expect("an empty pool takes what fits it");
-        drop(whole);
-        let _running = pool.try_lease(&[1]).unwrap();
-        assert!(pool.try_lease_keeping(&[6], 2).is_none());
-        assert!(pool.try_lease_keeping(&[5], 2).is_some());
-    }
-
-    #[test]
-    fn who_waits_for_the_margin_is_told_of_a_quarantine() {
-        let pool = SharedPool::try_new(1, 8).unwrap();
-        let told = Arc::new(AtomicUsize::new(0));
-        let seen = told.clone();
-        pool.on_freed(move || _ = seen.fetch_add(1, Ordering::Relaxed));
-        let running = pool.try_lease(&[2]).unwrap();
-        assert!(pool.try_lease_keeping(&[6], 2).is_none());
-        let _quarantined = running.quarantine(7);
-        assert_eq!(told.load(Ordering::Relaxed), 1);
-        assert!(pool.try_lease_keeping(&[6], 2).is_some(), "nothing is referenced any more");
     }
 }

@@ -5,20 +5,30 @@
 //! transfer) and `router` (which hashes prompts and will keep the index).
 //!
 //! ```text
-//! SharedPool ── try_lease ──> Lease ── drop ───────────────> free
-//!                               └── quarantine ──> Quarantined ── release ──> free
+//! SharedPool ── try_lease, try_reserve ──> Lease ── drop ──> free, or cached ── try_reserve ──> Lease
+//!                                            ├── store ──> cached as well, and shared      evict ──> free
+//!                                            └── quarantine ──> Quarantined ── release ──> free
 //! ```
 //!
-//! Every block has one owner at any instant: the free list, one [`Lease`], the cache, or one [`Quarantined`].
+//! Every block has one owner at any instant: the free list, one [`Lease`], the cache, or one [`Quarantined`]. Leases share what the
+//! cache owns, and what a fork has in common with its origin; nobody writes that.
 //!
 //! This crate must never know a kernel, the bytes inside a block, I/O, a clock or a thread of its own.
 
+mod books;
+mod cache;
 pub mod hash;
 pub mod index;
 pub mod lease;
 pub mod pool;
+pub mod shared;
+#[cfg(test)]
+mod tests;
 
+pub use books::Reserve;
+pub use cache::{CacheConfig, CacheCounts, Change, ChangeCursor, Keep, Pin};
 pub use hash::{HASH_TOKENS, PrefixHash, PrefixHasher};
 pub use index::{Applied, CacheChange, CacheUpdate, CachedPrefix, IndexCounts, JoinError, PrefixIndex};
-pub use lease::{Lease, Quarantined, SharedPool};
+pub use lease::{ForkCopy, Lease, Quarantined};
 pub use pool::{BlockCounts, BlockPool, BlockState, PoolError};
+pub use shared::SharedPool;

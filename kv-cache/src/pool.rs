@@ -10,8 +10,11 @@ use runs::FreeRuns;
 pub enum BlockState {
     /// Nothing; it may be allocated.
     Free,
-    /// One lease.
-    Referenced,
+    /// So many leases, at least one. Whether the prefix cache knows it too makes no difference: it stays where it is.
+    Referenced {
+        /// How many.
+        by: u32,
+    },
     /// The prefix cache alone; it may be evicted.
     Cached,
     /// A peer that may still write it. `owner` is the label under which it is counted.
@@ -21,6 +24,10 @@ pub enum BlockState {
     },
 }
 
+impl BlockState {
+    const OWNED: Self = Self::Referenced { by: 1 };
+}
+
 /// Blocks by state, summed over the groups. `total` is the sum of the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BlockCounts {
@@ -28,7 +35,7 @@ pub struct BlockCounts {
     pub total: usize,
     /// May be allocated.
     pub free: usize,
-    /// Held by leases.
+    /// Held by leases, each once however many hold it.
     pub referenced: usize,
     /// Held by the prefix cache alone.
     pub cached: usize,
@@ -97,6 +104,11 @@ impl BlockPool {
         self.groups.iter().map(|g| g.free.count()).min().unwrap_or(0)
     }
 
+    /// Free blocks of one group.
+    pub(crate) fn free_of(&self, group: usize) -> usize {
+        self.groups[group].free.count()
+    }
+
     /// Blocks quarantined under `owner`, over all groups.
     pub fn quarantined_by(&self, owner: u64) -> usize {
         let held = |s: &&BlockState| **s == BlockState::Quarantined { owner };
@@ -128,22 +140,56 @@ impl BlockPool {
             blocks.push(group.free.take(n, next));
         }
         let blocks = GroupBlocks(blocks);
-        self.shift(&blocks, BlockState::Free, BlockState::Referenced);
+        self.shift_all(&blocks, BlockState::Free, BlockState::OWNED);
         Some(blocks)
     }
 
-    /// Referenced blocks become free.
+    /// One more lease holds a block that leases or the cache hold already.
     ///
     /// # Panics
-    /// If one of them is not referenced.
-    pub fn free(&mut self, blocks: &GroupBlocks) {
-        self.shift(blocks, BlockState::Referenced, BlockState::Free);
-        self.return_to_runs(blocks);
+    /// If nothing holds it, or a peer may write it.
+    pub fn reference(&mut self, group: usize, block: BlockId) {
+        let to = match self.state(group, block) {
+            BlockState::Referenced { by } => BlockState::Referenced { by: by + 1 },
+            BlockState::Cached => BlockState::OWNED,
+            state => panic!("block {block} is {state:?}, and has nothing to be shared"),
+        };
+        self.shift(group, block, to);
     }
 
-    /// Referenced blocks are set aside, counted under `owner`. Panics like [`BlockPool::free`].
-    pub fn quarantine(&mut self, blocks: &GroupBlocks, owner: u64) {
-        self.shift(blocks, BlockState::Referenced, BlockState::Quarantined { owner });
+    /// One lease less holds a block. Where that was the last, it is the cache's or free again; whether it was.
+    ///
+    /// # Panics
+    /// If no lease holds it.
+    pub fn dereference(&mut self, group: usize, block: BlockId, is_cached: bool) -> bool {
+        let to = match self.state(group, block) {
+            BlockState::Referenced { by: 1 } if is_cached => BlockState::Cached,
+            BlockState::Referenced { by: 1 } => BlockState::Free,
+            BlockState::Referenced { by } => BlockState::Referenced { by: by - 1 },
+            state => panic!("block {block} is {state:?}, not Referenced"),
+        };
+        self.shift(group, block, to);
+        !matches!(to, BlockState::Referenced { .. })
+    }
+
+    /// The cache gives up a block that no lease holds.
+    ///
+    /// # Panics
+    /// If it is not the cache's alone.
+    pub fn evict(&mut self, group: usize, block: BlockId) {
+        let state = self.state(group, block);
+        assert!(state == BlockState::Cached, "block {block} is {state:?}, not Cached");
+        self.shift(group, block, BlockState::Free);
+    }
+
+    /// A block that one lease holds is set aside, counted under `owner`.
+    ///
+    /// # Panics
+    /// If anything but one lease holds it.
+    pub fn quarantine(&mut self, group: usize, block: BlockId, owner: u64) {
+        let state = self.state(group, block);
+        assert!(state == BlockState::OWNED, "block {block} is {state:?}, not one lease's");
+        self.shift(group, block, BlockState::Quarantined { owner });
     }
 
     /// Blocks quarantined under `owner` become free: the owner can no longer write them.
@@ -151,26 +197,29 @@ impl BlockPool {
     /// # Panics
     /// If one of them is not quarantined under `owner`.
     pub fn release(&mut self, blocks: &GroupBlocks, owner: u64) {
-        self.shift(blocks, BlockState::Quarantined { owner }, BlockState::Free);
-        self.return_to_runs(blocks);
+        self.shift_all(blocks, BlockState::Quarantined { owner }, BlockState::Free);
     }
 
-    /// Moves each block with its count, so that the books hold even where a check panics half-way.
-    fn shift(&mut self, blocks: &GroupBlocks, from: BlockState, to: BlockState) {
-        for (group, ids) in self.groups.iter_mut().zip(&blocks.0) {
-            for id in ids {
-                let state = &mut group.states[id.0 as usize];
-                assert!(*state == from, "block {id} is {state:?}, not {from:?}");
-                *state = to;
-                *self.counts.of(from) -= 1;
-                *self.counts.of(to) += 1;
+    fn shift_all(&mut self, blocks: &GroupBlocks, from: BlockState, to: BlockState) {
+        for (group, ids) in blocks.0.iter().enumerate() {
+            for &id in ids {
+                let state = self.state(group, id);
+                assert!(state == from, "block {id} is {state:?}, not {from:?}");
+                // Those taken for the allocation have left the free runs already.
+                self.shift(group, id, to);
             }
         }
     }
 
-    fn return_to_runs(&mut self, blocks: &GroupBlocks) {
-        for (group, ids) in self.groups.iter_mut().zip(&blocks.0) {
-            ids.iter().for_each(|id| group.free.put(id.0));
+    /// Moves a block with its count, so that the books hold even where a check panics half-way.
+    fn shift(&mut self, group: usize, id: BlockId, to: BlockState) {
+        let group = &mut self.groups[group];
+        let state = &mut group.states[id.0 as usize];
+        *self.counts.of(*state) -= 1;
+        *self.counts.of(to) += 1;
+        *state = to;
+        if to == BlockState::Free {
+            group.free.put(id.0);
         }
     }
 }
@@ -179,7 +228,7 @@ impl BlockCounts {
     fn of(&mut self, state: BlockState) -> &mut usize {
         match state {
             BlockState::Free => &mut self.free,
-            BlockState::Referenced => &mut self.referenced,
+            BlockState::Referenced { .. } => &mut self.referenced,
             BlockState::Cached => &mut self.cached,
             BlockState::Quarantined { .. } => &mut self.quarantined,
         }

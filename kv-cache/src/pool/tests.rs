@@ -23,6 +23,19 @@ fn check_books(pool: &BlockPool) {
     assert_eq!(pool.counts(), counts);
 }
 
+/// As a lease that nobody shares gives its blocks back.
+fn free(pool: &mut BlockPool, blocks: &GroupBlocks) {
+    for (group, ids) in blocks.0.iter().enumerate() {
+        assert!(ids.iter().all(|&id| pool.dereference(group, id, false)));
+    }
+}
+
+fn quarantine(pool: &mut BlockPool, blocks: &GroupBlocks, owner: u64) {
+    for (group, ids) in blocks.0.iter().enumerate() {
+        ids.iter().for_each(|&id| pool.quarantine(group, id, owner));
+    }
+}
+
 #[test]
 fn allocation_is_all_or_none_over_the_groups() {
     let mut pool = BlockPool::try_new(2, 4).unwrap();
@@ -31,7 +44,7 @@ fn allocation_is_all_or_none_over_the_groups() {
     assert_eq!(pool.allocate(&[1, 1], None), None);
     assert_eq!(pool.counts(), before);
     assert_eq!(pool.free_min(), 0);
-    pool.free(&first);
+    free(&mut pool, &first);
     assert_eq!(pool.counts(), BlockCounts { total: 8, free: 8, ..BlockCounts::default() });
 }
 
@@ -41,11 +54,11 @@ fn neighbours_go_together() {
     let mut take = |n: usize| pool.allocate(&[n], None).unwrap();
     let (a, b, c) = (take(3), take(2), take(1));
     assert_eq!((ids(&a), ids(&b), ids(&c)), (vec![vec![0, 1, 2]], vec![vec![3, 4]], vec![vec![5]]));
-    pool.free(&a);
+    free(&mut pool, &a);
     // Four do not fit in front; the run behind holds them whole.
     let d = pool.allocate(&[4], None).unwrap();
     assert_eq!(ids(&d), [[6, 7, 8, 9]]);
-    pool.free(&c);
+    free(&mut pool, &c);
     // A growing table takes the block behind its last one although lower ids are free.
     assert_eq!(ids(&pool.allocate(&[1], Some(&b)).unwrap()), [[5]]);
     assert_eq!(ids(&pool.allocate(&[1], Some(&d)).unwrap()), [[0]]);
@@ -56,7 +69,7 @@ fn neighbours_go_together() {
 fn freeing_twice_panics() {
     let mut pool = BlockPool::try_new(1, 2).unwrap();
     pool.allocate(&[1], None).unwrap();
-    pool.free(&GroupBlocks(vec![vec![BlockId(1)]]));
+    pool.dereference(0, BlockId(1), false);
 }
 
 #[test]
@@ -64,9 +77,41 @@ fn freeing_twice_panics() {
 fn another_owner_cannot_release() {
     let mut pool = BlockPool::try_new(1, 2).unwrap();
     let blocks = pool.allocate(&[1], None).unwrap();
-    pool.quarantine(&blocks, 7);
+    quarantine(&mut pool, &blocks, 7);
     assert_eq!((pool.quarantined_by(7), pool.quarantined_by(8)), (1, 0));
     pool.release(&blocks, 8);
+}
+
+#[test]
+fn a_shared_block_is_free_or_cached_once_the_last_lease_is_gone() {
+    let mut pool = BlockPool::try_new(1, 2).unwrap();
+    let block = pool.allocate(&[1], None).unwrap().0[0][0];
+    pool.reference(0, block);
+    assert_eq!((pool.dereference(0, block, true), pool.counts().referenced), (false, 1));
+    assert_eq!((pool.dereference(0, block, true), pool.state(0, block)), (true, BlockState::Cached));
+    pool.reference(0, block);
+    assert_eq!((pool.state(0, block), pool.counts().cached), (BlockState::OWNED, 0));
+    pool.dereference(0, block, true);
+    assert_eq!(pool.counts(), BlockCounts { total: 2, free: 1, cached: 1, ..BlockCounts::default() });
+    pool.evict(0, block);
+    assert_eq!(pool.counts(), BlockCounts { total: 2, free: 2, ..BlockCounts::default() });
+}
+
+#[test]
+#[should_panic(expected = "not Cached")]
+fn a_block_in_use_is_not_evicted() {
+    let mut pool = BlockPool::try_new(1, 2).unwrap();
+    let block = pool.allocate(&[1], None).unwrap().0[0][0];
+    pool.evict(0, block);
+}
+
+#[test]
+#[should_panic(expected = "not one lease's")]
+fn a_shared_block_is_not_quarantined() {
+    let mut pool = BlockPool::try_new(1, 2).unwrap();
+    let block = pool.allocate(&[1], None).unwrap().0[0][0];
+    pool.reference(0, block);
+    pool.quarantine(0, block, 1);
 }
 
 #[test]
@@ -117,10 +162,10 @@ proptest! {
                         held[i].0.iter_mut().zip(more.0).for_each(|(have, more)| have.extend(more));
                     }
                 }
-                Step::Free(i) if !held.is_empty() => pool.free(&held.swap_remove(i % held.len())),
+                Step::Free(i) if !held.is_empty() => free(&mut pool, &held.swap_remove(i % held.len())),
                 Step::Quarantine(i, owner) if !held.is_empty() => {
                     let blocks = held.swap_remove(i % held.len());
-                    pool.quarantine(&blocks, owner);
+                    quarantine(&mut pool, &blocks, owner);
                     quarantined.push((blocks, owner));
                 }
                 Step::Release(i) if !quarantined.is_empty() => {

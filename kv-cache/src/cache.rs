@@ -1,0 +1,327 @@
+//! The prefix cache of one pool: which whole blocks are kept under which name, and which of them go first.
+//!
+//! ```text
+//! store ──> in use ── last lease gone ──> evictable, oldest first ── evict, TTL ──> free
+//!             ^  └──────── pinned ──────> kept until the pin ends ──┐
+//!             └────────────────────── a lease finds it <────────────┘
+//! ```
+//!
+//! A lease that holds a cached block holds all that comes before it, so whatever is idle has only idle blocks behind it: lines are
+//! filled from the deepest block up, and their order alone makes leaves go first. Nothing that a lease holds is ever in a line.
+
+mod changes;
+mod entries;
+
+use crate::{HASH_TOKENS, PrefixHash};
+use baton_types::BlockId;
+pub(crate) use changes::Changes;
+pub use changes::{Change, ChangeCursor};
+pub(crate) use entries::EntryId;
+use entries::{Entries, Line, Pinned};
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::time::{Duration, Instant};
+
+/// Bounds of a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheConfig {
+    /// Tokens of a block: a multiple of [`HASH_TOKENS`].
+    pub block_tokens: usize,
+    /// Most blocks that are pinned at once, and most of one owner.
+    pub pinned_max: usize,
+    /// See `pinned_max`.
+    pub pinned_of_one_max: usize,
+    /// Changes that are remembered for those who follow; who is further behind takes a snapshot.
+    pub changes_max: usize,
+}
+
+/// How long blocks are kept once nobody uses them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keep {
+    /// Time without use after which they go; room that is needed takes them before.
+    pub ttl: Duration,
+    /// Beyond that, neither room nor time takes them.
+    pub pin: Option<Pin>,
+}
+
+impl Keep {
+    /// For so long, without a pin.
+    pub const fn idle(ttl: Duration) -> Self {
+        Self { ttl, pin: None }
+    }
+}
+
+/// A pin on a prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pin {
+    /// Whose quota it counts for: a label of the tenant.
+    pub owner: u64,
+    /// When it ends.
+    pub until: Instant,
+}
+
+/// What a cache holds and did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheCounts {
+    /// Blocks that are cached, in use or not; one for all groups.
+    pub blocks: usize,
+    /// Those that no lease holds and that may go.
+    pub evictable: usize,
+    /// Those that are pinned, in use or not.
+    pub pinned: usize,
+    /// Blocks stored since the start.
+    pub stored: u64,
+    /// Blocks that made room since the start.
+    pub evicted: u64,
+    /// Blocks whose time was over since the start.
+    pub expired: u64,
+    /// Blocks that were not pinned for want of quota since the start.
+    pub unpinned: u64,
+}
+
+/// Names are spread evenly as they are.
+#[derive(Clone, Copy, Debug, Default)]
+struct NameHasher(u64);
+
+impl Hasher for NameHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().take(8).for_each(|b| self.0 = self.0 << 8 | u64::from(*b));
+    }
+
+    fn write_usize(&mut self, _len: usize) {}
+}
+
+/// The cache. Pools of no cache have none.
+#[derive(Clone, Debug)]
+pub(crate) struct PrefixCache {
+    config: CacheConfig,
+    by_name: HashMap<PrefixHash, EntryId, BuildHasherDefault<NameHasher>>,
+    entries: Entries,
+    /// By block of the first group.
+    entry_of: Vec<Option<EntryId>>,
+    pinned_by: HashMap<u64, usize>,
+    changes: Changes,
+    counts: CacheCounts,
+    /// The latest time that anybody told.
+    now: Option<Instant>,
+}
+
+impl PrefixCache {
+    pub(crate) fn new(config: CacheConfig, groups: usize, blocks: u32) -> Self {
+        Self {
+            config,
+            by_name: HashMap::default(),
+            entries: Entries::new(groups),
+            entry_of: vec![None; blocks as usize],
+            pinned_by: HashMap::new(),
+            changes: Changes::new(config.changes_max),
+            counts: CacheCounts::default(),
+            now: None,
+        }
+    }
+
+    /// Groups of [`HASH_TOKENS`] in a block.
+    fn stride(&self) -> usize {
+        self.config.block_tokens / HASH_TOKENS
+    }
+
+    pub(crate) fn block_tokens(&self) -> usize {
+        self.config.block_tokens
+    }
+
+    /// Name of the block at `index` of a prompt, if the whole of it is named.
+    pub(crate) fn name_of(&self, names: &[PrefixHash], index: usize) -> Option<PrefixHash> {
+        names.get((index + 1) * self.stride() - 1).copied()
+    }
+
+    /// The cached blocks that a prompt begins with, at most `blocks_max`.
+    pub(crate) fn find(&self, names: &[PrefixHash], blocks_max: usize) -> Vec<EntryId> {
+        let name = |index| self.name_of(names, index);
+        (0..blocks_max).map_while(|index| self.by_name.get(&name(index)?).copied()).collect()
+    }
+
+    pub(crate) fn by_name(&self, name: &PrefixHash) -> Option<EntryId> {
+        self.by_name.get(name).copied()
+    }
+
+    pub(crate) fn by_block(&self, first_group: BlockId) -> Option<EntryId> {
+        self.entry_of[first_group.0 as usize]
+    }
+
+    pub(crate) fn blocks(&self, id: EntryId) -> &[BlockId] {
+        self.entries.blocks(id)
+    }
+
+    /// Blocks that room can be made of.
+    pub(crate) fn evictable(&self) -> usize {
+        self.entries.waiting(Line::Evictable)
+    }
+
+    /// Whether it could go for room.
+    pub(crate) fn is_evictable(&self, id: EntryId) -> bool {
+        self.entries.of(id).line() == Some(Line::Evictable)
+    }
+
+    /// Whether a block stays even when nobody uses it.
+    pub(crate) fn is_pinned(&self, first_group: BlockId) -> bool {
+        self.by_block(first_group).is_some_and(|id| self.entries.of(id).pinned.is_some())
+    }
+
+    /// Time passed.
+    pub(crate) fn at(&mut self, now: Instant) -> Instant {
+        *self.now.insert(self.now.map_or(now, |known| known.max(now)))
+    }
+
+    /// A lease holds it from now on.
+    pub(crate) fn hold(&mut self, id: EntryId) {
+        self.entries.leave_line(id);
+    }
+
+    /// The last lease let go.
+    pub(crate) fn wait(&mut self, id: EntryId) {
+        // Whatever is cached was stored at some time.
+        if let Some(now) = self.now {
+            self.entries.wait(id, now);
+        }
+    }
+
+    /// Caches a block that a lease holds and that continues `parent`.
+    pub(crate) fn add(
+        &mut self,
+        name: PrefixHash,
+        parent: Option<EntryId>,
+        ttl: Duration,
+        blocks: impl Iterator<Item = BlockId>,
+    ) -> EntryId {
+        let id = self.entries.add(name, parent, ttl, blocks);
+        self.entry_of[self.entries.blocks(id)[0].0 as usize] = Some(id);
+        self.by_name.insert(name, id);
+        self.counts.stored += 1;
+        self.changes.push(true, name);
+        id
+    }
+
+    /// Keeps a block that a lease holds at least so long. Of a prefix the first blocks come first: they are pinned while the quota lasts.
+    pub(crate) fn keep(&mut self, id: EntryId, keep: Keep) {
+        let entry = self.entries.of_mut(id);
+        entry.ttl = entry.ttl.max(keep.ttl);
+        let (had, parent) = (entry.pinned, entry.parent);
+        let Some(pin) = keep.pin else { return };
+        // Never longer than what it continues: that could not go before it.
+        let before = parent.map(|parent| self.entries.of(parent).pinned.map(|pinned| pinned.until));
+        let until = match before {
+            None => Some(pin.until),
+            Some(before) => before.map(|before| before.min(pin.until)),
+        };
+        let until = until.filter(|_| had.is_some() || self.takes_pin(pin.owner));
+        let Some(until) = until else {
+            self.counts.unpinned += 1;
+            return;
+        };
+        // Names are a tenant's own, so one label pins them.
+        let owner = had.map_or(pin.owner, |had| had.owner);
+        if had.is_none() {
+            *self.pinned_by.entry(owner).or_default() += 1;
+            self.counts.pinned += 1;
+        }
+        let until = had.map_or(until, |had| had.until.max(until));
+        self.entries.of_mut(id).pinned = Some(Pinned { owner, until });
+    }
+
+    fn takes_pin(&self, owner: u64) -> bool {
+        let of_one = self.pinned_by.get(&owner).copied().unwrap_or_default();
+        self.counts.pinned < self.config.pinned_max && of_one < self.config.pinned_of_one_max
+    }
+
+    /// The pin of a block ends.
+    fn unpin(&mut self, id: EntryId) {
+        let Some(pinned) = self.entries.of_mut(id).pinned.take() else { return };
+        self.counts.pinned -= 1;
+        if let Some(of_one) = self.pinned_by.get_mut(&pinned.owner) {
+            *of_one -= 1;
+            if *of_one == 0 {
+                self.pinned_by.remove(&pinned.owner);
+            }
+        }
+        if self.entries.of(id).line().is_some() {
+            self.wait(id);
+        }
+    }
+
+    /// The block that makes room next.
+    pub(crate) fn oldest(&self) -> Option<EntryId> {
+        self.entries.first(Line::Evictable)
+    }
+
+    /// Takes out a block that makes room.
+    pub(crate) fn evict(&mut self, id: EntryId) {
+        self.counts.evicted += 1;
+        self.remove(id);
+    }
+
+    fn remove(&mut self, id: EntryId) {
+        let (name, block) = (self.entries.of(id).name, self.entries.blocks(id)[0]);
+        self.entries.remove(id);
+        self.by_name.remove(&name);
+        self.entry_of[block.0 as usize] = None;
+        self.changes.push(false, name);
+    }
+
+    /// Ends pins that are over, and takes out the blocks whose time is; returns these blocks, rows of one of each group.
+    pub(crate) fn expire(&mut self, now: Instant) -> Vec<Vec<BlockId>> {
+        let now = self.at(now);
+        if self.counts.pinned > 0 {
+            // Idle ones in the order of their line, so that leaves stay in front.
+            let (idle, all) = (self.entries.in_line(Line::Pinned), self.entry_of.iter().flatten().copied());
+            let pinned: Vec<EntryId> = idle.into_iter().chain(all).collect();
+            for id in pinned {
+                if self.entries.of(id).pinned.is_some_and(|pinned| pinned.until <= now) {
+                    self.unpin(id);
+                }
+            }
+        }
+        let over = self.entries.in_line(Line::Evictable).into_iter();
+        let over: Vec<EntryId> = over.filter(|id| self.entries.of(*id).is_over(now)).collect();
+        let mut rows = Vec::with_capacity(over.len());
+        for id in over {
+            // Its leaves are in front of it and were kept as long at most; one that somebody pinned keeps it.
+            if self.entries.of(id).children == 0 {
+                rows.push(self.entries.blocks(id).to_vec());
+                self.counts.expired += 1;
+                self.remove(id);
+            }
+        }
+        rows
+    }
+
+    /// Lets the idle end of a prefix go before everything else: nobody is expected to continue it.
+    pub(crate) fn chill(&mut self, names: &[PrefixHash]) {
+        let chain = self.find(names, usize::MAX);
+        let mut next = 0;
+        let cold = chain.iter().rev().take_while(|id| {
+            let entry = self.entries.of(**id);
+            let is_end = entry.children == next;
+            next = 1;
+            is_end && entry.line() == Some(Line::Evictable)
+        });
+        let cold: Vec<EntryId> = cold.copied().collect();
+        cold.into_iter().rev().for_each(|id| self.entries.wait_in_front(id));
+    }
+
+    pub(crate) fn counts(&self) -> CacheCounts {
+        CacheCounts { blocks: self.entries.len(), evictable: self.evictable(), ..self.counts }
+    }
+
+    pub(crate) fn changes(&self) -> &Changes {
+        &self.changes
+    }
+
+    /// Names of all cached blocks.
+    pub(crate) fn names(&self) -> Vec<PrefixHash> {
+        self.by_name.keys().copied().collect()
+    }
+}

@@ -1,0 +1,96 @@
+//! What changed in a cache of late, for those who follow it.
+
+use crate::PrefixHash;
+use std::collections::VecDeque;
+
+/// A run of changes of one kind. Blocks are named by the prefixes that end with them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Cached from now on.
+    Stored(Vec<PrefixHash>),
+    /// Cached no more.
+    Removed(Vec<PrefixHash>),
+}
+
+impl Change {
+    /// The blocks.
+    pub fn names(&self) -> &[PrefixHash] {
+        match self {
+            Self::Stored(names) | Self::Removed(names) => names,
+        }
+    }
+}
+
+/// Place in the order of a cache's changes: everything before it is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChangeCursor(u64);
+
+/// The last so many changes.
+#[derive(Clone, Debug)]
+pub(crate) struct Changes {
+    log: VecDeque<(bool, PrefixHash)>,
+    /// Number of the first one in the log.
+    first: u64,
+    max: usize,
+}
+
+impl Changes {
+    pub(crate) fn new(max: usize) -> Self {
+        Self { log: VecDeque::new(), first: 0, max }
+    }
+
+    pub(crate) fn push(&mut self, stored: bool, name: PrefixHash) {
+        if self.log.len() == self.max {
+            self.log.pop_front();
+            self.first += 1;
+        }
+        self.log.push_back((stored, name));
+    }
+
+    /// The place behind all changes so far.
+    pub(crate) fn end(&self) -> ChangeCursor {
+        ChangeCursor(self.first + self.log.len() as u64)
+    }
+
+    /// At most `max` changes from a place on, and the place behind them; `None` where some of them are forgotten.
+    pub(crate) fn since(&self, cursor: ChangeCursor, max: usize) -> Option<(Vec<Change>, ChangeCursor)> {
+        let skip = cursor.0.checked_sub(self.first)? as usize;
+        let mut runs: Vec<Change> = Vec::new();
+        let mut taken = 0;
+        for &(stored, name) in self.log.iter().skip(skip).take(max) {
+            taken += 1;
+            match (runs.last_mut(), stored) {
+                (Some(Change::Stored(names)), true) | (Some(Change::Removed(names)), false) => names.push(name),
+                (_, true) => runs.push(Change::Stored(vec![name])),
+                (_, false) => runs.push(Change::Removed(vec![name])),
+            }
+        }
+        Some((runs, ChangeCursor(cursor.0 + taken)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(i: u8) -> PrefixHash {
+        PrefixHash([i; 16])
+    }
+
+    #[test]
+    fn runs_of_one_kind_come_together_and_what_is_forgotten_is_said() {
+        let mut changes = Changes::new(4);
+        let start = changes.end();
+        [(true, 1), (true, 2), (false, 1), (true, 3)].iter().for_each(|&(stored, i)| changes.push(stored, name(i)));
+        let (runs, next) = changes.since(start, 9).unwrap();
+        let expected =
+            [Change::Stored(vec![name(1), name(2)]), Change::Removed(vec![name(1)]), Change::Stored(vec![name(3)])];
+        assert_eq!((runs.as_slice(), next), (expected.as_slice(), changes.end()));
+        let (runs, next) = changes.since(start, 1).unwrap();
+        assert_eq!(runs, [Change::Stored(vec![name(1)])]);
+        changes.push(true, name(4));
+        assert_eq!(changes.since(start, 9), None);
+        assert!(changes.since(next, 9).is_some());
+        assert_eq!(changes.since(changes.end(), 9), Some((vec![], changes.end())));
+    }
+}

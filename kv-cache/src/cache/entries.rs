@@ -1,0 +1,208 @@
+//! The entries of a cache, and the lines in which idle ones wait: an arena with links, so that every move takes the same short time.
+
+use crate::PrefixHash;
+use baton_types::BlockId;
+use std::time::{Duration, Instant};
+
+/// Names an entry while it lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct EntryId(u32);
+
+/// Where idle entries wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Line {
+    /// To be evicted, the first in the line first.
+    Evictable,
+    /// Pinned: kept until the pin ends.
+    Pinned,
+}
+
+/// What keeps an entry beyond its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pinned {
+    pub(crate) owner: u64,
+    pub(crate) until: Instant,
+}
+
+/// One cached block (one of each group) and its place in the tree of prefixes.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) name: PrefixHash,
+    pub(crate) parent: Option<EntryId>,
+    /// Cached blocks that continue this one.
+    pub(crate) children: u32,
+    pub(crate) ttl: Duration,
+    pub(crate) pinned: Option<Pinned>,
+    /// When the last lease let go, and where it waits since; `None` while a lease holds it.
+    idle: Option<(Line, Instant)>,
+    before: Option<EntryId>,
+    behind: Option<EntryId>,
+}
+
+impl Entry {
+    pub(crate) fn line(&self) -> Option<Line> {
+        self.idle.map(|(line, _)| line)
+    }
+
+    /// Whether it was idle for its whole time.
+    pub(crate) fn is_over(&self, now: Instant) -> bool {
+        self.idle.is_some_and(|(_, since)| now.saturating_duration_since(since) >= self.ttl)
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Ends {
+    first: Option<EntryId>,
+    last: Option<EntryId>,
+    len: usize,
+}
+
+/// All entries.
+#[derive(Clone, Debug)]
+pub(crate) struct Entries {
+    groups: usize,
+    entries: Vec<Entry>,
+    /// `[entries, groups]`, flattened.
+    blocks: Vec<BlockId>,
+    vacant: Vec<EntryId>,
+    evictable: Ends,
+    pinned: Ends,
+}
+
+impl Entries {
+    pub(crate) fn new(groups: usize) -> Self {
+        let (evictable, pinned) = Default::default();
+        Self { groups, entries: Vec::new(), blocks: Vec::new(), vacant: Vec::new(), evictable, pinned }
+    }
+
+    /// Number of entries.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len() - self.vacant.len()
+    }
+
+    /// Adds an entry that a lease holds; `blocks` has one of each group.
+    pub(crate) fn add(
+        &mut self,
+        name: PrefixHash,
+        parent: Option<EntryId>,
+        ttl: Duration,
+        blocks: impl Iterator<Item = BlockId>,
+    ) -> EntryId {
+        let entry = Entry { name, parent, children: 0, ttl, pinned: None, idle: None, before: None, behind: None };
+        let id = match self.vacant.pop() {
+            Some(id) => {
+                self.entries[id.0 as usize] = entry;
+                id
+            }
+            None => {
+                self.entries.push(entry);
+                self.blocks.resize(self.entries.len() * self.groups, BlockId(0));
+                EntryId(self.entries.len() as u32 - 1)
+            }
+        };
+        let row = id.0 as usize * self.groups..;
+        self.blocks[row].iter_mut().zip(blocks).for_each(|(place, block)| *place = block);
+        if let Some(parent) = parent {
+            self.of_mut(parent).children += 1;
+        }
+        id
+    }
+
+    /// Takes an entry out. It must be idle, and nothing cached may continue it.
+    pub(crate) fn remove(&mut self, id: EntryId) {
+        assert!(self.of(id).children == 0, "the cache gives up leaves first");
+        self.leave_line(id);
+        if let Some(parent) = self.of(id).parent {
+            self.of_mut(parent).children -= 1;
+        }
+        self.vacant.push(id);
+    }
+
+    pub(crate) fn of(&self, id: EntryId) -> &Entry {
+        &self.entries[id.0 as usize]
+    }
+
+    pub(crate) fn of_mut(&mut self, id: EntryId) -> &mut Entry {
+        &mut self.entries[id.0 as usize]
+    }
+
+    /// Its block of each group.
+    pub(crate) fn blocks(&self, id: EntryId) -> &[BlockId] {
+        &self.blocks[id.0 as usize * self.groups..][..self.groups]
+    }
+
+    /// Entries that wait in a line.
+    pub(crate) fn waiting(&self, line: Line) -> usize {
+        self.ends_of(line).len
+    }
+
+    /// The first in a line.
+    pub(crate) fn first(&self, line: Line) -> Option<EntryId> {
+        self.ends_of(line).first
+    }
+
+    /// The line in order, as it is now.
+    pub(crate) fn in_line(&self, line: Line) -> Vec<EntryId> {
+        std::iter::successors(self.first(line), |id| self.of(*id).behind).collect()
+    }
+
+    /// The last lease let go: goes to the end of its line.
+    pub(crate) fn wait(&mut self, id: EntryId, now: Instant) {
+        let line = if self.of(id).pinned.is_some() { Line::Pinned } else { Line::Evictable };
+        self.leave_line(id);
+        let last = self.ends(line).last;
+        self.link(id, line, now, last, None);
+    }
+
+    /// An evictable one goes to the front of the others.
+    pub(crate) fn wait_in_front(&mut self, id: EntryId) {
+        let Some((Line::Evictable, since)) = self.of(id).idle else { return };
+        self.leave_line(id);
+        let first = self.first(Line::Evictable);
+        self.link(id, Line::Evictable, since, None, first);
+    }
+
+    /// A lease holds it, or it goes altogether.
+    pub(crate) fn leave_line(&mut self, id: EntryId) {
+        let entry = self.of_mut(id);
+        let Some((line, _)) = entry.idle.take() else { return };
+        let (before, behind) = (entry.before.take(), entry.behind.take());
+        match before {
+            Some(before) => self.of_mut(before).behind = behind,
+            None => self.ends(line).first = behind,
+        }
+        match behind {
+            Some(behind) => self.of_mut(behind).before = before,
+            None => self.ends(line).last = before,
+        }
+        self.ends(line).len -= 1;
+    }
+
+    fn link(&mut self, id: EntryId, line: Line, since: Instant, before: Option<EntryId>, behind: Option<EntryId>) {
+        let entry = self.of_mut(id);
+        (entry.idle, entry.before, entry.behind) = (Some((line, since)), before, behind);
+        match before {
+            Some(before) => self.of_mut(before).behind = Some(id),
+            None => self.ends(line).first = Some(id),
+        }
+        match behind {
+            Some(behind) => self.of_mut(behind).before = Some(id),
+            None => self.ends(line).last = Some(id),
+        }
+        self.ends(line).len += 1;
+    }
+
+    fn ends_of(&self, line: Line) -> &Ends {
+        match line {
+            Line::Evictable => &self.evictable,
+            Line::Pinned => &self.pinned,
+        }
+    }
+
+    fn ends(&mut self, line: Line) -> &mut Ends {
+        match line {
+            Line::Evictable => &mut self.evictable,
+            Line::Pinned => &mut self.pinned,
+        }
+    }
+}

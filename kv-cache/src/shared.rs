@@ -1,0 +1,258 @@
+//! The pool as threads share it: who takes blocks, who is told of blocks that came back, and who follows what is cached.
+
+use crate::books::{Books, Reserve};
+use crate::cache::{Change, ChangeCursor};
+use crate::{BlockCounts, CacheConfig, CacheCounts, Lease, PoolError, PrefixHash};
+use baton_types::GroupBlocks;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Instant;
+
+type Listener = Arc<dyn Fn() + Send + Sync>;
+
+/// A pool with its prefix cache, where it has one. Clones are the same pool.
+#[derive(Clone)]
+pub struct SharedPool(Arc<Inner>);
+
+struct Inner {
+    books: Mutex<Books>,
+    on_freed: RwLock<Vec<Listener>>,
+    on_changed: RwLock<Vec<Listener>>,
+}
+
+impl SharedPool {
+    /// A pool without a prefix cache, see [`crate::BlockPool::try_new`].
+    pub fn try_new(groups: usize, blocks: u32) -> Result<Self, PoolError> {
+        Self::of(groups, blocks, None)
+    }
+
+    /// A pool whose whole blocks stay where they are, once stored, until their room is needed or their time is over.
+    pub fn with_cache(groups: usize, blocks: u32, cache: CacheConfig) -> Result<Self, PoolError> {
+        Self::of(groups, blocks, Some(cache))
+    }
+
+    fn of(groups: usize, blocks: u32, cache: Option<CacheConfig>) -> Result<Self, PoolError> {
+        let books = Mutex::new(Books::try_new(groups, blocks, cache)?);
+        Ok(Self(Arc::new(Inner { books, on_freed: RwLock::default(), on_changed: RwLock::default() })))
+    }
+
+    /// Number of groups.
+    pub fn groups(&self) -> usize {
+        self.lock().pool().groups()
+    }
+
+    /// Blocks in each group.
+    pub fn blocks_per_group(&self) -> u32 {
+        self.lock().pool().blocks()
+    }
+
+    /// Blocks by state, over all groups.
+    pub fn counts(&self) -> BlockCounts {
+        self.lock().counts()
+    }
+
+    /// What is cached, in blocks of one group; nothing where there is no cache.
+    pub fn cache_counts(&self) -> CacheCounts {
+        self.lock().cache_counts()
+    }
+
+    /// Blocks of each group that the next lease can be made of: free ones, and cached ones that nobody uses.
+    pub fn free_min(&self) -> usize {
+        self.lock().available()
+    }
+
+    /// What [`SharedPool::free_min`] would be without these leases. What they share with others stays where it is.
+    pub fn free_min_without<'a>(&self, leases: impl Iterator<Item = &'a Lease>) -> usize {
+        self.lock().available_without(leases.map(Lease::blocks))
+    }
+
+    /// Blocks quarantined under `owner`, over all groups: what a bound per peer compares with.
+    pub fn quarantined_by(&self, owner: u64) -> usize {
+        self.lock().pool().quarantined_by(owner)
+    }
+
+    /// Leases `blocks_per_group[g]` blocks of each group, or none at all.
+    ///
+    /// # Panics
+    /// If `blocks_per_group` has another number of groups than the pool.
+    pub fn try_lease(&self, blocks_per_group: &[usize]) -> Option<Lease> {
+        self.try_lease_keeping(blocks_per_group, 0)
+    }
+
+    /// Like [`SharedPool::try_lease`], but leaves `free_min` blocks of each group free, so that running sequences can grow.
+    /// The margin is waived while nothing is referenced: what fits the empty pool is not refused for ever.
+    pub fn try_lease_keeping(&self, blocks_per_group: &[usize], free_min: usize) -> Option<Lease> {
+        self.lease(|books| Some((books.allocate_keeping(blocks_per_group, free_min)?, 0)))
+    }
+
+    /// Leases blocks of which the first are taken from the cache, or none at all.
+    pub fn try_reserve(&self, wanted: Reserve<'_>) -> Option<Lease> {
+        self.lease(|books| books.reserve(wanted).map(|table| (table.blocks, table.cached)))
+    }
+
+    fn lease(&self, take: impl FnOnce(&mut Books) -> Option<(GroupBlocks, usize)>) -> Option<Lease> {
+        let mut books = self.lock();
+        let before = books.changed();
+        let taken = take(&mut books);
+        let evicted = books.changed() != before;
+        drop(books);
+        if evicted {
+            self.notify_changed();
+        }
+        let (blocks, cached) = taken?;
+        Some(Lease::new(self.clone(), blocks, cached))
+    }
+
+    /// Tokens of the longest prefix of `names` that is cached, whole blocks. What it finds may be gone a moment later.
+    pub fn cached_tokens(&self, names: &[PrefixHash]) -> usize {
+        self.lock().cached_tokens(names)
+    }
+
+    /// Lets the idle end of a prefix go before everything else: nobody is expected to come back to it soon.
+    pub fn chill(&self, names: &[PrefixHash]) {
+        self.lock().chill(names);
+    }
+
+    /// Takes out what nobody used for its whole time, and ends pins that are over. To be called from time to time.
+    pub fn expire(&self, now: Instant) {
+        self.taken_out(|books| books.expire(now));
+    }
+
+    /// Empties the cache of everything that may go.
+    pub fn clear_cache(&self) {
+        self.taken_out(Books::clear);
+    }
+
+    fn taken_out(&self, take: impl FnOnce(&mut Books) -> bool) {
+        let mut books = self.lock();
+        let room = books.available();
+        let any = take(&mut books);
+        // The end of a pin makes room.
+        let more = books.available() > room;
+        drop(books);
+        if any {
+            self.notify_changed();
+        }
+        if more {
+            self.notify_freed();
+        }
+    }
+
+    /// At most `max` changes of the cache from a place on, and the place behind them; `None` where some of them are forgotten: then a
+    /// snapshot is due. Also `None` where there is no cache.
+    pub fn changes_since(&self, cursor: ChangeCursor, max: usize) -> Option<(Vec<Change>, ChangeCursor)> {
+        self.lock().changes_since(cursor, max)
+    }
+
+    /// Names of all cached blocks, in no order, and the place behind all changes so far; `None` where there is no cache.
+    pub fn snapshot(&self) -> Option<(Vec<PrefixHash>, ChangeCursor)> {
+        self.lock().snapshot()
+    }
+
+    /// Calls `listener` after blocks became free or were quarantined, on the thread that did it and outside the pool's lock. It must
+    /// return at once (set a flag, wake a thread). Listeners live as long as the pool: add them at start, not per request.
+    pub fn on_freed(&self, listener: impl Fn() + Send + Sync + 'static) {
+        self.0.on_freed.write().unwrap_or_else(PoisonError::into_inner).push(Arc::new(listener));
+    }
+
+    /// Calls `listener` after the cache changed, under the conditions of [`SharedPool::on_freed`].
+    pub fn on_changed(&self, listener: impl Fn() + Send + Sync + 'static) {
+        self.0.on_changed.write().unwrap_or_else(PoisonError::into_inner).push(Arc::new(listener));
+    }
+
+    /// The books. They hold even after a panic under the lock: each block moves together with its count.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Books> {
+        self.0.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn give_back(&self, blocks: &GroupBlocks) {
+        if blocks.total() > 0 && self.lock().let_go(blocks) {
+            self.notify_freed();
+        }
+    }
+
+    pub(crate) fn notify_freed(&self) {
+        tell(&self.0.on_freed);
+    }
+
+    pub(crate) fn notify_changed(&self) {
+        tell(&self.0.on_changed);
+    }
+}
+
+fn tell(listeners: &RwLock<Vec<Listener>>) {
+    let listeners = listeners.read().unwrap_or_else(PoisonError::into_inner).clone();
+    listeners.iter().for_each(|listener| listener());
+}
+
+impl fmt::Debug for SharedPool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("SharedPool").field(&self.counts()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    fn counts(free: usize, referenced: usize, quarantined: usize) -> BlockCounts {
+        BlockCounts { total: free + referenced + quarantined, free, referenced, cached: 0, quarantined }
+    }
+
+    #[test]
+    fn dropping_a_lease_frees_and_tells() {
+        let pool = SharedPool::try_new(2, 4).unwrap();
+        let told = Arc::new(AtomicUsize::new(0));
+        let seen = told.clone();
+        let inside = pool.clone();
+        pool.on_freed(move || {
+            // The lock is not held: a listener may look at the pool.
+            assert!(inside.counts().free > 0);
+            seen.fetch_add(1, Ordering::Relaxed);
+        });
+        let mut lease = pool.try_lease(&[1, 2]).unwrap();
+        assert_eq!(pool.counts(), counts(5, 3, 0));
+        assert!(lease.grow(2));
+        assert!(!lease.grow(1), "the second group is full");
+        assert_eq!((pool.counts(), lease.blocks_min()), (counts(1, 7, 0), 3));
+        assert_eq!(told.load(Ordering::Relaxed), 0);
+        drop(lease);
+        assert_eq!((pool.counts(), told.load(Ordering::Relaxed)), (counts(8, 0, 0), 1));
+    }
+
+    #[test]
+    fn only_release_ends_a_quarantine() {
+        let pool = SharedPool::try_new(1, 4).unwrap();
+        let held = pool.try_lease(&[3]).unwrap().quarantine(9);
+        assert_eq!((pool.counts(), pool.quarantined_by(9)), (counts(1, 0, 3), 3));
+        assert!(pool.try_lease(&[2]).is_none());
+        held.release();
+        assert_eq!(pool.counts(), counts(4, 0, 0));
+        drop(pool.try_lease(&[1]).unwrap().quarantine(9));
+        assert_eq!(pool.counts(), counts(3, 0, 1));
+    }
+
+    #[test]
+    fn the_margin_is_kept_only_while_something_runs() {
+        let pool = SharedPool::try_new(1, 8).unwrap();
+        let whole = pool.try_lease_keeping(&[8], 2).expect("an empty pool takes what fits it");
+        drop(whole);
+        let _running = pool.try_lease(&[1]).unwrap();
+        assert!(pool.try_lease_keeping(&[6], 2).is_none());
+        assert!(pool.try_lease_keeping(&[5], 2).is_some());
+    }
+
+    #[test]
+    fn who_waits_for_the_margin_is_told_of_a_quarantine() {
+        let pool = SharedPool::try_new(1, 8).unwrap();
+        let told = Arc::new(AtomicUsize::new(0));
+        let seen = told.clone();
+        pool.on_freed(move || _ = seen.fetch_add(1, Ordering::Relaxed));
+        let running = pool.try_lease(&[2]).unwrap();
+        assert!(pool.try_lease_keeping(&[6], 2).is_none());
+        let _quarantined = running.quarantine(7);
+        assert_eq!(told.load(Ordering::Relaxed), 1);
+        assert!(pool.try_lease_keeping(&[6], 2).is_some(), "nothing is referenced any more");
+    }
+}

@@ -1,0 +1,22 @@
+//! Pool and cache from outside: short cases, and a model that random operations are compared with.
+
+mod cases;
+mod model;
+mod random;
+
+use crate::{CacheConfig, PrefixHash, PrefixHasher, SharedPool};
+use baton_types::{Digest, TokenId};
+use std::time::Duration;
+
+const TTL: Duration = Duration::from_secs(300);
+
+fn pool(groups: usize, blocks: u32, block_tokens: usize) -> SharedPool {
+    let config = CacheConfig { block_tokens, pinned_max: 6, pinned_of_one_max: 4, changes_max: 1 << 20 };
+    SharedPool::with_cache(groups, blocks, config).unwrap()
+}
+
+/// Names of a prompt that is given by one symbol for each 16 tokens.
+fn names(symbols: &[u8]) -> Vec<PrefixHash> {
+    let tokens: Vec<TokenId> = symbols.iter().flat_map(|s| [TokenId::from(*s); 16]).collect();
+    PrefixHasher::new(&Digest([7; 32]), b"tenant").prompt(&tokens, &[])
+}
