@@ -9,6 +9,7 @@ mod drain;
 mod etcd;
 mod generate;
 mod kv_size;
+mod page;
 mod router;
 mod status;
 mod stdout;

@@ -1,5 +1,6 @@
 //! `baton bench`: load on a running cluster, and what it made of it.
 
+mod report;
 mod trace;
 
 use crate::stdout;
