@@ -1,6 +1,7 @@
 //! `baton bench`: load on a running cluster, and what it made of it.
 
 mod report;
+mod simulate;
 mod trace;
 
 use crate::stdout;
@@ -18,11 +19,16 @@ pub(crate) struct BenchArgs {
     /// How the trace is written; told by its first line where absent.
     #[arg(long)]
     format: Option<Format>,
+    #[command(flatten)]
+    simulate: simulate::SimulateArgs,
 }
 
 /// Tells what a trace holds.
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let trace = Trace::read(&args.trace, args.format)?;
+    if args.simulate.simulate {
+        return simulate::run(&args.simulate, &trace, report::Slo::default()).map(drop);
+    }
     let infinite = trace.infinite_cache();
     let sharing = if trace.sharing_known {
         format!(
