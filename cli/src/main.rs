@@ -3,11 +3,13 @@
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 
+mod bench;
 mod doctor;
 mod drain;
 mod etcd;
 mod generate;
 mod kv_size;
+mod page;
 mod router;
 mod status;
 mod stdout;
@@ -28,6 +30,8 @@ enum Verb {
     Up(up::UpArgs),
     /// Sends one prompt to a running cluster and streams the answer.
     Generate(generate::GenerateArgs),
+    /// Puts load on a running cluster, recorded or made up, and tells how it was served.
+    Bench(bench::BenchArgs),
     /// Checks whether this host is fit for a cluster, and the way to another host.
     Doctor(doctor::DoctorArgs),
     /// Takes a worker out of a running cluster: no new work, what runs ends or goes on elsewhere.
@@ -52,6 +56,7 @@ fn main() -> ExitCode {
         match Cli::parse().verb {
             Verb::Up(args) => up::run(args).await.map(|()| ExitCode::SUCCESS),
             Verb::Generate(args) => generate::run(args).await.map(|()| ExitCode::SUCCESS),
+            Verb::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
             Verb::Doctor(args) => doctor::run(args).await.map(|()| ExitCode::SUCCESS),
             Verb::Drain(args) => drain::run(args).await.map(|()| ExitCode::SUCCESS),
             Verb::KvSize(args) => kv_size::run(&args).map(|()| ExitCode::SUCCESS),

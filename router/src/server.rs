@@ -29,6 +29,7 @@ use baton_proto::v1::membership_server;
 use futures::FutureExt as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -112,6 +113,7 @@ impl Router {
             tail,
             draining: CancellationToken::new(),
             abort: CancellationToken::new(),
+            placements: AtomicU64::new(0),
             tasks: TaskTracker::new(),
             unread: TaskTracker::new(),
         });

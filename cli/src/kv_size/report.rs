@@ -1,5 +1,6 @@
 //! The sizes as a table and as JSON.
 
+use crate::stdout::grouped;
 use baton_types::{GroupKind, KvGroup, KvLayout};
 use serde_json::{Value, json};
 
@@ -93,13 +94,6 @@ pub(super) fn size(bytes: u64) -> String {
     format!("{} {unit}", number.trim_end_matches('0').trim_end_matches('.'))
 }
 
-/// A number with commas between thousands.
-fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let comma = |i: usize| i > 0 && (digits.len() - i).is_multiple_of(3);
-    digits.chars().enumerate().flat_map(|(i, digit)| comma(i).then_some(',').into_iter().chain([digit])).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,8 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_and_numbers_are_short() {
+    fn sizes_are_short() {
         assert_eq!([512, 23_040, 1 << 30, 3 << 39].map(size), ["512 B", "22.5 KiB", "1 GiB", "1.5 TiB"]);
-        assert_eq!([0, 999, 1_000, 1_234_567].map(grouped), ["0", "999", "1,000", "1,234,567"]);
     }
 }

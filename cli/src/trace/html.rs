@@ -2,13 +2,10 @@
 
 use super::notes;
 use super::waterfall::{Row, Waterfall};
+use crate::page::{self, escape};
 use std::fmt::Write as _;
 
 const STYLE: &str = "\
-:root{color-scheme:light dark;--line:#d0d7de;--text:#1f2328;--dim:#59636e;--back:#fff;--router:#4969b8;--prefill:#b8691f;--decode:#2f8a57;--bad:#c0362c}\
-@media(prefers-color-scheme:dark){:root{--line:#3d444d;--text:#f0f6fc;--dim:#9198a1;--back:#0d1117;--router:#7b97e0;--prefill:#e09a4f;--decode:#57b981;--bad:#f0685c}}\
-body{margin:2rem auto;max-width:78rem;padding:0 1rem;font:14px/1.45 system-ui,sans-serif;color:var(--text);background:var(--back)}\
-h1{font-size:1.25rem;margin:0 0 .25rem}p{margin:.15rem 0;color:var(--dim)}p.bad{color:var(--bad)}\
 .grid{margin-top:1.25rem;border-top:1px solid var(--line)}\
 .row,.head{display:grid;grid-template-columns:13rem 8rem 5.5rem 5.5rem 1fr;gap:0 .75rem;align-items:center;padding:.2rem 0}\
 .head{color:var(--dim);font-size:12px}.head .track{height:1.2em}\
@@ -24,17 +21,9 @@ table{margin:.25rem 0 .75rem 1rem;border-collapse:collapse;font-size:12px}td{pad
 pub(super) fn page(waterfall: &Waterfall) -> String {
     let facts = notes::of_request(waterfall);
     let (title, rest) = facts.split_first().map_or(("trace", &[][..]), |(first, rest)| (first.as_str(), rest));
-    let mut out = String::new();
+    let mut out = page::open(title, STYLE);
     // Writing into a String cannot fail.
-    let _ = write!(
-        out,
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\
-         <meta name=\"viewport\" content=\"width=device-width\"><title>Baton: {title}</title><style>{STYLE}</style></head>\n\
-         <body><h1>{title}</h1>\n<p>{rest}</p>\n",
-        title = escape(title),
-        rest = escape(&rest.join(" · "))
-    );
+    let _ = writeln!(out, "<h1>{}</h1>\n<p>{}</p>", escape(title), escape(&rest.join(" · ")));
     for (process, by) in &waterfall.moved {
         let by = *by as f64 / 1e6;
         let _ = writeln!(out, "<p>{}: its clock differs; moved by {by:.2} ms</p>", escape(process));
@@ -53,8 +42,8 @@ pub(super) fn page(waterfall: &Waterfall) -> String {
     }
     out.push_str("</span></div>\n");
     waterfall.rows.iter().for_each(|row| draw(row, waterfall.total_ns, &mut out));
-    out.push_str("</div></body></html>\n");
-    out
+    out.push_str("</div>");
+    page::close(out)
 }
 
 fn draw(row: &Row, total_ns: u64, out: &mut String) {
@@ -91,22 +80,6 @@ fn kind(row: &Row) -> &'static str {
         Some("decode") => "decode",
         _ => "router",
     }
-}
-
-fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&#39;"),
-            c if c.is_control() => escaped.push('\u{fffd}'),
-            c => escaped.push(c),
-        }
-    }
-    escaped
 }
 
 #[cfg(test)]

@@ -26,6 +26,7 @@ use baton_text::StopMatcher;
 use baton_types::{ErrorKind, RequestError, RequestId, TokenId};
 use job::{Job, Prepared};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 pub(crate) use tokenize::Tokenizing;
 use tokio::sync::mpsc;
@@ -75,6 +76,8 @@ pub(crate) struct Core {
     pub(crate) draining: CancellationToken,
     /// Requests still running are ended.
     pub(crate) abort: CancellationToken,
+    /// Placements so far.
+    pub(crate) placements: AtomicU64,
     /// Tasks of running requests.
     pub(crate) tasks: TaskTracker,
     /// Answers that their clients have not read to the end.

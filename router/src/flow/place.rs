@@ -4,13 +4,15 @@ use super::Core;
 use super::answer::Answer;
 use super::attempt::Failed;
 use super::job::Job;
-use crate::placement::{Demand, Prediction, Refusal, has_room, place, retry_after};
+use crate::placement::{Decision, Demand, Prediction, Refusal, has_room, place, retry_after};
 use crate::recovery::{Avoided, Circle, Phase, ProbationLimits, Retry};
 use crate::workers::WorkerHandle;
 use baton_types::{NumericsClass, RequestError, Role};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tracing::Span;
+use tracing::field::Empty;
 
 /// The workers of one attempt.
 #[derive(Debug)]
@@ -62,7 +64,16 @@ impl Job {
         (avoided, full): (&Avoided, Option<&RequestError>),
         answer: &Answer<'_>,
     ) -> Result<Chosen, Failed> {
-        let span = tracing::info_span!(parent: &self.span, "place", baton.placement.reason = tracing::field::Empty);
+        let span = tracing::info_span!(
+            parent: &self.span,
+            "place",
+            baton.placement.reason = Empty,
+            baton.placement.prefill_cached_tokens = Empty,
+            baton.placement.decode_cached_tokens = Empty,
+            baton.placement.pull_to_tokens = Empty,
+            baton.placement.cost_s = Empty,
+            baton.placement.runner_up_s = Empty,
+        );
         let _entered = span.enter();
         let (now, demand) = (Instant::now(), self.demand(core, answer));
         let mut refusal = Refusal::NoDecodeWorker;
@@ -98,6 +109,7 @@ impl Job {
             answer_tokens: core.experience.answer_tokens(&self.model.card.id, self.sampling.max_tokens),
             slowness: core.experience.slowness(&self.model.card.id, Instant::now()),
             policy: self.policy,
+            turn: core.placements.load(Ordering::Relaxed),
             // No prediction ends an answer that has begun.
             time_left: if answer.has_started() {
                 Duration::MAX
@@ -135,17 +147,30 @@ impl Job {
         candidates.view.iter_mut().for_each(|worker| worker.not_with = avoided.not_with(&worker.record.party, circle));
         let mut draw = |n| rand::random_range(0..n);
         let decision = place(&candidates.view, demand, &core.limits.placement, &mut draw)?;
-        let reason = decision.reason.name();
-        Span::current().record("baton.placement.reason", reason);
-        self.span.record("baton.placement.reason", reason);
+        core.placements.fetch_add(1, Ordering::Relaxed);
+        explain(&decision);
+        self.span.record("baton.placement.reason", decision.reason.name());
         let decode = candidates.handles[decision.decode].clone();
         self.metrics.placed(&decode.record.pool, decision.reason);
         let prefill = decision.prefill.map(|p| candidates.handles[p].clone());
-        decode.load.placed(if prefill.is_some() { 0 } else { demand.prompt_tokens }, demand.prompt_tokens);
+        decode.load.placed(if prefill.is_some() { 0 } else { decision.work_tokens }, demand.prompt_tokens);
         if let Some(prefill) = &prefill {
-            prefill.load.placed(demand.prompt_tokens, demand.prompt_tokens);
+            prefill.load.placed(decision.work_tokens, demand.prompt_tokens);
         }
         Ok(Chosen { decode, prefill, predicted: decision.predicted })
+    }
+}
+
+/// Tells the current span why.
+fn explain(decision: &Decision) {
+    let (span, numbers) = (Span::current(), &decision.numbers);
+    span.record("baton.placement.reason", decision.reason.name());
+    span.record("baton.placement.prefill_cached_tokens", numbers.prefill_cached_tokens);
+    span.record("baton.placement.decode_cached_tokens", numbers.decode_cached_tokens);
+    span.record("baton.placement.pull_to_tokens", decision.pull_to_tokens);
+    span.record("baton.placement.cost_s", numbers.cost_s);
+    if let Some(runner_up_s) = numbers.runner_up_s {
+        span.record("baton.placement.runner_up_s", runner_up_s);
     }
 }
 

@@ -1,0 +1,73 @@
+//! What became of one request.
+
+use super::Slo;
+use std::time::Duration;
+
+/// One request from its arrival to its end, as its client sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Outcome {
+    /// Arrival, from the start of the load on.
+    pub(crate) at: Duration,
+    /// From arrival to the first token, where there was one.
+    pub(crate) ttft: Option<Duration>,
+    /// Microseconds between each token and the one before it. Tokens that come together have 0 between them.
+    pub(crate) gaps_us: Vec<u32>,
+    /// The end, from the start of the load on.
+    pub(crate) end: Duration,
+    /// As sent.
+    pub(crate) prompt_tokens: u32,
+    /// As usage told them; 0 where it did not come to that.
+    pub(crate) cached_tokens: u32,
+    /// What an infinite cache would have hit.
+    pub(crate) infinite_tokens: u32,
+    /// Tokens that came.
+    pub(crate) output_tokens: u32,
+    /// Where it was placed, or why, where that was told.
+    pub(crate) placement: Option<String>,
+    pub(crate) result: Ending,
+}
+
+/// How a request ended.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum Ending {
+    /// Answered whole.
+    Ok,
+    /// The kind of the error, as in the table of errors.
+    Failed(String),
+    /// Cut off by the end of the load.
+    Cancelled,
+    /// Not sent when it was due, since as many as allowed were under way.
+    Shed,
+}
+
+impl Outcome {
+    /// A request that was never sent.
+    pub(crate) fn shed(at: Duration, prompt_tokens: u32, infinite_tokens: u32) -> Self {
+        Self {
+            at,
+            ttft: None,
+            gaps_us: Vec::new(),
+            end: at,
+            prompt_tokens,
+            cached_tokens: 0,
+            infinite_tokens,
+            output_tokens: 0,
+            placement: None,
+            result: Ending::Shed,
+        }
+    }
+
+    /// Milliseconds between tokens.
+    pub(super) fn gaps_ms(&self) -> impl Iterator<Item = f64> {
+        self.gaps_us.iter().map(|&us| f64::from(us) / 1e3)
+    }
+
+    /// Whether it was answered whole, with times as wanted.
+    pub(super) fn meets(&self, slo: Slo) -> bool {
+        let within = |time: Option<f64>, max: Option<f64>| max.is_none_or(|max| time.is_some_and(|time| time <= max));
+        let ttft = self.ttft.map(|ttft| ttft.as_secs_f64() * 1e3);
+        // An answer of one token has nothing to wait for behind it.
+        let itl = self.gaps_ms().sum::<f64>() / (self.gaps_us.len().max(1) as f64);
+        self.result == Ending::Ok && within(ttft, slo.ttft_ms) && within(Some(itl), slo.itl_ms)
+    }
+}

@@ -1,0 +1,132 @@
+//! Points for plots: distributions, and what happened over time.
+
+use super::distribution::{quantile, sorted};
+use super::{Ending, Outcome, rate};
+use serde::Serialize;
+use std::time::Duration;
+
+/// Parts into which the time of a load is cut.
+const WINDOWS: usize = 60;
+/// Points of a distribution.
+const POINTS: usize = 100;
+
+/// Everything that is plotted.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Series {
+    /// Milliseconds that so many hundredths of the requests took at most, from 1 to 100.
+    pub(crate) ttft_ms: Vec<f64>,
+    /// The same of gaps between tokens.
+    pub(crate) itl_ms: Vec<f64>,
+    /// In order of time, all of one length.
+    pub(crate) windows: Vec<Window>,
+}
+
+/// One part of the time. Requests count where they arrive.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Window {
+    /// Its beginning, in seconds from the start of the load on.
+    pub(crate) from_s: f64,
+    /// Its end.
+    pub(crate) to_s: f64,
+    /// Milliseconds to the first token, of the median request; absent where none had one.
+    pub(crate) ttft_p50_ms: Option<f64>,
+    /// The same of the 95th percentile.
+    pub(crate) ttft_p95_ms: Option<f64>,
+    /// Most requests that were under way at once.
+    pub(crate) in_flight_max: u64,
+    /// Hit share of the prompt tokens that were answered whole; absent where there were none.
+    pub(crate) hit_rate: Option<f64>,
+    /// What an infinite cache would have hit of these.
+    pub(crate) infinite_hit_rate: Option<f64>,
+}
+
+impl Series {
+    pub(super) fn of(outcomes: &[Outcome], elapsed: Duration) -> Self {
+        let ttft = sorted(outcomes.iter().filter_map(ttft_ms));
+        let itl = sorted(outcomes.iter().flat_map(Outcome::gaps_ms));
+        Self { ttft_ms: points(&ttft), itl_ms: points(&itl), windows: windows(outcomes, elapsed) }
+    }
+}
+
+fn ttft_ms(outcome: &Outcome) -> Option<f64> {
+    outcome.ttft.map(|ttft| ttft.as_secs_f64() * 1e3)
+}
+
+fn points(sorted: &[f64]) -> Vec<f64> {
+    (1..=POINTS).filter_map(|point| quantile(sorted, point as f64 / POINTS as f64)).collect()
+}
+
+fn windows(outcomes: &[Outcome], elapsed: Duration) -> Vec<Window> {
+    let length = elapsed.as_secs_f64() / WINDOWS as f64;
+    if length <= 0.0 {
+        return Vec::new();
+    }
+    let number = |time: Duration| ((time.as_secs_f64() / length) as usize).min(WINDOWS - 1);
+    let mut arrived: Vec<Vec<&Outcome>> = vec![Vec::new(); WINDOWS];
+    outcomes.iter().for_each(|outcome| arrived[number(outcome.at)].push(outcome));
+    let busy = in_flight(outcomes, number);
+    let of = |(index, arrived): (usize, &Vec<&Outcome>)| {
+        let ttft = sorted(arrived.iter().filter_map(|outcome| ttft_ms(outcome)));
+        let whole = || arrived.iter().filter(|outcome| outcome.result == Ending::Ok);
+        let sum = |of: fn(&Outcome) -> u32| whole().map(|outcome| u64::from(of(outcome))).sum::<u64>();
+        let prompt = sum(|outcome| outcome.prompt_tokens);
+        let share = |tokens| (prompt > 0).then(|| rate(tokens, prompt));
+        Window {
+            from_s: index as f64 * length,
+            to_s: (index + 1) as f64 * length,
+            ttft_p50_ms: quantile(&ttft, 0.5),
+            ttft_p95_ms: quantile(&ttft, 0.95),
+            in_flight_max: busy[index],
+            hit_rate: share(sum(|outcome| outcome.cached_tokens)),
+            infinite_hit_rate: share(sum(|outcome| outcome.infinite_tokens)),
+        }
+    };
+    arrived.iter().enumerate().map(of).collect()
+}
+
+/// Most requests at once in each window.
+fn in_flight(outcomes: &[Outcome], number: impl Fn(Duration) -> usize) -> Vec<u64> {
+    let sent = outcomes.iter().filter(|outcome| outcome.result != Ending::Shed);
+    let mut changes: Vec<(Duration, i64)> = sent.flat_map(|outcome| [(outcome.at, 1), (outcome.end, -1)]).collect();
+    // At one instant those that end make room for those that come.
+    changes.sort_unstable();
+    let (mut most, mut now, mut window) = (vec![0; WINDOWS], 0_i64, 0);
+    for (time, change) in changes {
+        let next = number(time);
+        // What is under way stays so through all windows up to the next change.
+        for at in window..=next {
+            most[at] = most[at].max(now);
+        }
+        (window, now) = (next, now + change);
+        most[window] = most[window].max(now);
+    }
+    most.into_iter().map(|count| u64::try_from(count).unwrap_or(0)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::outcome;
+    use super::*;
+
+    #[test]
+    fn windows_hold_what_arrives_in_them_and_what_is_under_way() {
+        // 60 windows of 100 ms. The second request is under way from 1.0 s to the end, the first from 0 to 0.25 s.
+        let outcomes = [outcome(0, 100, 50), outcome(1_000, 2_000, 1_000), outcome(1_050, 10, 1)];
+        let series = Series::of(&outcomes, Duration::from_secs(6));
+        let at = |index: usize| series.windows[index].clone();
+        assert_eq!((series.windows.len(), at(10).from_s, at(59).to_s), (60, 1.0, 6.0));
+        assert_eq!((at(0).ttft_p50_ms, at(1).ttft_p50_ms, at(10).ttft_p95_ms), (Some(100.0), None, Some(2_000.0)));
+        let busy: Vec<u64> = [0, 2, 3, 9, 10, 11, 40, 49, 59].map(|index| at(index).in_flight_max).into();
+        assert_eq!(busy, [1, 1, 0, 0, 2, 1, 1, 1, 1]);
+        assert_eq!((at(0).hit_rate, at(0).infinite_hit_rate, at(1).hit_rate), (Some(0.32), Some(0.64), None));
+    }
+
+    #[test]
+    fn distributions_have_a_point_a_hundredth() {
+        let outcomes: Vec<Outcome> = (1..=200).map(|ms| outcome(0, ms, 5)).collect();
+        let series = Series::of(&outcomes, Duration::from_secs(1));
+        assert_eq!((series.ttft_ms[0], series.ttft_ms[49], series.ttft_ms[99]), (2.0, 100.0, 200.0));
+        assert_eq!(series.itl_ms, [5.0; 100]);
+        assert_eq!(Series::of(&[], Duration::ZERO), Series::default());
+    }
+}

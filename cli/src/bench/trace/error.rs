@@ -1,0 +1,33 @@
+//! Why a trace cannot be read.
+
+use std::path::PathBuf;
+
+/// What is wrong with a trace; each message says what to do.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TraceError {
+    /// The file cannot be read, or is no text.
+    #[error("cannot read {path}; give --trace a text file: JSON lines or CSV")]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    /// Longer than any trace should be.
+    #[error("the trace has over {gib_max} GiB; cut it into several files")]
+    Size { gib_max: u64 },
+    /// Neither format's first line.
+    #[error(
+        "the first line is neither a JSON object with `timestamp` nor a header with TIMESTAMP,ContextTokens,GeneratedTokens; \
+         mend it, or say --format"
+    )]
+    Format,
+    /// A line that is not as its format wants it. Lines count from 1.
+    #[error("line {line}: {problem}")]
+    Line { line: usize, problem: String },
+    /// No request in it.
+    #[error("the trace holds no request; give another file")]
+    Empty,
+    /// More requests than are held in memory.
+    #[error("the trace holds over {max} requests; cut it into several files")]
+    Requests { max: usize },
+}

@@ -1,0 +1,41 @@
+//! Pages that stand alone: no script, nothing from elsewhere, light or dark as the reader has it, and all text of others escaped.
+
+/// Colours, and what every page has.
+const BASE: &str = "\
+:root{color-scheme:light dark;--line:#d0d7de;--text:#1f2328;--dim:#59636e;--back:#fff;--router:#4969b8;--prefill:#b8691f;--decode:#2f8a57;--bad:#c0362c}\
+@media(prefers-color-scheme:dark){:root{--line:#3d444d;--text:#f0f6fc;--dim:#9198a1;--back:#0d1117;--router:#7b97e0;--prefill:#e09a4f;--decode:#57b981;--bad:#f0685c}}\
+body{margin:2rem auto;max-width:78rem;padding:0 1rem;font:14px/1.45 system-ui,sans-serif;color:var(--text);background:var(--back)}\
+h1{font-size:1.25rem;margin:0 0 .25rem}p{margin:.15rem 0;color:var(--dim)}p.bad{color:var(--bad)}";
+
+/// The beginning of a page, up to its body.
+pub(crate) fn open(title: &str, style: &str) -> String {
+    format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\
+         <meta name=\"viewport\" content=\"width=device-width\"><title>Baton: {title}</title><style>{BASE}{style}</style></head>\n<body>",
+        title = escape(title),
+    )
+}
+
+/// The whole page.
+pub(crate) fn close(mut page: String) -> String {
+    page.push_str("</body></html>\n");
+    page
+}
+
+/// A text as it may stand in an element or an attribute.
+pub(crate) fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\'' => escaped.push_str("&#39;"),
+            c if c.is_control() => escaped.push('\u{fffd}'),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
