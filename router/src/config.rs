@@ -35,6 +35,8 @@ pub struct RouterConfig {
     pub auth: AuthConfig,
     /// Placement.
     pub placement: PlacementConfig,
+    /// What workers have cached.
+    pub cache: CacheConfig,
     /// What follows when a worker fails.
     pub retry: RetryConfig,
     /// Bounds of requests.
@@ -52,6 +54,7 @@ impl Default for RouterConfig {
             http: HttpConfig::default(),
             auth: AuthConfig::default(),
             placement: PlacementConfig::default(),
+            cache: CacheConfig::default(),
             retry: RetryConfig::default(),
             limits: LimitsConfig::default(),
         }
@@ -121,6 +124,22 @@ impl Default for PlacementConfig {
             transfer_bytes_per_s_default: 1.25e9,
             load_stale_ms_max: 5_000,
         }
+    }
+}
+
+/// The section `cache`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct CacheConfig {
+    /// Most different blocks in the index of what workers have cached, at 64 to 96 bytes each once they are there; what is more
+    /// counts as not cached. 0 keeps no index: then nobody knows what is cached where.
+    pub index_blocks_max: usize,
+}
+
+impl Default for CacheConfig {
+    fn default() -> Self {
+        // Less than 1 GiB; 160 million tokens in blocks of 16.
+        Self { index_blocks_max: 10_000_000 }
     }
 }
 
@@ -213,6 +232,7 @@ impl Check for RouterConfig {
             .section("http", &self.http)
             .section("auth", &self.auth)
             .section("placement", &self.placement)
+            .section("cache", &self.cache)
             .section("retry", &self.retry)
             .section("limits", &self.limits);
     }
@@ -233,6 +253,12 @@ impl Check for PlacementConfig {
             .range("prefill_doubles_at_tokens", self.prefill_doubles_at_tokens, 0.0..=1e9)
             .range("transfer_bytes_per_s_default", self.transfer_bytes_per_s_default, 1e6..=1e13)
             .range("load_stale_ms_max", self.load_stale_ms_max, 1_500..=60_000);
+    }
+}
+
+impl Check for CacheConfig {
+    fn check(&self, at: &mut Checker) {
+        at.range("index_blocks_max", self.index_blocks_max, 0..=1 << 30);
     }
 }
 

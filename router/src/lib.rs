@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Both fronts turn what came into one validated `request::GenerationRequest`; `flow` takes it through admission, tokenizing,
-//! placement and the workers' streams; `placement` decides, purely, from loads that `workers` hear; `models` knows cards and text.
+//! placement and the workers' streams; `placement` decides, purely, from loads that `workers` hear and from what `prefixes` knows to
+//! be cached where; `models` knows cards and text.
 //!
 //! The router must never know a tensor, a KV byte or a kernel: it links neither engine, kernels nor kv-transfer. It knows tokens,
 //! costs and gRPC. It holds no model files: cards, tokenizers and templates come from the workers.
@@ -24,6 +25,7 @@ mod models;
 mod openai;
 mod output;
 mod placement;
+mod prefixes;
 #[doc(hidden)]
 pub mod pure;
 mod readiness;
@@ -39,6 +41,6 @@ mod traces;
 mod workers;
 
 pub use auth::{AuthConfig, KeysError};
-pub use config::{HttpConfig, LimitsConfig, PlacementConfig, RetryConfig, RouterConfig};
+pub use config::{CacheConfig, HttpConfig, LimitsConfig, PlacementConfig, RetryConfig, RouterConfig};
 pub use request::PrefillPolicy;
 pub use server::{Router, RouterError, RunningRouter, run};

@@ -4,11 +4,13 @@
 mod auth;
 mod changes;
 mod membership;
+mod prefixes;
 mod ready;
 
 pub(crate) use auth::AuthMetrics;
 pub(crate) use changes::{MembershipChange, MembershipChanges};
 pub(crate) use membership::MembershipMetrics;
+pub(crate) use prefixes::{IndexMetrics, PrefixMetrics};
 
 use crate::placement::Reason;
 use crate::recovery::{GiveUp, Phase};

@@ -7,9 +7,10 @@ use crate::deadline::Deadlines;
 use crate::flow::{Core, Tokenizing};
 use crate::grpc::{AdminService, InferenceService, callers, operators};
 use crate::http::{HttpState, routes};
-use crate::metrics::{AuthMetrics, MembershipChanges, MembershipMetrics, RouterMetrics};
+use crate::metrics::{AuthMetrics, IndexMetrics, MembershipChanges, MembershipMetrics, PrefixMetrics, RouterMetrics};
 use crate::models::TextCache;
 use crate::placement::Experience;
+use crate::prefixes::Prefixes;
 use crate::readiness::readiness;
 use crate::recovery::RetryBucket;
 use crate::status::{ClusterStatus, StatusMetrics};
@@ -102,6 +103,10 @@ impl Router {
         let counters = metrics.register(TailMetrics::register);
         let (tail, verdicts) = Tail::new(&config.telemetry, traces.clone(), counters);
         tokio::spawn(deliver(verdicts, tail.lost()));
+        let blocks_max = config.cache.index_blocks_max;
+        let prefixes = Arc::new(Prefixes::new(blocks_max, metrics.register(PrefixMetrics::register)));
+        metrics.register(|registry| registry.register_collector(Box::new(IndexMetrics(prefixes.clone()))));
+        tokio::spawn(prefixes.clone().sweep(stop.clone()));
         let core = Arc::new(Core {
             limits: config.flow_limits(),
             admission: Admission::new(config.limits.running_max, config.limits.queued_max),
@@ -109,6 +114,7 @@ impl Router {
             experience: Experience::default(),
             tokenizing: Tokenizing::new(),
             workers: Arc::new(WorkerSet::new(silent_max)),
+            prefixes: prefixes.clone(),
             metrics: metrics.register(RouterMetrics::register),
             tail,
             draining: CancellationToken::new(),
@@ -131,6 +137,7 @@ impl Router {
             membership: membership.membership(),
             workers: core.workers.clone(),
             changes,
+            prefixes: Some(prefixes).filter(|_| blocks_max > 0),
             texts: Arc::new(TextCache::default()),
             name: format!("{}:{}", baton_node::id::hostname(), grpc_addr.port()),
             silent_max,
@@ -221,6 +228,12 @@ impl RunningRouter {
     /// Requests running or queued.
     pub fn requests(&self) -> usize {
         self.core.admission.inside()
+    }
+
+    /// What its requests share.
+    #[cfg(test)]
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
     }
 
     /// Ends on its own only when a server fails.

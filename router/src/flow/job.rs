@@ -11,8 +11,9 @@ use crate::placement::{Ended, Prediction};
 use crate::recovery::{Avoided, Failure, GiveUp, Phase, Recovery};
 use crate::request::PrefillPolicy;
 use crate::workers::{ServedModel, WorkerHandle};
+use baton_kv_cache::PrefixHash;
 use baton_text::StopMatcher;
-use baton_types::{ErrorKind, FinishReason, RequestError, RequestId, SamplingParams, TenantId, TokenId};
+use baton_types::{CacheUse, ErrorKind, FinishReason, RequestError, RequestId, SamplingParams, TenantId, TokenId};
 use futures::poll;
 use parking_lot::Mutex;
 use std::pin::pin;
@@ -29,6 +30,10 @@ pub(super) struct Job {
     pub(super) tenant: TenantId,
     pub(super) model: ServedModel,
     pub(super) tokens: Arc<[TokenId]>,
+    /// How it uses prefix caches; `None` shares nothing.
+    pub(super) cache: Option<CacheUse>,
+    /// What could be cached of its prompt.
+    pub(super) names: Arc<[PrefixHash]>,
     pub(super) sampling: SamplingParams,
     pub(super) stops: StopMatcher,
     pub(super) policy: PrefillPolicy,
@@ -50,6 +55,8 @@ pub(super) struct Job {
 pub(super) struct Prepared {
     pub(super) model: ServedModel,
     pub(super) tokens: Arc<[TokenId]>,
+    pub(super) cache: Option<CacheUse>,
+    pub(super) names: Arc<[PrefixHash]>,
     pub(super) sampling: SamplingParams,
     pub(super) stops: StopMatcher,
     pub(super) metrics: RequestMetrics,
@@ -68,7 +75,7 @@ impl Clocked for RequestMetrics {
 
 impl Job {
     pub(super) fn new(request: &crate::request::GenerationRequest, policy: PrefillPolicy, prepared: Prepared) -> Self {
-        let Prepared { model, tokens, sampling, stops, metrics, span } = prepared;
+        let Prepared { model, tokens, cache, names, sampling, stops, metrics, span } = prepared;
         let (id, tenant, priority) = (request.id.clone(), request.tenant.clone(), request.priority);
         let (received, deadline, queued) = (request.received, request.deadline, OnceLock::new());
         let (predicted, asked) = (Mutex::default(), Mutex::default());
@@ -77,6 +84,8 @@ impl Job {
             tenant,
             model,
             tokens,
+            cache,
+            names,
             sampling,
             stops,
             policy,

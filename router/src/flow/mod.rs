@@ -7,6 +7,7 @@ mod attempt;
 mod dial;
 mod end;
 mod job;
+mod names;
 mod place;
 mod remote;
 mod tokenize;
@@ -16,6 +17,7 @@ use crate::metrics::{Outcome, RouterMetrics};
 use crate::models::lookup;
 use crate::output::Events;
 use crate::placement::{Experience, Thresholds};
+use crate::prefixes::Prefixes;
 use crate::recovery::{ProbationLimits, RetryBucket, RetryLimits};
 use crate::request::{
     GenerationRequest, PrefillPolicy, Prompt, check_priority, check_stop_strings, check_tokens, check_vocab,
@@ -68,6 +70,8 @@ pub(crate) struct Core {
     pub(crate) tokenizing: Tokenizing,
     /// The workers.
     pub(crate) workers: Arc<WorkerSet>,
+    /// What they have cached.
+    pub(crate) prefixes: Arc<Prefixes>,
     /// Router-side metrics.
     pub(crate) metrics: RouterMetrics,
     /// What becomes of traces.
@@ -217,6 +221,9 @@ impl Core {
         span.record("gen_ai.request.seed", sampling.seed);
         let stops = StopMatcher::new(&request.stop).map_err(RequestError::from)?;
         let tokens: Arc<[TokenId]> = tokens.into();
+        // Nobody's salt is known here yet, and without one nothing is shared.
+        let cache = None;
+        let names = names::names_of(cache.as_ref(), &model.card.fingerprint, &tokens).await?;
         let metrics = self.metrics.of(&model.card.id);
         let (out, events) = mpsc::channel(self.limits.client_events_max + 1); // The end has a slot of its own.
         let generation = Generation {
@@ -227,7 +234,7 @@ impl Core {
             trace_id: trace_id(span),
             events: Events::new(events, self.unread.token()),
         };
-        let prepared = Prepared { model, tokens, sampling, stops, metrics, span: span.clone() };
+        let prepared = Prepared { model, tokens, cache, names, sampling, stops, metrics, span: span.clone() };
         let policy = request.prefill_policy.unwrap_or(self.limits.policy);
         job::spawn(self, Job::new(request, policy, prepared), turn, out);
         Ok(generation)

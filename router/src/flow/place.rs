@@ -5,6 +5,7 @@ use super::answer::Answer;
 use super::attempt::Failed;
 use super::job::Job;
 use crate::placement::{Decision, Demand, Prediction, Refusal, has_room, place, retry_after};
+use crate::prefixes::{Coming, Found};
 use crate::recovery::{Avoided, Circle, Phase, ProbationLimits, Retry};
 use crate::workers::WorkerHandle;
 use baton_types::{NumericsClass, RequestError, Role};
@@ -14,6 +15,11 @@ use std::time::{Duration, Instant};
 use tracing::Span;
 use tracing::field::Empty;
 
+/// A prompt that is not computed so long after it was placed is not believed to be any more.
+const COMING_MAX: Duration = Duration::from_secs(30);
+/// What is added to twice the predicted time, for queues that were longer than they seemed.
+const COMING_MORE: Duration = Duration::from_secs(1);
+
 /// The workers of one attempt.
 #[derive(Debug)]
 pub(super) struct Chosen {
@@ -22,6 +28,8 @@ pub(super) struct Chosen {
     pub(super) prefill: Option<Arc<WorkerHandle>>,
     /// When its answer comes, as of now; `None` while nothing is measured.
     pub(super) predicted: Option<Prediction>,
+    /// Its prompt, in the making where it is prefilled.
+    _coming: Option<Coming>,
 }
 
 impl Chosen {
@@ -76,10 +84,11 @@ impl Job {
         );
         let _entered = span.enter();
         let (now, demand) = (Instant::now(), self.demand(core, answer));
+        let found = core.prefixes.lookup(&self.names);
         let mut refusal = Refusal::NoDecodeWorker;
         for class in answer.class().map(Some).into_iter().chain([None]) {
             for circle in Circle::WIDENING {
-                match self.place_among(core, &demand, (avoided, circle, class), now) {
+                match self.place_among(core, (&demand, &found), (avoided, circle, class), now) {
                     Ok(chosen) => return Ok(chosen),
                     Err(refused) => refusal = refused,
                 }
@@ -134,7 +143,7 @@ impl Job {
     fn place_among(
         &self,
         core: &Core,
-        demand: &Demand,
+        (demand, found): (&Demand, &Found),
         (avoided, circle, class): (&Avoided, Circle, Option<&NumericsClass>),
         now: Instant,
     ) -> Result<Chosen, Refusal> {
@@ -145,6 +154,7 @@ impl Job {
         };
         let mut candidates = core.workers.candidates(&self.model.key, fits, now);
         candidates.view.iter_mut().for_each(|worker| worker.not_with = avoided.not_with(&worker.record.party, circle));
+        core.prefixes.fill(&self.names, found, &mut candidates.view, now);
         let mut draw = |n| rand::random_range(0..n);
         let decision = place(&candidates.view, demand, &core.limits.placement, &mut draw)?;
         core.placements.fetch_add(1, Ordering::Relaxed);
@@ -157,7 +167,13 @@ impl Job {
         if let Some(prefill) = &prefill {
             prefill.load.placed(decision.work_tokens, demand.prompt_tokens);
         }
-        Ok(Chosen { decode, prefill, predicted: decision.predicted })
+        let predicted = decision.predicted;
+        let coming = (!self.names.is_empty()).then(|| {
+            let time = predicted.map_or(COMING_MAX, |p| p.first_token.saturating_mul(2).saturating_add(COMING_MORE));
+            let computes = prefill.as_ref().unwrap_or(&decode).party();
+            core.prefixes.coming(computes, &self.names, now + time.min(COMING_MAX))
+        });
+        Ok(Chosen { decode, prefill, predicted, _coming: coming })
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod admin;
 mod auth;
+mod cached;
 mod classes;
 mod drain;
 mod ends;
