@@ -2,7 +2,7 @@
 //! of who has which prefix cached.
 //!
 //! Place in the house: above `types`, below `engine` (which runs sequences on leases), the workers (which hand leases to the
-//! transfer) and `router` (which hashes prompts and will keep the index).
+//! transfer) and `router` (which hashes prompts and keeps the index).
 //!
 //! ```text
 //! SharedPool ── try_lease, try_reserve ──> Lease ── drop ──> free, or cached ── try_reserve ──> Lease
@@ -17,6 +17,7 @@
 
 mod books;
 mod cache;
+pub mod feed;
 pub mod hash;
 pub mod index;
 pub mod lease;
@@ -27,6 +28,7 @@ mod tests;
 
 pub use books::Reserve;
 pub use cache::{CacheConfig, CacheCounts, Change, ChangeCursor, Keep, Pin};
+pub use feed::{CacheFeed, FEED_NAMES_MAX, FeedChange, FeedUpdate};
 pub use hash::{HASH_TOKENS, PrefixHash, PrefixHasher};
 pub use index::{Applied, CacheChange, CacheUpdate, CachedPrefix, IndexCounts, JoinError, PrefixIndex};
 pub use lease::{ForkCopy, Lease, Quarantined};

@@ -1,5 +1,7 @@
 //! The service over a real engine and transfer: a prompt whose KV nobody takes.
 
+mod reports;
+
 use crate::service::PrefillService;
 use crate::sink::NoSink;
 use baton_engine::Phase;

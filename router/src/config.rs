@@ -3,7 +3,7 @@
 use crate::auth::AuthConfig;
 use crate::cache::CacheConfig;
 use crate::flow::Limits;
-use crate::placement::Thresholds;
+use crate::placement::{PlacementPolicy, Thresholds};
 use crate::prices::PricesConfig;
 use crate::recovery::{ProbationLimits, RetryLimits};
 use crate::request::PrefillPolicy;
@@ -100,12 +100,18 @@ impl Default for HttpConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PlacementConfig {
+    /// How workers are chosen: `cost`, or to compare with it, `round-robin` or `least-loaded`.
+    pub policy: PlacementPolicy,
     /// Where prompts are prefilled: `auto`, `remote` or `local`.
     pub prefill_policy: PrefillPolicy,
     /// `auto` prefills prompts of at most this many tokens where they decode.
     pub local_prefill_tokens_max: u64,
     /// Prefill rate assumed of a worker that has measured none.
     pub prefill_tokens_per_s_default: f64,
+    /// A token of a prompt with so many tokens before it takes twice as long to prefill as the first one; 0 counts all alike.
+    pub prefill_doubles_at_tokens: f64,
+    /// Rate at which KV is assumed to move between two workers.
+    pub transfer_bytes_per_s_default: f64,
     /// A worker whose load was last heard longer ago is not placed on. Workers report at least every second.
     pub load_stale_ms_max: u64,
 }
@@ -113,9 +119,14 @@ pub struct PlacementConfig {
 impl Default for PlacementConfig {
     fn default() -> Self {
         Self {
+            policy: PlacementPolicy::Cost,
             prefill_policy: PrefillPolicy::Auto,
             local_prefill_tokens_max: 256,
             prefill_tokens_per_s_default: 1000.0,
+            // A matter of the model: Llama-3-8B's is at 30,000, that of small models at some thousand.
+            prefill_doubles_at_tokens: 0.0,
+            // 10 Gb/s, the least that any data centre has.
+            transfer_bytes_per_s_default: 1.25e9,
             load_stale_ms_max: 5_000,
         }
     }
@@ -232,11 +243,10 @@ impl Check for HttpConfig {
 
 impl Check for PlacementConfig {
     fn check(&self, at: &mut Checker) {
-        at.range("prefill_tokens_per_s_default", self.prefill_tokens_per_s_default, 1.0..=1e9).range(
-            "load_stale_ms_max",
-            self.load_stale_ms_max,
-            1_500..=60_000,
-        );
+        at.range("prefill_tokens_per_s_default", self.prefill_tokens_per_s_default, 1.0..=1e9)
+            .range("prefill_doubles_at_tokens", self.prefill_doubles_at_tokens, 0.0..=1e9)
+            .range("transfer_bytes_per_s_default", self.transfer_bytes_per_s_default, 1e6..=1e13)
+            .range("load_stale_ms_max", self.load_stale_ms_max, 1_500..=60_000);
     }
 }
 
@@ -274,6 +284,11 @@ impl RouterConfig {
             placement: Thresholds {
                 local_prefill_tokens_max: self.placement.local_prefill_tokens_max,
                 prefill_tokens_per_s_default: self.placement.prefill_tokens_per_s_default,
+                policy: self.placement.policy,
+                prefill_doubles_at_tokens: self.placement.prefill_doubles_at_tokens,
+                transfer_bytes_per_s: self.placement.transfer_bytes_per_s_default,
+                // No worker reads from another yet.
+                pulls: false,
             },
             retry: RetryLimits {
                 attempts_max: self.retry.attempts_max,

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Both fronts turn what came into one validated `request::GenerationRequest`; `flow` takes it through admission, tokenizing,
-//! placement and the workers' streams; `placement` decides, purely, from loads that `workers` hear; `models` knows cards and text.
+//! placement and the workers' streams; `placement` decides, purely, from loads that `workers` hear and from what `prefixes` knows to
+//! be cached where; `models` knows cards and text.
 //!
 //! The router must never know a tensor, a KV byte or a kernel: it links neither engine, kernels nor kv-transfer. It knows tokens,
 //! costs and gRPC. It holds no model files: cards, tokenizers and templates come from the workers.
@@ -25,6 +26,7 @@ mod models;
 mod openai;
 mod output;
 mod placement;
+mod prefixes;
 mod prices;
 #[doc(hidden)]
 pub mod pure;

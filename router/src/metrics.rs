@@ -5,6 +5,7 @@ mod auth;
 mod cache;
 mod changes;
 mod membership;
+mod prefixes;
 mod ready;
 mod window;
 
@@ -12,6 +13,7 @@ pub(crate) use auth::AuthMetrics;
 pub(crate) use cache::CacheMetrics;
 pub(crate) use changes::{MembershipChange, MembershipChanges};
 pub(crate) use membership::MembershipMetrics;
+pub(crate) use prefixes::{IndexMetrics, PrefixMetrics};
 
 use crate::placement::Reason;
 use crate::recovery::{GiveUp, Phase};

@@ -8,9 +8,12 @@ use crate::deadline::Deadlines;
 use crate::flow::{Core, Tokenizing};
 use crate::grpc::{AdminService, InferenceService, callers, operators};
 use crate::http::{HttpState, routes};
-use crate::metrics::{AuthMetrics, CacheMetrics, MembershipChanges, MembershipMetrics, RouterMetrics};
+use crate::metrics::{
+    AuthMetrics, CacheMetrics, IndexMetrics, MembershipChanges, MembershipMetrics, PrefixMetrics, RouterMetrics,
+};
 use crate::models::TextCache;
 use crate::placement::Experience;
+use crate::prefixes::Prefixes;
 use crate::readiness::readiness;
 use crate::recovery::RetryBucket;
 use crate::status::{ClusterStatus, StatusMetrics};
@@ -30,6 +33,7 @@ use baton_proto::v1::membership_server;
 use futures::FutureExt as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -106,6 +110,10 @@ impl Router {
         let cache_metrics = CacheMetrics::new(config.auth.keys_file.is_none() || config.admin.listen.is_some());
         let collector = Box::new(cache_metrics.clone());
         metrics.register(|registry| registry.register_collector(collector));
+        let blocks_max = config.cache.index_blocks_max;
+        let prefixes = Arc::new(Prefixes::new(blocks_max, metrics.register(PrefixMetrics::register)));
+        metrics.register(|registry| registry.register_collector(Box::new(IndexMetrics(prefixes.clone()))));
+        tokio::spawn(prefixes.clone().sweep(stop.clone()));
         let core = Arc::new(Core {
             limits: config.flow_limits(),
             admission: Admission::new(config.limits.running_max, config.limits.queued_max),
@@ -115,11 +123,13 @@ impl Router {
             experience: Experience::default(),
             tokenizing: Tokenizing::new(),
             workers: Arc::new(WorkerSet::new(silent_max)),
+            prefixes: prefixes.clone(),
             metrics: metrics.register(RouterMetrics::register),
             cache_metrics,
             tail,
             draining: CancellationToken::new(),
             abort: CancellationToken::new(),
+            placements: AtomicU64::new(0),
             tasks: TaskTracker::new(),
             unread: TaskTracker::new(),
         });
@@ -137,6 +147,7 @@ impl Router {
             membership: membership.membership(),
             workers: core.workers.clone(),
             changes,
+            prefixes: Some(prefixes).filter(|_| blocks_max > 0),
             texts: Arc::new(TextCache::default()),
             name: format!("{}:{}", baton_node::id::hostname(), grpc_addr.port()),
             silent_max,
@@ -228,6 +239,12 @@ impl RunningRouter {
     /// Requests running or queued.
     pub fn requests(&self) -> usize {
         self.core.admission.inside()
+    }
+
+    /// What its requests share.
+    #[cfg(test)]
+    pub(crate) fn core(&self) -> &Core {
+        &self.core
     }
 
     /// Ends on its own only when a server fails.

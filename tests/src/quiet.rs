@@ -119,6 +119,6 @@ impl Counts {
 /// Tokens claimed and not adopted, as the worker whose gRPC is there reports them to routers.
 pub(crate) async fn claimed_tokens(url: String) -> anyhow::Result<u64> {
     let mut client = WorkerClient::connect(url).await?;
-    let mut reports = client.watch(WatchRequest { router: "quiet".into() }).await?.into_inner();
+    let mut reports = client.watch(WatchRequest { router: "quiet".into(), cache_events: false }).await?.into_inner();
     Ok(reports.message().await?.context("a worker that reports nothing")?.claimed_tokens)
 }

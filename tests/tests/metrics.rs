@@ -150,6 +150,7 @@ impl Source {
 fn labels_have_the_values_that_the_table_tells() -> anyhow::Result<()> {
     use Source::{Between, Enum};
     let (worker, failures) = ("worker/src/metrics.rs", Enum("kv-transfer/src/error.rs", "HandoffFailure"));
+    let follower = "router/src/prefixes/follower.rs";
     let role = Enum("types/src/instance.rs", "Role");
     let main = |file| Between(file, "#[command(name = \"", "\"");
     let mains = [main("router/src/main.rs"), main("prefill-worker/src/main.rs"), main("decode-worker/src/main.rs")];
@@ -157,11 +158,11 @@ fn labels_have_the_values_that_the_table_tells() -> anyhow::Result<()> {
     let window = Between("router/src/metrics/cache.rs", "(\"window\", \"", "\")");
     let change = Enum("router/src/metrics/changes.rs", "MembershipChange");
     // metric, label, where its values are named, values that stand alone
-    let sources: [(&str, &str, &[Source], &[&str]); 23] = [
+    let sources: [(&str, &str, &[Source], &[&str]); 26] = [
         ("baton_build_info", "service", &mains, &[]),
         ("baton_spans_lost_total", "reason", &[lost], &[]),
         ("baton_router_requests_total", "outcome", &[Enum("types/src/error.rs", "ErrorKind")], &["ok"]),
-        ("baton_router_placements_total", "reason", &[Enum("router/src/placement/mod.rs", "Reason")], &[]),
+        ("baton_router_placements_total", "reason", &[Enum("router/src/placement/decision.rs", "Reason")], &[]),
         ("baton_router_retries_total", "reason", &[Enum("router/src/recovery/mod.rs", "Phase")], &[]),
         ("baton_router_given_up_total", "reason", &[Enum("router/src/recovery/mod.rs", "GiveUp")], &[]),
         ("baton_router_auth_refused_total", "reason", &[Enum("router/src/auth/denied.rs", "Denied")], &[]),
@@ -172,6 +173,9 @@ fn labels_have_the_values_that_the_table_tells() -> anyhow::Result<()> {
         ("baton_router_membership_changes_total", "change", &[change], &[]),
         ("baton_cache_hit_ratio", "window", &[window], &[]),
         ("baton_prefix_cache_removed_blocks_total", "reason", &[Between(worker, "(\"reason\", \"", "\")")], &[]),
+        ("baton_router_index_events_total", "kind", &[Enum(follower, "Told")], &[]),
+        ("baton_router_index_snapshots_total", "reason", &[Between(follower, "{ \"", "\" }")], &[]),
+        ("baton_router_index_forgotten_total", "reason", &[Enum(follower, "Forgotten")], &[]),
         ("baton_kv_blocks", "state", &[Between(worker, "(\"", "\", load.blocks.")], &[]),
         ("baton_engine_rows_total", "kind", &[Between(worker, "(\"kind\", \"", "\")")], &[]),
         ("baton_worker_phase_seconds", "phase", &[Enum("worker/src/phases.rs", "WorkerPhase")], &[]),

@@ -17,6 +17,7 @@ pub mod metrics;
 pub mod models;
 pub mod phases;
 pub mod process;
+pub mod report;
 pub mod service;
 pub mod settings;
 pub mod share;

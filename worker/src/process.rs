@@ -8,6 +8,7 @@ use crate::hang;
 use crate::health::Vitals;
 use crate::metrics::WorkerMetrics;
 use crate::phases::Phases;
+use crate::report::cache_changes;
 use crate::service::{Claims, WorkerService};
 use anyhow::Context;
 use baton_engine::{EngineHandle, SequenceGate};
@@ -195,6 +196,7 @@ impl RunningWorker {
             transfer: transfer.clone(),
             bundle,
             claimed,
+            cache_changed: cache_changes(&loaded.engine.pool()),
             drain: drain.clone(),
             drain_max: Duration::from_millis(config.drain.drain_ms_max),
             stop: stop.clone(),

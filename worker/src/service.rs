@@ -1,6 +1,7 @@
 //! `baton.v1.Worker`: the model's bundle, a stream of load reports, and the drain.
 
 use crate::drain::{Drain, DrainPhase, DrainState};
+use crate::report::REPORT_MS_MIN;
 use baton_engine::EngineHandle;
 use baton_kv_transfer::KvTransfer;
 use baton_proto::v1::{self, worker_server::Worker};
@@ -16,14 +17,8 @@ use tonic::{Request, Response, Status};
 
 /// Largest chunk of a bundle.
 const CHUNK_BYTES_MAX: usize = 1 << 20;
-/// Shortest time between two load reports.
-const REPORT_MS_MIN: u64 = 50;
-/// Longest time between two load reports, in units of [`REPORT_MS_MIN`]: 1 s.
-const QUIET_TICKS_MAX: u32 = 20;
-/// Reports that wait for a slow router; a later one says all that an earlier one did.
+/// Reports that wait for a slow router.
 const REPORTS_MAX: usize = 2;
-/// Fineness with which it is told how long an engine's loop stands still. Steps take less.
-const STILL_MS: u64 = 250;
 
 /// Longest drain that can be asked for, as for `drain.drain_ms_max`.
 const DRAIN_MS_MAX: u64 = 3_600_000;
@@ -53,6 +48,8 @@ pub struct WorkerService {
     pub bundle: Option<(Digest, Bytes)>,
     /// See [`Claimed`].
     pub claimed: Claims,
+    /// See [`crate::report::cache_changes`].
+    pub cache_changed: watch::Receiver<()>,
     /// Drains the worker.
     pub drain: Drain,
     /// Bound of a drain that states none.
@@ -86,9 +83,10 @@ impl Worker for WorkerService {
     }
 
     async fn watch(&self, request: Request<v1::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        tracing::info!(router = %request.into_inner().router, "reports load to a router");
+        let v1::WatchRequest { router, cache_events } = request.into_inner();
+        tracing::info!(router, cache_events, "reports load to a router");
         let (reports, stream) = mpsc::channel(REPORTS_MAX);
-        tokio::spawn(self.clone().report(reports));
+        tokio::spawn(self.clone().report(reports, cache_events));
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
@@ -127,68 +125,6 @@ async fn tell_drain(mut state: watch::Receiver<DrainState>, events: mpsc::Sender
         sleep(Duration::from_millis(REPORT_MS_MIN)).await;
         if state.changed().await.is_err() {
             return;
-        }
-    }
-}
-
-/// A time in milliseconds, cut so that it changes no report of an engine that moves.
-fn cut(still: Duration) -> u64 {
-    let ms = u64::try_from(still.as_millis()).unwrap_or(u64::MAX);
-    ms - ms % STILL_MS
-}
-
-impl WorkerService {
-    async fn report(self, reports: mpsc::Sender<Result<v1::LoadReport, Status>>) {
-        let mut ticks = tokio::time::interval(Duration::from_millis(REPORT_MS_MIN));
-        let (mut last, mut quiet, mut sequence) = (None, 0, 0);
-        loop {
-            tokio::select! {
-                _ = ticks.tick() => {}
-                () = reports.closed() => return,
-                () = self.stop.cancelled() => return,
-            }
-            let report = self.load();
-            quiet += 1;
-            if last.as_ref() == Some(&report) && quiet < QUIET_TICKS_MAX {
-                continue;
-            }
-            last = Some(report.clone());
-            sequence += 1;
-            // A router that is behind gets the next report, which says more.
-            if reports.try_send(Ok(v1::LoadReport { sequence, ..report })).is_ok() {
-                quiet = 0;
-            }
-        }
-    }
-
-    fn load(&self) -> v1::LoadReport {
-        let (load, claimed) = (self.engine.load(), (self.claimed)());
-        let (blocks, moved) = (load.blocks, self.transfer.stats().total);
-        v1::LoadReport {
-            party: Some(self.party.clone().into()),
-            sequence: 0,
-            waiting: (load.waiting + claimed.sequences) as u32,
-            waiting_tokens: load.waiting_tokens as u64,
-            running: load.running as u32,
-            running_tokens: load.running_tokens as u64,
-            blocks: Some(v1::BlockCounts {
-                total: blocks.total as u64,
-                free: blocks.free as u64,
-                referenced: blocks.referenced as u64,
-                cached: blocks.cached as u64,
-                quarantined: blocks.quarantined as u64,
-            }),
-            prefill_tokens_per_s: load.prefill_tokens_per_s,
-            decode_steps_per_s: load.decode_steps_per_s,
-            claimed_tokens: claimed.tokens,
-            healthy: self.engine.healthy() && self.transfer.healthy(),
-            draining: self.drain.has_begun(),
-            steps: load.steps,
-            generated_tokens: Some(load.generated_tokens),
-            prefilled_tokens: Some(load.prefill_rows),
-            kv_bytes: Some(moved.bytes_sent + moved.bytes_adopted),
-            still_ms: Some(cut(self.engine.still())),
-            lacks_blocks: Some(self.engine.lacks_blocks()),
         }
     }
 }

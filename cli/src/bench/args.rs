@@ -2,6 +2,7 @@
 
 use super::load::{Fit, Pace, Synthetic, TokenRange, TooLong};
 use super::report::Slo;
+use super::simulate::SimulateArgs;
 use super::trace::Format;
 use crate::router::RouterArgs;
 use clap::Args;
@@ -47,6 +48,8 @@ pub(crate) struct BenchArgs {
     pub(super) replay: ReplayArgs,
     #[command(flatten)]
     pub(super) synthetic: SyntheticArgs,
+    #[command(flatten)]
+    pub(super) simulate: SimulateArgs,
 }
 
 /// How a trace is replayed.

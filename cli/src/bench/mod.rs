@@ -1,11 +1,13 @@
 //! `baton bench`: load on a running cluster, recorded or made up, and how it was served.
 //!
 //! [`trace`] reads what was recorded, [`load`] makes of it what this cluster can take, [`replay`] sends it, [`report`] tells what came of it.
+//! [`simulate`] needs no cluster.
 
 mod args;
 mod load;
 mod replay;
 mod report;
+mod simulate;
 mod trace;
 
 use crate::stdout;
@@ -26,6 +28,9 @@ use trace::Trace;
 
 /// Puts the load on the router and tells what came of it. Fails where no request was answered.
 pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
+    if args.simulate.simulate {
+        return simulated(&args).map(|()| ExitCode::SUCCESS);
+    }
     let (title, load, mut facts) = load_of(&args)?;
     // Before the load: nobody should wait an hour for a report that cannot be written.
     let files = [&args.json, &args.html].map(|path| path.as_deref().map(create).transpose());
@@ -47,6 +52,27 @@ pub(crate) async fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
         file.write_all(text.as_bytes()).context("cannot write the report")?;
     }
     Ok(if report.counts.ok > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Simulates a trace instead of sending it.
+fn simulated(args: &BenchArgs) -> anyhow::Result<()> {
+    let path = args.trace.as_deref().context("--simulate needs --trace")?;
+    ensure!(
+        args.html.is_none() || args.simulate.runs() == 1,
+        "--html shows one simulation: name one policy and one of --pools"
+    );
+    let [json, html] = [&args.json, &args.html].map(|path| path.as_deref().map(create).transpose());
+    let (json, html) = (json?, html?);
+    let (trace, _) = args.replay.fit().apply(&Trace::read(path, args.replay.format)?);
+    ensure!(!trace.requests.is_empty(), "no request is left of the trace; see --from, --limit and --context-max");
+    let reports = simulate::run(&args.simulate, &trace, args.seed.unwrap_or(1), args.slo())?;
+    let page = reports.first().map(Report::html).unwrap_or_default();
+    for (mut file, text) in
+        [(json, serde_json::to_string(&reports)?), (html, page)].into_iter().filter_map(|(f, t)| Some((f?, t)))
+    {
+        file.write_all(text.as_bytes()).context("cannot write the report")?;
+    }
+    Ok(())
 }
 
 /// What is to be sent, under which title, and what is to be known of it.

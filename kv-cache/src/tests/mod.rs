@@ -1,6 +1,7 @@
 //! Pool and cache from outside: short cases, and a model that random operations are compared with.
 
 mod cases;
+mod follow;
 mod model;
 mod random;
 

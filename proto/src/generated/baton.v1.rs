@@ -234,6 +234,9 @@ pub struct CacheOptions {
     /// Takes nothing from prefix caches and leaves nothing there.
     #[prost(bool, tag = "3")]
     pub off: bool,
+    /// Nobody is expected to go on with it soon: once it ended, its blocks make room before others.
+    #[prost(bool, tag = "4")]
+    pub cold: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Segment {
@@ -801,6 +804,9 @@ pub struct WatchRequest {
     /// Name of the router, for logs.
     #[prost(string, tag = "1")]
     pub router: ::prost::alloc::string::String,
+    /// Whether the router wants reports of the prefix cache.
+    #[prost(bool, tag = "2")]
+    pub cache_events: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct LoadReport {
@@ -837,6 +843,9 @@ pub struct LoadReport {
     pub generated_tokens: ::core::option::Option<u64>,
     #[prost(uint64, optional, tag = "15")]
     pub prefilled_tokens: ::core::option::Option<u64>,
+    /// Where it is set, this report is of the prefix cache alone: beside the party, nothing else is set.
+    #[prost(message, optional, tag = "16")]
+    pub cache: ::core::option::Option<CacheUpdate>,
     /// KV sent to peers, and adopted from them.
     #[prost(uint64, optional, tag = "20")]
     pub kv_bytes: ::core::option::Option<u64>,
@@ -846,6 +855,42 @@ pub struct LoadReport {
     /// Whether a sequence, or KV that a peer offers, waits for blocks.
     #[prost(bool, optional, tag = "22")]
     pub lacks_blocks: ::core::option::Option<bool>,
+}
+/// A change of a prefix cache, or a part of all that is in it. Blocks are named by the prefixes that end with them, names are 16 bytes
+/// each, one behind the other, at most 512 of them.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CacheUpdate {
+    /// Counted anew on each stream: 0 for the snapshot that comes first. An event has one more than what came before it. A later snapshot,
+    /// which replaces the events that were forgotten before this router took them, has one more as well, in all its parts.
+    #[prost(uint64, tag = "1")]
+    pub sequence: u64,
+    #[prost(oneof = "cache_update::Change", tags = "2, 3, 4")]
+    pub change: ::core::option::Option<cache_update::Change>,
+}
+/// Nested message and enum types in `CacheUpdate`.
+pub mod cache_update {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Change {
+        /// Cached from now on.
+        #[prost(bytes, tag = "2")]
+        Stored(::prost::bytes::Bytes),
+        /// Cached no more.
+        #[prost(bytes, tag = "3")]
+        Removed(::prost::bytes::Bytes),
+        /// A part of all that is cached.
+        #[prost(message, tag = "4")]
+        Snapshot(super::CacheSnapshot),
+    }
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CacheSnapshot {
+    /// From 0 on. Events come behind the last part.
+    #[prost(uint32, tag = "1")]
+    pub part: u32,
+    #[prost(bool, tag = "2")]
+    pub last: bool,
+    #[prost(bytes = "bytes", tag = "3")]
+    pub names: ::prost::bytes::Bytes,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct BlockCounts {
@@ -1615,7 +1660,8 @@ pub mod worker_client {
             req.extensions_mut().insert(GrpcMethod::new("baton.v1.Worker", "Bundle"));
             self.inner.server_streaming(req, path, codec).await
         }
-        /// A first report at once, then one whenever something changed, at most every 50 ms, at least every second.
+        /// A first report at once, then one whenever something changed, at most every 50 ms, at least every second. Among them, to routers that
+        /// ask for it, what is in the worker's prefix cache, and then what comes and goes there.
         pub async fn watch(
             &mut self,
             request: impl tonic::IntoRequest<super::WatchRequest>,
@@ -1693,7 +1739,8 @@ pub mod worker_server {
             >
             + std::marker::Send
             + 'static;
-        /// A first report at once, then one whenever something changed, at most every 50 ms, at least every second.
+        /// A first report at once, then one whenever something changed, at most every 50 ms, at least every second. Among them, to routers that
+        /// ask for it, what is in the worker's prefix cache, and then what comes and goes there.
         async fn watch(
             &self,
             request: tonic::Request<super::WatchRequest>,

@@ -24,11 +24,22 @@ pub struct CacheConfig {
     /// Salts are derived from it; all routers of a cluster have the same one. Without one, tenants share as little, but who reaches the
     /// workers past the routers can work out a tenant's salt from its name.
     pub secret: Option<Secret>,
+    /// Most different blocks in the index of what workers have cached, at 64 to 96 bytes each once they are there; what is more counts as
+    /// not cached. 0 keeps no index: then nobody knows what is cached where.
+    pub index_blocks_max: usize,
 }
 
 impl Default for CacheConfig {
     fn default() -> Self {
-        Self { enabled: true, ttl_ms: None, ttl_ms_max: 3_600_000, pin_ms_max: 0, secret: None }
+        Self {
+            enabled: true,
+            ttl_ms: None,
+            ttl_ms_max: 3_600_000,
+            pin_ms_max: 0,
+            secret: None,
+            // Less than 1 GiB; 160 million tokens in blocks of 16.
+            index_blocks_max: 10_000_000,
+        }
     }
 }
 
@@ -38,6 +49,6 @@ impl Check for CacheConfig {
             .range("ttl_ms_max", self.ttl_ms_max, 0..=MS_MAX)
             .range("pin_ms_max", self.pin_ms_max, 0..=MS_MAX);
         let fits = self.secret.as_ref().is_none_or(|secret| SECRET_BYTES.contains(&secret.expose().len()));
-        at.require("secret", fits, "16 to 4096 bytes");
+        at.require("secret", fits, "16 to 4096 bytes").range("index_blocks_max", self.index_blocks_max, 0..=1 << 30);
     }
 }

@@ -20,16 +20,19 @@ pub(crate) struct CacheOptions {
     pub(crate) pin_ms: Option<u64>,
     /// `cache.off`: it takes nothing and leaves nothing.
     pub(crate) off: bool,
+    /// `cache.cold`: nobody is expected to go on with it soon.
+    pub(crate) cold: bool,
 }
 
 impl fmt::Debug for CacheOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { salt: _, ttl_ms, pin_ms, off } = self;
+        let Self { salt: _, ttl_ms, pin_ms, off, cold } = self;
         // Who knows the salt can share.
         f.debug_struct("CacheOptions")
             .field("ttl_ms", ttl_ms)
             .field("pin_ms", pin_ms)
             .field("off", off)
+            .field("cold", cold)
             .finish_non_exhaustive()
     }
 }
@@ -46,7 +49,7 @@ impl CacheRules {
 
     /// What workers are told of a request of `tenant`; `None` where it uses no cache. What it asks for is checked in any case.
     pub(crate) fn resolve(&self, tenant: &TenantId, options: &CacheOptions) -> Result<Option<CacheUse>, RequestError> {
-        let CacheConfig { enabled, ttl_ms, ttl_ms_max, pin_ms_max, secret } = &self.0;
+        let CacheConfig { enabled, ttl_ms, ttl_ms_max, pin_ms_max, secret, index_blocks_max: _ } = &self.0;
         if options.salt.as_ref().is_some_and(|salt| salt.is_empty() || salt.len() > SALT_BYTES_MAX) {
             let message = format!("cache_salt must be 1 to {SALT_BYTES_MAX} bytes long; leave it out to have none");
             return Err(RequestError::invalid("cache_salt", message));
@@ -68,6 +71,7 @@ impl CacheRules {
             salt: salt(secret, tenant, options.salt.as_deref()),
             ttl: ttl.map(Duration::from_millis),
             pin: pin.map(Duration::from_millis),
+            cold: options.cold,
         }))
     }
 }

@@ -11,6 +11,7 @@ use crate::placement::{Ended, Prediction};
 use crate::recovery::{Avoided, Failure, GiveUp, Phase, Recovery};
 use crate::request::PrefillPolicy;
 use crate::workers::{ServedModel, WorkerHandle};
+use baton_kv_cache::PrefixHash;
 use baton_text::StopMatcher;
 use baton_types::{CacheUse, ErrorKind, FinishReason, RequestError, RequestId, SamplingParams, TenantId, TokenId};
 use futures::poll;
@@ -29,11 +30,14 @@ pub(super) struct Job {
     pub(super) tenant: TenantId,
     pub(super) model: ServedModel,
     pub(super) tokens: Arc<[TokenId]>,
+    /// How it uses prefix caches; `None` shares nothing.
+    pub(super) cache: Option<CacheUse>,
+    /// What could be cached of its prompt.
+    pub(super) names: Arc<[PrefixHash]>,
     pub(super) sampling: SamplingParams,
     pub(super) stops: StopMatcher,
     pub(super) policy: PrefillPolicy,
     pub(super) priority: i32,
-    pub(super) cache: Option<CacheUse>,
     pub(super) received: Instant,
     pub(super) deadline: Instant,
     pub(super) span: Span,
@@ -51,9 +55,10 @@ pub(super) struct Job {
 pub(super) struct Prepared {
     pub(super) model: ServedModel,
     pub(super) tokens: Arc<[TokenId]>,
+    pub(super) cache: Option<CacheUse>,
+    pub(super) names: Arc<[PrefixHash]>,
     pub(super) sampling: SamplingParams,
     pub(super) stops: StopMatcher,
-    pub(super) cache: Option<CacheUse>,
     pub(super) metrics: RequestMetrics,
     pub(super) span: Span,
 }
@@ -70,7 +75,7 @@ impl Clocked for RequestMetrics {
 
 impl Job {
     pub(super) fn new(request: &crate::request::GenerationRequest, policy: PrefillPolicy, prepared: Prepared) -> Self {
-        let Prepared { model, tokens, sampling, stops, cache, metrics, span } = prepared;
+        let Prepared { model, tokens, cache, names, sampling, stops, metrics, span } = prepared;
         let (id, tenant, priority) = (request.id.clone(), request.tenant.clone(), request.priority);
         let (received, deadline, queued) = (request.received, request.deadline, OnceLock::new());
         let (predicted, asked) = (Mutex::default(), Mutex::default());
@@ -79,11 +84,12 @@ impl Job {
             tenant,
             model,
             tokens,
+            cache,
+            names,
             sampling,
             stops,
             policy,
             priority,
-            cache,
             received,
             deadline,
             span,

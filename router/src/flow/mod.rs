@@ -7,6 +7,7 @@ mod attempt;
 mod dial;
 mod end;
 mod job;
+mod names;
 mod place;
 mod remote;
 mod tokenize;
@@ -17,6 +18,7 @@ use crate::metrics::{CacheMetrics, Outcome, RouterMetrics};
 use crate::models::lookup;
 use crate::output::Events;
 use crate::placement::{Experience, Thresholds};
+use crate::prefixes::Prefixes;
 use crate::prices::PricesConfig;
 use crate::recovery::{ProbationLimits, RetryBucket, RetryLimits};
 use crate::request::{
@@ -28,6 +30,7 @@ use baton_text::StopMatcher;
 use baton_types::{ErrorKind, RequestError, RequestId, TokenId};
 use job::{Job, Prepared};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 pub(crate) use tokenize::Tokenizing;
 use tokio::sync::mpsc;
@@ -73,6 +76,8 @@ pub(crate) struct Core {
     pub(crate) tokenizing: Tokenizing,
     /// The workers.
     pub(crate) workers: Arc<WorkerSet>,
+    /// What they have cached.
+    pub(crate) prefixes: Arc<Prefixes>,
     /// Router-side metrics.
     pub(crate) metrics: RouterMetrics,
     /// What prefix caches spared.
@@ -83,6 +88,8 @@ pub(crate) struct Core {
     pub(crate) draining: CancellationToken,
     /// Requests still running are ended.
     pub(crate) abort: CancellationToken,
+    /// Placements so far.
+    pub(crate) placements: AtomicU64,
     /// Tasks of running requests.
     pub(crate) tasks: TaskTracker,
     /// Answers that their clients have not read to the end.
@@ -225,6 +232,7 @@ impl Core {
         span.record("gen_ai.request.seed", sampling.seed);
         let stops = StopMatcher::new(&request.stop).map_err(RequestError::from)?;
         let tokens: Arc<[TokenId]> = tokens.into();
+        let names = names::names_of(cache.as_ref(), &model.card.fingerprint, &tokens).await?;
         let metrics = self.metrics.of(&model.card.id);
         let (out, events) = mpsc::channel(self.limits.client_events_max + 1); // The end has a slot of its own.
         let generation = Generation {
@@ -235,7 +243,7 @@ impl Core {
             trace_id: trace_id(span),
             events: Events::new(events, self.unread.token()),
         };
-        let prepared = Prepared { model, tokens, sampling, stops, cache, metrics, span: span.clone() };
+        let prepared = Prepared { model, tokens, cache, names, sampling, stops, metrics, span: span.clone() };
         let policy = request.prefill_policy.unwrap_or(self.limits.policy);
         job::spawn(self, Job::new(request, policy, prepared), turn, out);
         Ok(generation)

@@ -4,13 +4,21 @@ use super::Core;
 use super::answer::Answer;
 use super::attempt::Failed;
 use super::job::Job;
-use crate::placement::{Demand, Prediction, Refusal, has_room, place, retry_after};
+use crate::placement::{Decision, Demand, Prediction, Refusal, has_room, place, retry_after};
+use crate::prefixes::{Coming, Found};
 use crate::recovery::{Avoided, Circle, Phase, ProbationLimits, Retry};
 use crate::workers::WorkerHandle;
 use baton_types::{NumericsClass, RequestError, Role};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tracing::Span;
+use tracing::field::Empty;
+
+/// A prompt that is not computed so long after it was placed is not believed to be any more.
+const COMING_MAX: Duration = Duration::from_secs(30);
+/// What is added to twice the predicted time, for queues that were longer than they seemed.
+const COMING_MORE: Duration = Duration::from_secs(1);
 
 /// The workers of one attempt.
 #[derive(Debug)]
@@ -20,6 +28,8 @@ pub(super) struct Chosen {
     pub(super) prefill: Option<Arc<WorkerHandle>>,
     /// When its answer comes, as of now; `None` while nothing is measured.
     pub(super) predicted: Option<Prediction>,
+    /// Its prompt, in the making where it is prefilled.
+    _coming: Option<Coming>,
 }
 
 impl Chosen {
@@ -62,13 +72,23 @@ impl Job {
         (avoided, full): (&Avoided, Option<&RequestError>),
         answer: &Answer<'_>,
     ) -> Result<Chosen, Failed> {
-        let span = tracing::info_span!(parent: &self.span, "place", baton.placement.reason = tracing::field::Empty);
+        let span = tracing::info_span!(
+            parent: &self.span,
+            "place",
+            baton.placement.reason = Empty,
+            baton.placement.prefill_cached_tokens = Empty,
+            baton.placement.decode_cached_tokens = Empty,
+            baton.placement.pull_to_tokens = Empty,
+            baton.placement.cost_s = Empty,
+            baton.placement.runner_up_s = Empty,
+        );
         let _entered = span.enter();
         let (now, demand) = (Instant::now(), self.demand(core, answer));
+        let found = core.prefixes.lookup(&self.names);
         let mut refusal = Refusal::NoDecodeWorker;
         for class in answer.class().map(Some).into_iter().chain([None]) {
             for circle in Circle::WIDENING {
-                match self.place_among(core, &demand, (avoided, circle, class), now) {
+                match self.place_among(core, (&demand, &found), (avoided, circle, class), now) {
                     Ok(chosen) => return Ok(chosen),
                     Err(refused) => refusal = refused,
                 }
@@ -98,6 +118,7 @@ impl Job {
             answer_tokens: core.experience.answer_tokens(&self.model.card.id, self.sampling.max_tokens),
             slowness: core.experience.slowness(&self.model.card.id, Instant::now()),
             policy: self.policy,
+            turn: core.placements.load(Ordering::Relaxed),
             // No prediction ends an answer that has begun.
             time_left: if answer.has_started() {
                 Duration::MAX
@@ -122,7 +143,7 @@ impl Job {
     fn place_among(
         &self,
         core: &Core,
-        demand: &Demand,
+        (demand, found): (&Demand, &Found),
         (avoided, circle, class): (&Avoided, Circle, Option<&NumericsClass>),
         now: Instant,
     ) -> Result<Chosen, Refusal> {
@@ -133,19 +154,39 @@ impl Job {
         };
         let mut candidates = core.workers.candidates(&self.model.key, fits, now);
         candidates.view.iter_mut().for_each(|worker| worker.not_with = avoided.not_with(&worker.record.party, circle));
+        core.prefixes.fill(&self.names, found, &mut candidates.view, now);
         let mut draw = |n| rand::random_range(0..n);
         let decision = place(&candidates.view, demand, &core.limits.placement, &mut draw)?;
-        let reason = decision.reason.name();
-        Span::current().record("baton.placement.reason", reason);
-        self.span.record("baton.placement.reason", reason);
+        core.placements.fetch_add(1, Ordering::Relaxed);
+        explain(&decision);
+        self.span.record("baton.placement.reason", decision.reason.name());
         let decode = candidates.handles[decision.decode].clone();
         self.metrics.placed(&decode.record.pool, decision.reason);
         let prefill = decision.prefill.map(|p| candidates.handles[p].clone());
-        decode.load.placed(if prefill.is_some() { 0 } else { demand.prompt_tokens }, demand.prompt_tokens);
+        decode.load.placed(if prefill.is_some() { 0 } else { decision.work_tokens }, demand.prompt_tokens);
         if let Some(prefill) = &prefill {
-            prefill.load.placed(demand.prompt_tokens, demand.prompt_tokens);
+            prefill.load.placed(decision.work_tokens, demand.prompt_tokens);
         }
-        Ok(Chosen { decode, prefill, predicted: decision.predicted })
+        let predicted = decision.predicted;
+        let coming = (!self.names.is_empty()).then(|| {
+            let time = predicted.map_or(COMING_MAX, |p| p.first_token.saturating_mul(2).saturating_add(COMING_MORE));
+            let computes = prefill.as_ref().unwrap_or(&decode).party();
+            core.prefixes.coming(computes, &self.names, now + time.min(COMING_MAX))
+        });
+        Ok(Chosen { decode, prefill, predicted, _coming: coming })
+    }
+}
+
+/// Tells the current span why.
+fn explain(decision: &Decision) {
+    let (span, numbers) = (Span::current(), &decision.numbers);
+    span.record("baton.placement.reason", decision.reason.name());
+    span.record("baton.placement.prefill_cached_tokens", numbers.prefill_cached_tokens);
+    span.record("baton.placement.decode_cached_tokens", numbers.decode_cached_tokens);
+    span.record("baton.placement.pull_to_tokens", decision.pull_to_tokens);
+    span.record("baton.placement.cost_s", numbers.cost_s);
+    if let Some(runner_up_s) = numbers.runner_up_s {
+        span.record("baton.placement.runner_up_s", runner_up_s);
     }
 }
 

@@ -49,8 +49,8 @@ pub(super) fn request(
 }
 
 fn cache(salt: Option<String>, options: v1::CacheOptions) -> CacheOptions {
-    let v1::CacheOptions { ttl_ms, pin_ms, off } = options;
-    CacheOptions { salt, ttl_ms, pin_ms, off }
+    let v1::CacheOptions { ttl_ms, pin_ms, off, cold } = options;
+    CacheOptions { salt, ttl_ms, pin_ms, off, cold }
 }
 
 fn prompt(segments: Vec<v1::Segment>, kwargs: &str) -> Result<Prompt, RequestError> {

@@ -105,6 +105,7 @@ struct RawCache {
     ttl_ms: Option<u64>,
     pin_ms: Option<u64>,
     off: Option<bool>,
+    cold: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -160,8 +161,9 @@ pub(super) fn take_common(fields: &mut Fields) -> Result<Common, RequestError> {
 }
 
 fn take_cache(fields: &mut Fields) -> Result<CacheOptions, RequestError> {
-    let RawCache { ttl_ms, pin_ms, off } = fields.take("cache")?.unwrap_or_default();
-    Ok(CacheOptions { salt: fields.take("cache_salt")?, ttl_ms, pin_ms, off: off.unwrap_or(false) })
+    let RawCache { ttl_ms, pin_ms, off, cold } = fields.take("cache")?.unwrap_or_default();
+    let (off, cold) = (off.unwrap_or(false), cold.unwrap_or(false));
+    Ok(CacheOptions { salt: fields.take("cache_salt")?, ttl_ms, pin_ms, off, cold })
 }
 
 fn stop_shape() -> RequestError {

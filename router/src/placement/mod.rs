@@ -1,12 +1,25 @@
 //! Where a request runs: a pure function of a view of the workers. No clock, no I/O, random numbers from the caller.
 //!
-//! Cost is time: predicted first token = (queued tokens + own tokens) / measured prefill rate; predicted end = first token + wait for a
-//! place in the batch + expected tokens / measured decode rate; both times how much longer answers with as much ahead of them took than
-//! predicted so far, and by a third longer where anything is ahead. The decode worker is chosen by room, then by how full its batch is; the prefill worker by predicted first token. Only workers whose
+//! Cost is time, from measured rates: first token = queue + what is left to prefill, each token by its context + what of the
+//! transfer nothing hides; later tokens = the decode worker's steps and how full it is. A prefix counts where it is: on a prefill
+//! worker it is not computed again; on the decode worker it need not cross the wire, and can be read from there by the prefill
+//! worker (a *pull*) or gone on with in place. So a prefix that many ask for is copied to other workers once the queue where it is
+//! costs more than computing it again.
+//!
+//! What nobody has cached costs what it always cost: predicted first token = (queued tokens + own tokens) / measured prefill rate;
+//! predicted end = first token + wait for a place in the batch + expected tokens / measured decode rate; both times how much longer
+//! answers with as much ahead of them took than predicted so far, and by a third longer where anything is ahead. Only workers whose
 //! fingerprints match are paired.
 
+mod blind;
+mod by_cost;
 mod choose;
+mod cost;
+mod decision;
 mod experience;
+mod making;
+mod pairs;
+mod policy;
 mod skew;
 mod slowness;
 mod view;
@@ -16,7 +29,11 @@ mod tests;
 
 pub use choose::place;
 pub(crate) use choose::{has_room, retry_after};
+pub use cost::work_tokens;
+pub use decision::{Decision, Numbers, Reason};
 pub(crate) use experience::{Ended, Experience};
+pub use making::Making;
+pub use policy::PlacementPolicy;
 pub(crate) use skew::{Kind, unpaired, why_unpaired};
 pub use slowness::Slowness;
 pub(crate) use view::tokens_max;
@@ -41,6 +58,8 @@ pub struct Demand {
     pub time_left: Duration,
     /// By what factor answers take longer than predicted from rates alone.
     pub slowness: Slowness,
+    /// Number of the request, for the policy that takes workers in turns.
+    pub turn: u64,
 }
 
 impl Demand {
@@ -75,50 +94,14 @@ pub struct Thresholds {
     pub local_prefill_tokens_max: u64,
     /// Prefill rate assumed of a worker that has measured none, in tokens per second.
     pub prefill_tokens_per_s_default: f64,
-}
-
-/// Why a request runs where it does; also a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reason {
-    /// The policy says remote.
-    RemotePolicy,
-    /// Too long to be prefilled beside a running batch.
-    RemoteLongPrompt,
-    /// The policy says local.
-    LocalPolicy,
-    /// At most `local_prefill_tokens_max` tokens.
-    LocalShortPrompt,
-    /// No prefill worker alive that fits this decode worker.
-    LocalNoPrefillWorker,
-    /// All prefill workers are full.
-    LocalPrefillFull,
-}
-
-impl Reason {
-    /// Name in spans and metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::RemotePolicy => "remote_policy",
-            Self::RemoteLongPrompt => "remote_long_prompt",
-            Self::LocalPolicy => "local_policy",
-            Self::LocalShortPrompt => "local_short_prompt",
-            Self::LocalNoPrefillWorker => "local_no_prefill_worker",
-            Self::LocalPrefillFull => "local_prefill_full",
-        }
-    }
-}
-
-/// Where a request runs. Indices into the view that was given.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Decision {
-    /// The decode worker.
-    pub decode: usize,
-    /// The prefill worker; `None` prefills on the decode worker.
-    pub prefill: Option<usize>,
-    /// Why.
-    pub reason: Reason,
-    /// `None` while nothing is measured.
-    pub predicted: Option<Prediction>,
+    /// How workers are chosen.
+    pub policy: PlacementPolicy,
+    /// A token of a prompt with so many tokens before it takes twice as long as the first one; 0 counts all alike.
+    pub prefill_doubles_at_tokens: f64,
+    /// Rate at which KV moves between two workers, in bytes per second; 0 counts it as no time.
+    pub transfer_bytes_per_s: f64,
+    /// Whether prefill workers can read cached blocks from decode workers.
+    pub pulls: bool,
 }
 
 /// Why a request runs nowhere.

@@ -1,17 +1,27 @@
+mod cached;
+mod named;
+
 use super::*;
 use crate::testing::record;
 use PrefillPolicy::{Auto, Local, Remote};
 use baton_types::Role;
 use std::sync::Arc;
 
-const THRESHOLDS: Thresholds = Thresholds { local_prefill_tokens_max: 256, prefill_tokens_per_s_default: 1000.0 };
+const THRESHOLDS: Thresholds = Thresholds {
+    local_prefill_tokens_max: 256,
+    prefill_tokens_per_s_default: 1000.0,
+    policy: PlacementPolicy::Cost,
+    prefill_doubles_at_tokens: 0.0,
+    transfer_bytes_per_s: 0.0,
+    pulls: true,
+};
 
 fn worker(role: Role, name: &str, change: impl FnOnce(&mut baton_types::InstanceRecord, &mut Measured)) -> Worker {
     let mut record = record(role, name);
     let mut load =
         Measured { free_tokens: record.capacity_tokens, prefill_tokens_per_s: 1000.0, ..Measured::default() };
     change(&mut record, &mut load);
-    Worker { record: Arc::new(record), load, not_with: Vec::new() }
+    Worker { record: Arc::new(record), load, not_with: Vec::new(), cached_tokens: 0 }
 }
 
 fn d(name: &str) -> Worker {
@@ -28,7 +38,8 @@ fn full(role: Role, name: &str) -> Worker {
 
 fn demand(policy: PrefillPolicy, prompt_tokens: u64) -> Demand {
     let (total_tokens, time_left) = (prompt_tokens + 100, Duration::from_secs(60));
-    Demand { prompt_tokens, total_tokens, answer_tokens: 41, policy, time_left, slowness: Slowness::default() }
+    let slowness = Slowness::default();
+    Demand { prompt_tokens, total_tokens, answer_tokens: 41, policy, time_left, slowness, turn: 0 }
 }
 
 /// `decode<-prefill: reason`, or the refusal.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 pub struct Measured {
     /// Sequences waiting.
     pub waiting: u32,
-    /// Prompt tokens not yet computed.
+    /// Prompt tokens not yet computed and not cached; those far into a prompt may count by the time that they take.
     pub waiting_tokens: u64,
     /// Sequences in the running batch.
     pub running: u32,
@@ -43,6 +43,8 @@ pub struct Worker {
     pub load: Measured,
     /// Decode workers that it is not to be paired with.
     pub not_with: Vec<Party>,
+    /// Tokens from the start of this prompt whose KV it has, or will have before it could begin with this prompt.
+    pub cached_tokens: u64,
 }
 
 impl Worker {

@@ -10,6 +10,7 @@ use baton_proto::v1::{
 };
 use baton_types::{InstanceRecord, Role};
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::{Mutex, mpsc, watch};
@@ -135,6 +136,7 @@ pub(crate) struct Fake {
     decode: Mutex<mpsc::Receiver<DecodeCall>>,
     prefill: Mutex<mpsc::Receiver<PrefillCall>>,
     load: watch::Sender<v1::LoadReport>,
+    watchers: Watchers,
     _registration: RegistrationHandle,
     server: AbortHandle,
 }
@@ -145,10 +147,14 @@ impl Drop for Fake {
     }
 }
 
+/// Streams of reports that routers opened so far, those that want to hear of the cache.
+type Watchers = Arc<watch::Sender<Vec<Events<v1::LoadReport>>>>;
+
 struct Service {
     decode: mpsc::Sender<DecodeCall>,
     prefill: mpsc::Sender<PrefillCall>,
     load: watch::Receiver<v1::LoadReport>,
+    watchers: Watchers,
     bundle: Vec<u8>,
 }
 
@@ -174,10 +180,12 @@ impl Fake {
             blocks: Some(v1::BlockCounts { total: blocks, free: blocks, ..Default::default() }),
             ..Default::default()
         });
+        let watchers = Watchers::default();
         let service = || Service {
             decode: decode.clone(),
             prefill: prefill.clone(),
             load: load_seen.clone(),
+            watchers: watchers.clone(),
             bundle: bundle.clone(),
         };
         let memory = Memory::default();
@@ -193,7 +201,7 @@ impl Fake {
         let mut state = registration.state();
         tokio::time::timeout(WAIT_MAX, state.wait_for(|s| s.is_ready())).await.expect("is admitted").unwrap();
         let (decode, prefill) = (Mutex::new(decode_calls), Mutex::new(prefill_calls));
-        Self { record, memory, decode, prefill, load, _registration: registration, server }
+        Self { record, memory, decode, prefill, load, watchers, _registration: registration, server }
     }
 
     /// The next call of `Decode/Generate`.
@@ -206,6 +214,23 @@ impl Fake {
     pub(crate) async fn prefill(&self) -> PrefillCall {
         let mut calls = self.prefill.lock().await;
         tokio::time::timeout(WAIT_MAX, calls.recv()).await.expect("the router calls prefill").unwrap()
+    }
+
+    /// Says something of its cache on the `stream`th stream of reports that asks for it, from 0 on, once there is such a stream.
+    pub(crate) async fn tell(&self, stream: usize, update: v1::CacheUpdate) {
+        let mut watchers = self.watchers.subscribe();
+        let opened = watchers.wait_for(|watchers| watchers.len() > stream);
+        let opened = tokio::time::timeout(WAIT_MAX, opened).await.expect("the router asks for reports").unwrap();
+        let reports = opened[stream].clone();
+        drop(opened);
+        let party = Some(self.record.party.clone().into());
+        // A router that found something missing has left already.
+        let _ = reports.send(Ok(v1::LoadReport { party, cache: Some(update), ..Default::default() })).await;
+    }
+
+    /// Streams of reports so far that asked for the cache.
+    pub(crate) fn streams_with_cache(&self) -> usize {
+        self.watchers.borrow().len()
     }
 
     /// Changes what the worker reports of itself.
@@ -269,8 +294,11 @@ impl worker_server::Worker for Service {
         Ok(Response::new(ReceiverStream::new(out)))
     }
 
-    async fn watch(&self, _: Request<v1::WatchRequest>) -> Answer<v1::LoadReport> {
+    async fn watch(&self, request: Request<v1::WatchRequest>) -> Answer<v1::LoadReport> {
         let (reports, out) = mpsc::channel(8);
+        if request.into_inner().cache_events {
+            self.watchers.send_modify(|watchers| watchers.push(reports.clone()));
+        }
         let mut load = self.load.clone();
         tokio::spawn(async move {
             loop {

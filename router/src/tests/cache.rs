@@ -74,7 +74,7 @@ async fn tenants_have_salts_of_their_own_whatever_they_ask_for() {
 async fn both_workers_are_told_what_the_request_asks_for() {
     let cluster = Cluster::start(|c| c.cache.pin_ms_max = 1_000).await;
     let (p, d) = cluster.pair().await;
-    let options = |ttl_ms, pin_ms, off| Some(v1::CacheOptions { ttl_ms, pin_ms, off });
+    let options = |ttl_ms, pin_ms, off| Some(v1::CacheOptions { ttl_ms, pin_ms, off, cold: true });
     let cases = [
         (None, Some((None, None))),
         (options(Some(5), Some(7), false), Some((Some(5), Some(7)))),
@@ -87,6 +87,7 @@ async fn both_workers_are_told_what_the_request_asks_for() {
         let prefill = p.prefill().await;
         assert_eq!(prefill.request.sequence.as_ref().unwrap().cache, told(&decode));
         assert_eq!(told(&decode).map(|cache| (cache.ttl_ms, cache.pin_ms)), expected);
+        assert!(told(&decode).is_none_or(|cache| cache.cold == expected.is_some_and(|times| times.0.is_some())));
         drop(answer);
         decode.cancelled().await;
     }

@@ -3,6 +3,7 @@
 mod admin;
 mod auth;
 mod cache;
+mod cached;
 mod classes;
 mod drain;
 mod ends;

@@ -146,7 +146,8 @@ impl WorkerSet {
                 continue;
             }
             if let Some(load) = worker.load.measured(now, self.stale_max) {
-                candidates.view.push(Worker { record: worker.record.clone(), load, not_with: Vec::new() });
+                let (record, not_with) = (worker.record.clone(), Vec::new());
+                candidates.view.push(Worker { record, load, not_with, cached_tokens: 0 });
                 candidates.handles.push(worker.clone());
             }
         }

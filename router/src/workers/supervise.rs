@@ -4,6 +4,7 @@ use super::{WorkerHandle, WorkerSet};
 use crate::metrics::{MembershipChange, MembershipChanges};
 use crate::models::TextCache;
 use crate::placement::why_unpaired;
+use crate::prefixes::{Forgotten, Prefixes};
 use baton_node::backoff::Backoff;
 use baton_node::membership::RouterMembership;
 use baton_proto::v1::{self, worker_client::WorkerClient};
@@ -17,6 +18,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 /// Wait before a worker is called again; doubles to the maximum, with jitter.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
+/// A stream of which something is missing is opened again at once, but no more often than this.
+const MISSED_EVERY: Duration = Duration::from_secs(1);
 
 /// What all workers' tasks share.
 #[derive(Clone)]
@@ -27,12 +30,22 @@ pub(crate) struct Supervisor {
     pub(crate) workers: Arc<WorkerSet>,
     /// Counts who comes and goes.
     pub(crate) changes: MembershipChanges,
+    /// What they have cached; `None` where that is not kept.
+    pub(crate) prefixes: Option<Arc<Prefixes>>,
     /// Loaded texts.
     pub(crate) texts: Arc<TextCache>,
     /// Name of this router, for the workers' logs.
     pub(crate) name: String,
     /// A worker that reports nothing for so long is called anew.
     pub(crate) silent_max: Duration,
+}
+
+/// Why a stream of reports ended.
+enum End {
+    /// The worker cannot be heard.
+    Lost(String),
+    /// Something of what it said of its cache is missing: the next stream begins with all of it.
+    Missed,
 }
 
 /// A followed worker: dropping it ends its task.
@@ -93,9 +106,17 @@ pub(crate) async fn supervise(supervisor: Supervisor, stop: CancellationToken) {
 async fn follow(supervisor: Supervisor, worker: Arc<WorkerHandle>, stop: CancellationToken) {
     let mut backoff = Backoff::new(BACKOFF_MIN, BACKOFF_MAX);
     let listen = async {
+        let mut missed = None;
         loop {
             let mut heard = false;
-            let end = supervisor.listen(&worker, &mut heard).await;
+            let end = match supervisor.listen(&worker, &mut heard).await {
+                End::Lost(end) => end,
+                End::Missed => {
+                    let since = missed.replace(Instant::now()).map_or(MISSED_EVERY, |at: Instant| at.elapsed());
+                    tokio::time::sleep(MISSED_EVERY.saturating_sub(since)).await;
+                    continue;
+                }
+            };
             worker.load.lost();
             worker.set_trouble(Some(&end));
             if heard {
@@ -114,32 +135,51 @@ async fn follow(supervisor: Supervisor, worker: Arc<WorkerHandle>, stop: Cancell
 
 impl Supervisor {
     /// Hears one stream of reports to its end, and says why it ended. `heard` becomes true once the worker is admitted on it.
-    async fn listen(&self, worker: &WorkerHandle, heard: &mut bool) -> String {
-        let request = v1::WatchRequest { router: self.name.clone() };
+    async fn listen(&self, worker: &WorkerHandle, heard: &mut bool) -> End {
+        let mut follower = self.prefixes.as_ref().map(|prefixes| prefixes.follow(&worker.record));
+        let request = v1::WatchRequest { router: self.name.clone(), cache_events: follower.is_some() };
         let mut client = WorkerClient::new(worker.channel().apart());
         let mut reports = match timeout(self.silent_max, client.watch(request)).await {
             Ok(Ok(reports)) => reports.into_inner(),
             Ok(Err(status)) => {
-                return format!("it cannot be reached at {}: {}", worker.record.endpoint, status.message());
+                let endpoint = &worker.record.endpoint;
+                return End::Lost(format!("it cannot be reached at {endpoint}: {}", status.message()));
             }
-            Err(_) => return format!("it did not answer at {} within {:?}", worker.record.endpoint, self.silent_max),
+            Err(_) => {
+                let (endpoint, silent_max) = (&worker.record.endpoint, self.silent_max);
+                return End::Lost(format!("it did not answer at {endpoint} within {silent_max:?}"));
+            }
         };
         loop {
             let report = match timeout(self.silent_max, reports.message()).await {
                 Ok(Ok(Some(report))) => report,
-                Ok(Ok(None)) => return "it ended its reports".into(),
-                Ok(Err(status)) => return format!("its reports broke off: {}", status.message()),
-                Err(_) => return format!("it reported nothing for {:?}", self.silent_max),
+                Ok(Ok(None)) => return End::Lost("it ended its reports".into()),
+                Ok(Err(status)) => return End::Lost(format!("its reports broke off: {}", status.message())),
+                Err(_) => return End::Lost(format!("it reported nothing for {:?}", self.silent_max)),
             };
             if report.party != Some(worker.party().clone().into()) {
-                return format!("another process answers at {}", worker.record.endpoint);
+                return End::Lost(format!("another process answers at {}", worker.record.endpoint));
+            }
+            if let Some(update) = &report.cache {
+                match follower.as_mut().map_or(Ok(()), |follower| follower.take(update)) {
+                    Ok(()) => {}
+                    Err(Forgotten::Missed) => {
+                        tracing::info!(worker = %worker.party(), "misses something of what a worker has cached, and asks for all of it");
+                        return End::Missed;
+                    }
+                    Err(reason) => {
+                        tracing::warn!(worker = %worker.party(), %reason, "does not know what a worker has cached");
+                        follower = None;
+                    }
+                }
+                continue;
             }
             if worker.text().is_none()
                 && let Some(digest) = worker.record.card.bundle
             {
                 match self.texts.get(digest, worker.channel()).await {
                     Ok(text) => worker.set_text(Some(text)),
-                    Err(error) => return error.to_string(),
+                    Err(error) => return End::Lost(error.to_string()),
                 }
             } else if worker.text().is_none() {
                 worker.set_text(None);

@@ -7,15 +7,22 @@ use super::invariant::Invariant;
 use super::world::World;
 use baton_router::PrefillPolicy;
 use baton_router::pure::{
-    Avoid, Avoided, Circle, Decision, Demand, Failure, FromDecode, Pair, Phase, Place, ProbationLimits, Recovery,
-    Refusal, Slowness, Thresholds, Worker, place,
+    Avoid, Avoided, Circle, Decision, Demand, Failure, FromDecode, Pair, Phase, Place, PlacementPolicy,
+    ProbationLimits, Recovery, Refusal, Slowness, Thresholds, Worker, place,
 };
 use baton_types::{ErrorKind, Party, TokenId};
 use futures::FutureExt as _;
 use std::collections::VecDeque;
 use std::time::Duration;
 
-const THRESHOLDS: Thresholds = Thresholds { local_prefill_tokens_max: 12, prefill_tokens_per_s_default: 4000.0 };
+const THRESHOLDS: Thresholds = Thresholds {
+    local_prefill_tokens_max: 12,
+    prefill_tokens_per_s_default: 4000.0,
+    policy: PlacementPolicy::Cost,
+    prefill_doubles_at_tokens: 0.0,
+    transfer_bytes_per_s: 1e9,
+    pulls: false,
+};
 const PROBATION: ProbationLimits = ProbationLimits { min: Duration::from_millis(100), max: Duration::from_millis(800) };
 /// Load older than this counts as none.
 const STALE_MAX: Duration = Duration::from_millis(700);
@@ -160,6 +167,7 @@ impl World {
                 answer_tokens: max as u64,
                 slowness: Slowness::default(),
                 policy,
+                turn: 0,
                 time_left: if sent > 0 { Duration::MAX } else { left },
             };
             for circle in Circle::WIDENING {
@@ -168,7 +176,7 @@ impl World {
                     let admits = flow.avoided.admits(party, known.record.role, on_probation, circle);
                     let load = known.load.measured(now, STALE_MAX).filter(|_| admits)?;
                     let not_with = flow.avoided.not_with(party, circle);
-                    Some((party, Worker { record: known.record.clone(), load, not_with }))
+                    Some((party, Worker { record: known.record.clone(), load, not_with, cached_tokens: 0 }))
                 });
                 let (parties, view): (Vec<_>, Vec<_>) = fits.unzip();
                 match place(&view, &demand, &THRESHOLDS, &mut |n| random.below(n)) {

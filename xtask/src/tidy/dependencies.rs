@@ -18,7 +18,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("baton-worker", &["types", "proto", "node", "text", "kernels", "kv-cache", "engine", "kv-transfer"]),
     ("baton-prefill-worker", &["types", "proto", "node", "kernels", "kv-cache", "engine", "kv-transfer", "worker"]),
     ("baton-decode-worker", &["types", "proto", "node", "kernels", "kv-cache", "engine", "kv-transfer", "worker"]),
-    ("baton-cli", &["types", "proto", "node", "kv-transfer", "router", "worker", "prefill-worker", "decode-worker"]),
+    (
+        "baton-cli",
+        &["types", "proto", "node", "kv-cache", "kv-transfer", "router", "worker", "prefill-worker", "decode-worker"],
+    ),
 ];
 
 /// Crates outside the house's order: they may use everything.

@@ -44,7 +44,7 @@ impl Probe for WatchProbe {
 
 async fn is_alive(record: &InstanceRecord) -> bool {
     let Ok(channel) = channel(&record.endpoint, &ChannelConfig::default()) else { return false };
-    let request = WatchRequest { router: "probe".into() };
+    let request = WatchRequest { router: "probe".into(), cache_events: false };
     let Ok(reports) = WorkerClient::new(channel).watch(request).await else { return false };
     match reports.into_inner().message().await {
         Ok(Some(report)) => report.party == Some(record.party.clone().into()) && report.healthy && !report.draining,

@@ -1,0 +1,102 @@
+//! The command line.
+
+use baton_router::pure::PlacementPolicy;
+use clap::Args;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Arguments of `baton bench --simulate`.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Simulating a trace")]
+pub(crate) struct SimulateArgs {
+    /// Replays the trace in virtual time, on a cluster that is not there; asks no router.
+    #[arg(long, requires = "trace")]
+    pub(crate) simulate: bool,
+    /// Placement policies to compare: `cost`, `round-robin`, `least-loaded`.
+    #[arg(long, value_delimiter = ',', default_value = "cost,round-robin,least-loaded", requires = "simulate")]
+    pub(super) policies: Vec<PlacementPolicy>,
+    /// Simulated prefill workers.
+    #[arg(long, default_value_t = 8, requires = "simulate", value_parser = clap::value_parser!(u16).range(1..=512))]
+    pub(super) prefill: u16,
+    /// Simulated decode workers.
+    #[arg(long, default_value_t = 8, requires = "simulate", value_parser = clap::value_parser!(u16).range(1..=512))]
+    pub(super) decode: u16,
+    /// What each pool holds: `all` that the trace has, `rates` as the file of rates says, a share of the trace's different blocks such as
+    /// `0.5%`, or a number of blocks. Several are simulated one after another.
+    #[arg(long, value_delimiter = ',', default_value = "all,0.5%", requires = "simulate")]
+    pub(super) pools: Vec<PoolSize>,
+    /// The same for decode workers, where theirs are to be others.
+    #[arg(long, requires = "simulate")]
+    pub(super) decode_pools: Option<PoolSize>,
+    /// Seconds after which a cached block that nobody uses is let go; the whole trace where absent.
+    #[arg(long, requires = "simulate")]
+    pub(super) ttl_s: Option<u64>,
+    /// Prefill workers read nothing from decode workers.
+    #[arg(long, requires = "simulate")]
+    pub(super) no_pulls: bool,
+    /// What workers do, and how fast; the built-in file where absent.
+    #[arg(long, value_name = "FILE", requires = "simulate")]
+    pub(super) rates: Option<PathBuf>,
+}
+
+impl SimulateArgs {
+    /// Simulations that are asked for.
+    pub(crate) fn runs(&self) -> usize {
+        self.policies.len() * self.pools.len()
+    }
+}
+
+/// Size of a pool.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum PoolSize {
+    /// Room for everything.
+    All,
+    /// As the file of rates says.
+    Rates,
+    /// A share of the trace's different blocks.
+    Share(f64),
+    /// Blocks.
+    Blocks(u32),
+}
+
+impl FromStr for PoolSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let share = |percent: &str| percent.parse().ok().filter(|p| (0.0..=100.0).contains(p)).map(|p: f64| p / 100.0);
+        let size = match (text, text.strip_suffix('%')) {
+            ("all", _) => Some(Self::All),
+            ("rates", _) => Some(Self::Rates),
+            (_, Some(percent)) => share(percent).map(Self::Share),
+            (blocks, None) => blocks.parse().ok().filter(|blocks| *blocks > 0).map(Self::Blocks),
+        };
+        size.ok_or_else(|| format!("{text:?} is neither all, rates, a share such as 0.5%, nor a number of blocks"))
+    }
+}
+
+impl std::fmt::Display for PoolSize {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::All => f.write_str("room for everything"),
+            Self::Rates => f.write_str("pools as in the rates"),
+            Self::Share(share) => write!(f, "{}% of the different blocks", share * 100.0),
+            Self::Blocks(blocks) => write!(f, "{blocks} blocks"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read() {
+        let read = |text: &str| text.parse::<PoolSize>();
+        assert_eq!(read("all"), Ok(PoolSize::All));
+        assert_eq!(read("0.5%"), Ok(PoolSize::Share(0.005)));
+        assert_eq!(read("914"), Ok(PoolSize::Blocks(914)));
+        for wrong in ["", "0", "-1", "120%", "x%", "some"] {
+            assert!(read(wrong).unwrap_err().contains("0.5%"), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! What somebody who follows a cache is told: all that is in it, then what comes and goes, numbered.
+//!
+//! ```text
+//! start ──> snapshot in parts ──> Removed, Stored ──> Removed, Stored ──> …
+//!                 ^                                         │
+//!                 └── what comes next is forgotten already ─┘
+//! ```
+//!
+//! Each follower has a feed of its own, which holds a place in the pool's bounded log of changes and at most one snapshot. One who
+//! takes little holds nobody up: what it missed is forgotten, and it begins again with a snapshot.
+
+use crate::{CacheChange, CacheUpdate, Change, ChangeCursor, PrefixHash, SharedPool};
+use baton_types::Incarnation;
+use std::collections::BTreeMap;
+
+/// Most names of one update: 8 KiB of them. Whoever takes an update up does so at once, under a lock that others wait for.
+pub const FEED_NAMES_MAX: usize = 512;
+
+/// An update as it is sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FeedUpdate {
+    /// As in [`CacheUpdate`].
+    pub sequence: u64,
+    /// What it says.
+    pub change: FeedChange,
+}
+
+/// As [`CacheChange`], with its names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FeedChange {
+    /// Blocks that are cached from now on.
+    Stored(Vec<PrefixHash>),
+    /// Blocks that are cached no more.
+    Removed(Vec<PrefixHash>),
+    /// A part of all that is cached.
+    Snapshot {
+        /// Number of the part, from 0.
+        part: u32,
+        /// Whether it is the last one.
+        last: bool,
+        /// Blocks of this part.
+        blocks: Vec<PrefixHash>,
+    },
+}
+
+impl FeedUpdate {
+    /// The update as an index takes it, from this start of a worker.
+    pub fn of(&self, incarnation: Incarnation) -> CacheUpdate<'_> {
+        let change = match &self.change {
+            FeedChange::Stored(blocks) => CacheChange::Stored(blocks),
+            FeedChange::Removed(blocks) => CacheChange::Removed(blocks),
+            FeedChange::Snapshot { part, last, blocks } => CacheChange::Snapshot { part: *part, last: *last, blocks },
+        };
+        CacheUpdate { incarnation, sequence: self.sequence, change }
+    }
+}
+
+/// The updates for one follower.
+#[derive(Debug)]
+pub struct CacheFeed {
+    pool: SharedPool,
+    sequence: u64,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// A snapshot is due.
+    Behind,
+    Snapshot {
+        names: Vec<PrefixHash>,
+        told: usize,
+        part: u32,
+        cursor: ChangeCursor,
+    },
+    /// What left was told, and this came.
+    Removed {
+        stored: Vec<PrefixHash>,
+        cursor: ChangeCursor,
+    },
+    /// All before this place was told. `full` where there may be more at once.
+    At {
+        cursor: ChangeCursor,
+        full: bool,
+    },
+}
+
+impl CacheFeed {
+    /// A feed that begins with a snapshot. It has nothing to tell of a pool without a cache.
+    pub fn new(pool: SharedPool) -> Self {
+        Self { pool, sequence: 0, state: State::Behind }
+    }
+
+    /// The next update, where there is one now.
+    pub fn next_update(&mut self) -> Option<FeedUpdate> {
+        loop {
+            match std::mem::replace(&mut self.state, State::Behind) {
+                State::Behind => {
+                    let (names, cursor) = self.pool.snapshot()?;
+                    self.state = State::Snapshot { names, told: 0, part: 0, cursor };
+                }
+                State::Snapshot { names, told, part, cursor } => {
+                    let end = names.len().min(told + FEED_NAMES_MAX);
+                    let (last, blocks) = (end == names.len(), names[told..end].to_vec());
+                    self.state = if last {
+                        State::At { cursor, full: true }
+                    } else {
+                        State::Snapshot { names, told: end, part: part + 1, cursor }
+                    };
+                    return Some(self.update(FeedChange::Snapshot { part, last, blocks }));
+                }
+                State::Removed { stored, cursor } => {
+                    self.state = State::At { cursor, full: true };
+                    return Some(self.event(FeedChange::Stored(stored)));
+                }
+                State::At { cursor, .. } => {
+                    let Some((changes, next)) = self.pool.changes_since(cursor, FEED_NAMES_MAX) else {
+                        self.sequence += 1; // The snapshot takes the place of what was forgotten.
+                        continue;
+                    };
+                    let full = changes.iter().map(|change| change.names().len()).sum::<usize>() == FEED_NAMES_MAX;
+                    let (removed, stored) = net(&changes);
+                    self.state = State::At { cursor: next, full };
+                    return match (removed.is_empty(), stored.is_empty()) {
+                        (true, true) => None,
+                        (true, false) => Some(self.event(FeedChange::Stored(stored))),
+                        (false, true) => Some(self.event(FeedChange::Removed(removed))),
+                        (false, false) => {
+                            self.state = State::Removed { stored, cursor: next };
+                            Some(self.event(FeedChange::Removed(removed)))
+                        }
+                    };
+                }
+            }
+        }
+    }
+
+    /// Whether another update may be there at once, whatever changes. None is where the last one was `None`.
+    pub fn has_more(&self) -> bool {
+        !matches!(self.state, State::At { full: false, .. })
+    }
+
+    fn event(&mut self, change: FeedChange) -> FeedUpdate {
+        self.sequence += 1;
+        self.update(change)
+    }
+
+    fn update(&self, change: FeedChange) -> FeedUpdate {
+        FeedUpdate { sequence: self.sequence, change }
+    }
+}
+
+/// What changes come to, removed and stored: the last word on each name. Told in this order, who follows never believes in
+/// more than there was before or is behind them.
+fn net(changes: &[Change]) -> (Vec<PrefixHash>, Vec<PrefixHash>) {
+    let mut last: BTreeMap<PrefixHash, bool> = BTreeMap::new();
+    for change in changes {
+        let stored = matches!(change, Change::Stored(_));
+        last.extend(change.names().iter().map(|name| (*name, stored)));
+    }
+    let names = |is: bool| last.iter().filter(|(_, stored)| **stored == is).map(|(name, _)| *name).collect();
+    (names(false), names(true))
+}

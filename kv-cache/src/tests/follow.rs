@@ -1,0 +1,242 @@
+//! Feeds, and an index that follows a pool over a wire that loses, doubles and turns around.
+
+use super::{TTL, names};
+use crate::{
+    Applied, CacheConfig, CacheFeed, FEED_NAMES_MAX, FeedChange, FeedUpdate, Keep, PrefixHash, PrefixIndex, Reserve,
+    SharedPool,
+};
+use baton_types::{Incarnation, InstanceId};
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+fn pool(blocks: u32, changes_max: usize) -> SharedPool {
+    let config = CacheConfig { block_tokens: 16, pinned_max: 0, pinned_of_one_max: 0, changes_max };
+    SharedPool::with_cache(1, blocks, config).unwrap()
+}
+
+/// Caches a prompt, or as much of it as there is room for.
+fn cache(pool: &SharedPool, names: &[PrefixHash], now: Instant) {
+    let wanted = Reserve { names, reuse_tokens_max: usize::MAX, blocks: names.len(), keep_free: 0, now };
+    if let Some(mut lease) = pool.try_reserve(wanted) {
+        lease.store(names, names.len() * 16, Keep::idle(TTL), now);
+    }
+}
+
+/// All updates that there are now.
+fn told(feed: &mut CacheFeed) -> Vec<FeedUpdate> {
+    std::iter::from_fn(|| feed.next_update()).collect()
+}
+
+fn set(names: &[PrefixHash]) -> BTreeSet<PrefixHash> {
+    names.iter().copied().collect()
+}
+
+#[test]
+fn a_snapshot_comes_first_and_then_what_changes() {
+    let (pool, now) = (pool(4, 100), Instant::now());
+    let (old, new) = (names(b"ab"), names(b"xyz"));
+    cache(&pool, &old, now);
+    let mut feed = CacheFeed::new(pool.clone());
+    let first = told(&mut feed);
+    let [FeedUpdate { sequence: 0, change: FeedChange::Snapshot { part: 0, last: true, blocks } }] = &first[..] else {
+        panic!("{first:?}");
+    };
+    assert_eq!(set(blocks), set(&old));
+    assert!(!feed.has_more() && told(&mut feed).is_empty());
+    // One of the four blocks makes room.
+    cache(&pool, &new, now);
+    let then = told(&mut feed);
+    let [
+        FeedUpdate { sequence: 1, change: FeedChange::Removed(removed) },
+        FeedUpdate { sequence: 2, change: FeedChange::Stored(stored) },
+    ] = &then[..]
+    else {
+        panic!("{then:?}");
+    };
+    assert_eq!((removed.as_slice(), set(stored)), (&old[1..], set(&new)));
+}
+
+#[test]
+fn what_came_and_went_since_is_told_as_gone() {
+    let (pool, now) = (pool(8, 100), Instant::now());
+    let mut feed = CacheFeed::new(pool.clone());
+    told(&mut feed);
+    cache(&pool, &names(b"ab"), now);
+    pool.clear_cache();
+    let both = told(&mut feed);
+    assert!(matches!(&both[..], [FeedUpdate { sequence: 1, change: FeedChange::Removed(n) }] if n.len() == 2));
+}
+
+#[test]
+fn who_is_behind_the_log_gets_a_snapshot_with_the_next_number() {
+    let (pool, now) = (pool(64, 4), Instant::now());
+    let mut feed = CacheFeed::new(pool.clone());
+    told(&mut feed);
+    cache(&pool, &names(b"abcdefgh"), now);
+    let late = told(&mut feed);
+    let [FeedUpdate { sequence: 1, change: FeedChange::Snapshot { part: 0, last: true, blocks } }] = &late[..] else {
+        panic!("{late:?}");
+    };
+    assert_eq!(set(blocks), set(&names(b"abcdefgh")));
+    cache(&pool, &names(b"z"), now);
+    assert!(matches!(&told(&mut feed)[..], [FeedUpdate { sequence: 2, change: FeedChange::Stored(_) }]));
+}
+
+#[test]
+fn snapshots_come_in_parts_and_changes_in_the_meantime_behind_them() {
+    let (pool, now) = (pool(2000, 4000), Instant::now());
+    for first in 0..6 {
+        let symbols: Vec<u8> = [first; 200].into();
+        cache(&pool, &names(&symbols), now);
+    }
+    let mut feed = CacheFeed::new(pool.clone());
+    let first = feed.next_update();
+    cache(&pool, &names(b"zz"), now);
+    let rest = told(&mut feed);
+    let sizes = first.iter().chain(&rest).map(|update| match &update.change {
+        FeedChange::Snapshot { part, last, blocks } => (Some((*part, *last)), blocks.len()),
+        FeedChange::Stored(blocks) | FeedChange::Removed(blocks) => (None, blocks.len()),
+    });
+    let most = FEED_NAMES_MAX;
+    let expected = [(Some((0, false)), most), (Some((1, false)), most), (Some((2, true)), 1200 - 2 * most), (None, 2)];
+    assert_eq!(sizes.collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn a_pool_without_a_cache_tells_nothing() {
+    let mut feed = CacheFeed::new(SharedPool::try_new(1, 8).unwrap());
+    assert_eq!(feed.next_update(), None);
+}
+
+/// A router's end: what it knows of the one worker, and how it asks for a snapshot.
+struct Follower {
+    index: PrefixIndex,
+    worker: InstanceId,
+    incarnation: Incarnation,
+}
+
+impl Follower {
+    fn reopen(&mut self, pool: &SharedPool) -> CacheFeed {
+        self.index.leave(&self.worker);
+        self.index.join(&self.worker, self.incarnation, 16).unwrap();
+        CacheFeed::new(pool.clone())
+    }
+
+    /// Whether nothing is missing as far as it sees.
+    fn take(&mut self, update: &FeedUpdate) -> bool {
+        self.index.apply(&self.worker, update.of(self.incarnation)) != Applied::SnapshotNeeded
+    }
+
+    /// Which of these it believes to be cached.
+    fn believes(&self, prompts: &[Vec<PrefixHash>]) -> BTreeSet<PrefixHash> {
+        let held = |prompt: &Vec<PrefixHash>| {
+            let found = self.index.lookup(prompt).first().map_or(0, |found| found.tokens / 16);
+            prompt[..found].to_vec()
+        };
+        prompts.iter().flat_map(held).collect()
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Cache(usize),
+    Clear,
+    /// Lets time go on, to the end of some entries.
+    Expire,
+    /// So many updates reach the wire.
+    Send(usize),
+    /// The wire does this to what is on it, and the rest arrives.
+    Arrive(Wire),
+}
+
+#[derive(Clone, Debug)]
+enum Wire {
+    Whole,
+    Loses(usize),
+    Doubles(usize),
+    Swaps(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let wire = prop_oneof![
+        4 => Just(Wire::Whole),
+        1 => (0..6usize).prop_map(Wire::Loses),
+        1 => (0..6usize).prop_map(Wire::Doubles),
+        1 => (0..6usize).prop_map(Wire::Swaps),
+    ];
+    prop_oneof![
+        6 => (0..PROMPTS.len()).prop_map(Step::Cache),
+        1 => Just(Step::Clear),
+        1 => Just(Step::Expire),
+        5 => (1..4usize).prop_map(Step::Send),
+        5 => wire.prop_map(Step::Arrive),
+    ]
+}
+
+const PROMPTS: [&[u8]; 8] = [b"abc", b"abde", b"ab", b"xyz", b"xyzuvw", b"q", b"abcfghij", b"klmno"];
+
+proptest! {
+    #[test]
+    fn an_index_follows_a_pool_whatever_the_wire_does(
+        steps in prop::collection::vec(step(), 1..80),
+        blocks in 6u32..40,
+        changes_max in 1usize..30,
+    ) {
+        let prompts: Vec<_> = PROMPTS.iter().map(|symbols| names(symbols)).collect();
+        let (pool, mut now) = (pool(blocks, changes_max), Instant::now());
+        let id = InstanceId::try_new("w").unwrap();
+        let mut follower = Follower { index: PrefixIndex::new(1000), worker: id, incarnation: Incarnation(1) };
+        let mut feed = follower.reopen(&pool);
+        let mut wire: Vec<FeedUpdate> = Vec::new();
+        // What was cached since what the follower knows was true.
+        let mut ever: BTreeSet<PrefixHash> = BTreeSet::new();
+        for step in steps {
+            match step {
+                Step::Cache(prompt) => cache(&pool, &prompts[prompt], now),
+                Step::Clear => pool.clear_cache(),
+                Step::Expire => {
+                    now += TTL / 2;
+                    pool.expire(now);
+                }
+                Step::Send(updates) => wire.extend((0..updates).map_while(|_| feed.next_update())),
+                Step::Arrive(what) => {
+                    match what {
+                        Wire::Loses(i) if i < wire.len() => drop(wire.remove(i)),
+                        Wire::Doubles(i) if i < wire.len() => wire.push(wire[i].clone()),
+                        Wire::Swaps(i) if i + 1 < wire.len() => wire.swap(i, i + 1),
+                        _ => {}
+                    }
+                    let whole = wire.iter().all(|update| follower.take(update));
+                    wire.clear();
+                    if !whole {
+                        feed = follower.reopen(&pool);
+                    }
+                }
+            }
+            ever.extend(pool.snapshot().unwrap().0);
+            prop_assert!(follower.believes(&prompts).is_subset(&ever), "it believes in what never was");
+        }
+        // A round trip later: whatever is on the wire arrives, or shows that something is missing.
+        wire.extend(told(&mut feed));
+        if !wire.iter().all(|update| follower.take(update)) || follower.index.is_lost(&follower.worker) {
+            feed = follower.reopen(&pool);
+            prop_assert!(told(&mut feed).iter().all(|update| follower.take(update)));
+        }
+        let cached = set(&pool.snapshot().unwrap().0);
+        // A loss at the very end is seen with the next update only.
+        let blind = follower.believes(&prompts) != cached;
+        if blind {
+            cache(&pool, &names(b"!"), now);
+            if !told(&mut feed).iter().all(|update| follower.take(update)) {
+                feed = follower.reopen(&pool);
+                prop_assert!(told(&mut feed).iter().all(|update| follower.take(update)));
+            }
+        }
+        let cached = set(&pool.snapshot().unwrap().0);
+        let mut all = prompts.clone();
+        all.push(names(b"!"));
+        prop_assert_eq!(follower.believes(&all), cached);
+        prop_assert_eq!(follower.index.blocks_of(&follower.worker), follower.believes(&all).len());
+    }
+}

@@ -1,0 +1,163 @@
+//! What routers hear of a worker's prefix cache, over the service of a real engine.
+
+use super::{FOREVER, pair};
+use baton_kv_cache::{
+    Applied, CacheChange, CacheUpdate, Keep, PrefixHash, PrefixHasher, PrefixIndex, Reserve, SharedPool,
+};
+use baton_kv_transfer::KvTransfer;
+use baton_proto::v1::{self, cache_update::Change, worker_server::Worker};
+use baton_types::Digest;
+use baton_worker::drain::Drain;
+use baton_worker::report::cache_changes;
+use baton_worker::service::{Claimed, WorkerService};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::time::timeout;
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Status};
+
+type Reports = ReceiverStream<Result<v1::LoadReport, Status>>;
+
+/// The service of a prefill worker, its pool, and a transfer that lives as long.
+fn worker() -> (WorkerService, SharedPool, KvTransfer) {
+    let (service, other) = pair();
+    let (engine, transfer) = (service.parts.engine, service.parts.transfer);
+    let pool = engine.pool();
+    let service = WorkerService {
+        party: transfer.party().clone(),
+        cache_changed: cache_changes(&pool),
+        engine,
+        transfer,
+        bundle: None,
+        claimed: Arc::new(Claimed::default),
+        drain: Drain::default(),
+        drain_max: FOREVER,
+        stop: CancellationToken::new(),
+    };
+    (service, pool, other)
+}
+
+async fn watch(service: &WorkerService, cache_events: bool) -> Reports {
+    let request = v1::WatchRequest { router: "test".into(), cache_events };
+    service.watch(Request::new(request)).await.unwrap().into_inner()
+}
+
+/// The next report, within what a worker may take for it.
+async fn next(reports: &mut Reports) -> v1::LoadReport {
+    timeout(FOREVER, reports.next()).await.expect("reports go on").unwrap().unwrap()
+}
+
+/// The next word on the cache.
+async fn told(reports: &mut Reports) -> v1::CacheUpdate {
+    loop {
+        let report = next(reports).await;
+        if let Some(update) = report.cache {
+            assert!(!report.healthy && report.blocks.is_none(), "it is no report of load");
+            return update;
+        }
+    }
+}
+
+fn prompt(salt: u32, groups: u32) -> Vec<PrefixHash> {
+    let tokens: Vec<u32> = (0..16 * groups).map(|t| t + 1000 * salt).collect();
+    PrefixHasher::new(&Digest([1; 32]), b"").prompt(&tokens, &[])
+}
+
+fn cache(pool: &SharedPool, names: &[PrefixHash]) {
+    let now = Instant::now();
+    let wanted = Reserve { names, reuse_tokens_max: usize::MAX, blocks: names.len(), keep_free: 0, now };
+    let mut lease = pool.try_reserve(wanted).unwrap();
+    lease.store(names, names.len() * 16, Keep::idle(FOREVER), now);
+}
+
+fn names(bytes: &[u8]) -> Vec<PrefixHash> {
+    bytes.as_chunks().0.iter().map(|name| PrefixHash(*name)).collect()
+}
+
+fn sorted(names: &[PrefixHash]) -> Vec<u8> {
+    let mut sorted = names.to_vec();
+    sorted.sort();
+    sorted.iter().flat_map(|name| name.0).collect()
+}
+
+#[tokio::test]
+async fn routers_hear_of_the_cache_from_the_start_on() {
+    let (service, pool, _other) = worker();
+    let (old, new) = (prompt(1, 3), prompt(2, 5));
+    cache(&pool, &old);
+    let mut reports = watch(&service, true).await;
+    assert!(next(&mut reports).await.cache.is_none(), "load comes first");
+    let first = told(&mut reports).await;
+    let Some(Change::Snapshot(snapshot)) = first.change else { panic!("{first:?}") };
+    assert_eq!((first.sequence, snapshot.part, snapshot.last), (0, 0, true));
+    assert_eq!(sorted(&names(&snapshot.names)), sorted(&old));
+    // Long before the next report of load is due: many times in a row, so that no chance is at work.
+    let mut slowest = Duration::ZERO;
+    for round in 0..20 {
+        let begun = Instant::now();
+        cache(&pool, &new);
+        let update = told(&mut reports).await;
+        slowest = slowest.max(begun.elapsed());
+        let sequence = 1 + 2 * round;
+        assert_eq!(update, v1::CacheUpdate { sequence, change: Some(Change::Stored(sorted(&new).into())) });
+        pool.clear_cache();
+        let update = told(&mut reports).await;
+        let gone = if round == 0 { [&old[..], &new].concat() } else { new.clone() };
+        let change = Some(Change::Removed(sorted(&gone).into()));
+        assert_eq!(update, v1::CacheUpdate { sequence: sequence + 1, change });
+    }
+    assert!(slowest < Duration::from_secs(1), "{slowest:?}");
+}
+
+#[tokio::test]
+async fn who_does_not_ask_hears_of_load_alone() {
+    let (service, pool, _other) = worker();
+    let mut reports = watch(&service, false).await;
+    for round in 0..3 {
+        cache(&pool, &prompt(round, 4));
+        assert!(next(&mut reports).await.cache.is_none());
+    }
+}
+
+#[tokio::test]
+async fn a_slow_router_holds_nothing_up_and_is_told_all_in_the_end() {
+    let (service, pool, _other) = worker();
+    let mut reports = watch(&service, true).await;
+    // More changes than are remembered, of which nothing is taken meanwhile.
+    let rounds = 4 * pool.blocks_per_group() / 40;
+    for salt in 0..rounds {
+        cache(&pool, &prompt(salt, 40));
+        pool.clear_cache();
+        tokio::task::yield_now().await;
+    }
+    let last = prompt(9999, 7);
+    cache(&pool, &last);
+    let (mut index, party) = (PrefixIndex::new(1 << 20), &service.party);
+    index.join(&party.instance, party.incarnation, 16).unwrap();
+    let (mut loads, mut snapshots) = (0, Vec::new());
+    while index.lookup(&last).first().is_none_or(|found| found.tokens < 7 * 16) {
+        let Some(v1::CacheUpdate { sequence, change }) = next(&mut reports).await.cache else {
+            loads += 1;
+            continue;
+        };
+        let blocks = match change.as_ref().unwrap() {
+            Change::Stored(bytes) | Change::Removed(bytes) => names(bytes),
+            Change::Snapshot(snapshot) => names(&snapshot.names),
+        };
+        let change = match change.unwrap() {
+            Change::Stored(_) => CacheChange::Stored(&blocks),
+            Change::Removed(_) => CacheChange::Removed(&blocks),
+            Change::Snapshot(v1::CacheSnapshot { part, last, .. }) => {
+                snapshots.push(sequence);
+                CacheChange::Snapshot { part, last, blocks: &blocks }
+            }
+        };
+        let update = CacheUpdate { incarnation: party.incarnation, sequence, change };
+        assert_eq!(index.apply(&party.instance, update), Applied::Done, "nothing is missing");
+    }
+    assert!(loads > 0, "load comes in between");
+    assert!(snapshots.iter().any(|sequence| *sequence > 0), "it was behind: {snapshots:?}");
+    assert_eq!(index.blocks_of(&party.instance), pool.snapshot().unwrap().0.len());
+}

@@ -1,0 +1,159 @@
+//! What workers have cached, as far as this router knows: what they say themselves, and what was placed on them a moment ago.
+//!
+//! ```text
+//! worker's stream ──> Follower ──> index ──┐
+//!                                          ├──> lookup, fill ──> placement ──> Coming
+//!               prefixes in the making ────┘                                     │
+//!                          ^─────────────────────────────────────────────────────┘
+//! ```
+//!
+//! A worker counts as long as its stream stands and nothing of it is missing. The index is read on the way of every request and
+//! written by every event, so whoever writes holds the lock for one message: [`FEED_NAMES_MAX`] blocks.
+
+mod follower;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use follower::{Follower, Forgotten};
+
+use crate::metrics::PrefixMetrics;
+use crate::placement::{Making, Worker};
+use baton_kv_cache::{FEED_NAMES_MAX, HASH_TOKENS, IndexCounts, PrefixHash, PrefixIndex};
+use baton_types::{Incarnation, InstanceId, InstanceRecord, Party};
+use parking_lot::{Mutex, RwLock};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio_util::sync::CancellationToken;
+
+/// Most prefixes in the making that are remembered: those of 1,024 requests with 8,192 tokens each.
+const MAKING_MAX: usize = 1024 * 8192 / HASH_TOKENS;
+/// How often what nobody holds is swept out, where no events do it.
+const SWEEP_EVERY: Duration = Duration::from_millis(100);
+/// Entries that are swept at once: well under a millisecond.
+const SWEEP_MAX: usize = 32 * FEED_NAMES_MAX;
+
+/// Where prefixes are cached.
+pub(crate) struct Prefixes {
+    state: RwLock<State>,
+    making: Mutex<Making>,
+    metrics: PrefixMetrics,
+}
+
+struct State {
+    index: PrefixIndex,
+    /// Whose word counts: of the starts of an instance the one whose stream began last.
+    streams: HashMap<InstanceId, Stream>,
+    /// Streams so far.
+    opened: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Stream {
+    incarnation: Incarnation,
+    number: u64,
+}
+
+/// Who has how many tokens of one prompt.
+#[derive(Debug, Default)]
+pub(crate) struct Found(HashMap<Party, usize>);
+
+impl Found {
+    /// Tokens from the start of the prompt that a worker said to have.
+    pub(crate) fn tokens(&self, worker: &Party) -> usize {
+        self.0.get(worker).copied().unwrap_or(0)
+    }
+}
+
+impl Prefixes {
+    /// Knows nothing yet, and at most `blocks_max` blocks later.
+    pub(crate) fn new(blocks_max: usize, metrics: PrefixMetrics) -> Self {
+        let state = State { index: PrefixIndex::new(blocks_max), streams: HashMap::new(), opened: 0 };
+        Self { state: RwLock::new(state), making: Mutex::new(Making::new(MAKING_MAX)), metrics }
+    }
+
+    /// Listens to a worker on a stream that has just begun.
+    pub(crate) fn follow(self: &Arc<Self>, record: &InstanceRecord) -> Follower {
+        Follower::new(self.clone(), record.party.clone(), record.layout.block_tokens())
+    }
+
+    /// Who has how much of a prompt with these names; nobody is asked where there are none.
+    pub(crate) fn lookup(&self, names: &[PrefixHash]) -> Found {
+        if names.is_empty() {
+            return Found::default();
+        }
+        let begun = Instant::now();
+        let state = self.state.read();
+        let party = |instance: &InstanceId| {
+            let incarnation = state.streams.get(instance)?.incarnation;
+            Some(Party { instance: instance.clone(), incarnation })
+        };
+        let found = state.index.lookup(names).into_iter();
+        let found = found.filter_map(|cached| Some((party(cached.worker)?, cached.tokens))).collect();
+        drop(state);
+        self.metrics.looked_up(begun.elapsed());
+        Found(found)
+    }
+
+    /// Tells placement what is, or will be in time, where.
+    pub(crate) fn fill(&self, names: &[PrefixHash], found: &Found, view: &mut [Worker], now: Instant) {
+        if names.is_empty() {
+            return;
+        }
+        let making = self.making.lock();
+        for worker in view {
+            let (party, block_tokens) = (&worker.record.party, worker.record.layout.block_tokens() as usize);
+            let tokens = making.tokens(&party.instance, names, found.tokens(party), block_tokens, now);
+            worker.cached_tokens = tokens as u64;
+        }
+    }
+
+    /// A prompt with these names is computed on `worker` from now on, before `until` as far as is known.
+    pub(crate) fn coming(self: &Arc<Self>, worker: &Party, names: &Arc<[PrefixHash]>, until: Instant) -> Coming {
+        self.making.lock().placed(&worker.instance, names, until);
+        Coming { prefixes: self.clone(), worker: worker.instance.clone(), names: names.clone() }
+    }
+
+    /// Sizes of the index.
+    pub(crate) fn counts(&self) -> IndexCounts {
+        self.state.read().index.counts()
+    }
+
+    /// Sweeps out what nobody holds any more until `stop` is cancelled.
+    pub(crate) async fn sweep(self: Arc<Self>, stop: CancellationToken) {
+        let mut ticks = tokio::time::interval(SWEEP_EVERY);
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {
+                    self.state.write().index.sweep(SWEEP_MAX);
+                }
+                () = stop.cancelled() => return,
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for Prefixes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Prefixes").field(&self.counts()).finish()
+    }
+}
+
+/// A prefix in the making: once this is dropped, the worker's own word counts alone.
+pub(crate) struct Coming {
+    prefixes: Arc<Prefixes>,
+    worker: InstanceId,
+    names: Arc<[PrefixHash]>,
+}
+
+impl Drop for Coming {
+    fn drop(&mut self) {
+        self.prefixes.making.lock().ended(&self.worker, &self.names);
+    }
+}
+
+impl std::fmt::Debug for Coming {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Coming").field("worker", &self.worker).field("names", &self.names.len()).finish()
+    }
+}

@@ -1,0 +1,170 @@
+//! What a router hears of a worker over its one stream: load, at a pace of its own, and between that what the prefix cache does.
+//!
+//! A router that is slow is sent the newest load once it takes something, and of the cache what it missed, or a snapshot. Nothing waits
+//! for it, and what is held for it is bounded.
+
+use crate::service::WorkerService;
+use baton_kv_cache::{CacheFeed, FeedChange, FeedUpdate, PrefixHash, SharedPool};
+use baton_proto::v1::{self, cache_update::Change};
+use bytes::Bytes;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
+use tonic::Status;
+
+/// Shortest time between two load reports.
+pub(crate) const REPORT_MS_MIN: u64 = 50;
+/// Longest time between two load reports, in units of [`REPORT_MS_MIN`]: 1 s.
+const QUIET_TICKS_MAX: u32 = 20;
+/// After what changed in the cache was told, what changes next waits so long for company. Placement is wrong by no more.
+const CACHE_PAUSE: Duration = Duration::from_millis(5);
+/// Fineness with which it is told how long an engine's loop stands still. Steps take less.
+const STILL_MS: u64 = 250;
+
+/// Tells whenever the cache of `pool` changed. To be called once for each pool: what is cloned from it hears the same.
+pub fn cache_changes(pool: &SharedPool) -> watch::Receiver<()> {
+    let (changed, seen) = watch::channel(());
+    pool.on_changed(move || changed.send_replace(()));
+    seen
+}
+
+/// A time in milliseconds, cut so that it changes no report of an engine that moves.
+fn cut(still: Duration) -> u64 {
+    let ms = u64::try_from(still.as_millis()).unwrap_or(u64::MAX);
+    ms - ms % STILL_MS
+}
+
+/// The part of a stream that is about the cache.
+struct Cache {
+    feed: CacheFeed,
+    changed: watch::Receiver<()>,
+    /// When it is looked at next; `None` where that is once it changes.
+    due: Option<Instant>,
+    /// Before then nothing is told.
+    earliest: Instant,
+}
+
+impl Cache {
+    fn new(pool: SharedPool, changed: watch::Receiver<()>) -> Self {
+        let now = Instant::now();
+        Self { feed: CacheFeed::new(pool), changed, due: Some(now), earliest: now }
+    }
+
+    /// Waits until there may be something to tell.
+    async fn due(&mut self) {
+        if self.due.is_none() {
+            if self.changed.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+            self.due = Some(self.earliest);
+        }
+        if let Some(due) = self.due {
+            sleep_until(due).await;
+        }
+    }
+
+    fn update(&mut self) -> Option<v1::CacheUpdate> {
+        let update = self.feed.next_update();
+        let now = Instant::now();
+        self.due = match &update {
+            Some(_) if self.feed.has_more() => Some(now),
+            Some(_) => {
+                self.earliest = now + CACHE_PAUSE;
+                // What changed while this one was sent was not waited for.
+                Some(self.earliest)
+            }
+            None => None,
+        };
+        update.map(wire)
+    }
+}
+
+fn wire(update: FeedUpdate) -> v1::CacheUpdate {
+    let names = |names: Vec<PrefixHash>| names.iter().flat_map(|name| name.0).collect::<Bytes>();
+    let change = match update.change {
+        FeedChange::Stored(blocks) => Change::Stored(names(blocks)),
+        FeedChange::Removed(blocks) => Change::Removed(names(blocks)),
+        FeedChange::Snapshot { part, last, blocks } => {
+            Change::Snapshot(v1::CacheSnapshot { part, last, names: names(blocks) })
+        }
+    };
+    v1::CacheUpdate { sequence: update.sequence, change: Some(change) }
+}
+
+impl WorkerService {
+    /// Reports until the router goes or the worker stops.
+    pub(crate) async fn report(self, reports: mpsc::Sender<Result<v1::LoadReport, Status>>, cache_events: bool) {
+        let mut ticks = tokio::time::interval(Duration::from_millis(REPORT_MS_MIN));
+        let mut cache = cache_events.then(|| Cache::new(self.engine.pool(), self.cache_changed.clone()));
+        let (mut last, mut quiet, mut sequence) = (None, 0, 0);
+        let (mut load_due, mut cache_due) = (true, false);
+        loop {
+            let look = async {
+                match &mut cache {
+                    Some(cache) => cache.due().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let permit = tokio::select! {
+                _ = ticks.tick() => {
+                    quiet += 1;
+                    load_due |= quiet >= QUIET_TICKS_MAX || last.as_ref() != Some(&self.load());
+                    continue;
+                }
+                () = look, if !cache_due => {
+                    cache_due = true;
+                    continue;
+                }
+                permit = reports.reserve(), if load_due || cache_due => permit,
+                () = reports.closed() => return,
+                () = self.stop.cancelled() => return,
+            };
+            let Ok(permit) = permit else { return };
+            if load_due {
+                let load = self.load();
+                last = Some(load.clone());
+                sequence += 1;
+                permit.send(Ok(v1::LoadReport { sequence, ..load }));
+                (load_due, quiet) = (false, 0);
+            } else if let Some(update) = cache.as_mut().and_then(Cache::update) {
+                let party = Some(self.party.clone().into());
+                permit.send(Ok(v1::LoadReport { party, cache: Some(update), ..Default::default() }));
+                cache_due = false;
+            } else {
+                cache_due = false;
+            }
+        }
+    }
+
+    fn load(&self) -> v1::LoadReport {
+        let (load, claimed) = (self.engine.load(), (self.claimed)());
+        let (blocks, moved) = (load.blocks, self.transfer.stats().total);
+        v1::LoadReport {
+            party: Some(self.party.clone().into()),
+            sequence: 0,
+            waiting: (load.waiting + claimed.sequences) as u32,
+            waiting_tokens: load.waiting_tokens as u64,
+            running: load.running as u32,
+            running_tokens: load.running_tokens as u64,
+            blocks: Some(v1::BlockCounts {
+                total: blocks.total as u64,
+                free: blocks.free as u64,
+                referenced: blocks.referenced as u64,
+                cached: blocks.cached as u64,
+                quarantined: blocks.quarantined as u64,
+            }),
+            prefill_tokens_per_s: load.prefill_tokens_per_s,
+            decode_steps_per_s: load.decode_steps_per_s,
+            claimed_tokens: claimed.tokens,
+            healthy: self.engine.healthy() && self.transfer.healthy(),
+            draining: self.drain.has_begun(),
+            steps: load.steps,
+            generated_tokens: Some(load.generated_tokens),
+            prefilled_tokens: Some(load.prefill_rows),
+            cache: None,
+            kv_bytes: Some(moved.bytes_sent + moved.bytes_adopted),
+            still_ms: Some(cut(self.engine.still())),
+            lacks_blocks: Some(self.engine.lacks_blocks()),
+        }
+    }
+}
