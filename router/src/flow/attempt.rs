@@ -98,7 +98,8 @@ impl Attempt<'_> {
             baton.worker = %prefill.party(), baton.attempt = self.number, baton.replayed_tokens = replayed,
         );
         job.asks(prefill);
-        let run = open_prefill(prefill, decode, job.deadline, sequence, &span).await;
+        let handover = (decode.as_ref(), self.chosen.pull_to_tokens);
+        let run = open_prefill(prefill, handover, job.deadline, sequence, &span).await;
         let run = run.inspect_err(|e| end::failed(&span, e)).map_err(|e| Failed::at(Phase::Prefill, e))?;
         Remote::new((self.core, job), decode, stream, prefill, (run, span)).follow(answer).await
     }

@@ -33,21 +33,27 @@ pub(super) async fn open_decode(
     Ok(answer.map_err(|s| of_worker(worker, &s))?.into_inner())
 }
 
-/// Calls a prefill worker for a sequence that `sink` has claimed capacity for.
+/// Calls a prefill worker for a sequence that `sink` has claimed capacity for. From there it reads first what it lacks of so many tokens.
 pub(super) async fn open_prefill(
     worker: &WorkerHandle,
-    sink: &WorkerHandle,
+    (sink, pull_to_tokens): (&WorkerHandle, u64),
     deadline: Instant,
     sequence: v1::Sequence,
     span: &Span,
 ) -> Result<Streaming<v1::PrefillEvent>, RequestError> {
     let address = sink.record.shards.first().map(|s| s.transfer_address.clone()).unwrap_or_default();
+    let pull = (pull_to_tokens > 0).then(|| v1::PullPrefix {
+        owner: Some(sink.party().clone().into()),
+        owner_address: address.clone().into(),
+        tokens: u32::try_from(pull_to_tokens).unwrap_or(u32::MAX),
+        block_tokens: sink.record.layout.block_tokens(),
+    });
     let request = v1::PrefillRequest {
         sequence: Some(sequence),
         sink: Some(sink.party().clone().into()),
         sink_address: address.into(),
         party: Some(worker.party().clone().into()),
-        pull: None,
+        pull,
     };
     let request = addressed(request, deadline, span)?;
     let answer = PrefillClient::new(worker.channel()).run(request).await;

@@ -26,6 +26,9 @@ pub(super) struct Chosen {
     pub(super) decode: Arc<WorkerHandle>,
     /// `None` prefills where it decodes.
     pub(super) prefill: Option<Arc<WorkerHandle>>,
+    /// Tokens of the prompt that the prefill worker has once it has read from the decode worker what it lacks of them; 0 where it reads
+    /// nothing.
+    pub(super) pull_to_tokens: u64,
     /// When its answer comes, as of now; `None` while nothing is measured.
     pub(super) predicted: Option<Prediction>,
     /// Its prompt, in the making where it is prefilled.
@@ -173,7 +176,7 @@ impl Job {
             let computes = prefill.as_ref().unwrap_or(&decode).party();
             core.prefixes.coming(computes, &self.names, now + time.min(COMING_MAX))
         });
-        Ok(Chosen { decode, prefill, predicted, _coming: coming })
+        Ok(Chosen { decode, prefill, pull_to_tokens: decision.pull_to_tokens, predicted, _coming: coming })
     }
 }
 
