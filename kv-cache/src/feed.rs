@@ -135,7 +135,7 @@ impl CacheFeed {
         }
     }
 
-    /// Whether another update may be there at once, whatever changes. None is where the last one was `None`.
+    /// Whether there may be another update already. After `None` there is not, until something changes.
     pub fn has_more(&self) -> bool {
         !matches!(self.state, State::At { full: false, .. })
     }

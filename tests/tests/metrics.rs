@@ -73,6 +73,10 @@ async fn the_tables_and_the_export_agree() -> anyhow::Result<()> {
     let body = json!({"prompt": prompt, "max_tokens": 4, "ignore_eos": true, "prefill_policy": "remote"});
     let answer = api.post("completions", body).await?;
     ensure!(answer.status == 200, "{answer:?}");
+    // Both workers told what they have cached as soon as their streams stood.
+    let router = Scrape::of(&up.metrics("router")?).await?;
+    let index = |what: &str| router.find(&format!("baton_router_index_{what}"), &[]);
+    ensure!((index("workers")?, index("lost_workers")?) == (2.0, 0.0), "{}", router.text());
     let told = told()?;
     let table = |name: &str| told.get(name).with_context(|| format!("docs/metrics.md has no table {name:?}"));
     let mut with_series: BTreeSet<String> = BTreeSet::new();

@@ -171,11 +171,9 @@ impl Job {
             prefill.load.placed(decision.work_tokens, demand.prompt_tokens);
         }
         let predicted = decision.predicted;
-        let coming = (!self.names.is_empty()).then(|| {
-            let time = predicted.map_or(COMING_MAX, |p| p.first_token.saturating_mul(2).saturating_add(COMING_MORE));
-            let computes = prefill.as_ref().unwrap_or(&decode).party();
-            core.prefixes.coming(computes, &self.names, now + time.min(COMING_MAX))
-        });
+        let time = predicted.map_or(COMING_MAX, |p| p.first_token.saturating_mul(2).saturating_add(COMING_MORE));
+        let computes = prefill.as_ref().unwrap_or(&decode).party();
+        let coming = core.prefixes.coming(computes, &self.names, now + time.min(COMING_MAX));
         Ok(Chosen { decode, prefill, pull_to_tokens: decision.pull_to_tokens, predicted, _coming: coming })
     }
 }

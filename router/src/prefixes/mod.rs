@@ -108,10 +108,20 @@ impl Prefixes {
         }
     }
 
-    /// A prompt with these names is computed on `worker` from now on, before `until` as far as is known.
-    pub(crate) fn coming(self: &Arc<Self>, worker: &Party, names: &Arc<[PrefixHash]>, until: Instant) -> Coming {
+    /// A prompt with these names is computed on `worker` from now on, before `until` as far as is known. `None` where nothing will be
+    /// left of it, or nothing heard: the worker tells of no cache.
+    pub(crate) fn coming(
+        self: &Arc<Self>,
+        worker: &Party,
+        names: &Arc<[PrefixHash]>,
+        until: Instant,
+    ) -> Option<Coming> {
+        let stream = self.state.read().streams.get(&worker.instance).copied();
+        if names.is_empty() || stream.is_none_or(|stream| stream.incarnation != worker.incarnation) {
+            return None;
+        }
         self.making.lock().placed(&worker.instance, names, until);
-        Coming { prefixes: self.clone(), worker: worker.instance.clone(), names: names.clone() }
+        Some(Coming { prefixes: self.clone(), worker: worker.instance.clone(), names: names.clone() })
     }
 
     /// Sizes of the index.

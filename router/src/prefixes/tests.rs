@@ -110,13 +110,17 @@ fn placement_sees_what_is_cached_and_what_is_coming() {
     let mut follower = prefixes.follow(&p);
     follower.take(&snapshot(&prompt[..3])).unwrap();
     assert_eq!(seen(now), [48, 0]);
+    assert!(prefixes.coming(&q.party, &prompt, later).is_none(), "it tells of no cache, so nothing may be left there");
+    let mut other = prefixes.follow(&q);
+    other.take(&snapshot(&[])).unwrap();
+    assert!(prefixes.coming(&start("q", 2).party, &prompt, later).is_none(), "another start of it");
     let first = prefixes.coming(&q.party, &prompt[..5].into(), later);
     let second = prefixes.coming(&p.party, &prompt, later);
     assert_eq!(seen(now), [112, 64], "whole blocks of theirs");
     assert_eq!(seen(later), [48, 0], "it never came");
     drop((first, second));
     assert_eq!(seen(now), [48, 0]);
-    let _other = prefixes.coming(&p.party, &prompt, later);
+    let _coming = prefixes.coming(&p.party, &prompt, later);
     drop(follower);
     assert_eq!(seen(now), [0, 0], "a worker that cannot be heard may not have begun");
 }
