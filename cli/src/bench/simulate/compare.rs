@@ -23,6 +23,7 @@ pub(crate) fn run(args: &SimulateArgs, trace: &Trace, slo: Slo) -> anyhow::Resul
     let mut reports = Vec::new();
     for &pools in &args.pools {
         let decode_pools = args.decode_pools.unwrap_or(pools);
+        let mut reasons = Vec::new();
         let mut table = Table::new(args, trace, (pools, &blocks));
         for &policy in &args.policies {
             let settings = Settings {
@@ -31,7 +32,7 @@ pub(crate) fn run(args: &SimulateArgs, trace: &Trace, slo: Slo) -> anyhow::Resul
                 decode: args.decode.into(),
                 prefill_blocks: blocks.in_pool(pools),
                 decode_blocks: blocks.in_pool(decode_pools),
-                ttl: args.ttl_s.map_or(Duration::from_secs(1 << 30), Duration::from_secs),
+                ttl: args.ttl_s.map(Duration::from_secs),
                 pulls: !args.no_pulls,
                 seed: args.seed,
             };
@@ -52,11 +53,17 @@ pub(crate) fn run(args: &SimulateArgs, trace: &Trace, slo: Slo) -> anyhow::Resul
             about.facts.extend(facts.into_iter().map(|(name, value): (_, serde_json::Value)| (name.to_owned(), value)));
             let report = Report::of(about, &outcomes, slo);
             table.row(policy.name(), &report, pulled_tokens, took);
+            reasons.push(format!("{policy}: {}", told(&report)));
             reports.push(report);
         }
-        stdout::tell(&table.0).context("cannot print")?;
+        stdout::tell(&format!("{}placed, {}\n", table.0, reasons.join("; "))).context("cannot print")?;
     }
     Ok(reports)
+}
+
+/// Requests by the reason of their placement.
+fn told(report: &Report) -> String {
+    report.placement.iter().map(|(reason, count)| format!("{reason} {count}")).collect::<Vec<_>>().join(", ")
 }
 
 /// What pools are sized by.
@@ -102,8 +109,8 @@ impl Table {
         let _ = writeln!(text, "an infinite cache hits {:.1}% of the tokens", infinite.token_rate() * 100.0);
         let _ = writeln!(
             text,
-            "{:<13} {:>7} {:>8} {:>7} {:>9} {:>9} {:>9} {:>9} {:>8} {:>7} {:>6}",
-            "policy", "hits", "of inf.", "pulled", "TTFT p50", "p95", "p99", "mean", "ITL p50", "failed", "took"
+            "{:<13} {:>7} {:>8} {:>7} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8} {:>7} {:>6}",
+            "policy", "hits", "of inf.", "pulled", "TTFT p50", "p95", "p99", "mean", "ITL p50", "p99", "failed", "took"
         );
         Self(text)
     }
@@ -113,7 +120,7 @@ impl Table {
         let share = |tokens: u64| 100.0 * tokens as f64 / cache.prompt_tokens.max(1) as f64;
         let _ = writeln!(
             self.0,
-            "{:<13} {:>6.1}% {:>7.1}% {:>6.1}% {:>7.2} s {:>7.2} s {:>7.2} s {:>7.2} s {:>5.1} ms {:>7} {:>4.1} s",
+            "{:<13} {:>6.1}% {:>7.1}% {:>6.1}% {:>7.2} s {:>7.2} s {:>7.2} s {:>7.2} s {:>5.1} ms {:>5.1} ms {:>7} {:>4.1} s",
             policy,
             cache.hit_rate * 100.0,
             cache.of_infinite.unwrap_or(1.0) * 100.0,
@@ -123,6 +130,7 @@ impl Table {
             ttft.p99 / 1e3,
             ttft.mean / 1e3,
             report.itl_ms.p50,
+            report.itl_ms.p99,
             report.counts.failed.values().sum::<u64>(),
             took.as_secs_f64()
         );

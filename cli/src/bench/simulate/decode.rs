@@ -52,9 +52,10 @@ impl Cluster<'_> {
         let Some((prefill, d)) = self.placed(r) else { return false };
         let (names, reusable, instant) = (self.names.of(r), self.reusable(r), self.clock.instant());
         let tokens = self.prompt_tokens(r) + u64::from(self.trace.requests[r].output_tokens);
-        let store = &self.decode[d].store;
+        let blocks = self.blocks_for(tokens);
+        let store = &mut self.decode[d].store;
         store.expire(instant);
-        let Some(lease) = store.reserve(names, reusable, self.blocks_for(tokens), instant) else { return false };
+        let Some(lease) = store.reserve(names, reusable, blocks, instant) else { return false };
         let cached_tokens = self.tokens_of(lease.cached_blocks());
         self.decode[d].claimed_tokens -= self.prompt_tokens(r);
         let request = &mut self.requests[r];

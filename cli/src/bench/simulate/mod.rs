@@ -46,8 +46,8 @@ struct Settings {
     prefill_blocks: u32,
     /// Blocks of each decode worker's pool.
     decode_blocks: u32,
-    /// Time after which a block that nobody uses leaves a cache.
-    ttl: Duration,
+    /// Time after which a block that nobody uses leaves a cache, where there is such a time.
+    ttl: Option<Duration>,
     /// Whether prefill workers may read from decode workers.
     pulls: bool,
     seed: u64,

@@ -26,7 +26,7 @@ impl Cluster<'_> {
         let (None, Some(&r)) = (self.prefill[p].running, self.prefill[p].queue.front()) else { return };
         let (now, instant, names) = (self.clock.now(), self.clock.instant(), self.names.of(r));
         let (reusable, blocks) = (self.reusable(r), self.blocks_for(self.prompt_tokens(r)));
-        let store = &self.prefill[p].store;
+        let store = &mut self.prefill[p].store;
         store.expire(instant);
         let Some(lease) = store.reserve(names, reusable, blocks, instant) else { return };
         self.prefill[p].queue.pop_front();

@@ -11,11 +11,18 @@ use std::time::{Duration, Instant};
 /// The only start of every worker.
 pub(super) const INCARNATION: Incarnation = Incarnation(1);
 
+/// No trace is as long.
+const FOR_EVER: Duration = Duration::from_secs(1 << 30);
+/// Time between looking for blocks whose time is over.
+const SWEEP: Duration = Duration::from_secs(1);
+
 /// What a worker stores in a pool: one block of the trace is one block of the pool, with one name. To the pool it is a block of
 /// [`HASH_TOKENS`] tokens, the smallest that it knows, so that names are made for no more tokens than ids tell apart.
 pub(super) struct Store {
     pub(super) pool: SharedPool,
     keep: Keep,
+    /// When blocks whose time was over were let go last.
+    swept: Option<Instant>,
     /// What the router was told of the cache.
     told: Option<ChangeCursor>,
     sequence: u64,
@@ -27,13 +34,13 @@ pub(super) struct Store {
 pub(super) type Told = (u64, Vec<Change>);
 
 impl Store {
-    pub(super) fn new(blocks: u32, ttl: Duration) -> anyhow::Result<Self> {
+    pub(super) fn new(blocks: u32, ttl: Option<Duration>) -> anyhow::Result<Self> {
         // A single step changes each block at most twice, and the router is told after each.
         let changes_max = 4 * blocks as usize;
         let config = CacheConfig { block_tokens: HASH_TOKENS, pinned_max: 0, pinned_of_one_max: 0, changes_max };
         let pool = SharedPool::with_cache(1, blocks, config)?;
         let told = pool.snapshot().map(|(_, cursor)| cursor);
-        Ok(Self { pool, keep: Keep::idle(ttl), told, sequence: 0, nic_free: 0 })
+        Ok(Self { pool, keep: Keep::idle(ttl.unwrap_or(FOR_EVER)), swept: None, told, sequence: 0, nic_free: 0 })
     }
 
     /// A lease over so many blocks, of which at most the first `reuse` come from the cache.
@@ -53,9 +60,12 @@ impl Store {
         lease.let_go_of_spares();
     }
 
-    /// Lets go of what was idle for too long.
-    pub(super) fn expire(&self, now: Instant) {
-        self.pool.expire(now);
+    /// Lets go of what was idle for too long, once in a while: it looks at all that is idle.
+    pub(super) fn expire(&mut self, now: Instant) {
+        if self.keep.ttl < FOR_EVER && self.swept.is_none_or(|at| now.saturating_duration_since(at) >= SWEEP) {
+            self.swept = Some(now);
+            self.pool.expire(now);
+        }
     }
 
     /// What changed in the cache since this was asked last.
