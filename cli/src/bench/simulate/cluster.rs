@@ -103,8 +103,8 @@ impl<'a> Cluster<'a> {
         Ok(cluster)
     }
 
-    /// Runs until nothing is left to happen. `progress` hears of each request that ends.
-    pub(super) fn run(mut self, progress: &mut dyn FnMut()) -> Vec<Request> {
+    /// Runs until nothing is left to happen.
+    pub(super) fn run(&mut self) -> Vec<Request> {
         while let Some(event) = self.clock.next() {
             match event {
                 Event::Arrives(r) => self.arrives(r),
@@ -118,14 +118,19 @@ impl<'a> Cluster<'a> {
                 Event::Ends(r) => {
                     self.requests[r].end = Some(self.clock.now());
                     self.router.answered(self.trace.requests[r].output_tokens);
-                    progress();
                 }
                 Event::Reports(w) => self.reports(w),
                 Event::Heard(w, report) => self.router.heard(w, &report, self.clock.instant()),
                 Event::Told(w, told) => self.router.told(w, &told),
             }
         }
-        self.requests
+        std::mem::take(&mut self.requests)
+    }
+
+    /// What all workers have, in their order.
+    #[cfg(test)]
+    pub(super) fn stores(&self) -> impl Iterator<Item = &super::worker::Store> {
+        self.prefill.iter().map(|p| &p.store).chain(self.decode.iter().map(|d| &d.store))
     }
 
     pub(super) fn later(&mut self, seconds: f64, event: Event) {

@@ -37,7 +37,7 @@ pub(crate) fn run(args: &SimulateArgs, trace: &Trace, slo: Slo) -> anyhow::Resul
                 seed: args.seed,
             };
             let start = Instant::now();
-            let Simulated { outcomes, pulled_tokens } = simulate(&settings, &rates, trace, &names, &mut || ())?;
+            let Simulated { outcomes, pulled_tokens } = simulate(&settings, &rates, trace, &names)?;
             let took = start.elapsed();
             let mut about = About { title: format!("simulated, {policy}, {pools}"), ..About::default() };
             let facts = [

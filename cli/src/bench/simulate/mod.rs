@@ -60,15 +60,9 @@ struct Simulated {
     pulled_tokens: u64,
 }
 
-/// Runs a trace to the end of its last answer. `progress` hears of each request that ends.
-fn simulate(
-    settings: &Settings,
-    rates: &Rates,
-    trace: &Trace,
-    names: &Names,
-    progress: &mut dyn FnMut(),
-) -> anyhow::Result<Simulated> {
-    let requests = Cluster::new(settings, rates, trace, names)?.run(progress);
+/// Runs a trace to the end of its last answer.
+fn simulate(settings: &Settings, rates: &Rates, trace: &Trace, names: &Names) -> anyhow::Result<Simulated> {
+    let requests = Cluster::new(settings, rates, trace, names)?.run();
     let pulled_tokens = requests.iter().map(|request| request.pulled_tokens).sum();
     let infinite = trace.infinite_cache().tokens_hit_by_request;
     let told = requests.into_iter().zip(&trace.requests).zip(infinite);
