@@ -147,7 +147,7 @@ mod tests {
             transfer_bytes: Some(3 << 20),
             ..Default::default()
         };
-        let usage = v1::Usage { prompt_tokens: 42, completion_tokens: 11, cached_tokens: 0 };
+        let usage = v1::Usage { prompt_tokens: 42, completion_tokens: 11, ..Default::default() };
         let last = v1::GenerateResponse {
             timings: Some(timings),
             usage: Some(usage),

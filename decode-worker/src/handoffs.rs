@@ -5,15 +5,19 @@ use crate::slot::Slot;
 use baton_engine::EngineHandle;
 use baton_engine::api::{Run, SequenceRequest};
 use baton_engine::scheduler::SequenceKey;
-use baton_kv_transfer::{GrantReply, HandoffFailure, RefuseReason, ReserveOffer, SinkHandler, VerifiedHandoff};
-use baton_types::{ErrorKind, Party, RequestError, RequestId, SequenceSpec};
+use baton_kv_cache::PrefixHash;
+use baton_kv_transfer::{
+    GrantReply, HandoffFailure, PinQuestion, PinReply, RefuseReason, ReserveOffer, SinkHandler, VerifiedHandoff,
+};
+use baton_types::{ErrorKind, Party, RequestError, RequestId};
 use baton_worker::hold::LeaseHold;
 use baton_worker::service::Claimed;
+use baton_worker::share;
 use baton_worker::stream::StreamSink;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
 
@@ -22,7 +26,10 @@ const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// What a claim's stream waits for and how its sequence will run.
 pub(crate) struct ClaimStream {
-    pub(crate) sequence: SequenceSpec,
+    /// As it was claimed, without the token that comes with its KV.
+    pub(crate) sequence: SequenceRequest,
+    /// Names of its prefixes, as far as it shares them.
+    pub(crate) names: Arc<[PrefixHash]>,
     pub(crate) sink: StreamSink,
     pub(crate) slot: Slot,
     pub(crate) adopted: oneshot::Sender<Adopted>,
@@ -38,6 +45,8 @@ pub(crate) struct Adopted {
 struct Waiting {
     offer: ReserveOffer,
     reply: GrantReply,
+    /// Of prefixes that may be here already.
+    names: Arc<[PrefixHash]>,
 }
 
 /// All handoffs towards this instance.
@@ -98,36 +107,38 @@ impl Handoffs {
                 first.remove();
                 continue;
             }
-            let Some(hold) = self.lease(&first.get().offer) else { break };
+            let Some(hold) = self.lease(first.get()) else { break };
             first.remove().reply.grant(Box::new(hold));
         }
         self.engine.keep_room(waiting.first_key_value().map(|(turn, first)| (*turn, first.offer.tokens as usize)));
     }
 
-    fn lease(&self, offer: &ReserveOffer) -> Option<LeaseHold> {
-        let lease = self.engine.reserve(offer.tokens as usize)?;
-        Some(LeaseHold::new(lease, &offer.source))
+    fn lease(&self, waiting: &Waiting) -> Option<LeaseHold> {
+        let offer = &waiting.offer;
+        let lease = self.engine.reserve(offer.tokens as usize, &waiting.names)?;
+        Some(LeaseHold::new(lease, &offer.source, self.engine.config().block_tokens))
     }
 }
 
 impl SinkHandler for Handoffs {
     fn reserve(&self, offer: ReserveOffer, reply: GrantReply) {
-        let claimed = self.claims.lock().offered(&offer.request_id, &offer.source, offer.tokens).map(priority);
-        let priority = match claimed {
-            Ok(priority) => priority,
+        let claimed = self.claims.lock().offered(&offer.request_id, &offer.source, offer.tokens).map(wanted);
+        let (priority, names) = match claimed {
+            // A source that cannot leave anything out writes all of it: then nothing may be shared.
+            Ok((priority, names)) => (priority, if offer.partial { names } else { Arc::default() }),
             Err(OfferError::NotClaimed(detail)) => return reply.refuse(RefuseReason::UnknownRequest, detail),
             Err(OfferError::Contradicts(detail)) => return reply.refuse(RefuseReason::Protocol, detail),
         };
         let turn = self.engine.take_turn(priority);
         // Bounded by the claims: each has one offer at most.
-        self.waiting.lock().insert(turn, Waiting { offer, reply });
+        self.waiting.lock().insert(turn, Waiting { offer, reply, names });
         self.grant_waiting();
     }
 
     fn verified(&self, handoff: VerifiedHandoff) -> Result<(), String> {
         let claim = self.claims.lock().take(&handoff.request_id).ok_or("the claim is gone")?;
-        let Claim { deadline, stream, .. } = claim;
-        let result = adopt(&self.engine, &stream, handoff, deadline);
+        let Claim { stream, .. } = claim;
+        let result = adopt(&self.engine, &stream, handoff);
         match result {
             Ok(adopted) => {
                 let _ = stream.adopted.send(adopted);
@@ -140,6 +151,10 @@ impl SinkHandler for Handoffs {
         }
     }
 
+    fn pin(&self, question: PinQuestion, reply: PinReply) {
+        share::pin(&self.engine, &question, reply);
+    }
+
     fn failed(&self, request_id: &RequestId, reason: HandoffFailure) {
         if let Some(claim) = self.claims.lock().take(request_id) {
             claim.stream.sink.fail(reason.kind(), format!("the handoff failed: {reason}"));
@@ -147,17 +162,12 @@ impl SinkHandler for Handoffs {
     }
 }
 
-fn priority(claim: &Claim<ClaimStream>) -> i32 {
-    claim.stream.sequence.priority
+fn wanted(claim: &Claim<ClaimStream>) -> (i32, Arc<[PrefixHash]>) {
+    (claim.stream.sequence.priority, claim.stream.names.clone())
 }
 
 /// Starts the sequence on the blocks that arrived, if they are those that were claimed.
-fn adopt(
-    engine: &EngineHandle,
-    stream: &ClaimStream,
-    handoff: VerifiedHandoff,
-    deadline: Instant,
-) -> Result<Adopted, String> {
+fn adopt(engine: &EngineHandle, stream: &ClaimStream, handoff: VerifiedHandoff) -> Result<Adopted, String> {
     let claimed = &stream.sequence;
     let same_prompt = handoff.tokens.starts_with(&claimed.tokens) && handoff.kv_tokens as usize == claimed.tokens.len();
     if !same_prompt || handoff.tokens.len() != claimed.tokens.len() + 1 {
@@ -165,15 +175,7 @@ fn adopt(
     }
     let bytes = handoff.bytes;
     let lease = LeaseHold::into_lease(handoff.hold).ok_or("the blocks were granted by another worker")?;
-    let request = SequenceRequest {
-        id: claimed.request_id.clone(),
-        tokens: handoff.tokens,
-        prompt_len: claimed.prompt_len,
-        sampling: claimed.sampling.clone(),
-        sample_index: claimed.sample_index,
-        deadline,
-        priority: claimed.priority,
-    };
+    let request = SequenceRequest { tokens: handoff.tokens, ..claimed.clone() };
     let start = || engine.submit(request, Run::Adopted { lease }, Box::new(stream.sink.clone()));
     stream
         .slot
@@ -185,12 +187,15 @@ fn adopt(
 /// The source of a request's KV, as the router named it.
 pub(crate) fn claim(
     source: Party,
-    sequence: SequenceSpec,
-    deadline: Instant,
+    sequence: SequenceRequest,
     sink: StreamSink,
     slot: Slot,
 ) -> (Claim<ClaimStream>, oneshot::Receiver<Adopted>) {
     let (adopted, arrives) = oneshot::channel();
-    let tokens = sequence.tokens.len() as u32;
-    (Claim { source, tokens, deadline, offered: false, stream: ClaimStream { sequence, sink, slot, adopted } }, arrives)
+    let (tokens, deadline) = (sequence.tokens.len() as u32, sequence.deadline);
+    // Hashed here: the thread that takes offers has better to do.
+    let names =
+        sequence.prefix.as_ref().map_or_else(Arc::default, |prefix| prefix.hasher.prompt(&sequence.tokens, &[]).into());
+    let stream = ClaimStream { sequence, names, sink, slot, adopted };
+    (Claim { source, tokens, deadline, offered: false, stream }, arrives)
 }

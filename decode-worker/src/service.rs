@@ -13,7 +13,7 @@ use baton_worker::phases::{Phases, WorkerPhase};
 use baton_worker::process::Parts;
 use baton_worker::spans::{Parent, Phase};
 use baton_worker::stream;
-use baton_worker::submit::{engine_request, submit_error};
+use baton_worker::submit::{engine_request, reused, submit_error};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot::error::RecvError;
@@ -55,15 +55,15 @@ impl Decode for DecodeService {
         let (slot, since) = (Slot::default(), Instant::now());
         let (request, prompt_tokens, prefills) =
             (sequence.request_id.clone(), sequence.tokens.len() as i64, source.is_none());
+        let sequence = engine_request(sequence, &self.parts.model, deadline);
         let adopted = match source {
             Some(source) => {
-                let (claim, adopted) = claim(source, sequence, deadline, sink, slot.clone());
+                let (claim, adopted) = claim(source, sequence, sink, slot.clone());
                 self.handoffs.book(request.clone(), claim).map_err(|e| status::from_error(&e))?;
                 Some(adopted)
             }
             None => {
-                let request = engine_request(sequence, deadline);
-                let started = slot.start(|| self.parts.engine.submit(request, Run::Full, Box::new(sink)));
+                let started = slot.start(|| self.parts.engine.submit(sequence, Run::Full, Box::new(sink)));
                 started.map_err(|e| {
                     e.map_or_else(|| Status::cancelled("cancelled"), |e| status::from_error(&submit_error(&e)))
                 })?;
@@ -248,14 +248,17 @@ impl Call {
                 let queue_us = at.saturating_duration_since(self.since).as_micros() as u64;
                 (ok(Event::Started(v1::PrefillStarted { queue_us })), false)
             }
-            SequenceEvent::Token { token, logprobs, finish, at } => {
+            SequenceEvent::Token { token, logprobs, finish, reuse, at } => {
                 let is_first = self.prefills && !std::mem::replace(&mut self.first_token_sent, true);
                 let prefill = self.started.filter(|_| is_first).map(|started| at.saturating_duration_since(started));
+                let (cached_tokens, cache_write_tokens) = reused(reuse.filter(|_| is_first));
                 let token = v1::Token {
                     id: token,
                     logprobs: logprobs.map(Into::into),
                     finish_reason: finish_reason_code(finish),
                     prefill_us: prefill.map(|spent| spent.as_micros() as u64),
+                    cached_tokens,
+                    cache_write_tokens,
                 };
                 (ok(Event::Token(token)), false)
             }

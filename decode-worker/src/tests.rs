@@ -12,8 +12,8 @@ use baton_proto::convert::status::to_error;
 use baton_proto::v1::{self, decode_event::Event, decode_request::Prefill, decode_server::Decode};
 use baton_types::fence::AlreadyDone;
 use baton_types::{
-    BlockId, ErrorKind, Fence, GroupBlocks, Incarnation, InstanceId, Party, RequestId, SamplingParams, SequenceSpec,
-    TokenId,
+    BlockId, Digest, ErrorKind, Fence, GroupBlocks, Incarnation, InstanceId, Party, RequestId, SamplingParams,
+    SequenceSpec, TokenId,
 };
 use baton_worker::bring_up::{self, Loaded};
 use baton_worker::config::WorkerConfig;
@@ -64,6 +64,7 @@ fn service() -> DecodeService {
         phases: Metrics::new("test").register(|registry| Phases::register(registry, "m", "p")),
         call_max: FOREVER,
         message_max: 1 << 20,
+        model: Digest([1; 32]),
     };
     DecodeService { handoffs, parts }
 }
@@ -95,6 +96,7 @@ fn request(service: &DecodeService, id: &str, len: u32, priority: i32) -> v1::De
         sampling: SamplingParams::default(),
         sample_index: 0,
         priority,
+        cache: None,
     };
     let prefill = Prefill::AwaitKv(v1::AwaitKv { source: Some(party("p").into()) });
     let party = Some(service.parts.transfer.party().clone().into());
@@ -196,7 +198,7 @@ async fn offers_wait_by_priority_and_then_as_they_came() {
     let (service, source) = (service(), source());
     tokio::spawn(service.handoffs.clone().grant_when_freed());
     let (engine, transfer) = (&service.parts.engine, &service.parts.transfer);
-    let mut taken: Vec<_> = std::iter::from_fn(|| engine.reserve(BLOCK_TOKENS as usize)).collect();
+    let mut taken: Vec<_> = std::iter::from_fn(|| engine.reserve(BLOCK_TOKENS as usize, &[])).collect();
     taken.truncate(taken.len() - 2); // Room for a short prompt, and for its answer, but not for a long one.
     let mut streams = Vec::new();
     for (id, len, priority) in [("long", 100, -10), ("short", 5, -10), ("urgent", 5, 10)] {

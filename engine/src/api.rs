@@ -4,9 +4,9 @@
 //! bounded queue, results come back through the [`SequenceSink`] given with each sequence. Blocks travel as [`baton_kv_cache::Lease`]s:
 //! whoever holds the lease owns the blocks, dropping it frees them.
 
-use baton_kv_cache::Lease;
+use baton_kv_cache::{Lease, PrefixHasher};
 use baton_types::{ErrorKind, Fence, FinishReason, RequestId, SamplingParams, TokenId, TokenLogprobs};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A sequence to run.
 #[derive(Clone, Debug)]
@@ -25,6 +25,37 @@ pub struct SequenceRequest {
     pub deadline: Instant,
     /// Higher is preempted later. Default 0.
     pub priority: i32,
+    /// What is shared of it; `None` takes nothing from the prefix cache and leaves nothing there.
+    pub prefix: Option<PrefixUse>,
+}
+
+/// How a sequence uses the prefix cache.
+#[derive(Clone, Debug)]
+pub struct PrefixUse {
+    /// Names its prefixes, for its tenant alone.
+    pub hasher: PrefixHasher,
+    /// How long its blocks are kept without use; `None` is the engine's own time.
+    pub ttl: Option<Duration>,
+    /// Keeps its prompt in the cache for so long, within the quota of `owner`.
+    pub pin: Option<PinFor>,
+}
+
+/// A pin asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PinFor {
+    /// Label of the tenant, for the quota.
+    pub owner: u64,
+    /// How long.
+    pub time: Duration,
+}
+
+/// What the prefill that made a sequence's first token took from the prefix cache, and left there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reuse {
+    /// Tokens of the prompt whose KV was cached.
+    pub cached_tokens: usize,
+    /// Tokens of the prompt whose KV was computed and is cached now.
+    pub written_tokens: usize,
 }
 
 /// How far to run it.
@@ -45,7 +76,8 @@ pub enum Run {
 
 /// Follows the prefill of one sequence, layer by layer.
 pub trait PrefillObserver: Send {
-    /// The sequence left the queue; `lease` blocks stay at these addresses until it ends. The first launch follows.
+    /// The sequence left the queue; its blocks hold what they hold at these addresses until it ends. The KV of leading positions may be
+    /// cached: then [`PrefillObserver::layer_launched`] tells so of every layer before the first launch.
     fn started(&mut self, blocks: &baton_types::GroupBlocks, now: Instant);
     /// KV of `layer` (model layer) is enqueued for positions `0..tokens_end`; it may be read once `fence` is done.
     fn layer_launched(&mut self, layer: u32, tokens_end: usize, fence: &Fence);
@@ -78,6 +110,8 @@ pub enum SequenceEvent {
         logprobs: Option<TokenLogprobs>,
         /// Whether the sequence ends with it.
         finish: Option<FinishReason>,
+        /// With the first token that is generated here.
+        reuse: Option<Reuse>,
         /// When it was sampled.
         at: Instant,
     },
@@ -166,6 +200,14 @@ pub struct Load {
     pub decode_rows: u64,
     /// Tokens generated since the start.
     pub generated_tokens: u64,
+    /// Tokens of prompts whose KV was cached, since the start: each sequence's as of its first token here.
+    pub cached_tokens: u64,
+    /// Rows computed once more since the start, of sequences that had lost their blocks.
+    pub recomputed_tokens: u64,
+    /// Token slots in blocks of running sequences, and those of them that hold no token.
+    pub slots: usize,
+    /// See `slots`.
+    pub slots_unused: usize,
     /// Preemptions since the start.
     pub preemptions: u64,
 }

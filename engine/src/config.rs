@@ -2,6 +2,7 @@
 
 use crate::error::EngineError;
 use crate::model::ModelConfig;
+use baton_kv_cache::CacheConfig;
 use baton_types::{Dtype, KvLayout, KvPoolMap, TokenId, WATERMARK_BLOCKS};
 use std::time::Duration;
 
@@ -33,6 +34,42 @@ pub struct EngineConfig {
     pub step_max: Duration,
     /// End tokens of the model.
     pub end_tokens: Vec<TokenId>,
+    /// The prefix cache; `None` keeps nothing.
+    pub prefix_cache: Option<PrefixCacheConfig>,
+}
+
+/// Bounds of the prefix cache. It has no memory of its own: idle blocks of the pool stay until they are needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefixCacheConfig {
+    /// Time without use after which blocks go, unless their sequence said otherwise.
+    pub ttl: Duration,
+    /// Most of the pool that pins may hold, and most for one owner, in percent.
+    pub pinned_percent_max: u32,
+    /// See `pinned_percent_max`.
+    pub pinned_percent_of_one_max: u32,
+}
+
+impl Default for PrefixCacheConfig {
+    fn default() -> Self {
+        Self { ttl: Duration::from_secs(300), pinned_percent_max: 25, pinned_percent_of_one_max: 10 }
+    }
+}
+
+impl PrefixCacheConfig {
+    /// Changes remembered for each block of the pool: who follows and is further behind has nothing of what is there.
+    const CHANGES_PER_BLOCK: usize = 4;
+
+    /// The bounds in blocks.
+    pub(crate) fn of_pool(&self, map: &KvPoolMap) -> CacheConfig {
+        let blocks = map.blocks() as usize;
+        let percent = |percent: u32| blocks * percent as usize / 100;
+        CacheConfig {
+            block_tokens: map.layout().block_tokens() as usize,
+            pinned_max: percent(self.pinned_percent_max),
+            pinned_of_one_max: percent(self.pinned_percent_of_one_max),
+            changes_max: blocks * Self::CHANGES_PER_BLOCK,
+        }
+    }
 }
 
 impl Default for EngineConfig {
@@ -50,6 +87,7 @@ impl Default for EngineConfig {
             stall: Duration::from_secs(10),
             step_max: Duration::from_secs(60),
             end_tokens: Vec::new(),
+            prefix_cache: Some(PrefixCacheConfig::default()),
         }
     }
 }
@@ -68,6 +106,11 @@ impl EngineConfig {
         check("chunk_tokens_max", "1 to 65536", self.chunk_tokens_max, rows.contains(&self.chunk_tokens_max))?;
         check("running_max", "1 to 65536", self.running_max, rows.contains(&self.running_max))?;
         check("waiting_max", "at least 1", self.waiting_max, self.waiting_max > 0)?;
+        if let Some(cache) = &self.prefix_cache {
+            let (all, one) = (cache.pinned_percent_max as usize, cache.pinned_percent_of_one_max as usize);
+            check("pinned_percent_max", "0 to 90", all, all <= 90)?;
+            check("pinned_percent_of_one_max", "at most pinned_percent_max", one, one <= all)?;
+        }
         for (name, wait) in [("stall", self.stall), ("step_max", self.step_max)] {
             if wait.is_zero() {
                 return Err(EngineError::Config { name, expected: "over 0".into(), got: format!("{wait:?}") });

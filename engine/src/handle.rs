@@ -8,9 +8,9 @@ use crate::health::{Health, Heartbeat};
 use crate::mailbox::{Mailbox, Submission, is_counted};
 use crate::model::Model;
 use crate::runner::{self, Runner};
-use crate::scheduler::{Awaited, SequenceKey};
+use crate::scheduler::{Awaited, Prefix, SequenceKey};
 use crate::step_model::StepModel;
-use baton_kv_cache::{Lease, SharedPool};
+use baton_kv_cache::{Keep, Lease, Pin, PrefixHash, Reserve, SharedPool};
 use baton_types::{KvPoolMap, PoolMemory};
 use parking_lot::{Condvar, Mutex, RwLock};
 use std::sync::Arc;
@@ -41,7 +41,11 @@ impl Engine {
         config: EngineConfig,
     ) -> Result<EngineHandle, EngineError> {
         let config = config.try_new()?;
-        let pool = SharedPool::try_new(map.layout().groups().len(), map.blocks())?;
+        let (groups, blocks) = (map.layout().groups().len(), map.blocks());
+        let pool = match &config.prefix_cache {
+            Some(cache) => SharedPool::with_cache(groups, blocks, cache.of_pool(map))?,
+            None => SharedPool::try_new(groups, blocks)?,
+        };
         let block_tokens = map.layout().block_tokens() as usize;
         let pool_tokens = map.blocks() as usize * block_tokens;
         let shared = Arc::new(Shared {
@@ -50,6 +54,7 @@ impl Engine {
             vocab: model.vocab(),
             block_tokens,
             pool_tokens,
+            layers: map.layout().groups().iter().flat_map(|group| group.layers.iter().copied()).collect(),
             gate: RwLock::default(),
             logits: RwLock::default(),
             load: Mutex::default(),
@@ -97,6 +102,8 @@ pub(crate) struct Shared {
     pub(crate) awaited: Mutex<Option<Awaited>>,
     pub(crate) health: Health,
     pub(crate) ended: (Mutex<bool>, Condvar),
+    /// Model layers that have KV.
+    pub(crate) layers: Vec<u32>,
     vocab: usize,
     pool_tokens: usize,
 }
@@ -105,6 +112,14 @@ impl Shared {
     /// Longest sequence, prompt and output together.
     pub(crate) fn len_max(&self) -> usize {
         self.config.model_len_max.min(self.pool_tokens)
+    }
+
+    /// The names under which a sequence's blocks are shared; none where there is no cache.
+    fn prefix(&self, request: &SequenceRequest, now: Instant) -> Option<Prefix> {
+        let (cache, used) = (self.config.prefix_cache.as_ref()?, request.prefix.as_ref()?);
+        let pin = used.pin.map(|pin| Pin { owner: pin.owner, until: now + pin.time });
+        let names = used.hasher.prompt(&request.tokens, &[]);
+        Some(Prefix { names, keep: Keep { ttl: used.ttl.unwrap_or(cache.ttl), pin } })
     }
 }
 
@@ -132,9 +147,11 @@ impl EngineHandle {
         self.check(&request, &run)?;
         let cancelled = Arc::new(AtomicBool::new(false));
         let control = SequenceControl { shared: shared.clone(), cancelled: cancelled.clone(), detached: false };
+        // Hashed on this thread: the engine's has better to do.
+        let prefix = shared.prefix(&request, Instant::now());
         shared.mailbox.submit(shared.config.waiting_max, is_counted(&run), |arrival| {
             let key = SequenceKey::new(request.priority, arrival);
-            Submission { key, request, run, sink, cancelled }
+            Submission { key, request, prefix, run, sink, cancelled }
         })?;
         Ok(control)
     }
@@ -155,13 +172,26 @@ impl EngineHandle {
     /// Leases blocks for `tokens` positions that a peer will fill, or `None` if there is no room *now*: the watermark is kept,
     /// and sequences that lack blocks go first. [`SharedPool::on_freed`] tells when to try again; until then, have the room kept with
     /// [`EngineHandle::keep_room`].
-    pub fn reserve(&self, tokens: usize) -> Option<Lease> {
+    ///
+    /// What is cached of the prefixes `names` comes with it, see [`Lease::cached_blocks`]: the peer has to fill the rest, of which there
+    /// is always some.
+    pub fn reserve(&self, tokens: usize, names: &[PrefixHash]) -> Option<Lease> {
         let shared = &self.0.0;
         if shared.starved.load(Ordering::Acquire) {
             return None;
         }
-        let per_group = vec![tokens.div_ceil(shared.block_tokens); shared.pool.groups()];
-        shared.pool.try_lease_keeping(&per_group, shared.config.watermark_blocks as usize)
+        shared.pool.try_reserve(Reserve {
+            names,
+            reuse_tokens_max: tokens.saturating_sub(1),
+            blocks: tokens.div_ceil(shared.block_tokens),
+            keep_free: shared.config.watermark_blocks as usize,
+            now: Instant::now(),
+        })
+    }
+
+    /// The names under which blocks of a sequence are shared, and for how long they are kept; `None` where they are not.
+    pub fn prefix_of(&self, request: &SequenceRequest) -> Option<Prefix> {
+        self.0.0.prefix(request, Instant::now())
     }
 
     /// A turn among the sequences, as of now, for blocks that a peer will ask for.

@@ -29,8 +29,10 @@ pub mod scheduler;
 mod step_model;
 pub mod weights;
 
-pub use api::{Load, PrefillObserver, Run, SequenceEvent, SequenceRequest, SequenceSink, SubmitError};
-pub use config::EngineConfig;
+pub use api::{
+    Load, PinFor, PrefillObserver, PrefixUse, Reuse, Run, SequenceEvent, SequenceRequest, SequenceSink, SubmitError,
+};
+pub use config::{EngineConfig, PrefixCacheConfig};
 pub use error::EngineError;
 pub use gate::{LogitObserver, Phase, SequenceGate};
 pub use handle::{Engine, EngineHandle, SequenceControl};

@@ -1,7 +1,7 @@
 //! What reaches the engine thread: new sequences, wake-ups, the order to stop. The thread sleeps here when nothing can run.
 
 use crate::api::{Run, SequenceRequest, SequenceSink, SubmitError};
-use crate::scheduler::SequenceKey;
+use crate::scheduler::{Prefix, SequenceKey};
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -11,6 +11,7 @@ use std::time::Instant;
 pub(crate) struct Submission {
     pub(crate) key: SequenceKey,
     pub(crate) request: SequenceRequest,
+    pub(crate) prefix: Option<Prefix>,
     pub(crate) run: Run,
     pub(crate) sink: Box<dyn SequenceSink>,
     pub(crate) cancelled: Arc<AtomicBool>,

@@ -120,6 +120,10 @@ pub enum HandoffFailure {
     /// The owner of what was read let go of it before the end.
     #[error("the owner let go of what was being read: {0}")]
     Unpinned(String),
+    /// A part was asked for, and this pair can only move the whole: the peer speaks too old a protocol, or the part begins where its blocks
+    /// do not.
+    #[error("only the whole can be moved: {0}")]
+    WholeOnly(String),
     /// The device failed before the blocks were finished.
     #[error("the source's device failed before the blocks were finished")]
     Device,
@@ -138,9 +142,12 @@ impl HandoffFailure {
             Self::Deadline(_) => ErrorKind::DeadlineExceeded,
             Self::Aborted(_) | Self::AbortedByPeer(_) => ErrorKind::Cancelled,
             Self::Refused { reason: RefuseReason::NoRoom | RefuseReason::Busy, .. } => ErrorKind::Overloaded,
-            Self::Refused { .. } | Self::PeerLost(_) | Self::NotAdopted(_) | Self::Unpinned(_) | Self::Stopped => {
-                ErrorKind::Unavailable
-            }
+            Self::Refused { .. }
+            | Self::PeerLost(_)
+            | Self::NotAdopted(_)
+            | Self::Unpinned(_)
+            | Self::WholeOnly(_)
+            | Self::Stopped => ErrorKind::Unavailable,
             Self::Incompatible { .. } | Self::Corrupt(_) | Self::Device | Self::Protocol(_) => ErrorKind::Internal,
         }
     }
@@ -157,6 +164,7 @@ impl HandoffFailure {
             Self::Corrupt(_) => "corrupt",
             Self::NotAdopted(_) => "not_adopted",
             Self::Unpinned(_) => "unpinned",
+            Self::WholeOnly(_) => "whole_only",
             Self::Device => "device",
             Self::Protocol(_) => "protocol",
             Self::Stopped => "stopped",

@@ -15,9 +15,12 @@ pub struct FetchRequest {
     pub request_id: RequestId,
     /// What is read, in terms that the two workers agree on; at most [`FetchRequest::NAME_BYTES_MAX`].
     pub name: Vec<u8>,
-    /// Positions: `0..tokens` of it.
+    /// First position that is read; those before are left out. A multiple of both sides' block sizes, so that neither side's first block
+    /// is a part of one.
+    pub from: u32,
+    /// Positions `from..tokens` of it are read.
     pub tokens: u32,
-    /// Blocks of this instance that take them, per group.
+    /// Blocks of this instance that take them and nothing else, per group: the first one begins with position `from`.
     pub blocks: GroupBlocks,
     /// After this instant the get fails, wherever it is.
     pub deadline: Instant,
@@ -34,6 +37,7 @@ impl fmt::Debug for FetchRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FetchRequest")
             .field("request_id", &self.request_id)
+            .field("from", &self.from)
             .field("tokens", &self.tokens)
             .finish_non_exhaustive()
     }
@@ -111,7 +115,9 @@ pub struct PinQuestion {
     pub reader: Party,
     /// [`FetchRequest::name`].
     pub name: Vec<u8>,
-    /// Positions to be read.
+    /// First position to be read: a multiple of the block size here.
+    pub from: u32,
+    /// Positions `from..tokens` are to be read.
     pub tokens: u32,
     /// When the pin ends, if the get has not by then.
     pub deadline: Instant,
@@ -129,7 +135,8 @@ impl PinReply {
         Self { inbox, key, answered: false }
     }
 
-    /// Lets the peer read these blocks, which `hold` keeps from reuse. It is dropped as soon as the get or the pin has ended.
+    /// Lets the peer read these blocks, which cover the positions of the question (the first one begins with [`PinQuestion::from`]) and
+    /// which `hold` keeps from reuse. It is dropped as soon as the get or the pin has ended.
     pub fn pin(mut self, blocks: GroupBlocks, hold: Box<dyn Any + Send>) {
         self.answered = true;
         self.inbox.pinned(self.key, blocks, hold);

@@ -62,6 +62,16 @@ pub enum Greetings {
     AnyFingerprint,
 }
 
+/// Which blocks of a grant its source can write, where the transport stores what peers write.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Windows {
+    /// Those that take what is moved.
+    #[default]
+    OfWhatIsMoved,
+    /// The hazard itself: also those whose KV was here before, which other sequences read.
+    OfAllBlocks,
+}
+
 /// Which commits a sink takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Commits {
@@ -100,6 +110,11 @@ pub trait TransferHooks: Send + Sync {
     /// Asked for each greeting and offer.
     fn greetings(&self) -> Greetings {
         Greetings::Compared
+    }
+
+    /// Asked for each grant.
+    fn windows(&self) -> Windows {
+        Windows::OfWhatIsMoved
     }
 
     /// Asked for each message that names a ticket.

@@ -4,6 +4,8 @@
 //! finished blocks into them while later layers compute, flushes, and commits; the sink verifies checksums and adopts. Source and
 //! sink are parties of a ticket, never roles: what prefills for what is the workers' business.
 //!
+//! What the sink has already of the beginning of a sequence is left out of its handoff: a grant says from which position on.
+//!
 //! A *get* is the mirror image: a reader asks an owner for blocks, which pins them for a bounded time; the reader adopts only what it
 //! read whole, once the owner confirmed that the pin still held and the checksums matched.
 //!
@@ -20,6 +22,7 @@
 //! Invariants, each with its test in `tests/conformance.rs`:
 //! - no write is posted without a grant, and none after an abort was acknowledged;
 //! - a commit is posted only from the completion of a flush that covers every write of its handoff;
+//! - blocks that hold what was left out are never written: others may share them;
 //! - the source's hold outlives every operation that reads its blocks;
 //! - the sink adopts only what passed its checksums, under the right ticket, between the right incarnations;
 //! - a reader adopts nothing whose pin did not hold until it was read;
@@ -60,7 +63,7 @@ pub use baton_types::Party;
 pub use config::{OpenRequest, Peer, TransferConfig, TransferLimits, TransportChoice, UcxWrites};
 pub use error::{HandoffFailure, RefuseReason, TransferError};
 pub use fetch::{FetchOutcome, FetchRequest, Fetched, Fetching, PinQuestion, PinReply};
-pub use hooks::{Commits, Fencing, Greetings, NoHooks, Phase, Pinning, Tickets, TransferHooks};
+pub use hooks::{Commits, Fencing, Greetings, NoHooks, Phase, Pinning, Tickets, TransferHooks, Windows};
 pub use outgoing::{CommitPayload, Outgoing, TransferReport};
 pub use region::{HostMemory, Region, RegionError};
 pub use service::KvTransfer;

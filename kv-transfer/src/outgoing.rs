@@ -31,6 +31,8 @@ impl CommitPayload {
 pub struct TransferReport {
     /// KV bytes written.
     pub bytes: u64,
+    /// Positions moved: those offered, without the leading ones that the sink had already.
+    pub tokens_moved: u32,
     /// Writes posted.
     pub puts: u64,
     /// The grant came.

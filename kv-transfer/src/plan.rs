@@ -93,13 +93,15 @@ fn cut_run(run: CopyRun, len_max: usize, emit: &mut impl FnMut(CopyRun)) {
     }
 }
 
-/// Byte ranges of a pool that a grant of `blocks` covers, sorted and merged: what a transport that checks lets a ticket write.
-pub(crate) fn granted_ranges(map: &KvPoolMap, blocks: &[Vec<BlockId>]) -> Vec<Range<usize>> {
+/// Byte ranges of a pool that a grant of `blocks` lets its ticket write, sorted and merged: those of the blocks that hold positions from
+/// `from` on, where one begins. Whatever holds earlier ones may be shared with other sequences.
+pub(crate) fn granted_ranges(map: &KvPoolMap, blocks: &[Vec<BlockId>], from: u32) -> Vec<Range<usize>> {
+    let kept = (from / map.layout().block_tokens()) as usize;
     let mut ranges = Vec::new();
     for (g, (group, blocks)) in map.layout().groups().iter().zip(blocks).enumerate() {
         let block_bytes = group.token_bytes() * map.layout().block_tokens() as usize;
         for layer in 0..group.layers.len() {
-            for &block in blocks {
+            for &block in blocks.iter().skip(kept) {
                 let start = map.plane_offset(g, layer, block, 0);
                 ranges.push(start..start + block_bytes);
             }
@@ -135,6 +137,18 @@ pub(crate) fn check_blocks(map: &KvPoolMap, blocks: &[Vec<BlockId>], tokens: u32
         if let Some(twice) = seen.windows(2).find(|w| w[0] == w[1]) {
             return Err(format!("block {} of group {g} is there twice", twice[0]));
         }
+    }
+    Ok(())
+}
+
+/// Whether the positions of a sequence of `tokens` from `from` on are a part that begins with a block of `map`.
+pub(crate) fn check_from(map: &KvPoolMap, from: u32, tokens: u32) -> Result<(), String> {
+    let size = map.layout().block_tokens();
+    if from >= tokens {
+        return Err(format!("nothing is left of {tokens} tokens from position {from} on"));
+    }
+    if !from.is_multiple_of(size) {
+        return Err(format!("no block of {size} tokens begins with position {from}"));
     }
     Ok(())
 }

@@ -57,7 +57,10 @@ fn long_runs_are_cut() {
 #[test]
 fn grants_are_checked_and_merged() {
     let map = map(16, 4);
-    assert_eq!(granted_ranges(&map, &[ids(&[2, 0, 1])]), vec![0..768, 1024..1792]);
+    assert_eq!(granted_ranges(&map, &[ids(&[2, 0, 1])], 0), vec![0..768, 1024..1792]);
+    // Blocks of the positions before are none of the peer's.
+    assert_eq!(granted_ranges(&map, &[ids(&[2, 0, 1])], 16), vec![0..512, 1024..1536]);
+    assert_eq!(granted_ranges(&map, &[ids(&[2, 0, 1])], 32), vec![256..512, 1280..1536]);
     let check = |blocks: &[&[u32]], tokens| {
         let blocks: Vec<_> = blocks.iter().map(|b| ids(b)).collect();
         check_blocks(&map, &blocks, tokens).err().unwrap_or_default()
@@ -67,6 +70,18 @@ fn grants_are_checked_and_merged() {
     assert_eq!(check(&[&[0, 4]], 1), "block 4 of group 0 is outside the pool of 4");
     assert_eq!(check(&[&[1, 1]], 1), "block 1 of group 0 is there twice");
     assert_eq!(check(&[], 1), "0 block tables for 1 groups");
+}
+
+#[test]
+fn parts_begin_with_a_block_and_are_not_empty() {
+    let check = |block_tokens, from, tokens| check_from(&map(block_tokens, 4), from, tokens).err().unwrap_or_default();
+    for whole in [check(16, 0, 1), check(16, 32, 33), check(48, 48, 64)] {
+        assert_eq!(whole, "");
+    }
+    assert_eq!(check(16, 32, 32), "nothing is left of 32 tokens from position 32 on");
+    assert_eq!(check(16, u32::MAX, 32), "nothing is left of 32 tokens from position 4294967295 on");
+    assert_eq!(check(48, 32, 64), "no block of 48 tokens begins with position 32");
+    assert_eq!(check(16, 8, 64), "no block of 16 tokens begins with position 8");
 }
 
 fn layout(block_tokens: u32, planes: &[u32]) -> KvLayout {

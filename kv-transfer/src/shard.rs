@@ -88,10 +88,10 @@ impl Cut {
         Some(Self { source: Arc::new(ours), sink: Arc::new(theirs), token_bytes })
     }
 
-    /// Bytes of positions `0..tokens`, in all layers.
-    pub(crate) fn bytes(&self, layout: &KvLayout, tokens: u32) -> u64 {
+    /// Bytes of one position, in all layers.
+    pub(crate) fn bytes(&self, layout: &KvLayout) -> u64 {
         let layers = layout.groups().iter().map(|group| group.layers.len());
-        layers.zip(&self.token_bytes).map(|(layers, bytes)| (layers * bytes) as u64 * u64::from(tokens)).sum()
+        layers.zip(&self.token_bytes).map(|(layers, bytes)| (layers * bytes) as u64).sum()
     }
 }
 

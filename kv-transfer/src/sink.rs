@@ -36,8 +36,10 @@ pub struct ReserveOffer {
     pub request_id: RequestId,
     /// Who asks.
     pub source: Party,
-    /// Positions to be moved.
+    /// Positions of the sequence; those that [`BlockHold::cached_tokens`] covers are not moved.
     pub tokens: u32,
+    /// Whether the source can leave out what is here already. Where not, a hold with cached tokens is a defect.
+    pub partial: bool,
     /// When the handoff fails.
     pub deadline: Instant,
 }
@@ -56,11 +58,14 @@ pub struct VerifiedHandoff {
     pub prompt_len: u32,
     /// Positions whose KV is in the blocks.
     pub kv_tokens: u32,
+    /// How many of them, from the first, were here before: [`BlockHold::cached_tokens`] of the grant. Nothing of them was moved, written or
+    /// verified.
+    pub cached_tokens: u32,
     /// What the source's worker added, see [`crate::CommitPayload::extra`].
     pub extra: Vec<u8>,
     /// The blocks, as they were granted.
     pub hold: Box<dyn BlockHold>,
-    /// KV bytes that arrived.
+    /// KV bytes that arrived: of positions `cached_tokens..kv_tokens`.
     pub bytes: u64,
     /// When what happened here.
     pub timings: SinkTimings,
@@ -72,6 +77,7 @@ impl fmt::Debug for VerifiedHandoff {
             .field("request_id", &self.request_id)
             .field("ticket", &self.ticket)
             .field("kv_tokens", &self.kv_tokens)
+            .field("cached_tokens", &self.cached_tokens)
             .field("bytes", &self.bytes)
             .finish_non_exhaustive()
     }
@@ -94,7 +100,15 @@ pub struct SinkTimings {
 pub trait BlockHold: Send {
     /// The blocks, per group, covering at least the positions of the offer.
     fn blocks(&self) -> &GroupBlocks;
-    /// Turns the hold into one whose blocks a peer may still write.
+    /// Leading positions whose KV is in the blocks already. They are not moved, and their blocks, which others may share, are never
+    /// written: the peer may write the blocks behind them only. A multiple of the pool's block size, below the positions of the offer, and 0
+    /// where [`ReserveOffer::partial`] says so; asked once, with the grant. Anything else is a defect: it is logged, the offer is refused
+    /// and the hold dropped.
+    fn cached_tokens(&self) -> u32 {
+        0
+    }
+    /// Turns the hold into one whose blocks a peer may still write. Only those that it could write are to be kept from use: blocks of
+    /// [`BlockHold::cached_tokens`] were never open to it, and are let go at once.
     fn quarantine(self: Box<Self>) -> Box<dyn QuarantinedBlocks>;
     /// The concrete hold, for the worker that made it.
     fn into_any(self: Box<Self>) -> Box<dyn Any + Send>;

@@ -31,13 +31,13 @@ impl WorkerRole for PrefillRole {
         Role::Prefill
     }
 
-    fn bind(self, _engine: &EngineHandle) -> BoundRole {
+    fn bind(self, engine: &EngineHandle) -> BoundRole {
         let serve = |server: Router, parts: Parts| {
             let message_max = parts.message_max;
             server.add_service(PrefillServer::new(PrefillService { parts }).max_decoding_message_size(message_max))
         };
         BoundRole {
-            sink: Arc::new(sink::NoSink),
+            sink: Arc::new(sink::NoSink { engine: engine.clone() }),
             claimed: Arc::new(Claimed::default),
             service_name: prefill_server::SERVICE_NAME,
             serve: Box::new(serve),

@@ -1,7 +1,7 @@
 //! `baton.v1.Prefill`: runs a prompt, answers its first token at once, ends when the decode worker has acknowledged the KV.
 
-use crate::shipment::{Destination, Shipment, handoff_error, shipment};
-use baton_engine::api::{Run, SequenceEvent};
+use crate::shipment::{Destination, Loader, Shipment, handoff_error, shipment};
+use baton_engine::api::{Run, SequenceEvent, SequenceRequest};
 use baton_engine::{EngineHandle, SequenceControl};
 use baton_kv_transfer::{CommitPayload, Outgoing, Peer, TransferAddress, TransferReport};
 use baton_node::grpc::deadline_of;
@@ -10,11 +10,12 @@ use baton_proto::v1::{self, prefill_event::Event, prefill_server::Prefill};
 use baton_types::{ErrorKind, RequestError, SequenceSpec, TokenId};
 use baton_worker::drain::RunningCall;
 use baton_worker::hang::hung;
-use baton_worker::phases::{Phases, WorkerPhase};
+use baton_worker::phases::WorkerPhase;
 use baton_worker::process::Parts;
+use baton_worker::share::{self, Pull, Pulled};
 use baton_worker::spans::Parent;
-use baton_worker::stream;
-use baton_worker::submit::{engine_request, submit_error};
+use baton_worker::stream::{self, StreamSink};
+use baton_worker::submit::{engine_request, reused, submit_error};
 use std::pin::pin;
 use std::time::Instant;
 use tokio::sync::mpsc;
@@ -45,64 +46,106 @@ impl Prefill for PrefillService {
         let parent = Parent::of(request.metadata(), &self.parts.tracer);
         let mut request = request.into_inner();
         self.parts.check_party(request.party.take()).map_err(|e| status::from_error(&e))?;
-        let (sequence, peer) = parse(request).map_err(|e| status::from_error(&e))?;
+        let Parsed { sequence, peer, pull } = parse(request).map_err(|e| status::from_error(&e))?;
         let (transfer, request_id) = (self.parts.transfer.clone(), sequence.request_id.clone());
         let log = parent.log_span(request_id.as_str());
         let destination = Destination { transfer, peer, request_id, tokens: sequence.tokens.len() as u32, deadline };
         let (loader, shipment) = shipment(destination);
         let (sink, events) = stream::channel();
-        let (prompt, prompt_len) = (sequence.tokens.clone(), sequence.prompt_len);
-        let request = engine_request(sequence, deadline);
-        let run = Run::PrefillOnly { observer: Box::new(loader) };
-        let control = self
-            .parts
-            .engine
-            .submit(request, run, Box::new(sink))
-            .map_err(|e| status::from_error(&submit_error(&e)))?;
+        let (tokens, prompt_len) = (sequence.tokens.clone(), sequence.prompt_len);
+        let request = engine_request(sequence, &self.parts.model, deadline);
+        let prompt = Prompt { request, loader, sink };
+        // Without a pull a full queue is refused before there is a stream.
+        let stage = match pull {
+            None => Stage::Running(prompt.submit(&self.parts.engine).map_err(|e| status::from_error(&e))?),
+            Some(pull) => Stage::Pulling(Box::new((prompt, pull))),
+        };
         let (replies, stream) = mpsc::channel(MESSAGES_MAX);
         let call = Call {
             running,
-            engine: self.parts.engine.clone(),
+            parts: self.parts.clone(),
+            stage,
             shipment,
             events,
             replies,
             parent,
-            phases: self.parts.phases.clone(),
             since,
-            prompt,
+            queued_since: since,
+            prompt: tokens,
             prompt_len,
             started: None,
             first: None,
-            control,
         };
         tokio::spawn(call.run().instrument(log));
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 }
 
-fn parse(request: v1::PrefillRequest) -> Result<(SequenceSpec, Peer), RequestError> {
+/// A request, checked.
+struct Parsed {
+    sequence: SequenceSpec,
+    /// Who decodes it.
+    peer: Peer,
+    pull: Option<Pull>,
+}
+
+fn parse(request: v1::PrefillRequest) -> Result<Parsed, RequestError> {
     let sequence = required("sequence", request.sequence)?;
     let party = required("sink", request.sink)?;
-    let address = TransferAddress::from_bytes(&request.sink_address);
-    let address = address.map_err(|e| RequestError::invalid("sink_address", e.to_string()))?;
-    Ok((sequence, Peer { party, address, shard: 0 }))
+    let peer = Peer { party, address: address("sink_address", &request.sink_address)?, shard: 0 };
+    let pull = request.pull.map(|pull| {
+        let owner = required("owner", pull.owner).map_err(|e| e.within("pull"))?;
+        let owner = Peer { party: owner, address: address("pull.owner_address", &pull.owner_address)?, shard: 0 };
+        let (tokens, block_tokens) = (pull.tokens as usize, pull.block_tokens as usize);
+        Ok::<_, RequestError>(Pull { owner, tokens, block_tokens })
+    });
+    Ok(Parsed { sequence, peer, pull: pull.transpose()? })
+}
+
+fn address(field: &str, bytes: &[u8]) -> Result<TransferAddress, RequestError> {
+    TransferAddress::from_bytes(bytes).map_err(|e| RequestError::invalid(field, e.to_string()))
+}
+
+/// A prompt on its way into the engine.
+struct Prompt {
+    request: SequenceRequest,
+    loader: Loader,
+    sink: StreamSink,
+}
+
+impl Prompt {
+    fn submit(self, engine: &EngineHandle) -> Result<SequenceControl, RequestError> {
+        let run = Run::PrefillOnly { observer: Box::new(self.loader) };
+        engine.submit(self.request, run, Box::new(self.sink)).map_err(|e| submit_error(&e))
+    }
+}
+
+/// How far it came.
+enum Stage {
+    /// A cached prefix is read from another worker first.
+    Pulling(Box<(Prompt, Pull)>),
+    /// The engine has it. Dropping this cancels it there.
+    Running(SequenceControl),
+    /// Neither.
+    Over,
 }
 
 /// One running prefill. Dropping it cancels the sequence and gives the handoff up.
 struct Call {
     running: RunningCall,
-    engine: EngineHandle,
+    parts: Parts,
+    stage: Stage,
     shipment: Shipment,
     events: mpsc::Receiver<SequenceEvent>,
     replies: mpsc::Sender<Reply>,
     parent: Parent,
-    phases: Phases,
     since: Instant,
+    /// When it joined the engine's queue.
+    queued_since: Instant,
     prompt: Vec<TokenId>,
     prompt_len: usize,
     started: Option<Instant>,
     first: Option<(TokenId, bool)>,
-    control: SequenceControl,
 }
 
 impl Call {
@@ -120,6 +163,8 @@ impl Call {
     }
 
     async fn forward(&mut self) -> Result<v1::PrefillDone, RequestError> {
+        // What was read stays until the prompt has it.
+        let mut pulled = self.pull().await?;
         let shipment = self.shipment.clone();
         let mut failure = pin!(shipment.failure());
         loop {
@@ -130,20 +175,26 @@ impl Call {
                 // Nobody will want this KV: the rest of the prompt need not be computed. Dropping the call cancels it.
                 error = &mut failure, if self.first.is_none() => return Err(error),
                 // The handoff of a prompt that is computed needs no engine, and goes on.
-                error = hung(&self.engine) => return Err(error),
+                error = hung(&self.parts.engine) => return Err(error),
             };
             let Some(event) = event else { break };
             match event {
-                SequenceEvent::Started { at } => self.on_started(at).await,
-                SequenceEvent::Token { token, logprobs, finish, at } => {
+                SequenceEvent::Started { at } => {
+                    pulled = None;
+                    self.on_started(at).await;
+                }
+                SequenceEvent::Token { token, logprobs, finish, reuse, at } => {
                     self.first = Some((token, finish.is_some()));
                     let prefill_us = self.started.map(|s| micros(s, at));
                     let (logprobs, finish_reason) = (logprobs.map(Into::into), finish_reason_code(finish));
-                    self.say(Event::Token(v1::Token { id: token, logprobs, finish_reason, prefill_us })).await;
+                    let (cached_tokens, cache_write_tokens) = reused(reuse);
+                    let token =
+                        v1::Token { id: token, logprobs, finish_reason, prefill_us, cached_tokens, cache_write_tokens };
+                    self.say(Event::Token(token)).await;
                 }
                 SequenceEvent::Prefilled { compute_us, at } => {
                     let started = self.started.unwrap_or(self.since);
-                    self.phases.over(WorkerPhase::PrefillCompute, started, at);
+                    self.parts.phases.over(WorkerPhase::PrefillCompute, started, at);
                     self.parent.record(
                         "prefill.compute",
                         started,
@@ -169,14 +220,42 @@ impl Call {
                 }
             }
         }
+        drop(pulled);
         self.shipment.abandon("the engine dropped the sequence");
         Err(RequestError::new(ErrorKind::Internal, "the engine dropped the sequence without an end"))
     }
 
+    /// Reads what another worker has cached of the prompt, if that was asked for, and hands the prompt to the engine.
+    async fn pull(&mut self) -> Result<Option<Pulled>, RequestError> {
+        let (prompt, pull) = match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Pulling(waiting) => *waiting,
+            stage => {
+                self.stage = stage;
+                return Ok(None);
+            }
+        };
+        let (engine, transfer) = (&self.parts.engine, &self.parts.transfer);
+        let outcome = share::pull(engine, transfer, &prompt.request, &pull).await;
+        self.queued_since = Instant::now();
+        self.parts.phases.over(WorkerPhase::PrefillPull, self.since, self.queued_since);
+        let (tokens, bytes) = match &outcome {
+            Ok(Some(pulled)) => (pulled.tokens as i64, pulled.bytes as i64),
+            Ok(None) | Err(_) => (0, 0),
+        };
+        let attributes = [("baton.pulled_tokens", tokens.into()), ("baton.kv.bytes", bytes.into())];
+        self.parent.record("prefill.pull", self.since, self.queued_since, attributes);
+        let pulled = outcome.unwrap_or_else(|error| {
+            tracing::info!(owner = %pull.owner.party, %error, "computes a prefix that could not be read");
+            None
+        });
+        self.stage = Stage::Running(prompt.submit(engine)?);
+        Ok(pulled)
+    }
+
     async fn on_started(&mut self, at: Instant) {
         self.started = Some(at);
-        self.phases.over(WorkerPhase::PrefillQueue, self.since, at);
-        self.parent.record("prefill.queue", self.since, at, []);
+        self.parts.phases.over(WorkerPhase::PrefillQueue, self.queued_since, at);
+        self.parent.record("prefill.queue", self.queued_since, at, []);
         self.say(Event::Started(v1::PrefillStarted { queue_us: micros(self.since, at) })).await;
     }
 
@@ -204,10 +283,10 @@ impl Call {
 
     fn count(&self, report: &TransferReport, computed_at: Instant) {
         let opened = self.started.unwrap_or(self.since);
-        self.phases.over(WorkerPhase::DecodeReserve, opened, report.granted_at);
-        self.phases.over(WorkerPhase::KvTransfer, report.first_put_at, report.flushed_at);
-        self.phases.over(WorkerPhase::KvCommit, report.flushed_at, report.acked_at);
-        self.phases.shipped(report.bytes, report.moving, report.acked_at.saturating_duration_since(computed_at));
+        self.parts.phases.over(WorkerPhase::DecodeReserve, opened, report.granted_at);
+        self.parts.phases.over(WorkerPhase::KvTransfer, report.first_put_at, report.flushed_at);
+        self.parts.phases.over(WorkerPhase::KvCommit, report.flushed_at, report.acked_at);
+        self.parts.phases.shipped(report.bytes, report.moving, report.acked_at.saturating_duration_since(computed_at));
     }
 
     fn trace(&self, report: &TransferReport, computed_at: Instant) {
@@ -236,7 +315,9 @@ impl Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
-        self.control.cancel();
+        if let Stage::Running(control) = &self.stage {
+            control.cancel();
+        }
         self.shipment.abandon("the router's stream is gone");
     }
 }

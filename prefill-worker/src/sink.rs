@@ -1,11 +1,17 @@
-//! Nobody hands sequences to a prefill worker today: every offer is refused with that reason.
+//! Nobody hands sequences to a prefill worker today: every offer is refused with that reason. What it has cached others may read.
 
-use baton_kv_transfer::{GrantReply, HandoffFailure, RefuseReason, ReserveOffer, SinkHandler, VerifiedHandoff};
+use baton_engine::EngineHandle;
+use baton_kv_transfer::{
+    GrantReply, HandoffFailure, PinQuestion, PinReply, RefuseReason, ReserveOffer, SinkHandler, VerifiedHandoff,
+};
 use baton_types::RequestId;
+use baton_worker::share;
 
-/// Refuses everything.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct NoSink;
+/// Takes nothing in.
+#[derive(Clone, Debug)]
+pub(crate) struct NoSink {
+    pub(crate) engine: EngineHandle,
+}
 
 impl SinkHandler for NoSink {
     fn reserve(&self, _offer: ReserveOffer, reply: GrantReply) {
@@ -17,4 +23,8 @@ impl SinkHandler for NoSink {
     }
 
     fn failed(&self, _request_id: &RequestId, _reason: HandoffFailure) {}
+
+    fn pin(&self, question: PinQuestion, reply: PinReply) {
+        share::pin(&self.engine, &question, reply);
+    }
 }

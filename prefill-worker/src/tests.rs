@@ -9,7 +9,7 @@ use baton_kv_transfer::{
 use baton_node::metrics::Metrics;
 use baton_proto::convert::status::to_error;
 use baton_proto::v1::{self, prefill_event::Event, prefill_server::Prefill};
-use baton_types::{ErrorKind, Incarnation, InstanceId, Party, RequestId, SamplingParams, SequenceSpec};
+use baton_types::{Digest, ErrorKind, Incarnation, InstanceId, Party, RequestId, SamplingParams, SequenceSpec};
 use baton_worker::bring_up;
 use baton_worker::config::WorkerConfig;
 use baton_worker::drain::Drain;
@@ -59,7 +59,7 @@ fn pair_of(start: Incarnation, hooks: Arc<dyn TransferHooks>) -> (PrefillService
         let (map, hooks) = (loaded.map.clone(), hooks.clone());
         let config =
             TransferConfig { hooks, ..TransferConfig::new(party, loaded.compatibility.clone(), map, transport) };
-        KvTransfer::start(config, region, Arc::new(NoSink)).unwrap()
+        KvTransfer::start(config, region, Arc::new(NoSink { engine: loaded.engine.clone() })).unwrap()
     };
     let (transfer, refusing) =
         (transfer("p", loaded.region.clone()), transfer("d", Region::anonymous(loaded.map.bytes()).unwrap()));
@@ -72,6 +72,7 @@ fn pair_of(start: Incarnation, hooks: Arc<dyn TransferHooks>) -> (PrefillService
         phases: Metrics::new("test").register(|registry| Phases::register(registry, "m", "p")),
         call_max: FOREVER,
         message_max: 1 << 20,
+        model: Digest([1; 32]),
     };
     (PrefillService { parts }, refusing)
 }
@@ -85,12 +86,14 @@ fn request(service: &PrefillService, sink: &KvTransfer) -> v1::PrefillRequest {
         sampling: SamplingParams::default(),
         sample_index: 0,
         priority: 0,
+        cache: None,
     };
     v1::PrefillRequest {
         sequence: Some(sequence.into()),
         sink: Some(sink.party().clone().into()),
         sink_address: sink.address().to_bytes().into(),
         party: Some(service.parts.transfer.party().clone().into()),
+        pull: None,
     }
 }
 

@@ -20,6 +20,8 @@ fn check(seed: u64, models: u64, cases: usize) -> Coverage {
         // Both routes with both sizes of blocks, over two models.
         let routes = if model % 2 == 0 { [Route::Local, Route::Remote] } else { [Route::Remote, Route::Local] };
         let made = [16, 64].into_iter().zip(routes).map(|(block, route)| Case::preempting(block, route, &sizes));
+        let pulling = Dealer::BLOCKS.map(|blocks| Case::pulling(blocks, model % 2 == 1, &sizes));
+        let made = made.chain(pulling);
         let dealt = (0..cases).map(|_| dealer.deal(&sizes));
         coverage.merge(&equal(&truth, made.chain(dealt)));
     }
@@ -55,8 +57,15 @@ fn wanted() -> Vec<(&'static str, &'static [&'static str])> {
         ("P backend", &["plain", "lagging"]),
         ("D backend", &["plain", "lagging"]),
         ("shipped over", &["ucx", "tcp"]),
-        ("requests", &["Remote fresh", "Remote continued", "Local fresh", "Local continued"]),
-        ("arrivals", &["Together", "Staggered", "Gathered"]),
+        (
+            "requests",
+            &["Remote fresh", "Remote continued", "Pulled fresh", "Pulled continued", "Local fresh", "Local continued"],
+        ),
+        ("P caches", &["Off", "On", "Churned", "tokens found", "blocks evicted"]),
+        ("D caches", &["Off", "On", "Churned", "tokens found", "blocks evicted"]),
+        ("handoffs", &["tokens left out"]),
+        ("pulls", &["tokens"]),
+        ("arrivals", &["Together", "Staggered", "Gathered", "InTurn"]),
         ("D", &["calm", "preempting"]),
         ("D preempting, block", &["16 preempting", "64 preempting"]),
         ("D preempts", &["Remote", "Local"]),

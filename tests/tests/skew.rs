@@ -187,7 +187,7 @@ async fn without_the_revision_in_its_class_such_a_worker_makes_wrong_answers() -
 #[tokio::test(flavor = "multi_thread")]
 async fn neighbouring_protocols_interoperate_and_distant_ones_are_left_out() -> anyhow::Result<()> {
     let (old, new, newest) =
-        (ProtocolRange::CURRENT, ProtocolRange { min: 1, max: 2 }, ProtocolRange { min: 2, max: 3 });
+        (ProtocolRange { min: 1, max: 1 }, ProtocolRange { min: 1, max: 2 }, ProtocolRange { min: 2, max: 3 });
     let cluster = Cluster::start(new).await?;
     let mut decode = cluster.skewed(Role::Decode, "d-0", Skew::Protocol(new))?;
     cluster.settles([0, 1], [0, 0]).await?;

@@ -95,7 +95,9 @@ pub struct ProtocolRange {
 impl ProtocolRange {
     /// What this build speaks. A version that changes what is said goes into `max`, and the one before it stays as `min`, so that
     /// clusters are upgraded one process at a time.
-    pub const CURRENT: Self = Self { min: 1, max: 1 };
+    ///
+    /// 2: a handoff or a get may leave out the beginning of a sequence, which the receiving side has already.
+    pub const CURRENT: Self = Self { min: 1, max: 2 };
 
     /// The newest version that both speak.
     pub fn common(self, other: Self) -> Option<u32> {

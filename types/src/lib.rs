@@ -29,4 +29,4 @@ pub use instance::{InstanceRecord, ModelCard, Party, ProtocolRange, Role, Shard}
 pub use layout::{GroupBlocks, GroupKind, KvGroup, KvLayout, KvPlane, KvPoolMap, LayoutError, WATERMARK_BLOCKS};
 pub use memory::{MemoryKind, PoolMemory};
 pub use sampling::{SamplingError, SamplingParams};
-pub use sequence::{FinishReason, PhaseTimings, SequenceSpec, TokenLogprobs, Usage};
+pub use sequence::{CacheUse, FinishReason, PhaseTimings, SequenceSpec, TokenLogprobs, Usage};

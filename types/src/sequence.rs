@@ -2,6 +2,8 @@
 
 use crate::{RequestId, SamplingParams, TokenId};
 use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::time::Duration;
 
 /// A sequence to run, as a router hands it to a worker; the deadline travels beside it.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,6 +20,31 @@ pub struct SequenceSpec {
     pub sample_index: u32,
     /// Higher is preempted later.
     pub priority: i32,
+    /// How it uses prefix caches; `None` takes nothing from them and leaves nothing there.
+    pub cache: Option<CacheUse>,
+}
+
+/// How a sequence uses the prefix caches of workers.
+#[derive(Clone, PartialEq, Eq)]
+pub struct CacheUse {
+    /// Sequences have prefixes in common under the same salt only. At most [`CacheUse::SALT_BYTES_MAX`].
+    pub salt: Vec<u8>,
+    /// Time without use after which its blocks go; `None` is the worker's own.
+    pub ttl: Option<Duration>,
+    /// Keeps the blocks of its prompt for so long, within the quota of its salt.
+    pub pin: Option<Duration>,
+}
+
+impl CacheUse {
+    /// Longest salt.
+    pub const SALT_BYTES_MAX: usize = 64;
+}
+
+impl fmt::Debug for CacheUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The salt is secret: it would let anyone name a tenant's prefixes.
+        f.debug_struct("CacheUse").field("ttl", &self.ttl).field("pin", &self.pin).finish_non_exhaustive()
+    }
 }
 
 /// Why a sequence ended.
@@ -39,8 +66,12 @@ pub struct Usage {
     pub prompt_tokens: u32,
     /// Tokens generated.
     pub completion_tokens: u32,
-    /// Tokens of the prompt whose KV was not computed for this request.
+    /// Tokens of the prompt whose KV was not computed for this request, as of the prefill that made its first token.
     pub cached_tokens: u32,
+    /// Tokens of the prompt whose KV was computed and left in a prefix cache.
+    pub cache_write_tokens: u32,
+    /// Tokens whose KV was computed once more: the sequence lost its blocks, or went on at another worker.
+    pub recomputed_tokens: u32,
 }
 
 /// Where the time of one request went, in microseconds; `None` where the phase did not happen.

@@ -11,12 +11,14 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 pub struct LeaseHold {
     lease: Lease,
     owner: u64,
+    cached_tokens: u32,
 }
 
 impl LeaseHold {
-    /// Holds `lease` for writes of `peer`.
-    pub fn new(lease: Lease, peer: &Party) -> Self {
-        Self { lease, owner: owner(peer) }
+    /// Holds `lease` for writes of `peer`, of blocks of `block_tokens`: what it found cached the peer leaves out.
+    pub fn new(lease: Lease, peer: &Party, block_tokens: u32) -> Self {
+        let cached_tokens = lease.cached_blocks() as u32 * block_tokens;
+        Self { lease, owner: owner(peer), cached_tokens }
     }
 
     /// Takes the lease back out of what the transfer returned.
@@ -35,6 +37,10 @@ pub fn owner(peer: &Party) -> u64 {
 impl BlockHold for LeaseHold {
     fn blocks(&self) -> &GroupBlocks {
         self.lease.blocks()
+    }
+
+    fn cached_tokens(&self) -> u32 {
+        self.cached_tokens
     }
 
     fn quarantine(self: Box<Self>) -> Box<dyn QuarantinedBlocks> {

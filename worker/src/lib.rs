@@ -1,5 +1,5 @@
 //! What prefill and decode workers share: finding and loading a model, bringing an engine and its pool up, serving the model's bundle
-//! and load reports, joining a cluster, draining.
+//! and load reports, reading cached prefixes from each other, joining a cluster, draining.
 //!
 //! Place in the house: above `engine`, `kv-transfer`, `text` and `node`; below the two workers, each of which adds its one gRPC service.
 //!
@@ -19,6 +19,7 @@ pub mod phases;
 pub mod process;
 pub mod service;
 pub mod settings;
+pub mod share;
 pub mod spans;
 pub mod stream;
 pub mod submit;

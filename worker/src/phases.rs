@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 /// A phase of a request on a worker, named like its span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkerPhase {
-    /// From the call to the first step.
+    /// From the call until a cached prefix came from another worker, or did not.
+    PrefillPull,
+    /// From the call, or the end of the pull, to the first step.
     PrefillQueue,
     /// From the first step to the first token.
     PrefillCompute,
@@ -29,7 +31,8 @@ pub enum WorkerPhase {
 
 impl WorkerPhase {
     /// All, in the order of a request.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
+        Self::PrefillPull,
         Self::PrefillQueue,
         Self::PrefillCompute,
         Self::DecodeReserve,
@@ -42,6 +45,7 @@ impl WorkerPhase {
     /// Value of the label `phase`.
     pub const fn name(self) -> &'static str {
         match self {
+            Self::PrefillPull => "prefill.pull",
             Self::PrefillQueue => "prefill.queue",
             Self::PrefillCompute => "prefill.compute",
             Self::DecodeReserve => "decode.reserve",
@@ -75,7 +79,7 @@ struct PhaseLabels {
 /// The histograms of one worker. Cloning shares them.
 #[derive(Clone, Debug)]
 pub struct Phases {
-    phases: [Histogram; 7],
+    phases: [Histogram; 8],
     exposed: Histogram,
     rate: Histogram,
 }

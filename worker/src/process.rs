@@ -23,7 +23,7 @@ use baton_proto::convert::required;
 use baton_proto::v1;
 use baton_proto::v1::telemetry_server::{self, TelemetryServer};
 use baton_proto::v1::worker_server::{self, WorkerServer};
-use baton_types::{ErrorKind, InstanceRecord, Party, ProtocolRange, RequestError, Role, Shard};
+use baton_types::{Digest, ErrorKind, InstanceRecord, Party, ProtocolRange, RequestError, Role, Shard};
 use opentelemetry_sdk::trace::SdkTracer;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -78,6 +78,8 @@ pub struct Parts {
     pub call_max: Duration,
     /// Largest message.
     pub message_max: usize,
+    /// Fingerprint of the model.
+    pub model: Digest,
 }
 
 impl Parts {
@@ -205,6 +207,7 @@ impl RunningWorker {
             phases,
             call_max: Duration::from_millis(config.instance.call_ms_max),
             message_max: config.grpc.message_max(),
+            model: loaded.card.fingerprint,
         };
         let (_, health_service) = grpc::health();
         let worker_service = WorkerServer::new(service).max_decoding_message_size(config.grpc.message_max());

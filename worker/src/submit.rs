@@ -1,7 +1,8 @@
 //! A sequence on its way from the wire into the engine, and what a client is told when the engine does not take it.
 
-use baton_engine::api::{SequenceRequest, SubmitError};
-use baton_types::{ErrorKind, RequestError, SequenceSpec};
+use baton_engine::api::{PinFor, PrefixUse, Reuse, SequenceRequest, SubmitError};
+use baton_kv_cache::PrefixHasher;
+use baton_types::{CacheUse, Digest, ErrorKind, RequestError, SequenceSpec};
 use std::time::{Duration, Instant};
 
 /// How long a client waits before it asks a full queue again: a few steps.
@@ -19,8 +20,23 @@ pub fn submit_error(error: &SubmitError) -> RequestError {
     if kind == ErrorKind::Overloaded { request_error.retry_after(RETRY_AFTER) } else { request_error }
 }
 
-/// What the engine runs for a sequence that came over the wire.
-pub fn engine_request(sequence: SequenceSpec, deadline: Instant) -> SequenceRequest {
-    let SequenceSpec { request_id, tokens, prompt_len, sampling, sample_index, priority } = sequence;
-    SequenceRequest { id: request_id, tokens, prompt_len, sampling, sample_index, deadline, priority }
+/// What the engine runs for a sequence that came over the wire, for the model of this fingerprint.
+pub fn engine_request(sequence: SequenceSpec, model: &Digest, deadline: Instant) -> SequenceRequest {
+    let SequenceSpec { request_id, tokens, prompt_len, sampling, sample_index, priority, cache } = sequence;
+    let prefix = cache.map(|cache| prefix_use(&cache, model));
+    SequenceRequest { id: request_id, tokens, prompt_len, sampling, sample_index, deadline, priority, prefix }
+}
+
+/// How a sequence shares its prefixes, for the model of this fingerprint.
+fn prefix_use(cache: &CacheUse, model: &Digest) -> PrefixUse {
+    let hasher = PrefixHasher::new(model, &cache.salt);
+    // The root is the salt's and the model's: a label that tells nothing of either.
+    let owner = u64::from_le_bytes(*hasher.root().0.first_chunk().unwrap_or(&[0; 8]));
+    PrefixUse { ttl: cache.ttl, pin: cache.pin.map(|time| PinFor { owner, time }), hasher }
+}
+
+/// Cached tokens, and tokens written to the cache, as a first token tells of them.
+pub fn reused(reuse: Option<Reuse>) -> (Option<u32>, Option<u32>) {
+    let count = |tokens: usize| u32::try_from(tokens).unwrap_or(u32::MAX);
+    (reuse.map(|reuse| count(reuse.cached_tokens)), reuse.map(|reuse| count(reuse.written_tokens)))
 }

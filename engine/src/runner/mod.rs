@@ -25,6 +25,9 @@ use std::time::{Duration, Instant};
 /// How soon the engine looks again at sequences that are paused or held: short beside a token, long beside a look.
 const RECHECK: Duration = Duration::from_millis(5);
 
+/// How often the cache is looked through: a look takes a moment for each idle block.
+const EXPIRE_EVERY: Duration = Duration::from_secs(1);
+
 /// State of the engine thread.
 pub(crate) struct Runner<M> {
     model: M,
@@ -33,7 +36,10 @@ pub(crate) struct Runner<M> {
     sequences: BTreeMap<SequenceKey, Sequence>,
     rates: Rates,
     generated_tokens: u64,
+    cached_tokens: u64,
     preemptions: u64,
+    /// When the cache is looked through next for what nobody used for too long.
+    expires_at: Option<Instant>,
 }
 
 /// Runs until the engine is stopped or fails. Whatever happens, every sequence hears of its end.
@@ -93,7 +99,8 @@ impl<M: StepModel> Runner<M> {
         };
         let scheduler = Scheduler::new(config, shared.pool.clone());
         let (sequences, rates) = (BTreeMap::new(), Rates::default());
-        Self { model, shared, scheduler, sequences, rates, generated_tokens: 0, preemptions: 0 }
+        let (generated_tokens, cached_tokens, preemptions, expires_at) = Default::default();
+        Self { model, shared, scheduler, sequences, rates, generated_tokens, cached_tokens, preemptions, expires_at }
     }
 
     fn run(&mut self) -> Result<(), ModelError> {
@@ -105,7 +112,9 @@ impl<M: StepModel> Runner<M> {
             }
             self.end_cancelled();
             let now = Instant::now();
+            self.expire(now);
             let conditions = Now { sequences: &self.sequences, gate: self.shared.gate.read().clone() };
+            self.scheduler.measured(f64::from(self.rates.prefill_tokens_per_s()));
             self.scheduler.keep_for(*self.shared.awaited.lock());
             let decisions = self.scheduler.plan(now, &conditions);
             self.shared.starved.store(decisions.starved, Ordering::Release);
@@ -115,10 +124,21 @@ impl<M: StepModel> Runner<M> {
             self.publish();
             self.shared.health.alive(now, !batch.is_empty());
             if batch.is_empty() {
-                self.shared.mailbox.wait(wake_at);
+                self.shared.mailbox.wait(wake_at.into_iter().chain(self.expires_at).min());
             } else {
                 self.step(&batch)?;
             }
+        }
+    }
+
+    /// Looks through the cache from time to time, while anything is in it.
+    fn expire(&mut self, now: Instant) {
+        if self.expires_at.is_some_and(|at| at <= now) {
+            self.shared.pool.expire(now);
+            self.expires_at = None;
+        }
+        if self.expires_at.is_none() && self.shared.pool.cache_counts().blocks > 0 {
+            self.expires_at = Some(now + EXPIRE_EVERY);
         }
     }
 
@@ -153,7 +173,8 @@ impl<M: StepModel> Runner<M> {
             let (Some(sequence), Some(lease)) = (self.sequences.get_mut(key), self.scheduler.lease(*key)) else {
                 continue;
             };
-            sequence.start(lease.blocks(), now);
+            let cached = lease.cached_blocks() * self.shared.block_tokens;
+            sequence.start(lease.blocks(), cached, &self.shared.layers, now);
             if std::mem::take(&mut sequence.counted) {
                 self.shared.mailbox.left_queue(1);
             }
@@ -192,6 +213,10 @@ impl<M: StepModel> Runner<M> {
         load.prefill_tokens_per_s = self.rates.prefill_tokens_per_s();
         load.decode_steps_per_s = self.rates.decode_steps_per_s();
         load.generated_tokens = self.generated_tokens;
+        load.cached_tokens = self.cached_tokens;
+        load.recomputed_tokens = self.scheduler.recomputed();
+        load.slots = totals.blocks * self.shared.block_tokens;
+        load.slots_unused = load.slots - totals.computed_tokens;
         load.preemptions = self.preemptions;
     }
 }

@@ -4,8 +4,9 @@ use crate::api::{PrefillObserver, Run, SequenceEvent, SequenceRequest, SequenceS
 use crate::mailbox::Submission;
 use crate::sampler::History;
 use crate::scheduler::Arrival;
-use baton_kv_cache::Lease;
-use baton_types::{FinishReason, GroupBlocks, TokenId};
+use baton_kv_cache::{HASH_TOKENS, Lease, PrefixHash};
+use baton_types::fence::AlreadyDone;
+use baton_types::{Fence, FinishReason, GroupBlocks, TokenId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -20,13 +21,15 @@ pub(super) struct Sequence {
     /// Whether it holds one of the `waiting_max` places.
     pub(super) counted: bool,
     pub(super) launched_at: Option<Instant>,
+    /// Whether a token was generated here.
+    pub(super) generated: bool,
     cancelled: Arc<AtomicBool>,
 }
 
 impl Sequence {
     /// The sequence, and what the scheduler is to know of it.
     pub(super) fn new(submission: Submission, counted: bool) -> (Self, Arrival) {
-        let Submission { request, run, sink, cancelled, .. } = submission;
+        let Submission { request, prefix, run, sink, cancelled, .. } = submission;
         let len = request.tokens.len();
         let (observer, lease) = match run {
             Run::Full => (None, None),
@@ -34,21 +37,32 @@ impl Sequence {
             Run::Adopted { lease } => (None, Some(lease)),
         };
         let computed = if lease.is_some() { len - 1 } else { 0 };
-        let arrival = Arrival { len, computed, lease, pinned: observer.is_some(), deadline: request.deadline };
+        let (pinned, deadline) = (observer.is_some(), request.deadline);
+        let arrival = Arrival { len, computed, lease, pinned, deadline, prefix };
         let history = History::rebuild(&request.tokens, request.prompt_len);
-        (Self { request, sink, observer, history, counted, launched_at: None, cancelled }, arrival)
+        (Self { request, sink, observer, history, counted, launched_at: None, generated: false, cancelled }, arrival)
     }
 
     pub(super) fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Acquire)
     }
 
-    /// Tells that it left the queue.
-    pub(super) fn start(&mut self, blocks: &GroupBlocks, now: Instant) {
+    /// Tells that it left the queue, with the KV of `cached` tokens there already.
+    pub(super) fn start(&mut self, blocks: &GroupBlocks, cached: usize, layers: &[u32], now: Instant) {
         self.tell(SequenceEvent::Started { at: now });
-        if let Some(observer) = &mut self.observer {
-            observer.started(blocks, now);
+        let Some(observer) = &mut self.observer else { return };
+        observer.started(blocks, now);
+        if cached > 0 {
+            let done: Fence = Arc::new(AlreadyDone);
+            layers.iter().for_each(|layer| observer.layer_launched(*layer, cached, &done));
         }
+    }
+
+    /// Name of the tokens up to the last one, if a group of them ends there; `parent` is the name before.
+    pub(super) fn next_name(&self, parent: Option<PrefixHash>) -> Option<PrefixHash> {
+        let (hasher, tokens) = (&self.request.prefix.as_ref()?.hasher, &self.request.tokens);
+        let group = tokens.last_chunk().filter(|_| tokens.len().is_multiple_of(HASH_TOKENS))?;
+        Some(hasher.next(parent.unwrap_or(hasher.root()), group, &[]))
     }
 
     /// Sends an event that is not the last. Where nobody listens, the sequence is cancelled.

@@ -34,7 +34,7 @@ impl<M: StepModel> Runner<M> {
                 self.sample(segment, logits.row(row));
                 row += 1;
             } else {
-                self.scheduler.advance(segment.key, segment.rows, false);
+                self.scheduler.advance(segment.key, segment.rows, false, now);
             }
         }
         Ok(())
@@ -89,17 +89,27 @@ impl<M: StepModel> Runner<M> {
                     );
                 }
             };
+        let prompt_len = request.prompt_len;
         let finish = sequence.push(sampled.token, &self.shared.config.end_tokens, self.shared.len_max());
         self.generated_tokens += 1;
         let at = Instant::now();
-        sequence.tell(SequenceEvent::Token { token: sampled.token, logprobs: sampled.logprobs, finish, at });
+        // What the step computed is there, whatever becomes of the token.
+        self.scheduler.advance(key, segment.rows, true, at);
+        if let Some(parent) = self.scheduler.last_name(key)
+            && let Some(name) = sequence.next_name(parent)
+        {
+            self.scheduler.named(key, name);
+        }
+        let is_first = !std::mem::replace(&mut sequence.generated, true);
+        let reuse = is_first.then(|| self.scheduler.reuse(key, prompt_len));
+        self.cached_tokens += reuse.map_or(0, |reuse| reuse.cached_tokens as u64);
+        let logprobs = sampled.logprobs;
+        sequence.tell(SequenceEvent::Token { token: sampled.token, logprobs, finish, reuse, at });
         let launched = sequence.launched_at.unwrap_or(at);
         if sequence.observer.is_some() {
             self.hand_out(key, (at - launched).as_micros() as u64, at);
         } else if let Some(reason) = finish {
             self.finish(key, reason);
-        } else {
-            self.scheduler.advance(key, segment.rows, true);
         }
     }
 

@@ -1,7 +1,7 @@
 //! One sequence as the scheduler sees it: lengths and blocks, no tokens.
 
 use crate::gate::Phase;
-use baton_kv_cache::Lease;
+use baton_kv_cache::{Keep, Lease, PrefixHash};
 use std::cmp::Reverse;
 use std::time::Instant;
 
@@ -32,6 +32,17 @@ pub struct Arrival {
     pub pinned: bool,
     /// After this instant it ends.
     pub deadline: Instant,
+    /// Under which names its blocks are shared, if they are.
+    pub prefix: Option<Prefix>,
+}
+
+/// Names of a sequence's prefixes, and how long what is stored under them is kept.
+#[derive(Clone, Debug)]
+pub struct Prefix {
+    /// One every 16 tokens, of all its tokens so far.
+    pub names: Vec<PrefixHash>,
+    /// As it is stored.
+    pub keep: Keep,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,11 +64,18 @@ pub(super) struct Entry {
     /// Whether it ever left the queue.
     pub(super) started: bool,
     pub(super) paused_since: Option<Instant>,
+    pub(super) prefix: Option<Prefix>,
+    /// Tokens that it found cached when it was admitted last.
+    pub(super) cached: usize,
+    /// Most tokens that were computed of it, before it lost its blocks.
+    computed_before: usize,
+    /// Waits until then for another sequence to compute what both begin with.
+    pub(super) shares_until: Option<Instant>,
 }
 
 impl Entry {
     pub(super) fn new(arrival: Arrival) -> Self {
-        let Arrival { len, computed, lease, pinned, deadline } = arrival;
+        let Arrival { len, computed, lease, pinned, deadline, prefix } = arrival;
         // An adopted sequence has its past in its blocks and goes on with the one token behind it.
         let prefill_end = if computed > 0 && computed + 1 == len { computed } else { len };
         Self {
@@ -70,6 +88,10 @@ impl Entry {
             stage: Stage::Waiting,
             started: false,
             paused_since: None,
+            prefix,
+            cached: 0,
+            computed_before: 0,
+            shares_until: None,
         }
     }
 
@@ -98,8 +120,19 @@ impl Entry {
         self.lease.is_some() && !(self.pinned && self.started)
     }
 
+    /// Takes blocks whose first `cached` tokens are computed.
+    pub(super) fn admit(&mut self, lease: Lease, cached: usize) {
+        (self.lease, self.computed, self.cached, self.shares_until) = (Some(lease), cached, cached, None);
+    }
+
+    /// Tokens computed by a step of so many rows that were computed before.
+    pub(super) fn recomputed(&self, rows: usize) -> usize {
+        (self.computed + rows).min(self.computed_before).saturating_sub(self.computed)
+    }
+
     /// Back to the queue without blocks.
     pub(super) fn preempt(&mut self) {
+        self.computed_before = self.computed_before.max(self.computed);
         self.lease = None;
         self.computed = 0;
         self.prefill_end = self.len;
@@ -118,6 +151,10 @@ pub struct Totals {
     pub running: usize,
     /// Sum of their lengths.
     pub running_tokens: usize,
+    /// Blocks that sequences hold of a group, one that several share as often.
+    pub blocks: usize,
+    /// Tokens computed of them.
+    pub computed_tokens: usize,
 }
 
 impl Totals {
@@ -129,6 +166,10 @@ impl Totals {
                     sum.running += 1;
                     sum.running_tokens += entry.len;
                 }
+            }
+            if let Some(lease) = &entry.lease {
+                sum.blocks += lease.blocks_min();
+                sum.computed_tokens += entry.computed;
             }
             sum.waiting_tokens += if entry.is_decode() { 0 } else { entry.pending() };
             sum

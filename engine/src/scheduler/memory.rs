@@ -4,6 +4,7 @@ use super::entry::Stage;
 use super::{Awaited, Scheduler, SequenceKey};
 use baton_kv_cache::Lease;
 use std::ops::Bound;
+use std::time::Instant;
 
 impl Scheduler {
     /// Makes sure that the blocks of `key` hold `positions` tokens, preempting whoever comes after it. `false` if blocks lack
@@ -24,26 +25,25 @@ impl Scheduler {
 
     /// Blocks for all `len` tokens of a waiting sequence: above the watermark, else from whoever comes after it. One that comes after
     /// a reservation takes only what that leaves.
-    pub(super) fn admit(&mut self, key: SequenceKey, len: usize, preempted: &mut Vec<SequenceKey>) -> Option<Lease> {
-        let needed = len.div_ceil(self.config.block_tokens);
-        let per_group = vec![needed; self.pool.groups()];
+    pub(super) fn admit(&mut self, key: SequenceKey, now: Instant, preempted: &mut Vec<SequenceKey>) -> Option<Lease> {
+        let needed = self.entries[&key].len.div_ceil(self.config.block_tokens);
         if let Some(awaited) = self.awaited_before(key) {
             // No waiver for an empty pool: it is empty for the reservation, which takes it in a moment.
             let kept = awaited.blocks + self.config.watermark_blocks;
             let leaves_enough = self.pool.free_min() >= needed + kept;
-            return if leaves_enough { self.pool.try_lease_keeping(&per_group, kept) } else { None };
+            return if leaves_enough { self.reserve(key, kept, now) } else { None };
         }
-        if let Some(lease) = self.pool.try_lease_keeping(&per_group, self.config.watermark_blocks) {
+        if let Some(lease) = self.reserve(key, self.config.watermark_blocks, now) {
             return Some(lease);
         }
         // The watermark is for those in front, and they can take from those behind.
         while self.last_preemptable_after(key).is_some() && self.can_reclaim(key, needed) {
-            if let Some(lease) = self.pool.try_lease(&per_group) {
+            if let Some(lease) = self.reserve(key, 0, now) {
                 return Some(lease);
             }
             self.preempt_last_after(key, preempted);
         }
-        if preempted.is_empty() { None } else { self.pool.try_lease(&per_group) }
+        if preempted.is_empty() { None } else { self.reserve(key, 0, now) }
     }
 
     /// Whether it is blocks in quarantine that keep `len` tokens out, even from a pool that nobody else uses.
@@ -62,7 +62,7 @@ impl Scheduler {
     fn can_reclaim(&self, key: SequenceKey, needed: usize) -> bool {
         let after = self.entries.range((Bound::Excluded(key), Bound::Unbounded));
         let held = after.filter(|(_, e)| e.is_preemptable()).filter_map(|(_, e)| e.lease.as_ref());
-        self.pool.free_min() + held.map(Lease::blocks_min).sum::<usize>() >= needed
+        self.pool.free_min_without(held) >= needed
     }
 
     fn last_preemptable_after(&self, key: SequenceKey) -> Option<SequenceKey> {

@@ -9,22 +9,25 @@
 //!   from a sequence that comes before it, so the first of all always progresses and two can never starve each other.
 //! - Where the batch is full, a sequence that comes before others takes the place of the last one, which keeps its blocks and waits.
 //! - A prefill under observation is pinned: its blocks are being read. It holds all it needs from the start and ends by itself.
+//! - What a sequence finds cached of its prefix it does not compute. Where one that runs is computing what comes next of it, it waits
+//!   for that, at most as long as computing it once more might take; nobody waits for it meanwhile.
 //! - A sequence that is held or whose sink is full keeps what it has and stops nobody.
 
 mod entry;
 mod memory;
 mod plan;
+mod sharing;
 #[cfg(test)]
 mod tests;
 
-pub use entry::{Arrival, SequenceKey, Totals};
+pub use entry::{Arrival, Prefix, SequenceKey, Totals};
 pub use plan::{Decisions, End, Segment};
 
 use crate::gate::Phase;
 use baton_kv_cache::{Lease, SharedPool};
 use entry::Entry;
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The bounds that decisions depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,12 +70,15 @@ pub struct Scheduler {
     pool: SharedPool,
     entries: BTreeMap<SequenceKey, Entry>,
     awaited: Option<Awaited>,
+    prefill_tokens_per_s: f64,
+    recomputed: u64,
 }
 
 impl Scheduler {
     /// A scheduler without sequences over `pool`.
     pub fn new(config: SchedulerConfig, pool: SharedPool) -> Self {
-        Self { config, pool, entries: BTreeMap::new(), awaited: None }
+        let (entries, awaited) = Default::default();
+        Self { config, pool, entries, awaited, prefill_tokens_per_s: 0.0, recomputed: 0 }
     }
 
     /// Adds a sequence; [`Scheduler::plan`] decides the rest.
@@ -97,11 +103,19 @@ impl Scheduler {
     }
 
     /// Records a step: KV of `rows` more tokens is in the pool, and where the step `appended` a token, that one is to compute next.
-    pub fn advance(&mut self, key: SequenceKey, rows: usize, appended: bool) {
+    /// Blocks that are whole now are shared.
+    pub fn advance(&mut self, key: SequenceKey, rows: usize, appended: bool, now: Instant) {
         if let Some(entry) = self.entries.get_mut(&key) {
+            self.recomputed += entry.recomputed(rows) as u64;
             entry.computed += rows;
             entry.len += usize::from(appended);
+            entry.share(self.config.block_tokens, now);
         }
+    }
+
+    /// Tokens computed once more, of sequences that had lost their blocks.
+    pub fn recomputed(&self) -> u64 {
+        self.recomputed
     }
 
     /// Whether there is no sequence at all.

@@ -47,7 +47,9 @@ pub struct Decisions {
 }
 
 /// State of one pass.
-struct Pass {
+struct Pass<'a> {
+    now: Instant,
+    ready: &'a [SequenceKey],
     prefill_left: usize,
     running: usize,
     /// Nobody else is admitted in this pass: one who comes before them lacks blocks or rows.
@@ -63,7 +65,7 @@ impl Scheduler {
         self.end_overdue(now, conditions, &mut decisions);
         let ready: Vec<SequenceKey> =
             self.entries.keys().copied().filter(|key| self.is_ready(*key, conditions)).collect();
-        let mut pass = self.open_pass(&ready);
+        let mut pass = self.open_pass(now, &ready);
         for key in &ready {
             self.visit(*key, conditions, &mut pass, &mut decisions);
         }
@@ -96,21 +98,22 @@ impl Scheduler {
         entry.paused_since.is_none() && conditions.is_open(key, entry.phase())
     }
 
-    fn open_pass(&self, ready: &[SequenceKey]) -> Pass {
-        let ready_count = ready.len();
-        let ready = ready.iter().map(|key| &self.entries[key]);
-        let single_rows = ready.filter(|e| e.is_decode()).count().min(self.config.running_max);
+    fn open_pass<'a>(&self, now: Instant, ready: &'a [SequenceKey]) -> Pass<'a> {
+        let single_rows =
+            ready.iter().map(|key| &self.entries[key]).filter(|e| e.is_decode()).count().min(self.config.running_max);
         Pass {
             // At least one row: a full batch slows prefill down and never stops it. Rows stay within
             // `EngineConfig::step_rows_max`, since a sequence in prefill takes one of the `running_max` places.
             prefill_left: self.config.chunk_tokens_max.saturating_sub(single_rows).max(1),
             running: self.totals().running,
             closed: false,
-            held: ready_count < self.entries.len(),
+            held: ready.len() < self.entries.len(),
+            now,
+            ready,
         }
     }
 
-    fn visit(&mut self, key: SequenceKey, conditions: &dyn Conditions, pass: &mut Pass, decisions: &mut Decisions) {
+    fn visit(&mut self, key: SequenceKey, conditions: &dyn Conditions, pass: &mut Pass<'_>, decisions: &mut Decisions) {
         // An earlier visit may have preempted it since; then it waits.
         if self.entries[&key].stage == Stage::Waiting && !self.try_start(key, pass, decisions) {
             return;
@@ -142,7 +145,7 @@ impl Scheduler {
     }
 
     /// Moves a waiting sequence into the running batch if it may.
-    fn try_start(&mut self, key: SequenceKey, pass: &mut Pass, decisions: &mut Decisions) -> bool {
+    fn try_start(&mut self, key: SequenceKey, pass: &mut Pass<'_>, decisions: &mut Decisions) -> bool {
         let entry = &self.entries[&key];
         let (len, brings_blocks, decode) = (entry.len, entry.lease.is_some(), entry.is_decode());
         let has_place = pass.running < self.config.running_max || self.last_parkable_after(key).is_some();
@@ -150,13 +153,13 @@ impl Scheduler {
             return false;
         }
         if !brings_blocks {
-            if pass.closed {
+            if pass.closed || self.awaits_prefix(key, pass.ready, pass.now) {
                 return false;
             }
             let before = decisions.preempted.len();
-            let lease = self.admit(key, len, &mut decisions.preempted);
+            let lease = self.admit(key, pass.now, &mut decisions.preempted);
             self.count_preemptions(before, pass, decisions);
-            if lease.is_none() {
+            let Some(lease) = lease else {
                 // When a quarantine ends nobody knows: one that it keeps out holds nobody else back.
                 if !self.quarantine_keeps_out(len) {
                     // One that makes way for a reservation does not keep that from the blocks.
@@ -164,9 +167,10 @@ impl Scheduler {
                     pass.closed = true;
                 }
                 return false;
-            }
+            };
+            let cached = lease.cached_blocks() * self.config.block_tokens;
             if let Some(entry) = self.entries.get_mut(&key) {
-                entry.lease = lease;
+                entry.admit(lease, cached);
             }
         }
         if pass.running >= self.config.running_max && !self.park_last_after(key) {
@@ -183,7 +187,7 @@ impl Scheduler {
     }
 
     /// Whoever was preempted in this pass is not admitted again in it: what is left over would not last.
-    fn count_preemptions(&self, before: usize, pass: &mut Pass, decisions: &Decisions) {
+    fn count_preemptions(&self, before: usize, pass: &mut Pass<'_>, decisions: &Decisions) {
         if decisions.preempted.len() > before {
             pass.closed = true;
             pass.running = self.totals().running;
@@ -191,7 +195,8 @@ impl Scheduler {
     }
 
     fn wake_at(&self, now: Instant, held: bool) -> Option<Instant> {
-        let deadline = self.entries.values().map(|e| e.deadline).min();
+        let waits = self.entries.values().filter(|e| e.lease.is_none()).filter_map(|e| e.shares_until);
+        let deadline = self.entries.values().map(|e| e.deadline).chain(waits.filter(|until| *until > now)).min();
         let recheck = held.then(|| now + self.config.recheck);
         deadline.into_iter().chain(recheck).min()
     }

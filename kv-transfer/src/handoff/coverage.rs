@@ -3,12 +3,14 @@
 use crate::checksum::GRANULE;
 use crate::message::SumRun;
 use baton_types::KvLayout;
+use std::ops::Range;
 
 /// One bit for each granule of each layer, over all its planes.
 #[derive(Debug)]
 pub(crate) struct Coverage {
     groups: Vec<Group>,
-    /// Granules of one layer.
+    /// The first granule of each layer, and how many there are from it on.
+    start: usize,
     granules: usize,
     bits: Vec<u64>,
 }
@@ -22,9 +24,10 @@ struct Group {
 }
 
 impl Coverage {
-    /// Nothing of positions `0..tokens` is covered.
-    pub(crate) fn new(layout: &KvLayout, tokens: u32) -> Self {
-        let granules = tokens.div_ceil(GRANULE) as usize;
+    /// Nothing of these positions is covered; they begin with a granule.
+    pub(crate) fn new(layout: &KvLayout, positions: Range<u32>) -> Self {
+        let start = (positions.start / GRANULE) as usize;
+        let granules = (positions.end.div_ceil(GRANULE) as usize).saturating_sub(start);
         let mut bits = 0;
         let groups = layout.groups().iter().map(|group| {
             let (first, layers) = (bits, group.layers.len());
@@ -32,7 +35,7 @@ impl Coverage {
             Group { first, layers, planes: group.planes.len() }
         });
         let groups = groups.collect();
-        Self { groups, granules, bits: vec![0; bits.div_ceil(64)] }
+        Self { groups, start, granules, bits: vec![0; bits.div_ceil(64)] }
     }
 
     /// How many checksums cover everything.
@@ -44,11 +47,11 @@ impl Coverage {
     pub(crate) fn add(&mut self, run: &SumRun) -> Result<(), &'static str> {
         let group = self.groups.get(usize::from(run.group)).filter(|group| usize::from(run.layer) < group.layers);
         let group = group.ok_or("checksums of a layer that does not exist")?;
-        let (first, count) = (run.first_granule as usize, run.sums.len() / group.planes);
-        let fits = count > 0 && run.sums.len().is_multiple_of(group.planes) && first + count <= self.granules;
-        if !fits {
-            return Err("checksums of positions that were not reserved");
-        }
+        let count = run.sums.len() / group.planes;
+        let first = (run.first_granule as usize)
+            .checked_sub(self.start)
+            .filter(|first| count > 0 && run.sums.len().is_multiple_of(group.planes) && first + count <= self.granules);
+        let first = first.ok_or("checksums of positions that were not reserved")?;
         let start = group.first + usize::from(run.layer) * self.granules + first;
         for bit in start..start + count {
             let (word, mask) = (&mut self.bits[bit / 64], 1 << (bit % 64));
@@ -74,7 +77,7 @@ mod tests {
     fn every_part_counts_once() {
         // Two layers of k and v, three granules each, the last one not full.
         let layout = KvLayout::llama(16, 2, 1, 8, Dtype::Bf16).unwrap();
-        let mut coverage = Coverage::new(&layout, 33);
+        let coverage = Coverage::new(&layout, 0..33);
         assert_eq!(coverage.sums(), 12);
         let steps = [
             (run(0, 1, 1, 4), Ok(())),
@@ -88,8 +91,31 @@ mod tests {
             (run(0, 2, 0, 2), Err("does not exist")),
             (run(1, 0, 0, 2), Err("does not exist")),
         ];
+        check(coverage, &steps);
+    }
+
+    #[test]
+    fn what_lies_before_the_start_is_no_part() {
+        let layout = KvLayout::llama(16, 2, 1, 8, Dtype::Bf16).unwrap();
+        let coverage = Coverage::new(&layout, 32..65);
+        assert_eq!(coverage.sums(), 12);
+        let steps = [
+            (run(0, 0, 0, 2), Err("not reserved")),
+            (run(0, 0, 1, 2), Err("not reserved")),
+            (run(0, 0, 1, 4), Err("not reserved")),
+            (run(0, 1, 2, 2), Ok(())),
+            (run(0, 1, 2, 2), Err("twice")),
+            (run(0, 1, 3, 4), Ok(())),
+            (run(0, 0, 4, 4), Err("not reserved")),
+            (run(0, 0, 2, 6), Ok(())),
+            (run(0, 0, 4, 2), Err("twice")),
+        ];
+        check(coverage, &steps);
+    }
+
+    fn check(mut coverage: Coverage, steps: &[(SumRun, Result<(), &str>)]) {
         for (run, expected) in steps {
-            match (coverage.add(&run), expected) {
+            match (coverage.add(run), expected) {
                 (Ok(()), Ok(())) => {}
                 (Err(found), Err(expected)) => assert!(found.contains(expected), "{run:?}: {found}"),
                 (found, _) => panic!("{run:?}: {found:?}"),

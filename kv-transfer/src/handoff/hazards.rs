@@ -91,7 +91,7 @@ impl Pool {
     }
 
     fn expected(&self, tokens: u32) -> Expected {
-        Expected { tokens, bytes: self.bytes(tokens), algorithm: checksum::ALGORITHM }
+        Expected { tokens, token_bytes: self.bytes(1), algorithm: checksum::ALGORITHM }
     }
 
     /// The commit of a handoff over so many positions.
@@ -119,7 +119,7 @@ impl Reservation {
         let begin = Instant::now();
         let sink = Sink::new(TICKET, pool.map.layout(), expected, begin + DEADLINE, Duration::from_millis(100));
         let mut new = Self { sink, begin, holds: true, trusts: false, asked: Vec::new() };
-        assert!(new.hear(pool, 0, SinkInput::Granted).is_none());
+        assert!(new.hear(pool, 0, SinkInput::Granted { from: 0 }).is_none());
         new
     }
 

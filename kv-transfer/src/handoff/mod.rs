@@ -14,6 +14,8 @@ pub(crate) mod exposure;
 #[cfg(test)]
 mod hazards;
 pub(crate) mod owner;
+#[cfg(test)]
+mod parts_tests;
 pub(crate) mod reader;
 pub(crate) mod sink;
 pub(crate) mod source;

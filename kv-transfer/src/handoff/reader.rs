@@ -81,8 +81,9 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
+    /// Of so many positions, counted from the first that is read.
     pub(crate) fn new(layout: &KvLayout, tokens: u32, algorithm: u16, deadline: Instant, drain_wait: Duration) -> Self {
-        let (state, received) = (State::Offering, Coverage::new(layout, tokens));
+        let (state, received) = (State::Offering, Coverage::new(layout, 0..tokens));
         let (ticket, by_itself, runs, verified) = (None, false, Vec::new(), 0);
         Self { algorithm, deadline, drain_wait, state, ticket, by_itself, runs, received, verified }
     }

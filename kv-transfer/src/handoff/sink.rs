@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 /// What happened.
 #[derive(Debug)]
 pub enum SinkInput {
-    /// The worker reserved blocks.
-    Granted,
+    /// The worker reserved blocks, which hold the positions before `from` already: a multiple of a granule, below the positions expected.
+    Granted { from: u32 },
     /// The worker has none.
     Refused { reason: RefuseReason, detail: String },
     /// Checksums of bytes that are visible here.
@@ -38,6 +38,7 @@ pub enum SinkInput {
 /// What to do about it.
 #[derive(Debug, PartialEq, Eq)]
 pub enum SinkAction {
+    /// Positions from [`Sink::from`] on.
     SendGrant,
     SendRefuse {
         reason: RefuseReason,
@@ -83,8 +84,11 @@ enum State {
 #[derive(Debug)]
 pub struct Sink {
     pub ticket: TicketId,
-    /// Tokens and bytes that the blocks take: fixed by the offer, so that a source cannot commit less.
+    layout: KvLayout,
+    /// What the blocks take: fixed by the offer and the grant, so that a source cannot commit less.
     expected: Expected,
+    /// First position that is moved; known with the grant.
+    from: u32,
     deadline: Instant,
     abort_wait: Duration,
     state: State,
@@ -100,7 +104,8 @@ pub struct Sink {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Expected {
     pub tokens: u32,
-    pub bytes: u64,
+    /// Of one position, in all layers.
+    pub token_bytes: u64,
     pub algorithm: u16,
 }
 
@@ -113,13 +118,37 @@ impl Sink {
         abort_wait: Duration,
     ) -> Self {
         let (state, takes, committed, commit) = (State::Claimed, Commits::Once, false, None);
-        let (received, verified) = (Coverage::new(layout, expected.tokens), 0);
-        Self { ticket, expected, deadline, abort_wait, state, takes, committed, commit, received, verified }
+        let (from, received, verified) = (0, Coverage::new(layout, 0..expected.tokens), 0);
+        let layout = layout.clone();
+        Self {
+            ticket,
+            layout,
+            expected,
+            from,
+            deadline,
+            abort_wait,
+            state,
+            takes,
+            committed,
+            commit,
+            received,
+            verified,
+        }
     }
 
     /// Which commits it takes, where tests bend that.
     pub(crate) fn take(&mut self, commits: Commits) {
         self.takes = commits;
+    }
+
+    /// First position that is moved; 0 before the grant.
+    pub fn from(&self) -> u32 {
+        self.from
+    }
+
+    /// KV bytes that are moved.
+    pub fn bytes(&self) -> u64 {
+        self.expected.token_bytes * u64::from(self.expected.tokens.saturating_sub(self.from))
     }
 
     /// Whether a grant stands whose blocks the source may write.
@@ -149,9 +178,11 @@ impl Sink {
     pub fn handle(&mut self, now: Instant, input: SinkInput) -> Vec<SinkAction> {
         let mut actions = Vec::new();
         match input {
-            SinkInput::Granted => match self.state {
+            SinkInput::Granted { from } => match self.state {
                 State::Claimed => {
                     self.state = State::Reserved;
+                    self.from = from;
+                    self.received = Coverage::new(&self.layout, from..self.expected.tokens);
                     actions.push(SinkAction::SendGrant);
                 }
                 // Ended meanwhile: nobody was told of these blocks.
@@ -206,7 +237,7 @@ impl Sink {
         }
         let whole = commit.algorithm == self.expected.algorithm
             && commit.sums == self.received.sums()
-            && commit.bytes == self.expected.bytes
+            && commit.bytes == self.bytes()
             && commit.tokens.len() >= self.expected.tokens as usize
             && commit.prompt_len as usize <= commit.tokens.len();
         if !whole {

@@ -3,7 +3,11 @@ use baton_types::Dtype;
 
 const ABORT_WAIT: Duration = Duration::from_millis(100);
 /// Two granules of one layer of k and v: four checksums.
-const EXPECTED: Expected = Expected { tokens: 32, bytes: 64, algorithm: 1 };
+const EXPECTED: Expected = Expected { tokens: 32, token_bytes: 2, algorithm: 1 };
+
+fn granted(from: u32) -> SinkInput {
+    SinkInput::Granted { from }
+}
 
 fn whole_commit() -> Commit {
     Commit { ticket: TicketId(9), algorithm: 1, sums: 4, bytes: 64, prompt_len: 4, tokens: vec![0; 33], extra: vec![] }
@@ -68,7 +72,7 @@ fn check(steps: Vec<(SinkInput, &str)>) {
 
 /// [`check`] from a grant on.
 fn check_granted(steps: Vec<(SinkInput, &str)>) {
-    let mut all = vec![(SinkInput::Granted, "grant")];
+    let mut all = vec![(granted(0), "grant")];
     all.extend(steps);
     check(all);
 }
@@ -86,6 +90,29 @@ fn adopts_what_is_whole_in_any_order() {
     ]);
     check_granted(vec![(commit(), ""), (sums(0, 2), "verify"), (verified(4), "deliver"), adopted()]);
     check_granted(vec![(sums(0, 2), "verify"), (verified(4), ""), (commit(), "deliver"), adopted()]);
+}
+
+#[test]
+fn what_was_here_before_is_no_part_of_the_whole() {
+    // Half of the positions: half of the checksums, half of the bytes, and all of the tokens.
+    let half = || Commit { sums: 2, bytes: 32, ..whole_commit() };
+    let commit_of = |commit| SinkInput::Commit(Box::new(commit));
+    check(vec![
+        (granted(16), "grant"),
+        (sums(1, 1), "verify"),
+        (verified(2), ""),
+        (commit_of(half()), "deliver"),
+        (SinkInput::Delivered(Ok(())), "ack, forget"),
+    ]);
+    let wrong = [whole_commit(), Commit { bytes: 64, ..half() }, Commit { tokens: vec![0; 16], ..half() }];
+    for commit in wrong {
+        let expected = "nack protocol, release, failed protocol, forget";
+        check(vec![(granted(16), "grant"), (commit_of(commit), expected)]);
+    }
+    // Nobody sends checksums of what is not moved.
+    for outside in [sums(0, 1), sums(0, 2), sums(2, 1)] {
+        check(vec![(granted(16), "grant"), (outside, "abort, failed protocol")]);
+    }
 }
 
 #[test]
@@ -180,8 +207,8 @@ fn blocks_return_only_behind_a_fence() {
 #[test]
 fn before_the_grant_there_is_nothing_to_fence() {
     let refused = || SinkInput::Refused { reason: RefuseReason::NoRoom, detail: String::new() };
-    check(vec![(refused(), "refuse no_room, forget"), (SinkInput::Granted, "release")]);
-    check(vec![(aborted(true), "failed aborted_by_peer, forget"), (SinkInput::Granted, "release")]);
+    check(vec![(refused(), "refuse no_room, forget"), (granted(0), "release")]);
+    check(vec![(aborted(true), "failed aborted_by_peer, forget"), (granted(0), "release")]);
     check(vec![(cancel(), "refuse no_room, failed aborted, forget")]);
     check(vec![(lost(false), "failed peer_lost, forget")]);
     check(vec![(commit(), ""), (sums(0, 1), ""), (verified(1), "")]);
@@ -190,7 +217,7 @@ fn before_the_grant_there_is_nothing_to_fence() {
 #[test]
 fn deadlines_abort_and_then_quarantine() {
     check_at(vec![
-        (0, SinkInput::Granted, "grant"),
+        (0, granted(0), "grant"),
         (999, SinkInput::Tick, ""),
         (1000, SinkInput::Tick, "abort, failed deadline"),
         (1099, SinkInput::Tick, ""),
@@ -199,7 +226,7 @@ fn deadlines_abort_and_then_quarantine() {
         (9999, aborted(true), "release quarantined, forget"),
     ]);
     check_at(vec![(1000, SinkInput::Tick, "refuse no_room, failed deadline, forget")]);
-    check_at(vec![(0, SinkInput::Granted, "grant"), (1000, commit(), "abort, failed deadline")]);
+    check_at(vec![(0, granted(0), "grant"), (1000, commit(), "abort, failed deadline")]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The source of one handoff: when to copy, to flush, to commit, and when its blocks may be let go.
 
 use crate::HandoffFailure;
-use crate::checksum::sums_of;
+use crate::checksum::{GRANULE, sums_of};
 use crate::message::SumRun;
 use baton_types::{KvGroup, KvLayout, TicketId};
 use std::collections::VecDeque;
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 /// What happened.
 #[derive(Debug)]
 pub enum SourceInput {
-    /// The sink gave blocks.
-    Granted(TicketId),
+    /// The sink gave blocks, and has the positions before `from` already.
+    Granted { ticket: TicketId, from: u32 },
     /// It gave none, or cannot be asked.
     Refused(HandoffFailure),
     /// KV of this model layer may be read for positions `0..tokens_end`.
@@ -105,6 +105,8 @@ pub struct Source {
     /// `(group, layer of the group)` by model layer; `None` where the layout skips a number.
     layers: Vec<Option<(usize, usize)>>,
     tokens: u32,
+    /// First position that is moved; known with the grant.
+    from: u32,
     deadline: Instant,
     epoch_bytes: u64,
     flush_wait: Duration,
@@ -131,13 +133,14 @@ impl Source {
         }
         let (ready, copied) = (vec![0; layers.len()], vec![0; layers.len()]);
         let (state, epochs) = (State::Offering, VecDeque::from([Epoch::default()]));
-        let (ticket, finished, first_epoch, sums, bytes) = (None, false, 0, 0, 0);
+        let (from, ticket, finished, first_epoch, sums, bytes) = (0, None, false, 0, 0, 0);
         let token_bytes = layout.groups().iter().map(KvGroup::token_bytes).collect();
         Self {
             layout,
             token_bytes,
             layers,
             tokens,
+            from,
             deadline,
             epoch_bytes,
             flush_wait,
@@ -162,6 +165,11 @@ impl Source {
         self.ticket
     }
 
+    /// Positions that are moved, or will be as far as is known.
+    pub fn tokens_moved(&self) -> u32 {
+        self.tokens - self.from
+    }
+
     pub fn deadline(&self) -> Instant {
         self.deadline
     }
@@ -184,12 +192,19 @@ impl Source {
             return actions;
         }
         match input {
-            SourceInput::Granted(ticket) if matches!(self.state, State::Offering) => {
-                self.ticket = Some(ticket);
+            SourceInput::Granted { from, .. } if !from.is_multiple_of(GRANULE) || from >= self.tokens => {
+                let failure = HandoffFailure::Protocol(format!("a grant from position {from} of {} on", self.tokens));
+                self.give_up(failure, now, &mut actions);
+            }
+            SourceInput::Granted { ticket, from } if matches!(self.state, State::Offering) => {
+                (self.ticket, self.from) = (Some(ticket), from);
+                self.copied.fill(from);
                 self.state = State::Writing;
                 self.copy_ready(&mut actions);
             }
-            SourceInput::Granted(_) => self.give_up(HandoffFailure::Protocol("two grants".into()), now, &mut actions),
+            SourceInput::Granted { .. } => {
+                self.give_up(HandoffFailure::Protocol("two grants".into()), now, &mut actions)
+            }
             SourceInput::Refused(failure) if matches!(self.state, State::Offering) => {
                 self.end(Err(failure), &mut actions)
             }
@@ -254,7 +269,7 @@ impl Source {
         }
     }
 
-    /// Asks for every copy that is ready: whole blocks, and the rest once everything is.
+    /// Asks for every copy that is ready: whole blocks (the first one from where the sink's own KV ends), and the rest once everything is.
     fn copy_ready(&mut self, actions: &mut Vec<SourceAction>) {
         if !matches!(self.state, State::Writing) {
             return;

@@ -49,7 +49,10 @@ fn check(tokens: u32, steps: Steps) {
 }
 
 fn granted() -> SourceInput {
-    SourceInput::Granted(TicketId(1))
+    granted_from(0)
+}
+fn granted_from(from: u32) -> SourceInput {
+    SourceInput::Granted { ticket: TicketId(1), from }
 }
 fn flushed(epoch: u32) -> SourceInput {
     SourceInput::Flushed { epoch, ok: true }
@@ -99,6 +102,51 @@ fn a_late_grant_finds_everything() {
             (summed(0, 1), "checksums 2, commit 4 1024"),
         ],
     );
+}
+
+#[test]
+fn what_the_sink_has_already_is_neither_copied_nor_summed() {
+    // Computed before the grant, and after it.
+    check(
+        52,
+        vec![
+            (layer(0, 40), ""),
+            (granted_from(16), "copy l0 16..32 e0"),
+            (layer(1, 16), ""),
+            (layer(1, 31), ""),
+            (layer(1, 52), "copy l1 16..52 e0, flush e0"),
+            (layer(0, 52), "copy l0 32..52 e1"),
+            (SourceInput::Finish, "flush e1"),
+            (summed(0, 0), ""),
+            (summed(0, 1), ""),
+            (flushed(0), "checksums 2"),
+            (summed(1, 0), ""),
+            // Two layers of 36 tokens: three granules of two planes each, 32 bytes a token.
+            (flushed(1), "checksums 1, commit 12 2304"),
+        ],
+    );
+}
+
+#[test]
+fn a_part_may_begin_in_the_middle_of_a_block() {
+    let layout = KvLayout::llama(48, 1, 1, 8, Dtype::Bf16).unwrap();
+    let now = Instant::now();
+    let mut source = Source::new(layout, 100, now + Duration::from_secs(1), 1 << 20, FLUSH_WAIT);
+    let mut handle = |input| source.handle(now, input).iter().map(describe).collect::<Vec<_>>().join(", ");
+    assert_eq!(handle(granted_from(64)), "");
+    assert_eq!(handle(layer(0, 60)), "", "the first block that moves has nothing that does");
+    assert_eq!(handle(layer(0, 99)), "copy l0 64..96 e0");
+    assert_eq!(handle(layer(0, 100)), "copy l0 96..100 e0");
+    assert_eq!(handle(SourceInput::Finish), "flush e0");
+    assert_eq!(source.tokens_moved(), 36);
+}
+
+#[test]
+fn a_grant_of_no_part_is_never_written() {
+    for from in [1, 15, 17, 48, 64, u32::MAX] {
+        let aborted = "aborted true, cancel, release, failed protocol";
+        check(48, vec![(layer(0, 48), ""), (granted_from(from), aborted)]);
+    }
 }
 
 #[test]

@@ -27,8 +27,12 @@ impl Message {
                 w.u8(reason_code(*reason));
                 write_detail(&mut w, detail);
             }
-            Self::Offer(offer) => write_offer(&mut w, offer),
-            Self::Grant { handoff, ticket, blocks } => {
+            Self::Offer(offer) => {
+                write_from(&mut w, offer.from);
+                write_offer(&mut w, offer);
+            }
+            Self::Grant { handoff, ticket, blocks, from } => {
+                write_from(&mut w, *from);
                 w.u64(*handoff);
                 w.u64(ticket.0);
                 write_blocks(&mut w, blocks);
@@ -106,7 +110,9 @@ impl Message {
             Self::Hello(_) => 1,
             Self::Welcome(_) => 2,
             Self::Reject { .. } => 3,
+            Self::Offer(offer) if offer.from > 0 => 19,
             Self::Offer(_) => 4,
+            Self::Grant { from, .. } if *from > 0 => 18,
             Self::Grant { .. } => 5,
             Self::Refuse { .. } => 6,
             Self::Checksums { .. } => 7,
@@ -128,8 +134,8 @@ impl Message {
             1 => Self::Hello(Box::new(Hello::read(r)?)),
             2 => Self::Welcome(Box::new(Hello::read(r)?)),
             3 => Self::Reject { reason: read_reason(r)?, detail: read_detail(r)? },
-            4 => Self::Offer(Box::new(read_offer(r)?)),
-            5 => Self::Grant { handoff: r.u64("handoff")?, ticket: read_ticket(r)?, blocks: read_blocks(r)? },
+            4 => Self::Offer(Box::new(read_offer(r, 0)?)),
+            5 => read_grant(r, 0)?,
             6 => Self::Refuse { handoff: r.u64("handoff")?, reason: read_reason(r)?, detail: read_detail(r)? },
             7 => Self::Checksums {
                 ticket: read_ticket(r)?,
@@ -157,9 +163,36 @@ impl Message {
             15 => Self::Held { ticket: read_ticket(r)?, algorithm: r.u16("algorithm")?, sums: r.u64("checksums")? },
             16 => Self::NotHeld { ticket: read_ticket(r)?, detail: read_detail(r)? },
             17 => Self::Unpin { handoff: r.u64("handoff")? },
+            18 => {
+                let from = read_from(r)?;
+                read_grant(r, from)?
+            }
+            19 => {
+                let from = read_from(r)?;
+                Self::Offer(Box::new(read_offer(r, from)?))
+            }
             _ => return Err(WireError::new("the kind of message", "is unknown")),
         })
     }
+}
+
+/// Where a part begins, ahead of everything else; nothing where it is the whole.
+fn write_from(w: &mut Writer, from: u32) {
+    if from > 0 {
+        w.u32(from);
+    }
+}
+
+fn read_from(r: &mut Reader<'_>) -> Result<u32, WireError> {
+    match r.u32("first position")? {
+        0 => Err(WireError::new("first position", "is that of the whole")),
+        from => Ok(from),
+    }
+}
+
+fn read_grant(r: &mut Reader<'_>, from: u32) -> Result<Message, WireError> {
+    let (handoff, ticket, blocks) = (r.u64("handoff")?, read_ticket(r)?, read_blocks(r)?);
+    Ok(Message::Grant { handoff, ticket, blocks, from })
 }
 
 fn write_offer(w: &mut Writer, offer: &Offer) {
@@ -177,7 +210,7 @@ fn write_offer(w: &mut Writer, offer: &Offer) {
     w.bytes(&offer.name);
 }
 
-fn read_offer(r: &mut Reader<'_>) -> Result<Offer, WireError> {
+fn read_offer(r: &mut Reader<'_>, from: u32) -> Result<Offer, WireError> {
     let handoff = r.u64("handoff")?;
     let text = r.text(RequestId::BYTES_MAX, "request id")?;
     let request_id = RequestId::try_new(text).map_err(|_| WireError::new("request id", "is no name"))?;
@@ -189,7 +222,7 @@ fn read_offer(r: &mut Reader<'_>) -> Result<Offer, WireError> {
     };
     let (shards, tokens, deadline_ms) = (r.u16("shards")?, r.u32("tokens")?, r.u32("deadline")?);
     let name = r.bytes(FetchRequest::NAME_BYTES_MAX, "name")?.to_vec();
-    Ok(Offer { handoff, request_id, source, sink, direction, shards, tokens, deadline_ms, name })
+    Ok(Offer { handoff, request_id, source, sink, direction, shards, from, tokens, deadline_ms, name })
 }
 
 fn write_commit(w: &mut Writer, commit: &Commit) {

@@ -2,7 +2,8 @@
 //!
 //! A message is `magic u16, version u8, kind u8`, then its fields. A reader refuses another magic or version, an unknown kind, a
 //! length beyond its bound and bytes after the end. The version is that of the codec; what peers may say to each other is settled
-//! by the protocol range and capability bits in [`Hello`].
+//! by the protocol range and capability bits in [`Hello`]. What a newer version adds to a message has a kind of its own, so that older
+//! peers, which are never sent it, need not know its form.
 
 mod codec;
 mod hello;
@@ -11,6 +12,9 @@ pub(crate) use hello::{Hello, RemoteRegion};
 
 use crate::{Party, RefuseReason};
 use baton_types::{GroupBlocks, RequestId, TicketId, TokenId};
+
+/// Oldest protocol version in which what is moved may begin behind position 0.
+pub(crate) const PARTIAL_SINCE: u32 = 2;
 
 /// Longest encoded message: a grant or commit of the longest sequence, with room to spare.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 32 << 20;
@@ -30,6 +34,7 @@ pub struct SumRun {
     pub group: u8,
     /// Layer of the group, not of the model.
     pub layer: u16,
+    /// Counted from position 0 of a put's sequence, and from the first position that a get reads.
     pub first_granule: u32,
     pub sums: Vec<u64>,
 }
@@ -45,6 +50,8 @@ pub(crate) struct Offer {
     pub direction: Direction,
     /// Shards of the offering instance that offer the same to this shard of the other, each under a ticket of its own.
     pub shards: u16,
+    /// First position that a get reads; 0 for a put, where the grant says it.
+    pub from: u32,
     pub tokens: u32,
     /// Time left; clocks are not compared.
     pub deadline_ms: u32,
@@ -82,7 +89,10 @@ pub(crate) enum Message {
     Grant {
         handoff: u64,
         ticket: TicketId,
+        /// Of a put: all blocks of the sequence. Of a get: those from its `from` on.
         blocks: GroupBlocks,
+        /// First position that a put moves; 0 for a get, where the offer says it.
+        from: u32,
     },
     Refuse {
         handoff: u64,

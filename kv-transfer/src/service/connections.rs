@@ -1,7 +1,7 @@
 //! Who is connected: greetings, and what they settle.
 
 use super::pump::Pump;
-use crate::message::{Hello, Message, RemoteRegion};
+use crate::message::{Hello, Message, PARTIAL_SINCE, RemoteRegion};
 use crate::shard::Cut;
 use crate::transport::ConnId;
 use crate::{Greetings, HandoffFailure, HeadShard, Party, RefuseReason, TransferAddress, TransferConfig};
@@ -24,6 +24,8 @@ pub(super) struct Connection {
     pub(super) greeting: Greeting,
     /// Who is there: expected until greeted, known afterwards.
     pub(super) party: Option<Party>,
+    /// The protocol version spoken; 0 until greeted.
+    pub(super) protocol: u32,
     /// Which of its shards.
     pub(super) shard: u16,
     /// How many legs a handoff of its instance has here, and one of ours there.
@@ -46,6 +48,7 @@ impl Connection {
         Self {
             greeting,
             party,
+            protocol: 0,
             shard,
             legs: (1, 1),
             cuts: None,
@@ -66,6 +69,11 @@ impl Connection {
             }
             _ => None,
         }
+    }
+
+    /// Whether what is moved may begin behind position 0.
+    pub(super) fn moves_parts(&self) -> bool {
+        self.protocol >= PARTIAL_SINCE
     }
 
     /// What the peer's greeting settles about shards.

@@ -33,11 +33,12 @@ impl Progress {
         }
     }
 
-    /// Blocks that a handoff has, or will have.
+    /// Blocks that a handoff's source may write, or could with a grant of everything.
     pub(super) fn blocks_of(&self, incoming: &Incoming) -> usize {
         let layout = self.config.map.layout();
-        let needed = layout.blocks_for(incoming.offer.tokens as usize) * layout.groups().len();
-        needed.max(incoming.blocks.total())
+        let moved = incoming.offer.tokens.saturating_sub(incoming.sink.from());
+        let needed = layout.blocks_for(moved as usize) * layout.groups().len();
+        needed.max(incoming.writable(layout))
     }
 
     /// What an instance, in all its incarnations, has quarantined here and could come to, but for the handoff `except`. A peer that
@@ -64,7 +65,8 @@ impl Progress {
         let handoffs: BTreeMap<u64, &Incoming> = quarantined.map(|i| (i.first, i)).collect();
         let mut by_instance = BTreeMap::new();
         for incoming in handoffs.into_values() {
-            *by_instance.entry(incoming.offer.source.instance.clone()).or_default() += incoming.blocks.total();
+            *by_instance.entry(incoming.offer.source.instance.clone()).or_default() +=
+                incoming.writable(self.config.map.layout());
         }
         by_instance
     }

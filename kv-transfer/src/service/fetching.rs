@@ -1,11 +1,12 @@
 //! Gets whose reader this instance is: carries out what their state machines decide.
 
 use super::checker::Job;
+use super::connections::Connection;
 use super::progress::Progress;
 use crate::fetch::FetchOutcome;
 use crate::handoff::{Reader, ReaderAction, ReaderInput};
 use crate::message::{Direction, Message, Offer};
-use crate::plan::{CopyRun, Side, check_blocks, copies, granted_ranges};
+use crate::plan::{CopyRun, Side, check_blocks, check_from, copies, granted_ranges};
 use crate::transport::ConnId;
 use crate::{FetchRequest, Fetched, HandoffFailure, Peer, Phase, checksum};
 use baton_types::{BlockId, GroupBlocks, RequestId, TicketId};
@@ -24,7 +25,9 @@ pub(super) struct Fetch {
     request_id: RequestId,
     name: Vec<u8>,
     peer: Peer,
-    tokens: u32,
+    /// First position that is read, and how many are. Under the ticket, positions count from the first one.
+    from: u32,
+    moved: u32,
     conn: ConnId,
     blocks: Arc<GroupBlocks>,
     /// Keeps `blocks`, until nothing writes to them any more.
@@ -58,7 +61,7 @@ impl Progress {
         outcome: oneshot::Sender<FetchOutcome>,
         now: Instant,
     ) {
-        let FetchRequest { request_id, name, tokens, blocks, deadline, hold } = request;
+        let FetchRequest { request_id, name, from, tokens, blocks, deadline, hold } = request;
         let conn = match self.stopping {
             Some(_) => Err(HandoffFailure::Stopped),
             None => self.connection_to(&peer, now).map_err(HandoffFailure::PeerLost),
@@ -74,7 +77,8 @@ impl Progress {
         };
         let deadline = deadline.min(now + Duration::from_millis(self.config.limits.handoff_ms));
         let (layout, wait) = (self.config.map.layout(), self.config.limits.abort());
-        let reader = Reader::new(layout, tokens, checksum::ALGORITHM, deadline, wait);
+        let moved = tokens - from;
+        let reader = Reader::new(layout, moved, checksum::ALGORITHM, deadline, wait);
         let blocks = Arc::new(blocks);
         let (offered, held, remote, reads, in_flight) = Default::default();
         let fetch = Fetch {
@@ -82,7 +86,8 @@ impl Progress {
             request_id,
             name,
             peer,
-            tokens,
+            from,
+            moved,
             conn,
             blocks,
             hold,
@@ -104,6 +109,11 @@ impl Progress {
             None => {}
             Some(Err(failure)) => self.reader_input(key, ReaderInput::Refused(failure), now),
             Some(Ok(())) => {
+                let theirs = self.connections.get(&fetch.conn);
+                if let Err(detail) = check_part(fetch.from, fetch.moved, theirs) {
+                    let failure = HandoffFailure::WholeOnly(detail);
+                    return self.reader_input(key, ReaderInput::Refused(failure), now);
+                }
                 fetch.offered = true;
                 let left = fetch.reader.deadline().saturating_duration_since(now).as_millis();
                 let offer = Offer {
@@ -113,7 +123,8 @@ impl Progress {
                     sink: self.config.party.clone(),
                     direction: Direction::Get,
                     shards: 1,
-                    tokens: fetch.tokens,
+                    from: fetch.from,
+                    tokens: fetch.from + fetch.moved,
                     deadline_ms: u32::try_from(left).unwrap_or(u32::MAX),
                     name: fetch.name.clone(),
                 };
@@ -148,6 +159,10 @@ impl Progress {
 
     pub(super) fn fetch_message(&mut self, key: u64, message: Message, now: Instant) {
         match message {
+            Message::Grant { from: 1.., .. } => {
+                let failure = HandoffFailure::Protocol("the owner leaves out what was asked for".into());
+                self.reader_input(key, ReaderInput::Abort(failure), now);
+            }
             Message::Grant { ticket, blocks, .. } => self.pin_came(key, ticket, blocks, now),
             Message::Refuse { reason, detail, .. } => {
                 self.reader_input(key, ReaderInput::Refused(HandoffFailure::Refused { reason, detail }), now);
@@ -164,7 +179,7 @@ impl Progress {
     fn pin_came(&mut self, key: u64, ticket: TicketId, blocks: GroupBlocks, now: Instant) {
         let Some(fetch) = self.fetches.get_mut(&key) else { return };
         let map = self.connections.get(&fetch.conn).and_then(|c| c.map.as_ref());
-        let fits = map.map_or_else(|| Err("no pool".into()), |map| check_blocks(map, &blocks.0, fetch.tokens));
+        let fits = map.map_or_else(|| Err("no pool".into()), |map| check_blocks(map, &blocks.0, fetch.moved));
         match fits {
             Ok(()) => {
                 (fetch.remote, fetch.held) = (blocks.0, Some(ticket));
@@ -263,13 +278,13 @@ impl Progress {
             ReaderAction::Read => self.read(key, now),
             ReaderAction::SendAsk => {
                 let blocks = GroupBlocks::clone(&fetch.blocks);
-                self.transport.open_window(conn, ticket, granted_ranges(&self.config.map, &blocks.0));
+                self.transport.open_window(conn, ticket, granted_ranges(&self.config.map, &blocks.0, 0));
                 self.send(conn, &Message::Ask { ticket, blocks });
             }
             ReaderAction::SendConfirm => self.send(conn, &Message::Confirm { ticket }),
             ReaderAction::Verify(runs) => {
                 let Some((_, cut)) = self.connections.get(&conn).and_then(|c| c.cuts.as_ref()) else { return };
-                let (tokens, blocks, heads) = (fetch.tokens, fetch.blocks.clone(), cut.sink.clone());
+                let (tokens, blocks, heads) = (fetch.moved, fetch.blocks.clone(), cut.sink.clone());
                 self.checker.submit(Job::Check { key, tokens, blocks, heads, runs });
             }
             ReaderAction::SendUnpin => {
@@ -294,7 +309,7 @@ impl Progress {
             let source = Side { map: theirs, blocks: &fetch.remote[g], heads: &cut.source };
             let sink = Side { map: ours, blocks: &fetch.blocks.0[g], heads: &cut.sink };
             for layer in 0..group.layers.len() {
-                copies(source, sink, g, layer, 0..fetch.tokens, put_max, |run| fetch.reads.push_back(run));
+                copies(source, sink, g, layer, 0..fetch.moved, put_max, |run| fetch.reads.push_back(run));
             }
         }
         self.read_if_over(key, now);
@@ -312,7 +327,7 @@ impl Progress {
             Err(failure) => failure.name(),
         };
         self.count(fetch.conn, |stats| *stats.fetched.entry(outcome).or_default() += 1);
-        let bytes = (self.config.map.layout().bytes_per_token() * fetch.tokens as usize) as u64;
+        let bytes = (self.config.map.layout().bytes_per_token() * fetch.moved as usize) as u64;
         let (hold, request_id) = (fetch.hold, fetch.request_id);
         let outcome = match result {
             Ok(()) => Ok(Fetched { bytes, hold }),
@@ -324,4 +339,15 @@ impl Progress {
         };
         fetch.outcome.send(outcome).ok(); // Nobody asks any more: the owner dropped its end.
     }
+}
+
+/// Whether a peer can be asked for so many positions from `from` on.
+pub(super) fn check_part(from: u32, moved: u32, peer: Option<&Connection>) -> Result<(), String> {
+    let Some((peer, map)) = peer.and_then(|c| c.map.as_ref().map(|map| (c, map))).filter(|_| from > 0) else {
+        return Ok(());
+    };
+    if !peer.moves_parts() {
+        return Err(format!("version {} of the protocol has no parts", peer.protocol));
+    }
+    check_from(map, from, from + moved).map_err(|detail| format!("at the peer, {detail}"))
 }

@@ -34,6 +34,8 @@ pub(super) struct Gathering {
 /// Blocks under several legs.
 struct Shared {
     blocks: GroupBlocks,
+    /// Every leg moves the positions behind these.
+    cached_tokens: u32,
     state: Mutex<State>,
 }
 
@@ -59,6 +61,9 @@ struct Leg(Arc<Shared>);
 impl BlockHold for Leg {
     fn blocks(&self) -> &GroupBlocks {
         &self.0.blocks
+    }
+    fn cached_tokens(&self) -> u32 {
+        self.0.cached_tokens
     }
     fn quarantine(self: Box<Self>) -> Box<dyn QuarantinedBlocks> {
         {
@@ -133,7 +138,8 @@ impl Progress {
             return self.refused(key, RefuseReason::Quarantine, detail, now);
         }
         let Some(gathering) = self.gathering_of(key) else { return self.leg_granted(key, hold, now) };
-        let shared = Arc::new(Shared { blocks: hold.blocks().clone(), state: Mutex::new(State::Held(hold)) });
+        let (blocks, cached_tokens) = (hold.blocks().clone(), hold.cached_tokens());
+        let shared = Arc::new(Shared { blocks, cached_tokens, state: Mutex::new(State::Held(hold)) });
         gathering.shared = Some(shared.clone());
         for key in gathering.legs.values().copied().collect::<Vec<_>>() {
             self.leg_granted(key, Box::new(Leg(shared.clone())), now);
@@ -256,7 +262,8 @@ mod tests {
     fn legs() -> (Box<Leg>, Box<Leg>, impl Fn() -> (bool, bool)) {
         let fate = Arc::<Fate>::default();
         let hold = Box::new(Noting(fate.clone(), GroupBlocks::default()));
-        let shared = Arc::new(Shared { blocks: GroupBlocks::default(), state: Mutex::new(State::Held(hold)) });
+        let (blocks, state) = (GroupBlocks::default(), Mutex::new(State::Held(hold)));
+        let shared = Arc::new(Shared { blocks, cached_tokens: 0, state });
         let told = move || (fate.0.load(Ordering::SeqCst), fate.1.load(Ordering::SeqCst));
         (Box::new(Leg(shared.clone())), Box::new(Leg(shared)), told)
     }

@@ -18,7 +18,7 @@ mod sending;
 
 pub(crate) use inbox::{Command, Inbox};
 
-use crate::plan::check_blocks;
+use crate::plan::{check_blocks, check_from};
 use crate::sink::SinkHandler;
 use crate::{
     FetchRequest, Fetching, OpenRequest, Outgoing, Party, Peer, Region, TransferAddress, TransferConfig, TransferError,
@@ -116,11 +116,17 @@ impl KvTransfer {
     }
 
     /// Reads blocks of `peer` into blocks of this instance. Returns at once; everything after shows in the outcome.
+    ///
+    /// # Errors
+    /// Where the blocks do not fit what is to be read, no block here begins with its first position, or as many handoffs as allowed are
+    /// open. A first position that does not suit the peer fails the outcome, with [`crate::HandoffFailure::WholeOnly`].
     pub fn fetch(&self, peer: &Peer, request: FetchRequest) -> Result<Fetching, TransferError> {
         if request.tokens == 0 || request.name.len() > FetchRequest::NAME_BYTES_MAX {
             return Err(TransferError::Blocks("a get of no tokens, or with too long a name".into()));
         }
-        check_blocks(&self.shared.config.map, &request.blocks.0, request.tokens).map_err(TransferError::Blocks)?;
+        let (map, from, tokens) = (&self.shared.config.map, request.from, request.tokens);
+        check_from(map, from, tokens).map_err(TransferError::Blocks)?;
+        check_blocks(map, &request.blocks.0, tokens - from).map_err(TransferError::Blocks)?;
         let (sender, outcome) = oneshot::channel();
         let key = self.shared.inbox.fetch(peer.clone(), request, sender)?;
         Ok(Fetching::new(self.shared.inbox.clone(), key, outcome))

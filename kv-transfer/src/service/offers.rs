@@ -23,9 +23,9 @@ impl Progress {
         let deadline = now + left;
         let layout = self.config.map.layout();
         let Some(connection) = self.connections.get(&conn) else { return };
-        let (shard, legs) = (connection.shard, connection.legs.0);
-        let bytes = connection.cuts.as_ref().map_or(0, |(_, cut)| cut.bytes(layout, offer.tokens));
-        let expected = Expected { tokens: offer.tokens, bytes, algorithm: checksum::ALGORITHM };
+        let (shard, legs, partial) = (connection.shard, connection.legs.0, connection.moves_parts());
+        let token_bytes = connection.cuts.as_ref().map_or(0, |(_, cut)| cut.bytes(layout));
+        let expected = Expected { tokens: offer.tokens, token_bytes, algorithm: checksum::ALGORITHM };
         let ticket = self.new_ticket();
         let mut sink = Sink::new(ticket, layout, expected, deadline, self.config.limits.abort());
         sink.take(self.config.hooks.commits());
@@ -34,11 +34,12 @@ impl Progress {
             request_id: offer.request_id.clone(),
             source: offer.source.clone(),
             tokens: offer.tokens,
+            partial,
             deadline,
         };
         self.incoming_numbers.insert((conn, offer.handoff), key);
         self.incoming_tickets.insert(ticket, key);
-        let incoming = Incoming::new(key, sink, offer, conn, expected, now);
+        let incoming = Incoming::new(key, sink, offer, conn, now);
         let of = incoming.gathering_key();
         self.incoming.insert(key, incoming);
         if self.gather(key, of, shard, legs, now) {
@@ -113,6 +114,9 @@ impl Progress {
         let refuse = |reason, detail: String| Err((reason, detail));
         if self.incoming_numbers.contains_key(&(conn, offer.handoff)) {
             return refuse(RefuseReason::Protocol, "the offer is not its first".into());
+        }
+        if offer.from != 0 {
+            return refuse(RefuseReason::Protocol, "what is left out of a put is for its sink to say".into());
         }
         let connection = self.connections.get(&conn);
         if connection.is_none_or(|c| c.cuts.is_none() || c.legs.0 != usize::from(offer.shards)) {

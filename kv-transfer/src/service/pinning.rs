@@ -1,11 +1,12 @@
 //! Gets whose blocks are this instance's: carries out what their state machines decide.
 
 use super::checker::Job;
+use super::fetching::check_part;
 use super::progress::Progress;
 use super::sending::messages_of;
 use crate::handoff::{Owner, OwnerAction, OwnerInput};
 use crate::message::{Message, Offer, SumRun};
-use crate::plan::{Side, check_blocks, copies};
+use crate::plan::{Side, check_blocks, check_from, copies};
 use crate::transport::ConnId;
 use crate::{PinQuestion, PinReply, Pinning, RefuseReason, checksum};
 use baton_types::{GroupBlocks, RequestId, TicketId};
@@ -23,7 +24,8 @@ pub(super) struct Pin {
     /// The reader's number of the get.
     handoff: u64,
     request_id: RequestId,
-    tokens: u32,
+    /// How many positions are read. Under the ticket, they count from the first one.
+    moved: u32,
     conn: ConnId,
     deadline: Instant,
     blocks: Arc<GroupBlocks>,
@@ -55,7 +57,7 @@ impl Progress {
             owner: Owner::new(self.new_ticket(), layers, confirm_by),
             handoff,
             request_id: offer.request_id.clone(),
-            tokens: offer.tokens,
+            moved: offer.tokens - offer.from,
             conn,
             deadline,
             blocks: Arc::default(),
@@ -63,8 +65,8 @@ impl Progress {
             remote: Vec::new(),
         };
         self.pins.insert(key, pin);
-        let Offer { request_id, sink: reader, name, tokens, .. } = offer;
-        let question = PinQuestion { request_id, reader, name, tokens, deadline };
+        let Offer { request_id, sink: reader, name, from, tokens, .. } = offer;
+        let question = PinQuestion { request_id, reader, name, from, tokens, deadline };
         self.handler.pin(question, PinReply::new(self.inbox.clone(), key));
     }
 
@@ -77,6 +79,11 @@ impl Progress {
         if twice || offer.shards != 1 || offer.tokens == 0 {
             return Err((RefuseReason::Protocol, "not its first offer, or of nothing that is served".into()));
         }
+        let here = check_from(&self.config.map, offer.from, offer.tokens);
+        let both = here.and_then(|()| check_part(offer.from, offer.tokens - offer.from, self.connections.get(&conn)));
+        if let Err(detail) = both {
+            return Err((RefuseReason::Protocol, detail));
+        }
         if self.pins.len() >= self.config.limits.incoming_max {
             return Err((RefuseReason::Busy, format!("{} gets are open", self.pins.len())));
         }
@@ -86,7 +93,7 @@ impl Progress {
     /// The worker pinned blocks.
     pub(super) fn pinned(&mut self, key: u64, blocks: GroupBlocks, hold: Box<dyn Any + Send>, now: Instant) {
         let Some(pin) = self.pins.get_mut(&key) else { return };
-        if let Err(detail) = check_blocks(&self.config.map, &blocks.0, pin.tokens) {
+        if let Err(detail) = check_blocks(&self.config.map, &blocks.0, pin.moved) {
             tracing::error!(request_id = %pin.request_id, detail, "the worker's pin does not fit the question");
             return self.owner_input(key, OwnerInput::Refused { reason: RefuseReason::NoRoom, detail }, now);
         }
@@ -119,7 +126,7 @@ impl Progress {
         match message {
             Message::Ask { blocks, .. } => {
                 let map = self.connections.get(&conn).and_then(|c| c.map.as_ref());
-                let fits = map.is_some_and(|map| check_blocks(map, &blocks.0, pin.tokens).is_ok());
+                let fits = map.is_some_and(|map| check_blocks(map, &blocks.0, pin.moved).is_ok());
                 match self.pins.get_mut(&key).filter(|_| fits) {
                     Some(pin) => {
                         pin.remote = blocks.0;
@@ -178,7 +185,7 @@ impl Progress {
         match action {
             OwnerAction::SendGrant => {
                 let blocks = GroupBlocks::clone(&pin.blocks);
-                self.send(conn, &Message::Grant { handoff, ticket, blocks });
+                self.send(conn, &Message::Grant { handoff, ticket, blocks, from: 0 });
             }
             OwnerAction::SendRefuse { reason, detail } => self.send(conn, &Message::Refuse { handoff, reason, detail }),
             OwnerAction::Sum if self.config.hooks.pinning() == Pinning::Pretended => {}
@@ -202,7 +209,7 @@ impl Progress {
         let Some((cut, _)) = self.connections.get(&pin.conn).and_then(|c| c.cuts.as_ref()) else { return };
         for (group, shape) in self.config.map.layout().groups().iter().enumerate() {
             for layer in 0..shape.layers.len() {
-                let (tokens, blocks, heads) = (0..pin.tokens, pin.blocks.clone(), cut.source.clone());
+                let (tokens, blocks, heads) = (0..pin.moved, pin.blocks.clone(), cut.source.clone());
                 let hold = Arc::new(());
                 self.checker.submit(Job::Sum { key, epoch: 0, group, layer, tokens, blocks, heads, hold });
             }
@@ -227,7 +234,7 @@ impl Progress {
             let source = Side { map: ours, blocks: &pin.blocks.0[g], heads: &cut.source };
             let sink = Side { map: theirs, blocks: &pin.remote[g], heads: &cut.sink };
             for layer in 0..group.layers.len() {
-                copies(source, sink, g, layer, 0..pin.tokens, put_max, |run| pump.put(key, 0, ticket, run));
+                copies(source, sink, g, layer, 0..pin.moved, put_max, |run| pump.put(key, 0, ticket, run));
             }
         }
         pump.flush(key, 0);

@@ -190,9 +190,10 @@ impl Progress {
             Greetings::AnyFingerprint => Ok(()),
             _ => self.config.compatibility.check(&theirs.compatibility),
         };
+        connection.protocol = self.config.protocol.common(theirs.protocol).unwrap_or_default();
         match &compatible {
             Ok(()) => {
-                let protocol = self.config.protocol.common(theirs.protocol);
+                let protocol = connection.protocol;
                 tracing::info!(peer = %theirs.party, transport = self.transport.name(), lanes, protocol, "transfer peer connected")
             }
             Err(mismatch) => tracing::warn!(peer = %theirs.party, %mismatch, "transfer peer is incompatible"),

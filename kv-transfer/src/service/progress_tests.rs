@@ -72,6 +72,24 @@ impl Transport for Noting {
 /// Blocks whose fate is noted.
 struct Held(Notes, GroupBlocks);
 
+/// The same, with tokens that were in them before.
+struct HeldPart(Held, u32);
+
+impl BlockHold for HeldPart {
+    fn blocks(&self) -> &GroupBlocks {
+        self.0.blocks()
+    }
+    fn cached_tokens(&self) -> u32 {
+        self.1
+    }
+    fn quarantine(self: Box<Self>) -> Box<dyn QuarantinedBlocks> {
+        Box::new(self.0).quarantine()
+    }
+    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
+        self
+    }
+}
+
 impl Drop for Held {
     fn drop(&mut self) {
         self.0.lock().push("let go");
@@ -164,6 +182,7 @@ fn offer(handoff: u64, tokens: u32) -> Message {
         sink: party("here"),
         direction: Direction::Put,
         shards: 1,
+        from: 0,
         tokens,
         deadline_ms: 60_000,
         name: Vec::new(),
@@ -183,7 +202,7 @@ fn blocks_are_held_until_the_transport_reads_them_no_more() {
     progress.commands(now);
     progress.hear(&Message::Welcome(greeting()), now);
     let ticket = TicketId(7);
-    progress.hear(&Message::Grant { handoff: key, ticket, blocks: blocks() }, now);
+    progress.hear(&Message::Grant { handoff: key, ticket, blocks: blocks(), from: 0 }, now);
     progress.inbox.launched(key, 0, 16, Arc::new(AlreadyDone));
     progress.commands(now);
     progress.pump(now);
@@ -266,4 +285,42 @@ fn what_nothing_fences_is_never_quarantined_beyond_the_bound() {
     assert_eq!(notes.lock().iter().filter(|note| **note == "quarantined").count(), 2);
     let exposure = progress.exposure(&party("peer").instance, u64::MAX);
     assert_eq!((exposure.quarantined, exposure.unfenced), (2, 0));
+}
+
+/// Has two blocks of three of whatever is offered.
+struct HavingMost(Notes);
+
+impl SinkHandler for HavingMost {
+    fn reserve(&self, offer: ReserveOffer, reply: GrantReply) {
+        assert!(offer.partial);
+        let blocks = GroupBlocks(vec![vec![BlockId(0), BlockId(1), BlockId(2)]]);
+        reply.grant(Box::new(HeldPart(Held(self.0.clone(), blocks), 32)));
+    }
+    fn verified(&self, _: VerifiedHandoff) -> Result<(), String> {
+        Ok(())
+    }
+    fn failed(&self, _: &RequestId, _: HandoffFailure) {}
+}
+
+#[test]
+fn blocks_that_a_peer_cannot_write_do_not_count_as_exposed_to_it() {
+    let (mut progress, notes) = Progress::noting();
+    progress.handler = Arc::new(HavingMost(notes.clone()));
+    progress.config.limits.quarantined_blocks_max = 4;
+    let now = Instant::now();
+    progress.event(Event::Accepted(CONN), now);
+    progress.hear(&Message::Hello(greeting()), now);
+    let granted = |progress: &Progress| progress.incoming.values().filter(|i| i.sink.is_granted()).count();
+    // Each asks for three blocks and is given one to write.
+    for (handoff, wanted) in [(1, 1), (2, 2), (3, 2)] {
+        progress.hear(&offer(handoff, 48), now);
+        progress.commands(now);
+        assert_eq!(granted(&progress), wanted, "three of everything and two of parts are more than four");
+    }
+    let exposure = |progress: &Progress| progress.exposure(&party("peer").instance, u64::MAX);
+    assert_eq!((exposure(&progress).quarantined, exposure(&progress).unfenced), (0, 2));
+    progress.event(Event::Closed { conn: CONN, reason: "gone".into(), fenced: false }, now);
+    assert_eq!((exposure(&progress).quarantined, exposure(&progress).unfenced), (2, 0));
+    progress.publish();
+    assert_eq!(progress.published.lock().quarantined.values().sum::<usize>(), 2);
 }

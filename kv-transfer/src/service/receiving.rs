@@ -1,18 +1,18 @@
 //! Handoffs being received: carries out what their state machines decide.
 
 use super::checker::Job;
+use super::connections::Connection;
 use super::gathering::GatheringKey;
 use super::progress::Progress;
-use crate::handoff::sink::Expected;
 use crate::handoff::{Sink, SinkAction, SinkInput};
 use crate::message::{Commit, Message, Offer};
-use crate::plan::{check_blocks, granted_ranges};
+use crate::plan::{check_blocks, check_from, granted_ranges};
 use crate::transport::ConnId;
 use crate::{
     AdoptReply, BlockHold, HandoffFailure, Party, Phase, QuarantinedBlocks, RefuseReason, ReserveOffer, SinkTimings,
-    VerifiedHandoff,
+    VerifiedHandoff, Windows,
 };
-use baton_types::GroupBlocks;
+use baton_types::{GroupBlocks, KvLayout};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,7 +33,6 @@ pub(super) struct Incoming {
     pub(super) unasked: Option<ReserveOffer>,
     hold: Option<Box<dyn BlockHold>>,
     quarantined: Option<Box<dyn QuarantinedBlocks>>,
-    expected: Expected,
     offered_at: Instant,
     granted_at: Option<Instant>,
     committed_at: Option<Instant>,
@@ -42,7 +41,7 @@ pub(super) struct Incoming {
 }
 
 impl Incoming {
-    pub(super) fn new(key: u64, sink: Sink, offer: Offer, conn: ConnId, expected: Expected, now: Instant) -> Self {
+    pub(super) fn new(key: u64, sink: Sink, offer: Offer, conn: ConnId, now: Instant) -> Self {
         Self {
             sink,
             offer,
@@ -52,7 +51,6 @@ impl Incoming {
             unasked: None,
             hold: None,
             quarantined: None,
-            expected,
             offered_at: now,
             granted_at: None,
             committed_at: None,
@@ -62,6 +60,12 @@ impl Incoming {
 
     pub(super) fn gathering_key(&self) -> GatheringKey {
         (self.offer.request_id.clone(), self.offer.source.clone())
+    }
+
+    /// Blocks that its source may write: those granted, without what was cached here before.
+    pub(super) fn writable(&self, layout: &KvLayout) -> usize {
+        let kept = (self.sink.from() / layout.block_tokens()) as usize;
+        self.blocks.0.iter().map(|group| group.len().saturating_sub(kept)).sum()
     }
 
     pub(super) fn conn(&self) -> ConnId {
@@ -81,14 +85,21 @@ impl Progress {
     /// The worker gave blocks.
     pub(super) fn leg_granted(&mut self, key: u64, hold: Box<dyn BlockHold>, now: Instant) {
         let Some(incoming) = self.incoming.get_mut(&key) else { return };
-        if let Err(detail) = check_blocks(&self.config.map, &hold.blocks().0, incoming.offer.tokens) {
+        let (map, tokens, from) = (&self.config.map, incoming.offer.tokens, hold.cached_tokens());
+        let parts = self.connections.get(&incoming.conn).is_some_and(Connection::moves_parts);
+        let fits = check_blocks(map, &hold.blocks().0, tokens).and_then(|()| check_from(map, from, tokens));
+        let fits = fits.and_then(|()| match from > 0 && !parts {
+            true => Err(format!("{from} tokens are cached, and the source can leave out none")),
+            false => Ok(()),
+        });
+        if let Err(detail) = fits {
             tracing::error!(request_id = %incoming.offer.request_id, detail, "the worker's grant does not fit the offer");
             return self.leg_refused(key, RefuseReason::NoRoom, detail, now);
         }
         incoming.blocks = Arc::new(hold.blocks().clone());
         incoming.hold = Some(hold);
         incoming.granted_at = Some(now);
-        self.sink_input(key, SinkInput::Granted, now);
+        self.sink_input(key, SinkInput::Granted { from }, now);
     }
 
     pub(super) fn leg_refused(&mut self, key: u64, reason: RefuseReason, detail: String, now: Instant) {
@@ -172,7 +183,7 @@ impl Progress {
 
     /// Nothing of this party runs any more. What its lanes still hold here is drained by closing them, then its blocks are free.
     pub(super) fn peer_is_dead(&mut self, party: &Party, now: Instant) {
-        let of_party = |c: &super::connections::Connection| c.party.as_ref() == Some(party);
+        let of_party = |c: &Connection| c.party.as_ref() == Some(party);
         let conns: Vec<_> = self.connections.iter().filter(|(_, c)| of_party(c)).map(|(&id, _)| id).collect();
         for conn in conns {
             self.close(conn, "the peer's process is dead");
@@ -207,9 +218,13 @@ impl Progress {
         let (conn, ticket, handoff) = (incoming.conn, incoming.sink.ticket, incoming.offer.handoff);
         match action {
             SinkAction::SendGrant => {
-                let blocks = GroupBlocks::clone(&incoming.blocks);
-                self.transport.open_window(conn, ticket, granted_ranges(&self.config.map, &blocks.0));
-                self.send(conn, &Message::Grant { handoff, ticket, blocks });
+                let (blocks, from) = (GroupBlocks::clone(&incoming.blocks), incoming.sink.from());
+                let open_from = match self.config.hooks.windows() {
+                    Windows::OfWhatIsMoved => from,
+                    Windows::OfAllBlocks => 0,
+                };
+                self.transport.open_window(conn, ticket, granted_ranges(&self.config.map, &blocks.0, open_from));
+                self.send(conn, &Message::Grant { handoff, ticket, blocks, from });
             }
             SinkAction::SendRefuse { reason, detail } => self.send(conn, &Message::Refuse { handoff, reason, detail }),
             SinkAction::Verify(runs) => {
@@ -251,14 +266,16 @@ impl Progress {
         let Some(incoming) = self.incoming.get_mut(&key) else { return };
         let Some(hold) = hold.or_else(|| incoming.hold.take()) else { return };
         self.transport.close_window(incoming.conn, incoming.sink.ticket);
-        let bytes = (self.config.map.layout().bytes_per_token() * incoming.offer.tokens as usize) as u64;
+        let (tokens, cached_tokens) = (incoming.offer.tokens, incoming.sink.from());
+        let bytes = (self.config.map.layout().bytes_per_token() * (tokens - cached_tokens) as usize) as u64;
         let handoff = VerifiedHandoff {
             request_id: incoming.offer.request_id.clone(),
             source: incoming.offer.source.clone(),
             ticket: incoming.sink.ticket,
             tokens: commit.tokens,
             prompt_len: commit.prompt_len,
-            kv_tokens: incoming.offer.tokens,
+            kv_tokens: tokens,
+            cached_tokens,
             extra: commit.extra,
             hold,
             bytes,
@@ -279,7 +296,7 @@ impl Progress {
     /// What the worker said, told to one leg.
     pub(super) fn leg_adopted(&mut self, key: u64, answer: Result<(), String>, now: Instant) {
         let Some(incoming) = self.incoming.get(&key) else { return };
-        let (conn, bytes) = (incoming.conn, incoming.expected.bytes);
+        let (conn, bytes) = (incoming.conn, incoming.sink.bytes());
         if answer.is_ok() {
             self.count(conn, |stats| {
                 stats.bytes_adopted += bytes;

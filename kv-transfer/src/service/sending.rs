@@ -1,11 +1,12 @@
 //! Handoffs being sent: carries out what their state machines decide.
 
+use super::connections::Connection;
 use super::inbox::OutcomeSender;
 use super::progress::Progress;
 use super::report::Report;
 use crate::handoff::{Source, SourceAction, SourceInput};
 use crate::message::{Commit, Direction, Message, Offer, SumRun};
-use crate::plan::check_blocks;
+use crate::plan::{check_blocks, check_from};
 use crate::transport::ConnId;
 use crate::{CommitPayload, HandoffFailure, OpenRequest, Peer, Phase, RefuseReason, TransferReport, checksum};
 use baton_types::{Fence, FenceStatus, GroupBlocks, RequestId, TicketId};
@@ -44,7 +45,7 @@ pub(super) struct Sending {
 
 /// What waits behind a held phase.
 enum Held {
-    Granted(TicketId),
+    Granted { ticket: TicketId, from: u32 },
     Commit { sums: u64, bytes: u64 },
 }
 
@@ -126,6 +127,7 @@ impl Progress {
                         sink: sending.peer.party.clone(),
                         direction: Direction::Put,
                         shards: legs as u16,
+                        from: 0,
                         tokens: sending.tokens,
                         deadline_ms: u32::try_from(left).unwrap_or(u32::MAX),
                         name: Vec::new(),
@@ -219,7 +221,7 @@ impl Progress {
             return;
         };
         match message {
-            Message::Grant { ticket, blocks, .. } => self.grant_came(key, ticket, blocks, now),
+            Message::Grant { ticket, blocks, from, .. } => self.grant_came(key, ticket, blocks, from, now),
             Message::Refuse { reason, detail, .. } => {
                 self.source_input(key, SourceInput::Refused(HandoffFailure::Refused { reason, detail }), now);
             }
@@ -234,10 +236,15 @@ impl Progress {
         }
     }
 
-    fn grant_came(&mut self, key: u64, ticket: TicketId, blocks: GroupBlocks, now: Instant) {
+    fn grant_came(&mut self, key: u64, ticket: TicketId, blocks: GroupBlocks, from: u32, now: Instant) {
         let Some(sending) = self.sending.get_mut(&key) else { return };
-        let map = self.connections.get(&sending.conn).and_then(|c| c.map.as_ref());
-        let fits = map.map_or_else(|| Err("no pool".into()), |map| check_blocks(map, &blocks.0, sending.tokens));
+        let (connection, tokens) = (self.connections.get(&sending.conn), sending.tokens);
+        let parts = connection.is_some_and(Connection::moves_parts);
+        let fits = match connection.and_then(|c| c.map.as_ref()) {
+            None => Err("no pool".into()),
+            Some(_) if from > 0 && !parts => Err("a part, in a protocol that has none".into()),
+            Some(map) => check_blocks(map, &blocks.0, tokens).and_then(|()| check_from(map, from, tokens)),
+        };
         if let Err(detail) = fits {
             let failure = HandoffFailure::Protocol(format!("the sink's grant cannot be: {detail}"));
             return self.abort(key, failure, now);
@@ -248,7 +255,7 @@ impl Progress {
         }
         sending.report.granted_at = Some(now);
         self.sending_tickets.insert((sending.conn, ticket), key);
-        sending.held = Some((Phase::Puts, Held::Granted(ticket)));
+        sending.held = Some((Phase::Puts, Held::Granted { ticket, from }));
         self.unhold(key, now);
     }
 
@@ -261,7 +268,7 @@ impl Progress {
             return;
         }
         match held {
-            Held::Granted(ticket) => self.source_input(key, SourceInput::Granted(ticket), now),
+            Held::Granted { ticket, from } => self.source_input(key, SourceInput::Granted { ticket, from }, now),
             Held::Commit { sums, bytes } => self.send_commit(key, sums, bytes),
         }
     }
@@ -367,6 +374,7 @@ impl Progress {
         let r = sending.report;
         let report = result.map(|()| TransferReport {
             bytes: r.bytes,
+            tokens_moved: sending.source.tokens_moved(),
             puts: r.puts,
             granted_at: r.granted_at.unwrap_or(now),
             first_put_at: r.first_put_at.unwrap_or(now),

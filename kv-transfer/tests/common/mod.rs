@@ -1,6 +1,7 @@
 //! Two instances in one process: pools that count their blocks, sinks that record what they are given, gates that hold phases.
 #![allow(dead_code, missing_docs, unreachable_pub)] // Each test binary uses its part.
 
+pub mod parts;
 pub mod pool;
 pub mod process;
 pub mod sockets;
@@ -8,6 +9,7 @@ pub mod sockets;
 use baton_kv_transfer::*;
 use baton_types::fence::AlreadyDone;
 use baton_types::*;
+use parts::Cached;
 pub use pool::{Hold, Pool};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Condvar, Mutex};
@@ -59,6 +61,8 @@ pub struct TestSink {
     seed: u64,
     pub room: Mutex<Room>,
     pub adopt: Mutex<Result<(), String>>,
+    /// What is here already of an offer.
+    pub cached: Mutex<Cached>,
     waiting: Mutex<Vec<(ReserveOffer, GrantReply)>>,
     claims: Mutex<Vec<(String, Party, u32)>>,
     adopted: Mutex<HashMap<String, VerifiedHandoff>>,
@@ -74,7 +78,10 @@ impl TestSink {
     fn grant(&self, offer: &ReserveOffer, reply: GrantReply) {
         let count = self.map.layout().blocks_for(offer.tokens as usize);
         match self.pool.take(count, self.seed) {
-            Some(hold) => reply.grant(hold),
+            Some(mut hold) => {
+                hold.cached = (self.cached.lock().unwrap())(offer);
+                reply.grant(hold);
+            }
             None => reply.refuse(RefuseReason::NoRoom, "the pool is full"),
         }
     }
@@ -152,7 +159,7 @@ impl SinkHandler for TestSink {
     fn pin(&self, question: PinQuestion, reply: PinReply) {
         let held = self.served.lock().unwrap().get(&question.name).cloned();
         match held {
-            Some(hold) => reply.pin(hold.blocks.clone(), Box::new(hold)),
+            Some(hold) => reply.pin(hold.blocks_from(question.from), Box::new(hold)),
             None => reply.refuse(RefuseReason::UnknownRequest, "no such name"),
         }
     }
@@ -165,6 +172,7 @@ pub struct Gate {
     fencing: Fencing,
     pinning: Pinning,
     greetings: Greetings,
+    windows: Windows,
     bend: Mutex<Option<Bend>>,
 }
 
@@ -195,6 +203,9 @@ impl TransferHooks for Gate {
     }
     fn greetings(&self) -> Greetings {
         self.greetings
+    }
+    fn windows(&self) -> Windows {
+        self.windows
     }
     fn outgoing_message(&self, _: Option<&Party>, message: Vec<u8>) -> Vec<Vec<u8>> {
         match &*self.bend.lock().unwrap() {
@@ -227,6 +238,7 @@ pub struct NodeConfig {
     pub fencing: Fencing,
     pub pinning: Pinning,
     pub greetings: Greetings,
+    pub windows: Windows,
     pub protocol: ProtocolRange,
     /// Which part of the layout its pool holds.
     pub shard: HeadShard,
@@ -236,7 +248,7 @@ pub struct NodeConfig {
 impl NodeConfig {
     pub fn new(name: &'static str, layout: KvLayout, blocks: u32) -> Self {
         let limits = TransferLimits { epoch_bytes: 16 << 10, ..TransferLimits::default() };
-        let (fencing, pinning, greetings, protocol, joint) = Default::default();
+        let (fencing, pinning, greetings, windows, protocol, joint) = Default::default();
         let (incarnation, model, kernel_revision, shard, seed) = (1, 1, 1, HeadShard::WHOLE, 0x9e37_79b9);
         Self {
             name,
@@ -250,6 +262,7 @@ impl NodeConfig {
             fencing,
             pinning,
             greetings,
+            windows,
             protocol,
             shard,
             joint,
@@ -264,14 +277,16 @@ impl NodeConfig {
         let compatibility = Compatibility { model: Digest([self.model; 32]), layout: self.layout, class };
         let party =
             Party { instance: InstanceId::try_new(self.name).unwrap(), incarnation: Incarnation(self.incarnation) };
-        let (fencing, pinning, greetings) = (self.fencing, self.pinning, self.greetings);
-        let (pool, gate) = (Pool::new(&map), Arc::new(Gate { fencing, pinning, greetings, ..Gate::default() }));
+        let (fencing, pinning, greetings, windows) = (self.fencing, self.pinning, self.greetings, self.windows);
+        let gate = Arc::new(Gate { fencing, pinning, greetings, windows, ..Gate::default() });
+        let pool = Pool::new(&map);
         let sink = Arc::new(TestSink {
             pool: pool.clone(),
             map: map.clone(),
             seed: self.seed,
             room: Mutex::new(Room::Ready),
             adopt: Mutex::new(Ok(())),
+            cached: Mutex::new(parts::none_cached()),
             waiting: Mutex::default(),
             claims: Mutex::default(),
             adopted: Mutex::default(),
@@ -331,11 +346,8 @@ impl Node {
 
     /// Begins to read what a peer serves, as request `r`.
     pub fn fetch(&self, from: &Peer, name: &str, tokens: u32, deadline: Instant) -> (Fetching, GroupBlocks) {
-        let hold = self.pool.take(self.map.layout().blocks_for(tokens as usize), 3).expect("the pool has room");
-        let (blocks, name) = (hold.blocks.clone(), name.as_bytes().to_vec());
-        let request_id = RequestId::try_new("r").unwrap();
-        let request = FetchRequest { request_id, name, tokens, blocks: blocks.clone(), deadline, hold };
-        (self.transfer.fetch(from, request).unwrap(), blocks)
+        let (fetching, blocks) = self.fetch_part(from, name, 0..tokens, deadline);
+        (fetching.unwrap(), blocks)
     }
 
     /// Fills blocks with noise, the same for the same seed.
@@ -358,22 +370,7 @@ impl Node {
 
     /// Every byte of positions `0..tokens`, in an order that no block size enters.
     pub fn bytes_of(&self, blocks: &GroupBlocks, tokens: u32) -> Vec<u8> {
-        let size = self.map.layout().block_tokens();
-        let mut all = Vec::new();
-        for (g, group) in self.map.layout().groups().iter().enumerate() {
-            for layer in 0..group.layers.len() {
-                for plane in 0..group.planes.len() {
-                    for token in 0..tokens {
-                        let (block, at) = (blocks.0[g][(token / size) as usize], token % size);
-                        let range = self.map.token_range(g, layer, block, plane, at..at + 1);
-                        let mut bytes = vec![0; range.len()];
-                        self.region.read(range.start, &mut bytes);
-                        all.extend(bytes);
-                    }
-                }
-            }
-        }
-        all
+        self.read_all(&self.places(blocks, 0..tokens))
     }
 
     /// Launches every layer for `0..tokens` in chunks, all finished.

@@ -11,12 +11,14 @@ pub struct Pool {
     free: Mutex<Vec<BTreeSet<u32>>>,
     quarantined: Mutex<usize>,
     blocks: u32,
+    block_tokens: u32,
 }
 
 impl Pool {
     pub fn new(map: &KvPoolMap) -> Arc<Self> {
         let free = map.layout().groups().iter().map(|_| (0..map.blocks()).collect()).collect();
-        Arc::new(Self { free: Mutex::new(free), quarantined: Mutex::new(0), blocks: map.blocks() })
+        let (blocks, block_tokens) = (map.blocks(), map.layout().block_tokens());
+        Arc::new(Self { free: Mutex::new(free), quarantined: Mutex::new(0), blocks, block_tokens })
     }
 
     /// Takes `count` blocks of each group, scattered but the same for the same seed.
@@ -35,7 +37,7 @@ impl Pool {
             ids.into_iter().map(BlockId).collect()
         };
         let blocks = GroupBlocks(free.iter_mut().map(take).collect());
-        Some(Box::new(Hold { pool: self.clone(), blocks }))
+        Some(Box::new(Hold { pool: self.clone(), blocks, cached: 0 }))
     }
 
     fn give_back(&self, blocks: &GroupBlocks) {
@@ -58,6 +60,16 @@ impl Pool {
 pub struct Hold {
     pool: Arc<Pool>,
     pub blocks: GroupBlocks,
+    /// Leading tokens that were in them before.
+    pub cached: u32,
+}
+
+impl Hold {
+    /// Those that hold positions from `from` on.
+    pub fn blocks_from(&self, from: u32) -> GroupBlocks {
+        let kept = (from / self.pool.block_tokens) as usize;
+        GroupBlocks(self.blocks.0.iter().map(|group| group[kept..].to_vec()).collect())
+    }
 }
 
 impl Drop for Hold {
@@ -70,8 +82,13 @@ impl BlockHold for Hold {
     fn blocks(&self) -> &GroupBlocks {
         &self.blocks
     }
+    fn cached_tokens(&self) -> u32 {
+        self.cached
+    }
     fn quarantine(mut self: Box<Self>) -> Box<dyn QuarantinedBlocks> {
-        let (pool, blocks) = (self.pool.clone(), std::mem::take(&mut self.blocks));
+        // What was never open to the peer is back at once.
+        let (pool, kept) = (self.pool.clone(), (self.cached / self.pool.block_tokens) as usize);
+        let blocks = GroupBlocks(self.blocks.0.iter_mut().map(|group| group.split_off(kept)).collect());
         *pool.quarantined.lock().unwrap() += blocks.total();
         Box::new(Quarantined { pool, blocks })
     }

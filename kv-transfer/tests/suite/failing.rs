@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 /// Kinds of messages.
 pub(super) const OFFER: u8 = 4;
-const CHECKSUMS: u8 = 7;
+pub(super) const CHECKSUMS: u8 = 7;
 pub(super) const COMMIT: u8 = 8;
 
 fn quiet(source: &Node, sink: &Node) {

@@ -4,6 +4,7 @@
 pub mod failing;
 pub mod getting;
 pub mod moving;
+pub mod parts;
 pub mod refusing;
 pub mod sharding;
 

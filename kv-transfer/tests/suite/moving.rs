@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::sync::Arc;
 
-fn layouts() -> impl Strategy<Value = (KvLayout, KvLayout)> {
+pub(super) fn layouts() -> impl Strategy<Value = (KvLayout, KvLayout)> {
     let sizes = || prop::sample::select(vec![16u32, 32, 48, 64, 128]);
     let group = (1usize..4, prop::collection::vec((1u32..4, 1u32..33), 1..=4));
     (sizes(), sizes(), prop::collection::vec(group, 1..=3)).prop_map(|(a, b, shapes)| {

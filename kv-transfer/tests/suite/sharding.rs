@@ -10,6 +10,8 @@ use std::time::Instant;
 const HEADS: u32 = 4;
 const DIM: u32 = 24;
 const TOKENS: u32 = 70;
+/// Of what sinks have already.
+const CACHED_SEED: u32 = 1 << 20;
 
 /// One instance.
 struct Sharded {
@@ -94,13 +96,20 @@ impl Sharded {
     }
 
     fn check_adopted(&self, request: &str, seed: u32) {
+        self.check_adopted_from(request, seed, 0);
+    }
+
+    /// Every shard has what it had of the first positions, and what was sent of the others.
+    fn check_adopted_from(&self, request: &str, seed: u32, from: u32) {
         let parts = self.joint.adopted.lock().unwrap().remove(request).expect("adopted");
         assert_eq!(parts.len(), self.shards.len());
         for (index, part) in parts.iter().enumerate() {
             assert_eq!(part.tokens, commit(TOKENS).tokens);
+            assert_eq!(part.cached_tokens, from);
             self.each_head(index, part.hold.blocks(), |region, at, place| {
                 let mut bytes = [0; DIM as usize * 2];
                 region.read(at, &mut bytes);
+                let seed = if place[2] < from { CACHED_SEED } else { seed };
                 assert!(bytes == noise(seed, place), "{request}, shard {index}: other bytes at {place:?}");
             });
         }
@@ -168,6 +177,27 @@ pub fn one_to_two(choice: &TransportChoice) {
 
 pub fn two_to_four(choice: &TransportChoice) {
     shards(choice, 2, 4);
+}
+
+/// Two sources to one sink, and one to two: the part that one reservation has is left out of every leg.
+pub fn all_legs_leave_out_the_same(choice: &TransportChoice) {
+    const CACHED: u32 = 32;
+    for (sources, sinks) in [(2, 1), (1, 2)] {
+        let (source, sink) = (Sharded::start("p", sources, 48, choice), Sharded::start("d", sinks, 32, choice));
+        for (index, node) in sink.shards.iter().enumerate() {
+            node.cache(|_| CACHED);
+            // The same blocks are given again.
+            let count = node.map.layout().blocks_for(TOKENS as usize);
+            let hold = node.pool.take(count, 31 + index as u64).unwrap();
+            sink.each_head(index, &hold.blocks, |region, at, place| region.write(at, &noise(CACHED_SEED, place)));
+        }
+        for leg in source.offer(&sink, "part", 5) {
+            assert_eq!(leg.wait().unwrap().tokens_moved, TOKENS - CACHED);
+        }
+        sink.check_adopted_from("part", 5, CACHED);
+        source.quiet();
+        sink.quiet();
+    }
 }
 
 pub fn doubled_commit_of_one_shard_is_not_that_of_another(choice: &TransportChoice) {

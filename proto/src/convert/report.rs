@@ -7,13 +7,25 @@ use baton_types::{FinishReason, PhaseTimings, SamplingParams, TokenLogprobs, Usa
 
 impl From<Usage> for v1::Usage {
     fn from(u: Usage) -> Self {
-        Self { prompt_tokens: u.prompt_tokens, completion_tokens: u.completion_tokens, cached_tokens: u.cached_tokens }
+        Self {
+            prompt_tokens: u.prompt_tokens,
+            completion_tokens: u.completion_tokens,
+            cached_tokens: u.cached_tokens,
+            cache_write_tokens: u.cache_write_tokens,
+            recomputed_tokens: u.recomputed_tokens,
+        }
     }
 }
 
 impl From<v1::Usage> for Usage {
     fn from(u: v1::Usage) -> Self {
-        Self { prompt_tokens: u.prompt_tokens, completion_tokens: u.completion_tokens, cached_tokens: u.cached_tokens }
+        Self {
+            prompt_tokens: u.prompt_tokens,
+            completion_tokens: u.completion_tokens,
+            cached_tokens: u.cached_tokens,
+            cache_write_tokens: u.cache_write_tokens,
+            recomputed_tokens: u.recomputed_tokens,
+        }
     }
 }
 

@@ -3,10 +3,13 @@
 use super::ConvertError;
 use super::error::{bounded, required};
 use crate::v1;
-use baton_types::{Incarnation, InstanceId, Party, RequestId, SequenceSpec};
+use baton_types::{CacheUse, Incarnation, InstanceId, Party, RequestId, SequenceSpec};
+use std::time::Duration;
 
 /// Most tokens of one sequence on the wire: beyond any context served, and 5 MiB of varints at most.
 pub const TOKENS_MAX: usize = 1 << 20;
+/// Longest time for which anything is kept in a cache, in milliseconds: a week, which is a mistake.
+const CACHE_MS_MAX: u64 = 7 * 24 * 3_600_000;
 
 impl From<SequenceSpec> for v1::Sequence {
     fn from(s: SequenceSpec) -> Self {
@@ -17,7 +20,30 @@ impl From<SequenceSpec> for v1::Sequence {
             sampling: Some(s.sampling.into()),
             sample_index: s.sample_index,
             priority: s.priority,
+            cache: s.cache.map(Into::into),
         }
+    }
+}
+
+impl From<CacheUse> for v1::CacheUse {
+    fn from(c: CacheUse) -> Self {
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        Self { salt: c.salt.into(), ttl_ms: c.ttl.map(millis), pin_ms: c.pin.map(millis) }
+    }
+}
+
+impl TryFrom<v1::CacheUse> for CacheUse {
+    type Error = ConvertError;
+
+    fn try_from(c: v1::CacheUse) -> Result<Self, ConvertError> {
+        bounded("salt", c.salt.len(), Self::SALT_BYTES_MAX, "bytes")?;
+        let time = |field, ms: Option<u64>| match ms {
+            Some(ms) if ms > CACHE_MS_MAX => {
+                Err(ConvertError::new(field, format!("must be at most {CACHE_MS_MAX}, got {ms}")))
+            }
+            ms => Ok(ms.map(Duration::from_millis)),
+        };
+        Ok(Self { ttl: time("ttl_ms", c.ttl_ms)?, pin: time("pin_ms", c.pin_ms)?, salt: c.salt.to_vec() })
     }
 }
 
@@ -38,6 +64,7 @@ impl TryFrom<v1::Sequence> for SequenceSpec {
             sampling: required("sampling", s.sampling)?,
             sample_index: s.sample_index,
             priority: s.priority,
+            cache: s.cache.map(CacheUse::try_from).transpose().map_err(|e| e.within("cache"))?,
         })
     }
 }

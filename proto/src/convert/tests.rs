@@ -4,6 +4,7 @@ use super::*;
 use crate::v1;
 use baton_types::*;
 use proptest::collection::{btree_map, vec};
+use proptest::option;
 use proptest::prelude::*;
 use std::time::Duration;
 
@@ -45,14 +46,22 @@ fn party() -> impl Strategy<Value = Party> {
 }
 
 fn sequence() -> impl Strategy<Value = SequenceSpec> {
-    (name(), vec(any::<u32>(), 1..50), any::<proptest::sample::Index>(), sampling(), any::<(u32, i32)>()).prop_map(
-        |(id, tokens, prompt, sampling, (sample_index, priority))| SequenceSpec {
+    let cache = (vec(any::<u8>(), 0..=64), option::of(0u64..1 << 29), option::of(0u64..1 << 29));
+    let cache = cache.prop_map(|(salt, ttl, pin)| CacheUse {
+        salt,
+        ttl: ttl.map(Duration::from_millis),
+        pin: pin.map(Duration::from_millis),
+    });
+    let numbers = (any::<(u32, i32)>(), option::of(cache));
+    (name(), vec(any::<u32>(), 1..50), any::<proptest::sample::Index>(), sampling(), numbers).prop_map(
+        |(id, tokens, prompt, sampling, ((sample_index, priority), cache))| SequenceSpec {
             request_id: RequestId::try_new(id).unwrap(),
             prompt_len: 1 + prompt.index(tokens.len()),
             tokens,
             sampling,
             sample_index,
             priority,
+            cache,
         },
     )
 }
@@ -137,8 +146,9 @@ proptest! {
     }
 
     #[test]
-    fn reports_survive_the_wire(numbers in any::<[u32; 3]>(), times in any::<[Option<u64>; 7]>(), top in vec(any::<(u32, i16)>(), 0..20)) {
-        let usage = Usage { prompt_tokens: numbers[0], completion_tokens: numbers[1], cached_tokens: numbers[2] };
+    fn reports_survive_the_wire(numbers in any::<[u32; 5]>(), times in any::<[Option<u64>; 7]>(), top in vec(any::<(u32, i16)>(), 0..20)) {
+        let [prompt_tokens, completion_tokens, cached_tokens, cache_write_tokens, recomputed_tokens] = numbers;
+        let usage = Usage { prompt_tokens, completion_tokens, cached_tokens, cache_write_tokens, recomputed_tokens };
         prop_assert_eq!(Usage::from(v1::Usage::from(usage)), usage);
         let [queue_us, prefill_us, transfer_us, exposed_us, transfer_bytes, ttft_us, decode_us] = times;
         let timings = PhaseTimings { queue_us, prefill_us, transfer_us, exposed_us, transfer_bytes, ttft_us, decode_us };

@@ -24,9 +24,15 @@ pub struct Usage {
     pub prompt_tokens: u32,
     #[prost(uint32, tag = "2")]
     pub completion_tokens: u32,
-    /// Tokens of the prompt whose KV was not computed for this request.
+    /// Tokens of the prompt whose KV was not computed for this request, as of the prefill that made its first token.
     #[prost(uint32, tag = "3")]
     pub cached_tokens: u32,
+    /// Tokens of the prompt whose KV was computed and left in a prefix cache.
+    #[prost(uint32, tag = "4")]
+    pub cache_write_tokens: u32,
+    /// Tokens whose KV was computed once more: the sequence lost its blocks, or went on at another worker.
+    #[prost(uint32, tag = "5")]
+    pub recomputed_tokens: u32,
 }
 /// Microseconds; unset where a phase did not happen.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -96,6 +102,22 @@ pub struct Sequence {
     pub sample_index: u32,
     #[prost(sint32, tag = "6")]
     pub priority: i32,
+    /// Unset: nothing of it is taken from a prefix cache or left there.
+    #[prost(message, optional, tag = "7")]
+    pub cache: ::core::option::Option<CacheUse>,
+}
+/// How a sequence uses the prefix caches of workers.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CacheUse {
+    /// Sequences have prefixes in common under the same salt only; routers derive it from the tenant. At most 64 bytes.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub salt: ::prost::bytes::Bytes,
+    /// Time without use after which its blocks go; unset: the worker's own.
+    #[prost(uint64, optional, tag = "2")]
+    pub ttl_ms: ::core::option::Option<u64>,
+    /// Keeps the blocks of its prompt for so long, within the tenant's quota.
+    #[prost(uint64, optional, tag = "3")]
+    pub pin_ms: ::core::option::Option<u64>,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
@@ -597,6 +619,23 @@ pub struct PrefillRequest {
     /// Which start of the prefill worker: whoever answers at its address now may have other weights. UNAVAILABLE from another one.
     #[prost(message, optional, tag = "4")]
     pub party: ::core::option::Option<Party>,
+    /// Read before anything is computed. Where that fails, the prompt is computed all the same.
+    #[prost(message, optional, tag = "5")]
+    pub pull: ::core::option::Option<PullPrefix>,
+}
+/// A prefix that another worker has cached.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PullPrefix {
+    #[prost(message, optional, tag = "1")]
+    pub owner: ::core::option::Option<Party>,
+    /// Where its data plane listens.
+    #[prost(bytes = "bytes", tag = "2")]
+    pub owner_address: ::prost::bytes::Bytes,
+    /// Tokens of the sequence that it has, and tokens of its blocks.
+    #[prost(uint32, tag = "3")]
+    pub tokens: u32,
+    #[prost(uint32, tag = "4")]
+    pub block_tokens: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PrefillEvent {
@@ -633,6 +672,11 @@ pub struct Token {
     /// Prefill compute up to this token, where it is the first.
     #[prost(uint64, optional, tag = "4")]
     pub prefill_us: ::core::option::Option<u64>,
+    /// As in Usage, where it is the first that the worker generates.
+    #[prost(uint32, optional, tag = "5")]
+    pub cached_tokens: ::core::option::Option<u32>,
+    #[prost(uint32, optional, tag = "6")]
+    pub cache_write_tokens: ::core::option::Option<u32>,
 }
 /// The decode worker acknowledged the commit (or the sequence ended with its first token: all zero).
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -113,6 +113,7 @@ impl Attempt<'_> {
             sampling: self.job.sampling.clone(),
             sample_index: 0,
             priority: self.job.priority,
+            cache: None,
         }
         .into()
     }

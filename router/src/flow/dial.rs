@@ -47,6 +47,7 @@ pub(super) async fn open_prefill(
         sink: Some(sink.party().clone().into()),
         sink_address: address.into(),
         party: Some(worker.party().clone().into()),
+        pull: None,
     };
     let request = addressed(request, deadline, span)?;
     let answer = PrefillClient::new(worker.channel()).run(request).await;

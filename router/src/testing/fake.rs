@@ -60,7 +60,7 @@ impl<R, E: Send + 'static> Call<R, E> {
 /// A token as workers send it.
 pub(crate) fn token(id: u32, finish: Option<v1::FinishReason>) -> v1::Token {
     let finish_reason = finish.unwrap_or(v1::FinishReason::Unspecified) as i32;
-    v1::Token { id, logprobs: None, finish_reason, prefill_us: Some(1000) }
+    v1::Token { id, logprobs: None, finish_reason, prefill_us: Some(1000), ..Default::default() }
 }
 
 impl DecodeCall {

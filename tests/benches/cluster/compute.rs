@@ -64,6 +64,7 @@ fn submit(engine: &EngineHandle, prompt: &[u32], max_tokens: usize) -> anyhow::R
         sample_index: 0,
         deadline: Instant::now() + ANSWER_MAX,
         priority: 0,
+        prefix: None,
     };
     let (sender, events) = sync_channel(max_tokens + 4);
     let begin = Instant::now();

@@ -6,6 +6,17 @@ use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use std::net::Ipv4Addr;
 
+/// What becomes of KV that nobody uses any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Caching {
+    /// Nothing is kept.
+    Off,
+    /// Kept as long as there is room.
+    On,
+    /// Kept, and evicted all the time by somebody else.
+    Churned,
+}
+
 /// One engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup {
@@ -21,6 +32,8 @@ pub struct Setup {
     pub lagging: bool,
     /// Whether the pool has room for little more than one request, so that sequences are preempted or wait.
     pub tight: bool,
+    /// Its prefix cache.
+    pub cache: Caching,
 }
 
 /// Where a request's prompt is computed.
@@ -28,8 +41,17 @@ pub struct Setup {
 pub enum Route {
     /// On P, and its KV is shipped to D.
     Remote,
+    /// As that, and P reads first what D has cached of it.
+    Pulled,
     /// On D.
     Local,
+}
+
+impl Route {
+    /// Whether the KV comes to D from P.
+    pub fn is_shipped(self) -> bool {
+        self != Self::Local
+    }
 }
 
 /// How one request is served.
@@ -48,6 +70,8 @@ pub enum Arrivals {
     Together,
     /// One more with each token or two, so that they join running batches.
     Staggered,
+    /// Each when the one before has ended, so that it finds in a cache whatever that has left there.
+    InTurn,
     /// Nothing decodes until everything could that finds room: all are in one batch, as far as the batch holds them.
     Gathered,
 }
@@ -74,13 +98,33 @@ impl Case {
     /// `sizes` are the prompt's and the output's tokens of each.
     pub fn preempting(block_tokens: u32, route: Route, sizes: &[(usize, u32)]) -> Self {
         let block = block_tokens as usize;
-        let setup = Setup { block_tokens, chunk: 256, running: sizes.len(), threads: 2, lagging: false, tight: true };
+        let running = sizes.len();
+        let setup =
+            Setup { block_tokens, chunk: 256, running, threads: 2, lagging: false, tight: true, cache: Caching::On };
         let mut order: Vec<_> = (0..sizes.len()).collect();
         order.sort_by_key(|&index| (sizes[index].0.next_multiple_of(block) - sizes[index].0, sizes[index].0));
         let plans = vec![Plan { route, continued: 0 }; sizes.len()];
         // What is shipped decodes when D is full: otherwise it could end before the next arrives.
-        let arrivals = if route == Route::Remote { Arrivals::Gathered } else { Arrivals::Together };
+        let arrivals = if route.is_shipped() { Arrivals::Gathered } else { Arrivals::Together };
         Self { p: setup, d: setup, ucx: false, arrivals, plans, order }
+    }
+
+    /// Requests in turn, every other one on D alone, so that the ones between find there what P has not, and read it. Blocks of P and D.
+    pub fn pulling((p, d): (u32, u32), churn: bool, sizes: &[(usize, u32)]) -> Self {
+        let cache = if churn { Caching::Churned } else { Caching::On };
+        let setup = |block_tokens, cache| Setup {
+            block_tokens,
+            chunk: 100,
+            running: 5,
+            threads: 2,
+            lagging: false,
+            tight: false,
+            cache,
+        };
+        let routes = [Route::Local, Route::Pulled].into_iter().cycle();
+        let plans = routes.map(|route| Plan { route, continued: 0 }).take(sizes.len()).collect();
+        let (arrivals, order) = (Arrivals::InTurn, (0..sizes.len()).collect());
+        Self { p: setup(p, Caching::On), d: setup(d, cache), ucx: p == d, arrivals, plans, order }
     }
 
     pub(super) fn transport(&self) -> TransportChoice {
@@ -93,7 +137,7 @@ impl Case {
     /// Gathered requests hold blocks and places while they wait for each other: with too few of these they would wait for ever. Only
     /// where all are shipped does D know that no more of them find room.
     pub(super) fn can_gather(&self) -> bool {
-        let room = !self.d.tight || self.plans.iter().all(|plan| plan.route == Route::Remote);
+        let room = !self.d.tight || self.plans.iter().all(|plan| plan.route.is_shipped());
         room && self.d.running >= self.plans.len()
     }
 }
@@ -127,6 +171,7 @@ pub struct Dealer {
     threads: Deck<(usize, usize)>,
     lagging: Deck<(bool, bool)>,
     tight: Deck<(bool, bool)>,
+    cache: Deck<(Caching, Caching)>,
     ucx: Deck<bool>,
     arrivals: Deck<Arrivals>,
     plans: Deck<(Route, bool)>,
@@ -142,7 +187,8 @@ impl Dealer {
 
     /// The same seed deals the same cases.
     pub fn new(seed: u64) -> Self {
-        use Route::{Local, Remote};
+        use Caching::{Churned, Off, On};
+        use Route::{Local, Pulled, Remote};
         let pairs = [(false, false), (true, false), (false, true), (true, true)];
         Self {
             rng: StdRng::seed_from_u64(seed),
@@ -152,9 +198,18 @@ impl Dealer {
             threads: Deck::new(&[(1, 1), (1, 2), (2, 1), (2, 2)]),
             lagging: Deck::new(&pairs),
             tight: Deck::new(&pairs),
+            cache: Deck::new(&[(On, On), (Off, Off), (Churned, On), (On, On), (On, Churned), (Off, On), (On, Off)]),
             ucx: Deck::new(&[true, false]),
             arrivals: Deck::new(&[Arrivals::Together, Arrivals::Staggered, Arrivals::Gathered]),
-            plans: Deck::new(&[(Remote, false), (Remote, false), (Remote, true), (Local, false), (Local, true)]),
+            plans: Deck::new(&[
+                (Remote, false),
+                (Remote, false),
+                (Remote, true),
+                (Pulled, false),
+                (Pulled, true),
+                (Local, false),
+                (Local, true),
+            ]),
         }
     }
 
@@ -162,16 +217,17 @@ impl Dealer {
     pub fn deal(&mut self, sizes: &[(usize, u32)]) -> Case {
         let rng = &mut self.rng;
         let (blocks, threads) = (self.blocks.deal(rng), self.threads.deal(rng));
-        let (lagging, tight) = (self.lagging.deal(rng), self.tight.deal(rng));
+        let (lagging, tight, cache) = (self.lagging.deal(rng), self.tight.deal(rng), self.cache.deal(rng));
         let [p_chunk, d_chunk] = self.chunks.each_mut().map(|deck| deck.deal(rng));
         let [p_running, d_running] = self.running.each_mut().map(|deck| deck.deal(rng));
-        let setup = |block_tokens, chunk, running, threads, lagging, tight| Setup {
+        let setup = |block_tokens, chunk, running, threads, (lagging, tight, cache)| Setup {
             block_tokens,
             chunk,
             running,
             threads,
             lagging,
             tight,
+            cache,
         };
         let mut plan = |&(_, outputs): &(usize, u32)| {
             let (route, continued) = self.plans.deal(rng);
@@ -183,8 +239,8 @@ impl Dealer {
         let mut order: Vec<_> = (0..plans.len()).collect();
         order.shuffle(rng);
         let mut case = Case {
-            p: setup(blocks.0, p_chunk, p_running, threads.0, lagging.0, tight.0),
-            d: setup(blocks.1, d_chunk, d_running, threads.1, lagging.1, tight.1),
+            p: setup(blocks.0, p_chunk, p_running, threads.0, (lagging.0, tight.0, cache.0)),
+            d: setup(blocks.1, d_chunk, d_running, threads.1, (lagging.1, tight.1, cache.1)),
             ucx: self.ucx.deal(rng),
             arrivals: self.arrivals.deal(rng),
             plans,

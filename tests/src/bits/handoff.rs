@@ -5,11 +5,12 @@ use super::world::{PATIENCE, index_of};
 use baton_engine::{EngineHandle, PrefillObserver, Run, SequenceRequest};
 use baton_kv_cache::Lease;
 use baton_kv_transfer::{
-    CommitPayload, GrantReply, HandoffFailure, KvTransfer, OpenRequest, Outgoing, Peer, RefuseReason, ReserveOffer,
-    SinkHandler, TransferConfig, TransferError, TransportChoice, VerifiedHandoff,
+    CommitPayload, GrantReply, HandoffFailure, KvTransfer, OpenRequest, Outgoing, Peer, PinQuestion, PinReply,
+    RefuseReason, ReserveOffer, SinkHandler, TransferConfig, TransferError, TransportChoice, VerifiedHandoff,
 };
 use baton_types::{Fence, GroupBlocks, Incarnation, InstanceId, Party, RequestId, TokenId};
 use baton_worker::hold::LeaseHold;
+use baton_worker::share::{self, Pull, Pulled};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -19,6 +20,8 @@ use std::time::{Duration, Instant};
 
 /// The transfer services of a case.
 pub(super) struct Link {
+    p: EngineHandle,
+    d_block_tokens: u32,
     pub(super) adopter: Arc<Adopter>,
     source: KvTransfer,
     sink: KvTransfer,
@@ -37,7 +40,7 @@ impl Link {
         let adopter = Arc::new(Adopter { engine, events, claims, waiting, in_flight });
         let (source, sink) = (serve(p, "p", Arc::new(NoSink))?, serve(d, "d", adopter.clone())?);
         let peer = Peer { party: sink.party().clone(), address: sink.address(), shard: 0 };
-        Ok(Self { adopter, source, sink, peer })
+        Ok(Self { p: p.engine.clone(), d_block_tokens: d.map.layout().block_tokens(), adopter, source, sink, peer })
     }
 
     /// How `request` is prefilled on P for D, and the end that commits it.
@@ -52,6 +55,16 @@ impl Link {
         };
         self.adopter.claims.lock().insert(request.id.clone(), request);
         (Run::PrefillOnly { observer: Box::new(loader) }, shipment)
+    }
+
+    /// Reads what D has cached of `request` into P's cache. What came stays while the answer lives; `None` where nothing did.
+    pub(super) fn pull(&self, request: &SequenceRequest) -> anyhow::Result<Option<Pulled>> {
+        let names = self.p.prefix_of(request).map(|prefix| prefix.names).unwrap_or_default();
+        let tokens = self.adopter.engine.pool().cached_tokens(&names);
+        let pull = Pull { owner: self.peer.clone(), tokens, block_tokens: self.d_block_tokens as usize };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        // What cannot be read is computed.
+        Ok(runtime.block_on(share::pull(&self.p, &self.source, request, &pull)).ok().flatten())
     }
 
     pub(super) fn stop(&self) {
@@ -76,10 +89,15 @@ impl Adopter {
     pub(super) fn grant_waiting(&self) {
         let mut waiting = self.waiting.lock();
         while let Some((offer, _)) = waiting.front() {
-            let Some(lease) = self.engine.reserve(offer.tokens as usize) else { return };
+            let claims = self.claims.lock();
+            let prefix = claims.get(&offer.request_id).and_then(|request| self.engine.prefix_of(request));
+            let names = prefix.map(|prefix| prefix.names).unwrap_or_default();
+            drop(claims);
+            let Some(lease) = self.engine.reserve(offer.tokens as usize, &names) else { return };
             let Some((offer, reply)) = waiting.pop_front() else { return };
             self.in_flight.fetch_add(1, Ordering::SeqCst);
-            reply.grant(Box::new(LeaseHold::new(lease, &offer.source)));
+            let block_tokens = self.engine.config().block_tokens;
+            reply.grant(Box::new(LeaseHold::new(lease, &offer.source, block_tokens)));
         }
     }
 
@@ -108,6 +126,10 @@ impl SinkHandler for Adopter {
         control.map_err(|e| e.to_string())?.detach();
         self.in_flight.fetch_sub(1, Ordering::SeqCst);
         Ok(())
+    }
+
+    fn pin(&self, question: PinQuestion, reply: PinReply) {
+        share::pin(&self.engine, &question, reply);
     }
 
     fn failed(&self, request_id: &RequestId, reason: HandoffFailure) {

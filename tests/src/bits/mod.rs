@@ -16,7 +16,7 @@ mod run;
 mod side;
 mod world;
 
-pub use case::{Arrivals, Case, Dealer, Plan, Route, Setup};
+pub use case::{Arrivals, Caching, Case, Dealer, Plan, Route, Setup};
 pub use coverage::Coverage;
 pub use ledger::{Compared, Difference};
 pub use run::{Observed, Truth};

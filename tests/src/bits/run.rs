@@ -1,6 +1,6 @@
 //! Serves a world's requests, alone or as a case says, and compares.
 
-use super::case::{Arrivals, Case, Route, Setup};
+use super::case::{Arrivals, Caching, Case, Route, Setup};
 use super::coverage::Coverage;
 use super::handoff::{Link, Shipment};
 use super::ledger::{Compared, Difference, Ledger};
@@ -8,16 +8,22 @@ use super::side::{Events, Place, Said, Side};
 use super::world::{PATIENCE, World, index_of};
 use anyhow::{Context, bail, ensure};
 use baton_engine::{Phase, Run, SequenceEvent, SequenceRequest};
+use baton_kv_cache::SharedPool;
 use baton_kv_transfer::Outgoing;
 use baton_types::{RequestId, TokenId};
+use baton_worker::share::Pulled;
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// How often offers that wait for room are looked at.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
+/// How often a churned cache is emptied: several times a step.
+const CHURN: Duration = Duration::from_micros(300);
 
 /// What a world's requests come to when each runs alone, on one thread, its whole prompt in one chunk.
 pub struct Truth {
@@ -29,7 +35,15 @@ impl Truth {
     /// Computes it.
     pub fn compute(world: World) -> anyhow::Result<Self> {
         let chunk = world.len_max();
-        let setup = Setup { block_tokens: 16, chunk, running: 1, threads: 1, lagging: false, tight: false };
+        let setup = Setup {
+            block_tokens: 16,
+            chunk,
+            running: 1,
+            threads: 1,
+            lagging: false,
+            tight: false,
+            cache: Caching::Off,
+        };
         let ledger = new_ledger(&world);
         let side = Side::start(&world, &setup, &ledger)?;
         for (index, request) in world.requests.iter().enumerate() {
@@ -114,6 +128,32 @@ type Gathering = Arc<Mutex<HashSet<RequestId>>>;
 /// Requests that prefill on D once more, after D had all their KV.
 type Preempted = Arc<Mutex<HashSet<usize>>>;
 
+/// Empties a cache of what may go, over and over, until it is dropped.
+struct Churn(Arc<AtomicBool>, Option<JoinHandle<()>>);
+
+impl Churn {
+    fn start(pool: SharedPool) -> Self {
+        let over = Arc::<AtomicBool>::default();
+        let seen = over.clone();
+        let work = move || {
+            while !seen.load(Ordering::Relaxed) {
+                pool.clear_cache();
+                std::thread::sleep(CHURN);
+            }
+        };
+        Self(over, Some(std::thread::spawn(work)))
+    }
+}
+
+impl Drop for Churn {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.1.take() {
+            thread.join().ok(); // A panic there was reported by its own hook.
+        }
+    }
+}
+
 /// A case under way.
 struct Running<'a> {
     truth: &'a Truth,
@@ -130,6 +170,10 @@ struct Running<'a> {
     gathering: Gathering,
     preempted: Preempted,
     finished: usize,
+    /// What was read for prompts that have not begun.
+    reading: HashMap<usize, Option<Pulled>>,
+    pulled: usize,
+    churn: Vec<Churn>,
 }
 
 impl<'a> Running<'a> {
@@ -146,7 +190,7 @@ impl<'a> Running<'a> {
         let preempted = Preempted::default();
         let (held, seen) = (gathering.clone(), preempted.clone());
         // Those whose KV D has, by their index: what is shipped brings it.
-        let shipped = |index: &usize| case.plans[*index].route == Route::Remote;
+        let shipped = |index: &usize| case.plans[*index].route.is_shipped();
         let had: Mutex<HashSet<_>> = Mutex::new((0..case.plans.len()).filter(shipped).collect());
         let gate = move |id: &RequestId, phase| {
             let index = index_of(id);
@@ -160,6 +204,9 @@ impl<'a> Running<'a> {
         };
         d.engine.set_gate(Some(Arc::new(gate)));
         let (shipments, shipped) = (HashMap::new(), Vec::new());
+        let sides = [(&case.p, &p), (&case.d, &d)].into_iter();
+        let churned = sides.filter(|(setup, _)| setup.cache == Caching::Churned);
+        let churn = churned.map(|(_, side)| Churn::start(side.engine.pool())).collect();
         Ok(Self {
             truth,
             case,
@@ -175,12 +222,19 @@ impl<'a> Running<'a> {
             gathering,
             preempted,
             finished: 0,
+            reading: HashMap::new(),
+            pulled: 0,
+            churn,
         })
     }
 
     fn finish(mut self) -> anyhow::Result<Observed> {
         let all = self.case.order.len();
-        let first = if self.case.arrivals == Arrivals::Staggered { all.min(2) } else { all };
+        let first = match self.case.arrivals {
+            Arrivals::Staggered => all.min(2),
+            Arrivals::InTurn => 1,
+            Arrivals::Together | Arrivals::Gathered => all,
+        };
         (0..first).try_for_each(|_| self.submit_next())?;
         let deadline = Instant::now() + PATIENCE;
         while self.finished < all {
@@ -200,11 +254,16 @@ impl<'a> Running<'a> {
                 Err(RecvTimeoutError::Disconnected) => bail!("the engines are gone"),
             }
         }
-        let mut coverage = self.coverage();
+        let (mut coverage, mut moved) = (self.coverage(), 0);
         for outgoing in std::mem::take(&mut self.shipped) {
             let report = outgoing.wait().map_err(|failure| anyhow::anyhow!("{failure}"))?;
             coverage.note("shipped over", report.transport);
+            moved += report.tokens_moved as usize;
         }
+        let sizes = self.case.plans.iter().enumerate().filter(|(_, plan)| plan.route.is_shipped());
+        let whole: usize = sizes.map(|(index, _)| self.truth.request(self.case, index).tokens.len()).sum();
+        coverage.add("handoffs", "tokens left out", whole - moved);
+        self.churn.clear();
         self.until_quiet()?;
         self.link.stop();
         let equal = self.truth.compare(self.case, &self.ledger.lock());
@@ -217,7 +276,12 @@ impl<'a> Running<'a> {
         let request = self.truth.request(self.case, index);
         let (place, engine, run) = match self.case.plans[index].route {
             Route::Local => (Place::D, &self.d.engine, Run::Full),
-            Route::Remote => {
+            route => {
+                if route == Route::Pulled {
+                    let pulled = self.link.pull(&request)?;
+                    self.pulled += pulled.as_ref().map_or(0, |pulled| pulled.tokens);
+                    self.reading.insert(index, pulled);
+                }
                 let (run, shipment) = self.link.ship(request.clone());
                 self.shipments.insert(index, shipment);
                 (Place::P, &self.p.engine, run)
@@ -231,8 +295,11 @@ impl<'a> Running<'a> {
         let Said { place, index, event } = said;
         match event {
             SequenceEvent::Started { .. } => {
+                if place == Place::P {
+                    self.reading.remove(&index);
+                }
                 // What arrives at D from P is ready to decode at once.
-                if place == Place::D && self.case.plans[index].route == Route::Remote {
+                if place == Place::D && self.case.plans[index].route.is_shipped() {
                     self.gathered(index);
                 }
             }
@@ -241,7 +308,9 @@ impl<'a> Running<'a> {
                 if place == Place::D {
                     self.gathered(index);
                 }
-                self.submit_next()?;
+                if self.case.arrivals != Arrivals::InTurn {
+                    self.submit_next()?;
+                }
             }
             SequenceEvent::Prefilled { .. } => {
                 let shipment = self.shipments.remove(&index).context("a prefill that was not asked for")?;
@@ -250,7 +319,10 @@ impl<'a> Running<'a> {
                 tokens.extend_from_slice(&self.ledger.lock().outputs[index]);
                 self.shipped.push(shipment.commit(tokens, request.prompt_len)?);
             }
-            SequenceEvent::Finished { .. } => self.finished += 1,
+            SequenceEvent::Finished { .. } => {
+                self.finished += 1;
+                self.submit_next()?;
+            }
             SequenceEvent::Failed { message, .. } => bail!("request {index} failed on {place:?}: {message}"),
         }
         Ok(())
@@ -292,6 +364,12 @@ impl<'a> Running<'a> {
             let tokens = if plan.continued > 0 { "continued" } else { "fresh" };
             coverage.note("requests", format!("{:?} {tokens}", plan.route));
         }
+        for (name, setup, side) in [("P caches", &case.p, &self.p), ("D caches", &case.d, &self.d)] {
+            coverage.note(name, format!("{:?}", setup.cache));
+            coverage.add(name, "tokens found", side.engine.load().cached_tokens as usize);
+            coverage.add(name, "blocks evicted", side.engine.pool().cache_counts().evicted as usize);
+        }
+        coverage.add("pulls", "tokens", self.pulled);
         let preemptions = self.d.engine.load().preemptions;
         let happened = if preemptions > 0 { "preempting" } else { "calm" };
         coverage.note("D", happened);

@@ -1,10 +1,11 @@
 //! One engine of a case, with its pool, watched.
 
-use super::case::Setup;
+use super::case::{Caching, Setup};
 use super::ledger::{Ledger, Recorder};
 use super::world::World;
 use baton_engine::{
-    Engine, EngineConfig, EngineHandle, Logits, Model, ModelError, SequenceEvent, SequenceSink, StepBatch, StepModel,
+    Engine, EngineConfig, EngineHandle, Logits, Model, ModelError, PrefixCacheConfig, SequenceEvent, SequenceSink,
+    StepBatch, StepModel,
 };
 use baton_kernels::numerics::ATTENTION_SLAB;
 use baton_kv_transfer::Region;
@@ -42,6 +43,7 @@ impl Side {
             chunk_tokens_max: setup.chunk,
             running_max: setup.running,
             watermark_blocks: 0,
+            prefix_cache: (setup.cache != Caching::Off).then(PrefixCacheConfig::default),
             ..EngineConfig::default()
         };
         let ops = world.family.backend(setup.threads, setup.lagging)?;

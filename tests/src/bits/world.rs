@@ -1,14 +1,15 @@
 //! What a truth is about: a model, the backends that compute it, and the requests.
 
-use baton_engine::SequenceRequest;
 use baton_engine::weights::{ModelSource, RandomModel};
+use baton_engine::{PrefixUse, SequenceRequest};
 use baton_kernels::cpu::{CpuBackend, CpuConfig};
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::mutant::{Mutant, MutantKind};
 use baton_kernels::numerics::{K_SLAB, PARTITIONS_MAX};
 use baton_kernels::ops::Ops;
 use baton_kernels::reference::ReferenceBackend;
-use baton_types::{RequestId, SamplingParams, TokenId};
+use baton_kv_cache::PrefixHasher;
+use baton_types::{Digest, RequestId, SamplingParams, TokenId};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::sync::Arc;
@@ -86,8 +87,18 @@ impl World {
             "random:hidden={hidden},layers={layers},heads={heads},kv_heads={kv_heads},head_dim={head_dim},ffn={ffn},\
              vocab={vocab},context=256,tied={tied},seed={seed}"
         );
-        let mut prompt = |&len: &usize| (0..len).map(|_| rng.random_range(0..vocab as TokenId)).collect();
-        let prompts = lengths.iter().map(&mut prompt).collect();
+        // Most begin as another one does, for half of their length or for all of it.
+        let mut prompts: Vec<Vec<TokenId>> = Vec::new();
+        for &len in lengths {
+            let common = match prompts.iter().max_by_key(|other| other.len()) {
+                Some(other) if rng.random_range(0..3) > 0 => {
+                    other[..other.len().min(len - rng.random_range(0..=len / 2))].to_vec()
+                }
+                _ => vec![],
+            };
+            let own = (common.len()..len).map(|_| rng.random_range(0..vocab as TokenId));
+            prompts.push(common.into_iter().chain(own).collect());
+        }
         Ok(Self::new(family, Arc::new(RandomModel::parse(&spec)?), prompts, outputs))
     }
 
@@ -137,6 +148,7 @@ fn request(index: usize, tokens: Vec<TokenId>, outputs: u32) -> SequenceRequest 
         sample_index: 0,
         deadline: Instant::now() + PATIENCE,
         priority: 0,
+        prefix: Some(PrefixUse { hasher: PrefixHasher::new(&Digest([1; 32]), b""), ttl: None, pin: None }),
     }
 }
 

@@ -77,8 +77,13 @@ impl Handoffs {
         let mut at_prefill = PrefillClient::new(channel(&stage.grpc(prefill)).await?);
         let sink_party: Party = sink.party.clone().into();
         let party = Some(source.party.clone().into());
-        let run =
-            PrefillRequest { sequence: Some(sequence), sink: Some(sink_party), sink_address: address.into(), party };
+        let run = PrefillRequest {
+            sequence: Some(sequence),
+            sink: Some(sink_party),
+            sink_address: address.into(),
+            party,
+            pull: None,
+        };
         let run =
             timeout(WORD_MAX, at_prefill.run(run)).await.with_context(|| format!("{prefill} takes no prompt"))??;
         let (first, rest) = tokio::try_join!(first_token(run.into_inner(), &at), adopted_tokens(decoded, &at))?;
@@ -110,6 +115,7 @@ fn sequence(request_id: String, known: &Known) -> Sequence {
         sampling: Some(sampling.into()),
         sample_index: 0,
         priority: PRIORITY,
+        cache: None,
     }
 }
 

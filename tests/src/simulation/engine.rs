@@ -92,7 +92,7 @@ impl World {
         let Some(worker) = self.worker_mut(w) else { return };
         let key = worker.engine.take_turn(priority);
         let computed = if lease.is_some() { tokens.len() - 1 } else { 0 };
-        let arrival = Arrival { len: tokens.len(), computed, lease, pinned: ships, deadline };
+        let arrival = Arrival { len: tokens.len(), computed, lease, pinned: ships, deadline, prefix: None };
         worker.engine.arrived.push((key, arrival));
         let (oracle, pouch) = (Oracle::of(&tokens), ships.then(Pouch::default));
         if let Some(pouch) = &pouch {
@@ -232,8 +232,9 @@ impl World {
     }
 
     fn advance(&mut self, w: usize, key: SequenceKey, rows: usize, appended: bool) {
+        let now = self.clock.instant(self.clock.now());
         if let Some(worker) = self.worker_mut(w) {
-            worker.engine.scheduler.advance(key, rows, appended);
+            worker.engine.scheduler.advance(key, rows, appended, now);
         }
     }
 

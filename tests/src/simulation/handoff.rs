@@ -179,7 +179,7 @@ impl World {
                 if let Some(sending) = self.worker_mut(w).and_then(|w| w.sending.get_mut(&key)) {
                     sending.remote = blocks.0.into_iter().next().unwrap_or_default();
                 }
-                SourceInput::Granted(ticket)
+                SourceInput::Granted { ticket, from: 0 }
             }
             Wire::Refuse { reason, .. } => {
                 SourceInput::Refused(HandoffFailure::Refused { reason, detail: String::new() })

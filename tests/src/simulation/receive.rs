@@ -109,8 +109,8 @@ impl World {
             self.counts.add("sink refuses", reason.name());
             return self.send_back(conn, Wire::Refuse { handoff, reason });
         }
-        let bytes = (layout.bytes_per_token() * tokens as usize) as u64;
-        let expected = Expected { tokens, bytes, algorithm: ALGORITHM };
+        let token_bytes = layout.bytes_per_token() as u64;
+        let expected = Expected { tokens, token_bytes, algorithm: ALGORITHM };
         let sink = Sink::new(ticket, &layout, expected, deadline, abort_wait);
         worker.next_key += 1;
         let key = worker.next_key;
@@ -250,7 +250,7 @@ impl World {
         let Some(incoming) = worker.incoming.get_mut(&key) else { return };
         incoming.blocks = lease.blocks().clone();
         incoming.hold = Some(lease);
-        self.sink_input(w, key, SinkInput::Granted);
+        self.sink_input(w, key, SinkInput::Granted { from: 0 });
     }
 
     pub(super) fn sink_input(&mut self, w: usize, key: u64, input: SinkInput) {

@@ -64,18 +64,18 @@ fn the_queue_is_bounded_and_its_places_come_back() {
 #[test]
 fn reservations_keep_the_margin_and_let_those_who_wait_go_first() {
     let (engine, _) = start(8, EngineConfig { watermark_blocks: 2, ..config() }, Hooks::default());
-    let all = engine.reserve(8 * BLOCK).expect("an empty pool takes what fits it");
-    assert!(engine.reserve(1).is_none());
+    let all = engine.reserve(8 * BLOCK, &[]).expect("an empty pool takes what fits it");
+    assert!(engine.reserve(1, &[]).is_none());
     drop(all);
-    let held = engine.reserve(5 * BLOCK).unwrap();
-    assert!(engine.reserve(2 * BLOCK).is_none(), "three are free, two stay so");
+    let held = engine.reserve(5 * BLOCK, &[]).unwrap();
+    assert!(engine.reserve(2 * BLOCK, &[]).is_none(), "three are free, two stay so");
     assert!(!engine.lacks_blocks());
     let starved = submit(&engine, request(&prompt(1, 2 * BLOCK), 1), Run::Full);
-    eventually("starved", || engine.reserve(1).is_none());
+    eventually("starved", || engine.reserve(1, &[]).is_none());
     assert!(engine.lacks_blocks());
     drop(held);
     starved.end();
-    eventually("room again", || engine.reserve(5 * BLOCK).is_some());
+    eventually("room again", || engine.reserve(5 * BLOCK, &[]).is_some());
 }
 
 #[test]
@@ -84,12 +84,12 @@ fn a_reservation_that_waits_is_not_overtaken_by_later_sequences() {
     engine.set_gate(Some(Arc::new(|_: &RequestId, phase: Phase| phase != Phase::Prefill)));
     let outside = engine.pool().try_lease(&[2]);
     let (turn, tokens) = (engine.take_turn(0), 8 * BLOCK);
-    assert!(engine.reserve(tokens).is_none());
+    assert!(engine.reserve(tokens, &[]).is_none());
     engine.keep_room(Some((turn, tokens)));
     let late = submit(&engine, request(&prompt(1, 5), 1), Run::Full);
     eventually("it is there", || engine.load().waiting + engine.load().running > 0);
     drop(outside);
-    let reserved = engine.reserve(tokens).expect("the block that the late one wants is kept");
+    let reserved = engine.reserve(tokens, &[]).expect("the block that the late one wants is kept");
     engine.keep_room(None);
     engine.set_gate(None);
     drop(reserved);

@@ -118,7 +118,7 @@ fn an_adopted_sequence_continues_where_the_prefill_ended() {
         let (first, outcome) = submit(&source, request(&tokens, 20), run).end();
         assert!(matches!(outcome, Outcome::Prefilled), "{outcome:?}");
         let from = observer.take_prefilled();
-        let to = sink.reserve(len).unwrap();
+        let to = sink.reserve(len, &[]).unwrap();
         sink_kv.receive(&to.blocks().0[0], &source_kv.load(&from.blocks().0[0], len));
         drop(from);
         let mut adopted = request(&[&tokens[..], &first].concat(), 20);

@@ -4,11 +4,15 @@ mod bounds;
 mod ends;
 mod faults;
 mod handoff;
+mod prefix;
 mod random;
 mod stand_in;
 
-use crate::{Engine, EngineConfig, EngineHandle, Run, SequenceControl, SequenceEvent, SequenceRequest, SequenceSink};
-use baton_types::{Dtype, ErrorKind, FinishReason, KvLayout, KvPoolMap, RequestId, SamplingParams, TokenId};
+use crate::{
+    Engine, EngineConfig, EngineHandle, PrefixUse, Run, SequenceControl, SequenceEvent, SequenceRequest, SequenceSink,
+};
+use baton_kv_cache::PrefixHasher;
+use baton_types::{Digest, Dtype, ErrorKind, FinishReason, KvLayout, KvPoolMap, RequestId, SamplingParams, TokenId};
 use stand_in::{Hooks, Kv, StandIn, VOCAB};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -48,7 +52,14 @@ fn request(tokens: &[TokenId], max_tokens: u32) -> SequenceRequest {
         sample_index: 0,
         deadline: Instant::now() + 10 * FOREVER,
         priority: 0,
+        prefix: None,
     }
+}
+
+/// The same, shared with others of its tenant.
+fn shared_request(tokens: &[TokenId], max_tokens: u32, tenant: &str) -> SequenceRequest {
+    let hasher = PrefixHasher::new(&Digest([1; 32]), tenant.as_bytes());
+    SequenceRequest { prefix: Some(PrefixUse { hasher, ttl: None, pin: None }), ..request(tokens, max_tokens) }
 }
 
 fn prompt(seed: u32, len: usize) -> Vec<TokenId> {

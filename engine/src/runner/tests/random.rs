@@ -48,7 +48,7 @@ fn check(job: &Job, what: &str) -> Option<Lease> {
     }
 }
 
-fn run_seed(seed: u64) -> u64 {
+fn run_seed(seed: u64) -> (u64, u64) {
     let mut rng = StdRng::seed_from_u64(seed);
     let config = EngineConfig {
         chunk_tokens_max: rng.random_range(1..20),
@@ -61,17 +61,24 @@ fn run_seed(seed: u64) -> u64 {
     let (engine, kv) = start(blocks, config.clone(), Hooks::default());
     let mut jobs = Vec::new();
     for _ in 0..40 {
-        let tokens = prompt(rng.random(), rng.random_range(1..40));
+        // Few beginnings, so that many have one in common.
+        let stem = rng.random_range(0..36);
+        let mut tokens = prompt(rng.random_range(0..3), stem);
+        tokens.extend(prompt(rng.random(), rng.random_range(1..40 - stem)));
         let max_tokens = rng.random_range(1..=(64 - tokens.len() as u32).min(24));
-        let mut request = request(&tokens, max_tokens);
+        let shares = rng.random_range(0..4) > 0;
+        let mut request = if shares { shared_request(&tokens, max_tokens, "a") } else { request(&tokens, max_tokens) };
+        let names = request.prefix.as_ref().map_or(vec![], |prefix| prefix.hasher.prompt(&tokens, &[]));
         request.priority = rng.random_range(-1..2);
         let blocks = Unwatched::default();
         let run = match rng.random_range(0..4) {
             0 => Run::PrefillOnly { observer: Box::new(blocks.clone()) },
-            1 => match engine.reserve(tokens.len()) {
-                // As a transfer would: KV of the whole prompt comes from outside, and the first token with it.
+            1 => match engine.reserve(tokens.len(), &names) {
+                // As a transfer would: KV that is not cached comes from outside, and the first token with it.
                 Some(lease) if max_tokens > 1 => {
-                    kv.receive(&lease.blocks().0[0], &tokens);
+                    let (blocks, cached) = (&lease.blocks().0[0], lease.cached_blocks());
+                    assert_eq!(kv.load(blocks, cached * BLOCK), tokens[..cached * BLOCK], "{what}: not its KV");
+                    kv.receive(&blocks[cached..], &tokens[cached * BLOCK..]);
                     request.tokens.extend(continuation(&tokens, 1));
                     Run::Adopted { lease }
                 }
@@ -103,11 +110,13 @@ fn run_seed(seed: u64) -> u64 {
     let load = engine.load();
     assert!(engine.stop());
     assert_eq!((engine.load().waiting, engine.load().running), (0, 0), "{what}");
-    load.preemptions
+    (load.preemptions, load.cached_tokens)
 }
 
 #[test]
 fn tokens_are_those_of_the_sequence_alone_and_nothing_leaks() {
-    let preemptions: u64 = (0..60).map(run_seed).sum();
+    let runs: Vec<_> = (0..60).map(run_seed).collect();
+    let (preemptions, cached): (u64, u64) = runs.into_iter().fold((0, 0), |sum, run| (sum.0 + run.0, sum.1 + run.1));
     assert!(preemptions > 0, "pools this small must preempt, or this test shows nothing");
+    assert!(cached > 0, "nobody found anything cached, or this test shows nothing");
 }

@@ -58,7 +58,7 @@ impl World {
     }
 
     fn arrival(&self, len: usize) -> Arrival {
-        Arrival { len, computed: 0, lease: None, pinned: false, deadline: self.start + 1000 * SECOND }
+        Arrival { len, computed: 0, lease: None, pinned: false, deadline: self.start + 1000 * SECOND, prefix: None }
     }
 
     fn add(&mut self, priority: i32, arrival: Arrival) -> SequenceKey {
@@ -98,7 +98,7 @@ impl World {
         for s in &decisions.batch {
             let star = if s.samples { "*" } else { "" };
             line.push(format!("{}:{}+{}{star}", self.names[&s.key], s.position, s.rows));
-            self.scheduler.advance(s.key, s.rows, s.samples);
+            self.scheduler.advance(s.key, s.rows, s.samples, now);
         }
         if decisions.starved {
             line.push("starved".into());
@@ -310,6 +310,9 @@ fn totals_count_what_is_still_to_compute() {
     w.prompt(12);
     w.step();
     let totals = w.scheduler.totals();
-    assert_eq!(totals, Totals { waiting: 1, waiting_tokens: 4 + 12, running: 1, running_tokens: 12 });
+    assert_eq!(
+        totals,
+        Totals { waiting: 1, waiting_tokens: 4 + 12, running: 1, running_tokens: 12, blocks: 3, computed_tokens: 8 }
+    );
     assert_eq!(w.pool.counts(), BlockCounts { total: 8, free: 5, referenced: 3, ..BlockCounts::default() });
 }

@@ -50,7 +50,7 @@ impl Run {
             prop_assert!(blocks.iter().all(|b| owned.insert(*b)), "one owner per block");
             let (len, once) = self.live[&s.key];
             prop_assert_eq!(s.samples, s.position + s.rows == len);
-            scheduler.advance(s.key, s.rows, s.samples);
+            scheduler.advance(s.key, s.rows, s.samples, w.now);
             if s.samples && (once || len + 1 == LEN_MAX) {
                 prop_assert!(scheduler.remove(s.key).is_some());
                 self.live.remove(&s.key);

@@ -23,6 +23,7 @@ fn moved(lanes: &str) -> Moved {
     let now = Instant::now();
     let report = TransferReport {
         bytes: 100_000_000,
+        tokens_moved: 100,
         puts: 1,
         granted_at: now,
         first_put_at: now,

@@ -1,0 +1,113 @@
+//! Prefixes that several sequences have in common: found in the cache, left there, or waited for while another one computes them.
+
+use super::entry::{Entry, Stage};
+use super::{Scheduler, SequenceKey};
+use crate::api::Reuse;
+use baton_kv_cache::{HASH_TOKENS, Lease, PrefixHash, Reserve};
+use std::time::{Duration, Instant};
+
+/// A sequence waits at most this many times what the measured rate says that the common tokens take.
+const PATIENCE: f64 = 2.0;
+/// And so long where nothing is measured yet.
+const UNMEASURED: Duration = Duration::from_secs(2);
+
+impl Entry {
+    fn names(&self) -> &[PrefixHash] {
+        self.prefix.as_ref().map_or(&[], |prefix| &prefix.names)
+    }
+
+    /// Name of the block at an index of its table.
+    fn name_of(&self, block: usize, block_tokens: usize) -> Option<&PrefixHash> {
+        self.names().get((block + 1) * block_tokens / HASH_TOKENS - 1)
+    }
+
+    /// Stores the blocks that became whole.
+    pub(super) fn share(&mut self, block_tokens: usize, now: Instant) {
+        let (Some(prefix), Some(lease)) = (&self.prefix, &mut self.lease) else { return };
+        if self.computed / block_tokens > lease.stored_blocks() {
+            lease.store(&prefix.names, self.computed, prefix.keep, now);
+            // Whoever observes a prefill may still be reading what was exchanged.
+            if !self.pinned {
+                lease.let_go_of_spares();
+            }
+        }
+    }
+
+    /// Blocks that this one is computing, up to the end of its prefill, and that the other needs next; 0 where there are none.
+    fn makes_for(&self, other: &Self, has: usize, block_tokens: usize) -> usize {
+        if self.stage != Stage::Running || self.is_decode() || self.computed / block_tokens > has {
+            return 0;
+        }
+        let both = (has..).map_while(|block| {
+            let names = (self.name_of(block, block_tokens)?, other.name_of(block, block_tokens)?);
+            Some(names.0 == names.1)
+        });
+        // The block of its last token is the other's own.
+        let max = (other.len - 1) / block_tokens;
+        both.take(max.saturating_sub(has)).take_while(|same| *same).count()
+    }
+}
+
+impl Scheduler {
+    /// Names the next 16 tokens of a sequence: the last of them was generated just now.
+    pub fn named(&mut self, key: SequenceKey, name: PrefixHash) {
+        if let Some(prefix) = self.entries.get_mut(&key).and_then(|entry| entry.prefix.as_mut()) {
+            prefix.names.push(name);
+        }
+    }
+
+    /// The name that the next 16 tokens of a sequence continue; `None` where it shares nothing.
+    pub fn last_name(&self, key: SequenceKey) -> Option<Option<PrefixHash>> {
+        Some(self.entries.get(&key)?.prefix.as_ref()?.names.last().copied())
+    }
+
+    /// How fast prompts are computed, for how long it is worth to wait for another sequence.
+    pub fn measured(&mut self, prefill_tokens_per_s: f64) {
+        self.prefill_tokens_per_s = prefill_tokens_per_s;
+    }
+
+    /// What a sequence took from the cache and left there of its first `prompt` tokens.
+    pub fn reuse(&self, key: SequenceKey, prompt: usize) -> Reuse {
+        let Some(entry) = self.entries.get(&key) else { return Reuse::default() };
+        let cached_tokens = entry.cached.min(prompt);
+        let stored = entry.lease.as_ref().map_or(0, Lease::stored_blocks) * self.config.block_tokens;
+        Reuse { cached_tokens, written_tokens: stored.min(prompt).saturating_sub(cached_tokens) }
+    }
+
+    /// Blocks for a waiting sequence, with what is cached of it.
+    pub(super) fn reserve(&self, key: SequenceKey, keep_free: usize, now: Instant) -> Option<Lease> {
+        let entry = &self.entries[&key];
+        let blocks = entry.len.div_ceil(self.config.block_tokens);
+        let (names, reuse_tokens_max) = (entry.names(), entry.len - 1);
+        self.pool.try_reserve(Reserve { names, reuse_tokens_max, blocks, keep_free, now })
+    }
+
+    /// Whether a waiting sequence had better let one that runs go on with what both begin with.
+    pub(super) fn awaits_prefix(&mut self, key: SequenceKey, ready: &[SequenceKey], now: Instant) -> bool {
+        let entry = &self.entries[&key];
+        if entry.prefix.is_none() || entry.shares_until.is_some_and(|until| until <= now) {
+            return false;
+        }
+        let block_tokens = self.config.block_tokens;
+        let mut has = None;
+        let common = ready.iter().filter(|other| **other != key).map(|other| &self.entries[other]);
+        let first = entry.name_of(0, block_tokens);
+        let common = common.filter(|other| {
+            other.stage == Stage::Running && !other.is_decode() && other.name_of(0, block_tokens) == first
+        });
+        let common = common.map(|other| {
+            // Asked for only where somebody computes a prompt that begins alike.
+            let has = *has.get_or_insert_with(|| self.pool.cached_tokens(entry.names()) / block_tokens);
+            other.makes_for(entry, has, block_tokens)
+        });
+        let Some(common) = common.max().filter(|common| *common > 0) else { return false };
+        if entry.shares_until.is_none() {
+            let seconds = PATIENCE * (common * block_tokens) as f64 / self.prefill_tokens_per_s;
+            let patience = Duration::try_from_secs_f64(seconds).unwrap_or(UNMEASURED);
+            if let Some(entry) = self.entries.get_mut(&key) {
+                entry.shares_until = Some(now + patience);
+            }
+        }
+        true
+    }
+}
