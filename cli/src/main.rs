@@ -56,7 +56,7 @@ fn main() -> ExitCode {
         match Cli::parse().verb {
             Verb::Up(args) => up::run(args).await.map(|()| ExitCode::SUCCESS),
             Verb::Generate(args) => generate::run(args).await.map(|()| ExitCode::SUCCESS),
-            Verb::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
+            Verb::Bench(args) => bench::run(args).await,
             Verb::Doctor(args) => doctor::run(args).await.map(|()| ExitCode::SUCCESS),
             Verb::Drain(args) => drain::run(args).await.map(|()| ExitCode::SUCCESS),
             Verb::KvSize(args) => kv_size::run(&args).map(|()| ExitCode::SUCCESS),

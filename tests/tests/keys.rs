@@ -34,6 +34,11 @@ fn real_clients_need_a_key() -> anyhow::Result<()> {
         let (served, said) = run(&generate, key)?;
         ensure!(!served && said.contains("API key") && said.contains("BATON_API_KEY"), "{key}: {said}");
     }
+    let load = ["bench", "--token-ids=10-250", "--requests=3", "--prompt-tokens=20", "--output-tokens=4"];
+    for (key, served) in [("sk-alice", true), ("sk-mallory", false)] {
+        let (got, said) = run(&load, key)?;
+        ensure!(got == served && said.contains("BATON_API_KEY") != served, "{key}: {said}");
+    }
     let (drained, said) = run(&["drain", "decode-0"], "sk-alice")?;
     ensure!(!drained && said.contains("operator"), "{said}");
     let (drained, said) = run(&["drain", "decode-0"], "sk-ops")?;

@@ -89,18 +89,22 @@ impl Plot {
 }
 
 fn draw(line: &Line, x: Scale, y: Scale, out: &mut String) {
-    let (mut path, mut pen) = (String::new(), 'M');
-    for &(at, value) in &line.points {
-        let Some(value) = value else {
-            pen = 'M';
-            continue;
-        };
-        let (at, value) = (across_x(x, at), across_y(y, value));
-        // A point that stands alone is a line of no length, which round caps show.
-        let _ = if pen == 'M' { write!(path, "M{at:.1} {value:.1}h0") } else { write!(path, "L{at:.1} {value:.1}") };
-        pen = 'L';
+    let place = |&(at, value): &(f64, Option<f64>)| value.map(|value| (across_x(x, at), across_y(y, value)));
+    let places: Vec<_> = line.points.iter().map(place).collect();
+    let _ = write!(out, "<g class=\"line {}\"><title>{}</title>", line.class, escape(line.name));
+    for run in places.split(Option::is_none).filter(|run| !run.is_empty()) {
+        match run {
+            // A line of one point could not be seen.
+            [Some((at, value))] => {
+                let _ = write!(out, "<circle cx=\"{at:.1}\" cy=\"{value:.1}\" r=\"1.5\"/>");
+            }
+            run => {
+                let points = run.iter().flatten().map(|(at, value)| format!("{at:.1},{value:.1}"));
+                let _ = write!(out, "<polyline points=\"{}\"/>", points.collect::<Vec<_>>().join(" "));
+            }
+        }
     }
-    let _ = write!(out, "<path class=\"line {}\" d=\"{path}\"><title>{}</title></path>", line.class, escape(line.name));
+    out.push_str("</g>");
 }
 
 impl Scale {
@@ -186,7 +190,10 @@ mod tests {
             |points| Plot { title: "T", x: "s", y: "ms", logarithmic: false, y_max: None, lines: vec![line(points)] };
         let drawn = plot(vec![(0.0, Some(0.0)), (1.0, Some(10.0)), (2.0, None), (4.0, Some(5.0))]).draw();
         // 52 to 548 across, 206 to 12 upwards.
-        assert!(drawn.contains("d=\"M52.0 206.0h0L176.0 12.0M548.0 109.0h0\""), "{drawn}");
+        assert!(
+            drawn.contains("<polyline points=\"52.0,206.0 176.0,12.0\"/><circle cx=\"548.0\" cy=\"109.0\""),
+            "{drawn}"
+        );
         assert!(drawn.contains("p50 &lt;of&gt; all") && !drawn.contains("<of>"), "{drawn}");
         assert!(plot(vec![(0.0, None)]).draw().contains("nothing was measured"));
     }

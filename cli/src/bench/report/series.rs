@@ -5,8 +5,10 @@ use super::{Ending, Outcome, rate};
 use serde::Serialize;
 use std::time::Duration;
 
-/// Parts into which the time of a load is cut.
-const WINDOWS: usize = 60;
+/// Parts into which the time of a load is cut, at least and at most.
+const WINDOWS: (usize, usize) = (10, 60);
+/// Requests that should fall into a part.
+const WINDOW_REQUESTS: usize = 5;
 /// Points of a distribution.
 const POINTS: usize = 100;
 
@@ -57,14 +59,15 @@ fn points(sorted: &[f64]) -> Vec<f64> {
 }
 
 fn windows(outcomes: &[Outcome], elapsed: Duration) -> Vec<Window> {
-    let length = elapsed.as_secs_f64() / WINDOWS as f64;
+    let count = (outcomes.len() / WINDOW_REQUESTS).clamp(WINDOWS.0, WINDOWS.1);
+    let length = elapsed.as_secs_f64() / count as f64;
     if length <= 0.0 {
         return Vec::new();
     }
-    let number = |time: Duration| ((time.as_secs_f64() / length) as usize).min(WINDOWS - 1);
-    let mut arrived: Vec<Vec<&Outcome>> = vec![Vec::new(); WINDOWS];
+    let number = |time: Duration| ((time.as_secs_f64() / length) as usize).min(count - 1);
+    let mut arrived: Vec<Vec<&Outcome>> = vec![Vec::new(); count];
     outcomes.iter().for_each(|outcome| arrived[number(outcome.at)].push(outcome));
-    let busy = in_flight(outcomes, number);
+    let busy = in_flight(outcomes, count, number);
     let of = |(index, arrived): (usize, &Vec<&Outcome>)| {
         let ttft = sorted(arrived.iter().filter_map(|outcome| ttft_ms(outcome)));
         let whole = || arrived.iter().filter(|outcome| outcome.result == Ending::Ok);
@@ -85,18 +88,16 @@ fn windows(outcomes: &[Outcome], elapsed: Duration) -> Vec<Window> {
 }
 
 /// Most requests at once in each window.
-fn in_flight(outcomes: &[Outcome], number: impl Fn(Duration) -> usize) -> Vec<u64> {
+fn in_flight(outcomes: &[Outcome], windows: usize, number: impl Fn(Duration) -> usize) -> Vec<u64> {
     let sent = outcomes.iter().filter(|outcome| outcome.result != Ending::Shed);
     let mut changes: Vec<(Duration, i64)> = sent.flat_map(|outcome| [(outcome.at, 1), (outcome.end, -1)]).collect();
     // At one instant those that end make room for those that come.
     changes.sort_unstable();
-    let (mut most, mut now, mut window) = (vec![0; WINDOWS], 0_i64, 0);
+    let (mut most, mut now, mut window) = (vec![0; windows], 0_i64, 0);
     for (time, change) in changes {
         let next = number(time);
         // What is under way stays so through all windows up to the next change.
-        for at in window..=next {
-            most[at] = most[at].max(now);
-        }
+        most[window..=next].iter_mut().for_each(|most| *most = now.max(*most));
         (window, now) = (next, now + change);
         most[window] = most[window].max(now);
     }
@@ -110,15 +111,20 @@ mod tests {
 
     #[test]
     fn windows_hold_what_arrives_in_them_and_what_is_under_way() {
-        // 60 windows of 100 ms. The second request is under way from 1.0 s to the end, the first from 0 to 0.25 s.
-        let outcomes = [outcome(0, 100, 50), outcome(1_000, 2_000, 1_000), outcome(1_050, 10, 1)];
-        let series = Series::of(&outcomes, Duration::from_secs(6));
-        let at = |index: usize| series.windows[index].clone();
-        assert_eq!((series.windows.len(), at(10).from_s, at(59).to_s), (60, 1.0, 6.0));
-        assert_eq!((at(0).ttft_p50_ms, at(1).ttft_p50_ms, at(10).ttft_p95_ms), (Some(100.0), None, Some(2_000.0)));
-        let busy: Vec<u64> = [0, 2, 3, 9, 10, 11, 40, 49, 59].map(|index| at(index).in_flight_max).into();
-        assert_eq!(busy, [1, 1, 0, 0, 2, 1, 1, 1, 1]);
-        assert_eq!((at(0).hit_rate, at(0).infinite_hit_rate, at(1).hit_rate), (Some(0.32), Some(0.64), None));
+        // 10 windows of 600 ms. The first is under way from 0 to 0.7 s, the second from 1.8 s to the end, the third within the fourth window.
+        let outcomes = [outcome(0, 400, 100), outcome(1_800, 1_200, 1_000), outcome(1_850, 10, 1)];
+        let windows = Series::of(&outcomes, Duration::from_secs(6)).windows;
+        let near = |got: f64, want: f64| (got - want).abs() < 1e-9;
+        assert!(windows.len() == 10 && near(windows[3].from_s, 1.8) && near(windows[9].to_s, 6.0), "{windows:?}");
+        let ttft = |index: usize| (windows[index].ttft_p50_ms, windows[index].ttft_p95_ms);
+        assert_eq!([ttft(0), ttft(1)], [(Some(400.0), Some(400.0)), (None, None)]);
+        assert_eq!(ttft(3), (Some(10.0), Some(1_200.0)));
+        let busy: Vec<u64> = windows.iter().map(|window| window.in_flight_max).collect();
+        assert_eq!(busy, [1, 1, 0, 2, 1, 1, 1, 1, 1, 1]);
+        let rates = |index: usize| (windows[index].hit_rate, windows[index].infinite_hit_rate);
+        assert_eq!([rates(0), rates(1)], [(Some(0.32), Some(0.64)), (None, None)]);
+        let many: Vec<Outcome> = (0..1_000).map(|at| outcome(at, 1, 1)).collect();
+        assert_eq!(Series::of(&many, Duration::from_secs(1)).windows.len(), 60);
     }
 
     #[test]

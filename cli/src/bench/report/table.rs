@@ -82,7 +82,6 @@ fn row(name: &str, cells: [String; 6]) -> String {
 pub(super) fn fact(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
-        Value::Number(number) => number.as_u64().map_or_else(|| number.to_string(), grouped),
         other => other.to_string(),
     }
 }
@@ -109,7 +108,7 @@ mod tests {
         report.placement.insert("evil\x1b[2J".into(), 1);
         let expected = "\
 a load
-  dropped: 1,200
+  dropped: 1200
 
 requests    5 in 3.8 s: 3 ok, 1 failed (overloaded), 1 shed
 tokens      300 in (78.9/s), 12 out (3.2/s)

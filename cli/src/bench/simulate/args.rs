@@ -7,8 +7,9 @@ use std::str::FromStr;
 
 /// Arguments of `baton bench --simulate`.
 #[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Simulating a trace")]
 pub(crate) struct SimulateArgs {
-    /// Replays the trace in virtual time, on a cluster that is not there: needs `--trace`, and no router.
+    /// Replays the trace in virtual time, on a cluster that is not there; asks no router.
     #[arg(long, requires = "trace")]
     pub(crate) simulate: bool,
     /// Placement policies to compare: `cost`, `round-robin`, `least-loaded`.
@@ -36,9 +37,13 @@ pub(crate) struct SimulateArgs {
     /// What workers do, and how fast; the built-in file where absent.
     #[arg(long, value_name = "FILE", requires = "simulate")]
     pub(super) rates: Option<PathBuf>,
-    /// Seed of what is drawn.
-    #[arg(long, default_value_t = 1, requires = "simulate")]
-    pub(super) seed: u64,
+}
+
+impl SimulateArgs {
+    /// Simulations that are asked for.
+    pub(crate) fn runs(&self) -> usize {
+        self.policies.len() * self.pools.len()
+    }
 }
 
 /// Size of a pool.

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 const BESIDE_REQUESTS: u64 = 64;
 
 /// Simulates each policy over each size of pools, and prints one table a size.
-pub(crate) fn run(args: &SimulateArgs, trace: &Trace, slo: Slo) -> anyhow::Result<Vec<Report>> {
+pub(crate) fn run(args: &SimulateArgs, trace: &Trace, seed: u64, slo: Slo) -> anyhow::Result<Vec<Report>> {
     let rates = Rates::read(args.rates.as_deref())?;
     let names = Names::of_trace(trace);
     let blocks = Blocks::of(trace, &rates);
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &SimulateArgs, trace: &Trace, slo: Slo) -> anyhow::Resul
                 decode_blocks: blocks.in_pool(decode_pools),
                 ttl: args.ttl_s.map(Duration::from_secs),
                 pulls: !args.no_pulls,
-                seed: args.seed,
+                seed,
             };
             let start = Instant::now();
             let Simulated { outcomes, pulled_tokens } = simulate(&settings, &rates, trace, &names)?;
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &SimulateArgs, trace: &Trace, slo: Slo) -> anyhow::Resul
                 ("prefill_pool_blocks", settings.prefill_blocks.into()),
                 ("decode_pool_blocks", settings.decode_blocks.into()),
                 ("pulled_tokens", pulled_tokens.into()),
-                ("seed", args.seed.into()),
+                ("seed", seed.into()),
                 ("simulated_in_s", took.as_secs_f64().into()),
             ];
             about.facts.extend(facts.into_iter().map(|(name, value): (_, serde_json::Value)| (name.to_owned(), value)));

@@ -107,7 +107,7 @@ fn what_only_the_decode_worker_has_is_read_from_there() {
     let names = Names::of_trace(&trace);
     let told = simulate(&small, &rates, &trace, &names).unwrap();
     assert_eq!(told.outcomes[2].placement.as_deref(), Some("local_cached"), "an idle decode worker needs nobody");
-    let busy = trace_with(&trace, request(38.0, 20_480, 2_000, (900..940).collect()));
+    let busy = trace_with(&trace, request(30.0, 20_480, 2_000, (900..940).collect()));
     let told = simulate(&small, &rates, &busy, &Names::of_trace(&busy)).unwrap();
     let back = told.outcomes.iter().rposition(|outcome| outcome.at == Duration::from_secs(40)).unwrap();
     assert_eq!(told.outcomes[back].placement.as_deref(), Some("remote_pull"));

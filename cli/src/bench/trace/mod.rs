@@ -7,6 +7,7 @@ mod mooncake;
 
 use clap::ValueEnum;
 pub(crate) use error::TraceError;
+pub(crate) use infinite::InfiniteCache;
 use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
