@@ -107,7 +107,9 @@ impl Router {
         let (tail, verdicts) = Tail::new(&config.telemetry, traces.clone(), counters);
         tokio::spawn(deliver(verdicts, tail.lost()));
         if config.auth.keys_file.is_some() && config.cache.enabled && config.cache.secret.is_none() {
-            tracing::warn!("cache.secret is unset: who reaches workers past the routers can work out the salts of tenants");
+            tracing::warn!(
+                "cache.secret is unset: who reaches workers past the routers can work out the salts of tenants"
+            );
         }
         // Where keys are asked for, whoever reaches the clients' port reads what it exports, without one.
         let cache_metrics = CacheMetrics::new(config.auth.keys_file.is_none() || config.admin.listen.is_some());

@@ -21,14 +21,17 @@ pub(super) fn choose(costs: &Costs<'_>, decoders: &[usize], pairs: &[Pair], reas
     let beside = partners.iter().filter(|p| **p != prefill).map(|&p| later_s + costs.remote(p, decode, fastest).cost_s);
     let elsewhere = best.iter().filter(|(d, _)| *d != decode).map(|(_, cost_s)| *cost_s);
     let remote_next = least_of(beside.chain(elsewhere));
+    let short = |d: usize| costs.rest(d) <= costs.thresholds.local_prefill_tokens_max;
     let mut here = Vec::new();
     if costs.demand.policy == PrefillPolicy::Auto {
-        here.extend(decoders.iter().copied().filter(|&d| costs.cached(d) > 0));
+        // A batch is disturbed for a short rest, or where nobody else has as much: prompts are what prefill workers are for.
+        let most = most_cached(costs, pairs.iter().flat_map(|pair| &pair.prefill));
+        let may = |&d: &usize| short(d) || costs.cached(d) > most;
+        here.extend(decoders.iter().copied().filter(may));
     }
     let local_cost_s = |d: usize| costs.later_s(d, step_s) + costs.local(d).cost_s;
     let local_next = least_of(here.iter().map(|&d| local_cost_s(d)));
     if local_next.is_some_and(|local_s| local_s < cost_s) {
-        let short = |d: usize| costs.rest(d) <= costs.thresholds.local_prefill_tokens_max;
         let mut chosen = local(costs, &here, Reason::LocalCached, draw);
         if short(chosen.decode) {
             chosen.reason = Reason::LocalShortRest;
@@ -36,7 +39,7 @@ pub(super) fn choose(costs: &Costs<'_>, decoders: &[usize], pairs: &[Pair], reas
         chosen.runner_up_s = least_of([Some(without_room(cost_s)), chosen.runner_up_s].into_iter().flatten());
         return chosen;
     }
-    let most = partners.iter().map(|&p| costs.cached(p)).max().unwrap_or(0);
+    let most = most_cached(costs, partners.iter());
     let reason = match costs.cached(prefill) {
         _ if plan.pull_to_tokens > 0 => Reason::RemotePull,
         _ if most == 0 => reason,
@@ -62,6 +65,10 @@ fn best_of(costs: &Costs<'_>, pair: &Pair, step_s: f64) -> f64 {
     let fastest = costs.fastest(&pair.prefill);
     let remote = pair.prefill.iter().map(|&p| costs.remote(p, pair.decode, fastest).cost_s);
     costs.later_s(pair.decode, step_s) + remote.fold(f64::INFINITY, f64::min)
+}
+
+fn most_cached<'w>(costs: &Costs<'_>, among: impl Iterator<Item = &'w usize>) -> u64 {
+    among.map(|&w| costs.cached(w)).max().unwrap_or(0)
 }
 
 fn least_of(costs: impl Iterator<Item = f64>) -> Option<f64> {

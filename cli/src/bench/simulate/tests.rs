@@ -61,6 +61,20 @@ fn cost_hits_more_and_answers_sooner_than_turns_do() {
 }
 
 #[test]
+fn requests_that_come_together_follow_the_first_one() {
+    let rates = Rates::read(None).unwrap();
+    // A new prefix of 6 blocks, and a block of their own each. No worker says anything before the last one is placed.
+    let asked = |own: u64| request(1.0, 3_600, 2, (0..6).chain([100 + own]).collect());
+    let trace = trace((0..5).map(asked).collect());
+    let told = simulate(&settings(PlacementPolicy::Cost, 500), &rates, &trace, &Names::of_trace(&trace)).unwrap();
+    let cached: Vec<u32> = told.outcomes.iter().map(|outcome| outcome.cached_tokens).collect();
+    assert_eq!(cached, [0, 6 * 512, 6 * 512, 6 * 512, 6 * 512]);
+    let blind =
+        simulate(&settings(PlacementPolicy::LeastLoaded, 500), &rates, &trace, &Names::of_trace(&trace)).unwrap();
+    assert!(blind.outcomes.iter().filter(|outcome| outcome.cached_tokens == 0).count() >= 4, "on each worker anew");
+}
+
+#[test]
 fn the_same_seed_gives_the_same_times() {
     let trace = conversations();
     let of = |seed| report(&Settings { seed, ..settings(PlacementPolicy::Cost, 150) }, &trace);
@@ -107,7 +121,7 @@ fn what_only_the_decode_worker_has_is_read_from_there() {
     let names = Names::of_trace(&trace);
     let told = simulate(&small, &rates, &trace, &names).unwrap();
     assert_eq!(told.outcomes[2].placement.as_deref(), Some("local_cached"), "an idle decode worker needs nobody");
-    let busy = trace_with(&trace, request(38.0, 20_480, 2_000, (900..940).collect()));
+    let busy = trace_with(&trace, request(30.0, 20_480, 2_000, (900..940).collect()));
     let told = simulate(&small, &rates, &busy, &Names::of_trace(&busy)).unwrap();
     let back = told.outcomes.iter().rposition(|outcome| outcome.at == Duration::from_secs(40)).unwrap();
     assert_eq!(told.outcomes[back].placement.as_deref(), Some("remote_pull"));

@@ -63,6 +63,8 @@ fn what_only_the_decode_worker_has_is_pulled_or_gone_on_with_there() {
         (vec![held(3000), p("p")], never, "d<-local: local_cached"),
         // The rest takes its time from everybody in the batch.
         (vec![worker(Role::Decode, "d", |_, l| l.running = 9).with(3000), p("p")], never, "d<-p: remote_long_prompt"),
+        // Prefill workers are for prompts: as much as they have is no reason to stay away from them.
+        (vec![held(3000), has(p("p"), 3000)], never, "d<-p: remote_cached"),
         // An idle one need not read anything to anywhere.
         (vec![held(3000), p("p")], thresholds(), "d<-local: local_cached"),
         (vec![held(3800), p("p")], thresholds(), "d<-local: local_short_rest"),
