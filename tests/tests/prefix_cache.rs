@@ -28,8 +28,8 @@ fn details(body: &Value) -> anyhow::Result<(u64, u64)> {
 
 /// The usage with which a stream ends.
 fn last_usage(stream: &str) -> anyhow::Result<Value> {
-    let chunks = stream.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
-    chunks.filter(|chunk| chunk["usage"].is_object()).next_back().context("no usage")
+    let mut chunks = stream.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
+    chunks.rfind(|chunk| chunk["usage"].is_object()).context("no usage")
 }
 
 #[tokio::test(flavor = "multi_thread")]
