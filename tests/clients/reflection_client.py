@@ -29,15 +29,17 @@ class Service:
 def chat(inference):
     prompt = [{"message": {"role": "user", "content": "What is the capital of France?"}}]
     answers = {}
-    for policy in ("PREFILL_POLICY_REMOTE", "PREFILL_POLICY_LOCAL"):
+    # The decode worker that took the first one's KV in has two whole blocks of it when the second one comes.
+    for policy, cached in (("PREFILL_POLICY_REMOTE", 0), ("PREFILL_POLICY_LOCAL", 32)):
         request = {"model": MODEL, "prompt": prompt, "sampling": {"temperature": 0}, "prefill_policy": policy}
+        request["cache_salt"] = "nobody else's"
         call = inference.call("Generate", request, metadata=[("x-request-id", f"from-{policy}")])
         messages = list(call)
         first, last = messages[0], messages[-1]
         answers[policy] = [t for m in messages for t in m.token_ids]
         assert "Paris" in "".join(m.text for m in messages), messages
         assert first.request_id == f"from-{policy}" and len(first.trace_id) == 32 and first.model == MODEL, first
-        assert last.finish_reason == 1 and last.usage.prompt_tokens == 37 and last.usage.cached_tokens == 0, last
+        assert last.finish_reason == 1 and last.usage.prompt_tokens == 37 and last.usage.cached_tokens == cached, last
         assert last.usage.completion_tokens == len(answers[policy]), last
         assert last.timings.ttft_us > 0 and last.timings.prefill_us > 0, last
         transferred = last.timings.transfer_bytes

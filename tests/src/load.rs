@@ -242,6 +242,8 @@ fn request(case: Case, salt: u32) -> GenerateRequest {
         prompt: vec![Segment { kind: Some(Kind::Tokens(TokenIds { ids: prompt(case, salt) })) }],
         sampling: Some(sampling),
         prefill_policy: PrefillPolicy::Auto.into(),
+        // Half of them have what was asked before cached; the others go the whole way, as the first one did.
+        cache_salt: rand::random::<bool>().then(|| rand::random::<u64>().to_string()),
         ..GenerateRequest::default()
     }
 }

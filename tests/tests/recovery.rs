@@ -66,6 +66,8 @@ fn request(id: &str, drawn: bool, policy: PrefillPolicy) -> GenerateRequest {
         sampling: Some(sampling(drawn)),
         request_id: id.into(),
         prefill_policy: policy.into(),
+        // Each goes the whole way: what is held is not to be cached.
+        cache_salt: Some(id.into()),
         ..Default::default()
     }
 }

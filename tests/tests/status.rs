@@ -169,8 +169,8 @@ async fn a_pool_that_is_full_shows_within_seconds() -> anyhow::Result<()> {
     let worker_metrics = cluster.workers[0].metrics().await?;
     let api = Api::new(format!("http://{}/v1", cluster.http));
     // Both fit as they come, and either alone with all of its answer.
-    let body = json!({"prompt": vec![5; 10_700], "max_tokens": 11_000, "ignore_eos": true, "stream": true});
-    let (one, other) = (api.open("completions", body.clone(), &[]), api.open("completions", body, &[]));
+    let body = |id| json!({"prompt": vec![id; 10_700], "max_tokens": 11_000, "ignore_eos": true, "stream": true});
+    let (one, other) = (api.open("completions", body(5), &[]), api.open("completions", body(6), &[]));
     let (one, other) = tokio::try_join!(one, other)?;
     let streams = [one.error_for_status()?, other.error_for_status()?];
     let deadline = Instant::now() + WAIT_MAX;

@@ -7,7 +7,7 @@ use baton_node::environment;
 /// Sections of the configuration tree that every process has.
 const SHARED: [&str; 4] = ["admin", "drain", "grpc", "telemetry"];
 /// Those of routers. Workers have a `membership` too, but here flags set all of it but etcd's part.
-const ROUTER: [&str; 6] = ["auth", "http", "limits", "membership", "placement", "retry"];
+const ROUTER: [&str; 8] = ["auth", "cache", "http", "limits", "membership", "placement", "prices", "retry"];
 /// Those of workers.
 const WORKER: [&str; 4] = ["engine", "instance", "model", "transfer"];
 

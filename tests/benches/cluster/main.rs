@@ -1,9 +1,10 @@
 //! Measures the promises in one run: `make bench`, or `cargo bench --package baton-tests --bench cluster [-- PART …]` with the parts
-//! `handoff`, `puts`, `compute`, `telemetry` and `index`; these where none is named. `overload` takes five to nine minutes more and is only measured when named.
+//! `handoff`, `puts`, `compute`, `telemetry`, `index` and `cache`; these where none is named. `overload` takes five to nine minutes more and is only measured when named.
 //!
 //! Absolute figures belong to the machine of the run, ratios are to something that was measured in the same run, in turns with it.
 //! A wrong answer ends the run without a figure.
 
+mod cache;
 mod compute;
 mod gemm;
 mod handoff;
@@ -24,7 +25,7 @@ fn main() -> anyhow::Result<()> {
     // Cargo adds `--bench`.
     let parts: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|p| p == part);
-    const PARTS: [&str; 6] = ["handoff", "puts", "compute", "telemetry", "index", "overload"];
+    const PARTS: [&str; 7] = ["handoff", "puts", "compute", "telemetry", "index", "cache", "overload"];
     if let Some(unknown) = parts.iter().find(|p| !PARTS.contains(&p.as_str())) {
         anyhow::bail!("no part {unknown:?}: {}", PARTS.join(", "));
     }
@@ -41,6 +42,9 @@ fn main() -> anyhow::Result<()> {
     }
     if wanted("handoff") {
         handoff::measure(&mut summary)?;
+    }
+    if wanted("cache") {
+        cache::measure(&mut summary)?;
     }
     if wanted("telemetry") {
         telemetry::measure(&mut summary)?;

@@ -55,6 +55,8 @@ impl Ask {
             sampling: Some(sampling),
             request_id: self.id.to_string(),
             prefill_policy: self.policy.into(),
+            // Each has its prompt to itself, to compute, to ship and to hold, as the phases and the room that are tested take it.
+            cache_salt: Some(self.id.to_string()),
             ..GenerateRequest::default()
         }
     }
@@ -68,7 +70,7 @@ impl Ask {
         json!({
             "model": model, "prompt": self.prompt(), "temperature": self.temperature(), "seed": self.index,
             "max_tokens": self.max_tokens, "ignore_eos": true, "return_token_ids": true, "stream": stream,
-            "prefill_policy": policy,
+            "prefill_policy": policy, "cache_salt": self.id.as_str(),
         })
     }
 }
