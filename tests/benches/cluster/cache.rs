@@ -44,7 +44,7 @@ struct Seen {
 
 impl Cluster {
     async fn start() -> anyhow::Result<Self> {
-        let up = Up::start(&["--grpc-port=0", "--http-port=0", &format!("--threads={THREADS}")])?;
+        let up = Up::start(&[&format!("--threads={THREADS}")])?;
         let client = InferenceClient::connect(format!("http://{}", up.grpc()?)).await?;
         Ok(Self { up, client })
     }
