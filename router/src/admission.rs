@@ -92,6 +92,15 @@ impl Admission {
         Ok(Place { gate, order, turn: Turn::Inside })
     }
 
+    /// Places for all samples of a request, or none.
+    pub fn enter_all(&self, samples: u32, priority: i32) -> Result<Vec<Place>, RequestError> {
+        if samples as usize > self.0.inside_max {
+            let message = format!("n must be at most {}: so many may run or wait here; got {samples}", self.0.inside_max);
+            return Err(RequestError::invalid("n", message));
+        }
+        (0..samples).map(|_| self.enter(priority)).collect()
+    }
+
     /// Requests that run, and requests that wait for their turn or will.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let state = self.0.state.lock();
@@ -174,6 +183,19 @@ mod tests {
         second.run().now_or_never().unwrap().unwrap();
         assert_eq!(admission.inside(), 1);
         drop(second);
+        assert_eq!(admission.inside(), 0);
+    }
+
+    #[test]
+    fn samples_enter_together_or_not_at_all() {
+        let admission = Admission::new(1, 3);
+        let one = admission.enter(0).unwrap();
+        assert_eq!(admission.enter_all(4, 0).unwrap_err().kind, ErrorKind::Overloaded);
+        assert_eq!(admission.inside(), 1);
+        let three = admission.enter_all(3, 0).unwrap();
+        assert_eq!((three.len(), admission.inside()), (3, 4));
+        assert_eq!(admission.enter_all(5, 0).unwrap_err().param.as_deref(), Some("n"), "it could never enter");
+        drop((one, three));
         assert_eq!(admission.inside(), 0);
     }
 

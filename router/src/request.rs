@@ -14,6 +14,8 @@ pub(crate) const STOP_STRINGS_MAX: usize = 16;
 pub(crate) const STOP_STRING_BYTES_MAX: usize = 256;
 /// Highest priority; its negative is the lowest.
 pub(crate) const PRIORITY_MAX: i32 = 100;
+/// Most samples of one request.
+pub(crate) const SAMPLES_MAX: u32 = 128;
 /// Most messages of one chat.
 pub(crate) const MESSAGES_MAX: usize = 4096;
 
@@ -95,6 +97,8 @@ pub(crate) struct GenerationRequest {
     pub(crate) prompt: Prompt,
     /// How to sample.
     pub(crate) sampling: Sampling,
+    /// How many answers; checked by [`check_samples`].
+    pub(crate) samples: u32,
     /// Text that ends generation; checked by [`check_stop_strings`].
     pub(crate) stop: Vec<String>,
     /// Overrides the router's policy.
@@ -128,6 +132,14 @@ pub(crate) fn check_priority(priority: i32) -> Result<(), RequestError> {
     }
     let message = format!("priority must be -{PRIORITY_MAX} to {PRIORITY_MAX}, got {priority}");
     Err(RequestError::invalid("priority", message))
+}
+
+/// Checks the number of samples.
+pub(crate) fn check_samples(samples: u32) -> Result<(), RequestError> {
+    if (1..=SAMPLES_MAX).contains(&samples) {
+        return Ok(());
+    }
+    Err(RequestError::invalid("n", format!("n must be 1 to {SAMPLES_MAX}, got {samples}")))
 }
 
 /// Checks number and length of stop strings.

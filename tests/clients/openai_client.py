@@ -50,6 +50,20 @@ def chat_stream(client):
         assert len({c.id for c in chunks}) == 1 and all(c.object == "chat.completion.chunk" for c in chunks)
 
 
+def samples(client):
+    drawn = {"messages": FRANCE, "model": MODEL, "temperature": 1, "seed": 5, "max_tokens": 12}
+    whole = client.chat.completions.create(n=3, **drawn)
+    texts = [choice.message.content for choice in whole.choices]
+    assert [choice.index for choice in whole.choices] == [0, 1, 2] and len(set(texts)) == 3, whole
+    assert whole.usage.prompt_tokens == 37, whole.usage
+    streamed = ["", "", ""]
+    for chunk in client.chat.completions.create(n=3, stream=True, **drawn):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts, (streamed, texts)
+    assert client.chat.completions.create(**drawn).choices[0].message.content == texts[0], texts
+
+
 def chat_stream_helper(client):
     with client.chat.completions.stream(messages=FRANCE, **GREEDY) as stream:
         for _ in stream:
@@ -166,7 +180,7 @@ def deadline(client):
 
 def main():
     client = openai.OpenAI(base_url=sys.argv[1], api_key="unused", max_retries=0, timeout=120)
-    checks = [models, chat, chat_stream, chat_stream_helper, roles_and_parts, chat_logprobs, completion]
+    checks = [models, chat, chat_stream, samples, chat_stream_helper, roles_and_parts, chat_logprobs, completion]
     checks += [completion_of_tokens, stops, sampling, refuses, deadline]
     for check in checks:
         check(client)

@@ -1,11 +1,14 @@
 //! The promise of bits, over the whole path: whatever is batched, chunked, shipped, preempted, continued or late, each step's logits and
 //! every token's KV are those of a request that runs alone.
 
-use baton_tests::bits::{Case, Coverage, Dealer, Family, Route, Truth, World};
+use baton_tests::bits::{Case, Coverage, Dealer, Family, Read, Route, Truth, World};
 use baton_worker::settings::ModelSettings;
 
 /// On both sides of every boundary of blocks and slabs; five reach into a third slab of 64 tokens.
 const LENGTHS: [usize; 16] = [150, 1, 130, 62, 16, 63, 129, 15, 64, 127, 5, 17, 126, 40, 65, 33];
+
+/// A request of [`LENGTHS`] that draws its tokens and ends inside a block, and how many samples of it come besides.
+const SAMPLED: (usize, u32) = (2, 2);
 
 /// Most tokens that a request generates.
 const OUTPUTS: u32 = 14;
@@ -15,13 +18,15 @@ fn check(seed: u64, models: u64, cases: usize) -> Coverage {
     let (mut coverage, mut dealer) = (Coverage::default(), Dealer::new(seed));
     for model in 0..models {
         let world = World::random(Family::Cpu, seed + model, 2, &LENGTHS, OUTPUTS).unwrap();
+        let world = world.with_samples(SAMPLED.0, SAMPLED.1);
         let truth = Truth::compute(world).unwrap();
         let sizes = truth.sizes();
         // Both routes with both sizes of blocks, over two models.
         let routes = if model % 2 == 0 { [Route::Local, Route::Remote] } else { [Route::Remote, Route::Local] };
         let made = [16, 64].into_iter().zip(routes).map(|(block, route)| Case::preempting(block, route, &sizes));
-        let pulling = Dealer::BLOCKS.map(|blocks| Case::pulling(blocks, model % 2 == 1, &sizes));
-        let made = made.chain(pulling);
+        let pulling = Dealer::BLOCKS.map(|blocks| Case::pulling(blocks, model % 2 == 1, Read::Undisturbed, &sizes));
+        let evicted = Dealer::BLOCKS.map(|blocks| Case::pulling(blocks, false, Read::Evicted, &sizes));
+        let made = made.chain(pulling).chain(evicted);
         let dealt = (0..cases).map(|_| dealer.deal(&sizes));
         coverage.merge(&equal(&truth, made.chain(dealt)));
     }
@@ -64,7 +69,7 @@ fn wanted() -> Vec<(&'static str, &'static [&'static str])> {
         ("P caches", &["Off", "On", "Churned", "tokens found", "blocks evicted"]),
         ("D caches", &["Off", "On", "Churned", "tokens found", "blocks evicted"]),
         ("handoffs", &["tokens left out"]),
-        ("pulls", &["tokens"]),
+        ("pulls", &["tokens", "of evicted blocks"]),
         ("arrivals", &["Together", "Staggered", "Gathered", "InTurn"]),
         ("D", &["calm", "preempting"]),
         ("D preempting, block", &["16 preempting", "64 preempting"]),
@@ -113,6 +118,20 @@ fn the_same_check_catches_each_mutant() {
     for mutant in Family::MUTANTS {
         let caught = passes(mutant, CASES).expect_err(&format!("{mutant:?} passes"));
         println!("{mutant:?}, {caught}");
+    }
+}
+
+/// The cases of `pulling`, with the guard of gets left out: they show what it is for.
+#[test]
+fn without_the_pin_evicted_blocks_come_to_other_bits() {
+    let truth = Truth::compute(World::random(Family::Cpu, 1, 2, &[150, 150, 130, 130], 4).unwrap()).unwrap();
+    for blocks in Dealer::BLOCKS {
+        let case = |read| Case::pulling(blocks, false, read, &truth.sizes());
+        let guarded = truth.observe(&case(Read::Evicted)).unwrap();
+        assert!(guarded.equal.is_ok(), "{blocks:?}: {:?}", guarded.equal);
+        assert_eq!(guarded.coverage.missing(&[("pulls", &["of evicted blocks"])]), [], "{blocks:?}: nothing was evicted");
+        let without = truth.observe(&case(Read::Unguarded)).unwrap();
+        println!("{blocks:?}, {}", without.equal.expect_err("evicted blocks were read, and the bits are right"));
     }
 }
 

@@ -73,3 +73,37 @@ async fn what_clients_are_told_is_what_engines_counted() -> anyhow::Result<()> {
     ensure!(told("baton_cache_hit_ratio").await? == 4.0 * CACHED_TOKENS as f64 / (10.0 * PROMPT_TOKENS as f64));
     up.stop()
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn samples_share_the_prompt_and_draw_for_themselves() -> anyhow::Result<()> {
+    const SAMPLES: u64 = 4;
+    let up = Up::start(&[&format!("--model={MODEL}"), "--kv-cache-bytes=8MiB"])?;
+    let api = Api::new(up.openai()?);
+    let choices = |body: &Value| -> Vec<Vec<Value>> {
+        let choices = body["choices"].as_array().into_iter().flatten();
+        choices.map(|choice| choice["token_ids"].as_array().cloned().unwrap_or_default()).collect()
+    };
+    for (salt, policy, process) in [(3, "remote", "prefill-0"), (4, "local", "decode-0")] {
+        let rows = async || scrape::sum(&up.metrics(process)?, "baton_engine_rows_total", &["kind=\"prefill\""]).await;
+        let before = rows().await?;
+        let ask = async |n: u64, off: bool| {
+            let more = json!({"n": n, "temperature": 1, "seed": 11, "cache": {"off": off}});
+            let answer = api.post("completions", body(salt, policy, &more)).await?;
+            ensure!(answer.status == 200, "{policy}: {answer:?}");
+            Ok(answer)
+        };
+        let together = ask(SAMPLES, false).await?;
+        let computed = (rows().await? - before) as u64;
+        let samples = choices(&together.body);
+        ensure!(samples.len() as u64 == SAMPLES && samples.iter().all(|tokens| tokens.len() == 8), "{together:?}");
+        ensure!((1..samples.len()).all(|i| !samples[..i].contains(&samples[i])), "{policy}: they are alike: {samples:?}");
+        let usage = &together.body["usage"];
+        ensure!(usage["prompt_tokens"] == PROMPT_TOKENS && usage["completion_tokens"] == 8 * SAMPLES, "{policy}: {usage}");
+        ensure!(details(&together.body)? == (0, CACHED_TOKENS), "{policy}: {usage}");
+        // The prompt once, and its last block once more for each of the others.
+        ensure!(computed == PROMPT_TOKENS + (SAMPLES - 1) * (PROMPT_TOKENS - CACHED_TOKENS), "{policy}: {computed} rows");
+        ensure!(choices(&ask(SAMPLES, true).await?.body) == samples, "{policy}: other tokens without caches");
+        ensure!(choices(&ask(1, false).await?.body) == samples[..1], "{policy}: the first is not the only one's");
+    }
+    up.stop()
+}

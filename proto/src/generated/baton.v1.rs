@@ -221,6 +221,9 @@ pub struct GenerateRequest {
     /// Higher goes first where requests wait, and is preempted last; -100 to 100.
     #[prost(sint32, tag = "20")]
     pub priority: i32,
+    /// Samples of the answer, 1 where unset, at most 128. They share the prompt's KV; random numbers are a function of seed, sample and position.
+    #[prost(uint32, optional, tag = "16")]
+    pub n: ::core::option::Option<u32>,
 }
 /// How a request uses prefix caches. Unset fields take what the router is configured with.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -304,11 +307,13 @@ pub struct GenerateResponse {
     /// One for each token id, where asked for.
     #[prost(message, repeated, tag = "3")]
     pub logprobs: ::prost::alloc::vec::Vec<Logprobs>,
+    /// With the last message of a sample.
     #[prost(enumeration = "FinishReason", tag = "4")]
     pub finish_reason: i32,
-    /// With the last message.
+    /// With the last message of all: all samples together, the prompt once.
     #[prost(message, optional, tag = "5")]
     pub usage: ::core::option::Option<Usage>,
+    /// With the last message of a sample.
     #[prost(message, optional, tag = "6")]
     pub timings: ::core::option::Option<Timings>,
     /// With every message.
@@ -321,13 +326,16 @@ pub struct GenerateResponse {
     pub model: ::prost::alloc::string::String,
     #[prost(uint64, tag = "10")]
     pub seed: u64,
-    /// With the last message, and only where the answer had to go on at workers of another numerics class, since none of its own was left:
+    /// With the last message of a sample, and only where the answer had to go on at workers of another numerics class, since none of its own was left:
     /// the classes of its tokens, in order. Such an answer may differ from an undisturbed one behind the seam.
     #[prost(string, repeated, tag = "11")]
     pub crossed_classes: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// With the last message: the currency of the usage's cost, where it has one.
     #[prost(string, tag = "12")]
     pub currency: ::prost::alloc::string::String,
+    /// Which of the `n` samples this is a part of.
+    #[prost(uint32, tag = "13")]
+    pub index: u32,
 }
 /// Generated client implementations.
 pub mod inference_client {
@@ -421,7 +429,7 @@ pub mod inference_client {
             self.inner = self.inner.max_encoding_message_size(limit);
             self
         }
-        /// Streams one or more responses; the last one carries `finish_reason`, `usage` and `timings`.
+        /// Streams one or more responses; the last one of each sample carries `finish_reason` and `timings`, the last of all `usage`.
         /// Deadline: `grpc-timeout`. Cancelling the call frees everything that it holds.
         pub async fn generate(
             &mut self,
@@ -468,7 +476,7 @@ pub mod inference_server {
             >
             + std::marker::Send
             + 'static;
-        /// Streams one or more responses; the last one carries `finish_reason`, `usage` and `timings`.
+        /// Streams one or more responses; the last one of each sample carries `finish_reason` and `timings`, the last of all `usage`.
         /// Deadline: `grpc-timeout`. Cancelling the call frees everything that it holds.
         async fn generate(
             &self,

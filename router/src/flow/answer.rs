@@ -2,7 +2,6 @@
 
 use crate::models::ModelText;
 use crate::output::{Delta, Event, EventResult, Finished};
-use crate::prices::Cost;
 use baton_proto::convert::finish_reason;
 use baton_proto::v1;
 use baton_text::{Detokenizer, StopMatcher};
@@ -31,6 +30,7 @@ pub(super) struct AnswerLimits {
 
 /// The answer in the making.
 pub(super) struct Answer<'a> {
+    sample: u32,
     out: &'a mpsc::Sender<EventResult>,
     limits: AnswerLimits,
     detokenizer: Option<Detokenizer>,
@@ -60,7 +60,7 @@ impl<'a> Answer<'a> {
     pub(super) fn new(
         out: &'a mpsc::Sender<EventResult>,
         limits: AnswerLimits,
-        text: Option<&ModelText>,
+        (sample, text): (u32, Option<&ModelText>),
         stops: StopMatcher,
         wants_logprobs: bool,
         (prompt_tokens, received): (u32, Instant),
@@ -71,6 +71,7 @@ impl<'a> Answer<'a> {
         let (detokenizer, timings) = (text.map(ModelText::detokenizer), PhaseTimings::default());
         let (first, last, stream, tokens, carried, classes) = (None, None, None, Vec::new(), 0, Vec::new());
         Self {
+            sample,
             out,
             limits,
             detokenizer,
@@ -185,8 +186,8 @@ impl<'a> Answer<'a> {
                 text += &self.stops.finish();
             }
         }
-        let cached_tokens = self.first.is_none().then_some(self.usage.cached_tokens);
-        self.send(Event::Delta(Delta { text, token_ids: vec![token.id], logprobs, cached_tokens })).await?;
+        let (sample, cached_tokens) = (self.sample, self.first.is_none().then_some(self.usage.cached_tokens));
+        self.send(Event::Delta(Delta { sample, text, token_ids: vec![token.id], logprobs, cached_tokens })).await?;
         self.count_time();
         Ok(finish)
     }
@@ -219,8 +220,8 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// The end, with usage and timings.
-    pub(super) fn finished(&self, reason: FinishReason, cost: Option<Cost>) -> Finished {
+    /// Its end, with timings.
+    pub(super) fn finished(&self, reason: FinishReason) -> Finished {
         let timings = PhaseTimings {
             ttft_us: self.first.map(|first| micros(first - self.received)),
             decode_us: self.first.zip(self.last).map(|(first, last)| micros(last - first)),
@@ -228,7 +229,7 @@ impl<'a> Answer<'a> {
         };
         let classes: Vec<String> = self.generated_by().map(NumericsClass::to_string).collect();
         let crossed_classes = if classes.len() > 1 { classes } else { Vec::new() };
-        Finished { reason, usage: self.usage, cost, timings, crossed_classes }
+        Finished { sample: self.sample, reason, timings, crossed_classes, total: None }
     }
 
     /// Tokens counted so far.

@@ -7,7 +7,7 @@ use super::Core;
 use super::answer::Answer;
 use super::dial::{attempt_id, ended_early, of_worker, open_decode, open_prefill, out_of_order};
 use super::end;
-use super::job::Job;
+use super::sample::Sample;
 use super::place::Chosen;
 use super::remote::Remote;
 use crate::recovery::Phase;
@@ -44,7 +44,7 @@ impl Failed {
 /// Workers and bounds of one attempt.
 pub(super) struct Attempt<'a> {
     pub(super) core: &'a Core,
-    pub(super) job: &'a Job,
+    pub(super) sample: &'a Sample<'a>,
     pub(super) chosen: &'a Chosen,
     /// Attempts before this one.
     pub(super) number: u32,
@@ -55,10 +55,10 @@ impl Attempt<'_> {
     pub(super) async fn run(&self, answer: &mut Answer<'_>) -> Result<FinishReason, Failed> {
         let decode = &self.chosen.decode;
         let span = tracing::info_span!(
-            parent: &self.job.span, "decode", otel.kind = "client", otel.status_code = Empty, error.type = Empty,
-            baton.worker = %decode.party(), baton.attempt = self.number, baton.replayed_tokens = answer.tokens().len(),
+            parent: &self.sample.job.span, "decode", otel.kind = "client", otel.status_code = Empty, error.type = Empty,
+            baton.worker = %decode.party(), baton.attempt = self.number, baton.sample = self.sample.index, baton.replayed_tokens = answer.tokens().len(),
         );
-        self.job.asks(decode);
+        self.sample.job.asks(decode);
         let result = self.run_under(&span, answer).await;
         if let Err(Failed { error, phase: Some(Phase::Claim | Phase::Handoff | Phase::Decode) }) = &result {
             end::failed(&span, error);
@@ -67,7 +67,7 @@ impl Attempt<'_> {
     }
 
     async fn run_under(&self, span: &Span, answer: &mut Answer<'_>) -> Result<FinishReason, Failed> {
-        let (job, decode) = (self.job, &self.chosen.decode);
+        let (job, decode) = (self.sample.job, &self.chosen.decode);
         let sequence = self.sequence(answer);
         let replayed = answer.tokens().len();
         let how = match &self.chosen.prefill {
@@ -95,26 +95,27 @@ impl Attempt<'_> {
         let Some(prefill) = &self.chosen.prefill else { return self.follow(stream, answer).await };
         let span = tracing::info_span!(
             parent: &job.span, "prefill", otel.kind = "client", otel.status_code = Empty, error.type = Empty,
-            baton.worker = %prefill.party(), baton.attempt = self.number, baton.replayed_tokens = replayed,
+            baton.worker = %prefill.party(), baton.attempt = self.number, baton.sample = self.sample.index, baton.replayed_tokens = replayed,
         );
         job.asks(prefill);
         let handover = (decode.as_ref(), self.chosen.pull_to_tokens);
         let run = open_prefill(prefill, handover, job.deadline, sequence, &span).await;
         let run = run.inspect_err(|e| end::failed(&span, e)).map_err(|e| Failed::at(Phase::Prefill, e))?;
-        Remote::new((self.core, job), decode, stream, prefill, (run, span)).follow(answer).await
+        Remote::new((self.core, self.sample), decode, stream, prefill, (run, span)).follow(answer).await
     }
 
     /// The prompt and what was generated so far: samplers rebuild their state from the tokens.
     fn sequence(&self, answer: &Answer<'_>) -> v1::Sequence {
-        let prompt = &self.job.tokens;
+        let job = self.sample.job;
+        let prompt = &job.tokens;
         baton_types::SequenceSpec {
-            request_id: attempt_id(&self.job.id),
+            request_id: attempt_id(&job.id),
             tokens: [prompt, answer.tokens()].concat(),
             prompt_len: prompt.len(),
-            sampling: self.job.sampling.clone(),
-            sample_index: 0,
-            priority: self.job.priority,
-            cache: self.job.cache.clone(),
+            sampling: job.sampling.clone(),
+            sample_index: self.sample.index,
+            priority: job.priority,
+            cache: job.cache.clone(),
         }
         .into()
     }
@@ -133,7 +134,7 @@ impl Attempt<'_> {
                 None => return Err(failed(ended_early(worker))),
             };
             match event {
-                Decode::Started(started) => answer.queued(self.job.queued(), started.queue_us),
+                Decode::Started(started) => answer.queued(self.sample.queued(), started.queue_us),
                 Decode::Token(token) => {
                     let token = sound(token).map_err(failed)?;
                     answer.prefilled(token.prefill_us);

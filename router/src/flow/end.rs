@@ -4,26 +4,32 @@ use super::Core;
 use super::job::Job;
 use crate::metrics::Outcome;
 use crate::output::Finished;
+use crate::prices::Cost;
 use crate::traces::End;
 use baton_types::{ErrorKind, FinishReason, RequestError, Usage};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// All samples of a request together.
+pub(super) struct Summary<'a> {
+    pub(super) usage: Usage,
+    pub(super) cost: Option<&'a Cost>,
+    /// How long the first of them waited for its turn.
+    pub(super) queued: Duration,
+    /// When the first token of any left.
+    pub(super) first_token: Option<Instant>,
+}
 
 /// Metrics, span, trace and log of one request.
-pub(super) fn record(
-    core: &Core,
-    job: &Job,
-    result: &Result<Finished, RequestError>,
-    usage: &Usage,
-    first_token: Option<Instant>,
-) {
+pub(super) fn record(core: &Core, job: &Job, result: &Result<Finished, RequestError>, summary: &Summary<'_>) {
+    let Summary { usage, cost, queued, first_token } = summary;
     let span = &job.span;
     span.record("gen_ai.usage.input_tokens", usage.prompt_tokens);
     span.record("gen_ai.usage.output_tokens", usage.completion_tokens);
     span.record("baton.cached_tokens", usage.cached_tokens);
     span.record("baton.cache_write_tokens", usage.cache_write_tokens);
     span.record("baton.recomputed_tokens", usage.recomputed_tokens);
-    span.record("baton.queue_ms", job.queued().as_secs_f64() * 1e3);
-    if let Some(first) = first_token {
+    span.record("baton.queue_ms", queued.as_secs_f64() * 1e3);
+    if let Some(first) = *first_token {
         span.record("baton.ttft_ms", (first - job.received).as_secs_f64() * 1e3);
     }
     let end = End {
@@ -37,9 +43,7 @@ pub(super) fn record(
     metrics.prompt_tokens.inc_by(u64::from(usage.prompt_tokens));
     metrics.completion_tokens.inc_by(u64::from(usage.completion_tokens));
     if first_token.is_some() {
-        let model = &job.model.card.id;
-        let cost = core.prices.cost(model, usage);
-        core.cache_metrics.ended(model, &job.tenant, usage, cost.as_ref(), Instant::now());
+        core.cache_metrics.ended(&job.model.card.id, &job.tenant, usage, *cost, Instant::now());
     }
     match result {
         Ok(finished) => {

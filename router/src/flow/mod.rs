@@ -10,6 +10,7 @@ mod job;
 mod names;
 mod place;
 mod remote;
+mod sample;
 mod tokenize;
 
 use crate::admission::Admission;
@@ -22,7 +23,8 @@ use crate::prefixes::Prefixes;
 use crate::prices::PricesConfig;
 use crate::recovery::{ProbationLimits, RetryBucket, RetryLimits};
 use crate::request::{
-    GenerationRequest, PrefillPolicy, Prompt, check_priority, check_stop_strings, check_tokens, check_vocab,
+    GenerationRequest, PrefillPolicy, Prompt, check_priority, check_samples, check_stop_strings, check_tokens,
+    check_vocab,
 };
 use crate::traces::{End, Tail};
 use crate::workers::{ServedModel, WorkerSet};
@@ -105,6 +107,8 @@ pub(crate) struct Generation {
     pub(crate) model: ServedModel,
     /// Tokens of the prompt.
     pub(crate) prompt_tokens: Arc<[TokenId]>,
+    /// How many answers.
+    pub(crate) samples: u32,
     /// Seed, given or drawn.
     pub(crate) seed: u64,
     /// Id of its trace; empty where tracing is off.
@@ -213,8 +217,9 @@ impl Core {
         request.sampling.check()?;
         check_stop_strings(&request.stop)?;
         check_priority(request.priority)?;
+        check_samples(request.samples)?;
         let cache = self.cache.resolve(&request.tenant, &request.cache)?;
-        let turn = self.admission.enter(request.priority)?;
+        let turns = self.admission.enter_all(request.samples, request.priority)?;
         let model = self.served_model(request).await?;
         span.record("gen_ai.response.model", model.card.id.as_str());
         if model.text.is_none() && !request.stop.is_empty() {
@@ -222,8 +227,8 @@ impl Core {
         }
         check_vocab("stop_token_ids", &request.sampling.stop_token_ids, &model.card)?;
         let tokenize = tracing::info_span!(parent: span, "tokenize");
-        let tokens = self.tokenizing.run(&request.prompt, model.text.clone(), model.tokens_max, request.deadline, turn);
-        let (tokens, turn) = tokens.instrument(tokenize).await?;
+        let tokens = self.tokenizing.run(&request.prompt, model.text.clone(), model.tokens_max, request.deadline, turns);
+        let (tokens, turns) = tokens.instrument(tokenize).await?;
         check_tokens(&tokens, &model.card)?;
         let sampling = request.sampling.resolve(&model.card.defaults, tokens.len(), model.tokens_max)?;
         span.record("gen_ai.request.max_tokens", sampling.max_tokens);
@@ -234,18 +239,19 @@ impl Core {
         let tokens: Arc<[TokenId]> = tokens.into();
         let names = names::names_of(cache.as_ref(), &model.card.fingerprint, &tokens).await?;
         let metrics = self.metrics.of(&model.card.id);
-        let (out, events) = mpsc::channel(self.limits.client_events_max + 1); // The end has a slot of its own.
+        let (out, events) = mpsc::channel(self.limits.client_events_max + turns.len()); // Ends have slots of their own.
         let generation = Generation {
             id: request.id.clone(),
             model: model.clone(),
             prompt_tokens: tokens.clone(),
+            samples: request.samples,
             seed: sampling.seed,
             trace_id: trace_id(span),
             events: Events::new(events, self.unread.token()),
         };
         let prepared = Prepared { model, tokens, cache, names, sampling, stops, metrics, span: span.clone() };
         let policy = request.prefill_policy.unwrap_or(self.limits.policy);
-        job::spawn(self, Job::new(request, policy, prepared), turn, out);
+        job::spawn(self, Job::new(request, policy, prepared), turns, out);
         Ok(generation)
     }
 }

@@ -3,7 +3,7 @@
 use super::Core;
 use super::answer::Answer;
 use super::attempt::Failed;
-use super::job::Job;
+use super::sample::Sample;
 use crate::placement::{Decision, Demand, Prediction, Refusal, has_room, place, retry_after};
 use crate::prefixes::{Coming, Found};
 use crate::recovery::{Avoided, Circle, Phase, ProbationLimits, Retry};
@@ -63,7 +63,7 @@ impl Chosen {
     }
 }
 
-impl Job {
+impl Sample<'_> {
     /// Chooses workers for the rest of the answer. One that has begun stays with its numerics class as long as a decode worker of that is
     /// left that holds it: only then is the rest the very text that it would have been.
     ///
@@ -76,7 +76,7 @@ impl Job {
         answer: &Answer<'_>,
     ) -> Result<Chosen, Failed> {
         let span = tracing::info_span!(
-            parent: &self.span,
+            parent: &self.job.span,
             "place",
             baton.placement.reason = Empty,
             baton.placement.prefill_cached_tokens = Empty,
@@ -87,7 +87,7 @@ impl Job {
         );
         let _entered = span.enter();
         let (now, demand) = (Instant::now(), self.demand(core, answer));
-        let found = core.prefixes.lookup(&self.names);
+        let found = core.prefixes.lookup(&self.job.names);
         let mut refusal = Refusal::NoDecodeWorker;
         for class in answer.class().map(Some).into_iter().chain([None]) {
             for circle in Circle::WIDENING {
@@ -101,7 +101,7 @@ impl Job {
             }
         }
         let left_are_full = || {
-            let ready = core.workers.candidates(&self.model.key, |_| true, now).view;
+            let ready = core.workers.candidates(&self.job.model.key, |_| true, now).view;
             avoided.excludes_missing(refusal.missing(), ready.iter().map(|worker| &*worker.record))
         };
         let error = match full {
@@ -116,17 +116,17 @@ impl Job {
     /// What the rest of the answer needs.
     fn demand(&self, core: &Core, answer: &Answer<'_>) -> Demand {
         Demand {
-            prompt_tokens: (self.tokens.len() + answer.tokens().len()) as u64,
-            total_tokens: self.tokens.len() as u64 + u64::from(self.sampling.max_tokens),
-            answer_tokens: core.experience.answer_tokens(&self.model.card.id, self.sampling.max_tokens),
-            slowness: core.experience.slowness(&self.model.card.id, Instant::now()),
-            policy: self.policy,
+            prompt_tokens: (self.job.tokens.len() + answer.tokens().len()) as u64,
+            total_tokens: self.job.tokens.len() as u64 + u64::from(self.job.sampling.max_tokens),
+            answer_tokens: core.experience.answer_tokens(&self.job.model.card.id, self.job.sampling.max_tokens),
+            slowness: core.experience.slowness(&self.job.model.card.id, Instant::now()),
+            policy: self.job.policy,
             turn: core.placements.load(Ordering::Relaxed),
             // No prediction ends an answer that has begun.
             time_left: if answer.has_started() {
                 Duration::MAX
             } else {
-                self.deadline.saturating_duration_since(Instant::now())
+                self.job.deadline.saturating_duration_since(Instant::now())
             },
         }
     }
@@ -138,7 +138,7 @@ impl Job {
             let in_class = answer.class().is_none_or(|class| worker.record.class == *class);
             worker.party() != than.party() && !worker.probation.lasts(now) && in_class
         };
-        let candidates = core.workers.candidates(&self.model.key, fits, now);
+        let candidates = core.workers.candidates(&self.job.model.key, fits, now);
         has_room(&candidates.view, &demand, &core.limits.placement)
     }
 
@@ -155,16 +155,16 @@ impl Job {
             avoided.admits(worker.party(), worker.record.role, on_probation, circle)
                 && class.is_none_or(|class| worker.record.class == *class)
         };
-        let mut candidates = core.workers.candidates(&self.model.key, fits, now);
+        let mut candidates = core.workers.candidates(&self.job.model.key, fits, now);
         candidates.view.iter_mut().for_each(|worker| worker.not_with = avoided.not_with(&worker.record.party, circle));
-        core.prefixes.fill(&self.names, found, &mut candidates.view, now);
+        core.prefixes.fill(&self.job.names, found, &mut candidates.view, now);
         let mut draw = |n| rand::random_range(0..n);
         let decision = place(&candidates.view, demand, &core.limits.placement, &mut draw)?;
         core.placements.fetch_add(1, Ordering::Relaxed);
         explain(&decision);
-        self.span.record("baton.placement.reason", decision.reason.name());
+        self.job.span.record("baton.placement.reason", decision.reason.name());
         let decode = candidates.handles[decision.decode].clone();
-        self.metrics.placed(&decode.record.pool, decision.reason);
+        self.job.metrics.placed(&decode.record.pool, decision.reason);
         let prefill = decision.prefill.map(|p| candidates.handles[p].clone());
         decode.load.placed(if prefill.is_some() { 0 } else { decision.work_tokens }, demand.prompt_tokens);
         if let Some(prefill) = &prefill {
@@ -173,7 +173,7 @@ impl Job {
         let predicted = decision.predicted;
         let time = predicted.map_or(COMING_MAX, |p| p.first_token.saturating_mul(2).saturating_add(COMING_MORE));
         let computes = prefill.as_ref().unwrap_or(&decode).party();
-        let coming = core.prefixes.coming(computes, &self.names, now + time.min(COMING_MAX));
+        let coming = core.prefixes.coming(computes, &self.job.names, now + time.min(COMING_MAX));
         Ok(Chosen { decode, prefill, pull_to_tokens: decision.pull_to_tokens, predicted, _coming: coming })
     }
 }

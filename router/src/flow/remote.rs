@@ -5,7 +5,7 @@ use super::answer::Answer;
 use super::attempt::{Failed, sound};
 use super::dial::{ended_early, of_worker, out_of_order};
 use super::end;
-use super::job::Job;
+use super::sample::Sample;
 use crate::recovery::{FromDecode, FromPrefill, Pair, Phase, Says};
 use crate::workers::WorkerHandle;
 use baton_proto::convert::status::stated_error;
@@ -24,7 +24,7 @@ type PrefillStream = (Streaming<v1::PrefillEvent>, Span);
 /// Both streams, and what is known so far.
 pub(super) struct Remote<'a> {
     core: &'a Core,
-    job: &'a Job,
+    sample: &'a Sample<'a>,
     decode: &'a WorkerHandle,
     prefill: &'a WorkerHandle,
     stream: Streaming<v1::DecodeEvent>,
@@ -34,13 +34,13 @@ pub(super) struct Remote<'a> {
 
 impl<'a> Remote<'a> {
     pub(super) fn new(
-        (core, job): (&'a Core, &'a Job),
+        (core, sample): (&'a Core, &'a Sample<'a>),
         decode: &'a WorkerHandle,
         stream: Streaming<v1::DecodeEvent>,
         prefill: &'a WorkerHandle,
         run: PrefillStream,
     ) -> Self {
-        Self { core, job, decode, prefill, stream, run: Some(run), pair: Pair::new() }
+        Self { core, sample, decode, prefill, stream, run: Some(run), pair: Pair::new() }
     }
 
     /// Runs until the answer ends. The first token goes out when the prefill worker has it, whatever the transfer does.
@@ -80,7 +80,7 @@ impl<'a> Remote<'a> {
         let mut done_with = None;
         let event = match event {
             Ok(Some(Run::Started(started))) => {
-                answer.queued(self.job.queued(), started.queue_us);
+                answer.queued(self.sample.queued(), started.queue_us);
                 return Ok(None);
             }
             Ok(Some(Run::Token(token))) => FromPrefill::Token(sound(token).map_err(failed)?),
@@ -148,8 +148,8 @@ impl<'a> Remote<'a> {
     /// The KV is worth nothing elsewhere, so the decode worker is waited for unless another has room now; and a request moves once: what
     /// others take meanwhile could send it to and fro until it has no attempts left, where waiting brings its turn.
     fn no_room_yet(&self, answer: &Answer<'_>) -> Result<Option<FinishReason>, Failed> {
-        let moved = &self.job.moved;
-        let stays = moved.load(Ordering::Relaxed) || !self.job.has_room_elsewhere(self.core, self.decode, answer);
+        let moved = &self.sample.moved;
+        let stays = moved.load(Ordering::Relaxed) || !self.sample.has_room_elsewhere(self.core, self.decode, answer);
         if stays {
             return Ok(None);
         }

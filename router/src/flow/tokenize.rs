@@ -19,7 +19,7 @@ impl Tokenizing {
         Self(Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from))))
     }
 
-    /// The prompt's tokens. `place` comes back with them; where the request ends before, the tokenizer keeps it until it is done, so
+    /// The prompt's tokens. `places` come back with them; where the request ends before, the tokenizer keeps them until it is done, so
     /// that requests that were given up do not make room for more work of the same kind.
     pub(super) async fn run(
         &self,
@@ -27,9 +27,9 @@ impl Tokenizing {
         text: Option<Arc<ModelText>>,
         tokens_max: u64,
         deadline: Instant,
-        place: Place,
-    ) -> Result<(Vec<TokenId>, Place), RequestError> {
-        let Some(text) = text else { return Ok((without_text(prompt)?, place)) };
+        places: Vec<Place>,
+    ) -> Result<(Vec<TokenId>, Vec<Place>), RequestError> {
+        let Some(text) = text else { return Ok((without_text(prompt)?, places)) };
         let late =
             |_| RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed before the prompt was tokenized");
         let permit = timeout_at(deadline.into(), self.0.clone().acquire_owned()).await.map_err(late)?;
@@ -40,12 +40,12 @@ impl Tokenizing {
                 Prompt::Chat { messages, template_kwargs } => text.encode_chat(messages, template_kwargs, tokens_max),
                 Prompt::Segments(segments) => text.encode_segments(segments, tokens_max),
             };
-            (tokens, place)
+            (tokens, places)
         };
         let joined = timeout_at(deadline.into(), tokio::task::spawn_blocking(encode)).await.map_err(late)?;
         let failed = |_| RequestError::new(ErrorKind::Internal, "the tokenizer failed on this prompt");
-        let (tokens, place) = joined.map_err(failed)?;
-        Ok((tokens?, place))
+        let (tokens, places) = joined.map_err(failed)?;
+        Ok((tokens?, places))
     }
 }
 

@@ -33,6 +33,7 @@ pub(super) fn request(
         model: message.model,
         prompt: prompt(message.prompt, &message.chat_template_kwargs)?,
         sampling: sampling(message.sampling.unwrap_or_default()),
+        samples: message.n.unwrap_or(1),
         stop: message.stop,
         prefill_policy: match policy {
             v1::PrefillPolicy::Unspecified => None,

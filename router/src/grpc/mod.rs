@@ -11,7 +11,7 @@ pub(crate) use admin::AdminService;
 use crate::auth::Caller;
 use crate::deadline::{Deadlines, of_grpc};
 use crate::flow::{Core, Generation, Refused};
-use crate::output::{Event, EventResult, Finished, cache_hit_percent};
+use crate::output::{Event, EventResult, Opening, Total, cache_hit_percent};
 use baton_proto::convert::{finish_reason_code, status};
 use baton_proto::v1::{self, inference_server::Inference};
 use baton_types::{RequestError, RequestId};
@@ -45,13 +45,14 @@ impl InferenceService {
 
     /// The answer with what its first token tells; one whose first token takes longer than others wait is opened without it.
     async fn answer(&self, mut generation: Generation) -> Result<Response<Responses>, RequestError> {
-        let prompt_tokens = generation.prompt_tokens.len();
-        let first = match self.head_max {
-            Duration::ZERO => None,
-            most => timeout(most, generation.events.next()).await.ok().flatten().transpose()?,
-        };
-        let percent =
-            first.as_ref().and_then(Event::cached_tokens).map(|cached| cache_hit_percent(cached, prompt_tokens));
+        let (prompt_tokens, mut opening) = (generation.prompt_tokens.len(), Opening::new(generation.samples));
+        if self.head_max > Duration::ZERO
+            && let Ok(read) = timeout(self.head_max, opening.read(&mut generation.events)).await
+        {
+            read?;
+        }
+        let (first, cached_tokens) = opening.done();
+        let percent = cached_tokens.map(|cached| cache_hit_percent(cached, prompt_tokens));
         let mut response = Response::new(responses(first, generation));
         if let Some(percent) = percent {
             response.metadata_mut().insert(CACHE_HIT, percent.into());
@@ -108,30 +109,32 @@ fn name(metadata: &mut MetadataMap, id: &RequestId, trace_id: &str) {
     }
 }
 
-fn usage(finished: &Finished) -> v1::Usage {
-    v1::Usage { cost: finished.cost.as_ref().map(|cost| cost.amount), ..finished.usage.into() }
+fn usage(total: &Total) -> v1::Usage {
+    v1::Usage { cost: total.cost.as_ref().map(|cost| cost.amount), ..total.usage.into() }
 }
 
 /// Events as messages; the first one names trace, model and seed.
-fn responses(known: Option<Event>, generation: Generation) -> Responses {
-    let Generation { id, model, seed, trace_id, events, prompt_tokens: _ } = generation;
+fn responses(known: Vec<Event>, generation: Generation) -> Responses {
+    let Generation { id, model, seed, trace_id, events, prompt_tokens: _, samples: _ } = generation;
     let request_id = id.to_string();
     let mut first = Some((trace_id, model.card.id));
     let convert = move |event: EventResult| {
         let event = event.map_err(|e| status::from_error(&e))?;
         let mut message = match event {
             Event::Delta(delta) => v1::GenerateResponse {
+                index: delta.sample,
                 text: delta.text,
                 token_ids: delta.token_ids,
                 logprobs: delta.logprobs.into_iter().map(Into::into).collect(),
                 ..Default::default()
             },
             Event::Finished(finished) => v1::GenerateResponse {
+                index: finished.sample,
                 finish_reason: finish_reason_code(Some(finished.reason)),
-                usage: Some(usage(&finished)),
+                usage: finished.total.as_ref().map(usage),
                 timings: Some(finished.timings.into()),
                 crossed_classes: finished.crossed_classes,
-                currency: finished.cost.map(|cost| cost.currency).unwrap_or_default(),
+                currency: finished.total.and_then(|total| total.cost).map(|cost| cost.currency).unwrap_or_default(),
                 ..Default::default()
             },
         };
@@ -141,5 +144,5 @@ fn responses(known: Option<Event>, generation: Generation) -> Responses {
         }
         Ok(message)
     };
-    stream::iter(known.map(Ok)).chain(events).map(convert).boxed()
+    stream::iter(known.into_iter().map(Ok)).chain(events).map(convert).boxed()
 }

@@ -4,7 +4,7 @@ use super::{HttpState, error, headers, sse};
 use crate::auth::Caller;
 use crate::flow::Generation;
 use crate::openai::{AnswerHead, Common, Endpoint, chat as chat_request, completions as completions_request};
-use crate::output::{Event, cache_hit_percent};
+use crate::output::{Opening, cache_hit_percent};
 use crate::request::{GenerationRequest, Prompt};
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
@@ -13,7 +13,6 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use baton_types::{ErrorKind, RequestError, RequestId, TenantId};
-use futures::StreamExt as _;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tokio::time::{timeout, timeout_at};
@@ -101,16 +100,16 @@ async fn generate(state: &HttpState, body: &[u8], endpoint: Endpoint, head: Head
 async fn respond(state: &HttpState, head: AnswerHead, mut generation: Generation) -> Result<Response, RequestError> {
     let prompt_tokens = generation.prompt_tokens.len();
     if !head.options.stream {
-        let (whole, finished) = generation.events.whole().await?;
-        let percent = cache_hit_percent(finished.usage.cached_tokens, prompt_tokens);
-        return Ok(headers::add_cache_hit(Json(head.whole(&whole, &finished)).into_response(), percent));
+        let (samples, total) = generation.events.whole().await?;
+        let percent = cache_hit_percent(total.usage.cached_tokens, prompt_tokens);
+        return Ok(headers::add_cache_hit(Json(head.whole(&samples, &total)).into_response(), percent));
     }
     // An error before the first token still gets its status; a long queue gets an open stream with keepalives instead.
-    let first = match timeout(state.sse_keepalive, generation.events.next()).await {
-        Ok(event) => event.transpose()?,
-        Err(_) => None,
-    };
-    let cached_tokens = first.as_ref().and_then(Event::cached_tokens);
+    let mut opening = Opening::new(generation.samples);
+    if let Ok(read) = timeout(state.sse_keepalive, opening.read(&mut generation.events)).await {
+        read?;
+    }
+    let (first, cached_tokens) = opening.done();
     let response = sse::response(head, first, generation.events, state.sse_keepalive);
     // A stream that opens before it is known says nothing of it, rather than what may not be so.
     Ok(match cached_tokens {
@@ -120,7 +119,7 @@ async fn respond(state: &HttpState, head: AnswerHead, mut generation: Generation
 }
 
 fn request(prompt: Prompt, common: Common, head: Head) -> GenerationRequest {
-    let Common { model, sampling, stop, prefill_policy, priority, cache, options: _ } = common;
+    let Common { model, sampling, samples, stop, prefill_policy, priority, cache, options: _ } = common;
     let Head { id, tenant, headers, received, deadline } = head;
     GenerationRequest {
         id,
@@ -128,6 +127,7 @@ fn request(prompt: Prompt, common: Common, head: Head) -> GenerationRequest {
         model,
         prompt,
         sampling,
+        samples,
         stop,
         prefill_policy,
         priority,
@@ -151,6 +151,7 @@ fn answer_head(endpoint: Endpoint, options: crate::openai::AnswerOptions, genera
         created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
         prompt_token_ids: if options.return_token_ids { generation.prompt_tokens.to_vec() } else { Vec::new() },
         options,
+        samples: generation.samples,
         seed: generation.seed,
         token_text: Arc::new(move |token| text.as_ref()?.token_bytes(token)),
     }

@@ -19,16 +19,16 @@ struct Chunks {
     events: Events,
     /// Written before anything more is read.
     pending: VecDeque<SseEvent>,
-    offset: usize,
+    /// Characters of text shown of each sample.
+    offsets: Vec<usize>,
 }
 
 /// The streaming answer; dropping its body drops the request.
-pub(super) fn response(head: AnswerHead, first: Option<Event>, events: Events, keepalive: Duration) -> Response {
-    let pending = head.first_chunk().iter().map(chunk).collect();
-    let mut chunks = Chunks { head, events, pending, offset: 0 };
-    if let Some(first) = first {
-        chunks.take(Ok(first));
-    }
+pub(super) fn response(head: AnswerHead, first: Vec<Event>, events: Events, keepalive: Duration) -> Response {
+    let pending = head.first_chunks().iter().map(chunk).collect();
+    let offsets = vec![0; head.samples as usize];
+    let mut chunks = Chunks { head, events, pending, offsets };
+    first.into_iter().for_each(|event| chunks.take(Ok(event)));
     let keepalive = KeepAlive::new().interval(keepalive).text("keepalive");
     let mut response = Sse::new(chunks.stream()).keep_alive(keepalive).into_response();
     // Proxies that buffer would turn a stream into one late body.
@@ -55,11 +55,15 @@ impl Chunks {
     fn take(&mut self, event: EventResult) {
         match event {
             Ok(Event::Delta(delta)) => {
-                self.pending.extend(self.head.delta_chunk(&delta, &mut self.offset).iter().map(chunk));
+                if let Some(offset) = self.offsets.get_mut(delta.sample as usize) {
+                    self.pending.extend(self.head.delta_chunk(&delta, offset).iter().map(chunk));
+                }
             }
             Ok(Event::Finished(finished)) => {
                 self.pending.extend(self.head.last_chunks(&finished).iter().map(chunk));
-                self.pending.push_back(SseEvent::default().data(DONE));
+                if finished.total.is_some() {
+                    self.pending.push_back(SseEvent::default().data(DONE));
+                }
             }
             Err(e) => self.pending.push_back(chunk(&error::body(&e))),
         }

@@ -2,7 +2,7 @@
 
 use super::common::AnswerOptions;
 use super::logprobs::{TextOfToken, chat_logprobs, completion_logprobs};
-use crate::output::{Delta, Finished};
+use crate::output::{Delta, Finished, Total};
 use baton_types::{FinishReason, PhaseTimings, TokenId};
 use serde_json::{Value, json};
 
@@ -30,6 +30,8 @@ pub(crate) struct AnswerHead {
     pub(crate) options: AnswerOptions,
     /// For `return_token_ids`.
     pub(crate) prompt_token_ids: Vec<TokenId>,
+    /// How many choices.
+    pub(crate) samples: u32,
     /// Seed used, given or drawn.
     pub(crate) seed: u64,
     /// Bytes of tokens, for log-probabilities.
@@ -47,8 +49,8 @@ pub(crate) fn finish_reason(reason: FinishReason) -> &'static str {
 
 /// OpenAI's fields, and Baton's own: `cache_write_tokens` among the details, tokens that were computed again where there are some, and a
 /// cost where there is a price.
-fn usage_json(finished: &Finished) -> Value {
-    let usage = &finished.usage;
+fn usage_json(total: &Total) -> Value {
+    let usage = &total.usage;
     let mut json = json!({
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -61,7 +63,7 @@ fn usage_json(finished: &Finished) -> Value {
     if usage.recomputed_tokens > 0 {
         json["recomputed_tokens"] = json!(usage.recomputed_tokens);
     }
-    if let Some(cost) = &finished.cost {
+    if let Some(cost) = &total.cost {
         (json["cost"], json["currency"]) = (json!(cost.amount), json!(cost.currency));
     }
     json
@@ -69,6 +71,14 @@ fn usage_json(finished: &Finished) -> Value {
 
 fn timings_json(timings: &PhaseTimings) -> Value {
     serde_json::to_value(timings).unwrap_or_default()
+}
+
+/// What is known at the end of a choice; the few that crossed numerics classes say so.
+fn add_end(end: &mut Value, finished: &Finished) {
+    end["timings"] = timings_json(&finished.timings);
+    if !finished.crossed_classes.is_empty() {
+        end["crossed_classes"] = json!(finished.crossed_classes);
+    }
 }
 
 impl AnswerHead {
@@ -90,14 +100,18 @@ impl AnswerHead {
         frame
     }
 
-    /// The chunk that opens a stream, where the shape has one.
-    pub(crate) fn first_chunk(&self) -> Option<Value> {
+    /// The chunks that open a stream, one a choice where the shape has any.
+    pub(crate) fn first_chunks(&self) -> Vec<Value> {
+        (0..self.samples).filter_map(|sample| self.first_chunk(sample)).collect()
+    }
+
+    fn first_chunk(&self, sample: u32) -> Option<Value> {
         let mut chunk = match self.endpoint {
             Endpoint::Chat => self.chunk(json!({
-                "index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null,
+                "index": sample, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null,
             })),
             Endpoint::Completions if self.options.return_token_ids => {
-                self.chunk(json!({"index": 0, "text": "", "logprobs": null, "finish_reason": null}))
+                self.chunk(json!({"index": sample, "text": "", "logprobs": null, "finish_reason": null}))
             }
             Endpoint::Completions => return None,
         };
@@ -114,10 +128,10 @@ impl AnswerHead {
         }
         let mut choice = match self.endpoint {
             Endpoint::Chat => json!({
-                "index": 0, "delta": {"content": delta.text}, "logprobs": self.logprobs(delta, offset), "finish_reason": null,
+                "index": delta.sample, "delta": {"content": delta.text}, "logprobs": self.logprobs(delta, offset), "finish_reason": null,
             }),
             Endpoint::Completions => json!({
-                "index": 0, "text": delta.text, "logprobs": self.logprobs(delta, offset), "finish_reason": null,
+                "index": delta.sample, "text": delta.text, "logprobs": self.logprobs(delta, offset), "finish_reason": null,
             }),
         };
         if self.options.return_token_ids {
@@ -126,61 +140,65 @@ impl AnswerHead {
         Some(self.chunk(choice))
     }
 
-    /// The chunks that close a stream: finish reason, then usage where asked for.
+    /// The chunks that close a choice: finish reason, and with the last one the usage where asked for.
     pub(crate) fn last_chunks(&self, finished: &Finished) -> Vec<Value> {
-        let reason = finish_reason(finished.reason);
+        let (index, reason) = (finished.sample, finish_reason(finished.reason));
         let mut end = self.chunk(match self.endpoint {
-            Endpoint::Chat => json!({"index": 0, "delta": {}, "logprobs": null, "finish_reason": reason}),
-            Endpoint::Completions => json!({"index": 0, "text": "", "logprobs": null, "finish_reason": reason}),
+            Endpoint::Chat => json!({"index": index, "delta": {}, "logprobs": null, "finish_reason": reason}),
+            Endpoint::Completions => json!({"index": index, "text": "", "logprobs": null, "finish_reason": reason}),
         });
-        self.add_end(&mut end, finished);
+        add_end(&mut end, finished);
+        end["seed"] = json!(self.seed);
         let mut chunks = vec![end];
-        if self.options.include_usage {
+        if let Some(total) = finished.total.as_ref().filter(|_| self.options.include_usage) {
             let mut usage = self.frame(true, json!([]));
-            usage["usage"] = usage_json(finished);
+            usage["usage"] = usage_json(total);
             chunks.push(usage);
         }
         chunks
     }
 
-    /// The whole answer in one body.
-    pub(crate) fn whole(&self, answer: &Delta, finished: &Finished) -> Value {
-        let reason = finish_reason(finished.reason);
+    /// The whole answer in one body. What one choice has to itself stands beside it, and in it where there are several.
+    pub(crate) fn whole(&self, samples: &[(Delta, Finished)], total: &Total) -> Value {
+        let choices = samples.iter().map(|(answer, finished)| self.choice(answer, finished)).collect();
+        let mut body = self.frame(false, choices);
+        if self.options.return_token_ids {
+            self.add_prompt_tokens(&mut body);
+        }
+        body["usage"] = usage_json(total);
+        match samples {
+            [(_, finished)] => add_end(&mut body, finished),
+            _ => samples.iter().enumerate().for_each(|(i, (_, finished))| add_end(&mut body["choices"][i], finished)),
+        }
+        body["seed"] = json!(self.seed);
+        body
+    }
+
+    fn choice(&self, answer: &Delta, finished: &Finished) -> Value {
+        let (index, reason) = (finished.sample, finish_reason(finished.reason));
         let logprobs = self.logprobs(answer, &mut 0);
         let mut choice = match self.endpoint {
             Endpoint::Chat => json!({
-                "index": 0, "message": {"role": "assistant", "content": answer.text, "refusal": null},
+                "index": index, "message": {"role": "assistant", "content": answer.text, "refusal": null},
                 "logprobs": logprobs, "finish_reason": reason,
             }),
             Endpoint::Completions => {
-                json!({"index": 0, "text": answer.text, "logprobs": logprobs, "finish_reason": reason})
+                json!({"index": index, "text": answer.text, "logprobs": logprobs, "finish_reason": reason})
             }
         };
         if self.options.return_token_ids {
             choice["token_ids"] = json!(answer.token_ids);
         }
-        let mut body = self.frame(false, json!([choice]));
-        if self.options.return_token_ids {
-            self.add_prompt_tokens(&mut body);
-        }
-        body["usage"] = usage_json(finished);
-        self.add_end(&mut body, finished);
-        body
-    }
-
-    /// What is known at the end; the few answers that crossed numerics classes say so.
-    fn add_end(&self, end: &mut Value, finished: &Finished) {
-        end["timings"] = timings_json(&finished.timings);
-        if !finished.crossed_classes.is_empty() {
-            end["crossed_classes"] = json!(finished.crossed_classes);
-        }
-        end["seed"] = json!(self.seed);
+        choice
     }
 
     fn add_prompt_tokens(&self, body: &mut Value) {
         match self.endpoint {
             Endpoint::Chat => body["prompt_token_ids"] = json!(self.prompt_token_ids),
-            Endpoint::Completions => body["choices"][0]["prompt_token_ids"] = json!(self.prompt_token_ids),
+            Endpoint::Completions => {
+                let choices = body["choices"].as_array_mut().into_iter().flatten();
+                choices.for_each(|choice| choice["prompt_token_ids"] = json!(self.prompt_token_ids));
+            }
         }
     }
 

@@ -20,6 +20,7 @@ pub(super) const COMMON: &[Row] = &[
     ("frequency_penalty", Policy::Supported),
     ("repetition_penalty", Policy::Supported),
     ("seed", Policy::Supported),
+    ("n", Policy::Supported),
     ("stop", Policy::Supported),
     ("stop_token_ids", Policy::Supported),
     ("ignore_eos", Policy::Supported),
@@ -36,7 +37,6 @@ pub(super) const COMMON: &[Row] = &[
     ("safety_identifier", Policy::Ignored),
     ("prompt_cache_key", Policy::Ignored),
     ("prompt_cache_retention", Policy::Ignored),
-    ("n", super::fields::only_one()),
     ("logit_bias", only_empty()),
     ("min_p", Policy::Only { accepts: |v| v.as_f64() == Some(0.0), values: "0" }),
     ("min_tokens", Policy::Only { accepts: |v| v.as_u64() == Some(0), values: "0" }),
@@ -87,6 +87,8 @@ pub(crate) struct Common {
     pub(crate) model: String,
     /// Without `max_tokens` defaults and `logprobs`, which differ.
     pub(crate) sampling: Sampling,
+    /// How many answers.
+    pub(crate) samples: u32,
     /// Checked stop strings.
     pub(crate) stop: Vec<String>,
     /// Shape of the answer.
@@ -148,6 +150,7 @@ pub(super) fn take_common(fields: &mut Fields) -> Result<Common, RequestError> {
     Ok(Common {
         model: fields.take("model")?.unwrap_or_default(),
         sampling,
+        samples: fields.take("n")?.unwrap_or(1),
         stop,
         options: AnswerOptions {
             stream,

@@ -21,7 +21,6 @@ fn completion() -> Value {
 #[test]
 fn every_unsupported_field_names_itself() {
     let both = [
-        ("n", json!(2), json!(1)),
         ("logit_bias", json!({"5": 1}), json!({})),
         ("min_p", json!(0.1), json!(0)),
         ("min_tokens", json!(3), json!(0)),
@@ -181,25 +180,53 @@ fn head(endpoint: Endpoint) -> AnswerHead {
         created: 0,
         options: AnswerOptions::default(),
         prompt_token_ids: vec![],
+        samples: 1,
         seed: 1,
         token_text: std::sync::Arc::new(|token| (token < 256).then(|| vec![token as u8])),
     }
 }
 
-#[test]
-fn answers_that_crossed_classes_say_so_and_no_others() {
-    let finished = |crossed: &[&str]| crate::output::Finished {
+fn finished(sample: u32, crossed: &[&str]) -> crate::output::Finished {
+    crate::output::Finished {
+        sample,
         reason: baton_types::FinishReason::Stop,
-        usage: Default::default(),
-        cost: None,
         timings: Default::default(),
         crossed_classes: crossed.iter().map(|class| (*class).to_owned()).collect(),
-    };
+        total: Some(Default::default()),
+    }
+}
+
+#[test]
+fn answers_that_crossed_classes_say_so_and_no_others() {
     for endpoint in [Endpoint::Chat, Endpoint::Completions] {
-        let (head, crossed) = (head(endpoint), finished(&["a/r1", "a/r2"]));
-        assert_eq!(head.whole(&Default::default(), &crossed)["crossed_classes"], json!(["a/r1", "a/r2"]));
+        let (head, crossed) = (head(endpoint), finished(0, &["a/r1", "a/r2"]));
+        let whole = |finished: &crate::output::Finished| {
+            head.whole(&[(Default::default(), finished.clone())], &Default::default())
+        };
+        assert_eq!(whole(&crossed)["crossed_classes"], json!(["a/r1", "a/r2"]));
         assert_eq!(head.last_chunks(&crossed)[0]["crossed_classes"], json!(["a/r1", "a/r2"]));
-        assert_eq!(head.whole(&Default::default(), &finished(&[])).get("crossed_classes"), None);
+        assert_eq!(whole(&finished(0, &[])).get("crossed_classes"), None);
+    }
+}
+
+#[test]
+fn samples_are_choices() {
+    for endpoint in [Endpoint::Chat, Endpoint::Completions] {
+        let head = AnswerHead { samples: 2, ..head(endpoint) };
+        let samples = [0, 1].map(|sample| (Default::default(), finished(sample, &[["a"], ["b"]][sample as usize])));
+        let body = head.whole(&samples, &Default::default());
+        for i in 0..2 {
+            let choice = &body["choices"][i];
+            assert_eq!((choice["index"].as_u64(), choice["finish_reason"].as_str()), (Some(i as u64), Some("stop")));
+            assert_eq!(choice["crossed_classes"], json!([["a", "b"][i]]));
+            assert!(choice["timings"].is_object());
+        }
+        assert!(body["timings"].is_null() && body["usage"].is_object() && body["seed"] == json!(1), "{body}");
+        let opened = if endpoint == Endpoint::Chat { 2 } else { 0 };
+        assert_eq!(head.first_chunks().len(), opened);
+        let delta = crate::output::Delta { sample: 1, text: "x".into(), ..Default::default() };
+        assert_eq!(head.delta_chunk(&delta, &mut 0).unwrap()["choices"][0]["index"], json!(1));
+        assert_eq!(head.last_chunks(&samples[1].1)[0]["choices"][0]["index"], json!(1));
     }
 }
 
@@ -207,6 +234,7 @@ fn answers_that_crossed_classes_say_so_and_no_others() {
 fn logprobs_have_both_shapes() {
     let logprobs = |chosen, top| baton_types::TokenLogprobs { chosen, top };
     let delta = crate::output::Delta {
+        sample: 0,
         text: "ab".into(),
         token_ids: vec![97, 300],
         logprobs: vec![logprobs(-0.5, vec![(97, -0.5), (98, f32::NEG_INFINITY)]), logprobs(-1.0, vec![])],

@@ -13,5 +13,6 @@ mod recovery;
 mod remote;
 mod retries;
 mod room;
+mod samples;
 mod status;
 mod traces;

@@ -17,6 +17,17 @@ pub enum Caching {
     Churned,
 }
 
+/// What becomes of blocks of D while P reads them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// They stay.
+    Undisturbed,
+    /// The pin ends before the first read, and the blocks are evicted and written over.
+    Evicted,
+    /// As that, and the guard is left out: D says that the pin held.
+    Unguarded,
+}
+
 /// One engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup {
@@ -87,6 +98,8 @@ pub struct Case {
     pub ucx: bool,
     /// When requests come.
     pub arrivals: Arrivals,
+    /// What becomes of blocks that are read.
+    pub read: Read,
     /// Of each request, in order.
     pub plans: Vec<Plan>,
     /// The order in which they come.
@@ -106,11 +119,11 @@ impl Case {
         let plans = vec![Plan { route, continued: 0 }; sizes.len()];
         // What is shipped decodes when D is full: otherwise it could end before the next arrives.
         let arrivals = if route.is_shipped() { Arrivals::Gathered } else { Arrivals::Together };
-        Self { p: setup, d: setup, ucx: false, arrivals, plans, order }
+        Self { p: setup, d: setup, ucx: false, arrivals, read: Read::Undisturbed, plans, order }
     }
 
     /// Requests in turn, every other one on D alone, so that the ones between find there what P has not, and read it. Blocks of P and D.
-    pub fn pulling((p, d): (u32, u32), churn: bool, sizes: &[(usize, u32)]) -> Self {
+    pub fn pulling((p, d): (u32, u32), churn: bool, read: Read, sizes: &[(usize, u32)]) -> Self {
         let cache = if churn { Caching::Churned } else { Caching::On };
         let setup = |block_tokens, cache| Setup {
             block_tokens,
@@ -124,7 +137,7 @@ impl Case {
         let routes = [Route::Local, Route::Pulled].into_iter().cycle();
         let plans = routes.map(|route| Plan { route, continued: 0 }).take(sizes.len()).collect();
         let (arrivals, order) = (Arrivals::InTurn, (0..sizes.len()).collect());
-        Self { p: setup(p, Caching::On), d: setup(d, cache), ucx: p == d, arrivals, plans, order }
+        Self { p: setup(p, Caching::On), d: setup(d, cache), ucx: p == d, arrivals, read, plans, order }
     }
 
     pub(super) fn transport(&self) -> TransportChoice {
@@ -243,6 +256,7 @@ impl Dealer {
             d: setup(blocks.1, d_chunk, d_running, threads.1, (lagging.1, tight.1, cache.1)),
             ucx: self.ucx.deal(rng),
             arrivals: self.arrivals.deal(rng),
+            read: Read::Undisturbed,
             plans,
             order,
         };

@@ -1,12 +1,14 @@
 //! The way from P's engine into D's, as the workers go it, without gRPC between.
 
+use super::case::{Case, Read};
+use super::eviction::{Eviction, Owner, PIN_MS};
 use super::side::{Events, Place, Said, Side};
 use super::world::{PATIENCE, index_of};
 use baton_engine::{EngineHandle, PrefillObserver, Run, SequenceRequest};
 use baton_kv_cache::Lease;
 use baton_kv_transfer::{
-    CommitPayload, GrantReply, HandoffFailure, KvTransfer, OpenRequest, Outgoing, Peer, PinQuestion, PinReply,
-    RefuseReason, ReserveOffer, SinkHandler, TransferConfig, TransferError, TransportChoice, VerifiedHandoff,
+    CommitPayload, GrantReply, HandoffFailure, KvTransfer, NoHooks, OpenRequest, Outgoing, Peer, PinQuestion, PinReply,
+    RefuseReason, ReserveOffer, SinkHandler, TransferConfig, TransferError, TransferHooks, VerifiedHandoff,
 };
 use baton_types::{Fence, GroupBlocks, Incarnation, InstanceId, Party, RequestId, TokenId};
 use baton_worker::hold::LeaseHold;
@@ -26,21 +28,34 @@ pub(super) struct Link {
     source: KvTransfer,
     sink: KvTransfer,
     peer: Peer,
+    /// Gets whose blocks were evicted before they were read.
+    pub(super) evicted: Arc<AtomicUsize>,
 }
 
 impl Link {
-    pub(super) fn start(p: &Side, d: &Side, transport: TransportChoice, events: Sender<Said>) -> anyhow::Result<Self> {
-        let serve = |side: &Side, name: &str, handler: Arc<dyn SinkHandler>| {
+    pub(super) fn start(p: &Side, d: &Side, case: &Case, events: Sender<Said>) -> anyhow::Result<Self> {
+        let eviction = Eviction::of(d);
+        let evicted = eviction.forced.clone();
+        let hooks: [Arc<dyn TransferHooks>; 2] = match case.read {
+            Read::Undisturbed => [Arc::new(NoHooks), Arc::new(NoHooks)],
+            Read::Evicted | Read::Unguarded => [Arc::new(eviction), Arc::new(Owner(case.read))],
+        };
+        let [of_p, of_d] = hooks;
+        let serve = |side: &Side, name: &str, hooks: Arc<dyn TransferHooks>, handler: Arc<dyn SinkHandler>| {
             let party = Party { instance: InstanceId::try_new(name)?, incarnation: Incarnation(1) };
-            let config = TransferConfig::new(party, side.compatibility.clone(), side.map.clone(), transport.clone());
+            let mut config = TransferConfig::new(party, side.compatibility.clone(), side.map.clone(), case.transport());
+            config.hooks = hooks;
+            if case.read != Read::Undisturbed {
+                config.limits.pin_ms = PIN_MS;
+            }
             anyhow::Ok(KvTransfer::start(config, side.region.clone(), handler)?)
         };
         let engine = d.engine.clone();
         let (claims, waiting, in_flight) = Default::default();
         let adopter = Arc::new(Adopter { engine, events, claims, waiting, in_flight });
-        let (source, sink) = (serve(p, "p", Arc::new(NoSink))?, serve(d, "d", adopter.clone())?);
+        let (source, sink) = (serve(p, "p", of_p, Arc::new(NoSink))?, serve(d, "d", of_d, adopter.clone())?);
         let peer = Peer { party: sink.party().clone(), address: sink.address(), shard: 0 };
-        Ok(Self { p: p.engine.clone(), d_block_tokens: d.map.layout().block_tokens(), adopter, source, sink, peer })
+        Ok(Self { p: p.engine.clone(), d_block_tokens: d.map.layout().block_tokens(), adopter, source, sink, peer, evicted })
     }
 
     /// How `request` is prefilled on P for D, and the end that commits it.

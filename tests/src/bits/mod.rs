@@ -10,13 +10,14 @@
 
 mod case;
 mod coverage;
+mod eviction;
 mod handoff;
 mod ledger;
 mod run;
 mod side;
 mod world;
 
-pub use case::{Arrivals, Caching, Case, Dealer, Plan, Route, Setup};
+pub use case::{Arrivals, Caching, Case, Dealer, Plan, Read, Route, Setup};
 pub use coverage::Coverage;
 pub use ledger::{Compared, Difference};
 pub use run::{Observed, Truth};

@@ -181,7 +181,7 @@ impl<'a> Running<'a> {
         let ledger = new_ledger(&truth.world);
         let (p, d) = (Side::start(&truth.world, &case.p, &ledger)?, Side::start(&truth.world, &case.d, &ledger)?);
         let (sender, said) = channel();
-        let link = Link::start(&p, &d, case.transport(), sender.clone())?;
+        let link = Link::start(&p, &d, case, sender.clone())?;
         let gathering = Gathering::default();
         if case.arrivals == Arrivals::Gathered {
             ensure!(case.can_gather(), "D has no room to gather {} requests", case.plans.len());
@@ -370,6 +370,7 @@ impl<'a> Running<'a> {
             coverage.add(name, "blocks evicted", side.engine.pool().cache_counts().evicted as usize);
         }
         coverage.add("pulls", "tokens", self.pulled);
+        coverage.add("pulls", "of evicted blocks", self.link.evicted.load(Ordering::SeqCst));
         let preemptions = self.d.engine.load().preemptions;
         let happened = if preemptions > 0 { "preempting" } else { "calm" };
         coverage.note("D", happened);

@@ -102,6 +102,15 @@ impl World {
         Ok(Self::new(family, Arc::new(RandomModel::parse(&spec)?), prompts, outputs))
     }
 
+    /// With `more` samples of a request beside the one that is there: they differ in nothing but their random numbers.
+    pub fn with_samples(mut self, of: usize, more: u32) -> Self {
+        for sample_index in 1..=more {
+            let id = name(self.requests.len());
+            self.requests.push(SequenceRequest { id, sample_index, ..self.requests[of].clone() });
+        }
+        self
+    }
+
     /// The model's name, which for random ones is all there is to know.
     pub fn model(&self) -> &str {
         self.source.name()
