@@ -95,7 +95,8 @@ impl Admission {
     /// Places for all samples of a request, or none.
     pub fn enter_all(&self, samples: u32, priority: i32) -> Result<Vec<Place>, RequestError> {
         if samples as usize > self.0.inside_max {
-            let message = format!("n must be at most {}: so many may run or wait here; got {samples}", self.0.inside_max);
+            let message =
+                format!("n must be at most {}: so many may run or wait here; got {samples}", self.0.inside_max);
             return Err(RequestError::invalid("n", message));
         }
         (0..samples).map(|_| self.enter(priority)).collect()

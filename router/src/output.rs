@@ -213,7 +213,8 @@ mod tests {
     #[tokio::test]
     async fn samples_are_told_apart_and_come_in_order() {
         let total = Total { usage: Usage { completion_tokens: 3, ..Usage::default() }, cost: None };
-        let sent = vec![delta(1, None), delta(0, None), finished(1, None), delta(0, None), finished(0, Some(total.clone()))];
+        let sent =
+            vec![delta(1, None), delta(0, None), finished(1, None), delta(0, None), finished(0, Some(total.clone()))];
         let (samples, told) = events(sent).whole().await.unwrap();
         assert_eq!(told, total);
         let samples: Vec<_> = samples.into_iter().map(|(delta, finished)| (finished.sample, delta.token_ids)).collect();
@@ -224,7 +225,8 @@ mod tests {
     #[tokio::test]
     async fn the_head_waits_for_the_first_token_of_each_sample() {
         let mut opening = Opening::new(2);
-        let mut all = events(vec![delta(0, Some(48)), delta(0, None), finished(0, None), delta(1, Some(32)), delta(1, None)]);
+        let mut all =
+            events(vec![delta(0, Some(48)), delta(0, None), finished(0, None), delta(1, Some(32)), delta(1, None)]);
         opening.read(&mut all).await.unwrap();
         let (read, cached) = opening.done();
         assert_eq!((read.len(), cached), (4, Some(32)));

@@ -147,7 +147,7 @@ def refuses(client):
     chat, completion = client.chat.completions.create, client.completions.create
     bad = openai.BadRequestError
     unsupported = "unsupported_parameter"
-    check(bad, chat, "n", unsupported, "n is not supported", messages=FRANCE, n=2)
+    check(bad, chat, "n", says="n must be 1 to 128", messages=FRANCE, n=129)
     check(bad, chat, "temperature", says="0 to 2", messages=FRANCE, temperature=3)
     check(bad, chat, "max_tokens", says="at least 1", messages=FRANCE, max_tokens=0)
     check(bad, chat, "messages", messages=[])

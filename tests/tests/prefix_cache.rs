@@ -96,12 +96,21 @@ async fn samples_share_the_prompt_and_draw_for_themselves() -> anyhow::Result<()
         let computed = (rows().await? - before) as u64;
         let samples = choices(&together.body);
         ensure!(samples.len() as u64 == SAMPLES && samples.iter().all(|tokens| tokens.len() == 8), "{together:?}");
-        ensure!((1..samples.len()).all(|i| !samples[..i].contains(&samples[i])), "{policy}: they are alike: {samples:?}");
+        ensure!(
+            (1..samples.len()).all(|i| !samples[..i].contains(&samples[i])),
+            "{policy}: they are alike: {samples:?}"
+        );
         let usage = &together.body["usage"];
-        ensure!(usage["prompt_tokens"] == PROMPT_TOKENS && usage["completion_tokens"] == 8 * SAMPLES, "{policy}: {usage}");
+        ensure!(
+            usage["prompt_tokens"] == PROMPT_TOKENS && usage["completion_tokens"] == 8 * SAMPLES,
+            "{policy}: {usage}"
+        );
         ensure!(details(&together.body)? == (0, CACHED_TOKENS), "{policy}: {usage}");
         // The prompt once, and its last block once more for each of the others.
-        ensure!(computed == PROMPT_TOKENS + (SAMPLES - 1) * (PROMPT_TOKENS - CACHED_TOKENS), "{policy}: {computed} rows");
+        ensure!(
+            computed == PROMPT_TOKENS + (SAMPLES - 1) * (PROMPT_TOKENS - CACHED_TOKENS),
+            "{policy}: {computed} rows"
+        );
         ensure!(choices(&ask(SAMPLES, true).await?.body) == samples, "{policy}: other tokens without caches");
         ensure!(choices(&ask(1, false).await?.body) == samples[..1], "{policy}: the first is not the only one's");
     }

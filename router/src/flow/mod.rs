@@ -227,7 +227,8 @@ impl Core {
         }
         check_vocab("stop_token_ids", &request.sampling.stop_token_ids, &model.card)?;
         let tokenize = tracing::info_span!(parent: span, "tokenize");
-        let tokens = self.tokenizing.run(&request.prompt, model.text.clone(), model.tokens_max, request.deadline, turns);
+        let tokens =
+            self.tokenizing.run(&request.prompt, model.text.clone(), model.tokens_max, request.deadline, turns);
         let (tokens, turns) = tokens.instrument(tokenize).await?;
         check_tokens(&tokens, &model.card)?;
         let sampling = request.sampling.resolve(&model.card.defaults, tokens.len(), model.tokens_max)?;

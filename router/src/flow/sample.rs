@@ -172,4 +172,3 @@ impl<'a> Sample<'a> {
         Ok(reason)
     }
 }
-

@@ -184,7 +184,7 @@ async fn errors_have_statuses_and_openai_shapes() {
     }
     let long = "x".repeat(3000);
     let cases = [
-        ("POST /v1/completions", "", json!({"prompt": "x", "n": 2}), 400, "n"),
+        ("POST /v1/completions", "", json!({"prompt": "x", "n": 0}), 400, "n"),
         ("POST /v1/completions", "", json!({"prompt": "x", "temperature": 3}), 400, "temperature"),
         ("POST /v1/completions", "", json!({"prompt": "x", "priority": 101}), 400, "priority"),
         ("POST /v1/completions", "", json!({"prompt": "x", "model": "other"}), 404, "model"),

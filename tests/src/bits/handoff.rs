@@ -55,7 +55,15 @@ impl Link {
         let adopter = Arc::new(Adopter { engine, events, claims, waiting, in_flight });
         let (source, sink) = (serve(p, "p", of_p, Arc::new(NoSink))?, serve(d, "d", of_d, adopter.clone())?);
         let peer = Peer { party: sink.party().clone(), address: sink.address(), shard: 0 };
-        Ok(Self { p: p.engine.clone(), d_block_tokens: d.map.layout().block_tokens(), adopter, source, sink, peer, evicted })
+        Ok(Self {
+            p: p.engine.clone(),
+            d_block_tokens: d.map.layout().block_tokens(),
+            adopter,
+            source,
+            sink,
+            peer,
+            evicted,
+        })
     }
 
     /// How `request` is prefilled on P for D, and the end that commits it.
