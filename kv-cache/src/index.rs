@@ -8,8 +8,9 @@
 //!
 //! - A worker counts only while it is *current*: its snapshot came whole and every event after it. After a gap it holds
 //!   nothing, as far as anybody can see, until its next snapshot, which the caller asks for.
-//! - The index never says more than it was told. A hit ends at the first block that the worker does not hold, whatever it
-//!   holds behind, so lookups read the chain from its start and do not rely on leaves being evicted first.
+//! - Caches give up leaves first, so whoever holds a block holds all before it, after each of its events. A lookup relies on that: it
+//!   reads about every square root of the chain's blocks, and between two of them only where a hit ends. A worker with holes in what it
+//!   tells is believed to have up to one of them: its own look decides in any case.
 //! - What is too much is refused and counted: hits come out shorter, never wrong.
 //! - Nothing is scanned while somebody waits. A worker's blocks are bits under a *slot*; one that leaves, restarts or is lost
 //!   has its slot retired, which costs nothing, and events to come sweep retired slots out, a segment of the map at a time.
@@ -25,7 +26,7 @@ use crate::{HASH_TOKENS, PrefixHash};
 use baton_types::{Incarnation, InstanceId};
 use holders::Added;
 use sequence::{Sequence, Verdict};
-use slots::{NEAR, SLOTS, SlotSet, bits};
+use slots::{SLOTS, SlotSet};
 use std::collections::HashMap;
 use table::{BATCH, Table};
 
@@ -232,42 +233,58 @@ impl PrefixIndex {
     /// left out. In no particular order.
     pub fn lookup(&self, chain: &[PrefixHash]) -> Vec<CachedPrefix<'_>> {
         let mut found = Vec::new();
-        let mut alive = self.current;
-        let far = alive.far_words();
-        let strides: Vec<_> = self.strides.iter().zip(1..).filter(|(slots, _)| !slots.is_empty()).collect();
-        // Every block of every worker ends at a multiple of this many groups.
-        let step = strides.iter().map(|(_, groups)| *groups).reduce(common_divisor).unwrap_or(1);
-        let mut end = |slot: usize, groups: usize| {
-            let Slot { worker, block_groups, .. } = &self.slots[slot];
-            let tokens = groups / block_groups * block_groups * HASH_TOKENS;
-            found.extend(worker.as_ref().filter(|_| tokens > 0).map(|worker| CachedPrefix { worker, tokens }));
-        };
-        let mut ends = (step..=chain.len()).step_by(step);
-        // The first batch is small: most prompts that share nothing end there.
-        let mut batch = BATCH / 4;
-        while !alive.is_empty() {
-            let names = ends.clone().take(batch).map(|groups| &chain[groups - 1]);
-            let (holders, count) = self.table.holders(names);
-            if count == 0 {
-                break;
+        for (slots, groups) in self.strides.iter().zip(1..) {
+            let mut alive = self.current.and(slots);
+            let ends: Vec<&PrefixHash> = chain.iter().skip(groups - 1).step_by(groups).collect();
+            if alive.is_empty() || ends.is_empty() {
+                continue;
             }
-            for (holders, groups) in holders[..count].iter().zip(&mut ends) {
-                let held = if holders.has_far() { self.table.far_set(holders) } else { Default::default() };
-                for (slots, _) in strides.iter().filter(|(_, stride)| groups.is_multiple_of(*stride)) {
-                    let lost = alive.near & slots.near & !holders.near;
-                    bits(lost).for_each(|slot| end(slot, groups - 1));
-                    alive.near &= !lost;
-                    for i in far.clone() {
-                        let lost = alive.far[i] & slots.far[i] & !held[i];
-                        bits(lost).for_each(|bit| end(NEAR + 64 * i + bit, groups - 1));
-                        alive.far[i] &= !lost;
-                    }
-                }
+            let mut end = |slots: &SlotSet, blocks: usize| {
+                let tokens = blocks * groups * HASH_TOKENS;
+                let workers = slots.iter().filter_map(|slot| self.slots[slot].worker.as_ref());
+                found.extend(workers.filter(|_| tokens > 0).map(|worker| CachedPrefix { worker, tokens }));
+            };
+            let stride = ends.len().isqrt();
+            let coarse = (stride - 1..ends.len()).step_by(stride).chain([ends.len() - 1]);
+            let mut between = Vec::new();
+            self.walk(&ends, coarse, &mut alive, 0, |held, last, lost| between.push((held..last, lost)));
+            end(&alive, ends.len());
+            for (blocks, mut alive) in between {
+                let (first, last) = (blocks.start, blocks.end);
+                self.walk(&ends, blocks, &mut alive, first, |held, _, lost| end(&lost, held));
+                end(&alive, last);
             }
-            batch = BATCH;
         }
-        alive.iter().for_each(|slot| end(slot, chain.len()));
         found
+    }
+
+    /// Reads who holds the blocks at `positions`, ascending, of which all in `alive` hold those before `held`. `lost` is told of those that
+    /// do not hold one: how many blocks they hold at least, the position of that one, and who they are. They leave `alive`.
+    fn walk(
+        &self,
+        ends: &[&PrefixHash],
+        mut positions: impl Iterator<Item = usize> + Clone,
+        alive: &mut SlotSet,
+        mut held: usize,
+        mut lost: impl FnMut(usize, usize, SlotSet),
+    ) {
+        let far = alive.far_words();
+        while !alive.is_empty() {
+            let (holders, count) = self.table.holders(positions.clone().take(BATCH).map(|at| ends[at]));
+            if count == 0 {
+                return;
+            }
+            for (holders, at) in holders[..count].iter().zip(&mut positions) {
+                let holds = if holders.has_far() { self.table.far_set(holders) } else { Default::default() };
+                let mut without = SlotSet { near: alive.near & !holders.near, ..SlotSet::default() };
+                far.clone().for_each(|i| without.far[i] = alive.far[i] & !holds[i]);
+                if !without.is_empty() {
+                    *alive = alive.and_not(&without);
+                    lost(held, at, without);
+                }
+                held = at + 1;
+            }
+        }
     }
 
     /// Blocks that a worker is known to hold; none unless it is current.
@@ -352,9 +369,4 @@ impl PrefixIndex {
             self.taken.remove(slot);
         }
     }
-}
-
-/// The largest number that divides both, of numbers up to [`BLOCK_GROUPS_MAX`].
-fn common_divisor(a: usize, b: usize) -> usize {
-    (1..=a).rev().find(|d| a.is_multiple_of(*d) && b.is_multiple_of(*d)).unwrap_or(1)
 }

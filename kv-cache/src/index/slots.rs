@@ -29,6 +29,20 @@ impl SlotSet {
         self.near == 0 && self.far == [0; FAR_WORDS]
     }
 
+    /// The slots of both.
+    pub(super) fn and(&self, other: &Self) -> Self {
+        self.of_each(other, |a, b| a & b)
+    }
+
+    /// The slots that are not in the other.
+    pub(super) fn and_not(&self, other: &Self) -> Self {
+        self.of_each(other, |a, b| a & !b)
+    }
+
+    fn of_each(&self, other: &Self, of: impl Fn(u64, u64) -> u64) -> Self {
+        Self { near: of(self.near, other.near), far: std::array::from_fn(|i| of(self.far[i], other.far[i])) }
+    }
+
     /// The lowest slot that is not in the set.
     pub(super) fn lowest_absent(&self) -> Option<usize> {
         let words = std::iter::once(self.near).chain(self.far);

@@ -44,20 +44,18 @@ fn hit(worker: usize, groups: usize) -> (String, usize) {
 }
 
 #[test]
-fn a_hit_ends_at_the_first_hole() {
+fn a_hit_is_as_long_as_what_is_held() {
     let mut index = index_of(3, 1000);
     let prompt = chain(0, 100);
     send(&mut index, 0, 1, CacheChange::Stored(&prompt[..70]));
     send(&mut index, 1, 1, CacheChange::Stored(&prompt));
-    send(&mut index, 2, 1, CacheChange::Stored(&prompt[1..]));
     assert_eq!(hits(&index, &prompt), [hit(0, 70), hit(1, 100)]);
     assert_eq!(hits(&index, &prompt[..5]), [hit(0, 5), hit(1, 5)]);
-    // What is behind a hole counts again once the hole is filled.
-    send(&mut index, 1, 2, CacheChange::Removed(&prompt[40..41]));
+    send(&mut index, 1, 2, CacheChange::Removed(&prompt[40..]));
     assert_eq!(hits(&index, &prompt), [hit(0, 70), hit(1, 40)]);
     send(&mut index, 1, 3, CacheChange::Stored(&prompt[40..41]));
-    send(&mut index, 2, 2, CacheChange::Stored(&prompt[..1]));
-    assert_eq!(hits(&index, &prompt), [hit(0, 70), hit(1, 100), hit(2, 100)]);
+    send(&mut index, 2, 1, CacheChange::Stored(&prompt[..1]));
+    assert_eq!(hits(&index, &prompt), [hit(0, 70), hit(1, 41), hit(2, 1)]);
     assert_eq!(hits(&index, &chain(1, 10)), []);
     assert_eq!(hits(&index, &[]), []);
 }
@@ -74,15 +72,14 @@ fn blocks_of_every_size_are_whole() {
     assert_eq!(hits(&index, &prompt), [hit(0, 24), hit(1, 24), hit(2, 24), hit(3, 24)]);
     assert_eq!(hits(&index, &prompt[..23]), [hit(0, 23), hit(1, 22), hit(2, 21), hit(3, 16)]);
     assert_eq!(hits(&index, &prompt[..7]), [hit(0, 7), hit(1, 6), hit(2, 6)]);
-    // The name behind group 18 ends a block of workers 0, 1 and 2; worker 3 has none that ends there.
+    // All blocks that end behind group 17.
     for worker in 0..4 {
-        send(&mut index, worker, 1, CacheChange::Removed(&prompt[17..18]));
+        send(&mut index, worker, 1, CacheChange::Removed(&prompt[17..]));
     }
-    assert_eq!(hits(&index, &prompt), [hit(0, 17), hit(1, 16), hit(2, 15), hit(3, 24)]);
-    // Without a worker of 16 tokens not every name is looked for.
+    assert_eq!(hits(&index, &prompt), [hit(0, 17), hit(1, 16), hit(2, 15), hit(3, 16)]);
     index.leave(&name(0));
     index.leave(&name(2));
-    assert_eq!(hits(&index, &prompt), [hit(1, 16), hit(3, 24)]);
+    assert_eq!(hits(&index, &prompt), [hit(1, 16), hit(3, 16)]);
     for bad in [0, 8, 24, 144] {
         assert_eq!(index.join(&name(9), Incarnation(1), bad), Err(JoinError::BlockTokens(bad)));
     }
@@ -271,12 +268,14 @@ impl Model {
         });
     }
 
-    fn hits(&self, chain: &[PrefixHash]) -> Vec<(String, usize)> {
-        let has = |worker: usize, block: &PrefixHash| self.holders.get(block).is_some_and(|w| w.contains(&worker));
-        let groups = |worker: usize| chain.iter().take_while(|block| has(worker, block)).count();
-        let mut hits: Vec<_> = self.current.iter().map(|w| hit(*w, groups(*w))).filter(|h| h.1 > 0).collect();
-        hits.sort();
-        hits
+    fn has(&self, worker: usize, block: &PrefixHash) -> bool {
+        self.current.contains(&worker) && self.holders.get(block).is_some_and(|workers| workers.contains(&worker))
+    }
+
+    /// Whether a hit of the chain ends at a block that the worker does not hold: at the only one where there are no holes.
+    fn may_hit(&self, worker: usize, chain: &[PrefixHash], groups: usize) -> bool {
+        let ends = groups == chain.len() || !self.has(worker, &chain[groups]);
+        ends && (groups == 0 || self.has(worker, &chain[groups - 1]))
     }
 
     fn blocks_of(&self, worker: usize) -> usize {
@@ -359,8 +358,18 @@ fn compare(workers: usize, steps: Vec<Step>, names: &[PrefixHash]) -> Result<(),
             prop_assert_eq!(index.blocks_of(&name(worker)), model.blocks_of(worker));
         }
         for from in [0, names.len() / 2] {
-            prop_assert_eq!(hits(&index, &names[from..]), model.hits(&names[from..]));
+            let found: BTreeMap<_, _> = hits(&index, &names[from..]).into_iter().collect();
+            for worker in 0..workers {
+                let groups = found.get(name(worker).as_str()).copied().unwrap_or(0);
+                prop_assert!(model.may_hit(worker, &names[from..], groups), "worker {} has {} groups", worker, groups);
+            }
         }
+    }
+    for block in names {
+        let held: Vec<_> = hits(&index, std::slice::from_ref(block));
+        let mut expected: Vec<_> = (0..workers).filter(|w| model.has(*w, block)).map(|w| hit(w, 1)).collect();
+        expected.sort();
+        prop_assert_eq!(held, expected);
     }
     while index.sweep(10_000) {}
     // What is swept clean holds no more than the model does.
@@ -383,6 +392,29 @@ proptest! {
     fn it_is_the_plain_map_where_names_collide(steps in steps(6, 90), homes in 1u64..30) {
         let name = |i: u64| PrefixHash(u128::to_le_bytes((i % homes * (u64::MAX / homes)) as u128 >> 32 << 96 | i as u128));
         compare(6, steps, &(0..90).map(name).collect::<Vec<_>>())?;
+    }
+
+    /// Workers with blocks of every size that hold so many groups of one chain, which is what caches do: each has what it has, whatever is
+    /// asked for.
+    #[test]
+    fn hits_of_caches_are_exact(
+        held in proptest::collection::vec((1usize..=8, 0usize..=300), 1..70),
+        asked in proptest::collection::vec(0usize..=300, 1..20),
+    ) {
+        let prompt = chain(5, 300);
+        let mut index = PrefixIndex::new(10_000);
+        for (worker, (groups, held)) in held.iter().enumerate() {
+            index.join(&name(worker), Incarnation(1), 16 * *groups as u32).unwrap();
+            let blocks: Vec<_> = prompt[..*held].iter().skip(groups - 1).step_by(*groups).copied().collect();
+            snapshot(&mut index, worker, 0, &blocks);
+        }
+        for asked in asked {
+            let whole = |(groups, held): &(usize, usize)| held.min(&asked) / groups * groups;
+            let expected = held.iter().enumerate().map(|(worker, held)| hit(worker, whole(held)));
+            let mut expected: Vec<_> = expected.filter(|(_, groups)| *groups > 0).collect();
+            expected.sort();
+            prop_assert_eq!(hits(&index, &prompt[..asked]), expected);
+        }
     }
 
     /// More workers than have a bit in the entry.
