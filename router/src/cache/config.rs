@@ -1,7 +1,9 @@
 //! The section `cache`.
 
 use baton_node::config::{Check, Checker, Secret};
+use baton_types::TenantId;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// Workers keep nothing for longer: a week.
 const MS_MAX: u64 = 7 * 24 * 3_600_000;
@@ -27,6 +29,8 @@ pub struct CacheConfig {
     /// Most different blocks in the index of what workers have cached, at 64 to 96 bytes each once they are there; what is more counts as
     /// not cached. 0 keeps no index: then nobody knows what is cached where.
     pub index_blocks_max: usize,
+    /// Tenants whose prompts are pinned, and for how many milliseconds, where a request states no time. Their quota is that of workers.
+    pub pins: BTreeMap<TenantId, u64>,
 }
 
 impl Default for CacheConfig {
@@ -39,6 +43,7 @@ impl Default for CacheConfig {
             secret: None,
             // Less than 1 GiB; 160 million tokens in blocks of 16.
             index_blocks_max: 10_000_000,
+            pins: BTreeMap::new(),
         }
     }
 }
@@ -48,6 +53,9 @@ impl Check for CacheConfig {
         at.range("ttl_ms", self.ttl_ms.unwrap_or(0), 0..=MS_MAX)
             .range("ttl_ms_max", self.ttl_ms_max, 0..=MS_MAX)
             .range("pin_ms_max", self.pin_ms_max, 0..=MS_MAX);
+        for (tenant, ms) in self.pins.iter().filter(|(_, ms)| !(1..=MS_MAX).contains(ms)) {
+            at.problem("pins", format!("{tenant} must be 1 to {MS_MAX}, got {ms}"));
+        }
         let fits = self.secret.as_ref().is_none_or(|secret| SECRET_BYTES.contains(&secret.expose().len()));
         at.require("secret", fits, "16 to 4096 bytes").range("index_blocks_max", self.index_blocks_max, 0..=1 << 30);
     }

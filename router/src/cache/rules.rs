@@ -49,7 +49,7 @@ impl CacheRules {
 
     /// What workers are told of a request of `tenant`; `None` where it uses no cache. What it asks for is checked in any case.
     pub(crate) fn resolve(&self, tenant: &TenantId, options: &CacheOptions) -> Result<Option<CacheUse>, RequestError> {
-        let CacheConfig { enabled, ttl_ms, ttl_ms_max, pin_ms_max, secret, index_blocks_max: _ } = &self.0;
+        let CacheConfig { enabled, ttl_ms, ttl_ms_max, pin_ms_max, pins, secret, index_blocks_max: _ } = &self.0;
         if options.salt.as_ref().is_some_and(|salt| salt.is_empty() || salt.len() > SALT_BYTES_MAX) {
             let message = format!("cache_salt must be 1 to {SALT_BYTES_MAX} bytes long; leave it out to have none");
             return Err(RequestError::invalid("cache_salt", message));
@@ -62,7 +62,8 @@ impl CacheRules {
             asked => Ok(asked),
         };
         let ttl = within("cache.ttl_ms", options.ttl_ms, *ttl_ms_max)?.or(*ttl_ms);
-        let pin = within("cache.pin_ms", options.pin_ms, *pin_ms_max)?.filter(|ms| *ms > 0);
+        let pin = within("cache.pin_ms", options.pin_ms, *pin_ms_max)?.or(pins.get(tenant).copied());
+        let pin = pin.filter(|ms| *ms > 0);
         if !enabled || options.off {
             return Ok(None);
         }
@@ -129,6 +130,13 @@ mod tests {
         let long = rules(|c| c.ttl_ms = Some(5_000));
         assert_eq!(times(&long, None, None), Ok((Some(5_000), None)));
         assert_eq!(times(&long, Some(9), None), Ok((Some(9), None)));
+        // Nor is a tenant's own pin, which a request may shorten, or do without.
+        let pinned = rules(|c| c.pins = [(alice(), 9_000)].into());
+        for (asked, pin) in [(None, Some(9_000)), (Some(5), Some(5)), (Some(0), None)] {
+            assert_eq!(times(&pinned, None, asked), Ok((None, pin)));
+        }
+        let others = rules(|c| c.pins = [(TenantId::try_new("bob").unwrap(), 9_000)].into());
+        assert_eq!(times(&others, None, None), Ok((None, None)));
     }
 
     #[test]

@@ -200,7 +200,8 @@ fn every_model_lies_on_a_volume_of_its_pod() -> anyhow::Result<()> {
 
 #[test]
 fn values_reach_the_processes() -> anyhow::Result<()> {
-    let expected: [(&str, &str, &[&str]); 5] = [
+    let expected: [(&str, &str, &[&str]); 6] = [
+        ("cpu", "baton-router", &["policy = \"least-loaded\"", "prefill_policy = \"remote\""]),
         (
             "multi-model",
             "baton-decode-worker",
@@ -216,6 +217,7 @@ fn values_reach_the_processes() -> anyhow::Result<()> {
                 "ttl_ms = 600000",
                 "ttl_ms_max = 7200000",
                 "pin_ms_max = 3600000",
+                "acme = 600000",
                 "secret = \"********\"",
                 "[prices.models.\"meta-llama/Llama-3.1-8B\"]",
                 "cached_input = 0.05",

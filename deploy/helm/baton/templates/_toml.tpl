@@ -67,9 +67,10 @@ keys that are more than a word: a dot in them would otherwise make a section. */
 {{- $config := include "baton.config.common" (dict "root" . "drain" .Values.router.drain) | fromJson -}}
 {{- $_ := set $config "grpc" (dict "listen" (printf "%s:50051" $any)) -}}
 {{- $_ := set $config "http" (dict "listen" (printf "%s:8000" $any)) -}}
-{{- $_ := set $config "placement" (dict "prefill_policy" .Values.router.prefillPolicy) -}}
+{{- $_ := set $config "placement" (dict "prefill_policy" .Values.router.prefillPolicy "policy" .Values.router.placementPolicy) -}}
 {{- $cache := dict "enabled" .Values.router.cache.enabled "ttl_ms_max" (mul (int64 .Values.router.cache.ttlSecondsMax) 1000) "pin_ms_max" (mul (int64 .Values.router.cache.pinSecondsMax) 1000) -}}
 {{- if not (kindIs "invalid" .Values.router.cache.ttlSeconds) -}}{{- $_ := set $cache "ttl_ms" (mul (int64 .Values.router.cache.ttlSeconds) 1000) -}}{{- end -}}
+{{- with .Values.router.cache.pins -}}{{- $pins := dict -}}{{- range $tenant, $seconds := . -}}{{- $_ := set $pins $tenant (mul (int64 $seconds) 1000) -}}{{- end -}}{{- $_ := set $cache "pins" $pins -}}{{- end -}}
 {{- $_ := set $config "cache" $cache -}}
 {{- if .Values.router.prices.models -}}{{- $_ := set $config "prices" .Values.router.prices -}}{{- end -}}
 {{- if include "baton.auth.secret" . -}}{{- $_ := set $config "auth" (dict "keys_file" "/etc/baton/auth/keys") -}}{{- end -}}
