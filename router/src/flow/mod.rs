@@ -10,6 +10,7 @@ mod job;
 mod names;
 mod place;
 mod remote;
+mod run;
 mod sample;
 mod tokenize;
 
@@ -252,7 +253,7 @@ impl Core {
         };
         let prepared = Prepared { model, tokens, cache, names, sampling, stops, metrics, span: span.clone() };
         let policy = request.prefill_policy.unwrap_or(self.limits.policy);
-        job::spawn(self, Job::new(request, policy, prepared), turns, out);
+        run::start(self, Job::new(request, policy, prepared), turns, out);
         Ok(generation)
     }
 }

@@ -1,0 +1,79 @@
+//! All samples of a request, run at once: the request ends with the last of them, or with the first that fails.
+
+use super::answer::{Answer, AnswerLimits};
+use super::job::Job;
+use super::sample::Sample;
+use super::{Core, end};
+use crate::admission::Place;
+use crate::output::{Event, EventResult, Finished, Total, usage_of_all};
+use baton_types::{ErrorKind, RequestError};
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::mpsc::{self, OwnedPermit};
+use tracing::Instrument;
+
+/// Starts the task of a job with a sample for each turn; it lives as long as its client listens.
+pub(super) fn start(core: &Arc<Core>, job: Job, turns: Vec<Place>, out: mpsc::Sender<EventResult>) {
+    let span = job.span.clone();
+    // Within the span for log lines that it is started in.
+    core.tasks.spawn(run(job, core.clone(), turns, out).in_current_span().instrument(span));
+}
+
+/// Runs the request to its end and tells the client about it. Ends early when the client goes, the deadline passes or the router stops.
+async fn run(job: Job, core: Arc<Core>, turns: Vec<Place>, out: mpsc::Sender<EventResult>) {
+    // Taken before anything else is sent: a client that stopped reading still finds out why it was cut off.
+    let mut ends: Vec<_> = turns.iter().filter_map(|_| out.clone().try_reserve_owned().ok()).collect();
+    let samples: Vec<Sample<'_>> = (0..turns.len() as u32).map(|index| Sample::new(&job, index)).collect();
+    let limits = AnswerLimits { max_tokens: job.sampling.max_tokens, client_stall_max: core.limits.client_stall_max };
+    let mut answers: Vec<_> = samples.iter().map(|sample| sample.answer(&out, limits)).collect();
+    let running = samples.iter().zip(&mut answers).zip(turns);
+    let running: FuturesUnordered<_> =
+        running.map(|((sample, answer), turn)| sample.run(&core, turn, answer)).collect();
+    let result = tokio::select! {
+        biased;
+        () = out.closed() => Err(RequestError::new(ErrorKind::Cancelled, "the client is gone")),
+        () = core.abort.cancelled() => Err(RequestError::new(ErrorKind::Unavailable, "the router is stopping; send the request again")),
+        () = tokio::time::sleep_until(job.deadline.into()) => {
+            Err(RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed before the answer was finished"))
+        }
+        result = all(running, &mut ends) => result,
+    };
+    let usage = usage_of_all(answers.iter().filter(|answer| answer.has_started()).map(Answer::usage));
+    let usage = usage.unwrap_or_else(|| answers.first().map(Answer::usage).unwrap_or_default());
+    let cost = core.prices.cost(&job.model.card.id, &usage);
+    let summary = end::Summary {
+        usage,
+        cost: cost.as_ref(),
+        queued: samples.iter().map(Sample::queued).min().unwrap_or_default(),
+        first_token: answers.iter().filter_map(Answer::first_token_at).min(),
+    };
+    end::record(&core, &job, &result, &summary);
+    for (sample, answer) in samples.iter().zip(&answers) {
+        core.experience.learn(&job.model.card.id, &sample.ended(answer, result.is_ok()), Instant::now());
+    }
+    drop(answers);
+    if let Some(end) = ends.pop() {
+        end.send(result.map(|last| Event::Finished(Finished { total: Some(Total { usage, cost }), ..last })));
+    }
+}
+
+/// Tells the client of each sample that ends; the last one is the result.
+async fn all(
+    mut running: FuturesUnordered<impl Future<Output = Result<Finished, RequestError>>>,
+    ends: &mut Vec<OwnedPermit<EventResult>>,
+) -> Result<Finished, RequestError> {
+    loop {
+        let finished = match running.next().await {
+            Some(result) => result?,
+            None => return Err(RequestError::new(ErrorKind::Internal, "a request without samples")),
+        };
+        if running.is_empty() {
+            return Ok(finished);
+        }
+        if let Some(end) = ends.pop() {
+            end.send(Ok(Event::Finished(finished)));
+        }
+    }
+}
