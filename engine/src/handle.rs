@@ -180,12 +180,17 @@ impl EngineHandle {
         if shared.starved.load(Ordering::Acquire) {
             return None;
         }
-        shared.pool.try_reserve(Reserve {
+        let wanted = || Reserve {
             names,
             reuse_tokens_max: tokens.saturating_sub(1),
             blocks: tokens.div_ceil(shared.block_tokens),
             keep_free: shared.config.watermark_blocks as usize,
             now: Instant::now(),
+        };
+        shared.pool.try_reserve(wanted()).or_else(|| {
+            // Where nobody holds anything, nothing but pins keeps it out, and it would wait for their end.
+            let waived = shared.pool.counts().referenced == 0 && shared.pool.waive_pins();
+            waived.then(|| shared.pool.try_reserve(wanted())).flatten()
         })
     }
 

@@ -146,7 +146,7 @@ impl Books {
 
     /// Caches the whole blocks that hold the first `tokens` tokens, whose KV is complete. A row that is cached already, from elsewhere,
     /// is exchanged for that one; what it was goes to `spare`, since somebody may be reading it. The first `stored` rows are cached, and
-    /// kept, already; returns how many are now.
+    /// kept, already; returns how many are now, and how many nobody had stored before.
     pub(crate) fn store(
         &mut self,
         table: &mut GroupBlocks,
@@ -154,12 +154,12 @@ impl Books {
         stored: usize,
         (names, tokens): (&[PrefixHash], usize),
         (keep, now): (Keep, Instant),
-    ) -> usize {
-        let Some(cache) = &mut self.cache else { return 0 };
+    ) -> (usize, usize) {
+        let Some(cache) = &mut self.cache else { return (0, 0) };
         cache.at(now);
         let rows = table.0.iter().map(Vec::len).min().unwrap_or(0).min(tokens / cache.block_tokens());
         let mut parent = stored.checked_sub(1).and_then(|row| cache.by_block(table.0[0][row]));
-        let mut done = stored;
+        let (mut done, mut added) = (stored, 0);
         for row in stored..rows {
             let Some(name) = cache.name_of(names, row) else { break };
             let known = cache.by_block(table.0[0][row]);
@@ -177,6 +177,7 @@ impl Books {
                     there
                 }
                 (None, None) => {
+                    added += 1;
                     let blocks = table.0.iter().map(|group| group[row]);
                     cache.add(name, parent, keep.ttl, blocks)
                 }
@@ -184,7 +185,7 @@ impl Books {
             cache.keep(id, keep);
             (parent, done) = (Some(id), row + 1);
         }
-        done
+        (done, added)
     }
 
     /// Blocks of each group that could be had if these tables were given back.
@@ -242,6 +243,11 @@ impl Books {
         let row = cache.blocks(id).to_vec();
         cache.evict(id);
         free_row(&mut self.pool, &row);
+    }
+
+    /// Ends the pins of all that nobody uses; whether there were any.
+    pub(crate) fn waive_pins(&mut self) -> bool {
+        self.cache.as_mut().is_some_and(PrefixCache::waive_pins)
     }
 
     /// Evicts everything that may go; whether anything did.

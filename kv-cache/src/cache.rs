@@ -252,6 +252,13 @@ impl PrefixCache {
         }
     }
 
+    /// Ends the pins of idle blocks; whether there were any.
+    pub(crate) fn waive_pins(&mut self) -> bool {
+        let pinned = self.entries.in_line(Line::Pinned);
+        pinned.iter().for_each(|id| self.unpin(*id));
+        !pinned.is_empty()
+    }
+
     /// The block that makes room next.
     pub(crate) fn oldest(&self) -> Option<EntryId> {
         self.entries.first(Line::Evictable)

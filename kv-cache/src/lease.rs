@@ -14,6 +14,8 @@ pub struct Lease {
     cached: usize,
     /// Rows that are known to be cached: the next store begins behind them.
     stored: usize,
+    /// Rows that this lease stored and nobody had before.
+    added: usize,
     /// Blocks that were exchanged for cached ones; somebody may still be reading them.
     spare: GroupBlocks,
 }
@@ -32,7 +34,7 @@ pub struct ForkCopy {
 impl Lease {
     pub(crate) fn new(pool: SharedPool, blocks: GroupBlocks, cached: usize) -> Self {
         let spare = GroupBlocks(vec![Vec::new(); blocks.0.len()]);
-        Self { pool, blocks, cached, stored: 0, spare }
+        Self { pool, blocks, cached, stored: 0, added: 0, spare }
     }
 
     /// The blocks, in the order of the tokens they hold.
@@ -45,9 +47,14 @@ impl Lease {
         self.cached
     }
 
-    /// Leading blocks of each group that are cached, as far as this lease has stored or taken them from there.
-    pub fn stored_blocks(&self) -> usize {
-        self.stored.max(self.cached)
+    /// Leading blocks of each group that this lease has stored: how long they are kept was said.
+    pub fn kept_blocks(&self) -> usize {
+        self.stored
+    }
+
+    /// Blocks of each group that were not cached before this lease stored them.
+    pub fn added_blocks(&self) -> usize {
+        self.added
     }
 
     /// Adds `n` blocks in each group, or none at all (`false`).
@@ -72,7 +79,8 @@ impl Lease {
     pub fn store(&mut self, names: &[PrefixHash], tokens: usize, keep: Keep, now: Instant) {
         let mut books = self.pool.lock();
         let before = books.changed();
-        self.stored = books.store(&mut self.blocks, &mut self.spare, self.stored, (names, tokens), (keep, now));
+        let (stored, added) = books.store(&mut self.blocks, &mut self.spare, self.stored, (names, tokens), (keep, now));
+        (self.stored, self.added) = (stored, self.added + added);
         let changed = books.changed() != before;
         drop(books);
         if changed {

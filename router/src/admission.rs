@@ -4,6 +4,7 @@ use baton_types::{ErrorKind, RequestError};
 use parking_lot::Mutex;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Unbounded};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot::{self, error::TryRecvError};
@@ -53,6 +54,15 @@ enum Turn {
 }
 
 impl State {
+    fn enter(&mut self, gate: &Arc<Gate>, priority: i32) -> Result<Place, RequestError> {
+        if self.inside >= gate.inside_max && !self.displace(priority) {
+            return Err(gate.full());
+        }
+        self.inside += 1;
+        self.arrivals += 1;
+        Ok(Place { gate: gate.clone(), order: (Reverse(priority), self.arrivals), turn: Turn::Inside })
+    }
+
     /// Whether the youngest of the lowest priority that waits made room for one of this priority, which has to be higher.
     fn displace(&mut self, priority: i32) -> bool {
         let last = self.waiting.last_entry().filter(|last| last.key().0 > Reverse(priority));
@@ -80,16 +90,7 @@ impl Admission {
     /// A place, at once or never. Higher priorities get their turn first, and where all places are taken, that of one that waits with a
     /// lower one.
     pub fn enter(&self, priority: i32) -> Result<Place, RequestError> {
-        let gate = self.0.clone();
-        let mut state = gate.state.lock();
-        if state.inside >= gate.inside_max && !state.displace(priority) {
-            return Err(gate.full());
-        }
-        state.inside += 1;
-        state.arrivals += 1;
-        let order = (Reverse(priority), state.arrivals);
-        drop(state);
-        Ok(Place { gate, order, turn: Turn::Inside })
+        self.0.state.lock().enter(&self.0, priority)
     }
 
     /// Places for all samples of a request, or none.
@@ -99,7 +100,13 @@ impl Admission {
                 format!("n must be at most {}: so many may run or wait here; got {samples}", self.0.inside_max);
             return Err(RequestError::invalid("n", message));
         }
-        (0..samples).map(|_| self.enter(priority)).collect()
+        let mut state = self.0.state.lock();
+        let lower = (Excluded((Reverse(priority), u64::MAX)), Unbounded);
+        let displaceable = state.waiting.range(lower).take(samples as usize).count();
+        if state.inside + samples as usize > self.0.inside_max + displaceable {
+            return Err(self.0.full());
+        }
+        (0..samples).map(|_| state.enter(&self.0, priority)).collect()
     }
 
     /// Requests that run, and requests that wait for their turn or will.
@@ -197,6 +204,21 @@ mod tests {
         assert_eq!((three.len(), admission.inside()), (3, 4));
         assert_eq!(admission.enter_all(5, 0).unwrap_err().param.as_deref(), Some("n"), "it could never enter");
         drop((one, three));
+        assert_eq!(admission.inside(), 0);
+    }
+
+    #[test]
+    fn samples_that_find_too_few_places_send_nobody_away() {
+        let admission = Admission::new(1, 2);
+        let mut running = admission.enter(0).unwrap();
+        running.run().now_or_never().unwrap().unwrap();
+        let mut waiting: Vec<Place> = [0, 0].map(|priority| admission.enter(priority).unwrap()).into();
+        waiting.iter_mut().for_each(|place| assert!(place.run().now_or_never().is_none()));
+        assert_eq!(admission.enter_all(3, 5).unwrap_err().kind, ErrorKind::Overloaded);
+        waiting.iter_mut().for_each(|place| assert!(place.run().now_or_never().is_none(), "it waits as before"));
+        let urgent = admission.enter_all(2, 5).unwrap();
+        waiting.iter_mut().for_each(|place| assert!(place.run().now_or_never().unwrap().is_err()));
+        drop((running, urgent, waiting));
         assert_eq!(admission.inside(), 0);
     }
 

@@ -17,7 +17,8 @@ impl Scheduler {
             if missing == 0 || lease.grow(missing) {
                 return true;
             }
-            if !self.can_reclaim(key, missing) || !self.preempt_last_after(key, preempted) {
+            let reclaimed = self.can_reclaim(key, missing) && self.preempt_last_after(key, preempted);
+            if !reclaimed && !self.waives_pins(key) {
                 return false;
             }
         }
@@ -43,7 +44,12 @@ impl Scheduler {
             }
             self.preempt_last_after(key, preempted);
         }
-        if preempted.is_empty() { None } else { self.reserve(key, 0, now) }
+        if preempted.is_empty() && !self.waives_pins(key) { None } else { self.reserve(key, 0, now) }
+    }
+
+    /// Ends pins for the first of all sequences: nobody else would make room for it before they end, and everybody waits behind it.
+    fn waives_pins(&self, key: SequenceKey) -> bool {
+        self.entries.first_key_value().is_some_and(|(first, _)| *first == key) && self.pool.waive_pins()
     }
 
     /// Whether it is blocks in quarantine that keep `len` tokens out, even from a pool that nobody else uses.

@@ -21,10 +21,10 @@ impl Entry {
         self.names().get((block + 1) * block_tokens / HASH_TOKENS - 1)
     }
 
-    /// Stores the blocks that became whole.
+    /// Stores the blocks that became whole; those that it found cached are kept as long as it says from now on, too.
     pub(super) fn share(&mut self, block_tokens: usize, now: Instant) {
         let (Some(prefix), Some(lease)) = (&self.prefix, &mut self.lease) else { return };
-        if self.computed / block_tokens > lease.stored_blocks() {
+        if self.computed / block_tokens > lease.kept_blocks() {
             lease.store(&prefix.names, self.computed, prefix.keep, now);
             // Whoever observes a prefill may still be reading what was exchanged.
             if !self.pinned {
@@ -70,8 +70,8 @@ impl Scheduler {
     pub fn reuse(&self, key: SequenceKey, given: usize) -> Reuse {
         let Some(entry) = self.entries.get(&key) else { return Reuse::default() };
         let cached_tokens = entry.cached.min(given);
-        let stored = entry.lease.as_ref().map_or(0, Lease::stored_blocks) * self.config.block_tokens;
-        Reuse { cached_tokens, written_tokens: stored.min(given).saturating_sub(cached_tokens) }
+        let added = entry.lease.as_ref().map_or(0, Lease::added_blocks) * self.config.block_tokens;
+        Reuse { cached_tokens, written_tokens: added.min(given - cached_tokens) }
     }
 
     /// Blocks for a waiting sequence, with what is cached of it.

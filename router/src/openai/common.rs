@@ -164,9 +164,14 @@ pub(super) fn take_common(fields: &mut Fields) -> Result<Common, RequestError> {
 }
 
 fn take_cache(fields: &mut Fields) -> Result<CacheOptions, RequestError> {
-    let RawCache { ttl_ms, pin_ms, off, cold } = fields.take("cache")?.unwrap_or_default();
+    let RawCache { ttl_ms, pin_ms, off, cold } = fields.take("cache").map_err(cache_shape)?.unwrap_or_default();
     let (off, cold) = (off.unwrap_or(false), cold.unwrap_or(false));
     Ok(CacheOptions { salt: fields.take("cache_salt")?, ttl_ms, pin_ms, off, cold })
+}
+
+fn cache_shape(error: RequestError) -> RequestError {
+    let reason = error.message.split(", expected struct").next().unwrap_or_default().to_owned();
+    RequestError::invalid("cache", format!("{reason}; cache is an object of ttl_ms, pin_ms, off and cold"))
 }
 
 fn stop_shape() -> RequestError {

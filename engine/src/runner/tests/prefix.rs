@@ -1,7 +1,7 @@
 //! Prefixes in common: what is cached is not computed, what is being computed is waited for, and tenants have nothing in common.
 
 use super::*;
-use crate::{Phase, Reuse};
+use crate::{Phase, PinFor, Reuse};
 use stand_in::continuation;
 
 /// Runs a sequence to its end; its answer, and what it reused.
@@ -29,7 +29,7 @@ fn reuse(cached_tokens: usize, written_tokens: usize) -> Reuse {
 fn what_is_cached_is_not_computed_and_the_last_token_always_is() {
     let (engine, _) = start(8, config(), Hooks::default());
     let tokens = prompt(1, 32);
-    for (expected, rows) in [(reuse(0, 32), 32), (reuse(16, 16), 48), (reuse(16, 16), 64)] {
+    for (expected, rows) in [(reuse(0, 32), 32), (reuse(16, 0), 48), (reuse(16, 0), 64)] {
         let (output, found) = run(&engine, shared_request(&tokens, 3, "a"));
         assert_eq!((output, found), (continuation(&tokens, 3), expected));
         assert_eq!(engine.load().prefill_rows, rows);
@@ -119,4 +119,38 @@ fn a_cache_that_is_off_keeps_nothing() {
         assert_eq!(run(&engine, shared_request(&tokens, 3, "a")), (continuation(&tokens, 3), reuse(0, 0)));
     }
     assert_eq!(engine.pool().counts().free, 8);
+}
+
+/// As if pinned by a request.
+fn pinned_request(tokens: &[TokenId], time: Duration) -> SequenceRequest {
+    let mut request = shared_request(tokens, 2, "a");
+    request.prefix.as_mut().unwrap().pin = Some(PinFor { owner: 1, time });
+    request
+}
+
+#[test]
+fn a_prompt_that_is_cached_already_is_pinned_all_the_same() {
+    let (engine, _) = start(40, config(), Hooks::default());
+    let tokens = prompt(1, 40);
+    run(&engine, shared_request(&tokens, 2, "a"));
+    assert_eq!(engine.pool().cache_counts().pinned, 0);
+    assert_eq!(run(&engine, pinned_request(&tokens, Duration::from_secs(9))).1, reuse(32, 0));
+    assert_eq!(engine.pool().cache_counts().pinned, 2);
+}
+
+#[test]
+fn pins_give_way_to_what_could_not_go_on_otherwise() {
+    let (engine, _) = start(24, EngineConfig { model_len_max: 400, ..config() }, Hooks::default());
+    run(&engine, pinned_request(&prompt(1, 40), Duration::from_secs(600)));
+    assert_eq!(engine.pool().cache_counts().pinned, 2);
+    // Room for it beside the pins, and then none for what it generates.
+    let tokens = prompt(2, 16 * 21);
+    assert_eq!(run(&engine, shared_request(&tokens, 40, "a")).0, continuation(&tokens, 40));
+    assert_eq!(engine.pool().cache_counts().pinned, 0);
+    run(&engine, pinned_request(&prompt(1, 40), Duration::from_secs(600)));
+    // No room for its prompt.
+    let tokens = prompt(3, 16 * 23);
+    assert_eq!(run(&engine, shared_request(&tokens, 2, "a")).0, continuation(&tokens, 2));
+    run(&engine, pinned_request(&prompt(1, 40), Duration::from_secs(600)));
+    assert!(engine.reserve(16 * 24, &[]).is_some(), "nor for a reservation");
 }
