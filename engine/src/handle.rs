@@ -119,7 +119,8 @@ impl Shared {
         let (cache, used) = (self.config.prefix_cache.as_ref()?, request.prefix.as_ref()?);
         let pin = used.pin.map(|pin| Pin { owner: pin.owner, until: now + pin.time });
         let names = used.hasher.prompt(&request.tokens, &[]);
-        Some(Prefix { names, keep: Keep { ttl: used.ttl.unwrap_or(cache.ttl), pin } })
+        let whole = used.hasher.whole(&names, &request.tokens, &[]);
+        Some(Prefix { names, whole, keep: Keep { ttl: used.ttl.unwrap_or(cache.ttl), pin } })
     }
 }
 

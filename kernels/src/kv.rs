@@ -97,6 +97,17 @@ impl KvBinding {
         })
     }
 
+    /// Copies the first `tokens` tokens of a block to another one, through the memory's own copies.
+    pub(crate) fn copy(&self, from: BlockId, to: BlockId, tokens: usize) {
+        for layer in 0..self.layers() {
+            for plane in self.planes() {
+                let mut rows = vec![0; tokens * self.token_stride(plane)];
+                self.memory.read(self.offset(layer, plane, from, 0), &mut rows);
+                self.memory.write(self.offset(layer, plane, to, 0), &rows);
+            }
+        }
+    }
+
     /// Checks that every segment's table covers its tokens with blocks of this pool.
     pub(crate) fn check(&self, op: &'static str, plan: &Plan) -> Result<(), OpsError> {
         for (i, PlanSegment { position, rows, blocks }) in plan.segments.iter().enumerate() {

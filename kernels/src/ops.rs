@@ -211,6 +211,9 @@ pub trait Ops: Send + Sync {
         out: Tensor,
     ) -> Result<(), OpsError>;
 
+    /// Copies the KV of the first `tokens` tokens of block `from` to block `to`, all layers of group 0.
+    fn copy_kv(&self, kv: KvHandle, from: BlockId, to: BlockId, tokens: usize) -> Result<(), OpsError>;
+
     /// `gate[r][i] = silu(gate[r][i]) * up[r][i]` in place.
     fn silu_mul(&self, gate: Tensor, up: Tensor, rows: usize) -> Result<(), OpsError>;
 

@@ -3,6 +3,7 @@
 use crate::kv::KvBinding;
 use crate::numerics::PARTITIONS_MAX;
 use crate::ops::{OpsError, Plan, RopeTable, Tensor, Weight};
+use baton_types::BlockId;
 
 type Check = Result<(), OpsError>;
 
@@ -125,6 +126,13 @@ pub(crate) fn attend(kv: &KvBinding, layer: usize, plan: &Plan, q: Tensor, out: 
     distinct(op, q, out)?;
     rows_fit(op, out, plan.rows())?;
     cols_are(op, "out", out, q.cols)
+}
+
+pub(crate) fn copy_kv(kv: &KvBinding, from: BlockId, to: BlockId, tokens: usize) -> Check {
+    let op = "copy_kv";
+    require(op, from != to, || format!("block {from} onto itself"))?;
+    require(op, from.0.max(to.0) < kv.map.blocks(), || format!("{from} to {to} in a pool of {}", kv.map.blocks()))?;
+    require(op, (1..=kv.block_tokens()).contains(&tokens), || format!("{tokens} tokens of {}", kv.block_tokens()))
 }
 
 pub(crate) fn silu_mul(gate: Tensor, up: Tensor, rows: usize) -> Check {

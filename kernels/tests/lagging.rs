@@ -68,6 +68,39 @@ fn kv_is_poison_until_its_fence() {
 }
 
 #[test]
+fn copies_are_poison_until_their_fence_and_right_behind_it() {
+    const TOKENS: usize = 11;
+    let lagging = Lagging::new(reference(), LagConfig::default()).unwrap();
+    for ops in [lagging.clone() as Arc<dyn Ops>, reference()] {
+        let layer = Layer::new(ops.clone(), SHAPE, 16, 2);
+        layer.step(&[Chunk { sequence: 0, position: 0, rows: 16 }]);
+        let kv = ops.bind_kv(layer.pool.clone(), &layer.map).unwrap();
+        let [from, to] = [0, 1].map(|sequence| {
+            let plan = layer.plan(&[Chunk { sequence, position: 0, rows: 1 }]);
+            plan.segments[0].blocks[0]
+        });
+        // As if the right bytes were there from before: only poison can show that they are not there yet.
+        ops.copy_kv(kv, from, to, 16).unwrap();
+        wait_done(&*ops);
+        lagging.hold();
+        ops.copy_kv(kv, from, to, TOKENS).unwrap();
+        let is_late = ops.fence().poll() == FenceStatus::Pending;
+        assert_eq!(all_nan(&layer.kv_bytes(1, TOKENS)), is_late);
+        lagging.release();
+        wait_done(&*ops);
+        assert_eq!(layer.kv_bytes(1, 16), layer.kv_bytes(0, 16), "what it does not copy stays");
+        layer.step(&[Chunk { sequence: 1, position: 0, rows: 16 }]);
+        let before = layer.kv_bytes(1, 16);
+        ops.copy_kv(kv, from, to, TOKENS).unwrap();
+        wait_done(&*ops);
+        let row = |sequence, token| layer.kv_bytes(sequence, token + 1);
+        assert_eq!(row(1, TOKENS - 1), row(0, TOKENS - 1));
+        assert_ne!(layer.kv_bytes(1, 16), layer.kv_bytes(0, 16), "the other sequence's tokens behind");
+        assert_ne!(layer.kv_bytes(1, 16), before);
+    }
+}
+
+#[test]
 fn reuse_of_blocks_does_not_poison_what_earlier_work_reads() {
     let lagging = Lagging::new(reference(), LagConfig::default()).unwrap();
     let layer = Layer::new(lagging.clone(), SHAPE, 16, 1);

@@ -57,7 +57,12 @@ fn refuses(ops: &Arc<dyn Ops>) {
     check("rope_store", ops.rope_store(kv, 1, good, rope, x, k, v));
     check("rope_store", ops.rope_store(kv, 0, good, rope, x, k, k));
     check("attend", ops.attend(kv, 0, good, x, 1.0, wide));
-    assert_eq!(refused, 23);
+    let copy = |from, to, tokens| ops.copy_kv(kv, BlockId(from), BlockId(to), tokens);
+    check("copy_kv", copy(1, 1, 4));
+    check("copy_kv", copy(0, 2, 4));
+    check("copy_kv", copy(0, 1, 0));
+    check("copy_kv", copy(0, 1, 17));
+    assert_eq!(refused, 27);
     ops.rope_store(kv, 0, good, rope, x, k, v).unwrap();
     ops.attend(kv, 0, good, x, 1.0, y).unwrap();
     ops.download(y, 1, &mut [0.0; 8]).unwrap();

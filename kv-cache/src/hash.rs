@@ -55,10 +55,14 @@ impl PrefixHasher {
 
     /// The name of `parent` followed by `tokens`. `extra` tells apart what equal tokens do not (adapter, digest of an image).
     pub fn next(&self, parent: PrefixHash, tokens: &[TokenId; HASH_TOKENS], extra: &[&[u8]]) -> PrefixHash {
+        self.name(parent, tokens, extra)
+    }
+
+    fn name(&self, parent: PrefixHash, tokens: &[TokenId], extra: &[&[u8]]) -> PrefixHash {
         let mut record = Vec::with_capacity(32 + 4 * HASH_TOKENS);
         record.push(RECORD_VERSION);
         record.extend_from_slice(&parent.0);
-        record.extend_from_slice(&(HASH_TOKENS as u32).to_le_bytes());
+        record.extend_from_slice(&(tokens.len() as u32).to_le_bytes());
         tokens.iter().for_each(|t| record.extend_from_slice(&t.to_le_bytes()));
         record.extend_from_slice(&(extra.len() as u32).to_le_bytes());
         extra.iter().for_each(|e| push_delimited(&mut record, e));
@@ -73,6 +77,13 @@ impl PrefixHasher {
             Some(*parent)
         };
         groups.iter().scan(self.root, extend).collect()
+    }
+
+    /// The name of all of `tokens`, their ragged tail included, of which [`PrefixHasher::prompt`] made `names`: who has the same has the
+    /// same prompt. It never is the name of a prefix.
+    pub fn whole(&self, names: &[PrefixHash], tokens: &[TokenId], extra: &[&[u8]]) -> PrefixHash {
+        let (_groups, tail) = tokens.as_chunks::<HASH_TOKENS>();
+        self.name(names.last().copied().unwrap_or(self.root), tail, extra)
     }
 }
 
@@ -125,6 +136,17 @@ mod tests {
         let (a, b) = (hasher.prompt(&a, &[]), hasher.prompt(&b, &[]));
         assert_eq!(a[0], b[0]);
         assert!((1..4).all(|i| a[i] != b[i]), "a difference in group 1 reaches every later name");
+    }
+
+    #[test]
+    fn a_whole_prompt_has_a_name_of_its_own() {
+        let (hasher, tokens) = (hasher(1, b""), (0..33).collect::<Vec<u32>>());
+        let whole = |tokens: &[u32]| hasher.whole(&hasher.prompt(tokens, &[]), tokens, &[]);
+        assert_eq!(whole(&tokens), whole(&tokens.clone()));
+        let mut names: Vec<_> = (0..=33).map(|n| whole(&tokens[..n])).chain(hasher.prompt(&tokens, &[])).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), 34 + 2);
     }
 
     #[test]

@@ -111,8 +111,8 @@ impl Lease {
         };
         let shared = books.share(&self.blocks, whole);
         drop(books);
+        // It has stored nothing: for how long its sequence wants the blocks kept is not what this one's said.
         let mut fork = Self::new(self.pool.clone(), shared, self.cached.min(whole));
-        fork.stored = self.stored.min(whole);
         let copy = last.map(|to| {
             fork.blocks.0.iter_mut().zip(&to.0).for_each(|(table, block)| table.extend(block));
             let from = GroupBlocks(self.blocks.0.iter().map(|group| vec![group[whole]]).collect());

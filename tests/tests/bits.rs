@@ -68,6 +68,8 @@ fn wanted() -> Vec<(&'static str, &'static [&'static str])> {
         ),
         ("P caches", &["Off", "On", "Churned", "tokens found", "blocks evicted"]),
         ("D caches", &["Off", "On", "Churned", "tokens found", "blocks evicted"]),
+        ("P copies", &["where samples part"]),
+        ("D copies", &["where samples part"]),
         ("handoffs", &["tokens left out"]),
         ("pulls", &["tokens", "of evicted blocks"]),
         ("arrivals", &["Together", "Staggered", "Gathered", "InTurn"]),
@@ -118,6 +120,22 @@ fn the_same_check_catches_each_mutant() {
     for mutant in Family::MUTANTS {
         let caught = passes(mutant, CASES).expect_err(&format!("{mutant:?} passes"));
         println!("{mutant:?}, {caught}");
+    }
+}
+
+/// Samples of one request at once: whoever computes the prompt first parts with it at its end, and the copy of its last block is needed.
+#[test]
+fn samples_part_with_a_copy_and_without_it_come_to_other_bits() {
+    let world = World::random(Family::Cpu, 5, 2, &[100], 6).unwrap();
+    let truth = Truth::compute(world.with_samples(0, 3)).unwrap();
+    for (blocks, route) in Dealer::BLOCKS.into_iter().flat_map(|b| [(b, Route::Local), (b, Route::Remote)]) {
+        let case = |copies| Case::sampling(blocks, route, copies, &truth.sizes());
+        let copied = truth.observe(&case(true)).unwrap();
+        assert!(copied.equal.is_ok(), "{blocks:?}, {route:?}: {:?}", copied.equal);
+        let place = if route.is_shipped() { "P copies" } else { "D copies" };
+        assert_eq!(copied.coverage.missing(&[(place, &["where samples part"])]), [], "{blocks:?}, {route:?}");
+        let without = truth.observe(&case(false)).unwrap();
+        println!("{blocks:?}, {route:?}, {}", without.equal.expect_err("blocks were not copied, and the bits are right"));
     }
 }
 

@@ -21,6 +21,7 @@ pub use rope::{inverse_frequencies, rope_table};
 
 use crate::weights::{ModelShape, ModelSource};
 use baton_kernels::ops::{KvHandle, Ops};
+use baton_kv_cache::ForkCopy;
 use baton_types::{Compatibility, Digest, Dtype, KvLayout, KvPoolMap, LayoutError, NumericsClass, PoolMemory};
 use buffers::Buffers;
 use layers::Weights;
@@ -117,5 +118,14 @@ impl Model {
         let handle = self.ops.bind_kv(memory, map)?;
         self.pool = Some(Pool { handle, map: map.clone() });
         Ok(())
+    }
+
+    /// Copies the KV that two sequences have in common of a block, and waits for it.
+    pub fn copy(&mut self, copy: &ForkCopy) -> Result<(), ModelError> {
+        let pool = self.pool.as_ref().ok_or(ModelError::Unbound)?;
+        // Layouts of one group are what is computed now; the copy knows several.
+        let [from, to] = [&copy.from, &copy.to].map(|blocks| blocks.0[0][0]);
+        self.ops.copy_kv(pool.handle, from, to, copy.tokens)?;
+        Ok(self.ops.download(self.buffers.logits, 0, &mut [])?)
     }
 }

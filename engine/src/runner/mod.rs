@@ -173,8 +173,7 @@ impl<M: StepModel> Runner<M> {
             let (Some(sequence), Some(lease)) = (self.sequences.get_mut(key), self.scheduler.lease(*key)) else {
                 continue;
             };
-            let cached = lease.cached_blocks() * self.shared.block_tokens;
-            sequence.start(lease.blocks(), cached, &self.shared.layers, now);
+            sequence.start(lease.blocks(), self.scheduler.computed(*key), &self.shared.layers, now);
             if std::mem::take(&mut sequence.counted) {
                 self.shared.mailbox.left_queue(1);
             }

@@ -31,7 +31,7 @@ impl<M: StepModel> Runner<M> {
         let mut row = 0;
         for segment in segments {
             if segment.samples {
-                self.sample(segment, logits.row(row));
+                self.sample(segment, logits.row(row))?;
                 row += 1;
             } else {
                 self.scheduler.advance(segment.key, segment.rows, false, now);
@@ -68,9 +68,9 @@ impl<M: StepModel> Runner<M> {
     }
 
     /// Samples the next token of a sequence whose tokens are all computed.
-    fn sample(&mut self, segment: &Segment, logits: &[f32]) {
+    fn sample(&mut self, segment: &Segment, logits: &[f32]) -> Result<(), ModelError> {
         let key = segment.key;
-        let Some(sequence) = self.sequences.get_mut(&key) else { return };
+        let Some(sequence) = self.sequences.get_mut(&key) else { return Ok(()) };
         let request = &sequence.request;
         let position = request.tokens.len() as u64;
         if let (Some(observer), Some(lease)) = (&*self.shared.logits.read(), self.scheduler.lease(key)) {
@@ -82,11 +82,9 @@ impl<M: StepModel> Runner<M> {
                 Err(error) => {
                     tracing::error!(request = %request.id, "{error}");
                     let lease = self.scheduler.remove(key);
-                    return self.end(
-                        key,
-                        lease,
-                        SequenceEvent::Failed { kind: ErrorKind::Internal, message: error.to_string() },
-                    );
+                    let failed = SequenceEvent::Failed { kind: ErrorKind::Internal, message: error.to_string() };
+                    self.end(key, lease, failed);
+                    return Ok(());
                 }
             };
         let given = request.tokens.len();
@@ -101,6 +99,10 @@ impl<M: StepModel> Runner<M> {
             self.scheduler.named(key, name);
         }
         let is_first = !std::mem::replace(&mut sequence.generated, true);
+        if is_first {
+            // Here they part: this one's blocks may go with it in a moment.
+            self.scheduler.fork(key).iter().try_for_each(|copy| self.model.copy(copy))?;
+        }
         let reuse = is_first.then(|| self.scheduler.reuse(key, given));
         self.cached_tokens += reuse.map_or(0, |reuse| reuse.cached_tokens as u64);
         let logprobs = sampled.logprobs;
@@ -111,6 +113,7 @@ impl<M: StepModel> Runner<M> {
         } else if let Some(reason) = finish {
             self.finish(key, reason);
         }
+        Ok(())
     }
 
     fn finish(&mut self, key: SequenceKey, reason: FinishReason) {

@@ -41,6 +41,8 @@ pub struct Arrival {
 pub struct Prefix {
     /// One every 16 tokens, of all its tokens so far.
     pub names: Vec<PrefixHash>,
+    /// Of all tokens that it came with.
+    pub whole: PrefixHash,
     /// As it is stored.
     pub keep: Keep,
 }
@@ -54,6 +56,8 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) len: usize,
+    /// Tokens that it came with.
+    pub(super) given: usize,
     pub(super) computed: usize,
     /// Where prefill ends: what comes after was generated since the last (re)start.
     prefill_end: usize,
@@ -80,6 +84,7 @@ impl Entry {
         let prefill_end = if computed > 0 && computed + 1 == len { computed } else { len };
         Self {
             len,
+            given: len,
             computed,
             prefill_end,
             lease,

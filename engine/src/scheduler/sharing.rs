@@ -3,7 +3,7 @@
 use super::entry::{Entry, Stage};
 use super::{Scheduler, SequenceKey};
 use crate::api::Reuse;
-use baton_kv_cache::{HASH_TOKENS, Lease, PrefixHash, Reserve};
+use baton_kv_cache::{ForkCopy, HASH_TOKENS, Lease, PrefixHash, Reserve};
 use std::time::{Duration, Instant};
 
 /// A sequence waits at most this many times what the measured rate says that the common tokens take.
@@ -33,9 +33,22 @@ impl Entry {
         }
     }
 
-    /// Blocks that this one is computing, up to the end of its prefill, and that the other needs next; 0 where there are none.
+    /// The name of all its tokens, as long as it is the prompt that it came with; `None` where it shares nothing.
+    fn prompt(&self) -> Option<PrefixHash> {
+        self.prefix.as_ref().filter(|_| self.len == self.given).map(|prefix| prefix.whole)
+    }
+
+    /// Tokens that this one is computing, up to the end of its prefill, and that the other needs next; 0 where there are none.
     fn makes_for(&self, other: &Self, has: usize, block_tokens: usize) -> usize {
-        if self.stage != Stage::Running || self.is_decode() || self.computed / block_tokens > has {
+        if self.stage != Stage::Running || self.is_decode() {
+            return 0;
+        }
+        // All but the last token, of which it needs the logits. A step of their own is not worth so few.
+        let rest = (other.len - 1).saturating_sub(has * block_tokens);
+        if rest >= HASH_TOKENS && other.prompt().is_some_and(|prompt| self.prompt() == Some(prompt)) {
+            return rest;
+        }
+        if self.computed / block_tokens > has {
             return 0;
         }
         let both = (has..).map_while(|block| {
@@ -44,7 +57,7 @@ impl Entry {
         });
         // The block of its last token is the other's own.
         let max = (other.len - 1) / block_tokens;
-        both.take(max.saturating_sub(has)).take_while(|same| *same).count()
+        both.take(max.saturating_sub(has)).take_while(|same| *same).count() * block_tokens
     }
 }
 
@@ -82,6 +95,36 @@ impl Scheduler {
         self.pool.try_reserve(Reserve { names, reuse_tokens_max, blocks, keep_free, now })
     }
 
+    /// The sequences that wait with the prompt that `key` came with, and has computed now, go on with its blocks, each with a block of its
+    /// own for what comes next. The copies are to be made before the next plan.
+    pub fn fork(&mut self, key: SequenceKey) -> Vec<ForkCopy> {
+        let computed = self.entries.get(&key).filter(|entry| entry.computed >= entry.given);
+        let Some(whole) = computed.and_then(|entry| entry.prefix.as_ref()).map(|prefix| prefix.whole) else {
+            return Vec::new();
+        };
+        let alike = |entry: &Entry| entry.lease.is_none() && entry.prompt() == Some(whole);
+        let alike: Vec<_> = self.entries.iter().filter(|(_, entry)| alike(entry)).map(|(key, _)| *key).collect();
+        alike.into_iter().filter_map(|waiting| self.fork_for(waiting, key)).collect()
+    }
+
+    /// Blocks for `waiting`, which has none, of one with the same prompt; the copy that it needs, if any. It stays without where there is
+    /// no room above the watermark and what a reservation before it waits for.
+    fn fork_for(&mut self, waiting: SequenceKey, computed: SequenceKey) -> Option<ForkCopy> {
+        let block_tokens = self.config.block_tokens;
+        let kept = self.config.watermark_blocks + self.awaited_before(waiting).map_or(0, |awaited| awaited.blocks);
+        let len = self.entries[&waiting].len;
+        if self.pool.free_min() <= kept || len == 1 {
+            return None;
+        }
+        let (mut lease, copy) = self.entries[&computed].lease.as_ref()?.fork(len - 1, block_tokens)?;
+        let missing = len.div_ceil(block_tokens) - lease.blocks_min();
+        if missing > 0 && !lease.grow(missing) {
+            return None;
+        }
+        self.entries.get_mut(&waiting)?.admit(lease, len - 1);
+        copy
+    }
+
     /// Whether a waiting sequence had better let one that runs go on with what both begin with.
     pub(super) fn awaits_prefix(&mut self, key: SequenceKey, ready: &[SequenceKey], now: Instant) -> bool {
         let entry = &self.entries[&key];
@@ -102,7 +145,7 @@ impl Scheduler {
         });
         let Some(common) = common.max().filter(|common| *common > 0) else { return false };
         if entry.shares_until.is_none() {
-            let seconds = PATIENCE * (common * block_tokens) as f64 / self.prefill_tokens_per_s;
+            let seconds = PATIENCE * common as f64 / self.prefill_tokens_per_s;
             let patience = Duration::try_from_secs_f64(seconds).unwrap_or(UNMEASURED);
             if let Some(entry) = self.entries.get_mut(&key) {
                 entry.shares_until = Some(now + patience);

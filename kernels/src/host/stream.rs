@@ -9,7 +9,7 @@ use crate::ops::{
 };
 use crate::shape;
 use baton_types::fence::AlreadyDone;
-use baton_types::{Dtype, Fence, KvPoolMap, MemoryKind, PoolMemory};
+use baton_types::{BlockId, Dtype, Fence, KvPoolMap, MemoryKind, PoolMemory};
 use std::sync::Arc;
 
 /// Zeroed memory, or a typed refusal where the allocator has none.
@@ -193,6 +193,14 @@ impl<K: HostKernels> Ops for HostBackend<K> {
             self.kernels.attend(step, tables.rows(op, q, rows)?, scale, &mut data[..rows * out.cols]);
         }
         tables.put(out, data);
+        Ok(())
+    }
+
+    fn copy_kv(&self, kv: KvHandle, from: BlockId, to: BlockId, tokens: usize) -> Result<(), OpsError> {
+        let tables = self.tables.lock();
+        let pool = tables.pool("copy_kv", kv)?;
+        shape::copy_kv(pool, from, to, tokens)?;
+        pool.copy(from, to, tokens);
         Ok(())
     }
 

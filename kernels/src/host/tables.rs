@@ -78,6 +78,10 @@ impl<M> Tables<M> {
         if ids.0 == self.ids.generation { Ok(&self.ids.value) } else { unknown(op, "the id list") }
     }
 
+    pub(super) fn pool(&self, op: &'static str, kv: KvHandle) -> Result<&KvBinding, OpsError> {
+        self.pools.get(kv.0 as usize).map_or_else(|| unknown(op, "the KV pool"), Ok)
+    }
+
     /// The current plan, its tables checked against the pool.
     pub(super) fn step(
         &mut self,
@@ -88,13 +92,10 @@ impl<M> Tables<M> {
         if plan.0 != self.plan.generation {
             return unknown(op, "the plan");
         }
-        let Some(pool) = self.pools.get(kv.0 as usize) else {
-            return unknown(op, "the KV pool");
-        };
         if self.plan_checked != Some(kv) {
-            pool.check(op, &self.plan.value)?;
+            self.pool(op, kv)?.check(op, &self.plan.value)?;
             self.plan_checked = Some(kv);
         }
-        Ok((pool, &self.plan.value))
+        Ok((self.pool(op, kv)?, &self.plan.value))
     }
 }

@@ -10,10 +10,11 @@ mod stream;
 
 use crate::kv::KvBinding;
 use crate::ops::{
-    BackendInfo, IdsHandle, KvHandle, Ops, OpsError, Plan, PlanHandle, RopeHandle, RopeTable, Store, Tensor, Weight,
+    BackendInfo, IdsHandle, KvHandle, Ops, OpsError, Plan, PlanHandle, PlanSegment, RopeHandle, RopeTable, Store, Tensor,
+    Weight,
 };
 use crate::shape;
-use baton_types::{Dtype, Fence, KvPoolMap, PoolMemory};
+use baton_types::{BlockId, Dtype, Fence, KvPoolMap, PoolMemory};
 use parking_lot::Mutex;
 use poison::{PendingRead, poison, still_read};
 use std::collections::HashMap;
@@ -49,13 +50,28 @@ struct Told {
     reads: Vec<PendingRead>,
 }
 
+fn unknown(op: &'static str, what: &str) -> OpsError {
+    OpsError::Shape { op, message: format!("{what} is not of this backend, or of an earlier step") }
+}
+
 impl Told {
+    fn pool(&self, op: &'static str, kv: KvHandle) -> Result<&KvBinding, OpsError> {
+        self.pools.get(&kv).ok_or_else(|| unknown(op, "the KV pool"))
+    }
+
+    /// Poisons what `batch` will store in a layer, unless a job after `finished` still reads it.
+    fn poison(&self, kv: KvHandle, pool: &KvBinding, layer: usize, batch: &Plan, finished: u64) {
+        let pending = |r: &&PendingRead| r.kv == kv && r.layer == layer && r.job > finished;
+        let reads: Vec<&PendingRead> = self.reads.iter().filter(pending).collect();
+        if !still_read(pool, batch, &reads) {
+            poison(pool, layer, batch);
+        }
+    }
+
     fn step(&self, op: &'static str, kv: KvHandle, plan: PlanHandle) -> Result<(&KvBinding, &Arc<Plan>), OpsError> {
-        let unknown =
-            |what| OpsError::Shape { op, message: format!("{what} is not of this backend, or of an earlier step") };
-        let pool = self.pools.get(&kv).ok_or_else(|| unknown("the KV pool"))?;
+        let pool = self.pool(op, kv)?;
         if plan.0 != self.plan.0 {
-            return Err(unknown("the plan"));
+            return Err(unknown(op, "the plan"));
         }
         pool.check(op, &self.plan.1)?;
         Ok((pool, &self.plan.1))
@@ -205,12 +221,7 @@ impl Ops for Lagging {
         let table =
             table.ok_or_else(|| OpsError::Shape { op, message: "the rope table is not of this backend".into() })?;
         shape::rope_store(pool, layer, batch, table, q, k, v)?;
-        let finished = self.stream.finished();
-        let pending = |r: &&PendingRead| r.kv == kv && r.layer == layer && r.job > finished;
-        let reads: Vec<&PendingRead> = told.reads.iter().filter(pending).collect();
-        if !still_read(pool, batch, &reads) {
-            poison(pool, layer, batch);
-        }
+        told.poison(kv, pool, layer, batch, self.stream.finished());
         let (late_pool, late_batch) = (pool.clone(), batch.clone());
         let poison: Work = Box::new(move |_, _| {
             poison(&late_pool, layer, &late_batch);
@@ -243,6 +254,21 @@ impl Ops for Lagging {
         told.reads.retain(|read| read.job > finished);
         told.reads.push(PendingRead { job, kv, layer, plan: batch });
         Ok(())
+    }
+
+    fn copy_kv(&self, kv: KvHandle, from: BlockId, to: BlockId, tokens: usize) -> Result<(), OpsError> {
+        let told = self.told.lock();
+        let pool = told.pool("copy_kv", kv)?;
+        shape::copy_kv(pool, from, to, tokens)?;
+        let stored = Plan { segments: vec![PlanSegment { position: 0, rows: tokens, blocks: vec![to] }] };
+        let finished = self.stream.finished();
+        (0..pool.layers()).for_each(|layer| told.poison(kv, pool, layer, &stored, finished));
+        let late_pool = pool.clone();
+        let poison: Work = Box::new(move |_, _| {
+            (0..late_pool.layers()).for_each(|layer| poison(&late_pool, layer, &stored));
+            Ok(())
+        });
+        self.push(Some(poison), Box::new(move |ops, _| ops.copy_kv(kv, from, to, tokens))).map(|_| ())
     }
 
     fn silu_mul(&self, gate: Tensor, up: Tensor, rows: usize) -> Result<(), OpsError> {

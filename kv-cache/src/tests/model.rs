@@ -217,8 +217,8 @@ impl Model {
         let Some((lease, copy)) = forked else { return };
         let (whole, names) = (tokens / block_tokens, self.held[index].names.clone());
         let complete = self.held[index].complete.min(whole);
-        let (stored, pin) = (self.held[index].stored.min(whole), self.held[index].pin);
-        self.held.push(Held { lease, names, complete, stored, pin, spare: vec![] });
+        let pin = self.held[index].pin;
+        self.held.push(Held { lease, names, complete, stored: 0, pin, spare: vec![] });
         assert_eq!(copy.is_some(), needs == 1);
         self.draft(self.held.len() - 1, whole..whole + needs);
     }

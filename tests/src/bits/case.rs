@@ -45,6 +45,8 @@ pub struct Setup {
     pub tight: bool,
     /// Its prefix cache.
     pub cache: Caching,
+    /// Whether the block in which samples part is copied. Left out, it shows what for.
+    pub copies: bool,
 }
 
 /// Where a request's prompt is computed.
@@ -113,7 +115,7 @@ impl Case {
         let block = block_tokens as usize;
         let running = sizes.len();
         let setup =
-            Setup { block_tokens, chunk: 256, running, threads: 2, lagging: false, tight: true, cache: Caching::On };
+            Setup { block_tokens, chunk: 256, running, threads: 2, lagging: false, tight: true, cache: Caching::On, copies: true };
         let mut order: Vec<_> = (0..sizes.len()).collect();
         order.sort_by_key(|&index| (sizes[index].0.next_multiple_of(block) - sizes[index].0, sizes[index].0));
         let plans = vec![Plan { route, continued: 0 }; sizes.len()];
@@ -133,11 +135,29 @@ impl Case {
             lagging: false,
             tight: false,
             cache,
+            copies: true,
         };
         let routes = [Route::Local, Route::Pulled].into_iter().cycle();
         let plans = routes.map(|route| Plan { route, continued: 0 }).take(sizes.len()).collect();
         let (arrivals, order) = (Arrivals::InTurn, (0..sizes.len()).collect());
         Self { p: setup(p, Caching::On), d: setup(d, cache), ucx: p == d, arrivals, read, plans, order }
+    }
+
+    /// All requests at once by one route, to engines of these blocks: where they are samples of one, they part at the end of its prompt.
+    pub fn sampling((p, d): (u32, u32), route: Route, copies: bool, sizes: &[(usize, u32)]) -> Self {
+        let setup = |block_tokens| Setup {
+            block_tokens,
+            chunk: 33,
+            running: sizes.len(),
+            threads: 2,
+            lagging: true,
+            tight: false,
+            cache: Caching::On,
+            copies,
+        };
+        let plans = vec![Plan { route, continued: 0 }; sizes.len()];
+        let (arrivals, order) = (Arrivals::Together, (0..sizes.len()).collect());
+        Self { p: setup(p), d: setup(d), ucx: p == d, arrivals, read: Read::Undisturbed, plans, order }
     }
 
     pub(super) fn transport(&self) -> TransportChoice {
@@ -241,6 +261,7 @@ impl Dealer {
             lagging,
             tight,
             cache,
+            copies: true,
         };
         let mut plan = |&(_, outputs): &(usize, u32)| {
             let (route, continued) = self.plans.deal(rng);

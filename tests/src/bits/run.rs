@@ -43,6 +43,7 @@ impl Truth {
             lagging: false,
             tight: false,
             cache: Caching::Off,
+            copies: true,
         };
         let ledger = new_ledger(&world);
         let side = Side::start(&world, &setup, &ledger)?;
@@ -382,6 +383,8 @@ impl<'a> Running<'a> {
         }
         let (p, d) = (*self.p.seen.lock(), *self.d.seen.lock());
         coverage.note("D widest step", d.widest);
+        coverage.add("P copies", "where samples part", p.copies);
+        coverage.add("D copies", "where samples part", d.copies);
         coverage.add("steps", "of prefill and decode", p.mixed + d.mixed);
         coverage.add("chunks", "that start inside a slab", p.ragged_chunks + d.ragged_chunks);
         coverage

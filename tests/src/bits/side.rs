@@ -8,6 +8,7 @@ use baton_engine::{
     StepBatch, StepModel,
 };
 use baton_kernels::numerics::ATTENTION_SLAB;
+use baton_kv_cache::ForkCopy;
 use baton_kv_transfer::Region;
 use baton_types::{Compatibility, Fence, KvPoolMap, PoolMemory};
 use parking_lot::Mutex;
@@ -32,6 +33,8 @@ pub(super) struct Seen {
     pub(super) mixed: usize,
     /// Chunks that start inside an attention slab.
     pub(super) ragged_chunks: usize,
+    /// Blocks copied where samples part.
+    pub(super) copies: usize,
 }
 
 impl Side {
@@ -57,7 +60,8 @@ impl Side {
         region.write(0, &vec![0xff; region.len()]);
         model.bind(region.clone(), &map)?;
         let seen = Arc::<Mutex<Seen>>::default();
-        let engine = Engine::start_with(Watched { model, seen: seen.clone() }, &map, config)?;
+        let watched = Watched { model, seen: seen.clone(), copies: setup.copies };
+        let engine = Engine::start_with(watched, &map, config)?;
         let recorder = Recorder { ledger: ledger.clone(), region: region.clone(), map: map.clone() };
         engine.set_logit_observer(Some(Arc::new(recorder)));
         Ok(Self { engine, region, map, compatibility, seen })
@@ -68,6 +72,7 @@ impl Side {
 struct Watched {
     model: Model,
     seen: Arc<Mutex<Seen>>,
+    copies: bool,
 }
 
 impl StepModel for Watched {
@@ -83,6 +88,11 @@ impl StepModel for Watched {
         seen.ragged_chunks += chunks.filter(|s| !s.position.is_multiple_of(ATTENTION_SLAB)).count();
         drop(seen);
         self.model.step(batch, observer)
+    }
+
+    fn copy(&mut self, copy: &ForkCopy) -> Result<(), ModelError> {
+        self.seen.lock().copies += 1;
+        if self.copies { self.model.copy(copy) } else { Ok(()) }
     }
 }
 

@@ -53,6 +53,35 @@ fn an_observer_sees_every_layer_of_every_chunk_and_the_blocks_go_out() {
 }
 
 #[test]
+fn samples_of_a_prefill_go_out_with_blocks_of_their_own() {
+    let (engine, kv) = start(16, config(), Hooks::default());
+    engine.set_gate(Some(Arc::new(|_: &RequestId, _: Phase| false)));
+    let (tokens, observers) = (prompt(1, 20), [(); 3].map(|()| Observer::default()));
+    let prefill = |observer: &Observer| {
+        submit(&engine, shared_request(&tokens, 9, "a"), Run::PrefillOnly { observer: Box::new(observer.clone()) })
+    };
+    let sequences = observers.each_ref().map(prefill);
+    engine.set_gate(None);
+    for sequence in &sequences {
+        let (output, outcome) = sequence.end();
+        assert!(matches!(outcome, Outcome::Prefilled), "{outcome:?}");
+        assert_eq!(output, continuation(&tokens, 1));
+    }
+    assert_eq!(engine.load().prefill_rows, 20 + 2);
+    let logs = observers.each_ref().map(|observer| observer.log.lock().unwrap().join(" "));
+    let forked = "2 blocks 0:19 1:19 0:20 1:20";
+    assert_eq!(logs, ["2 blocks 0:8 1:8 0:16 1:16 0:20 1:20", forked, forked]);
+    let leases = observers.each_ref().map(Observer::take_prefilled);
+    leases.iter().for_each(|lease| assert_eq!(kv.load(&lease.blocks().0[0], 20), tokens));
+    let mut last = leases.each_ref().map(|lease| lease.blocks().0[0][1]);
+    last.sort_unstable();
+    assert!(last[0] != last[1] && last[1] != last[2], "the block of the last tokens is each one's own");
+    assert_eq!(engine.pool().counts().referenced, 1 + 3);
+    drop(leases);
+    assert_eq!(engine.pool().counts().referenced, 0);
+}
+
+#[test]
 fn what_ends_with_its_first_token_still_hands_its_blocks_out() {
     let (engine, _) = start(8, config(), Hooks::default());
     let sequence = submit(&engine, request(&[1, 2], 1), Run::PrefillOnly { observer: Box::new(Observer::default()) });

@@ -74,6 +74,42 @@ fn a_new_prefix_of_many_is_computed_once() {
     assert_eq!((engine.load().prefill_rows, engine.load().cached_tokens), (32 + 8 * 8, 7 * 32));
 }
 
+/// `n` samples of a prompt.
+fn samples(engine: &EngineHandle, tokens: &[TokenId], n: u32, run: impl Fn() -> Run) -> Vec<Submitted> {
+    // All come before the first step.
+    engine.set_gate(Some(Arc::new(|_: &RequestId, _: Phase| false)));
+    let sample = |sample_index| SequenceRequest { sample_index, ..shared_request(tokens, 20, "a") };
+    let samples = (0..n).map(|i| submit(engine, sample(i), run())).collect();
+    engine.set_gate(None);
+    samples
+}
+
+#[test]
+fn samples_go_on_with_copies_of_the_block_in_which_they_part() {
+    // Tokens behind the last whole block: none, one, some, all but one; and a prompt that is shorter than a block.
+    for len in [33, 34, 40, 48, 16] {
+        let (engine, _) = start(40, config(), Hooks::default());
+        let tokens = prompt(1, len);
+        for sample in samples(&engine, &tokens, 4, || Run::Full) {
+            assert_eq!(sample.end().0, continuation(&tokens, 20));
+        }
+        let (load, len) = (engine.load(), len as u64);
+        assert_eq!((load.prefill_rows, load.cached_tokens), (len + 3, 3 * (len - 1)), "{len} tokens");
+        assert_eq!(engine.pool().counts().referenced, 0);
+    }
+}
+
+#[test]
+fn samples_that_find_no_room_for_a_block_of_their_own_wait_for_it() {
+    // Two sequences fit, and one block is the watermark.
+    let (engine, _) = start(6, config(), Hooks::default());
+    let tokens = prompt(1, 40);
+    for sample in samples(&engine, &tokens, 6, || Run::Full) {
+        assert_eq!(sample.end().0, continuation(&tokens, 20));
+    }
+    assert_eq!(engine.pool().counts().referenced, 0);
+}
+
 #[test]
 fn one_that_is_held_is_not_waited_for() {
     let (engine, _) = start(40, config(), Hooks::default());

@@ -59,12 +59,15 @@ fn run_seed(seed: u64) -> (u64, u64) {
     let blocks = rng.random_range(4..9);
     let what = format!("seed {seed}: {config:?}, {blocks} blocks");
     let (engine, kv) = start(blocks, config.clone(), Hooks::default());
-    let mut jobs = Vec::new();
+    let mut jobs: Vec<Job> = Vec::new();
     for _ in 0..40 {
-        // Few beginnings, so that many have one in common.
+        // Few beginnings, so that many have one in common, and some that are the one before once more.
         let stem = rng.random_range(0..36);
         let mut tokens = prompt(rng.random_range(0..3), stem);
         tokens.extend(prompt(rng.random(), rng.random_range(1..40 - stem)));
+        if let Some(before) = jobs.last().filter(|_| rng.random_range(0..3) == 0) {
+            tokens = before.tokens.clone();
+        }
         let max_tokens = rng.random_range(1..=(64 - tokens.len() as u32).min(24));
         let shares = rng.random_range(0..4) > 0;
         let mut request = if shares { shared_request(&tokens, max_tokens, "a") } else { request(&tokens, max_tokens) };

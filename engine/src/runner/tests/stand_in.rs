@@ -4,6 +4,7 @@ use super::BLOCK;
 use crate::model::{Logits, ModelError, StepBatch};
 use crate::step_model::StepModel;
 use baton_kernels::ops::PlanSegment;
+use baton_kv_cache::ForkCopy;
 use baton_types::fence::AlreadyDone;
 use baton_types::{BlockId, Fence, TokenId};
 use std::sync::{Arc, Mutex};
@@ -116,5 +117,10 @@ impl StepModel for StandIn {
             self.logits(&self.kv.load(&segment.blocks, position + 1))
         });
         Ok(Logits::new(VOCAB, rows.collect()))
+    }
+
+    fn copy(&mut self, copy: &ForkCopy) -> Result<(), ModelError> {
+        self.kv.receive(&copy.to.0[0], &self.kv.load(&copy.from.0[0], copy.tokens));
+        Ok(())
     }
 }

@@ -100,6 +100,8 @@ impl World {
             let star = if s.samples { "*" } else { "" };
             line.push(format!("{}:{}+{}{star}", self.names[&s.key], s.position, s.rows));
             self.scheduler.advance(s.key, s.rows, s.samples, now);
+            let forked = if s.samples { self.scheduler.fork(s.key) } else { Vec::new() };
+            line.extend(forked.iter().map(|copy| format!("copy {}", copy.tokens)));
         }
         if decisions.starved {
             line.push("starved".into());

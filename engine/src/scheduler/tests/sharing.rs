@@ -23,8 +23,10 @@ fn named(w: &mut World, priority: i32, names: &str, len: usize) -> SequenceKey {
             next
         })
     };
+    // Two prompts are the same where these are, and as long.
+    let whole = PrefixHash([chain(names.len()), [len as u8; 16]].concat()[..16].try_into().unwrap());
     let names = (0..names.len()).map(|n| PrefixHash(chain(n))).collect();
-    let prefix = Some(Prefix { names, keep: Keep::idle(SECOND) });
+    let prefix = Some(Prefix { names, whole, keep: Keep::idle(SECOND) });
     w.add(priority, Arrival { prefix, ..w.arrival(len) })
 }
 
@@ -45,6 +47,23 @@ fn one_waits_for_what_another_is_computing_and_nobody_for_it() {
             a:51+1* b:50+1* c:11+14
         "#]],
     );
+}
+
+#[test]
+fn those_with_the_same_prompt_part_where_it_ends() {
+    let mut w = world(16);
+    named(&mut w, 0, "xyz", 50);
+    named(&mut w, 0, "xyz", 50);
+    named(&mut w, 0, "xyz", 50);
+    // As long, and another; and the same with a token more.
+    named(&mut w, 0, "xyq", 50);
+    named(&mut w, 0, "xyz", 51);
+    w.check(6, expect![[r#""#]]);
+    // So few tokens are not waited for.
+    let mut w = world(16);
+    named(&mut w, 0, "", 8);
+    named(&mut w, 0, "", 8);
+    assert_eq!(w.step(), "start ab a:0+8* b:0+8*");
 }
 
 #[test]
