@@ -68,8 +68,6 @@ fn wanted() -> Vec<(&'static str, &'static [&'static str])> {
         ),
         ("P caches", &["Off", "On", "Churned", "tokens found", "blocks evicted"]),
         ("D caches", &["Off", "On", "Churned", "tokens found", "blocks evicted"]),
-        ("P copies", &["where samples part"]),
-        ("D copies", &["where samples part"]),
         ("handoffs", &["tokens left out"]),
         ("pulls", &["tokens", "of evicted blocks"]),
         ("arrivals", &["Together", "Staggered", "Gathered", "InTurn"]),
@@ -126,16 +124,26 @@ fn the_same_check_catches_each_mutant() {
 /// Samples of one request at once: whoever computes the prompt first parts with it at its end, and the copy of its last block is needed.
 #[test]
 fn samples_part_with_a_copy_and_without_it_come_to_other_bits() {
+    // Whether they come before the prompt is computed is up to threads: mostly.
+    const TRIES: usize = 20;
     let world = World::random(Family::Cpu, 5, 2, &[100], 6).unwrap();
     let truth = Truth::compute(world.with_samples(0, 3)).unwrap();
     for (blocks, route) in Dealer::BLOCKS.into_iter().flat_map(|b| [(b, Route::Local), (b, Route::Remote)]) {
-        let case = |copies| Case::sampling(blocks, route, copies, &truth.sizes());
-        let copied = truth.observe(&case(true)).unwrap();
-        assert!(copied.equal.is_ok(), "{blocks:?}, {route:?}: {:?}", copied.equal);
+        let observe = |copies| truth.observe(&Case::sampling(blocks, route, copies, &truth.sizes()));
         let place = if route.is_shipped() { "P copies" } else { "D copies" };
-        assert_eq!(copied.coverage.missing(&[(place, &["where samples part"])]), [], "{blocks:?}, {route:?}");
-        let without = truth.observe(&case(false)).unwrap();
-        println!("{blocks:?}, {route:?}, {}", without.equal.expect_err("blocks were not copied, and the bits are right"));
+        let copied = (0..TRIES).map(|_| observe(true).unwrap()).find(|copied| {
+            assert!(copied.equal.is_ok(), "{blocks:?}, {route:?}: {:?}", copied.equal);
+            copied.coverage.missing(&[(place, &["where samples part"])]).is_empty()
+        });
+        assert!(copied.is_some(), "{blocks:?}, {route:?}: no samples parted");
+        // Memory was NaN before: sampling already may refuse it.
+        let without = (0..TRIES).find_map(|_| match observe(false) {
+            Ok(observed) => observed.equal.err().map(|difference| difference.to_string()),
+            Err(error) => Some(error.root_cause().to_string()),
+        });
+        let without = without.expect("blocks were not copied, and the bits are right");
+        assert!(without.contains("differs") || without.contains("NaN"), "{without}");
+        println!("{blocks:?}, {route:?}, {without}");
     }
 }
 

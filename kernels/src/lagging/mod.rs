@@ -10,8 +10,8 @@ mod stream;
 
 use crate::kv::KvBinding;
 use crate::ops::{
-    BackendInfo, IdsHandle, KvHandle, Ops, OpsError, Plan, PlanHandle, PlanSegment, RopeHandle, RopeTable, Store, Tensor,
-    Weight,
+    BackendInfo, IdsHandle, KvHandle, Ops, OpsError, Plan, PlanHandle, PlanSegment, RopeHandle, RopeTable, Store,
+    Tensor, Weight,
 };
 use crate::shape;
 use baton_types::{BlockId, Dtype, Fence, KvPoolMap, PoolMemory};

@@ -114,8 +114,16 @@ impl Case {
     pub fn preempting(block_tokens: u32, route: Route, sizes: &[(usize, u32)]) -> Self {
         let block = block_tokens as usize;
         let running = sizes.len();
-        let setup =
-            Setup { block_tokens, chunk: 256, running, threads: 2, lagging: false, tight: true, cache: Caching::On, copies: true };
+        let setup = Setup {
+            block_tokens,
+            chunk: 256,
+            running,
+            threads: 2,
+            lagging: false,
+            tight: true,
+            cache: Caching::On,
+            copies: true,
+        };
         let mut order: Vec<_> = (0..sizes.len()).collect();
         order.sort_by_key(|&index| (sizes[index].0.next_multiple_of(block) - sizes[index].0, sizes[index].0));
         let plans = vec![Plan { route, continued: 0 }; sizes.len()];
@@ -147,7 +155,7 @@ impl Case {
     pub fn sampling((p, d): (u32, u32), route: Route, copies: bool, sizes: &[(usize, u32)]) -> Self {
         let setup = |block_tokens| Setup {
             block_tokens,
-            chunk: 33,
+            chunk: 64,
             running: sizes.len(),
             threads: 2,
             lagging: true,

@@ -54,7 +54,7 @@ fn an_observer_sees_every_layer_of_every_chunk_and_the_blocks_go_out() {
 
 #[test]
 fn samples_of_a_prefill_go_out_with_blocks_of_their_own() {
-    let (engine, kv) = start(16, config(), Hooks::default());
+    let (engine, kv) = start(16, EngineConfig { chunk_tokens_max: 20, ..config() }, Hooks::default());
     engine.set_gate(Some(Arc::new(|_: &RequestId, _: Phase| false)));
     let (tokens, observers) = (prompt(1, 20), [(); 3].map(|()| Observer::default()));
     let prefill = |observer: &Observer| {
@@ -69,8 +69,8 @@ fn samples_of_a_prefill_go_out_with_blocks_of_their_own() {
     }
     assert_eq!(engine.load().prefill_rows, 20 + 2);
     let logs = observers.each_ref().map(|observer| observer.log.lock().unwrap().join(" "));
-    let forked = "2 blocks 0:19 1:19 0:20 1:20";
-    assert_eq!(logs, ["2 blocks 0:8 1:8 0:16 1:16 0:20 1:20", forked, forked]);
+    let forked = "2 blocks 0:19 0:20 1:20";
+    assert_eq!(logs, ["2 blocks 0:20 1:20", forked, forked]);
     let leases = observers.each_ref().map(Observer::take_prefilled);
     leases.iter().for_each(|lease| assert_eq!(kv.load(&lease.blocks().0[0], 20), tokens));
     let mut last = leases.each_ref().map(|lease| lease.blocks().0[0][1]);
