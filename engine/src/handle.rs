@@ -114,12 +114,13 @@ impl Shared {
         self.config.model_len_max.min(self.pool_tokens)
     }
 
-    /// The names under which a sequence's blocks are shared; none where there is no cache.
-    fn prefix(&self, request: &SequenceRequest, now: Instant) -> Option<Prefix> {
+    /// The names under which a sequence's blocks are shared, the first `prompt` of whose tokens are its prompt here; none where there is
+    /// no cache.
+    fn prefix(&self, request: &SequenceRequest, prompt: usize, now: Instant) -> Option<Prefix> {
         let (cache, used) = (self.config.prefix_cache.as_ref()?, request.prefix.as_ref()?);
         let pin = used.pin.map(|pin| Pin { owner: pin.owner, until: now + pin.time });
         let names = used.hasher.prompt(&request.tokens, &[]);
-        let whole = used.hasher.whole(&names, &request.tokens, &[]);
+        let whole = used.hasher.whole(&names, &request.tokens[..prompt], &[]);
         Some(Prefix { names, whole, keep: Keep { ttl: used.ttl.unwrap_or(cache.ttl), pin } })
     }
 }
@@ -149,7 +150,8 @@ impl EngineHandle {
         let cancelled = Arc::new(AtomicBool::new(false));
         let control = SequenceControl { shared: shared.clone(), cancelled: cancelled.clone(), detached: false };
         // Hashed on this thread: the engine's has better to do.
-        let prefix = shared.prefix(&request, Instant::now());
+        let prompt = request.tokens.len() - usize::from(matches!(run, Run::Adopted { .. }));
+        let prefix = shared.prefix(&request, prompt, Instant::now());
         shared.mailbox.submit(shared.config.waiting_max, is_counted(&run), |arrival| {
             let key = SequenceKey::new(request.priority, arrival);
             Submission { key, request, prefix, run, sink, cancelled }
@@ -197,7 +199,7 @@ impl EngineHandle {
 
     /// The names under which blocks of a sequence are shared, and for how long they are kept; `None` where they are not.
     pub fn prefix_of(&self, request: &SequenceRequest) -> Option<Prefix> {
-        self.0.0.prefix(request, Instant::now())
+        self.0.0.prefix(request, request.tokens.len(), Instant::now())
     }
 
     /// A turn among the sequences, as of now, for blocks that a peer will ask for.

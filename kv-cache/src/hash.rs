@@ -79,11 +79,14 @@ impl PrefixHasher {
         groups.iter().scan(self.root, extend).collect()
     }
 
-    /// The name of all of `tokens`, their ragged tail included, of which [`PrefixHasher::prompt`] made `names`: who has the same has the
-    /// same prompt. It never is the name of a prefix.
+    /// The name of all of `tokens`, their ragged tail included, which is never that of a prefix: whoever has the same has the same
+    /// tokens. `names` are those that [`PrefixHasher::prompt`] gave them, or more tokens that begin with them.
+    ///
+    /// # Panics
+    /// If there are fewer names than whole groups.
     pub fn whole(&self, names: &[PrefixHash], tokens: &[TokenId], extra: &[&[u8]]) -> PrefixHash {
-        let (_groups, tail) = tokens.as_chunks::<HASH_TOKENS>();
-        self.name(names.last().copied().unwrap_or(self.root), tail, extra)
+        let (groups, tail) = tokens.as_chunks::<HASH_TOKENS>();
+        self.name(names[..groups.len()].last().copied().unwrap_or(self.root), tail, extra)
     }
 }
 

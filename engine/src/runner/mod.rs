@@ -105,9 +105,7 @@ impl<M: StepModel> Runner<M> {
 
     fn run(&mut self) -> Result<(), ModelError> {
         loop {
-            let taken = self.shared.mailbox.take();
-            taken.submissions.into_iter().for_each(|submission| self.accept(submission));
-            if taken.stopped {
+            if self.take_in()? {
                 return Ok(());
             }
             self.end_cancelled();
@@ -140,6 +138,19 @@ impl<M: StepModel> Runner<M> {
         if self.expires_at.is_none() && self.shared.pool.cache_counts().blocks > 0 {
             self.expires_at = Some(now + EXPIRE_EVERY);
         }
+    }
+
+    /// Takes what came; `true` if that is the order to stop.
+    fn take_in(&mut self) -> Result<bool, ModelError> {
+        let taken = self.shared.mailbox.take();
+        for submission in taken.submissions {
+            let key = submission.key;
+            self.accept(submission);
+            if let Some(copy) = self.scheduler.join(key) {
+                self.model.copy(&copy)?;
+            }
+        }
+        Ok(taken.stopped)
     }
 
     fn accept(&mut self, submission: Submission) {
@@ -219,7 +230,7 @@ impl<M: StepModel> Runner<M> {
         load.cached_tokens = self.cached_tokens;
         load.recomputed_tokens = self.scheduler.recomputed();
         load.slots = totals.blocks * self.shared.block_tokens;
-        load.slots_unused = load.slots - totals.computed_tokens;
+        load.slots_unused = load.slots - totals.held_tokens;
         load.preemptions = self.preemptions;
     }
 }

@@ -28,6 +28,8 @@ impl<M: StepModel> Runner<M> {
         self.rates.add(batch.ids.len() - decode_rows, decode_rows, now - launched);
         self.count(batch.ids.len() - decode_rows, decode_rows);
         self.shared.health.alive(now, true);
+        // Who came meanwhile may have the prompt that was computed. That the engine is to stop is said once more.
+        self.take_in()?;
         let mut row = 0;
         for segment in segments {
             if segment.samples {
@@ -100,8 +102,8 @@ impl<M: StepModel> Runner<M> {
         }
         let is_first = !std::mem::replace(&mut sequence.generated, true);
         if is_first {
-            // Here they part: this one's blocks may go with it in a moment.
-            self.scheduler.fork(key).iter().try_for_each(|copy| self.model.copy(copy))?;
+            // Its blocks may go with it in a moment.
+            self.scheduler.part(key).iter().try_for_each(|copy| self.model.copy(copy))?;
         }
         let reuse = is_first.then(|| self.scheduler.reuse(key, given));
         self.cached_tokens += reuse.map_or(0, |reuse| reuse.cached_tokens as u64);

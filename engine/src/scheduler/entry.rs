@@ -41,7 +41,7 @@ pub struct Arrival {
 pub struct Prefix {
     /// One every 16 tokens, of all its tokens so far.
     pub names: Vec<PrefixHash>,
-    /// Of all tokens that it came with.
+    /// Of all tokens that were to be computed when it came; of an adopted sequence, those that were computed.
     pub whole: PrefixHash,
     /// As it is stored.
     pub keep: Keep,
@@ -56,8 +56,8 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) len: usize,
-    /// Tokens that it came with.
-    pub(super) given: usize,
+    /// Tokens that the name of the whole covers.
+    given: usize,
     pub(super) computed: usize,
     /// Where prefill ends: what comes after was generated since the last (re)start.
     prefill_end: usize,
@@ -84,7 +84,7 @@ impl Entry {
         let prefill_end = if computed > 0 && computed + 1 == len { computed } else { len };
         Self {
             len,
-            given: len,
+            given: if computed > 0 { computed } else { len },
             computed,
             prefill_end,
             lease,
@@ -103,6 +103,17 @@ impl Entry {
     /// Tokens to compute before the next one is sampled.
     pub(super) fn pending(&self) -> usize {
         self.len - self.computed
+    }
+
+    /// Name of all its tokens, as long as they are what it came with and none is computed; `None` where it shares nothing.
+    pub(super) fn prompt(&self) -> Option<PrefixHash> {
+        self.prefix.as_ref().filter(|_| self.len == self.given).map(|prefix| prefix.whole)
+    }
+
+    /// Name of the prompt whose KV is in its blocks.
+    pub(super) fn computed_prompt(&self) -> Option<PrefixHash> {
+        let is_computed = self.lease.is_some() && self.computed >= self.given;
+        self.prefix.as_ref().filter(|_| is_computed).map(|prefix| prefix.whole)
     }
 
     /// Past its prefill: one row is all it needs.
@@ -158,8 +169,8 @@ pub struct Totals {
     pub running_tokens: usize,
     /// Blocks that sequences hold of a group, one that several share as often.
     pub blocks: usize,
-    /// Tokens computed of them.
-    pub computed_tokens: usize,
+    /// Tokens in those: computed ones, and those of prompts that are being computed.
+    pub held_tokens: usize,
 }
 
 impl Totals {
@@ -174,7 +185,7 @@ impl Totals {
             }
             if let Some(lease) = &entry.lease {
                 sum.blocks += lease.blocks_min();
-                sum.computed_tokens += entry.computed;
+                sum.held_tokens += if entry.is_decode() { entry.computed } else { entry.len };
             }
             sum.waiting_tokens += if entry.is_decode() { 0 } else { entry.pending() };
             sum

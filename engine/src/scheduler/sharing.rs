@@ -33,11 +33,6 @@ impl Entry {
         }
     }
 
-    /// The name of all its tokens, as long as it is the prompt that it came with; `None` where it shares nothing.
-    fn prompt(&self) -> Option<PrefixHash> {
-        self.prefix.as_ref().filter(|_| self.len == self.given).map(|prefix| prefix.whole)
-    }
-
     /// Tokens that this one is computing, up to the end of its prefill, and that the other needs next; 0 where there are none.
     fn makes_for(&self, other: &Self, has: usize, block_tokens: usize) -> usize {
         if self.stage != Stage::Running || self.is_decode() {
@@ -95,21 +90,26 @@ impl Scheduler {
         self.pool.try_reserve(Reserve { names, reuse_tokens_max, blocks, keep_free, now })
     }
 
-    /// The sequences that wait with the prompt that `key` came with, and has computed now, go on with its blocks, each with a block of its
-    /// own for what comes next. The copies are to be made before the next plan.
-    pub fn fork(&mut self, key: SequenceKey) -> Vec<ForkCopy> {
-        let computed = self.entries.get(&key).filter(|entry| entry.computed >= entry.given);
-        let Some(whole) = computed.and_then(|entry| entry.prefix.as_ref()).map(|prefix| prefix.whole) else {
-            return Vec::new();
-        };
-        let alike = |entry: &Entry| entry.lease.is_none() && entry.prompt() == Some(whole);
+    /// Parts a sequence that has just computed its prompt, or whose blocks may soon be another's, from those that wait with the same one:
+    /// they go on with its blocks, each with one of its own for what comes next. The copies are to be made at once.
+    pub fn part(&mut self, key: SequenceKey) -> Vec<ForkCopy> {
+        let Some(prompt) = self.entries.get(&key).and_then(Entry::computed_prompt) else { return Vec::new() };
+        let alike = |entry: &Entry| entry.lease.is_none() && entry.prompt() == Some(prompt);
         let alike: Vec<_> = self.entries.iter().filter(|(_, entry)| alike(entry)).map(|(key, _)| *key).collect();
-        alike.into_iter().filter_map(|waiting| self.fork_for(waiting, key)).collect()
+        alike.into_iter().filter_map(|waiting| self.fork(waiting, key)).collect()
+    }
+
+    /// The same for a sequence that has just come, if another holds the KV of its prompt.
+    pub fn join(&mut self, key: SequenceKey) -> Option<ForkCopy> {
+        let new = self.entries.get(&key).filter(|entry| entry.lease.is_none())?;
+        let prompt = new.prompt()?;
+        let (computed, _) = self.entries.iter().find(|(_, entry)| entry.computed_prompt() == Some(prompt))?;
+        self.fork(key, *computed)
     }
 
     /// Blocks for `waiting`, which has none, of one with the same prompt; the copy that it needs, if any. It stays without where there is
     /// no room above the watermark and what a reservation before it waits for.
-    fn fork_for(&mut self, waiting: SequenceKey, computed: SequenceKey) -> Option<ForkCopy> {
+    fn fork(&mut self, waiting: SequenceKey, computed: SequenceKey) -> Option<ForkCopy> {
         let block_tokens = self.config.block_tokens;
         let kept = self.config.watermark_blocks + self.awaited_before(waiting).map_or(0, |awaited| awaited.blocks);
         let len = self.entries[&waiting].len;

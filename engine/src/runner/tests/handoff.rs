@@ -4,7 +4,7 @@ use super::*;
 use crate::{Phase, PrefillObserver};
 use baton_kv_cache::Lease;
 use baton_types::{Fence, GroupBlocks};
-use stand_in::{LAYERS, continuation};
+use stand_in::{Hook, LAYERS, continuation};
 use std::sync::Mutex;
 
 #[derive(Clone, Default)]
@@ -79,6 +79,31 @@ fn samples_of_a_prefill_go_out_with_blocks_of_their_own() {
     assert_eq!(engine.pool().counts().referenced, 1 + 3);
     drop(leases);
     assert_eq!(engine.pool().counts().referenced, 0);
+}
+
+#[test]
+fn a_sample_that_comes_during_the_step_of_a_prefill_is_in_time() {
+    let ((stepping, steps), (go, told)) = (channel(), channel());
+    let before_step: Hook = Box::new(move |_| {
+        stepping.send(()).unwrap();
+        told.recv_timeout(FOREVER).unwrap();
+        Ok(())
+    });
+    let hooks = Hooks { before_step: Some(before_step), ..Hooks::default() };
+    let (engine, kv) = start(16, EngineConfig { chunk_tokens_max: 20, ..config() }, hooks);
+    let (tokens, observers) = (prompt(1, 20), [(); 2].map(|()| Observer::default()));
+    let prefill = |observer: &Observer| {
+        submit(&engine, shared_request(&tokens, 9, "a"), Run::PrefillOnly { observer: Box::new(observer.clone()) })
+    };
+    let first = prefill(&observers[0]);
+    steps.recv_timeout(FOREVER).unwrap();
+    let second = prefill(&observers[1]);
+    (0..2).for_each(|_| go.send(()).unwrap());
+    for (sequence, observer) in [first, second].iter().zip(&observers) {
+        assert_eq!(sequence.end().0, continuation(&tokens, 1));
+        assert_eq!(kv.load(&observer.take_prefilled().blocks().0[0], 20), tokens);
+    }
+    assert_eq!(engine.load().prefill_rows, 20 + 1);
 }
 
 #[test]

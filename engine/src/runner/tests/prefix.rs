@@ -102,6 +102,35 @@ fn samples_go_on_with_copies_of_the_block_in_which_they_part() {
 }
 
 #[test]
+fn a_sample_that_comes_late_takes_a_copy_of_what_another_is_writing_into() {
+    let tokens = prompt(1, 40);
+    let (engine, kv) = start(20, config(), Hooks::default());
+    // Room for its start and a token: then it waits to be read.
+    let first = submit_with_room(&engine, shared_request(&tokens, 16, "a"), Run::Full, 2);
+    first.wait_token();
+    assert_eq!(run(&engine, shared_request(&tokens, 16, "a")), (continuation(&tokens, 16), reuse(39, 0)));
+    assert_eq!(engine.load().prefill_rows, 40 + 1);
+    first.room.store(usize::MAX, Ordering::Relaxed);
+    assert_eq!(first.end().0, continuation(&tokens, 16)[1..]);
+
+    // The first one's KV came from a peer.
+    let tokens = prompt(2, 40);
+    let lease = engine.reserve(40, &[]).unwrap();
+    kv.receive(&lease.blocks().0[0], &tokens);
+    let mut adopted = shared_request(&[&tokens[..], &continuation(&tokens, 1)].concat(), 16, "a");
+    adopted.prompt_len = 40;
+    let adopted = submit_with_room(&engine, adopted, Run::Adopted { lease }, 2);
+    adopted.wait_token();
+    assert_eq!(run(&engine, shared_request(&tokens, 16, "a")), (continuation(&tokens, 16), reuse(39, 0)));
+    assert_eq!(engine.load().prefill_rows, 40 + 1 + 1);
+    // Another tenant's is not its own.
+    assert_eq!(run(&engine, shared_request(&tokens, 16, "b")).1.cached_tokens, 0);
+    adopted.room.store(usize::MAX, Ordering::Relaxed);
+    assert_eq!(adopted.end().0, continuation(&tokens, 16)[2..]);
+    assert_eq!(engine.pool().counts().referenced, 0);
+}
+
+#[test]
 fn samples_that_find_no_room_for_a_block_of_their_own_wait_for_it() {
     // Two sequences fit, and one block is the watermark.
     let (engine, _) = start(6, config(), Hooks::default());

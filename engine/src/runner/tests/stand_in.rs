@@ -59,7 +59,7 @@ pub(super) fn continuation(past: &[TokenId], n: usize) -> Vec<TokenId> {
     tokens.split_off(past.len())
 }
 
-type Hook = Box<dyn FnMut(&StepBatch) -> Result<(), ModelError> + Send>;
+pub(super) type Hook = Box<dyn FnMut(&StepBatch) -> Result<(), ModelError> + Send>;
 
 /// What a test does inside a step.
 #[derive(Default)]

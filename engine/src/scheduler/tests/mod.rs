@@ -100,7 +100,7 @@ impl World {
             let star = if s.samples { "*" } else { "" };
             line.push(format!("{}:{}+{}{star}", self.names[&s.key], s.position, s.rows));
             self.scheduler.advance(s.key, s.rows, s.samples, now);
-            let forked = if s.samples { self.scheduler.fork(s.key) } else { Vec::new() };
+            let forked = if s.samples { self.scheduler.part(s.key) } else { Vec::new() };
             line.extend(forked.iter().map(|copy| format!("copy {}", copy.tokens)));
         }
         if decisions.starved {
@@ -315,7 +315,7 @@ fn totals_count_what_is_still_to_compute() {
     let totals = w.scheduler.totals();
     assert_eq!(
         totals,
-        Totals { waiting: 1, waiting_tokens: 4 + 12, running: 1, running_tokens: 12, blocks: 3, computed_tokens: 8 }
+        Totals { waiting: 1, waiting_tokens: 4 + 12, running: 1, running_tokens: 12, blocks: 3, held_tokens: 12 }
     );
     assert_eq!(w.pool.counts(), BlockCounts { total: 8, free: 5, referenced: 3, ..BlockCounts::default() });
 }

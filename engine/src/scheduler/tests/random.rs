@@ -40,6 +40,8 @@ impl Run {
         let w = &mut self.world;
         let mut scheduler = std::mem::replace(&mut w.scheduler, Scheduler::new(self.config, w.pool.clone()));
         let decisions = scheduler.plan(w.now, w);
+        let totals = scheduler.totals();
+        prop_assert!(totals.held_tokens <= totals.blocks * 4, "{:?}", totals);
         let rows: usize = decisions.batch.iter().map(|s| s.rows).sum();
         prop_assert!(rows <= self.config.chunk_tokens_max.max(self.config.running_max));
         prop_assert!(decisions.batch.len() <= self.config.running_max);
