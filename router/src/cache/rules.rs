@@ -62,6 +62,10 @@ impl CacheRules {
             asked => Ok(asked),
         };
         let ttl = within("cache.ttl_ms", options.ttl_ms, *ttl_ms_max)?.or(*ttl_ms);
+        if options.off && options.pin_ms.is_some_and(|ms| ms > 0) {
+            let message = "cache.off keeps nothing that cache.pin_ms could keep; leave one of them out";
+            return Err(RequestError::invalid("cache.pin_ms", message));
+        }
         let pin = within("cache.pin_ms", options.pin_ms, *pin_ms_max)?.or(pins.get(tenant).copied());
         let pin = pin.filter(|ms| *ms > 0);
         if !enabled || options.off {
@@ -151,10 +155,11 @@ mod tests {
             assert!(error.message.contains("1 to 256 bytes"), "{error}");
         }
         let pinned = CacheOptions { pin_ms: Some(1), ..off };
-        assert!(
-            CacheRules::new(&CacheConfig::default()).resolve(&alice(), &pinned).is_err(),
-            "nobody may pin unless told"
-        );
+        let error = rules(|_| ()).resolve(&alice(), &pinned).unwrap_err();
+        assert!(error.message.contains("leave one of them out"), "{error}");
+        let pinned = CacheOptions { off: false, ..pinned };
+        let nobody = CacheRules::new(&CacheConfig { enabled: false, ..CacheConfig::default() });
+        assert!(nobody.resolve(&alice(), &pinned).is_err(), "nobody may pin unless told");
     }
 
     #[test]

@@ -15,6 +15,8 @@ const WORKERS: usize = 64;
 const PROMPT: usize = 256;
 const PROMPTS: usize = BLOCKS / PROMPT;
 const LOOKUPS: usize = 50_000;
+/// Prompts that a quarter of the workers have begun, too.
+const SPREAD: usize = 2_000;
 /// Prompts that are removed and stored again in a round of events.
 const CHURN: usize = 4_000;
 const ROUNDS: usize = 5;
@@ -43,9 +45,17 @@ fn names(prompt: usize) -> Vec<PrefixHash> {
     (0..PROMPT).map(|i| name(prompt * PROMPT + i)).collect()
 }
 
-/// Who has a prompt, and how many blocks of it: one worker all, the next one half.
-fn holders(prompt: usize) -> [(usize, usize); 2] {
-    [(prompt % WORKERS, PROMPT), ((prompt + 1) % WORKERS, PROMPT / 2)]
+/// A worker, and how many blocks of a prompt it has.
+type Holder = (usize, usize);
+
+/// Who has a prompt: one worker all, the next one half.
+fn holders(prompt: usize) -> Vec<Holder> {
+    vec![(prompt % WORKERS, PROMPT), ((prompt + 1) % WORKERS, PROMPT / 2)]
+}
+
+/// Who has a prompt that is [spread](SPREAD) besides: workers whose hits end far from one another, each inside another stretch.
+fn spread_holders(prompt: usize) -> Vec<Holder> {
+    (2..18).map(|i| ((prompt + i) % WORKERS, (i - 2) * 16 + 9)).collect()
 }
 
 impl Filled {
@@ -76,19 +86,37 @@ impl Filled {
     }
 
     /// Seconds of the lookup of one prompt, whose answer must be right.
-    fn lookup(&self, prompt: usize) -> anyhow::Result<f64> {
+    fn lookup(&self, prompt: usize, holders: &[Holder]) -> anyhow::Result<f64> {
         let names = names(prompt);
         let begin = Instant::now();
         let found = self.index.lookup(&names);
         let time = begin.elapsed().as_secs_f64();
-        ensure!(found.len() == 2, "{} workers have prompt {prompt}: no figures", found.len());
-        for (worker, held) in holders(prompt) {
+        ensure!(found.len() == holders.len(), "{} workers have prompt {prompt}: no figures", found.len());
+        for (worker, held) in holders {
             let right = |f: &&_| {
-                **f == baton_kv_cache::CachedPrefix { worker: &self.workers[worker], tokens: held * HASH_TOKENS }
+                **f == baton_kv_cache::CachedPrefix { worker: &self.workers[*worker], tokens: held * HASH_TOKENS }
             };
             ensure!(found.iter().find(right).is_some(), "wrong hits of prompt {prompt}: no figures");
         }
         Ok(time)
+    }
+
+    /// Lets many workers begin some prompts, and looks those up: microseconds, the median and the 99th percentile.
+    fn spread(&mut self, random: &mut StdRng) -> anyhow::Result<(f64, f64)> {
+        // Apart from one another, so that they do not lie together in memory.
+        let prompts: Vec<_> = (0..SPREAD).map(|i| i * (PROMPTS / SPREAD)).collect();
+        for prompt in &prompts {
+            let names = names(*prompt);
+            for (worker, held) in spread_holders(*prompt) {
+                self.event(worker, CacheChange::Stored(&names[..held]))?;
+            }
+        }
+        let mut lookup = || {
+            let prompt = prompts[random.random_range(0..SPREAD)];
+            self.lookup(prompt, &[holders(prompt), spread_holders(prompt)].concat())
+        };
+        let times = (0..LOOKUPS / 5).map(|_| lookup()).collect::<anyhow::Result<Vec<_>>>()?;
+        Ok((1e6 * percentile(times.clone(), 0.5), 1e6 * percentile(times, 0.99)))
     }
 
     /// Events a second: prompts leave their first holder leaf by leaf, and come back.
@@ -118,7 +146,11 @@ pub(crate) fn measure(summary: &mut Summary) -> anyhow::Result<()> {
     let mut random = StdRng::seed_from_u64(7);
     let mut any_prompt = || random.random_range(0..PROMPTS);
 
-    let times = (0..LOOKUPS).map(|_| filled.lookup(any_prompt())).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut lookup = |filled: &Filled| {
+        let prompt = any_prompt();
+        filled.lookup(prompt, &holders(prompt))
+    };
+    let times = (0..LOOKUPS).map(|_| lookup(&filled)).collect::<anyhow::Result<Vec<_>>>()?;
     let (middle, high) = (1e6 * percentile(times.clone(), 0.5), 1e6 * percentile(times, 0.99));
     let mut rates = Vec::new();
     for _ in 0..ROUNDS {
@@ -127,15 +159,19 @@ pub(crate) fn measure(summary: &mut Summary) -> anyhow::Result<()> {
         prompts.dedup();
         rates.push(filled.churn(&prompts)?);
         ensure!(filled.index.counts() == counts, "events lost blocks: no figures");
-        prompts.iter().try_for_each(|prompt| filled.lookup(*prompt).map(drop))?;
+        prompts.iter().try_for_each(|prompt| filled.lookup(*prompt, &holders(*prompt)).map(drop))?;
     }
     let rate = best(rates);
+    let (spread_middle, spread_high) = filled.spread(&mut random)?;
 
     let of =
         format!("{MEMORY_GIB} GiB; resident, {:.0} bytes a block", memory * f64::from(1 << 30) / counts.blocks as f64);
     summary.add("index_memory", Figure::ratio(memory, "GiB", memory / MEMORY_GIB, of), Target::AtMost(1.0));
     let of = format!("{LOOKUP_US} µs; median {middle:.1} µs");
     summary.add("index_lookup_p99", Figure::ratio(high, "µs", high / LOOKUP_US, of), Target::AtMost(1.0));
+    let of = format!("{LOOKUP_US} µs; median {spread_middle:.1} µs; 18 workers have it, whose hits end apart");
+    let spread = Figure::ratio(spread_high, "µs", spread_high / LOOKUP_US, of);
+    summary.add("index_lookup_spread_p99", spread, None);
     let of = format!("{EVENTS_PER_S:.0} a second on one core, of one block each; best of {ROUNDS} rounds");
     summary.add("index_events", Figure::ratio(rate, "events/s", rate / EVENTS_PER_S, of), Target::AtLeast(1.0));
     Ok(())

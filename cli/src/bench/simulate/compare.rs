@@ -7,7 +7,7 @@ use super::{Settings, Simulated, simulate};
 use crate::bench::report::{About, Report, Slo};
 use crate::bench::trace::Trace;
 use crate::stdout;
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
@@ -52,6 +52,15 @@ pub(crate) fn run(args: &SimulateArgs, trace: &Trace, seed: u64, slo: Slo) -> an
             ];
             about.facts.extend(facts.into_iter().map(|(name, value): (_, serde_json::Value)| (name.to_owned(), value)));
             let report = Report::of(about, &outcomes, slo);
+            ensure!(
+                report.counts.ok > 0,
+                "{pools}: of {} requests none fits; the longest takes {} blocks of {} tokens, prefill pools hold {} and decode pools {}: give larger --pools",
+                report.counts.requests,
+                blocks.longest,
+                trace.block_tokens,
+                settings.prefill_blocks,
+                settings.decode_blocks,
+            );
             table.row(policy.name(), &report, pulled_tokens, took);
             reasons.push(format!("{policy}: {}", told(&report)));
             reports.push(report);
