@@ -9,8 +9,8 @@
 //! - A worker counts only while it is *current*: its snapshot came whole and every event after it. After a gap it holds
 //!   nothing, as far as anybody can see, until its next snapshot, which the caller asks for.
 //! - Caches give up leaves first, so whoever holds a block holds all before it, after each of its events. A lookup relies on that: it
-//!   reads about every square root of the chain's blocks, and between two of them only where a hit ends. A worker with holes in what it
-//!   tells is believed to have up to one of them: its own look decides in any case.
+//!   divides the stretches of the chain in which hits end until it knows where. A worker with holes in what it tells is believed to have
+//!   up to one of them: its own look decides in any case.
 //! - What is too much is refused and counted: hits come out shorter, never wrong.
 //! - Nothing is scanned while somebody waits. A worker's blocks are bits under a *slot*; one that leaves, restarts or is lost
 //!   has its slot retired, which costs nothing, and events to come sweep retired slots out, a segment of the map at a time.
@@ -24,7 +24,7 @@ mod tests;
 
 use crate::{HASH_TOKENS, PrefixHash};
 use baton_types::{Incarnation, InstanceId};
-use holders::Added;
+use holders::{Added, Holders};
 use sequence::{Sequence, Verdict};
 use slots::{SLOTS, SlotSet};
 use std::collections::HashMap;
@@ -32,6 +32,8 @@ use table::{BATCH, Table};
 
 /// Entries of the map that are swept for each block of an event, while there are retired slots.
 const SWEEP_PER_BLOCK: usize = 8;
+/// Blocks that a round of a lookup reads, at least.
+const READS: usize = 16;
 /// Most groups of [`HASH_TOKENS`] in a block: 128 tokens.
 const BLOCK_GROUPS_MAX: usize = 8;
 
@@ -143,6 +145,40 @@ struct Slot {
     blocks: usize,
 }
 
+/// A stretch of a chain in which the hits of some workers end.
+#[derive(Clone, Copy)]
+struct Stretch {
+    /// Blocks that all of them hold.
+    held: usize,
+    /// The first block that none of them holds, as far as is known; the chain's end where nothing is.
+    missed: usize,
+    slots: SlotSet,
+}
+
+impl Stretch {
+    /// Up to `n` blocks that divide it, ascending.
+    fn reads(&self, n: usize) -> impl Iterator<Item = usize> + use<> {
+        let (held, blocks) = (self.held, self.missed - self.held);
+        let n = n.min(blocks);
+        (1..=n).map(move |i| held + blocks * i / (n + 1))
+    }
+
+    /// Tells of the parts in which somebody's hits end, given who of it holds the blocks that were read.
+    fn narrow(&self, read: impl Iterator<Item = (usize, SlotSet)>, mut part: impl FnMut(Self)) {
+        let mut rest = *self;
+        for (at, holding) in read {
+            let without = rest.slots.and_not(&holding);
+            if !without.is_empty() {
+                part(Self { missed: at, slots: without, ..rest });
+            }
+            rest = Self { held: at + 1, slots: rest.slots.and(&holding), ..rest };
+        }
+        if !rest.slots.is_empty() {
+            part(rest);
+        }
+    }
+}
+
 impl PrefixIndex {
     /// Most workers.
     pub const WORKERS_MAX: usize = 1024;
@@ -234,7 +270,7 @@ impl PrefixIndex {
     pub fn lookup(&self, chain: &[PrefixHash]) -> Vec<CachedPrefix<'_>> {
         let mut found = Vec::new();
         for (slots, groups) in self.strides.iter().zip(1..) {
-            let mut alive = self.current.and(slots);
+            let alive = self.current.and(slots);
             let ends: Vec<&PrefixHash> = chain.iter().skip(groups - 1).step_by(groups).collect();
             if alive.is_empty() || ends.is_empty() {
                 continue;
@@ -244,47 +280,36 @@ impl PrefixIndex {
                 let workers = slots.iter().filter_map(|slot| self.slots[slot].worker.as_ref());
                 found.extend(workers.filter(|_| tokens > 0).map(|worker| CachedPrefix { worker, tokens }));
             };
-            let stride = ends.len().isqrt();
-            let coarse = (stride - 1..ends.len()).step_by(stride).chain([ends.len() - 1]);
-            let mut between = Vec::new();
-            self.walk(&ends, coarse, &mut alive, 0, |held, last, lost| between.push((held..last, lost)));
-            end(&alive, ends.len());
-            for (blocks, mut alive) in between {
-                let (first, last) = (blocks.start, blocks.end);
-                self.walk(&ends, blocks, &mut alive, first, |held, _, lost| end(&lost, held));
-                end(&alive, last);
+            let mut open = vec![Stretch { held: 0, missed: ends.len(), slots: alive }];
+            while !open.is_empty() {
+                // The reads of a round wait for memory together: so many cost little more than one.
+                let each = (READS / open.len()).max(1);
+                let mut narrower = Vec::with_capacity(2 * open.len());
+                for stretches in open.chunks(BATCH / each) {
+                    let at = stretches.iter().flat_map(|stretch| stretch.reads(each));
+                    let (holders, _) = self.table.holders(at.map(|at| ends[at]));
+                    let mut holders = holders.iter();
+                    for stretch in stretches {
+                        let read = stretch.reads(each).zip(&mut holders);
+                        stretch.narrow(read.map(|(at, holders)| (at, self.holding(&stretch.slots, holders))), |part| {
+                            if part.held == part.missed { end(&part.slots, part.held) } else { narrower.push(part) }
+                        });
+                    }
+                }
+                open = narrower;
             }
         }
         found
     }
 
-    /// Reads who holds the blocks at `positions`, ascending, of which all in `alive` hold those before `held`. `lost` is told of those that
-    /// do not hold one: how many blocks they hold at least, the position of that one, and who they are. They leave `alive`.
-    fn walk(
-        &self,
-        ends: &[&PrefixHash],
-        mut positions: impl Iterator<Item = usize> + Clone,
-        alive: &mut SlotSet,
-        mut held: usize,
-        mut lost: impl FnMut(usize, usize, SlotSet),
-    ) {
-        let far = alive.far_words();
-        while !alive.is_empty() {
-            let (holders, count) = self.table.holders(positions.clone().take(BATCH).map(|at| ends[at]));
-            if count == 0 {
-                return;
-            }
-            for (holders, at) in holders[..count].iter().zip(&mut positions) {
-                let holds = if holders.has_far() { self.table.far_set(holders) } else { Default::default() };
-                let mut without = SlotSet { near: alive.near & !holders.near, ..SlotSet::default() };
-                far.clone().for_each(|i| without.far[i] = alive.far[i] & !holds[i]);
-                if !without.is_empty() {
-                    *alive = alive.and_not(&without);
-                    lost(held, at, without);
-                }
-                held = at + 1;
-            }
+    /// Those of `slots` that hold a block.
+    fn holding(&self, slots: &SlotSet, holders: &Holders) -> SlotSet {
+        let mut holding = SlotSet { near: slots.near & holders.near, ..SlotSet::default() };
+        if holders.has_far() {
+            let far = self.table.far_set(holders);
+            slots.far_words().for_each(|i| holding.far[i] = slots.far[i] & far[i]);
         }
+        holding
     }
 
     /// Blocks that a worker is known to hold; none unless it is current.
