@@ -146,7 +146,7 @@ impl<M: StepModel> Runner<M> {
         for submission in taken.submissions {
             let key = submission.key;
             self.accept(submission);
-            if let Some(copy) = self.scheduler.join(key) {
+            if let Some(copy) = self.scheduler.fork_for_new(key) {
                 self.model.copy(&copy)?;
             }
         }

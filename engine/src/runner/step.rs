@@ -103,7 +103,7 @@ impl<M: StepModel> Runner<M> {
         let is_first = !std::mem::replace(&mut sequence.generated, true);
         if is_first {
             // Its blocks may go with it in a moment.
-            self.scheduler.part(key).iter().try_for_each(|copy| self.model.copy(copy))?;
+            self.scheduler.fork_for_waiting(key).iter().try_for_each(|copy| self.model.copy(copy))?;
         }
         let reuse = is_first.then(|| self.scheduler.reuse(key, given));
         self.cached_tokens += reuse.map_or(0, |reuse| reuse.cached_tokens as u64);

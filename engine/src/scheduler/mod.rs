@@ -16,6 +16,7 @@
 //! - A sequence that is held or whose sink is full keeps what it has and stops nobody.
 
 mod entry;
+mod forks;
 mod memory;
 mod plan;
 mod sharing;

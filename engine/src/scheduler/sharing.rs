@@ -3,7 +3,7 @@
 use super::entry::{Entry, Stage};
 use super::{Scheduler, SequenceKey};
 use crate::api::Reuse;
-use baton_kv_cache::{ForkCopy, HASH_TOKENS, Lease, PrefixHash, Reserve};
+use baton_kv_cache::{HASH_TOKENS, Lease, PrefixHash, Reserve};
 use std::time::{Duration, Instant};
 
 /// A sequence waits at most this many times what the measured rate says that the common tokens take.
@@ -88,41 +88,6 @@ impl Scheduler {
         let blocks = entry.len.div_ceil(self.config.block_tokens);
         let (names, reuse_tokens_max) = (entry.names(), entry.len - 1);
         self.pool.try_reserve(Reserve { names, reuse_tokens_max, blocks, keep_free, now })
-    }
-
-    /// Parts a sequence that has just computed its prompt, or whose blocks may soon be another's, from those that wait with the same one:
-    /// they go on with its blocks, each with one of its own for what comes next. The copies are to be made at once.
-    pub fn part(&mut self, key: SequenceKey) -> Vec<ForkCopy> {
-        let Some(prompt) = self.entries.get(&key).and_then(Entry::computed_prompt) else { return Vec::new() };
-        let alike = |entry: &Entry| entry.lease.is_none() && entry.prompt() == Some(prompt);
-        let alike: Vec<_> = self.entries.iter().filter(|(_, entry)| alike(entry)).map(|(key, _)| *key).collect();
-        alike.into_iter().filter_map(|waiting| self.fork(waiting, key)).collect()
-    }
-
-    /// The same for a sequence that has just come, if another holds the KV of its prompt.
-    pub fn join(&mut self, key: SequenceKey) -> Option<ForkCopy> {
-        let new = self.entries.get(&key).filter(|entry| entry.lease.is_none())?;
-        let prompt = new.prompt()?;
-        let (computed, _) = self.entries.iter().find(|(_, entry)| entry.computed_prompt() == Some(prompt))?;
-        self.fork(key, *computed)
-    }
-
-    /// Blocks for `waiting`, which has none, of one with the same prompt; the copy that it needs, if any. It stays without where there is
-    /// no room above the watermark and what a reservation before it waits for.
-    fn fork(&mut self, waiting: SequenceKey, computed: SequenceKey) -> Option<ForkCopy> {
-        let block_tokens = self.config.block_tokens;
-        let kept = self.config.watermark_blocks + self.awaited_before(waiting).map_or(0, |awaited| awaited.blocks);
-        let len = self.entries[&waiting].len;
-        if self.pool.free_min() <= kept || len == 1 {
-            return None;
-        }
-        let (mut lease, copy) = self.entries[&computed].lease.as_ref()?.fork(len - 1, block_tokens)?;
-        let missing = len.div_ceil(block_tokens) - lease.blocks_min();
-        if missing > 0 && !lease.grow(missing) {
-            return None;
-        }
-        self.entries.get_mut(&waiting)?.admit(lease, len - 1);
-        copy
     }
 
     /// Whether a waiting sequence had better let one that runs go on with what both begin with.

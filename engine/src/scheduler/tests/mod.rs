@@ -100,7 +100,7 @@ impl World {
             let star = if s.samples { "*" } else { "" };
             line.push(format!("{}:{}+{}{star}", self.names[&s.key], s.position, s.rows));
             self.scheduler.advance(s.key, s.rows, s.samples, now);
-            let forked = if s.samples { self.scheduler.part(s.key) } else { Vec::new() };
+            let forked = if s.samples { self.scheduler.fork_for_waiting(s.key) } else { Vec::new() };
             line.extend(forked.iter().map(|copy| format!("copy {}", copy.tokens)));
         }
         if decisions.starved {

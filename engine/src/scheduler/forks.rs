@@ -1,0 +1,43 @@
+//! Sequences with the very same prompt, samples of a request for instance: its KV is computed once, and each goes on in blocks of its
+//! own from where they part.
+
+use super::entry::Entry;
+use super::{Scheduler, SequenceKey};
+use baton_kv_cache::ForkCopy;
+
+impl Scheduler {
+    /// Forks the blocks of a sequence that has computed its prompt for all that wait with the same one. The copies that they need are to
+    /// be made before anything else happens to blocks.
+    pub fn fork_for_waiting(&mut self, computed: SequenceKey) -> Vec<ForkCopy> {
+        let Some(prompt) = self.entries.get(&computed).and_then(Entry::computed_prompt) else { return Vec::new() };
+        let alike = |entry: &Entry| entry.lease.is_none() && entry.prompt() == Some(prompt);
+        let waiting: Vec<_> = self.entries.iter().filter(|(_, entry)| alike(entry)).map(|(key, _)| *key).collect();
+        waiting.into_iter().filter_map(|waiting| self.fork(computed, waiting)).collect()
+    }
+
+    /// The same for one that has just come, if another holds the KV of its prompt.
+    pub fn fork_for_new(&mut self, new: SequenceKey) -> Option<ForkCopy> {
+        let prompt = self.entries.get(&new).filter(|entry| entry.lease.is_none())?.prompt()?;
+        let (computed, _) = self.entries.iter().find(|(_, entry)| entry.computed_prompt() == Some(prompt))?;
+        self.fork(*computed, new)
+    }
+
+    /// Gives `waiting` a fork of the blocks of `computed`; the copy that it needs, if any. It stays without blocks where there is no room
+    /// for one of its own above the watermark and what a reservation before it waits for.
+    fn fork(&mut self, computed: SequenceKey, waiting: SequenceKey) -> Option<ForkCopy> {
+        let block_tokens = self.config.block_tokens;
+        let kept = self.config.watermark_blocks + self.awaited_before(waiting).map_or(0, |awaited| awaited.blocks);
+        let len = self.entries[&waiting].len;
+        if self.pool.free_min() <= kept || len == 1 {
+            return None;
+        }
+        // All but the last token, of which it needs the logits.
+        let (mut lease, copy) = self.entries[&computed].lease.as_ref()?.fork(len - 1, block_tokens)?;
+        let missing = len.div_ceil(block_tokens) - lease.blocks_min();
+        if missing > 0 && !lease.grow(missing) {
+            return None;
+        }
+        self.entries.get_mut(&waiting)?.admit(lease, len - 1);
+        copy
+    }
+}
