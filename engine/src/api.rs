@@ -206,7 +206,7 @@ pub struct Load {
     pub cached_tokens: u64,
     /// Rows computed once more since the start, of sequences that had lost their blocks.
     pub recomputed_tokens: u64,
-    /// Token slots in blocks of running sequences, and those of them that are for no token there is yet.
+    /// Token slots in blocks of sequences, and those of them that are behind the sequence's last token so far.
     pub slots: usize,
     /// See `slots`.
     pub slots_unused: usize,

@@ -301,6 +301,7 @@ impl EngineHandle {
         }
         self.check_fits(len)?;
         match run {
+            Run::Adopted { .. } if len < 2 => invalid("an adopted sequence has a prompt and a token behind it".into()),
             Run::Adopted { lease } if lease.blocks_min() * shared.block_tokens + 1 < len => {
                 invalid(format!("{} adopted blocks do not hold {} tokens", lease.blocks_min(), len - 1))
             }

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 /// Weight of the newest step. About the last twenty steps count.
 const NEWEST: f64 = 0.1;
+/// A step of fewer rows of prefill weighs less: the last token of a prompt that is cached says little of how fast prompts are computed.
+const ROWS_TELLING: f64 = 64.0;
 /// A step counts for at most so many times what its work took of late: one in which the process stood still says nothing of the next,
 /// and a lasting change is followed within a few steps all the same.
 const STEP_MAX: f64 = 8.0;
@@ -23,11 +25,11 @@ struct Rate {
 }
 
 impl Rate {
-    fn add(&mut self, work: f64, seconds: f64) {
+    fn add(&mut self, work: f64, seconds: f64, weight: f64) {
         let of_late = if self.work > 0.0 { work * self.seconds / self.work } else { f64::INFINITY };
         let seconds = seconds.min(STEP_MAX * of_late);
-        self.work += NEWEST * (work - self.work);
-        self.seconds += NEWEST * (seconds - self.seconds);
+        self.work += weight * (work - self.work);
+        self.seconds += weight * (seconds - self.seconds);
     }
 
     fn per_second(self) -> f32 {
@@ -41,10 +43,11 @@ impl Rates {
     pub fn add(&mut self, prefill_rows: usize, decode_rows: usize, elapsed: Duration) {
         let seconds = elapsed.as_secs_f64();
         if prefill_rows > 0 {
-            self.prefill.add(prefill_rows as f64, seconds);
+            let rows = prefill_rows as f64;
+            self.prefill.add(rows, seconds, NEWEST * (rows / ROWS_TELLING).min(1.0));
         }
         if decode_rows > 0 {
-            self.decode.add(1.0, seconds);
+            self.decode.add(1.0, seconds, NEWEST);
         }
     }
 
@@ -72,6 +75,16 @@ mod tests {
         (0..100).for_each(|_| rates.add(50, 3, Duration::from_millis(100)));
         assert!((rates.prefill_tokens_per_s() - 500.0).abs() < 1.0, "{rates:?}");
         assert!((rates.decode_steps_per_s() - 10.0).abs() < 0.1, "{rates:?}");
+    }
+
+    #[test]
+    fn single_rows_say_little_of_prompts() {
+        let mut rates = Rates::default();
+        (0..20).for_each(|_| rates.add(500, 0, Duration::from_millis(500)));
+        (0..200).for_each(|_| rates.add(1, 0, Duration::from_millis(10)));
+        assert!(rates.prefill_tokens_per_s() > 900.0, "{rates:?}");
+        (0..100).for_each(|_| rates.add(64, 0, Duration::from_millis(640)));
+        assert!(rates.prefill_tokens_per_s() < 101.0, "{rates:?}");
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl Lease {
         &self.blocks
     }
 
-    /// Leading blocks of each group that hold KV which was cached when the lease was made.
+    /// Leading blocks of each group that hold KV which was cached when the lease was made, or that which it is a fork of.
     pub fn cached_blocks(&self) -> usize {
         self.cached
     }
@@ -60,7 +60,7 @@ impl Lease {
     /// Adds `n` blocks in each group, or none at all (`false`).
     pub fn grow(&mut self, n: usize) -> bool {
         let per_group = vec![n; self.blocks.0.len()];
-        let Some(more) = self.pool.lock().allocate(&per_group, Some(&self.blocks)) else { return false };
+        let Some(more) = self.pool.change(|books| books.allocate(&per_group, Some(&self.blocks))) else { return false };
         self.blocks.0.iter_mut().zip(more.0).for_each(|(have, more)| have.extend(more));
         true
     }
@@ -77,15 +77,9 @@ impl Lease {
     /// # Panics
     /// If one of the blocks is cached under another name: the tokens are not those that it was stored for.
     pub fn store(&mut self, names: &[PrefixHash], tokens: usize, keep: Keep, now: Instant) {
-        let mut books = self.pool.lock();
-        let before = books.changed();
-        let (stored, added) = books.store(&mut self.blocks, &mut self.spare, self.stored, (names, tokens), (keep, now));
+        let Self { pool, blocks, spare, stored, .. } = self;
+        let (stored, added) = pool.change(|books| books.store(blocks, spare, *stored, (names, tokens), (keep, now)));
         (self.stored, self.added) = (stored, self.added + added);
-        let changed = books.changed() != before;
-        drop(books);
-        if changed {
-            self.pool.notify_changed();
-        }
     }
 
     /// Gives back what [`Lease::store`] exchanged: nobody reads it any more.
@@ -95,30 +89,32 @@ impl Lease {
         self.pool.give_back(&spare);
     }
 
-    /// A lease for a second sequence that begins with the same `tokens` tokens, over at least as many blocks, with a block to be
-    /// copied where the last one is not whole: it is written by both. `None` where there is no room for that block.
+    /// A lease for a second sequence that begins with the same `tokens` tokens: it shares the whole blocks among them and gets `fresh`
+    /// blocks of its own behind those, with a copy to be made where the last of the tokens share a block, which both would write. `None`
+    /// where there is no room for the fresh ones with `keep_free` left.
     ///
     /// # Panics
-    /// If the lease does not hold so many tokens, or `block_tokens` is not that of the pool's cache.
-    pub fn fork(&self, tokens: usize, block_tokens: usize) -> Option<(Self, Option<ForkCopy>)> {
+    /// If the lease does not hold so many tokens, `block_tokens` is not that of the pool's cache, or there is something to copy and no
+    /// fresh block.
+    pub fn fork(
+        &self,
+        tokens: usize,
+        block_tokens: usize,
+        (fresh, keep_free): (usize, usize),
+    ) -> Option<(Self, Option<ForkCopy>)> {
         let (whole, rest) = (tokens / block_tokens, tokens % block_tokens);
         assert!(tokens.div_ceil(block_tokens) <= self.blocks_min(), "{tokens} tokens of {}", self.blocks_min());
-        let mut books = self.pool.lock();
-        // All or none: the fresh block first.
-        let last = match rest {
-            0 => None,
-            _ => Some(books.allocate(&vec![1; self.blocks.0.len()], None)?),
-        };
-        let shared = books.share(&self.blocks, whole);
-        drop(books);
+        assert!(rest == 0 || fresh > 0, "a block for the last {rest} of {tokens} tokens");
+        let (mut blocks, own) = self.pool.change(|books| {
+            // All or none: the fresh blocks first.
+            let own = books.allocate_keeping(&vec![fresh; self.blocks.0.len()], keep_free)?;
+            Some((books.share(&self.blocks, whole), own))
+        })?;
+        let row = |table: &GroupBlocks, row: usize| GroupBlocks(table.0.iter().map(|group| vec![group[row]]).collect());
+        let copy = (rest > 0).then(|| ForkCopy { from: row(&self.blocks, whole), to: row(&own, 0), tokens: rest });
+        blocks.0.iter_mut().zip(own.0).for_each(|(table, own)| table.extend(own));
         // It has stored nothing: for how long its sequence wants the blocks kept is not what this one's said.
-        let mut fork = Self::new(self.pool.clone(), shared, self.cached.min(whole));
-        let copy = last.map(|to| {
-            fork.blocks.0.iter_mut().zip(&to.0).for_each(|(table, block)| table.extend(block));
-            let from = GroupBlocks(self.blocks.0.iter().map(|group| vec![group[whole]]).collect());
-            ForkCopy { from, to, tokens: rest }
-        });
-        Some((fork, copy))
+        Some((Self::new(self.pool.clone(), blocks, self.cached.min(whole)), copy))
     }
 
     /// A second owner of the same blocks: the defect that ownership by value rules out, for tests that show that it would be found.

@@ -91,16 +91,21 @@ impl SharedPool {
     }
 
     fn lease(&self, take: impl FnOnce(&mut Books) -> Option<(GroupBlocks, usize)>) -> Option<Lease> {
+        let (blocks, cached) = self.change(take)?;
+        Some(Lease::new(self.clone(), blocks, cached))
+    }
+
+    /// Does something to the books that may evict or store, and wakes those who follow the cache if it did.
+    pub(crate) fn change<T>(&self, act: impl FnOnce(&mut Books) -> T) -> T {
         let mut books = self.lock();
         let before = books.changed();
-        let taken = take(&mut books);
-        let evicted = books.changed() != before;
+        let result = act(&mut books);
+        let changed = books.changed() != before;
         drop(books);
-        if evicted {
+        if changed {
             self.notify_changed();
         }
-        let (blocks, cached) = taken?;
-        Some(Lease::new(self.clone(), blocks, cached))
+        result
     }
 
     /// Tokens of the longest prefix of `names` that is cached, whole blocks. What it finds may be gone a moment later.

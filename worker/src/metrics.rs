@@ -125,7 +125,7 @@ impl WorkerMetrics {
             ("prefix_cache_evictable_blocks", "Those of them that make room when it is needed", evictable),
             ("prefix_cache_pinned_blocks", "Those of them that are pinned", pinned),
             ("kv_slots", "Token slots in blocks of running sequences", load.slots),
-            ("kv_slots_unused", "Those of them that are for no token there is yet", load.slots_unused),
+            ("kv_slots_unused", "Those of them behind the last token so far", load.slots_unused),
         ];
         gauges.into_iter().try_for_each(|(name, help, n)| self.gauge(to, name, help, n as f64))?;
         let removed = [(vec![("reason", "evicted")], evicted), (vec![("reason", "expired")], expired)];

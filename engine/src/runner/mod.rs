@@ -13,7 +13,7 @@ use crate::model::ModelError;
 use crate::rates::Rates;
 use crate::scheduler::{Conditions, Decisions, End, Scheduler, SchedulerConfig, SequenceKey};
 use crate::step_model::StepModel;
-use baton_kv_cache::Lease;
+use baton_kv_cache::{ForkCopy, Lease};
 use baton_types::{ErrorKind, FinishReason};
 use sequence::Sequence;
 use std::collections::BTreeMap;
@@ -113,7 +113,6 @@ impl<M: StepModel> Runner<M> {
             self.expire(now);
             let conditions = Now { sequences: &self.sequences, gate: self.shared.gate.read().clone() };
             self.scheduler.measured(f64::from(self.rates.prefill_tokens_per_s()));
-            self.scheduler.keep_for(*self.shared.awaited.lock());
             let decisions = self.scheduler.plan(now, &conditions);
             self.shared.starved.store(decisions.starved, Ordering::Release);
             self.apply(&decisions.preempted, &decisions.started, now);
@@ -140,17 +139,26 @@ impl<M: StepModel> Runner<M> {
         }
     }
 
-    /// Takes what came; `true` if that is the order to stop.
+    /// Takes what came, and turns of reservations before it; `true` if that is the order to stop.
     fn take_in(&mut self) -> Result<bool, ModelError> {
         let taken = self.shared.mailbox.take();
+        self.scheduler.keep_for(*self.shared.awaited.lock());
         for submission in taken.submissions {
             let key = submission.key;
             self.accept(submission);
             if let Some(copy) = self.scheduler.fork_for_new(key) {
-                self.model.copy(&copy)?;
+                self.copy(&[copy])?;
             }
         }
         Ok(taken.stopped)
+    }
+
+    /// Makes copies, which is work of the device as a step is.
+    fn copy(&mut self, copies: &[ForkCopy]) -> Result<(), ModelError> {
+        copies.iter().try_for_each(|copy| {
+            self.shared.health.alive(Instant::now(), true);
+            self.model.copy(copy)
+        })
     }
 
     fn accept(&mut self, submission: Submission) {

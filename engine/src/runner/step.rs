@@ -101,16 +101,17 @@ impl<M: StepModel> Runner<M> {
             self.scheduler.named(key, name);
         }
         let is_first = !std::mem::replace(&mut sequence.generated, true);
-        if is_first {
-            // Its blocks may go with it in a moment.
-            self.scheduler.fork_for_waiting(key).iter().try_for_each(|copy| self.model.copy(copy))?;
-        }
         let reuse = is_first.then(|| self.scheduler.reuse(key, given));
         self.cached_tokens += reuse.map_or(0, |reuse| reuse.cached_tokens as u64);
         let logprobs = sampled.logprobs;
         sequence.tell(SequenceEvent::Token { token: sampled.token, logprobs, finish, reuse, at });
-        let launched = sequence.launched_at.unwrap_or(at);
-        if sequence.observer.is_some() {
+        let (launched, is_observed) = (sequence.launched_at.unwrap_or(at), sequence.observer.is_some());
+        if is_first {
+            // Its blocks may go with it in a moment.
+            let copies = self.scheduler.fork_for_waiting(key);
+            self.copy(&copies)?;
+        }
+        if is_observed {
             self.hand_out(key, (at - launched).as_micros() as u64, at);
         } else if let Some(reason) = finish {
             self.finish(key, reason);

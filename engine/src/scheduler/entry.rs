@@ -105,7 +105,7 @@ impl Entry {
         self.len - self.computed
     }
 
-    /// Name of all its tokens, as long as they are what it came with and none is computed; `None` where it shares nothing.
+    /// Name of all its tokens, as long as they are those that it came with to be computed; `None` where it shares nothing.
     pub(super) fn prompt(&self) -> Option<PrefixHash> {
         self.prefix.as_ref().filter(|_| self.len == self.given).map(|prefix| prefix.whole)
     }

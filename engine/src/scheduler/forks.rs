@@ -22,22 +22,23 @@ impl Scheduler {
         self.fork(*computed, new)
     }
 
-    /// Gives `waiting` a fork of the blocks of `computed`; the copy that it needs, if any. It stays without blocks where there is no room
-    /// for one of its own above the watermark and what a reservation before it waits for.
+    /// Gives `waiting` a fork of the blocks of `computed`; the copy that it needs, if any. It stays without blocks where somebody before it
+    /// waits for some, where more hold blocks than run at once, and where there is no room for one of its own above the watermark and
+    /// what a reservation before it waits for.
     fn fork(&mut self, computed: SequenceKey, waiting: SequenceKey) -> Option<ForkCopy> {
-        let block_tokens = self.config.block_tokens;
-        let kept = self.config.watermark_blocks + self.awaited_before(waiting).map_or(0, |awaited| awaited.blocks);
+        let overtakes = self.entries.range(..waiting).any(|(_, entry)| entry.lease.is_none());
+        let hold = self.entries.values().filter(|entry| entry.lease.is_some()).count();
         let len = self.entries[&waiting].len;
-        if self.pool.free_min() <= kept || len == 1 {
+        if overtakes || hold >= self.config.running_max || len == 1 {
             return None;
         }
+        let block_tokens = self.config.block_tokens;
         // All but the last token, of which it needs the logits.
-        let (mut lease, copy) = self.entries[&computed].lease.as_ref()?.fork(len - 1, block_tokens)?;
-        let missing = len.div_ceil(block_tokens) - lease.blocks_min();
-        if missing > 0 && !lease.grow(missing) {
-            return None;
-        }
-        self.entries.get_mut(&waiting)?.admit(lease, len - 1);
+        let tokens = len - 1;
+        let fresh = len.div_ceil(block_tokens) - tokens / block_tokens;
+        let kept = self.config.watermark_blocks + self.awaited_before(waiting).map_or(0, |awaited| awaited.blocks);
+        let (lease, copy) = self.entries[&computed].lease.as_ref()?.fork(tokens, block_tokens, (fresh, kept))?;
+        self.entries.get_mut(&waiting)?.admit(lease, tokens);
         copy
     }
 }

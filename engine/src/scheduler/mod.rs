@@ -12,7 +12,7 @@
 //! - What a sequence finds cached of its prefix it does not compute. Where one that runs is computing what comes next of it, it waits
 //!   for that, at most as long as computing it once more might take; nobody waits for it meanwhile.
 //! - One that waits with the very prompt whose KV another holds goes on with that one's blocks and a copy of the one that both would
-//!   write. That is one block of its own, where it would need at least as many, and who comes before it may take it back.
+//!   write, unless somebody before it waits for blocks.
 //! - A sequence that is held or whose sink is full keeps what it has and stops nobody.
 
 mod entry;

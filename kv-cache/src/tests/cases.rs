@@ -152,14 +152,14 @@ fn what_is_cold_goes_first_up_to_where_others_join() {
 fn a_fork_shares_whole_blocks_and_copies_the_one_that_both_write() {
     let (pool, now) = (pool(1, 6, 16), Instant::now());
     let lease = reserve(&pool, &[], 3, now).unwrap();
-    let (fork, copy) = lease.fork(40, 16).unwrap();
+    let (fork, copy) = lease.fork(40, 16, (1, 0)).unwrap();
     let copy = copy.unwrap();
     assert_eq!((copy.tokens, &copy.from.0[0]), (8, &vec![lease.blocks().0[0][2]]));
     assert_eq!(fork.blocks().0[0], [&lease.blocks().0[0][..2], &copy.to.0[0]].concat());
     assert_eq!(pool.counts().referenced, 4);
     drop(lease);
     assert_eq!(pool.counts().referenced, 3, "the fork keeps what it shares");
-    let (even, copy) = fork.fork(32, 16).unwrap();
+    let (even, copy) = fork.fork(32, 16, (0, 0)).unwrap();
     assert_eq!((even.blocks_min(), copy), (2, None));
     drop((fork, even));
     assert_eq!(pool.counts().free, 6);

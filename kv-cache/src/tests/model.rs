@@ -211,7 +211,7 @@ impl Model {
         let block_tokens = self.stride * 16;
         let room = self.room(&[], 0);
         let needs = usize::from(!tokens.is_multiple_of(block_tokens));
-        let forked = self.held[index].lease.fork(tokens, block_tokens);
+        let forked = self.held[index].lease.fork(tokens, block_tokens, (needs, 0));
         assert_eq!(forked.is_some(), needs <= room);
         self.follow(None);
         let Some((lease, copy)) = forked else { return };

@@ -1,12 +1,25 @@
 //! Random arrivals, cancellations and leases held outside: whatever happens, every sequence comes to its end.
 
 use super::*;
+use baton_kv_cache::{Keep, PrefixHash};
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
 enum Event {
-    Add { len: usize, priority: i32, pinned: bool },
-    Adopt { len: usize },
+    Add {
+        len: usize,
+        priority: i32,
+        pinned: bool,
+    },
+    /// One of a few prompts, of which more come at once.
+    Sample {
+        prompt: u8,
+        priority: i32,
+        pinned: bool,
+    },
+    Adopt {
+        len: usize,
+    },
     Cancel(usize),
     Lease(usize),
     Unlease,
@@ -16,6 +29,7 @@ enum Event {
 fn events() -> impl Strategy<Value = Vec<Event>> {
     let event = prop_oneof![
         3 => (1usize..30, -1i32..2, any::<bool>()).prop_map(|(len, priority, pinned)| Event::Add { len, priority, pinned }),
+        3 => (0u8..3, -1i32..2, any::<bool>()).prop_map(|(prompt, priority, pinned)| Event::Sample { prompt, priority, pinned }),
         1 => (2usize..12).prop_map(|len| Event::Adopt { len }),
         1 => any::<usize>().prop_map(Event::Cancel),
         1 => (1usize..4).prop_map(Event::Lease),
@@ -45,14 +59,23 @@ impl Run {
         let rows: usize = decisions.batch.iter().map(|s| s.rows).sum();
         prop_assert!(rows <= self.config.chunk_tokens_max.max(self.config.running_max));
         prop_assert!(decisions.batch.len() <= self.config.running_max);
-        let mut owned = BTreeSet::new();
+        let mut written = BTreeSet::new();
         for s in &decisions.batch {
             let blocks = &scheduler.lease(s.key).unwrap().blocks().0[0];
             prop_assert!(blocks.len() * 4 >= s.position + s.rows, "blocks for every row");
-            prop_assert!(blocks.iter().all(|b| owned.insert(*b)), "one owner per block");
+            let writes = &blocks[s.position / 4..(s.position + s.rows).div_ceil(4)];
+            prop_assert!(writes.iter().all(|b| written.insert(*b)), "one writer per block");
+            let mut others = self.live.keys().filter(|key| **key != s.key).filter_map(|key| scheduler.lease(*key));
+            prop_assert!(
+                !others.any(|lease| lease.blocks().0[0].iter().any(|b| writes.contains(b))),
+                "nobody else has it"
+            );
             let (len, once) = self.live[&s.key];
             prop_assert_eq!(s.samples, s.position + s.rows == len);
             scheduler.advance(s.key, s.rows, s.samples, w.now);
+            if s.samples {
+                scheduler.fork_for_waiting(s.key);
+            }
             if s.samples && (once || len + 1 == LEN_MAX) {
                 prop_assert!(scheduler.remove(s.key).is_some());
                 self.live.remove(&s.key);
@@ -79,6 +102,13 @@ proptest! {
             match event {
                 Event::Add { len, priority, pinned } => {
                     let key = w.add(priority, Arrival { pinned, ..w.arrival(len) });
+                    run.live.insert(key, (len, pinned));
+                }
+                Event::Sample { prompt, priority, pinned } => {
+                    let len = [9, 14, 20][usize::from(prompt)];
+                    let prefix = Prefix { names: vec![], whole: PrefixHash([prompt; 16]), keep: Keep::idle(SECOND) };
+                    let key = w.add(priority, Arrival { pinned, prefix: Some(prefix), ..w.arrival(len) });
+                    w.scheduler.fork_for_new(key);
                     run.live.insert(key, (len, pinned));
                 }
                 Event::Adopt { len } => {

@@ -76,6 +76,29 @@ fn those_with_the_same_prompt_part_where_it_ends() {
 }
 
 #[test]
+fn nobody_overtakes_with_the_blocks_of_another() {
+    // The first holds 4 of 10 blocks, the second needs 7 and waits for them, and the third has the prompt of the first.
+    let mut w = world(10, 64);
+    named(&mut w, 0, "xyz", 50);
+    named(&mut w, 0, "pqrstu", 100);
+    w.check(
+        1,
+        expect![[r#"
+        start a a:0+50* starved
+    "#]],
+    );
+    let third = named(&mut w, 0, "xyz", 50);
+    assert_eq!(w.scheduler.fork_for_new(third), None);
+    w.check(
+        2,
+        expect![[r#"
+        a:50+1* starved
+        a:51+1* starved
+    "#]],
+    );
+}
+
+#[test]
 fn it_waits_no_longer_than_computing_it_would_take() {
     let mut w = world(16, 16);
     // Two blocks in common: 32 tokens, twice the time that they take.
