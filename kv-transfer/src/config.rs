@@ -1,6 +1,6 @@
 //! What a transfer service is started with, and what a handoff is opened with.
 
-use crate::{HeadShard, NoHooks, TransferAddress, TransferError, TransferHooks};
+use crate::{Credentials, HeadShard, NoHooks, TransferAddress, TransferError, TransferHooks};
 use baton_types::{Compatibility, GroupBlocks, KvPoolMap, Party, ProtocolRange, RequestId};
 use serde::{Deserialize, Serialize};
 use std::any::Any;
@@ -190,6 +190,9 @@ pub struct TransferConfig {
     pub limits: TransferLimits,
     /// Host to publish in place of the bound address (TCP), where the two differ.
     pub advertise: Option<IpAddr>,
+    /// With these, every connection runs in TLS 1.3, and only workers of the same authority are talked to. Without, anybody who reaches the
+    /// data plane is believed to be whom it says: for tests, and networks on which only this cluster speaks.
+    pub credentials: Option<Arc<dyn Credentials>>,
     /// Observes and, in tests, bends what the service does.
     pub hooks: Arc<dyn TransferHooks>,
 }
@@ -199,7 +202,18 @@ impl TransferConfig {
     pub fn new(party: Party, compatibility: Compatibility, map: KvPoolMap, transport: TransportChoice) -> Self {
         let (protocol, shard) = (ProtocolRange::CURRENT, HeadShard::WHOLE);
         let (limits, hooks) = (TransferLimits::default(), Arc::new(NoHooks));
-        Self { party, compatibility, protocol, shard, map, transport, limits, advertise: None, hooks }
+        Self {
+            party,
+            compatibility,
+            protocol,
+            shard,
+            map,
+            transport,
+            limits,
+            advertise: None,
+            credentials: None,
+            hooks,
+        }
     }
 }
 

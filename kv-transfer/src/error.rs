@@ -51,10 +51,12 @@ pub enum RefuseReason {
     Busy,
     /// The offer breaks the protocol.
     Protocol,
+    /// The peer did not prove that it is a worker of this cluster, or did not believe that this instance is one.
+    Unproven,
 }
 
 impl RefuseReason {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::NoRoom,
         Self::UnknownRequest,
         Self::Incompatible,
@@ -63,6 +65,7 @@ impl RefuseReason {
         Self::Draining,
         Self::Busy,
         Self::Protocol,
+        Self::Unproven,
     ];
 
     /// A few words for messages and metric labels.
@@ -76,6 +79,7 @@ impl RefuseReason {
             Self::Draining => "draining",
             Self::Busy => "busy",
             Self::Protocol => "protocol",
+            Self::Unproven => "unproven",
         }
     }
 }

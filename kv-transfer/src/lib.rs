@@ -34,6 +34,7 @@ pub mod assembly;
 pub mod bench;
 mod checksum;
 pub mod config;
+pub mod credentials;
 pub mod error;
 pub mod fetch;
 #[allow(missing_docs)] // Public through `pure` alone.
@@ -61,6 +62,7 @@ pub use address::TransferAddress;
 pub use assembly::{AdoptReply, Assembly};
 pub use baton_types::Party;
 pub use config::{OpenRequest, Peer, TransferConfig, TransferLimits, TransportChoice, UcxWrites};
+pub use credentials::Credentials;
 pub use error::{HandoffFailure, RefuseReason, TransferError};
 pub use fetch::{FetchOutcome, FetchRequest, Fetched, Fetching, PinQuestion, PinReply};
 pub use hooks::{Commits, Fencing, Greetings, NoHooks, Phase, Pinning, Tickets, TransferHooks, Windows};

@@ -24,6 +24,8 @@ pub(super) struct Connection {
     pub(super) greeting: Greeting,
     /// Who is there: expected until greeted, known afterwards.
     pub(super) party: Option<Party>,
+    /// The peer showed a worker's certificate. Who of the workers it is, only its greeting says.
+    pub(super) proven: bool,
     /// The protocol version spoken; 0 until greeted.
     pub(super) protocol: u32,
     /// Which of its shards.
@@ -48,6 +50,7 @@ impl Connection {
         Self {
             greeting,
             party,
+            proven: false,
             protocol: 0,
             shard,
             legs: (1, 1),

@@ -50,9 +50,11 @@ impl Progress {
 
     pub(super) fn event(&mut self, event: Event, now: Instant) {
         match event {
-            Event::Accepted(conn) => {
+            Event::Accepted { conn, proven } => {
                 let by = now + Duration::from_millis(self.config.limits.connect_ms);
-                self.connections.insert(conn, Connection::new(Greeting::Awaited(by), None, 0, &self.config));
+                let mut connection = Connection::new(Greeting::Awaited(by), None, 0, &self.config);
+                connection.proven = proven;
+                self.connections.insert(conn, connection);
             }
             Event::Message(conn, bytes) => match Message::decode(&bytes) {
                 Ok(message) => self.message(conn, message, now),
@@ -65,7 +67,12 @@ impl Progress {
             }
             Event::Got(key, bytes) => self.got(key, bytes, now),
             Event::Flushed(conn, id) => self.flushed(conn, id, now),
-            Event::Closed { conn, reason, fenced } => self.closed(conn, &reason, fenced, now),
+            Event::Closed { conn, reason, fenced, unproven } => {
+                if unproven {
+                    self.rejected(conn, RefuseReason::Unproven, &reason, now);
+                }
+                self.closed(conn, &reason, fenced, now);
+            }
             Event::PutRefused(conn) => self.count(conn, |stats| stats.puts_refused += 1),
         }
     }

@@ -230,6 +230,8 @@ impl Progress {
         let by = now + Duration::from_millis(self.config.limits.connect_ms);
         let mut connection = Connection::new(Greeting::Sent(by), Some(peer.party.clone()), peer.shard, &self.config);
         connection.address = Some(peer.address.clone());
+        // The transport carries nothing over a connection to a peer that did not.
+        connection.proven = self.config.credentials.is_some();
         self.connections.insert(conn, connection);
         self.by_party.insert(shard, conn);
         let ours = hello(&self.config, self.transport.region(), peer.party.clone());
@@ -322,7 +324,7 @@ impl Progress {
         }
         self.inbox.close();
         for event in events {
-            if let Event::Closed { conn, reason, fenced } = event {
+            if let Event::Closed { conn, reason, fenced, .. } = event {
                 self.sinks_lost(conn, &reason, fenced, now);
             }
         }

@@ -65,7 +65,7 @@ impl Transport for Noting {
     fn sleep(&mut self, _: Duration) {}
     fn shutdown(&mut self, _: Instant, events: &mut Vec<Event>) {
         self.0.lock().push("shutdown");
-        events.push(Event::Closed { conn: CONN, reason: "the service stops".into(), fenced: false });
+        events.push(Event::Closed { conn: CONN, reason: "the service stops".into(), fenced: false, unproven: false });
     }
 }
 
@@ -219,12 +219,12 @@ fn dead_peers_are_fenced_on_a_busy_thread_too() {
         let (mut progress, notes) = Progress::noting();
         let begin = Instant::now();
         let after = |ms| begin + Duration::from_millis(ms);
-        progress.event(Event::Accepted(CONN), begin);
+        progress.event(Event::Accepted { conn: CONN, proven: false }, begin);
         progress.hear(&Message::Hello(greeting()), begin);
         progress.hear(&offer(1, 16), begin);
         progress.commands(begin);
         progress.peer_is_dead(&party("peer"), begin);
-        progress.event(Event::Closed { conn: CONN, reason: "gone".into(), fenced: false }, begin);
+        progress.event(Event::Closed { conn: CONN, reason: "gone".into(), fenced: false, unproven: false }, begin);
         assert_eq!(*notes.lock(), ["quarantined"]);
         progress.tick(after(not_yet), moving);
         assert_eq!(*notes.lock(), ["quarantined"], "moving: {moving}");
@@ -237,7 +237,7 @@ fn dead_peers_are_fenced_on_a_busy_thread_too() {
 fn a_peer_with_blocks_in_quarantine_gets_no_others() {
     let (mut progress, notes) = Progress::noting();
     let now = Instant::now();
-    progress.event(Event::Accepted(CONN), now);
+    progress.event(Event::Accepted { conn: CONN, proven: false }, now);
     progress.hear(&Message::Hello(greeting()), now);
     progress.config.limits.quarantined_blocks_max = 4;
     progress.hear(&offer(1, 16), now);
@@ -251,8 +251,8 @@ fn a_peer_with_blocks_in_quarantine_gets_no_others() {
     progress.hear(&offer(3, 16), now);
     progress.commands(now);
     assert_eq!((progress.incoming_live(), progress.stats.total.refused.get("quarantine")), (0, Some(&2)));
-    progress.event(Event::Closed { conn: CONN, reason: "fenced".into(), fenced: true }, now);
-    progress.event(Event::Accepted(CONN), now);
+    progress.event(Event::Closed { conn: CONN, reason: "fenced".into(), fenced: true, unproven: false }, now);
+    progress.event(Event::Accepted { conn: CONN, proven: false }, now);
     progress.hear(&Message::Hello(greeting()), now);
     progress.hear(&offer(4, 16), now);
     progress.commands(now);
@@ -264,7 +264,7 @@ fn what_nothing_fences_is_never_quarantined_beyond_the_bound() {
     let (mut progress, notes) = Progress::noting();
     progress.config.limits.quarantined_blocks_max = 2;
     let now = Instant::now();
-    progress.event(Event::Accepted(CONN), now);
+    progress.event(Event::Accepted { conn: CONN, proven: false }, now);
     progress.hear(&Message::Hello(greeting()), now);
     let granted = |progress: &Progress| -> Vec<u64> {
         progress.incoming.values().filter(|i| i.sink.is_granted()).map(|i| i.offer.handoff).collect()
@@ -281,7 +281,7 @@ fn what_nothing_fences_is_never_quarantined_beyond_the_bound() {
     progress.tick(now, false);
     progress.commands(now);
     assert_eq!(granted(&progress), [2, 3], "one more for the one that is over");
-    progress.event(Event::Closed { conn: CONN, reason: "gone".into(), fenced: false }, now);
+    progress.event(Event::Closed { conn: CONN, reason: "gone".into(), fenced: false, unproven: false }, now);
     assert_eq!(notes.lock().iter().filter(|note| **note == "quarantined").count(), 2);
     let exposure = progress.exposure(&party("peer").instance, u64::MAX);
     assert_eq!((exposure.quarantined, exposure.unfenced), (2, 0));
@@ -308,7 +308,7 @@ fn blocks_that_a_peer_cannot_write_do_not_count_as_exposed_to_it() {
     progress.handler = Arc::new(HavingMost(notes.clone()));
     progress.config.limits.quarantined_blocks_max = 4;
     let now = Instant::now();
-    progress.event(Event::Accepted(CONN), now);
+    progress.event(Event::Accepted { conn: CONN, proven: false }, now);
     progress.hear(&Message::Hello(greeting()), now);
     let granted = |progress: &Progress| progress.incoming.values().filter(|i| i.sink.is_granted()).count();
     // Each asks for three blocks and is given one to write.
@@ -319,7 +319,7 @@ fn blocks_that_a_peer_cannot_write_do_not_count_as_exposed_to_it() {
     }
     let exposure = |progress: &Progress| progress.exposure(&party("peer").instance, u64::MAX);
     assert_eq!((exposure(&progress).quarantined, exposure(&progress).unfenced), (0, 2));
-    progress.event(Event::Closed { conn: CONN, reason: "gone".into(), fenced: false }, now);
+    progress.event(Event::Closed { conn: CONN, reason: "gone".into(), fenced: false, unproven: false }, now);
     assert_eq!((exposure(&progress).quarantined, exposure(&progress).unfenced), (2, 0));
     progress.publish();
     assert_eq!(progress.published.lock().quarantined.values().sum::<usize>(), 2);

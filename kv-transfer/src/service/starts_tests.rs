@@ -92,7 +92,7 @@ impl Scene {
 
     /// A start of the peer connects.
     fn greeted(&mut self, conn: ConnId) {
-        self.progress.event(Event::Accepted(conn), self.now);
+        self.progress.event(Event::Accepted { conn, proven: false }, self.now);
         self.say(conn, &Message::Hello(greeting_of(conn)));
     }
 
@@ -256,7 +256,7 @@ fn owner_restarts(tickets: Tickets) -> Adopted {
     scene.say(NEXT, &sums);
     scene.say(NEXT, &Message::Held { ticket, algorithm: checksum::ALGORITHM, sums: 2 });
     scene.compared();
-    scene.progress.event(Event::Closed { conn: EARLIER, reason: "gone".into(), fenced: true }, now);
+    scene.progress.event(Event::Closed { conn: EARLIER, reason: "gone".into(), fenced: true, unproven: false }, now);
     match told.try_recv().expect("the get is over") {
         Err(_) => Adopted::Nothing,
         Ok(_) if scene.holds(EARLIER, &ours()) => Adopted::RightKv,

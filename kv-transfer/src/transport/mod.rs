@@ -27,8 +27,11 @@ pub(crate) struct ConnId(pub u64);
 /// What a transport reports.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// A peer connected.
-    Accepted(ConnId),
+    /// A peer connected; `proven` if it showed a worker's certificate.
+    Accepted {
+        conn: ConnId,
+        proven: bool,
+    },
     Message(ConnId, Vec<u8>),
     /// Writes of so many bytes no longer read local memory. Says nothing about the peer.
     PutDone(ConnId, usize),
@@ -41,6 +44,8 @@ pub(crate) enum Event {
         conn: ConnId,
         reason: String,
         fenced: bool,
+        /// It ended before both sides had proven that they are workers.
+        unproven: bool,
     },
     /// The peer wrote what no ticket of this connection covers; nothing was stored.
     PutRefused(ConnId),

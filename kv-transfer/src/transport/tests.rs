@@ -54,7 +54,7 @@ fn until<T>(side: &mut Side, other: &mut Side, what: &str, mut take: impl FnMut(
 }
 
 fn accepted(event: &Event) -> Option<ConnId> {
-    if let Event::Accepted(conn) = event { Some(*conn) } else { None }
+    if let Event::Accepted { conn, .. } = event { Some(*conn) } else { None }
 }
 fn message(event: &Event) -> Option<Vec<u8>> {
     if let Event::Message(_, bytes) = event { Some(bytes.clone()) } else { None }

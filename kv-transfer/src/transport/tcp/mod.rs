@@ -94,7 +94,7 @@ impl Tcp {
             match self.listener.accept() {
                 Ok((stream, _)) if self.connections.len() < self.connections_max => {
                     any = true;
-                    events.extend(self.add(stream).ok().map(Event::Accepted));
+                    events.extend(self.add(stream).ok().map(|conn| Event::Accepted { conn, proven: false }));
                 }
                 Ok(_) => {} // Full: the peer sees the socket closed.
                 Err(e) if e.kind() == ErrorKind::WouldBlock => self.accepting = false,
@@ -132,7 +132,7 @@ impl Tcp {
 
     fn remove(&mut self, id: ConnId, reason: String, events: &mut Vec<Event>) {
         if self.connections.remove(&id).is_some() {
-            events.push(Event::Closed { conn: id, reason, fenced: true });
+            events.push(Event::Closed { conn: id, reason, fenced: true, unproven: false });
         }
     }
 }

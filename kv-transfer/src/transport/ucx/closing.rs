@@ -55,7 +55,7 @@ impl Ucx {
             // The last reference: the worker ends here.
             Rc::into_inner(worker).is_some() && self.fences
         };
-        events.push(Event::Closed { conn, reason, fenced });
+        events.push(Event::Closed { conn, reason, fenced, unproven: false });
     }
 
     /// Pings, silences and closes that take too long.

@@ -53,7 +53,7 @@ impl Ucx {
                 self.add(conn, connection);
                 self.post_message(conn, Kind::Attached, own);
                 self.wire(conn);
-                events.push(Event::Accepted(conn));
+                events.push(Event::Accepted { conn, proven: false });
             }
             Err(error) => tracing::warn!(error, "cannot answer a transfer peer"),
         }
