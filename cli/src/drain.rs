@@ -1,6 +1,6 @@
 //! `baton drain`: takes one worker out of a running cluster, and says what becomes of the requests that it runs.
 
-use crate::router::{RouterArgs, explain};
+use crate::router::{OperatorArgs, explain};
 use anyhow::{Context, bail};
 use baton_proto::v1::{self, admin_client::AdminClient};
 use clap::Args;
@@ -12,7 +12,7 @@ pub(crate) struct DrainArgs {
     /// Name of the worker, as in `--instance`; `name@incarnation` where two starts of it are registered.
     worker: String,
     #[command(flatten)]
-    router: RouterArgs,
+    router: OperatorArgs,
     /// Requests that run may end within so many seconds, the others go on elsewhere; the worker's `drain.drain_ms_max` where absent.
     #[arg(long, visible_alias = "timeout", value_name = "SECONDS")]
     timeout_s: Option<u64>,

@@ -1,6 +1,7 @@
 //! How the command line reaches etcd: as the processes of a cluster do, by the same flags and variables.
 
 use baton_node::config::{Check, Checker, CommonArgs, ConfigError, ENV_PREFIX, Layers};
+use baton_node::identity::IdentityConfig;
 use baton_node::membership::etcd::EtcdConfig;
 use serde::{Deserialize, Serialize};
 
@@ -10,6 +11,7 @@ pub(crate) const VARIABLES: &str = "membership__etcd__";
 /// What of the configuration all processes of a cluster share, and this one needs as well.
 #[derive(Default, Serialize, Deserialize)]
 struct Shared {
+    identity: IdentityConfig,
     membership: Membership,
 }
 
@@ -20,7 +22,8 @@ struct Membership {
 
 impl Check for Shared {
     fn check(&self, at: &mut Checker) {
-        at.section("membership", &self.membership);
+        at.section("identity", &self.identity).section("membership", &self.membership);
+        self.identity.check_etcd(&self.membership.etcd, at);
     }
 }
 
@@ -40,6 +43,7 @@ pub(crate) fn config(endpoints: Vec<String>, prefix: Option<String>) -> Result<E
     let args = CommonArgs { etcd: endpoints, etcd_prefix: prefix, ..CommonArgs::default() };
     let mut layers = Layers::of_process(&args, args.overlay());
     layers.file = None;
-    layers.env.retain(|(name, _)| key_of(name).starts_with(VARIABLES));
-    Ok(layers.load::<Shared>()?.membership.etcd)
+    layers.env.retain(|(name, _)| key_of(name).starts_with(VARIABLES) || key_of(name).starts_with("identity__"));
+    let Shared { identity, membership } = layers.load()?;
+    Ok(identity.for_etcd(&membership.etcd))
 }

@@ -8,9 +8,11 @@ mod doctor;
 mod drain;
 mod etcd;
 mod generate;
+mod identity;
 mod kv_size;
 mod page;
 mod router;
+mod standing;
 mod status;
 mod stdout;
 mod trace;
@@ -36,6 +38,8 @@ enum Verb {
     Doctor(doctor::DoctorArgs),
     /// Takes a worker out of a running cluster: no new work, what runs ends or goes on elsewhere.
     Drain(drain::DrainArgs),
+    /// Makes an authority and certificates for the processes of a cluster that is not started by `baton up`.
+    Identity(identity::IdentityArgs),
     /// Tells what KV of a model takes, and how many sequences fit into a GPU; needs no cluster.
     KvSize(kv_size::KvSizeArgs),
     /// Shows what a running cluster does, and first of all what is the matter with it.
@@ -59,6 +63,7 @@ fn main() -> ExitCode {
             Verb::Bench(args) => bench::run(args).await,
             Verb::Doctor(args) => doctor::run(args).await.map(|()| ExitCode::SUCCESS),
             Verb::Drain(args) => drain::run(args).await.map(|()| ExitCode::SUCCESS),
+            Verb::Identity(args) => identity::run(&args).map(|()| ExitCode::SUCCESS),
             Verb::KvSize(args) => kv_size::run(&args).map(|()| ExitCode::SUCCESS),
             Verb::Status(args) => status::run(args).await,
             Verb::Trace(args) => trace::run(args).await.map(|()| ExitCode::SUCCESS),

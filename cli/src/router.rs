@@ -1,21 +1,40 @@
 //! The way from the command line to a router: one address, one key, one set of limits for all verbs.
 
+use crate::standing;
 use anyhow::Context;
 use baton_node::environment::{API_KEY_VARIABLE, api_key};
+use baton_node::identity::{CA_FILE, CERTIFICATE_FILE, KEY_FILE, Role};
 use clap::Args;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
 use tonic::service::interceptor::InterceptedService;
-use tonic::transport::{Channel, Endpoint};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Request, Status};
+
+/// Where a router's clients call it, by default.
+const DEFAULT: &str = "http://127.0.0.1:50051";
+/// And its operators.
+const DEFAULT_CLUSTER: &str = "127.0.0.1:50052";
 
 /// Where the router is.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RouterArgs {
     /// gRPC address of a router; BATON_API_KEY holds the key to call it with, where it asks for one.
-    #[arg(long, visible_alias = "router", value_name = "URL", default_value = "http://127.0.0.1:50051")]
+    #[arg(long, visible_alias = "router", value_name = "URL", default_value = DEFAULT)]
     server: String,
+}
+
+/// Where the router is, and who asks: for what operators alone may ask.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct OperatorArgs {
+    #[command(flatten)]
+    router: RouterArgs,
+    /// Folder with an operator's ca.crt, tls.crt and tls.key; --server is the router's cluster port, then (127.0.0.1:50052). For a cluster that
+    /// this user's `baton up` runs, both are found.
+    #[arg(long, value_name = "FOLDER")]
+    identity: Option<PathBuf>,
 }
 
 /// Calls of a router, each with the key.
@@ -51,15 +70,54 @@ impl RouterArgs {
     pub(crate) async fn connect(&self, or: &str) -> anyhow::Result<RouterChannel> {
         let key = Key::of_process()?;
         let address = if self.server.contains("://") { self.server.clone() } else { format!("http://{}", self.server) };
-        let endpoint = Endpoint::from_shared(address)?
-            .connect_timeout(Duration::from_secs(5))
-            .http2_keep_alive_interval(Duration::from_secs(2))
-            .keep_alive_timeout(Duration::from_secs(4))
-            .keep_alive_while_idle(true);
         let silence = || format!("no router answers at {}: {or}say --server http://HOST:PORT", self.server);
-        let channel = endpoint.connect().await.with_context(silence)?;
+        let channel = bounded(Endpoint::from_shared(address)?).connect().await.with_context(silence)?;
         Ok(InterceptedService::new(channel, key))
     }
+}
+
+fn bounded(endpoint: Endpoint) -> Endpoint {
+    endpoint
+        .connect_timeout(Duration::from_secs(5))
+        .http2_keep_alive_interval(Duration::from_secs(2))
+        .keep_alive_timeout(Duration::from_secs(4))
+        .keep_alive_while_idle(true)
+}
+
+impl OperatorArgs {
+    /// Connects like [`RouterArgs::connect`]: with an operator's certificate to the cluster port where there is one, else with a key to the
+    /// clients' port.
+    pub(crate) async fn connect(&self, or: &str) -> anyhow::Result<RouterChannel> {
+        let named = self.identity.clone().map(|folder| (self.cluster_port(), folder));
+        match named.or_else(|| standing::find(&self.router.server)) {
+            None => self.router.connect(or).await,
+            Some((address, folder)) => operate(&address, &folder).await,
+        }
+    }
+
+    fn cluster_port(&self) -> String {
+        let server = if self.router.server == DEFAULT { DEFAULT_CLUSTER } else { self.router.server.as_str() };
+        server.rsplit("://").next().unwrap_or(server).to_owned()
+    }
+}
+
+async fn operate(address: &str, folder: &Path) -> anyhow::Result<RouterChannel> {
+    let read = |name: &str| {
+        let path = folder.join(name);
+        std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    let tls = ClientTlsConfig::new()
+        .ca_certificate(Certificate::from_pem(read(CA_FILE)?))
+        .identity(Identity::from_pem(read(CERTIFICATE_FILE)?, read(KEY_FILE)?))
+        .domain_name(Role::Router.dns_name());
+    let unusable = || format!("the files of {} cannot be used", folder.display());
+    let endpoint = Endpoint::from_shared(format!("https://{address}"))?.tls_config(tls).with_context(unusable)?;
+    let silence = || {
+        let folder = folder.display();
+        format!("no router of the cluster of {folder} answers at {address}: say --server HOST:PORT, its cluster port")
+    };
+    let channel = bounded(endpoint).connect().await.with_context(silence)?;
+    Ok(InterceptedService::new(channel, Key(None)))
 }
 
 /// What a router refused, and what to do about it.

@@ -16,6 +16,7 @@ mod slot;
 mod tests;
 
 use baton_engine::EngineHandle;
+use baton_node::grpc::Router;
 use baton_proto::v1::decode_server::{self, DecodeServer};
 use baton_types::Role;
 use baton_worker::config::WorkerConfig;
@@ -24,7 +25,6 @@ use claims::ClaimLimits;
 use handoffs::Handoffs;
 use service::DecodeService;
 use std::sync::Arc;
-use tonic::transport::server::Router;
 
 /// The role of a decode worker.
 #[derive(Clone, Copy, Debug)]

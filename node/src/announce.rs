@@ -21,6 +21,9 @@ pub enum Announcement {
         grpc: SocketAddr,
         /// HTTP: the OpenAI API on a router, health and metrics on a worker.
         http: SocketAddr,
+        /// Where workers join a router, and operators ask it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        cluster: Option<SocketAddr>,
     },
     /// A request would be served.
     Ready,
@@ -55,7 +58,8 @@ mod tests {
 
     #[test]
     fn announcements_are_json_lines() {
-        let listening = Announcement::Listening { grpc: ([127, 0, 0, 1], 1).into(), http: ([127, 0, 0, 1], 2).into() };
+        let at = |port| ([127, 0, 0, 1], port).into();
+        let listening = Announcement::Listening { grpc: at(1), http: at(2), cluster: None };
         let text = serde_json::to_string(&listening).unwrap();
         assert_eq!(text, r#"{"event":"listening","grpc":"127.0.0.1:1","http":"127.0.0.1:2"}"#);
         assert_eq!(serde_json::from_str::<Announcement>(&text).unwrap(), listening);

@@ -24,6 +24,13 @@ pub fn cache_home() -> Option<PathBuf> {
     set.or_else(|| std::env::home_dir().filter(|home| home.is_absolute()).map(|home| home.join(".cache")))
 }
 
+/// The user's folder for what programs leave from one run to the next: `XDG_STATE_HOME`, else `.local/state` in the home folder; `None` where
+/// there is no home.
+pub fn state_home() -> Option<PathBuf> {
+    let set = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    set.or_else(|| std::env::home_dir().filter(|home| home.is_absolute()).map(|home| home.join(".local/state")))
+}
+
 /// Base address of the model hub where one is set: `HF_ENDPOINT`.
 pub fn hub_endpoint() -> Option<String> {
     std::env::var("HF_ENDPOINT").ok().filter(|url| !url.is_empty())

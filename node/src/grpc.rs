@@ -10,4 +10,4 @@ mod tests;
 pub use client::{Channel, ChannelConfig, ChannelError, Dial, Stream, channel, channel_over};
 pub use config::GrpcConfig;
 pub use deadline::{TIMEOUT_HEADER, deadline_of, parse_timeout, set_deadline};
-pub use server::{bind, health, serve, server, with_reflection};
+pub use server::{Router, Server, bind, health, serve, server, with_reflection};

@@ -17,6 +17,7 @@ pub mod environment;
 pub mod grpc;
 pub mod host;
 pub mod id;
+pub mod identity;
 pub mod listen;
 pub mod membership;
 pub mod metrics;

@@ -1,15 +1,16 @@
 //! Listening: every connection that a Baton process takes comes through here, gRPC's and HTTP's.
 //!
-//! None is held for nothing. One that does not say what it speaks ends after [`HELLO_MAX`]; one whose peer is gone, or takes nothing of
+//! None is held for nothing. One that does not prove who it is, where that is asked, and say what it speaks, ends after [`HELLO_MAX`]; one whose peer is gone, or takes nothing of
 //! what is written, ends after [`PEER_GONE_MAX`]; and there are at most so many at once. What a silent peer may do after its first bytes
 //! is its protocol's matter: HTTP/2 probes it, HTTP/1 waits a bounded time for a whole request head.
 
 mod connection;
 mod http;
+mod socket;
 #[cfg(test)]
 mod tests;
 
-pub use connection::Connection;
+pub use connection::{Connection, Peer};
 pub use http::serve_http;
 
 use socket2::{SockRef, TcpKeepalive};
@@ -58,7 +59,7 @@ pub struct Listener {
     socket: TcpListener,
     address: SocketAddr,
     room: Arc<Semaphore>,
-    hello_max: Duration,
+    pub(crate) hello_max: Duration,
     peer_gone_max: Duration,
 }
 

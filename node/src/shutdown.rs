@@ -17,6 +17,9 @@ pub struct DrainConfig {
     pub drain_ms_max: u64,
     /// Longest drain after a second signal, or after standard input ended; never longer than `drain_ms_max`.
     pub drain_quick_ms_max: u64,
+    /// A worker that `baton drain` drained, and that nobody has restarted for so long, says that it is not alive, so that whatever watches it
+    /// restarts it; 0: never. Routers have no such state.
+    pub drained_ms_max: u64,
     /// Stop when standard input ends: whoever holds its other end is gone.
     pub stop_with_stdin: bool,
 }
@@ -24,7 +27,8 @@ pub struct DrainConfig {
 impl Default for DrainConfig {
     fn default() -> Self {
         // Kubernetes kills 30 s after SIGTERM; leave room for the flush of traces.
-        Self { drain_ms_max: 25_000, drain_quick_ms_max: 1_000, stop_with_stdin: false }
+        let drained_ms_max = 600_000;
+        Self { drain_ms_max: 25_000, drain_quick_ms_max: 1_000, drained_ms_max, stop_with_stdin: false }
     }
 }
 
@@ -32,6 +36,7 @@ impl Check for DrainConfig {
     fn check(&self, at: &mut Checker) {
         at.range("drain_ms_max", self.drain_ms_max, 0..=3_600_000);
         at.range("drain_quick_ms_max", self.drain_quick_ms_max, 0..=3_600_000);
+        at.range("drained_ms_max", self.drained_ms_max, 0..=7 * 24 * 3_600_000);
     }
 }
 
@@ -155,7 +160,7 @@ mod tests {
     use std::future::pending;
 
     fn config() -> DrainConfig {
-        DrainConfig { drain_ms_max: 10_000, drain_quick_ms_max: 500, stop_with_stdin: false }
+        DrainConfig { drain_ms_max: 10_000, drain_quick_ms_max: 500, ..DrainConfig::default() }
     }
 
     async fn drained_after(shutdown: &Shutdown, work: impl Future<Output = ()>) -> (bool, u128) {

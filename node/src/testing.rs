@@ -5,8 +5,6 @@ pub mod certificates;
 pub mod etcd;
 pub mod relay;
 
-use crate::grpc::{self, GrpcConfig};
-use crate::listen::BindError;
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
 use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value};
@@ -15,7 +13,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::net::TcpListener;
 use tokio::sync::Notify;
+use tokio_stream::wrappers::TcpListenerStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::{Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status};
@@ -57,26 +57,25 @@ pub struct Collector {
 
 impl Collector {
     /// Starts listening.
-    pub async fn start() -> Result<Self, BindError> {
-        let config = GrpcConfig::default();
-        Self::serve("http", grpc::server(&config), &config).await
+    pub async fn start() -> std::io::Result<Self> {
+        Self::serve("http", Server::builder()).await
     }
 
     /// The same over TLS, with the certificate of [`certificates::certificates`] in `folder`.
     pub async fn start_tls(folder: &Path) -> std::io::Result<Self> {
         let read = |name: &str| std::fs::read(folder.join(name));
         let tls = ServerTlsConfig::new().identity(Identity::from_pem(read("node.pem")?, read("node.key")?));
-        let config = GrpcConfig::default();
-        let server = grpc::server(&config).tls_config(tls).map_err(std::io::Error::other)?;
-        Self::serve("https", server, &config).await.map_err(std::io::Error::other)
+        let server = Server::builder().tls_config(tls).map_err(std::io::Error::other)?;
+        Self::serve("https", server).await
     }
 
-    async fn serve(scheme: &str, mut server: Server, config: &GrpcConfig) -> Result<Self, BindError> {
-        let listener = grpc::bind(config).await?;
-        let url = format!("{scheme}://{}", listener.address());
+    async fn serve(scheme: &str, mut server: Server) -> std::io::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let url = format!("{scheme}://{}", listener.local_addr()?);
         let (sink, stop) = (Sink::default(), CancellationToken::new());
         let router = server.add_service(TraceServiceServer::new(sink.clone()));
-        tokio::spawn(grpc::serve(router, listener, stop.clone()));
+        let stopped = stop.clone().cancelled_owned();
+        tokio::spawn(router.serve_with_incoming_shutdown(TcpListenerStream::new(listener), stopped));
         Ok(Self { url, sink, _stop: stop.drop_guard() })
     }
 

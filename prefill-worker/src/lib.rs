@@ -14,13 +14,13 @@ mod tests;
 pub use shipment::handoff_error;
 
 use baton_engine::EngineHandle;
+use baton_node::grpc::Router;
 use baton_proto::v1::prefill_server::{self, PrefillServer};
 use baton_types::Role;
 use baton_worker::process::{BoundRole, Parts, WorkerRole};
 use baton_worker::service::Claimed;
 use service::PrefillService;
 use std::sync::Arc;
-use tonic::transport::server::Router;
 
 /// The role of a prefill worker.
 #[derive(Clone, Copy, Debug, Default)]

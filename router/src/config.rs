@@ -11,6 +11,7 @@ use baton_node::DrainConfig;
 use baton_node::admin::AdminConfig;
 use baton_node::config::{ByteSize, Check, Checker};
 use baton_node::grpc::GrpcConfig;
+use baton_node::identity::IdentityConfig;
 use baton_node::membership::embedded::LeaseConfig;
 use baton_node::telemetry::TelemetryConfig;
 use serde::{Deserialize, Serialize};
@@ -29,8 +30,12 @@ pub struct RouterConfig {
     pub admin: AdminConfig,
     /// Who is registered, and who keeps the leases.
     pub membership: LeaseConfig,
-    /// Inference, membership, reflection and health over gRPC.
+    /// Inference, reflection and health over gRPC, for clients; for operators where they have keys.
     pub grpc: GrpcConfig,
+    /// Where workers join, and operators with certificates ask: for nobody outside of the cluster.
+    pub cluster: GrpcConfig,
+    /// How this router proves who it is, to workers and on its cluster port.
+    pub identity: IdentityConfig,
     /// The OpenAI API, health and metrics over HTTP.
     pub http: HttpConfig,
     /// Who may call.
@@ -55,6 +60,8 @@ impl Default for RouterConfig {
             admin: AdminConfig::default(),
             membership: LeaseConfig::default(),
             grpc: GrpcConfig::default().on((Ipv4Addr::LOCALHOST, 50051).into()),
+            cluster: GrpcConfig::default().on((Ipv4Addr::LOCALHOST, 50052).into()),
+            identity: IdentityConfig::default(),
             http: HttpConfig::default(),
             auth: AuthConfig::default(),
             placement: PlacementConfig::default(),
@@ -222,6 +229,8 @@ impl Check for RouterConfig {
             .section("admin", &self.admin)
             .section("membership", &self.membership)
             .section("grpc", &self.grpc)
+            .section("cluster", &self.cluster)
+            .section("identity", &self.identity)
             .section("http", &self.http)
             .section("auth", &self.auth)
             .section("placement", &self.placement)
@@ -229,6 +238,9 @@ impl Check for RouterConfig {
             .section("limits", &self.limits)
             .section("cache", &self.cache)
             .section("prices", &self.prices);
+        // Its own port is for clients, who have keys.
+        self.identity.check_listeners(&[("cluster.listen", self.cluster.listen.ip())], at);
+        self.identity.check_etcd(&self.membership.etcd, at);
     }
 }
 

@@ -15,9 +15,12 @@ use std::process::ExitCode;
 struct Args {
     #[command(flatten)]
     common: CommonArgs,
-    /// Where gRPC listens
+    /// Where gRPC listens for clients
     #[arg(long, value_name = "ADDRESS")]
     grpc_listen: Option<SocketAddr>,
+    /// Where workers join, and operators with certificates ask
+    #[arg(long, value_name = "ADDRESS")]
+    cluster_listen: Option<SocketAddr>,
     /// Where the OpenAI API and health listen, and metrics without --admin-listen
     #[arg(long, value_name = "ADDRESS")]
     http_listen: Option<SocketAddr>,
@@ -37,6 +40,7 @@ impl Args {
         self.common
             .overlay()
             .set("--grpc-listen", "grpc.listen", &self.grpc_listen)
+            .set("--cluster-listen", "cluster.listen", &self.cluster_listen)
             .set("--http-listen", "http.listen", &self.http_listen)
             .set("--prefill-policy", "placement.prefill_policy", &self.prefill_policy)
             .set("--local-prefill-tokens-max", "placement.local_prefill_tokens_max", &self.local_prefill_tokens_max)

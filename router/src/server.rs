@@ -23,8 +23,10 @@ use baton_node::Shutdown;
 use baton_node::admin::{self, Health};
 use baton_node::announce::{Announcement, Announcer};
 use baton_node::grpc;
+use baton_node::identity::{Identity, IdentityError, Role};
 use baton_node::listen::{BindError, Listener, PEER_GONE_MAX, serve_http};
 use baton_node::membership::RouterBackend;
+use baton_node::membership::embedded::LeaseConfig;
 use baton_node::metrics::Metrics;
 use baton_node::telemetry::Traces;
 use baton_proto::v1::admin_server::{self, AdminServer};
@@ -56,6 +58,9 @@ pub enum RouterError {
     /// An address cannot be listened on.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// The files that say who this router is cannot be used.
+    #[error(transparent)]
+    Identity(#[from] IdentityError),
     /// The keys of those who may call cannot be read.
     #[error(transparent)]
     Keys(#[from] KeysError),
@@ -71,8 +76,10 @@ pub struct Router;
 /// A running router. Dropping it ends everything at once; [`RunningRouter::stop`] drains first.
 #[derive(Debug)]
 pub struct RunningRouter {
-    /// Where gRPC listens.
+    /// Where gRPC listens for clients.
     pub grpc_addr: SocketAddr,
+    /// Where workers join.
+    pub cluster_addr: SocketAddr,
     /// Where HTTP listens.
     pub http_addr: SocketAddr,
     /// Where health and metrics have a port of their own, if they do.
@@ -97,8 +104,12 @@ impl Router {
         traces: Traces,
     ) -> Result<RunningRouter, RouterError> {
         let stop = CancellationToken::new();
-        let access = Access::start(&config.auth, metrics.register(AuthMetrics::register), stop.clone()).await?;
+        let identity = Identity::start(&config.identity, Role::Router).await?;
+        let auth_metrics = metrics.register(AuthMetrics::register);
+        let access = Access::start(&config.auth, !identity.is_set(), auth_metrics, stop.clone()).await?;
         let grpc_listener = grpc::bind(&config.grpc).await?;
+        let cluster_listener = grpc::bind(&config.cluster).await?;
+        let cluster_addr = cluster_listener.address();
         let http_listener = Listener::bind(config.http.listen, config.http.connections_max).await?;
         let (grpc_addr, http_addr) = (grpc_listener.address(), http_listener.address());
 
@@ -142,7 +153,9 @@ impl Router {
             default: Duration::from_millis(config.limits.deadline_ms_default),
             max: Duration::from_millis(config.limits.deadline_ms_max),
         };
-        let membership = RouterBackend::start(&config.membership);
+        let etcd = config.identity.for_etcd(&config.membership.etcd);
+        let leases = LeaseConfig { etcd, ..config.membership.clone() };
+        let membership = RouterBackend::start(&leases, &identity);
         let members = MembershipMetrics::new(membership.clone(), core.workers.clone());
         let changes = metrics.register(|registry| {
             registry.register_collector(Box::new(members));
@@ -150,6 +163,7 @@ impl Router {
         });
         let supervisor = Supervisor {
             membership: membership.membership(),
+            identity: identity.clone(),
             workers: core.workers.clone(),
             changes,
             prefixes: Some(prefixes).filter(|_| blocks_max > 0),
@@ -170,14 +184,24 @@ impl Router {
         let admin = AdminServer::new(AdminService::new(core.workers.clone(), status, traces));
         let grpc_router = grpc::server(&config.grpc)
             .add_service(InterceptedService::new(inference, callers(access.clone())))
-            .add_service(InterceptedService::new(admin, operators(access.clone())))
-            .add_optional_service(membership.service())
-            .add_service(health);
-        let mut services = vec![inference_server::SERVICE_NAME, admin_server::SERVICE_NAME];
-        services.extend(membership.service().map(|_| membership_server::SERVICE_NAME));
+            .add_service(InterceptedService::new(admin.clone(), operators(access.clone())))
+            .add_service(health.clone());
+        let services = [inference_server::SERVICE_NAME, admin_server::SERVICE_NAME];
         let grpc_router = grpc::with_reflection(grpc_router, &services);
-        let grpc_server = grpc::serve(grpc_router, grpc_listener, stop.clone());
+        let grpc_server = grpc::serve(grpc_router, grpc_listener, Identity::default(), stop.clone());
         servers.spawn(async move { grpc_server.await.map_err(|e| RouterError::Server("gRPC", e.to_string())) });
+
+        // Where nobody shows a certificate, operators show keys, at the other port.
+        let admin = identity.is_set().then_some(admin);
+        let mut services = Vec::from_iter(admin.as_ref().map(|_| admin_server::SERVICE_NAME));
+        services.extend(membership.service().map(|_| membership_server::SERVICE_NAME));
+        let cluster_router = grpc::server(&config.cluster)
+            .add_service(health)
+            .add_optional_service(membership.service())
+            .add_optional_service(admin);
+        let cluster_router = grpc::with_reflection(cluster_router, &services);
+        let cluster_server = grpc::serve(cluster_router, cluster_listener, identity, stop.clone());
+        servers.spawn(async move { cluster_server.await.map_err(|e| RouterError::Server("cluster", e.to_string())) });
 
         let (ready_sender, ready) = watch::channel(readiness(&core));
         servers.spawn(watch_readiness(core.clone(), ready_sender, reporter, stop.clone()));
@@ -205,8 +229,8 @@ impl Router {
         let idle_max = Duration::from_millis(config.http.idle_ms_max);
         let server = serve_http(http_listener, routes(state, open), idle_max, stop.clone());
         servers.spawn(server.map(Ok));
-        tracing::info!(grpc = %grpc_addr, http = %http_addr, "listens");
-        Ok(RunningRouter { grpc_addr, http_addr, admin_addr, core, membership, ready, servers, stop })
+        tracing::info!(grpc = %grpc_addr, http = %http_addr, cluster = %cluster_addr, "listens");
+        Ok(RunningRouter { grpc_addr, cluster_addr, http_addr, admin_addr, core, membership, ready, servers, stop })
     }
 }
 
@@ -312,7 +336,8 @@ pub async fn run(
     traces: Traces,
 ) -> Result<(), RouterError> {
     let mut router = Router::start_with(config, metrics, traces).await?;
-    announcer.say(&Announcement::Listening { grpc: router.grpc_addr, http: router.http_addr });
+    let cluster = Some(router.cluster_addr);
+    announcer.say(&Announcement::Listening { grpc: router.grpc_addr, http: router.http_addr, cluster });
     let mut ready = router.ready.clone();
     let announce = async {
         if ready.wait_for(Result::is_ok).await.is_ok() {

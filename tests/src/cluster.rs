@@ -66,8 +66,9 @@ impl Cluster {
         let mut router = spec.router;
         router.grpc.listen.set_port(0);
         router.http.listen.set_port(0);
+        router.cluster.listen.set_port(0);
         let router = Router::start(router).await?;
-        let address = format!("http://{}", router.grpc_addr);
+        let address = router.cluster_addr.to_string();
         let mut cluster = Self { router, prefill: Vec::new(), decode: Vec::new(), gates: spec.gates };
         for (index, config) in spec.decode.into_iter().enumerate() {
             let config = placed(config, &address, format!("decode-{index}"))?;
@@ -92,7 +93,7 @@ impl Cluster {
 
     /// Starts one more worker, a prefill or a decode worker, and waits until it was admitted.
     pub async fn add(&mut self, prefills: bool, config: &WorkerConfig, name: &str) -> anyhow::Result<()> {
-        let config = placed(config.clone(), &format!("http://{}", self.router.grpc_addr), name.to_owned())?;
+        let config = placed(config.clone(), &self.router.cluster_addr.to_string(), name.to_owned())?;
         let (around, role) = (self.around(), DecodeRole::new(&config));
         if prefills {
             self.prefill.push(RunningWorker::start(config, PrefillRole, around).await?);

@@ -104,7 +104,18 @@ impl Service {
     pub async fn listening(&mut self) -> anyhow::Result<(SocketAddr, SocketAddr)> {
         let addresses = |announced: Vec<Announcement>| {
             announced.into_iter().find_map(|a| match a {
-                Announcement::Listening { grpc, http } => Some((grpc, http)),
+                Announcement::Listening { grpc, http, .. } => Some((grpc, http)),
+                _ => None,
+            })
+        };
+        self.wait_announced(addresses).await
+    }
+
+    /// Where workers join a router, and operators ask it.
+    pub async fn cluster(&mut self) -> anyhow::Result<SocketAddr> {
+        let addresses = |announced: Vec<Announcement>| {
+            announced.into_iter().find_map(|a| match a {
+                Announcement::Listening { cluster, .. } => cluster,
                 _ => None,
             })
         };

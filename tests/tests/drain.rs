@@ -123,14 +123,16 @@ struct Services {
 impl Services {
     /// With `membership` among the flags of all; where gRPC of the routers listens.
     async fn start(membership: &[String]) -> anyhow::Result<(Self, Vec<String>)> {
-        let (mut routers, mut grpc, mut http) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut routers, mut grpc, mut http, mut join) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         // A router that returns is to be found where it was.
-        for at in free_addresses(4)?.chunks(2) {
-            let (a, b) = (at[0], at[1]);
+        for at in free_addresses(6)?.chunks(3) {
+            let (a, b, c) = (at[0], at[1], at[2]);
             // Routers keep their long drain: nobody else can go on with the streams of their clients.
-            let own = [format!("--grpc-listen={a}"), format!("--http-listen={b}"), "--log=warn".into()];
+            let own = [format!("--grpc-listen={a}"), format!("--http-listen={b}"), format!("--cluster-listen={c}")];
+            let own = [&own[..], &["--log=warn".into()]].concat();
             routers.push(Service::start("baton-router", &[&own, membership].concat())?);
             grpc.push(format!("http://{a}"));
+            join.push(c.to_string());
             http.push(format!("http://{b}/metrics"));
         }
         let mut workers = Vec::new();
@@ -138,7 +140,7 @@ impl Services {
             let fixed =
                 ["--grpc-listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--threads=1", "--log=warn", DRAIN_MS];
             let own =
-                [format!("--model={ROLLED}"), format!("--routers={}", grpc.join(",")), format!("--instance={name}")];
+                [format!("--model={ROLLED}"), format!("--routers={}", join.join(",")), format!("--instance={name}")];
             let flags: Vec<String> = fixed.into_iter().map(str::to_owned).chain(own).collect();
             workers.push(Service::start(&format!("baton-{role}-worker"), &[&flags, membership].concat())?);
         }

@@ -141,7 +141,8 @@ async fn a_router_that_is_cut_off_from_etcd_serves_from_its_last_view() -> anyho
         start(&format!("baton-{role}-worker"), &etcd.address(), own.collect())
     };
     // Only the router's link with etcd can be cut.
-    let listens = ["--grpc-listen=127.0.0.1:0", "--http-listen=127.0.0.1:0"].map(str::to_owned);
+    let listens =
+        ["--grpc-listen=127.0.0.1:0", "--http-listen=127.0.0.1:0", "--cluster-listen=127.0.0.1:0"].map(str::to_owned);
     let mut router = start("baton-router", relay.address(), listens.to_vec())?;
     let mut prefill = worker("prefill", "p-0")?;
     let (mut stays, mut leaves) = (worker("decode", "d-0")?, worker("decode", "d-1")?);

@@ -70,7 +70,10 @@ fn fetch_only_ends_by_itself_and_says_what_is_missing() -> anyhow::Result<()> {
 fn binaries_end_on_sigterm_as_process_1() -> anyhow::Result<()> {
     let loads: &[&str] = &["--model=random:vocab=300,context=256", "--kv-cache-bytes=4MiB"];
     let cases = [
-        ("baton-router", &["--grpc-listen=127.0.0.1:0", "--http-listen=127.0.0.1:0"] as &[&str]),
+        (
+            "baton-router",
+            &["--grpc-listen=127.0.0.1:0", "--http-listen=127.0.0.1:0", "--cluster-listen=127.0.0.1:0"] as &[&str],
+        ),
         ("baton-prefill-worker", loads),
         ("baton-decode-worker", loads),
     ];

@@ -267,7 +267,7 @@ const LONG_ANSWER_TOKENS: u32 = 600;
 
 /// A worker process of its own.
 fn victim(program: &str, cluster: &Cluster) -> anyhow::Result<Service> {
-    let router = format!("--routers=http://{}", cluster.router.grpc_addr);
+    let router = format!("--routers={}", cluster.router.cluster_addr);
     let model = format!("--model={SLOW_MODEL}");
     let flags = ["--grpc-listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--instance=victim", "--log=error"];
     let flags: Vec<String> = flags.into_iter().map(str::to_owned).chain([model, router]).collect();

@@ -41,6 +41,7 @@ fn role_of_the_other_process() -> anyhow::Result<()> {
 struct Cluster {
     router: RunningRouter,
     grpc: String,
+    join: String,
     model: &'static str,
 }
 
@@ -49,16 +50,18 @@ impl Cluster {
         let mut config = RouterConfig::default();
         config.grpc.listen.set_port(0);
         config.http.listen.set_port(0);
+        config.cluster.listen.set_port(0);
         config.placement.local_prefill_tokens_max = 16;
         config.membership.protocol = protocol;
         let router = Router::start(config).await?;
         let grpc = format!("http://{}", router.grpc_addr);
-        Ok(Self { router, grpc, model: MODEL })
+        let join = router.cluster_addr.to_string();
+        Ok(Self { router, grpc, join, model: MODEL })
     }
 
     fn flags(&self, name: &str) -> Vec<String> {
         let fixed = ["--grpc-listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--threads=1", "--log=warn"];
-        let own = [format!("--model={}", self.model), format!("--routers={}", self.grpc), format!("--instance={name}")];
+        let own = [format!("--model={}", self.model), format!("--routers={}", self.join), format!("--instance={name}")];
         fixed.into_iter().map(str::to_owned).chain(own).collect()
     }
 

@@ -42,10 +42,14 @@ impl Processes {
         // A lease that outlasts the look at a worker that stands still.
         let config = tempfile::NamedTempFile::new()?;
         std::fs::write(config.path(), "[membership]\nlease_ms = 20000\n")?;
-        let own = [format!("--config={}", config.path().display()), "--http-listen=127.0.0.1:0".into()];
+        let own = [
+            format!("--config={}", config.path().display()),
+            "--http-listen=127.0.0.1:0".into(),
+            "--cluster-listen=127.0.0.1:0".into(),
+        ];
         let mut router = Service::start("baton-router", &[flags(&listen), own.to_vec()].concat())?;
         let (grpc, http) = router.listening().await?;
-        let (routers, model) = (format!("--routers=http://{grpc}"), format!("--model={MODEL}"));
+        let (routers, model) = (format!("--routers={}", router.cluster().await?), format!("--model={MODEL}"));
         let mut workers = Vec::new();
         for name in names {
             let own =

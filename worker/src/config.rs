@@ -5,6 +5,7 @@ use baton_node::DrainConfig;
 use baton_node::admin::AdminConfig;
 use baton_node::config::{ByteSize, Check, Checker, CommonArgs, Overlay};
 use baton_node::grpc::GrpcConfig;
+use baton_node::identity::IdentityConfig;
 use baton_node::membership::embedded::JoinConfig;
 use baton_node::telemetry::TelemetryConfig;
 use baton_types::{Dtype, InstanceId};
@@ -24,6 +25,8 @@ pub struct WorkerConfig {
     pub admin: AdminConfig,
     /// Where routers reach this worker.
     pub grpc: GrpcConfig,
+    /// How this worker proves who it is, to routers and to other workers.
+    pub identity: IdentityConfig,
     /// Where to register.
     pub membership: JoinConfig,
     /// Name and place in the cluster.
@@ -68,11 +71,15 @@ impl Check for WorkerConfig {
             .section("drain", &self.drain)
             .section("admin", &self.admin)
             .section("grpc", &self.grpc)
+            .section("identity", &self.identity)
             .section("membership", &self.membership)
             .section("instance", &self.instance)
             .section("model", &self.model)
             .section("engine", &self.engine)
             .section("transfer", &self.transfer);
+        let listens = [("grpc.listen", self.grpc.listen.ip()), ("transfer.bind", self.transfer.bind)];
+        self.identity.check_listeners(&listens, at);
+        self.identity.check_etcd(&self.membership.etcd, at);
     }
 }
 
@@ -106,7 +113,7 @@ pub struct WorkerArgs {
     /// Element type of KV: "bf16" or "f32"
     #[arg(long, value_parser = parse::<Dtype>)]
     pub kv: Option<Dtype>,
-    /// gRPC addresses of all routers, http://host:port, separated by commas
+    /// Cluster addresses of all routers, host:port, separated by commas
     #[arg(long, value_delimiter = ',')]
     pub routers: Vec<String>,
     /// Where gRPC listens; port 0 takes a free one

@@ -7,10 +7,10 @@ use baton_types::{ErrorKind, RequestError};
 use parking_lot::Mutex;
 use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 /// Calls that are cut off get so long to say so.
@@ -55,6 +55,7 @@ struct Shared {
     state: watch::Sender<DrainState>,
     cut: CancellationToken,
     registration: Mutex<Option<RegistrationHandle>>,
+    drained: OnceLock<Instant>,
 }
 
 impl fmt::Debug for Drain {
@@ -117,6 +118,11 @@ impl Drain {
         let _ = self.state().wait_for(|state| matches!(state.phase, DrainPhase::Drained { .. })).await;
     }
 
+    /// How long it has been drained; `None` where it is not.
+    pub fn drained_for(&self) -> Option<Duration> {
+        self.0.drained.get().map(Instant::elapsed)
+    }
+
     async fn run(self, bound: impl Future<Output = ()>) {
         let running = self.0.state.borrow().running;
         tracing::info!(running, "drains");
@@ -136,6 +142,7 @@ impl Drain {
             Some(registration) => registration.leave(LEAVE_MAX).await,
             None => true,
         };
+        let _ = self.0.drained.set(Instant::now());
         self.0.state.send_modify(|state| state.phase = DrainPhase::Drained { deregistered });
         let DrainState { finished, cut_off, .. } = *self.0.state.borrow();
         tracing::info!(finished, cut_off, deregistered, "is drained");
@@ -212,7 +219,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_worker_that_nobody_uses_is_drained_at_once() {
         let drain = Drain::default();
-        assert!(drain.start(pending()));
+        assert!(drain.start(pending()) && drain.drained_for().is_none());
         drain.drained().await;
+        assert_eq!(drain.drained_for(), Some(Duration::ZERO));
     }
 }

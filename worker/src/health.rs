@@ -20,6 +20,22 @@ type Ready = Box<dyn Fn() -> Result<(), String> + Send + Sync>;
 pub(crate) struct Vitals {
     works: OnceLock<(EngineHandle, KvTransfer)>,
     ready: OnceLock<Ready>,
+    left: OnceLock<Left>,
+}
+
+/// A drained worker that waits to be restarted.
+struct Left {
+    drain: Drain,
+    max: Duration,
+}
+
+impl Left {
+    fn is_live(&self) -> Result<(), String> {
+        match self.drain.drained_for().filter(|since| !self.max.is_zero() && *since >= self.max) {
+            Some(since) => Err(format!("it was drained {} s ago, and nobody has restarted it", since.as_secs())),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Vitals {
@@ -28,8 +44,16 @@ impl Vitals {
         let _ = self.works.set((engine.clone(), transfer.clone()));
     }
 
-    /// It registers: announces the first time that a router admits it.
-    pub(crate) fn registered(&self, registration: &RegistrationHandle, drain: &Drain, announcer: Announcer) {
+    /// It registers: announces the first time that a router admits it. Once it is drained, whoever watches it has `drained_max` to restart it
+    /// without being told; zero: for ever.
+    pub(crate) fn registered(
+        &self,
+        registration: &RegistrationHandle,
+        drain: &Drain,
+        drained_max: Duration,
+        announcer: Announcer,
+    ) {
+        let _ = self.left.set(Left { drain: drain.clone(), max: drained_max });
         let (mut state, seen, drain) = (registration.state(), registration.state(), drain.state());
         let _ = self.ready.set(Box::new(move || match (drain.borrow().phase, &*seen.borrow()) {
             (DrainPhase::Draining, _) => Err("it drains".into()),
@@ -50,7 +74,7 @@ impl Vitals {
         match self.works.get().map(|(engine, transfer)| (engine.healthy(), transfer.healthy())) {
             Some((false, _)) => Err("the engine's loop does not move".into()),
             Some((_, false)) => Err("a thread of the data plane panicked".into()),
-            Some((true, true)) | None => Ok(()),
+            Some((true, true)) | None => self.left.get().map_or(Ok(()), Left::is_live),
         }
     }
 
@@ -87,5 +111,19 @@ mod tests {
         assert_eq!(vitals.is_live(), Ok(()));
         assert_eq!(vitals.is_started(), Err("loads the model".into()));
         assert_eq!(vitals.is_ready(), Err("loads the model".into()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_drained_worker_that_nobody_restarts_is_not_alive_after_a_bound() {
+        for (max, alive_after_a_day) in [(Duration::from_secs(600), false), (Duration::ZERO, true)] {
+            let (vitals, drain) = (Vitals::default(), Drain::default());
+            let _ = vitals.left.set(Left { drain: drain.clone(), max });
+            drain.start(std::future::pending());
+            drain.drained().await;
+            tokio::time::sleep(Duration::from_secs(599)).await;
+            assert_eq!(vitals.is_live(), Ok(()));
+            tokio::time::sleep(Duration::from_secs(24 * 3600)).await;
+            assert_eq!(vitals.is_live().is_ok(), alive_after_a_day, "{:?}", vitals.is_live());
+        }
     }
 }

@@ -16,10 +16,13 @@ use baton_kernels::ops::Ops;
 use baton_kv_transfer::{KvTransfer, NoHooks, SinkHandler, TransferConfig, TransferHooks};
 use baton_node::admin;
 use baton_node::announce::{Announcement, Announcer};
+use baton_node::grpc::{self, Router};
+use baton_node::identity::{self, Identity};
 use baton_node::membership;
+use baton_node::membership::embedded::JoinConfig;
 use baton_node::metrics::Metrics;
 use baton_node::telemetry::{ExportCounters, TelemetryService, Traces};
-use baton_node::{Shutdown, grpc, id};
+use baton_node::{Shutdown, id};
 use baton_proto::convert::required;
 use baton_proto::v1;
 use baton_proto::v1::telemetry_server::{self, TelemetryServer};
@@ -33,7 +36,6 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::server::Router;
 
 /// Longest wait for peers' acknowledgements when the data plane stops.
 const TRANSFER_STOP_MS_MAX: u64 = 1_000;
@@ -153,11 +155,12 @@ pub struct RunningWorker {
 impl RunningWorker {
     /// Starts a worker. Returns once it serves and has begun to register.
     pub async fn start<R: WorkerRole>(config: WorkerConfig, role: R, around: Surroundings) -> anyhow::Result<Self> {
+        let identity = Identity::start(&config.identity, identity::Role::Worker).await?;
         let listener = grpc::bind(&config.grpc).await?;
         let admin_listen = config.admin.listen.unwrap_or_else(|| SocketAddr::new(config.grpc.listen.ip(), 0));
         let admin_listener = admin::bind(admin_listen).await?;
         let (grpc_addr, http) = (listener.address(), admin_listener.address());
-        around.announcer.say(&Announcement::Listening { grpc: grpc_addr, http });
+        around.announcer.say(&Announcement::Listening { grpc: grpc_addr, http, cluster: None });
 
         let (vitals, metrics) = (Arc::new(Vitals::default()), Metrics::new(service_name(role.role())));
         let role_name = role.role();
@@ -218,12 +221,15 @@ impl RunningWorker {
             grpc::server(&config.grpc).add_service(health_service).add_service(worker_service).add_service(telemetry);
         let services = [worker_server::SERVICE_NAME, telemetry_server::SERVICE_NAME, service_name];
         let server = grpc::with_reflection(server, &services);
-        let server = tokio::spawn(grpc::serve(serve(server, parts), listener, stop.clone()));
+        let server = tokio::spawn(grpc::serve(serve(server, parts), listener, identity.clone(), stop.clone()));
 
         let endpoint = config.grpc.advertise.clone().unwrap_or_else(|| grpc_addr.to_string());
         let record = record(role_name, around.protocol, &config, &party, endpoint, &loaded, &transfer);
-        let registration = membership::worker(&config.membership).register(record);
-        vitals.registered(&registration, &drain, around.announcer);
+        let etcd = config.identity.for_etcd(&config.membership.etcd);
+        let join = JoinConfig { etcd, ..config.membership.clone() };
+        let registration = membership::worker(&join, &identity).register(record);
+        let drained_max = Duration::from_millis(config.drain.drained_ms_max);
+        vitals.registered(&registration, &drain, drained_max, around.announcer);
         drain.registered(registration);
         Ok(Self { grpc: grpc_addr, http, party, loaded, transfer, drain, vitals, stop, server })
     }

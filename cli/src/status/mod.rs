@@ -3,7 +3,7 @@
 mod json;
 mod table;
 
-use crate::router::{RouterArgs, RouterChannel, explain};
+use crate::router::{OperatorArgs, RouterChannel, explain};
 use crate::stdout;
 use anyhow::Context;
 use baton_proto::v1::{self, admin_client::AdminClient};
@@ -24,7 +24,7 @@ const CLEAR: &str = "\x1b[H\x1b[J";
 #[derive(Args, Debug)]
 pub(crate) struct StatusArgs {
     #[command(flatten)]
-    router: RouterArgs,
+    router: OperatorArgs,
     /// Show it anew every second, until Ctrl-C.
     #[arg(long)]
     watch: bool,

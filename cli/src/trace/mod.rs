@@ -5,7 +5,7 @@ mod notes;
 mod terminal;
 mod waterfall;
 
-use crate::router::{RouterArgs, explain};
+use crate::router::{OperatorArgs, explain};
 use anyhow::Context;
 use baton_proto::v1::{self, admin_client::AdminClient};
 use clap::Args;
@@ -26,7 +26,7 @@ pub(crate) struct TraceArgs {
     id: String,
     /// That served it.
     #[command(flatten)]
-    router: RouterArgs,
+    router: OperatorArgs,
     /// Write a page to this file instead.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,

@@ -3,8 +3,10 @@
 //! Children hold the reading end of a pipe whose writing end lives in this process only: whatever ends this process, a signal that
 //! cannot be caught included, ends the pipe, and children that read its end of file stop.
 
+use crate::standing::Standing;
 use anyhow::{Context, bail, ensure};
 use baton_node::announce::Announcement;
+use baton_node::identity::Role;
 use baton_node::membership::etcd::ensure_free;
 use baton_worker::models::prefetch;
 use baton_worker::settings::ModelSettings;
@@ -50,6 +52,9 @@ pub(crate) struct UpArgs {
     /// HTTP port of the router.
     #[arg(long, default_value_t = 8000)]
     http_port: u16,
+    /// Port on which workers join the router and operators ask it; 0 takes a free one, which the verbs of this user find.
+    #[arg(long, default_value_t = 0)]
+    cluster_port: u16,
     /// Where prompts are prefilled.
     #[arg(long, value_enum, default_value_t = Policy::Auto)]
     prefill_policy: Policy,
@@ -102,25 +107,28 @@ enum Membership {
 }
 
 impl UpArgs {
-    fn router_flags(&self) -> Vec<String> {
+    fn router_flags(&self, standing: &Standing) -> Vec<String> {
         let policy = format!("{:?}", self.prefill_policy).to_lowercase();
         let (grpc, http) = (SocketAddr::new(self.host, self.grpc_port), SocketAddr::new(self.host, self.http_port));
         let mut flags = vec![format!("--grpc-listen={grpc}"), format!("--http-listen={http}")];
         flags.push(format!("--prefill-policy={policy}"));
+        flags.push(format!("--cluster-listen={}", SocketAddr::new(self.host, self.cluster_port)));
+        flags.push(format!("--identity={}", standing.identity(Role::Router).display()));
         flags.extend(self.common_flags());
         flags
     }
 
-    fn worker_flags(&self, router: SocketAddr, index: u16, role: &str) -> Vec<String> {
+    fn worker_flags(&self, standing: &Standing, router: SocketAddr, index: u16, role: &str) -> Vec<String> {
         let transport = format!("{:?}", self.transport).to_lowercase();
         let any = SocketAddr::new(self.host, 0);
-        let mut flags = vec![format!("--model={}", self.model), format!("--routers=http://{router}")];
+        let mut flags = vec![format!("--model={}", self.model), format!("--routers={router}")];
         flags.extend([
             format!("--grpc-listen={any}"),
             format!("--admin-listen={any}"),
             format!("--transfer-bind={}", self.host),
         ]);
         flags.extend([format!("--transport={transport}"), format!("--instance={role}-{index}")]);
+        flags.push(format!("--identity={}", standing.identity(Role::Worker).display()));
         flags.extend(self.max_model_len.map(|n| format!("--max-model-len={n}")));
         flags.extend(self.kv_cache_bytes.as_ref().map(|n| format!("--kv-cache-bytes={n}")));
         flags.extend(self.threads.map(|n| format!("--threads={n}")));
@@ -161,23 +169,30 @@ pub(crate) async fn run(args: UpArgs) -> anyhow::Result<()> {
         // Workers of two clusters under one prefix would have the same names.
         ensure_free(&crate::etcd::config(endpoints, Some(args.etcd_prefix.clone()))?).await?;
     }
+    let standing = Standing::make()?;
     let mut children = Vec::new();
     let result = tokio::select! {
-        result = serve(&args, &variables, &mut children) => result,
+        result = serve(&args, &variables, &standing, &mut children) => result,
         signal = stop_signal() => signal,
     };
     let stopped = stop(children).await;
     result.and(stopped)
 }
 
-async fn serve(args: &UpArgs, variables: &Variables, children: &mut Vec<Child>) -> anyhow::Result<()> {
+async fn serve(
+    args: &UpArgs,
+    variables: &Variables,
+    standing: &Standing,
+    children: &mut Vec<Child>,
+) -> anyhow::Result<()> {
     let deadline = Instant::now() + Duration::from_secs(START_S_MAX);
     fetch(args).await?;
-    children.push(Child::spawn("router", "baton-router", &args.router_flags(), variables.not_for_routers())?);
-    let (grpc, http) = listening(&mut children[0], deadline).await?;
+    children.push(Child::spawn("router", "baton-router", &args.router_flags(standing), variables.not_for_routers())?);
+    let (grpc, http, cluster) = listening(&mut children[0], deadline).await?;
+    standing.listens(grpc, cluster)?;
     for (role, count) in [("decode", args.decode), ("prefill", args.prefill)] {
         for index in 0..count {
-            let flags = args.worker_flags(grpc, index, role);
+            let flags = args.worker_flags(standing, cluster, index, role);
             let (name, program) = (format!("{role}-{index}"), format!("baton-{role}-worker"));
             children.push(Child::spawn(&name, &program, &flags, variables.not_for_workers())?);
         }
@@ -185,7 +200,7 @@ async fn serve(args: &UpArgs, variables: &Variables, children: &mut Vec<Child>) 
     let (router, workers) = children.split_at_mut(1);
     // Together: a router that dies is noticed while weights load.
     try_join(progress::until_ready(workers, deadline), wait_ready(&mut router[0], deadline)).await?;
-    let _ = greet(args, grpc, http, workers);
+    let _ = greet(args, (grpc, http, cluster), standing, workers);
     let ends = children.iter_mut().map(|c| c.ended().boxed());
     let (failure, ..) = select_all(ends).await;
     Err(failure)
@@ -202,11 +217,11 @@ async fn fetch(args: &UpArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn listening(router: &mut Child, deadline: Instant) -> anyhow::Result<(SocketAddr, SocketAddr)> {
+async fn listening(router: &mut Child, deadline: Instant) -> anyhow::Result<(SocketAddr, SocketAddr, SocketAddr)> {
     loop {
         let next = timeout_at(deadline, router.next()).await.context("the router does not start")??;
-        if let Announcement::Listening { grpc, http } = next {
-            return Ok((grpc, http));
+        if let Announcement::Listening { grpc, http, cluster: Some(cluster) } = next {
+            return Ok((grpc, http, cluster));
         }
     }
 }
@@ -217,7 +232,12 @@ async fn wait_ready(router: &mut Child, deadline: Instant) -> anyhow::Result<()>
 }
 
 /// Says where to call and how. An error means that nobody reads stdout, which is no reason to stop serving.
-fn greet(args: &UpArgs, grpc: SocketAddr, http: SocketAddr, workers: &[Child]) -> std::io::Result<()> {
+fn greet(
+    args: &UpArgs,
+    (grpc, http, cluster): (SocketAddr, SocketAddr, SocketAddr),
+    standing: &Standing,
+    workers: &[Child],
+) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "\nBaton serves {} with {} prefill and {} decode workers.", args.model, args.prefill, args.decode)?;
     writeln!(out, "  gRPC     {grpc}    baton.v1.Inference/Generate, reflection on")?;
@@ -226,6 +246,8 @@ fn greet(args: &UpArgs, grpc: SocketAddr, http: SocketAddr, workers: &[Child]) -
     for (name, http) in workers.iter().filter_map(|w| Some((w.name(), w.http()?))) {
         writeln!(out, "           http://{http}/metrics    {name}")?;
     }
+    let folder = standing.identity(Role::Operator);
+    writeln!(out, "  cluster  {cluster}    operators, by the certificate in {}", folder.display())?;
     writeln!(out, "\nTry it from another terminal:")?;
     let server = if grpc.port() == 50051 { String::new() } else { format!(" --server http://{grpc}") };
     writeln!(out, "  {} generate{server} \"What is the capital of France?\"", program())?;

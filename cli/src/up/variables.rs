@@ -5,9 +5,9 @@ use anyhow::{bail, ensure};
 use baton_node::environment;
 
 /// Sections of the configuration tree that every process has.
-const SHARED: [&str; 4] = ["admin", "drain", "grpc", "telemetry"];
+const SHARED: [&str; 5] = ["admin", "drain", "grpc", "identity", "telemetry"];
 /// Those of routers. Workers have a `membership` too, but here flags set all of it but etcd's part.
-const ROUTER: [&str; 8] = ["auth", "cache", "http", "limits", "membership", "placement", "prices", "retry"];
+const ROUTER: [&str; 9] = ["auth", "cache", "cluster", "http", "limits", "membership", "placement", "prices", "retry"];
 /// Those of workers.
 const WORKER: [&str; 4] = ["engine", "instance", "model", "transfer"];
 

@@ -79,13 +79,19 @@ pub struct CommonArgs {
     /// Key below which this cluster's keys lie in etcd; ends in /
     #[arg(long, value_name = "KEY")]
     pub etcd_prefix: Option<String>,
+    /// Folder with ca.crt, tls.crt and tls.key, by which this process and its peers prove who they are
+    #[arg(long, value_name = "FOLDER")]
+    pub identity: Option<PathBuf>,
+    /// Listen where other hosts reach this process although --identity is unset: the network lets nobody else in
+    #[arg(long)]
+    pub insecure: bool,
     /// Longest drain after SIGTERM, in milliseconds
     #[arg(long, value_name = "MS")]
     pub drain_ms_max: Option<u64>,
 }
 
 impl CommonArgs {
-    /// These flags over the sections `telemetry`, `admin`, `membership` and `drain`; add the binary's own with [`Overlay::set`].
+    /// These flags over the sections `telemetry`, `admin`, `membership`, `identity` and `drain`; add the binary's own with [`Overlay::set`].
     pub fn overlay(&self) -> Overlay {
         Overlay::new()
             .set("--log", "telemetry.log", &self.log)
@@ -95,6 +101,8 @@ impl CommonArgs {
             .set("--membership", "membership.backend", &self.membership)
             .set_list("--etcd", "membership.etcd.endpoints", &self.etcd)
             .set("--etcd-prefix", "membership.etcd.prefix", &self.etcd_prefix)
+            .set("--identity", "identity.dir", &self.identity)
+            .set_switch("--insecure", "identity.insecure", self.insecure)
             .set_switch("--stop-with-stdin", "drain.stop_with_stdin", self.stop_with_stdin)
             .set("--drain-ms-max", "drain.drain_ms_max", &self.drain_ms_max)
     }

@@ -6,6 +6,7 @@
 //! can be (windows of streams bound what is held), and new calls take a new connection before the rest can matter.
 
 use super::deadline::{TIMEOUT_HEADER, parse_timeout};
+use crate::identity::{Identity, Protocol, Role};
 use futures::future::BoxFuture;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderValue, Request, Response, Uri, header};
@@ -22,6 +23,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
 use tonic::Status;
 use tonic::body::Body;
 use tower_service::Service;
@@ -60,18 +62,27 @@ pub struct ChannelError {
     pub address: String,
 }
 
-/// A channel to `address` (`host:port`, or the same as an `http` URL).
-pub fn channel(address: &str, config: &ChannelConfig) -> Result<Channel, ChannelError> {
-    let bare = address.strip_prefix("http://").unwrap_or(address);
+/// A channel to `address` (`host:port`, or the same as a URL). Where there is an `identity`, both sides prove who they are, whatever the URL
+/// says, and the peer has to be a `demanded`; without one all is said in clear.
+pub fn channel(
+    address: &str,
+    config: &ChannelConfig,
+    identity: &Identity,
+    demanded: Role,
+) -> Result<Channel, ChannelError> {
+    let bare = ["http://", "https://"].into_iter().find_map(|scheme| address.strip_prefix(scheme)).unwrap_or(address);
     let authority = bare.trim_end_matches('/').parse::<Authority>().ok().filter(|a| a.port_u16().is_some());
     let authority = authority.ok_or_else(|| ChannelError { address: address.into() })?;
-    let to = authority.to_string();
+    let (to, identity) = (authority.to_string(), identity.clone());
     let dial = move || -> BoxFuture<'static, io::Result<Box<dyn Stream>>> {
-        let to = to.clone();
+        let (to, tls) = (to.clone(), identity.client(Protocol::Grpc));
         Box::pin(async move {
             let stream = TcpStream::connect(to).await?;
             stream.set_nodelay(true)?;
-            Ok(Box::new(stream) as Box<dyn Stream>)
+            Ok(match tls {
+                None => Box::new(stream) as Box<dyn Stream>,
+                Some(tls) => Box::new(TlsConnector::from(tls).connect(demanded.server_name(), stream).await?),
+            })
         })
     };
     Ok(channel_over(Arc::new(dial), authority, config))

@@ -1,16 +1,19 @@
 //! Servers: settings, reflection, health.
 
 use super::GrpcConfig;
-use crate::listen::{BindError, Listener, RESET_STREAMS_MAX};
+use crate::identity::{GuardLayer, Identity, Protocol};
+use crate::listen::{BindError, Connection, Listener, RESET_STREAMS_MAX};
 use futures::stream::unfold;
 use std::convert::Infallible;
+use std::io;
 use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Server;
-use tonic::transport::server::Router;
 use tonic_health::pb::health_server;
 use tonic_reflection::pb::v1::server_reflection_server as v1_server;
 use tonic_reflection::pb::v1alpha::server_reflection_server as v1alpha_server;
+use tower_layer::{Identity as NoLayer, Stack};
 
 /// Bytes that a peer may send on one stream before it waits. A long prompt is a few MiB, so it takes a few round trips.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;
@@ -19,9 +22,17 @@ const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 /// Request headers: names, deadline, trace context; far below this.
 const HEADER_BYTES_MAX: u32 = 32 << 10;
 
+/// Refused peers are told of no more often than this: whoever reaches the port can be one, again and again.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
+
+/// A server whose calls are checked by the roles of who calls.
+pub type Server = tonic::transport::Server<Stack<GuardLayer, NoLayer>>;
+/// The same with services.
+pub type Router = tonic::transport::server::Router<Stack<GuardLayer, NoLayer>>;
+
 /// A server with the limits of `config`; add services to it, each with `max_decoding_message_size(config.message_max())`.
 pub fn server(config: &GrpcConfig) -> Server {
-    Server::builder()
+    tonic::transport::Server::builder()
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
         .max_concurrent_streams(config.streams_max)
@@ -30,6 +41,7 @@ pub fn server(config: &GrpcConfig) -> Server {
         .http2_max_header_list_size(HEADER_BYTES_MAX)
         .http2_max_pending_accept_reset_streams(Some(RESET_STREAMS_MAX))
         .http2_max_local_error_reset_streams(Some(RESET_STREAMS_MAX))
+        .layer(GuardLayer)
 }
 
 /// Listens where `config` says.
@@ -37,11 +49,63 @@ pub async fn bind(config: &GrpcConfig) -> Result<Listener, BindError> {
     Listener::bind(config.listen, config.connections_max).await
 }
 
-/// Serves until `stop` is cancelled; calls in flight may end first, so bound the wait with [`crate::Shutdown::drain`].
-pub async fn serve(router: Router, listener: Listener, stop: CancellationToken) -> Result<(), tonic::transport::Error> {
+/// Serves until `stop` is cancelled; calls in flight may end first, so bound the wait with [`crate::Shutdown::drain`]. Where there is an
+/// `identity`, connections are those of its peers alone.
+pub async fn serve(
+    router: Router,
+    listener: Listener,
+    identity: Identity,
+    stop: CancellationToken,
+) -> Result<(), tonic::transport::Error> {
+    let incoming = Incoming { listener, identity, handshakes: JoinSet::new(), refused: Refused::default() };
     let incoming =
-        unfold(listener, |listener| async { Some((Ok::<_, Infallible>(listener.accept().await), listener)) });
+        unfold(incoming, |mut incoming| async { Some((Ok::<_, Infallible>(incoming.next().await), incoming)) });
     router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await
+}
+
+/// Connections of a listener, once their peers have proven who they are. The listener bounds how many there are, handshakes included.
+struct Incoming {
+    listener: Listener,
+    identity: Identity,
+    handshakes: JoinSet<io::Result<Connection>>,
+    refused: Refused,
+}
+
+impl Incoming {
+    async fn next(&mut self) -> Connection {
+        loop {
+            tokio::select! {
+                connection = self.listener.accept() => match self.identity.server(Protocol::Grpc) {
+                    None => return connection,
+                    Some(tls) => {
+                        self.handshakes.spawn(connection.proven(tls));
+                    }
+                },
+                Some(done) = self.handshakes.join_next() => match done {
+                    Ok(Ok(connection)) => return connection,
+                    Ok(Err(error)) => self.refused.note(&error),
+                    Err(panic) => self.refused.note(&panic),
+                },
+            }
+        }
+    }
+}
+
+/// Peers that could not prove who they are.
+#[derive(Default)]
+struct Refused {
+    since: u64,
+    told: Option<Instant>,
+}
+
+impl Refused {
+    fn note(&mut self, error: &dyn std::error::Error) {
+        self.since += 1;
+        if self.told.is_none_or(|told| told.elapsed() >= TOLD_EVERY) {
+            tracing::warn!(refused = self.since, %error, "refuses connections that do not prove to be of this cluster");
+            (self.since, self.told) = (0, Some(Instant::now()));
+        }
+    }
 }
 
 /// Adds reflection that lists health and `services`, the names of what else `router` serves, in both protocols: many clients, Python's

@@ -1,6 +1,7 @@
 //! A server with everything on it, a client, and what they say when something is in the way.
 
 use super::*;
+use crate::identity::{Identity, Role};
 use baton_proto::v1;
 use baton_proto::v1::membership_client::MembershipClient;
 use baton_proto::v1::prefill_client::PrefillClient;
@@ -21,9 +22,9 @@ async fn a_server_answers_health_and_stops_when_told() {
     let (reporter, health) = health();
     let stop = CancellationToken::new();
     let router = with_reflection(server(&config).add_service(health), &["baton.v1.Inference"]);
-    let served = tokio::spawn(serve(router, listener, stop.clone()));
+    let served = tokio::spawn(serve(router, listener, Identity::default(), stop.clone()));
 
-    let channel = channel(&address.to_string(), &ChannelConfig::default()).unwrap();
+    let channel = channel(&address.to_string(), &ChannelConfig::default(), &Identity::default(), Role::Worker).unwrap();
     let mut client = HealthClient::new(channel.clone());
     let status = client.check(HealthCheckRequest { service: String::new() }).await.unwrap().into_inner().status;
     assert_eq!(status, 1, "serving");
@@ -47,20 +48,32 @@ async fn a_peer_that_is_not_there_is_unavailable_and_reached_once_it_is() {
     let listener = bind(&GrpcConfig::default()).await.unwrap();
     let address = listener.address();
     drop(listener);
-    let mut client = HealthClient::new(channel(&format!("http://{address}"), &ChannelConfig::default()).unwrap());
+    let mut client = HealthClient::new(
+        channel(&format!("http://{address}"), &ChannelConfig::default(), &Identity::default(), Role::Worker).unwrap(),
+    );
     let error = client.check(HealthCheckRequest { service: String::new() }).await.unwrap_err();
     let error = baton_proto::convert::status::to_error(&error);
     assert_eq!(error.kind, baton_types::ErrorKind::Unavailable);
 
     let listener = bind(&GrpcConfig::default().on(address)).await.unwrap();
     let stop = CancellationToken::new();
-    let served = tokio::spawn(serve(server(&GrpcConfig::default()).add_service(health().1), listener, stop.clone()));
+    let served = tokio::spawn(serve(
+        server(&GrpcConfig::default()).add_service(health().1),
+        listener,
+        Identity::default(),
+        stop.clone(),
+    ));
     client.check(HealthCheckRequest { service: String::new() }).await.expect("the same channel connects again");
     drop(client);
     stop.cancel();
     tokio::time::timeout(Duration::from_secs(20), served).await.expect("stops").unwrap().unwrap();
 
-    assert!(channel("not an address", &ChannelConfig::default()).unwrap_err().to_string().contains("host:port"));
+    assert!(
+        channel("not an address", &ChannelConfig::default(), &Identity::default(), Role::Worker)
+            .unwrap_err()
+            .to_string()
+            .contains("host:port")
+    );
 }
 
 /// Sends events for as long as somebody listens.
@@ -88,10 +101,11 @@ async fn thousands_of_cancelled_calls_end_no_other_call() {
     let address = listener.address();
     let stop = CancellationToken::new();
     let router = server(&GrpcConfig::default()).add_service(PrefillServer::new(Endless));
-    let served = tokio::spawn(serve(router, listener, stop.clone()));
+    let served = tokio::spawn(serve(router, listener, Identity::default(), stop.clone()));
     // As routers reach workers.
     let config = ChannelConfig { stream_window_bytes: 16 << 10, ..ChannelConfig::default() };
-    let client = PrefillClient::new(channel(&address.to_string(), &config).unwrap());
+    let client =
+        PrefillClient::new(channel(&address.to_string(), &config, &Identity::default(), Role::Worker).unwrap());
     let open = async || client.clone().run(v1::PrefillRequest::default()).await.unwrap().into_inner();
 
     let mut kept = open().await;

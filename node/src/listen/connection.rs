@@ -1,27 +1,47 @@
-//! A connection: bytes as they come, a place among those that are there, a bound on silence at its start, and an eye on its end.
+//! A connection: bytes as they come, a place among those that are there, a bound on silence at its start, and what its peer has proven.
 
-use socket2::SockRef;
+use super::socket::Socket;
+use crate::identity::Roles;
+use rustls::ServerConfig;
 use std::io::{Error, ErrorKind, IoSlice};
-use std::net::Shutdown;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{Instant, Sleep, sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
 /// What HTTP/2 begins with (RFC 9113, section 3.4). Servers keep no time until it is whole, or is something else.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
+/// Who is at the other end of a connection; servers find it in the extensions of each request.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// Both addresses.
+    pub addresses: TcpConnectInfo,
+    /// What it has proven; `None` where it speaks in clear, and was asked nothing.
+    pub roles: Option<Roles>,
+}
+
 /// A connection taken by a [`Listener`](super::Listener). Its reads fail where it has not said within the bound what it speaks.
 #[derive(Debug)]
 pub struct Connection {
-    stream: Arc<TcpStream>,
+    socket: Socket,
+    bytes: Bytes,
     hello: Option<Hello>,
-    _room: OwnedSemaphorePermit,
+    room: OwnedSemaphorePermit,
+}
+
+/// How its bytes travel.
+#[derive(Debug)]
+enum Bytes {
+    Clear(Socket),
+    Tls(Box<TlsStream<Socket>>),
 }
 
 /// What is known before the first protocol bytes are whole.
@@ -41,58 +61,37 @@ impl Hello {
     }
 }
 
+fn silent() -> Error {
+    Error::new(ErrorKind::TimedOut, "the connection does not say what it speaks")
+}
+
 impl Connection {
     pub(super) fn new(stream: TcpStream, room: OwnedSemaphorePermit, hello_max: Duration) -> Self {
         let until = Box::pin(sleep_until(Instant::now() + hello_max));
-        Self { stream: Arc::new(stream), hello: Some(Hello { come: 0, until }), _room: room }
+        let socket = Socket::new(stream);
+        Self { bytes: Bytes::Clear(socket.clone()), socket, hello: Some(Hello { come: 0, until }), room }
+    }
+
+    /// The same under TLS, once the peer has shown a certificate that `tls` takes. The bound on silence at the start covers both, the handshake
+    /// and what comes first behind it.
+    pub(crate) async fn proven(self, tls: Arc<ServerConfig>) -> std::io::Result<Self> {
+        let Self { socket, hello, room, bytes: _ } = self;
+        let until = hello.as_ref().map_or_else(Instant::now, |hello| hello.until.deadline());
+        let accept = TlsAcceptor::from(tls).accept(socket.clone());
+        let stream = timeout_at(until, accept).await.map_err(|_| silent())??;
+        Ok(Self { socket, bytes: Bytes::Tls(Box::new(stream)), hello, room })
     }
 
     /// The other end, to be watched while a server owns this one.
-    pub(super) fn peer(&self) -> Peer {
-        Peer(self.stream.clone())
+    pub(super) fn socket(&self) -> Socket {
+        self.socket.clone()
     }
 
-    fn poll_take(&self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
-        loop {
-            ready!(self.stream.poll_read_ready(cx))?;
-            match self.stream.try_read(buf.initialize_unfilled()) {
-                Ok(n) => {
-                    buf.advance(n);
-                    return Poll::Ready(Ok(()));
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Err(error) => return Poll::Ready(Err(error)),
-            }
+    fn roles(&self) -> Option<Roles> {
+        match &self.bytes {
+            Bytes::Clear(_) => None,
+            Bytes::Tls(stream) => Some(Roles::of(stream.get_ref().1.peer_certificates().unwrap_or_default())),
         }
-    }
-
-    fn poll_give(
-        &self,
-        cx: &mut Context<'_>,
-        give: impl Fn(&TcpStream) -> std::io::Result<usize>,
-    ) -> Poll<std::io::Result<usize>> {
-        loop {
-            ready!(self.stream.poll_write_ready(cx))?;
-            match give(&self.stream) {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                done => return Poll::Ready(done),
-            }
-        }
-    }
-}
-
-/// The other end of a [`Connection`].
-#[derive(Debug)]
-pub(super) struct Peer(Arc<TcpStream>);
-
-impl Peer {
-    /// Returns once the peer has closed its side, with what it said before still unread or not, and `grace` has passed. An error is an end.
-    /// Looks again `every` so often where bytes lie unread.
-    pub(super) async fn left(&self, every: Duration, grace: Duration) {
-        while self.0.ready(Interest::READABLE).await.is_ok_and(|ready| !ready.is_read_closed()) {
-            sleep(every).await;
-        }
-        sleep(grace).await;
     }
 }
 
@@ -100,11 +99,14 @@ impl AsyncRead for Connection {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
         let this = self.get_mut();
         let known = buf.filled().len();
-        let read = this.poll_take(cx, buf);
+        let read = match &mut this.bytes {
+            Bytes::Clear(socket) => Pin::new(socket).poll_read(cx, buf),
+            Bytes::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+        };
         let Some(hello) = &mut this.hello else { return read };
         if read.is_pending() {
             ready!(hello.until.as_mut().poll(cx));
-            return Poll::Ready(Err(Error::new(ErrorKind::TimedOut, "the connection does not say what it speaks")));
+            return Poll::Ready(Err(silent()));
         }
         if !hello.is_open_after(&buf.filled()[known..]) {
             this.hello = None;
@@ -115,7 +117,10 @@ impl AsyncRead for Connection {
 
 impl AsyncWrite for Connection {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<std::io::Result<usize>> {
-        self.poll_give(cx, |stream| stream.try_write(buf))
+        match &mut self.get_mut().bytes {
+            Bytes::Clear(socket) => Pin::new(socket).poll_write(cx, buf),
+            Bytes::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
+        }
     }
 
     fn poll_write_vectored(
@@ -123,26 +128,38 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<std::io::Result<usize>> {
-        self.poll_give(cx, |stream| stream.try_write_vectored(bufs))
+        match &mut self.get_mut().bytes {
+            Bytes::Clear(socket) => Pin::new(socket).poll_write_vectored(cx, bufs),
+            Bytes::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+        }
     }
 
     fn is_write_vectored(&self) -> bool {
-        true
+        match &self.bytes {
+            Bytes::Clear(socket) => socket.is_write_vectored(),
+            Bytes::Tls(stream) => stream.is_write_vectored(),
+        }
     }
 
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Poll::Ready(Ok(()))
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        match &mut self.get_mut().bytes {
+            Bytes::Clear(socket) => Pin::new(socket).poll_flush(cx),
+            Bytes::Tls(stream) => Pin::new(stream).poll_flush(cx),
+        }
     }
 
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Poll::Ready(SockRef::from(&*self.stream).shutdown(Shutdown::Write))
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        match &mut self.get_mut().bytes {
+            Bytes::Clear(socket) => Pin::new(socket).poll_shutdown(cx),
+            Bytes::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
     }
 }
 
 impl Connected for Connection {
-    type ConnectInfo = TcpConnectInfo;
+    type ConnectInfo = Peer;
 
-    fn connect_info(&self) -> TcpConnectInfo {
-        self.stream.connect_info()
+    fn connect_info(&self) -> Peer {
+        Peer { addresses: self.socket.addresses(), roles: self.roles() }
     }
 }

@@ -37,7 +37,7 @@ pub async fn serve_http(listener: Listener, routes: Router, idle_max: Duration, 
         let (http, stop, ended) = (http.clone(), stop.clone(), ended.clone());
         let service = TowerToHyperService::new(routes.clone());
         connections.spawn(async move {
-            let peer = connection.peer();
+            let peer = connection.socket();
             let mut served = pin!(http.serve_connection(TokioIo::new(connection), service));
             let result = async {
                 tokio::select! {

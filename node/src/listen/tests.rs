@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::grpc::{self, GrpcConfig};
+use crate::identity::Identity;
 use axum::Router;
 use axum::routing::get;
 use std::io::ErrorKind;
@@ -103,7 +104,7 @@ async fn who_does_not_say_what_it_speaks_is_let_go_by_either_server() {
     let grpc_address = of_grpc.address();
     let stop = CancellationToken::new();
     let server = grpc::server(&GrpcConfig::default()).add_service(grpc::health().1);
-    tokio::spawn(grpc::serve(server, of_grpc, stop.clone()));
+    tokio::spawn(grpc::serve(server, of_grpc, Identity::default(), stop.clone()));
     let (http_address, _, _) = http(of_http, LONG * 10);
     for address in [http_address, grpc_address] {
         for words in [&b""[..], b"P", b"PRI * HTTP/2.0\r\n\r\nSM\r\n"] {
@@ -121,7 +122,7 @@ async fn who_has_said_the_preface_and_nothing_more_is_probed() {
     let address = of_grpc.address();
     let config = GrpcConfig { keepalive_ms: 100, keepalive_wait_ms_max: 100, ..GrpcConfig::default() };
     let server = grpc::server(&config).add_service(grpc::health().1);
-    tokio::spawn(grpc::serve(server, of_grpc, CancellationToken::new()));
+    tokio::spawn(grpc::serve(server, of_grpc, Identity::default(), CancellationToken::new()));
     rest(&mut say(address, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await).await;
 }
 

@@ -3,6 +3,7 @@
 use super::embedded::{EmbeddedRouter, EmbeddedWorker, JoinConfig, LeaseConfig};
 use super::etcd::{EtcdRouter, EtcdWorker};
 use super::{RouterMembership, StoreState, WorkerMembership};
+use crate::identity::Identity;
 use baton_proto::v1::membership_server::MembershipServer;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
@@ -28,11 +29,11 @@ pub enum RouterBackend {
 }
 
 impl RouterBackend {
-    /// Starts the configured one; must be called within a tokio runtime.
-    pub fn start(config: &LeaseConfig) -> Self {
+    /// Starts the configured one for the router with this identity; must be called within a tokio runtime.
+    pub fn start(config: &LeaseConfig, identity: &Identity) -> Self {
         match config.backend {
             Backend::Embedded => Self::Embedded(EmbeddedRouter::new(config)),
-            Backend::Etcd => Self::Etcd(EtcdRouter::start(&config.etcd, config.members_max)),
+            Backend::Etcd => Self::Etcd(EtcdRouter::start_as(&config.etcd, config.members_max, identity)),
         }
     }
 
@@ -77,10 +78,10 @@ impl RouterBackend {
     }
 }
 
-/// The configured backend of a worker.
-pub fn worker(config: &JoinConfig) -> Box<dyn WorkerMembership> {
+/// The configured backend of the worker with this identity.
+pub fn worker(config: &JoinConfig, identity: &Identity) -> Box<dyn WorkerMembership> {
     match config.backend {
-        Backend::Embedded => Box::new(EmbeddedWorker::new(config)),
+        Backend::Embedded => Box::new(EmbeddedWorker::new(config, identity)),
         Backend::Etcd => Box::new(EtcdWorker::new(&config.etcd)),
     }
 }

@@ -16,25 +16,31 @@ pub(crate) enum Denied {
     /// The key of somebody who does not run the cluster.
     #[error("this API key may not run the cluster: it takes one that the keys file marks `operator`")]
     NotOperator,
+    /// Nobody has a key, and operators have certificates.
+    #[error(
+        "operators are asked for here, and no key makes anybody one: call the cluster port with an operator's certificate (baton --identity FOLDER), or \
+         set auth.keys_file"
+    )]
+    NoOperators,
 }
 
 impl Denied {
     /// Every reason.
-    pub(crate) const ALL: [Self; 3] = [Self::NoKey, Self::UnknownKey, Self::NotOperator];
+    pub(crate) const ALL: [Self; 4] = [Self::NoKey, Self::UnknownKey, Self::NotOperator, Self::NoOperators];
 
     /// Name in metrics.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::NoKey => "no_key",
             Self::UnknownKey => "unknown_key",
-            Self::NotOperator => "not_operator",
+            Self::NotOperator | Self::NoOperators => "not_operator",
         }
     }
 
     /// The answer over gRPC to a call with these headers, whose id it names.
     pub(crate) fn status(self, headers: &HeaderMap) -> Status {
         let mut status = match self {
-            Self::NoKey | Self::UnknownKey => Status::unauthenticated(self.to_string()),
+            Self::NoKey | Self::UnknownKey | Self::NoOperators => Status::unauthenticated(self.to_string()),
             Self::NotOperator => Status::permission_denied(self.to_string()),
         };
         let given = headers.get("x-request-id").and_then(|v| v.to_str().ok());

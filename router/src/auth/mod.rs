@@ -44,26 +44,32 @@ pub(crate) struct Caller {
 pub(crate) struct Access {
     /// `None` where all callers are one tenant.
     keys: Option<Arc<ArcSwap<Keys>>>,
+    /// Whether all callers are operators, too, where there are no keys.
+    all_operate: bool,
     metrics: AuthMetrics,
 }
 
 impl Access {
-    /// Reads the keys, where there is a file of them, and goes on reading it until `stop` is cancelled.
+    /// Reads the keys, where there is a file of them, and goes on reading it until `stop` is cancelled. Without one, `all_operate` says whether
+    /// all callers are operators.
     pub(crate) async fn start(
         config: &AuthConfig,
+        all_operate: bool,
         metrics: AuthMetrics,
         stop: CancellationToken,
     ) -> Result<Self, KeysError> {
-        let Some(path) = &config.keys_file else { return Ok(Self { keys: None, metrics }) };
+        let Some(path) = &config.keys_file else { return Ok(Self { keys: None, all_operate, metrics }) };
         let (file, keys) = KeysFile::open(path.clone(), metrics.clone()).await?;
         let keys = Arc::new(ArcSwap::from_pointee(keys));
         tokio::spawn(file.follow(keys.clone(), config.reread(), stop));
-        Ok(Self { keys: Some(keys), metrics })
+        Ok(Self { keys: Some(keys), all_operate, metrics })
     }
 
     /// Whose key came with these headers.
     pub(crate) fn caller(&self, headers: &HeaderMap) -> Result<Caller, Denied> {
-        let Some(keys) = &self.keys else { return Ok(Caller { tenant: TenantId::default(), operator: true }) };
+        let Some(keys) = &self.keys else {
+            return Ok(Caller { tenant: TenantId::default(), operator: self.all_operate });
+        };
         let caller = presented::key(headers).and_then(|key| keys.load().caller(key).ok_or(Denied::UnknownKey));
         caller.inspect_err(|denied| self.metrics.refused(*denied))
     }
@@ -72,8 +78,9 @@ impl Access {
     pub(crate) fn operator(&self, headers: &HeaderMap) -> Result<Caller, Denied> {
         let caller = self.caller(headers)?;
         if !caller.operator {
-            self.metrics.refused(Denied::NotOperator);
-            return Err(Denied::NotOperator);
+            let denied = if self.keys.is_some() { Denied::NotOperator } else { Denied::NoOperators };
+            self.metrics.refused(denied);
+            return Err(denied);
         }
         Ok(caller)
     }

@@ -20,6 +20,7 @@ pub(crate) fn config() -> RouterConfig {
     let mut config = RouterConfig::default();
     config.grpc.listen.set_port(0);
     config.http.listen.set_port(0);
+    config.cluster.listen.set_port(0);
     config.placement.local_prefill_tokens_max = 0;
     config.retry.ready_ms_max = 50;
     // Tests play the workers after the answer has begun.
@@ -42,7 +43,7 @@ impl Cluster {
     }
 
     pub(crate) async fn worker_with(&self, role: Role, name: &str, change: impl FnOnce(&mut InstanceRecord)) -> Fake {
-        Fake::start(self.router.grpc_addr, (role, name), byte_bundle(""), change).await
+        Fake::start(self.router.cluster_addr, (role, name), byte_bundle(""), change).await
     }
 
     /// One prefill and one decode worker.

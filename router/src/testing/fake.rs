@@ -2,6 +2,7 @@
 
 use super::record;
 use super::telemetry::Memory;
+use baton_node::identity::Identity;
 use baton_node::membership::embedded::{EmbeddedWorker, JoinConfig};
 use baton_node::membership::{RegistrationHandle, WorkerMembership};
 use baton_proto::v1::{
@@ -197,7 +198,7 @@ impl Fake {
             .serve_with_incoming(TcpListenerStream::new(listener));
         let server = tokio::spawn(server).abort_handle();
         let config = JoinConfig { routers: vec![router.to_string()], ..JoinConfig::default() };
-        let registration = EmbeddedWorker::new(&config).register(record.clone());
+        let registration = EmbeddedWorker::new(&config, &Identity::default()).register(record.clone());
         let mut state = registration.state();
         tokio::time::timeout(WAIT_MAX, state.wait_for(|s| s.is_ready())).await.expect("is admitted").unwrap();
         let (decode, prefill) = (Mutex::new(decode_calls), Mutex::new(prefill_calls));

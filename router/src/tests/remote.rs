@@ -254,7 +254,7 @@ async fn a_prefill_failure_after_the_adoption_does_no_harm() {
 async fn two_models_behind_one_router() {
     let cluster = Cluster::start(|_| ()).await;
     let m = cluster.worker(Role::Decode, "d-m").await;
-    let n = Fake::start(cluster.router.grpc_addr, (Role::Decode, "d-n"), byte_bundle("N:"), |record| {
+    let n = Fake::start(cluster.router.cluster_addr, (Role::Decode, "d-n"), byte_bundle("N:"), |record| {
         record.card.id = "n".into();
         record.card.served_names = vec!["n".into(), "other".into()];
         record.card.fingerprint = baton_types::Digest([2; 32]);

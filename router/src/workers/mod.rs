@@ -14,6 +14,7 @@ pub(crate) use supervise::{Supervisor, supervise};
 use crate::models::ModelText;
 use crate::recovery::Probation;
 use baton_node::grpc::{Channel, ChannelConfig, ChannelError, channel};
+use baton_node::identity::{Identity, Role};
 use baton_types::{InstanceRecord, Party};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,10 +45,10 @@ pub(crate) struct WorkerHandle {
 }
 
 impl WorkerHandle {
-    /// A handle that connects when first used. Fails where the endpoint is no address.
-    pub(crate) fn new(record: Arc<InstanceRecord>) -> Result<Self, ChannelError> {
+    /// A handle that connects when first used, as the router with this identity. Fails where the endpoint is no address.
+    pub(crate) fn new(record: Arc<InstanceRecord>, identity: &Identity) -> Result<Self, ChannelError> {
         let config = ChannelConfig { stream_window_bytes: STREAM_WINDOW_BYTES, ..ChannelConfig::default() };
-        let channel = channel(&record.endpoint, &config)?;
+        let channel = channel(&record.endpoint, &config, identity, Role::Worker)?;
         let (load, probation) = (Load::default(), Probation::default());
         let key = ModelKey::from(&record.card);
         let (admitted, draining) = (AtomicBool::new(false), AtomicBool::new(false));

@@ -191,13 +191,14 @@ impl WorkerSet {
 mod tests {
     use super::*;
     use crate::testing::record;
+    use baton_node::identity::Identity;
     use baton_proto::v1;
 
     fn admitted(role: Role, name: &str, model: &str, capacity: u64) -> Arc<WorkerHandle> {
         let mut record = record(role, name);
         record.card.id = model.into();
         record.capacity_tokens = capacity;
-        let worker = WorkerHandle::new(Arc::new(record)).unwrap();
+        let worker = WorkerHandle::new(Arc::new(record), &Identity::default()).unwrap();
         worker.set_text(None);
         worker.load.report(&v1::LoadReport { healthy: true, ..Default::default() }, &worker.record, Instant::now());
         Arc::new(worker)
@@ -216,7 +217,7 @@ mod tests {
         assert_eq!(set.named("d-").unwrap_err(), Unnamed::Nobody { known }, "a part of a name may mean somebody else");
         let mut again = (*d.record).clone();
         again.party.incarnation.0 += 1;
-        let again = Arc::new(WorkerHandle::new(Arc::new(again)).unwrap());
+        let again = Arc::new(WorkerHandle::new(Arc::new(again), &Identity::default()).unwrap());
         set.insert(again.clone());
         let starts = vec![d.party().to_string(), again.party().to_string()];
         assert_eq!(set.named("d").unwrap_err(), Unnamed::Several { starts });
@@ -232,7 +233,7 @@ mod tests {
         set.insert(admitted(Role::Prefill, "p", "m", 5000));
         set.insert(admitted(Role::Decode, "other", "n", 5000));
         set.insert(admitted(Role::Prefill, "alone", "without-decode", 5000));
-        let fresh = WorkerHandle::new(Arc::new(record(Role::Decode, "not-admitted"))).unwrap();
+        let fresh = WorkerHandle::new(Arc::new(record(Role::Decode, "not-admitted")), &Identity::default()).unwrap();
         set.insert(Arc::new(fresh));
         let now = Instant::now();
         let models = set.models(now);
@@ -260,7 +261,7 @@ mod tests {
         let named = |worker: &str, name: &str| {
             let mut record = record(Role::Decode, worker);
             record.card.served_names = vec![name.into()];
-            let worker = WorkerHandle::new(Arc::new(record)).unwrap();
+            let worker = WorkerHandle::new(Arc::new(record), &Identity::default()).unwrap();
             worker.set_text(None);
             worker.load.report(&v1::LoadReport { healthy: true, ..Default::default() }, &worker.record, Instant::now());
             Arc::new(worker)

@@ -6,6 +6,7 @@ use crate::models::TextCache;
 use crate::placement::why_unpaired;
 use crate::prefixes::{Forgotten, Prefixes};
 use baton_node::backoff::Backoff;
+use baton_node::identity::Identity;
 use baton_node::membership::RouterMembership;
 use baton_proto::v1::{self, worker_client::WorkerClient};
 use baton_types::Party;
@@ -26,6 +27,8 @@ const MISSED_EVERY: Duration = Duration::from_secs(1);
 pub(crate) struct Supervisor {
     /// Who is registered.
     pub(crate) membership: Arc<dyn RouterMembership>,
+    /// Who this router is to them.
+    pub(crate) identity: Identity,
     /// Where workers are kept.
     pub(crate) workers: Arc<WorkerSet>,
     /// Counts who comes and goes.
@@ -81,7 +84,7 @@ pub(crate) async fn supervise(supervisor: Supervisor, stop: CancellationToken) {
                         supervisor.membership.admit(party);
                     }
                 }
-                None => match WorkerHandle::new(member.record.clone()) {
+                None => match WorkerHandle::new(member.record.clone(), &supervisor.identity) {
                     Ok(handle) => {
                         let handle = Arc::new(handle);
                         supervisor.workers.insert(handle.clone());

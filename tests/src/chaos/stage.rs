@@ -198,7 +198,8 @@ impl Stage {
 fn flags(node: Node, at: &Listens, model: &str, network: bool) -> Vec<String> {
     let grpc = format!("--grpc-listen={}", at.grpc);
     if let Node::Router(_) = node {
-        return vec![grpc, format!("--http-listen={}", at.http)];
+        // Workers register in etcd.
+        return vec![grpc, format!("--http-listen={}", at.http), "--cluster-listen=127.0.0.1:0".into()];
     }
     let data = if network { network::address(Net::Data, node.number()) } else { "127.0.0.1".into() };
     vec![
@@ -208,6 +209,8 @@ fn flags(node: Node, at: &Listens, model: &str, network: bool) -> Vec<String> {
         format!("--model={model}"),
         format!("--instance={node}"),
         format!("--drain-ms-max={WORKER_DRAIN_MS}"),
+        // The network is the run's own.
+        "--insecure".into(),
         "--threads=1".into(),
         "--kv-cache-bytes=256MiB".into(),
     ]

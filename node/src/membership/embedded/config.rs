@@ -44,7 +44,7 @@ impl Check for LeaseConfig {
 pub struct JoinConfig {
     /// Where this worker registers: `embedded`, at its routers, or `etcd`.
     pub backend: Backend,
-    /// gRPC addresses of all routers, `http://host:port`; `embedded` only.
+    /// Cluster addresses of all routers, `host:port`; `embedded` only.
     #[serde(deserialize_with = "list")]
     pub routers: Vec<String>,
     /// Longest connect, and longest wait for a router's answer to a registration.
@@ -61,7 +61,7 @@ impl Default for JoinConfig {
     fn default() -> Self {
         Self {
             backend: Backend::Embedded,
-            routers: vec!["http://127.0.0.1:50051".into()],
+            routers: vec!["127.0.0.1:50052".into()],
             connect_ms_max: 2_000,
             backoff_ms_min: 100,
             backoff_ms_max: 5_000,

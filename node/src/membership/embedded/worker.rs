@@ -3,6 +3,7 @@
 use super::JoinConfig;
 use crate::backoff::Backoff;
 use crate::grpc::{Channel, ChannelConfig, ChannelError, channel};
+use crate::identity::{Identity, Role};
 use crate::membership::state::Word;
 use crate::membership::{RegistrationHandle, RouterOpinion, WorkerMembership, WorkerState, aggregate};
 use baton_proto::v1::membership_client::MembershipClient;
@@ -38,10 +39,11 @@ impl fmt::Debug for EmbeddedWorker {
 }
 
 impl EmbeddedWorker {
-    /// Joins over TCP.
-    pub fn new(config: &JoinConfig) -> Self {
+    /// Joins over TCP, as the worker with this identity.
+    pub fn new(config: &JoinConfig, identity: &Identity) -> Self {
         let settings = ChannelConfig { connect_ms_max: config.connect_ms_max, ..ChannelConfig::default() };
-        Self::with_connect(config, Arc::new(move |address| channel(address, &settings)))
+        let identity = identity.clone();
+        Self::with_connect(config, Arc::new(move |address| channel(address, &settings, &identity, Role::Router)))
     }
 
     /// Joins over connections of the caller's making.

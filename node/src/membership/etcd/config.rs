@@ -19,7 +19,8 @@ pub struct EtcdConfig {
     pub user: Option<String>,
     /// File that holds the password; read at every connect, so that it can be changed in place.
     pub password_file: Option<PathBuf>,
-    /// PEM file of the authority that signed etcd's certificate.
+    /// PEM file of the authority that signed etcd's certificate. Where an endpoint is https:// and none of these three is set, they are the
+    /// files of `identity.dir`.
     pub ca: Option<PathBuf>,
     /// PEM file of the certificate that this process shows.
     pub cert: Option<PathBuf>,
@@ -93,7 +94,6 @@ impl Check for EtcdConfig {
             self.prefix.ends_with('/') && self.prefix.len() <= 256,
             "a key of at most 256 bytes that ends in /",
         )
-        .require("ca", self.ca.is_some() || !self.endpoints.iter().any(secure), "set where an endpoint is https://")
         .require("cert", self.cert.is_some() == self.key.is_some(), "set together with membership.etcd.key")
         .require(
             "user",

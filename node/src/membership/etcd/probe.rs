@@ -1,6 +1,7 @@
 //! Asking a worker itself whether it lives.
 
 use crate::grpc::{ChannelConfig, channel};
+use crate::identity::{Identity, Role};
 use baton_proto::v1::{WatchRequest, worker_client::WorkerClient};
 use baton_types::InstanceRecord;
 use futures::future::BoxFuture;
@@ -24,17 +25,19 @@ pub trait Probe: Send + Sync {
 }
 
 /// Asks for a load report.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct WatchProbe {
     /// Longest wait.
     pub max: Duration,
+    /// Who asks.
+    pub identity: Identity,
 }
 
 impl Probe for WatchProbe {
     fn ask(&self, record: Arc<InstanceRecord>) -> BoxFuture<'static, Verdict> {
-        let max = self.max;
+        let Self { max, identity } = self.clone();
         Box::pin(async move {
-            match timeout(max, is_alive(&record)).await {
+            match timeout(max, is_alive(&record, &identity)).await {
                 Ok(true) => Verdict::Alive,
                 Ok(false) | Err(_) => Verdict::Gone,
             }
@@ -42,8 +45,9 @@ impl Probe for WatchProbe {
     }
 }
 
-async fn is_alive(record: &InstanceRecord) -> bool {
-    let Ok(channel) = channel(&record.endpoint, &ChannelConfig::default()) else { return false };
+async fn is_alive(record: &InstanceRecord, identity: &Identity) -> bool {
+    let channel = channel(&record.endpoint, &ChannelConfig::default(), identity, Role::Worker);
+    let Ok(channel) = channel else { return false };
     let request = WatchRequest { router: "probe".into(), cache_events: false };
     let Ok(reports) = WorkerClient::new(channel).watch(request).await else { return false };
     match reports.into_inner().message().await {

@@ -9,6 +9,7 @@ use super::lease::{connect_for, give_back};
 use super::probe::{Probe, Verdict, WatchProbe};
 use super::view::{Change, EtcdView, Position, ViewLimits};
 use super::{EtcdConfig, history};
+use crate::identity::Identity;
 use crate::membership::state::Word;
 use crate::membership::{MembershipView, RouterMembership, StoreState};
 use baton_types::{InstanceId, Party};
@@ -70,9 +71,14 @@ struct Inner {
 }
 
 impl EtcdRouter {
-    /// Starts to follow; must be called within a tokio runtime.
+    /// Starts to follow, as nobody in particular; must be called within a tokio runtime.
     pub fn start(config: &EtcdConfig, members_max: usize) -> Self {
-        let probe = WatchProbe { max: Duration::from_millis(config.probe_ms_max) };
+        Self::start_as(config, members_max, &Identity::default())
+    }
+
+    /// Like [`EtcdRouter::start`], asking doubted workers as who this router is.
+    pub fn start_as(config: &EtcdConfig, members_max: usize, identity: &Identity) -> Self {
+        let probe = WatchProbe { max: Duration::from_millis(config.probe_ms_max), identity: identity.clone() };
         Self::start_with(config, members_max, Box::new(probe))
     }
 

@@ -1,0 +1,60 @@
+//! `baton identity`: an authority of one's own, and what each kind of process needs of it.
+
+use anyhow::{Context, ensure};
+use baton_node::identity::{Authority, Role};
+use clap::Args;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Folder of certificates for servers that are none of Baton's processes.
+const SERVER: &str = "server";
+
+/// Arguments of `baton identity`.
+#[derive(Args, Debug)]
+pub(crate) struct IdentityArgs {
+    /// Folder that gets `router`, `worker` and `operator`, each to be given to processes of that role as --identity. Run again, it renews them.
+    folder: PathBuf,
+    /// Folder of the authority; made where it is missing. Keep it away from the cluster. `authority` in FOLDER where absent.
+    #[arg(long, value_name = "FOLDER")]
+    authority: Option<PathBuf>,
+    /// Trust the authorities of this file, too, while one follows another; see docs/security.md.
+    #[arg(long, value_name = "FILE")]
+    also_trust: Vec<PathBuf>,
+    /// Make a certificate for a server of this name or address as well, such as etcd's, in `server`.
+    #[arg(long, value_name = "HOST")]
+    host: Vec<String>,
+    /// Certificates last so many days; the authority lasts ten years.
+    #[arg(long, default_value_t = 365, value_parser = clap::value_parser!(u64).range(1..=3650))]
+    days: u64,
+}
+
+/// Writes everything, and says what is where.
+pub(crate) fn run(args: &IdentityArgs) -> anyhow::Result<()> {
+    let home = args.authority.clone().unwrap_or_else(|| args.folder.join("authority"));
+    let authority = if home.exists() {
+        Authority::load(&home).with_context(|| format!("{} holds no authority of this verb", home.display()))?
+    } else {
+        let authority = Authority::new()?;
+        authority.save(&home)?;
+        println!("{}  a new authority: whoever reads its key can be anybody", home.display());
+        authority
+    };
+    let mut also = String::new();
+    for path in &args.also_trust {
+        let pem = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        ensure!(pem.contains("BEGIN CERTIFICATE"), "{} holds no certificate", path.display());
+        also.push_str(&pem);
+    }
+    let lasts = Duration::from_secs(args.days * 24 * 3600);
+    for role in Role::ALL {
+        let dir = args.folder.join(role.name());
+        authority.issue(&dir, &[role], &[], lasts, &also)?;
+        println!("{}  of a {role}, for {} days", dir.display(), args.days);
+    }
+    if !args.host.is_empty() {
+        let dir = args.folder.join(SERVER);
+        authority.issue(&dir, &[], &args.host, lasts, &also)?;
+        println!("{}  of {}, for {} days", dir.display(), args.host.join(", "), args.days);
+    }
+    Ok(())
+}

@@ -1,0 +1,169 @@
+//! Clusters that this user's `baton up` runs: each has a folder of its own with its authority and certificates, for as long as it runs.
+//!
+//! ```text
+//! ~/.local/state/baton/up/PID/  lock         held by `baton up`; a folder whose lock is free is nobody's any more
+//!                               authority/   router/   worker/   operator/
+//!                               addresses    where the router listens: gRPC, and its cluster port
+//! ```
+
+use anyhow::Context;
+use baton_node::environment::state_home;
+use baton_node::identity::{Authority, Role};
+use std::fs::{DirBuilder, File, TryLockError};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const LOCK: &str = "lock";
+const ADDRESSES: &str = "addresses";
+/// Of a folder that is not complete yet.
+const NEW: &str = "new";
+/// Nobody renews them: longer than any `baton up` runs.
+const LASTS: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// The folder of a running cluster. Dropping it removes it.
+pub(crate) struct Standing {
+    folder: PathBuf,
+    _lock: File,
+}
+
+impl Standing {
+    /// Makes a folder with a new authority and a certificate for each role, and clears away those of clusters that are gone.
+    pub(crate) fn make() -> anyhow::Result<Self> {
+        let all = all().context("there is no home folder to keep certificates in: set XDG_STATE_HOME")?;
+        Self::make_in(&all).with_context(|| {
+            format!(
+                "cannot write certificates to {}: set XDG_STATE_HOME to a folder that can be written",
+                all.display()
+            )
+        })
+    }
+
+    fn make_in(all: &Path) -> anyhow::Result<Self> {
+        make_private(all)?;
+        clear(all);
+        let folder = all.join(std::process::id().to_string());
+        let new = folder.with_extension(NEW);
+        remove(&new)?;
+        make_private(&new)?;
+        let lock = File::create(new.join(LOCK))?;
+        lock.lock()?;
+        let authority = Authority::new()?;
+        authority.save(&new.join("authority"))?;
+        for role in Role::ALL {
+            authority.issue(&new.join(role.name()), &[role], &[], LASTS, "")?;
+        }
+        std::fs::rename(&new, &folder)?;
+        Ok(Self { folder, _lock: lock })
+    }
+
+    /// What a process of this role is given as its identity.
+    pub(crate) fn identity(&self, role: Role) -> PathBuf {
+        self.folder.join(role.name())
+    }
+
+    /// Lets the verbs of this user find the cluster by its router's address.
+    pub(crate) fn listens(&self, grpc: SocketAddr, cluster: SocketAddr) -> io::Result<()> {
+        std::fs::write(self.folder.join(ADDRESSES), format!("{grpc} {cluster}\n"))
+    }
+}
+
+impl Drop for Standing {
+    fn drop(&mut self) {
+        let _ = remove(&self.folder);
+    }
+}
+
+/// The cluster port and the operator's files of the cluster whose router's clients call it at `server`, where `baton up` runs it here.
+pub(crate) fn find(server: &str) -> Option<(String, PathBuf)> {
+    find_in(&all()?, server)
+}
+
+fn find_in(all: &Path, server: &str) -> Option<(String, PathBuf)> {
+    let bare = server.rsplit("://").next()?.trim_end_matches('/').replace("localhost:", "127.0.0.1:");
+    let server: SocketAddr = bare.parse().ok()?;
+    let here = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified();
+    for entry in std::fs::read_dir(all).ok()?.flatten() {
+        let Ok(text) = std::fs::read_to_string(entry.path().join(ADDRESSES)) else { continue };
+        let mut words = text.split_whitespace().map(str::parse::<SocketAddr>);
+        let (Some(Ok(grpc)), Some(Ok(cluster))) = (words.next(), words.next()) else { continue };
+        let same = grpc.ip() == server.ip() || (here(grpc.ip()) && here(server.ip()));
+        if same && grpc.port() == server.port() && !is_free(&entry.path()) {
+            return Some((cluster.to_string(), entry.path().join(Role::Operator.name())));
+        }
+    }
+    None
+}
+
+fn all() -> Option<PathBuf> {
+    state_home().map(|home| home.join("baton/up"))
+}
+
+/// Removes the folders of clusters that ended without doing so.
+fn clear(all: &Path) {
+    for entry in std::fs::read_dir(all).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.extension().is_none() && is_free(&path) {
+            let _ = remove(&path);
+        }
+    }
+}
+
+/// Whether nobody holds the folder any more.
+fn is_free(folder: &Path) -> bool {
+    let lock = File::open(folder.join(LOCK));
+    lock.is_ok_and(|lock| !matches!(lock.try_lock(), Err(TryLockError::WouldBlock)))
+}
+
+fn remove(folder: &Path) -> io::Result<()> {
+    match std::fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn make_private(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    #[test]
+    fn a_running_cluster_is_found_and_one_that_was_killed_is_cleared_away() {
+        let home = tempfile::tempdir().unwrap();
+        let all = home.path().join("baton/up");
+        let address = |text: &str| text.parse::<SocketAddr>().unwrap();
+        let standing = Standing::make_in(&all).unwrap();
+        assert_eq!(find_in(&all, "http://127.0.0.1:7001"), None);
+        standing.listens(address("127.0.0.1:7001"), address("127.0.0.1:7002")).unwrap();
+        let operator = standing.identity(Role::Operator);
+        for server in ["http://127.0.0.1:7001", "localhost:7001", "http://127.0.0.1:7001/"] {
+            assert_eq!(find_in(&all, server), Some(("127.0.0.1:7002".into(), operator.clone())), "{server}");
+        }
+        for other in ["http://127.0.0.1:7003", "http://10.0.0.1:7001", "router:7001"] {
+            assert_eq!(find_in(&all, other), None, "{other}");
+        }
+        for (path, mode) in [("", 0o700), ("authority", 0o700), ("authority/ca.key", 0o600), ("worker/tls.key", 0o600)]
+        {
+            let found = std::fs::metadata(standing.folder.join(path)).unwrap().permissions().mode() & 0o777;
+            assert_eq!(found, mode, "{path}");
+        }
+        clear(&all);
+        assert!(operator.exists(), "it runs");
+
+        // Killed: the lock is free, the folder is not.
+        let killed = all.join("1");
+        std::fs::create_dir(&killed).unwrap();
+        std::fs::copy(standing.folder.join(ADDRESSES), killed.join(ADDRESSES)).unwrap();
+        File::create(killed.join(LOCK)).unwrap();
+        clear(&all);
+        assert!(!killed.exists() && operator.exists());
+        drop(standing);
+        assert!(!operator.exists());
+    }
+}

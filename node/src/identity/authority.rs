@@ -1,0 +1,139 @@
+//! Authorities, and the certificates that they sign: for `baton up`, for whoever runs processes by hand, and for tests. A cluster in an
+//! orchestrator has its own.
+
+use super::{CA_FILE, CERTIFICATE_FILE, KEY_FILE, Role};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+};
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+/// Name of the file with an authority's key.
+const AUTHORITY_KEY_FILE: &str = "ca.key";
+/// What authorities are called. It tells them from nothing else: their keys do.
+const NAME: &str = "Baton cluster authority";
+/// Authorities last so long.
+const AUTHORITY_LASTS: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// Clocks of two hosts differ by less.
+const CLOCKS_DIFFER: Duration = Duration::from_secs(3600);
+
+/// What went wrong with an authority.
+#[derive(Debug, thiserror::Error)]
+pub enum AuthorityError {
+    /// A file or folder.
+    #[error("{path}", path = .path.display())]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A key or a certificate.
+    #[error("cannot make certificates")]
+    Certificate(#[from] rcgen::Error),
+}
+
+/// Signs certificates.
+#[derive(Debug)]
+pub struct Authority {
+    pem: String,
+    issuer: Issuer<'static, KeyPair>,
+}
+
+impl Authority {
+    /// A new one.
+    pub fn new() -> Result<Self, AuthorityError> {
+        let (params, key) = (of_authority()?, KeyPair::generate()?);
+        let pem = params.self_signed(&key)?.pem();
+        Ok(Self { pem, issuer: Issuer::new(params, key) })
+    }
+
+    /// The one that [`Authority::save`] left in `dir`, and no other kind.
+    pub fn load(dir: &Path) -> Result<Self, AuthorityError> {
+        let read = |name: &str| {
+            let path = dir.join(name);
+            std::fs::read_to_string(&path).map_err(|source| AuthorityError::Io { path, source })
+        };
+        let (pem, key) = (read(CA_FILE)?, KeyPair::from_pem(&read(AUTHORITY_KEY_FILE)?)?);
+        Ok(Self { pem, issuer: Issuer::new(of_authority()?, key) })
+    }
+
+    /// Writes certificate and key into `dir`, which is made where it is missing, for its owner alone.
+    pub fn save(&self, dir: &Path) -> Result<(), AuthorityError> {
+        make_private(dir)?;
+        write(&dir.join(AUTHORITY_KEY_FILE), &self.issuer.key().serialize_pem())?;
+        write(&dir.join(CA_FILE), &self.pem)
+    }
+
+    /// Its certificate in PEM.
+    pub fn pem(&self) -> &str {
+        &self.pem
+    }
+
+    /// Writes what a process needs as its `identity.dir` into `dir`: a new certificate of `roles`, also for servers called `hosts`, that lasts
+    /// so long, and `ca.crt` with this authority and `also`, others in PEM. Each file is replaced at once, the certificate last.
+    pub fn issue(
+        &self,
+        dir: &Path,
+        roles: &[Role],
+        hosts: &[String],
+        lasts: Duration,
+        also: &str,
+    ) -> Result<(), AuthorityError> {
+        let names = roles.iter().map(|role| role.dns_name().to_owned()).chain(hosts.iter().cloned());
+        let mut params = CertificateParams::new(names.collect::<Vec<_>>())?;
+        in_force(&mut params, lasts);
+        let name = roles.first().map_or("server", |role| role.name());
+        params.distinguished_name.push(DnType::CommonName, format!("Baton {name}"));
+        params.use_authority_key_identifier_extension = true;
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let key = KeyPair::generate()?;
+        let certificate = params.signed_by(&key, &self.issuer)?;
+        make_private(dir)?;
+        write(&dir.join(CA_FILE), &format!("{}{also}", self.pem))?;
+        write(&dir.join(KEY_FILE), &key.serialize_pem())?;
+        write(&dir.join(CERTIFICATE_FILE), &certificate.pem())
+    }
+}
+
+fn of_authority() -> Result<CertificateParams, rcgen::Error> {
+    let mut params = CertificateParams::new(Vec::new())?;
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params.distinguished_name.push(DnType::CommonName, NAME);
+    in_force(&mut params, AUTHORITY_LASTS);
+    Ok(params)
+}
+
+fn in_force(params: &mut CertificateParams, lasts: Duration) {
+    let now = SystemTime::now();
+    params.not_before = (now - CLOCKS_DIFFER).into();
+    params.not_after = (now + lasts).into();
+}
+
+/// A folder for its owner alone.
+fn make_private(dir: &Path) -> Result<(), AuthorityError> {
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.map_err(|source| AuthorityError::Io { path: dir.into(), source })
+}
+
+/// Replaces a file at once; for its owner alone.
+fn write(path: &Path, content: &str) -> Result<(), AuthorityError> {
+    let new = path.with_extension("new");
+    let written = || -> io::Result<()> {
+        // What an earlier write left behind may be anybody's.
+        match std::fs::remove_file(&new) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file: File = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+        file.write_all(content.as_bytes())?;
+        file.sync_all()?;
+        std::fs::rename(&new, path)
+    };
+    written().map_err(|source| AuthorityError::Io { path: path.into(), source })
+}

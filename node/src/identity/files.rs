@@ -1,0 +1,70 @@
+//! The three files, read whole. Orchestrators swap them under their names, so contents are compared, not times.
+
+use super::{CA_FILE, CERTIFICATE_FILE, IdentityError, KEY_FILE};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+/// Largest file, in bytes: a Kubernetes Secret holds no more.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// What was found in a folder.
+#[derive(PartialEq, Eq)]
+pub(super) struct Files {
+    dir: PathBuf,
+    authorities: Vec<u8>,
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+}
+
+impl Files {
+    /// Reads them; blocks.
+    pub(super) fn read(dir: &Path) -> Result<Self, IdentityError> {
+        let read = |name: &str| content(&dir.join(name));
+        Ok(Self {
+            authorities: read(CA_FILE)?,
+            certificate: read(CERTIFICATE_FILE)?,
+            key: read(KEY_FILE)?,
+            dir: dir.into(),
+        })
+    }
+
+    /// Where they lie.
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Whom this process trusts.
+    pub(super) fn authorities(&self) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
+        self.certificates(CA_FILE, &self.authorities)
+    }
+
+    /// What it shows.
+    pub(super) fn chain(&self) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
+        self.certificates(CERTIFICATE_FILE, &self.certificate)
+    }
+
+    /// Its key.
+    pub(super) fn key(&self) -> Result<PrivateKeyDer<'static>, IdentityError> {
+        let path = || self.dir.join(KEY_FILE);
+        PrivateKeyDer::from_pem_slice(&self.key).map_err(|_| IdentityError::Empty { path: path(), what: "private key" })
+    }
+
+    fn certificates(&self, name: &str, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
+        let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+        let empty = || IdentityError::Empty { path: self.dir.join(name), what: "certificate" };
+        found.ok().filter(|found| !found.is_empty()).ok_or_else(empty)
+    }
+}
+
+fn content(path: &Path) -> Result<Vec<u8>, IdentityError> {
+    let unreadable = |source| IdentityError::Read { path: path.into(), source };
+    let mut bytes = Vec::new();
+    File::open(path).and_then(|file| file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)).map_err(unreadable)?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        return Err(IdentityError::TooLarge { path: path.into(), max: FILE_BYTES_MAX });
+    }
+    Ok(bytes)
+}

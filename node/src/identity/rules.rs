@@ -1,0 +1,87 @@
+//! Which role may call what: one table for all servers of a cluster, asked before any service sees a call.
+
+use super::{Role, Roles};
+use crate::listen::Peer;
+use futures::future::{Either, Ready, ready};
+use http::{Request, Response};
+use std::task::{Context, Poll};
+use tonic::Status;
+use tonic::body::Body;
+use tower_layer::Layer;
+use tower_service::Service;
+
+/// Methods, or all of a service that begin alike, and who may call them; the first that fits counts. What stands here for nobody, nobody may
+/// call. The client port of a router is none of this: its callers show API keys.
+const RULES: &[(&str, &[Role])] = &[
+    ("/baton.v1.Worker/Drain", &[Role::Router, Role::Operator]),
+    ("/baton.v1.Worker/", &[Role::Router]),
+    ("/baton.v1.Prefill/", &[Role::Router]),
+    ("/baton.v1.Decode/", &[Role::Router]),
+    ("/baton.v1.Telemetry/", &[Role::Router]),
+    ("/baton.v1.Membership/", &[Role::Worker]),
+    ("/baton.v1.Admin/", &[Role::Operator, Role::Router]),
+    ("/grpc.health.v1.Health/", &Role::ALL),
+    ("/grpc.reflection.", &Role::ALL),
+];
+
+/// The roles that may call the method with this path.
+pub(super) fn allowed(path: &str) -> &'static [Role] {
+    RULES.iter().find(|(prefix, _)| path.starts_with(prefix)).map_or(&[], |(_, allowed)| allowed)
+}
+
+/// Whether a peer that has proven `roles` may call the method with this path; else what it is told.
+pub fn may_call(roles: &Roles, path: &str) -> Result<(), Status> {
+    let allowed = allowed(path);
+    if allowed.iter().any(|role| roles.has(*role)) {
+        return Ok(());
+    }
+    if *roles == Roles::default() {
+        let names = Role::ALL.map(Role::dns_name).join(", ");
+        return Err(Status::unauthenticated(format!("your certificate bears no name of a role: {names}")));
+    }
+    let allowed = allowed.iter().map(|role| role.name()).collect::<Vec<_>>().join(" or ");
+    let who = if allowed.is_empty() { "nobody" } else { allowed.as_str() };
+    Err(Status::permission_denied(format!("{path} is for the role {who}; your certificate is that of {roles}")))
+}
+
+/// Puts the rules before all services of a server.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GuardLayer;
+
+impl<S> Layer<S> for GuardLayer {
+    type Service = Guard<S>;
+
+    fn layer(&self, inner: S) -> Guard<S> {
+        Guard(inner)
+    }
+}
+
+/// Services behind the rules.
+#[derive(Clone, Debug)]
+pub struct Guard<S>(S);
+
+impl<S, B> Service<Request<B>> for Guard<S>
+where
+    S: Service<Request<B>, Response = Response<Body>>,
+{
+    type Response = Response<Body>;
+    type Error = S::Error;
+    type Future = Either<Ready<Result<Response<Body>, S::Error>>, S::Future>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let allowed = match request.extensions().get::<Peer>() {
+            // In clear: this process has no identity, or this port is not for peers.
+            Some(Peer { roles: None, .. }) => Ok(()),
+            Some(Peer { roles: Some(roles), .. }) => may_call(roles, request.uri().path()),
+            None => Err(Status::internal("nobody asked who calls")),
+        };
+        match allowed {
+            Ok(()) => Either::Right(self.0.call(request)),
+            Err(status) => Either::Left(ready(Ok(status.into_http()))),
+        }
+    }
+}
