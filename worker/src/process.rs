@@ -3,6 +3,7 @@
 
 use crate::bring_up::{self, Loaded};
 use crate::config::WorkerConfig;
+use crate::credentials;
 use crate::drain::Drain;
 use crate::hang;
 use crate::health::Vitals;
@@ -178,6 +179,7 @@ impl RunningWorker {
         let BoundRole { sink, claimed, service_name, serve } = role.bind(&loaded.engine);
         let mut settings = transfer_config(&config, &party, &loaded);
         (settings.hooks, settings.protocol) = (around.hooks, around.protocol);
+        settings.credentials = credentials::of(&identity);
         let region = loaded.region.clone();
         let transfer = tokio::task::spawn_blocking(move || KvTransfer::start(settings, region, sink)).await?;
         let transfer = transfer.context("cannot start the data plane")?;
