@@ -153,6 +153,9 @@ pub struct RetryConfig {
     pub place_ms_max: u64,
     /// A new request waits at most so long for a worker to be ready, where none is.
     pub ready_ms_max: u64,
+    /// Where prefill and decode run on two workers: a decode worker that has not adopted the KV so long after the prefill worker said that it
+    /// has handed it over is taken to have failed.
+    pub adopted_ms_max: u64,
     /// Retries of all requests together that may follow at once.
     pub burst_max: u32,
     /// Retries of all requests together, per second, in the long run.
@@ -175,6 +178,8 @@ impl Default for RetryConfig {
             place_ms_max: 10_000,
             // A worker that was out of sight for a moment is back within this time; whoever balances load asks another router then.
             ready_ms_max: 2_000,
+            // The decode worker adopts before the prefill worker hears of it: this is for its stream alone, from a worker that is busy.
+            adopted_ms_max: 5_000,
             // All requests that one router runs may lose their worker at the same time.
             burst_max: 1024,
             per_s: 50.0,
@@ -269,6 +274,7 @@ impl Check for RetryConfig {
             .range("backoff_ms_max", self.backoff_ms_max, 1..=60_000)
             .range("place_ms_max", self.place_ms_max, 0..=600_000)
             .range("ready_ms_max", self.ready_ms_max, 0..=600_000)
+            .range("adopted_ms_max", self.adopted_ms_max, 100..=600_000)
             .range("burst_max", self.burst_max, 0..=1 << 20)
             .range("per_s", self.per_s, 0.0..=1e6)
             .range("probation_ms_min", self.probation_ms_min, 1..=self.probation_ms_max)
@@ -307,6 +313,7 @@ impl RouterConfig {
                 backoff_max: Duration::from_millis(self.retry.backoff_ms_max),
                 place_max: Duration::from_millis(self.retry.place_ms_max),
                 ready_max: Duration::from_millis(self.retry.ready_ms_max),
+                adopted_max: Duration::from_millis(self.retry.adopted_ms_max),
             },
             probation: ProbationLimits {
                 min: Duration::from_millis(self.retry.probation_ms_min),

@@ -7,7 +7,7 @@ pub use crate::placement::{
 };
 pub use crate::recovery::{
     Avoid, Avoided, Circle, Failure, FromDecode, FromPrefill, GiveUp, Pair, Phase, Probation, ProbationLimits,
-    Recovery, Retry, RetryBucket, RetryLimits, Says,
+    Recovery, Retry, RetryBucket, RetryLimits, Says, Unlike,
 };
 pub use crate::request::PrefillPolicy;
 pub use crate::workers::{Heard, Load};

@@ -89,6 +89,16 @@ pub(super) fn out_of_order(worker: &WorkerHandle) -> RequestError {
     RequestError::new(ErrorKind::Internal, format!("{who} sent an event that does not belong here"))
 }
 
+/// A prefill worker has handed its KV over, and the decode worker says nothing of it.
+pub(super) fn not_adopted(prefill: &WorkerHandle, decode: &WorkerHandle) -> RequestError {
+    let message = format!(
+        "prefill worker {} has handed the KV over and decode worker {} did not adopt it; send the request again",
+        prefill.party().instance,
+        decode.party().instance
+    );
+    RequestError::new(ErrorKind::Unavailable, message)
+}
+
 /// The stream of a worker ended although the sequence had not.
 pub(super) fn ended_early(worker: &WorkerHandle) -> RequestError {
     let who = format!("{} worker {}", worker.record.role.name(), worker.party().instance);

@@ -3,10 +3,10 @@
 use super::Core;
 use super::answer::Answer;
 use super::attempt::{Failed, sound};
-use super::dial::{ended_early, of_worker, out_of_order};
+use super::dial::{ended_early, not_adopted, of_worker, out_of_order};
 use super::end;
 use super::sample::Sample;
-use crate::recovery::{FromDecode, FromPrefill, Pair, Phase, Says};
+use crate::recovery::{FromDecode, FromPrefill, Pair, Phase, Says, Unlike};
 use crate::workers::WorkerHandle;
 use baton_proto::convert::status::stated_error;
 use baton_proto::v1::{self, decode_event::Event as Decode, prefill_event::Event as Run};
@@ -40,7 +40,8 @@ impl<'a> Remote<'a> {
         prefill: &'a WorkerHandle,
         run: PrefillStream,
     ) -> Self {
-        Self { core, sample, decode, prefill, stream, run: Some(run), pair: Pair::new() }
+        let pair = Pair::new(core.limits.retry.adopted_max);
+        Self { core, sample, decode, prefill, stream, run: Some(run), pair }
     }
 
     /// Runs until the answer ends. The first token goes out when the prefill worker has it, whatever the transfer does.
@@ -95,7 +96,12 @@ impl<'a> Remote<'a> {
             }
             Err(status) => FromPrefill::Ended(of_worker(prefill, &status)),
         };
-        let said = self.pair.prefill(event, || out_of_order(prefill), Instant::now().into_std());
+        let decode = self.decode;
+        let otherwise = |unlike| match unlike {
+            Unlike::OutOfOrder => out_of_order(prefill),
+            Unlike::NotAdopted => not_adopted(prefill, decode),
+        };
+        let said = self.pair.prefill(event, otherwise, Instant::now().into_std());
         let span = if self.pair.hears_prefill() { None } else { self.run.take().map(|(_, span)| span) };
         if let (Some(span), Says::Failed(_, error)) = (&span, &said) {
             end::failed(span, error);

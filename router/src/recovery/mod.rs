@@ -12,7 +12,7 @@ mod tests;
 
 pub use avoided::{Avoided, Circle};
 pub use bucket::RetryBucket;
-pub use pair::{FromDecode, FromPrefill, Pair, Says};
+pub use pair::{FromDecode, FromPrefill, Pair, Says, Unlike};
 pub use probation::{Probation, ProbationLimits};
 
 use baton_types::ErrorKind;
@@ -134,6 +134,8 @@ pub struct RetryLimits {
     pub place_max: Duration,
     /// Another waits at most so long for one to be ready.
     pub ready_max: Duration,
+    /// KV that was handed over is adopted at most so long after.
+    pub adopted_max: Duration,
 }
 
 /// A request that breaks two workers is more likely at fault than both of them.

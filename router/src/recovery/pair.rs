@@ -24,6 +24,15 @@ pub enum FromPrefill<T, E> {
     Ended(E),
 }
 
+/// How what the prefill worker says is unlike what is so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unlike {
+    /// It does not belong there.
+    OutOfOrder,
+    /// It has handed the KV over, and the decode worker says nothing of it.
+    NotAdopted,
+}
+
 /// What the decode worker's stream says.
 #[derive(Debug)]
 pub enum FromDecode<T, E> {
@@ -69,18 +78,15 @@ pub struct Pair<T, E> {
     given_up: bool,
     /// A failure that stands unless something better is heard until then.
     doubt: Option<(Phase, E, Instant)>,
-}
-
-impl<T, E> Default for Pair<T, E> {
-    fn default() -> Self {
-        Self::new()
-    }
+    adopted_max: Duration,
 }
 
 impl<T, E> Pair<T, E> {
-    /// Both streams are open and said nothing.
-    pub fn new() -> Self {
-        Self { prefilling: true, first: false, early: None, adopted: false, given_up: false, doubt: None }
+    /// Both streams are open and said nothing. Once the prefill worker says that it has handed the KV over, the decode worker has
+    /// `adopted_max` to say that it adopted it: whoever took the KV may not have been the decode worker.
+    pub fn new(adopted_max: Duration) -> Self {
+        let (early, doubt) = (None, None);
+        Self { prefilling: true, first: false, early, adopted: false, given_up: false, doubt, adopted_max }
     }
 
     /// Whether the prefill worker's stream is to be heard.
@@ -109,8 +115,13 @@ impl<T, E> Pair<T, E> {
         self.doubt.map(|(phase, error, _)| (phase, error))
     }
 
-    /// The prefill worker says something.
-    pub fn prefill(&mut self, event: FromPrefill<T, E>, out_of_order: impl FnOnce() -> E, now: Instant) -> Says<T, E> {
+    /// The prefill worker says something. `otherwise` makes the error of an event out of order, or of KV that nobody adopts.
+    pub fn prefill(
+        &mut self,
+        event: FromPrefill<T, E>,
+        otherwise: impl FnOnce(Unlike) -> E,
+        now: Instant,
+    ) -> Says<T, E> {
         match event {
             FromPrefill::Token(token) if !self.first => {
                 self.first = true;
@@ -118,9 +129,12 @@ impl<T, E> Pair<T, E> {
             }
             FromPrefill::Done if self.first => {
                 self.prefilling = false;
+                if !self.adopted {
+                    self.doubt = Some((Phase::Handoff, otherwise(Unlike::NotAdopted), now + self.adopted_max));
+                }
                 Says::Done
             }
-            FromPrefill::Token(_) | FromPrefill::Done => Says::Failed(Phase::Prefill, out_of_order()),
+            FromPrefill::Token(_) | FromPrefill::Done => Says::Failed(Phase::Prefill, otherwise(Unlike::OutOfOrder)),
             FromPrefill::NoRoom(error) => Says::Failed(Phase::Handoff, error),
             FromPrefill::Ended(error) => {
                 self.prefilling = false;
@@ -149,9 +163,9 @@ impl<T, E> Pair<T, E> {
             // What the decode worker itself says before it adopts is about the handoff; a broken stream is about the worker.
             FromDecode::Stated { cancelled, error } if !self.adopted => {
                 let may_have_ended = cancelled && !self.first && self.prefilling;
-                // What the prefill worker's stream said came first, and is the cause.
-                let (phase, error) =
-                    self.doubt.take().map_or((Phase::Handoff, error), |(phase, error, _)| (phase, error));
+                // Where the prefill worker failed, that came first, and is the cause.
+                let cause = self.doubt.take().filter(|(phase, ..)| *phase == Phase::Prefill);
+                let (phase, error) = cause.map_or((Phase::Handoff, error), |(phase, error, _)| (phase, error));
                 if !may_have_ended {
                     return Says::Failed(phase, error);
                 }
@@ -172,15 +186,16 @@ mod tests {
     /// sequence was cancelled, `E` another error, `X` its stream breaks. `?` lets the time pass.
     fn run(script: &str) -> String {
         let start = Instant::now();
-        let (mut pair, mut out) = (Pair::new(), Vec::new());
+        let (mut pair, mut out) = (Pair::new(Duration::from_millis(2000)), Vec::new());
+        let otherwise = |unlike| if unlike == Unlike::OutOfOrder { "order" } else { "not adopted" };
         for step in script.split_whitespace() {
             let (ms, word) = step.split_once(':').unwrap();
             let now = start + Duration::from_millis(ms.parse().unwrap());
             let said = match word {
-                "t" => pair.prefill(FromPrefill::Token("first"), || "order", now),
-                "d" => pair.prefill(FromPrefill::Done, || "order", now),
-                "n" => pair.prefill(FromPrefill::NoRoom("full"), || "order", now),
-                "x" => pair.prefill(FromPrefill::Ended("prefill ended"), || "order", now),
+                "t" => pair.prefill(FromPrefill::Token("first"), otherwise, now),
+                "d" => pair.prefill(FromPrefill::Done, otherwise, now),
+                "n" => pair.prefill(FromPrefill::NoRoom("full"), otherwise, now),
+                "x" => pair.prefill(FromPrefill::Ended("prefill ended"), otherwise, now),
                 "A" => pair.decode(FromDecode::Adopted, now),
                 "T" => pair.decode(FromDecode::Token("second"), now),
                 "C" => pair.decode(FromDecode::Stated { cancelled: true, error: "given up" }, now),
@@ -220,6 +235,14 @@ mod tests {
             ("0:t 1:C", "first Handoff(given up)"),
             ("0:t 1:A 2:C", "first - Decode(given up)"),
             ("0:t 1:X", "first Decode(broke)"),
+            // Handed over, says the prefill worker, and the decode worker has nothing.
+            ("0:t 1:d 2000:? 2001:?", "first done - (Handoff, \"not adopted\")"),
+            ("0:t 1:d 1999:A 2001:? 9000:T", "first done - - second"),
+            ("0:t 1:d 1999:T 2001:?", "first done second -"),
+            ("0:A 1:t 2:d 9000:?", "- first done -"),
+            ("0:t 1:d 2:E", "first done Handoff(stated)"),
+            ("0:t 1:d 2:C", "first done Handoff(given up)"),
+            ("0:t 1:d 2:X", "first done Decode(broke)"),
             // The answer may have ended with its first token, which comes later than what the decode worker says of it.
             ("0:C 100:t", "- first"),
             ("0:C 499:? 500:?", "- - (Handoff, \"given up\")"),

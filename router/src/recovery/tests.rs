@@ -9,6 +9,7 @@ const LIMITS: RetryLimits = RetryLimits {
     backoff_max: Duration::from_millis(100),
     place_max: Duration::from_secs(2),
     ready_max: Duration::from_millis(100),
+    adopted_max: Duration::from_millis(100),
 };
 
 fn failure(phase: Phase, kind: ErrorKind, started: bool) -> Failure {

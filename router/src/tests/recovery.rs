@@ -71,6 +71,30 @@ async fn a_decode_worker_dies_that_prefills_itself() {
     assert_eq!((rest.as_str(), usage.prompt_tokens, usage.completion_tokens), ("c", 5, 3));
 }
 
+/// As where somebody else took the KV in the decode worker's name, and acknowledged it.
+#[tokio::test]
+async fn kv_that_was_handed_over_is_adopted_in_time_or_sent_again() {
+    let two = Two::start(|c| c.retry.adopted_ms_max = 200).await;
+    let mut answer = two.cluster.generate(remote("hello")).await;
+    let (first, _) = two.claim().await;
+    let (prefill, _) = two.prefill().await;
+    prefill.token(b'a'.into(), None).await;
+    prefill.done().await;
+    answer.reads("a").await;
+    first.cancelled().await;
+    let (second, _) = two.claim().await;
+    goes_on(&second, &first, "helloa", 5);
+    let (prefill, _) = two.prefill().await;
+    prefill.token(b'b'.into(), None).await;
+    prefill.done().await;
+    second.adopted().await;
+    // Longer than the bound: nothing is in doubt any more.
+    tokio::time::sleep(std::time::Duration::from_millis(400)).await;
+    second.last(b'c'.into(), FinishReason::Length).await;
+    let (rest, usage) = end(&mut answer).await;
+    assert_eq!((rest.as_str(), usage.prompt_tokens, usage.completion_tokens), ("bc", 5, 3));
+}
+
 #[tokio::test]
 async fn a_prefill_worker_dies_before_its_token() {
     let two = Two::start(|_| ()).await;

@@ -5,8 +5,9 @@ use super::clock::Addr;
 use super::event::{Event, Said, Trouble};
 use super::flow::{Stage, Told};
 use super::world::World;
-use baton_router::pure::{FromDecode, FromPrefill, Phase, Says};
+use baton_router::pure::{FromDecode, FromPrefill, Pair, Phase, Says, Unlike};
 use baton_types::{ErrorKind, Role};
+use std::time::Duration;
 
 impl World {
     pub(super) fn heard(&mut self, r: usize, call: usize, said: Result<Said, Trouble>) {
@@ -51,7 +52,11 @@ impl World {
                     FromPrefill::NoRoom(_) => "prefill finds no room",
                     FromPrefill::Ended(_) => "prefill ended",
                 };
-                let says = pair.prefill(event, || Trouble::new(ErrorKind::Internal), now);
+                let otherwise = |unlike| match unlike {
+                    Unlike::OutOfOrder => Trouble::new(ErrorKind::Internal),
+                    Unlike::NotAdopted => Trouble::new(ErrorKind::Unavailable),
+                };
+                let says = pair.prefill(event, otherwise, now);
                 self.counts.moved("pair", name, name_of(&says));
                 self.follows(r, request, says);
             }
@@ -144,7 +149,7 @@ impl World {
         let Some(attempt) = self.flow_mut(r, request).and_then(|flow| flow.attempt.as_mut()) else { return };
         let Stage::Pair(pair) = &mut attempt.stage else { return };
         if attempt.number == number && pair.due(now).is_some_and(|due| due <= now) {
-            let pair = std::mem::take(pair);
+            let pair = std::mem::replace(pair, Box::new(Pair::new(Duration::ZERO)));
             self.counts.add("pair", "doubt ends");
             if let Some((phase, trouble)) = pair.overdue() {
                 self.attempt_failed(r, request, phase, trouble);
@@ -153,13 +158,14 @@ impl World {
     }
 
     fn claimed(&mut self, r: usize, request: usize) {
+        let adopted_max = self.shape.retry.adopted_max;
         let Some(attempt) = self.flow_mut(r, request).and_then(|flow| flow.attempt.as_mut()) else { return };
         let number = attempt.number;
         let Some(prefill) = attempt.prefill.clone() else {
             attempt.stage = Stage::Local;
             return;
         };
-        attempt.stage = Stage::Pair(Box::default());
+        attempt.stage = Stage::Pair(Box::new(Pair::new(adopted_max)));
         let decode = attempt.decode.clone();
         let sink = Addr { process: self.instances[&decode.instance], incarnation: decode.incarnation.0 };
         let call = self.call(r, (request, number), &prefill, Wanted::Prefill { sink });

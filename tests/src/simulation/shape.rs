@@ -89,6 +89,7 @@ impl Shape {
                 backoff_max: Duration::from_millis(150),
                 place_max: Duration::from_millis(400),
                 ready_max: Duration::from_millis(random.of(&[0, 100])),
+                adopted_max: Duration::from_millis(500),
             },
             admits: (random.of(&[3, 8, 32]), random.of(&[2, 8])),
             slow_once_in: random.of(&[8, 25, 200]),
