@@ -96,8 +96,8 @@ fn parse(request: v1::PrefillRequest) -> Result<Parsed, RequestError> {
     let pull = request.pull.map(|pull| {
         let owner = required("owner", pull.owner).map_err(|e| e.within("pull"))?;
         let owner = Peer { party: owner, address: address("pull.owner_address", &pull.owner_address)?, shard: 0 };
-        let (tokens, block_tokens) = (pull.tokens as usize, pull.block_tokens as usize);
-        Ok::<_, RequestError>(Pull { owner, tokens, block_tokens })
+        let refused = |e: share::BlockTokens| RequestError::invalid("pull.block_tokens", e.to_string());
+        Pull::try_new(owner, pull.tokens, pull.block_tokens).map_err(refused)
     });
     Ok(Parsed { sequence, peer, pull: pull.transpose()? })
 }
@@ -245,7 +245,7 @@ impl Call {
         let attributes = [("baton.pulled_tokens", tokens.into()), ("baton.kv.bytes", bytes.into())];
         self.parent.record("prefill.pull", self.since, self.queued_since, attributes);
         let pulled = outcome.unwrap_or_else(|error| {
-            tracing::info!(owner = %pull.owner.party, %error, "computes a prefix that could not be read");
+            tracing::info!(owner = %pull.owner().party, %error, "computes a prefix that could not be read");
             None
         });
         self.stage = Stage::Running(prompt.submit(engine)?);

@@ -4,11 +4,11 @@
 //! prefix cannot read it.
 
 use baton_engine::{EngineHandle, SequenceRequest};
-use baton_kv_cache::{HASH_TOKENS, Lease, PrefixHash, Reserve};
+use baton_kv_cache::{HASH_TOKENS, Lease, PrefixHash, Reserve, SharedPool};
 use baton_kv_transfer::{
     FetchRequest, HandoffFailure, KvTransfer, Peer, PinQuestion, PinReply, RefuseReason, TransferError,
 };
-use baton_types::GroupBlocks;
+use baton_types::{GroupBlocks, KvLayout};
 use std::time::{Duration, Instant};
 
 /// Most tokens that are read at once, by the length of their name.
@@ -22,12 +22,33 @@ const TIME_MIN: Duration = Duration::from_millis(250);
 /// What is to be read, and from whom.
 #[derive(Clone, Debug)]
 pub struct Pull {
-    /// The worker that has it cached.
-    pub owner: Peer,
-    /// Tokens of the prompt that it has.
-    pub tokens: usize,
-    /// Tokens of its blocks.
-    pub block_tokens: usize,
+    owner: Peer,
+    tokens: usize,
+    block_tokens: usize,
+}
+
+/// A block size that no layout has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no worker has blocks of {0} tokens: a multiple of 16 between 16 and 128")]
+pub struct BlockTokens(u32);
+
+impl Pull {
+    /// Of so many tokens of the prompt, which `owner` has cached in blocks of `block_tokens`.
+    ///
+    /// # Errors
+    /// Where no layout has such blocks.
+    pub fn try_new(owner: Peer, tokens: u32, block_tokens: u32) -> Result<Self, BlockTokens> {
+        let sizes = KvLayout::GRANULE_TOKENS..=KvLayout::BLOCK_TOKENS_MAX;
+        if !sizes.contains(&block_tokens) || !block_tokens.is_multiple_of(KvLayout::GRANULE_TOKENS) {
+            return Err(BlockTokens(block_tokens));
+        }
+        Ok(Self { owner, tokens: tokens as usize, block_tokens: block_tokens as usize })
+    }
+
+    /// Who has it.
+    pub fn owner(&self) -> &Peer {
+        &self.owner
+    }
 }
 
 /// What was read. It stays cached while this value lives, and then as long as anything does.
@@ -65,17 +86,16 @@ pub async fn pull(
     let (pool, ours) = (engine.pool(), engine.config().block_tokens as usize);
     // Whole blocks of this side; the last token is computed here in any case.
     let tokens = pull.tokens.min(request.tokens.len() - 1).min(TOKENS_MAX) / ours * ours;
-    let from = pool.cached_tokens(&prefix.names).min(tokens) / boundary(ours, pull.block_tokens);
-    let from = from * boundary(ours, pull.block_tokens);
+    let boundary = boundary(ours, pull.block_tokens);
+    let from = pool.cached_tokens(&prefix.names).min(tokens) / boundary * boundary;
     if tokens <= from {
         return Ok(None);
     }
     let blocks = tokens / ours;
     let keep_free = engine.config().watermark_blocks as usize;
     let wanted = Reserve { names: &prefix.names, reuse_tokens_max: from, blocks, keep_free, now: Instant::now() };
-    let room = (!engine.lacks_blocks()).then(|| pool.try_reserve(wanted)).flatten();
-    // What it had may be gone since it looked.
-    let lease = room.filter(|lease| lease.cached_blocks() * ours == from).ok_or(PullError::NoRoom(tokens))?;
+    let room = (!engine.lacks_blocks()).then(|| reserve_exactly(&pool, wanted, from / ours)).flatten();
+    let lease = room.ok_or(PullError::NoRoom(tokens))?;
     let deadline = request.deadline.min(Instant::now() + patience(tokens - from, engine.load().prefill_tokens_per_s));
     let fetch = FetchRequest {
         request_id: request.id.clone(),
@@ -108,10 +128,16 @@ pub fn pin(engine: &EngineHandle, question: &PinQuestion, reply: PinReply) {
     }
     let reuse_tokens_max = blocks * ours;
     let wanted = Reserve { names: &names, reuse_tokens_max, blocks, keep_free: 0, now: Instant::now() };
-    match engine.pool().try_reserve(wanted).filter(|lease| lease.cached_blocks() == blocks) {
+    match reserve_exactly(&engine.pool(), wanted, blocks) {
         Some(lease) => reply.pin(behind(&lease, question.from as usize / ours), Box::new(lease)),
         None => reply.refuse(RefuseReason::UnknownRequest, "that prefix was evicted just now"),
     }
+}
+
+/// A lease that has so many blocks from the cache, as was found when it was looked. Others use the cache meanwhile: what is gone by now
+/// would be read without ever having been written, and what came would be written although others share it.
+fn reserve_exactly(pool: &SharedPool, wanted: Reserve<'_>, cached_blocks: usize) -> Option<Lease> {
+    pool.try_reserve(wanted).filter(|lease| lease.cached_blocks() == cached_blocks)
 }
 
 /// The blocks of a lease from this one on.
@@ -119,9 +145,13 @@ fn behind(lease: &Lease, first: usize) -> GroupBlocks {
     GroupBlocks(lease.blocks().0.iter().map(|group| group[first..].to_vec()).collect())
 }
 
-/// The smallest number of tokens that is whole blocks of both sides.
+/// The smallest number of tokens that is whole blocks of both sides: the least common multiple.
 fn boundary(ours: usize, theirs: usize) -> usize {
-    (1..=theirs.max(1)).map(|n| n * ours).find(|tokens| tokens.is_multiple_of(theirs.max(1))).unwrap_or(ours)
+    let (mut a, mut b) = (ours, theirs);
+    while b > 0 {
+        (a, b) = (b, a % b);
+    }
+    ours / a * theirs
 }
 
 fn patience(tokens: usize, tokens_per_s: f32) -> Duration {
@@ -132,12 +162,60 @@ fn patience(tokens: usize, tokens_per_s: f32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use baton_kv_cache::{CacheConfig, Keep};
+    use baton_kv_transfer::TransferAddress;
+    use baton_types::{Incarnation, InstanceId, Party};
 
     #[test]
     fn whole_blocks_of_both() {
-        let cases = [(16, 16, 16), (16, 64, 64), (64, 16, 64), (48, 64, 192), (112, 128, 896), (16, 0, 16)];
+        let cases = [(16, 16, 16), (16, 64, 64), (64, 16, 64), (48, 64, 192), (112, 128, 896), (128, 128, 128)];
         for (ours, theirs, expected) in cases {
             assert_eq!(boundary(ours, theirs), expected, "{ours}, {theirs}");
+        }
+    }
+
+    #[test]
+    fn blocks_that_no_layout_has_are_refused_at_once() {
+        let party = Party { instance: InstanceId::try_new("d").unwrap(), incarnation: Incarnation(1) };
+        let address = TransferAddress::from_bytes(b"t127.0.0.1:9").unwrap();
+        let pull = |block_tokens| {
+            Pull::try_new(Peer { party: party.clone(), address: address.clone(), shard: 0 }, 64, block_tokens)
+        };
+        for block_tokens in [0, 1, 15, 24, 129, 144, 4_294_967_291, u32::MAX] {
+            assert_eq!(pull(block_tokens).unwrap_err(), BlockTokens(block_tokens));
+        }
+        let begin = Instant::now();
+        for theirs in (16..=128).step_by(16) {
+            assert_eq!(pull(theirs).unwrap().block_tokens, theirs as usize);
+            // However large: arithmetic, not a search.
+            assert!(boundary(16 * theirs as usize, (1 << 40) + 1) > 1 << 40);
+        }
+        assert!(begin.elapsed() < Duration::from_millis(100));
+    }
+
+    /// A pool with the names of three blocks of 16 tokens, of which so many are cached.
+    fn pool_with(cached: usize) -> (SharedPool, Vec<PrefixHash>) {
+        let cache = CacheConfig { block_tokens: 16, pinned_max: 0, pinned_of_one_max: 0, changes_max: 8 };
+        let pool = SharedPool::with_cache(1, 8, cache).unwrap();
+        let names: Vec<PrefixHash> = (1..=3).map(|n| PrefixHash([n; 16])).collect();
+        let wanted = Reserve { names: &names, reuse_tokens_max: 0, blocks: 3, keep_free: 0, now: Instant::now() };
+        let mut lease = pool.try_reserve(wanted).unwrap();
+        lease.store(&names, cached * 16, Keep::idle(Duration::from_secs(60)), Instant::now());
+        drop(lease);
+        assert_eq!(pool.cached_tokens(&names), cached * 16);
+        (pool, names)
+    }
+
+    #[test]
+    fn what_was_evicted_since_it_was_looked_is_not_pinned() {
+        for (cached, looked) in [(3, 3), (2, 3), (0, 3), (3, 2)] {
+            let (pool, names) = pool_with(cached);
+            let reuse_tokens_max = 48;
+            let wanted = Reserve { names: &names, reuse_tokens_max, blocks: 3, keep_free: 0, now: Instant::now() };
+            let lease = reserve_exactly(&pool, wanted, looked);
+            assert_eq!(lease.is_some(), cached == looked, "{cached} blocks are cached, {looked} were when it looked");
+            drop(lease);
+            assert_eq!(pool.counts().referenced, 0, "nothing stays reserved");
         }
     }
 

@@ -84,7 +84,7 @@ impl Link {
     pub(super) fn pull(&self, request: &SequenceRequest) -> anyhow::Result<Option<Pulled>> {
         let names = self.p.prefix_of(request).map(|prefix| prefix.names).unwrap_or_default();
         let tokens = self.adopter.engine.pool().cached_tokens(&names);
-        let pull = Pull { owner: self.peer.clone(), tokens, block_tokens: self.d_block_tokens as usize };
+        let pull = Pull::try_new(self.peer.clone(), tokens as u32, self.d_block_tokens)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         // What cannot be read is computed.
         Ok(runtime.block_on(share::pull(&self.p, &self.source, request, &pull)).ok().flatten())
