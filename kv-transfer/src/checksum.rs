@@ -128,6 +128,9 @@ pub(crate) fn sums_of(layout: &KvLayout, group: usize, tokens: &Range<u32>) -> u
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shard::Cut;
+    use crate::{HeadShard, Region};
+    use baton_types::Dtype;
     use proptest::prelude::*;
 
     /// Values of algorithm 1 that may never change, since they stay with cached blocks and cross versions.
@@ -138,6 +141,39 @@ mod tests {
         assert_eq!(answers.map(|a| format!("{a:016x}")), KNOWN);
     }
     const KNOWN: [&str; 4] = ["0000000000000000", "2043bbbeca2e1561", "ee772b0f5d4b64f4", "e8b3b106b1c733b2"];
+
+    /// Each byte of 1 to 33 tokens, and none beside them: in every plane, whole and cut to some of the heads.
+    #[test]
+    fn every_byte_of_one_to_thirty_three_tokens_counts() {
+        let layout = KvLayout::llama(16, 1, 2, 4, Dtype::Bf16).unwrap();
+        let map = KvPoolMap::try_new(layout.clone(), 3).unwrap();
+        let region = Region::anonymous(map.bytes()).unwrap();
+        let noise: Vec<u8> = (0..map.bytes() as u64).map(|at| (mix(at) >> 9) as u8).collect();
+        region.write(0, &noise);
+        let blocks = [BlockId(2), BlockId(0), BlockId(1)];
+        let shards = [HeadShard::WHOLE, HeadShard::try_new(1, 2).unwrap()];
+        for (shard, tokens) in shards.into_iter().flat_map(|shard| (1..=33).map(move |tokens| (shard, tokens))) {
+            let heads = Cut::new(&layout, HeadShard::WHOLE, shard).unwrap().source;
+            let sums = || layer_sums(&*region, &map, &blocks, &heads, 0, 0, 0..tokens);
+            let before = sums();
+            let covered = |at: usize| {
+                (0..tokens).any(|token| {
+                    (0..2).any(|plane| {
+                        let within = token % 16..token % 16 + 1;
+                        let all = map.token_range(0, 0, blocks[token as usize / 16], plane, within);
+                        // Two heads of 8 bytes each.
+                        let first = heads[0][plane].start as usize * 8;
+                        (all.start + first..all.start + first + heads[0][plane].len() * 8).contains(&at)
+                    })
+                })
+            };
+            for at in 0..map.bytes() {
+                region.write(at, &[noise[at] ^ 1]);
+                assert_eq!(sums() != before, covered(at), "byte {at} of {tokens} tokens");
+                region.write(at, &noise[at..=at]);
+            }
+        }
+    }
 
     proptest! {
         #[test]

@@ -79,8 +79,12 @@ pub struct TransferLimits {
     pub outgoing_max: usize,
     /// Handoffs that this instance may receive at once, granted or not. Those whose blocks are quarantined are over and do not count.
     pub incoming_max: usize,
-    /// Peers connected at once.
+    /// Peers that this instance is connected to at once, because it opened the connection.
     pub peers_max: usize,
+    /// Peers that are connected to this instance at once, because they did. They take none of the places of `peers_max`.
+    pub accepted_max: usize,
+    /// Connections at once whose peer has not greeted. With one more the oldest is closed, so that whoever says nothing keeps nobody out.
+    pub ungreeted_max: usize,
     /// Bytes posted to one peer and not completed.
     pub in_flight_bytes_max: usize,
     /// Largest single write; longer runs are cut.
@@ -115,6 +119,8 @@ impl Default for TransferLimits {
             outgoing_max: 1024,
             incoming_max: 1024,
             peers_max: 256,
+            accepted_max: 512,
+            ungreeted_max: 64,
             in_flight_bytes_max: 32 << 20,
             put_bytes_max: 4 << 20,
             epoch_bytes: 4 << 20,
@@ -138,6 +144,8 @@ impl TransferLimits {
             ("outgoing_max", self.outgoing_max),
             ("incoming_max", self.incoming_max),
             ("peers_max", self.peers_max),
+            ("accepted_max", self.accepted_max),
+            ("ungreeted_max", self.ungreeted_max),
             ("in_flight_bytes_max", self.in_flight_bytes_max),
             ("put_bytes_max", self.put_bytes_max),
             ("epoch_bytes", self.epoch_bytes),
@@ -156,6 +164,10 @@ impl TransferLimits {
             }
             None => Ok(()),
         }
+    }
+
+    pub(crate) fn flush(&self) -> Duration {
+        Duration::from_millis(self.flush_ms)
     }
 
     pub(crate) fn abort(&self) -> Duration {

@@ -111,8 +111,10 @@ impl fmt::Debug for Fetching {
 pub struct PinQuestion {
     /// The request it belongs to.
     pub request_id: RequestId,
-    /// Who reads.
+    /// Who reads, by its own word.
     pub reader: Party,
+    /// Whether it proved the role of a worker. Where the service has credentials nobody else is asked for; without any nobody did.
+    pub proven: bool,
     /// [`FetchRequest::name`].
     pub name: Vec<u8>,
     /// First position to be read: a multiple of the block size here.

@@ -26,7 +26,8 @@ pub enum Fencing {
     ByLanes,
     /// As if some lane could not be fenced: blocks stay quarantined.
     Never,
-    /// The hazard itself: blocks return, and the connection's endpoint and worker live on.
+    /// The hazard itself: blocks return, and the connection's endpoint and worker live on. Those of a get that is given up return at once,
+    /// whatever its owner still writes.
     Pretended,
 }
 

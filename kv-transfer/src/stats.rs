@@ -21,6 +21,8 @@ pub struct TransferStats {
     pub pins: usize,
     /// Tickets granted here and not ended.
     pub tickets: usize,
+    /// Numbers and tickets by which messages find handoffs that are sent or received here: none where none is open.
+    pub names: usize,
     /// Blocks granted here (over all groups) that are quarantined, by the instance that could still write them.
     pub quarantined: BTreeMap<InstanceId, usize>,
     /// Handoffs on the progress thread by phase, for tests that wait for one: see [`crate::Phase`].

@@ -1,11 +1,12 @@
 //! The owner of what is read by a get: pins its blocks for a bounded time, and says afterwards whether the pin held all along.
 //!
-//! A reader only reads, so an expired pin frees its blocks at once: nothing is damaged here, and the reader is never told that it held.
+//! An expired pin frees its blocks at once: the reader is never told that it held. But what this side has posted by then is still on its way
+//! into the reader's blocks, so the reader hears that the pin is over, and the get is forgotten, only behind a flush.
 
 use crate::RefuseReason;
 use crate::message::SumRun;
 use baton_types::TicketId;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What happened.
 #[derive(Debug)]
@@ -16,7 +17,7 @@ pub(crate) enum OwnerInput {
     Refused { reason: RefuseReason, detail: String },
     /// The reader wants everything written to it.
     Asked,
-    /// That was done and is visible there.
+    /// All that was posted is visible there.
     Written,
     /// The reader has read everything by itself and asks whether the pin held.
     Confirm,
@@ -44,10 +45,17 @@ pub(crate) enum OwnerAction {
     Sum,
     /// Write every layer to the reader and flush; the end is [`OwnerInput::Written`].
     Write,
-    /// Send the checksums, and that the pin held.
+    /// The blocks are the worker's again.
+    LetGo,
+    /// Drop the writes that are not posted and flush the others; the end is [`OwnerInput::Written`].
+    Flush,
+    /// The reader takes none of what was posted: end it with its connection.
+    Disconnect,
+    /// Send the checksums, and that the pin held. Nothing is under way to the reader.
     SendHeld(Vec<SumRun>),
+    /// The pin did not hold. Nothing is under way to the reader.
     SendNotHeld(String),
-    /// Writes that are not posted are dropped, and the blocks are the worker's again. Always the last action.
+    /// The blocks are the worker's, and nothing is under way. Always the last action.
     Forget,
 }
 
@@ -56,6 +64,8 @@ enum State {
     /// The worker has not answered.
     Asked,
     Pinned,
+    /// Over for this reason; waits until then for the flush of what was posted.
+    Flushing(String, Instant),
     Ended,
 }
 
@@ -64,7 +74,11 @@ enum State {
 pub(crate) struct Owner {
     pub(crate) ticket: TicketId,
     deadline: Instant,
+    flush_wait: Duration,
     state: State,
+    /// The reader wants to be written to.
+    asked: bool,
+    /// Something may be under way to it.
     writing: bool,
     /// The reader has everything.
     read: bool,
@@ -74,14 +88,23 @@ pub(crate) struct Owner {
 
 impl Owner {
     /// A pin of at most until `deadline`, over so many layers.
-    pub(crate) fn new(ticket: TicketId, layers: usize, deadline: Instant) -> Self {
-        Self { ticket, deadline, state: State::Asked, writing: false, read: false, layers, runs: Vec::new() }
+    pub(crate) fn new(ticket: TicketId, layers: usize, deadline: Instant, flush_wait: Duration) -> Self {
+        let (state, asked, writing, read, runs) = (State::Asked, false, false, false, Vec::new());
+        Self { ticket, deadline, flush_wait, state, asked, writing, read, layers, runs }
     }
 
     pub(crate) fn handle(&mut self, now: Instant, input: OwnerInput) -> Vec<OwnerAction> {
         let mut actions = Vec::new();
+        self.writing &= !matches!(input, OwnerInput::Written);
         match (&self.state, input) {
             (State::Ended, _) => {}
+            (_, OwnerInput::ConnectionLost) => self.end(&mut actions),
+            (State::Flushing(detail, _), OwnerInput::Written) => {
+                actions.push(OwnerAction::SendNotHeld(detail.clone()));
+                self.end(&mut actions);
+            }
+            (State::Flushing(_, until), OwnerInput::Tick) if now >= *until => actions.push(OwnerAction::Disconnect),
+            (State::Flushing(..), _) => {}
             (State::Asked, OwnerInput::Pinned) => {
                 self.state = State::Pinned;
                 actions.extend([OwnerAction::SendGrant, OwnerAction::Sum]);
@@ -91,14 +114,18 @@ impl Owner {
             (State::Asked, OwnerInput::Tick) if now >= self.deadline => {
                 self.refuse(RefuseReason::NoRoom, "the deadline passed".into(), &mut actions);
             }
-            (_, OwnerInput::Unpin | OwnerInput::ConnectionLost) => self.end(&mut actions),
+            // A reader that asked to be written to waits to hear that nothing more comes.
+            (_, OwnerInput::Unpin) if self.asked => self.let_go("the reader let go".into(), now, &mut actions),
+            (_, OwnerInput::Unpin) => self.end(&mut actions),
             // Looked at before everything else: what comes late must not be confirmed because no tick came first.
-            (State::Pinned, _) if now >= self.deadline => self.let_go("the pin expired".into(), &mut actions),
-            (State::Pinned, OwnerInput::Revoked(detail)) => self.let_go(detail, &mut actions),
-            (State::Pinned, OwnerInput::Asked) if !self.writing => {
-                self.writing = true;
+            (State::Pinned, _) if now >= self.deadline => self.let_go("the pin expired".into(), now, &mut actions),
+            (State::Pinned, OwnerInput::Revoked(detail)) => self.let_go(detail, now, &mut actions),
+            (State::Pinned, OwnerInput::Asked) if !self.asked => {
+                (self.asked, self.writing) = (true, true);
                 actions.push(OwnerAction::Write);
             }
+            // One that asked to be written to has nothing to confirm.
+            (State::Pinned, OwnerInput::Confirm) if self.asked => {}
             (State::Pinned, OwnerInput::Written | OwnerInput::Confirm) => {
                 self.read = true;
                 self.confirm_if_done(&mut actions);
@@ -124,9 +151,14 @@ impl Owner {
         self.end(actions);
     }
 
-    fn let_go(&mut self, detail: String, actions: &mut Vec<OwnerAction>) {
-        actions.push(OwnerAction::SendNotHeld(detail));
-        self.end(actions);
+    fn let_go(&mut self, detail: String, now: Instant, actions: &mut Vec<OwnerAction>) {
+        if self.writing {
+            actions.extend([OwnerAction::LetGo, OwnerAction::Flush]);
+            self.state = State::Flushing(detail, now + self.flush_wait);
+        } else {
+            actions.push(OwnerAction::SendNotHeld(detail));
+            self.end(actions);
+        }
     }
 
     fn end(&mut self, actions: &mut Vec<OwnerAction>) {
@@ -155,6 +187,9 @@ mod tests {
             OwnerAction::Write => "write".into(),
             OwnerAction::SendHeld(runs) => format!("held {}", runs.len()),
             OwnerAction::SendNotHeld(_) => "not held".into(),
+            OwnerAction::LetGo => "let go".into(),
+            OwnerAction::Flush => "flush".into(),
+            OwnerAction::Disconnect => "disconnect".into(),
             OwnerAction::Forget => "forget".into(),
         }
     }
@@ -162,7 +197,7 @@ mod tests {
     /// Feeds the inputs, each at a number of milliseconds, and compares what comes of each. Two layers.
     fn check(steps: Vec<(u64, OwnerInput, &str)>) {
         let begin = Instant::now();
-        let mut owner = Owner::new(TicketId(9), 2, begin + Duration::from_secs(1));
+        let mut owner = Owner::new(TicketId(9), 2, begin + Duration::from_secs(1), Duration::from_millis(100));
         for (i, (at, input, expected)) in steps.into_iter().enumerate() {
             let what = format!("step {i}: {input:?}");
             let actions: Vec<_> = owner.handle(begin + Duration::from_millis(at), input).iter().map(describe).collect();
@@ -198,6 +233,44 @@ mod tests {
         ]);
         check_pinned(vec![(0, summed(), ""), (0, summed(), ""), (1000, OwnerInput::Confirm, "not held, forget")]);
         check_pinned(vec![(0, revoked(), "not held, forget"), (0, summed(), ""), (0, OwnerInput::Written, "")]);
+        check_pinned(vec![(0, OwnerInput::Asked, "write"), (1000, OwnerInput::Written, "not held, forget")]);
+    }
+
+    #[test]
+    fn what_is_under_way_is_flushed_before_the_reader_hears_that_it_is_over() {
+        for end in [revoked(), OwnerInput::Unpin] {
+            check_pinned(vec![
+                (0, OwnerInput::Asked, "write"),
+                (0, end, "let go, flush"),
+                (0, OwnerInput::Unpin, ""),
+                (0, summed(), ""),
+                (50, OwnerInput::Written, "not held, forget"),
+            ]);
+        }
+        check_pinned(vec![
+            (0, OwnerInput::Asked, "write"),
+            (1000, OwnerInput::Tick, "let go, flush"),
+            (1099, OwnerInput::Tick, ""),
+            (1100, OwnerInput::Tick, "disconnect"),
+            (1101, OwnerInput::ConnectionLost, "forget"),
+        ]);
+        // Everything is there already; its checksums are not.
+        check_pinned(vec![
+            (0, OwnerInput::Asked, "write"),
+            (0, OwnerInput::Written, ""),
+            (0, OwnerInput::Unpin, "not held, forget"),
+        ]);
+    }
+
+    #[test]
+    fn a_reader_that_is_written_to_confirms_nothing() {
+        check_pinned(vec![
+            (0, OwnerInput::Asked, "write"),
+            (0, summed(), ""),
+            (0, summed(), ""),
+            (0, OwnerInput::Confirm, ""),
+            (0, OwnerInput::Written, "held 2, forget"),
+        ]);
     }
 
     #[test]

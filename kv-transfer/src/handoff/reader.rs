@@ -1,4 +1,8 @@
 //! The reader of one get: adopts only what it read whole, under a pin that still held afterwards, with the checksums of the owner.
+//!
+//! Whoever moves the bytes, some may be under way when a get is given up: its own reads where it reads by itself, the owner's writes
+//! elsewhere, which may be one-sided whatever this side's are. So the worker hears of the failure at once, and the blocks stay until the
+//! owner has said that its writes are over, or its connection was the fence.
 
 use super::coverage::Coverage;
 use crate::HandoffFailure;
@@ -17,9 +21,9 @@ pub(crate) enum ReaderInput {
     Read,
     /// Checksums of what the owner pinned.
     Checksums(Vec<SumRun>),
-    /// The reading is over, and the pin held until now; so many checksums were sent.
+    /// The reading is over, nothing is under way, and the pin held until now; so many checksums were sent.
     Held { algorithm: u16, sums: u64 },
-    /// The owner let go of the blocks.
+    /// The owner let go of the blocks, and nothing that it wrote is still under way.
     NotHeld(String),
     /// So many checksums were found right.
     Verified { sums: u64 },
@@ -27,8 +31,10 @@ pub(crate) enum ReaderInput {
     Corrupt(String),
     /// The owner of this end gives up.
     Abort(HandoffFailure),
-    /// The connection is gone, and with it every read.
-    ConnectionLost(String),
+    /// The connection is gone, and with it every read; `fenced` if nothing can be stored through it any more.
+    ConnectionLost { fenced: bool, detail: String },
+    /// Nothing can write to the blocks any more, whatever was unsure before.
+    Fenced,
     /// Time passed.
     Tick,
 }
@@ -46,10 +52,16 @@ pub(crate) enum ReaderAction {
     Verify(Vec<SumRun>),
     /// Tell the owner that nothing of this is wanted any more.
     SendUnpin,
-    /// Reads under way do not end by themselves: end them with their connection.
+    /// What is under way does not end by itself: end it with its connection.
     Disconnect,
-    /// The end. Always the last action; nothing writes to the blocks any more.
-    Done(Result<(), HandoffFailure>),
+    /// Tell the worker that the get failed. Its blocks may still be written.
+    Failed(HandoffFailure),
+    /// Give the blocks to the worker.
+    Adopt,
+    /// Nothing is known that keeps the owner from writing to the blocks.
+    Quarantine,
+    /// Nothing writes to the blocks any more. Always the last action.
+    Forget,
 }
 
 #[derive(Debug)]
@@ -61,8 +73,10 @@ enum State {
     Confirming,
     /// It did; checksums are being compared.
     Verifying,
-    /// Given up; waits until then for reads under way.
-    Draining(HandoffFailure, Instant),
+    /// Given up; waits until then for what is under way.
+    Draining(Instant),
+    /// The connection is gone, and was no fence.
+    Quarantined,
     Ended,
 }
 
@@ -78,14 +92,31 @@ pub(crate) struct Reader {
     runs: Vec<SumRun>,
     received: Coverage,
     verified: u64,
+    /// The hazard itself: the owner's writes are not waited for.
+    undrained: bool,
 }
 
 impl Reader {
     /// Of so many positions, counted from the first that is read.
     pub(crate) fn new(layout: &KvLayout, tokens: u32, algorithm: u16, deadline: Instant, drain_wait: Duration) -> Self {
         let (state, received) = (State::Offering, Coverage::new(layout, 0..tokens));
-        let (ticket, by_itself, runs, verified) = (None, false, Vec::new(), 0);
-        Self { algorithm, deadline, drain_wait, state, ticket, by_itself, runs, received, verified }
+        let (ticket, by_itself, runs, verified, undrained) = (None, false, Vec::new(), 0, false);
+        Self { algorithm, deadline, drain_wait, state, ticket, by_itself, runs, received, verified, undrained }
+    }
+
+    /// Waits for no write of the owner, where tests bend that.
+    pub(crate) fn leave_undrained(&mut self) {
+        self.undrained = true;
+    }
+
+    /// Whether the owner may write to the blocks.
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self.state, State::Reading | State::Draining(_)) && !self.by_itself
+    }
+
+    /// Whether the blocks wait for a fence.
+    pub(crate) fn is_quarantined(&self) -> bool {
+        matches!(self.state, State::Quarantined)
     }
 
     pub(crate) fn ticket(&self) -> Option<TicketId> {
@@ -100,18 +131,21 @@ impl Reader {
         let mut actions = Vec::new();
         match (&self.state, input) {
             (State::Ended, _) => {}
-            (State::Draining(failure, _), ReaderInput::Read | ReaderInput::ConnectionLost(_)) => {
-                let failure = failure.clone();
-                self.end(Err(failure), &mut actions);
+            (State::Draining(_) | State::Quarantined, ReaderInput::Fenced) => self.end(&mut actions),
+            (State::Quarantined, _) => {}
+            (State::Draining(_), ReaderInput::Read) if self.by_itself => self.end(&mut actions),
+            // The owner says neither before what it posted was flushed.
+            (State::Draining(_), ReaderInput::Held { .. } | ReaderInput::NotHeld(_)) if !self.by_itself => {
+                self.end(&mut actions);
             }
-            (State::Draining(_, until), ReaderInput::Tick) if now >= *until => actions.push(ReaderAction::Disconnect),
-            (State::Draining(..), _) => {}
-            (_, ReaderInput::ConnectionLost(detail)) => self.end(Err(HandoffFailure::PeerLost(detail)), &mut actions),
+            (State::Draining(until), ReaderInput::Tick) if now >= *until => actions.push(ReaderAction::Disconnect),
+            (_, ReaderInput::ConnectionLost { fenced, detail }) => self.lost(fenced, detail, &mut actions),
+            (State::Draining(_), _) => {}
             (State::Offering, ReaderInput::Granted { ticket, by_itself }) => {
                 (self.ticket, self.by_itself, self.state) = (Some(ticket), by_itself, State::Reading);
                 actions.push(if by_itself { ReaderAction::Read } else { ReaderAction::SendAsk });
             }
-            (State::Offering, ReaderInput::Refused(failure)) => self.end(Err(failure), &mut actions),
+            (State::Offering, ReaderInput::Refused(failure)) => self.fail(failure, &mut actions),
             (State::Reading, ReaderInput::Read) => {
                 self.state = State::Confirming;
                 actions.push(ReaderAction::SendConfirm);
@@ -128,16 +162,20 @@ impl Reader {
             (State::Verifying, ReaderInput::Verified { sums }) => {
                 self.verified += sums;
                 if self.verified == self.received.sums() {
-                    self.end(Ok(()), &mut actions);
+                    actions.push(ReaderAction::Adopt);
+                    self.end(&mut actions);
                 }
             }
             (_, ReaderInput::Corrupt(detail)) => self.give_up(HandoffFailure::Corrupt(detail), now, &mut actions),
+            (State::Reading, ReaderInput::NotHeld(detail)) if !self.by_itself => {
+                self.fail(HandoffFailure::Unpinned(detail), &mut actions);
+            }
             (_, ReaderInput::NotHeld(detail)) => self.give_up(HandoffFailure::Unpinned(detail), now, &mut actions),
             (_, ReaderInput::Abort(failure)) => self.give_up(failure, now, &mut actions),
             (_, ReaderInput::Tick) if now >= self.deadline => {
                 self.give_up(HandoffFailure::Deadline("reading"), now, &mut actions);
             }
-            (_, ReaderInput::Tick | ReaderInput::Verified { .. } | ReaderInput::Read) => {}
+            (_, ReaderInput::Tick | ReaderInput::Verified { .. } | ReaderInput::Read | ReaderInput::Fenced) => {}
             (_, input) => {
                 let failure = HandoffFailure::Protocol(format!("{} out of turn", name(&input)));
                 self.give_up(failure, now, &mut actions);
@@ -152,7 +190,7 @@ impl Reader {
         let covered: u64 = self.runs.iter().map(|run| run.sums.len() as u64).sum();
         if !read || algorithm != self.algorithm || sums != covered || covered != self.received.sums() {
             let failure = HandoffFailure::Protocol("the owner confirms what was not read".into());
-            return self.give_up(failure, now, actions);
+            return if self.by_itself { self.give_up(failure, now, actions) } else { self.fail(failure, actions) };
         }
         self.state = State::Verifying;
         actions.push(ReaderAction::Verify(std::mem::take(&mut self.runs)));
@@ -163,16 +201,36 @@ impl Reader {
         if !matches!(self.state, State::Verifying) {
             actions.push(ReaderAction::SendUnpin);
         }
-        if matches!(self.state, State::Reading) && self.by_itself {
-            self.state = State::Draining(failure, now + self.drain_wait);
+        if matches!(self.state, State::Reading) && (self.by_itself || !self.undrained) {
+            actions.push(ReaderAction::Failed(failure));
+            self.state = State::Draining(now + self.drain_wait);
         } else {
-            self.end(Err(failure), actions);
+            self.fail(failure, actions);
         }
     }
 
-    fn end(&mut self, result: Result<(), HandoffFailure>, actions: &mut Vec<ReaderAction>) {
+    fn lost(&mut self, fenced: bool, detail: String, actions: &mut Vec<ReaderAction>) {
+        let unsure = self.is_open() && !fenced && !self.undrained;
+        if !matches!(self.state, State::Draining(_)) {
+            actions.push(ReaderAction::Failed(HandoffFailure::PeerLost(detail)));
+        }
+        if unsure {
+            self.state = State::Quarantined;
+            actions.push(ReaderAction::Quarantine);
+        } else {
+            self.end(actions);
+        }
+    }
+
+    /// Ends without success where nothing is under way.
+    fn fail(&mut self, failure: HandoffFailure, actions: &mut Vec<ReaderAction>) {
+        actions.push(ReaderAction::Failed(failure));
+        self.end(actions);
+    }
+
+    fn end(&mut self, actions: &mut Vec<ReaderAction>) {
         self.state = State::Ended;
-        actions.push(ReaderAction::Done(result));
+        actions.push(ReaderAction::Forget);
     }
 }
 

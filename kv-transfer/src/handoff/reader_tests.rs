@@ -20,7 +20,10 @@ fn not_held() -> ReaderInput {
     ReaderInput::NotHeld("x".into())
 }
 fn lost() -> ReaderInput {
-    ReaderInput::ConnectionLost("x".into())
+    ReaderInput::ConnectionLost { fenced: true, detail: "x".into() }
+}
+fn lost_unfenced() -> ReaderInput {
+    ReaderInput::ConnectionLost { fenced: false, detail: "x".into() }
 }
 fn abort() -> ReaderInput {
     ReaderInput::Abort(HandoffFailure::Aborted("x".into()))
@@ -34,8 +37,10 @@ fn describe(action: &ReaderAction) -> String {
         ReaderAction::Verify(_) => "verify".into(),
         ReaderAction::SendUnpin => "unpin".into(),
         ReaderAction::Disconnect => "disconnect".into(),
-        ReaderAction::Done(Ok(())) => "done".into(),
-        ReaderAction::Done(Err(failure)) => format!("failed {}", failure.name()),
+        ReaderAction::Failed(failure) => format!("failed {}", failure.name()),
+        ReaderAction::Adopt => "adopt".into(),
+        ReaderAction::Quarantine => "quarantine".into(),
+        ReaderAction::Forget => "forget".into(),
     }
 }
 
@@ -64,62 +69,102 @@ fn adopts_what_was_read_held_and_verified() {
         (sums(1, 1), ""),
         (held(4), "verify"),
         (verified(2), ""),
-        (verified(2), "done"),
+        (verified(2), "adopt, forget"),
         (lost(), ""),
     ]);
-    check(vec![(granted(false), "ask"), (sums(0, 2), ""), (held(4), "verify"), (verified(4), "done")]);
+    check(vec![(granted(false), "ask"), (sums(0, 2), ""), (held(4), "verify"), (verified(4), "adopt, forget")]);
 }
 
 #[test]
 fn nothing_is_adopted_unless_the_pin_held_after_the_last_byte() {
-    check(vec![(granted(false), "ask"), (sums(0, 2), ""), (not_held(), "unpin, failed unpinned"), (held(4), "")]);
-    check(vec![(granted(true), "read"), (ReaderInput::Read, "confirm"), (not_held(), "unpin, failed unpinned")]);
+    check(vec![(granted(false), "ask"), (sums(0, 2), ""), (not_held(), "failed unpinned, forget"), (held(4), "")]);
+    check(vec![
+        (granted(true), "read"),
+        (ReaderInput::Read, "confirm"),
+        (not_held(), "unpin, failed unpinned, forget"),
+    ]);
     // Confirmed before everything was here.
     check(vec![
         (granted(true), "read"),
         (sums(0, 2), ""),
-        (held(4), "unpin"),
-        (ReaderInput::Read, "failed protocol"),
+        (held(4), "unpin, failed protocol"),
+        (ReaderInput::Read, "forget"),
         (verified(4), ""),
     ]);
-    check(vec![(held(4), "unpin, failed protocol")]);
+    check(vec![(held(4), "unpin, failed protocol, forget")]);
 }
 
 #[test]
 fn checksums_must_cover_everything_once() {
-    check(vec![(granted(false), "ask"), (sums(0, 1), ""), (held(2), "unpin, failed protocol")]);
-    check(vec![(granted(false), "ask"), (sums(0, 2), ""), (held(3), "unpin, failed protocol")]);
-    check(vec![(granted(false), "ask"), (sums(0, 1), ""), (sums(0, 1), "unpin, failed protocol")]);
+    check(vec![(granted(false), "ask"), (sums(0, 1), ""), (held(2), "failed protocol, forget")]);
+    check(vec![(granted(false), "ask"), (sums(0, 2), ""), (held(3), "failed protocol, forget")]);
+    check(vec![(granted(false), "ask"), (sums(0, 1), ""), (sums(0, 1), "unpin, failed protocol"), (held(4), "forget")]);
     let of_another = ReaderInput::Held { algorithm: 2, sums: 4 };
-    check(vec![(granted(false), "ask"), (sums(0, 2), ""), (of_another, "unpin, failed protocol")]);
+    check(vec![(granted(false), "ask"), (sums(0, 2), ""), (of_another, "failed protocol, forget")]);
     check(vec![
         (granted(false), "ask"),
         (sums(0, 2), ""),
         (held(4), "verify"),
-        (ReaderInput::Corrupt("x".into()), "failed corrupt"),
+        (ReaderInput::Corrupt("x".into()), "failed corrupt, forget"),
         (verified(4), ""),
     ]);
 }
 
 #[test]
-fn blocks_wait_for_reads_under_way() {
-    check(vec![(granted(true), "read"), (abort(), "unpin"), (abort(), ""), (ReaderInput::Read, "failed aborted")]);
-    check(vec![(granted(true), "read"), (not_held(), "unpin"), (lost(), "failed unpinned")]);
-    check_at(vec![
-        (0, granted(true), "read"),
-        (1000, ReaderInput::Tick, "unpin"),
-        (1099, ReaderInput::Tick, ""),
-        (1100, ReaderInput::Tick, "disconnect"),
-        (1101, lost(), "failed deadline"),
+fn blocks_wait_for_what_is_under_way_whoever_moves_it() {
+    let read = || ReaderInput::Read;
+    check(vec![
+        (granted(true), "read"),
+        (abort(), "unpin, failed aborted"),
+        (abort(), ""),
+        (not_held(), ""),
+        (read(), "forget"),
     ]);
-    // What the owner writes comes through a door that closes at once.
-    check(vec![(granted(false), "ask"), (abort(), "unpin, failed aborted")]);
+    check(vec![(granted(true), "read"), (not_held(), "unpin, failed unpinned"), (lost(), "forget")]);
+    check(vec![(granted(false), "ask"), (abort(), "unpin, failed aborted"), (read(), ""), (not_held(), "forget")]);
+    // The confirmation crossed the reader's last word.
+    check(vec![(granted(false), "ask"), (abort(), "unpin, failed aborted"), (sums(0, 2), ""), (held(4), "forget")]);
+    for (by_itself, begins) in [(true, "read"), (false, "ask")] {
+        check_at(vec![
+            (0, granted(by_itself), begins),
+            (1000, ReaderInput::Tick, "unpin, failed deadline"),
+            (1099, ReaderInput::Tick, ""),
+            (1100, ReaderInput::Tick, "disconnect"),
+            (1101, lost(), "forget"),
+        ]);
+    }
+}
+
+#[test]
+fn what_an_owner_could_still_write_waits_for_a_fence() {
+    check(vec![
+        (granted(false), "ask"),
+        (lost_unfenced(), "failed peer_lost, quarantine"),
+        (not_held(), ""),
+        (ReaderInput::Tick, ""),
+        (ReaderInput::Fenced, "forget"),
+    ]);
+    check(vec![
+        (granted(false), "ask"),
+        (abort(), "unpin, failed aborted"),
+        (lost_unfenced(), "quarantine"),
+        (ReaderInput::Fenced, "forget"),
+    ]);
+    check(vec![(granted(false), "ask"), (lost(), "failed peer_lost, forget")]);
+    // Its own reads end with their connection, and after the confirmation nothing is under way.
+    check(vec![(granted(true), "read"), (lost_unfenced(), "failed peer_lost, forget")]);
+    check(vec![
+        (granted(false), "ask"),
+        (sums(0, 2), ""),
+        (held(4), "verify"),
+        (lost_unfenced(), "failed peer_lost, forget"),
+    ]);
 }
 
 #[test]
 fn before_the_grant_nothing_is_under_way() {
-    check(vec![(abort(), "unpin, failed aborted"), (granted(true), "")]);
-    check(vec![(lost(), "failed peer_lost")]);
-    check(vec![(ReaderInput::Refused(HandoffFailure::Stopped), "failed stopped")]);
-    check_at(vec![(999, ReaderInput::Tick, ""), (1000, ReaderInput::Tick, "unpin, failed deadline")]);
+    check(vec![(abort(), "unpin, failed aborted, forget"), (granted(true), "")]);
+    check(vec![(lost_unfenced(), "failed peer_lost, forget")]);
+    check(vec![(ReaderInput::Refused(HandoffFailure::Stopped), "failed stopped, forget")]);
+    check_at(vec![(999, ReaderInput::Tick, ""), (1000, ReaderInput::Tick, "unpin, failed deadline, forget")]);
 }

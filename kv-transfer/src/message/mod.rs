@@ -11,13 +11,27 @@ mod hello;
 pub(crate) use hello::{Hello, RemoteRegion};
 
 use crate::{Party, RefuseReason};
-use baton_types::{GroupBlocks, RequestId, TicketId, TokenId};
+use baton_types::{GroupBlocks, KvPoolMap, RequestId, TicketId, TokenId};
 
 /// Oldest protocol version in which what is moved may begin behind position 0.
 pub(crate) const PARTIAL_SINCE: u32 = 2;
 
 /// Longest encoded message: a grant or commit of the longest sequence, with room to spare.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 32 << 20;
+
+/// Longest message of a peer that has not greeted: a layout of thousands of layers.
+pub(crate) const GREETING_BYTES_MAX: usize = 64 << 10;
+
+/// What every message may hold that no pool's size bounds: a get's name, what workers add to a commit, checksums that are sent together.
+const MESSAGE_BYTES_MIN: usize = 512 << 10;
+/// Most bytes of a message for each token of the sequence that it is about: 4 of its id, and as many of its checksums or blocks.
+const MESSAGE_BYTES_PER_TOKEN: usize = 8;
+
+/// Longest message that a peer has to send to the owner of this pool, whose sequences it holds whole.
+pub(crate) fn message_bytes_max(map: &KvPoolMap) -> usize {
+    let tokens = map.blocks() as usize * map.layout().block_tokens() as usize;
+    tokens.saturating_mul(MESSAGE_BYTES_PER_TOKEN).saturating_add(MESSAGE_BYTES_MIN).min(MESSAGE_BYTES_MAX)
+}
 
 /// Which way bytes flow under a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -137,18 +151,18 @@ pub(crate) enum Message {
     Confirm {
         ticket: TicketId,
     },
-    /// Owner: it did, until everything was read. So many checksums came before this.
+    /// Owner: it did, until everything was read. So many checksums came before this. Nothing of the get is under way.
     Held {
         ticket: TicketId,
         algorithm: u16,
         sums: u64,
     },
-    /// Owner: it did not, or does no longer.
+    /// Owner: it did not, or does no longer. Nothing of the get is under way: what was written is visible.
     NotHeld {
         ticket: TicketId,
         detail: String,
     },
-    /// Reader: nothing of this get is wanted any more.
+    /// Reader: nothing of this get is wanted any more. One that was asked to write answers `NotHeld`.
     Unpin {
         handoff: u64,
     },

@@ -34,8 +34,10 @@ pub(super) struct Connection {
     pub(super) legs: (usize, usize),
     /// What moves from here to there, and from there to here; `None` where the two hold no heads in common.
     pub(super) cuts: Option<(Cut, Cut)>,
-    /// The address it was opened to.
+    /// The address it was opened to; `None` where the peer connected.
     pub(super) address: Option<TransferAddress>,
+    /// It is being closed.
+    pub(super) closing: bool,
     /// The peer's pool.
     pub(super) map: Option<KvPoolMap>,
     pub(super) pump: Pump,
@@ -56,6 +58,7 @@ impl Connection {
             legs: (1, 1),
             cuts: None,
             address: None,
+            closing: false,
             map: None,
             pump,
             lanes: String::new(),
@@ -111,21 +114,35 @@ pub(super) fn hello(config: &TransferConfig, region: RemoteRegion, expects: Part
     })
 }
 
+/// Why a peer cannot be talked to.
+pub(super) struct Unwelcome {
+    pub(super) reason: RefuseReason,
+    /// For our own log.
+    pub(super) detail: String,
+    /// For a peer that has proven nothing: no name, no incarnation, no fingerprint.
+    pub(super) told: String,
+}
+
 /// Whether a peer that greets like this can be talked to at all.
-pub(super) fn check_hello(config: &TransferConfig, hello: &Hello) -> Result<KvPoolMap, (RefuseReason, String)> {
+pub(super) fn check_hello(config: &TransferConfig, hello: &Hello) -> Result<KvPoolMap, Unwelcome> {
+    let unwelcome = |reason, told: String| {
+        let detail = format!("{told}: {} greets {}, this is {}", hello.party, hello.expects, config.party);
+        Err(Unwelcome { reason, detail, told })
+    };
     if config.protocol.common(hello.protocol).is_none() {
-        let detail =
-            format!("{} speaks protocols {}, {} {}", hello.party, hello.protocol, config.party, config.protocol);
-        return Err((RefuseReason::Protocol, detail));
+        let told = format!("the peer speaks protocols {}, this instance {}", hello.protocol, config.protocol);
+        return unwelcome(RefuseReason::Protocol, told);
     }
     if hello.required != 0 {
-        return Err((RefuseReason::Protocol, format!("unknown required extensions {:#x}", hello.required)));
+        return unwelcome(RefuseReason::Protocol, format!("unknown required extensions {:#x}", hello.required));
     }
     if hello.expects != config.party && config.hooks.greetings() != Greetings::AnyIncarnation {
-        let detail = format!("this is {}, not {}", config.party, hello.expects);
-        return Err((RefuseReason::WrongIncarnation, detail));
+        return unwelcome(RefuseReason::WrongIncarnation, "another instance, or another start of it, is here".into());
     }
-    hello.map().ok_or((RefuseReason::Protocol, "the peer's pool does not fit its region".into()))
+    match hello.map() {
+        Some(map) => Ok(map),
+        None => unwelcome(RefuseReason::Protocol, "the peer's pool does not fit its region".into()),
+    }
 }
 
 /// A message as text, for logs: its kind, never its contents.

@@ -54,8 +54,16 @@ impl Progress {
                 *quarantined |= incoming.is_quarantined();
             }
         }
-        let sum = |wanted| handoffs.values().filter(|(_, q)| *q == wanted).map(|(blocks, _)| blocks).sum();
-        Exposure { quarantined: sum(true), unfenced: sum(false) }
+        let sum = |wanted| handoffs.values().filter(|(_, q)| *q == wanted).map(|(blocks, _)| blocks).sum::<usize>();
+        let (mut quarantined, mut unfenced) = (sum(true), sum(false));
+        for fetch in self.fetches.values().filter(|fetch| fetch.owner() == of) {
+            match fetch.is_quarantined() {
+                true => quarantined += fetch.blocks(),
+                false if fetch.is_open() && !self.transport.closing_fences(fetch.conn()) => unfenced += fetch.blocks(),
+                false => {}
+            }
+        }
+        Exposure { quarantined, unfenced }
     }
 
     /// Blocks whose writers are not provably gone, by instance.
@@ -67,6 +75,9 @@ impl Progress {
         for incoming in handoffs.into_values() {
             *by_instance.entry(incoming.offer.source.instance.clone()).or_default() +=
                 incoming.writable(self.config.map.layout());
+        }
+        for fetch in self.fetches.values().filter(|fetch| fetch.is_quarantined()) {
+            *by_instance.entry(fetch.owner().clone()).or_default() += fetch.blocks();
         }
         by_instance
     }
@@ -80,7 +91,9 @@ impl Progress {
     pub(super) fn publish(&mut self) {
         self.stats.outgoing = self.sending.len();
         self.stats.incoming = self.incoming_live();
-        (self.stats.fetches, self.stats.pins) = (self.fetches.len(), self.pins.len());
+        self.stats.fetches = self.fetches.values().filter(|f| !f.is_quarantined()).count();
+        self.stats.pins = self.pins.len();
+        self.stats.names = self.sending_tickets.len() + self.incoming_tickets.len() + self.incoming_numbers.len();
         self.stats.tickets = self.incoming.values().filter(|i| i.sink.is_granted()).count();
         self.stats.quarantined = self.quarantined();
         self.stats.held = self.sending.values().filter(|s| s.is_held()).count()

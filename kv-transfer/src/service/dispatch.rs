@@ -1,12 +1,12 @@
 //! Who acts on what comes: commands of other threads, events of the transport, messages of peers.
 
-use super::connections::{self, Connection, Greeting};
+use super::connections::{self, Greeting};
 use super::inbox::Command;
 use super::progress::Progress;
 use crate::message::{Direction, Message};
 use crate::transport::{ConnId, Event};
 use crate::{Greetings, HandoffFailure, RefuseReason, Tickets};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 impl Progress {
     pub(super) fn command(&mut self, command: Command, now: Instant) {
@@ -50,11 +50,9 @@ impl Progress {
 
     pub(super) fn event(&mut self, event: Event, now: Instant) {
         match event {
-            Event::Accepted { conn, proven } => {
-                let by = now + Duration::from_millis(self.config.limits.connect_ms);
-                let mut connection = Connection::new(Greeting::Awaited(by), None, 0, &self.config);
-                connection.proven = proven;
-                self.connections.insert(conn, connection);
+            Event::Accepted { conn, proven } => self.accepted(conn, proven, now),
+            Event::Message(conn, bytes) if self.is_too_long(conn, bytes.len()) => {
+                self.close(conn, "a message longer than the peer may send");
             }
             Event::Message(conn, bytes) => match Message::decode(&bytes) {
                 Ok(message) => self.message(conn, message, now),
@@ -78,7 +76,7 @@ impl Progress {
     }
 
     fn message(&mut self, conn: ConnId, message: Message, now: Instant) {
-        let Some(connection) = self.connections.get(&conn) else { return };
+        let Some(connection) = self.connections.get(&conn).filter(|c| !c.closing) else { return };
         if let Some(key) = self.fetch_of(conn, &message) {
             return self.fetch_message(key, message, now);
         }

@@ -4,12 +4,12 @@ use super::checker::Job;
 use super::connections::Connection;
 use super::progress::Progress;
 use crate::fetch::FetchOutcome;
-use crate::handoff::{Reader, ReaderAction, ReaderInput};
+use crate::handoff::{Admission, Reader, ReaderAction, ReaderInput};
 use crate::message::{Direction, Message, Offer};
 use crate::plan::{CopyRun, Side, check_blocks, check_from, copies, granted_ranges};
 use crate::transport::ConnId;
-use crate::{FetchRequest, Fetched, HandoffFailure, Peer, Phase, checksum};
-use baton_types::{BlockId, GroupBlocks, RequestId, TicketId};
+use crate::{Fencing, FetchRequest, Fetched, HandoffFailure, Party, Peer, Phase, RefuseReason, checksum};
+use baton_types::{BlockId, GroupBlocks, InstanceId, RequestId, TicketId};
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -31,8 +31,8 @@ pub(super) struct Fetch {
     conn: ConnId,
     blocks: Arc<GroupBlocks>,
     /// Keeps `blocks`, until nothing writes to them any more.
-    hold: Box<dyn Any + Send>,
-    outcome: oneshot::Sender<FetchOutcome>,
+    hold: Option<Box<dyn Any + Send>>,
+    outcome: Option<oneshot::Sender<FetchOutcome>>,
     offered: bool,
     /// A grant that a test holds before anything is read.
     held: Option<TicketId>,
@@ -49,6 +49,25 @@ impl Fetch {
 
     pub(super) fn is_held(&self) -> bool {
         self.held.is_some()
+    }
+
+    /// The instance whose blocks are read.
+    pub(super) fn owner(&self) -> &InstanceId {
+        &self.peer.party.instance
+    }
+
+    /// How many blocks here take what is read.
+    pub(super) fn blocks(&self) -> usize {
+        self.blocks.total()
+    }
+
+    /// Whether their owner may write to them.
+    pub(super) fn is_open(&self) -> bool {
+        self.reader.is_open()
+    }
+
+    pub(super) fn is_quarantined(&self) -> bool {
+        self.reader.is_quarantined()
     }
 }
 
@@ -78,7 +97,10 @@ impl Progress {
         let deadline = deadline.min(now + Duration::from_millis(self.config.limits.handoff_ms));
         let (layout, wait) = (self.config.map.layout(), self.config.limits.abort());
         let moved = tokens - from;
-        let reader = Reader::new(layout, moved, checksum::ALGORITHM, deadline, wait);
+        let mut reader = Reader::new(layout, moved, checksum::ALGORITHM, deadline, wait);
+        if self.config.hooks.fencing() == Fencing::Pretended {
+            reader.leave_undrained();
+        }
         let blocks = Arc::new(blocks);
         let (offered, held, remote, reads, in_flight) = Default::default();
         let fetch = Fetch {
@@ -90,8 +112,8 @@ impl Progress {
             moved,
             conn,
             blocks,
-            hold,
-            outcome,
+            hold: Some(hold),
+            outcome: Some(outcome),
             offered,
             held,
             remote,
@@ -199,7 +221,26 @@ impl Progress {
         }
         if let Some(ticket) = fetch.held.take() {
             let by_itself = self.transport.reads_by_itself(fetch.conn);
-            self.reader_input(key, ReaderInput::Granted { ticket, by_itself }, now);
+            let input = match self.barred_from_writing(key).filter(|_| !by_itself) {
+                None => ReaderInput::Granted { ticket, by_itself },
+                Some(failure) => ReaderInput::Abort(failure),
+            };
+            self.reader_input(key, input, now);
+        }
+    }
+
+    /// Why the owner may not be asked to write: of what nothing fences it could come to leave too much in quarantine here, as any source.
+    fn barred_from_writing(&self, key: u64) -> Option<HandoffFailure> {
+        let fetch = self.fetches.get(&key)?;
+        let (owner, wanted) = (fetch.owner(), fetch.blocks());
+        let max = self.config.limits.quarantined_blocks_of(&self.config.map);
+        match self.exposure(owner, key).admits(wanted, self.transport.closing_fences(fetch.conn), max) {
+            Admission::Ask => None,
+            Admission::Wait | Admission::Refuse => {
+                let detail =
+                    format!("{owner} could leave more than {max} blocks in quarantine here, or has some there");
+                Some(HandoffFailure::Refused { reason: RefuseReason::Quarantine, detail })
+            }
         }
     }
 
@@ -251,10 +292,16 @@ impl Progress {
         }
     }
 
-    pub(super) fn fetches_lost(&mut self, conn: ConnId, reason: &str, now: Instant) {
+    pub(super) fn fetches_lost(&mut self, conn: ConnId, reason: &str, fenced: bool, now: Instant) {
         for key in self.fetches_on(conn) {
-            self.reader_input(key, ReaderInput::ConnectionLost(reason.to_owned()), now);
+            self.reader_input(key, ReaderInput::ConnectionLost { fenced, detail: reason.to_owned() }, now);
         }
+    }
+
+    /// Nothing of this party writes any more.
+    pub(super) fn fetches_fenced(&mut self, party: &Party, now: Instant) {
+        let of_party = self.fetches.iter().filter(|(_, f)| f.peer.party == *party).map(|(&key, _)| key);
+        of_party.collect::<Vec<_>>().into_iter().for_each(|key| self.reader_input(key, ReaderInput::Fenced, now));
     }
 
     /// The peer will have nothing to do with us.
@@ -294,8 +341,23 @@ impl Progress {
                 }
                 self.read_if_over(key, now);
             }
-            ReaderAction::Disconnect => self.close(conn, "the peer does not answer reads of blocks that are given up"),
-            ReaderAction::Done(result) => self.fetched(key, result),
+            ReaderAction::Disconnect => self.close(conn, "the peer does not let go of a get that was given up"),
+            ReaderAction::Failed(failure) => {
+                tracing::debug!(request_id = %fetch.request_id, peer = %fetch.peer.party, %failure, "get failed");
+                self.tell(key, Err(failure));
+            }
+            ReaderAction::Adopt => {
+                let bytes = (self.config.map.layout().bytes_per_token() * fetch.moved as usize) as u64;
+                if let Some(hold) = fetch.hold.take() {
+                    self.tell(key, Ok(Fetched { bytes, hold }));
+                }
+            }
+            // Its blocks count against the bound on quarantined ones from here on.
+            ReaderAction::Quarantine => self.inbox.outgoing_ended(key),
+            ReaderAction::Forget => {
+                self.fetches.remove(&key);
+                self.inbox.outgoing_ended(key);
+            }
         }
     }
 
@@ -315,29 +377,21 @@ impl Progress {
         self.read_if_over(key, now);
     }
 
-    /// The end of a get.
-    fn fetched(&mut self, key: u64, result: Result<(), HandoffFailure>) {
-        let Some(fetch) = self.fetches.remove(&key) else { return };
+    /// Tells the worker how it ended, and lets nothing more in.
+    fn tell(&mut self, key: u64, result: FetchOutcome) {
+        let Some(fetch) = self.fetches.get_mut(&key) else { return };
+        let (conn, outcome) = (fetch.conn, fetch.outcome.take());
         if let Some(ticket) = fetch.reader.ticket() {
-            self.transport.close_window(fetch.conn, ticket);
+            self.transport.close_window(conn, ticket);
         }
-        self.inbox.outgoing_ended(key);
-        let outcome = match &result {
-            Ok(()) => "adopted",
+        let name = match &result {
+            Ok(_) => "adopted",
             Err(failure) => failure.name(),
         };
-        self.count(fetch.conn, |stats| *stats.fetched.entry(outcome).or_default() += 1);
-        let bytes = (self.config.map.layout().bytes_per_token() * fetch.moved as usize) as u64;
-        let (hold, request_id) = (fetch.hold, fetch.request_id);
-        let outcome = match result {
-            Ok(()) => Ok(Fetched { bytes, hold }),
-            Err(failure) => {
-                tracing::debug!(%request_id, peer = %fetch.peer.party, %failure, "get failed");
-                drop(hold);
-                Err(failure)
-            }
-        };
-        fetch.outcome.send(outcome).ok(); // Nobody asks any more: the owner dropped its end.
+        self.count(conn, |stats| *stats.fetched.entry(name).or_default() += 1);
+        if let Some(outcome) = outcome {
+            outcome.send(result).ok(); // Nobody asks any more: the owner dropped its end.
+        }
     }
 }
 

@@ -18,6 +18,7 @@ mod sending;
 
 pub(crate) use inbox::{Command, Inbox};
 
+use crate::message::{GREETING_BYTES_MAX, Message};
 use crate::plan::{check_blocks, check_from};
 use crate::sink::SinkHandler;
 use crate::{
@@ -200,6 +201,11 @@ fn bring_up(
     stats: Arc<Mutex<TransferStats>>,
 ) -> Result<Progress, TransferError> {
     let (transport, wake) = transport::start(&config, region.clone())?;
+    let greeting = Message::Hello(connections::hello(&config, transport.region(), config.party.clone())).encode();
+    if greeting.len() > GREETING_BYTES_MAX {
+        let detail = format!("a layout that takes {} bytes to greet with, of {GREETING_BYTES_MAX}", greeting.len());
+        return Err(TransferError::Config(detail));
+    }
     let inbox = Arc::new(Inbox::new(config.limits.outgoing_max, wake));
     let checker = Checker::start(region, config.map.clone(), inbox.clone())
         .map_err(|e| TransferError::Transport { transport: transport.name(), detail: e.to_string() })?;

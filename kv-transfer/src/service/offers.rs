@@ -115,7 +115,7 @@ impl Progress {
         if self.incoming_numbers.contains_key(&(conn, offer.handoff)) {
             return refuse(RefuseReason::Protocol, "the offer is not its first".into());
         }
-        if offer.from != 0 {
+        if offer.from != 0 || !offer.name.is_empty() {
             return refuse(RefuseReason::Protocol, "what is left out of a put is for its sink to say".into());
         }
         let connection = self.connections.get(&conn);

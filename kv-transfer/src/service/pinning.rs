@@ -54,7 +54,7 @@ impl Progress {
         let key = self.inbox.offer(&offer.request_id);
         let layers = self.config.map.layout().groups().iter().map(|group| group.layers.len()).sum();
         let pin = Pin {
-            owner: Owner::new(self.new_ticket(), layers, confirm_by),
+            owner: Owner::new(self.new_ticket(), layers, confirm_by, self.config.limits.flush()),
             handoff,
             request_id: offer.request_id.clone(),
             moved: offer.tokens - offer.from,
@@ -66,7 +66,8 @@ impl Progress {
         };
         self.pins.insert(key, pin);
         let Offer { request_id, sink: reader, name, from, tokens, .. } = offer;
-        let question = PinQuestion { request_id, reader, name, from, tokens, deadline };
+        let proven = self.connections.get(&conn).is_some_and(|c| c.proven);
+        let question = PinQuestion { request_id, reader, proven, name, from, tokens, deadline };
         self.handler.pin(question, PinReply::new(self.inbox.clone(), key));
     }
 
@@ -191,6 +192,18 @@ impl Progress {
             OwnerAction::Sum if self.config.hooks.pinning() == Pinning::Pretended => {}
             OwnerAction::Sum => self.sum(key),
             OwnerAction::Write => self.write_pinned(key),
+            OwnerAction::LetGo => {
+                if let Some(pin) = self.pins.get_mut(&key) {
+                    pin.hold = None;
+                }
+            }
+            OwnerAction::Flush => {
+                if let Some(connection) = self.connections.get_mut(&conn) {
+                    connection.pump.cancel(key);
+                    connection.pump.flush_posted(key, 0);
+                }
+            }
+            OwnerAction::Disconnect => self.close(conn, "the reader takes none of the writes of a get that is over"),
             OwnerAction::SendHeld(runs) => {
                 let sums = runs.iter().map(|run| run.sums.len() as u64).sum();
                 for runs in messages_of(runs) {
@@ -242,9 +255,6 @@ impl Progress {
 
     fn unpin(&mut self, key: u64) {
         let Some(pin) = self.pins.remove(&key) else { return };
-        if let Some(connection) = self.connections.get_mut(&pin.conn) {
-            connection.pump.cancel(key);
-        }
         self.inbox.offer_ended(key, &pin.request_id);
     }
 }

@@ -1,16 +1,16 @@
 //! The loop of the progress thread, and what it does for connections.
 
 use super::checker::Checker;
-use super::connections::{Connection, Connections, Greeting, check_hello, hello};
+use super::connections::{Connection, Connections, Greeting, Unwelcome, check_hello, hello};
 use super::fetching::{Fetch, Fetches};
 use super::gathering::{Gathering, GatheringKey};
 use super::inbox::Inbox;
 use super::pinning::{Pin, Pins};
 use super::receiving::Incoming;
 use super::sending::Sending;
-use crate::message::{Hello, Message};
+use crate::message::{GREETING_BYTES_MAX, Hello, Message, message_bytes_max};
 use crate::transport::{ConnId, Event, Transport};
-use crate::{Greetings, Party, SinkHandler, TransferConfig, TransferStats};
+use crate::{Greetings, Party, RefuseReason, SinkHandler, TransferConfig, TransferStats};
 use baton_types::TicketId;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -33,7 +33,7 @@ pub(super) struct Progress {
     pub(super) handler: Arc<dyn SinkHandler>,
     pub(super) checker: Checker,
     pub(super) connections: Connections,
-    /// The connection that new handoffs to a shard of a party take.
+    /// The connection that new handoffs to a shard of a party take: one that this side opened.
     pub(super) by_party: BTreeMap<(Party, u16), ConnId>,
     /// Handoffs being sent, by key, which is also their number on the wire.
     pub(super) sending: BTreeMap<u64, Sending>,
@@ -148,7 +148,7 @@ impl Progress {
     }
 
     fn is_quiet(&self) -> bool {
-        let reading = !self.fetches.is_empty() || !self.pins.is_empty();
+        let reading = !self.fetches.values().all(Fetch::is_quarantined) || !self.pins.is_empty();
         !reading && self.sending.is_empty() && self.incoming.values().all(Incoming::is_quarantined)
     }
 
@@ -156,7 +156,8 @@ impl Progress {
         self.publish();
         let held = self.incoming.values().any(Incoming::is_held) || self.fetches.values().any(Fetch::is_held);
         let watches = held || self.sending.values().any(Sending::is_watched);
-        let open = !self.is_quiet() || !self.incoming.is_empty() || !self.fencing.is_empty();
+        let quarantined = !self.incoming.is_empty() || !self.fetches.is_empty();
+        let open = !self.is_quiet() || quarantined || !self.fencing.is_empty();
         let greeting = self.connections.values().any(|c| c.greet_by().is_some());
         let timeout = match watches {
             true => WATCH,
@@ -172,14 +173,17 @@ impl Progress {
 
     /// The peer has said who it is, in a hello or a welcome.
     pub(super) fn greeted(&mut self, conn: ConnId, theirs: &Hello, now: Instant) {
-        let map = match check_hello(&self.config, theirs) {
+        let full = self.is_full_for(conn);
+        let map = match check_hello(&self.config, theirs).and_then(|map| full.map_or(Ok(map), Err)) {
             Ok(map) => map,
-            Err((reason, detail)) => {
+            Err(Unwelcome { reason, detail, told }) => {
                 tracing::warn!(peer = %theirs.party, detail, "refuses a transfer connection");
-                self.send(conn, &Message::Reject { reason, detail: detail.clone() });
+                let proven = self.connections.get(&conn).is_some_and(|c| c.proven);
+                self.send(conn, &Message::Reject { reason, detail: if proven { detail.clone() } else { told } });
                 return self.close(conn, &detail);
             }
         };
+        self.transport.limit_messages(conn, message_bytes_max(&self.config.map));
         if let Err(error) = self.transport.set_remote(conn, &theirs.region) {
             return self.close(conn, &format!("the peer's region cannot be used: {error}"));
         }
@@ -205,7 +209,6 @@ impl Progress {
         connection.lanes = lanes;
         let label = format!("{} {}", self.transport.name(), connection.lanes);
         self.stats.peers.entry(theirs.party.clone()).or_default().lanes = label;
-        self.by_party.entry((theirs.party.clone(), theirs.shard.index())).or_insert(conn);
         if answer {
             let welcome = hello(&self.config, self.transport.region(), theirs.party.clone());
             self.send(conn, &Message::Welcome(welcome));
@@ -214,17 +217,49 @@ impl Progress {
         self.fetch_waiting(conn, now);
     }
 
-    /// The connection that leads to a peer, opened if need be.
+    /// A peer connected. Until it greets it takes no place of those that have.
+    pub(super) fn accepted(&mut self, conn: ConnId, proven: bool, now: Instant) {
+        let by = now + Duration::from_millis(self.config.limits.connect_ms);
+        let mut connection = Connection::new(Greeting::Awaited(by), None, 0, &self.config);
+        connection.proven = proven;
+        self.connections.insert(conn, connection);
+        if self.config.credentials.is_some() && !proven {
+            return self.close(conn, "the peer has not proven that it is a worker");
+        }
+        let awaited = |c: &Connection| !c.closing && matches!(c.greeting, Greeting::Awaited(_));
+        let ungreeted: Vec<ConnId> = self.connections.iter().filter(|(_, c)| awaited(c)).map(|(&id, _)| id).collect();
+        if ungreeted.len() > self.config.limits.ungreeted_max {
+            self.close(ungreeted[0], "others connected, and the peer has not greeted");
+        }
+    }
+
+    /// Why a peer that connected finds no place, if so.
+    fn is_full_for(&self, conn: ConnId) -> Option<Unwelcome> {
+        let max = self.config.limits.accepted_max;
+        let others = self.connections.iter().filter(|(id, c)| **id != conn && c.address.is_none() && c.map.is_some());
+        let full = self.connections.get(&conn).is_some_and(|c| c.address.is_none()) && others.count() >= max;
+        let told = format!("{max} peers have connected already");
+        full.then(|| Unwelcome { reason: RefuseReason::Busy, detail: told.clone(), told })
+    }
+
+    /// Whether a peer may not send a message of so many bytes now. The transport keeps longer ones out as well where it can.
+    pub(super) fn is_too_long(&self, conn: ConnId, bytes: usize) -> bool {
+        let greeted = self.connections.get(&conn).is_some_and(|c| c.map.is_some());
+        bytes > if greeted { message_bytes_max(&self.config.map) } else { GREETING_BYTES_MAX }
+    }
+
+    /// The connection that leads to a peer, opened if need be. Never one that the peer opened: who is there is only the peer's own word.
     pub(super) fn connection_to(&mut self, peer: &crate::Peer, now: Instant) -> Result<ConnId, String> {
         let shard = (peer.party.clone(), peer.shard);
         if let Some(&conn) = self.by_party.get(&shard) {
-            let moved = |c: &Connection| c.address.as_ref().is_some_and(|a| *a != peer.address);
-            if !self.connections.get(&conn).is_some_and(moved) {
+            let leads = |c: &Connection| !c.closing && c.address.as_ref() == Some(&peer.address);
+            if self.connections.get(&conn).is_some_and(leads) {
                 return Ok(conn);
             }
         }
-        if self.connections.len() >= self.config.limits.peers_max {
-            return Err(format!("{} peers are connected already", self.connections.len()));
+        let opened = self.connections.values().filter(|c| c.address.is_some()).count();
+        if opened >= self.config.limits.peers_max {
+            return Err(format!("{opened} peers are connected already"));
         }
         let conn = self.transport.connect(&peer.address)?;
         let by = now + Duration::from_millis(self.config.limits.connect_ms);
@@ -247,6 +282,9 @@ impl Progress {
     }
 
     pub(super) fn close(&mut self, conn: ConnId, reason: &str) {
+        if let Some(connection) = self.connections.get_mut(&conn) {
+            connection.closing = true;
+        }
         self.transport.close(conn, reason);
     }
 
@@ -262,7 +300,7 @@ impl Progress {
         }
         self.sources_lost(conn, reason, now);
         self.sinks_lost(conn, reason, fenced, now);
-        self.fetches_lost(conn, reason, now);
+        self.fetches_lost(conn, reason, fenced, now);
         self.pins_lost(conn, now);
         if let Some(party) = connection.party {
             self.retire_stats(&party);
@@ -316,9 +354,9 @@ impl Progress {
         self.transport.shutdown(now + self.config.limits.abort(), &mut events);
         // Only now is every operation over that read a source's blocks.
         for event in &events {
-            if let Event::Closed { conn, reason, .. } = event {
+            if let Event::Closed { conn, reason, fenced, .. } = event {
                 self.sources_lost(*conn, reason, now);
-                self.fetches_lost(*conn, reason, now);
+                self.fetches_lost(*conn, reason, *fenced, now);
                 self.pins_lost(*conn, now);
             }
         }
@@ -329,5 +367,7 @@ impl Progress {
             }
         }
         self.publish();
+        // What is left of these peers may still write: better lost than used again.
+        std::mem::forget(std::mem::take(&mut self.fetches));
     }
 }

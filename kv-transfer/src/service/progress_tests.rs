@@ -287,6 +287,98 @@ fn what_nothing_fences_is_never_quarantined_beyond_the_bound() {
     assert_eq!((exposure.quarantined, exposure.unfenced), (2, 0));
 }
 
+/// Credentials that nobody looks at: the transport here asks for none.
+struct Unread;
+
+impl crate::Credentials for Unread {
+    fn server(&self) -> Arc<rustls::ServerConfig> {
+        unreachable!()
+    }
+    fn client(&self) -> Arc<rustls::ClientConfig> {
+        unreachable!()
+    }
+    fn worker_name(&self) -> rustls::pki_types::ServerName<'static> {
+        unreachable!()
+    }
+    fn is_worker(&self, _: &[rustls::pki_types::CertificateDer<'_>]) -> bool {
+        unreachable!()
+    }
+}
+
+#[test]
+fn who_has_not_proven_to_be_a_worker_is_heard_only_where_nobody_can() {
+    for (credentials, proven, heard) in [(false, false, true), (true, false, false), (true, true, true)] {
+        let (mut progress, _) = Progress::noting();
+        let now = Instant::now();
+        progress.config.credentials = credentials.then(|| Arc::new(Unread) as Arc<dyn crate::Credentials>);
+        progress.event(Event::Accepted { conn: CONN, proven }, now);
+        progress.hear(&Message::Hello(greeting()), now);
+        assert_eq!(progress.connections[&CONN].map.is_some(), heard, "{credentials}, {proven}");
+    }
+}
+
+#[test]
+fn before_its_greeting_a_peer_can_say_little() {
+    for (bytes, heard) in [(GREETING_BYTES_MAX, true), (GREETING_BYTES_MAX + 1, false)] {
+        let (mut progress, _) = Progress::noting();
+        let now = Instant::now();
+        progress.event(Event::Accepted { conn: CONN, proven: false }, now);
+        let mut hello = Message::Hello(greeting()).encode(); // Newer versions append to it.
+        hello.resize(bytes, 0);
+        progress.event(Event::Message(CONN, hello), now);
+        assert_eq!(progress.connections[&CONN].map.is_some(), heard, "{bytes} bytes");
+        let max = if heard { message_bytes_max(&progress.config.map) } else { GREETING_BYTES_MAX };
+        assert_eq!([max, max + 1].map(|bytes| progress.is_too_long(CONN, bytes)), [false, true]);
+    }
+    // What the longest sequences need still fits.
+    let tokens = 1 << 20;
+    let map = KvPoolMap::try_new(config("here").map.layout().clone(), tokens / 16).unwrap();
+    let commit = crate::message::Commit {
+        ticket: TicketId(1),
+        algorithm: 1,
+        sums: 0,
+        bytes: 0,
+        prompt_len: 0,
+        tokens: vec![0; tokens as usize + 1],
+        extra: vec![0; crate::CommitPayload::EXTRA_BYTES_MAX],
+    };
+    assert!(Message::Commit(Box::new(commit)).encode().len() <= message_bytes_max(&map));
+    let all = GroupBlocks(vec![(0..tokens / 16).map(BlockId).collect(); 8]);
+    let grant = Message::Grant { handoff: 1, ticket: TicketId(1), blocks: all, from: 0 };
+    assert!(grant.encode().len() <= message_bytes_max(&map));
+}
+
+#[test]
+fn peers_that_say_nothing_keep_nobody_out() {
+    let (mut progress, _) = Progress::noting();
+    let now = Instant::now();
+    progress.config.limits.ungreeted_max = 4;
+    for conn in 10..20 {
+        progress.event(Event::Accepted { conn: ConnId(conn), proven: false }, now);
+    }
+    let left = progress.connections.iter().filter(|(_, c)| !c.closing).map(|(conn, _)| conn.0);
+    assert_eq!(left.collect::<Vec<_>>(), [16, 17, 18, 19]);
+    progress.event(Event::Message(ConnId(17), Message::Hello(greeting()).encode()), now);
+    assert!(progress.connections[&ConnId(17)].map.is_some());
+    // And however many have greeted, this side connects to others.
+    progress.config.limits.peers_max = 1;
+    let peer = Peer { party: party("other"), address: TransferAddress::Ucx(vec![1]), shard: 0 };
+    assert_eq!(progress.connection_to(&peer, now), Ok(CONN));
+}
+
+#[test]
+fn peers_beyond_the_bound_find_no_place() {
+    let (mut progress, _) = Progress::noting();
+    let now = Instant::now();
+    progress.config.limits.accepted_max = 2;
+    for conn in 10..13 {
+        progress.event(Event::Accepted { conn: ConnId(conn), proven: false }, now);
+        progress.event(Event::Message(ConnId(conn), Message::Hello(greeting()).encode()), now);
+    }
+    let greeted = progress.connections.values().map(|c| c.map.is_some());
+    assert_eq!(greeted.collect::<Vec<_>>(), [true, true, false]);
+}
+
 /// Has two blocks of three of whatever is offered.
 struct HavingMost(Notes);
 

@@ -203,6 +203,7 @@ impl Progress {
             let of_party: Vec<_> =
                 self.incoming.iter().filter(|(_, i)| i.offer.source == party).map(|(&k, _)| k).collect();
             of_party.into_iter().for_each(|key| self.sink_input(key, SinkInput::Fenced, now));
+            self.fetches_fenced(&party, now);
         }
     }
 

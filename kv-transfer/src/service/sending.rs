@@ -82,7 +82,7 @@ impl Progress {
         };
         let deadline = deadline.min(now + Duration::from_millis(self.config.limits.handoff_ms));
         let (layout, limits) = (self.config.map.layout().clone(), &self.config.limits);
-        let flush_wait = Duration::from_millis(limits.flush_ms);
+        let flush_wait = limits.flush();
         let sending = Sending {
             source: Source::new(layout, tokens, deadline, limits.epoch_bytes as u64, flush_wait),
             request_id,

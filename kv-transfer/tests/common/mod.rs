@@ -406,7 +406,7 @@ impl Node {
     /// All blocks are back in the pool, and the service knows of nothing open.
     pub fn is_quiet(&self) -> bool {
         let stats = self.transfer.stats();
-        let over = stats.outgoing == 0 && stats.incoming == 0 && stats.tickets == 0;
+        let over = stats.outgoing == 0 && stats.incoming == 0 && stats.tickets == 0 && stats.names == 0;
         self.pool.is_whole() && over && stats.fetches == 0 && stats.pins == 0
     }
 }

@@ -86,7 +86,7 @@ pub fn interleaved_transfers_stay_apart(choice: &TransportChoice) {
     assert_eq!(stats.total.puts_refused, 0);
 }
 
-pub fn both_directions_share_one_connection(choice: &TransportChoice) {
+pub fn both_directions_at_once_are_two_connections_of_one_peer(choice: &TransportChoice) {
     let (a, b) = pair(choice);
     for round in 0..2 {
         for (from, to) in [(&a, &b), (&b, &a)] {

@@ -78,6 +78,62 @@ pub fn another_incarnation_is_refused(choice: &TransportChoice) {
     assert!(came.adopted == came.claimed, "other KV than what was claimed");
 }
 
+/// A stranger who greets the source in the sink's name, before the source has met the sink.
+pub fn what_a_peer_calls_itself_leads_nobody_to_it(choice: &TransportChoice) {
+    let (source, sink) = pair(choice);
+    let impostor = a_start(choice, "d", 1, Greetings::Compared);
+    let (outgoing, _) = impostor.offer(&source.peer(), "greeting", 16, 1);
+    impostor.send_all(&outgoing, 16);
+    outgoing.wait().unwrap();
+    drop(source.sink.take_adopted("greeting"));
+    impostor.serve("s", 40, 6);
+
+    let (outgoing, blocks) = source.offer(&sink.peer(), "r", 40, 2);
+    source.send_all(&outgoing, 40);
+    outgoing.wait().unwrap();
+    assert!(impostor.sink.take_adopted("r").is_none(), "KV went to whoever took the sink's name");
+    sink.check_adopted("r", &source, &blocks, 40);
+
+    let served = sink.serve("s", 40, 5);
+    let (fetching, read) = source.fetch(&sink.peer(), "s", 40, Instant::now() + PATIENCE);
+    let fetched = fetching.wait().unwrap();
+    assert!(source.bytes_of(&read, 40) == sink.bytes_of(&served, 40), "somebody else's KV was read");
+    drop(fetched);
+    sink.evict("s");
+    impostor.evict("s");
+    eventually("all pools are whole", || source.is_quiet() && sink.is_quiet() && impostor.is_quiet());
+}
+
+/// Whoever does not know which start of which instance is here is not told.
+pub fn a_stranger_is_told_nothing(choice: &TransportChoice) {
+    let sink = a_start(choice, "victim", 0xfeed, Greetings::Compared);
+    let stranger = a_start(choice, "stranger", 1, Greetings::Compared);
+    let guess = Party { instance: InstanceId::try_new("nobody").unwrap(), incarnation: Incarnation(0) };
+    let (outgoing, _) = stranger.offer(&Peer { party: guess, ..sink.peer() }, "r", 16, 1);
+    let failure = outgoing.wait().unwrap_err();
+    assert!(matches!(failure, HandoffFailure::Refused { reason: RefuseReason::WrongIncarnation, .. }), "{failure}");
+    let said = failure.to_string();
+    assert!(!["victim", "feed", "0101"].iter().any(|secret| said.contains(secret)), "{said}");
+}
+
+/// As many peers connect to an instance as it may connect to, and it still connects to others.
+pub fn peers_that_connect_take_no_place_of_those_connected_to(choice: &TransportChoice) {
+    let mut config = NodeConfig::new("p", small(16), 24);
+    config.limits.peers_max = 2;
+    let node = config.start(choice.clone());
+    let others = ["a", "b", "c"].map(|name| a_start(choice, name, 1, Greetings::Compared));
+    let give = |from: &Node, to: &Node| {
+        let (outgoing, blocks) = from.offer(&to.peer(), "r", 16, 1);
+        from.send_all(&outgoing, 16);
+        outgoing.wait().map(|_| to.check_adopted("r", from, &blocks, 16))
+    };
+    others.iter().for_each(|other| give(other, &node).unwrap());
+    assert_eq!(node.transfer.stats().peers.len(), 3);
+    others[..2].iter().for_each(|other| give(&node, other).unwrap());
+    let failure = give(&node, &others[2]).unwrap_err();
+    assert!(matches!(&failure, HandoffFailure::PeerLost(why) if why.starts_with("2 peers")), "{failure}");
+}
+
 /// The beginning of a head of the first token, where a node's own layout has it.
 fn head_of(node: &Node, blocks: &GroupBlocks, head: usize) -> Vec<u8> {
     let plane = &node.map.layout().groups()[0].planes[0];

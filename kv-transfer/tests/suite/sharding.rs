@@ -179,6 +179,11 @@ pub fn two_to_four(choice: &TransportChoice) {
     shards(choice, 2, 4);
 }
 
+/// Four legs end in one sink.
+pub fn four_to_one(choice: &TransportChoice) {
+    shards(choice, 4, 1);
+}
+
 /// Two sources to one sink, and one to two: the part that one reservation has is left out of every leg.
 pub fn all_legs_leave_out_the_same(choice: &TransportChoice) {
     const CACHED: u32 = 32;
