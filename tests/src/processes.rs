@@ -5,6 +5,7 @@ use anyhow::{Context, bail, ensure};
 use parking_lot::Mutex;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write as _};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::Arc;
@@ -170,6 +171,14 @@ impl Up {
         url.map(str::to_owned).with_context(|| format!("no metrics of {process} in:\n{text}"))
     }
 
+    /// The router's cluster port, and the folder of the operator's certificate, as printed.
+    pub fn cluster(&self) -> anyhow::Result<(SocketAddr, PathBuf)> {
+        let text = self.stdout();
+        let line = text.lines().find(|l| l.trim().starts_with("cluster ")).context("no cluster port")?;
+        let folder = line.split_whitespace().next_back().context("no folder")?;
+        Ok((self.printed("cluster")?.parse()?, folder.into()))
+    }
+
     fn printed(&self, label: &str) -> anyhow::Result<String> {
         let text = self.stdout();
         let line = text.lines().find_map(|l| l.trim().strip_prefix(label));
@@ -313,4 +322,23 @@ impl Resources {
 /// Name of a process, as the kernel cuts it.
 pub fn name_of(pid: u32) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim().to_owned()
+}
+
+/// Where a process listens over TCP and IPv4, from `/proc`: sockets in the state LISTEN that it has open.
+pub fn listening(pid: u32) -> anyhow::Result<Vec<SocketAddr>> {
+    let open = |entry: std::io::Result<std::fs::DirEntry>| {
+        let link = std::fs::read_link(entry.ok()?.path()).ok()?;
+        Some(link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned())
+    };
+    let sockets: Vec<String> = std::fs::read_dir(format!("/proc/{pid}/fd"))?.filter_map(open).collect();
+    let table = std::fs::read_to_string(format!("/proc/{pid}/net/tcp"))?;
+    let listens = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let (local, state, inode) = (fields.get(1)?, fields.get(3)?, fields.get(9)?);
+        let (ip, port) = local.split_once(':')?;
+        let ip = Ipv4Addr::from(u32::from_str_radix(ip, 16).ok()?.to_le_bytes());
+        let is_its = *state == "0A" && sockets.iter().any(|socket| socket == inode);
+        is_its.then_some(SocketAddr::from((ip, u16::from_str_radix(port, 16).ok()?)))
+    };
+    Ok(table.lines().filter_map(listens).collect())
 }

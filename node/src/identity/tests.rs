@@ -12,6 +12,8 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
+/// Many times as long as files are read again after.
+const READ_AGAIN: Duration = Duration::from_millis(400);
 const MAX: Duration = Duration::from_secs(20);
 
 /// A folder in which an authority has signed for each role.
@@ -72,7 +74,7 @@ async fn each_side_demands_what_the_other_is() {
     let stranger = check(address, &theirs.identity(Role::Router).await, Role::Worker).await.unwrap_err();
     assert!(stranger.message().contains("UnknownIssuer"), "{stranger}");
     let plain = check(address, &Identity::default(), Role::Worker).await.unwrap_err();
-    assert!(matches!(plain.code(), Code::Unavailable | Code::Unknown | Code::Cancelled), "{plain:?}");
+    assert!(matches!(plain.code(), Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled), "{plain:?}");
     // The other way round: who is called shows a certificate of another authority.
     let (foreign, _server) = serve(&theirs.identity(Role::Worker).await).await;
     let refused = check(foreign, &router, Role::Worker).await.unwrap_err();
@@ -138,29 +140,25 @@ async fn files_are_taken_as_they_change_and_wrong_ones_change_nothing() {
     // The key of another certificate.
     let (key, own) = (cluster.dir(Role::Worker).join(KEY_FILE), cluster.dir(Role::Worker));
     std::fs::copy(stranger.dir(Role::Worker).join(KEY_FILE), &key).unwrap();
-    sleep(Duration::from_millis(100)).await;
+    sleep(READ_AGAIN).await;
     check(address, &router, Role::Worker).await.unwrap();
 
     // Another authority: both are trusted, then the new one signs, then it alone is trusted.
     let next = Authority::new().unwrap();
     let old = cluster.authority.pem().to_owned();
-    for role in [Role::Worker, Role::Router] {
-        cluster.issue(role, &[role], next.pem());
-    }
-    sleep(Duration::from_millis(100)).await;
+    let both = [Role::Worker, Role::Router];
+    both.map(|role| cluster.issue(role, &[role], next.pem()));
+    sleep(READ_AGAIN).await;
+    check(address, &router, Role::Worker).await.unwrap();
     cluster.authority = next;
-    for (role, identity) in [(Role::Worker, &worker), (Role::Router, &router)] {
+    for role in both {
         cluster.issue(role, &[role], &old);
-        let before = identity.server(Protocol::Grpc).unwrap();
-        let until = tokio::time::Instant::now() + MAX;
-        while Arc::ptr_eq(&before, &identity.server(Protocol::Grpc).unwrap()) && tokio::time::Instant::now() < until {
-            check(address, &router, Role::Worker).await.unwrap();
-        }
+        check(address, &router, Role::Worker).await.unwrap();
+        sleep(READ_AGAIN).await;
+        check(address, &router, Role::Worker).await.unwrap();
     }
-    for role in [Role::Worker, Role::Router] {
-        cluster.issue(role, &[role], "");
-    }
-    sleep(Duration::from_millis(200)).await;
+    both.map(|role| cluster.issue(role, &[role], ""));
+    sleep(READ_AGAIN).await;
     check(address, &router, Role::Worker).await.unwrap();
     kept.check(HealthCheckRequest::default()).await.expect("old connections stay");
 
@@ -171,7 +169,7 @@ async fn files_are_taken_as_they_change_and_wrong_ones_change_nothing() {
     let former = Identity::start(&config, Role::Router).await.unwrap();
     assert!(check(address, &former, Role::Worker).await.is_err());
     std::fs::remove_dir_all(own).unwrap();
-    sleep(Duration::from_millis(100)).await;
+    sleep(READ_AGAIN).await;
     check(address, &router, Role::Worker).await.unwrap();
 }
 
