@@ -119,6 +119,21 @@ fn time_without_use_ends_it_and_use_begins_it_again() {
 }
 
 #[test]
+fn of_two_times_to_live_the_longer_counts() {
+    for times in [[3 * TTL, TTL], [TTL, 3 * TTL]] {
+        let (pool, now) = (pool(1, 8, 16), Instant::now());
+        for ttl in times {
+            let mut lease = reserve(&pool, &names(b"ab"), 2, now).unwrap();
+            lease.store(&names(b"ab"), 32, Keep::idle(ttl), now);
+        }
+        pool.expire(now + 3 * TTL - Duration::from_secs(1));
+        assert_eq!(cached(&pool, b"ab"), 2, "{times:?}");
+        pool.expire(now + 3 * TTL);
+        assert_eq!((cached(&pool, b"ab"), pool.counts().free), (0, 8), "{times:?}");
+    }
+}
+
+#[test]
 fn pins_outlive_room_and_time_within_their_quota() {
     let (pool, now) = (pool(1, 8, 16), Instant::now());
     let (prompt, until) = (names(b"abcdef"), now + 10 * TTL);
