@@ -230,9 +230,9 @@ impl Call {
         let started = self.started.unwrap_or(self.since);
         self.service.parts.phases.over(WorkerPhase::PrefillQueue, self.since, started);
         self.service.parts.phases.over(WorkerPhase::PrefillCompute, started, first_token);
-        self.parent.record("prefill.queue", self.since, started, []);
+        self.parent.record_beside("prefill.queue", self.since, started, []);
         let attributes = [("baton.prompt_tokens", self.prompt_tokens.into())];
-        self.parent.record("prefill.compute", started, first_token, attributes);
+        self.parent.record_beside("prefill.compute", started, first_token, attributes);
     }
 
     async fn say(&self, event: Event) -> bool {

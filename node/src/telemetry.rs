@@ -22,7 +22,9 @@ pub use config::{LogFormat, TelemetryConfig};
 pub use export::ExportCounters;
 pub use log::log_span;
 pub use opentelemetry::trace::TraceId;
-pub use propagation::{head_of, inject, inject_http, parent_of, set_parent, set_parent_http, trace_id_of};
+pub use propagation::{
+    head_of, inject, inject_call, inject_http, parent_of, request_of, set_parent, set_parent_http, trace_id_of,
+};
 pub use recorder::Traces;
 pub use service::{KEEP_TRACES_MAX, TelemetryService, summaries};
 

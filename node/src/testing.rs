@@ -28,6 +28,8 @@ const SPANS_MAX: usize = 100_000;
 pub struct CollectedSpan {
     /// `service.name` of its process.
     pub service: String,
+    /// What else its process says of itself.
+    pub resource: BTreeMap<String, String>,
     /// Name.
     pub name: String,
     /// Id of its trace.
@@ -117,15 +119,15 @@ impl TraceService for Sink {
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
         let mut spans = self.spans.lock();
         for resource in request.into_inner().resource_spans {
-            let service = attributes(resource.resource.map(|r| r.attributes).unwrap_or_default())
-                .remove("service.name")
-                .unwrap_or_default();
+            let mut process = attributes(resource.resource.map(|r| r.attributes).unwrap_or_default());
+            let service = process.remove("service.name").unwrap_or_default();
             for span in resource.scope_spans.into_iter().flat_map(|scope| scope.spans) {
                 if spans.len() == SPANS_MAX {
                     return Err(Status::resource_exhausted("the collector is full"));
                 }
                 spans.push(CollectedSpan {
                     service: service.clone(),
+                    resource: process.clone(),
                     name: span.name,
                     trace_id: hex(&span.trace_id),
                     span_id: hex(&span.span_id),

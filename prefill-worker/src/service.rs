@@ -291,7 +291,7 @@ impl Call {
 
     fn trace(&self, report: &TransferReport, computed_at: Instant) {
         let opened = self.started.unwrap_or(self.since);
-        self.parent.record("decode.reserve", opened, report.granted_at, []);
+        self.parent.record_beside("decode.reserve", opened, report.granted_at, []);
         let seconds = report.moving.as_secs_f64();
         let rate = if seconds > 0.0 { report.bytes as f64 / seconds / 1e9 } else { 0.0 };
         let exposed_ms = micros(computed_at, report.acked_at) as f64 / 1e3;
@@ -303,8 +303,9 @@ impl Call {
             ("baton.kv.gb_per_s", rate.into()),
             ("baton.kv.exposed_ms", exposed_ms.into()),
         ];
-        self.parent.record("kv.transfer", report.first_put_at, report.flushed_at, attributes);
-        self.parent.record("kv.commit", report.flushed_at, report.acked_at, []);
+        self.parent.record_beside("kv.transfer", report.first_put_at, report.flushed_at, attributes);
+        self.parent.record_beside("kv.commit", report.flushed_at, report.acked_at, []);
+        self.parent.record_beside("kv.exposed", computed_at, report.acked_at, []);
     }
 
     async fn say(&self, event: Event) {

@@ -5,14 +5,15 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Every span of a request that is prefilled on another worker: its name, its service and its parent.
-const SPANS: [(&str, &str, &str); 13] = [
-    ("decode", "baton-router", "generate"),
-    ("decode.await_kv", "baton-decode-worker", "decode"),
-    ("decode.generate", "baton-decode-worker", "decode"),
-    ("decode.reserve", "baton-prefill-worker", "prefill"),
+const SPANS: [(&str, &str, &str); 14] = [
+    ("claim", "baton-router", "generate"),
+    ("decode.await_kv", "baton-decode-worker", "claim"),
+    ("decode.generate", "baton-decode-worker", "claim"),
+    ("decode.reserve", "baton-prefill-worker", "generate"),
     ("generate", "baton-router", ""),
-    ("kv.commit", "baton-prefill-worker", "prefill"),
-    ("kv.transfer", "baton-prefill-worker", "prefill"),
+    ("kv.commit", "baton-prefill-worker", "generate"),
+    ("kv.exposed", "baton-prefill-worker", "generate"),
+    ("kv.transfer", "baton-prefill-worker", "generate"),
     ("place", "baton-router", "generate"),
     ("prefill", "baton-router", "generate"),
     ("prefill.compute", "baton-prefill-worker", "prefill"),

@@ -5,6 +5,7 @@
 pub mod bits;
 pub mod chaos;
 pub mod cluster;
+pub mod critical_path;
 pub mod gates;
 pub mod golden;
 pub mod http;

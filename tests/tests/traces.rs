@@ -3,6 +3,7 @@
 use anyhow::{Context, ensure};
 use baton_node::testing::{CollectedSpan, Collector};
 use baton_proto::v1::{self, inference_client::InferenceClient};
+use baton_tests::critical_path::critical_path;
 use baton_tests::http::Api;
 use baton_tests::processes::{Up, baton};
 use baton_tests::scrape::Scrape;
@@ -19,27 +20,28 @@ const EXPORT_MAX: Duration = Duration::from_secs(15);
 /// A caller's own trace, as the W3C writes it.
 const CALLER: (&str, &str) = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331");
 
-const REMOTE: [&str; 13] = [
-    "baton-decode-worker: decode > decode.await_kv",
-    "baton-decode-worker: decode > decode.generate",
-    "baton-prefill-worker: prefill > decode.reserve",
-    "baton-prefill-worker: prefill > kv.commit",
-    "baton-prefill-worker: prefill > kv.transfer",
+const REMOTE: [&str; 14] = [
+    "baton-decode-worker: claim > decode.await_kv",
+    "baton-decode-worker: claim > decode.generate",
+    "baton-prefill-worker: generate > decode.reserve",
+    "baton-prefill-worker: generate > kv.commit",
+    "baton-prefill-worker: generate > kv.exposed",
+    "baton-prefill-worker: generate > kv.transfer",
     "baton-prefill-worker: prefill > prefill.compute",
     "baton-prefill-worker: prefill > prefill.queue",
     "baton-router: (caller) > generate",
-    "baton-router: generate > decode",
+    "baton-router: generate > claim",
     "baton-router: generate > place",
     "baton-router: generate > prefill",
     "baton-router: generate > stream",
     "baton-router: generate > tokenize",
 ];
 const LOCAL: [&str; 8] = [
-    "baton-decode-worker: decode > decode.generate",
-    "baton-decode-worker: decode > prefill.compute",
-    "baton-decode-worker: decode > prefill.queue",
+    "baton-decode-worker: claim > decode.generate",
+    "baton-decode-worker: generate > prefill.compute",
+    "baton-decode-worker: generate > prefill.queue",
     "baton-router: (none) > generate",
-    "baton-router: generate > decode",
+    "baton-router: generate > claim",
     "baton-router: generate > place",
     "baton-router: generate > stream",
     "baton-router: generate > tokenize",
@@ -88,6 +90,10 @@ fn check_remote(spans: &[CollectedSpan], trace: &str) -> anyhow::Result<()> {
         "{transfer:?}"
     );
     ensure!(transfer.time_ns.end == span("kv.commit")?.time_ns.start, "a commit follows the flush");
+    let exposed = span("kv.exposed")?;
+    ensure!(exposed.time_ns.start == span("prefill.compute")?.time_ns.end, "it begins where no compute hides it");
+    ensure!(exposed.time_ns.end == span("kv.commit")?.time_ns.end, "it ends with the acknowledgement");
+    ensure!(span("prefill")?.time_ns.end <= span("stream")?.time_ns.start, "prefill ends with the first token");
     ensure!(number(span("decode.await_kv")?, "baton.kv.bytes")? == (PROMPT_TOKENS * KV_BYTES) as f64);
     // The first token came from the prefill worker.
     ensure!(number(span("decode.generate")?, "gen_ai.usage.output_tokens")? == (ANSWER_TOKENS - 1) as f64);
@@ -194,6 +200,45 @@ async fn one_request_is_one_trace() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A prompt that takes its time.
+const SLOW_MODEL: &str = "random:vocab=300,context=2048,layers=6,hidden=256,heads=4,seed=3";
+const POD: &str = "k8s.pod.name=worker-7,k8s.namespace.name=serving";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_critical_path_of_a_first_token_lies_on_its_compute() -> anyhow::Result<()> {
+    let collector = Collector::start().await?;
+    let (model, otlp) = (format!("--model={SLOW_MODEL}"), format!("--otlp={}", collector.url()));
+    let up = Up::start_with(&[&model, &otlp, "--kv-cache-bytes=64MiB"], &[("OTEL_RESOURCE_ATTRIBUTES", POD)])?;
+    let api = Api::new(up.openai()?);
+    for (policy, whole) in [("remote", REMOTE.len()), ("local", LOCAL.len())] {
+        let prompt: Vec<u64> = (0..1_500).map(|i| (i + whole as u64) % 250).collect();
+        let body = json!({"prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": true,
+            "prefill_policy": policy});
+        let answer = api.post("completions", body).await?;
+        ensure!(answer.status == 200, "{answer:?}");
+        let trace = answer.header("x-trace-id").to_owned();
+        let arrived = |spans: &[CollectedSpan]| tree(spans, &trace).len() >= whole;
+        let spans = collector.wait(EXPORT_MAX, arrived).await.unwrap_or_else(|came| came);
+        let spans: Vec<CollectedSpan> = spans.into_iter().filter(|span| span.trace_id == trace).collect();
+        let path = critical_path(&spans)?;
+        let stream = spans.iter().find(|span| span.name == "stream").context("stream")?.time_ns.start / 1_000;
+        let until_first = |name: &str| -> u64 {
+            let of = path.iter().filter(|section| name.is_empty() || section.span == name);
+            of.map(|section| section.time_us.end.min(stream).saturating_sub(section.time_us.start)).sum()
+        };
+        let (compute, all) = (until_first("prefill.compute"), until_first(""));
+        ensure!(2 * compute > all, "{policy}: {compute} of {all} us to the first token: {path:#?}");
+        for waits in ["claim", "decode.await_kv", "kv.transfer"] {
+            ensure!(until_first(waits) == 0, "{policy}: {waits} is on the path to the first token: {path:#?}");
+        }
+        for span in &spans {
+            let told = ["k8s.pod.name", "k8s.namespace.name"].map(|key| span.resource.get(key).map(String::as_str));
+            ensure!(told == [Some("worker-7"), Some("serving")], "{} of {}: {told:?}", span.name, span.service);
+        }
+    }
+    up.stop()
+}
+
 /// What `baton trace` prints of a request once all of it has ended: phases whose end comes after the answer's take a moment.
 async fn shown(up: &Up, id: &str, rows: usize) -> anyhow::Result<String> {
     let (server, until) = (format!("--router=http://{}", up.grpc()?), Instant::now() + EXPORT_MAX);
@@ -229,11 +274,11 @@ async fn a_request_is_shown_where_the_collector_is_dead() -> anyhow::Result<()> 
     ensure!(text.starts_with(&format!("request shown-1, trace {trace}, model random:")), "{text}");
     ensure!(text.contains("300 tokens in (0 cached), 12 out, first token after "), "{text}");
     row_says(&text, "generate", &["router", " 0.00 "])?;
-    row_says(&text, "decode", &["router", "-> decode-0"])?;
+    row_says(&text, "claim", &["router", "-> decode-0"])?;
     row_says(&text, "decode.await_kv", &["decode-0", "153.6 kB"])?;
     row_says(&text, "decode.generate", &["decode-0", "11 tokens out"])?;
     row_says(&text, "prefill", &["router", "-> prefill-0"])?;
-    for phase in ["prefill.queue", "prefill.compute", "decode.reserve", "kv.commit"] {
+    for phase in ["prefill.queue", "prefill.compute", "decode.reserve", "kv.commit", "kv.exposed"] {
         row_says(&text, phase, &["prefill-0"])?;
     }
     row_says(&text, "kv.transfer", &["prefill-0", "153.6 kB, ucx, ", " GB/s, exposed ", " ms"])?;

@@ -1,4 +1,4 @@
-//! Spans of a worker's part of a request, under the router's span that came with the call.
+//! Spans of a worker's part of a request, under the router's span that came with the call, or under that of the whole request.
 //!
 //! Phases are known by their instants, often only once they are over, so spans are recorded with explicit times.
 
@@ -8,11 +8,12 @@ use opentelemetry_sdk::trace::{SdkTracer, Span};
 use std::time::{Instant, SystemTime};
 use tonic::metadata::MetadataMap;
 
-/// The caller's span.
+/// The caller's span, and the request's.
 #[derive(Clone, Debug)]
 pub struct Parent {
     tracer: SdkTracer,
     context: Context,
+    request: Context,
     // One reading of both clocks ties them, so that phases measured by `Instant` keep their order.
     clock: (Instant, SystemTime),
 }
@@ -27,7 +28,8 @@ impl Parent {
     /// Reads the W3C trace context of a call.
     pub fn of(metadata: &MetadataMap, tracer: &SdkTracer) -> Self {
         let context = baton_node::telemetry::parent_of(metadata);
-        Self { tracer: tracer.clone(), context, clock: (Instant::now(), SystemTime::now()) }
+        let request = baton_node::telemetry::request_of(metadata);
+        Self { tracer: tracer.clone(), context, request, clock: (Instant::now(), SystemTime::now()) }
     }
 
     /// Names the request, and its trace, in log lines.
@@ -38,7 +40,7 @@ impl Parent {
 
     /// Starts a phase now.
     pub fn span(&self, name: &'static str) -> Phase {
-        Phase { span: self.start(name, Instant::now()) }
+        Phase { span: self.start(&self.context, name, Instant::now()) }
     }
 
     /// Records a phase that is over.
@@ -49,14 +51,35 @@ impl Parent {
         end: Instant,
         attributes: [(&'static str, Value); N],
     ) {
-        let mut span = self.start(name, start);
+        self.record_under(&self.context, name, (start, end), attributes);
+    }
+
+    /// Records a phase of the request that is no part of the call: it may outlast it.
+    pub fn record_beside<const N: usize>(
+        &self,
+        name: &'static str,
+        start: Instant,
+        end: Instant,
+        attributes: [(&'static str, Value); N],
+    ) {
+        self.record_under(&self.request, name, (start, end), attributes);
+    }
+
+    fn record_under<const N: usize>(
+        &self,
+        parent: &Context,
+        name: &'static str,
+        (start, end): (Instant, Instant),
+        attributes: [(&'static str, Value); N],
+    ) {
+        let mut span = self.start(parent, name, start);
         span.set_attributes(attributes.map(|(key, value)| KeyValue::new(key, value)));
         span.end_with_timestamp(self.at(end.max(start)));
     }
 
-    fn start(&self, name: &'static str, at: Instant) -> Span {
+    fn start(&self, parent: &Context, name: &'static str, at: Instant) -> Span {
         let span = self.tracer.span_builder(name).with_kind(SpanKind::Internal).with_start_time(self.at(at));
-        span.start_with_context(&self.tracer, &self.context)
+        span.start_with_context(&self.tracer, parent)
     }
 
     fn at(&self, instant: Instant) -> SystemTime {

@@ -187,7 +187,7 @@ pub(super) mod tests {
     #[test]
     fn spans_stand_under_their_parents_by_start() {
         let router = vec![
-            span(3, 1, "decode", 20, 95),
+            span(3, 1, "claim", 20, 95),
             span(2, 1, "place", 10, 11),
             span(4, 1, "prefill", 20, 60),
             span(1, 99, "generate", 5, 105),
@@ -199,7 +199,7 @@ pub(super) mod tests {
             [
                 "generate router 0..100",
                 "  place router 5..6",
-                "  decode router 15..90",
+                "  claim router 15..90",
                 "    decode.await_kv decode-0 17..56",
                 "    decode.generate decode-0 56..85",
                 "  prefill router 15..55",
@@ -211,13 +211,13 @@ pub(super) mod tests {
 
     #[test]
     fn another_clock_is_aligned_with_the_call() {
-        let router = vec![span(1, 0, "generate", 1_000, 1_100), span(2, 1, "decode", 1_010, 1_090)];
+        let router = vec![span(1, 0, "generate", 1_000, 1_100), span(2, 1, "claim", 1_010, 1_090)];
         // 60 us long, in a call of 80 us: 10 us each way. Its clock is 500 us behind.
         let late = vec![span(20, 2, "decode.generate", 520, 580)];
         let waterfall = Waterfall::of(response(vec![("router", router), ("d@1", late)]));
         assert_eq!(
             lines(&waterfall),
-            ["generate router 0..100", "  decode router 10..90", "    decode.generate d 20..80"]
+            ["generate router 0..100", "  claim router 10..90", "    decode.generate d 20..80"]
         );
         assert_eq!(waterfall.moved, [("d".to_owned(), 500_000)]);
     }

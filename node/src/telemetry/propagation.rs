@@ -3,7 +3,7 @@
 use http::{HeaderMap, HeaderName, HeaderValue};
 use opentelemetry::Context;
 use opentelemetry::propagation::{Extractor, Injector, TextMapPropagator};
-use opentelemetry::trace::{TraceContextExt, TraceId};
+use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceId};
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use tonic::metadata::MetadataMap;
 use tracing::Span;
@@ -34,6 +34,34 @@ impl Extractor for Received<'_> {
 /// Writes the context of `span` into the metadata of an outgoing call.
 pub fn inject(span: &Span, metadata: &mut MetadataMap) {
     inject_http(span, metadata.as_mut());
+}
+
+/// Names the span of the whole request, of the same trace as the call's: what a worker does for the request beside the call that carries
+/// it, such as moving its KV, stands under that one.
+const REQUEST_SPAN: &str = "baton-request-span";
+
+/// Like [`inject`], with the span of the request that the call is a part of.
+pub fn inject_call(span: &Span, request: &Span, metadata: &mut MetadataMap) {
+    inject(span, metadata);
+    let context = request.context();
+    let request = context.span().span_context().clone();
+    if request.is_valid()
+        && let Ok(value) = HeaderValue::try_from(request.span_id().to_string())
+    {
+        metadata.as_mut().insert(REQUEST_SPAN, value);
+    }
+}
+
+/// The context of the request that a call belongs to; that of the call itself where it does not say.
+pub fn request_of(metadata: &MetadataMap) -> Context {
+    let call = parent_of(metadata);
+    let named = metadata.as_ref().get(REQUEST_SPAN).and_then(|value| value.to_str().ok());
+    let Some(request) = named.and_then(|id| SpanId::from_hex(id).ok()).filter(|id| *id != SpanId::INVALID) else {
+        return call;
+    };
+    let of_call = call.span().span_context().clone();
+    let (flags, state) = (of_call.trace_flags(), of_call.trace_state().clone());
+    Context::new().with_remote_span_context(SpanContext::new(of_call.trace_id(), request, flags, true, state))
 }
 
 /// Writes the context of `span` into the headers of an outgoing request.

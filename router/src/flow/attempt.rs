@@ -5,7 +5,7 @@
 
 use super::Core;
 use super::answer::Answer;
-use super::dial::{attempt_id, ended_early, of_worker, open_decode, open_prefill, out_of_order};
+use super::dial::{Spans, attempt_id, ended_early, of_worker, open_decode, open_prefill, out_of_order};
 use super::end;
 use super::place::Chosen;
 use super::remote::Remote;
@@ -55,12 +55,16 @@ impl Attempt<'_> {
     pub(super) async fn run(&self, answer: &mut Answer<'_>) -> Result<FinishReason, Failed> {
         let decode = &self.chosen.decode;
         let span = tracing::info_span!(
-            parent: &self.sample.job.span, "decode", otel.kind = "client", otel.status_code = Empty, error.type = Empty,
+            parent: &self.sample.job.span, "claim", otel.kind = "client", otel.status_code = Empty, error.type = Empty,
             baton.worker = %decode.party(), baton.attempt = self.number, baton.sample = self.sample.index, baton.replayed_tokens = answer.tokens().len(),
         );
         self.sample.job.asks(decode);
+        let replayed = answer.tokens().len();
         let result = self.run_under(&span, answer).await;
-        if let Err(Failed { error, phase: Some(Phase::Claim | Phase::Handoff | Phase::Decode) }) = &result {
+        // Behind the first token, the prefill has its span behind it.
+        if let Err(Failed { error, phase: Some(phase) }) = &result
+            && (*phase != Phase::Prefill || answer.tokens().len() > replayed)
+        {
             end::failed(&span, error);
         }
         result
@@ -74,8 +78,9 @@ impl Attempt<'_> {
             None => Prefill::Local(v1::LocalPrefill {}),
             Some(p) => Prefill::AwaitKv(v1::AwaitKv { source: Some(p.party().clone().into()) }),
         };
+        let spans = Spans { call: span, request: &job.span };
         let claim = async {
-            let mut stream = open_decode(decode, job.deadline, sequence.clone(), how, span).await?;
+            let mut stream = open_decode(decode, job.deadline, sequence.clone(), how, spans).await?;
             match stream.message().await.map_err(|s| of_worker(decode, &s))?.and_then(|e| e.event) {
                 Some(Decode::Claimed(_)) => Ok(stream),
                 Some(_) => Err(out_of_order(decode)),
@@ -99,7 +104,7 @@ impl Attempt<'_> {
         );
         job.asks(prefill);
         let handover = (decode.as_ref(), self.chosen.pull_to_tokens);
-        let run = open_prefill(prefill, handover, job.deadline, sequence, &span).await;
+        let run = open_prefill(prefill, handover, job.deadline, sequence, Spans { call: &span, ..spans }).await;
         let run = run.inspect_err(|e| end::failed(&span, e)).map_err(|e| Failed::at(Phase::Prefill, e))?;
         Remote::new((self.core, self.sample), decode, stream, prefill, (run, span)).follow(answer).await
     }

@@ -18,17 +18,26 @@ pub(super) fn attempt_id(request: &RequestId) -> RequestId {
     RequestId::try_new(format!("{kept}.{:016x}", rand::random::<u64>())).expect("a cut name and hex digits are a name")
 }
 
+/// The spans of one call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Spans<'a> {
+    /// Of the call.
+    pub(super) call: &'a Span,
+    /// Of the request.
+    pub(super) request: &'a Span,
+}
+
 /// Opens the stream that holds the claim on a decode worker.
 pub(super) async fn open_decode(
     worker: &WorkerHandle,
     deadline: Instant,
     sequence: v1::Sequence,
     prefill: v1::decode_request::Prefill,
-    span: &Span,
+    spans: Spans<'_>,
 ) -> Result<Streaming<v1::DecodeEvent>, RequestError> {
     let party = Some(worker.party().clone().into());
     let request = v1::DecodeRequest { sequence: Some(sequence), prefill: Some(prefill), party };
-    let request = addressed(request, deadline, span)?;
+    let request = addressed(request, deadline, spans)?;
     let answer = DecodeClient::new(worker.channel()).generate(request).await;
     Ok(answer.map_err(|s| of_worker(worker, &s))?.into_inner())
 }
@@ -39,7 +48,7 @@ pub(super) async fn open_prefill(
     (sink, pull_to_tokens): (&WorkerHandle, u64),
     deadline: Instant,
     sequence: v1::Sequence,
-    span: &Span,
+    spans: Spans<'_>,
 ) -> Result<Streaming<v1::PrefillEvent>, RequestError> {
     let address = sink.record.shards.first().map(|s| s.transfer_address.clone()).unwrap_or_default();
     let pull = (pull_to_tokens > 0).then(|| v1::PullPrefix {
@@ -55,19 +64,19 @@ pub(super) async fn open_prefill(
         party: Some(worker.party().clone().into()),
         pull,
     };
-    let request = addressed(request, deadline, span)?;
+    let request = addressed(request, deadline, spans)?;
     let answer = PrefillClient::new(worker.channel()).run(request).await;
     Ok(answer.map_err(|s| of_worker(worker, &s))?.into_inner())
 }
 
-fn addressed<T>(message: T, deadline: Instant, span: &Span) -> Result<Request<T>, RequestError> {
+fn addressed<T>(message: T, deadline: Instant, spans: Spans<'_>) -> Result<Request<T>, RequestError> {
     let now = Instant::now();
     if deadline <= now {
         return Err(RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed before a worker was called"));
     }
     let mut request = Request::new(message);
     set_deadline(request.metadata_mut(), deadline, now);
-    baton_node::telemetry::inject(span, request.metadata_mut());
+    baton_node::telemetry::inject_call(spans.call, spans.request, request.metadata_mut());
     Ok(request)
 }
 

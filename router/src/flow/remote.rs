@@ -19,7 +19,7 @@ use tracing::Span;
 
 /// The prefill worker reports its transfer a moment after the decode worker goes on; a short answer may end before.
 const REPORT_WAIT_MAX: Duration = Duration::from_millis(100);
-type PrefillStream = (Streaming<v1::PrefillEvent>, Span);
+type PrefillStream = Streaming<v1::PrefillEvent>;
 
 /// Both streams, and what is known so far.
 pub(super) struct Remote<'a> {
@@ -29,6 +29,8 @@ pub(super) struct Remote<'a> {
     prefill: &'a WorkerHandle,
     stream: Streaming<v1::DecodeEvent>,
     run: Option<PrefillStream>,
+    /// Of the prefill, up to its first token: what its stream tells then is of the handoff.
+    span: Option<Span>,
     pair: Pair<v1::Token, RequestError>,
 }
 
@@ -38,10 +40,10 @@ impl<'a> Remote<'a> {
         decode: &'a WorkerHandle,
         stream: Streaming<v1::DecodeEvent>,
         prefill: &'a WorkerHandle,
-        run: PrefillStream,
+        (run, span): (PrefillStream, Span),
     ) -> Self {
         let pair = Pair::new(core.limits.retry.adopted_max);
-        Self { core, sample, decode, prefill, stream, run: Some(run), pair }
+        Self { core, sample, decode, prefill, stream, run: Some(run), span: Some(span), pair }
     }
 
     /// Runs until the answer ends. The first token goes out when the prefill worker has it, whatever the transfer does.
@@ -101,12 +103,16 @@ impl<'a> Remote<'a> {
             Unlike::OutOfOrder => out_of_order(prefill),
             Unlike::NotAdopted => not_adopted(prefill, decode),
         };
+        let is_token = matches!(event, FromPrefill::Token(_));
         let said = self.pair.prefill(event, otherwise, Instant::now().into_std());
-        let span = if self.pair.hears_prefill() { None } else { self.run.take().map(|(_, span)| span) };
-        if let (Some(span), Says::Failed(_, error)) = (&span, &said) {
-            end::failed(span, error);
+        if !self.pair.hears_prefill() {
+            self.run = None;
         }
-        drop(span);
+        if let Some(span) = self.span.take_if(|_| is_token || !matches!(said, Says::Nothing))
+            && let Says::Failed(_, error) = &said
+        {
+            end::failed(&span, error);
+        }
         match said {
             Says::Nothing => Ok(None),
             Says::Token(token) => {
@@ -166,7 +172,7 @@ impl<'a> Remote<'a> {
 
     /// The answer ended; waits a moment for the transfer's numbers where they are not there yet.
     async fn with_report(self, reason: FinishReason, answer: &mut Answer<'_>) -> FinishReason {
-        if let Some((mut run, _)) = self.run {
+        if let Some(mut run) = self.run {
             let report = async {
                 while let Ok(Some(event)) = run.message().await {
                     if let Some(Run::Done(done)) = event.event {
@@ -186,7 +192,7 @@ impl<'a> Remote<'a> {
 /// The next event of a prefill worker; `None` at the end of its stream. Never ready where there is no stream.
 async fn next_run(run: &mut Option<PrefillStream>) -> Result<Option<Run>, Status> {
     match run {
-        Some((stream, _)) => match stream.message().await? {
+        Some(stream) => match stream.message().await? {
             Some(v1::PrefillEvent { event: Some(event) }) => Ok(Some(event)),
             Some(_) => Err(Status::internal("an event without content")),
             None => Ok(None),

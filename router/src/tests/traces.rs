@@ -118,7 +118,7 @@ async fn one_request_is_gathered_from_who_took_part() {
     d.memory.hangs.store(true, Ordering::Relaxed);
     ended(&cluster, "second").await;
     let first = ended(&cluster, "first").await;
-    let own = ["decode", "generate", "place", "prefill", "stream", "tokenize"].map(String::from).to_vec();
+    let own = ["claim", "generate", "place", "prefill", "stream", "tokenize"].map(String::from).to_vec();
     let party = |worker: &Fake| worker.record.party.to_string();
     assert_eq!(names(&first), [("router".into(), own), (party(&p), vec!["kv.transfer".into()])]);
     assert_eq!(first.silent, [format!("{} did not answer within 2 s", party(&d))]);
@@ -152,8 +152,8 @@ async fn workers_are_told_which_traces_are_kept() {
         assert!(metrics.lines().any(|l| l == line), "{line} is not in {metrics}");
     }
     let failed = ended(&cluster, "bad").await;
-    let decode = failed.processes[0].spans.iter().find(|span| span.name == "decode").unwrap();
-    assert!(decode.failed && decode.attributes["error.type"] == "internal", "{decode:?}");
+    let claim = failed.processes[0].spans.iter().find(|span| span.name == "claim").unwrap();
+    assert!(claim.failed && claim.attributes["error.type"] == "internal", "{claim:?}");
 }
 
 #[tokio::test]

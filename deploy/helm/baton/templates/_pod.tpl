@@ -66,7 +66,7 @@ topologySpreadConstraints:
 {{- define "baton.env" -}}
 {{- $where := .where -}}
 {{- $taken := dict -}}
-{{- range list "POD_NAME" "POD_IP" "BATON_CONFIG" "BATON_GRPC__ADVERTISE" "BATON_CACHE__SECRET" "BATON_INSTANCE__ID" "BATON_TRANSFER__BIND" -}}
+{{- range list "POD_NAME" "POD_IP" "POD_UID" "POD_NAMESPACE" "NODE_NAME" "BATON_CONFIG" "BATON_GRPC__ADVERTISE" "BATON_CACHE__SECRET" "BATON_INSTANCE__ID" "BATON_TRANSFER__BIND" -}}
 {{- $_ := set $taken . "by the chart" -}}
 {{- end -}}
 {{- range $variable := .env -}}
@@ -76,12 +76,24 @@ topologySpreadConstraints:
 {{- with .env -}}{{- toYaml . -}}{{- end -}}
 {{- end -}}
 
-{{- /* The variables of one pod: dict "root" "port" "worker". */ -}}
+{{- /* The variables of one pod: dict "root" "port" "worker" "env". Traces name the pod, unless env says something else of it. */ -}}
 {{- define "baton.podVariables" -}}
 - name: POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: POD_IP
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
+- name: POD_UID
+  valueFrom: {fieldRef: {fieldPath: metadata.uid}}
+- name: POD_NAMESPACE
+  valueFrom: {fieldRef: {fieldPath: metadata.namespace}}
+- name: NODE_NAME
+  valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
+{{- $named := false }}
+{{- range .env }}{{ if eq .name "OTEL_RESOURCE_ATTRIBUTES" }}{{ $named = true }}{{ end }}{{ end }}
+{{- if not $named }}
+- name: OTEL_RESOURCE_ATTRIBUTES
+  value: k8s.pod.name=$(POD_NAME),k8s.pod.uid=$(POD_UID),k8s.namespace.name=$(POD_NAMESPACE),k8s.node.name=$(NODE_NAME)
+{{- end }}
 - name: BATON_CONFIG
   value: /etc/baton/config/baton.toml
 - name: BATON_GRPC__ADVERTISE

@@ -105,7 +105,7 @@ spec:
         - name: worker
           image: {{ include "baton.image" $image }}
           imagePullPolicy: {{ include "baton.pullPolicy" $image }}
-          env: {{- include "baton.podVariables" (dict "root" $root "port" 50052 "worker" true) | nindent 12 }}
+          env: {{- include "baton.podVariables" (dict "root" $root "port" 50052 "worker" true "env" $pool.env) | nindent 12 }}
             {{- with $env }}{{ . | nindent 12 }}{{ end }}
           ports:
             - {name: grpc, containerPort: 50052}
