@@ -9,6 +9,7 @@ use baton_kv_cache::{HASH_TOKENS, PrefixHash};
 use baton_kv_transfer::{
     GrantReply, HandoffFailure, PinQuestion, PinReply, RefuseReason, ReserveOffer, SinkHandler, VerifiedHandoff,
 };
+use baton_node::membership::Members;
 use baton_types::{ErrorKind, Party, RequestError, RequestId};
 use baton_worker::hold::LeaseHold;
 use baton_worker::service::Claimed;
@@ -70,6 +71,8 @@ impl Waiting {
 /// All handoffs towards this instance.
 pub(crate) struct Handoffs {
     engine: EngineHandle,
+    /// Who may read what is cached.
+    members: Members,
     claims: Mutex<Claims<ClaimStream>>,
     /// By their turn among the sequences of the engine: higher priorities first, then as they came.
     waiting: Mutex<BTreeMap<SequenceKey, Waiting>>,
@@ -79,12 +82,13 @@ pub(crate) struct Handoffs {
 }
 
 impl Handoffs {
-    pub(crate) fn new(engine: EngineHandle, limits: ClaimLimits) -> Arc<Self> {
+    pub(crate) fn new(engine: EngineHandle, members: Members, limits: ClaimLimits) -> Arc<Self> {
         let freed = Arc::new(Notify::new());
         let wake = Arc::clone(&freed);
         engine.pool().on_freed(move || wake.notify_one());
         Arc::new(Self {
             engine,
+            members,
             claims: Mutex::new(Claims::new(limits)),
             waiting: Mutex::default(),
             arriving: Mutex::default(),
@@ -198,7 +202,7 @@ impl SinkHandler for Handoffs {
     }
 
     fn pin(&self, question: PinQuestion, reply: PinReply) {
-        share::pin(&self.engine, &question, reply);
+        share::pin(&self.engine, &self.members, &question, reply);
     }
 
     fn failed(&self, request_id: &RequestId, reason: HandoffFailure) {

@@ -17,6 +17,7 @@ mod tests;
 
 use baton_engine::EngineHandle;
 use baton_node::grpc::Router;
+use baton_node::membership::Members;
 use baton_proto::v1::decode_server::{self, DecodeServer};
 use baton_types::Role;
 use baton_worker::config::WorkerConfig;
@@ -44,11 +45,11 @@ impl WorkerRole for DecodeRole {
         Role::Decode
     }
 
-    fn bind(self, engine: &EngineHandle) -> BoundRole {
+    fn bind(self, engine: &EngineHandle, members: Members) -> BoundRole {
         let pool_tokens = u64::from(engine.pool().blocks_per_group()) * u64::from(engine.config().block_tokens);
         // Twice the pool: while one poolful runs, the next may be on its way.
         let limits = ClaimLimits { claims_max: self.claims_max, tokens_max: 2 * pool_tokens };
-        let handoffs = Handoffs::new(engine.clone(), limits);
+        let handoffs = Handoffs::new(engine.clone(), members, limits);
         tokio::spawn(handoffs.clone().grant_when_freed());
         let counted = handoffs.clone();
         let sink = handoffs.clone();

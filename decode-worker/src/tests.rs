@@ -4,9 +4,10 @@ use crate::claims::ClaimLimits;
 use crate::handoffs::Handoffs;
 use crate::service::DecodeService;
 use baton_kv_transfer::{
-    CommitPayload, HandoffFailure, KvTransfer, OpenRequest, Outgoing, Peer, TransferConfig, TransferReport,
-    TransportChoice,
+    CommitPayload, FetchRequest, HandoffFailure, KvTransfer, OpenRequest, Outgoing, Peer, TransferConfig,
+    TransferReport, TransportChoice,
 };
+use baton_node::membership::Members;
 use baton_node::metrics::Metrics;
 use baton_proto::convert::status::to_error;
 use baton_proto::v1::{self, decode_event::Event, decode_request::Prefill, decode_server::Decode};
@@ -52,8 +53,12 @@ fn transfer_config(name: &str, loaded: &Loaded) -> TransferConfig {
 }
 
 fn service() -> DecodeService {
+    service_among(Members::default())
+}
+
+fn service_among(members: Members) -> DecodeService {
     let loaded = loaded();
-    let handoffs = Handoffs::new(loaded.engine.clone(), ClaimLimits { claims_max: 8, tokens_max: 1000 });
+    let handoffs = Handoffs::new(loaded.engine.clone(), members, ClaimLimits { claims_max: 8, tokens_max: 1000 });
     let transfer = KvTransfer::start(transfer_config("d", &loaded), loaded.region, handoffs.clone()).unwrap();
     let tracer = SdkTracerProvider::builder().build().tracer("baton");
     let parts = Parts {
@@ -164,8 +169,34 @@ async fn hand_over(
 /// The transfer of `p`.
 fn source() -> KvTransfer {
     let loaded = loaded();
-    let handler = Handoffs::new(loaded.engine.clone(), ClaimLimits { claims_max: 0, tokens_max: 0 });
+    let handler =
+        Handoffs::new(loaded.engine.clone(), Members::default(), ClaimLimits { claims_max: 0, tokens_max: 0 });
     KvTransfer::start(transfer_config("p", &loaded), loaded.region, handler).unwrap()
+}
+
+/// What `p` is told where it asks for a prefix that nobody has cached.
+async fn asks_for_a_prefix(service: &DecodeService) -> String {
+    let (source, transfer) = (source(), &service.parts.transfer);
+    let owner = Peer { party: transfer.party().clone(), address: transfer.address(), shard: 0 };
+    let get = FetchRequest {
+        request_id: RequestId::try_new("get").unwrap(),
+        name: vec![0; 16],
+        from: 0,
+        tokens: BLOCK_TOKENS,
+        blocks: GroupBlocks(vec![vec![BlockId(0)]]),
+        deadline: Instant::now() + FOREVER,
+        hold: Box::new(()),
+    };
+    let read = source.fetch(&owner, get).unwrap().outcome().await;
+    read.map(|_| "the prefix").expect_err("nobody has it").to_string()
+}
+
+#[tokio::test]
+async fn only_registered_workers_are_told_of_the_cache() {
+    let stranger = asks_for_a_prefix(&service_among(Members::of([party("another")]))).await;
+    assert!(stranger.contains("no worker that is registered here"), "{stranger}");
+    let member = asks_for_a_prefix(&service_among(Members::of([party("p")]))).await;
+    assert!(member.contains("not cached here"), "{member}");
 }
 
 /// Offers KV of so many tokens.

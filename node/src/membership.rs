@@ -11,6 +11,7 @@ pub mod conformance;
 pub mod embedded;
 pub mod etcd;
 mod lease_table;
+mod members;
 mod state;
 mod store;
 #[cfg(test)]
@@ -19,6 +20,7 @@ mod view;
 
 pub use backend::{Backend, RouterBackend, worker};
 pub use lease_table::{JoinError, LeaseTable};
+pub use members::Members;
 pub use state::{RouterOpinion, WorkerState, aggregate};
 pub use store::StoreState;
 pub use view::{Member, MembershipView, Registration};
@@ -35,6 +37,10 @@ pub trait WorkerMembership: Send + Sync {
     /// Registers the record and keeps it registered, under the same incarnation, until the handle leaves or is dropped.
     /// Returns at once; must be called within a tokio runtime.
     fn register(&self, record: InstanceRecord) -> RegistrationHandle;
+
+    /// Who else is registered, as far as this worker hears it. Empty until it has registered itself; the last view stands while nobody
+    /// can be heard.
+    fn members(&self) -> Members;
 }
 
 /// The side of a router.

@@ -15,6 +15,7 @@ pub use shipment::handoff_error;
 
 use baton_engine::EngineHandle;
 use baton_node::grpc::Router;
+use baton_node::membership::Members;
 use baton_proto::v1::prefill_server::{self, PrefillServer};
 use baton_types::Role;
 use baton_worker::process::{BoundRole, Parts, WorkerRole};
@@ -31,13 +32,13 @@ impl WorkerRole for PrefillRole {
         Role::Prefill
     }
 
-    fn bind(self, engine: &EngineHandle) -> BoundRole {
+    fn bind(self, engine: &EngineHandle, members: Members) -> BoundRole {
         let serve = |server: Router, parts: Parts| {
             let message_max = parts.message_max;
             server.add_service(PrefillServer::new(PrefillService { parts }).max_decoding_message_size(message_max))
         };
         BoundRole {
-            sink: Arc::new(sink::NoSink { engine: engine.clone() }),
+            sink: Arc::new(sink::NoSink { engine: engine.clone(), members }),
             claimed: Arc::new(Claimed::default),
             service_name: prefill_server::SERVICE_NAME,
             serve: Box::new(serve),

@@ -4,6 +4,7 @@ use baton_engine::EngineHandle;
 use baton_kv_transfer::{
     GrantReply, HandoffFailure, PinQuestion, PinReply, RefuseReason, ReserveOffer, SinkHandler, VerifiedHandoff,
 };
+use baton_node::membership::Members;
 use baton_types::RequestId;
 use baton_worker::share;
 
@@ -11,6 +12,8 @@ use baton_worker::share;
 #[derive(Clone, Debug)]
 pub(crate) struct NoSink {
     pub(crate) engine: EngineHandle,
+    /// Who may read.
+    pub(crate) members: Members,
 }
 
 impl SinkHandler for NoSink {
@@ -25,6 +28,6 @@ impl SinkHandler for NoSink {
     fn failed(&self, _request_id: &RequestId, _reason: HandoffFailure) {}
 
     fn pin(&self, question: PinQuestion, reply: PinReply) {
-        share::pin(&self.engine, &question, reply);
+        share::pin(&self.engine, &self.members, &question, reply);
     }
 }

@@ -8,6 +8,7 @@ use baton_engine::Phase;
 use baton_kv_transfer::{
     KvTransfer, NoHooks, Phase as TransferPhase, Region, TransferConfig, TransferHooks, TransportChoice,
 };
+use baton_node::membership::Members;
 use baton_node::metrics::Metrics;
 use baton_proto::convert::status::to_error;
 use baton_proto::v1::{self, prefill_event::Event, prefill_server::Prefill};
@@ -61,7 +62,12 @@ fn pair_of(start: Incarnation, hooks: Arc<dyn TransferHooks>) -> (PrefillService
         let (map, hooks) = (loaded.map.clone(), hooks.clone());
         let config =
             TransferConfig { hooks, ..TransferConfig::new(party, loaded.compatibility.clone(), map, transport) };
-        KvTransfer::start(config, region, Arc::new(NoSink { engine: loaded.engine.clone() })).unwrap()
+        KvTransfer::start(
+            config,
+            region,
+            Arc::new(NoSink { engine: loaded.engine.clone(), members: Members::default() }),
+        )
+        .unwrap()
     };
     let (transfer, refusing) =
         (transfer("p", loaded.region.clone()), transfer("d", Region::anonymous(loaded.map.bytes()).unwrap()));

@@ -6,12 +6,14 @@ use baton_node::membership::etcd::{EtcdConfig, EtcdRouter};
 use baton_node::membership::{MembershipView, RouterMembership as _};
 use baton_node::testing::etcd::{EtcdCluster, EtcdServer};
 use baton_node::testing::relay::Relay;
+use baton_tests::http::Api;
 use baton_tests::load::{Case, Load};
 use baton_tests::processes::{Up, send, wait_gone};
-use baton_tests::scrape::find;
-use baton_tests::service::Service;
+use baton_tests::scrape::{find, sum};
+use baton_tests::service::{Service, free_addresses};
 use baton_types::Party;
 use etcd_client::{Client, CompactionOptions};
+use serde_json::json;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -177,6 +179,85 @@ async fn a_router_that_is_cut_off_from_etcd_serves_from_its_last_view() -> anyho
     let (answers, _) = load.stop().await?;
     println!("{answers} right answers, none wrong, none failed");
     for service in [&mut router, &mut prefill, &mut stays, &mut comes] {
+        service.terminate().await?;
+    }
+    Ok(())
+}
+
+/// One greedy answer, token by token.
+async fn answer(router: &Service, http: &str) -> anyhow::Result<Vec<u64>> {
+    let body = json!({"prompt": (0..300).collect::<Vec<u32>>(), "max_tokens": 24, "temperature": 0, "ignore_eos": true,
+        "return_token_ids": true, "prefill_policy": "remote"});
+    let answer = Api::new(http.to_owned()).post("completions", body).await?;
+    ensure!(answer.status == 200, "{answer:?}\n{}", router.stderr());
+    ensure!(answer.tokens().len() == 24, "{answer:?}");
+    Ok(answer.tokens())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_router_that_starts_while_etcd_is_away_serves() -> anyhow::Result<()> {
+    let mut etcd = EtcdServer::start()?;
+    let (url, folder) = (etcd.url(), tempfile::tempdir()?);
+    let listens = free_addresses(5)?;
+    let start = |program: &str, membership: &str, own: &[String]| {
+        let file = folder.path().join(format!("{program}-{}.toml", own[0].replace([':', '/'], "_")));
+        let etcd = format!("prefix = {PREFIX:?}\nendpoints = [{:?}]\nlease_ttl_s = 2\nview_grace_ms = 5000\n", url);
+        std::fs::write(&file, format!("[membership]\nbackend = \"etcd\"\n{membership}[membership.etcd]\n{etcd}"))?;
+        let common = [format!("--config={}", file.display()), "--log=warn".into()];
+        Service::start(program, &[&common[..], own].concat())
+    };
+    let worker = |role: &str, name: &str, grpc: usize| {
+        let fixed = ["--admin-listen=127.0.0.1:0", "--threads=1", MODEL].map(str::to_owned);
+        let own = [format!("--instance={name}"), format!("--grpc-listen={}", listens[grpc])];
+        start(&format!("baton-{role}-worker"), "", &[&own[..], &fixed[..]].concat())
+    };
+    let mut workers = [worker("prefill", "p-0", 0)?, worker("decode", "d-0", 1)?, worker("decode", "d-1", 2)?];
+    let cluster = "--cluster-listen=127.0.0.1:0".to_owned();
+    let own = [format!("--http-listen={}", listens[3]), format!("--grpc-listen={}", listens[4]), cluster];
+    let (http, grpc) = (format!("http://{}/v1", listens[3]), vec![format!("http://{}", listens[4])]);
+    let metrics = format!("http://{}/metrics", listens[3]);
+    let registered = async || find(&metrics, "baton_router_registered_workers", &[]).await;
+    let remembers = format!("cache_dir = {:?}\n", folder.path().join("cache"));
+    // The names of the hosts are those of the workers, as of a headless service; one of them leads nowhere.
+    let seeds: Vec<String> = listens[..4].iter().map(|at| format!("localhost:{}", at.port())).collect();
+    let mut router = start("baton-router", &remembers, &own)?;
+    for service in workers.iter_mut().chain([&mut router]) {
+        service.ready().await?;
+    }
+    has_decoders(&metrics, 2.0).await?;
+    let expected = answer(&router, &http).await?;
+    // Longer than changes of the view are gathered before they are written.
+    sleep(Duration::from_secs(2)).await;
+
+    for membership in [remembers, format!("seeds = {seeds:?}\n")] {
+        etcd.kill();
+        router.terminate().await?;
+        router = start("baton-router", &membership, &own)?;
+        router.ready().await.context(membership.clone())?;
+        has_decoders(&metrics, 2.0).await?;
+        ensure!(answer(&router, &http).await? == expected, "another answer");
+        let load = Load::start(&grpc, &CASES).await?;
+        load.goes_on("etcd is away", LONG).await?;
+        ensure!(find(&metrics, "baton_router_membership_up", &[]).await? == 0.0);
+        ensure!(find(&metrics, "baton_router_unconfirmed_workers", &[]).await? == 3.0 && registered().await? == 3.0);
+        ensure!(find(&metrics, "baton_router_problems", &["kind=\"etcd\""]).await? == 1.0, "it says nothing");
+
+        etcd.run()?;
+        let until = Instant::now() + MAX;
+        while find(&metrics, "baton_router_unconfirmed_workers", &[]).await? != 0.0 {
+            ensure!(Instant::now() < until, "the router does not follow etcd:\n{}", router.stderr());
+            sleep(Duration::from_millis(20)).await;
+        }
+        load.goes_on("etcd is back", LONG).await?;
+        load.stop().await?;
+        ensure!(registered().await? == 3.0, "{} workers are registered", registered().await?);
+        ensure!(find(&metrics, "baton_router_doubted_workers", &[]).await? == 0.0);
+        let changes = async |change: &str| sum(&metrics, "baton_router_membership_changes_total", &[change]).await;
+        ensure!(changes("\"joined\"").await? == 3.0 && changes("\"left\"").await? == 0.0, "somebody came or went");
+        has_decoders(&metrics, 2.0).await?;
+    }
+    ensure!(answer(&router, &http).await? == expected, "another answer");
+    for service in workers.iter_mut().chain([&mut router]) {
         service.terminate().await?;
     }
     Ok(())

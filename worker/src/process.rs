@@ -19,8 +19,8 @@ use baton_node::admin;
 use baton_node::announce::{Announcement, Announcer};
 use baton_node::grpc::{self, Router};
 use baton_node::identity::{self, Identity};
-use baton_node::membership;
 use baton_node::membership::embedded::JoinConfig;
+use baton_node::membership::{self, Members};
 use baton_node::metrics::Metrics;
 use baton_node::telemetry::{ExportCounters, TelemetryService, Traces};
 use baton_node::{Shutdown, id};
@@ -50,7 +50,8 @@ pub trait WorkerRole: Send + 'static {
     /// Which one.
     fn role(&self) -> Role;
     /// Joins it with the engine that it will run on; called within the runtime.
-    fn bind(self, engine: &EngineHandle) -> BoundRole;
+    /// `members` are those whom it lets read what it has cached.
+    fn bind(self, engine: &EngineHandle, members: Members) -> BoundRole;
 }
 
 /// What a role adds to a worker.
@@ -174,9 +175,11 @@ impl RunningWorker {
 
         let loaded = load(&config, around.announcer, around.ops).await?;
         loaded.engine.set_gate(around.gate);
+        let etcd = config.identity.for_etcd(&config.membership.etcd);
+        let membership = membership::worker(&JoinConfig { etcd, ..config.membership.clone() }, &identity);
         let instance = config.instance.id.clone().unwrap_or_else(|| id::default_instance_id(role_name.name()));
         let party = Party { instance, incarnation: id::incarnation() };
-        let BoundRole { sink, claimed, service_name, serve } = role.bind(&loaded.engine);
+        let BoundRole { sink, claimed, service_name, serve } = role.bind(&loaded.engine, membership.members());
         let mut settings = transfer_config(&config, &party, &loaded);
         (settings.hooks, settings.protocol) = (around.hooks, around.protocol);
         settings.credentials = credentials::of(&identity);
@@ -195,8 +198,11 @@ impl RunningWorker {
 
         let drain = Drain::default();
         let bundle = loaded.card.bundle.zip(loaded.bundle.clone());
+        let endpoint = config.grpc.advertise.clone().unwrap_or_else(|| grpc_addr.to_string());
+        let record = record(role_name, around.protocol, &config, &party, endpoint, &loaded, &transfer);
         let service = WorkerService {
             party: party.clone(),
+            record: record.clone().into(),
             engine: loaded.engine.clone(),
             transfer: transfer.clone(),
             bundle,
@@ -225,11 +231,7 @@ impl RunningWorker {
         let server = grpc::with_reflection(server, &services);
         let server = tokio::spawn(grpc::serve(serve(server, parts), listener, identity.clone(), stop.clone()));
 
-        let endpoint = config.grpc.advertise.clone().unwrap_or_else(|| grpc_addr.to_string());
-        let record = record(role_name, around.protocol, &config, &party, endpoint, &loaded, &transfer);
-        let etcd = config.identity.for_etcd(&config.membership.etcd);
-        let join = JoinConfig { etcd, ..config.membership.clone() };
-        let registration = membership::worker(&join, &identity).register(record);
+        let registration = membership.register(record);
         let drained_max = Duration::from_millis(config.drain.drained_ms_max);
         vitals.registered(&registration, &drain, drained_max, around.announcer);
         drain.registered(registration);

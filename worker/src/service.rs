@@ -40,6 +40,8 @@ pub type Claims = Arc<dyn Fn() -> Claimed + Send + Sync>;
 pub struct WorkerService {
     /// Who reports.
     pub party: Party,
+    /// What it registers.
+    pub record: v1::InstanceRecord,
     /// Whose load.
     pub engine: EngineHandle,
     /// How its KV travels.
@@ -88,6 +90,10 @@ impl Worker for WorkerService {
         let (reports, stream) = mpsc::channel(REPORTS_MAX);
         tokio::spawn(self.clone().report(reports, cache_events));
         Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn record(&self, _: Request<v1::RecordRequest>) -> Result<Response<v1::InstanceRecord>, Status> {
+        Ok(Response::new(self.record.clone()))
     }
 
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Result<Response<Self::DrainStream>, Status> {

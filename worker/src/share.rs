@@ -8,6 +8,7 @@ use baton_kv_cache::{HASH_TOKENS, Lease, PrefixHash, Reserve, SharedPool};
 use baton_kv_transfer::{
     FetchRequest, HandoffFailure, KvTransfer, Peer, PinQuestion, PinReply, RefuseReason, TransferError,
 };
+use baton_node::membership::Members;
 use baton_types::{GroupBlocks, KvLayout};
 use std::time::{Duration, Instant};
 
@@ -113,8 +114,12 @@ pub async fn pull(
     Ok(Some(Pulled { tokens, bytes: fetched.bytes, _lease: *lease }))
 }
 
-/// Lets a peer read what is cached here, or says that it is not.
-pub fn pin(engine: &EngineHandle, question: &PinQuestion, reply: PinReply) {
+/// Lets a peer read what is cached here, or says that it is not. Only registered workers read: names of prefixes are no secret to them.
+pub fn pin(engine: &EngineHandle, members: &Members, question: &PinQuestion, reply: PinReply) {
+    if !members.stands(&question.reader) {
+        let detail = format!("{} is no worker that is registered here, or not as this start", question.reader);
+        return reply.refuse(RefuseReason::UnknownRequest, detail);
+    }
     let (ours, tokens) = (engine.config().block_tokens as usize, question.tokens as usize);
     let (names, rest) = question.name.as_chunks::<NAME_BYTES>();
     if !rest.is_empty() || names.len() * HASH_TOKENS < tokens {

@@ -1,7 +1,7 @@
 //! Which backend a process uses, as configured.
 
 use super::embedded::{EmbeddedRouter, EmbeddedWorker, JoinConfig, LeaseConfig};
-use super::etcd::{EtcdRouter, EtcdWorker};
+use super::etcd::{EtcdRouter, EtcdWorker, Recall};
 use super::{RouterMembership, StoreState, WorkerMembership};
 use crate::identity::Identity;
 use baton_proto::v1::membership_server::MembershipServer;
@@ -33,7 +33,10 @@ impl RouterBackend {
     pub fn start(config: &LeaseConfig, identity: &Identity) -> Self {
         match config.backend {
             Backend::Embedded => Self::Embedded(EmbeddedRouter::new(config)),
-            Backend::Etcd => Self::Etcd(EtcdRouter::start_as(&config.etcd, config.members_max, identity)),
+            Backend::Etcd => {
+                let recall = Recall { cache_dir: config.cache_dir.clone(), seeds: config.seeds.clone() };
+                Self::Etcd(EtcdRouter::start_as(&config.etcd, config.members_max, identity, recall))
+            }
         }
     }
 
@@ -61,6 +64,14 @@ impl RouterBackend {
         }
     }
 
+    /// Members that the store has not confirmed, since it has not answered from the start of this router on; `None` once it did.
+    pub fn unconfirmed(&self) -> Option<usize> {
+        match self {
+            Self::Embedded(_) => None,
+            Self::Etcd(router) => router.unconfirmed(),
+        }
+    }
+
     /// Whether the view is that of the store which keeps it; `None` where the router keeps it itself.
     pub fn store(&self) -> Option<StoreState> {
         match self {
@@ -82,6 +93,6 @@ impl RouterBackend {
 pub fn worker(config: &JoinConfig, identity: &Identity) -> Box<dyn WorkerMembership> {
     match config.backend {
         Backend::Embedded => Box::new(EmbeddedWorker::new(config, identity)),
-        Backend::Etcd => Box::new(EtcdWorker::new(&config.etcd)),
+        Backend::Etcd => Box::new(EtcdWorker::new(&config.etcd, config.members_max)),
     }
 }

@@ -208,6 +208,49 @@ pub async fn leaving_is_prompt(fixture: &mut impl Fixture) {
     cluster.view("dropped", |view| view.members.is_empty()).await;
 }
 
+/// Workers know who else is registered, by the start, and believe the last view while nobody can be heard.
+pub async fn workers_know_each_other(fixture: &mut impl Fixture) {
+    let cluster = Cluster(fixture);
+    let (own, old, new) = (record("d-0", 1), record("p-0", 2), record("p-0", 3));
+    let side = cluster.0.worker();
+    let (members, lease) = (side.members(), cluster.0.lease());
+    let knows = async |what: &str, party: &Party, stands: bool| {
+        let settles = async {
+            while members.stands(party) != stands {
+                tokio::time::sleep(lease / 50).await;
+            }
+        };
+        let settled = tokio::time::timeout(lease * 100, settles).await;
+        assert!(settled.is_ok(), "{what}: {party} never comes to stand: {stands}");
+    };
+    let old_worker = cluster.admitted(&old).await;
+    assert!(!members.stands(&old.party), "it is not registered itself");
+    let _own_worker = side.register(own.clone());
+    knows("who was there", &old.party, true).await;
+    knows("itself", &own.party, true).await;
+    assert!(!members.stands(&new.party), "another start");
+    assert!(old_worker.leave(cluster.0.lease() / 2).await);
+    knows("it left", &old.party, false).await;
+    let _new_worker = cluster.admitted(&new).await;
+    knows("another start came", &new.party, true).await;
+    assert!(!members.stands(&old.party));
+
+    cluster.0.set_silent(true);
+    tokio::time::sleep(cluster.0.lease() * 3).await;
+    assert!(members.stands(&new.party), "the last view stands");
+    cluster.0.set_silent(false);
+    cluster.view("both return", |view| view.members.len() == 2).await;
+    knows("heard again", &new.party, true).await;
+    cluster.0.restart_router();
+    cluster.view("both are back", |view| view.members.len() == 2).await;
+    knows("of the new router", &new.party, true).await;
+    let late = record("p-1", 4);
+    let late_worker = cluster.admitted(&late).await;
+    knows("who came later", &late.party, true).await;
+    drop(late_worker);
+    knows("who is gone", &late.party, false).await;
+}
+
 /// Runs every function above, each on a fixture of its own.
 pub async fn all<F: Fixture>(new: impl AsyncFn() -> F) {
     joins_and_is_admitted(&mut new().await).await;
@@ -216,4 +259,5 @@ pub async fn all<F: Fixture>(new: impl AsyncFn() -> F) {
     workers_return_to_a_restarted_router(&mut new().await).await;
     eviction_and_readmission(&mut new().await).await;
     leaving_is_prompt(&mut new().await).await;
+    workers_know_each_other(&mut new().await).await;
 }

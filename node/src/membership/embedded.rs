@@ -5,6 +5,7 @@
 mod config;
 mod router;
 mod session;
+mod telling;
 mod worker;
 
 pub use config::{JoinConfig, LeaseConfig};

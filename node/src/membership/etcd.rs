@@ -25,6 +25,8 @@ mod opinions;
 mod prefix;
 mod probe;
 mod reach;
+mod recall;
+mod remembered;
 mod router;
 
 #[cfg(test)]
@@ -36,5 +38,6 @@ pub use config::EtcdConfig;
 pub use prefix::{PrefixError, ensure_free};
 pub use probe::{Probe, Verdict, WatchProbe};
 pub use reach::{Reached, reach};
+pub use recall::Recall;
 pub use router::EtcdRouter;
 pub use worker::EtcdWorker;

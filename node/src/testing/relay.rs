@@ -1,6 +1,7 @@
 //! A TCP relay that can fall silent without closing anything.
 
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -12,6 +13,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 pub struct Relay {
     address: String,
     silent: watch::Sender<bool>,
+    frozen: watch::Sender<usize>,
     accepted: Arc<AtomicUsize>,
     _stop: DropGuard,
 }
@@ -21,26 +23,31 @@ impl Relay {
     pub async fn start(target: String) -> io::Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let address = listener.local_addr()?.to_string();
-        let (silent, stop) = (watch::Sender::new(false), CancellationToken::new());
+        let (silent, frozen, stop) = (watch::Sender::new(false), watch::Sender::new(0), CancellationToken::new());
         let accepted = Arc::new(AtomicUsize::new(0));
         tokio::spawn({
-            let (silent, stop, accepted) = (silent.subscribe(), stop.clone(), accepted.clone());
+            let (silent, frozen) = (silent.subscribe(), frozen.subscribe());
+            let (stop, accepted) = (stop.clone(), accepted.clone());
             async move {
                 let accept = async {
                     while let Ok((near, _)) = listener.accept().await {
-                        accepted.fetch_add(1, Ordering::Relaxed);
+                        let number = accepted.fetch_add(1, Ordering::Relaxed);
                         let Ok(far) = TcpStream::connect(&target).await else { continue };
                         let ((near_read, near_write), (far_read, far_write)) = (near.into_split(), far.into_split());
                         let there = carry(near_read, far_write, silent.clone());
                         let back = carry(far_read, near_write, silent.clone());
-                        let stop = stop.clone();
-                        // Either end closing closes both.
+                        let (stop, mut frozen) = (stop.clone(), frozen.clone());
                         tokio::spawn(async move {
+                            // Frozen, both stay as they are: dropping them would close their sockets.
+                            let (mut there, mut back) = (pin!(there), pin!(back));
                             tokio::select! {
-                                _ = there => {}
-                                _ = back => {}
-                                () = stop.cancelled() => {}
+                                // Either end closing closes both.
+                                _ = &mut there => return,
+                                _ = &mut back => return,
+                                () = stop.cancelled() => return,
+                                _ = frozen.wait_for(|first| number < *first) => {}
                             }
+                            stop.cancelled().await;
                         });
                     }
                 };
@@ -50,7 +57,7 @@ impl Relay {
                 }
             }
         });
-        Ok(Self { address, silent, accepted, _stop: stop.drop_guard() })
+        Ok(Self { address, silent, frozen, accepted, _stop: stop.drop_guard() })
     }
 
     /// Where it listens, `host:port`.
@@ -61,6 +68,11 @@ impl Relay {
     /// Connections so far.
     pub fn accepted(&self) -> usize {
         self.accepted.load(Ordering::Relaxed)
+    }
+
+    /// Nothing moves any more on the connections of before, and nobody is told; new ones work.
+    pub fn freeze(&self) {
+        self.frozen.send_replace(self.accepted());
     }
 
     /// Holds everything back, or lets it go on.

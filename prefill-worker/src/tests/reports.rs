@@ -27,6 +27,7 @@ fn worker() -> (WorkerService, SharedPool, KvTransfer) {
     let pool = engine.pool();
     let service = WorkerService {
         party: transfer.party().clone(),
+        record: v1::InstanceRecord::default(),
         cache_changed: cache_changes(&pool),
         engine,
         transfer,

@@ -647,6 +647,543 @@ pub mod inference_server {
     }
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
+pub struct JoinRequest {
+    #[prost(oneof = "join_request::Message", tags = "1, 2, 3")]
+    pub message: ::core::option::Option<join_request::Message>,
+}
+/// Nested message and enum types in `JoinRequest`.
+pub mod join_request {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Message {
+        #[prost(message, tag = "1")]
+        Record(super::InstanceRecord),
+        #[prost(message, tag = "2")]
+        Heartbeat(super::Heartbeat),
+        /// Leaves at once: drained.
+        #[prost(message, tag = "3")]
+        Leave(super::Leave),
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Heartbeat {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Leave {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct JoinResponse {
+    #[prost(oneof = "join_response::Message", tags = "1, 2, 3, 4, 5")]
+    pub message: ::core::option::Option<join_response::Message>,
+}
+/// Nested message and enum types in `JoinResponse`.
+pub mod join_response {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Message {
+        #[prost(message, tag = "1")]
+        Registered(super::Registered),
+        /// The router can reach the worker and would place work on it.
+        #[prost(message, tag = "2")]
+        Admitted(super::Admitted),
+        /// The router no longer places work on it, and why.
+        #[prost(message, tag = "3")]
+        Evicted(super::Evicted),
+        #[prost(message, tag = "4")]
+        Heartbeat(super::Heartbeat),
+        #[prost(message, tag = "5")]
+        Members(super::Members),
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Registered {
+    #[prost(uint64, tag = "1")]
+    pub lease_ms: u64,
+    /// Grows with every registration in this cluster.
+    #[prost(uint64, tag = "2")]
+    pub revision: u64,
+}
+/// Who is registered at this router, the worker itself included: workers let nobody else read what they have cached.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Members {
+    /// Whatever the router said in an earlier stream is over.
+    #[prost(bool, tag = "1")]
+    pub anew: bool,
+    /// Each replaces an earlier start of its instance.
+    #[prost(message, repeated, tag = "2")]
+    pub joined: ::prost::alloc::vec::Vec<Party>,
+    /// Instances that are registered no more.
+    #[prost(string, repeated, tag = "3")]
+    pub left: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Admitted {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Evicted {
+    #[prost(string, tag = "1")]
+    pub reason: ::prost::alloc::string::String,
+}
+/// The unit of placement.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct InstanceRecord {
+    #[prost(message, optional, tag = "1")]
+    pub party: ::core::option::Option<Party>,
+    #[prost(enumeration = "Role", tag = "2")]
+    pub role: i32,
+    #[prost(map = "string, string", tag = "3")]
+    pub labels: ::std::collections::HashMap<
+        ::prost::alloc::string::String,
+        ::prost::alloc::string::String,
+    >,
+    #[prost(string, tag = "4")]
+    pub pool: ::prost::alloc::string::String,
+    /// Where the worker's gRPC listens, host:port.
+    #[prost(string, tag = "5")]
+    pub endpoint: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "6")]
+    pub card: ::core::option::Option<ModelCard>,
+    #[prost(message, optional, tag = "7")]
+    pub protocol: ::core::option::Option<ProtocolRange>,
+    /// KV layout (JSON of the layout type), the pool's capacity and the numerics class.
+    #[prost(string, tag = "8")]
+    pub layout: ::prost::alloc::string::String,
+    #[prost(message, optional, tag = "9")]
+    pub class: ::core::option::Option<NumericsClass>,
+    #[prost(uint64, tag = "10")]
+    pub capacity_tokens: u64,
+    #[prost(uint32, tag = "11")]
+    pub running_max: u32,
+    #[prost(message, repeated, tag = "12")]
+    pub shards: ::prost::alloc::vec::Vec<Shard>,
+    #[prost(string, repeated, tag = "13")]
+    pub capabilities: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(uint32, tag = "14")]
+    pub waiting_max: u32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ProtocolRange {
+    #[prost(uint32, tag = "1")]
+    pub min: u32,
+    #[prost(uint32, tag = "2")]
+    pub max: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct NumericsClass {
+    #[prost(string, tag = "1")]
+    pub isa: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub weights: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub kv: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "4")]
+    pub kernel_revision: u32,
+}
+/// One rank of an instance: its data plane and its part of the model.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Shard {
+    /// Opaque address of the data plane.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub transfer_address: ::prost::bytes::Bytes,
+    #[prost(uint32, tag = "2")]
+    pub layer_start: u32,
+    #[prost(uint32, tag = "3")]
+    pub layer_end: u32,
+    #[prost(uint32, tag = "4")]
+    pub kv_head_start: u32,
+    #[prost(uint32, tag = "5")]
+    pub kv_head_end: u32,
+}
+/// Owned by the workers; all that a router needs to serve the model.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ModelCard {
+    #[prost(string, tag = "1")]
+    pub id: ::prost::alloc::string::String,
+    #[prost(string, repeated, tag = "2")]
+    pub served_names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(string, tag = "3")]
+    pub revision: ::prost::alloc::string::String,
+    /// BLAKE3 over configuration and weights, 32 bytes.
+    #[prost(bytes = "bytes", tag = "4")]
+    pub fingerprint: ::prost::bytes::Bytes,
+    #[prost(uint32, tag = "5")]
+    pub context_max: u32,
+    #[prost(uint32, tag = "6")]
+    pub vocab: u32,
+    #[prost(uint32, repeated, tag = "7")]
+    pub end_tokens: ::prost::alloc::vec::Vec<u32>,
+    #[prost(message, optional, tag = "8")]
+    pub defaults: ::core::option::Option<SamplingDefaults>,
+    /// Digest of the tokenizer + template bundle, 32 bytes; empty where the model has no text.
+    #[prost(bytes = "bytes", tag = "9")]
+    pub bundle: ::prost::bytes::Bytes,
+}
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct SamplingDefaults {
+    #[prost(float, optional, tag = "1")]
+    pub temperature: ::core::option::Option<f32>,
+    #[prost(float, optional, tag = "2")]
+    pub top_p: ::core::option::Option<f32>,
+    #[prost(uint32, optional, tag = "3")]
+    pub top_k: ::core::option::Option<u32>,
+    #[prost(float, optional, tag = "4")]
+    pub repetition_penalty: ::core::option::Option<f32>,
+}
+/// What a router keeps of etcd on its disk, for a start while etcd is away.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RememberedView {
+    /// Key below which the records stood.
+    #[prost(string, tag = "1")]
+    pub prefix: ::prost::alloc::string::String,
+    /// In which history of etcd they were read, and at which revision.
+    #[prost(uint64, tag = "2")]
+    pub cluster: u64,
+    #[prost(uint64, tag = "3")]
+    pub epoch: u64,
+    #[prost(int64, tag = "4")]
+    pub revision: i64,
+    #[prost(message, repeated, tag = "5")]
+    pub members: ::prost::alloc::vec::Vec<RememberedMember>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RememberedMember {
+    #[prost(message, optional, tag = "1")]
+    pub record: ::core::option::Option<InstanceRecord>,
+    /// Which wrote the record.
+    #[prost(uint64, tag = "2")]
+    pub revision: u64,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Role {
+    Unspecified = 0,
+    Prefill = 1,
+    Decode = 2,
+}
+impl Role {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "ROLE_UNSPECIFIED",
+            Self::Prefill => "ROLE_PREFILL",
+            Self::Decode => "ROLE_DECODE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "ROLE_UNSPECIFIED" => Some(Self::Unspecified),
+            "ROLE_PREFILL" => Some(Self::Prefill),
+            "ROLE_DECODE" => Some(Self::Decode),
+            _ => None,
+        }
+    }
+}
+/// Generated client implementations.
+pub mod membership_client {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
+    /// The embedded membership: the router keeps leases over a stream.
+    #[derive(Debug, Clone)]
+    pub struct MembershipClient<T> {
+        inner: tonic::client::Grpc<T>,
+    }
+    impl MembershipClient<tonic::transport::Channel> {
+        /// Attempt to create a new client by connecting to a given endpoint.
+        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
+        where
+            D: TryInto<tonic::transport::Endpoint>,
+            D::Error: Into<StdError>,
+        {
+            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
+            Ok(Self::new(conn))
+        }
+    }
+    impl<T> MembershipClient<T>
+    where
+        T: tonic::client::GrpcService<tonic::body::Body>,
+        T::Error: Into<StdError>,
+        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
+        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
+    {
+        pub fn new(inner: T) -> Self {
+            let inner = tonic::client::Grpc::new(inner);
+            Self { inner }
+        }
+        pub fn with_origin(inner: T, origin: Uri) -> Self {
+            let inner = tonic::client::Grpc::with_origin(inner, origin);
+            Self { inner }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> MembershipClient<InterceptedService<T, F>>
+        where
+            F: tonic::service::Interceptor,
+            T::ResponseBody: Default,
+            T: tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
+                >,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
+        {
+            MembershipClient::new(InterceptedService::new(inner, interceptor))
+        }
+        /// Compress requests with the given encoding.
+        ///
+        /// This requires the server to support it otherwise it might respond with an
+        /// error.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.send_compressed(encoding);
+            self
+        }
+        /// Enable decompressing responses.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.inner = self.inner.accept_compressed(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_decoding_message_size(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.inner = self.inner.max_encoding_message_size(limit);
+            self
+        }
+        /// The worker sends its record first, then a heartbeat at least every third of the lease. The stream's end, or silence for a lease,
+        /// ends the registration.
+        pub async fn join(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<Message = super::JoinRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::JoinResponse>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/baton.v1.Membership/Join");
+            let mut req = request.into_streaming_request();
+            req.extensions_mut().insert(GrpcMethod::new("baton.v1.Membership", "Join"));
+            self.inner.streaming(req, path, codec).await
+        }
+    }
+}
+/// Generated server implementations.
+pub mod membership_server {
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
+    use tonic::codegen::*;
+    /// Generated trait containing gRPC methods that should be implemented for use with MembershipServer.
+    #[async_trait]
+    pub trait Membership: std::marker::Send + std::marker::Sync + 'static {
+        /// Server streaming response type for the Join method.
+        type JoinStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::JoinResponse, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// The worker sends its record first, then a heartbeat at least every third of the lease. The stream's end, or silence for a lease,
+        /// ends the registration.
+        async fn join(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::JoinRequest>>,
+        ) -> std::result::Result<tonic::Response<Self::JoinStream>, tonic::Status>;
+    }
+    /// The embedded membership: the router keeps leases over a stream.
+    #[derive(Debug)]
+    pub struct MembershipServer<T> {
+        inner: Arc<T>,
+        accept_compression_encodings: EnabledCompressionEncodings,
+        send_compression_encodings: EnabledCompressionEncodings,
+        max_decoding_message_size: Option<usize>,
+        max_encoding_message_size: Option<usize>,
+    }
+    impl<T> MembershipServer<T> {
+        pub fn new(inner: T) -> Self {
+            Self::from_arc(Arc::new(inner))
+        }
+        pub fn from_arc(inner: Arc<T>) -> Self {
+            Self {
+                inner,
+                accept_compression_encodings: Default::default(),
+                send_compression_encodings: Default::default(),
+                max_decoding_message_size: None,
+                max_encoding_message_size: None,
+            }
+        }
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
+        where
+            F: tonic::service::Interceptor,
+        {
+            InterceptedService::new(Self::new(inner), interceptor)
+        }
+        /// Enable decompressing requests with the given encoding.
+        #[must_use]
+        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.accept_compression_encodings.enable(encoding);
+            self
+        }
+        /// Compress responses with the given encoding, if the client supports it.
+        #[must_use]
+        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
+            self.send_compression_encodings.enable(encoding);
+            self
+        }
+        /// Limits the maximum size of a decoded message.
+        ///
+        /// Default: `4MB`
+        #[must_use]
+        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
+            self.max_decoding_message_size = Some(limit);
+            self
+        }
+        /// Limits the maximum size of an encoded message.
+        ///
+        /// Default: `usize::MAX`
+        #[must_use]
+        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
+            self.max_encoding_message_size = Some(limit);
+            self
+        }
+    }
+    impl<T, B> tonic::codegen::Service<http::Request<B>> for MembershipServer<T>
+    where
+        T: Membership,
+        B: Body + std::marker::Send + 'static,
+        B::Error: Into<StdError> + std::marker::Send + 'static,
+    {
+        type Response = http::Response<tonic::body::Body>;
+        type Error = std::convert::Infallible;
+        type Future = BoxFuture<Self::Response, Self::Error>;
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
+            Poll::Ready(Ok(()))
+        }
+        fn call(&mut self, req: http::Request<B>) -> Self::Future {
+            match req.uri().path() {
+                "/baton.v1.Membership/Join" => {
+                    #[allow(non_camel_case_types)]
+                    struct JoinSvc<T: Membership>(pub Arc<T>);
+                    impl<
+                        T: Membership,
+                    > tonic::server::StreamingService<super::JoinRequest>
+                    for JoinSvc<T> {
+                        type Response = super::JoinResponse;
+                        type ResponseStream = T::JoinStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<tonic::Streaming<super::JoinRequest>>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Membership>::join(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = JoinSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
+            }
+        }
+    }
+    impl<T> Clone for MembershipServer<T> {
+        fn clone(&self) -> Self {
+            let inner = self.inner.clone();
+            Self {
+                inner,
+                accept_compression_encodings: self.accept_compression_encodings,
+                send_compression_encodings: self.send_compression_encodings,
+                max_decoding_message_size: self.max_decoding_message_size,
+                max_encoding_message_size: self.max_encoding_message_size,
+            }
+        }
+    }
+    /// Generated gRPC service name
+    pub const SERVICE_NAME: &str = "baton.v1.Membership";
+    impl<T> tonic::server::NamedService for MembershipServer<T> {
+        const NAME: &'static str = SERVICE_NAME;
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PrefillRequest {
     #[prost(message, optional, tag = "1")]
     pub sequence: ::core::option::Option<Sequence>,
@@ -796,6 +1333,8 @@ pub struct KvAdopted {
     #[prost(uint64, tag = "2")]
     pub await_us: u64,
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RecordRequest {}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct BundleRequest {
     /// BLAKE3, 32 bytes.
@@ -1715,6 +2254,25 @@ pub mod worker_client {
             req.extensions_mut().insert(GrpcMethod::new("baton.v1.Worker", "Drain"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// What it registers: for routers that found its address and cannot ask who is registered.
+        pub async fn record(
+            &mut self,
+            request: impl tonic::IntoRequest<super::RecordRequest>,
+        ) -> std::result::Result<tonic::Response<super::InstanceRecord>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static("/baton.v1.Worker/Record");
+            let mut req = request.into_request();
+            req.extensions_mut().insert(GrpcMethod::new("baton.v1.Worker", "Record"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -1766,6 +2324,11 @@ pub mod worker_server {
             &self,
             request: tonic::Request<super::DrainRequest>,
         ) -> std::result::Result<tonic::Response<Self::DrainStream>, tonic::Status>;
+        /// What it registers: for routers that found its address and cannot ask who is registered.
+        async fn record(
+            &self,
+            request: tonic::Request<super::RecordRequest>,
+        ) -> std::result::Result<tonic::Response<super::InstanceRecord>, tonic::Status>;
     }
     /// Every worker: its model, its load, and its way out.
     #[derive(Debug)]
@@ -1982,6 +2545,49 @@ pub mod worker_server {
                     };
                     Box::pin(fut)
                 }
+                "/baton.v1.Worker/Record" => {
+                    #[allow(non_camel_case_types)]
+                    struct RecordSvc<T: Worker>(pub Arc<T>);
+                    impl<T: Worker> tonic::server::UnaryService<super::RecordRequest>
+                    for RecordSvc<T> {
+                        type Response = super::InstanceRecord;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::RecordRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Worker>::record(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = RecordSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
                 _ => {
                     Box::pin(async move {
                         let mut response = http::Response::new(
@@ -2019,504 +2625,6 @@ pub mod worker_server {
     /// Generated gRPC service name
     pub const SERVICE_NAME: &str = "baton.v1.Worker";
     impl<T> tonic::server::NamedService for WorkerServer<T> {
-        const NAME: &'static str = SERVICE_NAME;
-    }
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct JoinRequest {
-    #[prost(oneof = "join_request::Message", tags = "1, 2, 3")]
-    pub message: ::core::option::Option<join_request::Message>,
-}
-/// Nested message and enum types in `JoinRequest`.
-pub mod join_request {
-    #[derive(Clone, PartialEq, ::prost::Oneof)]
-    pub enum Message {
-        #[prost(message, tag = "1")]
-        Record(super::InstanceRecord),
-        #[prost(message, tag = "2")]
-        Heartbeat(super::Heartbeat),
-        /// Leaves at once: drained.
-        #[prost(message, tag = "3")]
-        Leave(super::Leave),
-    }
-}
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Heartbeat {}
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Leave {}
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct JoinResponse {
-    #[prost(oneof = "join_response::Message", tags = "1, 2, 3, 4")]
-    pub message: ::core::option::Option<join_response::Message>,
-}
-/// Nested message and enum types in `JoinResponse`.
-pub mod join_response {
-    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
-    pub enum Message {
-        #[prost(message, tag = "1")]
-        Registered(super::Registered),
-        /// The router can reach the worker and would place work on it.
-        #[prost(message, tag = "2")]
-        Admitted(super::Admitted),
-        /// The router no longer places work on it, and why.
-        #[prost(message, tag = "3")]
-        Evicted(super::Evicted),
-        #[prost(message, tag = "4")]
-        Heartbeat(super::Heartbeat),
-    }
-}
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Registered {
-    #[prost(uint64, tag = "1")]
-    pub lease_ms: u64,
-    /// Grows with every registration in this cluster.
-    #[prost(uint64, tag = "2")]
-    pub revision: u64,
-}
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Admitted {}
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Evicted {
-    #[prost(string, tag = "1")]
-    pub reason: ::prost::alloc::string::String,
-}
-/// The unit of placement.
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct InstanceRecord {
-    #[prost(message, optional, tag = "1")]
-    pub party: ::core::option::Option<Party>,
-    #[prost(enumeration = "Role", tag = "2")]
-    pub role: i32,
-    #[prost(map = "string, string", tag = "3")]
-    pub labels: ::std::collections::HashMap<
-        ::prost::alloc::string::String,
-        ::prost::alloc::string::String,
-    >,
-    #[prost(string, tag = "4")]
-    pub pool: ::prost::alloc::string::String,
-    /// Where the worker's gRPC listens, host:port.
-    #[prost(string, tag = "5")]
-    pub endpoint: ::prost::alloc::string::String,
-    #[prost(message, optional, tag = "6")]
-    pub card: ::core::option::Option<ModelCard>,
-    #[prost(message, optional, tag = "7")]
-    pub protocol: ::core::option::Option<ProtocolRange>,
-    /// KV layout (JSON of the layout type), the pool's capacity and the numerics class.
-    #[prost(string, tag = "8")]
-    pub layout: ::prost::alloc::string::String,
-    #[prost(message, optional, tag = "9")]
-    pub class: ::core::option::Option<NumericsClass>,
-    #[prost(uint64, tag = "10")]
-    pub capacity_tokens: u64,
-    #[prost(uint32, tag = "11")]
-    pub running_max: u32,
-    #[prost(message, repeated, tag = "12")]
-    pub shards: ::prost::alloc::vec::Vec<Shard>,
-    #[prost(string, repeated, tag = "13")]
-    pub capabilities: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    #[prost(uint32, tag = "14")]
-    pub waiting_max: u32,
-}
-#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ProtocolRange {
-    #[prost(uint32, tag = "1")]
-    pub min: u32,
-    #[prost(uint32, tag = "2")]
-    pub max: u32,
-}
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct NumericsClass {
-    #[prost(string, tag = "1")]
-    pub isa: ::prost::alloc::string::String,
-    #[prost(string, tag = "2")]
-    pub weights: ::prost::alloc::string::String,
-    #[prost(string, tag = "3")]
-    pub kv: ::prost::alloc::string::String,
-    #[prost(uint32, tag = "4")]
-    pub kernel_revision: u32,
-}
-/// One rank of an instance: its data plane and its part of the model.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Shard {
-    /// Opaque address of the data plane.
-    #[prost(bytes = "bytes", tag = "1")]
-    pub transfer_address: ::prost::bytes::Bytes,
-    #[prost(uint32, tag = "2")]
-    pub layer_start: u32,
-    #[prost(uint32, tag = "3")]
-    pub layer_end: u32,
-    #[prost(uint32, tag = "4")]
-    pub kv_head_start: u32,
-    #[prost(uint32, tag = "5")]
-    pub kv_head_end: u32,
-}
-/// Owned by the workers; all that a router needs to serve the model.
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct ModelCard {
-    #[prost(string, tag = "1")]
-    pub id: ::prost::alloc::string::String,
-    #[prost(string, repeated, tag = "2")]
-    pub served_names: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    #[prost(string, tag = "3")]
-    pub revision: ::prost::alloc::string::String,
-    /// BLAKE3 over configuration and weights, 32 bytes.
-    #[prost(bytes = "bytes", tag = "4")]
-    pub fingerprint: ::prost::bytes::Bytes,
-    #[prost(uint32, tag = "5")]
-    pub context_max: u32,
-    #[prost(uint32, tag = "6")]
-    pub vocab: u32,
-    #[prost(uint32, repeated, tag = "7")]
-    pub end_tokens: ::prost::alloc::vec::Vec<u32>,
-    #[prost(message, optional, tag = "8")]
-    pub defaults: ::core::option::Option<SamplingDefaults>,
-    /// Digest of the tokenizer + template bundle, 32 bytes; empty where the model has no text.
-    #[prost(bytes = "bytes", tag = "9")]
-    pub bundle: ::prost::bytes::Bytes,
-}
-#[derive(Clone, Copy, PartialEq, ::prost::Message)]
-pub struct SamplingDefaults {
-    #[prost(float, optional, tag = "1")]
-    pub temperature: ::core::option::Option<f32>,
-    #[prost(float, optional, tag = "2")]
-    pub top_p: ::core::option::Option<f32>,
-    #[prost(uint32, optional, tag = "3")]
-    pub top_k: ::core::option::Option<u32>,
-    #[prost(float, optional, tag = "4")]
-    pub repetition_penalty: ::core::option::Option<f32>,
-}
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
-#[repr(i32)]
-pub enum Role {
-    Unspecified = 0,
-    Prefill = 1,
-    Decode = 2,
-}
-impl Role {
-    /// String value of the enum field names used in the ProtoBuf definition.
-    ///
-    /// The values are not transformed in any way and thus are considered stable
-    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
-    pub fn as_str_name(&self) -> &'static str {
-        match self {
-            Self::Unspecified => "ROLE_UNSPECIFIED",
-            Self::Prefill => "ROLE_PREFILL",
-            Self::Decode => "ROLE_DECODE",
-        }
-    }
-    /// Creates an enum from field names used in the ProtoBuf definition.
-    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
-        match value {
-            "ROLE_UNSPECIFIED" => Some(Self::Unspecified),
-            "ROLE_PREFILL" => Some(Self::Prefill),
-            "ROLE_DECODE" => Some(Self::Decode),
-            _ => None,
-        }
-    }
-}
-/// Generated client implementations.
-pub mod membership_client {
-    #![allow(
-        unused_variables,
-        dead_code,
-        missing_docs,
-        clippy::wildcard_imports,
-        clippy::let_unit_value,
-    )]
-    use tonic::codegen::*;
-    use tonic::codegen::http::Uri;
-    /// The embedded membership: the router keeps leases over a stream.
-    #[derive(Debug, Clone)]
-    pub struct MembershipClient<T> {
-        inner: tonic::client::Grpc<T>,
-    }
-    impl MembershipClient<tonic::transport::Channel> {
-        /// Attempt to create a new client by connecting to a given endpoint.
-        pub async fn connect<D>(dst: D) -> Result<Self, tonic::transport::Error>
-        where
-            D: TryInto<tonic::transport::Endpoint>,
-            D::Error: Into<StdError>,
-        {
-            let conn = tonic::transport::Endpoint::new(dst)?.connect().await?;
-            Ok(Self::new(conn))
-        }
-    }
-    impl<T> MembershipClient<T>
-    where
-        T: tonic::client::GrpcService<tonic::body::Body>,
-        T::Error: Into<StdError>,
-        T::ResponseBody: Body<Data = Bytes> + std::marker::Send + 'static,
-        <T::ResponseBody as Body>::Error: Into<StdError> + std::marker::Send,
-    {
-        pub fn new(inner: T) -> Self {
-            let inner = tonic::client::Grpc::new(inner);
-            Self { inner }
-        }
-        pub fn with_origin(inner: T, origin: Uri) -> Self {
-            let inner = tonic::client::Grpc::with_origin(inner, origin);
-            Self { inner }
-        }
-        pub fn with_interceptor<F>(
-            inner: T,
-            interceptor: F,
-        ) -> MembershipClient<InterceptedService<T, F>>
-        where
-            F: tonic::service::Interceptor,
-            T::ResponseBody: Default,
-            T: tonic::codegen::Service<
-                http::Request<tonic::body::Body>,
-                Response = http::Response<
-                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
-                >,
-            >,
-            <T as tonic::codegen::Service<
-                http::Request<tonic::body::Body>,
-            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
-        {
-            MembershipClient::new(InterceptedService::new(inner, interceptor))
-        }
-        /// Compress requests with the given encoding.
-        ///
-        /// This requires the server to support it otherwise it might respond with an
-        /// error.
-        #[must_use]
-        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
-            self.inner = self.inner.send_compressed(encoding);
-            self
-        }
-        /// Enable decompressing responses.
-        #[must_use]
-        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
-            self.inner = self.inner.accept_compressed(encoding);
-            self
-        }
-        /// Limits the maximum size of a decoded message.
-        ///
-        /// Default: `4MB`
-        #[must_use]
-        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
-            self.inner = self.inner.max_decoding_message_size(limit);
-            self
-        }
-        /// Limits the maximum size of an encoded message.
-        ///
-        /// Default: `usize::MAX`
-        #[must_use]
-        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
-            self.inner = self.inner.max_encoding_message_size(limit);
-            self
-        }
-        /// The worker sends its record first, then a heartbeat at least every third of the lease. The stream's end, or silence for a lease,
-        /// ends the registration.
-        pub async fn join(
-            &mut self,
-            request: impl tonic::IntoStreamingRequest<Message = super::JoinRequest>,
-        ) -> std::result::Result<
-            tonic::Response<tonic::codec::Streaming<super::JoinResponse>>,
-            tonic::Status,
-        > {
-            self.inner
-                .ready()
-                .await
-                .map_err(|e| {
-                    tonic::Status::unknown(
-                        format!("Service was not ready: {}", e.into()),
-                    )
-                })?;
-            let codec = tonic_prost::ProstCodec::default();
-            let path = http::uri::PathAndQuery::from_static("/baton.v1.Membership/Join");
-            let mut req = request.into_streaming_request();
-            req.extensions_mut().insert(GrpcMethod::new("baton.v1.Membership", "Join"));
-            self.inner.streaming(req, path, codec).await
-        }
-    }
-}
-/// Generated server implementations.
-pub mod membership_server {
-    #![allow(
-        unused_variables,
-        dead_code,
-        missing_docs,
-        clippy::wildcard_imports,
-        clippy::let_unit_value,
-    )]
-    use tonic::codegen::*;
-    /// Generated trait containing gRPC methods that should be implemented for use with MembershipServer.
-    #[async_trait]
-    pub trait Membership: std::marker::Send + std::marker::Sync + 'static {
-        /// Server streaming response type for the Join method.
-        type JoinStream: tonic::codegen::tokio_stream::Stream<
-                Item = std::result::Result<super::JoinResponse, tonic::Status>,
-            >
-            + std::marker::Send
-            + 'static;
-        /// The worker sends its record first, then a heartbeat at least every third of the lease. The stream's end, or silence for a lease,
-        /// ends the registration.
-        async fn join(
-            &self,
-            request: tonic::Request<tonic::Streaming<super::JoinRequest>>,
-        ) -> std::result::Result<tonic::Response<Self::JoinStream>, tonic::Status>;
-    }
-    /// The embedded membership: the router keeps leases over a stream.
-    #[derive(Debug)]
-    pub struct MembershipServer<T> {
-        inner: Arc<T>,
-        accept_compression_encodings: EnabledCompressionEncodings,
-        send_compression_encodings: EnabledCompressionEncodings,
-        max_decoding_message_size: Option<usize>,
-        max_encoding_message_size: Option<usize>,
-    }
-    impl<T> MembershipServer<T> {
-        pub fn new(inner: T) -> Self {
-            Self::from_arc(Arc::new(inner))
-        }
-        pub fn from_arc(inner: Arc<T>) -> Self {
-            Self {
-                inner,
-                accept_compression_encodings: Default::default(),
-                send_compression_encodings: Default::default(),
-                max_decoding_message_size: None,
-                max_encoding_message_size: None,
-            }
-        }
-        pub fn with_interceptor<F>(
-            inner: T,
-            interceptor: F,
-        ) -> InterceptedService<Self, F>
-        where
-            F: tonic::service::Interceptor,
-        {
-            InterceptedService::new(Self::new(inner), interceptor)
-        }
-        /// Enable decompressing requests with the given encoding.
-        #[must_use]
-        pub fn accept_compressed(mut self, encoding: CompressionEncoding) -> Self {
-            self.accept_compression_encodings.enable(encoding);
-            self
-        }
-        /// Compress responses with the given encoding, if the client supports it.
-        #[must_use]
-        pub fn send_compressed(mut self, encoding: CompressionEncoding) -> Self {
-            self.send_compression_encodings.enable(encoding);
-            self
-        }
-        /// Limits the maximum size of a decoded message.
-        ///
-        /// Default: `4MB`
-        #[must_use]
-        pub fn max_decoding_message_size(mut self, limit: usize) -> Self {
-            self.max_decoding_message_size = Some(limit);
-            self
-        }
-        /// Limits the maximum size of an encoded message.
-        ///
-        /// Default: `usize::MAX`
-        #[must_use]
-        pub fn max_encoding_message_size(mut self, limit: usize) -> Self {
-            self.max_encoding_message_size = Some(limit);
-            self
-        }
-    }
-    impl<T, B> tonic::codegen::Service<http::Request<B>> for MembershipServer<T>
-    where
-        T: Membership,
-        B: Body + std::marker::Send + 'static,
-        B::Error: Into<StdError> + std::marker::Send + 'static,
-    {
-        type Response = http::Response<tonic::body::Body>;
-        type Error = std::convert::Infallible;
-        type Future = BoxFuture<Self::Response, Self::Error>;
-        fn poll_ready(
-            &mut self,
-            _cx: &mut Context<'_>,
-        ) -> Poll<std::result::Result<(), Self::Error>> {
-            Poll::Ready(Ok(()))
-        }
-        fn call(&mut self, req: http::Request<B>) -> Self::Future {
-            match req.uri().path() {
-                "/baton.v1.Membership/Join" => {
-                    #[allow(non_camel_case_types)]
-                    struct JoinSvc<T: Membership>(pub Arc<T>);
-                    impl<
-                        T: Membership,
-                    > tonic::server::StreamingService<super::JoinRequest>
-                    for JoinSvc<T> {
-                        type Response = super::JoinResponse;
-                        type ResponseStream = T::JoinStream;
-                        type Future = BoxFuture<
-                            tonic::Response<Self::ResponseStream>,
-                            tonic::Status,
-                        >;
-                        fn call(
-                            &mut self,
-                            request: tonic::Request<tonic::Streaming<super::JoinRequest>>,
-                        ) -> Self::Future {
-                            let inner = Arc::clone(&self.0);
-                            let fut = async move {
-                                <T as Membership>::join(&inner, request).await
-                            };
-                            Box::pin(fut)
-                        }
-                    }
-                    let accept_compression_encodings = self.accept_compression_encodings;
-                    let send_compression_encodings = self.send_compression_encodings;
-                    let max_decoding_message_size = self.max_decoding_message_size;
-                    let max_encoding_message_size = self.max_encoding_message_size;
-                    let inner = self.inner.clone();
-                    let fut = async move {
-                        let method = JoinSvc(inner);
-                        let codec = tonic_prost::ProstCodec::default();
-                        let mut grpc = tonic::server::Grpc::new(codec)
-                            .apply_compression_config(
-                                accept_compression_encodings,
-                                send_compression_encodings,
-                            )
-                            .apply_max_message_size_config(
-                                max_decoding_message_size,
-                                max_encoding_message_size,
-                            );
-                        let res = grpc.streaming(method, req).await;
-                        Ok(res)
-                    };
-                    Box::pin(fut)
-                }
-                _ => {
-                    Box::pin(async move {
-                        let mut response = http::Response::new(
-                            tonic::body::Body::default(),
-                        );
-                        let headers = response.headers_mut();
-                        headers
-                            .insert(
-                                tonic::Status::GRPC_STATUS,
-                                (tonic::Code::Unimplemented as i32).into(),
-                            );
-                        headers
-                            .insert(
-                                http::header::CONTENT_TYPE,
-                                tonic::metadata::GRPC_CONTENT_TYPE,
-                            );
-                        Ok(response)
-                    })
-                }
-            }
-        }
-    }
-    impl<T> Clone for MembershipServer<T> {
-        fn clone(&self) -> Self {
-            let inner = self.inner.clone();
-            Self {
-                inner,
-                accept_compression_encodings: self.accept_compression_encodings,
-                send_compression_encodings: self.send_compression_encodings,
-                max_decoding_message_size: self.max_decoding_message_size,
-                max_encoding_message_size: self.max_encoding_message_size,
-            }
-        }
-    }
-    /// Generated gRPC service name
-    pub const SERVICE_NAME: &str = "baton.v1.Membership";
-    impl<T> tonic::server::NamedService for MembershipServer<T> {
         const NAME: &'static str = SERVICE_NAME;
     }
 }

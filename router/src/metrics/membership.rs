@@ -44,6 +44,8 @@ impl Collector for MembershipMetrics {
             "1 while whoever keeps the membership answers: etcd, or this router itself",
             answers,
         )?;
+        let help = "Workers that this router remembers or found by their addresses, since etcd has not answered from its start on";
+        gauge("router_unconfirmed_workers", help, self.membership.unconfirmed().unwrap_or(0))?;
         let help = "Workers in this router's view whose record vanished in a way that is not believed; they are asked";
         gauge("router_doubted_workers", help, self.membership.doubted())?;
         let help = "Workers that a request would be placed on: admitted, heard of late, healthy and not draining";

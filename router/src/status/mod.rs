@@ -102,8 +102,21 @@ impl ClusterStatus {
         if let Some(store) = self.membership.store().filter(|store| !store.reachable) {
             let since = now.saturating_duration_since(store.since);
             if since >= ETCD_AFTER {
-                let text = format!("etcd has not answered for {}; the view of the workers is as of then", told(since));
-                add(Kind::Etcd, text);
+                let since = told(since);
+                add(
+                    Kind::Etcd,
+                    match self.membership.unconfirmed() {
+                        None => format!("etcd has not answered for {since}; the view of the workers is as of then"),
+                        Some(0) => format!(
+                            "etcd has not answered since this router started, {since} ago, and no worker is remembered or found \
+                             (membership.cache_dir, membership.seeds)"
+                        ),
+                        Some(workers) => format!(
+                            "etcd has not answered since this router started, {since} ago; it goes by {workers} workers that it \
+                             remembers or found by their addresses"
+                        ),
+                    },
+                );
             }
         }
         found

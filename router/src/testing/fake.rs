@@ -295,6 +295,10 @@ impl worker_server::Worker for Service {
         Ok(Response::new(ReceiverStream::new(out)))
     }
 
+    async fn record(&self, _: Request<v1::RecordRequest>) -> Result<Response<v1::InstanceRecord>, Status> {
+        Err(Status::unimplemented("nobody asks"))
+    }
+
     async fn watch(&self, request: Request<v1::WatchRequest>) -> Answer<v1::LoadReport> {
         let (reports, out) = mpsc::channel(8);
         if request.into_inner().cache_events {

@@ -60,6 +60,7 @@ async fn the_view_shows_in_metrics() {
     let metrics = shows(&[
         "baton_router_registered_workers 1",
         "baton_router_doubted_workers 0",
+        "baton_router_unconfirmed_workers 0",
         r#"baton_router_ready_workers{model="m",pool="default",role="decode"} 1"#,
         r#"baton_router_ready_workers{model="m",pool="",role="prefill"} 0"#,
     ])

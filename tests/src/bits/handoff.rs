@@ -10,6 +10,7 @@ use baton_kv_transfer::{
     CommitPayload, GrantReply, HandoffFailure, KvTransfer, NoHooks, OpenRequest, Outgoing, Peer, PinQuestion, PinReply,
     RefuseReason, ReserveOffer, SinkHandler, TransferConfig, TransferError, TransferHooks, VerifiedHandoff,
 };
+use baton_node::membership::Members;
 use baton_types::{Fence, GroupBlocks, Incarnation, InstanceId, Party, RequestId, TokenId};
 use baton_worker::hold::LeaseHold;
 use baton_worker::share::{self, Pull, Pulled};
@@ -19,6 +20,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
+
+fn party(name: &str) -> anyhow::Result<Party> {
+    Ok(Party { instance: InstanceId::try_new(name)?, incarnation: Incarnation(1) })
+}
 
 /// The transfer services of a case.
 pub(super) struct Link {
@@ -42,8 +47,8 @@ impl Link {
         };
         let [of_p, of_d] = hooks;
         let serve = |side: &Side, name: &str, hooks: Arc<dyn TransferHooks>, handler: Arc<dyn SinkHandler>| {
-            let party = Party { instance: InstanceId::try_new(name)?, incarnation: Incarnation(1) };
-            let mut config = TransferConfig::new(party, side.compatibility.clone(), side.map.clone(), case.transport());
+            let mut config =
+                TransferConfig::new(party(name)?, side.compatibility.clone(), side.map.clone(), case.transport());
             config.hooks = hooks;
             if case.read != Read::Undisturbed {
                 config.limits.pin_ms = PIN_MS;
@@ -52,7 +57,8 @@ impl Link {
         };
         let engine = d.engine.clone();
         let (claims, waiting, in_flight) = Default::default();
-        let adopter = Arc::new(Adopter { engine, events, claims, waiting, in_flight });
+        let adopter =
+            Arc::new(Adopter { engine, members: Members::of([party("p")?]), events, claims, waiting, in_flight });
         let (source, sink) = (serve(p, "p", of_p, Arc::new(NoSink))?, serve(d, "d", of_d, adopter.clone())?);
         let peer = Peer { party: sink.party().clone(), address: sink.address(), shard: 0 };
         Ok(Self {
@@ -100,6 +106,8 @@ impl Link {
 /// D's end: reserves blocks, and starts what arrived in them.
 pub(super) struct Adopter {
     engine: EngineHandle,
+    /// P, which reads.
+    members: Members,
     events: Sender<Said>,
     claims: Mutex<HashMap<RequestId, SequenceRequest>>,
     waiting: Mutex<VecDeque<(ReserveOffer, GrantReply)>>,
@@ -152,7 +160,7 @@ impl SinkHandler for Adopter {
     }
 
     fn pin(&self, question: PinQuestion, reply: PinReply) {
-        share::pin(&self.engine, &question, reply);
+        share::pin(&self.engine, &self.members, &question, reply);
     }
 
     fn failed(&self, request_id: &RequestId, reason: HandoffFailure) {

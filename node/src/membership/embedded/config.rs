@@ -5,6 +5,7 @@ use crate::membership::Backend;
 use crate::membership::etcd::EtcdConfig;
 use baton_types::ProtocolRange;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 /// What a router grants.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +19,11 @@ pub struct LeaseConfig {
     pub members_max: usize,
     /// Where the backend is `etcd`.
     pub etcd: EtcdConfig,
+    /// Folder that keeps the records seen last, so that a router that starts while etcd is away knows whom to ask; `etcd` only.
+    pub cache_dir: Option<PathBuf>,
+    /// gRPC addresses of workers, `host:port`, that are asked for their records then; a name stands for all of its addresses. `etcd` only.
+    #[serde(deserialize_with = "list")]
+    pub seeds: Vec<String>,
     /// Workers that speak no version of these are refused. Nothing that is read sets it: tests of version skew do.
     #[serde(skip)]
     pub protocol: ProtocolRange,
@@ -26,7 +32,15 @@ pub struct LeaseConfig {
 impl Default for LeaseConfig {
     fn default() -> Self {
         let (etcd, protocol) = (EtcdConfig::default(), ProtocolRange::CURRENT);
-        Self { backend: Backend::Embedded, lease_ms: 5_000, members_max: 1_024, etcd, protocol }
+        Self {
+            backend: Backend::Embedded,
+            lease_ms: 5_000,
+            members_max: 1_024,
+            etcd,
+            cache_dir: None,
+            seeds: Vec::new(),
+            protocol,
+        }
     }
 }
 
@@ -34,8 +48,17 @@ impl Check for LeaseConfig {
     fn check(&self, at: &mut Checker) {
         at.range("lease_ms", self.lease_ms, 100..=600_000)
             .range("members_max", self.members_max, 1..=65_536)
+            .require(
+                "seeds",
+                self.seeds.len() <= 64 && self.seeds.iter().all(is_address),
+                "at most 64 addresses, host:port",
+            )
             .section("etcd", &self.etcd);
     }
+}
+
+fn is_address(seed: &String) -> bool {
+    seed.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0))
 }
 
 /// What a worker joins.
@@ -47,6 +70,8 @@ pub struct JoinConfig {
     /// Cluster addresses of all routers, `host:port`; `embedded` only.
     #[serde(deserialize_with = "list")]
     pub routers: Vec<String>,
+    /// Most other workers that this one knows of; as `membership.members_max` of routers.
+    pub members_max: usize,
     /// Longest connect, and longest wait for a router's answer to a registration.
     pub connect_ms_max: u64,
     /// Shortest wait before joining again; doubles with every failure, with jitter.
@@ -62,6 +87,7 @@ impl Default for JoinConfig {
         Self {
             backend: Backend::Embedded,
             routers: vec!["127.0.0.1:50052".into()],
+            members_max: 1_024,
             connect_ms_max: 2_000,
             backoff_ms_min: 100,
             backoff_ms_max: 5_000,
@@ -73,6 +99,7 @@ impl Default for JoinConfig {
 impl Check for JoinConfig {
     fn check(&self, at: &mut Checker) {
         at.require("routers", (1..=16).contains(&self.routers.len()), "1 to 16 addresses of routers")
+            .range("members_max", self.members_max, 1..=65_536)
             .range("connect_ms_max", self.connect_ms_max, 10..=60_000)
             .range("backoff_ms_min", self.backoff_ms_min, 1..=60_000)
             .range("backoff_ms_max", self.backoff_ms_max, self.backoff_ms_min..=600_000)

@@ -2,18 +2,19 @@
 
 use super::LeaseConfig;
 use super::session::Session;
+use super::telling::telling;
 use crate::membership::{JoinError, LeaseTable, MembershipView, Registration, RouterMembership};
 use baton_proto::convert;
 use baton_proto::v1::membership_server::{Membership, MembershipServer};
 use baton_proto::v1::{self, join_request, join_response};
 use baton_types::{ErrorKind, InstanceId, InstanceRecord, Party, ProtocolRange, RequestError};
+use futures::stream::BoxStream;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
-use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Request, Response, Status, Streaming};
 
@@ -164,7 +165,7 @@ impl Inner {
 
 #[tonic::async_trait]
 impl Membership for EmbeddedRouter {
-    type JoinStream = ReceiverStream<Result<v1::JoinResponse, Status>>;
+    type JoinStream = BoxStream<'static, Result<v1::JoinResponse, Status>>;
 
     async fn join(&self, request: Request<Streaming<v1::JoinRequest>>) -> Result<Response<Self::JoinStream>, Status> {
         if self.0.closed.is_cancelled() {
@@ -188,7 +189,7 @@ impl Membership for EmbeddedRouter {
         })?;
         tracing::info!(instance = %party, role = role.name(), endpoint, revision = registration.revision, "registers an instance");
         tokio::spawn(Session { shared: self.0.clone(), party, registration }.run(requests, alive));
-        Ok(Response::new(ReceiverStream::new(outbox)))
+        Ok(Response::new(telling(outbox, self.0.view.subscribe())))
     }
 }
 

@@ -4,11 +4,12 @@ use super::JoinConfig;
 use crate::backoff::Backoff;
 use crate::grpc::{Channel, ChannelConfig, ChannelError, channel};
 use crate::identity::{Identity, Role};
+use crate::membership::members::Change;
 use crate::membership::state::Word;
-use crate::membership::{RegistrationHandle, RouterOpinion, WorkerMembership, WorkerState, aggregate};
+use crate::membership::{Members, RegistrationHandle, RouterOpinion, WorkerMembership, WorkerState, aggregate};
 use baton_proto::v1::membership_client::MembershipClient;
 use baton_proto::v1::{self, join_request, join_response};
-use baton_types::InstanceRecord;
+use baton_types::{InstanceRecord, Party};
 use futures::future::join_all;
 use std::fmt;
 use std::sync::Arc;
@@ -30,6 +31,7 @@ pub type Connect = Arc<dyn Fn(&str) -> Result<Channel, ChannelError> + Send + Sy
 pub struct EmbeddedWorker {
     config: JoinConfig,
     connect: Connect,
+    members: Members,
 }
 
 impl fmt::Debug for EmbeddedWorker {
@@ -48,7 +50,7 @@ impl EmbeddedWorker {
 
     /// Joins over connections of the caller's making.
     pub fn with_connect(config: &JoinConfig, connect: Connect) -> Self {
-        Self { config: config.clone(), connect }
+        Self { config: config.clone(), connect, members: Members::default() }
     }
 }
 
@@ -64,6 +66,7 @@ impl WorkerMembership for EmbeddedWorker {
             config: self.config.clone(),
             connect: self.connect.clone(),
             record: record.clone().into(),
+            members: self.members.clone(),
             opinions: opinions.clone(),
             leave: leave.clone(),
         });
@@ -72,6 +75,10 @@ impl WorkerMembership for EmbeddedWorker {
             all.await;
         });
         RegistrationHandle::new(state_seen, leave, task)
+    }
+
+    fn members(&self) -> Members {
+        self.members.clone()
     }
 }
 
@@ -82,6 +89,7 @@ struct Membership {
     config: JoinConfig,
     connect: Connect,
     record: v1::InstanceRecord,
+    members: Members,
     opinions: Arc<(watch::Sender<Vec<RouterOpinion>>, watch::Sender<WorkerState>)>,
     leave: CancellationToken,
 }
@@ -157,11 +165,26 @@ impl Membership {
                             tracing::warn!(router = self.address, reason, "is evicted");
                             self.opine(|o| o.word = Some(Word::Evicted(reason)));
                         }
+                        Some(join_response::Message::Members(members)) => self.know(members),
                         // Heartbeats, and messages of a newer protocol.
                         _ => {}
                     }
                 }
             }
+        }
+    }
+
+    /// Takes what the router says of others. What it said stands when it cannot be heard any more.
+    fn know(&self, said: v1::Members) {
+        // A name that is none is nobody's.
+        let joined = said.joined.into_iter().filter_map(|party| Party::try_from(party).ok()).collect();
+        let (change, members_max) = (Change { anew: said.anew, joined, left: said.left }, self.config.members_max);
+        if !self.members.change(self.index, change, members_max) {
+            tracing::warn!(
+                router = self.address,
+                members_max,
+                "knows no more workers (membership.members_max); who is left out reads nothing here"
+            );
         }
     }
 

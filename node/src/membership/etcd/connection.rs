@@ -70,3 +70,11 @@ pub(super) async fn within<T>(
         Err(_) => Err(EtcdError::Silent(what)),
     }
 }
+
+/// Bounds what is no call of etcd.
+pub(super) async fn within_time<T>(
+    max: Duration,
+    what: impl Future<Output = std::io::Result<T>>,
+) -> std::io::Result<T> {
+    timeout(max, what).await.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
+}

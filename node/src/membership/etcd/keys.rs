@@ -47,14 +47,20 @@ pub(super) fn decode_record(instance: &[u8], value: &[u8]) -> Result<InstanceRec
     Ok(record)
 }
 
-/// The record of a worker that this router can speak with, or why it cannot be used.
+/// The record of a worker that this process can speak with, or why it cannot be used.
 pub(super) fn decode_usable(instance: &[u8], value: &[u8]) -> Result<InstanceRecord, String> {
     let record = decode_record(instance, value)?;
-    let ours = ProtocolRange::CURRENT;
-    if record.protocol.common(ours).is_none() {
-        return Err(format!("it speaks protocols {}, this router {ours}", record.protocol));
-    }
+    is_usable(&record)?;
     Ok(record)
+}
+
+/// Why this process cannot speak with the worker of that record.
+pub(super) fn is_usable(record: &InstanceRecord) -> Result<(), String> {
+    let ours = ProtocolRange::CURRENT;
+    match record.protocol.common(ours) {
+        Some(_) => Ok(()),
+        None => Err(format!("it speaks protocols {}, this process {ours}", record.protocol)),
+    }
 }
 
 pub(super) fn encode_word(word: &Word) -> Vec<u8> {

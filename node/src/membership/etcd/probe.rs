@@ -2,9 +2,10 @@
 
 use crate::grpc::{ChannelConfig, channel};
 use crate::identity::{Identity, Role};
-use baton_proto::v1::{WatchRequest, worker_client::WorkerClient};
+use baton_proto::v1::{self, WatchRequest, worker_client::WorkerClient};
 use baton_types::InstanceRecord;
 use futures::future::BoxFuture;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
@@ -22,6 +23,11 @@ pub enum Verdict {
 pub trait Probe: Send + Sync {
     /// Ends within a bound of its own.
     fn ask(&self, record: Arc<InstanceRecord>) -> BoxFuture<'static, Verdict>;
+
+    /// The record of whoever listens there. Ends within a bound of its own.
+    fn record(&self, _address: SocketAddr) -> BoxFuture<'static, Option<v1::InstanceRecord>> {
+        Box::pin(std::future::ready(None))
+    }
 }
 
 /// Asks for a load report.
@@ -41,6 +47,31 @@ impl Probe for WatchProbe {
                 Ok(true) => Verdict::Alive,
                 Ok(false) | Err(_) => Verdict::Gone,
             }
+        })
+    }
+
+    fn record(&self, address: SocketAddr) -> BoxFuture<'static, Option<v1::InstanceRecord>> {
+        let (max, identity) = (self.max, self.identity.clone());
+        Box::pin(async move {
+            let asked = async {
+                let channel = channel(&address.to_string(), &ChannelConfig::default(), &identity, Role::Worker).ok()?;
+                Some(WorkerClient::new(channel).record(v1::RecordRequest {}).await.ok()?.into_inner())
+            };
+            timeout(max, asked).await.ok().flatten()
+        })
+    }
+}
+
+/// Asks nobody: whoever is doubted has so long to register again.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience(pub(super) Duration);
+
+impl Probe for Patience {
+    fn ask(&self, _record: Arc<InstanceRecord>) -> BoxFuture<'static, Verdict> {
+        let wait = tokio::time::sleep(self.0);
+        Box::pin(async move {
+            wait.await;
+            Verdict::Gone
         })
     }
 }

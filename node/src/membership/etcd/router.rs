@@ -5,8 +5,9 @@ mod words;
 use super::connection::{Node, within};
 use super::error::EtcdError;
 use super::keys::Keys;
-use super::lease::{connect_for, give_back};
-use super::probe::{Probe, Verdict, WatchProbe};
+use super::lease::{Lease, connect_for, give_back};
+use super::probe::{Patience, Probe, Verdict, WatchProbe};
+use super::recall::{Recall, recall, remember};
 use super::view::{Change, EtcdView, Position, ViewLimits};
 use super::{EtcdConfig, history};
 use crate::identity::Identity;
@@ -46,14 +47,20 @@ impl fmt::Debug for EtcdRouter {
     }
 }
 
-struct Shared {
-    config: EtcdConfig,
+pub(super) struct Shared {
+    pub(super) config: EtcdConfig,
+    pub(super) members_max: usize,
     keys: Keys,
     /// Under which this router's words stand; new with every start.
     name: String,
-    probe: Box<dyn Probe>,
+    pub(super) probe: Box<dyn Probe>,
+    probes_max: usize,
+    /// Has no word.
+    looks_on: bool,
     inner: Mutex<Inner>,
-    view: watch::Sender<Arc<MembershipView>>,
+    pub(super) view: watch::Sender<Arc<MembershipView>>,
+    /// A session with etcd ended, or none could begin.
+    pub(super) missed: Notify,
     /// Something is to be written.
     wake: Notify,
     /// Somebody may be due to be asked.
@@ -73,17 +80,27 @@ struct Inner {
 impl EtcdRouter {
     /// Starts to follow, as nobody in particular; must be called within a tokio runtime.
     pub fn start(config: &EtcdConfig, members_max: usize) -> Self {
-        Self::start_as(config, members_max, &Identity::default())
+        Self::start_as(config, members_max, &Identity::default(), Recall::default())
     }
 
-    /// Like [`EtcdRouter::start`], asking doubted workers as who this router is.
-    pub fn start_as(config: &EtcdConfig, members_max: usize, identity: &Identity) -> Self {
+    /// Like [`EtcdRouter::start`], asking workers as who this router is. Where etcd does not answer, goes by what is remembered and found.
+    pub fn start_as(config: &EtcdConfig, members_max: usize, identity: &Identity, recall: Recall) -> Self {
         let probe = WatchProbe { max: Duration::from_millis(config.probe_ms_max), identity: identity.clone() };
-        Self::start_with(config, members_max, Box::new(probe))
+        Self::start_with(config, members_max, Box::new(probe), recall)
     }
 
-    /// Like [`EtcdRouter::start`], asking doubted workers in a way of the caller's.
-    pub fn start_with(config: &EtcdConfig, members_max: usize, probe: Box<dyn Probe>) -> Self {
+    /// Like [`EtcdRouter::start_as`], asking workers in a way of the caller's.
+    pub fn start_with(config: &EtcdConfig, members_max: usize, probe: Box<dyn Probe>, recall: Recall) -> Self {
+        Self::follow(config, members_max, probe, Some((Words::new(config), recall)))
+    }
+
+    /// The same view for a worker, which has no word and asks nobody: a doubted member has the grace to register again.
+    pub(super) fn look_on(config: &EtcdConfig, members_max: usize) -> Self {
+        Self::follow(config, members_max, Box::new(Patience(Duration::from_millis(config.view_grace_ms))), None)
+    }
+
+    fn follow(config: &EtcdConfig, members_max: usize, probe: Box<dyn Probe>, own: Option<(Words, Recall)>) -> Self {
+        let (words, recall) = own.unzip();
         let grace = Duration::from_millis(config.view_grace_ms);
         let limits = ViewLimits {
             grace,
@@ -97,22 +114,26 @@ impl EtcdRouter {
         let stop = CancellationToken::new();
         let shared = Arc::new(Shared {
             config: config.clone(),
+            members_max,
             keys: Keys(config.prefix.clone()),
             name: format!("{:016x}", rand::random::<u64>()),
             probe,
+            probes_max: if words.is_some() { PROBES_MAX } else { members_max },
+            looks_on: words.is_none(),
             view: watch::Sender::new(Arc::new(view.view())),
             inner: Mutex::new(Inner {
                 store: StoreState::unheard(Instant::now().into_std()),
                 view,
                 words: BTreeMap::new(),
             }),
+            missed: Notify::new(),
             wake: Notify::new(),
             doubts: Notify::new(),
             room: Notify::new(),
             stop: stop.clone(),
         });
-        let follower = Follower { shared: shared.clone(), node: Node::any(), words: Words::new(config) };
-        tokio::spawn(follower.run());
+        let follower = Follower { shared: shared.clone(), node: Node::any(), words };
+        tokio::spawn(follower.run(recall.unwrap_or_default()));
         Self { shared, _stop: Arc::new(stop.drop_guard()) }
     }
 
@@ -124,6 +145,11 @@ impl EtcdRouter {
     /// Members that stay in the view although their record is gone.
     pub fn doubted(&self) -> usize {
         self.shared.inner.lock().view.doubted()
+    }
+
+    /// Members that no etcd has confirmed, since it has not answered from the start of this router on; `None` once it did.
+    pub fn unconfirmed(&self) -> Option<usize> {
+        self.shared.inner.lock().view.unconfirmed()
     }
 
     /// Whether the view is that of etcd.
@@ -162,13 +188,24 @@ impl Shared {
         known
     }
 
+    /// Whether etcd was ever heard.
+    pub(super) fn is_heard(&self) -> bool {
+        self.inner.lock().view.unconfirmed().is_none()
+    }
+
+    /// Up to where etcd was heard; `None` where it never was.
+    pub(super) fn heard_at(&self) -> Option<Position> {
+        let inner = self.inner.lock();
+        inner.view.position().filter(|_| inner.view.unconfirmed().is_none())
+    }
+
     /// Whether etcd answers now.
     fn heard(&self, answers: bool) {
         self.inner.lock().store.answers(answers, Instant::now().into_std());
     }
 
     /// Changes the view and publishes it.
-    fn change(&self, change: impl FnOnce(&mut EtcdView)) {
+    pub(super) fn change(&self, change: impl FnOnce(&mut EtcdView)) {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
         let left_out = inner.view.left_out();
@@ -194,11 +231,12 @@ impl Shared {
 struct Follower {
     shared: Arc<Shared>,
     node: Node,
-    words: Words,
+    /// `None` for those that only look on.
+    words: Option<Words>,
 }
 
 impl Follower {
-    async fn run(mut self) {
+    async fn run(mut self, from: Recall) {
         let shared = self.shared.clone();
         let mut backoff = shared.config.backoff();
         let mut resume = false;
@@ -207,11 +245,12 @@ impl Follower {
                 let mut worked = false;
                 let Err(error) = self.session(resume, &mut worked).await;
                 shared.heard(false);
+                shared.missed.notify_one();
                 self.node = self.node.next();
                 // After a failed connect, another etcd may stand at the same address: list, whatever its revision.
                 resume = worked && !matches!(error, EtcdError::WatchEnded(_));
-                if matches!(error, EtcdError::LeaseGone) {
-                    self.words.lost();
+                if let Some(words) = self.words.as_mut().filter(|_| matches!(error, EtcdError::LeaseGone)) {
+                    words.lost();
                 }
                 tokio::time::sleep(error.wait(&mut backoff, worked)).await;
             }
@@ -219,31 +258,38 @@ impl Follower {
         tokio::select! {
             () = sessions => {}
             () = ask_doubted(&shared) => {}
+            _ = futures::future::join(recall(&shared, &from), remember(&shared, &from)) => {}
             () = shared.stop.cancelled() => {}
         }
-        give_back(self.words.lease(), &shared.config, self.node).await;
+        give_back(self.lease(), &shared.config, self.node).await;
     }
 
     /// From connecting to the first failure. `worked` becomes true once the view is that of etcd.
     async fn session(&mut self, resume: bool, worked: &mut bool) -> Result<Infallible, EtcdError> {
         let shared = self.shared.clone();
-        let client = connect_for(self.words.lease(), &shared.config, self.node).await?;
+        let client = connect_for(self.lease(), &shared.config, self.node).await?;
         let from = match resume_from(&shared, &client).await? {
             Some(revision) if resume => revision,
             _ => {
-                self.words.doubt();
+                self.words.iter_mut().for_each(Words::doubt);
                 list(&shared, &client).await?
             }
         };
         *worked = true;
         shared.heard(true);
+        let Some(words) = &mut self.words else { return follow(&shared, &client, from).await };
         let mut renewal = None;
         let end = tokio::select! {
             end = follow(&shared, &client, from) => end,
-            end = self.words.keep(&shared, &client, &mut renewal) => end,
+            end = words.keep(&shared, &client, &mut renewal) => end,
         };
-        self.words.ended(renewal);
+        words.ended(renewal);
         end
+    }
+
+    /// The lease of its words.
+    fn lease(&self) -> Option<Lease> {
+        self.words.as_ref().and_then(Words::lease)
     }
 }
 
@@ -309,7 +355,8 @@ fn apply(shared: &Shared, response: &WatchResponse) -> Result<(), EtcdError> {
     if changes.is_empty() && response.events().is_empty() {
         return Ok(());
     }
-    for change in &changes {
+    // Of those who only look on there are many, and the routers say the same.
+    for change in changes.iter().filter(|_| !shared.looks_on) {
         match change {
             Change::Put(m) => {
                 tracing::info!(instance = %m.record.party, revision = m.registration.revision, "is registered")
@@ -329,11 +376,11 @@ async fn ask_doubted(shared: &Shared) {
         tokio::select! {
             Some((party, verdict)) = asked.next() => {
                 let alive = verdict == Verdict::Alive;
-                tracing::info!(instance = %party, alive, "asked a worker whose record is gone");
+                tracing::info!(instance = %party, alive, "asked for a worker whose record is gone");
                 shared.change(|view| view.answered(&party, alive));
             }
-            () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() && asked.len() < PROBES_MAX => {
-                let due = shared.inner.lock().view.due(Instant::now().into_std(), PROBES_MAX - asked.len());
+            () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() && asked.len() < shared.probes_max => {
+                let due = shared.inner.lock().view.due(Instant::now().into_std(), shared.probes_max - asked.len());
                 for record in due {
                     let answer = shared.probe.ask(record.clone());
                     asked.push(async move { (record.party.clone(), answer.await) });

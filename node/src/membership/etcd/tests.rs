@@ -4,6 +4,7 @@ mod conforms;
 mod faults;
 mod nodes;
 mod prefix;
+mod recall;
 mod records;
 mod space;
 mod support;

@@ -58,6 +58,8 @@ struct Held {
 pub struct EtcdView {
     limits: ViewLimits,
     position: Option<Position>,
+    /// Whether etcd was ever heard; what is known before was recalled.
+    listed: bool,
     members: BTreeMap<InstanceId, Held>,
     /// Members whose record went and was believed, and when, within the window.
     departed: VecDeque<(Instant, Member)>,
@@ -70,10 +72,10 @@ impl EtcdView {
     /// Nobody yet. Revisions of the view start after `revision`, so that a restarted router can stay ahead of its past.
     pub fn new(limits: ViewLimits, revision: u64) -> Self {
         let (members, departed, left_out) = (BTreeMap::new(), VecDeque::new(), 0);
-        Self { limits, position: None, members, departed, left_out, revision }
+        Self { limits, position: None, listed: false, members, departed, left_out, revision }
     }
 
-    /// The last change seen; `None` before the first list.
+    /// The last change seen; before the first list that which was remembered, if any.
     pub fn position(&self) -> Option<Position> {
         self.position
     }
@@ -94,10 +96,24 @@ impl EtcdView {
         self.left_out > 0 && self.members.len() < self.limits.members_max
     }
 
+    /// Members that no etcd has confirmed; `None` once one was heard.
+    pub fn unconfirmed(&self) -> Option<usize> {
+        (!self.listed).then_some(self.members.len())
+    }
+
+    /// Takes up a worker that answers by itself, while etcd was never heard. `position` is where its record was read, if that is known: it
+    /// tells of the first list whether etcd was wiped since.
+    pub fn recalled(&mut self, member: Member, position: Option<Position>) {
+        if !self.listed {
+            self.position = self.position.or(position);
+            self.put(member);
+        }
+    }
+
     /// Takes a whole list, read at `found`.
     pub fn listed(&mut self, found: Position, list: Vec<Member>, now: Instant) {
         let other_history = self.position.is_some() && !self.continues(found);
-        self.position = Some(found);
+        (self.position, self.listed) = (Some(found), true);
         self.left_out = 0;
         let listed: BTreeSet<_> = list.iter().map(|m| m.record.party.instance.clone()).collect();
         for member in list {

@@ -7,7 +7,8 @@ use super::error::EtcdError;
 use super::keys::{Keys, decode_record, decode_word, encode_record};
 use super::lease::{Lease, Renewal, connect_for, give_back};
 use super::opinions::Opinions;
-use crate::membership::{RegistrationHandle, WorkerMembership, WorkerState};
+use super::router::EtcdRouter;
+use crate::membership::{Members, RegistrationHandle, RouterMembership as _, WorkerMembership, WorkerState};
 use baton_types::InstanceRecord;
 use etcd_client::{
     Client, Compare, CompareOp, EventType, GetOptions, KeyValue, PutOptions, Txn, TxnOp, TxnOpResponse, WatchOptions,
@@ -19,12 +20,16 @@ use tokio_util::sync::CancellationToken;
 
 /// Registers in etcd.
 #[derive(Clone, Debug)]
-pub struct EtcdWorker(EtcdConfig);
+pub struct EtcdWorker {
+    config: EtcdConfig,
+    members_max: usize,
+    members: Members,
+}
 
 impl EtcdWorker {
-    /// Connects once something is registered.
-    pub fn new(config: &EtcdConfig) -> Self {
-        Self(config.clone())
+    /// Connects once something is registered; knows at most so many others.
+    pub fn new(config: &EtcdConfig, members_max: usize) -> Self {
+        Self { config: config.clone(), members_max, members: Members::default() }
     }
 }
 
@@ -33,8 +38,8 @@ impl WorkerMembership for EtcdWorker {
         let leave = CancellationToken::new();
         let (state, seen) = watch::channel(WorkerState::default());
         let keeper = Keeper {
-            keys: Keys(self.0.prefix.clone()),
-            config: self.0.clone(),
+            keys: Keys(self.config.prefix.clone()),
+            config: self.config.clone(),
             record,
             node: Node::any(),
             lease: None,
@@ -43,8 +48,29 @@ impl WorkerMembership for EtcdWorker {
             state,
             leave: leave.clone(),
         };
+        let others = EtcdRouter::look_on(&self.config, self.members_max);
+        tokio::spawn(know(others, self.members.clone(), leave.clone()));
         RegistrationHandle::new(seen, leave, tokio::spawn(keeper.run()))
     }
+
+    fn members(&self) -> Members {
+        self.members.clone()
+    }
+}
+
+/// Keeps `members` at what the records say, until this worker leaves.
+async fn know(others: EtcdRouter, members: Members, leave: CancellationToken) {
+    let mut view = others.view();
+    let follow = async {
+        loop {
+            let known = view.borrow_and_update().clone();
+            members.replace(0, known.members.values().map(|member| member.record.party.clone()));
+            if view.changed().await.is_err() {
+                return;
+            }
+        }
+    };
+    leave.run_until_cancelled(follow).await;
 }
 
 /// Keeps one registration.

@@ -36,7 +36,7 @@ impl Fixture for Etcd {
     }
     fn worker(&self) -> Box<dyn WorkerMembership> {
         let endpoints = vec![format!("http://{}", self.relay.address())];
-        Box::new(EtcdWorker::new(&EtcdConfig { endpoints, ..self.server.config() }))
+        Box::new(EtcdWorker::new(&EtcdConfig { endpoints, ..self.server.config() }, MEMBERS_MAX))
     }
     fn set_silent(&self, silent: bool) {
         self.relay.set_silent(silent);
@@ -59,9 +59,9 @@ async fn who_finds_no_room_is_seen_once_there_is() {
         assert!(timeout(MAX, seen).await.is_ok(), "{party} is never seen: {:?}", router.view().borrow());
     };
     let records = [record("d-0", 1), record("d-1", 2)];
-    let first = EtcdWorker::new(&server.config()).register(records[0].clone());
+    let first = EtcdWorker::new(&server.config(), MEMBERS_MAX).register(records[0].clone());
     sees(&records[0].party).await;
-    let _second = EtcdWorker::new(&server.config()).register(records[1].clone());
+    let _second = EtcdWorker::new(&server.config(), MEMBERS_MAX).register(records[1].clone());
     timeout(MAX, async {
         while router.left_out() == 0 {
             sleep(Duration::from_millis(5)).await;
@@ -101,4 +101,9 @@ async fn eviction_and_readmission() {
 #[tokio::test]
 async fn leaving_is_prompt() {
     conformance::leaving_is_prompt(&mut etcd().await).await;
+}
+
+#[tokio::test]
+async fn workers_know_each_other() {
+    conformance::workers_know_each_other(&mut etcd().await).await;
 }

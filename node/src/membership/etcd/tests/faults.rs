@@ -1,6 +1,6 @@
 //! What etcd may do to a cluster: stop, die, lose everything, forget its history. Workers and routers run through all of it.
 
-use super::support::{Cluster, LONG, MAX, becomes};
+use super::support::{Cluster, LONG, MAX, MEMBERS_MAX, becomes};
 use crate::membership::conformance::record;
 use crate::membership::etcd::{EtcdConfig, EtcdRouter, EtcdWorker};
 use crate::membership::{MembershipView, RouterMembership as _, WorkerMembership as _, WorkerState};
@@ -79,7 +79,7 @@ async fn a_restored_etcd_is_brought_up_to_date() {
     cluster.sees("it left", |view| view.get(&gone_party).is_none()).await;
     let new = record("d-0", 11);
     cluster.alive.0.lock().insert(new.party.clone());
-    cluster.workers[0] = EtcdWorker::new(&server.config()).register(new.clone());
+    cluster.workers[0] = EtcdWorker::new(&server.config(), MEMBERS_MAX).register(new.clone());
     cluster.sees("it is replaced", |view| view.get(&new.party).is_some()).await;
     assert!(cluster.router.admit(&new.party));
     becomes(&cluster.workers[0], &WorkerState::Admitted).await;
@@ -108,15 +108,15 @@ async fn a_router_that_is_cut_off_through_a_compaction_lists_again() {
     let behind = EtcdConfig { endpoints: vec![format!("http://{}", relay.address())], ..server.config() };
     let router = EtcdRouter::start(&behind, 16);
     let (kept, leaver) = (record("d-0", 1), record("d-1", 2));
-    let _kept = EtcdWorker::new(&server.config()).register(kept.clone());
-    let leaving = EtcdWorker::new(&server.config()).register(leaver.clone());
+    let _kept = EtcdWorker::new(&server.config(), MEMBERS_MAX).register(kept.clone());
+    let leaving = EtcdWorker::new(&server.config(), MEMBERS_MAX).register(leaver.clone());
     let mut view = router.view();
     timeout(MAX, view.wait_for(|v| v.members.len() == 2)).await.unwrap().unwrap();
 
     relay.set_silent(true);
     assert!(leaving.leave(MAX).await);
     let comer = record("p-0", 3);
-    let _comer = EtcdWorker::new(&server.config()).register(comer.clone());
+    let _comer = EtcdWorker::new(&server.config(), MEMBERS_MAX).register(comer.clone());
     let mut client = Client::connect([server.url()], None).await.unwrap();
     let revision = loop {
         let answer = client.get("/baton/default/instances/p-0", None).await.unwrap();
@@ -137,13 +137,46 @@ async fn a_router_that_is_cut_off_through_a_compaction_lists_again() {
 }
 
 #[tokio::test]
+async fn a_watch_that_goes_on_behind_a_compaction_lists_again() {
+    let server = EtcdServer::start().unwrap();
+    let relay = Relay::start(server.address()).await.unwrap();
+    // Its lease needs no renewal before the keepalive of the connection notices the silence.
+    let (endpoints, lease_ttl_s) = (vec![format!("http://{}", relay.address())], 60);
+    let router = EtcdRouter::start(&EtcdConfig { endpoints, lease_ttl_s, ..server.config() }, MEMBERS_MAX);
+    let (kept, leaver, comer) = (record("d-0", 1), record("d-1", 2), record("p-0", 3));
+    let _kept = EtcdWorker::new(&server.config(), MEMBERS_MAX).register(kept.clone());
+    let leaving = EtcdWorker::new(&server.config(), MEMBERS_MAX).register(leaver.clone());
+    let mut view = router.view();
+    timeout(MAX, view.wait_for(|v| v.members.len() == 2)).await.unwrap().unwrap();
+
+    // The connection hangs, and the next one succeeds at once: the router goes on where its watch stood, which is compacted away.
+    relay.freeze();
+    assert!(leaving.leave(MAX).await);
+    let _comer = EtcdWorker::new(&server.config(), MEMBERS_MAX).register(comer.clone());
+    let mut client = Client::connect([server.url()], None).await.unwrap();
+    let revision = loop {
+        let answer = client.get("/baton/default/instances/p-0", None).await.unwrap();
+        if !answer.kvs().is_empty() {
+            break answer.header().unwrap().revision();
+        }
+        sleep(Duration::from_millis(10)).await;
+    };
+    client.compact(revision, Some(CompactionOptions::new().with_physical())).await.unwrap();
+    assert!(relay.accepted() == 1 && router.view().borrow().get(&leaver.party).is_some(), "it knows nothing yet");
+    let right = |v: &Arc<MembershipView>| v.get(&leaver.party).is_none() && v.get(&comer.party).is_some();
+    timeout(MAX, view.wait_for(right)).await.expect("who left behind the watch is gone").unwrap();
+    assert!(router.view().borrow().get(&kept.party).is_some());
+    assert_eq!(relay.accepted(), 2, "the watch was begun again, and then the list was read, on one connection");
+}
+
+#[tokio::test]
 async fn a_lease_that_ended_under_a_stopped_worker_is_believed_and_it_returns() {
     let server = EtcdServer::start().unwrap();
     let cluster = Cluster::start(server.config()).await;
     let relay = Relay::start(server.address()).await.unwrap();
     let config = EtcdConfig { endpoints: vec![format!("http://{}", relay.address())], ..server.config() };
     let stopped = record("d-5", 5);
-    let worker = EtcdWorker::new(&config).register(stopped.clone());
+    let worker = EtcdWorker::new(&config, MEMBERS_MAX).register(stopped.clone());
     let first = cluster.sees("joins", |view| view.get(&stopped.party).is_some()).await;
     assert!(cluster.router.admit(&stopped.party));
     becomes(&worker, &WorkerState::Admitted).await;
@@ -223,7 +256,7 @@ async fn clusters_share_an_etcd_under_prefixes_and_a_password() {
         ..server.config()
     };
     let router = EtcdRouter::start(&config, 16);
-    let worker = EtcdWorker::new(&config).register(record("d-0", 1));
+    let worker = EtcdWorker::new(&config, MEMBERS_MAX).register(record("d-0", 1));
     sleep(Duration::from_millis(500)).await;
     assert!(router.view().borrow().members.is_empty(), "the password is wrong");
     // Put right in place, nobody restarted.
@@ -253,15 +286,15 @@ async fn a_watch_that_resumes_behind_a_compaction_lists_again() {
     let endpoints = relays.iter().map(|relay| format!("http://{}", relay.address())).collect();
     let router = EtcdRouter::start(&EtcdConfig { endpoints, ..direct.clone() }, 16);
     let (stays, leaves, comes) = (record("d-0", 1), record("d-1", 2), record("p-0", 3));
-    let _staying = EtcdWorker::new(&direct).register(stays.clone());
-    let leaving = EtcdWorker::new(&direct).register(leaves.clone());
+    let _staying = EtcdWorker::new(&direct, MEMBERS_MAX).register(stays.clone());
+    let leaving = EtcdWorker::new(&direct, MEMBERS_MAX).register(leaves.clone());
     let mut view = router.view();
     timeout(MAX, view.wait_for(|v| v.members.len() == 2)).await.unwrap().unwrap();
 
     relays[1].set_silent(false);
     relays[0].set_silent(true);
     assert!(leaving.leave(MAX).await);
-    let _coming = EtcdWorker::new(&direct).register(comes.clone());
+    let _coming = EtcdWorker::new(&direct, MEMBERS_MAX).register(comes.clone());
     let mut client = Client::connect(&direct.endpoints, None).await.unwrap();
     let registered = async {
         loop {

@@ -1,6 +1,6 @@
 //! Whether a prefix is free, over a real etcd.
 
-use super::support::MAX;
+use super::support::{MAX, MEMBERS_MAX};
 use crate::membership::RouterMembership as _;
 use crate::membership::WorkerMembership as _;
 use crate::membership::conformance::record;
@@ -15,7 +15,8 @@ async fn a_prefix_is_taken_while_a_worker_is_registered_under_it() {
     // A router alone takes no names.
     let router = EtcdRouter::start(&config, 16);
     ensure_free(&config).await.unwrap();
-    let workers: Vec<_> = (0..10).map(|i| EtcdWorker::new(&config).register(record(&format!("d-{i}"), i))).collect();
+    let workers: Vec<_> =
+        (0..10).map(|i| EtcdWorker::new(&config, MEMBERS_MAX).register(record(&format!("d-{i}"), i))).collect();
     let mut view = router.view();
     timeout(MAX, view.wait_for(|v| v.members.len() == 10)).await.unwrap().unwrap();
 

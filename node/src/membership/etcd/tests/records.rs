@@ -1,6 +1,6 @@
 //! Records under a worker's name that it did not write: garbage, and those of other starts.
 
-use super::support::{Cluster, MAX, becomes};
+use super::support::{Cluster, MAX, MEMBERS_MAX, becomes};
 use crate::membership::conformance::record;
 use crate::membership::etcd::EtcdWorker;
 use crate::membership::etcd::keys::encode_record;
@@ -80,10 +80,10 @@ async fn a_start_takes_its_name_over_from_one_of_another_protocol() {
     let server = EtcdServer::start().unwrap();
     let older = InstanceRecord { protocol: ProtocolRange { min: 98, max: 99 }, ..record("d-5", 1) };
     let cluster = Cluster::start(server.config()).await;
-    let first = EtcdWorker::new(&server.config()).register(older);
+    let first = EtcdWorker::new(&server.config(), MEMBERS_MAX).register(older);
     becomes(&first, &WorkerState::Registered).await;
     let newer = record("d-5", 2);
-    let _second = EtcdWorker::new(&server.config()).register(newer.clone());
+    let _second = EtcdWorker::new(&server.config(), MEMBERS_MAX).register(newer.clone());
     cluster.sees("it takes over", |view| view.get(&newer.party).is_some()).await;
     is_refused(&first, "newer start").await;
 }

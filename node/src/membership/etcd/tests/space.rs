@@ -1,6 +1,6 @@
 //! An etcd that is out of space answers reads and renews leases, and refuses the rest.
 
-use super::support::{Cluster, MAX, becomes};
+use super::support::{Cluster, MAX, MEMBERS_MAX, becomes};
 use crate::membership::conformance::record;
 use crate::membership::etcd::{EtcdConfig, EtcdRouter, EtcdWorker};
 use crate::membership::{RouterMembership as _, WorkerMembership as _, WorkerState};
@@ -38,7 +38,7 @@ async fn routers_follow_an_etcd_that_is_out_of_space() {
     let server = EtcdServer::start_with(&["--quota-backend-bytes=4194304"]).unwrap();
     let cluster = Cluster::start(server.config()).await;
     let comer = record("d-5", 5);
-    let worker = EtcdWorker::new(&server.config()).register(comer.clone());
+    let worker = EtcdWorker::new(&server.config(), MEMBERS_MAX).register(comer.clone());
     cluster.sees("it joins", |view| view.get(&comer.party).is_some()).await;
     let relay = Relay::start(server.address()).await.unwrap();
     let behind = EtcdConfig { endpoints: vec![format!("http://{}", relay.address())], ..server.config() };

@@ -1,30 +1,43 @@
 //! The cluster of the fault tests: workers and a router over an etcd that the test breaks.
 
 use crate::membership::conformance::record;
-use crate::membership::etcd::{EtcdConfig, EtcdRouter, EtcdWorker, Probe, Verdict};
+use crate::membership::etcd::{EtcdConfig, EtcdRouter, EtcdWorker, Probe, Recall, Verdict};
 use crate::membership::{
     MembershipView, RegistrationHandle, RouterMembership as _, WorkerMembership as _, WorkerState,
 };
+use baton_proto::v1;
 use baton_types::{InstanceRecord, Party};
 use futures::future::BoxFuture;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 /// Far beyond every lease, backoff and grace of these tests.
 pub(super) const MAX: Duration = Duration::from_secs(60);
+/// Most members of every view.
+pub(super) const MEMBERS_MAX: usize = 16;
 /// Longer than a lease, and than a probe of a silent connection.
 pub(super) const LONG: Duration = Duration::from_secs(7);
 
 /// Workers answer probes as the test says.
 #[derive(Clone, Default)]
-pub(super) struct Answers(pub(super) Arc<parking_lot::Mutex<BTreeSet<Party>>>);
+pub(super) struct Answers(
+    pub(super) Arc<parking_lot::Mutex<BTreeSet<Party>>>,
+    /// Who tells its record, by port.
+    pub(super) Arc<parking_lot::Mutex<BTreeMap<u16, InstanceRecord>>>,
+);
 
 impl Probe for Answers {
     fn ask(&self, record: Arc<InstanceRecord>) -> BoxFuture<'static, Verdict> {
         let alive = self.0.lock().contains(&record.party);
         Box::pin(async move { if alive { Verdict::Alive } else { Verdict::Gone } })
+    }
+
+    fn record(&self, address: SocketAddr) -> BoxFuture<'static, Option<v1::InstanceRecord>> {
+        let found = self.1.lock().get(&address.port()).cloned();
+        Box::pin(async move { found.map(Into::into) })
     }
 }
 
@@ -40,11 +53,16 @@ pub(super) struct Cluster {
 impl Cluster {
     /// Over the etcd that these settings reach.
     pub(super) async fn start(config: EtcdConfig) -> Self {
+        Self::start_recalling(config, Recall::default()).await
+    }
+
+    /// The same with a router that remembers.
+    pub(super) async fn start_recalling(config: EtcdConfig, recall: Recall) -> Self {
         let alive = Answers::default();
-        let router = EtcdRouter::start_with(&config, 16, Box::new(alive.clone()));
+        let router = EtcdRouter::start_with(&config, MEMBERS_MAX, Box::new(alive.clone()), recall);
         let records = vec![record("d-0", 1), record("d-1", 2), record("p-0", 3)];
         alive.0.lock().extend(records.iter().map(|r| r.party.clone()));
-        let workers = records.iter().map(|r| EtcdWorker::new(&config).register(r.clone())).collect();
+        let workers = records.iter().map(|r| EtcdWorker::new(&config, MEMBERS_MAX).register(r.clone())).collect();
         let cluster = Self { config, router, alive, workers, records };
         cluster.sees("all register", |view| view.members.len() == 3).await;
         for (worker, record) in cluster.workers.iter().zip(&cluster.records) {
@@ -84,7 +102,7 @@ impl Cluster {
         assert!(self.router.admit(&self.records[0].party));
         becomes(&self.workers[0], &WorkerState::Admitted).await;
         let more = record("d-9", 9);
-        let worker = EtcdWorker::new(&self.config).register(more.clone());
+        let worker = EtcdWorker::new(&self.config, MEMBERS_MAX).register(more.clone());
         self.sees("a new one", |view| view.get(&more.party).is_some()).await;
         assert!(worker.leave(MAX).await);
         self.sees("it leaves", |view| view.get(&more.party).is_none()).await;

@@ -1,5 +1,6 @@
 //! An etcd that asks for certificates.
 
+use super::support::MEMBERS_MAX;
 use crate::membership::conformance::record;
 use crate::membership::etcd::{EtcdConfig, EtcdRouter, EtcdWorker};
 use crate::membership::{RouterMembership as _, WorkerMembership as _};
@@ -21,8 +22,8 @@ async fn both_sides_show_certificates() {
     let known = EtcdConfig { cert: Some(file("node.pem")), key: Some(file("node.key")), ..unknown.clone() };
 
     let router = EtcdRouter::start(&known, 16);
-    let stranger = EtcdWorker::new(&unknown).register(record("d-1", 2));
-    let _worker = EtcdWorker::new(&known).register(record("d-0", 1));
+    let stranger = EtcdWorker::new(&unknown, MEMBERS_MAX).register(record("d-1", 2));
+    let _worker = EtcdWorker::new(&known, MEMBERS_MAX).register(record("d-0", 1));
     let mut view = router.view();
     let joined = timeout(Duration::from_secs(60), view.wait_for(|v| v.get(&record("d-0", 1).party).is_some()));
     joined.await.unwrap().unwrap();

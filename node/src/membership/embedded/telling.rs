@@ -1,0 +1,144 @@
+//! What a router tells one worker over its stream: words as they are said, and in between who is registered.
+
+use crate::membership::MembershipView;
+use baton_proto::v1::{self, join_response};
+use baton_types::{Incarnation, InstanceId};
+use futures::stream::{BoxStream, unfold};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use tokio::sync::{mpsc, watch};
+use tonic::Status;
+
+/// Most members of one message.
+const MEMBERS_MAX: usize = 1_024;
+
+type Reply = Result<v1::JoinResponse, Status>;
+
+/// The stream of one worker. Who is registered is read only when the connection takes another message: a worker that reads slowly gets
+/// what changed meanwhile in one, and nothing waits for it.
+pub(super) fn telling(
+    words: mpsc::Receiver<Reply>,
+    view: watch::Receiver<Arc<MembershipView>>,
+) -> BoxStream<'static, Reply> {
+    let telling = Telling { words, view, is_registered: false, told: Told::default() };
+    Box::pin(unfold(telling, |mut telling| async move { Some((telling.next().await?, telling)) }))
+}
+
+struct Telling {
+    words: mpsc::Receiver<Reply>,
+    view: watch::Receiver<Arc<MembershipView>>,
+    /// The first word is the registration, and comes first of all.
+    is_registered: bool,
+    told: Told,
+}
+
+impl Telling {
+    /// `None` once the session is over.
+    async fn next(&mut self) -> Option<Reply> {
+        loop {
+            if self.is_registered {
+                if let Ok(word) = self.words.try_recv() {
+                    return Some(word);
+                }
+                let view = self.view.borrow_and_update().clone();
+                if let Some(members) = self.told.news(&view) {
+                    return Some(Ok(v1::JoinResponse { message: Some(join_response::Message::Members(members)) }));
+                }
+            }
+            tokio::select! {
+                word = self.words.recv() => {
+                    self.is_registered = true;
+                    return word;
+                }
+                Ok(()) = self.view.changed(), if self.is_registered => {}
+            }
+        }
+    }
+}
+
+/// What a worker was told of the view. Pure.
+#[derive(Debug, Default)]
+struct Told {
+    began: bool,
+    members: BTreeMap<InstanceId, Incarnation>,
+    /// Up to which revision of the view it is whole.
+    whole: Option<u64>,
+}
+
+impl Told {
+    /// What it has to be told next; `None` where it knows everything.
+    fn news(&mut self, view: &MembershipView) -> Option<v1::Members> {
+        if self.whole == Some(view.revision) {
+            return None;
+        }
+        let gone = self.members.keys().filter(|instance| !view.members.contains_key(*instance));
+        let gone: Vec<InstanceId> = gone.take(MEMBERS_MAX).cloned().collect();
+        let parties = view.members.values().map(|member| &member.record.party);
+        let new = parties.filter(|party| self.members.get(&party.instance) != Some(&party.incarnation));
+        let new: Vec<_> = new.take(MEMBERS_MAX - gone.len()).cloned().collect();
+        let anew = !std::mem::replace(&mut self.began, true);
+        if !anew && gone.is_empty() && new.is_empty() {
+            self.whole = Some(view.revision);
+            return None;
+        }
+        for instance in &gone {
+            self.members.remove(instance);
+        }
+        self.members.extend(new.iter().map(|party| (party.instance.clone(), party.incarnation)));
+        let left = gone.iter().map(InstanceId::to_string).collect();
+        Some(v1::Members { anew, joined: new.into_iter().map(Into::into).collect(), left })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::membership::conformance::record;
+    use crate::membership::{Member, Registration};
+
+    fn view(revision: u64, members: impl IntoIterator<Item = (String, u64)>) -> MembershipView {
+        let member = |(name, incarnation): (String, u64)| {
+            let record = Arc::new(record(&name, incarnation));
+            let registration = Registration { incarnation: record.party.incarnation, revision };
+            (record.party.instance.clone(), Member { record, registration })
+        };
+        MembershipView { members: members.into_iter().map(member).collect(), revision }
+    }
+
+    /// `anew? +joined.. -left..` of each message until nothing is left to say.
+    fn told(told: &mut Told, view: &MembershipView) -> Vec<String> {
+        let line = |message: v1::Members| {
+            let joined = message.joined.iter().map(|p| format!(" +{}{}", p.instance, p.incarnation));
+            let left = message.left.iter().map(|name| format!(" -{name}"));
+            let anew = if message.anew { "anew" } else { "" };
+            format!("{anew}{}", joined.chain(left).collect::<String>())
+        };
+        std::iter::from_fn(|| told.news(view)).map(line).collect()
+    }
+
+    #[test]
+    fn a_worker_is_told_everyone_then_what_changes() {
+        let (mut state, of) = (Told::default(), |members: &[(&str, u64)]| {
+            members.iter().map(|(name, incarnation)| ((*name).to_owned(), *incarnation)).collect::<Vec<_>>()
+        });
+        assert_eq!(told(&mut state, &view(1, of(&[("a", 1), ("b", 2)]))), ["anew +a1 +b2"]);
+        assert!(told(&mut state, &view(1, of(&[("a", 1), ("b", 2)]))).is_empty());
+        assert_eq!(told(&mut state, &view(4, of(&[("b", 3), ("c", 4)]))), [" +b3 +c4 -a"]);
+        assert!(
+            told(&mut state, &view(5, of(&[("b", 3), ("c", 4)]))).is_empty(),
+            "another registration of the same start"
+        );
+        assert_eq!(told(&mut Told::default(), &view(1, [])), ["anew"], "nobody is news as well");
+    }
+
+    #[test]
+    fn no_message_is_larger_than_its_bound() {
+        let mut state = Told::default();
+        let many = view(1, (0..2_500).map(|n| (format!("w{n:04}"), n)));
+        let sizes = |state: &mut Told, view: &MembershipView| {
+            std::iter::from_fn(|| state.news(view)).map(|m| m.joined.len() + m.left.len()).collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(&mut state, &many), [1_024, 1_024, 452]);
+        assert_eq!(sizes(&mut state, &view(2, (2_400..2_600).map(|n| (format!("w{n:04}"), n)))), [1_024, 1_024, 452]);
+    }
+}

@@ -1,0 +1,114 @@
+//! A router that starts while etcd is away: it goes by what it remembers and by workers that it finds, until etcd answers for the first
+//! time. Whoever answers as the start that its record names is a member; nobody else is.
+
+use super::connection::within_time;
+use super::probe::Verdict;
+use super::remembered::{Memory, Remembered, member};
+use super::router::Shared;
+use crate::membership::Member;
+use futures::StreamExt as _;
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+
+/// Workers that are asked at the same time.
+const ASKED_MAX: usize = 32;
+/// Changes that come together are written once.
+const GATHER: Duration = Duration::from_millis(500);
+
+/// Where members are known from besides etcd.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recall {
+    /// Folder that keeps the records seen last.
+    pub cache_dir: Option<PathBuf>,
+    /// `host:port` of workers' gRPC; a name stands for all of its addresses.
+    pub seeds: Vec<String>,
+}
+
+/// Fills the view until etcd was heard. Returns then.
+pub(super) async fn recall(shared: &Shared, from: &Recall) {
+    // etcd is asked first, every node of it.
+    for _ in 0..shared.config.endpoints.len() {
+        shared.missed.notified().await;
+    }
+    if shared.is_heard() || *from == Recall::default() {
+        return;
+    }
+    tracing::warn!(
+        cache_dir = ?from.cache_dir, seeds = ?from.seeds,
+        "etcd has not answered since the start; looks for workers that are remembered or found by their addresses"
+    );
+    let remembered = remembered(shared, from).await;
+    let position = remembered.as_ref().map(|remembered| remembered.position);
+    let remembered = remembered.map(|remembered| remembered.members).unwrap_or_default();
+    while !shared.is_heard() {
+        let round = Instant::now();
+        let found = find(shared, &from.seeds).await;
+        let known = shared.view.borrow().clone();
+        let is_new = |member: &&Member| known.get(&member.record.party).is_none();
+        let mut parties = BTreeSet::new();
+        let candidates: Vec<Member> = remembered.iter().chain(&found).filter(is_new).cloned().collect();
+        let candidates = candidates.into_iter().filter(|member| parties.insert(member.record.party.clone()));
+        let asked = candidates.map(|member| async {
+            let verdict = shared.probe.ask(member.record.clone()).await;
+            (member, verdict)
+        });
+        let mut asked = futures::stream::iter(asked).buffer_unordered(ASKED_MAX);
+        while let Some((member, verdict)) = asked.next().await {
+            if verdict == Verdict::Alive {
+                tracing::info!(instance = %member.record.party, "goes by a worker that answers, without the word of etcd");
+                shared.change(|view| view.recalled(member, position));
+            }
+        }
+        sleep(Duration::from_millis(shared.config.backoff_ms_max).saturating_sub(round.elapsed())).await;
+    }
+}
+
+async fn remembered(shared: &Shared, from: &Recall) -> Option<Remembered> {
+    let memory = Memory::new(from.cache_dir.as_ref()?, &shared.config.prefix);
+    let members_max = shared.members_max;
+    let read = tokio::task::spawn_blocking(move || memory.read(members_max)).await.ok()?;
+    read.unwrap_or_else(|error| {
+        tracing::warn!(%error, cache_dir = ?from.cache_dir, "cannot read the members that it remembers (membership.cache_dir)");
+        None
+    })
+}
+
+/// Asks every address of every seed who answers there.
+async fn find(shared: &Shared, seeds: &[String]) -> Vec<Member> {
+    let mut addresses = BTreeSet::<SocketAddr>::new();
+    for seed in seeds {
+        match within_time(shared.config.request_max(), tokio::net::lookup_host(seed)).await {
+            Ok(found) => addresses.extend(found.take(shared.members_max)),
+            Err(error) => tracing::debug!(seed, %error, "cannot find a seed"),
+        }
+    }
+    let asked = addresses.into_iter().take(shared.members_max).map(|address| shared.probe.record(address));
+    let answers = futures::stream::iter(asked).buffer_unordered(ASKED_MAX);
+    answers.filter_map(async |record| member(record?, 0)).collect().await
+}
+
+/// Keeps the folder at the view, as long as that is of etcd. Never returns.
+pub(super) async fn remember(shared: &Shared, from: &Recall) {
+    let mut view = shared.view.subscribe();
+    let mut refused = false;
+    while let Some(folder) = &from.cache_dir
+        && view.changed().await.is_ok()
+    {
+        sleep(GATHER).await;
+        let Some(position) = shared.heard_at() else { continue };
+        let members = view.borrow_and_update().members.values().cloned().collect();
+        let (memory, remembered) = (Memory::new(folder, &shared.config.prefix), Remembered { position, members });
+        let written = tokio::task::spawn_blocking(move || memory.write(&remembered)).await;
+        match written {
+            Ok(Err(error)) if !std::mem::replace(&mut refused, true) => {
+                tracing::warn!(%error, folder = %folder.display(), "cannot remember the members (membership.cache_dir)");
+            }
+            Ok(Ok(())) => refused = false,
+            _ => {}
+        }
+    }
+    std::future::pending().await
+}

@@ -1,0 +1,116 @@
+//! What a router keeps of etcd on its disk: the records that it saw last, and in which history of etcd.
+
+use super::keys::is_usable;
+use super::view::Position;
+use crate::membership::{Member, Registration};
+use baton_proto::v1::{self, RememberedMember, RememberedView};
+use baton_types::InstanceRecord;
+use prost::Message as _;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Largest file that is read: some ten thousand records.
+const BYTES_MAX: u64 = 64 << 20;
+const NAME: &str = "members";
+
+/// Records, and where they were read.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Remembered {
+    pub(super) position: Position,
+    pub(super) members: Vec<Member>,
+}
+
+/// A folder that holds them, of one prefix.
+#[derive(Clone, Debug)]
+pub(super) struct Memory {
+    folder: PathBuf,
+    prefix: String,
+}
+
+impl Memory {
+    pub(super) fn new(folder: &Path, prefix: &str) -> Self {
+        Self { folder: folder.into(), prefix: prefix.into() }
+    }
+
+    /// Puts `remembered` in the place of what is there: whoever reads meanwhile gets one or the other. Only this user may read it.
+    pub(super) fn write(&self, remembered: &Remembered) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
+        let Position { cluster, epoch, revision } = remembered.position;
+        let member = |member: &Member| RememberedMember {
+            record: Some(InstanceRecord::clone(&member.record).into()),
+            revision: member.registration.revision,
+        };
+        let members = remembered.members.iter().map(member).collect();
+        let view = RememberedView { prefix: self.prefix.clone(), cluster, epoch, revision, members };
+        // Two routers may share the folder.
+        let next = self.folder.join(format!("{NAME}.{}", std::process::id()));
+        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&next)?;
+        file.write_all(&view.encode_to_vec())?;
+        file.sync_all()?;
+        std::fs::rename(next, self.folder.join(NAME))
+    }
+
+    /// What is there; `None` where nothing is of this prefix. Records that cannot be used are left out.
+    pub(super) fn read(&self, members_max: usize) -> io::Result<Option<Remembered>> {
+        let file = match File::open(self.folder.join(NAME)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            file => file?,
+        };
+        let mut bytes = Vec::new();
+        file.take(BYTES_MAX).read_to_end(&mut bytes)?;
+        let view = RememberedView::decode(&*bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+        if view.prefix != self.prefix {
+            return Ok(None);
+        }
+        let position = Position { cluster: view.cluster, epoch: view.epoch, revision: view.revision };
+        let members =
+            view.members.into_iter().filter_map(|m| member(m.record?, m.revision)).take(members_max).collect();
+        Ok(Some(Remembered { position, members }))
+    }
+}
+
+/// The member of a record that did not come from etcd; `None` where this process cannot speak with it.
+pub(super) fn member(record: v1::InstanceRecord, revision: u64) -> Option<Member> {
+    let record = InstanceRecord::try_from(record).ok().filter(|record| is_usable(record).is_ok())?;
+    let registration = Registration { incarnation: record.party.incarnation, revision };
+    Some(Member { record: Arc::new(record), registration })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::membership::conformance::record;
+    use baton_types::ProtocolRange;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    fn remembered(records: &[InstanceRecord]) -> Remembered {
+        let member = |record: &InstanceRecord| {
+            let registration = Registration { incarnation: record.party.incarnation, revision: 7 };
+            Member { record: Arc::new(record.clone()), registration }
+        };
+        let position = Position { cluster: 1, epoch: 2, revision: 30 };
+        Remembered { position, members: records.iter().map(member).collect() }
+    }
+
+    #[test]
+    fn what_is_written_is_read_by_its_owner() {
+        let folder = tempfile::tempdir().unwrap();
+        let memory = Memory::new(&folder.path().join("cache"), "/a/");
+        assert_eq!(memory.read(9).unwrap(), None);
+        let foreign = InstanceRecord { protocol: ProtocolRange { min: 98, max: 99 }, ..record("d-2", 3) };
+        let records = [record("d-0", 1), record("d-1", 2), foreign];
+        memory.write(&remembered(&records)).unwrap();
+        assert_eq!(memory.read(9).unwrap(), Some(remembered(&records[..2])), "one speaks no protocol of ours");
+        assert_eq!(memory.read(1).unwrap(), Some(remembered(&records[..1])));
+        assert_eq!(Memory::new(&folder.path().join("cache"), "/b/").read(9).unwrap(), None, "another cluster's");
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let folder = folder.path().join("cache");
+        assert_eq!((mode(&folder), mode(&folder.join(NAME))), (0o700, 0o600));
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 1, "nothing is left beside it");
+        std::fs::write(folder.join(NAME), b"\xff\xff torn").unwrap();
+        assert_eq!(memory.read(9).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}
