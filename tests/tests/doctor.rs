@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use baton_node::testing::etcd::EtcdServer;
+use baton_skips::{Need, skipped};
 use baton_tests::processes::{baton, binary, send};
 use serde_json::Value;
 use std::io::{BufRead as _, BufReader};
@@ -28,7 +29,7 @@ fn a_host_is_looked_at() -> Result<()> {
     let told = String::from_utf8(baton(&["doctor"])?.stdout)?;
     ensure!(told.contains("ok    ucx") && told.contains("tcp ("), "{told}");
     if std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some()) {
-        println!("skipped: what is missing for RDMA is not missing here");
+        skipped(Need::NoRdma, "what `baton doctor --rdma` says without RDMA", "there is a device");
         return Ok(());
     }
     let rdma = baton(&["doctor", "--json", "--rdma"])?;

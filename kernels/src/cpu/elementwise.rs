@@ -165,6 +165,7 @@ mod tests {
     use super::*;
     use crate::cpu::simd::exp;
     use crate::cpu::{Avx2, Portable};
+    use baton_skips::{Need, skipped};
 
     struct ExpBits(Vec<f32>);
 
@@ -192,7 +193,7 @@ mod tests {
         assert_eq!(Portable.run(ExpBits(inputs.clone())), want);
         match Avx2::detect() {
             Some(simd) => assert_eq!(simd.run(ExpBits(inputs)), want),
-            None => eprintln!("skipped: no AVX2 + FMA here"),
+            None => skipped(Need::Avx2, "the vector exponential", "the processor does not say that it has it"),
         }
     }
 }

@@ -6,6 +6,7 @@ use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::numerics::PARTITIONS_MAX;
 use baton_kernels::ops::{KvHandle, Ops, Plan, PlanSegment, RopeHandle, RopeTable, Store, Tensor, Weight};
 use baton_kernels::reference::ReferenceBackend;
+use baton_skips::{Need, skipped};
 use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap, PoolMemory};
 use std::sync::Arc;
 use std::time::Duration;
@@ -220,7 +221,7 @@ pub fn reference() -> Arc<dyn Ops> {
 /// The SIMD backend, or `None` (said aloud) where the machine lacks the level.
 pub fn cpu(threads: usize, simd: SimdLevel) -> Option<Arc<dyn Ops>> {
     if simd == SimdLevel::Avx2Fma && SimdLevel::detect() != SimdLevel::Avx2Fma {
-        eprintln!("skipped: no AVX2 + FMA on this machine");
+        skipped(Need::Avx2, "the kernels of AVX2", "the processor does not say that it has it");
         return None;
     }
     Some(CpuBackend::new(CpuConfig { threads, simd: Some(simd) }).unwrap())

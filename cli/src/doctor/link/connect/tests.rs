@@ -1,6 +1,7 @@
 use super::*;
 use crate::doctor::sysfs::tests::root;
 use baton_kv_transfer::{TransferReport, inventory};
+use baton_skips::{Need, skipped};
 use tokio::net::TcpListener;
 
 fn way(tls: &str, devices: Option<&str>) -> Way {
@@ -82,8 +83,7 @@ async fn kv_goes_by_the_devices_that_are_named() {
     assert!(findings[2].verdict == Verdict::Ok && findings[2].found.contains("over tcp/lo"), "{findings:?}");
     let devices = inventory::ucx("tcp", "all").unwrap().resources;
     let Some((_, other)) = devices.iter().find(|(_, device)| device != "lo") else {
-        println!("skipped: there is no device but lo");
-        return;
+        return skipped(Need::SecondDevice, "KV over another device than lo", format!("{devices:?}"));
     };
     // The control connection is over lo all the same.
     let findings = between(&way("tcp", Some(other)), Some(other)).await;
