@@ -1,7 +1,7 @@
 //! Why sequences end, and that the ends come in every phase.
 
 use super::*;
-use crate::Phase;
+use crate::{Phase, SubmitError};
 use stand_in::continuation;
 
 #[test]
@@ -94,6 +94,37 @@ fn a_deadline_ends_a_sequence_in_every_phase() {
         let held = submit(&engine, SequenceRequest { deadline, ..request(&prompt(1, 20), 4) }, Run::Full);
         assert!(matches!(held.end().1, Outcome::Failed(ErrorKind::DeadlineExceeded, _)), "{phase:?}");
         assert_eq!(engine.pool().counts().referenced, 0);
+        eventually("an empty queue", || engine.load().waiting == 0);
+    }
+}
+
+#[test]
+fn whatever_ends_a_sequence_in_the_queue_its_place_is_free_again() {
+    const PLACES: usize = 2;
+    let deadline = || Instant::now() + Duration::from_millis(20);
+    for late in [true, false] {
+        let (engine, _) = start(8, EngineConfig { waiting_max: PLACES, ..config() }, Hooks::default());
+        hold(&engine, Phase::Queue);
+        // More rounds than there are places: one that is not given back is missed.
+        for round in 0..PLACES + 1 {
+            let queued: Vec<_> = (0..PLACES as u32)
+                .map(|i| {
+                    let plain = request(&prompt(i, 20), 4);
+                    let asked = if late { SequenceRequest { deadline: deadline(), ..plain } } else { plain };
+                    submit(&engine, asked, Run::Full)
+                })
+                .collect();
+            if !late {
+                let refused = engine.submit(request(&prompt(9, 20), 4), Run::Full, TestSink::unread());
+                assert!(matches!(refused, Err(SubmitError::Full { .. })), "round {round}: {refused:?}");
+            }
+            for sequence in &queued {
+                if !late {
+                    sequence.control.cancel();
+                }
+                sequence.end();
+            }
+        }
     }
 }
 
