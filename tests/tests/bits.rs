@@ -166,6 +166,18 @@ fn without_the_pin_evicted_blocks_come_to_other_bits() {
     }
 }
 
+/// What a reader was told of is evicted before it asks: whether all of it is there and holding it are one step.
+#[test]
+fn blocks_that_are_gone_when_they_are_asked_for_are_refused() {
+    let world = World::random(Family::Cpu, 1, 2, &[150], 4).unwrap();
+    let truth = Truth::compute(world.with_samples(0, 1)).unwrap();
+    for blocks in Dealer::BLOCKS {
+        let gone = truth.observe(&Case::pulling(blocks, false, Read::Gone, &truth.sizes())).unwrap();
+        assert!(gone.equal.is_ok(), "{blocks:?}: {:?}", gone.equal);
+        assert_eq!(gone.coverage.missing(&[("pulls", &["of blocks that were gone"])]), [], "{blocks:?}: it was served");
+    }
+}
+
 #[test]
 fn the_default_model_has_the_same_bits_in_every_way() {
     let golden = baton_tests::golden::all().unwrap();

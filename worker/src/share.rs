@@ -26,6 +26,7 @@ pub struct Pull {
     owner: Peer,
     tokens: usize,
     block_tokens: usize,
+    time_min: Duration,
 }
 
 /// A block size that no layout has.
@@ -43,7 +44,13 @@ impl Pull {
         if !sizes.contains(&block_tokens) || !block_tokens.is_multiple_of(KvLayout::GRANULE_TOKENS) {
             return Err(BlockTokens(block_tokens));
         }
-        Ok(Self { owner, tokens: tokens as usize, block_tokens: block_tokens as usize })
+        Ok(Self { owner, tokens: tokens as usize, block_tokens: block_tokens as usize, time_min: TIME_MIN })
+    }
+
+    /// The same, which may take so long, whatever was measured.
+    #[must_use]
+    pub fn patient(self, time_min: Duration) -> Self {
+        Self { time_min, ..self }
     }
 
     /// Who has it.
@@ -97,7 +104,8 @@ pub async fn pull(
     let wanted = Reserve { names: &prefix.names, reuse_tokens_max: from, blocks, keep_free, now: Instant::now() };
     let room = (!engine.lacks_blocks()).then(|| reserve_exactly(&pool, wanted, from / ours)).flatten();
     let lease = room.ok_or(PullError::NoRoom(tokens))?;
-    let deadline = request.deadline.min(Instant::now() + patience(tokens - from, engine.load().prefill_tokens_per_s));
+    let patience = patience(tokens - from, engine.load().prefill_tokens_per_s).max(pull.time_min);
+    let deadline = request.deadline.min(Instant::now() + patience);
     let fetch = FetchRequest {
         request_id: request.id.clone(),
         name: prefix.names[..tokens / HASH_TOKENS].iter().flat_map(|name| name.0).collect(),

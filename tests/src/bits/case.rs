@@ -22,6 +22,8 @@ pub enum Caching {
 pub enum Read {
     /// They stay.
     Undisturbed,
+    /// They are evicted before they are asked for.
+    Gone,
     /// The pin ends before the first read, and the blocks are evicted and written over.
     Evicted,
     /// As that, and the guard is left out: D says that the pin held.

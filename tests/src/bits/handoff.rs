@@ -1,7 +1,7 @@
 //! The way from P's engine into D's, as the workers go it, without gRPC between.
 
 use super::case::{Case, Read};
-use super::eviction::{Eviction, Owner, PIN_MS};
+use super::eviction::{Eviction, Owner, PRETENDED_PIN_MS};
 use super::side::{Events, Place, Said, Side};
 use super::world::{PATIENCE, index_of};
 use baton_engine::{EngineHandle, PrefillObserver, Run, SequenceRequest};
@@ -13,7 +13,7 @@ use baton_kv_transfer::{
 use baton_node::membership::Members;
 use baton_types::{Fence, GroupBlocks, Incarnation, InstanceId, Party, RequestId, TokenId};
 use baton_worker::hold::LeaseHold;
-use baton_worker::share::{self, Pull, Pulled};
+use baton_worker::share::{self, Pull, PullError, Pulled};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -33,16 +33,19 @@ pub(super) struct Link {
     source: KvTransfer,
     sink: KvTransfer,
     peer: Peer,
+    read: Read,
     /// Gets whose blocks were evicted before they were read.
     pub(super) evicted: Arc<AtomicUsize>,
+    /// Gets that were refused, since the blocks were evicted before they were asked for.
+    pub(super) gone: AtomicUsize,
 }
 
 impl Link {
     pub(super) fn start(p: &Side, d: &Side, case: &Case, events: Sender<Said>) -> anyhow::Result<Self> {
-        let eviction = Eviction::of(d);
-        let evicted = eviction.forced.clone();
+        let eviction = Eviction::of(d, case.read);
+        let (evicted, owner) = (eviction.forced.clone(), eviction.owner.clone());
         let hooks: [Arc<dyn TransferHooks>; 2] = match case.read {
-            Read::Undisturbed => [Arc::new(NoHooks), Arc::new(NoHooks)],
+            Read::Undisturbed | Read::Gone => [Arc::new(NoHooks), Arc::new(NoHooks)],
             Read::Evicted | Read::Unguarded => [Arc::new(eviction), Arc::new(Owner(case.read))],
         };
         let [of_p, of_d] = hooks;
@@ -50,8 +53,8 @@ impl Link {
             let mut config =
                 TransferConfig::new(party(name)?, side.compatibility.clone(), side.map.clone(), case.transport());
             config.hooks = hooks;
-            if case.read != Read::Undisturbed {
-                config.limits.pin_ms = PIN_MS;
+            if case.read == Read::Unguarded {
+                config.limits.pin_ms = PRETENDED_PIN_MS;
             }
             anyhow::Ok(KvTransfer::start(config, side.region.clone(), handler)?)
         };
@@ -60,6 +63,7 @@ impl Link {
         let adopter =
             Arc::new(Adopter { engine, members: Members::of([party("p")?]), events, claims, waiting, in_flight });
         let (source, sink) = (serve(p, "p", of_p, Arc::new(NoSink))?, serve(d, "d", of_d, adopter.clone())?);
+        owner.get_or_init(|| sink.clone());
         let peer = Peer { party: sink.party().clone(), address: sink.address(), shard: 0 };
         Ok(Self {
             p: p.engine.clone(),
@@ -68,7 +72,9 @@ impl Link {
             source,
             sink,
             peer,
+            read: case.read,
             evicted,
+            gone: AtomicUsize::new(0),
         })
     }
 
@@ -90,10 +96,19 @@ impl Link {
     pub(super) fn pull(&self, request: &SequenceRequest) -> anyhow::Result<Option<Pulled>> {
         let names = self.p.prefix_of(request).map(|prefix| prefix.names).unwrap_or_default();
         let tokens = self.adopter.engine.pool().cached_tokens(&names);
-        let pull = Pull::try_new(self.peer.clone(), tokens as u32, self.d_block_tokens)?;
+        if self.read == Read::Gone {
+            self.adopter.engine.pool().clear_cache();
+        }
+        let pull = Pull::try_new(self.peer.clone(), tokens as u32, self.d_block_tokens)?.patient(PATIENCE);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         // What cannot be read is computed.
-        Ok(runtime.block_on(share::pull(&self.p, &self.source, request, &pull)).ok().flatten())
+        let pulled = runtime.block_on(share::pull(&self.p, &self.source, request, &pull));
+        let is_gone = matches!(
+            &pulled,
+            Err(PullError::Failed(HandoffFailure::Refused { reason: RefuseReason::UnknownRequest, .. }))
+        );
+        self.gone.fetch_add(usize::from(is_gone), Ordering::SeqCst);
+        Ok(pulled.ok().flatten())
     }
 
     pub(super) fn stop(&self) {

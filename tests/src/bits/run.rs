@@ -372,6 +372,7 @@ impl<'a> Running<'a> {
         }
         coverage.add("pulls", "tokens", self.pulled);
         coverage.add("pulls", "of evicted blocks", self.link.evicted.load(Ordering::SeqCst));
+        coverage.add("pulls", "of blocks that were gone", self.link.gone.load(Ordering::SeqCst));
         let preemptions = self.d.engine.load().preemptions;
         let happened = if preemptions > 0 { "preempting" } else { "calm" };
         coverage.note("D", happened);
