@@ -146,6 +146,8 @@ impl Router {
             draining: CancellationToken::new(),
             abort: CancellationToken::new(),
             placements: AtomicU64::new(0),
+            #[cfg(test)]
+            stays: AtomicU64::new(0),
             tasks: TaskTracker::new(),
             unread: TaskTracker::new(),
         });

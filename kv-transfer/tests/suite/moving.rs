@@ -171,8 +171,15 @@ pub fn idle_connections_are_let_go(choice: &TransportChoice) {
     eventually("the source holds", || source.transfer.stats().held == 1);
     let (waiting_too, _) = source.offer(&busy.peer(), "elsewhere", 40, 2);
     source.send_all(&waiting_too, 40);
-    std::thread::sleep(std::time::Duration::from_millis(300));
-    assert_eq!(sink.transfer.stats().peers.len(), 1, "a handoff is open on it");
+    // Somebody who came later, and has nothing to do any more, is let go.
+    let later = NodeConfig::new("p2", small(16), 24).start(choice.clone());
+    let (outgoing, blocks) = later.offer(&sink.peer(), "later", 40, 4);
+    later.send_all(&outgoing, 40);
+    outgoing.wait().unwrap();
+    sink.check_adopted("later", &later, &blocks, 40);
+    let peers = || sink.transfer.stats().peers.into_keys().collect::<Vec<_>>();
+    eventually("who came later is let go", || !peers().contains(later.transfer.party()));
+    assert_eq!(peers(), [source.transfer.party().clone()], "a handoff is open on it");
     source.gate.open(Phase::Commit);
     waiting.wait().unwrap();
     sink.check_adopted("waiting", &source, &kept, 40);

@@ -93,6 +93,9 @@ pub(crate) struct Core {
     pub(crate) abort: CancellationToken,
     /// Placements so far.
     pub(crate) placements: AtomicU64,
+    /// Times that KV without room was left to wait where it was.
+    #[cfg(test)]
+    pub(crate) stays: AtomicU64,
     /// Tasks of running requests.
     pub(crate) tasks: TaskTracker,
     /// Answers that their clients have not read to the end.

@@ -163,6 +163,8 @@ impl<'a> Remote<'a> {
         let moved = &self.sample.moved;
         let stays = moved.load(Ordering::Relaxed) || !self.sample.has_room_elsewhere(self.core, self.decode, answer);
         if stays {
+            #[cfg(test)]
+            self.core.stays.fetch_add(1, Ordering::Relaxed);
             return Ok(None);
         }
         moved.store(true, Ordering::Relaxed);

@@ -1,12 +1,13 @@
 //! Requests over two workers, and what happens when one of them fails.
 
 use crate::testing::cluster::{Cluster, ask, remote};
-use crate::testing::fake::Fake;
+use crate::testing::fake::{DecodeCall, Fake};
 use crate::testing::text::{byte_bundle, tokens};
 use crate::testing::two::either;
 use baton_proto::convert::status::from_error;
 use baton_proto::v1::{self, FinishReason, decode_request};
 use baton_types::{ErrorKind, RequestError, Role};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tonic::Status;
 
@@ -134,6 +135,35 @@ async fn a_prompt_whose_handoff_fails_is_prefilled_where_it_decodes() {
     }
 }
 
+/// Waits until the router has heard that a worker has so many free blocks.
+async fn has_free(cluster: &Cluster, worker: &Fake, free: u64) {
+    let heard = async {
+        loop {
+            let all = cluster.router.core().workers.all();
+            let of_it = all.iter().find(|known| *known.party() == worker.record.party);
+            let report = of_it.and_then(|known| known.load.heard()).map(|heard| heard.report);
+            if report.is_some_and(|report| report.blocks.is_some_and(|blocks| blocks.free == free)) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), heard).await.expect("the router hears of it");
+}
+
+/// A decode worker says that there is no room yet, and the router decides to leave the request there; `otherwise` if it does not.
+async fn waits_on(cluster: &Cluster, call: &DecodeCall, otherwise: &str) {
+    let stays = || cluster.router.core().stays.load(Ordering::Relaxed);
+    let before = stays();
+    call.waits().await;
+    let decided = async {
+        while stays() == before {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    assert!(tokio::time::timeout(Duration::from_secs(20), decided).await.is_ok(), "{otherwise}");
+}
+
 #[tokio::test]
 async fn kv_without_room_waits_until_another_decode_worker_has_some() {
     let cluster = Cluster::start(|_| ()).await;
@@ -150,10 +180,8 @@ async fn kv_without_room_waits_until_another_decode_worker_has_some() {
     let blocks = |free| move |load: &mut v1::LoadReport| load.blocks.as_mut().unwrap().free = free;
     // One block for the prompt, and three of the four that it keeps free.
     other.report(blocks(4));
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    waiting.waits().await;
-    let patient = tokio::time::timeout(Duration::from_millis(100), other.decode()).await;
-    assert!(patient.is_err(), "it goes to a worker that has no room either");
+    has_free(&cluster, &other, 4).await;
+    waits_on(&cluster, &waiting, "it goes to a worker that has no room either").await;
     // Room there counts as soon as it is known here and the full one speaks again.
     other.report(blocks(1000));
     let moves = async {
@@ -173,10 +201,8 @@ async fn kv_without_room_waits_until_another_decode_worker_has_some() {
     goes_on.claimed().await;
     // It moves once, whoever has room now.
     full.report(blocks(1000));
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    goes_on.waits().await;
-    let patient = tokio::time::timeout(Duration::from_millis(100), full.decode()).await;
-    assert!(patient.is_err(), "it goes to and fro");
+    has_free(&cluster, &full, 1000).await;
+    waits_on(&cluster, &goes_on, "it goes to and fro").await;
     p.prefill().await.token(u32::from(b'2'), None).await;
     goes_on.adopted().await;
     goes_on.last(u32::from(b'3'), FinishReason::Length).await;
