@@ -1,8 +1,10 @@
 //! Real etcds: each a process of its own with a data directory and ports of its own, killed when dropped.
 
 mod cluster;
+mod space;
 
 pub use cluster::EtcdCluster;
+pub use space::{fill, make_space};
 
 use crate::membership::etcd::EtcdConfig;
 use std::io;

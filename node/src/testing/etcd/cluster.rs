@@ -1,6 +1,6 @@
 //! Several etcd nodes that are one cluster.
 
-use super::{EtcdServer, LOOPBACK, quick};
+use super::{EtcdServer, LOOPBACK, make_space, quick};
 use crate::membership::etcd::EtcdConfig;
 use etcd_client::Client;
 use std::io;
@@ -18,12 +18,13 @@ pub struct EtcdCluster(Vec<EtcdServer>);
 impl EtcdCluster {
     /// Starts `nodes` of them and waits until all serve.
     pub fn start(nodes: usize) -> io::Result<Self> {
-        Self::start_on(LOOPBACK, nodes)
+        Self::start_on(LOOPBACK, nodes, &[])
     }
 
-    /// The same on another IP address of this host.
-    pub fn start_on(host: &str, nodes: usize) -> io::Result<Self> {
-        let prepare = |index| EtcdServer::prepare(format!("node-{index}"), host, Vec::new());
+    /// The same on another IP address of this host, with more flags.
+    pub fn start_on(host: &str, nodes: usize, flags: &[&str]) -> io::Result<Self> {
+        let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        let prepare = |index| EtcdServer::prepare(format!("node-{index}"), host, flags.clone());
         let mut cluster = Self((0..nodes).map(prepare).collect::<io::Result<_>>()?);
         let all = cluster.0.iter().map(EtcdServer::as_node).collect::<Vec<_>>().join(",");
         cluster.0.iter_mut().for_each(|node| node.nodes.clone_from(&all));
@@ -52,6 +53,11 @@ impl EtcdCluster {
             node.spawn()?;
         }
         self.0.iter_mut().try_for_each(EtcdServer::wait_serving)
+    }
+
+    /// Makes space on all nodes, which must run, as an operator does after the alarm.
+    pub async fn make_space(&self) -> Result<(), etcd_client::Error> {
+        make_space(&self.0.iter().collect::<Vec<_>>()).await
     }
 
     /// Kills all nodes.

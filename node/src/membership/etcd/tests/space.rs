@@ -4,34 +4,10 @@ use super::support::{Cluster, MAX, MEMBERS_MAX, becomes};
 use crate::membership::conformance::record;
 use crate::membership::etcd::{EtcdConfig, EtcdRouter, EtcdWorker};
 use crate::membership::{RouterMembership as _, WorkerMembership as _, WorkerState};
-use crate::testing::etcd::EtcdServer;
+use crate::testing::etcd::{EtcdServer, fill, make_space};
 use crate::testing::relay::Relay;
-use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client, CompactionOptions, DeleteOptions};
 use std::time::Duration;
 use tokio::time::timeout;
-
-/// Writes until etcd refuses.
-async fn fill(client: &mut Client) {
-    for i in 0..1_000 {
-        if client.put(format!("/fill/{i}"), vec![b'x'; 200_000], None).await.is_err() {
-            return;
-        }
-    }
-    panic!("it is never full");
-}
-
-/// Makes space, as an operator does.
-async fn make_space(client: &mut Client) {
-    let deleted = client.delete("/fill/", Some(DeleteOptions::new().with_prefix())).await.unwrap();
-    let physical = CompactionOptions::new().with_physical();
-    client.compact(deleted.header().unwrap().revision(), Some(physical)).await.unwrap();
-    client.defragment().await.unwrap();
-    let member = client.status().await.unwrap().header().unwrap().member_id();
-    let mut of_it = AlarmOptions::new();
-    of_it.with_member(member);
-    client.alarm(AlarmAction::Deactivate, AlarmType::Nospace, Some(of_it)).await.unwrap();
-    client.put("/fill/0", "there is space", None).await.unwrap();
-}
 
 #[tokio::test]
 async fn routers_follow_an_etcd_that_is_out_of_space() {
@@ -49,8 +25,8 @@ async fn routers_follow_an_etcd_that_is_out_of_space() {
     };
     all(&running).await;
 
-    let mut client = Client::connect([server.url()], None).await.unwrap();
-    fill(&mut client).await;
+    let mut client = server.client().await.unwrap();
+    assert!(fill(&mut client).await, "it is never full");
     assert!(running.admit(&comer.party));
     let started = EtcdRouter::start(&behind, 16);
     all(&started).await;
@@ -58,7 +34,7 @@ async fn routers_follow_an_etcd_that_is_out_of_space() {
     assert_eq!(relay.accepted(), 2, "one session for each router");
     assert!(!worker.is_ready(), "no word can be said");
 
-    make_space(&mut client).await;
+    make_space(&[&server]).await.unwrap();
     becomes(&worker, &WorkerState::Admitted).await;
     assert!(started.evict(&cluster.records[0].party, "a test"));
     let key = format!("{}words/", server.config().prefix);
