@@ -1,10 +1,11 @@
-//! Project chores in Rust, so that they run the same everywhere: `cargo xtask tidy`, `cargo codegen`.
+//! Project chores in Rust, so that they run the same everywhere: `cargo xtask tidy`, `cargo xtask release-check`, `cargo codegen`.
 
 use std::path::Path;
 use std::process::ExitCode;
 
 #[cfg(feature = "codegen")]
 mod codegen;
+mod release;
 mod tidy;
 
 fn main() -> ExitCode {
@@ -12,18 +13,28 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["tidy"] => tidy::run(root),
+        ["release-check"] => ended("release-check", release::check(root)),
+        ["record", name] => ended("record", release::record(root, name, None)),
+        ["record", name, summary] => ended("record", release::record(root, name, Some(summary))),
         #[cfg(feature = "codegen")]
-        ["codegen", ref rest @ ..] => match codegen::run(root, rest == ["--check"]) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("codegen: {error:#}");
-                ExitCode::FAILURE
-            }
-        },
+        ["codegen", ref rest @ ..] => {
+            ended("codegen", codegen::run(root, rest == ["--check"]).map(|()| ExitCode::SUCCESS))
+        }
         _ => {
             eprintln!("usage: cargo xtask tidy          check style and structure: {}", tidy::SUMMARY);
+            eprintln!("       cargo xtask release-check  compare what is recorded in the documentation with the code");
+            eprintln!(
+                "       cargo xtask record NAME [SUMMARY]  record a run: what it wrote, or that it was made at this commit"
+            );
             eprintln!("       cargo codegen [--check]   generate the protobuf code, or compare it");
             ExitCode::from(2)
         }
     }
+}
+
+fn ended(what: &str, result: anyhow::Result<ExitCode>) -> ExitCode {
+    result.unwrap_or_else(|error| {
+        eprintln!("{what}: {error:#}");
+        ExitCode::FAILURE
+    })
 }
