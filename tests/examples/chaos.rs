@@ -19,7 +19,13 @@ const SECONDS: u64 = 900;
 const HITS_MIN: u64 = 10;
 const REQUESTS_MIN: u64 = 2_000;
 /// So much longer a run goes on at most, until each cell has its hits.
-const LONGER_MAX: Duration = Duration::from_secs(240);
+const LONGER_MAX: Duration = Duration::from_secs(420);
+
+const DEFAULT: &str = "smollm2-135m-instruct";
+/// For all that clients ask at once, and for two or three of the longest requests: then pools are full, sequences preempted, and KV
+/// waits for room.
+const ROOM: &str = "256MiB";
+const LITTLE_ROOM: &str = "16MiB";
 
 /// Tens of milliseconds for a short prompt, 16 KiB of KV a token.
 const RANDOM: &str = "random:hidden=512,layers=8,heads=8,kv_heads=8,vocab=500,context=1024,seed=12";
@@ -68,8 +74,22 @@ async fn play(seed: u64, seconds: u64, links: bool, network: Result<(), String>)
     let plan = Plan {
         seed,
         acts: vec![
-            ActPlan { model: "smollm2-135m-instruct".into(), cases: cases(1), clients: 8, time },
-            ActPlan { model: RANDOM.into(), cases: cases(2), clients: 8, time },
+            ActPlan {
+                model: DEFAULT.into(),
+                cases: cases(1),
+                clients: 8,
+                transport: "tcp",
+                kv_cache_bytes: ROOM,
+                time,
+            },
+            ActPlan {
+                model: RANDOM.into(),
+                cases: cases(2),
+                clients: 8,
+                transport: "ucx",
+                kv_cache_bytes: LITTLE_ROOM,
+                time,
+            },
         ],
         hits_min: if whole { HITS_MIN } else { 0 },
         longer_max: LONGER_MAX,
@@ -90,7 +110,7 @@ async fn play(seed: u64, seconds: u64, links: bool, network: Result<(), String>)
 
 /// Short and long prompts and answers; these `scale` times as long, for a model that is faster.
 fn cases(scale: u32) -> Vec<Case> {
-    let case = |prompt, answer, drawn| Case { prompt, answer: answer * scale, drawn };
+    let case = |prompt, answer, drawn| Case::new(prompt, answer * scale, drawn);
     vec![
         case(20, 4, false),
         case(60, 16, true),
@@ -100,5 +120,10 @@ fn cases(scale: u32) -> Vec<Case> {
         case(180, 12, true),
         case(240, 8, false),
         case(320, 6, true),
+        // Several samples of one prompt, and prompts that begin alike.
+        Case { samples: 3, ..case(100, 12, true) },
+        Case { samples: 2, ..case(40, 8, false) },
+        Case { shared: 96, ..case(140, 10, false) },
+        Case { shared: 96, ..case(200, 8, true) },
     ]
 }

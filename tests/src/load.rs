@@ -36,6 +36,17 @@ pub struct Case {
     pub answer: u32,
     /// With a seed and penalties.
     pub drawn: bool,
+    /// Samples of the answer at once; those of a greedy one are all the same.
+    pub samples: u32,
+    /// Tokens that prompts of this kind and others begin with alike, and find in each other's caches.
+    pub shared: u32,
+}
+
+impl Case {
+    /// One sample, of a prompt that hardly shares a token with any other.
+    pub const fn new(prompt: u32, answer: u32, drawn: bool) -> Self {
+        Self { prompt, answer, drawn, samples: 1, shared: 0 }
+    }
 }
 
 /// Token ids and the bits of their log-probabilities.
@@ -47,7 +58,8 @@ pub(crate) struct Known {
     pub(crate) case: Case,
     /// Tells its prompt from others, however long.
     salt: u32,
-    pub(crate) answer: Tokens,
+    /// By sample.
+    pub(crate) answer: Vec<Tokens>,
 }
 
 impl Known {
@@ -168,13 +180,16 @@ pub(crate) async fn undisturbed(router: &Channel, cases: &[Case]) -> anyhow::Res
         anyhow::Ok(Known { case: *case, salt, answer })
     });
     let known: Vec<Known> = iter(asked).buffered(FIRST_AT_ONCE).try_collect().await?;
-    let different: HashSet<&Tokens> = known.iter().map(|known| &known.answer).collect();
+    let different: HashSet<&Tokens> = known.iter().map(|known| &known.answer[0]).collect();
     ensure!(different.len() == known.len(), "two prompts have one answer, which does not tell them apart");
+    let samples = |known: &Known| known.answer.iter().collect::<HashSet<_>>().len();
+    let alike = known.iter().find(|known| known.case.drawn && samples(known) != known.case.samples as usize);
+    ensure!(alike.is_none(), "two samples are one, which does not tell them apart: {alike:?}");
     Ok(known)
 }
 
-/// The whole answer, or how it failed and after how many tokens.
-async fn ask(router: &Channel, case: Case, salt: u32) -> Result<Tokens, (Status, usize)> {
+/// The whole answer by sample, or how it failed and after how many tokens.
+async fn ask(router: &Channel, case: Case, salt: u32) -> Result<Vec<Tokens>, (Status, usize)> {
     let mut request = Request::new(request(case, salt));
     request.set_timeout(ANSWER_MAX);
     let opened = InferenceClient::new(router.clone()).generate(request).await;
@@ -184,10 +199,10 @@ async fn ask(router: &Channel, case: Case, salt: u32) -> Result<Tokens, (Status,
         match stream.message().await {
             Ok(Some(message)) => answer.take(&message),
             Ok(None) => {
-                let count = answer.tokens.len();
+                let count = answer.count();
                 return answer.whole(case).map_err(|why| (Status::data_loss(why), count));
             }
-            Err(status) => return Err((status, answer.tokens.len())),
+            Err(status) => return Err((status, answer.count())),
         }
     }
 }
@@ -195,39 +210,69 @@ async fn ask(router: &Channel, case: Case, salt: u32) -> Result<Tokens, (Status,
 /// What came of an answer so far.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
-    pub(crate) tokens: Tokens,
-    finish: FinishReason,
+    /// By sample.
+    samples: Vec<Tokens>,
+    finish: Vec<FinishReason>,
     usage: Option<Usage>,
 }
 
 impl Answer {
     /// Adds what a message brings.
     pub(crate) fn take(&mut self, message: &GenerateResponse) {
+        let index = message.index as usize;
+        if self.samples.len() <= index {
+            self.samples.resize_with(index + 1, Tokens::new);
+            self.finish.resize(index + 1, FinishReason::Unspecified);
+        }
         let bits = message.logprobs.iter().map(|l| l.chosen.to_bits());
-        self.tokens.extend(message.token_ids.iter().copied().zip(bits));
-        (self.finish, self.usage) = (message.finish_reason(), message.usage);
+        self.samples[index].extend(message.token_ids.iter().copied().zip(bits));
+        (self.finish[index], self.usage) = (message.finish_reason(), message.usage);
     }
 
-    /// All tokens, once its stream ended well: as many as were asked for, and a last message that says so. What it lacks otherwise.
-    pub(crate) fn whole(self, case: Case) -> Result<Tokens, String> {
-        let Self { tokens, finish, usage } = self;
+    /// Tokens that came, of all samples.
+    pub(crate) fn count(&self) -> usize {
+        self.samples.iter().map(Vec::len).sum()
+    }
+
+    /// Whether each sample is the beginning of the right one; the first difference otherwise.
+    pub(crate) fn begins(&self, right: &[Tokens]) -> Result<(), String> {
+        if self.samples.len() > right.len() {
+            return Err(format!("{} samples, of {} asked for", self.samples.len(), right.len()));
+        }
+        for (sample, (tokens, right)) in self.samples.iter().zip(right).enumerate() {
+            if !right.starts_with(tokens) {
+                let at = tokens.iter().zip(right).take_while(|(got, right)| got == right).count();
+                let (got, right, of) = (tokens.get(at), right.get(at), right.len());
+                return Err(format!("token {at} of {of} of sample {sample} is {got:?}, undisturbed {right:?}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// All tokens, once its stream ended well: as many as were asked for, and last messages that say so. What it lacks otherwise.
+    pub(crate) fn whole(self, case: Case) -> Result<Vec<Tokens>, String> {
+        let Self { samples, finish, usage } = self;
         let counted = usage.map(|u| (u.prompt_tokens, u.completion_tokens));
-        let whole = tokens.len() == case.answer as usize
-            && finish == FinishReason::Length
-            && counted == Some((case.prompt, case.answer));
+        let whole = samples.len() == case.samples as usize
+            && samples.iter().all(|tokens| tokens.len() == case.answer as usize)
+            && finish.iter().all(|finish| *finish == FinishReason::Length)
+            && counted == Some((case.prompt, case.answer * case.samples));
         let what = || {
-            format!("the stream ended well after {} tokens of {case:?}, with {finish:?} and {usage:?}", tokens.len())
+            let counts: Vec<usize> = samples.iter().map(Vec::len).collect();
+            format!("the stream ended well after {counts:?} tokens of {case:?}, with {finish:?} and {usage:?}")
         };
-        if whole { Ok(tokens) } else { Err(what()) }
+        if whole { Ok(samples) } else { Err(what()) }
     }
 }
 
 /// Prime, and as many token ids as every model has.
 const IDS: u32 = 251;
 
-/// The prompt of a case with this salt, which is less than 200: no two of them share more than one token in [`IDS`] at one position.
+/// The prompt of a case with this salt, which is less than 200: behind what is shared, no two of them share more than one token in
+/// [`IDS`] at one position.
 fn prompt(case: Case, salt: u32) -> Vec<u32> {
-    (0..case.prompt).map(|i| (i * (31 + salt) + salt * salt) % IDS).collect()
+    let token = |i: u32| if i < case.shared { (i * 7 + 3) % IDS } else { (i * (31 + salt) + salt * salt) % IDS };
+    (0..case.prompt).map(token).collect()
 }
 
 fn request(case: Case, salt: u32) -> GenerateRequest {
@@ -242,8 +287,9 @@ fn request(case: Case, salt: u32) -> GenerateRequest {
         prompt: vec![Segment { kind: Some(Kind::Tokens(TokenIds { ids: prompt(case, salt) })) }],
         sampling: Some(sampling),
         prefill_policy: PrefillPolicy::Auto.into(),
-        // Half of them have what was asked before cached; the others go the whole way, as the first one did.
-        cache_salt: rand::random::<bool>().then(|| rand::random::<u64>().to_string()),
+        // Half of them have what was asked before cached; the others go the whole way, as the first one did. What is shared is cached.
+        cache_salt: (case.shared == 0 && rand::random()).then(|| rand::random::<u64>().to_string()),
+        n: (case.samples > 1).then_some(case.samples),
         ..GenerateRequest::default()
     }
 }
@@ -255,16 +301,19 @@ mod tests {
 
     #[test]
     fn prompts_share_hardly_a_token() {
-        let case = Case { prompt: 2 * IDS, answer: 1, drawn: false };
+        let case = Case::new(2 * IDS, 1, false);
         for (a, b) in (0..60).flat_map(|a| (0..a).map(move |b| (a, b))) {
             let same = prompt(case, a).iter().zip(prompt(case, b)).filter(|(a, b)| **a == *b).count();
             assert_eq!(same, 2, "{a} and {b}");
         }
+        let shared = Case { shared: 32, ..case };
+        let same = (0..2 * IDS as usize).filter(|i| prompt(shared, 1)[*i] == prompt(shared, 2)[*i]).count();
+        assert!((32..=34).contains(&same), "{same}");
     }
 
     #[test]
     fn an_answer_is_whole_where_its_last_message_says_so() {
-        let case = Case { prompt: 5, answer: 2, drawn: false };
+        let case = Case::new(5, 2, false);
         let message = |id: u32, finish: FinishReason, usage: Option<Usage>| GenerateResponse {
             token_ids: vec![id],
             logprobs: vec![Logprobs::default()],
@@ -295,5 +344,29 @@ mod tests {
         for messages in all_but {
             assert!(!whole(&messages), "{messages:?}");
         }
+    }
+
+    #[test]
+    fn samples_are_told_apart() {
+        let case = Case { samples: 2, ..Case::new(5, 1, true) };
+        let (length, right) = (FinishReason::Length, [vec![(1, 0)], vec![(2, 0)]]);
+        let message = |index: u32, id: u32, usage: Option<Usage>| GenerateResponse {
+            index,
+            token_ids: vec![id],
+            logprobs: vec![Logprobs::default()],
+            finish_reason: length.into(),
+            usage,
+            ..GenerateResponse::default()
+        };
+        let usage = Some(Usage { prompt_tokens: 5, completion_tokens: 2, ..Usage::default() });
+        let answer = |messages: &[GenerateResponse]| {
+            let mut answer = Answer::default();
+            messages.iter().for_each(|message| answer.take(message));
+            (answer.begins(&right).is_ok(), answer.whole(case).is_ok())
+        };
+        assert_eq!(answer(&[message(1, 2, None), message(0, 1, usage)]), (true, true));
+        assert_eq!(answer(&[message(0, 2, None), message(1, 1, usage)]), (false, true), "one for the other");
+        assert_eq!(answer(&[message(0, 1, usage)]), (true, false), "one is missing");
+        assert_eq!(answer(&[message(0, 1, None), message(1, 2, None), message(2, 3, usage)]), (false, false));
     }
 }

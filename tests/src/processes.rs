@@ -3,6 +3,7 @@
 use crate::logs::bad_lines;
 use anyhow::{Context, bail, ensure};
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -33,10 +34,25 @@ pub fn binary(name: &str) -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// The commit that is checked out; empty where there is none.
+/// The commit that is checked out, `+changes` behind it where there are any; empty where there is none.
 pub fn commit() -> String {
-    let head = Command::new("git").args(["rev-parse", "--short", "HEAD"]).output();
-    head.map(|out| String::from_utf8_lossy(&out.stdout).trim().to_owned()).unwrap_or_default()
+    let changes = if git(&["status", "--porcelain", "--untracked-files=no"]).is_empty() { "" } else { "+changes" };
+    match git(&["rev-parse", "--short", "HEAD"]) {
+        head if head.is_empty() => head,
+        head => head + changes,
+    }
+}
+
+/// Tree hashes of these folders at the commit that is checked out.
+pub fn trees(folders: &[&str]) -> BTreeMap<String, String> {
+    folders.iter().map(|folder| ((*folder).to_owned(), git(&["rev-parse", &format!("HEAD:{folder}")]))).collect()
+}
+
+/// What git says; nothing where it fails.
+fn git(arguments: &[&str]) -> String {
+    let said = Command::new("git").arg("-C").arg(env!("CARGO_MANIFEST_DIR")).args(arguments).output();
+    let said = said.map(|out| String::from_utf8_lossy(&out.stdout).trim().to_owned());
+    said.unwrap_or_default()
 }
 
 /// Runs `baton` with `arguments` to its end.

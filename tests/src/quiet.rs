@@ -3,6 +3,8 @@
 use crate::cluster::Cluster;
 use crate::scrape::Scrape;
 use anyhow::{Context, ensure};
+use baton_node::grpc::{ChannelConfig, channel};
+use baton_node::identity::{Identity, Role};
 use baton_proto::v1::{WatchRequest, worker_client::WorkerClient};
 use baton_worker::process::RunningWorker;
 use std::time::{Duration, Instant};
@@ -73,12 +75,12 @@ impl Counts {
             outgoing: transfer.outgoing as u64,
             incoming: transfer.incoming as u64,
             tickets: transfer.tickets as u64,
-            claimed_tokens: claimed_tokens(format!("http://{}", worker.grpc)).await?,
+            claimed_tokens: claimed_tokens(&worker.grpc.to_string(), &Identity::default()).await?,
         })
     }
 
     /// As a worker elsewhere tells them: all of it, or an error.
-    pub(crate) async fn told(metrics: &str, grpc: String) -> anyhow::Result<Self> {
+    pub(crate) async fn told(metrics: &str, grpc: &str, identity: &Identity) -> anyhow::Result<Self> {
         let told = Scrape::of(metrics).await?;
         let count = |name: &str, labels: &[&str]| anyhow::Ok(told.find(name, labels)? as u64);
         let blocks = |state: &str| count("baton_kv_blocks", &[&format!("state=\"{state}\"")]);
@@ -91,7 +93,7 @@ impl Counts {
             outgoing: count("baton_kv_handoffs_outgoing", &[])?,
             incoming: count("baton_kv_handoffs_incoming", &[])?,
             tickets: count("baton_kv_tickets", &[])?,
-            claimed_tokens: claimed_tokens(grpc).await?,
+            claimed_tokens: claimed_tokens(grpc, identity).await?,
         })
     }
 
@@ -117,8 +119,8 @@ impl Counts {
 }
 
 /// Tokens claimed and not adopted, as the worker whose gRPC is there reports them to routers.
-pub(crate) async fn claimed_tokens(url: String) -> anyhow::Result<u64> {
-    let mut client = WorkerClient::connect(url).await?;
+pub(crate) async fn claimed_tokens(address: &str, identity: &Identity) -> anyhow::Result<u64> {
+    let mut client = WorkerClient::new(channel(address, &ChannelConfig::default(), identity, Role::Worker)?);
     let mut reports = client.watch(WatchRequest { router: "quiet".into(), cache_events: false }).await?.into_inner();
     Ok(reports.message().await?.context("a worker that reports nothing")?.claimed_tokens)
 }

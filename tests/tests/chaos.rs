@@ -1,12 +1,15 @@
 //! A short form of `make chaos`, and the table that it works through. See `baton_tests::chaos`.
 
 use anyhow::{Context, ensure};
+use baton_skips::{Need, skipped};
 use baton_tests::chaos::matrix::rendered;
-use baton_tests::chaos::network::{Ill, Net, Network, address, enter, inside};
+use baton_tests::chaos::network::{Ill, Net, Network, Way, address, enter, inside};
 use baton_tests::chaos::relay::Manner;
+use baton_tests::chaos::report::Report;
 use baton_tests::chaos::{ActPlan, Plan, run};
 use baton_tests::load::Case;
 use expect_test::expect_file;
+use serde_json::Value;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -18,12 +21,26 @@ const SECTION: (&str, &str) = ("<!-- The matrix, from tests/src/chaos/matrix.rs 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn processes_fail_and_no_promise_is_broken() -> anyhow::Result<()> {
-    let case = |prompt, answer, drawn| Case { prompt, answer, drawn };
-    let cases = vec![case(400, 20, false), case(20, 30, true), case(300, 250, true), case(40, 400, false)];
+    let case = Case::new;
+    let cases = vec![
+        case(400, 20, false),
+        Case { samples: 3, ..case(20, 30, true) },
+        case(300, 250, true),
+        case(40, 400, false),
+        Case { shared: 96, ..case(200, 12, true) },
+        Case { shared: 96, ..case(120, 8, false) },
+    ];
     let folder = tempfile::tempdir()?;
     let plan = Plan {
         seed: SEED,
-        acts: vec![ActPlan { model: MODEL.into(), cases, clients: 6, time: Duration::from_secs(40) }],
+        acts: vec![ActPlan {
+            model: MODEL.into(),
+            cases,
+            clients: 6,
+            transport: "tcp",
+            kv_cache_bytes: "64MiB",
+            time: Duration::from_secs(40),
+        }],
         hits_min: 0,
         longer_max: Duration::ZERO,
         links: false,
@@ -64,13 +81,27 @@ assert back == size
 print(int((time.monotonic() - start) * 1000))
 ";
 
+/// The same, and whether the bytes came back as they were.
+const COMPARE: &str = "
+import socket, sys
+host, size, timeout = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+peer = socket.create_connection((host, 7), timeout)
+peer.settimeout(timeout)
+peer.sendall(bytes(size))
+peer.shutdown(socket.SHUT_WR)
+back = bytearray()
+while chunk := peer.recv(1 << 16):
+    back += chunk
+print('whole' if back == bytes(size) else 'damaged')
+";
+
 /// Runs [`links_fail_as_they_are_told`] where it may change the network.
 #[test]
 fn links_fail_in_namespaces_of_their_own() -> anyhow::Result<()> {
     let mut command = match inside() {
         Ok(command) => command,
         Err(why) => {
-            println!("skipped, since there may be no network of its own here: {why:#}");
+            skipped(Need::Namespaces, "how links fail", format!("{why:#}"));
             return Ok(());
         }
     };
@@ -85,6 +116,7 @@ fn links_fail_in_namespaces_of_their_own() -> anyhow::Result<()> {
 #[ignore = "links_fail_in_namespaces_of_their_own runs it"]
 async fn links_fail_as_they_are_told() -> anyhow::Result<()> {
     if std::process::id() != 1 {
+        skipped(Need::Namespaces, "how links fail", "links_fail_in_namespaces_of_their_own makes them");
         return Ok(());
     }
     let hosts = ["a", "b"].map(str::to_owned);
@@ -105,7 +137,7 @@ async fn links_fail_as_they_are_told() -> anyhow::Result<()> {
     while ask(10, 5.0)?.is_none() {
         ensure!(Instant::now() < deadline, "nobody answers through an unharmed link");
     }
-    let slow = Manner { delay: Duration::from_millis(150), loss: 0.0 };
+    let slow = Manner { delay: Duration::from_millis(150), ..Manner::default() };
     // What is wrong with b's link, bytes to carry, and the least time that it must take.
     let delayed = (Ill::Relayed(slow), 10, 600);
     let narrowed = (Ill::Narrowed("8mbit"), 1_000_000, 1_500);
@@ -121,6 +153,21 @@ async fn links_fail_as_they_are_told() -> anyhow::Result<()> {
         network.heal(Net::Data, (1, "b"), ill)?;
         ensure!(ask(10, 20.0)?.is_some(), "{ill:?}: no answer after it was healed");
     }
+    for way in [Way::To, Way::From] {
+        network.harm(Net::Data, (1, "b"), Ill::OneWay(way))?;
+        ensure!(ask(10, 0.5)?.is_none(), "{way:?}: an answer came");
+        network.heal(Net::Data, (1, "b"), Ill::OneWay(way))?;
+        ensure!(ask(10, 20.0)?.is_some(), "{way:?}: no answer after it was healed");
+    }
+    // Only the bytes tell: what is damaged comes, in full length.
+    let damaged = Ill::Relayed(Manner { damage: 0.2, ..Manner::default() });
+    network.harm(Net::Data, (1, "b"), damaged)?;
+    ensure!(ask(300_000, 60.0)?.is_some(), "damaged packets come through");
+    let same = python("a", COMPARE).args([&target, "300000", "60"]).output()?;
+    ensure!(String::from_utf8(same.stdout)?.trim() == "damaged", "every byte came back as it was");
+    network.heal(Net::Data, (1, "b"), damaged)?;
+    let same = python("a", COMPARE).args([&target, "300000", "60"]).output()?;
+    ensure!(String::from_utf8(same.stdout)?.trim() == "whole", "a healed link damages");
     network.harm(Net::Data, (1, "b"), Ill::Relayed(Manner { loss: 0.03, ..Manner::default() }))?;
     ensure!(ask(300_000, 60.0)?.is_some(), "some packets come through");
     server.kill()?;
@@ -128,13 +175,39 @@ async fn links_fail_as_they_are_told() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `UPDATE_EXPECT=1 cargo test --release -p baton-tests --test chaos` writes it anew.
+/// Puts `text` in the place of what stands between two lines.
+fn replaced(page: &str, (begin, end): (&str, &str), text: &str) -> anyhow::Result<String> {
+    let (before, rest) = page.split_once(begin).with_context(|| format!("no {begin}"))?;
+    let (_, after) = rest.split_once(end).with_context(|| format!("no {end}"))?;
+    Ok(format!("{before}{begin}\n{text}\n{end}{after}"))
+}
+
+/// What the page says of a record.
+fn told(name: &str, record: Option<&str>) -> anyhow::Result<String> {
+    let Some(record) = record else { return Ok("No run of this code is recorded yet.\n".into()) };
+    if name == "chaos" {
+        return Ok(serde_json::from_str::<Report>(record)?.to_string());
+    }
+    let record: Value = serde_json::from_str(record)?;
+    let text = |key: &str| record[key].as_str().with_context(|| format!("{name} has no {key}"));
+    Ok(format!(
+        "Recorded at commit {} ([{name}.json](recorded/{name}.json)): `{}`\n",
+        text("commit")?,
+        text("command")?
+    ))
+}
+
+/// `UPDATE_EXPECT=1 cargo test --release -p baton-tests --test chaos page` writes it anew.
 #[test]
-fn the_documentation_has_the_table() -> anyhow::Result<()> {
-    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/reliability.md"))?;
-    let (before, rest) = page.split_once(SECTION.0).context("where the matrix begins")?;
-    let (_, after) = rest.split_once(SECTION.1).context("where the matrix ends")?;
-    let right = format!("{before}{}\n{}\n{}{after}", SECTION.0, rendered(), SECTION.1);
+fn the_page_has_the_table_and_what_was_recorded() -> anyhow::Result<()> {
+    const DOCS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs");
+    let page = std::fs::read_to_string(format!("{DOCS}/reliability.md"))?;
+    let mut right = replaced(&page, SECTION, &rendered())?;
+    for name in ["chaos", "etcd", "drains", "overload", "connections", "simulation"] {
+        let record = std::fs::read_to_string(format!("{DOCS}/recorded/{name}.json")).ok();
+        let (begin, end) = (format!("<!-- Recorded: {name} -->\n"), format!("<!-- End of {name} -->\n"));
+        right = replaced(&right, (&begin, &end), &told(name, record.as_deref())?)?;
+    }
     expect_file!["../../docs/reliability.md"].assert_eq(&right);
     Ok(())
 }

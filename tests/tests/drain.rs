@@ -102,12 +102,8 @@ async fn what_outlasts_the_drain_goes_on_elsewhere() -> anyhow::Result<()> {
 }
 
 /// Requests of the rolling restart: short and long, prefilled here and elsewhere.
-const CASES: [Case; 4] = [
-    Case { prompt: 400, answer: 20, drawn: false },
-    Case { prompt: 20, answer: 30, drawn: true },
-    Case { prompt: 300, answer: 250, drawn: true },
-    Case { prompt: 40, answer: 400, drawn: false },
-];
+const CASES: [Case; 4] =
+    [Case::new(400, 20, false), Case::new(20, 30, true), Case::new(300, 250, true), Case::new(40, 400, false)];
 const ROLLED: &str = "random:hidden=256,layers=4,heads=4,kv_heads=2,vocab=500,context=1024,seed=13";
 /// Shorter than the long answers take under load, so that some go on elsewhere.
 const DRAIN_MS: &str = "--drain-ms-max=50";

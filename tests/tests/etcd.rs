@@ -22,11 +22,7 @@ use tokio::time::{sleep, timeout};
 /// A model that computes in no time.
 const MODEL: &str = "--model=random:hidden=64,layers=3,heads=4,kv_heads=2,vocab=500,context=1024,seed=11";
 /// Some prefill where they decode, some elsewhere.
-const CASES: [Case; 3] = [
-    Case { prompt: 400, answer: 40, drawn: false },
-    Case { prompt: 20, answer: 30, drawn: true },
-    Case { prompt: 300, answer: 120, drawn: true },
-];
+const CASES: [Case; 3] = [Case::new(400, 40, false), Case::new(20, 30, true), Case::new(300, 120, true)];
 const PREFIX: &str = "/baton/test/";
 /// Leases of workers and routers, and the wait for everyone after a wipe.
 const SHORT: [(&str, &str); 2] =

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 const MODEL: &str = "--model=random:hidden=64,layers=3,heads=4,kv_heads=2,vocab=500,context=1024,seed=11";
 /// Some prefill where they decode, some elsewhere.
-const CASES: [Case; 2] = [Case { prompt: 400, answer: 40, drawn: false }, Case { prompt: 20, answer: 30, drawn: true }];
+const CASES: [Case; 2] = [Case::new(400, 40, false), Case::new(20, 30, true)];
 const LASTS: Duration = Duration::from_secs(86_400);
 /// Long enough for all processes to read their files again, as [`CONFIG`] says.
 const READ_AGAIN: Duration = Duration::from_secs(2);

@@ -19,12 +19,8 @@ const MODEL: &str = "random:hidden=192,layers=2,heads=4,kv_heads=2,vocab=300,con
 const SLOW: &str = "random:hidden=384,layers=6,heads=6,kv_heads=2,vocab=300,context=512,seed=30";
 /// Tokens of such an answer.
 const LONG: usize = 200;
-const CASES: [Case; 4] = [
-    Case { prompt: 120, answer: 12, drawn: false },
-    Case { prompt: 90, answer: 20, drawn: true },
-    Case { prompt: 60, answer: 8, drawn: false },
-    Case { prompt: 130, answer: 30, drawn: true },
-];
+const CASES: [Case; 4] =
+    [Case::new(120, 12, false), Case::new(90, 20, true), Case::new(60, 8, false), Case::new(130, 30, true)];
 /// Longest wait for anything that must come.
 const MAX: Duration = Duration::from_secs(60);
 /// So often each cluster is asked.

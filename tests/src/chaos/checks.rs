@@ -8,6 +8,7 @@ use crate::scrape::Scrape;
 use anyhow::Context as _;
 use futures::future::join_all;
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, sleep_until, timeout};
 
@@ -187,6 +188,26 @@ pub async fn quiet(stage: &Stage, judge: &Judge) -> Duration {
     let took =
         kept(judge, promise, is_well, || format!("quiet after the last request: {}", last.lock().join("; "))).await;
     took.unwrap_or_default()
+}
+
+/// How often pools were full. What a process counted before it was killed is lost.
+#[derive(Debug, Default)]
+pub struct Full {
+    /// Sequences that gave their blocks back.
+    pub preemptions: u64,
+    seen: BTreeMap<Node, u64>,
+}
+
+impl Full {
+    /// Adds what processes counted since the last look, or since they were started.
+    pub async fn look(&mut self, stage: &Stage) -> anyhow::Result<()> {
+        for worker in Node::WORKERS {
+            let now = told(stage, worker, |s| s.find("baton_preemptions_total", &[])).await? as u64;
+            let before = self.seen.insert(worker, now).filter(|before| *before <= now);
+            self.preemptions += now - before.unwrap_or_default();
+        }
+        Ok(())
+    }
 }
 
 /// Requests that a router runs. One that has answered none since its start need not say.

@@ -1,22 +1,28 @@
 //! Strikes, and repairs.
 
 use super::matrix::{Component, Fault};
-use super::network::{Ill, Net, Network};
+use super::network::{Ill, Net, Network, Way};
 use super::relay::Manner;
 use super::stage::{Node, Stage};
 use anyhow::{Context, ensure};
+use baton_node::testing::etcd::fill;
 use rand::Rng;
 use rand::rngs::StdRng;
 use std::fmt;
 use std::ops::Range;
 use std::time::{Duration, Instant};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
-/// How long a process stands still or a link is down: mostly shorter than any probe, so that it goes on as if nothing was, and now and
-/// then longer than the probes of all connections and than a lease.
+/// How long a process stands still or a link is down: mostly shorter than any probe, so that it goes on as if nothing was, now and
+/// then longer than the probes of all connections and than a lease, and sometimes longer than the silence after which a peer counts as
+/// gone on the data plane ([`PATIENCE`]).
 const SHORT_MS: Range<u64> = 400..1_800;
 const LONG_MS: Range<u64> = 6_500..8_500;
-const LONG_SHARE: f64 = 0.3;
+const LONG_SHARE: f64 = 0.25;
+const LONGEST_MS: Range<u64> = 10_500..12_500;
+const LONGEST_SHARE: f64 = 0.1;
+/// `transfer.limits.peer_silent_ms`.
+pub const PATIENCE: Duration = Duration::from_secs(10);
 /// How long a killed process stays away.
 const DEAD_MS: Range<u64> = 0..1_000;
 /// How long a link is slow.
@@ -24,12 +30,16 @@ const SLOW_MS: Range<u64> = 1_500..3_000;
 /// How long a process may fail to start, which is longer than any link is down, and the wait before it tries again.
 const STARTS_MAX: Duration = Duration::from_secs(30);
 const START_PAUSE: Duration = Duration::from_millis(300);
+/// Longest time that filling etcd, or making space in it, may take.
+const SPACE_MAX: Duration = Duration::from_secs(20);
 /// A narrowed link.
 const NARROW: &str = "8mbit";
 /// A delayed link, each way.
-const DELAYED: Manner = Manner { delay: Duration::from_millis(150), loss: 0.0 };
+const DELAYED: Manner = Manner { delay: Duration::from_millis(150), loss: 0.0, damage: 0.0 };
 /// A lossy link, each way.
-const LOSSY: Manner = Manner { delay: Duration::ZERO, loss: 0.03 };
+const LOSSY: Manner = Manner { delay: Duration::ZERO, loss: 0.03, damage: 0.0 };
+/// One that damages, each way: every long handoff meets it, and some short ones do not.
+const DAMAGED: Manner = Manner { delay: Duration::ZERO, loss: 0.0, damage: 0.005 };
 
 /// Which of them fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,18 +50,32 @@ pub enum Target {
     Etcd(usize),
     /// The links of one prefill and one decode worker in one network.
     Links(Net, usize, usize),
+    /// One direction of the link of one worker in one network.
+    OneWay(Net, Node, Way),
     /// The link of one router with etcd.
     RouterRegistry(usize),
+    /// All nodes of etcd.
+    AllEtcd,
 }
 
 impl Target {
-    /// Draws one of the parts of this kind.
-    pub fn draw(component: Component, random: &mut StdRng) -> Self {
+    /// Draws one of the parts of this kind that can fail so.
+    pub fn draw(component: Component, fault: Fault, random: &mut StdRng) -> Self {
+        if fault == Fault::OneWay {
+            let worker = Node::WORKERS[random.random_range(0..Node::WORKERS.len())];
+            let net = match component {
+                Component::Data => Net::Data,
+                Component::Control => Net::Control,
+                _ => Net::Registry,
+            };
+            return Self::OneWay(net, worker, if random.random_bool(0.5) { Way::To } else { Way::From });
+        }
         let mut one = || random.random_range(0..2);
         match component {
             Component::Router => Self::Node(Node::Router(one())),
             Component::Prefill => Self::Node(Node::Prefill(one())),
             Component::Decode => Self::Node(Node::Decode(one())),
+            Component::Etcd if fault == Fault::Full => Self::AllEtcd,
             Component::Etcd => Self::Etcd(random.random_range(0..3)),
             Component::Data => Self::Links(Net::Data, one(), one()),
             Component::Control => Self::Links(Net::Control, one(), one()),
@@ -64,7 +88,8 @@ impl Target {
     pub fn nodes(self) -> Vec<Node> {
         match self {
             Self::Node(node) => vec![node],
-            Self::Etcd(_) => Vec::new(),
+            Self::Etcd(_) | Self::AllEtcd => Vec::new(),
+            Self::OneWay(_, worker, _) => vec![worker],
             Self::Links(_, prefill, decode) => vec![Node::Prefill(prefill), Node::Decode(decode)],
             Self::RouterRegistry(router) => vec![Node::Router(router)],
         }
@@ -73,9 +98,9 @@ impl Target {
     /// The network whose links fail, those of [`Target::nodes`]; `None` where a process does.
     fn net(self) -> Option<Net> {
         match self {
-            Self::Links(net, ..) => Some(net),
+            Self::Links(net, ..) | Self::OneWay(net, ..) => Some(net),
             Self::RouterRegistry(_) => Some(Net::Registry),
-            Self::Node(_) | Self::Etcd(_) => None,
+            Self::Node(_) | Self::Etcd(_) | Self::AllEtcd => None,
         }
     }
 
@@ -97,7 +122,10 @@ impl fmt::Display for Target {
             Self::Node(node) => node.fmt(f),
             Self::Etcd(number) => write!(f, "etcd-{number}"),
             Self::Links(net, prefill, decode) => write!(f, "{net:?} links of p-{prefill} and d-{decode}"),
+            Self::OneWay(net, worker, Way::To) => write!(f, "{net:?} link to {worker}"),
+            Self::OneWay(net, worker, Way::From) => write!(f, "{net:?} link from {worker}"),
             Self::RouterRegistry(router) => write!(f, "Registry link of r-{router}"),
+            Self::AllEtcd => f.write_str("etcd"),
         }
     }
 }
@@ -107,9 +135,12 @@ pub fn duration(fault: Fault, random: &mut StdRng) -> Duration {
     let range = match fault {
         Fault::Killed => DEAD_MS,
         Fault::Drained => return Duration::ZERO,
-        Fault::Stopped | Fault::Cut if random.random_bool(LONG_SHARE) => LONG_MS,
-        Fault::Stopped | Fault::Cut => SHORT_MS,
-        Fault::Narrowed | Fault::Delayed | Fault::Lossy => SLOW_MS,
+        Fault::Stopped | Fault::Cut | Fault::OneWay => match random.random::<f64>() {
+            draw if draw < LONGEST_SHARE => LONGEST_MS,
+            draw if draw < LONGEST_SHARE + LONG_SHARE => LONG_MS,
+            _ => SHORT_MS,
+        },
+        Fault::Narrowed | Fault::Delayed | Fault::Lossy | Fault::Damaged | Fault::Full => SLOW_MS,
     };
     Duration::from_millis(random.random_range(range))
 }
@@ -126,8 +157,13 @@ pub async fn strike(stage: &Stage, target: Target, fault: Fault) -> anyhow::Resu
             }
             Ok(etcd.node(number).signal("STOP")?)
         }
-        Target::Links(..) | Target::RouterRegistry(_) => {
-            target.each_link(stage, |network, net, host| network.harm(net, host, ill(fault)))
+        Target::AllEtcd => {
+            let mut client = stage.etcd.lock().await.node(0).client().await?;
+            ensure!(timeout(SPACE_MAX, fill(&mut client)).await?, "etcd is never full");
+            Ok(())
+        }
+        Target::Links(..) | Target::OneWay(..) | Target::RouterRegistry(_) => {
+            target.each_link(stage, |network, net, host| network.harm(net, host, ill(target, fault)))
         }
     }
 }
@@ -152,8 +188,9 @@ pub async fn repair(stage: &Stage, target: Target, fault: Fault) -> anyhow::Resu
             let mut etcd = stage.etcd.lock().await;
             tokio::task::block_in_place(|| etcd.node(number).run())?;
         }
-        Target::Links(..) | Target::RouterRegistry(_) => {
-            target.each_link(stage, |network, net, host| network.heal(net, host, ill(fault)))?;
+        Target::AllEtcd => timeout(SPACE_MAX, stage.etcd.lock().await.make_space()).await??,
+        Target::Links(..) | Target::OneWay(..) | Target::RouterRegistry(_) => {
+            target.each_link(stage, |network, net, host| network.heal(net, host, ill(target, fault)))?;
         }
     }
     Ok(Instant::now())
@@ -188,8 +225,10 @@ fn signal(fault: Fault) -> &'static str {
     }
 }
 
-fn ill(fault: Fault) -> Ill {
+fn ill(target: Target, fault: Fault) -> Ill {
     match fault {
+        Fault::OneWay => Ill::OneWay(if let Target::OneWay(_, _, way) = target { way } else { Way::To }),
+        Fault::Damaged => Ill::Relayed(DAMAGED),
         Fault::Narrowed => Ill::Narrowed(NARROW),
         Fault::Delayed => Ill::Relayed(DELAYED),
         Fault::Lossy => Ill::Relayed(LOSSY),

@@ -4,7 +4,7 @@
 use super::stage::Node;
 use baton_types::ErrorKind;
 use parking_lot::Mutex;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Instant;
@@ -68,7 +68,7 @@ pub struct Try {
 }
 
 /// Counts of a run.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Tally {
     /// Requests that ended, in whatever way.
     pub finished: u64,
@@ -114,7 +114,7 @@ impl Tally {
 }
 
 /// A promise that was broken.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Breach {
     /// Seconds since the run began.
     pub at_s: f64,

@@ -2,7 +2,7 @@
 //! around them.
 
 use super::checks::{self, Settled};
-use super::faults::{Target, duration, repair, restarts, serves, strike};
+use super::faults::{PATIENCE, Target, duration, repair, restarts, serves, strike};
 use super::handoffs::Handoffs;
 use super::judge::Judge;
 use super::load::Load;
@@ -46,6 +46,8 @@ pub struct Record {
     tries: BTreeMap<Cell, u64>,
     /// Strikes.
     pub faults: u64,
+    /// Those of them that lasted longer than the data plane waits for a silent peer.
+    pub longest: u64,
     /// Handoffs that pairs carried right after a repair.
     pub pairs: u64,
     /// Repairs after which every pair carried one.
@@ -124,7 +126,7 @@ fn emptiest(scene: Scene<'_>, components: &[Component], random: &mut StdRng) -> 
 async fn find(scene: Scene<'_>, cell: Cell, random: &mut StdRng) -> (Target, BTreeSet<Phase>) {
     let deadline = Instant::now() + PHASE_MAX;
     loop {
-        let target = Target::draw(cell.0, random);
+        let target = Target::draw(cell.0, cell.1, random);
         let met = sight::phases(target, scene.stage, scene.load).await;
         if met.contains(&cell.2) || Instant::now() > deadline {
             return (target, met);
@@ -135,7 +137,7 @@ async fn find(scene: Scene<'_>, cell: Cell, random: &mut StdRng) -> (Target, BTr
 
 async fn one(scene: Scene<'_>, cell: Cell, random: &mut StdRng) -> anyhow::Result<()> {
     let Scene { stage, judge, record, alone, .. } = scene;
-    let is_alone = random.random_bool(ALONE_SHARE);
+    let is_alone = random.random_bool(ALONE_SHARE) || cell.1.is_alone();
     let _alone = if is_alone { Some(alone.write().await) } else { None };
     let _beside = if is_alone { None } else { Some(alone.read().await) };
     if is_alone {
@@ -149,6 +151,7 @@ async fn one(scene: Scene<'_>, cell: Cell, random: &mut StdRng) -> anyhow::Resul
     strike(stage, target, fault).await?;
     let struck = Instant::now();
     count(record, component, fault, &met);
+    record.lock().longest += u64::from(lasts > PATIENCE);
     let repaired = async {
         sleep(lasts).await;
         repair(stage, target, fault).await

@@ -55,7 +55,7 @@ impl Load {
 
     /// The shortest greedy requests.
     pub(super) fn shortest(&self) -> Vec<Known> {
-        let greedy = || self.shared.known.iter().filter(|known| !known.case.drawn);
+        let greedy = || self.shared.known.iter().filter(|known| !known.case.drawn && known.case.samples == 1);
         let tokens = |known: &Known| known.case.prompt + known.case.answer;
         let shortest = greedy().map(tokens).min();
         greedy().filter(|known| Some(tokens(known)) == shortest).cloned().collect()

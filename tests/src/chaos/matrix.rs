@@ -31,6 +31,13 @@ impl Component {
     }
 }
 
+impl Fault {
+    /// Whether nothing else may fail meanwhile: what would be to excuse then is everything.
+    pub const fn is_alone(self) -> bool {
+        matches!(self, Self::Full)
+    }
+}
+
 /// How it fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Fault {
@@ -48,6 +55,12 @@ pub enum Fault {
     Delayed,
     /// Some packets never come.
     Lossy,
+    /// Packets one way never come: drawn, whether those to the part or those from it. The other way all is well.
+    OneWay,
+    /// A byte of some packets is another one, and their checksums fit.
+    Damaged,
+    /// No space is left: it answers reads, and refuses writes.
+    Full,
 }
 
 /// In which phase a request met it: where it was at the part that failed, at that moment.
@@ -95,7 +108,7 @@ pub fn possible(links: bool) -> impl Iterator<Item = Cell> {
 }
 
 use Component::{Control, Data, Decode as Decoder, Etcd, Prefill as Prefiller, Registry, Router, RouterRegistry};
-use Fault::{Cut, Delayed, Drained, Killed, Lossy, Narrowed, Stopped};
+use Fault::{Cut, Damaged, Delayed, Drained, Full, Killed, Lossy, Narrowed, OneWay, Stopped};
 use Phase::{Decode, Prefill, Transfer, Waiting};
 
 const ALL: &[Phase] = &[Waiting, Prefill, Transfer, Decode];
@@ -112,6 +125,8 @@ const RECOVERY: &str = "tests/tests/recovery.rs";
 const ETCD: &str = "tests/tests/etcd.rs";
 /// Nodes of etcd that die and hang, without load.
 const NODES: &str = "node/src/membership/etcd/tests/nodes.rs";
+/// An etcd that is out of space, without load.
+const SPACE: &str = "node/src/membership/etcd/tests/space.rs";
 
 /// The table.
 pub const MATRIX: &[Row] = &[
@@ -236,6 +251,24 @@ pub const MATRIX: &[Row] = &[
         tests: &[],
     },
     Row { component: Data, fault: Cut, phases: &[Decode], client: NOTHING, freed: NONE, tests: &[] },
+    Row {
+        component: Data,
+        fault: OneWay,
+        phases: &[Prefill, Transfer],
+        client: "a pause after the first token; if it outlasts the peers' patience, another pair, or local prefill, with the very same tokens",
+        freed: "decode worker: the reservation, behind the fence of the closed connection; prefill worker: its hold, with the handoff",
+        tests: &[],
+    },
+    Row { component: Data, fault: OneWay, phases: &[Decode], client: NOTHING, freed: NONE, tests: &[] },
+    Row {
+        component: Data,
+        fault: Damaged,
+        phases: &[Prefill, Transfer],
+        client: "a pause after the first token; another pair, or local prefill, with the very same tokens",
+        freed: "decode worker: the reservation, behind the fence of the connection, which ends with the first damaged byte; prefill worker: its hold, with the handoff",
+        tests: &[],
+    },
+    Row { component: Data, fault: Damaged, phases: &[Decode], client: NOTHING, freed: NONE, tests: &[] },
     Row { component: Data, fault: Narrowed, phases: &[Prefill, Transfer], client: SLOWER, freed: NONE, tests: &[] },
     Row { component: Data, fault: Narrowed, phases: &[Decode], client: NOTHING, freed: NONE, tests: &[] },
     Row { component: Data, fault: Delayed, phases: &[Prefill, Transfer], client: SLOWER, freed: NONE, tests: &[] },
@@ -250,6 +283,14 @@ pub const MATRIX: &[Row] = &[
         freed: "on the workers that are cut off: when their side of the connection misses its probes (6 s)",
         tests: &[],
     },
+    Row {
+        component: Control,
+        fault: OneWay,
+        phases: ALL,
+        client: "a pause; if it outlasts the probes (6 s), the answer goes on elsewhere with the very same tokens",
+        freed: "on the worker that is cut off: when its side of the connection misses its probes (6 s)",
+        tests: &[],
+    },
     Row { component: Control, fault: Narrowed, phases: ALL, client: SLOWER, freed: NONE, tests: &[] },
     Row { component: Control, fault: Delayed, phases: ALL, client: SLOWER, freed: NONE, tests: &[] },
     Row { component: Control, fault: Lossy, phases: ALL, client: SLOWER, freed: NONE, tests: &[] },
@@ -260,6 +301,14 @@ pub const MATRIX: &[Row] = &[
         client: "nothing: what runs goes on; a worker whose lease ends gets no new work until it is back",
         freed: NONE,
         tests: &[ETCD],
+    },
+    Row {
+        component: Registry,
+        fault: OneWay,
+        phases: ALL,
+        client: "nothing: what runs goes on; a worker whose lease ends gets no new work until it is back",
+        freed: NONE,
+        tests: &[],
     },
     Row { component: Registry, fault: Narrowed, phases: ALL, client: NOTHING, freed: NONE, tests: &[] },
     Row { component: Registry, fault: Delayed, phases: ALL, client: NOTHING, freed: NONE, tests: &[] },
@@ -280,6 +329,14 @@ pub const MATRIX: &[Row] = &[
         client: "nothing: sessions go on at the next node",
         freed: NONE,
         tests: &[NODES],
+    },
+    Row {
+        component: Etcd,
+        fault: Full,
+        phases: AT_ROUTER,
+        client: "nothing: leases are renewed; who starts meanwhile registers once there is space",
+        freed: NONE,
+        tests: &[SPACE],
     },
 ];
 
@@ -328,6 +385,9 @@ impl fmt::Display for Fault {
             Narrowed => "narrowed",
             Delayed => "delayed",
             Lossy => "lossy",
+            OneWay => "cut one way",
+            Damaged => "damaged",
+            Full => "full",
         })
     }
 }
@@ -365,9 +425,9 @@ mod tests {
             assert!([Killed, Stopped, Drained].into_iter().all(|fault| kinds.contains(&(component, fault))));
         }
         for link in [Data, Control, Registry] {
-            assert!([Cut, Narrowed, Delayed, Lossy].into_iter().all(|fault| kinds.contains(&(link, fault))));
+            assert!([Cut, Narrowed, Delayed, Lossy, OneWay].into_iter().all(|fault| kinds.contains(&(link, fault))));
         }
-        let single = [(Etcd, Killed), (Etcd, Stopped), (RouterRegistry, Cut)];
-        assert!(single.iter().all(|kind| kinds.contains(kind)) && kinds.len() == 24);
+        let single = [(Etcd, Killed), (Etcd, Stopped), (Etcd, Full), (RouterRegistry, Cut), (Data, Damaged)];
+        assert!(single.iter().all(|kind| kinds.contains(kind)) && kinds.len() == 29);
     }
 }

@@ -13,6 +13,7 @@ pub mod checks;
 mod client;
 pub mod faults;
 pub mod handoffs;
+pub mod hostile;
 pub mod judge;
 pub mod lanes;
 pub mod load;
@@ -25,6 +26,7 @@ pub mod stage;
 
 use crate::load::Case;
 use handoffs::Handoffs;
+use hostile::Hostile;
 use judge::Judge;
 use lanes::{LANES, Scene};
 use load::Load;
@@ -53,6 +55,10 @@ pub struct ActPlan {
     pub cases: Vec<Case>,
     /// How many of them ask at the same time.
     pub clients: usize,
+    /// What carries KV: `tcp`, or `ucx`, whose writes are one-sided.
+    pub transport: &'static str,
+    /// KV pool of each worker, as it is told: a small one is full now and then.
+    pub kv_cache_bytes: &'static str,
     /// How long.
     pub time: Duration,
 }
@@ -92,7 +98,7 @@ pub async fn run(plan: &Plan, network: Result<(), String>) -> anyhow::Result<Rep
         let judge = Arc::new(Judge::new(start));
         let logs = logs(&plan.folder, number);
         let seed = plan.seed ^ number as u64;
-        let stage = Stage::start(&act.model, network.clone(), &logs).await?;
+        let stage = Stage::start(act, network.clone(), &logs).await?;
         println!("{:>7.1} s  {} serves", judge.at_s(), act.model);
         let longer = (number + 1 == plan.acts.len()).then_some(plan);
         play(&stage, (act, longer), seed, &judge, &mut outcome).await?;
@@ -114,8 +120,10 @@ async fn play(
 ) -> anyhow::Result<()> {
     let routers = Node::ROUTERS.map(|router| stage.grpc(router));
     let load = Load::start(&routers, &act.cases, act.clients, judge.clone(), seed).await?;
+    let mut full = checks::Full::default();
     let record = Mutex::new(std::mem::take(&mut outcome.record));
     let handoffs = Handoffs::start(stage, load.shortest()).await;
+    let hostile = Hostile::start(stage, load.shortest()[0].request(), seed).await?;
     let alone = RwLock::default();
     let scene = Scene { stage, load: &load, handoffs: &handoffs, judge, alone: &alone, record: &record };
     let mut random = [1, 2].map(|lane| StdRng::seed_from_u64(seed.wrapping_mul(31).wrapping_add(lane)));
@@ -134,11 +142,15 @@ async fn play(
         load.pause().await;
         let quiet = checks::quiet(stage, judge).await;
         outcome.quiet_max = outcome.quiet_max.max(quiet);
+        hostile.look(stage).await;
+        full.look(stage).await?;
         let tally = judge.tally();
         println!("{:>7.1} s  quiet after {:.2} s; {tally:?}", judge.at_s(), quiet.as_secs_f64());
         load.resume();
     }
     load.stop().await?;
+    outcome.attacks += hostile.said();
+    outcome.preemptions += full.preemptions;
     outcome.longer = end.elapsed();
     outcome.record = record.into_inner();
     Ok(())

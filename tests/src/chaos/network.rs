@@ -10,6 +10,7 @@
 
 use super::relay::{Manner, Relay};
 use anyhow::{Context, ensure};
+use rand::rngs::StdRng;
 use std::process::{Command, Stdio};
 
 /// One of the networks that a host is in.
@@ -54,8 +55,19 @@ pub enum Ill {
     Cut,
     /// A rate in the words of `tc`.
     Narrowed(&'static str),
+    /// Packets to the host, or those from it, vanish.
+    OneWay(Way),
     /// Packets pass the relay.
     Relayed(Manner),
+}
+
+/// Seen from a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// What others send it.
+    To,
+    /// What it sends.
+    From,
 }
 
 /// Where etcd listens, in the hub.
@@ -109,11 +121,17 @@ impl Network {
         match ill {
             Ill::Cut => ip(&format!("link set {} down", hub_end(net, number))),
             Ill::Narrowed(rate) => narrow(net, number, host, rate),
+            Ill::OneWay(way) => ip(&format!("rule add {}", one_way(net, number, way))),
             Ill::Relayed(manner) => {
                 self.relay.set(net as u8, manner);
                 relayed(net, number).iter().try_for_each(|rule| ip(&format!("rule add {rule}")))
             }
         }
+    }
+
+    /// Something that was said within any of the links that passed the relay last.
+    pub fn overheard(&self, random: &mut StdRng) -> Option<Vec<u8>> {
+        self.relay.overheard(random)
     }
 
     /// Undoes [`Network::harm`].
@@ -125,6 +143,7 @@ impl Network {
                 run("tc", &["qdisc", "del", "dev", &hub_end(net, number), "root"])?;
                 run("tc", &["-n", host, "qdisc", "del", "dev", net.device(), "root"])
             }
+            (Ill::OneWay(way), _) => ip(&format!("rule del {}", one_way(net, number, way))),
             (Ill::Relayed(_), _) => relayed(net, number).iter().try_for_each(|rule| ip(&format!("rule del {rule}"))),
         }
     }
@@ -171,6 +190,14 @@ fn narrow(net: Net, number: usize, host: &str, rate: &str) -> anyhow::Result<()>
 fn relayed(net: Net, number: usize) -> [String; 2] {
     let (to, from) = (address(net, number), hub_end(net, number));
     [format!("pref 60 to {to}/32 lookup {RELAYED}"), format!("pref 61 iif {from} lookup {RELAYED}")]
+}
+
+/// What drops packets of one direction.
+fn one_way(net: Net, number: usize, way: Way) -> String {
+    match way {
+        Way::To => format!("pref 55 to {}/32 blackhole", address(net, number)),
+        Way::From => format!("pref 56 iif {} blackhole", hub_end(net, number)),
+    }
 }
 
 fn ip(words: &str) -> anyhow::Result<()> {

@@ -1,10 +1,12 @@
-//! A device in the hub that holds packets back or drops them: what netem does, which not every kernel has.
+//! A device in the hub that holds packets back, drops or damages them: what netem does, which not every kernel has.
 
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
+use rand::seq::IteratorRandom as _;
 use rand::{Rng as _, SeedableRng as _};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
@@ -13,6 +15,8 @@ use tokio_tun::Tun;
 
 /// Most packets held at once; more are dropped, as by any full queue.
 const HELD_MAX: usize = 20_000;
+/// Most payloads kept of those that passed.
+const PASSED_MAX: usize = 64;
 /// As on every other link.
 const MTU: usize = 1500;
 /// Where an IPv4 header has the second byte of the destination, which numbers the network.
@@ -25,11 +29,16 @@ pub struct Manner {
     pub delay: Duration,
     /// Share that never comes.
     pub loss: f64,
+    /// Share of those with a TCP payload of which one byte is another one when they come. Their checksum fits, so only who receives
+    /// them can tell.
+    pub damage: f64,
 }
 
 /// The running relay. Ends when dropped.
 pub struct Relay {
     manners: Arc<Mutex<BTreeMap<u8, Manner>>>,
+    /// TCP payloads that passed last.
+    passed: Arc<Mutex<VecDeque<Vec<u8>>>>,
     task: JoinHandle<()>,
 }
 
@@ -38,8 +47,15 @@ impl Relay {
     pub async fn start(device: &str, seed: u64) -> anyhow::Result<Self> {
         let tun = Tun::builder().name(device).mtu(MTU as i32).up().build()?.remove(0);
         let manners = Arc::<Mutex<BTreeMap<u8, Manner>>>::default();
+        let passed = Arc::<Mutex<VecDeque<Vec<u8>>>>::default();
         let random = StdRng::seed_from_u64(seed);
-        Ok(Self { task: tokio::spawn(carry(tun, manners.clone(), random)), manners })
+        let task = tokio::spawn(carry(tun, manners.clone(), passed.clone(), random));
+        Ok(Self { manners, passed, task })
+    }
+
+    /// One of the TCP payloads that passed last, if any did.
+    pub fn overheard(&self, random: &mut StdRng) -> Option<Vec<u8>> {
+        self.passed.lock().iter().choose(random).cloned()
     }
 
     /// How packets within this network fare from now on.
@@ -57,7 +73,12 @@ impl Drop for Relay {
 /// Packets by when they leave, and in order of arrival.
 type Held = BinaryHeap<Reverse<(Instant, u64, Vec<u8>)>>;
 
-async fn carry(tun: Tun, manners: Arc<Mutex<BTreeMap<u8, Manner>>>, mut random: StdRng) {
+async fn carry(
+    tun: Tun,
+    manners: Arc<Mutex<BTreeMap<u8, Manner>>>,
+    passed: Arc<Mutex<VecDeque<Vec<u8>>>>,
+    mut random: StdRng,
+) {
     let (mut held, mut buffer, mut number) = (Held::new(), [0; MTU], 0);
     loop {
         let due = held.peek().map(|Reverse((due, ..))| *due);
@@ -75,9 +96,105 @@ async fn carry(tun: Tun, manners: Arc<Mutex<BTreeMap<u8, Manner>>>, mut random: 
                 let manner = manners.lock().get(&net).copied().unwrap_or_default();
                 if held.len() < HELD_MAX && !random.random_bool(manner.loss) {
                     number += 1;
-                    held.push(Reverse((Instant::now() + manner.delay, number, buffer[..length].to_vec())));
+                    let mut packet = buffer[..length].to_vec();
+                    if let Some(payload) = payload(&packet).filter(|payload| !payload.is_empty()) {
+                        let mut passed = passed.lock();
+                        passed.push_back(packet[payload].to_vec());
+                        let over = passed.len().saturating_sub(PASSED_MAX);
+                        passed.drain(..over);
+                    }
+                    if random.random_bool(manner.damage) {
+                        damage(&mut packet, &mut random);
+                    }
+                    held.push(Reverse((Instant::now() + manner.delay, number, packet)));
                 }
             }
+        }
+    }
+}
+
+/// Where a packet's TCP header begins; the length of its IPv4 header is in its first byte, in words of 4 bytes.
+fn tcp_header(packet: &[u8]) -> usize {
+    packet.first().map_or(0, |first| usize::from(first & 0xf) * 4)
+}
+
+/// Where a packet has its TCP payload; `None` for other packets.
+fn payload(packet: &[u8]) -> Option<Range<usize>> {
+    /// Where an IPv4 header has the protocol, and which it is.
+    const TCP: (usize, u8) = (9, 6);
+    /// Where a TCP header has its length, in words of 4 bytes and the upper half of the byte.
+    const LENGTH: usize = 12;
+    let tcp = tcp_header(packet);
+    let first = tcp + usize::from(packet.get(tcp + LENGTH)? >> 4) * 4;
+    (*packet.get(TCP.0)? == TCP.1 && first <= packet.len()).then_some(first..packet.len())
+}
+
+/// Turns one bit of a packet's TCP payload, if it has any, and makes its checksum fit (RFC 1624).
+fn damage(packet: &mut [u8], random: &mut StdRng) {
+    /// Where a TCP header has it.
+    const CHECKSUM: usize = 16;
+    let tcp = tcp_header(packet);
+    let Some(payload) = payload(packet).filter(|payload| !payload.is_empty()) else { return };
+    let at = random.random_range(payload);
+    // The word of the sum that the byte is part of; one that ends the packet is filled up with zero.
+    let word = tcp + (at - tcp) / 2 * 2;
+    let read = |packet: &[u8], at: usize| u16::from_be_bytes([packet[at], packet.get(at + 1).copied().unwrap_or(0)]);
+    let before = read(packet, word);
+    packet[at] ^= 1 << random.random_range(0..8);
+    let after = read(packet, word);
+    let mut sum = u32::from(!read(packet, tcp + CHECKSUM)) + u32::from(!before) + u32::from(after);
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    packet[tcp + CHECKSUM..tcp + CHECKSUM + 2].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The TCP checksum of a packet over its pseudo header: 0 where the one in the packet fits.
+    fn checksum(packet: &[u8]) -> u16 {
+        let mut summed = packet[12..20].to_vec();
+        summed.extend([0, 6]);
+        summed.extend(((packet.len() - 20) as u16).to_be_bytes());
+        summed.extend(&packet[20..]);
+        let word = |pair: &[u8]| u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
+        let mut sum: u32 = summed.chunks(2).map(word).sum();
+        while sum > 0xffff {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        !(sum as u16)
+    }
+
+    /// A packet with so much payload, or without TCP.
+    fn packet(payload: usize, protocol: u8) -> Vec<u8> {
+        let mut packet = vec![0x45, 0, 0, 0, 7, 7, 0, 0, 64, protocol, 0, 0, 10, 2, 1, 2, 10, 2, 3, 2];
+        packet.extend([
+            1, 2, 3, 4, 0, 0, 0, 9, 0, 0, 0, 5, 0x80, 0x18, 2, 0, 0, 0, 0, 0, 1, 1, 8, 10, 1, 2, 3, 4, 5, 6, 7, 8,
+        ]);
+        packet.extend((0..payload).map(|i| (i * 37) as u8));
+        let sum = checksum(&packet).to_be_bytes();
+        packet[36..38].copy_from_slice(&sum);
+        packet
+    }
+
+    #[test]
+    fn one_bit_of_the_payload_is_another_and_the_checksum_fits() {
+        let mut random = StdRng::seed_from_u64(3);
+        for payload in (1..40).chain([1_399, 1_400]) {
+            let before = packet(payload, 6);
+            assert_eq!(checksum(&before), 0);
+            let mut after = before.clone();
+            damage(&mut after, &mut random);
+            let bits = |a: &[u8], b: &[u8]| a.iter().zip(b).map(|(a, b)| (a ^ b).count_ones()).sum::<u32>();
+            assert_eq!((bits(&before[52..], &after[52..]), checksum(&after)), (1, 0), "{payload} bytes");
+            assert_eq!((&before[..36], &before[38..52]), (&after[..36], &after[38..52]), "headers stay");
+        }
+        for kept in [packet(0, 6), packet(40, 17), Vec::new(), vec![0x45; 12]] {
+            let mut after = kept.clone();
+            damage(&mut after, &mut random);
+            assert_eq!(kept, after);
         }
     }
 }

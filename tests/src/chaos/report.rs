@@ -1,26 +1,46 @@
 //! What a run did, and whether it kept all promises: a table, a file, and the logs that tell of what broke.
 
+use super::faults::PATIENCE;
 use super::judge::{Breach, Tally};
 use super::lanes::{PAIRS, Record};
 use super::matrix::{Cell, possible};
 use super::stage::log_of;
 use super::{Plan, logs};
-use crate::processes::commit;
-use serde::Serialize;
-use std::collections::BTreeSet;
+use crate::processes::{commit, trees};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
 /// Share of requests that must succeed, whatever fails.
 const RIGHT_SHARE_MIN: f64 = 0.95;
+/// What makes such a run.
+const COMMAND: &str = "make chaos";
+/// Faults of a whole run that outlast the data plane's own patience.
+const LONGEST_MIN: u64 = 10;
+/// Crates whose code a run tells of.
+const CRATES: [&str; 12] = [
+    "types",
+    "proto",
+    "text",
+    "kernels",
+    "kv-cache",
+    "kv-transfer",
+    "engine",
+    "node",
+    "router",
+    "worker",
+    "prefill-worker",
+    "decode-worker",
+];
 /// Lines of each log that are shown of what broke.
 const LOG_LINES: usize = 40;
 /// And so much of each.
 const LINE_CHARS: usize = 600;
 
 /// What one model was put through.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Act {
     /// Its name.
     pub model: String,
@@ -29,7 +49,7 @@ pub struct Act {
 }
 
 /// How often a cell was hit.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Hits {
     component: String,
     fault: String,
@@ -38,11 +58,15 @@ pub struct Hits {
 }
 
 /// A whole run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
+    /// What makes such a run.
+    pub command: String,
+    /// What was tested: tree hashes of crates. `cargo xtask release-check` compares them.
+    pub trees: BTreeMap<String, String>,
     /// Gives the same schedule again, as far as processes and networks can be scheduled.
     pub seed: u64,
-    /// What was tested.
+    /// The commit that was tested.
     pub commit: String,
     /// How long faults struck.
     pub seconds: u64,
@@ -50,6 +74,12 @@ pub struct Report {
     pub no_network: Option<String>,
     /// Faults that struck.
     pub faults: u64,
+    /// Those of them that outlasted the data plane's own patience.
+    pub longest: u64,
+    /// What a hostile peer said to ports of the cluster meanwhile.
+    pub attacks: u64,
+    /// Sequences that gave their blocks back, since a pool was full.
+    pub preemptions: u64,
     /// All requests.
     pub requests: Tally,
     /// By model.
@@ -86,6 +116,9 @@ pub(super) struct Outcome {
     pub(super) acts: Vec<Act>,
     pub(super) breaches: Vec<Breach>,
     pub(super) record: Record,
+    /// What a hostile peer said to ports of the cluster.
+    pub(super) attacks: u64,
+    pub(super) preemptions: u64,
     pub(super) quiet_max: Duration,
     /// What the run took beyond its time, until each cell had its hits.
     pub(super) longer: Duration,
@@ -93,7 +126,7 @@ pub(super) struct Outcome {
 
 impl Report {
     pub(super) fn new(plan: &Plan, no_network: Option<String>, outcome: Outcome) -> Self {
-        let Outcome { acts, breaches, record, quiet_max, longer } = outcome;
+        let Outcome { acts, breaches, record, attacks, preemptions, quiet_max, longer } = outcome;
         let mut requests = Tally::default();
         acts.iter().for_each(|act| requests.add(&act.requests));
         let links = no_network.is_none();
@@ -119,11 +152,22 @@ impl Report {
             phase: cell.2.to_string(),
             hits: record.hits_of(cell),
         };
+        if plan.hits_min > 0 && links && record.longest < LONGEST_MIN {
+            missed.push(format!("{} faults longer than {PATIENCE:?}, of {LONGEST_MIN}", record.longest));
+        }
+        if plan.hits_min > 0 && preemptions == 0 {
+            missed.push("no pool was ever full".into());
+        }
         Self {
+            command: COMMAND.into(),
+            trees: trees(&CRATES),
             seed: plan.seed,
             commit: commit(),
             seconds: (plan.acts.iter().map(|act| act.time).sum::<Duration>() + longer).as_secs(),
             faults: record.faults,
+            longest: record.longest,
+            attacks,
+            preemptions,
             requests,
             acts,
             pairs: record.pairs,
@@ -164,9 +208,22 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "\n| What fails | How | In which phase: hits |\n|---|---|---|")?;
+impl Report {
+    /// What came of requests, in a sentence: also of those that their clients had to send again.
+    fn headline(&self) -> String {
+        let t = &self.requests;
+        let judged = t.finished - t.cancelled;
+        let share = 100.0 * t.resent as f64 / (t.finished.max(1)) as f64;
+        format!(
+            "{} of {judged} requests that their clients did not cancel were answered right to the last bit; {} of all {} \
+             ({share:.1}%) were sent again by their clients, another router or later. {} wrong, {} without an end, {} failed \
+             with a live path, {} without one.",
+            t.right, t.resent, t.finished, t.wrong, t.endless, t.failed_live, t.failed_dark
+        )
+    }
+
+    fn hits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "| What fails | How | In which phase: hits |\n|---|---|---|")?;
         let mut rest = &self.cells[..];
         while let Some(first) = rest.first() {
             let same = |hits: &Hits| hits.component == first.component && hits.fault == first.fault;
@@ -175,9 +232,13 @@ impl fmt::Display for Report {
             writeln!(f, "| {} | {} | {} |", first.component, first.fault, phases.join(", "))?;
             rest = &rest[end..];
         }
+        Ok(())
+    }
+
+    fn models(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "\n| Model | Requests ended | Right | Cancelled by their clients | Wrong | Without an end | Failed with a live path | Failed without | With a live path | Sent again by their clients |"
+            "| Model | Requests ended | Right | Sent again by their clients | Cancelled by their clients | Wrong | Without an end | Failed with a live path | Failed without | With a live path |"
         )?;
         writeln!(f, "|---|---|---|---|---|---|---|---|---|---|")?;
         let all = Act { model: "all".into(), requests: self.requests.clone() };
@@ -185,19 +246,31 @@ impl fmt::Display for Report {
             writeln!(
                 f,
                 "| {model} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
-                t.finished, t.right, t.cancelled, t.wrong, t.endless, t.failed_live, t.failed_dark, t.live, t.resent
+                t.finished, t.right, t.resent, t.cancelled, t.wrong, t.endless, t.failed_live, t.failed_dark, t.live
             )?;
         }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}\n", self.headline())?;
         writeln!(
             f,
-            "\nseed {}, commit {}: {} faults in {} s. {} of {} handoffs of pairs after repairs (another fault met the \
-             others first), all four after {} repairs; {} repairs were met so, and {} times all four were asked when nothing \
-             was broken. Each within {:.1} s; at most {:.1} s to routers that place on all, \
-             {:.2} s to no quarantine, {:.1} s from the last request to no reference.",
+            "Seed {}, commit {}, {} s: {} faults, {} of them longer than the {} s after which the data plane takes a silent peer \
+             for gone; {} words of a hostile peer; {} preemptions. {} of {} handoffs of pairs after repairs (another fault met \
+             the others first), all four after {} repairs; {} repairs were met so, and {} times all four were asked when \
+             nothing was broken. Each within {:.1} s; at most {:.1} s to routers that place on all, {:.2} s to no quarantine, \
+             {:.1} s from the last request to no reference.",
             self.seed,
             self.commit,
-            self.faults,
             self.seconds,
+            self.faults,
+            self.longest,
+            PATIENCE.as_secs(),
+            self.attacks,
+            self.preemptions,
             self.pairs,
             self.pairs_asked,
             self.all_pairs,
@@ -209,12 +282,15 @@ impl fmt::Display for Report {
             self.quiet_s_max
         )?;
         let again: Vec<String> = self.requests.again.iter().map(|(why, n)| format!("{n} ({why})")).collect();
-        writeln!(f, "Tries after which a client had to come again: {}.", again.join("; "))?;
+        writeln!(f, "Tries after which a client had to come again: {}.\n", again.join("; "))?;
+        self.models(f)?;
+        writeln!(f)?;
+        self.hits(f)?;
         if let Some(why) = &self.no_network {
-            writeln!(f, "No link failed, without a network of its own: {why}")?;
+            writeln!(f, "\nNo link failed, without a network of its own: {why}")?;
         }
-        self.breaches.iter().try_for_each(|breach| writeln!(f, "{breach}"))?;
-        self.missed.iter().try_for_each(|missed| writeln!(f, "MISSED: {missed}"))
+        self.breaches.iter().try_for_each(|breach| writeln!(f, "\n{breach}"))?;
+        self.missed.iter().try_for_each(|missed| writeln!(f, "\nMISSED: {missed}"))
     }
 }
 

@@ -4,7 +4,6 @@ use super::faults::Target;
 use super::load::Load;
 use super::matrix::Phase;
 use super::stage::{Node, Stage};
-use crate::quiet::claimed_tokens;
 use crate::scrape::Scrape;
 use baton_proto::v1::PrefillPolicy;
 use std::collections::BTreeSet;
@@ -31,8 +30,8 @@ pub async fn phases(target: Target, stage: &Stage, load: &Load) -> BTreeSet<Phas
         Target::Node(Node::Router(number)) | Target::RouterRegistry(number) => {
             of_flights(load.flights().iter().filter(|f| f.router == number))
         }
-        Target::Etcd(_) => of_flights(load.flights().iter()),
-        Target::Node(node) => at(stage, node).await,
+        Target::Etcd(_) | Target::AllEtcd => of_flights(load.flights().iter()),
+        Target::Node(node) | Target::OneWay(_, node, _) => at(stage, node).await,
         Target::Links(_, prefill, decode) => {
             let (a, b) = tokio::join!(at(stage, Node::Prefill(prefill)), at(stage, Node::Decode(decode)));
             a.into_iter().chain(b).collect()
@@ -60,7 +59,7 @@ impl Flight {
 async fn at(stage: &Stage, worker: Node) -> BTreeSet<Phase> {
     let look = async {
         let scrape = Scrape::of(&stage.metrics(worker)).await?;
-        let claimed = if let Node::Decode(_) = worker { claimed_tokens(stage.grpc(worker)).await? } else { 0 };
+        let claimed = if let Node::Decode(_) = worker { stage.claimed_tokens(worker).await? } else { 0 };
         let has = |name: &str| anyhow::Ok(scrape.find(name, &[])? > 0.0);
         let (runs, queued) = (has("baton_sequences_running")?, has("baton_sequences_waiting")?);
         let handoffs = has("baton_kv_handoffs_outgoing")? || has("baton_kv_handoffs_incoming")?;

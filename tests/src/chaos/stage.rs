@@ -1,11 +1,14 @@
 //! The cluster that is put to the test: two routers, two prefill and two decode workers, an etcd of three, each a process.
 
+use super::ActPlan;
 use super::network::{self, HUB, Net, Network};
 use crate::logs::bad_lines;
-use crate::quiet::Counts;
+use crate::quiet::{Counts, claimed_tokens};
 use crate::scrape::sum;
 use crate::service::{Place, Service, free_addresses};
 use anyhow::ensure;
+use baton_node::grpc::{Channel, ChannelConfig, channel};
+use baton_node::identity::{self, Authority, Identity, IdentityConfig};
 use baton_node::testing::etcd::EtcdCluster;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -15,8 +18,12 @@ use tokio::sync::Mutex;
 
 /// Longest wait for the whole cluster.
 const WHOLE_MAX: Duration = Duration::from_secs(120);
+/// Longer than any run.
+const CERTIFICATES_LAST: Duration = Duration::from_secs(24 * 3600);
 /// Leases end while a worker stands still for long, and leave time for a second call where the first is lost.
 const CONFIG: &str = "[membership.etcd]\nlease_ttl_s = 5\nrequest_ms_max = 1000\n";
+/// So small that it is full within a second.
+const ETCD_QUOTA: &str = "--quota-backend-bytes=8388608";
 /// What is said to workers, besides: short steps, since four of them share what may be two cores.
 const WORKER_CONFIG: &str = "[engine]\nchunk_tokens_max = 64\n";
 /// Shorter than most answers take, so that some go on elsewhere.
@@ -87,6 +94,8 @@ pub struct Stage {
     /// The three nodes.
     pub etcd: Mutex<EtcdCluster>,
     network: Option<Arc<Network>>,
+    /// The run's own: that of a router.
+    identity: Identity,
     logs: PathBuf,
     /// Blocks of each worker's pool, in the order of [`Node::WORKERS`].
     blocks: Vec<u64>,
@@ -98,32 +107,42 @@ pub fn log_of(process: &str) -> String {
 }
 
 impl Stage {
-    /// Starts it with `model`, in a network of its own if there may be one; logs go to `logs`.
-    pub async fn start(model: &str, network: Option<Arc<Network>>, logs: &Path) -> anyhow::Result<Self> {
+    /// Starts it as `act` says, in a network of its own if there may be one; logs go to `logs`.
+    pub async fn start(act: &ActPlan, network: Option<Arc<Network>>, logs: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(logs)?;
         let (config, worker_config) = (logs.join("config.toml"), logs.join("worker.toml"));
         std::fs::write(&config, CONFIG)?;
-        std::fs::write(&worker_config, [CONFIG, WORKER_CONFIG].concat())?;
+        let transfer = format!("[transfer]\ntransport = \"{}\"\n", act.transport);
+        std::fs::write(&worker_config, [CONFIG, WORKER_CONFIG, &transfer].concat())?;
         let hub = if network.is_some() { HUB } else { "127.0.0.1" }.to_owned();
-        let etcd = tokio::task::spawn_blocking(move || EtcdCluster::start_on(&hub, 3)).await??;
+        let etcd = tokio::task::spawn_blocking(move || EtcdCluster::start_on(&hub, 3, &[ETCD_QUOTA])).await??;
         let listens = listens(network.is_some())?;
+        let identities = logs.join("identities");
+        let authority = Authority::new()?;
+        for role in [identity::Role::Router, identity::Role::Worker] {
+            authority.issue(&identities.join(role.name()), &[role], &[], CERTIFICATES_LAST, "")?;
+        }
         let common =
             ["--membership=etcd".into(), format!("--etcd={}", etcd.config().endpoints.join(",")), "--log=info".into()];
         let mut services = Vec::new();
         for (node, at) in Node::ALL.into_iter().zip(&listens) {
-            let own = flags(node, at, model, network.is_some());
+            let own = flags(node, at, act, network.is_some());
             let config = if let Node::Router(_) = node { &config } else { &worker_config };
             let config = format!("--config={}", config.display());
+            let role = if let Node::Router(_) = node { "router" } else { "worker" };
+            let identity = format!("--identity={}", identities.join(role).display());
             let within = if network.is_some() { network::enter(&node.to_string()) } else { Vec::new() };
             let place = Place { within, log: Some(logs.join(log_of(&node.to_string()))) };
             services.push(Mutex::new(Service::start_in(
                 place,
                 node.program(),
-                &[&common[..], &own, &[config]].concat(),
+                &[&common[..], &own, &[config, identity]].concat(),
             )?));
         }
-        let (etcd, logs) = (Mutex::new(etcd), logs.to_path_buf());
-        let mut stage = Self { services, listens, etcd, network, logs, blocks: Vec::new() };
+        let (etcd, logs, dir) = (Mutex::new(etcd), logs.to_path_buf(), Some(identities.join("router")));
+        let identity = IdentityConfig { dir, ..IdentityConfig::default() };
+        let identity = Identity::start(&identity, identity::Role::Router).await?;
+        let mut stage = Self { services, listens, etcd, network, identity, logs, blocks: Vec::new() };
         for node in Node::ALL {
             stage.service(node).lock().await.ready().await?;
         }
@@ -150,7 +169,7 @@ impl Stage {
 
     /// What goes on in a worker, as it tells.
     pub(super) async fn counts(&self, worker: Node) -> anyhow::Result<Counts> {
-        Counts::told(&self.metrics(worker), self.grpc(worker)).await
+        Counts::told(&self.metrics(worker), &self.grpc(worker), &self.identity).await
     }
 
     /// Each worker, and how many blocks its pool began with: every start of it has as many.
@@ -168,6 +187,16 @@ impl Stage {
         format!("http://{}", self.listens[node.number()].grpc)
     }
 
+    /// A channel to a worker, as a router has it.
+    pub(super) fn channel(&self, worker: Node) -> anyhow::Result<Channel> {
+        Ok(channel(&self.grpc(worker), &ChannelConfig::default(), &self.identity, identity::Role::Worker)?)
+    }
+
+    /// Tokens that a worker says to be claimed.
+    pub(super) async fn claimed_tokens(&self, worker: Node) -> anyhow::Result<u64> {
+        claimed_tokens(&self.grpc(worker), &self.identity).await
+    }
+
     /// Where its metrics are.
     pub fn metrics(&self, node: Node) -> String {
         format!("http://{}/metrics", self.listens[node.number()].http)
@@ -176,6 +205,11 @@ impl Stage {
     /// The network whose links can fail.
     pub fn network(&self) -> Option<&Network> {
         self.network.as_deref()
+    }
+
+    /// The same, for who works beside.
+    pub(super) fn shared_network(&self) -> Option<Arc<Network>> {
+        self.network.clone()
     }
 
     /// Ends everything with SIGTERM; what went wrong then, or ever stood in a log that should not.
@@ -195,7 +229,7 @@ impl Stage {
     }
 }
 
-fn flags(node: Node, at: &Listens, model: &str, network: bool) -> Vec<String> {
+fn flags(node: Node, at: &Listens, act: &ActPlan, network: bool) -> Vec<String> {
     let grpc = format!("--grpc-listen={}", at.grpc);
     if let Node::Router(_) = node {
         // Workers register in etcd.
@@ -206,13 +240,11 @@ fn flags(node: Node, at: &Listens, model: &str, network: bool) -> Vec<String> {
         grpc,
         format!("--admin-listen={}", at.http),
         format!("--transfer-bind={data}"),
-        format!("--model={model}"),
+        format!("--model={}", act.model),
         format!("--instance={node}"),
         format!("--drain-ms-max={WORKER_DRAIN_MS}"),
-        // The network is the run's own.
-        "--insecure".into(),
         "--threads=1".into(),
-        "--kv-cache-bytes=256MiB".into(),
+        format!("--kv-cache-bytes={}", act.kv_cache_bytes),
     ]
 }
 

@@ -28,12 +28,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 const STOP_MAX: Duration = Duration::from_secs(90);
 
 /// Short and long prompts: the long ones are prefilled on another worker.
-pub(crate) const CASES: [Case; 4] = [
-    Case { prompt: 40, answer: 24, drawn: false },
-    Case { prompt: 300, answer: 12, drawn: true },
-    Case { prompt: 90, answer: 16, drawn: true },
-    Case { prompt: 340, answer: 8, drawn: false },
-];
+pub(crate) const CASES: [Case; 4] =
+    [Case::new(40, 24, false), Case::new(300, 12, true), Case::new(90, 16, true), Case::new(340, 8, false)];
 
 /// What became of requests.
 #[derive(Clone, Debug, Default)]
@@ -121,13 +117,12 @@ impl Traffic {
 async fn one(channel: &Channel, known: &Known, tally: &Mutex<Tally>, again: bool) -> bool {
     let mut answer = Answer::default();
     let ended = timeout(ANSWER_MAX, ask(channel, known, &mut answer)).await;
-    let count = answer.tokens.len();
+    let count = answer.count();
     // A token that comes twice, or one that is left out, is in the wrong place here.
-    let begins = known.answer.get(..count).is_some_and(|begin| begin == answer.tokens);
+    let begins = answer.begins(&known.answer);
     let mut tally = tally.lock();
-    if !begins {
-        let (case, right) = (known.case, &known.answer);
-        tally.wrong.push(format!("{case:?}: {:?}, undisturbed {right:?}", answer.tokens));
+    if let Err(wrong) = begins {
+        tally.wrong.push(format!("{:?}: {wrong}", known.case));
         return true;
     }
     let failure = match ended {
