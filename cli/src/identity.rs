@@ -49,12 +49,12 @@ pub(crate) fn run(args: &IdentityArgs) -> anyhow::Result<()> {
     for role in Role::ALL {
         let dir = args.folder.join(role.name());
         authority.issue(&dir, &[role], &[], lasts, &also)?;
-        println!("{}  of a {role}, for {} days", dir.display(), args.days);
+        println!("{}  for the role {role}, {} days", dir.display(), args.days);
     }
     if !args.host.is_empty() {
         let dir = args.folder.join(SERVER);
         authority.issue(&dir, &[], &args.host, lasts, &also)?;
-        println!("{}  of {}, for {} days", dir.display(), args.host.join(", "), args.days);
+        println!("{}  for {}, {} days", dir.display(), args.host.join(", "), args.days);
     }
     Ok(())
 }

@@ -147,7 +147,9 @@ async fn files_are_taken_as_they_change_and_wrong_ones_change_nothing() {
     let next = Authority::new().unwrap();
     let old = cluster.authority.pem().to_owned();
     let both = [Role::Worker, Role::Router];
-    both.map(|role| cluster.issue(role, &[role], next.pem()));
+    for role in both {
+        cluster.issue(role, &[role], next.pem());
+    }
     sleep(READ_AGAIN).await;
     check(address, &router, Role::Worker).await.unwrap();
     cluster.authority = next;
@@ -157,7 +159,9 @@ async fn files_are_taken_as_they_change_and_wrong_ones_change_nothing() {
         sleep(READ_AGAIN).await;
         check(address, &router, Role::Worker).await.unwrap();
     }
-    both.map(|role| cluster.issue(role, &[role], ""));
+    for role in both {
+        cluster.issue(role, &[role], "");
+    }
     sleep(READ_AGAIN).await;
     check(address, &router, Role::Worker).await.unwrap();
     kept.check(HealthCheckRequest::default()).await.expect("old connections stay");
