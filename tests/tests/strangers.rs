@@ -68,6 +68,7 @@ async fn ask_worker(at: SocketAddr, who: &str, identity: &Identity) -> anyhow::R
     let watch = v1::WatchRequest { router: "just looking".into(), cache_events: true };
     codes.push(("Watch".into(), refusal(&named("Watch"), worker.watch(watch)).await?));
     codes.push(("Bundle".into(), refusal(&named("Bundle"), worker.bundle(v1::BundleRequest::default())).await?));
+    codes.push(("Record".into(), refusal(&named("Record"), worker.record(v1::RecordRequest::default())).await?));
     codes.push(("Drain".into(), refusal(&named("Drain"), worker.drain(v1::DrainRequest::default())).await?));
     let (mut prefill, mut decode) = (PrefillClient::new(channel.clone()), DecodeClient::new(channel.clone()));
     codes.push(("Run".into(), refusal(&named("Run"), prefill.run(v1::PrefillRequest::default())).await?));
