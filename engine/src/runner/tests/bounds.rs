@@ -45,6 +45,27 @@ fn nonsense_is_refused_with_a_reason() {
     assert_eq!(engine.pool().counts().referenced, 0, "a refused lease is free again");
 }
 
+/// Held in the queue until its deadline; afterwards as many fit as before.
+#[test]
+fn a_deadline_in_the_queue_returns_its_place() {
+    let (engine, _) = start(8, EngineConfig { waiting_max: 2, ..config() }, Hooks::default());
+    engine.set_gate(Some(Arc::new(|_: &RequestId, phase: Phase| phase != Phase::Queue)));
+    for round in 0..3 {
+        let late: Vec<_> = (0..2)
+            .map(|i| {
+                let mut request = request(&prompt(i, 5), 2);
+                request.deadline = Instant::now() + Duration::from_millis(20);
+                submit(&engine, request, Run::Full)
+            })
+            .collect();
+        for sequence in &late {
+            let (_, outcome) = sequence.end();
+            assert!(matches!(outcome, Outcome::Failed(ErrorKind::DeadlineExceeded, _)), "{round}: {outcome:?}");
+        }
+    }
+    eventually("an empty queue", || engine.load().waiting == 0);
+}
+
 #[test]
 fn the_queue_is_bounded_and_its_places_come_back() {
     let (engine, _) = start(8, EngineConfig { waiting_max: 2, ..config() }, Hooks::default());
