@@ -96,6 +96,7 @@ enum Policy {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Transport {
+    Auto,
     Ucx,
     Tcp,
 }
