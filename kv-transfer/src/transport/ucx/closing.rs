@@ -10,13 +10,27 @@ use std::time::{Duration, Instant};
 /// How long a closing connection may take to cancel what is on it.
 const CLOSE_WAIT: Duration = Duration::from_millis(500);
 
+/// How long a channel is listened to once its lanes have failed: a peer that closes a connection says why on the one, and resets the other.
+const LAST_WORDS_WAIT: Duration = Duration::from_millis(100);
+
 impl Ucx {
+    /// The lanes of a connection carry nothing any more.
+    pub(super) fn lanes_failed(&mut self, conn: ConnId, reason: &str, now: Instant) {
+        if let Some(connection) = self.connections.get_mut(&conn).filter(|c| !c.forced) {
+            connection.failed.get_or_insert_with(|| (reason.to_owned(), now + LAST_WORDS_WAIT));
+        }
+    }
+
     /// Ends a connection, cancelling what is on its lanes. What its channel has to say gets one chance to leave.
     pub(super) fn force_close(&mut self, conn: ConnId, reason: &str, now: Instant) {
         let Some(connection) = self.connections.get_mut(&conn).filter(|c| !c.forced) else { return };
         connection.closing.get_or_insert_with(|| reason.to_owned());
         connection.forced = true;
         connection.force_at = Some(now + CLOSE_WAIT);
+        // What waits for the lanes to be wired up, say a refusal.
+        for message in connection.waiting.take().unwrap_or_default() {
+            self.channel.send(conn, message);
+        }
         self.channel.close(conn, reason);
         if self.fencing != Fencing::Pretended {
             // Its key stays until the close has ended every write that uses it.
@@ -24,8 +38,15 @@ impl Ucx {
         }
     }
 
-    /// Forgets the connections of which nothing else is left.
+    /// Closes what has failed, and forgets the connections of which nothing else is left.
     pub(super) fn forget_ended(&mut self, now: Instant, events: &mut Vec<Event>) {
+        let failed = self
+            .connections
+            .iter_mut()
+            .filter_map(|(&conn, connection)| Some((conn, connection.failed.take_if(|(_, until)| now >= *until)?.0)));
+        for (conn, reason) in failed.collect::<Vec<_>>() {
+            self.force_close(conn, &reason, now);
+        }
         let ended: Vec<_> = self.connections.iter().filter(|(_, c)| c.has_ended(now)).map(|(&conn, _)| conn).collect();
         ended.into_iter().for_each(|conn| self.forget(conn, events));
     }

@@ -22,6 +22,8 @@ pub(super) struct Connection {
     pub(super) outstanding: usize,
     /// Messages that wait for the lanes to be wired up; `None` once they are.
     pub(super) waiting: Option<Vec<Vec<u8>>>,
+    /// The lanes have failed, for this reason; the channel may still say why, until then.
+    pub(super) failed: Option<(String, Instant)>,
     /// Why it is being closed.
     pub(super) closing: Option<String>,
     /// The end of the lanes has begun.
@@ -40,6 +42,7 @@ impl Connection {
             lanes,
             outstanding: 0,
             waiting: Some(Vec::new()),
+            failed: None,
             closing: None,
             forced: false,
             force_at: None,

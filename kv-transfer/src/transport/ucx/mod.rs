@@ -132,7 +132,7 @@ impl Ucx {
             Purpose::Get(..) | Purpose::Flush(_) | Purpose::Wiring | Purpose::Close => {}
         }
         if let Err(status) = result {
-            self.force_close(conn, &format!("UCX: {status}"), now);
+            self.lanes_failed(conn, &format!("UCX: {status}"), now);
         }
     }
 }
@@ -230,7 +230,7 @@ impl Transport for Ucx {
             moved |= turn(&worker);
             self.look_at_door(conn, now, events);
             for (owner, status) in worker.take_failed() {
-                self.force_close(ConnId(owner), &format!("UCX: {status}"), now);
+                self.lanes_failed(ConnId(owner), &format!("UCX: {status}"), now);
             }
         }
         // Operations may also end inside the call that began them, so these lists are looked at whether or not anything moved.
