@@ -362,7 +362,7 @@ fn peers_that_say_nothing_keep_nobody_out() {
     assert!(progress.connections[&ConnId(17)].map.is_some());
     // And however many have greeted, this side connects to others.
     progress.config.limits.peers_max = 1;
-    let peer = Peer { party: party("other"), address: TransferAddress::Ucx(vec![1]), shard: 0 };
+    let peer = Peer { party: party("other"), address: TransferAddress::Tcp(([127, 0, 0, 1], 1).into()), shard: 0 };
     assert_eq!(progress.connection_to(&peer, now), Ok(CONN));
 }
 

@@ -7,7 +7,7 @@ use baton_types::{
     Compatibility, Digest, Dtype, Incarnation, InstanceId, KvLayout, KvPoolMap, NumericsClass, PoolMemory,
 };
 
-#[allow(unreachable_pub)] // Tests of the crate have it too.
+#[allow(dead_code, unreachable_pub)] // Tests of the crate have it too.
 #[path = "../../tests/common/authority.rs"]
 mod authority;
 #[path = "proving_tests.rs"]

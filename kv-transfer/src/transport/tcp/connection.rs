@@ -288,7 +288,7 @@ impl Connection {
         let (incoming, bytes) = (&mut self.incoming, &mut self.inbox[self.from..self.to]);
         self.in_clear &= !incoming.is_between_frames();
         match &mut self.secured {
-            Some(secured) if !self.in_clear && !(secured.proven && begins_clear(bytes)) => {
+            Some(secured) if !(self.in_clear || secured.proven && begins_clear(bytes)) => {
                 // During the handshake there is nothing but records.
                 let len = if secured.proven { whole_records(bytes) } else { bytes.len() };
                 let read = secured.session.read(&mut bytes[..len], &mut secured.outbox, |mut plain| {

@@ -14,7 +14,7 @@ mod tls;
 use super::{ConnId, Event, Transport, Wake};
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
-use crate::{Credentials, Region, TransferAddress, TransferConfig, TransferError};
+use crate::{Credentials, Fencing, Region, TransferAddress, TransferConfig, TransferError};
 use accepting::{UNSETTLED_MAX, gives_way};
 use baton_types::TicketId;
 pub(super) use connection::LaneFrame;
@@ -56,6 +56,9 @@ pub(crate) struct Tcp {
     encrypt: bool,
     has_lanes: bool,
     connections: BTreeMap<ConnId, Connection>,
+    /// Connections that a test keeps from being fenced: their sockets stay, and nobody reads them.
+    unfenced: Vec<Connection>,
+    keeps_lost: bool,
     next: u64,
     accepting: bool,
     /// In each direction.
@@ -98,6 +101,8 @@ impl Tcp {
             encrypt: config.encrypt,
             has_lanes,
             connections: BTreeMap::new(),
+            unfenced: Vec::new(),
+            keeps_lost: has_lanes && config.hooks.fencing() == Fencing::Pretended,
             next: FIRST_CONNECTION,
             accepting: true,
             peers_max: config.limits.peers_max,
@@ -241,6 +246,9 @@ impl Tcp {
                 events.push(Event::Closed { conn: id, reason, fenced: true, unproven });
             } else {
                 tracing::info!(reason, "lets go of a connection that nobody greeted on");
+            }
+            if self.keeps_lost {
+                self.unfenced.push(connection);
             }
         }
     }
