@@ -43,7 +43,7 @@ pub(crate) struct UpArgs {
     /// Decode workers.
     #[arg(long, default_value_t = 1)]
     decode: u16,
-    /// Address that everything binds.
+    /// Address that everything binds but the data plane, which stays on loopback.
     #[arg(long, default_value = "127.0.0.1")]
     host: IpAddr,
     /// gRPC port of the router.
@@ -126,7 +126,8 @@ impl UpArgs {
         flags.extend([
             format!("--grpc-listen={any}"),
             format!("--admin-listen={any}"),
-            format!("--transfer-bind={}", self.host),
+            // All of them are on this host, whoever else may call.
+            format!("--transfer-bind={}", std::net::Ipv4Addr::LOCALHOST),
         ]);
         flags.extend([format!("--transport={transport}"), format!("--instance={role}-{index}")]);
         flags.push(format!("--identity={}", standing.identity(Role::Worker).display()));
