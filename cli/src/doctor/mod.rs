@@ -72,8 +72,8 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<()> {
     findings.extend(gpu::look(root, args.gpu, args.rdma));
     let over_rdma = args.rdma || devices.given().is_some();
     let tls = args.ucx_tls.or_else(|| over_rdma.then(|| UcxLanes::Rdma.tls().into()));
-    let looked = tls.as_deref().unwrap_or(UcxLanes::SharedMemory.tls());
-    findings.push(ucx::look(looked, devices, ucx::Rdma { wanted: args.rdma, usable }));
+    let looked = tls.clone().unwrap_or_else(|| UcxLanes::SharedMemory.tls().into());
+    findings.push(ucx::look(&looked, devices, ucx::Rdma { wanted: args.rdma, usable }));
     if !args.etcd.is_empty() {
         findings.extend(members::look(args.etcd.clone()).await?);
     }
