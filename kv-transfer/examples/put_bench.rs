@@ -1,12 +1,19 @@
-//! Puts of 6, 48 and 384 KiB between two processes on this host: the service against a bare UCX loop over the same lanes.
+//! Puts of 6, 48 and 384 KiB between two processes on this host: TCP of our own, plain and in TLS, UCX over shared memory, and over forced
+//! TCP beside a bare loop of its puts.
 //!
-//! `cargo run --release --example put_bench [-- --tls LIST]` prints one JSON object a line: `name`, `value`, `unit`, `ratio`, `of`.
+//! `cargo run --release --example put_bench [-- SIZE_KIB...]` prints one JSON object a line: `name`, `value`, `unit`, `ratio`, `of`.
+
+#[allow(dead_code, unreachable_pub)]
+#[path = "../tests/common/authority.rs"]
+mod authority;
 
 use anyhow::{Context, Result, bail};
+use authority::Authority;
 use baton_kv_transfer::bench::{Bare, Tuning};
 use baton_kv_transfer::*;
 use baton_types::fence::AlreadyDone;
 use baton_types::{Dtype, Fence, InstanceId, KvLayout, KvPoolMap};
+use rcgen::KeyPair;
 use std::io::{BufRead, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -22,15 +29,73 @@ const ROUNDS: usize = 9;
 const CONNECTIONS: usize = 7;
 const WINDOW: usize = 8 << 20;
 
+/// The lanes of the bare loop.
+const BARE_TLS: &str = "tcp";
+
+/// How a service's KV goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Tcp,
+    /// With all in TLS.
+    Tls,
+    /// With all but KV in TLS.
+    TlsControl,
+    /// Over forced TCP, by messages.
+    Ucx,
+    /// The same by UCX's puts.
+    UcxOneSided,
+    /// Over shared memory, with messages in TLS.
+    SharedMemory,
+}
+
+impl Way {
+    const ALL: [Self; 6] = [Self::Tcp, Self::Tls, Self::TlsControl, Self::Ucx, Self::UcxOneSided, Self::SharedMemory];
+
+    fn named(name: &str) -> Result<Self> {
+        Self::ALL.into_iter().find(|way| format!("{way:?}") == name).with_context(|| format!("no way {name}"))
+    }
+
+    const fn suffix(self) -> &'static str {
+        match self {
+            Self::Tcp => "",
+            Self::Tls => "_tls",
+            Self::TlsControl => "_tls_control",
+            Self::Ucx => "_ucx_tcp",
+            Self::UcxOneSided => "_ucx_tcp_one_sided",
+            Self::SharedMemory => "_ucx_shared_memory",
+        }
+    }
+
+    fn choice(self) -> TransportChoice {
+        let bind = [127, 0, 0, 1].into();
+        match self {
+            Self::Tcp | Self::Tls | Self::TlsControl => TransportChoice::tcp(bind),
+            Self::Ucx => TransportChoice::ucx(UcxLanes::LoopbackTcp, bind),
+            Self::SharedMemory => TransportChoice::ucx(UcxLanes::SharedMemory, bind),
+            Self::UcxOneSided => {
+                let (lanes, writes) = (UcxLanes::LoopbackTcp, UcxWrites::OneSided);
+                TransportChoice::Ucx { lanes, bind, port: 0, devices: None, writes }
+            }
+        }
+    }
+
+    const fn is_secured(self) -> bool {
+        matches!(self, Self::Tls | Self::TlsControl | Self::SharedMemory)
+    }
+}
+
 fn main() -> Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args[..] {
-        [] => source(TransportChoice::UCX_TLS_DEFAULT),
-        ["--tls", tls] => source(tls),
-        ["sink-bare", tls, tuning] => sink_bare(tls, tuning_of(tuning)?),
-        ["sink-service", tls, size] => sink_service(tls, size.parse()?),
-        _ => bail!("usage: put_bench [--tls LIST]"),
+        [] => source(&SIZES),
+        ["sink-bare", tuning] => sink_bare(tuning_of(tuning)?),
+        ["sink-service", way, size, ref key @ ..] => {
+            let pem = key.first().map(|key| unhex(key)).transpose()?;
+            let key = pem.map(|pem| anyhow::Ok(KeyPair::from_pem(&String::from_utf8(pem)?)?)).transpose()?;
+            sink_service(Way::named(way)?, size.parse()?, key.map(Authority::with_key).as_ref())
+        }
+        ref sizes => source(&sizes.iter().map(|kib| Ok(kib.parse::<usize>()? << 10)).collect::<Result<Vec<_>>>()?),
     }
 }
 
@@ -67,8 +132,8 @@ fn tuning_of(name: &str) -> Result<Tuning> {
     known.with_context(|| format!("no tuning {name}"))
 }
 
-fn sink_bare(tls: &str, tuning: Tuning) -> Result<()> {
-    let mut bare = Bare::start(tls, tuning, ROUND_BYTES).map_err(anyhow::Error::msg)?;
+fn sink_bare(tuning: Tuning) -> Result<()> {
+    let mut bare = Bare::start(BARE_TLS, tuning, ROUND_BYTES).map_err(anyhow::Error::msg)?;
     let (address, key, base) = bare.card().map_err(anyhow::Error::msg)?;
     println!("{} {} {base}", hex(&address), hex(&key));
     std::io::stdout().flush()?;
@@ -83,16 +148,16 @@ fn map(size: usize) -> Result<KvPoolMap> {
     Ok(KvPoolMap::try_new(layout, 2 * (ROUND_BYTES / size / LAYERS as usize) as u32)?)
 }
 
-fn trial(name: &str, tls: &str, writes: UcxWrites, map: KvPoolMap) -> Result<Trial> {
-    let (tls, bind) = (Some(tls.to_owned()), [127, 0, 0, 1].into());
-    let choice = TransportChoice::Ucx { tls, bind, devices: None, writes };
-    let mut config = Trial::config(InstanceId::try_new(name)?, choice, map);
+fn trial(name: &str, way: Way, map: KvPoolMap, authority: Option<&Authority>) -> Result<Trial> {
+    let mut config = Trial::config(InstanceId::try_new(name)?, way.choice(), map);
     config.limits.in_flight_bytes_max = WINDOW;
+    config.encrypt = way != Way::TlsControl;
+    config.credentials = authority.map(|authority| authority.worker() as Arc<dyn Credentials>);
     Ok(Trial::start(config)?)
 }
 
-fn sink_service(tls: &str, size: usize) -> Result<()> {
-    let trial = trial("sink", tls, UcxWrites::ByLanes, map(size)?)?;
+fn sink_service(way: Way, size: usize, authority: Option<&Authority>) -> Result<()> {
+    let trial = trial("sink", way, map(size)?, authority)?;
     println!("{}", hex(&trial.address().to_bytes()));
     std::io::stdout().flush()?;
     let done = parent_is_done();
@@ -111,19 +176,18 @@ fn rate(bytes: u64, time: Duration) -> f64 {
 struct BareLoop {
     bare: Bare,
     sink: Child,
-    lanes: String,
 }
 
 impl BareLoop {
-    fn start(tls: &str, tuning: Tuning, size: usize) -> Result<Self> {
-        let (sink, card) = spawn(&["sink-bare", tls, &format!("{tuning:?}")])?;
+    fn start(tuning: Tuning, size: usize) -> Result<Self> {
+        let (sink, card) = spawn(&["sink-bare", &format!("{tuning:?}")])?;
         let [address, key, base] = card.split(' ').collect::<Vec<_>>()[..] else {
             bail!("no card from the sink: {card:?}")
         };
-        let mut bare = Bare::start(tls, tuning, ROUND_BYTES).map_err(anyhow::Error::msg)?;
-        let lanes = bare.connect((unhex(address)?, unhex(key)?, base.parse()?)).map_err(anyhow::Error::msg)?;
+        let mut bare = Bare::start(BARE_TLS, tuning, ROUND_BYTES).map_err(anyhow::Error::msg)?;
+        bare.connect((unhex(address)?, unhex(key)?, base.parse()?)).map_err(anyhow::Error::msg)?;
         bare.put(size, 4 << 20, WINDOW); // Wires the lanes up.
-        Ok(Self { bare, sink, lanes })
+        Ok(Self { bare, sink })
     }
 
     fn round(&self, size: usize) -> f64 {
@@ -148,11 +212,15 @@ struct ServiceLoop {
 }
 
 impl ServiceLoop {
-    fn start(tls: &str, writes: UcxWrites, size: usize) -> Result<Self> {
-        let (sink, address) = spawn(&["sink-service", tls, &size.to_string()])?;
+    fn start(way: Way, size: usize) -> Result<Self> {
+        let authority = way.is_secured().then(Authority::new);
+        let key = authority.as_ref().map(|authority| hex(authority.key().serialize_pem().as_bytes()));
+        let (name, size_text) = (format!("{way:?}"), size.to_string());
+        let args = ["sink-service", &name, &size_text].into_iter().chain(key.as_deref());
+        let (sink, address) = spawn(&args.collect::<Vec<_>>())?;
         let map = map(size)?;
         let peer = Trial::peer(InstanceId::try_new("sink")?, TransferAddress::from_bytes(&unhex(&address)?)?);
-        Ok(Self { trial: trial("source", tls, writes, map.clone())?, sink, peer, map })
+        Ok(Self { trial: trial("source", way, map.clone(), authority.as_ref())?, sink, peer, map })
     }
 
     /// Milliseconds from the end of compute to adoption, when everything but the last layer is there: what no overlap can hide.
@@ -198,68 +266,67 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// The largest: whatever else runs can only take away from a rate.
-fn best(rates: impl Iterator<Item = f64>) -> f64 {
-    rates.fold(0.0, f64::max)
+/// Rates on fresh connections: of each way of the service, by its writes and by whole handoffs, and of the bare loops.
+struct Rates {
+    services: Vec<(f64, f64)>,
+    bare: f64,
+    bare_defaults: f64,
 }
 
-/// Rates on fresh connections: of the bare loops with UCX's own settings and with ours, of our writes, of whole handoffs, and of our
-/// writes where they are forced to be UCX's puts; and the lanes.
-fn connection(tls: &str, size: usize) -> Result<([f64; 5], String)> {
-    let (bare, tuned) = (BareLoop::start(tls, Tuning::Defaults, size)?, BareLoop::start(tls, Tuning::Ours, size)?);
-    let mut service = ServiceLoop::start(tls, UcxWrites::ByLanes, size)?;
-    let mut forced = ServiceLoop::start(tls, UcxWrites::OneSided, size)?;
-    service.round(size)?; // Connects.
-    forced.round(size)?;
-    let mut rounds = Vec::new();
+fn connection(size: usize) -> Result<Rates> {
+    let (bare, tuned) = (BareLoop::start(Tuning::Defaults, size)?, BareLoop::start(Tuning::Ours, size)?);
+    let mut services = Way::ALL.into_iter().map(|way| ServiceLoop::start(way, size)).collect::<Result<Vec<_>>>()?;
+    services.iter_mut().try_for_each(|service| service.round(size).map(drop))?; // Connects.
+    let mut rates = Rates { services: vec![(0.0, 0.0); services.len()], bare: 0.0, bare_defaults: 0.0 };
     for _ in 0..ROUNDS {
-        let (plain, tuned) = (bare.round(size), tuned.round(size));
-        let (ours, whole) = service.round(size)?;
-        let (forced, _) = forced.round(size)?;
-        rounds.push([plain, tuned, ours, whole, forced]);
-    }
-    let lanes = bare.lanes.clone();
-    bare.stop()?;
-    tuned.stop()?;
-    service.stop()?;
-    forced.stop()?;
-    Ok(([0, 1, 2, 3, 4].map(|series| best(rounds.iter().map(|round| round[series]))), lanes))
-}
-
-fn source(tls: &str) -> Result<()> {
-    for size in SIZES {
-        let connections = (0..CONNECTIONS).map(|_| connection(tls, size)).collect::<Result<Vec<_>>>()?;
-        let [plain, tuned, ours, whole, forced] =
-            [0, 1, 2, 3, 4].map(|series| median(connections.iter().map(|(r, _)| r[series]).collect()));
-        let (kib, lanes) = (size >> 10, &connections[0].1);
-        let figures = [
-            (
-                "",
-                ours,
-                ours / tuned,
-                format!("bare UCX puts at {tuned:.3} GB/s over {lanes}; offer to adoption {whole:.3} GB/s"),
-            ),
-            ("_defaults", ours, ours / plain, format!("bare UCX puts with UCX's own settings, {plain:.3} GB/s")),
-            ("_one_sided", forced, forced / tuned, format!("the same bare UCX puts, {tuned:.3} GB/s")),
-        ];
-        for (suffix, value, ratio, of) in figures {
-            println!(
-                r#"{{"name":"kv_put_{kib}kib{suffix}","value":{value:.3},"unit":"GB/s","ratio":{ratio:.3},"of":"{of}"}}"#
-            );
+        rates.bare_defaults = rates.bare_defaults.max(bare.round(size));
+        rates.bare = rates.bare.max(tuned.round(size));
+        // The largest: whatever else runs can only take away from a rate.
+        for (service, best) in services.iter_mut().zip(&mut rates.services) {
+            let (puts, whole) = service.round(size)?;
+            *best = (best.0.max(puts), best.1.max(whole));
         }
     }
+    bare.stop()?;
+    tuned.stop()?;
+    services.into_iter().try_for_each(ServiceLoop::stop)?;
+    Ok(rates)
+}
+
+fn say(name: &str, value: f64, unit: &str, ratio: Option<f64>, of: &str) {
+    let ratio = ratio.map_or("null".into(), |ratio| format!("{ratio:.3}"));
+    println!(r#"{{"name":"{name}","value":{value:.3},"unit":"{unit}","ratio":{ratio},"of":"{of}"}}"#);
+}
+
+fn source(sizes: &[usize]) -> Result<()> {
+    for &size in sizes {
+        let connections = (0..CONNECTIONS).map(|_| connection(size)).collect::<Result<Vec<_>>>()?;
+        let of = |rate: &dyn Fn(&Rates) -> f64| median(connections.iter().map(rate).collect());
+        let puts = |way: Way| of(&|rates| rates.services[way as usize].0);
+        let whole = |way: Way| of(&|rates| rates.services[way as usize].1);
+        let (kib, tcp, ucx, bare) = (size >> 10, puts(Way::Tcp), puts(Way::Ucx), of(&|rates| rates.bare));
+        let name = |suffix: &str| format!("kv_put_{kib}kib{suffix}");
+        let told = format!("UCX over TCP at {ucx:.3} GB/s; offer to adoption {:.3} GB/s", whole(Way::Tcp));
+        say(&name(""), tcp, "GB/s", Some(tcp / ucx), &told);
+        for way in Way::ALL.into_iter().filter(|way| *way != Way::Tcp) {
+            let told = format!("plain TCP at {tcp:.3} GB/s; offer to adoption {:.3} GB/s", whole(way));
+            say(&name(way.suffix()), puts(way), "GB/s", Some(puts(way) / tcp), &told);
+        }
+        say(&name("_bare"), bare, "GB/s", Some(bare / tcp), &format!("plain TCP at {tcp:.3} GB/s; no service"));
+        let defaults = of(&|rates| rates.bare_defaults);
+        say(&name("_bare_defaults"), defaults, "GB/s", Some(defaults / tcp), "the same; UCX's own settings");
+    }
     // The shape of SmolLM2-135M: 12 KiB a block and layer.
-    let mut service = ServiceLoop::start(tls, UcxWrites::ByLanes, 12 << 10)?;
-    service.round(12 << 10)?;
-    let exposed = (0..5 * ROUNDS).map(|_| service.exposed_ms()).collect::<Result<Vec<_>>>()?;
-    let exposed = median(exposed);
-    println!(
-        r#"{{"name":"kv_last_layer_exposed","value":{exposed:.3},"unit":"ms","ratio":null,"of":"1,024 tokens, 768 KiB"}}"#
-    );
-    service.stop()?;
+    for way in [Way::Tcp, Way::Tls, Way::SharedMemory] {
+        let mut service = ServiceLoop::start(way, 12 << 10)?;
+        service.round(12 << 10)?;
+        let exposed = (0..5 * ROUNDS).map(|_| service.exposed_ms()).collect::<Result<Vec<_>>>()?;
+        let name = format!("kv_last_layer_exposed{}", way.suffix());
+        say(&name, median(exposed), "ms", None, "1,024 tokens, 768 KiB");
+        service.stop()?;
+    }
     let map = map(12 << 10)?;
     let region = trial::touched(map.bytes())?;
-    let checksum = baton_kv_transfer::bench::checksum_rate(&map, &region);
-    println!(r#"{{"name":"kv_checksum","value":{checksum:.3},"unit":"GB/s","ratio":null,"of":"one thread"}}"#);
+    say("kv_checksum", baton_kv_transfer::bench::checksum_rate(&map, &region), "GB/s", None, "one thread");
     Ok(())
 }

@@ -8,9 +8,9 @@ use std::net::SocketAddr;
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "Vec<u8>", into = "Vec<u8>")]
 pub enum TransferAddress {
-    /// UCX worker address.
-    Ucx(Vec<u8>),
-    /// Socket of the plain TCP transport.
+    /// Socket of the control channel of the UCX transport.
+    Ucx(SocketAddr),
+    /// Socket of the TCP transport.
     Tcp(SocketAddr),
 }
 
@@ -20,13 +20,13 @@ pub enum TransferAddress {
 pub struct AddressError(usize);
 
 impl TransferAddress {
-    /// Longest accepted address: UCX worker addresses grow with the number of devices, a few hundred bytes each.
-    pub const BYTES_MAX: usize = 16 << 10;
+    /// Longest accepted address: a socket of IPv6, in text.
+    pub const BYTES_MAX: usize = 64;
 
     /// The bytes that [`TransferAddress::from_bytes`] takes.
     pub fn to_bytes(&self) -> Vec<u8> {
         match self {
-            Self::Ucx(worker) => [b"u".as_slice(), worker].concat(),
+            Self::Ucx(socket) => format!("u{socket}").into_bytes(),
             Self::Tcp(socket) => format!("t{socket}").into_bytes(),
         }
     }
@@ -37,11 +37,11 @@ impl TransferAddress {
         if bytes.len() > Self::BYTES_MAX {
             return Err(error);
         }
-        match bytes.split_first() {
-            Some((b'u', worker)) if !worker.is_empty() => Ok(Self::Ucx(worker.to_vec())),
-            Some((b't', text)) => {
-                std::str::from_utf8(text).ok().and_then(|t| t.parse().ok()).map(Self::Tcp).ok_or(error)
-            }
+        let (kind, text) = bytes.split_first().ok_or(error.clone())?;
+        let socket = std::str::from_utf8(text).ok().and_then(|text| text.parse().ok()).ok_or(error.clone())?;
+        match kind {
+            b'u' => Ok(Self::Ucx(socket)),
+            b't' => Ok(Self::Tcp(socket)),
             _ => Err(error),
         }
     }
@@ -71,7 +71,7 @@ impl From<TransferAddress> for Vec<u8> {
 impl fmt::Display for TransferAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Ucx(worker) => write!(f, "ucx:{} bytes", worker.len()),
+            Self::Ucx(socket) => write!(f, "ucx:{socket}"),
             Self::Tcp(socket) => write!(f, "tcp:{socket}"),
         }
     }
@@ -89,10 +89,12 @@ mod tests {
 
     #[test]
     fn bytes_round_trip_and_garbage_is_refused() {
-        for address in [TransferAddress::Ucx(vec![1, 2, 3]), TransferAddress::Tcp("[::1]:9".parse().unwrap())] {
+        for address in
+            [TransferAddress::Ucx("10.0.0.1:7".parse().unwrap()), TransferAddress::Tcp("[::1]:9".parse().unwrap())]
+        {
             assert_eq!(TransferAddress::from_bytes(&address.to_bytes()), Ok(address));
         }
-        for bad in [b"".as_slice(), b"u", b"t1.2.3.4", b"x", &[b'u'; 17 << 10]] {
+        for bad in [b"".as_slice(), b"u", b"u\x01\x02", b"t1.2.3.4", b"x1.2.3.4:5", &[b'u'; 17 << 10]] {
             assert!(TransferAddress::from_bytes(bad).is_err());
         }
     }

@@ -34,7 +34,9 @@ impl Bare {
         let region = touched(bytes).map_err(|e| e.to_string())?;
         let base = region.address();
         let more = if tuning == Tuning::Ours { &TCP_SEGMENTS[..] } else { &[] };
-        let context = Context::new(&[&[("TLS", tls)], more].concat()).map_err(|e| e.to_string())?;
+        let context =
+            Context::new(&[&[("TLS", tls), ("NET_DEVICES", "lo"), ("MM_ERROR_HANDLING", "y")], more].concat())
+                .map_err(|e| e.to_string())?;
         let sleeper = Sleeper::new().map_err(|e| e.to_string())?;
         let events = sleeper.events().map_err(|e| e.to_string())?;
         let worker = Worker::new(&context, events, None).map_err(|e| e.to_string())?;

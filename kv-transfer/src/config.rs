@@ -23,21 +23,20 @@ pub struct Peer {
 /// Which transport carries the data plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TransportChoice {
-    /// UCX: RDMA where there is any, shared memory and TCP otherwise.
+    /// UCX: RDMA between hosts, shared memory within one. Connections are made, and messages go, over TCP all the same.
     Ucx {
-        /// `UCX_TLS`, e.g. `rc,tcp,self`; `None` takes [`TransportChoice::UCX_TLS_DEFAULT`].
-        tls: Option<String>,
-        /// Address of this host at which peers reach it: network lanes take the device that has it, and no other; every device where
-        /// it is unspecified. Refused where UCX cannot be held to it.
-        ///
-        /// Over TCP UCX stores what a peer writes wherever the peer says: bind to a network on which only this cluster speaks.
+        /// What writes go over.
+        lanes: UcxLanes,
+        /// Address to listen on for connections, as with [`TransportChoice::Tcp`].
         bind: IpAddr,
-        /// `UCX_NET_DEVICES`, e.g. `mlx5_0:1`, in place of the device of `bind`: RDMA devices are not found by an address.
+        /// Port to listen on; 0 lets the system choose.
+        port: u16,
+        /// `UCX_NET_DEVICES`, e.g. `mlx5_0:1`: RDMA devices are not found by an address. All where absent.
         devices: Option<String>,
         /// How this side writes into its peers' regions.
         writes: UcxWrites,
     },
-    /// Plain TCP, where UCX cannot run.
+    /// TCP of our own, wherever there is no RDMA.
     Tcp {
         /// Address to listen on, which is also the one published unless [`TransferConfig::advertise`] says otherwise.
         bind: IpAddr,
@@ -58,17 +57,42 @@ pub enum UcxWrites {
 }
 
 impl TransportChoice {
-    /// UCX with its default lanes, at this address.
-    pub const fn ucx(bind: IpAddr) -> Self {
-        Self::Ucx { tls: None, bind, devices: None, writes: UcxWrites::ByLanes }
+    /// UCX with these lanes, reached at this address.
+    pub const fn ucx(lanes: UcxLanes, bind: IpAddr) -> Self {
+        Self::Ucx { lanes, bind, port: 0, devices: None, writes: UcxWrites::ByLanes }
     }
 
-    /// Everything but shared memory. Where a peer writes memory itself (CMA, xpmem) nothing fences it, so these are opt-in.
-    ///
-    /// UCX's own shared memory is of no use here: endpoints ask for peer failure handling, which it offers only with
-    /// `UCX_MM_ERROR_HANDLING=y`; writes into memory that UCX did not allocate are emulated by messages there and measured no faster
-    /// than over loopback TCP (`examples/put_bench.rs`); and its queues would be most of what a connection's worker costs.
-    pub const UCX_TLS_DEFAULT: &'static str = "^sm";
+    /// TCP, reached at this address.
+    pub const fn tcp(bind: IpAddr) -> Self {
+        Self::Tcp { bind, port: 0 }
+    }
+}
+
+/// What UCX carries writes over. Never TCP, but in tests: over it UCX stores what anybody writes, wherever that says, before we are asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UcxLanes {
+    /// InfiniBand and RoCE.
+    Rdma,
+    /// Shared memory that UCX makes for itself: between processes of one host. Everybody who may use it may also read the memory of the
+    /// processes themselves.
+    SharedMemory,
+    /// As in `UCX_TLS`, e.g. `rc,cuda_copy`; refused where that comes to TCP. Where a peer writes memory by itself (CMA, xpmem) nothing
+    /// fences it.
+    Named(String),
+    /// TCP, refused off loopback: for tests.
+    LoopbackTcp,
+}
+
+impl UcxLanes {
+    /// `UCX_TLS`.
+    pub fn tls(&self) -> &str {
+        match self {
+            Self::Rdma => "ib",
+            Self::SharedMemory => "posix,sysv,self",
+            Self::Named(tls) => tls,
+            Self::LoopbackTcp => "tcp",
+        }
+    }
 }
 
 /// Bounds of the service. Every queue, wait and reservation has one. Read from configuration files as it is.
@@ -200,11 +224,14 @@ pub struct TransferConfig {
     pub transport: TransportChoice,
     /// Bounds.
     pub limits: TransferLimits,
-    /// Host to publish in place of the bound address (TCP), where the two differ.
+    /// Host to publish in place of the bound address, where the two differ.
     pub advertise: Option<IpAddr>,
     /// With these, every connection runs in TLS 1.3, and only workers of the same authority are talked to. Without, anybody who reaches the
     /// data plane is believed to be whom it says: for tests, and networks on which only this cluster speaks.
     pub credentials: Option<Arc<dyn Credentials>>,
+    /// With credentials: whether the bytes of KV are encrypted too. Where they are not, peers prove themselves and messages are encrypted all
+    /// the same. To be set alike everywhere.
+    pub encrypt: bool,
     /// Observes and, in tests, bends what the service does.
     pub hooks: Arc<dyn TransferHooks>,
 }
@@ -224,6 +251,7 @@ impl TransferConfig {
             limits,
             advertise: None,
             credentials: None,
+            encrypt: true,
             hooks,
         }
     }

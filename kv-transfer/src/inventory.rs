@@ -1,5 +1,6 @@
 //! What this host has to move KV with: for whoever prepares one.
 
+use crate::UcxLanes;
 use crate::ucx::{Context, take_stdout, version};
 use std::fs::File;
 use std::io;
@@ -20,6 +21,13 @@ pub struct UcxInventory {
 pub fn ucx(tls: &str, devices: &str) -> Result<UcxInventory, String> {
     let context = Context::new(&[("TLS", tls), ("NET_DEVICES", devices)]).map_err(|e| e.to_string())?;
     Ok(UcxInventory { version: version(), resources: context.resources() })
+}
+
+/// Whether UCX finds lanes of RDMA here.
+pub fn has_rdma() -> bool {
+    // UCX complains where it is asked for what is not there.
+    let devices = std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some());
+    devices && ucx(UcxLanes::Rdma.tls(), "all").is_ok()
 }
 
 /// Standard output for the caller alone. UCX logs there: from here on that goes to standard error, with all else that is printed.

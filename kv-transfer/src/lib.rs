@@ -28,6 +28,9 @@
 //! - a reader adopts nothing whose pin did not hold until it was read;
 //! - blocks of a failed handoff return to the pool only behind a fence, and are quarantined until then.
 
+#[cfg(test)]
+extern crate self as baton_kv_transfer; // Tests share what they need.
+
 pub mod address;
 pub mod assembly;
 #[doc(hidden)]
@@ -61,7 +64,7 @@ mod wire;
 pub use address::TransferAddress;
 pub use assembly::{AdoptReply, Assembly};
 pub use baton_types::Party;
-pub use config::{OpenRequest, Peer, TransferConfig, TransferLimits, TransportChoice, UcxWrites};
+pub use config::{OpenRequest, Peer, TransferConfig, TransferLimits, TransportChoice, UcxLanes, UcxWrites};
 pub use credentials::Credentials;
 pub use error::{HandoffFailure, RefuseReason, TransferError};
 pub use fetch::{FetchOutcome, FetchRequest, Fetched, Fetching, PinQuestion, PinReply};

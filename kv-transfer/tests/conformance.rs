@@ -1,10 +1,10 @@
-//! One suite, every transport: the same functions run on plain TCP, and on UCX with writes by messages and with UCX's own puts. All lanes
-//! here are TCP, over which the latter are forced.
+//! One suite, every transport: the same functions run on TCP, plain and in TLS, and on UCX over shared memory, and over forced TCP with
+//! writes by messages and with UCX's own puts.
 
 mod common;
 mod suite;
 
-use baton_kv_transfer::TransportChoice;
+use baton_kv_transfer::{TransportChoice, UcxLanes};
 
 /// One test per function of the suite and transport.
 macro_rules! on_every_transport {
@@ -12,8 +12,14 @@ macro_rules! on_every_transport {
         mod tcp {
             $(#[test] fn $name() { crate::suite::$module::$name(&crate::tcp_choice()); })*
         }
+        mod tls {
+            $(#[test] fn $name() { crate::common::in_tls(|| crate::suite::$module::$name(&crate::tcp_choice())); })*
+        }
         mod ucx {
             $(#[test] fn $name() { crate::suite::$module::$name(&crate::ucx_choice()); })*
+        }
+        mod ucx_shared_memory {
+            $(#[test] fn $name() { crate::suite::$module::$name(&crate::shared_memory_choice()); })*
         }
         mod ucx_one_sided {
             $(#[test] fn $name() { crate::suite::$module::$name(&crate::common::ucx_one_sided()); })*
@@ -25,8 +31,12 @@ fn tcp_choice() -> TransportChoice {
     TransportChoice::Tcp { bind: [127, 0, 0, 1].into(), port: 0 }
 }
 
+fn shared_memory_choice() -> TransportChoice {
+    TransportChoice::ucx(UcxLanes::SharedMemory, [127, 0, 0, 1].into())
+}
+
 fn ucx_choice() -> TransportChoice {
-    TransportChoice::ucx([127, 0, 0, 1].into())
+    TransportChoice::ucx(UcxLanes::LoopbackTcp, [127, 0, 0, 1].into())
 }
 
 on_every_transport![

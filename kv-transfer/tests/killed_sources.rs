@@ -33,7 +33,7 @@ fn party(name: &str) -> Party {
 }
 
 fn choice_of(way: &str) -> TransportChoice {
-    if way == "puts" { ucx_one_sided() } else { TransportChoice::ucx([127, 0, 0, 1].into()) }
+    if way == "puts" { ucx_one_sided() } else { TransportChoice::ucx(UcxLanes::LoopbackTcp, [127, 0, 0, 1].into()) }
 }
 
 /// Not a test of its own: the sink, and the sources that are killed.
@@ -43,7 +43,7 @@ fn role_of_the_other_process() {
     let Ok(args) = std::env::var("BATON_TEST_OTHER_PROCESS") else { return };
     match args.split(' ').collect::<Vec<_>>()[..] {
         ["sink"] => {
-            let node = config("sink").start(TransportChoice::ucx([127, 0, 0, 1].into()));
+            let node = config("sink").start(TransportChoice::ucx(UcxLanes::LoopbackTcp, [127, 0, 0, 1].into()));
             say(&format!("address: {}", hex(&node.transfer.address().to_bytes())));
             let parent = parent_id();
             while parent_id() == parent {

@@ -26,7 +26,7 @@ fn config(name: &'static str) -> NodeConfig {
 
 /// Named so on the command line of the other process.
 fn choice_of(way: &str) -> TransportChoice {
-    if way == "puts" { ucx_one_sided() } else { TransportChoice::ucx([127, 0, 0, 1].into()) }
+    if way == "puts" { ucx_one_sided() } else { TransportChoice::ucx(UcxLanes::LoopbackTcp, [127, 0, 0, 1].into()) }
 }
 
 /// Done once told; the fence behind it is first polled in the turn that posts what this one held back.

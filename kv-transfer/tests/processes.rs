@@ -12,7 +12,7 @@ fn tcp() -> TransportChoice {
 }
 
 fn ucx() -> TransportChoice {
-    TransportChoice::ucx([127, 0, 0, 1].into())
+    TransportChoice::ucx(UcxLanes::LoopbackTcp, [127, 0, 0, 1].into())
 }
 
 fn config(name: &'static str) -> NodeConfig {

@@ -26,7 +26,7 @@ fn choice_of(way: &str) -> TransportChoice {
     match way {
         "tcp" => TransportChoice::Tcp { bind, port: 0 },
         "puts" => ucx_one_sided(),
-        _ => TransportChoice::ucx(bind),
+        _ => TransportChoice::ucx(UcxLanes::LoopbackTcp, bind),
     }
 }
 

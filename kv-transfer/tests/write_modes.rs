@@ -32,7 +32,7 @@ fn config(name: &'static str) -> NodeConfig {
 }
 
 fn choice_of(way: &str) -> TransportChoice {
-    if way == "puts" { ucx_one_sided() } else { TransportChoice::ucx([127, 0, 0, 1].into()) }
+    if way == "puts" { ucx_one_sided() } else { TransportChoice::ucx(UcxLanes::LoopbackTcp, [127, 0, 0, 1].into()) }
 }
 
 fn request() -> RequestId {

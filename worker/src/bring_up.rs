@@ -8,11 +8,12 @@ use baton_kernels::cpu::{CpuBackend, CpuConfig};
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::ops::Ops;
 use baton_kernels::reference::ReferenceBackend;
-use baton_kv_transfer::{Region, TransportChoice, UcxWrites};
+use baton_kv_transfer::{Region, TransportChoice, UcxLanes, UcxWrites, inventory};
 use baton_node::config::ByteSize;
 use baton_node::host;
 use baton_proto::v1;
 use baton_types::{Compatibility, KvPoolMap, ModelCard};
+use std::net::{IpAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -86,15 +87,41 @@ pub fn load_on(
 }
 
 /// How the settings name the data plane to the transfer.
-pub fn transport(settings: &TransferSettings) -> TransportChoice {
-    match settings.transport {
-        TransportKind::Ucx => {
-            let given = |text: &String| Some(text.clone()).filter(|t| !t.is_empty());
-            let (tls, devices) = (given(&settings.ucx_tls), given(&settings.ucx_net_devices));
-            TransportChoice::Ucx { tls, bind: settings.bind, devices, writes: UcxWrites::ByLanes }
-        }
-        TransportKind::Tcp => TransportChoice::Tcp { bind: settings.bind, port: 0 },
-    }
+pub fn transport(settings: &TransferSettings) -> Result<TransportChoice, WorkerError> {
+    transport_with(settings, inventory::has_rdma)
+}
+
+fn transport_with(
+    settings: &TransferSettings,
+    has_rdma: impl FnOnce() -> bool,
+) -> Result<TransportChoice, WorkerError> {
+    let given = |text: &String| Some(text.clone()).filter(|t| !t.is_empty());
+    let (bind, named) = (settings.bind, given(&settings.ucx_tls).map(UcxLanes::Named));
+    let lanes = match (settings.transport, named) {
+        (TransportKind::Tcp, _) => return Ok(TransportChoice::tcp(bind)),
+        (TransportKind::Ucx, Some(named)) => named,
+        (_, named) if has_rdma() => named.unwrap_or(UcxLanes::Rdma),
+        (TransportKind::Auto, _) => return Ok(TransportChoice::tcp(bind)),
+        // Whoever is there is on this host.
+        (TransportKind::Ucx, None) if bind.is_loopback() => UcxLanes::SharedMemory,
+        (TransportKind::Ucx, None) => return Err(WorkerError::NoRdma { bind }),
+    };
+    let devices = given(&settings.ucx_net_devices);
+    Ok(TransportChoice::Ucx { lanes, bind, port: 0, devices, writes: UcxWrites::ByLanes })
+}
+
+/// Address that peers connect to, where it is not the bound one: as set, or, where the data plane listens at all addresses, the one from
+/// which this host reaches others.
+pub fn advertise(settings: &TransferSettings) -> Option<IpAddr> {
+    settings.advertise.or_else(|| settings.bind.is_unspecified().then(|| own_address(settings.bind)).flatten())
+}
+
+fn own_address(any: IpAddr) -> Option<IpAddr> {
+    // Addresses for documentation (RFC 5737, RFC 3849): nothing is sent there, the system only says from where it would be.
+    let to = if any.is_ipv4() { "192.0.2.1:9" } else { "[2001:db8::1]:9" };
+    let socket = UdpSocket::bind((any, 0)).ok()?;
+    socket.connect(to).ok()?;
+    Some(socket.local_addr().ok()?.ip()).filter(|address| !address.is_unspecified())
 }
 
 /// Refuses lanes without a fence where the instance has no name of its own: a name of each start would start each time with a bound anew.
@@ -173,6 +200,48 @@ mod tests {
         let length = context_max(100_000, 8192).unwrap_err().to_string();
         assert!(length.contains("100000") && length.contains("8192"), "{length}");
         assert_eq!((context_max(0, 8192).unwrap(), context_max(4096, 8192).unwrap()), (8192, 4096));
+    }
+
+    #[test]
+    fn ucx_is_taken_where_it_has_lanes_that_suit() {
+        let chosen = |transport, tls: &str, bind: &str, rdma| {
+            let (ucx_tls, bind) = (tls.into(), bind.parse().unwrap());
+            let settings = TransferSettings { transport, ucx_tls, bind, ..TransferSettings::default() };
+            match transport_with(&settings, || rdma) {
+                Ok(TransportChoice::Tcp { .. }) => "tcp".to_owned(),
+                Ok(TransportChoice::Ucx { lanes, .. }) => lanes.tls().to_owned(),
+                Err(error) => error.to_string(),
+            }
+        };
+        use TransportKind::{Auto, Tcp, Ucx};
+        let (here, there) = ("127.0.0.1", "10.0.0.1");
+        for (transport, tls, bind, rdma, expected) in [
+            (Auto, "", there, false, "tcp"),
+            (Auto, "", there, true, "ib"),
+            (Auto, "", here, false, "tcp"),
+            (Auto, "rc", there, true, "rc"),
+            (Auto, "rc", there, false, "tcp"),
+            (Ucx, "", there, true, "ib"),
+            (Ucx, "", here, false, "posix,sysv,self"),
+            (Ucx, "posix,self", there, false, "posix,self"),
+            (Tcp, "rc", there, true, "tcp"),
+        ] {
+            assert_eq!(chosen(transport, tls, bind, rdma), expected, "{transport:?} {tls:?} {bind} {rdma}");
+        }
+        let told = chosen(Ucx, "", there, false);
+        assert!(told.contains("10.0.0.1") && told.contains("tcp"), "{told}");
+    }
+
+    #[test]
+    fn what_is_published_can_be_connected_to() {
+        let published = |bind: &str, advertise: Option<&str>| {
+            let (bind, advertise) = (bind.parse().unwrap(), advertise.map(|address| address.parse().unwrap()));
+            super::advertise(&TransferSettings { bind, advertise, ..TransferSettings::default() })
+        };
+        assert_eq!(published("127.0.0.1", None), None);
+        assert_eq!(published("0.0.0.0", Some("10.0.0.1")), Some("10.0.0.1".parse().unwrap()));
+        // A host without a route has none to publish, and is told so when the data plane starts.
+        assert!(published("0.0.0.0", None).is_none_or(|address| !address.is_unspecified()));
     }
 
     #[test]

@@ -122,19 +122,19 @@ pub struct WorkerArgs {
     /// host:port under which routers reach this worker
     #[arg(long, value_name = "ADDRESS")]
     pub advertise: Option<String>,
-    /// "ucx" or "tcp"
+    /// "auto", "ucx" or "tcp"
     #[arg(long, value_parser = parse::<TransportKind>)]
     pub transport: Option<TransportKind>,
     /// IP address of this host at which peers reach the data plane
     #[arg(long, value_name = "IP")]
     pub transfer_bind: Option<IpAddr>,
-    /// IP address that peers connect to, where it is not that of --transfer-bind; with --transport tcp
+    /// IP address that peers connect to, where it is not that of --transfer-bind
     #[arg(long, value_name = "IP")]
     pub transfer_advertise: Option<IpAddr>,
-    /// Lanes of the UCX transport, as in UCX_TLS
+    /// Lanes of the UCX transport, as in UCX_TLS, without tcp
     #[arg(long, value_name = "LANES")]
     pub ucx_tls: Option<String>,
-    /// Network devices of the UCX transport, as in UCX_NET_DEVICES; the one with the address of --transfer-bind where absent
+    /// Network devices of the UCX transport, as in UCX_NET_DEVICES; all RDMA devices where absent
     #[arg(long, value_name = "DEVICES")]
     pub ucx_net_devices: Option<String>,
     /// Name of this instance, unique in the cluster

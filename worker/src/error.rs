@@ -59,6 +59,15 @@ pub enum WorkerError {
         /// What is configured.
         lanes: String,
     },
+    /// UCX has no lane to other hosts.
+    #[error(
+        "transfer.transport is \"ucx\", UCX finds no lane of RDMA, and peers at {bind} may be on other hosts: set it to \"auto\" or \"tcp\", or \
+         name lanes in transfer.ucx_tls"
+    )]
+    NoRdma {
+        /// Where peers are to reach this worker.
+        bind: std::net::IpAddr,
+    },
     /// `device = "cuda"`.
     #[error("the CUDA engine is not built yet: set device to \"cpu\"")]
     NoCuda,

@@ -180,7 +180,7 @@ impl RunningWorker {
         let instance = config.instance.id.clone().unwrap_or_else(|| id::default_instance_id(role_name.name()));
         let party = Party { instance, incarnation: id::incarnation() };
         let BoundRole { sink, claimed, service_name, serve } = role.bind(&loaded.engine, membership.members());
-        let mut settings = transfer_config(&config, &party, &loaded);
+        let mut settings = transfer_config(&config, &party, &loaded)?;
         (settings.hooks, settings.protocol) = (around.hooks, around.protocol);
         settings.credentials = credentials::of(&identity);
         let region = loaded.region.clone();
@@ -303,10 +303,16 @@ async fn load(config: &WorkerConfig, announcer: Announcer, ops: Option<Arc<dyn O
     loaded.with_context(|| format!("cannot serve model {:?}", config.model.model))
 }
 
-fn transfer_config(config: &WorkerConfig, party: &Party, loaded: &Loaded) -> TransferConfig {
-    let transport = bring_up::transport(&config.transfer);
+fn transfer_config(
+    config: &WorkerConfig,
+    party: &Party,
+    loaded: &Loaded,
+) -> Result<TransferConfig, crate::WorkerError> {
+    let transport = bring_up::transport(&config.transfer)?;
     let settings = TransferConfig::new(party.clone(), loaded.compatibility.clone(), loaded.map.clone(), transport);
-    TransferConfig { limits: config.transfer.limits.clone(), advertise: config.transfer.advertise, ..settings }
+    let (limits, encrypt) = (config.transfer.limits.clone(), config.transfer.encrypt);
+    let advertise = bring_up::advertise(&config.transfer);
+    Ok(TransferConfig { limits, advertise, encrypt, ..settings })
 }
 
 fn record(

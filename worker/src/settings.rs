@@ -140,16 +140,18 @@ pub enum Device {
 pub struct TransferSettings {
     /// How KV travels.
     pub transport: TransportKind,
-    /// Address at which peers reach the data plane, an IP of this host: it listens there and nowhere else. Peers are trusted, and the
-    /// network is not checked: choose one on which only this cluster speaks.
+    /// Address at which peers reach the data plane, an IP of this host: it listens there and nowhere else.
     pub bind: IpAddr,
-    /// Address to publish in place of `bind`, where peers reach this host by another one: needed where `bind` is `0.0.0.0`. TCP only;
-    /// UCX publishes the addresses of its devices.
+    /// Address to publish in place of `bind`, where peers reach this host by another one. Where `bind` is `0.0.0.0` and this is absent, the one from
+    /// which this host reaches others.
     pub advertise: Option<IpAddr>,
-    /// `UCX_TLS` for the UCX transport: its lanes. Empty takes the safe default of this host.
+    /// Whether KV is encrypted between workers with an identity. Where it is not, they prove themselves and encrypt all else; for networks
+    /// on which only this cluster speaks. To be set alike on all workers. What goes over lanes of UCX never is.
+    pub encrypt: bool,
+    /// `UCX_TLS` for the UCX transport: its lanes, none of which may be `tcp`. Empty takes those of RDMA, or shared memory where there are
+    /// none and `bind` is loopback.
     pub ucx_tls: String,
-    /// `UCX_NET_DEVICES` for the UCX transport, e.g. `mlx5_0:1`: RDMA devices are not found by an address. Empty takes the device that
-    /// has the address `bind`.
+    /// `UCX_NET_DEVICES` for the UCX transport, e.g. `mlx5_0:1`. Empty takes all RDMA devices.
     pub ucx_net_devices: String,
     /// Bounds of the data plane.
     pub limits: TransferLimits,
@@ -158,8 +160,9 @@ pub struct TransferSettings {
 impl Default for TransferSettings {
     fn default() -> Self {
         Self {
-            transport: TransportKind::Ucx,
+            transport: TransportKind::Auto,
             bind: Ipv4Addr::LOCALHOST.into(),
+            encrypt: true,
             ucx_tls: String::new(),
             advertise: None,
             ucx_net_devices: String::new(),
@@ -172,9 +175,11 @@ impl Default for TransferSettings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TransportKind {
-    /// UCX: RDMA where there is a NIC, shared memory or TCP otherwise.
+    /// UCX where it finds lanes of RDMA, TCP elsewhere. All workers that exchange KV have to come to the same.
+    Auto,
+    /// UCX: RDMA, or shared memory within one host.
     Ucx,
-    /// Plain TCP, where UCX cannot run.
+    /// TCP of Baton's own.
     Tcp,
 }
 
@@ -210,19 +215,8 @@ impl Check for PrefixCacheSettings {
 
 impl Check for TransferSettings {
     fn check(&self, at: &mut Checker) {
-        let tcp = self.transport == TransportKind::Tcp;
-        let unreachable = tcp && self.bind.is_unspecified() && self.advertise.is_none();
-        at.require("advertise", !unreachable, "an address of this host where bind stands for all of them")
-            .require(
-                "advertise",
-                tcp || self.advertise.is_none(),
-                "absent with UCX, which publishes its devices' addresses",
-            )
-            .require(
-                "advertise",
-                !self.advertise.is_some_and(|a| a.is_unspecified()),
-                "an address that peers can connect to",
-            );
+        let reachable = !self.advertise.is_some_and(|a| a.is_unspecified());
+        at.require("advertise", reachable, "an address that peers can connect to");
         if let Err(error) = self.limits.check() {
             at.problem("limits", error.to_string());
         }
@@ -245,10 +239,9 @@ mod tests {
         let cases = [
             (serde_json::json!({}), vec![]),
             (serde_json::json!({"bind": "0.0.0.0"}), vec![]),
-            (serde_json::json!({"transport": "tcp", "bind": "0.0.0.0"}), vec!["advertise"]),
             (serde_json::json!({"transport": "tcp", "bind": "0.0.0.0", "advertise": "10.0.0.1"}), vec![]),
             (serde_json::json!({"transport": "tcp", "bind": "::", "advertise": "0.0.0.0"}), vec!["advertise"]),
-            (serde_json::json!({"transport": "ucx", "advertise": "10.0.0.1"}), vec!["advertise"]),
+            (serde_json::json!({"transport": "ucx", "bind": "0.0.0.0", "advertise": "10.0.0.1"}), vec![]),
             (serde_json::json!({"limits": {"peers_max": 9}}), vec![]),
             (serde_json::json!({"limits": {"peers_max": 0}}), vec!["limits"]),
         ];

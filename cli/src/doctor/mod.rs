@@ -15,7 +15,7 @@ mod sysfs;
 mod ucx;
 
 use anyhow::ensure;
-use baton_kv_transfer::{TransportChoice, inventory};
+use baton_kv_transfer::{UcxLanes, inventory};
 use baton_node::config::ByteSize;
 use baton_node::host::raise_locked_memory_limit;
 use clap::Args;
@@ -48,9 +48,9 @@ pub(crate) struct DoctorArgs {
     /// Measure the way to another host, where `baton doctor --listen` runs: reach, clock, and GB/s of KV.
     #[arg(long, value_name = "HOST:PORT")]
     connect: Option<String>,
-    /// Transports of UCX, as in UCX_TLS.
-    #[arg(long, value_name = "LIST", default_value = TransportChoice::UCX_TLS_DEFAULT)]
-    ucx_tls: String,
+    /// Lanes of UCX, as in UCX_TLS, without tcp. Those of RDMA where that or a device is asked for; elsewhere KV goes over TCP of Baton's own.
+    #[arg(long, value_name = "LIST")]
+    ucx_tls: Option<String>,
     /// Network devices of UCX, as in UCX_NET_DEVICES, e.g. mlx5_0:1,mlx5_1:1: those named have to be there and up. With --connect, name those
     /// of the other host there, with --listen.
     #[arg(long, value_name = "LIST", default_value = "")]
@@ -70,11 +70,14 @@ pub(crate) async fn run(args: DoctorArgs) -> anyhow::Result<()> {
     let (ports, usable) = rdma::look(root, args.rdma, devices);
     findings.extend(ports);
     findings.extend(gpu::look(root, args.gpu, args.rdma));
-    findings.push(ucx::look(&args.ucx_tls, devices, ucx::Rdma { wanted: args.rdma, usable }));
+    let over_rdma = args.rdma || devices.given().is_some();
+    let tls = args.ucx_tls.or_else(|| over_rdma.then(|| UcxLanes::Rdma.tls().into()));
+    let looked = tls.clone().unwrap_or_else(|| UcxLanes::SharedMemory.tls().into());
+    findings.push(ucx::look(&looked, devices, ucx::Rdma { wanted: args.rdma, usable }));
     if !args.etcd.is_empty() {
         findings.extend(members::look(args.etcd.clone()).await?);
     }
-    let way = Way { tls: args.ucx_tls, devices: devices.clone(), rdma: args.rdma };
+    let way = Way { tls, devices: devices.clone(), rdma: args.rdma };
     if let Some(to) = &args.connect {
         findings.extend(link::connect(to, &way).await);
     }

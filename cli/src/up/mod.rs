@@ -98,6 +98,7 @@ enum Policy {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Transport {
+    Auto,
     Ucx,
     Tcp,
 }

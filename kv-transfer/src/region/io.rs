@@ -5,36 +5,71 @@ use std::io::{Error, ErrorKind, Result};
 use std::mem::zeroed;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+/// Most parts of one send, well below the system's `IOV_MAX` of 1,024.
+pub(crate) const PARTS_MAX: usize = 128;
+
+/// What a socket is to send: bytes of our own, or of the region.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Part<'a> {
+    Own(&'a [u8]),
+    Region { offset: usize, len: usize },
+}
+
+impl Part<'_> {
+    pub(crate) const fn len(&self) -> usize {
+        match self {
+            Self::Own(bytes) => bytes.len(),
+            Self::Region { len, .. } => *len,
+        }
+    }
+}
+
 impl Region {
-    /// Sends `head`, then up to `len` bytes at `offset`, to a stream socket; how many bytes went, the head's included. Neither blocks
-    /// nor raises `SIGPIPE`.
+    /// Sends up to [`PARTS_MAX`] parts, one behind the other, to a stream socket; how many bytes went. Neither blocks nor raises
+    /// `SIGPIPE`.
     ///
     /// # Panics
-    /// If the range leaves the region.
-    pub(crate) fn send_to(&self, socket: BorrowedFd<'_>, head: &[u8], offset: usize, len: usize) -> Result<usize> {
-        let body = libc::iovec { iov_base: self.at(offset, len).cast(), iov_len: len };
-        let head = libc::iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() };
-        let mut parts = [head, body];
+    /// If a part leaves the region.
+    pub(crate) fn send_parts(&self, socket: BorrowedFd<'_>, parts: &[Part<'_>]) -> Result<usize> {
+        let vector = |part: &Part<'_>| match part {
+            Part::Own(bytes) => libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() },
+            Part::Region { offset, len } => libc::iovec { iov_base: self.at(*offset, *len).cast(), iov_len: *len },
+        };
+        let mut vectors: Vec<libc::iovec> = parts.iter().take(PARTS_MAX).map(vector).collect();
         // SAFETY: all fields of `msghdr` are numbers and pointers, for which zero is a value.
         let mut message: libc::msghdr = unsafe { zeroed() };
-        message.msg_iov = parts.as_mut_ptr();
-        message.msg_iovlen = parts.len() as _;
-        // SAFETY: the kernel only reads, and both parts stay valid over the call: the head is borrowed, and `at` checked that the body
-        // lies within the mapping.
+        message.msg_iov = vectors.as_mut_ptr();
+        message.msg_iovlen = vectors.len() as _;
+        // SAFETY: the kernel only reads, and all parts stay valid over the call: own bytes are borrowed, and `at` checked that the others
+        // lie within the mapping.
         let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
         usize::try_from(sent).map_err(|_| Error::last_os_error())
     }
 
-    /// Receives up to `len` bytes from a stream socket to `offset`, without blocking. End of stream is an error.
+    /// Receives from a stream socket, without blocking: up to `len` bytes to `offset`, and what comes behind them to `rest`. End of stream
+    /// is an error.
     ///
     /// # Panics
     /// If the range leaves the region.
-    pub(crate) fn receive_from(&self, socket: BorrowedFd<'_>, offset: usize, len: usize) -> Result<usize> {
-        let to = self.at(offset, len);
-        // SAFETY: `at` checked that the range lies within the mapping, to which no reference exists anywhere.
-        let received = unsafe { libc::recv(socket.as_raw_fd(), to.cast(), len, libc::MSG_DONTWAIT) };
+    pub(crate) fn receive_from(
+        &self,
+        socket: BorrowedFd<'_>,
+        offset: usize,
+        len: usize,
+        rest: &mut [u8],
+    ) -> Result<usize> {
+        let body = libc::iovec { iov_base: self.at(offset, len).cast(), iov_len: len };
+        let behind = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
+        let mut vectors = [body, behind];
+        // SAFETY: all fields of `msghdr` are numbers and pointers, for which zero is a value.
+        let mut message: libc::msghdr = unsafe { zeroed() };
+        message.msg_iov = vectors.as_mut_ptr();
+        message.msg_iovlen = vectors.len() as _;
+        // SAFETY: `at` checked that the range lies within the mapping, to which no reference exists anywhere; `rest` is borrowed
+        // exclusively.
+        let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
         match usize::try_from(received) {
-            Ok(0) if len > 0 => Err(ErrorKind::UnexpectedEof.into()),
+            Ok(0) if len + rest.len() > 0 => Err(ErrorKind::UnexpectedEof.into()),
             Ok(received) => Ok(received),
             Err(_) => Err(Error::last_os_error()),
         }

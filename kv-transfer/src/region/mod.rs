@@ -12,6 +12,7 @@ mod mapping;
 mod wide;
 
 use baton_types::{MemoryKind, PoolMemory};
+pub(crate) use io::{PARTS_MAX, Part};
 use mapping::Mapping;
 use std::fmt;
 use std::io::Error;

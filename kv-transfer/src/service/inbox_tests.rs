@@ -8,7 +8,7 @@ use std::sync::atomic::AtomicUsize;
 
 fn open(inbox: &Inbox) -> Result<u64, TransferError> {
     let party = Party { instance: InstanceId::try_new("d").unwrap(), incarnation: Incarnation(1) };
-    let peer = Peer { party, address: TransferAddress::Ucx(vec![1]), shard: 0 };
+    let peer = Peer { party, address: TransferAddress::Tcp(([127, 0, 0, 1], 1).into()), shard: 0 };
     let (request_id, blocks) = (RequestId::try_new("r").unwrap(), GroupBlocks::default());
     let request = OpenRequest { request_id, tokens: 1, blocks, deadline: Instant::now(), hold: Box::new(()) };
     inbox.open(peer, request, oneshot::channel().0)

@@ -257,9 +257,10 @@ impl Progress {
                 return Ok(conn);
             }
         }
-        let opened = self.connections.values().filter(|c| c.address.is_some()).count();
-        if opened >= self.config.limits.peers_max {
-            return Err(format!("{opened} peers are connected already"));
+        // Of those that this side connected to: those that connected have places of their own.
+        let dialled = self.connections.values().filter(|c| c.address.is_some()).count();
+        if dialled >= self.config.limits.peers_max {
+            return Err(format!("{dialled} peers are connected already"));
         }
         let conn = self.transport.connect(&peer.address)?;
         let by = now + Duration::from_millis(self.config.limits.connect_ms);

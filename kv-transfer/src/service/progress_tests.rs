@@ -28,7 +28,7 @@ impl Transport for Noting {
         "notes"
     }
     fn address(&self) -> TransferAddress {
-        TransferAddress::Ucx(vec![1])
+        TransferAddress::Tcp(([127, 0, 0, 1], 1).into())
     }
     fn region(&self) -> RemoteRegion {
         RemoteRegion::default()
@@ -138,7 +138,7 @@ fn config(name: &str) -> TransferConfig {
     let layout = KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap();
     let class = NumericsClass { isa: "t".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 0 };
     let compatibility = Compatibility { model: Digest([0; 32]), layout: layout.clone(), class };
-    let choice = TransportChoice::ucx([127, 0, 0, 1].into());
+    let choice = TransportChoice::tcp([127, 0, 0, 1].into());
     TransferConfig::new(party(name), compatibility, KvPoolMap::try_new(layout, 4).unwrap(), choice)
 }
 
@@ -193,7 +193,7 @@ fn offer(handoff: u64, tokens: u32) -> Message {
 fn blocks_are_held_until_the_transport_reads_them_no_more() {
     let (mut progress, notes) = Progress::noting();
     let now = Instant::now();
-    let peer = Peer { party: party("peer"), address: TransferAddress::Ucx(vec![1]), shard: 0 };
+    let peer = Peer { party: party("peer"), address: TransferAddress::Tcp(([127, 0, 0, 1], 1).into()), shard: 0 };
     let (request_id, deadline) = (RequestId::try_new("r").unwrap(), now + Duration::from_secs(60));
     let hold = Box::new(Held(notes.clone(), blocks()));
     let request = OpenRequest { request_id, tokens: 16, blocks: blocks(), deadline, hold };
@@ -362,7 +362,7 @@ fn peers_that_say_nothing_keep_nobody_out() {
     assert!(progress.connections[&ConnId(17)].map.is_some());
     // And however many have greeted, this side connects to others.
     progress.config.limits.peers_max = 1;
-    let peer = Peer { party: party("other"), address: TransferAddress::Ucx(vec![1]), shard: 0 };
+    let peer = Peer { party: party("other"), address: TransferAddress::Tcp(([127, 0, 0, 1], 1).into()), shard: 0 };
     assert_eq!(progress.connection_to(&peer, now), Ok(CONN));
 }
 

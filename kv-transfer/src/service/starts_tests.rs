@@ -241,7 +241,7 @@ fn owner_restarts(tickets: Tickets) -> Adopted {
     let (request_id, deadline) = (RequestId::try_new("r").unwrap(), now + Duration::from_secs(60));
     let (blocks, name, hold) = (blocks(), b"s".to_vec(), Box::new(()));
     let request = FetchRequest { request_id, name, from: 0, tokens: TOKENS, blocks: blocks.clone(), deadline, hold };
-    let peer = Peer { party: start(EARLIER), address: TransferAddress::Ucx(vec![1]), shard: 0 };
+    let peer = Peer { party: start(EARLIER), address: TransferAddress::Tcp(([127, 0, 0, 1], 1).into()), shard: 0 };
     let key = scene.progress.inbox.fetch(peer, request, outcome).unwrap();
     scene.progress.commands(now);
     scene.say(EARLIER, &Message::Welcome(greeting_of(EARLIER)));

@@ -107,12 +107,14 @@ pub(crate) trait Transport {
 pub(crate) fn start(config: &TransferConfig, region: Arc<Region>) -> Result<(Box<dyn Transport>, Wake), TransferError> {
     match &config.transport {
         TransportChoice::Tcp { bind, port } => {
-            let (transport, wake) = tcp::Tcp::start(*bind, *port, config, region)?;
+            let (transport, wake) =
+                tcp::Tcp::start(tcp::Listen { bind: *bind, port: *port, has_lanes: false }, config, region)?;
             Ok((Box::new(transport), wake))
         }
-        TransportChoice::Ucx { tls, bind, devices, writes } => {
-            let tls = tls.as_deref().unwrap_or(TransportChoice::UCX_TLS_DEFAULT);
-            let (transport, wake) = ucx::Ucx::start(tls, *bind, devices.as_deref(), *writes, config, region)?;
+        TransportChoice::Ucx { lanes, bind, port, devices, writes } => {
+            let listen = tcp::Listen { bind: *bind, port: *port, has_lanes: true };
+            let start = ucx::Start { lanes, listen, devices: devices.as_deref(), writes: *writes };
+            let (transport, wake) = ucx::Ucx::start(start, config, region)?;
             Ok((Box::new(transport), wake))
         }
     }

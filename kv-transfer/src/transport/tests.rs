@@ -1,13 +1,40 @@
 //! The promises of [`Transport`], checked on each without a service around it.
 
 use super::*;
-use crate::{Party, UcxWrites};
+use crate::{Credentials, Party, UcxLanes, UcxWrites};
+use authority::Authority;
 use baton_types::{
     Compatibility, Digest, Dtype, Incarnation, InstanceId, KvLayout, KvPoolMap, NumericsClass, PoolMemory,
 };
 
+#[allow(dead_code, unreachable_pub)] // Tests of the crate have it too.
+#[path = "../../tests/common/authority.rs"]
+mod authority;
+#[path = "proving_tests.rs"]
+mod proving;
+
 const PATIENCE: Duration = Duration::from_secs(20);
 const BYTES: usize = 1 << 20;
+
+/// How two sides speak.
+#[derive(Clone)]
+struct Way {
+    choice: TransportChoice,
+    credentials: Option<Arc<dyn Credentials>>,
+    encrypt: bool,
+    connect_ms: u64,
+    peers_max: usize,
+}
+
+impl Way {
+    fn plain(choice: TransportChoice) -> Self {
+        Self { choice, credentials: None, encrypt: true, connect_ms: 5_000, peers_max: 256 }
+    }
+
+    fn with(self, credentials: Arc<dyn Credentials>) -> Self {
+        Self { credentials: Some(credentials), ..self }
+    }
+}
 
 struct Side {
     transport: Box<dyn Transport>,
@@ -16,13 +43,15 @@ struct Side {
 }
 
 impl Side {
-    fn start(choice: &TransportChoice) -> Self {
+    fn start(way: &Way) -> Self {
         let layout = KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap();
         let class = NumericsClass { isa: "t".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 0 };
         let compatibility = Compatibility { model: Digest([0; 32]), layout: layout.clone(), class };
         let party = Party { instance: InstanceId::try_new("t").unwrap(), incarnation: Incarnation(1) };
         let map = KvPoolMap::try_new(layout, 1).unwrap();
-        let config = TransferConfig::new(party, compatibility, map, choice.clone());
+        let mut config = TransferConfig::new(party, compatibility, map, way.choice.clone());
+        (config.credentials, config.encrypt) = (way.credentials.clone(), way.encrypt);
+        (config.limits.connect_ms, config.limits.peers_max) = (way.connect_ms, way.peers_max);
         let region = Region::anonymous(BYTES).unwrap();
         let (transport, _) = start(&config, region.clone()).unwrap();
         Self { transport, region, events: Vec::new() }
@@ -67,7 +96,7 @@ fn closed(event: &Event) -> Option<ConnId> {
 }
 
 /// Two sides, connected, and the connection on each.
-fn connected(choice: &TransportChoice) -> (Side, ConnId, Side, ConnId) {
+fn connected(choice: &Way) -> (Side, ConnId, Side, ConnId) {
     let (mut a, mut b) = (Side::start(choice), Side::start(choice));
     let from = a.transport.connect(&b.transport.address()).unwrap();
     let to = until(&mut b, &mut a, "accepted", accepted);
@@ -81,7 +110,7 @@ fn connected(choice: &TransportChoice) -> (Side, ConnId, Side, ConnId) {
     (a, from, b, to)
 }
 
-fn messages_arrive_whole_and_in_order(choice: &TransportChoice) {
+fn messages_arrive_whole_and_in_order(choice: &Way) {
     let (mut a, from, mut b, to) = connected(choice);
     let sizes = [1usize, 3 << 20, 7, 70_000, 8_000, 1, 1 << 20, 2];
     for (i, &size) in sizes.iter().enumerate() {
@@ -94,7 +123,7 @@ fn messages_arrive_whole_and_in_order(choice: &TransportChoice) {
     }
 }
 
-fn writes_are_visible_once_flushed(choice: &TransportChoice) {
+fn writes_are_visible_once_flushed(choice: &Way) {
     let (mut a, from, mut b, to) = connected(choice);
     let noise: Vec<u8> = (0..BYTES).map(|i| ((i * 31) >> 3) as u8).collect();
     a.region.write(0, &noise);
@@ -114,7 +143,7 @@ fn writes_are_visible_once_flushed(choice: &TransportChoice) {
     assert_eq!(done, runs.iter().map(|r| r.2).sum());
 }
 
-fn closing_reaches_the_other_side(choice: &TransportChoice) {
+fn closing_reaches_the_other_side(choice: &Way) {
     let (mut a, from, mut b, to) = connected(choice);
     a.transport.send(from, b"last words".to_vec());
     a.transport.close(from, "test");
@@ -138,8 +167,24 @@ macro_rules! on_each {
                 super::$name(&super::tcp());
             }
             #[test]
+            fn tls() {
+                super::$name(&super::tls());
+            }
+            #[test]
+            fn tls_control() {
+                super::$name(&super::tls_control());
+            }
+            #[test]
             fn ucx() {
                 super::$name(&super::ucx());
+            }
+            #[test]
+            fn ucx_shared_memory() {
+                super::$name(&super::ucx_shared_memory());
+            }
+            #[test]
+            fn ucx_tls() {
+                super::$name(&super::ucx_tls());
             }
             #[test]
             fn ucx_one_sided() {
@@ -199,20 +244,39 @@ fn window(range: Range<usize>) -> Vec<Range<usize>> {
     std::iter::once(range).collect()
 }
 
-fn ucx() -> TransportChoice {
-    TransportChoice::ucx([127, 0, 0, 1].into())
+const LOOPBACK: std::net::IpAddr = std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
+fn ucx() -> Way {
+    Way::plain(TransportChoice::ucx(UcxLanes::LoopbackTcp, LOOPBACK))
 }
 
-fn ucx_one_sided() -> TransportChoice {
-    let (tls, bind, devices) = (None, [127, 0, 0, 1].into(), None);
-    TransportChoice::Ucx { tls, bind, devices, writes: UcxWrites::OneSided }
+fn ucx_one_sided() -> Way {
+    let (lanes, writes) = (UcxLanes::LoopbackTcp, UcxWrites::OneSided);
+    Way::plain(TransportChoice::Ucx { lanes, bind: LOOPBACK, port: 0, devices: None, writes })
 }
 
-fn tcp() -> TransportChoice {
-    TransportChoice::Tcp { bind: [127, 0, 0, 1].into(), port: 0 }
+fn ucx_shared_memory() -> Way {
+    Way::plain(TransportChoice::ucx(UcxLanes::SharedMemory, LOOPBACK))
 }
 
-fn only_what_an_open_window_covers_is_stored(choice: &TransportChoice) {
+fn ucx_tls() -> Way {
+    ucx_shared_memory().with(Authority::new().worker())
+}
+
+fn tcp() -> Way {
+    Way::plain(TransportChoice::tcp(LOOPBACK))
+}
+
+fn tls() -> Way {
+    tcp().with(Authority::new().worker())
+}
+
+/// Only messages are encrypted.
+fn tls_control() -> Way {
+    Way { encrypt: false, ..tls() }
+}
+
+fn only_what_an_open_window_covers_is_stored(choice: &Way) {
     let (mut a, from, mut b, to) = connected(choice);
     a.region.write(0, &[9; 4096]);
     b.transport.open_window(to, TicketId(5), window(1000..2000));
@@ -230,7 +294,7 @@ fn only_what_an_open_window_covers_is_stored(choice: &TransportChoice) {
     assert_eq!(b.events.iter().filter(|e| matches!(e, Event::PutRefused(_))).count(), refused.len());
 }
 
-fn a_write_outside_of_the_region_closes_the_connection(choice: &TransportChoice) {
+fn a_write_outside_of_the_region_closes_the_connection(choice: &Way) {
     let (mut a, from, mut b, to) = connected(choice);
     b.transport.open_window(to, TicketId(5), window(0..BYTES));
     a.transport.put(from, TicketId(5), CopyRun { from: 0, to: BYTES - 1, len: 2 });
@@ -240,14 +304,18 @@ fn a_write_outside_of_the_region_closes_the_connection(choice: &TransportChoice)
 /// On transports that store what their peers write themselves.
 #[test]
 fn tcp_guards_its_region() {
-    only_what_an_open_window_covers_is_stored(&tcp());
-    a_write_outside_of_the_region_closes_the_connection(&tcp());
+    for way in [tcp(), tls(), tls_control()] {
+        only_what_an_open_window_covers_is_stored(&way);
+        a_write_outside_of_the_region_closes_the_connection(&way);
+    }
 }
 
 #[test]
 fn ucx_guards_its_region_where_writes_are_messages() {
-    only_what_an_open_window_covers_is_stored(&ucx());
-    a_write_outside_of_the_region_closes_the_connection(&ucx());
+    for way in [ucx(), ucx_shared_memory(), ucx_tls()] {
+        only_what_an_open_window_covers_is_stored(&way);
+        a_write_outside_of_the_region_closes_the_connection(&way);
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The context: which transports there are, and which memory they may touch.
 
+use super::operation::Token;
 use super::status::Status;
 use crate::Region;
 use baton_types::PoolMemory;
@@ -22,7 +23,7 @@ pub(crate) fn version() -> String {
 /// A UCP context.
 pub(crate) struct Context {
     pub(super) handle: sys::ucp_context_h,
-    pub(super) next_token: Cell<u64>,
+    next_token: Cell<u64>,
 }
 
 impl Context {
@@ -53,6 +54,12 @@ impl Context {
         // SAFETY: `config` came from `ucp_config_read` and is used no more.
         unsafe { sys::ucp_config_release(config) };
         created.map(|()| Rc::new(Self { handle, next_token: Cell::new(0) }))
+    }
+
+    /// A token that no other operation of this context's workers has.
+    pub(crate) fn token(&self) -> Token {
+        self.next_token.set(self.next_token.get() + 1);
+        Token(self.next_token.get())
     }
 
     /// Transports that workers of this context open, e.g. `tcp`: no peer reaches them by any other. Sorted.

@@ -3,7 +3,7 @@
 use super::context::Memory;
 use super::operation::{Keeps, Token, start};
 use super::status::Status;
-use super::worker::{Lists, MESSAGE_ID, WRITE_ID, Worker};
+use super::worker::{Lists, WRITE_ID, Worker};
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
 use std::mem::{size_of, zeroed};
@@ -56,17 +56,6 @@ impl Endpoint {
         let created = Status::check(unsafe { sys::ucp_ep_create(worker.handle, &params, &mut handle) });
         let endpoint = Self { handle, closed: Cell::new(created.is_err()), worker: worker.clone(), failure };
         created.map(|()| endpoint)
-    }
-
-    /// Sends a message, eagerly whatever its size, and keeps it until that is done.
-    pub(crate) fn send(&self, token: Token, header: &[u8], body: Vec<u8>) {
-        let (at, len) = (body.as_ptr(), body.len());
-        self.post(token, Keeps::Bytes { _bytes: body }, |params| {
-            eager(params);
-            let (header, header_len) = (header.as_ptr().cast(), header.len());
-            // SAFETY: the endpoint is live; the header is copied by the call; the body's heap bytes belong to the operation.
-            unsafe { sys::ucp_am_send_nbx(self.handle, MESSAGE_ID, header, header_len, at.cast(), len, params) }
-        });
     }
 
     /// Sends `len` bytes of the registered region at `offset` to the peer's [`super::Landing`], eagerly.

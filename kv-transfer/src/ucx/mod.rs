@@ -2,15 +2,14 @@
 //!
 //! What makes them safe to use:
 //! - Everything belongs to one thread: no type is `Send`, so UCX runs in its single-threaded mode without a lock.
-//! - An operation owns what it needs until its callback ran: a message's bytes, or a share of the registered region. Nothing is freed
-//!   because a caller lost interest.
+//! - An operation owns what it needs until its callback ran: a share of the registered region. Nothing is freed because a caller lost
+//!   interest.
 //! - Each handle keeps alive what its own handle depends on (endpoint → worker → context), so they are destroyed in order.
 //!
 //! This module is an unsafe fence.
 #![allow(unsafe_code)]
 
 mod context;
-mod devices;
 mod endpoint;
 mod operation;
 mod output;
@@ -18,12 +17,11 @@ mod status;
 mod worker;
 
 pub(crate) use context::{Context, Memory, version};
-pub(crate) use devices::devices_at;
 pub(crate) use endpoint::{Endpoint, RemoteKey};
 pub(crate) use operation::{Done, Token};
 pub(crate) use output::take_stdout;
 pub(crate) use status::Status;
-pub(crate) use worker::{Arrived, Landing, Worker};
+pub(crate) use worker::{Landing, Worker};
 
 /// Longest header of a message, far below what any transport of UCX takes.
 pub(crate) const HEADER_BYTES_MAX: usize = 64;

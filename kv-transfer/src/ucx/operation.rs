@@ -24,10 +24,6 @@ pub(super) type DoneList = Rc<RefCell<Vec<Done>>>;
 
 /// What an operation keeps alive.
 pub(super) enum Keeps {
-    /// The bytes that it sends.
-    Bytes {
-        _bytes: Vec<u8>,
-    },
     /// The region that it reads.
     Memory {
         _memory: Rc<Memory>,

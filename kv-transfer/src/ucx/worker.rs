@@ -1,4 +1,4 @@
-//! The worker: progress, arrivals, wake-ups.
+//! The worker: progress, writes that come as messages, wake-ups.
 
 use super::context::Context;
 use super::operation::{Done, DoneList};
@@ -12,10 +12,8 @@ use std::ptr::null_mut;
 use std::rc::Rc;
 use ucx_sys::sys;
 
-/// Id of the active messages that are handed out by [`Worker::take_arrived`].
-pub(super) const MESSAGE_ID: u32 = 1;
-/// Id of those whose bytes go to a [`Landing`].
-pub(super) const WRITE_ID: u32 = 2;
+/// Id of the active messages whose bytes go to a [`Landing`].
+pub(super) const WRITE_ID: u32 = 1;
 
 /// Where writes that come as messages are stored. Called while the worker progresses, with UCX's own buffer.
 pub(crate) trait Landing {
@@ -23,17 +21,9 @@ pub(crate) trait Landing {
     fn land(&self, header: &[u8], bytes: &[u8]);
 }
 
-/// A message that arrived.
-#[derive(Debug)]
-pub(crate) struct Arrived {
-    pub header: Vec<u8>,
-    pub body: Vec<u8>,
-}
-
 /// What callbacks fill while the worker progresses.
 #[derive(Default)]
 pub(super) struct Lists {
-    arrived: RefCell<Vec<Arrived>>,
     /// Endpoints, by their owner's number, that failed.
     pub(super) failed: RefCell<Vec<(u64, Status)>>,
     /// Messages that were dropped because they break the protocol of this crate.
@@ -72,7 +62,6 @@ impl Worker {
         Status::check(unsafe { sys::ucp_worker_create(context.handle, &params, &mut handle) })?;
         let (done, lists) = (DoneList::default(), Rc::new(Lists { landing, ..Lists::default() }));
         let worker = Self { handle, done, lists, context: context.clone(), _events: events };
-        worker.handle_by(MESSAGE_ID, arrived)?;
         worker.handle_by(WRITE_ID, landed)?;
         Ok(Rc::new(worker))
     }
@@ -94,14 +83,7 @@ impl Worker {
 
     /// A token that no other operation of this worker's context has.
     pub(crate) fn token(&self) -> Token {
-        let next = &self.context.next_token;
-        next.set(next.get() + 1);
-        Token(next.get())
-    }
-
-    /// An operation that had nothing to do.
-    pub(crate) fn finish(&self, token: Token) {
-        self.done.borrow_mut().push(Done { token, result: Ok(()) });
+        self.context.token()
     }
 
     /// Where others connect to.
@@ -132,10 +114,6 @@ impl Worker {
         std::mem::take(&mut self.done.borrow_mut())
     }
 
-    pub(crate) fn take_arrived(&self) -> Vec<Arrived> {
-        std::mem::take(&mut self.lists.arrived.borrow_mut())
-    }
-
     /// Endpoints that failed since the last call, by their owner's number.
     pub(crate) fn take_failed(&self) -> Vec<(u64, Status)> {
         std::mem::take(&mut self.lists.failed.borrow_mut())
@@ -158,26 +136,6 @@ type Handler = unsafe extern "C" fn(
     usize,
     *const sys::ucp_am_recv_param_t,
 ) -> sys::ucs_status_t;
-
-/// Copies a message out, since its buffer is UCX's.
-unsafe extern "C" fn arrived(
-    lists: *mut c_void,
-    header: *const c_void,
-    header_len: usize,
-    data: *mut c_void,
-    len: usize,
-    param: *const sys::ucp_am_recv_param_t,
-) -> sys::ucs_status_t {
-    // SAFETY: UCX passes what the handler was set with, and valid parts, for the duration of this call.
-    let (lists, parts) = unsafe { (lists_of(lists), parts(header, header_len, data, len, param)) };
-    match parts.filter(|(_, body)| body.len() <= crate::message::MESSAGE_BYTES_MAX) {
-        Some((header, body)) => {
-            lists.arrived.borrow_mut().push(Arrived { header: header.to_vec(), body: body.to_vec() })
-        }
-        None => *lists.refused.borrow_mut() += 1,
-    }
-    sys::ucs_status_t_UCS_OK
-}
 
 /// Lands a write.
 unsafe extern "C" fn landed(

@@ -1,6 +1,7 @@
 //! Two instances in one process: pools that count their blocks, sinks that record what they are given, gates that hold phases.
 #![allow(dead_code, missing_docs, unreachable_pub)] // Each test binary uses its part.
 
+pub mod authority;
 pub mod parts;
 pub mod pool;
 pub mod process;
@@ -11,6 +12,7 @@ use baton_types::fence::AlreadyDone;
 use baton_types::*;
 use parts::Cached;
 pub use pool::{Hold, Pool};
+use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -20,8 +22,19 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// UCX's puts on lanes that emulate them.
 pub fn ucx_one_sided() -> TransportChoice {
-    let (tls, bind, devices) = (None, [127, 0, 0, 1].into(), None);
-    TransportChoice::Ucx { tls, bind, devices, writes: UcxWrites::OneSided }
+    let (lanes, bind) = (UcxLanes::LoopbackTcp, [127, 0, 0, 1].into());
+    TransportChoice::Ucx { lanes, bind, port: 0, devices: None, writes: UcxWrites::OneSided }
+}
+
+thread_local! {
+    static CREDENTIALS: RefCell<Option<Arc<dyn Credentials>>> = const { RefCell::new(None) };
+}
+
+/// Runs a test whose instances, all made on this thread, are workers of one authority and speak in TLS.
+pub fn in_tls(test: impl FnOnce()) {
+    CREDENTIALS.set(Some(authority::Authority::new().worker()));
+    test();
+    CREDENTIALS.set(None);
 }
 
 /// Waits until `done`; panics with `what` if that never comes.
@@ -243,6 +256,8 @@ pub struct NodeConfig {
     /// Which part of the layout its pool holds.
     pub shard: HeadShard,
     pub joint: Option<Arc<Joint>>,
+    pub credentials: Option<Arc<dyn Credentials>>,
+    pub encrypt: bool,
 }
 
 impl NodeConfig {
@@ -266,10 +281,16 @@ impl NodeConfig {
             protocol,
             shard,
             joint,
+            credentials: CREDENTIALS.with_borrow(Clone::clone),
+            encrypt: true,
         }
     }
 
     pub fn start(self, transport: TransportChoice) -> Node {
+        self.try_start(transport).unwrap()
+    }
+
+    pub fn try_start(self, transport: TransportChoice) -> Result<Node, TransferError> {
         let map = KvPoolMap::try_new(self.shard.part(&self.layout).unwrap(), self.blocks).unwrap();
         let region = Region::anonymous(map.bytes()).unwrap();
         let (isa, weights, kv, kernel_revision) = ("test".into(), Dtype::Bf16, Dtype::Bf16, self.kernel_revision);
@@ -299,8 +320,9 @@ impl NodeConfig {
         let mut config = TransferConfig::new(party, compatibility, map.clone(), transport);
         (config.limits, config.hooks, config.shard) = (self.limits, gate.clone(), self.shard);
         config.protocol = self.protocol;
-        let transfer = KvTransfer::start(config, region.clone(), sink.clone()).unwrap();
-        Node { transfer, region, map, pool, sink, gate }
+        (config.credentials, config.encrypt) = (self.credentials, self.encrypt);
+        let transfer = KvTransfer::start(config, region.clone(), sink.clone())?;
+        Ok(Node { transfer, region, map, pool, sink, gate })
     }
 }
 

@@ -25,9 +25,15 @@ impl Other {
 
     /// The same; `None` if it ends without such a line.
     pub fn try_start(args: &[&str], expected: &str) -> Option<(Self, String)> {
+        Self::start_with(args, &[], expected)
+    }
+
+    /// The same, with variables of its own.
+    pub fn start_with(args: &[&str], variables: &[(&str, &str)], expected: &str) -> Option<(Self, String)> {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["role_of_the_other_process", "--exact", "--ignored", "--nocapture"])
             .env("BATON_TEST_OTHER_PROCESS", args.join(" "))
+            .envs(variables.iter().copied())
             .stdout(Stdio::piped())
             .stderr(Stdio::inherit())
             .spawn()

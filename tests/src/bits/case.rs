@@ -1,6 +1,6 @@
 //! A case: one way to serve a world's requests. Cases are dealt, so that every value of every dimension comes up.
 
-use baton_kv_transfer::TransportChoice;
+use baton_kv_transfer::{TransportChoice, UcxLanes};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
@@ -172,7 +172,7 @@ impl Case {
 
     pub(super) fn transport(&self) -> TransportChoice {
         match self.ucx {
-            true => TransportChoice::ucx(Ipv4Addr::LOCALHOST.into()),
+            true => TransportChoice::ucx(UcxLanes::SharedMemory, Ipv4Addr::LOCALHOST.into()),
             false => TransportChoice::Tcp { bind: Ipv4Addr::LOCALHOST.into(), port: 0 },
         }
     }

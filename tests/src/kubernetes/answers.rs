@@ -95,8 +95,8 @@ async fn jaeger(bench: &Bench, trace: &str) -> anyhow::Result<String> {
     let (transfer, moved) = (&tags["kv.transfer"], (PROMPT * KV_BYTES).to_string());
     ensure!(
         transfer.get("baton.kv.bytes") == Some(&moved)
-            && transfer.get("baton.kv.transport").is_some_and(|t| t == "ucx"),
+            && transfer.get("baton.kv.transport").is_some_and(|t| t == "tcp"),
         "kv.transfer, of {moved} bytes: {transfer:#?}"
     );
-    Ok(format!("Jaeger has the request as one trace of {} spans; kv.transfer by UCX, {moved} bytes", tags.len()))
+    Ok(format!("Jaeger has the request as one trace of {} spans; kv.transfer by TCP, {moved} bytes", tags.len()))
 }

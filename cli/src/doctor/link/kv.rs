@@ -1,7 +1,7 @@
 //! The KV that two doctors move: that of a prompt on a model of common size.
 
 use anyhow::Context;
-use baton_kv_transfer::{Moved, TransferAddress, TransportChoice, Trial, UcxWrites};
+use baton_kv_transfer::{Moved, TransferAddress, TransportChoice, Trial, UcxLanes, UcxWrites};
 use baton_types::{Dtype, InstanceId, KvLayout, KvPoolMap};
 use std::net::IpAddr;
 
@@ -16,16 +16,19 @@ pub(super) const BLOCKS_MAX: u32 = 2 * BLOCKS;
 /// What it is the KV of.
 pub(super) const WHAT: &str = "1,024 tokens of Llama-3-8B";
 
-/// A service at `bind`, or on `devices` where they are named, with a pool of `blocks` blocks of Llama-3-8B's KV: 32 layers, 8 heads of 128, bf16.
+/// A service at `bind`, whose KV goes over these lanes of UCX and `devices`, or over TCP where there are none, with a pool of `blocks` blocks of Llama-3-8B's KV: 32 layers, 8 heads of 128, bf16.
 pub(super) fn start(
     name: &str,
     bind: IpAddr,
-    tls: &str,
+    tls: Option<String>,
     devices: Option<String>,
     blocks: u32,
 ) -> anyhow::Result<Trial> {
     let map = KvPoolMap::try_new(KvLayout::llama(BLOCK_TOKENS, 32, 8, 128, Dtype::Bf16)?, blocks)?;
-    let transport = TransportChoice::Ucx { tls: Some(tls.to_owned()), bind, devices, writes: UcxWrites::ByLanes };
+    let transport = match tls.map(UcxLanes::Named) {
+        Some(lanes) => TransportChoice::Ucx { lanes, bind, port: 0, devices, writes: UcxWrites::ByLanes },
+        None => TransportChoice::tcp(bind),
+    };
     Ok(Trial::start(Trial::config(InstanceId::try_new(name)?, transport, map))?)
 }
 

@@ -56,8 +56,8 @@ pub(super) async fn serve(mut line: Line, devices: Option<String>) -> anyhow::Re
 
 /// A service at the address to which the other side came, or on the devices that this side names: the other side may not choose where this
 /// host listens.
-async fn start(line: &Line, tls: String, devices: Option<String>, blocks: u32) -> anyhow::Result<Trial> {
+async fn start(line: &Line, tls: Option<String>, devices: Option<String>, blocks: u32) -> anyhow::Result<Trial> {
     ensure!((2..=kv::BLOCKS_MAX).contains(&blocks), "a pool has 2 to {} blocks", kv::BLOCKS_MAX);
     let bind = line.socket().local_addr()?.ip().to_canonical();
-    spawn_blocking(move || kv::start(NAME, bind, &tls, devices, blocks)).await?
+    spawn_blocking(move || kv::start(NAME, bind, tls, devices, blocks)).await?
 }

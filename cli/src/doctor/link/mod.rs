@@ -13,9 +13,9 @@ pub(super) use listen::listen;
 
 /// What KV is to go over, on this host: each side has names of its own for its devices.
 pub(super) struct Way {
-    /// `UCX_TLS`, on both sides.
-    pub(super) tls: String,
-    /// `UCX_NET_DEVICES`; the device of the control connection's address where nothing is named, which is never an RDMA device.
+    /// `UCX_TLS`, on both sides; TCP of Baton's own where absent.
+    pub(super) tls: Option<String>,
+    /// `UCX_NET_DEVICES`; all of RDMA where nothing is named.
     pub(super) devices: NetDevices,
     /// It has to be RDMA.
     pub(super) rdma: bool,

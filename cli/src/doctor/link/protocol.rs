@@ -20,8 +20,8 @@ const LINE_MAX: Duration = Duration::from_secs(120);
 pub(super) enum Ask {
     /// What time it is there.
     Clock,
-    /// For a service that takes KV in a pool of so many blocks, over these transports.
-    Sink { tls: String, blocks: u32 },
+    /// For a service that takes KV in a pool of so many blocks, over these lanes of UCX, or over TCP.
+    Sink { tls: Option<String>, blocks: u32 },
 }
 
 /// What the other side answers.

@@ -29,8 +29,8 @@ const THERE: &str = "the other host cannot start this transfer: RDMA devices are
 const HERE: &str = "this host cannot start this transfer: see what rdma, ucx and memlock say above; RDMA devices are not found by an address, \
                     so name them in --ucx-net-devices, on the other host too";
 const MEMORY: &str = "each side takes 256 MiB for a pool: free so much here";
-const PORTS: &str = "UCX chooses ports itself: let all TCP ports between both hosts through; where its device is not that of the address \
-                     connected to, name it in --ucx-net-devices on both";
+const PORTS: &str =
+    "the service takes a free port at the address connected to: let all TCP ports between both hosts through";
 const FABRIC: &str = "the RDMA ports named on both sides do not reach each other: they have to be in one fabric (InfiniBand: subnet and \
                       partition; RoCE: VLAN, routes, UCX_IB_GID_INDEX); `ibv_rc_pingpong` or `ib_write_bw` between them shows it without Baton";
 const SLOW: &str = "KV crawls below 10 MB/s: look for a lossy or slow link between both hosts";

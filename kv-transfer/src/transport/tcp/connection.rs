@@ -1,122 +1,138 @@
-//! One socket: what waits to be written, and the frame that is being read.
+//! One socket: what waits to be written, what is being read, and the TLS between.
 
-use super::frame::{HEAD_BYTES, Head};
+use super::frame::begins_frame;
+use super::incoming::{Arrived, Incoming};
+use super::outgoing::{Kinds, Outgoing};
+use super::tls::{Outbox, RECORD_BYTES_MAX, Session, begins_record, whole_records};
 use crate::Region;
-use crate::plan::CopyRun;
-use crate::transport::windows::Windows;
+use crate::credentials::Credentials;
+use crate::region::Part;
 use crate::transport::{ConnId, Event};
-use baton_types::TicketId;
 use mio::net::TcpStream;
 use std::collections::VecDeque;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read};
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Bytes moved on one socket before others get their turn.
-const TURN_BYTES: usize = 1 << 20;
-/// Control bytes that may wait for a peer that does not read.
-const QUEUED_MESSAGE_BYTES_MAX: usize = 128 << 20;
+const TURN_BYTES: usize = 2 << 20;
+/// Bytes received at once, where they do not go to the region by themselves. Fits the cache of a core, and holds many records.
+const INBOX_BYTES: usize = 256 << 10;
+/// The same for peers that have not said who they are: room for a record, which is more than a handshake or a greeting takes.
+const UNSETTLED_INBOX_BYTES: usize = 32 << 10;
+/// Encrypted bytes that wait for the socket; more are made once it took these.
+const OUTBOX_BYTES: usize = 256 << 10;
 
-/// Something to be written: a head, and a body of our own or one in the region.
-struct Out {
-    head: [u8; HEAD_BYTES],
-    body: Body,
-    written: usize,
+/// How the two sides came to speak.
+pub(super) enum Origin {
+    /// They connected, from this address, and are closed unless they greet by then.
+    Accepted {
+        from: IpAddr,
+        greet_by: Instant,
+    },
+    Dialled,
 }
 
-enum Body {
-    Own(Vec<u8>),
-    Region(CopyRun),
+/// What comes for lanes that this transport does not carry.
+#[derive(Debug, PartialEq, Eq)]
+pub(in crate::transport) enum LaneFrame {
+    Attach(Vec<u8>),
+    /// Asks to be told once so many writes have come over the lanes.
+    Flush {
+        id: u64,
+        posted: u64,
+    },
 }
 
-impl Out {
-    fn len(&self) -> usize {
-        HEAD_BYTES
-            + match &self.body {
-                Body::Own(bytes) => bytes.len(),
-                Body::Region(run) => run.len,
-            }
+/// TLS on a connection, and whom to ask about the peer.
+pub(super) struct Secured {
+    pub(super) session: Session,
+    pub(super) credentials: Arc<dyn Credentials>,
+    /// Writes go, and may come, in clear.
+    pub(super) clear: bool,
+    outbox: Outbox,
+    /// Plain bytes of the next record.
+    record: Vec<u8>,
+    /// The peer has proven that it is a worker.
+    proven: bool,
+    /// One of the sides does not believe the other.
+    failed: bool,
+}
+
+impl Secured {
+    pub(super) fn new(mut session: Session, credentials: Arc<dyn Credentials>, clear: bool) -> Result<Self, String> {
+        let mut outbox = Outbox::default();
+        // A client begins.
+        session.read(&mut [], &mut outbox, |_| Err("data before the handshake".into()))?;
+        Ok(Self { session, credentials, clear, outbox, record: Vec::new(), proven: false, failed: false })
     }
 }
-
-/// The frame whose body is arriving.
-enum In {
-    Head {
-        bytes: [u8; HEAD_BYTES],
-        filled: usize,
-    },
-    Message {
-        bytes: Vec<u8>,
-        len: usize,
-    },
-    /// Stored at `offset` while the ticket's window is open, dropped otherwise.
-    Put {
-        ticket: TicketId,
-        offset: usize,
-        left: usize,
-        store: bool,
-    },
-}
-
-const NO_HEAD: In = In::Head { bytes: [0; HEAD_BYTES], filled: 0 };
 
 pub(super) struct Connection {
     stream: TcpStream,
     region: Arc<Region>,
+    pub(super) origin: Origin,
+    secured: Option<Secured>,
+    /// The service was told of it.
+    announced: bool,
     pub(super) readable: bool,
     pub(super) writable: bool,
-    queue: VecDeque<Out>,
-    queued_message_bytes: usize,
-    reading: In,
-    /// Ranges that the peer may write, by ticket.
-    pub(super) windows: Windows,
-    scratch: Vec<u8>,
+    pub(super) outgoing: Outgoing,
+    pub(super) incoming: Incoming,
+    /// Bytes received and not taken: `inbox[from..to]`.
+    inbox: Box<[u8]>,
+    from: usize,
+    to: usize,
+    /// The frame that is arriving comes in clear.
+    in_clear: bool,
+    /// Carries what belongs to lanes.
+    pub(super) lane_frames: Option<VecDeque<LaneFrame>>,
+    heard: bool,
     last_read: Option<Instant>,
     last_ping: Option<Instant>,
 }
 
 impl Connection {
-    pub(super) fn new(stream: TcpStream, region: Arc<Region>) -> Self {
+    pub(super) fn new(
+        stream: TcpStream,
+        region: Arc<Region>,
+        origin: Origin,
+        secured: Option<Secured>,
+        has_lanes: bool,
+    ) -> Self {
+        let dialled = matches!(origin, Origin::Dialled);
         Self {
             stream,
+            incoming: Incoming::new(region.clone(), dialled),
             region,
+            announced: dialled,
+            origin,
+            secured,
             readable: false,
             writable: false,
-            queue: VecDeque::new(),
-            queued_message_bytes: 0,
-            reading: NO_HEAD,
-            windows: Windows::default(),
-            scratch: Vec::new(),
+            outgoing: Outgoing::default(),
+            inbox: Box::default(),
+            from: 0,
+            to: 0,
+            in_clear: false,
+            lane_frames: has_lanes.then(VecDeque::new),
+            heard: false,
             last_read: None,
             last_ping: None,
         }
     }
 
-    fn queue(&mut self, head: Head, body: Body) {
-        self.queue.push_back(Out { head: head.encode(), body, written: 0 });
+    /// Whether what broke it is that one side does not believe the other. A server sees a client's certificate last, when the client takes
+    /// the handshake to be over: whoever dialled then hears nothing.
+    pub(super) fn is_unproven(&self) -> bool {
+        self.secured.as_ref().is_some_and(|secured| secured.failed || (secured.proven && !self.heard))
     }
 
-    pub(super) fn queue_message(&mut self, message: Vec<u8>) {
-        self.queued_message_bytes += message.len();
-        self.queue(Head::Message { len: message.len() }, Body::Own(message));
-    }
-
-    pub(super) fn queue_put(&mut self, ticket: TicketId, run: CopyRun) {
-        let head = Head::Put { ticket: ticket.0, offset: run.to as u64, len: run.len };
-        self.queue(head, Body::Region(run));
-    }
-
-    pub(super) fn queue_flush(&mut self, id: u64) {
-        self.queue(Head::Flush { id }, Body::Own(Vec::new()));
-    }
-
-    /// Nothing more is stored under this ticket, not even the rest of a write that has begun.
-    pub(super) fn close_window(&mut self, closed: TicketId) {
-        self.windows.close(closed);
-        if let In::Put { ticket, store, .. } = &mut self.reading {
-            *store &= *ticket != closed;
-        }
+    /// Whether nothing has come of who connected but bytes.
+    pub(super) fn is_unsettled(&self) -> bool {
+        matches!(self.origin, Origin::Accepted { .. }) && !self.incoming.is_settled()
     }
 
     /// Reads and writes what it can; an error says why the connection is over.
@@ -127,56 +143,74 @@ impl Connection {
         silent_max: Duration,
         events: &mut Vec<Event>,
     ) -> Result<bool, String> {
+        if self.secured.is_none() && !self.announced {
+            self.announced = true;
+            events.push(Event::Accepted { conn: id, proven: false });
+        }
         let read = self.readable && self.read(id, now, events)?;
         let last_read = *self.last_read.get_or_insert(now);
         if now - last_read > silent_max {
             return Err(format!("nothing came for {} ms", silent_max.as_millis()));
         }
+        match self.origin {
+            Origin::Accepted { greet_by, .. } if self.is_unsettled() && now >= greet_by => {
+                return Err("whoever connected does not say who it is".into());
+            }
+            _ => {}
+        }
         if now - *self.last_ping.get_or_insert(now) > silent_max / 4 {
             self.last_ping = Some(now);
-            self.queue(Head::Ping, Body::Own(Vec::new()));
+            self.outgoing.ping();
         }
-        if self.queued_message_bytes > QUEUED_MESSAGE_BYTES_MAX {
-            return Err("the peer does not read its messages".into());
-        }
+        self.outgoing.check()?;
         Ok(self.write(id, events)? || read)
     }
 
     pub(super) fn write(&mut self, id: ConnId, events: &mut Vec<Event>) -> Result<bool, String> {
         let mut moved = 0;
         while self.writable && moved < TURN_BYTES {
-            let Some(out) = self.queue.front_mut() else { break };
-            let head = &out.head[out.written.min(HEAD_BYTES)..];
-            let body_at = out.written.saturating_sub(HEAD_BYTES);
-            let result = match &out.body {
-                Body::Own(bytes) if head.is_empty() => (&self.stream).write(&bytes[body_at..]),
-                Body::Own(bytes) if bytes.is_empty() => (&self.stream).write(head),
-                Body::Own(bytes) => {
-                    let parts = [std::io::IoSlice::new(head), std::io::IoSlice::new(&bytes[body_at..])];
-                    (&self.stream).write_vectored(&parts)
+            let next = self.outgoing.next();
+            let (sent, framed) = match &mut self.secured {
+                None if next.is_none() => break,
+                None => {
+                    (self.region.send_parts(self.stream.as_fd(), &self.outgoing.gather(Kinds::All, TURN_BYTES)), true)
                 }
-                Body::Region(run) => {
-                    self.region.send_to(self.stream.as_fd(), head, run.from + body_at, run.len - body_at)
+                // What has begun in clear goes on so.
+                Some(Secured { clear: true, proven: true, outbox, .. })
+                    if next.is_some_and(|(is_put, begun)| is_put && (begun || outbox.waiting().is_empty())) =>
+                {
+                    let parts = self.outgoing.gather(Kinds::Puts, TURN_BYTES);
+                    (self.region.send_parts(self.stream.as_fd(), &parts), true)
+                }
+                Some(secured) => {
+                    encrypt(
+                        secured,
+                        &mut self.outgoing,
+                        &self.region,
+                        &mut self.inbox[self.from..self.to],
+                        id,
+                        events,
+                    )?;
+                    if secured.outbox.waiting().is_empty() {
+                        break;
+                    }
+                    (self.region.send_parts(self.stream.as_fd(), &[Part::Own(secured.outbox.waiting())]), false)
                 }
             };
-            match result {
+            match sent {
                 Ok(0) => return Err("the socket takes no bytes".into()),
                 Ok(n) => {
-                    out.written += n;
                     moved += n;
+                    match &mut self.secured {
+                        Some(secured) if !framed => secured.outbox.went(n),
+                        _ => self.outgoing.went(n, |bytes| events.push(Event::PutDone(id, bytes))),
+                    }
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock || e.kind() == ErrorKind::NotConnected => {
                     self.writable = false
                 }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => return Err(format!("writing: {e}")),
-            }
-            if self.queue.front().is_some_and(|out| out.written == out.len()) {
-                match self.queue.pop_front().map(|out| out.body) {
-                    Some(Body::Region(run)) => events.push(Event::PutDone(id, run.len)),
-                    Some(Body::Own(bytes)) => self.queued_message_bytes -= bytes.len(),
-                    None => {}
-                }
             }
         }
         Ok(moved > 0)
@@ -185,8 +219,12 @@ impl Connection {
     fn read(&mut self, id: ConnId, now: Instant, events: &mut Vec<Event>) -> Result<bool, String> {
         let mut moved = 0;
         while self.readable && moved < TURN_BYTES {
-            match self.read_some() {
-                Ok(n) => moved += n,
+            match self.receive() {
+                Ok(n) => {
+                    moved += n;
+                    self.last_read = Some(now);
+                    self.take_in(id, events)?;
+                }
                 Err(e) if e.kind() == ErrorKind::WouldBlock || e.kind() == ErrorKind::NotConnected => {
                     self.readable = false
                 }
@@ -194,90 +232,155 @@ impl Connection {
                 Err(e) if e.kind() == ErrorKind::UnexpectedEof => return Err("the peer closed the connection".into()),
                 Err(e) => return Err(format!("reading: {e}")),
             }
-            self.take_frame(id, events)?;
-        }
-        if moved > 0 {
-            self.last_read = Some(now);
         }
         Ok(moved > 0)
     }
 
-    /// One system call towards completing the frame at hand.
-    fn read_some(&mut self) -> std::io::Result<usize> {
-        let at_least_one = |n: usize| if n == 0 { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(n) };
-        match &mut self.reading {
-            In::Head { bytes, filled } => {
-                let n = at_least_one((&self.stream).read(&mut bytes[*filled..])?)?;
-                *filled += n;
-                Ok(n)
-            }
-            In::Message { bytes, len } => {
-                // Grows with what arrives: a head alone reserves nothing.
-                let at = bytes.len();
-                bytes.resize((*len).min(at + TURN_BYTES), 0);
-                let result = (&self.stream).read(&mut bytes[at..]).and_then(at_least_one);
-                bytes.truncate(at + *result.as_ref().unwrap_or(&0));
-                result
-            }
-            In::Put { offset, left, store: true, .. } => {
-                let n = self.region.receive_from(self.stream.as_fd(), *offset, *left)?;
-                *offset += n;
-                *left -= n;
-                Ok(n)
-            }
-            In::Put { left, store: false, .. } => {
-                self.scratch.resize(64 << 10, 0);
-                let part = self.scratch.len().min(*left);
-                let n = at_least_one((&self.stream).read(&mut self.scratch[..part])?)?;
-                *left -= n;
+    /// Receives once: the rest of a write that comes in clear to where it belongs, everything else to the inbox.
+    fn receive(&mut self) -> std::io::Result<usize> {
+        let bytes = if self.is_unsettled() { UNSETTLED_INBOX_BYTES } else { INBOX_BYTES };
+        if self.inbox.len() < bytes {
+            let mut larger = vec![0; bytes];
+            larger[self.from..self.to].copy_from_slice(&self.inbox[self.from..self.to]);
+            self.inbox = larger.into();
+        }
+        self.inbox.copy_within(self.from..self.to, 0);
+        (self.from, self.to) = (0, self.to - self.from);
+        let clear = self.secured.is_none() || self.in_clear;
+        if let Some((offset, len)) = self.incoming.landing().filter(|_| clear && self.to == 0) {
+            let n = self.region.receive_from(self.stream.as_fd(), offset, len, &mut self.inbox)?;
+            self.incoming.landed(n.min(len));
+            self.to = n.saturating_sub(len);
+            return Ok(n);
+        }
+        match (&self.stream).read(&mut self.inbox[self.to..])? {
+            0 => Err(ErrorKind::UnexpectedEof.into()),
+            n => {
+                self.to += n;
                 Ok(n)
             }
         }
     }
 
-    /// Acts on the frame at hand once it is complete.
-    fn take_frame(&mut self, id: ConnId, events: &mut Vec<Event>) -> Result<(), String> {
-        match &mut self.reading {
-            In::Head { bytes, filled: HEAD_BYTES } => {
-                let head = Head::decode(bytes)?;
-                self.reading = NO_HEAD;
-                match head {
-                    Head::Message { len } => self.reading = In::Message { bytes: Vec::new(), len },
-                    Head::Put { ticket, offset, len } => self.begin_put(id, TicketId(ticket), offset, len, events)?,
-                    Head::Flush { id } => self.queue(Head::Flushed { id }, Body::Own(Vec::new())),
-                    Head::Flushed { id: flush } => events.push(Event::Flushed(id, flush)),
-                    Head::Ping => {}
+    /// Takes what the inbox holds, as far as it is whole.
+    fn take_in(&mut self, id: ConnId, events: &mut Vec<Event>) -> Result<(), String> {
+        let mut arrived = Vec::new();
+        loop {
+            let before = self.from;
+            self.take_once(&mut arrived)?;
+            // Before anything is believed that came with the end of the handshake.
+            self.prove(id, events)?;
+            arrived.drain(..).try_for_each(|frame| self.act(id, frame, events))?;
+            if self.from == self.to || self.from == before {
+                break;
+            }
+        }
+        if self.to - self.from == self.inbox.len() {
+            return Err("a record that is longer than any".into());
+        }
+        Ok(())
+    }
+
+    fn take_once(&mut self, arrived: &mut Vec<Arrived>) -> Result<(), String> {
+        if self.from == self.to {
+            return Ok(());
+        }
+        let (incoming, bytes) = (&mut self.incoming, &mut self.inbox[self.from..self.to]);
+        self.in_clear &= !incoming.is_between_frames();
+        match &mut self.secured {
+            Some(secured) if !(self.in_clear || secured.proven && begins_clear(bytes)) => {
+                // During the handshake there is nothing but records.
+                let len = if secured.proven { whole_records(bytes) } else { bytes.len() };
+                let read = secured.session.read(&mut bytes[..len], &mut secured.outbox, |mut plain| {
+                    while !plain.is_empty() {
+                        arrived.extend(incoming.take(&mut plain, false)?);
+                    }
+                    Ok(())
+                });
+                secured.failed |= read.is_err() && !self.heard;
+                self.from += read?;
+            }
+            secured => {
+                if secured.as_ref().is_some_and(|secured| !secured.clear) {
+                    return Err("the peer sends KV in clear: set transfer.encrypt alike on all workers".into());
                 }
+                let (mut rest, only_puts) = (&*bytes, secured.is_some());
+                self.in_clear = only_puts;
+                while !rest.is_empty() {
+                    arrived.extend(incoming.take(&mut rest, only_puts)?);
+                    if only_puts && incoming.is_between_frames() {
+                        break;
+                    }
+                }
+                self.from = self.to - rest.len();
             }
-            In::Message { bytes, len } if bytes.len() == *len => {
-                events.push(Event::Message(id, std::mem::take(bytes)));
-                self.reading = NO_HEAD;
-            }
-            In::Put { left: 0, .. } => self.reading = NO_HEAD,
-            _ => {}
         }
         Ok(())
     }
 
-    /// A write outside of the region breaks the protocol. One that no open window covers may be late, and is dropped.
-    fn begin_put(
-        &mut self,
-        id: ConnId,
-        ticket: TicketId,
-        offset: u64,
-        len: usize,
-        events: &mut Vec<Event>,
-    ) -> Result<(), String> {
-        let offset = usize::try_from(offset).map_err(|_| "a write outside of the region")?;
-        let range = offset..offset.checked_add(len).ok_or("a write outside of the region")?;
-        if !self.region.contains(&range) {
-            return Err("a write outside of the region".into());
+    /// Looks at whom the handshake has shown, once it is over.
+    fn prove(&mut self, id: ConnId, events: &mut Vec<Event>) -> Result<(), String> {
+        if let Some(secured) = self.secured.as_mut().filter(|s| !s.proven && !s.session.is_handshaking()) {
+            secured.failed = true;
+            secured.session.check(&*secured.credentials)?;
+            (secured.failed, secured.proven) = (false, true);
+            secured.record = vec![0; RECORD_BYTES_MAX];
+            if !std::mem::replace(&mut self.announced, true) {
+                self.heard = true;
+                events.push(Event::Accepted { conn: id, proven: true });
+            }
         }
-        let granted = self.windows.allow(ticket, &range);
-        if !granted {
-            events.push(Event::PutRefused(id));
-        }
-        self.reading = In::Put { ticket, offset, left: len, store: granted };
         Ok(())
     }
+
+    fn act(&mut self, id: ConnId, frame: Arrived, events: &mut Vec<Event>) -> Result<(), String> {
+        self.heard = true;
+        match (frame, &mut self.lane_frames) {
+            (Arrived::Message(bytes), _) => events.push(Event::Message(id, bytes)),
+            (Arrived::Flushed(flush), _) => events.push(Event::Flushed(id, flush)),
+            (Arrived::Refused, _) => events.push(Event::PutRefused(id)),
+            (Arrived::Ping, _) => {}
+            (Arrived::Attach(body), Some(lanes)) => lanes.push_back(LaneFrame::Attach(body)),
+            (Arrived::Attach(_), None) => return Err("the peer speaks of lanes that this side does not have".into()),
+            (Arrived::Flush { id, posted }, Some(lanes)) => lanes.push_back(LaneFrame::Flush { id, posted }),
+            (Arrived::Flush { id, .. }, None) => self.outgoing.flushed(id),
+        }
+        Ok(())
+    }
+
+    /// The service was told of it, and has to be told of its end.
+    pub(super) fn was_announced(&self) -> bool {
+        self.announced
+    }
+
+    /// What was queued before the end, say a refusal or an alert, gets one chance to leave.
+    pub(super) fn last_words(&mut self, id: ConnId) {
+        self.writable = true;
+        let _ = self.write(id, &mut Vec::new());
+    }
+}
+
+fn begins_clear(bytes: &[u8]) -> bool {
+    bytes.first().is_some_and(|&byte| begins_frame(byte) && !begins_record(byte))
+}
+
+/// Turns frames into records, as far as there is room for them and the peer is proven.
+fn encrypt(
+    secured: &mut Secured,
+    outgoing: &mut Outgoing,
+    region: &Region,
+    unread: &mut [u8],
+    id: ConnId,
+    events: &mut Vec<Event>,
+) -> Result<(), String> {
+    let kinds = if secured.clear { Kinds::AllButPuts } else { Kinds::All };
+    while secured.proven && secured.outbox.waiting().len() < OUTBOX_BYTES {
+        let n = outgoing.copy(kinds, region, &mut secured.record);
+        if n == 0 {
+            break;
+        }
+        secured.session.write(&secured.record[..n], unread, &mut secured.outbox)?;
+        outgoing.went(n, |bytes| events.push(Event::PutDone(id, bytes)));
+    }
+    Ok(())
 }

@@ -18,27 +18,39 @@ pub(super) enum Head {
         offset: u64,
         len: usize,
     },
-    /// Asks for [`Head::Flushed`] once everything before it is stored.
+    /// Asks for [`Head::Flushed`] once everything before it is stored, and so many writes that went over lanes.
     Flush {
         id: u64,
+        posted: u64,
     },
     Flushed {
         id: u64,
     },
     /// Says only that the sender is alive.
     Ping,
+    /// What the peer has to know of the sender's lanes.
+    Attach {
+        len: usize,
+    },
 }
 
+/// Its first byte on the wire begins no record of TLS.
 const MAGIC: u16 = 0xb07a;
+
+/// Whether a frame begins with this byte.
+pub(super) const fn begins_frame(byte: u8) -> bool {
+    byte == MAGIC.to_le_bytes()[0]
+}
 
 impl Head {
     pub(super) fn encode(self) -> [u8; HEAD_BYTES] {
         let (kind, len, a, b) = match self {
             Self::Message { len } => (1u16, len, 0, 0),
             Self::Put { ticket, offset, len } => (2, len, ticket, offset),
-            Self::Flush { id } => (3, 0, id, 0),
+            Self::Flush { id, posted } => (3, 0, id, posted),
             Self::Flushed { id } => (4, 0, id, 0),
             Self::Ping => (5, 0, 0, 0),
+            Self::Attach { len } => (6, len, 0, 0),
         };
         let mut head = [0; HEAD_BYTES];
         head[0..2].copy_from_slice(&MAGIC.to_le_bytes());
@@ -60,9 +72,10 @@ impl Head {
         match (u16_at(2), u64_at(8), u64_at(16)) {
             (1, 0, 0) if len > 0 && len <= MESSAGE_BYTES_MAX => Ok(Self::Message { len }),
             (2, ticket, offset) if len > 0 => Ok(Self::Put { ticket, offset, len }),
-            (3, id, 0) if len == 0 => Ok(Self::Flush { id }),
+            (3, id, posted) if len == 0 => Ok(Self::Flush { id, posted }),
             (4, id, 0) if len == 0 => Ok(Self::Flushed { id }),
             (5, 0, 0) if len == 0 => Ok(Self::Ping),
+            (6, 0, 0) if len > 0 && len <= MESSAGE_BYTES_MAX => Ok(Self::Attach { len }),
             _ => Err("a malformed frame"),
         }
     }
@@ -77,9 +90,10 @@ mod tests {
         let heads = [
             Head::Message { len: 5 },
             Head::Put { ticket: 1, offset: 1 << 40, len: 4096 },
-            Head::Flush { id: 7 },
+            Head::Flush { id: 7, posted: 8 },
             Head::Flushed { id: 7 },
             Head::Ping,
+            Head::Attach { len: 9 },
         ];
         for head in heads {
             assert_eq!(Head::decode(&head.encode()), Ok(head));
@@ -94,7 +108,9 @@ mod tests {
             head[4..8].copy_from_slice(&len.to_le_bytes());
             head
         };
-        for bad in [head(0, 0), head(1, u32::MAX), head(1, 0), head(2, 0), head(3, 1), head(6, 0), [0; HEAD_BYTES]] {
+        for bad in
+            [head(0, 0), head(1, u32::MAX), head(1, 0), head(2, 0), head(3, 1), head(6, 0), head(7, 0), [0; HEAD_BYTES]]
+        {
             assert!(Head::decode(&bad).is_err(), "{bad:?}");
         }
     }

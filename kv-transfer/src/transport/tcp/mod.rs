@@ -1,28 +1,50 @@
-//! Plain TCP: for where UCX cannot run, and the stricter of the two. Every write is checked against the ticket's granted ranges
-//! before a byte is stored, and closing the socket fences the peer, since nothing reaches the region but through it.
+//! TCP: frames on one socket, in TLS where there are credentials. Every write is checked against the ticket's granted ranges before a
+//! byte is stored, and closing the socket fences the peer, since nothing reaches the region but through it.
+//!
+//! It is a transport by itself, and the control channel of others: where lanes carry the writes, their connections are made here, and
+//! what the two sides have to know of each other's lanes goes over it, as do all messages.
 
+mod accepting;
 mod connection;
 mod frame;
+mod incoming;
+mod outgoing;
+mod tls;
 
 use super::{ConnId, Event, Transport, Wake};
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
-use crate::{Region, TransferAddress, TransferConfig, TransferError};
+use crate::{Credentials, Fencing, Region, TransferAddress, TransferConfig, TransferError};
+use accepting::{UNSETTLED_MAX, gives_way};
 use baton_types::TicketId;
-use connection::Connection;
+pub(super) use connection::LaneFrame;
+use connection::{Connection, Origin, Secured};
 use mio::net::{TcpListener, TcpStream};
 use mio::{Events, Interest, Poll, Token, Waker};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tls::Session;
 
-const LISTENER: Token = Token(0);
-const WAKER: Token = Token(1);
+/// Lanes that report to the same epoll set do so as number 0.
+pub(super) const LANES: Token = Token(0);
+const LISTENER: Token = Token(1);
+const WAKER: Token = Token(2);
 /// Tokens below are not connections.
-const FIRST_CONNECTION: u64 = 2;
+const FIRST_CONNECTION: u64 = 3;
+
+/// Where a control channel listens, and for what.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Listen {
+    pub(crate) bind: IpAddr,
+    pub(crate) port: u16,
+    /// Writes go over lanes: frames of these are for whoever has the lanes.
+    pub(crate) has_lanes: bool,
+}
 
 pub(crate) struct Tcp {
     poll: Poll,
@@ -30,22 +52,30 @@ pub(crate) struct Tcp {
     listener: TcpListener,
     address: SocketAddr,
     region: Arc<Region>,
+    credentials: Option<Arc<dyn Credentials>>,
+    encrypt: bool,
+    has_lanes: bool,
     connections: BTreeMap<ConnId, Connection>,
+    /// Connections that a test keeps from being fenced: their sockets stay, and nobody reads them.
+    unfenced: Vec<Connection>,
+    keeps_lost: bool,
     next: u64,
     accepting: bool,
-    connections_max: usize,
+    /// In each direction.
+    peers_max: usize,
     silent_max: Duration,
+    connect_max: Duration,
     /// Connections that were refused by `connect` or closed by the service, to be reported.
     closed: Vec<(ConnId, String)>,
 }
 
 impl Tcp {
-    pub(crate) fn start(
-        bind: IpAddr,
-        port: u16,
+    pub(super) fn start(
+        listen: Listen,
         config: &TransferConfig,
         region: Arc<Region>,
     ) -> Result<(Self, Wake), TransferError> {
+        let Listen { bind, port, has_lanes } = listen;
         if bind.is_unspecified() && config.advertise.is_none() {
             return Err(TransferError::Config(format!(
                 "bound to {bind}, no peer could connect: set the host to advertise"
@@ -67,36 +97,104 @@ impl Tcp {
             listener,
             address,
             region,
+            credentials: config.credentials.clone(),
+            encrypt: config.encrypt,
+            has_lanes,
             connections: BTreeMap::new(),
+            unfenced: Vec::new(),
+            keeps_lost: has_lanes && config.hooks.fencing() == Fencing::Pretended,
             next: FIRST_CONNECTION,
             accepting: true,
-            connections_max: 2 * config.limits.peers_max,
+            peers_max: config.limits.peers_max,
             silent_max: Duration::from_millis(config.limits.peer_silent_ms),
+            connect_max: Duration::from_millis(config.limits.connect_ms),
             closed: Vec::new(),
         };
         let wake = move || waker.wake().expect("an eventfd takes a wake-up at any time");
         Ok((tcp, Box::new(wake)))
     }
 
-    fn add(&mut self, mut stream: TcpStream) -> Result<ConnId, std::io::Error> {
+    /// Where it listens, as published.
+    pub(super) fn socket(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The epoll set of [`Transport::sleep`], for what else ends a sleep.
+    pub(super) fn epoll(&self) -> std::io::Result<OwnedFd> {
+        self.poll.registry().as_fd().try_clone_to_owned()
+    }
+
+    /// What came for the lanes of a connection.
+    pub(super) fn lane_frames(&mut self, conn: ConnId) -> Vec<LaneFrame> {
+        let frames = self.connections.get_mut(&conn).and_then(|c| c.lane_frames.as_mut());
+        frames.map(|frames| frames.drain(..).collect()).unwrap_or_default()
+    }
+
+    /// Tells the peer what it has to know of this side's lanes.
+    pub(super) fn attach(&mut self, conn: ConnId, body: Vec<u8>) {
+        if let Some(connection) = self.connections.get_mut(&conn) {
+            connection.outgoing.attach(body);
+        }
+    }
+
+    /// Asks the peer to answer once so many writes have come over lanes.
+    pub(super) fn flush_lanes(&mut self, conn: ConnId, id: u64, posted: u64) {
+        if let Some(connection) = self.connections.get_mut(&conn) {
+            connection.outgoing.flush(id, posted);
+        }
+    }
+
+    /// Answers [`LaneFrame::Flush`].
+    pub(super) fn flushed_lanes(&mut self, conn: ConnId, id: u64) {
+        if let Some(connection) = self.connections.get_mut(&conn) {
+            connection.outgoing.flushed(id);
+        }
+    }
+
+    /// Connects to a control channel.
+    pub(super) fn dial(&mut self, socket: SocketAddr) -> Result<ConnId, String> {
+        if self.peers_max <= self.connections.values().filter(|c| matches!(c.origin, Origin::Dialled)).count() {
+            return Err(format!("{} peers are connected already", self.peers_max));
+        }
+        let stream = TcpStream::connect(socket).map_err(|e| format!("{socket}: {e}"))?;
+        self.add(stream, Origin::Dialled).map_err(|e| format!("{socket}: {e}"))
+    }
+
+    fn add(&mut self, mut stream: TcpStream, origin: Origin) -> Result<ConnId, String> {
+        let secured = self.credentials.as_ref().map(|credentials| {
+            let session = match origin {
+                Origin::Dialled => Session::client(&**credentials),
+                Origin::Accepted { .. } => Session::server(&**credentials),
+            };
+            Secured::new(session?, credentials.clone(), !self.encrypt)
+        });
+        let secured = secured.transpose()?;
         stream.set_nodelay(true).ok(); // A connecting socket may refuse it; then it is set once connected.
         let id = ConnId(self.next);
         self.next += 1;
         let interest = Interest::READABLE | Interest::WRITABLE;
-        self.poll.registry().register(&mut stream, Token(id.0 as usize), interest)?;
-        self.connections.insert(id, Connection::new(stream, self.region.clone()));
+        self.poll.registry().register(&mut stream, Token(id.0 as usize), interest).map_err(|e| e.to_string())?;
+        let connection = Connection::new(stream, self.region.clone(), origin, secured, self.has_lanes);
+        self.connections.insert(id, connection);
         Ok(id)
     }
 
-    fn accept(&mut self, events: &mut Vec<Event>) -> bool {
+    fn accept(&mut self, now: Instant, events: &mut Vec<Event>) -> bool {
         let mut any = false;
-        while self.accepting {
+        // In turns, so that whoever connects and connects does not keep everybody else from theirs.
+        for _ in 0..UNSETTLED_MAX {
+            if !self.accepting {
+                break;
+            }
             match self.listener.accept() {
-                Ok((stream, _)) if self.connections.len() < self.connections_max => {
+                Ok((stream, from)) => {
                     any = true;
-                    events.extend(self.add(stream).ok().map(|conn| Event::Accepted { conn, proven: false }));
+                    self.make_room(events);
+                    let origin = Origin::Accepted { from: from.ip().to_canonical(), greet_by: now + self.connect_max };
+                    if let Err(error) = self.add(stream, origin) {
+                        tracing::warn!(error, "cannot talk to whoever connects");
+                    }
                 }
-                Ok(_) => {} // Full: the peer sees the socket closed.
                 Err(e) if e.kind() == ErrorKind::WouldBlock => self.accepting = false,
                 Err(e) if e.kind() == ErrorKind::Interrupted || e.kind() == ErrorKind::ConnectionAborted => {}
                 Err(error) => {
@@ -106,6 +204,17 @@ impl Tcp {
             }
         }
         any
+    }
+
+    /// Makes sure that one more may come that has not said yet who it is.
+    fn make_room(&mut self, events: &mut Vec<Event>) {
+        let unsettled = self.connections.iter().filter_map(|(&id, c)| match c.origin {
+            Origin::Accepted { from, .. } if c.is_unsettled() => Some((id, from)),
+            _ => None,
+        });
+        if let Some(conn) = gives_way(unsettled) {
+            self.remove(conn, "too many have connected without a greeting".into(), false, events);
+        }
     }
 
     /// Collects readiness, waiting up to `timeout` for it.
@@ -119,7 +228,7 @@ impl Tcp {
         for event in &self.ready {
             match event.token() {
                 LISTENER => self.accepting = true,
-                WAKER => {}
+                WAKER | LANES => {}
                 Token(id) => {
                     if let Some(connection) = self.connections.get_mut(&ConnId(id as u64)) {
                         connection.readable |= event.is_readable() || event.is_error() || event.is_read_closed();
@@ -130,9 +239,17 @@ impl Tcp {
         }
     }
 
-    fn remove(&mut self, id: ConnId, reason: String, events: &mut Vec<Event>) {
-        if self.connections.remove(&id).is_some() {
-            events.push(Event::Closed { conn: id, reason, fenced: true, unproven: false });
+    fn remove(&mut self, id: ConnId, reason: String, unproven: bool, events: &mut Vec<Event>) {
+        if let Some(mut connection) = self.connections.remove(&id) {
+            connection.last_words(id);
+            if connection.was_announced() {
+                events.push(Event::Closed { conn: id, reason, fenced: true, unproven });
+            } else {
+                tracing::info!(reason, "lets go of a connection that nobody greeted on");
+            }
+            if self.keeps_lost {
+                self.unfenced.push(connection);
+            }
         }
     }
 }
@@ -162,74 +279,86 @@ impl Transport for Tcp {
         let TransferAddress::Tcp(socket) = to else {
             return Err(format!("the peer speaks {}, this instance tcp", to.transport()));
         };
-        let stream = TcpStream::connect(*socket).map_err(|e| format!("{socket}: {e}"))?;
-        self.add(stream).map_err(|e| format!("{socket}: {e}"))
+        self.dial(*socket)
     }
 
-    fn set_remote(&mut self, _: ConnId, _: &RemoteRegion) -> Result<(), String> {
-        Ok(()) // Offsets are all that a write needs.
+    fn set_remote(&mut self, conn: ConnId, _: &RemoteRegion) -> Result<(), String> {
+        // Offsets are all that a write needs. Peers that connected have places of their own, beside those that this side connects to.
+        let settled = |c: &&Connection| matches!(c.origin, Origin::Accepted { .. }) && c.incoming.is_settled();
+        let full = self.connections.values().filter(settled).count() >= self.peers_max;
+        match self.connections.get_mut(&conn) {
+            Some(connection) if full && connection.is_unsettled() => {
+                Err(format!("{} peers have connected already", self.peers_max))
+            }
+            Some(connection) => {
+                connection.incoming.settle();
+                Ok(())
+            }
+            None => Ok(()),
+        }
     }
 
     fn send(&mut self, conn: ConnId, message: Vec<u8>) {
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.queue_message(message);
+            connection.outgoing.message(message);
         }
     }
 
     fn put(&mut self, conn: ConnId, ticket: TicketId, run: CopyRun) {
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.queue_put(ticket, run);
+            connection.outgoing.put(ticket, run);
         }
     }
 
     fn flush(&mut self, conn: ConnId, id: u64) {
-        if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.queue_flush(id);
-        }
+        self.flush_lanes(conn, id, 0);
     }
 
     fn open_window(&mut self, conn: ConnId, ticket: TicketId, ranges: Vec<Range<usize>>) {
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.windows.open(ticket, ranges);
+            connection.incoming.windows.open(ticket, ranges);
         }
     }
 
     fn close_window(&mut self, conn: ConnId, ticket: TicketId) {
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.close_window(ticket);
+            connection.incoming.close_window(ticket);
         }
     }
 
     fn close(&mut self, conn: ConnId, reason: &str) {
-        // What was queued before, say a refusal, gets one chance to leave.
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.writable = true;
-            let _ = connection.write(conn, &mut Vec::new());
+            connection.last_words(conn);
             self.closed.push((conn, reason.to_owned()));
         }
     }
 
     fn lanes(&mut self, _: ConnId) -> String {
-        "tcp/socket".into()
+        match (&self.credentials, self.encrypt) {
+            (None, _) => "tcp/socket".into(),
+            (Some(_), true) => "tcp/tls".into(),
+            (Some(_), false) => "tcp/tls-control".into(),
+        }
     }
 
     fn progress(&mut self, now: Instant, events: &mut Vec<Event>) -> bool {
+        let before = events.len();
         self.poll(Duration::ZERO);
-        let mut any = self.accept(events);
+        let mut any = self.accept(now, events);
         for (id, reason) in std::mem::take(&mut self.closed) {
-            self.remove(id, reason, events);
+            self.remove(id, reason, false, events);
         }
         let mut broken = Vec::new();
         for (&id, connection) in &mut self.connections {
             match connection.progress(id, now, self.silent_max, events) {
                 Ok(moved) => any |= moved,
-                Err(reason) => broken.push((id, reason)),
+                Err(reason) => broken.push((id, reason, connection.is_unproven())),
             }
         }
-        for (id, reason) in broken {
-            self.remove(id, reason, events);
+        for (id, reason, unproven) in broken {
+            self.remove(id, reason, unproven, events);
         }
-        any || !events.is_empty()
+        any || events.len() > before
     }
 
     fn sleep(&mut self, timeout: Duration) {
@@ -239,7 +368,7 @@ impl Transport for Tcp {
     fn shutdown(&mut self, _: Instant, events: &mut Vec<Event>) {
         // Sockets and what was queued on them; nothing else refers to the region.
         for id in self.connections.keys().copied().collect::<Vec<_>>() {
-            self.remove(id, "the service stops".into(), events);
+            self.remove(id, "the service stops".into(), false, events);
         }
     }
 }

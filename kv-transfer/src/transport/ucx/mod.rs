@@ -1,17 +1,16 @@
-//! UCX: RDMA where there is any, shared memory and TCP otherwise.
+//! UCX: RDMA between hosts, shared memory within one.
 //!
-//! A connection is one worker on each side, with an endpoint to the other. Whoever connects makes its own and tells its address in an
-//! *attach*, the one message that goes to the peer's *front* worker, whose address is published; the other side makes one for this
-//! connection too, and answers with its address. Messages flow once the lanes between the two are wired up. Active messages of
-//! different sizes may overtake each other, so they carry sequence numbers and are put in order here.
+//! A connection is a control channel ([`Tcp`], with its TLS) and a UCX worker on each side, with an endpoint to the other's. Whoever
+//! connects makes its worker and tells over the channel where it is; the other side makes one for this connection too, and answers with
+//! the like. All messages go over the channel, once the lanes between the two workers are wired up; writes go over the lanes. Nothing
+//! of UCX is reached but by an address that was told over a channel, so where peers prove themselves there, only those know it.
 //!
-//! The remote key is no protection: over TCP and CMA UCX does not check it against what was granted. Nor does closing an endpoint
-//! fence the peer's writes: UCX's TCP goes on receiving. Destroying the connection's worker does, on lanes that end with it ([`lanes`]):
-//! its sockets are closed with what they hold, its queue pairs gone. Elsewhere blocks of a lost peer stay quarantined.
+//! The remote key is no protection: UCX does not check it against what was granted. Nor does closing an endpoint fence the peer's writes:
+//! UCX's TCP goes on receiving. Destroying the connection's worker does, on lanes that end with it ([`lanes`]): its sockets are closed
+//! with what they hold, its queue pairs gone. Elsewhere blocks of a lost peer stay quarantined.
 
 mod closing;
 mod connection;
-mod header;
 mod lanes;
 mod opening;
 mod sleeper;
@@ -19,89 +18,57 @@ mod starting;
 mod writing;
 
 pub(crate) use sleeper::Sleeper;
-pub(crate) use starting::TCP_SEGMENTS;
+pub(crate) use starting::{Start, TCP_SEGMENTS};
 
+use super::tcp::{LaneFrame, Tcp};
 use super::{ConnId, Event, Transport};
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
-use crate::ucx::{Arrived, Context, Endpoint, Memory, Status, Token as Operation, Worker};
+use crate::ucx::{Context, Endpoint, Memory, Status, Token as Operation, Worker};
 use crate::{Fencing, Region, TransferAddress, UcxWrites};
 use baton_types::TicketId;
 use connection::Connection;
-use header::{Header, Kind};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use writing::{Door, Writing};
 
 /// Turns of UCX's progress before our own state is looked at.
 const TURNS: usize = 16;
+
 /// What an operation in flight was for.
 enum Purpose {
-    Message,
-    /// The attach, and the end of the endpoint that it took.
-    Greeting,
     /// The flush that finds every lane wired up.
     Wiring,
     Put(usize),
     /// A read of the service's number, and its bytes.
     Get(u64, usize),
     Flush(u64),
-    /// The flush before a close, so that the last messages leave.
-    LastFlush,
     Close,
 }
 
 pub(crate) struct Ucx {
-    /// Of the front worker.
-    address: Vec<u8>,
     remote: RemoteRegion,
-    /// Random name of this transport among its peers.
-    uid: u64,
-    next: u64,
-    /// Each costs a worker: see ARCHITECTURE.md.
-    connections_max: usize,
-    silent_max: Duration,
     fences: bool,
     fencing: Fencing,
     writes: UcxWrites,
     operations: HashMap<Operation, (ConnId, Purpose)>,
-    /// Connections by the name that their initiator gave them.
-    names: HashSet<(u64, u64)>,
-    // Dropped in this order: connections with their workers, registration, front worker, context.
+    // Dropped in this order: connections with their workers, registration, context, and the epoll set to which workers report.
     connections: BTreeMap<ConnId, Connection>,
     /// Connections that a test keeps from being fenced.
     unfenced: Vec<Connection>,
     memory: Option<Rc<Memory>>,
     region: Arc<Region>,
-    front: Rc<Worker>,
     context: Rc<Context>,
-    sleeper: Sleeper,
     events: Rc<dyn AsRawFd>,
+    channel: Tcp,
 }
 
 impl Ucx {
-    fn new_id(&mut self) -> ConnId {
-        self.next += 1;
-        ConnId(self.next)
-    }
-
-    fn new_worker(&self) -> Result<(Rc<Worker>, Writing), String> {
-        let door = Door::new(self.region.clone());
-        let worker = Worker::new(&self.context, self.events.clone(), Some(door.clone()));
-        Ok((worker.map_err(|e| format!("no worker for a connection: {e}"))?, Writing::new(door)))
-    }
-
-    fn add(&mut self, conn: ConnId, connection: Connection) {
-        self.names.insert(connection.name);
-        self.connections.insert(conn, connection);
-    }
-
     fn begin(&mut self, conn: ConnId, purpose: Purpose) -> Operation {
-        let token = self.front.token();
+        let token = self.context.token();
         self.operations.insert(token, (conn, purpose));
         if let Some(connection) = self.connections.get_mut(&conn) {
             connection.outstanding += 1;
@@ -111,48 +78,41 @@ impl Ucx {
 
     /// Starts an operation on a connection's endpoint, or on nothing before there is one.
     fn on_endpoint(&mut self, conn: ConnId, purpose: Purpose, start: impl FnOnce(&Endpoint, Operation)) {
-        if self.connections.get(&conn).is_some_and(|c| c.endpoint.is_some()) {
+        if self.connections.get(&conn).is_some_and(|c| c.endpoint().is_some()) {
             let token = self.begin(conn, purpose);
-            if let Some(endpoint) = &self.connections[&conn].endpoint {
+            if let Some(endpoint) = self.connections[&conn].endpoint() {
                 start(endpoint, token);
             }
         }
     }
 
-    fn post_message(&mut self, conn: ConnId, kind: Kind, body: Vec<u8>) {
-        let Some(connection) = self.connections.get_mut(&conn) else { return };
-        let sequence = if kind == Kind::Data { connection.next_sequence() } else { 0 };
-        self.post_numbered(conn, kind, sequence, body);
+    /// Takes what the control channel reports: the end of one is not yet that of its lanes.
+    fn channel_event(&mut self, event: Event, now: Instant, events: &mut Vec<Event>) {
+        let is_open = |conn: &ConnId| self.connections.get(conn).is_some_and(|c| !c.forced);
+        match event {
+            Event::Closed { conn, reason, unproven, .. } => {
+                if let Some(connection) = self.connections.get_mut(&conn) {
+                    connection.channel_is_gone = true;
+                    connection.unproven |= unproven;
+                }
+                self.force_close(conn, &reason, now);
+            }
+            Event::Accepted { conn, .. } => {
+                self.connections.insert(conn, Connection::new(None));
+                events.push(event);
+            }
+            Event::Message(ref conn, _) | Event::Flushed(ref conn, _) if !is_open(conn) => {}
+            event => events.push(event),
+        }
     }
 
-    fn post_numbered(&mut self, conn: ConnId, kind: Kind, sequence: u64, body: Vec<u8>) {
-        let Some(connection) = self.connections.get(&conn) else { return };
-        let (uid, nonce) = connection.name;
-        let header = Header { kind, uid, nonce, sequence }.encode();
-        self.on_endpoint(conn, Purpose::Message, |endpoint, token| endpoint.send(token, &header, body));
-    }
-
-    fn arrived(&mut self, conn: ConnId, message: Arrived, now: Instant, events: &mut Vec<Event>) {
-        let Some(connection) = self.connections.get_mut(&conn) else { return };
-        let header = Header::decode(&message.header).filter(|header| (header.uid, header.nonce) == connection.name);
-        let Some(header) = header else {
-            tracing::warn!("drops a UCX message of another protocol");
-            return;
+    fn lane_frame(&mut self, conn: ConnId, frame: LaneFrame, now: Instant) {
+        let done = match frame {
+            LaneFrame::Attach(body) => self.attached(conn, &body),
+            LaneFrame::Flush { id, posted } => self.flush_asked(conn, id, posted),
         };
-        connection.heard(now);
-        match header.kind {
-            Kind::Attach | Kind::Ping => {}
-            Kind::Attached if connection.endpoint.is_some() || connection.closing.is_some() => {}
-            Kind::Attached => self.attached(conn, &message.body),
-            Kind::Data if connection.closing.is_some() => {}
-            Kind::Data => match connection.in_order(header.sequence, message.body) {
-                Ok(bodies) => events.extend(bodies.into_iter().map(|body| Event::Message(conn, body))),
-                Err(reason) => self.begin_close(conn, reason, now),
-            },
-            Kind::Flush => self.flush_asked(conn, header.sequence, &message.body, now),
-            Kind::Flushed if connection.closing.is_some() => {}
-            Kind::Flushed => events.push(Event::Flushed(conn, header.sequence)),
-            Kind::Bye => self.force_close(conn, "the peer closed the connection", now),
+        if let Err(reason) = done {
+            self.force_close(conn, &reason, now);
         }
     }
 
@@ -160,29 +120,19 @@ impl Ucx {
         let Some((conn, purpose)) = self.operations.remove(&token) else { return };
         let Some(connection) = self.connections.get_mut(&conn) else { return };
         connection.outstanding -= 1;
-        let open = connection.closing.is_none();
-        // Once the peer has answered, how the greeting ends is nobody's concern.
-        let greeted = matches!(purpose, Purpose::Greeting) && connection.endpoint.is_some();
+        let open = !connection.forced;
         match purpose {
             Purpose::Put(bytes) => events.push(Event::PutDone(conn, bytes)),
             Purpose::Get(number, bytes) if result.is_ok() => events.push(Event::Got(number, bytes)),
             Purpose::Flush(id) if open && result.is_ok() => events.push(Event::Flushed(conn, id)),
-            Purpose::Wiring if open && result.is_ok() => self.wired(conn),
-            Purpose::LastFlush => self.force_close(conn, "closed", now),
-            Purpose::Get(..)
-            | Purpose::Flush(_)
-            | Purpose::Wiring
-            | Purpose::Message
-            | Purpose::Greeting
-            | Purpose::Close => {}
+            Purpose::Wiring if open && result.is_ok() => {
+                let waiting = connection.waiting.take().unwrap_or_default();
+                waiting.into_iter().for_each(|message| self.channel.send(conn, message));
+            }
+            Purpose::Get(..) | Purpose::Flush(_) | Purpose::Wiring | Purpose::Close => {}
         }
-        if let Err(status) = result
-            && !greeted
-        {
-            self.force_close(conn, &format!("UCX: {status}"), now);
-        }
-        if self.connections.get(&conn).is_some_and(|c| c.forced && c.outstanding == 0) {
-            self.forget(conn, events);
+        if let Err(status) = result {
+            self.lanes_failed(conn, &format!("UCX: {status}"), now);
         }
     }
 }
@@ -193,7 +143,7 @@ impl Transport for Ucx {
     }
 
     fn address(&self) -> TransferAddress {
-        TransferAddress::Ucx(self.address.clone())
+        TransferAddress::Ucx(self.channel.socket())
     }
 
     fn region(&self) -> RemoteRegion {
@@ -209,20 +159,22 @@ impl Transport for Ucx {
     }
 
     fn connect(&mut self, to: &TransferAddress) -> Result<ConnId, String> {
-        let TransferAddress::Ucx(address) = to else {
+        let TransferAddress::Ucx(socket) = to else {
             return Err(format!("the peer speaks {}, this instance ucx", to.transport()));
         };
-        self.open(address)
+        self.open(*socket)
     }
 
     fn set_remote(&mut self, conn: ConnId, region: &RemoteRegion) -> Result<(), String> {
+        self.channel.set_remote(conn, region)?;
         self.aim(conn, region)
     }
 
     fn send(&mut self, conn: ConnId, message: Vec<u8>) {
-        let Some(connection) = self.connections.get_mut(&conn).filter(|c| c.closing.is_none()) else { return };
-        if let Some(message) = connection.hold_until_wired(message) {
-            self.post_message(conn, Kind::Data, message);
+        match self.connections.get_mut(&conn).filter(|c| !c.forced).map(|c| &mut c.waiting) {
+            Some(Some(waiting)) => waiting.push(message),
+            Some(None) => self.channel.send(conn, message),
+            None => {}
         }
     }
 
@@ -235,7 +187,7 @@ impl Transport for Ucx {
     }
 
     fn reads_by_itself(&self, conn: ConnId) -> bool {
-        self.connections.get(&conn).is_some_and(|c| c.writing.is_one_sided())
+        self.connections.get(&conn).and_then(Connection::writing).is_some_and(|w| w.is_one_sided())
     }
 
     fn get(&mut self, conn: ConnId, number: u64, run: CopyRun) {
@@ -243,65 +195,68 @@ impl Transport for Ucx {
     }
 
     fn open_window(&mut self, conn: ConnId, ticket: TicketId, ranges: Vec<Range<usize>>) {
-        if let Some(connection) = self.connections.get(&conn) {
-            connection.writing.door.windows.borrow_mut().open(ticket, ranges);
+        if let Some(writing) = self.connections.get(&conn).and_then(Connection::writing) {
+            writing.door.windows.borrow_mut().open(ticket, ranges);
         }
     }
 
     fn close_window(&mut self, conn: ConnId, ticket: TicketId) {
         // The hazard itself leaves the door open as well.
-        if let Some(connection) = self.connections.get(&conn).filter(|_| self.fencing != Fencing::Pretended) {
-            connection.writing.door.windows.borrow_mut().close(ticket);
+        let connection = self.connections.get(&conn).filter(|_| self.fencing != Fencing::Pretended);
+        if let Some(writing) = connection.and_then(Connection::writing) {
+            writing.door.windows.borrow_mut().close(ticket);
         }
     }
 
     fn close(&mut self, conn: ConnId, reason: &str) {
-        self.begin_close(conn, reason, Instant::now());
+        self.force_close(conn, reason, Instant::now());
     }
 
     fn lanes(&mut self, conn: ConnId) -> String {
-        let endpoint = self.connections.get(&conn).and_then(|c| c.endpoint.as_ref());
+        let endpoint = self.connections.get(&conn).and_then(Connection::endpoint);
         endpoint.map(|e| e.lanes().join(",")).unwrap_or_default()
     }
 
     fn progress(&mut self, now: Instant, events: &mut Vec<Event>) -> bool {
-        let mut moved = turn(&self.front);
-        self.unfenced.iter().for_each(|lost| moved |= turn(&lost.worker));
-        for message in self.front.take_arrived() {
-            self.arrived_in_front(message, now, events);
-        }
+        let (before, mut heard) = (events.len(), Vec::new());
+        let mut moved = self.channel.progress(now, &mut heard);
+        heard.into_iter().for_each(|event| self.channel_event(event, now, events));
+        self.unfenced.iter().filter_map(Connection::worker).for_each(|worker| moved |= turn(worker));
         for conn in self.connections.keys().copied().collect::<Vec<_>>() {
-            let Some(worker) = self.connections.get(&conn).map(|c| c.worker.clone()) else { continue };
-            moved |= turn(&worker);
-            for message in worker.take_arrived() {
-                self.arrived(conn, message, now, events);
+            for frame in self.channel.lane_frames(conn) {
+                self.lane_frame(conn, frame, now);
             }
+            let Some(worker) = self.connections.get(&conn).and_then(Connection::worker).cloned() else { continue };
+            moved |= turn(&worker);
             self.look_at_door(conn, now, events);
             for (owner, status) in worker.take_failed() {
-                self.force_close(ConnId(owner), &format!("UCX: {status}"), now);
+                self.lanes_failed(ConnId(owner), &format!("UCX: {status}"), now);
             }
         }
-        self.watch(now, events);
         // Operations may also end inside the call that began them, so these lists are looked at whether or not anything moved.
         loop {
-            let workers = self.connections.values().map(|c| &c.worker).chain([&self.front]);
+            let workers = self.connections.values().filter_map(Connection::worker);
             let done: Vec<_> = workers.flat_map(|worker| worker.take_done()).collect();
             if done.is_empty() {
                 break;
             }
             done.into_iter().for_each(|d| self.operation_done(d.token, d.result, now, events));
         }
-        moved || !events.is_empty()
+        self.forget_ended(now, events);
+        moved || events.len() > before
     }
 
     fn sleep(&mut self, timeout: Duration) {
-        let workers = self.connections.values().chain(&self.unfenced).map(|c| &*c.worker).chain([&*self.front]);
-        self.sleeper.sleep(workers, timeout);
+        let mut workers = self.connections.values().chain(&self.unfenced).filter_map(Connection::worker);
+        // Where something came meanwhile, there is no sleep.
+        if workers.all(|worker| worker.arm()) {
+            self.channel.sleep(timeout);
+        }
     }
 
     fn shutdown(&mut self, deadline: Instant, events: &mut Vec<Event>) {
         for conn in self.connections.keys().copied().collect::<Vec<_>>() {
-            self.begin_close(conn, "the service stops", Instant::now());
+            self.force_close(conn, "the service stops", Instant::now());
         }
         while !self.connections.is_empty() && Instant::now() < deadline {
             if !self.progress(Instant::now(), events) {
@@ -317,6 +272,6 @@ impl Transport for Ucx {
 }
 
 /// Moves a worker on for a bounded number of turns; whether anything moved.
-fn turn(worker: &Worker) -> bool {
+fn turn(worker: &Rc<Worker>) -> bool {
     (0..TURNS).take_while(|_| worker.progress()).count() > 0
 }

@@ -1,16 +1,13 @@
-//! Sleeping until UCX has something to do, or somebody calls.
+//! Sleeping until a worker has something to do, for the bare loop of benchmarks: services sleep on their control channel.
 
 use crate::ucx::Worker;
-use mio::{Events, Poll, Token, Waker};
+use mio::{Events, Poll};
 use std::io::{Error, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// UCX reports its workers as number 0.
-const WAKER: Token = Token(1);
-
-/// An epoll set to which any number of workers report.
+/// An epoll set to which workers report.
 pub(crate) struct Sleeper {
     poll: Poll,
     ready: Events,
@@ -26,12 +23,7 @@ impl Sleeper {
         Ok(Rc::new(self.poll.registry().as_fd().try_clone_to_owned()?))
     }
 
-    /// Something that ends a sleep from another thread. One for each sleeper.
-    pub(crate) fn waker(&self) -> Result<Waker, Error> {
-        Waker::new(self.poll.registry(), WAKER)
-    }
-
-    /// Waits for one of the workers that report here, all of which are to be given, for the waker, or for `timeout`.
+    /// Waits for one of the workers that report here, all of which are to be given, or for `timeout`.
     pub(crate) fn sleep<'a>(&mut self, mut workers: impl Iterator<Item = &'a Worker>, timeout: Duration) {
         if !workers.all(Worker::arm) {
             return; // Something came meanwhile.

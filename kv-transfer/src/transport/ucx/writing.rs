@@ -2,16 +2,16 @@
 //!
 //! Over TCP UCX emulates a put: the peer's UCX stores it wherever it says and acknowledges it, and if this side's socket is reset by
 //! then it aborts the peer's process (`ucp_request_try_send`). A message is not acknowledged, and the peer's progress thread stores it
-//! only where a window is open: a late write finds the door closed. A flush is a message as well, which tells how many writes were
+//! only where a window is open: a late write finds the door closed. A flush goes over the control channel, tells how many writes were
 //! posted before it and is answered once that many have come, in whatever order.
 
-use super::header::Kind;
+use super::connection::Connection;
 use super::{Purpose, Ucx, lanes};
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
 use crate::transport::windows::Windows;
 use crate::transport::{ConnId, Event};
-use crate::ucx::{Landing, RemoteKey};
+use crate::ucx::{HEADER_BYTES_MAX, Landing, RemoteKey};
 use crate::{Region, UcxWrites};
 use baton_types::{PoolMemory, TicketId};
 use std::cell::{Cell, RefCell};
@@ -25,24 +25,35 @@ const MESSAGE_BYTES_MAX: usize = 128 << 10;
 /// Flushes of one peer that may wait for writes. A service has one under way at a time.
 const FLUSHES_MAX: usize = 16;
 
+/// What a side tells the peer of one connection, and nobody else: writes that do not name it are from somebody else.
+pub(super) type Nonce = [u8; NONCE_BYTES];
+pub(super) const NONCE_BYTES: usize = 16;
+const HEADER_BYTES: usize = NONCE_BYTES + 16;
+const _: () = assert!(HEADER_BYTES <= HEADER_BYTES_MAX);
+
 /// How one side of a connection writes, and what came of the other's.
 pub(super) struct Writing {
     /// The peer's region, for puts: its key on this endpoint, and where it begins over there.
     key: Option<(RemoteKey, u64)>,
+    /// What the peer wants to be named in writes to it.
+    nonce: Nonce,
     /// The peer's region is known.
     ready: bool,
     /// Writes posted as messages.
     posted: u64,
     pub(super) door: Rc<Door>,
-    /// Writes of the peer that were seen to come.
-    seen: u64,
     /// Flushes that the peer asked for, with the number of writes that each waits for.
     flushes: Vec<(u64, u64)>,
 }
 
 impl Writing {
     pub(super) fn new(door: Rc<Door>) -> Self {
-        Self { key: None, ready: false, posted: 0, door, seen: 0, flushes: Vec::new() }
+        Self { key: None, nonce: [0; NONCE_BYTES], ready: false, posted: 0, door, flushes: Vec::new() }
+    }
+
+    /// Sets what the peer wants to be named.
+    pub(super) fn name(&mut self, nonce: Nonce) {
+        self.nonce = nonce;
     }
 
     /// Whether this side writes and reads the peer's region by itself.
@@ -54,6 +65,7 @@ impl Writing {
 /// What stores the peer's messages, if a window is open for them.
 pub(super) struct Door {
     region: Arc<Region>,
+    nonce: Nonce,
     pub(super) windows: RefCell<Windows>,
     /// Writes that came, stored or not.
     came: Cell<u64>,
@@ -63,16 +75,16 @@ pub(super) struct Door {
 }
 
 impl Door {
-    pub(super) fn new(region: Arc<Region>) -> Rc<Self> {
+    pub(super) fn new(region: Arc<Region>, nonce: Nonce) -> Rc<Self> {
         let (windows, came, refused, broken) = Default::default();
-        Rc::new(Self { region, windows, came, refused, broken })
+        Rc::new(Self { region, nonce, windows, came, refused, broken })
     }
 }
 
 impl Landing for Door {
     fn land(&self, header: &[u8], bytes: &[u8]) {
-        let place =
-            decode(header).and_then(|(ticket, offset)| Some((ticket, offset..offset.checked_add(bytes.len())?)));
+        let place = decode(&self.nonce, header)
+            .and_then(|(ticket, offset)| Some((ticket, offset..offset.checked_add(bytes.len())?)));
         match place.filter(|(_, range)| self.region.contains(range)) {
             Some((ticket, range)) if self.windows.borrow().allow(ticket, &range) => {
                 self.region.write(range.start, bytes)
@@ -84,16 +96,18 @@ impl Landing for Door {
     }
 }
 
-/// Ticket and offset in the sink's region.
-fn encode(ticket: TicketId, offset: usize) -> [u8; 16] {
-    let mut header = [0; 16];
-    header[..8].copy_from_slice(&ticket.0.to_le_bytes());
-    header[8..].copy_from_slice(&(offset as u64).to_le_bytes());
+/// The connection's nonce, ticket and offset in the sink's region.
+fn encode(nonce: &Nonce, ticket: TicketId, offset: usize) -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    header[..NONCE_BYTES].copy_from_slice(nonce);
+    header[NONCE_BYTES..NONCE_BYTES + 8].copy_from_slice(&ticket.0.to_le_bytes());
+    header[NONCE_BYTES + 8..].copy_from_slice(&(offset as u64).to_le_bytes());
     header
 }
 
-fn decode(header: &[u8]) -> Option<(TicketId, usize)> {
-    let ([ticket, offset], []) = header.as_chunks::<8>() else { return None };
+/// Nothing where the header names another connection.
+fn decode(nonce: &Nonce, header: &[u8]) -> Option<(TicketId, usize)> {
+    let ([ticket, offset], []) = header.strip_prefix(&nonce[..])?.as_chunks::<8>() else { return None };
     Some((TicketId(u64::from_le_bytes(*ticket)), usize::try_from(u64::from_le_bytes(*offset)).ok()?))
 }
 
@@ -101,78 +115,94 @@ impl Ucx {
     /// The peer told where its region is: from now on it can be written.
     pub(super) fn aim(&mut self, conn: ConnId, region: &RemoteRegion) -> Result<(), String> {
         let Some(connection) = self.connections.get_mut(&conn).filter(|c| !c.forced) else { return Ok(()) };
-        let endpoint = connection.endpoint.as_ref().ok_or("it is not wired up")?;
+        let lanes = connection.lanes.as_mut().ok_or("it has no lanes")?;
+        let endpoint = lanes.endpoint.as_ref().ok_or("it is not wired up")?;
         if self.writes == UcxWrites::OneSided || lanes::write_by_themselves(&endpoint.lanes()) {
             let key = endpoint.unpack(&region.key).map_err(|e| e.to_string())?;
-            connection.writing.key = Some((key, region.address));
+            lanes.writing.key = Some((key, region.address));
         }
-        connection.writing.ready = true;
+        lanes.writing.ready = true;
         Ok(())
     }
 
+    /// How a connection writes, while it does.
+    fn open_writing(&self, conn: ConnId) -> Option<&Writing> {
+        self.connections.get(&conn).filter(|c| !c.forced).and_then(Connection::writing)
+    }
+
     pub(super) fn write(&mut self, conn: ConnId, ticket: TicketId, run: CopyRun) {
-        let usable = self.connections.get(&conn).is_some_and(|c| c.closing.is_none() && c.writing.ready);
-        let Some(memory) = self.memory.clone().filter(|_| usable) else { return };
-        let piece_max = if self.connections[&conn].writing.is_one_sided() { run.len } else { MESSAGE_BYTES_MAX };
+        let Some(one_sided) = self.open_writing(conn).filter(|w| w.ready).map(Writing::is_one_sided) else { return };
+        let Some(memory) = self.memory.clone() else { return };
+        let piece_max = if one_sided { run.len } else { MESSAGE_BYTES_MAX };
         for at in (0..run.len).step_by(piece_max.max(1)) {
             let (from, to, len) = (run.from + at, run.to + at, piece_max.min(run.len - at));
             let token = self.begin(conn, Purpose::Put(len));
-            let Some(connection) = self.connections.get_mut(&conn) else { return };
-            let (Some(endpoint), writing) = (&connection.endpoint, &mut connection.writing) else { return };
+            let Some(lanes) = self.connections.get_mut(&conn).and_then(|c| c.lanes.as_mut()) else { return };
+            let (Some(endpoint), writing) = (&lanes.endpoint, &mut lanes.writing) else { return };
             match &writing.key {
                 Some((key, base)) => endpoint.put(token, &memory, from, len, base + to as u64, key),
                 None => {
                     writing.posted += 1;
-                    endpoint.send_region(token, &encode(ticket, to), &memory, from, len);
+                    endpoint.send_region(token, &encode(&writing.nonce, ticket, to), &memory, from, len);
                 }
             }
         }
     }
 
     pub(super) fn read(&mut self, conn: ConnId, number: u64, run: CopyRun) {
-        let usable = self.connections.get(&conn).is_some_and(|c| c.closing.is_none() && c.writing.is_one_sided());
+        let usable = self.open_writing(conn).is_some_and(Writing::is_one_sided);
         let Some(memory) = self.memory.clone().filter(|_| usable) else { return };
         let token = self.begin(conn, Purpose::Get(number, run.len));
-        let Some(connection) = self.connections.get(&conn) else { return };
-        if let (Some(endpoint), Some((key, base))) = (&connection.endpoint, &connection.writing.key) {
+        let Some(lanes) = self.connections.get(&conn).and_then(|c| c.lanes.as_ref()) else { return };
+        if let (Some(endpoint), Some((key, base))) = (&lanes.endpoint, &lanes.writing.key) {
             endpoint.get(token, &memory, run.to, run.len, base + run.from as u64, key);
         }
     }
 
     pub(super) fn flush_writes(&mut self, conn: ConnId, id: u64) {
-        let Some(connection) = self.connections.get(&conn).filter(|c| c.closing.is_none()) else { return };
-        if connection.writing.is_one_sided() {
-            self.on_endpoint(conn, Purpose::Flush(id), |endpoint, token| endpoint.flush(token));
-        } else {
-            let posted = connection.writing.posted.to_le_bytes().to_vec();
-            self.post_numbered(conn, Kind::Flush, id, posted);
+        match self.open_writing(conn).map(|writing| (writing.is_one_sided(), writing.posted)) {
+            Some((true, _)) => self.on_endpoint(conn, Purpose::Flush(id), |endpoint, token| endpoint.flush(token)),
+            Some((false, posted)) => self.channel.flush_lanes(conn, id, posted),
+            None => {}
         }
     }
 
     /// The peer asks to be told once so many of its writes have come.
-    pub(super) fn flush_asked(&mut self, conn: ConnId, id: u64, posted: &[u8], now: Instant) {
-        let Some(connection) = self.connections.get_mut(&conn) else { return };
-        match <[u8; 8]>::try_from(posted) {
-            Ok(posted) if connection.writing.flushes.len() < FLUSHES_MAX => {
-                connection.writing.flushes.push((id, u64::from_le_bytes(posted)));
+    pub(super) fn flush_asked(&mut self, conn: ConnId, id: u64, posted: u64) -> Result<(), String> {
+        let Some(connection) = self.connections.get_mut(&conn).filter(|c| !c.forced) else { return Ok(()) };
+        match connection.writing_mut() {
+            Some(writing) if writing.flushes.len() < FLUSHES_MAX => {
+                writing.flushes.push((id, posted));
+                Ok(())
             }
-            _ => self.begin_close(conn, "a flush that no peer asks for", now),
+            _ => Err("a flush that no peer asks for".into()),
         }
     }
 
     /// Looks at what came through the door.
     pub(super) fn look_at_door(&mut self, conn: ConnId, now: Instant, events: &mut Vec<Event>) {
-        let Some(connection) = self.connections.get_mut(&conn) else { return };
-        let writing = &mut connection.writing;
+        let Some(writing) = self.connections.get_mut(&conn).and_then(Connection::writing_mut) else { return };
         let came = writing.door.came.get();
         events.extend((0..writing.door.refused.take()).map(|_| Event::PutRefused(conn)));
         let done: Vec<u64> = writing.flushes.extract_if(.., |(_, posted)| *posted <= came).map(|(id, _)| id).collect();
-        if std::mem::replace(&mut writing.seen, came) != came {
-            connection.heard(now);
+        if writing.door.broken.take() {
+            self.force_close(conn, "a write outside of the region", now);
         }
-        if connection.writing.door.broken.take() {
-            self.begin_close(conn, "a write outside of the region", now);
-        }
-        done.into_iter().for_each(|id| self.post_numbered(conn, Kind::Flushed, id, Vec::new()));
+        done.into_iter().for_each(|id| self.channel.flushed_lanes(conn, id));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_that_does_not_name_the_connection_is_none() {
+        let (mine, other) = ([7; NONCE_BYTES], [8; NONCE_BYTES]);
+        let header = encode(&mine, TicketId(1), 2);
+        assert_eq!(decode(&mine, &header), Some((TicketId(1), 2)));
+        assert_eq!(decode(&other, &header), None);
+        assert_eq!(decode(&mine, &header[NONCE_BYTES..]), None);
+        assert_eq!(decode(&mine, &[&header[..], &[0]].concat()), None);
     }
 }

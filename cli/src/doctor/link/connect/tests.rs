@@ -1,11 +1,14 @@
 use super::*;
 use crate::doctor::sysfs::tests::root;
-use baton_kv_transfer::{TransferReport, inventory};
-use baton_skips::{Need, skipped};
+use baton_kv_transfer::TransferReport;
 use tokio::net::TcpListener;
 
 fn way(tls: &str, devices: Option<&str>) -> Way {
-    Way { tls: tls.into(), devices: devices.unwrap_or_default().parse().unwrap(), rdma: false }
+    Way {
+        tls: Some(tls.to_owned()).filter(|tls| !tls.is_empty()),
+        devices: devices.unwrap_or_default().parse().unwrap(),
+        rdma: false,
+    }
 }
 
 /// What a doctor finds of another one, which has these devices.
@@ -71,33 +74,26 @@ fn the_rate_is_judged_by_the_device_that_carried_it() {
 
 #[tokio::test]
 async fn two_doctors_move_kv() {
-    let findings = between(&way("tcp", None), None).await;
+    let findings = between(&way("", None), None).await;
     let checks: Vec<_> = findings.iter().map(|f| (f.check.as_str(), f.verdict)).collect();
     assert_eq!(checks, [("reach", Verdict::Ok), ("clock", Verdict::Ok), ("kv transfer", Verdict::Ok)], "{findings:?}");
     assert!(findings[2].found.contains("128 MiB") && findings[2].found.contains("tcp"), "{findings:?}");
 }
 
 #[tokio::test]
-async fn kv_goes_by_the_devices_that_are_named() {
-    let findings = between(&way("tcp", Some("lo")), Some("lo")).await;
-    assert!(findings[2].verdict == Verdict::Ok && findings[2].found.contains("over tcp/lo"), "{findings:?}");
-    let devices = inventory::ucx("tcp", "all").unwrap().resources;
-    let Some((_, other)) = devices.iter().find(|(_, device)| device != "lo") else {
-        return skipped(Need::SecondDevice, "KV over another device than lo", format!("{devices:?}"));
-    };
-    // The control connection is over lo all the same.
-    let findings = between(&way("tcp", Some(other)), Some(other)).await;
-    assert!(findings[2].found.contains(&format!("over tcp/{other}")), "{findings:?}");
+async fn kv_goes_over_the_lanes_that_are_named() {
+    let findings = between(&way("posix,self", None), None).await;
+    assert!(findings[2].verdict == Verdict::Ok && findings[2].found.contains("by ucx over posix/"), "{findings:?}");
+    let findings = between(&way("tcp", None), None).await;
+    assert!(findings[2].found.contains("TCP among its lanes"), "{findings:?}");
 }
 
 #[tokio::test]
 async fn a_device_that_is_not_there_is_told_by_the_side_that_lacks_it() {
-    let here = between(&way("tcp", Some("mlx5_99:1")), Some("lo")).await;
-    assert_eq!(here[2].verdict, Verdict::Failure);
-    assert!(here[2].found.contains("UCX_NET_DEVICES=mlx5_99:1"), "{here:?}");
-    assert!(here[2].remedy.as_ref().is_some_and(|remedy| remedy.starts_with("this host cannot")), "{here:?}");
-    let there = between(&way("tcp", Some("lo")), Some("mlx5_99:1")).await;
+    let there = between(&way("ib", Some("mlx5_99:1")), Some("mlx5_99:1")).await;
+    assert_eq!(there[2].verdict, Verdict::Failure);
     assert!(there[2].found.starts_with("the other side says: "), "{there:?}");
+    assert!(there[2].found.contains("UCX_NET_DEVICES=mlx5_99:1"), "{there:?}");
     assert!(there[2].remedy.as_ref().is_some_and(|remedy| remedy.starts_with("the other host cannot")), "{there:?}");
 }
 
@@ -106,13 +102,13 @@ async fn a_port_that_is_closed_and_one_that_is_another_s_are_told() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let to = listener.local_addr().unwrap().to_string();
     let other = tokio::spawn(async move { drop(listener.accept().await) });
-    let findings = connect(&to, &way("tcp", None)).await;
+    let findings = connect(&to, &way("", None)).await;
     other.await.unwrap();
     assert_eq!(
         findings.iter().map(|f| f.verdict).collect::<Vec<_>>(),
         [Verdict::Ok, Verdict::Failure, Verdict::Failure]
     );
-    let findings = connect(&to, &way("tcp", None)).await;
+    let findings = connect(&to, &way("", None)).await;
     assert_eq!((findings.len(), findings[0].verdict), (1, Verdict::Failure));
 }
 

@@ -1,0 +1,213 @@
+//! Who gets through to a transport, and what strangers can take of it.
+
+use super::*;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+
+fn socket(side: &Side) -> SocketAddr {
+    let (TransferAddress::Tcp(socket) | TransferAddress::Ucx(socket)) = side.transport.address();
+    socket
+}
+
+/// A frame's head as it stands on the wire.
+fn head(kind: u16, len: u32, a: u64, b: u64) -> Vec<u8> {
+    [&0xb07a_u16.to_le_bytes()[..], &kind.to_le_bytes(), &len.to_le_bytes(), &a.to_le_bytes(), &b.to_le_bytes()]
+        .concat()
+}
+
+fn turn(side: &mut Side) {
+    side.transport.progress(Instant::now(), &mut side.events);
+}
+
+/// Moves `side` on until `done`.
+fn eventually(side: &mut Side, what: &str, mut done: impl FnMut(&mut Side) -> bool) {
+    let by = Instant::now() + PATIENCE;
+    while !done(side) {
+        assert!(Instant::now() < by, "never: {what}");
+        turn(side);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Whether the other side has closed.
+fn is_closed(stream: &mut TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    let mut bytes = [0; 4096];
+    loop {
+        match stream.read(&mut bytes) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) => return error.kind() != std::io::ErrorKind::WouldBlock,
+        }
+    }
+}
+
+/// Whether a message gets from whoever dials to the other side, or how the dialler's connection ended: whether since one does not believe
+/// the other.
+fn greets(dialler: &Way, other: &Way) -> Result<(), bool> {
+    let (mut a, mut b) = (Side::start(dialler), Side::start(other));
+    let conn = a.transport.connect(&b.transport.address()).unwrap();
+    a.transport.send(conn, vec![7]);
+    let by = Instant::now() + PATIENCE;
+    loop {
+        turn(&mut a);
+        turn(&mut b);
+        if b.events.iter().any(|event| matches!(event, Event::Message(_, bytes) if bytes == &[7])) {
+            let proven = other.credentials.is_some();
+            assert!(b.events.iter().any(|e| matches!(e, Event::Accepted { proven: p, .. } if *p == proven)));
+            return Ok(());
+        }
+        let closed = a.events.iter().find_map(|event| match event {
+            Event::Closed { unproven, .. } => Some(*unproven),
+            _ => None,
+        });
+        if let Some(unproven) = closed {
+            assert!(!b.events.iter().any(|e| matches!(e, Event::Message(..) | Event::Accepted { proven: true, .. })));
+            return Err(unproven);
+        }
+        assert!(Instant::now() < by, "neither through nor closed");
+    }
+}
+
+#[test]
+fn only_workers_of_one_authority_get_through() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    for base in [tcp(), ucx_shared_memory()] {
+        let with = |credentials: Arc<dyn Credentials>| base.clone().with(credentials);
+        let worker = with(ours.worker());
+        assert_eq!(greets(&worker, &with(ours.worker())), Ok(()));
+        // As who dials, and as who is dialled.
+        assert_eq!(greets(&with(theirs.worker()), &worker), Err(true));
+        assert_eq!(greets(&worker, &with(theirs.worker())), Err(true));
+        assert_eq!(greets(&with(ours.issue(authority::ROUTER)), &worker), Err(true));
+        assert_eq!(greets(&worker, &with(ours.issue(authority::ROUTER))), Err(true));
+        assert_eq!(greets(&with(ours.nothing()), &worker), Err(true));
+        assert!(greets(&base, &worker).is_err(), "in clear");
+        assert!(greets(&worker, &base).is_err(), "to somebody in clear");
+    }
+}
+
+/// The hazard: nobody asks.
+#[test]
+fn without_credentials_everybody_gets_through() {
+    assert_eq!(greets(&tcp(), &tcp()), Ok(()));
+}
+
+#[test]
+fn kv_in_clear_is_refused_where_it_is_to_be_encrypted() {
+    let secret = tls();
+    let clear = Way { encrypt: false, ..secret.clone() };
+    let (mut a, mut b) = (Side::start(&clear), Side::start(&secret));
+    let from = a.transport.connect(&b.transport.address()).unwrap();
+    let to = until(&mut b, &mut a, "accepted", accepted);
+    a.transport.send(from, vec![1]);
+    until(&mut b, &mut a, "a first message", message);
+    b.transport.set_remote(to, &RemoteRegion::default()).unwrap();
+    b.transport.open_window(to, TicketId(5), window(0..BYTES));
+    a.transport.put(from, TicketId(5), CopyRun { from: 0, to: 0, len: 10 });
+    let reason = until(&mut b, &mut a, "closed", |event| match event {
+        Event::Closed { reason, .. } => Some(reason.clone()),
+        _ => None,
+    });
+    assert!(reason.contains("transfer.encrypt"), "{reason}");
+}
+
+#[test]
+fn strangers_have_little_time_and_few_places() {
+    let stranger_says: [&[u8]; 4] = [b"", &[22, 3, 1], &[22, 3, 1, 2, 0, 1], b"GET / HTTP/1.1\r\n\r\n"];
+    for base in [tls(), ucx_tls(), tcp()] {
+        let way = Way { connect_ms: 300, ..base };
+        let mut side = Side::start(&way);
+        let mut strangers: Vec<_> = stranger_says
+            .iter()
+            .map(|says| {
+                let mut stream = TcpStream::connect(socket(&side)).unwrap();
+                stream.write_all(says).unwrap();
+                stream
+            })
+            .collect();
+        eventually(&mut side, "strangers are let go", |_| strangers.iter_mut().all(is_closed));
+        // More than there are places for, all at once: the last ones stay until their time is over.
+        let way = Way { connect_ms: 60_000, ..way };
+        let mut side = Side::start(&way);
+        let mut strangers = Vec::new();
+        for _ in 0..300 {
+            strangers.push(TcpStream::connect(socket(&side)).unwrap());
+            turn(&mut side);
+        }
+        eventually(&mut side, "the oldest give way", |_| {
+            strangers.iter_mut().filter_map(|s| (!is_closed(s)).then_some(())).count() <= 64
+        });
+        assert!(!is_closed(strangers.last_mut().unwrap()), "the newest has its place");
+        let mut peer = Side::start(&way);
+        let conn = peer.transport.connect(&side.transport.address()).unwrap();
+        peer.transport.send(conn, vec![1]);
+        until(&mut side, &mut peer, "a peer gets through", message);
+    }
+}
+
+/// Whoever is accepted, and then sends what no correct peer does.
+fn misbehaves(bytes: &[u8]) -> String {
+    let mut side = Side::start(&tcp());
+    let mut stream = TcpStream::connect(socket(&side)).unwrap();
+    stream.write_all(&[head(1, 2, 0, 0), b"hi".to_vec()].concat()).unwrap();
+    eventually(&mut side, "a greeting", |side| side.events.iter().any(|event| message(event).is_some()));
+    let conn = side.events.iter().find_map(accepted).unwrap();
+    side.transport.set_remote(conn, &RemoteRegion::default()).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let (by, mut sent) = (Instant::now() + PATIENCE, 0);
+    loop {
+        match stream.write(&bytes[sent % bytes.len()..]) {
+            Ok(n) => sent += n,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(_) => {}
+        }
+        turn(&mut side);
+        let closed = side.events.iter().find_map(|event| match event {
+            Event::Closed { reason, .. } => Some(reason.clone()),
+            _ => None,
+        });
+        if let Some(reason) = closed {
+            return reason;
+        }
+        assert!(Instant::now() < by && sent < 64 << 20, "not closed after {sent} bytes");
+    }
+}
+
+#[test]
+fn answers_to_flushes_that_nobody_reads_are_bounded() {
+    let reason = misbehaves(&head(3, 0, 7, 0).repeat(10_000));
+    assert!(reason.contains("flushes"), "{reason}");
+}
+
+#[test]
+fn a_long_message_before_the_greeting_is_refused() {
+    let mut side = Side::start(&tcp());
+    let mut stream = TcpStream::connect(socket(&side)).unwrap();
+    stream.write_all(&head(1, 32 << 20, 0, 0)).unwrap();
+    eventually(&mut side, "closed", |side| side.events.iter().any(|event| closed(event).is_some()));
+    assert!(is_closed(&mut stream));
+}
+
+#[test]
+fn peers_that_connect_leave_the_places_of_those_that_are_connected_to() {
+    for way in [tcp(), tls()] {
+        let way = Way { peers_max: 2, ..way };
+        let mut side = Side::start(&way);
+        let mut connect = |peers: &mut Vec<Side>| {
+            let mut peer = Side::start(&way);
+            let from = peer.transport.connect(&side.transport.address()).unwrap();
+            let to = until(&mut side, &mut peer, "accepted", accepted);
+            peer.transport.send(from, vec![1]);
+            until(&mut side, &mut peer, "a message", message);
+            peers.push(peer);
+            side.transport.set_remote(to, &RemoteRegion::default())
+        };
+        let mut peers = Vec::new();
+        assert!(connect(&mut peers).is_ok() && connect(&mut peers).is_ok());
+        assert!(connect(&mut peers).unwrap_err().contains("2 peers"));
+        let to = peers[0].transport.address();
+        assert!(side.transport.connect(&to).is_ok() && side.transport.connect(&to).is_ok());
+        assert!(side.transport.connect(&to).unwrap_err().contains("2 peers"));
+    }
+}

@@ -1,0 +1,45 @@
+//! Who may connect. Peers that have not said yet who they are have few places and little time, so that strangers cannot take those of
+//! peers: where they are all taken, the address that holds most of them loses its oldest.
+
+use crate::transport::ConnId;
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+/// Connections whose peers have not greeted yet. A greeting takes some round trips, so this is many for peers that mean it.
+pub(super) const UNSETTLED_MAX: usize = 64;
+
+/// Whom to close to make room for one more: `None` while there is room. Connections are given in the order in which they came.
+pub(super) fn gives_way(unsettled: impl Iterator<Item = (ConnId, IpAddr)>) -> Option<ConnId> {
+    let mut by_address: BTreeMap<IpAddr, (usize, ConnId)> = BTreeMap::new();
+    let mut all = 0;
+    for (conn, from) in unsettled {
+        all += 1;
+        by_address.entry(from).or_insert((0, conn)).0 += 1;
+    }
+    let most = by_address.into_values().max_by_key(|(count, oldest)| (*count, std::cmp::Reverse(*oldest)));
+    most.filter(|_| all >= UNSETTLED_MAX).map(|(_, oldest)| oldest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    fn at(host: u8) -> IpAddr {
+        Ipv4Addr::new(10, 0, 0, host).into()
+    }
+
+    #[test]
+    fn the_oldest_of_who_holds_most_gives_way() {
+        let of = |places: &[(u64, u8)]| gives_way(places.iter().map(|&(conn, host)| (ConnId(conn), at(host))));
+        let full = UNSETTLED_MAX as u64;
+        assert_eq!(of(&[]), None);
+        let almost: Vec<_> = (1..full).map(|conn| (conn, 1)).collect();
+        assert_eq!(of(&almost), None, "there is room");
+        // A peer that came first keeps its place against a stranger with all the others.
+        let stranger: Vec<_> = (0..full).map(|conn| (conn, if conn == 0 { 2 } else { 1 })).collect();
+        assert_eq!(of(&stranger), Some(ConnId(1)));
+        let alike: Vec<_> = (0..full).map(|conn| (conn, (conn % 4) as u8)).collect();
+        assert_eq!(of(&alike), Some(ConnId(0)), "of those that hold as many, the oldest");
+    }
+}

@@ -1,0 +1,256 @@
+//! TLS 1.3 on one socket, without a buffer of its library's between the socket and us: records come in the bytes that were received, and
+//! go to bytes that are about to be sent.
+
+use crate::credentials::{ALPN, Credentials};
+use rustls::client::UnbufferedClientConnection;
+use rustls::server::UnbufferedServerConnection;
+use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, InsufficientSizeError, UnbufferedStatus};
+use rustls::{CommonState, Error, ProtocolVersion};
+
+/// Most bytes that go into one record, as the protocol has it.
+pub(super) const RECORD_BYTES_MAX: usize = 16 << 10;
+
+/// Kind, version and length, before each record.
+const HEADER_BYTES: usize = 5;
+
+pub(super) enum Session {
+    Client(Box<UnbufferedClientConnection>),
+    Server(Box<UnbufferedServerConnection>),
+}
+
+/// Bytes on their way to the socket.
+#[derive(Default)]
+pub(super) struct Outbox {
+    bytes: Vec<u8>,
+    sent: usize,
+}
+
+impl Outbox {
+    pub(super) fn waiting(&self) -> &[u8] {
+        &self.bytes[self.sent..]
+    }
+
+    pub(super) fn went(&mut self, bytes: usize) {
+        self.sent += bytes;
+        if self.sent == self.bytes.len() {
+            self.bytes.clear();
+            self.sent = 0;
+        }
+    }
+
+    /// Has `write` put bytes behind the others; it is called again with more room where it asks for that.
+    fn fill<E>(
+        &mut self,
+        expected: usize,
+        mut write: impl FnMut(&mut [u8]) -> Result<usize, E>,
+        more: impl Fn(&E) -> Option<usize>,
+    ) -> Result<(), E> {
+        let (at, mut room) = (self.bytes.len(), expected);
+        loop {
+            self.bytes.resize(at + room, 0);
+            match write(&mut self.bytes[at..]) {
+                Ok(n) => {
+                    self.bytes.truncate(at + n);
+                    return Ok(());
+                }
+                Err(error) => {
+                    self.bytes.truncate(at);
+                    room = more(&error).filter(|&asked| asked > room).ok_or(error)?;
+                }
+            }
+        }
+    }
+}
+
+/// What is to be done with a session.
+enum Wish<'a> {
+    /// Every whole record that came is decrypted for this one.
+    Read(&'a mut dyn FnMut(&[u8]) -> Result<(), String>),
+    /// These bytes are encrypted.
+    Write(Option<&'a [u8]>),
+}
+
+enum Next {
+    Again,
+    /// Nothing more without more bytes.
+    Idle,
+    /// The peer said that nothing follows.
+    Closed,
+}
+
+impl Session {
+    pub(super) fn client(credentials: &dyn Credentials) -> Result<Self, String> {
+        let client = UnbufferedClientConnection::new(credentials.client(), credentials.worker_name());
+        client.map(|client| Self::Client(Box::new(client))).map_err(|e| e.to_string())
+    }
+
+    pub(super) fn server(credentials: &dyn Credentials) -> Result<Self, String> {
+        let server = UnbufferedServerConnection::new(credentials.server());
+        server.map(|server| Self::Server(Box::new(server))).map_err(|e| e.to_string())
+    }
+
+    fn common(&self) -> &CommonState {
+        match self {
+            Self::Client(client) => client,
+            Self::Server(server) => server,
+        }
+    }
+
+    pub(super) fn is_handshaking(&self) -> bool {
+        self.common().is_handshaking()
+    }
+
+    /// Looks at what the handshake settled.
+    pub(super) fn check(&self, credentials: &dyn Credentials) -> Result<(), String> {
+        let common = self.common();
+        if common.protocol_version() != Some(ProtocolVersion::TLSv1_3) || common.alpn_protocol() != Some(ALPN) {
+            return Err("the peer speaks another protocol in TLS".into());
+        }
+        let chain = common.peer_certificates().unwrap_or_default();
+        match self {
+            Self::Client(_) => Ok(()), // The name was verified with the chain.
+            Self::Server(_) if !chain.is_empty() && credentials.is_worker(chain) => Ok(()),
+            Self::Server(_) => Err("the peer's certificate is not that of a worker".into()),
+        }
+    }
+
+    /// Decrypts the whole records at the front of `bytes`, in place; how many bytes are done with. Answers of the handshake go to `out`.
+    pub(super) fn read(
+        &mut self,
+        bytes: &mut [u8],
+        out: &mut Outbox,
+        mut take: impl FnMut(&[u8]) -> Result<(), String>,
+    ) -> Result<usize, String> {
+        self.run(bytes, out, Wish::Read(&mut take))
+    }
+
+    /// Encrypts `plain`, at most [`RECORD_BYTES_MAX`], behind what waits in `out`. `unread` is what is left of [`Session::read`]. Nothing
+    /// before the handshake is over.
+    pub(super) fn write(&mut self, plain: &[u8], unread: &mut [u8], out: &mut Outbox) -> Result<(), String> {
+        self.run(unread, out, Wish::Write(Some(plain))).map(drop)
+    }
+
+    fn run(&mut self, bytes: &mut [u8], out: &mut Outbox, mut wish: Wish<'_>) -> Result<usize, String> {
+        let mut used = 0;
+        loop {
+            let (discard, next) = match self {
+                Self::Client(client) => {
+                    let UnbufferedStatus { discard, state } = client.process_tls_records(&mut bytes[used..]);
+                    (discard, act(state, out, &mut wish))
+                }
+                Self::Server(server) => {
+                    let UnbufferedStatus { discard, state } = server.process_tls_records(&mut bytes[used..]);
+                    (discard, act(state, out, &mut wish))
+                }
+            };
+            used += discard;
+            match next {
+                Ok(Next::Again) => {}
+                Ok(Next::Idle) => return Ok(used),
+                Ok(Next::Closed) => return Err("the peer closed the connection".into()),
+                Err(why) => {
+                    self.tell_alert(out);
+                    return Err(why);
+                }
+            }
+        }
+    }
+
+    /// What the library has to say to the peer about an error.
+    fn tell_alert(&mut self, out: &mut Outbox) {
+        let mut nothing = Wish::Write(None);
+        match self {
+            Self::Client(client) => act(client.process_tls_records(&mut []).state, out, &mut nothing).ok(),
+            Self::Server(server) => act(server.process_tls_records(&mut []).state, out, &mut nothing).ok(),
+        };
+    }
+}
+
+fn act<Data>(
+    state: Result<ConnectionState<'_, '_, Data>, Error>,
+    out: &mut Outbox,
+    wish: &mut Wish<'_>,
+) -> Result<Next, String> {
+    match state.map_err(|e| format!("TLS: {e}"))? {
+        ConnectionState::ReadTraffic(mut traffic) => {
+            while let Some(record) = traffic.next_record() {
+                let record = record.map_err(|e| format!("TLS: {e}"))?;
+                match wish {
+                    Wish::Read(take) => take(record.payload)?,
+                    Wish::Write(_) => return Err("TLS: a record that was read before".into()),
+                }
+            }
+            Ok(Next::Again)
+        }
+        ConnectionState::EncodeTlsData(mut data) => {
+            let more = |error: &EncodeError| match error {
+                EncodeError::InsufficientSize(InsufficientSizeError { required_size }) => Some(*required_size),
+                EncodeError::AlreadyEncoded => None,
+            };
+            out.fill(4 << 10, |to| data.encode(to), more).map_err(|e| format!("TLS: {e}"))?;
+            Ok(Next::Again)
+        }
+        ConnectionState::TransmitTlsData(data) => {
+            data.done();
+            Ok(Next::Again)
+        }
+        ConnectionState::WriteTraffic(mut traffic) => {
+            if let Wish::Write(plain) = wish
+                && let Some(plain) = plain.take()
+            {
+                let more = |error: &EncryptError| match error {
+                    EncryptError::InsufficientSize(InsufficientSizeError { required_size }) => Some(*required_size),
+                    EncryptError::EncryptExhausted => None,
+                };
+                let expected = plain.len() + 64;
+                out.fill(expected, |to| traffic.encrypt(plain, to), more).map_err(|e| format!("TLS: {e}"))?;
+                return Ok(Next::Again);
+            }
+            Ok(Next::Idle)
+        }
+        ConnectionState::BlockedHandshake => Ok(Next::Idle),
+        ConnectionState::PeerClosed | ConnectionState::Closed => Ok(Next::Closed),
+        // Early data is not asked for, and whatever else a later version knows neither.
+        _ => Err("TLS: a state that is not asked for".into()),
+    }
+}
+
+/// How many bytes at the front are whole records, up to the first byte that begins none.
+pub(super) fn whole_records(bytes: &[u8]) -> usize {
+    let mut at = 0;
+    while let Some(header) = bytes.get(at..at + HEADER_BYTES).filter(|header| begins_record(header[0])) {
+        let end = at + HEADER_BYTES + usize::from(u16::from_be_bytes([header[3], header[4]]));
+        if end > bytes.len() {
+            break;
+        }
+        at = end;
+    }
+    at
+}
+
+/// Whether a record of TLS begins with this byte: a change of ciphers, an alert, a handshake, or data.
+pub(super) const fn begins_record(byte: u8) -> bool {
+    matches!(byte, 20..=23)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_counted_up_to_the_first_byte_that_is_none() {
+        let record = |len: u8| [&[23, 3, 3, 0, len][..], &vec![7; usize::from(len)]].concat();
+        let cases = [
+            (vec![], 0),
+            (record(3), 8),
+            (record(3)[..7].to_vec(), 0),
+            ([record(3), record(0)].concat(), 13),
+            ([record(3), vec![23, 3, 3]].concat(), 8),
+            ([record(3), vec![0x7a, 0xb0, 2, 0, 0]].concat(), 8),
+            (vec![0x7a, 0xb0, 2, 0, 0], 0),
+        ];
+        for (bytes, expected) in cases {
+            assert_eq!(whole_records(&bytes), expected, "{bytes:?}");
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Handoffs in TLS: whom a source hands to, and why not to others.
+
+mod common;
+
+use baton_kv_transfer::*;
+use common::authority::{Authority, ROUTER};
+use common::*;
+use std::sync::Arc;
+
+fn with(name: &'static str, credentials: Option<Arc<dyn Credentials>>, choice: &TransportChoice) -> Node {
+    let mut config = NodeConfig::new(name, small(16), 24);
+    (config.credentials, config.limits.connect_ms) = (credentials, 1_000);
+    config.start(choice.clone())
+}
+
+fn choices() -> [TransportChoice; 2] {
+    let loopback = [127, 0, 0, 1].into();
+    [TransportChoice::tcp(loopback), TransportChoice::ucx(UcxLanes::SharedMemory, loopback)]
+}
+
+#[test]
+fn a_peer_that_is_no_worker_of_the_cluster_is_given_nothing_and_the_reason_says_so() {
+    let (ours, theirs) = (Authority::new(), Authority::new());
+    let sinks: [Option<Arc<dyn Credentials>>; 2] = [Some(theirs.worker()), Some(ours.issue(ROUTER))];
+    for choice in choices() {
+        for credentials in &sinks {
+            let (source, sink) =
+                (with("source", Some(ours.worker()), &choice), with("sink", credentials.clone(), &choice));
+            let (outgoing, _) = source.offer(&sink.peer(), "r", 70, 1);
+            source.send_all(&outgoing, 70);
+            let failure = outgoing.wait().unwrap_err();
+            assert!(matches!(failure, HandoffFailure::Refused { reason: RefuseReason::Unproven, .. }), "{failure}");
+            assert!(failure.is_retryable() && sink.sink.failures().is_empty());
+            let (fetching, _) = source.fetch(&sink.peer(), "n", 70, std::time::Instant::now() + PATIENCE);
+            let failure = fetching.wait().unwrap_err();
+            assert!(matches!(failure, HandoffFailure::Refused { reason: RefuseReason::Unproven, .. }), "{failure}");
+            eventually("its blocks are back", || source.is_quiet() && sink.is_quiet());
+        }
+        let (source, sink) = (with("source", Some(ours.worker()), &choice), with("sink", Some(ours.worker()), &choice));
+        let (outgoing, blocks) = source.offer(&sink.peer(), "r", 70, 1);
+        source.send_all(&outgoing, 70);
+        outgoing.wait().unwrap();
+        sink.check_adopted("r", &source, &blocks, 70);
+    }
+}
