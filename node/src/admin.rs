@@ -5,9 +5,9 @@
 
 use crate::config::{Check, Checker};
 use crate::listen::{BindError, Listener, serve_http};
-use crate::metrics::{self, Metrics};
+use crate::metrics::Metrics;
 use axum::Router;
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use serde::{Deserialize, Serialize};
@@ -77,8 +77,11 @@ impl Health {
 
 /// All routes, to be merged into a server or served by [`serve`].
 pub fn routes(health: Health, metrics: Metrics) -> Router {
-    let metrics =
-        move || std::future::ready(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics.encode()).into_response());
+    let metrics = move |headers: HeaderMap| {
+        let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+        let (content_type, text) = metrics.encode_for(accept);
+        std::future::ready(([(header::CONTENT_TYPE, content_type)], text).into_response())
+    };
     probes(health).route("/metrics", get(metrics))
 }
 
@@ -124,7 +127,7 @@ mod tests {
     use tonic::codegen::Service;
 
     #[tokio::test]
-    async fn probes_answer_with_their_reason_and_metrics_are_open_metrics() {
+    async fn probes_answer_with_their_reason_and_metrics_in_the_format_asked_for() {
         let ready = Arc::new(AtomicBool::new(false));
         let health = Health::new(|| Ok(()), {
             let ready = ready.clone();
@@ -136,28 +139,33 @@ mod tests {
         metrics.counter("things", "Things").inc_by(3);
         metrics.register_health(&health);
         let mut routes = routes(health, metrics);
-        let mut get = async |path: &str| {
-            let request = axum::http::Request::get(path).body(Body::empty()).unwrap();
+        let mut get = async |path: &str, accept: &str| {
+            let request = axum::http::Request::get(path).header(header::ACCEPT, accept).body(Body::empty()).unwrap();
             let response = routes.call(request).await.unwrap();
             let (parts, body) = response.into_parts();
             let content_type = parts.headers.get(header::CONTENT_TYPE).map(|v| v.to_str().unwrap().to_owned());
             let body = to_bytes(body, 1 << 20).await.unwrap();
             (parts.status.as_u16(), content_type.unwrap_or_default(), String::from_utf8(body.to_vec()).unwrap())
         };
-        assert_eq!(get("/startupz").await.0, 200);
-        assert_eq!(get("/healthz").await.0, 200);
-        assert_eq!(get("/health").await.0, 200);
-        let (status, _, reason) = get("/readyz").await;
+        assert_eq!(get("/startupz", "*/*").await.0, 200);
+        assert_eq!(get("/healthz", "*/*").await.0, 200);
+        assert_eq!(get("/health", "*/*").await.0, 200);
+        let (status, _, reason) = get("/readyz", "*/*").await;
         assert_eq!((status, reason.trim()), (503, "no router has admitted this worker"));
-        assert!(get("/metrics").await.2.contains("\nbaton_ready 0\n"));
+        assert!(get("/metrics", "*/*").await.2.contains("\nbaton_ready 0\n"));
         ready.store(true, Ordering::Relaxed);
-        assert_eq!(get("/readyz").await.0, 200);
-        let (status, content_type, text) = get("/metrics").await;
-        assert_eq!((status, content_type.as_str()), (200, metrics::CONTENT_TYPE));
+        assert_eq!(get("/readyz", "*/*").await.0, 200);
+        let (status, content_type, text) = get("/metrics", "*/*").await;
+        assert_eq!((status, content_type.as_str()), (200, "text/plain; version=0.0.4; charset=utf-8"));
+        assert!(text.contains("\n# TYPE baton_things_total counter\nbaton_things_total 3\n"), "{text}");
+        assert!(!text.contains("EOF"), "{text}");
+        let (status, content_type, text) = get("/metrics", "application/openmetrics-text; version=1.0.0").await;
+        let open_metrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+        assert_eq!((status, content_type.as_str()), (200, open_metrics));
         assert!(text.contains("\nbaton_things_total 3\n"), "{text}");
         assert!(text.contains("\nbaton_live 1\n") && text.contains("\nbaton_ready 1\n"), "{text}");
         assert!(text.contains("baton_build_info{service=\"baton-decode-worker\""), "{text}");
         assert!(text.contains("baton_process_start_time_seconds 1") && text.ends_with("# EOF\n"), "{text}");
-        assert_eq!(get("/nothing").await.0, 404);
+        assert_eq!(get("/nothing", "*/*").await.0, 404);
     }
 }

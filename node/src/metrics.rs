@@ -2,6 +2,8 @@
 //!
 //! Names are `baton_*`, units last; labels are bounded.
 
+mod text;
+
 use crate::admin::Health;
 use crate::telemetry::ExportCounters;
 use parking_lot::Mutex;
@@ -15,9 +17,6 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
-
-/// Content type of [`Metrics::encode`].
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// A shared registry. Cloning shares it.
 #[derive(Clone, Debug)]
@@ -80,6 +79,12 @@ impl Metrics {
         // Writing into a String cannot fail.
         let _ = encode(&mut text, &self.0.lock());
         text
+    }
+
+    /// Everything, and its content type: OpenMetrics where `accept` names it, else Prometheus' older text format.
+    pub fn encode_for(&self, accept: &str) -> (&'static str, String) {
+        let text = self.encode();
+        if text::is_open_metrics(accept) { (text::OPEN_METRICS, text) } else { (text::PLAIN, text::plain(&text)) }
     }
 }
 

@@ -9,7 +9,8 @@ pub struct Scrape(String);
 impl Scrape {
     /// Reads `url`, which ends in `/metrics`.
     pub async fn of(url: &str) -> anyhow::Result<Self> {
-        let answer = reqwest::get(url).await.with_context(|| format!("nobody answers at {url}"))?;
+        let request = reqwest::Client::new().get(url).header("accept", "application/openmetrics-text");
+        let answer = request.send().await.with_context(|| format!("nobody answers at {url}"))?;
         Ok(Self(answer.error_for_status()?.text().await?))
     }
 
