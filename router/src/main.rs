@@ -21,6 +21,9 @@ struct Args {
     /// Where workers join, and operators with certificates ask
     #[arg(long, value_name = "ADDRESS")]
     cluster_listen: Option<SocketAddr>,
+    /// host:port under which workers reach the gRPC port; the address listened on where absent
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise: Option<String>,
     /// Where the OpenAI API and health listen, and metrics without --admin-listen
     #[arg(long, value_name = "ADDRESS")]
     http_listen: Option<SocketAddr>,
@@ -41,6 +44,7 @@ impl Args {
             .overlay()
             .set("--grpc-listen", "grpc.listen", &self.grpc_listen)
             .set("--cluster-listen", "cluster.listen", &self.cluster_listen)
+            .set("--advertise", "grpc.advertise", &self.advertise)
             .set("--http-listen", "http.listen", &self.http_listen)
             .set("--prefill-policy", "placement.prefill_policy", &self.prefill_policy)
             .set("--local-prefill-tokens-max", "placement.local_prefill_tokens_max", &self.local_prefill_tokens_max)

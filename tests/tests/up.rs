@@ -102,6 +102,23 @@ fn what_cannot_start_says_why_and_starts_nothing() -> anyhow::Result<()> {
     Ok(())
 }
 
+#[tokio::test]
+async fn clients_reach_every_address_of_the_host_and_workers_stay_on_loopback() -> anyhow::Result<()> {
+    let mut up = Up::spawn(&["--grpc-port=0", "--http-port=0", RANDOM, "--host=0.0.0.0"], &[])?;
+    up.wait_serving()?;
+    complete(&up).await?;
+    // What is told can be called from here; another address of this host is one of loopback's.
+    let base = up.openai()?;
+    ensure!(base.starts_with("http://127.0.0.1:"), "{base}");
+    let elsewhere = base.replace("127.0.0.1", "127.0.0.9");
+    ensure!(Api::new(elsewhere).get("models").await?.status == 200);
+    for worker in ["decode-0", "prefill-0"] {
+        let elsewhere = up.metrics(worker)?.replace("127.0.0.1", "127.0.0.9");
+        ensure!(reqwest::get(&elsewhere).await.is_err(), "{worker} listens at {elsewhere}");
+    }
+    up.stop()
+}
+
 #[test]
 fn variables_reach_the_processes_that_know_them() -> anyhow::Result<()> {
     let variables = [("BATON_ENGINE__KV_CACHE_BYTES", "1MiB"), ("BATON_LIMITS__DEADLINE_MS_MAX", "7200000")];

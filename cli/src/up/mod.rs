@@ -15,7 +15,7 @@ use clap::{Args, ValueEnum};
 use futures::FutureExt;
 use futures::future::{select_all, try_join};
 use std::io::Write as _;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout_at};
@@ -26,6 +26,8 @@ mod ports;
 mod progress;
 mod variables;
 
+/// Where the processes of the cluster reach each other.
+const INSIDE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// Longest wait for the cluster to serve: large models load for minutes.
 const START_S_MAX: u64 = 1800;
 /// Longest drain of the workers, then again of the router: one that hangs takes no time from the others.
@@ -43,7 +45,7 @@ pub(crate) struct UpArgs {
     /// Decode workers.
     #[arg(long, default_value_t = 1)]
     decode: u16,
-    /// Address that everything binds.
+    /// Address of the clients' ports, `0.0.0.0` for all of this host; everything inside the cluster stays on loopback.
     #[arg(long, default_value = "127.0.0.1")]
     host: IpAddr,
     /// gRPC port of the router.
@@ -111,8 +113,9 @@ impl UpArgs {
         let policy = format!("{:?}", self.prefill_policy).to_lowercase();
         let (grpc, http) = (SocketAddr::new(self.host, self.grpc_port), SocketAddr::new(self.host, self.http_port));
         let mut flags = vec![format!("--grpc-listen={grpc}"), format!("--http-listen={http}")];
+        flags.push(format!("--advertise={}", from_here(grpc)));
         flags.push(format!("--prefill-policy={policy}"));
-        flags.push(format!("--cluster-listen={}", SocketAddr::new(self.host, self.cluster_port)));
+        flags.push(format!("--cluster-listen={}", SocketAddr::new(INSIDE, self.cluster_port)));
         flags.push(format!("--identity={}", standing.identity(Role::Router).display()));
         flags.extend(self.common_flags());
         flags
@@ -120,12 +123,12 @@ impl UpArgs {
 
     fn worker_flags(&self, standing: &Standing, router: SocketAddr, index: u16, role: &str) -> Vec<String> {
         let transport = format!("{:?}", self.transport).to_lowercase();
-        let any = SocketAddr::new(self.host, 0);
+        let any = SocketAddr::new(INSIDE, 0);
         let mut flags = vec![format!("--model={}", self.model), format!("--routers={router}")];
         flags.extend([
             format!("--grpc-listen={any}"),
             format!("--admin-listen={any}"),
-            format!("--transfer-bind={}", self.host),
+            format!("--transfer-bind={INSIDE}"),
         ]);
         flags.extend([format!("--transport={transport}"), format!("--instance={role}-{index}")]);
         flags.push(format!("--identity={}", standing.identity(Role::Worker).display()));
@@ -189,6 +192,7 @@ async fn serve(
     fetch(args).await?;
     children.push(Child::spawn("router", "baton-router", &args.router_flags(standing), variables.not_for_routers())?);
     let (grpc, http, cluster) = listening(&mut children[0], deadline).await?;
+    let (grpc, http) = (from_here(grpc), from_here(http));
     standing.listens(grpc, cluster)?;
     for (role, count) in [("decode", args.decode), ("prefill", args.prefill)] {
         for index in 0..count {
@@ -224,6 +228,15 @@ async fn listening(router: &mut Child, deadline: Instant) -> anyhow::Result<(Soc
             return Ok((grpc, http, cluster));
         }
     }
+}
+
+/// How an address is reached from this host where it stands for all of them.
+fn from_here(address: SocketAddr) -> SocketAddr {
+    let loopback = match address.ip() {
+        IpAddr::V4(_) => IpAddr::from(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    SocketAddr::new(if address.ip().is_unspecified() { loopback } else { address.ip() }, address.port())
 }
 
 async fn wait_ready(router: &mut Child, deadline: Instant) -> anyhow::Result<()> {
