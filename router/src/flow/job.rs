@@ -32,6 +32,8 @@ pub(super) struct Job {
     pub(super) metrics: RequestMetrics,
     /// Whether the first token of any sample left.
     started: AtomicBool,
+    /// Whether a place was looked for.
+    looked: AtomicBool,
     /// Workers that were asked, in order.
     asked: Mutex<Vec<Arc<WorkerHandle>>>,
 }
@@ -69,6 +71,7 @@ impl Job {
             span,
             metrics,
             started: AtomicBool::new(false),
+            looked: AtomicBool::new(false),
             asked: Mutex::default(),
         }
     }
@@ -81,6 +84,11 @@ impl Job {
     /// Workers that were asked.
     pub(super) fn asked(&self) -> Vec<Arc<WorkerHandle>> {
         self.asked.lock().clone()
+    }
+
+    /// Whether this is the first time that a place is looked for.
+    pub(super) fn is_first_look(&self) -> bool {
+        !self.looked.swap(true, Ordering::Relaxed)
     }
 
     /// Whether this is the first time that a token of the request leaves.

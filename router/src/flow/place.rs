@@ -4,7 +4,7 @@ use super::Core;
 use super::answer::Answer;
 use super::attempt::Failed;
 use super::sample::Sample;
-use crate::placement::{Decision, Demand, Prediction, Refusal, has_room, place, retry_after};
+use crate::placement::{Decision, Demand, Prediction, Refusal, alone, has_room, place, retry_after};
 use crate::prefixes::{Coming, Found};
 use crate::recovery::{Avoided, Circle, Phase, ProbationLimits, Retry};
 use crate::workers::WorkerHandle;
@@ -120,6 +120,7 @@ impl Sample<'_> {
             total_tokens: self.job.tokens.len() as u64 + u64::from(self.job.sampling.max_tokens),
             answer_tokens: core.experience.answer_tokens(&self.job.model.card.id, self.job.sampling.max_tokens),
             slowness: core.experience.slowness(&self.job.model.card.id, Instant::now()),
+            longest: core.experience.longest(&self.job.model.card.id),
             policy: self.job.policy,
             turn: core.placements.load(Ordering::Relaxed),
             // No prediction ends an answer that has begun.
@@ -158,6 +159,11 @@ impl Sample<'_> {
         let mut candidates = core.workers.candidates(&self.job.model.key, fits, now);
         candidates.view.iter_mut().for_each(|worker| worker.not_with = avoided.not_with(&worker.record.party, circle));
         core.prefixes.fill(&self.job.names, found, &mut candidates.view, now);
+        if self.job.is_first_look()
+            && let Some(alone) = alone(&candidates.view, demand, &core.limits.placement)
+        {
+            core.experience.offered(&self.job.model.card.id, alone);
+        }
         let mut draw = |n| rand::random_range(0..n);
         let decision = place(&candidates.view, demand, &core.limits.placement, &mut draw)?;
         core.placements.fetch_add(1, Ordering::Relaxed);
@@ -192,6 +198,7 @@ fn explain(decision: &Decision) {
 }
 
 fn refused(refusal: &Refusal) -> RequestError {
+    let ms = |time: Duration| Duration::from_millis(time.as_millis().try_into().unwrap_or(u64::MAX).max(1));
     let error = |message: &str| RequestError::new(refusal.kind(), message);
     match *refusal {
         Refusal::NoDecodeWorker => error("no decode worker of this model is ready; try again later"),
@@ -209,8 +216,13 @@ fn refused(refusal: &Refusal) -> RequestError {
         Refusal::Full { retry_after } => {
             error("all workers of this model are full; try again later").retry_after(retry_after)
         }
+        Refusal::Impossible { first_token, end } => error(&format!(
+            "the deadline is too short for this request: on idle workers its first token takes {:?} and its last {:?}; \
+             state a longer one",
+            ms(first_token),
+            ms(end)
+        )),
         Refusal::TooLate { first_token, end } => {
-            let ms = |time: Duration| Duration::from_millis(time.as_millis().try_into().unwrap_or(u64::MAX).max(1));
             let (first, last) = (ms(first_token), ms(end));
             error(&format!(
                 "the first token is predicted in {first:?} and the last in {last:?}, after the deadline; \

@@ -116,9 +116,11 @@ impl<'a> Sample<'a> {
                 started: answer.has_started(),
                 drained: chosen.as_ref().is_ok_and(|chosen| chosen.drains(phase)),
             };
-            // What a worker said is more than that no other is left; that the others are full says when to come again.
+            // What a worker said is more than that no other is left; that the others are full says when to come again, and that there is
+            // no time left that nobody should.
             let said = match (phase, error.kind) {
-                (Phase::Place, kind) if kind != ErrorKind::Overloaded => worker_said.clone().unwrap_or(error),
+                (Phase::Place, ErrorKind::Overloaded | ErrorKind::DeadlineExceeded) => error,
+                (Phase::Place, _) => worker_said.clone().unwrap_or(error),
                 _ => error,
             };
             let times = (Instant::now(), self.job.deadline);

@@ -1,11 +1,12 @@
 //! The decision.
 
-use super::cost::{Costs, has_room_now, token_s};
+use super::cost::{Costs, has_room_now, token_s, work_tokens};
 use super::pairs::{Pair, Pairs, decoders, pairs};
 use super::{
     Decision, Demand, Numbers, PlacementPolicy, Prediction, Reason, Refusal, Thresholds, Worker, blind, by_cost,
 };
 use crate::request::PrefillPolicy;
+use baton_types::Role;
 use std::time::Duration;
 
 /// A retry sooner than this only adds load.
@@ -59,7 +60,7 @@ pub fn place(
         (_, None) => blind::local(&costs, &decoders, reason, draw),
     };
     let predicted = predicted(workers, &choice);
-    in_time(workers, demand, &choice, predicted)?;
+    in_time(&costs, &choice, predicted)?;
     let Choice { decode, prefill, plan, reason, cost_s, runner_up_s } = choice;
     Ok(Decision {
         decode,
@@ -100,9 +101,34 @@ fn predicted(workers: &[Worker], choice: &Choice) -> Option<Prediction> {
     })
 }
 
+/// The least that the answer would take if nobody else were here, on the fastest workers. What has not shown lately how fast it is may be
+/// as fast as anything.
+fn alone_of(costs: &Costs<'_>) -> Prediction {
+    let least = |seconds: &mut dyn Iterator<Item = f64>| duration(seconds.reduce(f64::min).unwrap_or(0.0));
+    let shown = |w: &Worker, rate: f64, work: f64| if w.load.rates_are_old || rate <= 0.0 { 0.0 } else { work / rate };
+    let workers = || costs.workers.iter().enumerate();
+    let doubles_at = costs.thresholds.prefill_doubles_at_tokens;
+    let work = |w| work_tokens(costs.cached(w), costs.demand.prompt_tokens, doubles_at);
+    let prefill = workers().filter(|(_, worker)| worker.load.prefill_tokens_per_s > 0.0);
+    let decode = workers().filter(|(_, worker)| worker.has_role(Role::Decode));
+    Prediction {
+        first_token: least(&mut prefill.map(|(w, worker)| shown(worker, worker.load.prefill_tokens_per_s, work(w)))),
+        token: least(&mut decode.map(|(_, worker)| shown(worker, worker.load.decode_steps_per_s, 1.0))),
+        ahead: 0,
+    }
+}
+
+/// How long the answer would take if nobody else were here; `None` where it would be late even so.
+pub(crate) fn alone(workers: &[Worker], demand: &Demand, thresholds: &Thresholds) -> Option<Duration> {
+    let alone = alone_of(&Costs { workers, demand, thresholds });
+    let end = alone.end(u32::try_from(demand.answer_tokens).unwrap_or(u32::MAX));
+    Some(end).filter(|end| *end <= demand.time_left)
+}
+
 /// Refuses what would be late.
-fn in_time(workers: &[Worker], demand: &Demand, choice: &Choice, predicted: Option<Prediction>) -> Result<(), Refusal> {
+fn in_time(costs: &Costs<'_>, choice: &Choice, predicted: Option<Prediction>) -> Result<(), Refusal> {
     let Some(predicted) = predicted else { return Ok(()) };
+    let Costs { workers, demand, .. } = *costs;
     let computes = &workers[choice.prefill.unwrap_or(choice.decode)];
     let others = if predicted.ahead > 0 { BEHIND_OTHERS } else { 1.0 };
     let slowness = demand.slowness.of(predicted.ahead) * others;
@@ -111,8 +137,17 @@ fn in_time(workers: &[Worker], demand: &Demand, choice: &Choice, predicted: Opti
     let fresh = |worker: &Worker, time| if worker.load.rates_are_old { Duration::ZERO } else { time };
     let first_token = fresh(computes, predicted.first_token);
     let judged = Prediction { first_token, token: fresh(&workers[choice.decode], predicted.token), ..predicted };
-    let end = learned(judged.end(u32::try_from(demand.answer_tokens).unwrap_or(u32::MAX)));
+    let answer_tokens = u32::try_from(demand.answer_tokens).unwrap_or(u32::MAX);
+    let alone = alone_of(costs);
+    let alone_end = alone.end(answer_tokens);
+    // Never so much that nobody is taken behind anybody.
+    let longer = demand.longest.min(demand.time_left / 2).saturating_sub(alone_end);
+    let longer = if predicted.ahead > 0 { longer } else { Duration::ZERO };
+    let end = learned(judged.end(answer_tokens).saturating_add(longer));
     if end > demand.time_left {
+        if alone_end > demand.time_left {
+            return Err(Refusal::Impossible { first_token: alone.first_token, end: alone_end });
+        }
         return Err(Refusal::TooLate { first_token: learned(judged.first_token), end });
     }
     Ok(())

@@ -1,6 +1,7 @@
 //! What answers so far teach about the next: how long they come out, and how far predictions were off.
 
 use super::Prediction;
+use super::longest::Longest;
 use super::slowness::{Learned, Slowness};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -26,6 +27,7 @@ pub(crate) struct Ended {
 struct Model {
     tokens: f64,
     slowness: Learned,
+    longest: Longest,
 }
 
 /// Of all answers of this router, by model; the newest weigh most.
@@ -41,7 +43,8 @@ impl Experience {
                 return;
             }
             let tokens = if ended.finished { f64::from(ended.tokens.max(1)) } else { 1.0 };
-            models.insert(model.to_owned(), Model { tokens, slowness: Learned::default() });
+            models
+                .insert(model.to_owned(), Model { tokens, slowness: Learned::default(), longest: Longest::default() });
         }
         let Some(known) = models.get_mut(model) else { return };
         let tokens = f64::from(ended.tokens);
@@ -61,6 +64,18 @@ impl Experience {
     pub(crate) fn answer_tokens(&self, model: &str, max: u32) -> u64 {
         let median = self.0.lock().get(model).map_or(1.0, |m| m.tokens);
         (median.round() as u64).clamp(1, u64::from(max.max(1)))
+    }
+
+    /// Learns from a request that came, whether it is taken or not: it would take so long alone, and be in time.
+    pub(crate) fn offered(&self, model: &str, alone: Duration) {
+        if let Some(known) = self.0.lock().get_mut(model) {
+            known.longest.learn(alone);
+        }
+    }
+
+    /// How long the longest requests of late would take alone.
+    pub(crate) fn longest(&self, model: &str) -> Duration {
+        self.0.lock().get(model).map_or(Duration::ZERO, |m| m.longest.get())
     }
 
     /// By what factor answers took longer than predicted.

@@ -17,6 +17,7 @@ mod choose;
 mod cost;
 mod decision;
 mod experience;
+mod longest;
 mod making;
 mod pairs;
 mod policy;
@@ -28,7 +29,7 @@ mod view;
 mod tests;
 
 pub use choose::place;
-pub(crate) use choose::{has_room, retry_after};
+pub(crate) use choose::{alone, has_room, retry_after};
 pub use cost::work_tokens;
 pub use decision::{Decision, Numbers, Reason};
 pub(crate) use experience::{Ended, Experience};
@@ -58,6 +59,9 @@ pub struct Demand {
     pub time_left: Duration,
     /// By what factor answers take longer than predicted from rates alone.
     pub slowness: Slowness,
+    /// How long the longest requests of late would take alone: where others are ahead, no request is taken that would be late if it were as
+    /// long. Else short ones would fill each gap before it is one for a long one.
+    pub longest: Duration,
     /// Number of the request, for the policy that takes workers in turns.
     pub turn: u64,
 }
@@ -128,6 +132,13 @@ pub enum Refusal {
         /// Earliest sensible retry.
         retry_after: Duration,
     },
+    /// Not even workers that have nothing else to do would finish the answer before the deadline.
+    Impossible {
+        /// Time to the first token there.
+        first_token: Duration,
+        /// Time to the last one.
+        end: Duration,
+    },
     /// The answer would be finished after the deadline.
     TooLate {
         /// Predicted time to the first token.
@@ -143,7 +154,7 @@ impl Refusal {
         match self {
             Self::NoDecodeWorker | Self::NeverFits { .. } => Some(Role::Decode),
             Self::NoPrefillWorker | Self::NeverPrefilled { .. } => Some(Role::Prefill),
-            Self::Full { .. } | Self::TooLate { .. } => None,
+            Self::Full { .. } | Self::TooLate { .. } | Self::Impossible { .. } => None,
         }
     }
 
@@ -154,6 +165,7 @@ impl Refusal {
             Self::NeverFits { .. } => ErrorKind::ContextLengthExceeded,
             // Another policy may serve it.
             Self::NeverPrefilled { .. } => ErrorKind::InvalidRequest,
+            Self::Impossible { .. } => ErrorKind::DeadlineExceeded,
             Self::Full { .. } | Self::TooLate { .. } => ErrorKind::Overloaded,
         }
     }

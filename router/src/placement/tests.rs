@@ -1,4 +1,5 @@
 mod cached;
+mod fair;
 mod named;
 
 use super::*;
@@ -38,8 +39,8 @@ fn full(role: Role, name: &str) -> Worker {
 
 fn demand(policy: PrefillPolicy, prompt_tokens: u64) -> Demand {
     let (total_tokens, time_left) = (prompt_tokens + 100, Duration::from_secs(60));
-    let slowness = Slowness::default();
-    Demand { prompt_tokens, total_tokens, answer_tokens: 41, policy, time_left, slowness, turn: 0 }
+    let (slowness, longest) = (Slowness::default(), Duration::ZERO);
+    Demand { prompt_tokens, total_tokens, answer_tokens: 41, policy, time_left, slowness, longest, turn: 0 }
 }
 
 /// `decode<-prefill: reason`, or the refusal.
@@ -189,7 +190,11 @@ fn a_predicted_miss_of_the_deadline_is_refused() {
     demand.time_left = Duration::from_secs(5);
     assert_eq!(check(&[steps(0, 0), p("p")], demand), "d<-p: remote_policy", "nobody is ahead");
     demand.time_left = Duration::from_millis(4_999);
-    assert_eq!(check(&[steps(0, 0), p("p")], demand), "TooLate { first_token: 1s, end: 5s }");
+    assert_eq!(check(&[steps(0, 0), p("p")], demand), "Impossible { first_token: 1s, end: 5s }");
+    assert_eq!(check(&[steps(3, 0), p("p")], demand), "Impossible { first_token: 1s, end: 5s }", "whoever is ahead");
+    let quick = worker(Role::Prefill, "quick", |_, l| (l.prefill_tokens_per_s, l.waiting_tokens) = (2000.0, 90_000));
+    let others_may_be_done = "TooLate { first_token: 1s, end: 5s }";
+    assert_eq!(check(&[steps(0, 0), p("p"), quick], demand), others_may_be_done, "the quick one is busy");
     let old = |mut worker: Worker| {
         worker.load.rates_are_old = true;
         worker
@@ -197,7 +202,7 @@ fn a_predicted_miss_of_the_deadline_is_refused() {
     demand.time_left = Duration::from_millis(999);
     demand.slowness = Slowness::always(16.0);
     assert_eq!(check(&[old(steps(0, 0)), p("p")], demand), "TooLate { first_token: 16s, end: 16s }");
-    assert_eq!(check(&[steps(0, 0), old(p("p"))], demand), "TooLate { first_token: 0ns, end: 64s }");
+    assert_eq!(check(&[steps(0, 0), old(p("p"))], demand), "Impossible { first_token: 0ns, end: 4s }");
     let idle = [old(steps(0, 0)), old(p("p"))];
     assert_eq!(check(&idle, demand), "d<-p: remote_policy", "only a request can show what they take now");
 }

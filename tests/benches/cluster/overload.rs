@@ -38,6 +38,8 @@ const SWEEP_FOR: Duration = Duration::from_secs(30);
 const OVER: f64 = 3.0;
 const OVER_FOR: Duration = Duration::from_secs(120);
 const SEED: u64 = 20;
+/// The longest quarter of prompts.
+const LONG_PROMPT: usize = 400;
 
 /// How one request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,16 +55,27 @@ struct Counts {
     in_time: usize,
     rejected: usize,
     late: usize,
+    /// Requests with long prompts, and those of them that were answered in time.
+    long: usize,
+    long_in_time: usize,
     seconds: f64,
 }
 
 impl Counts {
-    fn add(&mut self, end: End) {
+    fn add(&mut self, is_long: bool, end: End) {
+        self.long += usize::from(is_long);
+        self.long_in_time += usize::from(is_long && end == End::InTime);
         match end {
             End::InTime => self.in_time += 1,
             End::Rejected => self.rejected += 1,
             End::Late => self.late += 1,
         }
+    }
+
+    /// The share of long prompts among answers in time, as a part of their share among requests. Each of them could be in time alone.
+    fn long_share(&self) -> f64 {
+        let requests = self.in_time + self.rejected + self.late;
+        (self.long_in_time as f64 / self.in_time.max(1) as f64) / (self.long as f64 / requests.max(1) as f64)
     }
 
     fn goodput(&self) -> f64 {
@@ -81,6 +94,11 @@ fn request(rng: &mut StdRng) -> GenerateRequest {
         sampling: Some(sampling),
         ..GenerateRequest::default()
     }
+}
+
+fn prompt_tokens(request: &GenerateRequest) -> usize {
+    let tokens = |segment: &Segment| if let Some(Kind::Tokens(tokens)) = &segment.kind { tokens.ids.len() } else { 0 };
+    request.prompt.iter().map(tokens).sum()
 }
 
 /// Sends one request and reads its answer. Anything but a whole answer in time, a refusal that says when to come again, or a missed deadline
@@ -145,13 +163,22 @@ async fn offer(router: &Channel, rate: f64, time: Duration) -> anyhow::Result<Co
             break;
         }
         sleep_until(start + Duration::from_secs_f64(at)).await;
-        requests.spawn(ask(router.clone(), request(&mut rng)));
+        let (router, request) = (router.clone(), request(&mut rng));
+        let is_long = prompt_tokens(&request) >= LONG_PROMPT;
+        requests.spawn(async move { anyhow::Ok((is_long, ask(router, request).await?)) });
     }
     let mut counts = Counts { seconds: time.as_secs_f64(), ..Counts::default() };
     while let Some(end) = requests.join_next().await {
-        counts.add(end??);
+        let (is_long, end) = end??;
+        counts.add(is_long, end);
     }
-    eprintln!("  {rate:.2} requests/s: {} in time, {} rejected, {} late", counts.in_time, counts.rejected, counts.late);
+    eprintln!(
+        "  {rate:.2} requests/s: {} in time, {} rejected, {} late; long prompts have {:.2} of their share",
+        counts.in_time,
+        counts.rejected,
+        counts.late,
+        counts.long_share()
+    );
     Ok(counts)
 }
 
@@ -201,6 +228,11 @@ async fn run(summary: &mut Summary) -> anyhow::Result<()> {
     );
     let figure = Figure::ratio(over.goodput(), "requests/s in time", over.goodput() / peak.goodput, of);
     summary.add("goodput_overload", figure, Target::AtLeast(0.9));
+    let share = Figure::plain(
+        over.long_share(),
+        "share of prompts of 400 tokens and more among answers, over that among requests",
+    );
+    summary.add("overload_long_share", share, Target::AtLeast(0.8));
     up.stop()
 }
 

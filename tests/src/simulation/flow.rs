@@ -166,6 +166,7 @@ impl World {
                 total_tokens: (prompt + max) as u64,
                 answer_tokens: max as u64,
                 slowness: Slowness::default(),
+                longest: Duration::ZERO,
                 policy,
                 turn: 0,
                 time_left: if sent > 0 { Duration::MAX } else { left },

@@ -103,6 +103,7 @@ impl Router {
             policy: PrefillPolicy::Auto,
             time_left: Duration::MAX,
             slowness: Slowness::default(),
+            longest: Duration::ZERO,
             turn: self.turn,
         };
         let (view, places) = self.view(asked, now);
