@@ -3,6 +3,7 @@
 mod client;
 mod config;
 mod deadline;
+mod messages;
 mod server;
 #[cfg(test)]
 mod tests;
@@ -10,4 +11,5 @@ mod tests;
 pub use client::{Channel, ChannelConfig, ChannelError, Dial, Stream, channel, channel_over};
 pub use config::GrpcConfig;
 pub use deadline::{TIMEOUT_HEADER, deadline_of, parse_timeout, set_deadline};
-pub use server::{Router, Server, bind, health, serve, server, with_reflection};
+pub use messages::{Held, Messages, Meter};
+pub use server::{Router, Server, bind, health, serve, server, server_counting, with_reflection};

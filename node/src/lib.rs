@@ -18,6 +18,7 @@ pub mod grpc;
 pub mod host;
 pub mod id;
 pub mod identity;
+pub mod intake;
 pub mod listen;
 pub mod membership;
 pub mod metrics;

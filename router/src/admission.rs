@@ -1,5 +1,7 @@
-//! Bounded admission: so many requests run, so many wait, the rest is told at once to come again: whoever came last, of the lowest priority.
+//! Bounded admission: so many requests run, so many wait, the rest is told at once to come again: whoever came last, of the lowest
+//! priority, and of keys never one for another.
 
+use crate::auth::KeyId;
 use baton_types::{ErrorKind, RequestError};
 use parking_lot::Mutex;
 use std::cmp::Reverse;
@@ -25,14 +27,16 @@ struct Gate {
 
 /// The order in which requests get their turn: higher priorities first, then first come, first served.
 type Order = (Reverse<i32>, u64);
+/// Whose key a request came with; `None` where nobody is asked for one.
+type Who = Option<KeyId>;
 
 #[derive(Debug, Default)]
 struct State {
     inside: usize,
     running: usize,
     arrivals: u64,
-    /// Told when it is their turn, or dropped where another took their place.
-    waiting: BTreeMap<Order, oneshot::Sender<()>>,
+    /// Told when it is their turn, or dropped where another of the same key took their place.
+    waiting: BTreeMap<Order, (Who, oneshot::Sender<()>)>,
 }
 
 /// A place inside the gate; dropping it leaves.
@@ -40,6 +44,7 @@ struct State {
 pub struct Place {
     gate: Arc<Gate>,
     order: Order,
+    who: Who,
     turn: Turn,
 }
 
@@ -54,21 +59,27 @@ enum Turn {
 }
 
 impl State {
-    fn enter(&mut self, gate: &Arc<Gate>, priority: i32) -> Result<Place, RequestError> {
-        if self.inside >= gate.inside_max && !self.displace(priority) {
+    fn enter(&mut self, gate: &Arc<Gate>, priority: i32, who: Who) -> Result<Place, RequestError> {
+        if self.inside >= gate.inside_max && !self.displace(priority, who) {
             return Err(gate.full());
         }
         self.inside += 1;
         self.arrivals += 1;
-        Ok(Place { gate: gate.clone(), order: (Reverse(priority), self.arrivals), turn: Turn::Inside })
+        Ok(Place { gate: gate.clone(), order: (Reverse(priority), self.arrivals), who, turn: Turn::Inside })
     }
 
-    /// Whether the youngest of the lowest priority that waits made room for one of this priority, which has to be higher.
-    fn displace(&mut self, priority: i32) -> bool {
-        let last = self.waiting.last_entry().filter(|last| last.key().0 > Reverse(priority));
-        let displaced = last.map(|last| last.remove()).is_some();
-        self.inside -= usize::from(displaced);
-        displaced
+    /// Those of this key that wait with a lower priority than this one, the youngest of the lowest first.
+    fn displaceable(&self, priority: i32, who: Who) -> impl Iterator<Item = Order> {
+        let lower = self.waiting.range((Excluded((Reverse(priority), u64::MAX)), Unbounded));
+        lower.rev().filter(move |(_, (whose, _))| *whose == who).map(|(order, _)| *order)
+    }
+
+    /// Whether one of its own made room for a request. No key displaces what another has queued.
+    fn displace(&mut self, priority: i32, who: Who) -> bool {
+        let Some(last) = self.displaceable(priority, who).next() else { return false };
+        self.waiting.remove(&last);
+        self.inside -= 1;
+        true
     }
 }
 
@@ -87,26 +98,25 @@ impl Admission {
         Self(Arc::new(Gate { running_max, inside_max: running_max + queued_max, state }))
     }
 
-    /// A place, at once or never. Higher priorities get their turn first, and where all places are taken, that of one that waits with a
-    /// lower one.
+    /// A place without a key, at once or never. Higher priorities get their turn first, and where all places are taken, that of one that
+    /// waits with a lower one.
     pub fn enter(&self, priority: i32) -> Result<Place, RequestError> {
-        self.0.state.lock().enter(&self.0, priority)
+        self.0.state.lock().enter(&self.0, priority, None)
     }
 
-    /// Places for all samples of a request, or none.
-    pub fn enter_all(&self, samples: u32, priority: i32) -> Result<Vec<Place>, RequestError> {
+    /// Places for all samples of a request of this key, or none. It takes no place of another key's.
+    pub fn enter_all(&self, samples: u32, priority: i32, who: Option<KeyId>) -> Result<Vec<Place>, RequestError> {
         if samples as usize > self.0.inside_max {
             let message =
                 format!("n must be at most {}: so many may run or wait here; got {samples}", self.0.inside_max);
             return Err(RequestError::invalid("n", message));
         }
         let mut state = self.0.state.lock();
-        let lower = (Excluded((Reverse(priority), u64::MAX)), Unbounded);
-        let displaceable = state.waiting.range(lower).take(samples as usize).count();
+        let displaceable = state.displaceable(priority, who).take(samples as usize).count();
         if state.inside + samples as usize > self.0.inside_max + displaceable {
             return Err(self.0.full());
         }
-        (0..samples).map(|_| state.enter(&self.0, priority)).collect()
+        (0..samples).map(|_| state.enter(&self.0, priority, who)).collect()
     }
 
     /// Requests that run, and requests that wait for their turn or will.
@@ -137,7 +147,7 @@ impl Place {
                 self.turn = Turn::Running;
             } else {
                 let (told, turn) = oneshot::channel();
-                state.waiting.insert(self.order, told);
+                state.waiting.insert(self.order, (self.who, told));
                 self.turn = Turn::Waiting(turn);
             }
         }
@@ -166,7 +176,7 @@ impl Drop for Place {
         if had_turn {
             match state.waiting.pop_first() {
                 // Heard at the latest when it leaves itself.
-                Some((_, next)) => drop(next.send(())),
+                Some((_, (_, next))) => drop(next.send(())),
                 None => state.running -= 1,
             }
         }
@@ -198,11 +208,11 @@ mod tests {
     fn samples_enter_together_or_not_at_all() {
         let admission = Admission::new(1, 3);
         let one = admission.enter(0).unwrap();
-        assert_eq!(admission.enter_all(4, 0).unwrap_err().kind, ErrorKind::Overloaded);
+        assert_eq!(admission.enter_all(4, 0, None).unwrap_err().kind, ErrorKind::Overloaded);
         assert_eq!(admission.inside(), 1);
-        let three = admission.enter_all(3, 0).unwrap();
+        let three = admission.enter_all(3, 0, None).unwrap();
         assert_eq!((three.len(), admission.inside()), (3, 4));
-        assert_eq!(admission.enter_all(5, 0).unwrap_err().param.as_deref(), Some("n"), "it could never enter");
+        assert_eq!(admission.enter_all(5, 0, None).unwrap_err().param.as_deref(), Some("n"), "it could never enter");
         drop((one, three));
         assert_eq!(admission.inside(), 0);
     }
@@ -214,9 +224,9 @@ mod tests {
         running.run().now_or_never().unwrap().unwrap();
         let mut waiting: Vec<Place> = [0, 0].map(|priority| admission.enter(priority).unwrap()).into();
         waiting.iter_mut().for_each(|place| assert!(place.run().now_or_never().is_none()));
-        assert_eq!(admission.enter_all(3, 5).unwrap_err().kind, ErrorKind::Overloaded);
+        assert_eq!(admission.enter_all(3, 5, None).unwrap_err().kind, ErrorKind::Overloaded);
         waiting.iter_mut().for_each(|place| assert!(place.run().now_or_never().is_none(), "it waits as before"));
-        let urgent = admission.enter_all(2, 5).unwrap();
+        let urgent = admission.enter_all(2, 5, None).unwrap();
         waiting.iter_mut().for_each(|place| assert!(place.run().now_or_never().unwrap().is_err()));
         drop((running, urgent, waiting));
         assert_eq!(admission.inside(), 0);
@@ -245,6 +255,22 @@ mod tests {
         assert!(waiting[0].run().now_or_never().is_none());
         drop((urgent, waiting));
         assert_eq!((admission.inside(), admission.0.state.lock().running), (0, 0));
+    }
+
+    #[test]
+    fn no_key_takes_the_place_of_what_another_has_queued() {
+        let admission = Admission::new(1, 3);
+        let enter = |key: u8, priority: i32| admission.enter_all(1, priority, Some([key; 32]));
+        let mut running = enter(1, 0).unwrap().remove(0);
+        running.run().now_or_never().unwrap().unwrap();
+        let mut waiting: Vec<Place> =
+            [(1, -5), (2, -9), (2, 0)].map(|(key, p)| enter(key, p).unwrap().remove(0)).into();
+        waiting.iter_mut().for_each(|place| assert!(place.run().now_or_never().is_none()));
+        assert_eq!(enter(3, 100).unwrap_err().kind, ErrorKind::Overloaded);
+        assert_eq!(admission.enter_all(2, 100, Some([1; 32])).unwrap_err().kind, ErrorKind::Overloaded);
+        let _own = enter(1, 100).unwrap();
+        let waits: Vec<bool> = waiting.iter_mut().map(|place| place.run().now_or_never().is_none()).collect();
+        assert_eq!(waits, [false, true, true], "its own, though another's is lower");
     }
 
     #[test]

@@ -18,6 +18,10 @@ use serde::{Deserialize, Serialize};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+/// Memory that reading takes for each byte of a body: the body itself, and what it says. The worst are lists of short token ids: two bytes of
+/// JSON are four, and a byte over gRPC is.
+pub(crate) const READING_COSTS: u64 = 4;
+
 /// Everything that an operator may set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -81,6 +85,8 @@ pub struct HttpConfig {
     pub listen: SocketAddr,
     /// Largest body.
     pub body_bytes_max: ByteSize,
+    /// A body is whole so long after its head, or it is refused.
+    pub body_ms_max: u64,
     /// Most connections at once; further ones wait until one of them ends.
     pub connections_max: u32,
     /// A connection that brings no whole request head for so long, be it the first or the next, is closed.
@@ -95,6 +101,8 @@ impl Default for HttpConfig {
         Self {
             listen,
             body_bytes_max: ByteSize(16 << 20),
+            // The largest one, at 4 Mbit/s.
+            body_ms_max: 30_000,
             connections_max: 16_384,
             // Longer than the 90 s that clients' pools keep idle connections: who closes first must not be the one that is asked.
             idle_ms_max: 120_000,
@@ -197,6 +205,10 @@ pub struct LimitsConfig {
     pub running_max: usize,
     /// Most requests that wait for their turn; more are refused.
     pub queued_max: usize,
+    /// Most bytes of requests that are not read yet, of all clients together: bodies in part, and what they are read into.
+    pub intake_bytes_max: ByteSize,
+    /// Most of that for one client: a tenant, or where there are no keys, an address.
+    pub intake_share_bytes_max: ByteSize,
     /// Deadline of requests that state none.
     pub deadline_ms_default: u64,
     /// Longest deadline that a request can state; a longer one is cut to it.
@@ -217,6 +229,9 @@ impl Default for LimitsConfig {
         Self {
             running_max: 1024,
             queued_max: 1024,
+            // A quarter of the memory that the chart gives a router, and three of the largest bodies.
+            intake_bytes_max: ByteSize(384 << 20),
+            intake_share_bytes_max: ByteSize(192 << 20),
             deadline_ms_default: 600_000,
             deadline_ms_max: 3_600_000,
             claim_ms_max: 5_000,
@@ -246,12 +261,20 @@ impl Check for RouterConfig {
         // Its own port is for clients, who have keys.
         self.identity.check_listeners(&[("cluster.listen", self.cluster.listen.ip())], at);
         self.identity.check_etcd(&self.membership.etcd, at);
+        // One of the largest must find room, beside what is kept for small ones.
+        let largest = self.http.body_bytes_max.0.max(self.grpc.message_bytes_max.0);
+        at.require(
+            "limits.intake_share_bytes_max",
+            self.limits.intake_share_bytes_max.0 / 8 * 7 >= largest.saturating_mul(READING_COSTS),
+            "at least 5 times http.body_bytes_max and grpc.message_bytes_max: a body is held as it came and as what it says",
+        );
     }
 }
 
 impl Check for HttpConfig {
     fn check(&self, at: &mut Checker) {
         at.range("body_bytes_max", self.body_bytes_max.0, 1024..=1 << 30)
+            .range("body_ms_max", self.body_ms_max, 10..=3_600_000)
             .range("connections_max", self.connections_max, 1..=1 << 20)
             .range("idle_ms_max", self.idle_ms_max, 100..=3_600_000)
             .range("sse_keepalive_ms", self.sse_keepalive_ms, 10..=300_000);
@@ -286,6 +309,8 @@ impl Check for LimitsConfig {
     fn check(&self, at: &mut Checker) {
         at.range("running_max", self.running_max, 1..=1 << 20)
             .range("queued_max", self.queued_max, 0..=1 << 20)
+            .range("intake_bytes_max", self.intake_bytes_max.0, 1 << 20..=1 << 40)
+            .range("intake_share_bytes_max", self.intake_share_bytes_max.0, 1 << 20..=self.intake_bytes_max.0)
             .range("deadline_ms_default", self.deadline_ms_default, 1..=self.deadline_ms_max)
             .range("deadline_ms_max", self.deadline_ms_max, 1..=86_400_000)
             .range("claim_ms_max", self.claim_ms_max, 1..=600_000)

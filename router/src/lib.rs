@@ -30,6 +30,7 @@ mod prefixes;
 mod prices;
 #[doc(hidden)]
 pub mod pure;
+mod quotas;
 mod readiness;
 mod recovery;
 mod request;

@@ -4,6 +4,7 @@
 mod auth;
 mod cache;
 mod changes;
+mod intake;
 mod membership;
 mod prefixes;
 mod ready;
@@ -12,6 +13,7 @@ mod window;
 pub(crate) use auth::AuthMetrics;
 pub(crate) use cache::CacheMetrics;
 pub(crate) use changes::{MembershipChange, MembershipChanges};
+pub(crate) use intake::IntakeMetrics;
 pub(crate) use membership::MembershipMetrics;
 pub(crate) use prefixes::{IndexMetrics, PrefixMetrics};
 

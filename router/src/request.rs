@@ -1,11 +1,13 @@
 //! The one validated request that both fronts become, and its resolution against a model card.
 
+use crate::auth::Key;
 use crate::cache::CacheOptions;
-use baton_text::Message;
+use baton_text::{Content, Message};
 use baton_types::{
     ErrorKind, ModelCard, RequestError, RequestId, SamplingDefaults, SamplingError, SamplingParams, TenantId, TokenId,
 };
 use serde::{Deserialize, Serialize};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Most stop strings of one request.
@@ -44,6 +46,35 @@ pub(crate) enum Prompt {
     },
     /// Text and token ids, in order.
     Segments(Vec<Segment>),
+}
+
+/// Memory of a message besides its text.
+const MESSAGE_BYTES: usize = 256;
+/// Memory of what a byte of JSON becomes, at most: a number of one digit and its comma are a value of 32 bytes in a list that has grown.
+const JSON_COSTS: usize = 40;
+
+impl Prompt {
+    /// About what it takes in memory, and what it becomes on the way to tokens once more.
+    pub(crate) fn bytes(&self) -> u64 {
+        let bytes: usize = match self {
+            Self::Chat { messages, template_kwargs } => {
+                let text = |content: &Content| match content {
+                    Content::Text(text) => text.len(),
+                    Content::Parts(parts) => parts.iter().map(|part| part.len() + MESSAGE_BYTES).sum(),
+                };
+                let kwargs = serde_json::to_vec(template_kwargs).map_or(0, |json| json.len() * JSON_COSTS);
+                messages.iter().map(|m| MESSAGE_BYTES + m.content.as_ref().map_or(0, text)).sum::<usize>() + kwargs
+            }
+            Self::Segments(segments) => segments
+                .iter()
+                .map(|segment| match segment {
+                    Segment::Text(text) => text.len(),
+                    Segment::Tokens(ids) => size_of_val(&ids[..]),
+                })
+                .sum(),
+        };
+        2 * bytes as u64
+    }
 }
 
 /// One piece of a plain prompt.
@@ -91,10 +122,12 @@ pub(crate) struct GenerationRequest {
     pub(crate) id: RequestId,
     /// Whose key it came with; never what the request says.
     pub(crate) tenant: TenantId,
+    /// The key itself, where keys are asked for.
+    pub(crate) key: Option<Key>,
     /// Name of the model; empty where the client leaves it to the cluster.
     pub(crate) model: String,
     /// What to continue.
-    pub(crate) prompt: Prompt,
+    pub(crate) prompt: Arc<Prompt>,
     /// How to sample.
     pub(crate) sampling: Sampling,
     /// How many answers; checked by [`check_samples`].
@@ -158,6 +191,9 @@ pub(crate) fn check_stop_strings(stop: &[String]) -> Result<(), RequestError> {
 /// Temperature where neither client nor model card gives one: OpenAI's default.
 const TEMPERATURE_DEFAULT: f32 = 1.0;
 
+/// A drawn seed survives JSON readers that know no integers, only doubles: it can be sent again as it was told.
+const DRAWN_SEED_BITS: u32 = 53;
+
 impl Sampling {
     /// The complete parameters for a prompt of `prompt_tokens`, when prompt and answer may hold `context_max` tokens together.
     pub(crate) fn resolve(
@@ -195,7 +231,7 @@ impl Sampling {
             presence_penalty: self.presence_penalty.unwrap_or(0.0),
             frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
             repetition_penalty: self.repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0),
-            seed: self.seed.unwrap_or_else(rand::random),
+            seed: self.seed.unwrap_or_else(|| rand::random::<u64>() >> (u64::BITS - DRAWN_SEED_BITS)),
             max_tokens,
             ignore_eos: self.ignore_eos,
             stop_token_ids: self.stop_token_ids.clone(),
@@ -276,6 +312,7 @@ mod tests {
         assert_eq!(resolve(Sampling::default(), 1).unwrap().temperature, 0.6);
         let bare = Sampling::default().resolve(&SamplingDefaults::default(), 1, 100).unwrap();
         assert_eq!(bare.temperature, 1.0);
+        assert!((0..100).all(|_| resolve(Sampling::default(), 1).unwrap().seed < 1 << 53));
         assert_ne!(bare.seed, resolve(Sampling::default(), 1).unwrap().seed, "each request draws its own seed");
     }
 

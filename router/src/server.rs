@@ -6,14 +6,16 @@ use crate::auth::{Access, KeysError};
 use crate::cache::CacheRules;
 use crate::deadline::Deadlines;
 use crate::flow::{Core, Tokenizing};
-use crate::grpc::{AdminService, InferenceService, callers, operators};
-use crate::http::{HttpState, routes};
+use crate::grpc::{AdminService, InferenceService, Whole, callers, operators};
+use crate::http::{BodyLimits, HttpState, routes};
 use crate::metrics::{
-    AuthMetrics, CacheMetrics, IndexMetrics, MembershipChanges, MembershipMetrics, PrefixMetrics, RouterMetrics,
+    AuthMetrics, CacheMetrics, IndexMetrics, IntakeMetrics, MembershipChanges, MembershipMetrics, PrefixMetrics,
+    RouterMetrics,
 };
 use crate::models::TextCache;
 use crate::placement::Experience;
 use crate::prefixes::Prefixes;
+use crate::quotas::Quotas;
 use crate::readiness::readiness;
 use crate::recovery::RetryBucket;
 use crate::status::{ClusterStatus, StatusMetrics};
@@ -24,6 +26,7 @@ use baton_node::admin::{self, Health};
 use baton_node::announce::{Announcement, Announcer};
 use baton_node::grpc;
 use baton_node::identity::{Identity, IdentityError, Role};
+use baton_node::intake::Intake;
 use baton_node::listen::{BindError, Listener, PEER_GONE_MAX, serve_http};
 use baton_node::membership::RouterBackend;
 use baton_node::membership::embedded::LeaseConfig;
@@ -33,6 +36,7 @@ use baton_proto::v1::admin_server::{self, AdminServer};
 use baton_proto::v1::inference_server::{self, InferenceServer};
 use baton_proto::v1::membership_server;
 use futures::FutureExt as _;
+use http::request::Parts;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -133,6 +137,8 @@ impl Router {
         let core = Arc::new(Core {
             limits: config.flow_limits(),
             admission: Admission::new(config.limits.running_max, config.limits.queued_max),
+            intake: Intake::new(config.limits.intake_bytes_max.0, config.limits.intake_share_bytes_max.0),
+            quotas: Quotas::default(),
             retries: RetryBucket::new(config.retry.burst_max, config.retry.per_s),
             cache: CacheRules::new(&config.cache),
             prices: config.prices.clone(),
@@ -151,6 +157,7 @@ impl Router {
             tasks: TaskTracker::new(),
             unread: TaskTracker::new(),
         });
+        metrics.register(|registry| registry.register_collector(Box::new(IntakeMetrics(core.intake.clone()))));
         let deadlines = Deadlines {
             default: Duration::from_millis(config.limits.deadline_ms_default),
             max: Duration::from_millis(config.limits.deadline_ms_max),
@@ -180,11 +187,16 @@ impl Router {
         let head_max = Duration::from_millis(config.limits.head_ms_max);
         let inference = InferenceServer::new(InferenceService::new(core.clone(), deadlines, head_max))
             .max_decoding_message_size(config.grpc.message_max());
+        let inference = Whole::new(inference, config.grpc.message_max());
         let status = ClusterStatus::new(core.clone(), membership.clone());
         metrics.register(|registry| registry.register_collector(Box::new(StatusMetrics(status.clone()))));
         tokio::spawn(status.clone().follow(stop.clone()));
         let admin = AdminServer::new(AdminService::new(core.workers.clone(), status, traces));
-        let grpc_router = grpc::server(&config.grpc)
+        let meter = {
+            let (intake, access) = (core.intake.clone(), access.clone());
+            move |call: &Parts| intake.hold(access.client(&call.headers, &call.extensions))
+        };
+        let grpc_router = grpc::server_counting(&config.grpc, Arc::new(meter))
             .add_service(InterceptedService::new(inference, callers(access.clone())))
             .add_service(InterceptedService::new(admin.clone(), operators(access.clone())))
             .add_service(health.clone());
@@ -212,7 +224,10 @@ impl Router {
             core: core.clone(),
             access,
             deadlines,
-            body_bytes_max: usize::try_from(config.http.body_bytes_max.0).unwrap_or(usize::MAX),
+            body: BodyLimits {
+                bytes_max: usize::try_from(config.http.body_bytes_max.0).unwrap_or(usize::MAX),
+                time_max: Duration::from_millis(config.http.body_ms_max),
+            },
             sse_keepalive: Duration::from_millis(config.http.sse_keepalive_ms),
         };
         let health = Health::new(|| Ok(()), {

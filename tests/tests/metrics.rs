@@ -112,6 +112,55 @@ async fn the_tables_and_the_export_agree() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Four answers of 500 tokens each in a pool of 1,024: sequences give their blocks back, and what is computed again is told.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_preempted_and_computed_again_is_counted() -> anyhow::Result<()> {
+    const PROMPT: usize = 100;
+    const ANSWER: usize = 400;
+    let up = Up::start(&[&format!("--model={MODEL}"), "--kv-cache-bytes=1MiB", "--prefill=0"])?;
+    let api = Api::new(up.openai()?);
+    let answers = (0..4).map(|first| {
+        let prompt: Vec<usize> = (0..PROMPT).map(|i| (first + i * 7) % 250).collect();
+        let body = json!({"prompt": prompt, "max_tokens": ANSWER, "ignore_eos": true, "cache": {"off": true}});
+        api.post("completions", body)
+    });
+    for answer in futures::future::try_join_all(answers).await? {
+        ensure!(answer.status == 200 && answer.body["usage"]["completion_tokens"] == ANSWER, "{answer:?}");
+    }
+    let worker = Scrape::of(&up.metrics("decode-0")?).await?;
+    let value = |name: &str, labels: &[&str]| worker.find(name, labels);
+    let (preemptions, again) =
+        (value("baton_preemptions_total", &[])?, value("baton_engine_recomputed_tokens_total", &[])?);
+    ensure!(preemptions >= 1.0, "four fit at once:\n{}", worker.text());
+    // Whoever gives way has its prompt, and at least a token.
+    ensure!(again >= preemptions * (PROMPT + 1) as f64, "{again} tokens of {preemptions} sequences");
+    let (prompts, answers) = ((4 * PROMPT) as f64, (4 * ANSWER) as f64);
+    ensure!(value("baton_generated_tokens_total", &[])? == answers);
+    let (prefill, decode) = (&["kind=\"prefill\""], &["kind=\"decode\""]);
+    ensure!(value("baton_engine_rows_total", prefill)? == prompts + again, "{again}: {}", worker.text());
+    // The first token of each, and the one behind each computation, are of prefill rows.
+    ensure!(
+        value("baton_engine_rows_total", decode)? == answers - 4.0 - preemptions,
+        "{preemptions}: {}",
+        worker.text()
+    );
+    ensure!(value("baton_kv_used_ratio", &[])? == 0.0 && value("baton_sequences_running", &[])? == 0.0);
+    let router = Scrape::of(&up.metrics("router")?).await?;
+    for (name, expected) in [
+        ("baton_router_prompt_tokens_total", prompts),
+        ("baton_router_completion_tokens_total", answers),
+        ("baton_prompt_tokens_total", prompts),
+        ("baton_cached_tokens_total", 0.0),
+        ("baton_cache_write_tokens_total", 0.0),
+        // Of a request that went on elsewhere; here an engine lost blocks.
+        ("baton_recomputed_tokens_total", 0.0),
+        ("baton_router_replayed_tokens_total", 0.0),
+    ] {
+        ensure!(router.sum(name, &[]) == expected, "{name} is {}, not {expected}", router.sum(name, &[]));
+    }
+    up.stop()
+}
+
 /// Where the code names the values of labels.
 enum Source {
     /// The arms of `name` of an enum.

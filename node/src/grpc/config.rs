@@ -14,6 +14,8 @@ pub struct GrpcConfig {
     pub advertise: Option<String>,
     /// Largest message accepted.
     pub message_bytes_max: ByteSize,
+    /// A message is whole so long after it began, or the call ends.
+    pub message_ms_max: u64,
     /// Most connections at once; further ones wait until one of them ends.
     pub connections_max: u32,
     /// Most calls in flight on one connection.
@@ -31,6 +33,8 @@ impl Default for GrpcConfig {
             advertise: None,
             // A million token ids are at most 5 MiB of varints.
             message_bytes_max: ByteSize(8 << 20),
+            // The largest one, at 2 Mbit/s.
+            message_ms_max: 30_000,
             connections_max: 16_384,
             streams_max: 4_096,
             keepalive_ms: 2_000,
@@ -55,6 +59,7 @@ impl GrpcConfig {
 impl Check for GrpcConfig {
     fn check(&self, at: &mut Checker) {
         at.range("message_bytes_max", self.message_bytes_max.0, 64 << 10..=1 << 30)
+            .range("message_ms_max", self.message_ms_max, 100..=3_600_000)
             .range("connections_max", self.connections_max, 1..=1 << 20)
             .range("streams_max", self.streams_max, 1..=1 << 20)
             .range("keepalive_ms", self.keepalive_ms, 100..=3_600_000)

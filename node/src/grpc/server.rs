@@ -1,6 +1,6 @@
 //! Servers: settings, reflection, health.
 
-use super::GrpcConfig;
+use super::{GrpcConfig, Messages, Meter};
 use crate::identity::{GuardLayer, Identity, Protocol};
 use crate::listen::{BindError, Connection, Listener, RESET_STREAMS_MAX};
 use futures::stream::unfold;
@@ -22,16 +22,31 @@ const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 /// Request headers: names, deadline, trace context; far below this.
 const HEADER_BYTES_MAX: u32 = 32 << 10;
 
+/// What anybody may send to health and reflection: names of services.
+const NAME_BYTES_MAX: usize = 64 << 10;
+
 /// Refused peers are told of no more often than this: whoever reaches the port can be one, again and again.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
-/// A server whose calls are checked by the roles of who calls.
-pub type Server = tonic::transport::Server<Stack<GuardLayer, NoLayer>>;
+/// Calls are checked by the roles of who calls, and their messages come whole, in time.
+type Layers = Stack<Messages, Stack<GuardLayer, NoLayer>>;
+/// A server with these layers.
+pub type Server = tonic::transport::Server<Layers>;
 /// The same with services.
-pub type Router = tonic::transport::server::Router<Stack<GuardLayer, NoLayer>>;
+pub type Router = tonic::transport::server::Router<Layers>;
 
 /// A server with the limits of `config`; add services to it, each with `max_decoding_message_size(config.message_max())`.
 pub fn server(config: &GrpcConfig) -> Server {
+    with(config, None)
+}
+
+/// The same for peers that nobody vouches for: what they send is taken from a budget before it is kept.
+pub fn server_counting(config: &GrpcConfig, meter: Meter) -> Server {
+    with(config, Some(meter))
+}
+
+fn with(config: &GrpcConfig, meter: Option<Meter>) -> Server {
+    let messages = Messages { message_max: Duration::from_millis(config.message_ms_max), meter };
     tonic::transport::Server::builder()
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
@@ -42,6 +57,7 @@ pub fn server(config: &GrpcConfig) -> Server {
         .http2_max_pending_accept_reset_streams(Some(RESET_STREAMS_MAX))
         .http2_max_local_error_reset_streams(Some(RESET_STREAMS_MAX))
         .layer(GuardLayer)
+        .layer(messages)
 }
 
 /// Listens where `config` says.
@@ -120,7 +136,8 @@ pub fn with_reflection(router: Router, services: &[&str]) -> Router {
     };
     let (v1, v1alpha) =
         (builder(v1_server::SERVICE_NAME).build_v1(), builder(v1alpha_server::SERVICE_NAME).build_v1alpha());
-    router.add_service(built(v1)).add_service(built(v1alpha))
+    let v1 = built(v1).max_decoding_message_size(NAME_BYTES_MAX);
+    router.add_service(v1).add_service(built(v1alpha).max_decoding_message_size(NAME_BYTES_MAX))
 }
 
 /// Never panics: the descriptors are part of the build, and a test loads them.
@@ -133,5 +150,6 @@ pub fn health() -> (
     tonic_health::server::HealthReporter,
     tonic_health::pb::health_server::HealthServer<impl tonic_health::pb::health_server::Health>,
 ) {
-    tonic_health::server::health_reporter()
+    let (reporter, health) = tonic_health::server::health_reporter();
+    (reporter, health.max_decoding_message_size(NAME_BYTES_MAX))
 }

@@ -120,3 +120,61 @@ async fn thousands_of_cancelled_calls_end_no_other_call() {
     stop.cancel();
     tokio::time::timeout(Duration::from_secs(20), served).await.expect("stops").unwrap().unwrap();
 }
+
+/// Calls whose request never comes whole, as their frames are: (what is sent at once, what follows byte by byte).
+#[tokio::test]
+async fn a_message_that_does_not_come_whole_ends_its_call() {
+    const SHORT: Duration = Duration::from_millis(200);
+    let config = GrpcConfig { message_ms_max: 200, ..GrpcConfig::default() };
+    let listener = bind(&config).await.unwrap();
+    let address = listener.address();
+    let router = with_reflection(server(&config).add_service(health().1), &[]);
+    let stop = CancellationToken::new();
+    tokio::spawn(serve(router, listener, Identity::default(), stop.clone()));
+    let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let (client, connection) = h2::client::handshake(stream).await.unwrap();
+    tokio::spawn(connection);
+    let call = async |path: &str| {
+        let request = http::Request::post(format!("http://{address}{path}"))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers");
+        client.clone().ready().await.unwrap().send_request(request.body(()).unwrap(), false).unwrap()
+    };
+    let ends_late = async |answer: h2::client::ResponseFuture| {
+        let began = std::time::Instant::now();
+        let answer = tokio::time::timeout(Duration::from_secs(20), answer).await.expect("held for ever").unwrap();
+        assert_eq!(answer.headers()["grpc-status"], "4", "{answer:?}");
+        assert!(began.elapsed() > SHORT / 2);
+    };
+    let check = "/grpc.health.v1.Health/Check";
+    let half = b"\0\0\0\0\x40".to_vec();
+    // Nothing, half a length, half a message, and a whole one that is not said to be the last.
+    for sent in [&b""[..], &half[..3], &[&half[..], &[0; 9]].concat(), b"\0\0\0\0\0"] {
+        let (answer, mut body) = call(check).await;
+        body.send_data(sent.to_vec().into(), false).unwrap();
+        ends_late(answer).await;
+    }
+    let (answer, mut body) = call(check).await;
+    body.send_data(half.clone().into(), false).unwrap();
+    let drips = tokio::spawn(async move {
+        while body.send_data(vec![0].into(), false).is_ok() {
+            tokio::time::sleep(SHORT / 10).await;
+        }
+    });
+    ends_late(answer).await;
+    drips.abort();
+    // One that was answered may be silent, but not in the middle of a message.
+    let (answer, mut body) = call("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo").await;
+    body.send_data(b"\0\0\0\0\x02\x3a\0".to_vec().into(), false).unwrap();
+    let mut answers = answer.await.unwrap().into_body();
+    assert!(answers.data().await.unwrap().is_ok());
+    assert!(tokio::time::timeout(3 * SHORT, answers.data()).await.is_err(), "it was cut off between messages");
+    body.send_data(half.into(), false).unwrap();
+    let end = tokio::time::timeout(Duration::from_secs(20), async {
+        while let Some(Ok(_)) = answers.data().await {}
+        answers.trailers().await
+    });
+    let trailers = end.await.expect("held for ever").unwrap().expect("a status");
+    assert_eq!(trailers["grpc-status"], "4", "{trailers:?}");
+    stop.cancel();
+}

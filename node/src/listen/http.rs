@@ -2,13 +2,20 @@
 
 use super::{Listener, RESET_STREAMS_MAX};
 use axum::Router;
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
-use hyper_util::service::TowerToHyperService;
 use std::pin::pin;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tonic::transport::server::Connected as _;
+use tower_service::Service as _;
+
+/// What is read of an HTTP/1 connection ahead of what it is served: a head has to fit.
+const BUFFER_BYTES_MAX: usize = 64 << 10;
 
 /// How often an HTTP/2 connection is probed, and how long its answer may take: as gRPC's by default.
 const PROBED_EVERY: Duration = Duration::from_secs(2);
@@ -20,11 +27,11 @@ const LEFT_SEEN_EVERY: Duration = Duration::from_secs(2);
 const LEFT_GRACE: Duration = Duration::from_secs(2);
 
 /// Serves `routes` until `stop` is cancelled; then idle connections close, and it returns once requests in flight have ended. Dropping it
-/// ends every connection. One that brings no whole request head for `idle_max` closes, be it the first or the next; one whose peer left ends,
+/// ends every connection. Requests tell who sent them, as those of gRPC do ([`Peer`](super::Peer)). One that brings no whole request head for `idle_max` closes, be it the first or the next; one whose peer left ends,
 /// and what it asked for with it.
 pub async fn serve_http(listener: Listener, routes: Router, idle_max: Duration, stop: CancellationToken) {
     let mut http = auto::Builder::new(TokioExecutor::new());
-    http.http1().timer(TokioTimer::new()).header_read_timeout(idle_max);
+    http.http1().timer(TokioTimer::new()).header_read_timeout(idle_max).max_buf_size(BUFFER_BYTES_MAX);
     http.http2()
         .timer(TokioTimer::new())
         .keep_alive_interval(PROBED_EVERY)
@@ -35,7 +42,12 @@ pub async fn serve_http(listener: Listener, routes: Router, idle_max: Duration, 
     let _ended = ended.clone().drop_guard();
     while let Some(connection) = stop.run_until_cancelled(listener.accept()).await {
         let (http, stop, ended) = (http.clone(), stop.clone(), ended.clone());
-        let service = TowerToHyperService::new(routes.clone());
+        let (peer, routes) = (connection.connect_info(), routes.clone());
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(peer.clone());
+            // Always ready.
+            routes.clone().call(request)
+        });
         connections.spawn(async move {
             let peer = connection.socket();
             let mut served = pin!(http.serve_connection(TokioIo::new(connection), service));

@@ -1,8 +1,8 @@
 //! The file of keys: read at start, and again and again. Orchestrators swap it under its name, so its content is compared, not its times; it
 //! is parsed when it is another.
 
-use super::KeysError;
 use super::keys::{Hash, Keys, hash};
+use super::{KeyLimits, KeysError};
 use crate::metrics::AuthMetrics;
 use arc_swap::ArcSwap;
 use std::fs::File;
@@ -29,6 +29,8 @@ enum Seen {
 #[derive(Debug)]
 pub(super) struct KeysFile {
     path: PathBuf,
+    /// Of keys of which it says nothing else.
+    limits: KeyLimits,
     seen: Seen,
     metrics: AuthMetrics,
     /// A read that takes long; there is never a second one beside it.
@@ -37,9 +39,13 @@ pub(super) struct KeysFile {
 
 impl KeysFile {
     /// Reads the file for the first time.
-    pub(super) async fn open(path: PathBuf, metrics: AuthMetrics) -> Result<(Self, Keys), KeysError> {
+    pub(super) async fn open(
+        path: PathBuf,
+        limits: KeyLimits,
+        metrics: AuthMetrics,
+    ) -> Result<(Self, Keys), KeysError> {
         let (seen, reading) = (Seen::Unreadable(io::ErrorKind::NotFound), None);
-        let mut file = Self { path, seen, metrics, reading };
+        let mut file = Self { path, limits, seen, metrics, reading };
         let read = file.bytes(START_MAX).await;
         let bytes = read.map_err(|source| KeysError::Read { path: file.path.clone(), source })?;
         let keys = file.parse(&bytes)?;
@@ -115,7 +121,7 @@ impl KeysFile {
         if bytes.len() as u64 > FILE_BYTES_MAX {
             return Err(KeysError::TooLarge { path });
         }
-        Keys::parse(bytes).map_err(|problem| KeysError::Wrong { path, problem })
+        Keys::parse(bytes, self.limits).map_err(|problem| KeysError::Wrong { path, problem })
     }
 }
 
@@ -152,7 +158,7 @@ mod tests {
         swap("1", &key("alice"));
         symlink("..data/keys", at("keys")).unwrap();
         let metrics = AuthMetrics::register(&mut Registry::default());
-        let (mut file, keys) = KeysFile::open(at("keys"), metrics).await.unwrap();
+        let (mut file, keys) = KeysFile::open(at("keys"), KeyLimits::NONE, metrics).await.unwrap();
         assert!(keys.caller(b"alice").is_some());
         assert!(matches!(file.look(SOON).await, Ok(None)));
         swap("2", &key("alice"));

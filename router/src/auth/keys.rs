@@ -1,6 +1,6 @@
 //! The keys of a file. Pure.
 
-use super::Caller;
+use super::{Caller, Key, KeyLimits};
 use baton_types::TenantId;
 use sha2::{Digest as _, Sha256};
 use std::collections::HashMap;
@@ -44,8 +44,13 @@ pub enum Problem {
     )]
     Tenant(usize),
     /// The words after it.
-    #[error("line {0} has more than a hash and a tenant: nothing but `operator` may follow")]
+    #[error(
+        "line {0} has more than a hash and a tenant: nothing but `operator`, `priority_max=N`, `requests_max=N` and `tokens_max=N` may follow, each once"
+    )]
     More(usize),
+    /// A limit that is none.
+    #[error("line {0} has a limit that is none: {1}")]
+    Limit(usize, &'static str),
     /// The same key again.
     #[error("line {again} has the same hash as line {first}: a key belongs to one tenant")]
     Twice {
@@ -58,11 +63,11 @@ pub enum Problem {
 
 impl Keys {
     /// Reads a whole file; lines count from 1.
-    pub(super) fn parse(bytes: &[u8]) -> Result<Self, Problem> {
+    pub(super) fn parse(bytes: &[u8], limits: KeyLimits) -> Result<Self, Problem> {
         let text = std::str::from_utf8(bytes).map_err(|_| Problem::NoText)?;
         let (mut keys, mut lines) = (HashMap::new(), HashMap::new());
         for (number, line) in (1..).zip(text.lines()) {
-            let Some((hash, caller)) = read_line(number, line)? else { continue };
+            let Some((hash, caller)) = read_line(number, line, limits)? else { continue };
             match lines.entry(hash) {
                 Entry::Occupied(first) => return Err(Problem::Twice { first: *first.get(), again: number }),
                 Entry::Vacant(place) => place.insert(number),
@@ -87,24 +92,35 @@ impl Keys {
 }
 
 /// The key of one line; `None` where it holds none.
-fn read_line(number: usize, line: &str) -> Result<Option<(Hash, Caller)>, Problem> {
+fn read_line(number: usize, line: &str, mut limits: KeyLimits) -> Result<Option<(Hash, Caller)>, Problem> {
     let mut words = line.split_whitespace().take_while(|word| !word.starts_with('#'));
     let Some(first) = words.next() else { return Ok(None) };
     let mut hash = Hash::default();
     hex::decode_to_slice(first, &mut hash).map_err(|_| Problem::Hash(number))?;
     let tenant = words.next().filter(|word| *word != "-").and_then(|word| TenantId::try_new(word).ok());
     let tenant = tenant.ok_or(Problem::Tenant(number))?;
-    let operator = match (words.next(), words.next()) {
-        (None, _) => false,
-        (Some("operator"), None) => true,
-        _ => return Err(Problem::More(number)),
-    };
-    Ok(Some((hash, Caller { tenant, operator })))
+    let (mut operator, mut known) = (false, Vec::new());
+    for word in words {
+        let name = word.split('=').next().unwrap_or_default();
+        let (is_operator, twice) = (word == "operator", known.contains(&name));
+        if twice || !(is_operator || limits.take(word, number)?) {
+            return Err(Problem::More(number));
+        }
+        operator |= is_operator;
+        known.push(name);
+    }
+    Ok(Some((hash, Caller { tenant, operator, key: Some(Key { id: hash, limits }) })))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const LIMITS: KeyLimits = KeyLimits { priority_max: 0, requests_max: 9, tokens_max: 99 };
+
+    fn parse(bytes: &[u8]) -> Result<Keys, Problem> {
+        Keys::parse(bytes, LIMITS)
+    }
 
     fn line(key: &str, rest: &str) -> String {
         format!("{} {rest}", hex::encode(hash(key.as_bytes())))
@@ -118,7 +134,7 @@ mod tests {
             line("two", "bob").to_uppercase().replace("BOB", "bob"),
             line("three", "alice operator # both")
         );
-        let keys = Keys::parse(text.as_bytes()).unwrap();
+        let keys = parse(text.as_bytes()).unwrap();
         let caller = |key: &str| keys.caller(key.as_bytes()).map(|c| (c.tenant.to_string(), c.operator));
         assert_eq!(caller("one"), Some(("alice".into(), false)));
         assert_eq!(caller("two"), Some(("bob".into(), false)));
@@ -131,16 +147,33 @@ mod tests {
     }
 
     #[test]
+    fn a_key_has_its_limits_or_those_of_all() {
+        let text = [
+            line("one", "a"),
+            line("two", "a tokens_max=7 operator priority_max=-5"),
+            line("three", "a requests_max=1"),
+        ];
+        let keys = parse(text.join("\n").as_bytes()).unwrap();
+        let limits = |key: &str| {
+            let KeyLimits { priority_max, requests_max, tokens_max } =
+                keys.caller(key.as_bytes()).unwrap().key.unwrap().limits;
+            (priority_max, requests_max, tokens_max)
+        };
+        assert_eq!([limits("one"), limits("two"), limits("three")], [(0, 9, 99), (-5, 9, 7), (0, 1, 99)]);
+        assert!(keys.caller(b"two").unwrap().operator);
+    }
+
+    #[test]
     fn a_hash_is_what_sha256sum_prints() {
         let printed = "2bd806c97f0e00af1a1fc3328fa763a9269723c8db8fac4f93af71db186d6e90 a";
-        let keys = Keys::parse(printed.as_bytes()).unwrap();
+        let keys = parse(printed.as_bytes()).unwrap();
         assert!(keys.caller(b"alice").is_some());
     }
 
     #[test]
     fn what_is_wrong_is_told_by_its_line() {
         let check = |text: &str, expected: Problem| {
-            let found = Keys::parse(text.as_bytes()).unwrap_err();
+            let found = parse(text.as_bytes()).unwrap_err();
             assert_eq!(found, expected, "{text}");
             assert!(!found.to_string().contains("sk-secret") && !found.to_string().contains("2bd806"), "{found}");
         };
@@ -155,11 +188,18 @@ mod tests {
         check(&line("a", "alice admin"), Problem::More(1));
         check(&line("a", "- alice"), Problem::Tenant(1));
         check(&line("a", "alice operator sk-secret"), Problem::More(1));
+        check(&line("a", "alice operator operator"), Problem::More(1));
+        check(&line("a", "alice tokens_max=1 tokens_max=1"), Problem::More(1));
+        check(&line("a", "alice sk-secret=1"), Problem::More(1));
+        check(&line("a", "alice priority_max=101"), Problem::Limit(1, "priority_max is -100 to 100"));
+        for none in ["0", "-1", "", "many"] {
+            check(&line("a", &format!("alice requests_max={none}")), Problem::Limit(1, "requests_max is 1 or more"));
+        }
         let twice = format!("{}\n\n{}", line("alice", "alice"), line("alice", "bob"));
         check(&twice, Problem::Twice { first: 1, again: 3 });
-        assert_eq!(Keys::parse(&[0xff, 0xfe]).unwrap_err(), Problem::NoText);
+        assert_eq!(parse(&[0xff, 0xfe]).unwrap_err(), Problem::NoText);
         let many: Vec<String> = (0..=KEYS_MAX).map(|n| line(&n.to_string(), "alice")).collect();
         check(&many.join("\n"), Problem::TooMany);
-        assert_eq!(Keys::parse(many[1..].join("\n").as_bytes()).unwrap().len(), KEYS_MAX);
+        assert_eq!(parse(many[1..].join("\n").as_bytes()).unwrap().len(), KEYS_MAX);
     }
 }

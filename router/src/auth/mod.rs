@@ -8,25 +8,30 @@
 //!
 //! The file holds SHA-256 hashes of keys, never a key. A presented key is hashed and its hash looked up, so how long that takes tells
 //! nothing of any key. Without a file all callers are one tenant. Who calls is decided here alone: a tenant named in a request counts for
-//! nothing.
+//! nothing. A key carries its limits: what the file says of it, else what the configuration says of all.
 
 mod config;
 mod denied;
 mod error;
 mod file;
 mod keys;
+mod limits;
 mod presented;
 
 pub use config::AuthConfig;
 pub(crate) use denied::Denied;
 pub use error::KeysError;
+pub(crate) use limits::KeyLimits;
 
 use crate::metrics::AuthMetrics;
 use arc_swap::ArcSwap;
+use baton_node::intake::Client;
+use baton_node::listen::Peer;
 use baton_types::TenantId;
 use file::KeysFile;
-use http::HeaderMap;
+use http::{Extensions, HeaderMap};
 use keys::Keys;
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
@@ -37,6 +42,33 @@ pub(crate) struct Caller {
     pub(crate) tenant: TenantId,
     /// Whether the key may be used to run the cluster.
     pub(crate) operator: bool,
+    /// Its key; `None` where nobody is asked for one.
+    pub(crate) key: Option<Key>,
+}
+
+/// A key, as its requests are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    /// The hash of it.
+    pub(crate) id: KeyId,
+    /// What it may have at once.
+    pub(crate) limits: KeyLimits,
+}
+
+/// What tells keys apart.
+pub(crate) type KeyId = keys::Hash;
+
+impl Caller {
+    /// Whose share of the intake its requests are taken from: without keys, that of the address they come from.
+    pub(crate) fn client(&self, extensions: &Extensions) -> Client {
+        if self.key.is_some() { Client::Tenant(self.tenant.to_string()) } else { address(extensions) }
+    }
+}
+
+/// Who sent a request, for whoever has no key.
+fn address(extensions: &Extensions) -> Client {
+    let address = extensions.get::<Peer>().and_then(|peer| peer.addresses.remote_addr());
+    Client::at(address.map_or(Ipv4Addr::UNSPECIFIED.into(), |address| address.ip()))
 }
 
 /// Decides who calls. Clones share the keys.
@@ -59,7 +91,7 @@ impl Access {
         stop: CancellationToken,
     ) -> Result<Self, KeysError> {
         let Some(path) = &config.keys_file else { return Ok(Self { keys: None, all_operate, metrics }) };
-        let (file, keys) = KeysFile::open(path.clone(), metrics.clone()).await?;
+        let (file, keys) = KeysFile::open(path.clone(), config.limits(), metrics.clone()).await?;
         let keys = Arc::new(ArcSwap::from_pointee(keys));
         tokio::spawn(file.follow(keys.clone(), config.reread(), stop));
         Ok(Self { keys: Some(keys), all_operate, metrics })
@@ -68,10 +100,17 @@ impl Access {
     /// Whose key came with these headers.
     pub(crate) fn caller(&self, headers: &HeaderMap) -> Result<Caller, Denied> {
         let Some(keys) = &self.keys else {
-            return Ok(Caller { tenant: TenantId::default(), operator: self.all_operate });
+            return Ok(Caller { tenant: TenantId::default(), operator: self.all_operate, key: None });
         };
         let caller = presented::key(headers).and_then(|key| keys.load().caller(key).ok_or(Denied::UnknownKey));
         caller.inspect_err(|denied| self.metrics.refused(*denied))
+    }
+
+    /// Whose share of the intake a call with these headers is taken from, let in or not: who has no key that is known is an address.
+    pub(crate) fn client(&self, headers: &HeaderMap, extensions: &Extensions) -> Client {
+        let keys = self.keys.as_ref().map(|keys| keys.load());
+        let known = keys.and_then(|keys| keys.caller(presented::key(headers).ok()?));
+        known.map_or_else(|| address(extensions), |caller| caller.client(extensions))
     }
 
     /// The same for what only operators may do.

@@ -22,6 +22,7 @@ use crate::output::Events;
 use crate::placement::{Experience, Thresholds};
 use crate::prefixes::Prefixes;
 use crate::prices::PricesConfig;
+use crate::quotas::Quotas;
 use crate::recovery::{ProbationLimits, RetryBucket, RetryLimits};
 use crate::request::{
     GenerationRequest, PrefillPolicy, Prompt, check_priority, check_samples, check_stop_strings, check_tokens,
@@ -29,6 +30,7 @@ use crate::request::{
 };
 use crate::traces::{End, Tail};
 use crate::workers::{ServedModel, WorkerSet};
+use baton_node::intake::Intake;
 use baton_text::StopMatcher;
 use baton_types::{ErrorKind, RequestError, RequestId, TokenId};
 use job::{Job, Prepared};
@@ -67,6 +69,10 @@ pub(crate) struct Core {
     pub(crate) limits: Limits,
     /// Running and queued requests.
     pub(crate) admission: Admission,
+    /// What the bytes of requests are taken from that are not read yet.
+    pub(crate) intake: Intake,
+    /// What keys have in flight.
+    pub(crate) quotas: Quotas,
     /// Retries of all requests.
     pub(crate) retries: RetryBucket,
     /// How requests use prefix caches.
@@ -146,7 +152,7 @@ impl Core {
     }
 
     fn request_span(&self, request: &GenerationRequest) -> Span {
-        let operation = if matches!(request.prompt, Prompt::Chat { .. }) { "chat" } else { "text_completion" };
+        let operation = if matches!(*request.prompt, Prompt::Chat { .. }) { "chat" } else { "text_completion" };
         let span = tracing::info_span!(
             parent: None,
             "generate",
@@ -223,7 +229,9 @@ impl Core {
         check_priority(request.priority)?;
         check_samples(request.samples)?;
         let cache = self.cache.resolve(&request.tenant, &request.cache)?;
-        let turns = self.admission.enter_all(request.samples, request.priority)?;
+        let key = request.key.as_ref();
+        let mut quota = self.quotas.enter(key, request.samples, request.priority)?;
+        let turns = self.admission.enter_all(request.samples, request.priority, key.map(|key| key.id))?;
         let model = self.served_model(request).await?;
         span.record("gen_ai.response.model", model.card.id.as_str());
         if model.text.is_none() && !request.stop.is_empty() {
@@ -236,6 +244,7 @@ impl Core {
         let (tokens, turns) = tokens.instrument(tokenize).await?;
         check_tokens(&tokens, &model.card)?;
         let sampling = request.sampling.resolve(&model.card.defaults, tokens.len(), model.tokens_max)?;
+        quota.add_tokens(tokens.len() as u64 + u64::from(request.samples) * u64::from(sampling.max_tokens))?;
         span.record("gen_ai.request.max_tokens", sampling.max_tokens);
         span.record("gen_ai.request.temperature", f64::from(sampling.temperature));
         span.record("gen_ai.request.top_p", f64::from(sampling.top_p));
@@ -256,7 +265,7 @@ impl Core {
         };
         let prepared = Prepared { model, tokens, cache, names, sampling, stops, metrics, span: span.clone() };
         let policy = request.prefill_policy.unwrap_or(self.limits.policy);
-        run::start(self, Job::new(request, policy, prepared), turns, out);
+        run::start(self, Job::new(request, policy, prepared), (turns, quota), out);
         Ok(generation)
     }
 }

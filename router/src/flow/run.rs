@@ -6,6 +6,7 @@ use super::sample::Sample;
 use super::{Core, end};
 use crate::admission::Place;
 use crate::output::{Event, EventResult, Finished, Total, usage_of_all};
+use crate::quotas::Quota;
 use baton_types::{ErrorKind, RequestError};
 use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
@@ -15,14 +16,14 @@ use tokio::sync::mpsc::{self, OwnedPermit};
 use tracing::Instrument;
 
 /// Starts the task of a job with a sample for each turn; it lives as long as its client listens.
-pub(super) fn start(core: &Arc<Core>, job: Job, turns: Vec<Place>, out: mpsc::Sender<EventResult>) {
+pub(super) fn start(core: &Arc<Core>, job: Job, room: (Vec<Place>, Quota), out: mpsc::Sender<EventResult>) {
     let span = job.span.clone();
     // Within the span for log lines that it is started in.
-    core.tasks.spawn(run(job, core.clone(), turns, out).in_current_span().instrument(span));
+    core.tasks.spawn(run(job, core.clone(), room, out).in_current_span().instrument(span));
 }
 
 /// Runs the request to its end and tells the client about it. Ends early when the client goes, the deadline passes or the router stops.
-async fn run(job: Job, core: Arc<Core>, turns: Vec<Place>, out: mpsc::Sender<EventResult>) {
+async fn run(job: Job, core: Arc<Core>, (turns, quota): (Vec<Place>, Quota), out: mpsc::Sender<EventResult>) {
     // Taken before anything else is sent: a client that stopped reading still finds out why it was cut off.
     let mut ends: Vec<_> = turns.iter().filter_map(|_| out.clone().try_reserve_owned().ok()).collect();
     let samples: Vec<Sample<'_>> = (0..turns.len() as u32).map(|index| Sample::new(&job, index)).collect();
@@ -54,6 +55,8 @@ async fn run(job: Job, core: Arc<Core>, turns: Vec<Place>, out: mpsc::Sender<Eve
         core.experience.learn(&job.model.card.id, &sample.ended(answer, result.is_ok()), Instant::now());
     }
     drop(answers);
+    // Who has read the end may ask for the next.
+    drop(quota);
     if let Some(end) = ends.pop() {
         end.send(result.map(|last| Event::Finished(Finished { total: Some(Total { usage, cost }), ..last })));
     }

@@ -23,7 +23,7 @@ impl Tokenizing {
     /// that requests that were given up do not make room for more work of the same kind.
     pub(super) async fn run(
         &self,
-        prompt: &Prompt,
+        prompt: &Arc<Prompt>,
         text: Option<Arc<ModelText>>,
         tokens_max: u64,
         deadline: Instant,
@@ -36,7 +36,7 @@ impl Tokenizing {
         let prompt = prompt.clone();
         let encode = move || {
             let _permit = permit;
-            let tokens = match &prompt {
+            let tokens = match &*prompt {
                 Prompt::Chat { messages, template_kwargs } => text.encode_chat(messages, template_kwargs, tokens_max),
                 Prompt::Segments(segments) => text.encode_segments(segments, tokens_max),
             };

@@ -1,15 +1,17 @@
 //! `GenerateRequest` to the validated request.
 
+use crate::auth::Caller;
 use crate::cache::CacheOptions;
+use crate::openai::kwargs;
 use crate::request::{GenerationRequest, MESSAGES_MAX, PrefillPolicy, Prompt, Sampling, Segment, request_id};
 use baton_proto::v1;
 use baton_text::{Message, Role};
-use baton_types::{RequestError, RequestId, TenantId};
+use baton_types::{RequestError, RequestId};
 use serde_json::{Map, Value};
 use std::time::Instant;
 
 /// Most segments of one prompt.
-const SEGMENTS_MAX: usize = MESSAGES_MAX;
+pub(super) const SEGMENTS_MAX: usize = MESSAGES_MAX;
 
 /// The id in the message, else in the metadata, see [`request_id`].
 pub(super) fn id(message: &v1::GenerateRequest, headers: &http::HeaderMap) -> (RequestId, Result<(), RequestError>) {
@@ -18,7 +20,7 @@ pub(super) fn id(message: &v1::GenerateRequest, headers: &http::HeaderMap) -> (R
 }
 
 pub(super) fn request(
-    (id, tenant): (RequestId, TenantId),
+    (id, caller): (RequestId, Caller),
     message: v1::GenerateRequest,
     headers: http::HeaderMap,
     received: Instant,
@@ -29,9 +31,10 @@ pub(super) fn request(
     })?;
     Ok(GenerationRequest {
         id,
-        tenant,
+        tenant: caller.tenant,
+        key: caller.key,
         model: message.model,
-        prompt: prompt(message.prompt, &message.chat_template_kwargs)?,
+        prompt: prompt(message.prompt, &message.chat_template_kwargs)?.into(),
         sampling: sampling(message.sampling.unwrap_or_default()),
         samples: message.n.unwrap_or(1),
         stop: message.stop,
@@ -99,9 +102,7 @@ fn object(json: &str) -> Result<Map<String, Value>, RequestError> {
     if json.is_empty() {
         return Ok(Map::new());
     }
-    serde_json::from_str(json).map_err(|e| {
-        RequestError::invalid("chat_template_kwargs", format!("chat_template_kwargs must be a JSON object: {e}"))
-    })
+    kwargs(json).map_err(|e| RequestError::invalid("chat_template_kwargs", e))
 }
 
 fn sampling(s: v1::Sampling) -> Sampling {

@@ -4,14 +4,16 @@ mod access;
 mod admin;
 mod convert;
 mod trace;
+mod whole;
 
 pub(crate) use access::{callers, operators};
 pub(crate) use admin::AdminService;
+pub(crate) use whole::Whole;
 
-use crate::auth::Caller;
 use crate::deadline::{Deadlines, of_grpc};
 use crate::flow::{Core, Generation, Refused};
 use crate::output::{Event, EventResult, Opening, Total, cache_hit_percent};
+use baton_node::grpc::Held;
 use baton_proto::convert::{finish_reason_code, status};
 use baton_proto::v1::{self, inference_server::Inference};
 use baton_types::{RequestError, RequestId};
@@ -68,17 +70,25 @@ impl Inference for InferenceService {
     async fn generate(&self, request: Request<v1::GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
         let received = Instant::now();
         let (metadata, extensions, message) = request.into_parts();
-        let Caller { tenant, operator: _ } = access::caller(&extensions)?;
+        let caller = access::caller(&extensions)?;
         let stated = of_grpc(&metadata);
         let headers = metadata.into_headers();
         let (id, given) = convert::id(&message, &headers);
         let request = given.and(stated).and_then(|stated| {
-            convert::request((id.clone(), tenant), message, headers, received, self.deadlines.of(stated, received))
+            convert::request((id.clone(), caller), message, headers, received, self.deadlines.of(stated, received))
         });
+        let held = extensions.get::<Held>();
         let generation = match request {
-            Ok(request) => self.core.generate(request).await,
+            Ok(request) => {
+                // It takes no more than reading it.
+                let bytes = request.prompt.bytes();
+                let less = held.map(|held| held.with(|hold| hold.set(bytes.min(hold.bytes())))).transpose();
+                debug_assert!(less.is_ok());
+                self.core.generate(request).await
+            }
             Err(error) => Err(Refused { error, trace_id: String::new() }),
         };
+        drop(extensions);
         let (answer, trace_id) = match generation {
             Ok(generation) => {
                 let trace_id = generation.trace_id.clone();

@@ -1,21 +1,22 @@
 //! The two generating endpoints.
 
+use super::body::{self, BodyError};
 use super::{HttpState, error, headers, sse};
 use crate::auth::Caller;
+use crate::config::READING_COSTS;
 use crate::flow::Generation;
 use crate::openai::{AnswerHead, Common, Endpoint, chat as chat_request, completions as completions_request};
 use crate::output::{Opening, cache_hit_percent};
 use crate::request::{GenerationRequest, Prompt};
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{FromRequest, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use baton_types::{ErrorKind, RequestError, RequestId, TenantId};
+use baton_node::intake::{Client, Hold};
+use baton_types::{ErrorKind, RequestError, RequestId};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
-use tokio::time::{timeout, timeout_at};
+use tokio::time::timeout;
 
 pub(super) async fn chat(state: State<HttpState>, caller: Extension<Caller>, request: Request) -> Response {
     answer(state.0, caller.0, request, Endpoint::Chat).await
@@ -25,10 +26,15 @@ pub(super) async fn completions(state: State<HttpState>, caller: Extension<Calle
     answer(state.0, caller.0, request, Endpoint::Completions).await
 }
 
+/// Bodies of more bytes are read as requests beside the threads that serve connections: it takes milliseconds.
+const LONG_BODY_BYTES: usize = 256 << 10;
+
 /// What a request brings besides its body.
 struct Head {
     id: RequestId,
-    tenant: TenantId,
+    caller: Caller,
+    /// Whose share its body is taken from.
+    client: Client,
     headers: HeaderMap,
     received: Instant,
     deadline: Instant,
@@ -50,44 +56,70 @@ async fn answer(state: HttpState, caller: Caller, request: Request, endpoint: En
         }
         Err(e) => error::response(&e),
         Ok(deadline) => {
-            let head = Head { id: id.clone(), tenant: caller.tenant, headers, received, deadline };
+            let client = caller.client(request.extensions());
+            let head = Head { id: id.clone(), caller, client, headers, received, deadline };
             answer_within(&state, request, endpoint, head).await
         }
     };
     headers::add_id(response, &id)
 }
 
-/// The deadline holds from the first byte on: a client that sends its body slowly waits no longer than one that gets no answer.
+/// The deadline holds from the first byte on: a client that sends its body slowly waits no longer than one that gets no answer. What the
+/// body takes is held until it is tokens.
 async fn answer_within(state: &HttpState, request: Request, endpoint: Endpoint, head: Head) -> Response {
-    let body: Result<Bytes, BytesRejection> =
-        match timeout_at(head.deadline.into(), Bytes::from_request(request, state)).await {
-            Ok(body) => body,
-            Err(_) => {
-                let message = "the deadline passed before the whole body had come";
-                return error::response(&RequestError::new(ErrorKind::DeadlineExceeded, message));
-            }
-        };
-    match body {
-        Err(rejection) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
-            let message = format!("the body is over the limit of {} bytes", state.body_bytes_max);
+    let mut hold = state.core.intake.hold(head.client.clone());
+    match body::read(request.into_body(), state.body, (head.received, head.deadline), &mut hold).await {
+        Ok(body) => generate(state, body, endpoint, (head, hold)).await,
+        Err(BodyError::TooLarge) => {
+            let message = format!("the body is over the limit of {} bytes", state.body.bytes_max);
             error::plain(StatusCode::PAYLOAD_TOO_LARGE, &message, "request_too_large")
         }
-        Err(_) => error::plain(StatusCode::BAD_REQUEST, "the body could not be read", "unreadable_body"),
-        Ok(body) => generate(state, &body, endpoint, head).await,
+        Err(BodyError::Full(full)) => error::response(&full.into()),
+        Err(BodyError::Slow) => {
+            let message = format!("the body did not come whole within {:?}; send it faster", state.body.time_max);
+            error::plain(StatusCode::REQUEST_TIMEOUT, &message, "body_timeout")
+        }
+        Err(BodyError::Deadline) => {
+            let message = "the deadline passed before the whole body had come";
+            error::response(&RequestError::new(ErrorKind::DeadlineExceeded, message))
+        }
+        Err(BodyError::Unreadable) => {
+            error::plain(StatusCode::BAD_REQUEST, "the body could not be read", "unreadable_body")
+        }
     }
 }
 
-async fn generate(state: &HttpState, body: &[u8], endpoint: Endpoint, head: Head) -> Response {
-    let parsed = match endpoint {
-        Endpoint::Chat => chat_request::parse(body),
-        Endpoint::Completions => completions_request::parse(body),
+/// Reads a body as a request, a long one off the threads that serve connections. Holds for what it says instead of for itself from then on.
+async fn parse(body: Vec<u8>, endpoint: Endpoint, mut hold: Hold) -> Result<((Prompt, Common), Hold), RequestError> {
+    hold.set(body.len() as u64 * READING_COSTS)?;
+    let long = body.len() > LONG_BODY_BYTES;
+    let parse = move || {
+        let parsed = match endpoint {
+            Endpoint::Chat => chat_request::parse(&body),
+            Endpoint::Completions => completions_request::parse(&body),
+        }?;
+        drop(body);
+        // It takes no more than reading it.
+        let held = hold.bytes();
+        hold.set(parsed.0.bytes().min(held))?;
+        Ok((parsed, hold))
     };
-    let (prompt, common) = match parsed {
+    if !long {
+        return parse();
+    }
+    let failed = |_| RequestError::new(ErrorKind::Internal, "the body could not be read");
+    tokio::task::spawn_blocking(parse).await.map_err(failed)?
+}
+
+async fn generate(state: &HttpState, body: Vec<u8>, endpoint: Endpoint, (head, hold): (Head, Hold)) -> Response {
+    let ((prompt, common), hold) = match parse(body, endpoint, hold).await {
         Ok(parsed) => parsed,
         Err(e) => return error::response(&e),
     };
     let options = common.options.clone();
-    let (response, trace_id) = match state.core.generate(request(prompt, common, head)).await {
+    let generation = state.core.generate(request(prompt, common, head)).await;
+    drop(hold);
+    let (response, trace_id) = match generation {
         Err(refused) => (Err(refused.error), refused.trace_id),
         Ok(mut generation) => {
             let trace_id = std::mem::take(&mut generation.trace_id);
@@ -120,12 +152,13 @@ async fn respond(state: &HttpState, head: AnswerHead, mut generation: Generation
 
 fn request(prompt: Prompt, common: Common, head: Head) -> GenerationRequest {
     let Common { model, sampling, samples, stop, prefill_policy, priority, cache, options: _ } = common;
-    let Head { id, tenant, headers, received, deadline } = head;
+    let Head { id, caller, client: _, headers, received, deadline } = head;
     GenerationRequest {
         id,
-        tenant,
+        tenant: caller.tenant,
+        key: caller.key,
         model,
-        prompt,
+        prompt: prompt.into(),
         sampling,
         samples,
         stop,
@@ -151,6 +184,7 @@ fn answer_head(endpoint: Endpoint, options: crate::openai::AnswerOptions, genera
         created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
         prompt_token_ids: if options.return_token_ids { generation.prompt_tokens.to_vec() } else { Vec::new() },
         options,
+        prompt_tokens: generation.prompt_tokens.len(),
         samples: generation.samples,
         seed: generation.seed,
         token_text: Arc::new(move |token| text.as_ref()?.token_bytes(token)),

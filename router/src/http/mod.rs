@@ -1,6 +1,7 @@
 //! The HTTP front: OpenAI's API over the flow.
 
 mod access;
+mod body;
 mod error;
 mod generate;
 mod headers;
@@ -11,9 +12,9 @@ use crate::auth::Access;
 use crate::deadline::Deadlines;
 use crate::flow::Core;
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
+pub(crate) use body::BodyLimits;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,8 +27,8 @@ pub(crate) struct HttpState {
     pub(crate) access: Access,
     /// Default and longest deadline.
     pub(crate) deadlines: Deadlines,
-    /// Largest body.
-    pub(crate) body_bytes_max: usize,
+    /// Bounds of bodies.
+    pub(crate) body: BodyLimits,
     /// Keepalive interval of streams.
     pub(crate) sse_keepalive: Duration,
 }
@@ -35,13 +36,11 @@ pub(crate) struct HttpState {
 /// All routes. Those of the API need a key where there are keys; `admin`, health and maybe metrics, is open to whoever reaches the port.
 /// No CORS headers are ever sent: pages of other origins cannot read answers.
 pub(crate) fn routes(state: HttpState, admin: Router) -> Router {
-    let body_bytes_max = state.body_bytes_max;
     Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completions))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*model}", get(models::one))
-        .layer(DefaultBodyLimit::max(body_bytes_max))
         .route_layer(from_fn_with_state(state.access.clone(), access::admit))
         .with_state(state)
         .merge(admin)

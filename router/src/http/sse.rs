@@ -1,7 +1,7 @@
 //! Server-sent events: chunks, then `[DONE]`; or an error, and the end without `[DONE]`.
 
 use super::error;
-use crate::openai::AnswerHead;
+use crate::openai::{AnswerHead, Shown};
 use crate::output::{Event, EventResult, Events};
 use axum::http::{HeaderValue, header};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
@@ -19,18 +19,20 @@ struct Chunks {
     events: Events,
     /// Written before anything more is read.
     pending: VecDeque<SseEvent>,
-    /// Characters of text shown of each sample.
-    offsets: Vec<usize>,
+    /// What each sample has shown.
+    shown: Vec<Shown>,
 }
 
 /// The streaming answer; dropping its body drops the request.
 pub(super) fn response(head: AnswerHead, first: Vec<Event>, events: Events, keepalive: Duration) -> Response {
     let pending = head.first_chunks().iter().map(chunk).collect();
-    let offsets = vec![0; head.samples as usize];
-    let mut chunks = Chunks { head, events, pending, offsets };
+    let shown = vec![Shown::default(); head.samples as usize];
+    let mut chunks = Chunks { head, events, pending, shown };
     first.into_iter().for_each(|event| chunks.take(Ok(event)));
     let keepalive = KeepAlive::new().interval(keepalive).text("keepalive");
     let mut response = Sse::new(chunks.stream()).keep_alive(keepalive).into_response();
+    // Some clients take UTF-8 only where it is said.
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     // Proxies that buffer would turn a stream into one late body.
     response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -55,12 +57,13 @@ impl Chunks {
     fn take(&mut self, event: EventResult) {
         match event {
             Ok(Event::Delta(delta)) => {
-                if let Some(offset) = self.offsets.get_mut(delta.sample as usize) {
-                    self.pending.extend(self.head.delta_chunk(&delta, offset).iter().map(chunk));
+                if let Some(shown) = self.shown.get_mut(delta.sample as usize) {
+                    self.pending.extend(self.head.delta_chunk(&delta, shown).iter().map(chunk));
                 }
             }
             Ok(Event::Finished(finished)) => {
-                self.pending.extend(self.head.last_chunks(&finished).iter().map(chunk));
+                let shown = self.shown.get(finished.sample as usize).copied().unwrap_or_default();
+                self.pending.extend(self.head.last_chunks(&finished, &shown).iter().map(chunk));
                 if finished.total.is_some() {
                     self.pending.push_back(SseEvent::default().data(DONE));
                 }

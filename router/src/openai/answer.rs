@@ -30,12 +30,23 @@ pub(crate) struct AnswerHead {
     pub(crate) options: AnswerOptions,
     /// For `return_token_ids`.
     pub(crate) prompt_token_ids: Vec<TokenId>,
+    /// How many tokens the prompt has.
+    pub(crate) prompt_tokens: usize,
     /// How many choices.
     pub(crate) samples: u32,
     /// Seed used, given or drawn.
     pub(crate) seed: u64,
     /// Bytes of tokens, for log-probabilities.
     pub(crate) token_text: TextOfToken,
+}
+
+/// What a client has seen of one choice of a stream.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Shown {
+    /// Tokens generated.
+    pub(crate) tokens: usize,
+    /// Characters of text.
+    pub(crate) chars: usize,
 }
 
 /// OpenAI's names.
@@ -91,9 +102,16 @@ impl AnswerHead {
         json!({"id": self.id, "object": object, "created": self.created, "model": self.model, "choices": choices})
     }
 
-    fn chunk(&self, choice: Value) -> Value {
+    /// A chunk of a choice that has shown what `shown` says.
+    fn chunk(&self, choice: Value, shown: &Shown) -> Value {
         let mut frame = self.frame(true, json!([choice]));
-        if self.options.include_usage {
+        if self.options.continuous_usage {
+            frame["usage"] = json!({
+                "prompt_tokens": self.prompt_tokens,
+                "completion_tokens": shown.tokens,
+                "total_tokens": self.prompt_tokens + shown.tokens,
+            });
+        } else if self.options.include_usage {
             // Every chunk but the last carries the field, as OpenAI has it.
             frame["usage"] = Value::Null;
         }
@@ -107,11 +125,14 @@ impl AnswerHead {
 
     fn first_chunk(&self, sample: u32) -> Option<Value> {
         let mut chunk = match self.endpoint {
-            Endpoint::Chat => self.chunk(json!({
-                "index": sample, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null,
-            })),
+            Endpoint::Chat => {
+                let delta = json!({"role": "assistant", "content": ""});
+                let choice = json!({"index": sample, "delta": delta, "logprobs": null, "finish_reason": null});
+                self.chunk(choice, &Shown::default())
+            }
             Endpoint::Completions if self.options.return_token_ids => {
-                self.chunk(json!({"index": sample, "text": "", "logprobs": null, "finish_reason": null}))
+                let choice = json!({"index": sample, "text": "", "logprobs": null, "finish_reason": null});
+                self.chunk(choice, &Shown::default())
             }
             Endpoint::Completions => return None,
         };
@@ -121,32 +142,34 @@ impl AnswerHead {
         Some(chunk)
     }
 
-    /// A chunk for a delta; `None` where the client would see nothing new. `offset` counts the characters of text shown before.
-    pub(crate) fn delta_chunk(&self, delta: &Delta, offset: &mut usize) -> Option<Value> {
+    /// A chunk for a delta; `None` where the client would see nothing new. `shown` is what it has seen of the choice.
+    pub(crate) fn delta_chunk(&self, delta: &Delta, shown: &mut Shown) -> Option<Value> {
+        shown.tokens += delta.token_ids.len();
         if delta.text.is_empty() && delta.logprobs.is_empty() && !self.options.return_token_ids {
             return None;
         }
         let mut choice = match self.endpoint {
             Endpoint::Chat => json!({
-                "index": delta.sample, "delta": {"content": delta.text}, "logprobs": self.logprobs(delta, offset), "finish_reason": null,
+                "index": delta.sample, "delta": {"content": delta.text}, "logprobs": self.logprobs(delta, &mut shown.chars), "finish_reason": null,
             }),
             Endpoint::Completions => json!({
-                "index": delta.sample, "text": delta.text, "logprobs": self.logprobs(delta, offset), "finish_reason": null,
+                "index": delta.sample, "text": delta.text, "logprobs": self.logprobs(delta, &mut shown.chars), "finish_reason": null,
             }),
         };
         if self.options.return_token_ids {
             choice["token_ids"] = json!(delta.token_ids);
         }
-        Some(self.chunk(choice))
+        Some(self.chunk(choice, shown))
     }
 
     /// The chunks that close a choice: finish reason, and with the last one the usage where asked for.
-    pub(crate) fn last_chunks(&self, finished: &Finished) -> Vec<Value> {
+    pub(crate) fn last_chunks(&self, finished: &Finished, shown: &Shown) -> Vec<Value> {
         let (index, reason) = (finished.sample, finish_reason(finished.reason));
-        let mut end = self.chunk(match self.endpoint {
+        let choice = match self.endpoint {
             Endpoint::Chat => json!({"index": index, "delta": {}, "logprobs": null, "finish_reason": reason}),
             Endpoint::Completions => json!({"index": index, "text": "", "logprobs": null, "finish_reason": reason}),
-        });
+        };
+        let mut end = self.chunk(choice, shown);
         add_end(&mut end, finished);
         end["seed"] = json!(self.seed);
         let mut chunks = vec![end];

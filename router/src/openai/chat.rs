@@ -2,11 +2,15 @@
 
 use super::common::{COMMON, Common, take_common};
 use super::fields::{Fields, Policy, Row, only_empty, only_false, only_null};
+use super::json;
 use crate::request::{MESSAGES_MAX, Prompt};
 use baton_text::{Content, Message, Role};
 use baton_types::{ErrorKind, RequestError};
-use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+/// Most parts of one message's content.
+const PARTS_MAX: usize = MESSAGES_MAX;
 
 const CHAT: &[Row] = &[
     ("messages", Policy::Supported),
@@ -36,22 +40,6 @@ fn is_none_or_auto(value: &Value) -> bool {
     matches!(value.as_str(), Some("none" | "auto"))
 }
 
-#[derive(Deserialize)]
-struct RawMessage {
-    role: String,
-    content: Option<RawContent>,
-    name: Option<String>,
-    #[serde(flatten)]
-    rest: Map<String, Value>,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum RawContent {
-    Text(String),
-    Parts(Vec<Value>),
-}
-
 /// The parsed request.
 pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     let table: Vec<Row> = CHAT.iter().chain(COMMON).copied().collect();
@@ -69,45 +57,68 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
             return Err(RequestError::invalid("top_logprobs", "top_logprobs needs logprobs: true"));
         }
     };
-    let messages: Vec<Value> = fields.require("messages")?;
-    if messages.is_empty() || messages.len() > MESSAGES_MAX {
-        return Err(RequestError::invalid("messages", format!("messages takes 1 to {MESSAGES_MAX} messages")));
-    }
+    let count = || RequestError::invalid("messages", format!("messages takes 1 to {MESSAGES_MAX} messages"));
+    let list = fields.take_raw("messages").ok_or_else(|| RequestError::invalid("messages", "messages is required"))?;
+    let shape = |_| RequestError::invalid("messages", "messages must be a list of messages");
+    let messages = json::items(list.get(), MESSAGES_MAX).map_err(shape)?.filter(|m| !m.is_empty()).ok_or_else(count)?;
     let messages = messages.into_iter().enumerate().map(|(i, m)| message(i, m)).collect::<Result<_, _>>()?;
-    let template_kwargs = fields.take("chat_template_kwargs")?.unwrap_or_default();
+    let kwargs = fields.take_raw("chat_template_kwargs").map(|kwargs| json::kwargs(kwargs.get())).transpose();
+    let template_kwargs = kwargs.map_err(|e| RequestError::invalid("chat_template_kwargs", e))?.unwrap_or_default();
     Ok((Prompt::Chat { messages, template_kwargs }, common))
 }
 
-fn message(index: usize, value: Value) -> Result<Message, RequestError> {
+fn message(index: usize, value: &RawValue) -> Result<Message, RequestError> {
     let at = |field: &str| format!("messages[{index}]{field}");
     let shape =
-        |_| RequestError::invalid(at(""), "a message is {role, content}, its content text or a list of text parts");
-    let raw: RawMessage = serde_json::from_value(value).map_err(shape)?;
-    if let Some((field, _)) = raw.rest.iter().find(|(_, v)| !v.is_null() && *v != &serde_json::json!([])) {
-        return Err(unsupported(at(&format!(".{field}"))));
+        || RequestError::invalid(at(""), "a message is {role, content}, its content text or a list of text parts");
+    let (mut role, mut content, mut name, mut refused) = (None, None, None, None);
+    let read = json::members(value.get(), |field, value| {
+        match &*field {
+            "role" => role = Some(value),
+            "content" => content = Some(value).filter(|v| v.get() != "null"),
+            "name" => name = Some(value).filter(|v| v.get() != "null"),
+            _ if value.get() == "null" || matches!(json::items(value.get(), 0), Ok(Some(_))) => {}
+            _ => refused = Some(unsupported(at(&format!(".{field:.64}")))),
+        }
+        refused.is_none()
+    });
+    if let Some(error) = refused {
+        return Err(error);
     }
-    let role = Role::from_name(&raw.role)
+    read.map_err(|_| shape())?;
+    let role: String = json::read(role.ok_or_else(shape)?).map_err(|_| shape())?;
+    let role = Role::from_name(&role)
         .ok_or_else(|| RequestError::invalid(at(".role"), "role must be system, developer, user, assistant or tool"))?;
-    let content = match raw.content {
-        Some(RawContent::Text(text)) => Content::Text(text),
-        Some(RawContent::Parts(parts)) => {
+    let content = content.ok_or_else(|| RequestError::invalid(at(".content"), "content is required"))?;
+    let content = match json::read(content) {
+        Ok(text) => Content::Text(text),
+        Err(_) => {
+            let count = || RequestError::invalid(at(".content"), format!("content takes at most {PARTS_MAX} parts"));
+            let parts = json::items(content.get(), PARTS_MAX).map_err(|_| shape())?.ok_or_else(count)?;
             let part = |(i, part)| text_part(part).ok_or_else(|| unsupported(at(&format!(".content[{i}]"))));
             Content::Parts(parts.into_iter().enumerate().map(part).collect::<Result<_, _>>()?)
         }
-        None => return Err(RequestError::invalid(at(".content"), "content is required")),
     };
-    let extra = raw.name.map(|name| ("name".to_owned(), Value::String(name))).into_iter().collect();
+    let name: Option<String> = name.map(json::read).transpose().map_err(|_| shape())?;
+    let extra = name.map(|name| ("name".to_owned(), Value::String(name))).into_iter().collect();
     Ok(Message { role, content: Some(content), extra })
 }
 
-fn text_part(mut part: Value) -> Option<String> {
-    if part.get("type")?.as_str()? != "text" {
+fn text_part(part: &RawValue) -> Option<String> {
+    let (mut kind, mut text) = (None, None);
+    json::members(part.get(), |field, value| {
+        match &*field {
+            "type" => kind = json::read::<String>(value).ok(),
+            "text" => text = Some(value),
+            _ => {}
+        }
+        true
+    })
+    .ok()?;
+    if kind? != "text" {
         return None;
     }
-    match part.get_mut("text")?.take() {
-        Value::String(text) => Some(text),
-        _ => None,
-    }
+    json::read(text?).ok()
 }
 
 fn unsupported(param: String) -> RequestError {

@@ -1,8 +1,9 @@
 //! Fields that chat and plain completions share.
 
 use super::fields::{Fields, Policy, Row, only_empty, only_null};
+use super::json;
 use crate::cache::CacheOptions;
-use crate::request::{PrefillPolicy, Sampling, check_stop_strings};
+use crate::request::{PrefillPolicy, STOP_STRINGS_MAX, Sampling, check_stop_strings};
 use baton_types::{RequestError, TokenId};
 use serde::Deserialize;
 use serde_json::Value;
@@ -69,6 +70,8 @@ pub(crate) struct AnswerOptions {
     pub(crate) stream: bool,
     /// A last event with the usage.
     pub(crate) include_usage: bool,
+    /// The usage so far with every event.
+    pub(crate) continuous_usage: bool,
     /// Token ids of prompt and answer besides the text.
     pub(crate) return_token_ids: bool,
 }
@@ -77,6 +80,7 @@ pub(crate) struct AnswerOptions {
 #[serde(deny_unknown_fields)]
 struct StreamOptions {
     include_usage: Option<bool>,
+    continuous_usage_stats: Option<bool>,
     include_obfuscation: Option<bool>,
 }
 
@@ -110,14 +114,7 @@ struct RawCache {
     cold: Option<bool>,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum OneOrMany {
-    One(String),
-    Many(Vec<String>),
-}
-
-pub(super) fn take_common(fields: &mut Fields) -> Result<Common, RequestError> {
+pub(super) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestError> {
     let stream = fields.take("stream")?.unwrap_or(false);
     let stream_options: Option<StreamOptions> = fields.take("stream_options")?;
     if stream_options.is_some() && !stream {
@@ -127,11 +124,11 @@ pub(super) fn take_common(fields: &mut Fields) -> Result<Common, RequestError> {
     if stream_options.include_obfuscation == Some(true) {
         return Err(RequestError::invalid("stream_options", "stream_options.include_obfuscation is not supported"));
     }
-    let stop = match fields.take::<OneOrMany>("stop").map_err(|_| stop_shape())? {
-        None => Vec::new(),
-        Some(OneOrMany::One(stop)) => vec![stop],
-        Some(OneOrMany::Many(stop)) => stop,
-    };
+    if stream_options.continuous_usage_stats == Some(true) && stream_options.include_usage != Some(true) {
+        let message = "stream_options.continuous_usage_stats needs stream_options.include_usage: true";
+        return Err(RequestError::invalid("stream_options", message));
+    }
+    let stop = take_stop(fields)?;
     check_stop_strings(&stop)?;
     let sampling = Sampling {
         temperature: fields.take("temperature")?,
@@ -155,6 +152,7 @@ pub(super) fn take_common(fields: &mut Fields) -> Result<Common, RequestError> {
         options: AnswerOptions {
             stream,
             include_usage: stream_options.include_usage.unwrap_or(false),
+            continuous_usage: stream_options.continuous_usage_stats.unwrap_or(false),
             return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
         },
         prefill_policy: fields.take("prefill_policy")?,
@@ -163,7 +161,7 @@ pub(super) fn take_common(fields: &mut Fields) -> Result<Common, RequestError> {
     })
 }
 
-fn take_cache(fields: &mut Fields) -> Result<CacheOptions, RequestError> {
+fn take_cache(fields: &mut Fields<'_>) -> Result<CacheOptions, RequestError> {
     let RawCache { ttl_ms, pin_ms, off, cold } = fields.take("cache").map_err(cache_shape)?.unwrap_or_default();
     let (off, cold) = (off.unwrap_or(false), cold.unwrap_or(false));
     Ok(CacheOptions { salt: fields.take("cache_salt")?, ttl_ms, pin_ms, off, cold })
@@ -174,12 +172,21 @@ fn cache_shape(error: RequestError) -> RequestError {
     RequestError::invalid("cache", format!("{reason}; cache is an object of ttl_ms, pin_ms, off and cold"))
 }
 
-fn stop_shape() -> RequestError {
-    RequestError::invalid("stop", "stop must be a string or a list of strings")
+/// One string or a list of them.
+fn take_stop(fields: &mut Fields<'_>) -> Result<Vec<String>, RequestError> {
+    let Some(stop) = fields.take_raw("stop") else { return Ok(Vec::new()) };
+    if let Ok(one) = json::read(stop) {
+        return Ok(vec![one]);
+    }
+    let shape = |_| RequestError::invalid("stop", "stop must be a string or a list of strings");
+    match json::items(stop.get(), STOP_STRINGS_MAX).map_err(|e| shape(e.to_string()))? {
+        Some(items) => items.into_iter().map(json::read).collect::<Result<_, _>>().map_err(shape),
+        None => Err(RequestError::invalid("stop", format!("stop takes at most {STOP_STRINGS_MAX} strings"))),
+    }
 }
 
 /// Other servers write "all tokens" as -1 or 0.
-fn take_top_k(fields: &mut Fields) -> Result<Option<u32>, RequestError> {
+fn take_top_k(fields: &mut Fields<'_>) -> Result<Option<u32>, RequestError> {
     match fields.take::<i64>("top_k")? {
         None => Ok(None),
         Some(-1) => Ok(Some(0)),
@@ -190,7 +197,7 @@ fn take_top_k(fields: &mut Fields) -> Result<Option<u32>, RequestError> {
 }
 
 /// OpenAI's seed is a signed 64-bit number; its bits are the seed.
-fn take_seed(fields: &mut Fields) -> Result<Option<u64>, RequestError> {
+fn take_seed(fields: &mut Fields<'_>) -> Result<Option<u64>, RequestError> {
     match fields.take::<serde_json::Number>("seed")? {
         None => Ok(None),
         Some(n) => n

@@ -2,9 +2,9 @@
 
 use super::common::{COMMON, Common, take_common};
 use super::fields::{Fields, Policy, Row, only_false, only_null};
+use super::json;
 use crate::request::{Prompt, Segment};
-use baton_types::{ErrorKind, RequestError, TokenId};
-use serde::Deserialize;
+use baton_types::{ErrorKind, RequestError};
 use serde_json::Value;
 
 const COMPLETIONS: &[Row] = &[
@@ -17,15 +17,6 @@ const COMPLETIONS: &[Row] = &[
 /// OpenAI's default for this endpoint.
 const MAX_TOKENS_DEFAULT: u32 = 16;
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum PromptValue {
-    Text(String),
-    Tokens(Vec<TokenId>),
-    Texts(Vec<String>),
-    TokenLists(Vec<Vec<TokenId>>),
-}
-
 /// The parsed request.
 pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     let table: Vec<Row> = COMPLETIONS.iter().chain(COMMON).copied().collect();
@@ -33,24 +24,32 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     let mut common = take_common(&mut fields)?;
     common.sampling.max_tokens_default = Some(MAX_TOKENS_DEFAULT);
     common.sampling.logprobs = fields.take("logprobs")?;
-    let shape =
-        |_| RequestError::invalid("prompt", "prompt must be a string, a list of one string or a list of token ids");
-    let segment = match fields.take::<PromptValue>("prompt").map_err(shape)? {
-        None => return Err(RequestError::invalid("prompt", "prompt is required")),
-        Some(PromptValue::Text(text)) => Segment::Text(text),
-        Some(PromptValue::Tokens(tokens)) => Segment::Tokens(tokens),
-        Some(PromptValue::Texts(mut texts)) if texts.len() == 1 => Segment::Text(texts.remove(0)),
-        Some(PromptValue::TokenLists(mut lists)) if lists.len() == 1 => Segment::Tokens(lists.remove(0)),
-        Some(PromptValue::Texts(_) | PromptValue::TokenLists(_)) => {
-            let message = "several prompts in one request are not supported: send one request for each";
-            return Err(RequestError {
-                param: Some("prompt".into()),
-                ..RequestError::new(ErrorKind::Unsupported, message)
-            });
-        }
-    };
+    let prompt = fields.take_raw("prompt").ok_or_else(|| RequestError::invalid("prompt", "prompt is required"))?;
+    let segment = segment(prompt.get())?;
     if matches!(&segment, Segment::Tokens(t) if t.is_empty()) {
         return Err(RequestError::invalid("prompt", "the prompt is empty; give at least one token"));
     }
     Ok((Prompt::Segments(vec![segment]), common))
+}
+
+/// A string, a list of token ids, or a list of one of these. What it is shows at its start, so a long list is read once.
+fn segment(prompt: &str) -> Result<Segment, RequestError> {
+    let shape =
+        |_| RequestError::invalid("prompt", "prompt must be a string, a list of one string or a list of token ids");
+    let first = |list: &str| list.strip_prefix('[').and_then(|items| items.trim_ascii_start().chars().next());
+    let (prompt, several) = match first(prompt) {
+        Some('"' | '[') => match json::items(prompt, 1).map_err(shape)?.as_deref() {
+            Some([one]) => (one.get(), false),
+            _ => (prompt, true),
+        },
+        _ => (prompt, false),
+    };
+    if several {
+        let message = "several prompts in one request are not supported: send one request for each";
+        return Err(RequestError::new(ErrorKind::Unsupported, message).param("prompt"));
+    }
+    match first(prompt) {
+        None => serde_json::from_str(prompt).map(Segment::Text).map_err(shape),
+        Some(_) => serde_json::from_str(prompt).map(Segment::Tokens).map_err(shape),
+    }
 }

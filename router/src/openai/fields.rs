@@ -1,7 +1,12 @@
 //! What the router does with each field of a request body: one row a field, so that nothing is dropped in silence.
+//!
+//! A body is read where it lies. Its fields are slices of it until something asks for one of them as a type, so a field that nobody reads
+//! costs nothing, and no tree is made of what a client writes.
 
+use super::json;
 use baton_types::{ErrorKind, RequestError};
 use serde::de::DeserializeOwned;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 /// What happens to one field.
@@ -47,44 +52,69 @@ fn is_empty(value: &Value) -> bool {
     value.as_array().is_some_and(Vec::is_empty) || value.as_object().is_some_and(Map::is_empty)
 }
 
-/// The fields of one body, checked against a table.
-#[derive(Debug)]
-pub(crate) struct Fields(Map<String, Value>);
+/// What a value that changes nothing takes at most, in bytes of JSON.
+const CHANGES_NOTHING_BYTES_MAX: usize = 256;
 
-impl Fields {
+/// The fields of one body, checked against a table: at most as many as it has rows.
+#[derive(Debug)]
+pub(crate) struct Fields<'a>(Vec<(&'static str, &'a RawValue)>);
+
+impl<'a> Fields<'a> {
     /// Parses a JSON object and applies the table: every refusal names its field.
-    pub(crate) fn parse(body: &[u8], table: &[Row]) -> Result<Self, RequestError> {
-        let value: Value = serde_json::from_slice(body)
-            .map_err(|e| RequestError::new(ErrorKind::InvalidRequest, format!("the body is not JSON: {e}")))?;
-        let Value::Object(mut fields) = value else {
-            return Err(RequestError::new(ErrorKind::InvalidRequest, "the body must be a JSON object"));
-        };
-        fields.retain(|_, v| !v.is_null());
-        for (name, value) in &fields {
-            match table.iter().find(|(row, _)| row == name) {
-                Some((_, Policy::Supported | Policy::Ignored)) => {}
-                Some((_, Policy::Only { accepts, .. })) if accepts(value) => {}
-                Some((_, Policy::Only { values, .. })) => {
-                    let message = format!("{name} is not supported: leave it out or set it to {values}");
-                    return Err(RequestError {
-                        param: Some(name.clone()),
-                        ..RequestError::new(ErrorKind::Unsupported, message)
-                    });
-                }
-                None => return Err(RequestError::invalid(name.clone(), format!("unknown field {name}"))),
+    pub(crate) fn parse(body: &'a [u8], table: &[Row]) -> Result<Self, RequestError> {
+        let refuse = |message: String| RequestError::new(ErrorKind::InvalidRequest, message);
+        let not_json = |e: &dyn std::fmt::Display| refuse(format!("the body is not a JSON object: {e}"));
+        let body = std::str::from_utf8(body).map_err(|e| not_json(&e))?;
+        let (mut fields, mut refused) = (Self(Vec::new()), None);
+        let read = json::members(body, |name, value| match check(&name, value, table) {
+            Ok(Some(row)) => {
+                // The last one of a name counts.
+                fields.0.retain(|(known, _)| *known != row);
+                fields.0.push((row, value));
+                true
             }
+            Ok(None) => true,
+            Err(error) => {
+                refused = Some(error);
+                false
+            }
+        });
+        match (refused, read) {
+            (Some(error), _) => Err(error),
+            (None, Err(e)) => Err(not_json(&e)),
+            (None, Ok(())) => Ok(fields),
         }
-        Ok(Self(fields))
+    }
+
+    /// Takes a field as it is written; `null` counts as absent.
+    pub(crate) fn take_raw(&mut self, name: &str) -> Option<&'a RawValue> {
+        let at = self.0.iter().position(|(known, _)| *known == name)?;
+        Some(self.0.swap_remove(at).1)
     }
 
     /// Takes a field; `null` counts as absent.
     pub(crate) fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<Option<T>, RequestError> {
-        let Some(value) = self.0.remove(name) else { return Ok(None) };
-        serde_json::from_value(value).map(Some).map_err(|e| RequestError::invalid(name, format!("{name}: {e}")))
+        let Some(value) = self.take_raw(name) else { return Ok(None) };
+        json::read(value).map(Some).map_err(|e| RequestError::invalid(name, format!("{name}: {e}")))
     }
+}
 
-    /// Takes a field that must be there.
-    pub(crate) fn require<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, RequestError> {
-        self.take(name)?.ok_or_else(|| RequestError::invalid(name, format!("{name} is required")))
+/// The name in the table of a field that something reads; `None` where nobody does. Refuses what the table does.
+fn check(name: &str, value: &RawValue, table: &[Row]) -> Result<Option<&'static str>, RequestError> {
+    if value.get() == "null" {
+        return Ok(None);
+    }
+    match table.iter().find(|(row, _)| *row == name) {
+        Some((row, Policy::Supported)) => Ok(Some(row)),
+        Some((_, Policy::Ignored)) => Ok(None),
+        Some((_, Policy::Only { accepts, values })) => {
+            let short = value.get().len() <= CHANGES_NOTHING_BYTES_MAX;
+            if short && json::read::<Value>(value).is_ok_and(|value| accepts(&value)) {
+                return Ok(None);
+            }
+            let message = format!("{name} is not supported: leave it out or set it to {values}");
+            Err(RequestError::new(ErrorKind::Unsupported, message).param(name))
+        }
+        None => Err(RequestError::invalid(format!("{name:.64}"), format!("unknown field {name:.64}"))),
     }
 }

@@ -7,10 +7,12 @@ pub(crate) mod chat;
 pub(crate) mod common;
 pub(crate) mod completions;
 pub(crate) mod fields;
+pub(crate) mod json;
 pub(crate) mod logprobs;
 
 #[cfg(test)]
 mod tests;
 
-pub(crate) use answer::{AnswerHead, Endpoint};
+pub(crate) use answer::{AnswerHead, Endpoint, Shown};
 pub(crate) use common::{AnswerOptions, Common};
+pub(crate) use json::kwargs;

@@ -103,6 +103,7 @@ fn malformed_fields_name_themselves() {
         ("stop", json!(vec!["a"; 17]), "stop"),
         ("max_tokens", json!(-1), "max_tokens"),
         ("stream_options", json!({"include_usage": true}), "stream_options"),
+        ("chat_template_kwargs", json!([]), "chat_template_kwargs"),
         ("top_logprobs", json!(3), "top_logprobs"),
         ("prefill_policy", json!("never"), "prefill_policy"),
         ("messages", json!([]), "messages"),
@@ -180,10 +181,55 @@ fn head(endpoint: Endpoint) -> AnswerHead {
         created: 0,
         options: AnswerOptions::default(),
         prompt_token_ids: vec![],
+        prompt_tokens: 3,
         samples: 1,
         seed: 1,
         token_text: std::sync::Arc::new(|token| (token < 256).then(|| vec![token as u8])),
     }
+}
+
+#[test]
+fn usage_so_far_stands_in_every_chunk_that_asks_for_it() {
+    for endpoint in [Endpoint::Chat, Endpoint::Completions] {
+        let options = AnswerOptions { stream: true, include_usage: true, continuous_usage: true, ..Default::default() };
+        let head = AnswerHead { options, ..head(endpoint) };
+        let mut shown = Shown::default();
+        for chunk in head.first_chunks() {
+            assert_eq!(chunk["usage"]["completion_tokens"], json!(0), "{chunk}");
+        }
+        // The first token shows nothing yet, and counts.
+        let delta = |text: &str| crate::output::Delta { text: text.into(), token_ids: vec![5], ..Default::default() };
+        assert_eq!(head.delta_chunk(&delta(""), &mut shown), None);
+        let chunk = head.delta_chunk(&delta("x"), &mut shown).unwrap();
+        let expected = json!({"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5});
+        assert_eq!(chunk["usage"], expected, "{chunk}");
+        let last = head.last_chunks(&finished(0, &[]), &shown);
+        assert_eq!(last[0]["usage"], expected);
+        assert!(last[1]["choices"].as_array().is_some_and(Vec::is_empty) && last[1]["usage"].is_object());
+    }
+}
+
+/// A body of a million nodes in a field that nobody reads, or in one that is refused: nothing is built of either.
+#[test]
+fn what_is_not_read_is_not_built() {
+    let many = format!("[{}0]", "0,".repeat(1 << 20));
+    let ignored = format!(r#"{{"prompt": [1, 2], "metadata": {many}, "user": {many}}}"#);
+    assert!(completions::parse(ignored.as_bytes()).is_ok());
+    let refused = |field: &str| {
+        let body = format!(r#"{{"messages": [{{"role": "user", "content": "x"}}], "{field}": {many}}}"#);
+        chat::parse(body.as_bytes()).unwrap_err().param
+    };
+    for field in ["tools", "logit_bias", "stop", "nobody_knows_it"] {
+        assert_eq!(refused(field).as_deref(), Some(field));
+    }
+    let kwargs =
+        format!(r#"{{"messages": [{{"role": "user", "content": "x"}}], "chat_template_kwargs": {{"a": {many}}}}}"#);
+    let error = chat::parse(kwargs.as_bytes()).unwrap_err();
+    assert!(error.message.contains("16384 bytes") && error.param.as_deref() == Some("chat_template_kwargs"), "{error}");
+    let deep = format!(r#"{{"prompt": {}}}"#, "[".repeat(1 << 20));
+    assert_eq!(completions::parse(deep.as_bytes()).unwrap_err().kind, ErrorKind::InvalidRequest);
+    let nested = format!(r#"{{"prompt": {}1{}}}"#, "[".repeat(100), "]".repeat(100));
+    assert_eq!(completions::parse(nested.as_bytes()).unwrap_err().param.as_deref(), Some("prompt"));
 }
 
 fn finished(sample: u32, crossed: &[&str]) -> crate::output::Finished {
@@ -204,7 +250,7 @@ fn answers_that_crossed_classes_say_so_and_no_others() {
             head.whole(&[(Default::default(), finished.clone())], &Default::default())
         };
         assert_eq!(whole(&crossed)["crossed_classes"], json!(["a/r1", "a/r2"]));
-        assert_eq!(head.last_chunks(&crossed)[0]["crossed_classes"], json!(["a/r1", "a/r2"]));
+        assert_eq!(head.last_chunks(&crossed, &Shown::default())[0]["crossed_classes"], json!(["a/r1", "a/r2"]));
         assert_eq!(whole(&finished(0, &[])).get("crossed_classes"), None);
     }
 }
@@ -226,8 +272,8 @@ fn samples_are_choices() {
         let opened = if endpoint == Endpoint::Chat { 2 } else { 0 };
         assert_eq!(head.first_chunks().len(), opened);
         let delta = crate::output::Delta { sample: 1, text: "x".into(), ..Default::default() };
-        assert_eq!(head.delta_chunk(&delta, &mut 0).unwrap()["choices"][0]["index"], json!(1));
-        assert_eq!(head.last_chunks(&samples[1].1)[0]["choices"][0]["index"], json!(1));
+        assert_eq!(head.delta_chunk(&delta, &mut Shown::default()).unwrap()["choices"][0]["index"], json!(1));
+        assert_eq!(head.last_chunks(&samples[1].1, &Shown::default())[0]["choices"][0]["index"], json!(1));
     }
 }
 
@@ -242,8 +288,8 @@ fn logprobs_have_both_shapes() {
         cached_tokens: None,
     };
     let shape = |endpoint| {
-        let mut offset = 3;
-        head(endpoint).delta_chunk(&delta, &mut offset).unwrap()["choices"][0]["logprobs"].to_string()
+        let mut shown = Shown { tokens: 0, chars: 3 };
+        head(endpoint).delta_chunk(&delta, &mut shown).unwrap()["choices"][0]["logprobs"].to_string()
     };
     expect_test::expect![[r#"{"content":[{"token":"a","logprob":-0.5,"bytes":[97],"top_logprobs":[{"token":"a","logprob":-0.5,"bytes":[97]},{"token":"b","logprob":-9999.0,"bytes":[98]}]},{"token":"token_id:300","logprob":-1.0,"bytes":null,"top_logprobs":[]}],"refusal":null}"#]]
     .assert_eq(&shape(Endpoint::Chat));

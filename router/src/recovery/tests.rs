@@ -38,6 +38,22 @@ fn first(failure: Failure) -> String {
     shown(Recovery::new(LIMITS).after(&failure, minute, &RetryBucket::new(10, 0.0), 1.0))
 }
 
+/// One retry is left, and who has no time for it leaves it to others.
+#[test]
+fn a_retry_that_is_not_made_is_not_paid_for() {
+    let (now, bucket) = (Instant::now(), RetryBucket::new(1, 0.0));
+    let failed = failure(Decode, Unavailable, true);
+    for _ in 0..3 {
+        let late = Recovery::new(LIMITS).after(&failed, (now, now + LIMITS.backoff_min / 2), &bucket, 1.0);
+        assert_eq!(shown(late), "deadline");
+        let futile = Recovery::new(LIMITS).after(&failure(Decode, Unsupported, true), (now, now), &bucket, 1.0);
+        assert_eq!(shown(futile), "futile");
+    }
+    let minute = (now, now + Duration::from_secs(60));
+    assert!(Recovery::new(LIMITS).after(&failed, minute, &bucket, 1.0).is_ok());
+    assert_eq!(shown(Recovery::new(LIMITS).after(&failed, minute, &bucket, 1.0)), "budget");
+}
+
 #[test]
 fn what_failed_decides_whom_to_avoid() {
     // phase, kind, the client has tokens; p: prefill worker, d: decode worker, s: avoided softly, S: strictly, until it has

@@ -58,7 +58,7 @@ async fn a_stream_ends_with_usage_and_done() {
     };
     let body = chat(json!({"stream": true, "stream_options": {"include_usage": true}}));
     let (mut answer, ()) = tokio::join!(post(cluster.router.http_addr, "/v1/chat/completions", &body), worker);
-    assert_eq!((answer.status, answer.header("content-type")), (200, Some("text/event-stream")));
+    assert_eq!((answer.status, answer.header("content-type")), (200, Some("text/event-stream; charset=utf-8")));
     let mut shown = Vec::new();
     while let Some(line) = answer.line().await {
         let data = line.strip_prefix("data: ").unwrap().to_owned();

@@ -1,0 +1,190 @@
+//! Bytes of what is not yet a request: one budget for all that came in part, over every front, and a share of it for each client.
+//!
+//! Whoever reads a body takes its bytes from the budget before it keeps them, so memory follows the budget and not what peers choose to
+//! send. The last part of either bound is for small bodies: ordinary requests pass while somebody's long ones stall.
+
+use baton_types::{ErrorKind, RequestError};
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A body of at most so many bytes is small.
+const SMALL_BYTES: u64 = 64 << 10;
+/// Small bodies alone may use the last one of so many parts.
+const FOR_SMALL: u64 = 8;
+/// Bodies come and go within seconds.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Whose bytes they are.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Client {
+    /// Who has a key.
+    Tenant(String),
+    /// Who has none: an address, of IPv6 the network of a host.
+    Address(IpAddr),
+}
+
+impl Client {
+    /// One without a key.
+    pub fn at(address: IpAddr) -> Self {
+        Self::Address(match address.to_canonical() {
+            IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64).into(),
+            v4 => v4,
+        })
+    }
+}
+
+/// The budget. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Intake(Arc<Budget>);
+
+#[derive(Debug)]
+struct Budget {
+    bytes_max: u64,
+    share_bytes_max: u64,
+    used: Mutex<Used>,
+}
+
+#[derive(Debug, Default)]
+struct Used {
+    all: u64,
+    clients: HashMap<Client, u64>,
+}
+
+/// Bytes taken for one message; dropping it gives them back.
+#[derive(Debug)]
+pub struct Hold {
+    budget: Arc<Budget>,
+    client: Client,
+    bytes: u64,
+}
+
+/// There is no room for more bytes now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum IntakeFull {
+    /// The client has its share.
+    #[error(
+        "requests of this client that are still being read hold {0} bytes, its share; send fewer at once, or try again later"
+    )]
+    Share(u64),
+    /// All clients together have it all.
+    #[error("requests that are still being read hold {0} bytes, which is the limit; try again later")]
+    All(u64),
+}
+
+impl From<IntakeFull> for RequestError {
+    fn from(full: IntakeFull) -> Self {
+        Self::new(ErrorKind::Overloaded, full.to_string()).retry_after(RETRY_AFTER)
+    }
+}
+
+impl Intake {
+    /// At most `bytes_max` together, and `share_bytes_max` of one client.
+    pub fn new(bytes_max: u64, share_bytes_max: u64) -> Self {
+        Self(Arc::new(Budget { bytes_max, share_bytes_max, used: Mutex::default() }))
+    }
+
+    /// Nothing yet, for a message of `client`.
+    pub fn hold(&self, client: Client) -> Hold {
+        Hold { budget: self.0.clone(), client, bytes: 0 }
+    }
+
+    /// Bytes taken now.
+    pub fn used(&self) -> u64 {
+        self.0.used.lock().all
+    }
+}
+
+impl Hold {
+    /// Bytes taken.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Takes `more` bytes, or none.
+    pub fn grow(&mut self, more: u64) -> Result<(), IntakeFull> {
+        self.set(self.bytes.saturating_add(more))
+    }
+
+    /// Holds `bytes` from now on; it always may hold fewer. Where there is no room it holds what it held.
+    pub fn set(&mut self, bytes: u64) -> Result<(), IntakeFull> {
+        let Budget { bytes_max, share_bytes_max, used } = &*self.budget;
+        let mut used = used.lock();
+        let bound = |max: u64| if bytes <= SMALL_BYTES { max } else { max - max / FOR_SMALL };
+        let all = used.all - self.bytes + bytes;
+        let client = used.clients.get(&self.client).copied().unwrap_or(0) - self.bytes + bytes;
+        if bytes > self.bytes && client > bound(*share_bytes_max) {
+            return Err(IntakeFull::Share(*share_bytes_max));
+        }
+        if bytes > self.bytes && all > bound(*bytes_max) {
+            return Err(IntakeFull::All(*bytes_max));
+        }
+        used.all = all;
+        if client == 0 {
+            used.clients.remove(&self.client);
+        } else {
+            used.clients.insert(self.client.clone(), client);
+        }
+        drop(used);
+        self.bytes = bytes;
+        Ok(())
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        // Fewer always fit.
+        let _ = self.set(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn tenant(name: &str) -> Client {
+        Client::Tenant(name.into())
+    }
+
+    #[test]
+    fn one_client_has_its_share_and_all_have_the_whole() {
+        let intake = Intake::new(24 * MIB, 16 * MIB);
+        let (mut a, mut b, mut c) = (intake.hold(tenant("a")), intake.hold(tenant("a")), intake.hold(tenant("b")));
+        a.grow(10 * MIB).unwrap();
+        b.grow(4 * MIB).unwrap();
+        assert_eq!(b.grow(MIB), Err(IntakeFull::Share(16 * MIB)));
+        c.grow(7 * MIB).unwrap();
+        assert_eq!(c.grow(MIB), Err(IntakeFull::All(24 * MIB)));
+        assert_eq!((a.bytes(), b.bytes(), c.bytes(), intake.used()), (10 * MIB, 4 * MIB, 7 * MIB, 21 * MIB));
+        drop(a);
+        c.grow(8 * MIB).unwrap_err();
+        c.grow(7 * MIB).unwrap();
+        b.set(MIB).unwrap();
+        drop((b, c));
+        assert!(intake.used() == 0 && intake.0.used.lock().clients.is_empty(), "nobody is remembered");
+    }
+
+    #[test]
+    fn small_ones_pass_where_long_ones_do_not() {
+        let intake = Intake::new(16 * MIB, 8 * MIB);
+        let mut long = intake.hold(tenant("a"));
+        long.grow(7 * MIB).unwrap();
+        assert!(long.grow(1).is_err());
+        let mut small = intake.hold(tenant("a"));
+        small.grow(SMALL_BYTES).unwrap();
+        assert!(small.grow(1).is_err());
+    }
+
+    #[test]
+    fn a_host_is_one_client() {
+        let at = |address: &str| Client::at(address.parse().unwrap());
+        assert_eq!(at("2001:db8::1"), at("2001:db8::ffff:1"));
+        assert_ne!(at("2001:db8::1"), at("2001:db8:0:1::1"));
+        assert_ne!(at("10.0.0.1"), at("10.0.0.2"));
+        assert_eq!(at("10.0.0.1"), at("::ffff:10.0.0.1"));
+    }
+}

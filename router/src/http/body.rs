@@ -1,0 +1,52 @@
+//! The body of a request: as many bytes as there may be, in the time that there is, and none that the budget has no room for.
+
+use axum::body::Body;
+use baton_node::intake::{Hold, IntakeFull};
+use futures::StreamExt as _;
+use std::time::{Duration, Instant};
+use tokio::time::timeout_at;
+
+/// Bounds of bodies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BodyLimits {
+    /// Most bytes.
+    pub(crate) bytes_max: usize,
+    /// From the head of the request to the last byte.
+    pub(crate) time_max: Duration,
+}
+
+/// Why there is no body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BodyError {
+    TooLarge,
+    Full(IntakeFull),
+    /// Not within [`BodyLimits::time_max`].
+    Slow,
+    /// Not before the deadline of the request.
+    Deadline,
+    Unreadable,
+}
+
+/// Reads the body of a request that came at `received`. What has come is held.
+pub(super) async fn read(
+    body: Body,
+    limits: BodyLimits,
+    (received, deadline): (Instant, Instant),
+    hold: &mut Hold,
+) -> Result<Vec<u8>, BodyError> {
+    let slow = received + limits.time_max;
+    let (until, late) = if slow < deadline { (slow, BodyError::Slow) } else { (deadline, BodyError::Deadline) };
+    let whole = async {
+        let (mut bytes, mut pieces) = (Vec::new(), body.into_data_stream());
+        while let Some(piece) = pieces.next().await {
+            let piece = piece.map_err(|_| BodyError::Unreadable)?;
+            if piece.len() > limits.bytes_max - bytes.len() {
+                return Err(BodyError::TooLarge);
+            }
+            hold.grow(piece.len() as u64).map_err(BodyError::Full)?;
+            bytes.extend_from_slice(&piece);
+        }
+        Ok(bytes)
+    };
+    timeout_at(until.into(), whole).await.unwrap_or(Err(late))
+}

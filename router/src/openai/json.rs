@@ -1,0 +1,99 @@
+//! JSON read where it lies: lists and objects as slices of their text, one level at a time, so that nothing is built of what nobody asked for.
+
+use serde::Deserializer as _;
+use serde::de::{DeserializeOwned, DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+use std::borrow::Cow;
+use std::fmt;
+
+/// Most bytes of the arguments of a chat template: switches and short texts. With the nesting that JSON is read with (128) this bounds what
+/// they become.
+pub(crate) const KWARGS_BYTES_MAX: usize = 16 << 10;
+
+/// A value as a type. The message of an error has no place in it: it would be one within the field.
+pub(crate) fn read<T: DeserializeOwned>(value: &RawValue) -> Result<T, String> {
+    serde_json::from_str(value.get()).map_err(|e| {
+        let message = e.to_string();
+        message.rsplit_once(" at line ").map_or(message.clone(), |(what, _)| what.to_owned())
+    })
+}
+
+/// The arguments of a chat template.
+pub(crate) fn kwargs(text: &str) -> Result<Map<String, Value>, String> {
+    if text.len() > KWARGS_BYTES_MAX {
+        return Err(format!("chat_template_kwargs takes at most {KWARGS_BYTES_MAX} bytes, got {}", text.len()));
+    }
+    serde_json::from_str(text).map_err(|e| format!("chat_template_kwargs must be a JSON object: {e}"))
+}
+
+/// Gives each member of an object to `with`, until it answers `false`; the rest is not read then.
+pub(crate) fn members<'a>(
+    text: &'a str,
+    with: impl FnMut(Cow<'a, str>, &'a RawValue) -> bool,
+) -> Result<(), serde_json::Error> {
+    struct Members<F>(F);
+    impl<'a, F: FnMut(Cow<'a, str>, &'a RawValue) -> bool> Visitor<'a> for Members<F> {
+        type Value = ();
+        fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+            to.write_str("an object")
+        }
+        fn visit_map<A: MapAccess<'a>>(mut self, mut map: A) -> Result<(), A::Error> {
+            while let Some(name) = map.next_key_seed(Name)? {
+                if !(self.0)(name, map.next_value()?) {
+                    return Err(A::Error::custom("refused"));
+                }
+            }
+            Ok(())
+        }
+    }
+    let mut reader = serde_json::Deserializer::from_str(text);
+    reader.deserialize_map(Members(with))?;
+    reader.end()
+}
+
+/// The items of a list of at most `max`; `None` where there are more, which are not kept.
+pub(crate) fn items(text: &str, max: usize) -> Result<Option<Vec<&RawValue>>, serde_json::Error> {
+    struct Items(usize);
+    impl<'a> Visitor<'a> for Items {
+        type Value = Option<Vec<&'a RawValue>>;
+        fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+            to.write_str("a list")
+        }
+        fn visit_seq<A: SeqAccess<'a>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+            let mut items = Vec::new();
+            while let Some(item) = list.next_element::<&RawValue>()? {
+                if items.len() == self.0 {
+                    while list.next_element::<IgnoredAny>()?.is_some() {}
+                    return Ok(None);
+                }
+                items.push(item);
+            }
+            Ok(Some(items))
+        }
+    }
+    serde_json::Deserializer::from_str(text).deserialize_seq(Items(max))
+}
+
+/// A name, from the text itself where nothing in it is escaped.
+struct Name;
+
+impl<'a> DeserializeSeed<'a> for Name {
+    type Value = Cow<'a, str>;
+    fn deserialize<D: serde::Deserializer<'a>>(self, from: D) -> Result<Self::Value, D::Error> {
+        from.deserialize_str(self)
+    }
+}
+
+impl<'a> Visitor<'a> for Name {
+    type Value = Cow<'a, str>;
+    fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str("a name")
+    }
+    fn visit_borrowed_str<E>(self, name: &'a str) -> Result<Self::Value, E> {
+        Ok(Cow::Borrowed(name))
+    }
+    fn visit_str<E>(self, name: &str) -> Result<Self::Value, E> {
+        Ok(Cow::Owned(name.to_owned()))
+    }
+}

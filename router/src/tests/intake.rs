@@ -1,0 +1,201 @@
+//! What is not yet a request: it has a bound, a share and a time, over both fronts, and others are served meanwhile.
+
+use super::auth::KeysFile;
+use crate::RouterConfig;
+use crate::testing::cluster::{Cluster, ask};
+use crate::testing::http::{post, send};
+use baton_node::config::ByteSize;
+use baton_proto::v1::{self, FinishReason};
+use baton_types::Role;
+use serde_json::json;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tonic::Code;
+
+/// Longer than any of these waits takes on a busy machine.
+const LONG: Duration = Duration::from_secs(30);
+const MIB: usize = 1 << 20;
+
+fn keyed(key: &str) -> String {
+    if key.is_empty() { String::new() } else { format!("authorization: Bearer {key}\r\n") }
+}
+
+/// Sends the head of a request with a body of `length` bytes, and so many of them.
+async fn upload(to: SocketAddr, key: &str, length: usize, sent: usize) -> TcpStream {
+    let mut stream = TcpStream::connect(to).await.unwrap();
+    let key = keyed(key);
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\n{key}content-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    // It may be refused while it is sent.
+    let _ = stream.write_all(&vec![b' '; sent]).await;
+    stream
+}
+
+/// The status of the answer.
+async fn status(stream: &mut TcpStream) -> u16 {
+    let mut said = [0; 12];
+    timeout(LONG, stream.read_exact(&mut said)).await.expect("an answer").unwrap();
+    std::str::from_utf8(&said[9..]).unwrap().parse().unwrap()
+}
+
+/// Whether a short request is served.
+async fn is_served(cluster: &Cluster, d: &crate::testing::fake::Fake, key: &str) -> bool {
+    let worker = async {
+        let decode = d.decode().await;
+        decode.claimed().await;
+        decode.last(b'K'.into(), FinishReason::Length).await;
+    };
+    let (key, body) = (keyed(key), json!({"prompt": "x"}).to_string());
+    let answer = send(cluster.router.http_addr, "POST /v1/completions", &key, &body);
+    tokio::select! {
+        (answer, ()) = async { tokio::join!(answer, worker) } => answer.status == 200,
+        () = tokio::time::sleep(LONG) => panic!("no answer"),
+    }
+}
+
+fn narrow(c: &mut RouterConfig) {
+    (c.http.body_bytes_max, c.grpc.message_bytes_max) = (ByteSize(MIB as u64), ByteSize(MIB as u64));
+    (c.limits.intake_bytes_max, c.limits.intake_share_bytes_max) = (ByteSize(16 << 20), ByteSize(8 << 20));
+}
+
+#[tokio::test]
+async fn a_client_that_uploads_without_end_has_its_share_and_others_are_served() {
+    let keys = KeysFile::new(&[("sk-mallory", "mallory"), ("sk-alice", "alice")]);
+    let path = Some(keys.path());
+    let cluster = Cluster::start(|c| {
+        narrow(c);
+        c.auth.keys_file = path;
+    })
+    .await;
+    let d = cluster.worker(Role::Decode, "d").await;
+    cluster.router.ready().await;
+    let to = cluster.router.http_addr;
+    let mut held = Vec::new();
+    // 7 MiB of its 8 are for bodies that are not small.
+    for _ in 0..14 {
+        held.push(upload(to, "sk-mallory", MIB, MIB / 2).await);
+    }
+    let full = async {
+        while cluster.router.core().intake.used() < (7 * MIB - MIB / 8) as u64 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(LONG, full).await.expect("its share is used");
+    let mut further = upload(to, "sk-mallory", MIB, MIB / 2).await;
+    assert_eq!(status(&mut further).await, 429);
+    let message = v1::GenerateRequest { prompt: vec![], model: "x".repeat(MIB / 2), ..ask("x") };
+    let mut request = tonic::Request::new(message);
+    request.metadata_mut().insert("authorization", "Bearer sk-mallory".parse().unwrap());
+    let refused = cluster.client.clone().generate(request).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted, "one budget for both fronts: {refused:?}");
+    assert!(refused.metadata().contains_key("retry-after-ms"), "{refused:?}");
+    for key in ["sk-alice", "sk-mallory"] {
+        assert!(is_served(&cluster, &d, key).await, "{key}: a small one");
+    }
+    let mut of_another = upload(to, "sk-alice", MIB, MIB).await;
+    assert_eq!(status(&mut of_another).await, 400, "read whole: it is no JSON");
+    drop(held);
+    let empty = async {
+        while cluster.router.core().intake.used() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(LONG, empty).await.expect("who goes gives back what it held");
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_come_is_let_go() {
+    let cluster = Cluster::start(|c| c.http.body_ms_max = 200).await;
+    let mut stalled = upload(cluster.router.http_addr, "", MIB, 1000).await;
+    let began = Instant::now();
+    assert_eq!(status(&mut stalled).await, 408);
+    assert!(began.elapsed() >= Duration::from_millis(100));
+    assert_eq!(cluster.router.core().intake.used(), 0);
+    // Its own deadline is nearer.
+    let mut stream = TcpStream::connect(cluster.router.http_addr).await.unwrap();
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-timeout: 20ms\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    assert_eq!(status(&mut stream).await, 504);
+}
+
+#[tokio::test]
+async fn lists_over_grpc_are_counted_before_they_are_built() {
+    let cluster = Cluster::start(|_| ()).await;
+    let _d = cluster.worker(Role::Decode, "d").await;
+    cluster.router.ready().await;
+    for (request, param) in [
+        (v1::GenerateRequest { prompt: vec![v1::Segment::default(); 1 << 20], ..ask("x") }, "prompt"),
+        (v1::GenerateRequest { stop: vec![String::new(); 1 << 20], ..ask("x") }, "stop"),
+    ] {
+        let refused = cluster.generate_within(request, None).await.unwrap_err();
+        let error = baton_proto::convert::status::to_error(&refused);
+        assert_eq!((refused.code(), error.param.as_deref()), (Code::InvalidArgument, Some(param)));
+    }
+    let long = v1::GenerateRequest { model: "x".repeat(9 << 20), ..ask("x") };
+    assert_eq!(cluster.generate_within(long, None).await.unwrap_err().code(), Code::OutOfRange);
+}
+
+#[tokio::test]
+async fn a_key_has_its_limits_and_others_have_theirs() {
+    let lines = [
+        ("sk-small", "a requests_max=1 tokens_max=50 priority_max=-1"),
+        ("sk-vip", "b priority_max=7"),
+        ("sk-plain", "c"),
+    ];
+    let keys = KeysFile::new(&lines);
+    let path = Some(keys.path());
+    let cluster = Cluster::start(|c| c.auth.keys_file = path).await;
+    let d = cluster.worker(Role::Decode, "d").await;
+    cluster.router.ready().await;
+    let to = cluster.router.http_addr;
+    let ask = async |key: &str, more: serde_json::Value| {
+        let mut body = json!({"prompt": "x", "max_tokens": 20, "priority": -1});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        send(to, "POST /v1/completions", &keyed(key), &body.to_string()).await
+    };
+    // Nothing is said of the plain one: no priority is free.
+    for (key, more, param) in [
+        ("sk-small", json!({"priority": 0}), "priority"),
+        ("sk-plain", json!({"priority": 1}), "priority"),
+        ("sk-vip", json!({"priority": 8}), "priority"),
+        ("sk-small", json!({"n": 2}), "n"),
+        ("sk-small", json!({"max_tokens": 50}), "max_tokens"),
+    ] {
+        let answer = ask(key, more).await;
+        assert_eq!(answer.status, 400, "{key} {param}");
+        assert_eq!(answer.json().await["error"]["param"], json!(param));
+    }
+    let header = keyed("sk-small");
+    let body = json!({"prompt": "x", "max_tokens": 20, "priority": -1, "stream": true}).to_string();
+    let (first, decode) = tokio::join!(send(to, "POST /v1/completions", &header, &body), async {
+        let decode = d.decode().await;
+        decode.claimed().await;
+        decode.say("a").await;
+        decode
+    });
+    let second = ask("sk-small", json!({})).await;
+    assert_eq!((second.status, second.header("retry-after")), (429, Some("1")));
+    let other = async {
+        let call = d.decode().await;
+        call.claimed().await;
+        call.last(b'K'.into(), FinishReason::Length).await;
+    };
+    let (vip, ()) = tokio::join!(ask("sk-vip", json!({"priority": 7})), other);
+    assert_eq!(vip.status, 200);
+    decode.last(b'b'.into(), FinishReason::Length).await;
+    assert!(first.text().await.contains("[DONE]"));
+    // Who has read the end may ask again at once.
+    let again = async {
+        let call = d.decode().await;
+        call.claimed().await;
+        call.last(b'K'.into(), FinishReason::Length).await;
+    };
+    let (again, ()) = tokio::join!(ask("sk-small", json!({})), again);
+    assert_eq!(again.status, 200);
+    assert_eq!(post(to, "/v1/completions", &json!({"prompt": "x"})).await.status, 401);
+}

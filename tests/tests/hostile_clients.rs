@@ -1,0 +1,218 @@
+//! Clients that would end a router: bodies that never end, JSON that grows in memory, half messages over gRPC. All at once, on the shipped
+//! binaries, with the memory that the chart gives a router. It stays below that, answers others meanwhile, and lets go of what stalls.
+
+use anyhow::{Context, ensure};
+use baton_tests::http::Api;
+use baton_tests::processes::Up;
+use serde_json::json;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tonic::codegen::http;
+
+const RANDOM: &str = "--model=random:vocab=300,context=1024";
+/// SHA-256 of `sk-alice` and of `sk-ops`, as `printf %s sk-alice | sha256sum` prints them.
+const KEYS: &str = "\
+099295a3784e1bd368dc348843a7398c1931b6b8ec2504c73e91ed2040bdc46c alice
+c391959605db2757d87bf45d5f4c9bda42b68e95dcd157bf4f2473516c2bc9bb mallory
+";
+const ALICE: &str = "sk-alice";
+const MALLORY: &str = "sk-ops";
+/// How long a message may take to come.
+const STALL_MS: &str = "5000";
+/// Longest wait for an answer on a busy machine.
+const ANSWER_MAX: Duration = Duration::from_secs(20);
+const MIB: usize = 1 << 20;
+const BODY_MAX: usize = 16 * MIB;
+
+/// The memory limit of a router's container, in bytes.
+fn memory_limit() -> anyhow::Result<usize> {
+    let values = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/helm/baton/values.yaml");
+    let values = std::fs::read_to_string(values)?;
+    let router = values.split("\nrouter:\n").nth(1).context("no routers in the chart")?;
+    let limit = router.split("limits: {memory: ").nth(1).and_then(|rest| rest.split('}').next());
+    let gib = limit.and_then(|limit| limit.strip_suffix("Gi")).context("no limit in Gi")?;
+    Ok(gib.parse::<usize>()? << 30)
+}
+
+/// The most memory that a process ever had, in bytes.
+fn peak(pid: u32) -> anyhow::Result<usize> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("no peak")?;
+    Ok(line.trim().trim_end_matches(" kB").parse::<usize>()? << 10)
+}
+
+fn head(path: &str, length: usize) -> String {
+    format!(
+        "POST /v1/{path} HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {MALLORY}\r\nx-request-timeout: 3600\r\n\
+         content-type: application/json\r\ncontent-length: {length}\r\n\r\n"
+    )
+}
+
+/// Sends all but the end of the largest body, and waits for what the router does about it: the status, or `None` where it only closes.
+async fn upload(to: String) -> anyhow::Result<Option<u16>> {
+    let mut stream = TcpStream::connect(to).await?;
+    stream.write_all(head("completions", BODY_MAX).as_bytes()).await?;
+    let piece = vec![b' '; MIB];
+    for _ in 0..15 {
+        if stream.write_all(&piece).await.is_err() {
+            break;
+        }
+    }
+    answer(stream).await
+}
+
+async fn answer(mut stream: TcpStream) -> anyhow::Result<Option<u16>> {
+    let mut said = [0; 12];
+    match timeout(ANSWER_MAX, stream.read_exact(&mut said)).await.context("held for ever")? {
+        Ok(_) => Ok(Some(std::str::from_utf8(&said[9..])?.parse()?)),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Bodies that are small as they come and large as what a careless reader makes of them.
+fn bombs() -> Vec<(&'static str, String)> {
+    let fill = |start: &str, item: &str, end: &str| {
+        let count = (BODY_MAX - start.len() - end.len() - 8) / (item.len() + 1);
+        format!("{start}{}{item}{end}", format!("{item},").repeat(count - 1))
+    };
+    let chat = r#"{"messages":[{"role":"user","content":"x"}],"max_tokens":1,"#;
+    vec![
+        ("completions", fill(r#"{"prompt":[1,2,3],"max_tokens":1,"metadata":["#, "{}", "]}")),
+        ("completions", fill(r#"{"prompt":[1,2,3],"max_tokens":1,"logit_bias":["#, "[]", "]}")),
+        ("completions", fill(r#"{"max_tokens":1,"prompt":["#, "1", "]}")),
+        ("completions", fill(r#"{"prompt":[1],"stop":["#, r#""""#, "]}")),
+        ("completions", fill(r#"{"prompt":[1],"stop_token_ids":["#, "1", "]}")),
+        ("chat/completions", fill(&format!(r#"{chat}"chat_template_kwargs":{{"a":["#), "0", "]}}")),
+        ("chat/completions", fill(r#"{"max_tokens":1,"messages":["#, "{}", "]}")),
+        ("chat/completions", fill(r#"{"messages":[{"role":"user","content":["#, "[]", "]}]}")),
+    ]
+}
+
+async fn bomb(to: String, path: &str, body: &str) -> anyhow::Result<Option<u16>> {
+    let mut stream = TcpStream::connect(to).await?;
+    stream.write_all(head(path, body.len()).as_bytes()).await?;
+    // It may be refused while it is sent.
+    let _ = stream.write_all(body.as_bytes()).await;
+    answer(stream).await
+}
+
+/// Holds 7.5 of 8 MiB on each of many streams of one connection; how many of them the router ends.
+async fn hold(to: String, streams: usize) -> anyhow::Result<usize> {
+    let (client, connection) = h2::client::handshake(TcpStream::connect(&to).await?).await?;
+    tokio::spawn(connection);
+    let mut held = JoinSet::new();
+    for _ in 0..streams {
+        let request = http::Request::post(format!("http://{to}/baton.v1.Inference/Generate"))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .header("authorization", format!("Bearer {MALLORY}"));
+        let (answer, mut body) = client.clone().ready().await?.send_request(request.body(())?, false)?;
+        held.spawn(async move {
+            let length = u32::try_from(8 * MIB - 16)?.to_be_bytes();
+            body.send_data([&[0][..], &length].concat().into(), false)?;
+            let mut left = 7 * MIB + MIB / 2;
+            let send = async {
+                while left > 0 {
+                    body.reserve_capacity(left.min(64 << 10));
+                    let Some(Ok(room)) = std::future::poll_fn(|cx| body.poll_capacity(cx)).await else { return };
+                    let piece = room.min(left);
+                    if body.send_data(vec![0; piece].into(), false).is_err() {
+                        return;
+                    }
+                    left -= piece;
+                }
+                std::future::pending().await
+            };
+            // Either the answer tells, or the stream breaks.
+            let answered = async {
+                tokio::select! {
+                    () = send => {}
+                    _ = answer => {}
+                }
+            };
+            timeout(ANSWER_MAX, answered).await.context("a half message is held for ever")?;
+            anyhow::Ok(())
+        });
+    }
+    let mut ended = 0;
+    while let Some(result) = held.join_next().await {
+        result??;
+        ended += 1;
+    }
+    Ok(ended)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_router_outlives_its_worst_clients_in_the_memory_that_it_has() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("keys");
+    std::fs::write(&file, KEYS)?;
+    let file = file.to_string_lossy().into_owned();
+    let variables = [
+        ("BATON_AUTH__KEYS_FILE", file.as_str()),
+        ("BATON_HTTP__BODY_MS_MAX", STALL_MS),
+        ("BATON_GRPC__MESSAGE_MS_MAX", STALL_MS),
+    ];
+    let up = Up::start_with(&[RANDOM, "--prefill=0"], &variables)?;
+    let router = up.child("--http-listen")?;
+    let (grpc, base) = (up.grpc()?, up.openai()?);
+    let http = base.trim_start_matches("http://").trim_end_matches("/v1").to_owned();
+    let over = Arc::new(AtomicBool::new(false));
+    let others = tokio::spawn({
+        let over = over.clone();
+        async move {
+            let (api, header) = (Api::new(base), format!("Bearer {ALICE}"));
+            let (mut served, mut longest) = (0, Duration::ZERO);
+            while !over.load(Ordering::Relaxed) {
+                let began = Instant::now();
+                let body = json!({"prompt": [5, 6, 7], "max_tokens": 2, "ignore_eos": true});
+                let headers = [("authorization", header.as_str())];
+                let asked = api.post_with("completions", body, &headers);
+                let answer = timeout(ANSWER_MAX, asked).await.context("another client has no answer")??;
+                ensure!(answer.status == 200, "another client: {answer:?}");
+                (served, longest) = (served + 1, longest.max(began.elapsed()));
+                sleep(Duration::from_millis(20)).await;
+            }
+            anyhow::Ok((served, longest))
+        }
+    });
+    let began = Instant::now();
+    let mut attacks = JoinSet::new();
+    for _ in 0..60 {
+        attacks.spawn(upload(http.clone()));
+    }
+    let bombs = Arc::new(bombs());
+    for n in 0..3 * bombs.len() {
+        let (http, bombs) = (http.clone(), bombs.clone());
+        attacks.spawn(async move {
+            let (path, body) = &bombs[n % bombs.len()];
+            bomb(http, path, body).await
+        });
+    }
+    let held = tokio::spawn(hold(grpc, 60));
+    let mut statuses = Vec::new();
+    while let Some(result) = attacks.join_next().await {
+        statuses.push(result??);
+    }
+    ensure!(held.await?? == 60);
+    over.store(true, Ordering::Relaxed);
+    let (served, longest) = others.await??;
+    let (peak, limit) = (peak(router)?, memory_limit()?);
+    println!(
+        "{served} others served, the slowest in {longest:?}, within {:?}; peak {} MiB",
+        began.elapsed(),
+        peak >> 20
+    );
+    statuses.sort_unstable();
+    ensure!(statuses.iter().all(|s| s.is_none_or(|s| [400, 408, 429].contains(&s))), "{statuses:?}");
+    ensure!(statuses.contains(&Some(429)) && statuses.contains(&Some(408)), "{statuses:?}");
+    ensure!(served > 10, "{served} others were served");
+    ensure!(peak < limit, "{} of {} MiB", peak >> 20, limit >> 20);
+    up.stop()
+}
