@@ -50,14 +50,14 @@ impl Check for LeaseConfig {
             .range("members_max", self.members_max, 1..=65_536)
             .require(
                 "seeds",
-                self.seeds.len() <= 64 && self.seeds.iter().all(is_address),
+                self.seeds.len() <= 64 && self.seeds.iter().all(|seed| is_address(seed)),
                 "at most 64 addresses, host:port",
             )
             .section("etcd", &self.etcd);
     }
 }
 
-fn is_address(seed: &String) -> bool {
+fn is_address(seed: &str) -> bool {
     seed.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0))
 }
 
