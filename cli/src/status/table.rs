@@ -5,8 +5,8 @@ use baton_proto::v1;
 
 /// What is not known.
 const UNKNOWN: &str = "-";
-/// Longest name in a column that could hold a longer one.
-const CELL_CHARS_MAX: usize = 32;
+/// Longest name in a column, that of a host: names of pods are to be read whole.
+const CELL_CHARS_MAX: usize = 253;
 /// Columns, and whether they are numbers, which stand to the right.
 const COLUMNS: [(&str, bool); 17] = [
     ("WORKER", false),
