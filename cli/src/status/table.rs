@@ -193,6 +193,13 @@ decode-10  unknown                  gone     3 s     -      -        -     -    
     }
 
     #[test]
+    fn names_of_pods_are_shown_whole() {
+        let name = "llm-baton-decode-meta-llama-3-1-8b-h100-5d8f9c7b64-x2x7z";
+        let status = v1::StatusResponse { workers: vec![worker(name)], ..Default::default() };
+        assert!(of(&status).contains(&format!("\n{name}  decode")), "{}", of(&status));
+    }
+
+    #[test]
     fn a_cluster_without_problems_says_so() {
         assert!(of(&v1::StatusResponse::default()).starts_with("Nothing is the matter.\n"));
     }
