@@ -1,6 +1,6 @@
 //! The chart's own etcd: how its nodes come into their cluster, where they stand, how much they keep.
 
-use crate::helm::{items, manifests, of_kind, render, render_values};
+use crate::helm::{items, manifests, name, of_kind, render, render_values};
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
@@ -77,6 +77,22 @@ fn another_size_of_the_cluster_reaches_all_who_use_it() -> anyhow::Result<()> {
             (0..3).all(|i| config.contains(&format!("llm-etcd-{i}.llm-etcd.llm.svc.cluster.local:2379"))),
             "{config}"
         );
+    }
+    Ok(())
+}
+
+#[test]
+fn routers_find_workers_while_etcd_is_away() -> anyhow::Result<()> {
+    let manifests = manifests(&render("minimal")?)?;
+    let router = of_kind(&manifests, "ConfigMap").find(|m| name(m) == "baton-router").context("no config")?;
+    let toml = router["data"]["baton.toml"].as_str().context("no text")?;
+    for role in ["prefill", "decode"] {
+        ensure!(toml.contains(&format!("\"baton-{role}-workers.llm.svc.cluster.local:50052\"")), "{role}: {toml}");
+        let service = of_kind(&manifests, "Service").find(|s| name(s) == format!("baton-{role}-workers"));
+        let spec = &service.context("no service")?["spec"];
+        // Nobody is ready who was admitted by no router yet.
+        ensure!(spec["clusterIP"] == "None" && spec["publishNotReadyAddresses"] == true, "{spec}");
+        ensure!(spec["selector"]["app.kubernetes.io/component"] == role, "{spec}");
     }
     Ok(())
 }

@@ -161,8 +161,7 @@ fn cert_manager_is_asked_for_a_certificate_for_each_role() -> anyhow::Result<()>
         let spec = &certificate["spec"];
         let role = spec["dnsNames"][0].as_str().and_then(|n| n.strip_suffix(".baton.internal")).context("no role")?;
         let hosts: Vec<_> = items(&spec["dnsNames"]).skip(1).filter_map(Value::as_str).collect();
-        let expected: &[&str] =
-            if role == "etcd" { &["*.baton-etcd.llm.svc.cluster.local", "localhost"] } else { &[] };
+        let expected: &[&str] = if role == "etcd" { &["*.baton-etcd.llm.svc.cluster.local", "localhost"] } else { &[] };
         ensure!(hosts == expected, "{role}: {hosts:?}");
         ensure!(
             items(&spec["usages"]).any(|u| u == "client auth") && items(&spec["usages"]).any(|u| u == "server auth")

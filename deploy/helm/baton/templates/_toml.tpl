@@ -71,6 +71,11 @@ keys that are more than a word: a dot in them would otherwise make a section. */
 {{- /* Where everybody would be taken for an operator, nobody outside of the pod is let in. */ -}}
 {{- $_ := set $config "cluster" (dict "listen" (ternary (printf "%s:50052" $any) "127.0.0.1:50052" .Values.identity.enabled)) -}}
 {{- $_ := set $config "http" (dict "listen" (printf "%s:8000" $any)) -}}
+{{- $seeds := list -}}
+{{- range $role := list "prefill" "decode" -}}
+{{- $seeds = append $seeds (printf "%s.%s.svc.%s:50052" (include "baton.name" (dict "root" $ "part" (printf "%s-workers" $role))) $.Release.Namespace $.Values.clusterDomain) -}}
+{{- end -}}
+{{- $_ := set $config.membership "seeds" $seeds -}}
 {{- $_ := set $config "placement" (dict "prefill_policy" .Values.router.prefillPolicy "policy" .Values.router.placementPolicy) -}}
 {{- $cache := dict "enabled" .Values.router.cache.enabled "ttl_ms_max" (mul (int64 .Values.router.cache.ttlSecondsMax) 1000) "pin_ms_max" (mul (int64 .Values.router.cache.pinSecondsMax) 1000) -}}
 {{- if not (kindIs "invalid" .Values.router.cache.ttlSeconds) -}}{{- $_ := set $cache "ttl_ms" (mul (int64 .Values.router.cache.ttlSeconds) 1000) -}}{{- end -}}
