@@ -2,7 +2,7 @@
 CARGO ?= cargo
 VENV  := target/python
 
-.PHONY: up test test-full test-k8s chaos lint bench setup model clients charts doc
+.PHONY: up test test-full test-k8s chaos lint bench dist setup model clients charts doc
 
 up: setup model ## Start a split cluster on this machine and serve the default model until Ctrl-C.
 	$(CARGO) build --release --bins
@@ -41,6 +41,10 @@ bench: setup model ## Measures the promises in one run: table on stdout, target/
 	$(CARGO) build --release --workspace --bins
 	$(CARGO) build --release --package baton-kv-transfer --example put_bench
 	$(CARGO) bench --package baton-tests --bench cluster
+
+dist: setup ## Packs the binaries of a release for hosts like this one, with checksums: target/dist.
+	$(CARGO) build --release --bins
+	scripts/dist target/dist
 
 setup: ## Installs what the build needs, where it is missing.
 	scripts/setup

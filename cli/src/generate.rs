@@ -41,6 +41,9 @@ pub(crate) struct GenerateArgs {
     /// Text that ends the answer; may be given several times.
     #[arg(long)]
     stop: Vec<String>,
+    /// Let a prefill worker run the prompt, past all caches, and fail unless its KV moved to the decode worker: checks an installation.
+    #[arg(long, conflicts_with = "stop")]
+    expect_transfer: bool,
     /// Give up after this many seconds.
     #[arg(long, default_value_t = 600)]
     timeout_s: u64,
@@ -66,13 +69,19 @@ impl GenerateArgs {
             top_k: self.top_k,
             seed: self.seed,
             max_tokens: self.max_tokens,
+            // An answer that ends with its first token needs no decode worker.
+            ignore_eos: self.expect_transfer,
             ..Default::default()
         };
+        let policy = if self.expect_transfer { v1::PrefillPolicy::Remote } else { v1::PrefillPolicy::Unspecified };
         v1::GenerateRequest {
             model: self.model.clone(),
             prompt,
             sampling: Some(sampling),
             stop: self.stop.clone(),
+            prefill_policy: policy.into(),
+            // What is cached would not move.
+            cache: self.expect_transfer.then(|| v1::CacheOptions { off: true, ..Default::default() }),
             ..Default::default()
         }
     }
@@ -100,6 +109,11 @@ pub(crate) async fn run(args: GenerateArgs) -> anyhow::Result<()> {
     println!();
     let last = last.context("the answer ended without its last message")?;
     eprintln!("{}", timings_line(&last, first.unwrap_or_default(), sent.elapsed()));
+    let bytes = last.timings.and_then(|timings| timings.transfer_bytes).unwrap_or(0);
+    ensure!(
+        !args.expect_transfer || bytes > 0,
+        "no KV moved from a prefill worker to a decode worker: `baton status` shows who is ready"
+    );
     if !last.crossed_classes.is_empty() {
         eprintln!(
             "[workers of several numerics classes made this answer, one after the other: {}]",
@@ -137,6 +151,26 @@ fn timings_line(last: &v1::GenerateResponse, ttft: Duration, total: Duration) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: GenerateArgs,
+    }
+
+    #[test]
+    fn a_check_of_an_installation_asks_for_what_moves_kv() {
+        let request = |line: &[&str]| Line::parse_from([&["generate"], line].concat()).args.request();
+        let check = request(&["hello", "--expect-transfer", "--max-tokens=8"]);
+        assert_eq!(check.prefill_policy(), v1::PrefillPolicy::Remote);
+        assert!(
+            check.cache.is_some_and(|cache| cache.off) && check.sampling.is_some_and(|sampling| sampling.ignore_eos)
+        );
+        let plain = request(&["hello"]);
+        assert_eq!(plain.prefill_policy(), v1::PrefillPolicy::Unspecified);
+        assert!(plain.cache.is_none());
+    }
 
     #[test]
     fn timings_are_told_in_one_line() {

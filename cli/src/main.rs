@@ -7,6 +7,7 @@ mod bench;
 mod doctor;
 mod drain;
 mod etcd;
+mod etcd_join;
 mod generate;
 mod identity;
 mod kv_size;
@@ -40,6 +41,8 @@ enum Verb {
     Drain(drain::DrainArgs),
     /// Makes an authority and certificates for the processes of a cluster that is not started by `baton up`.
     Identity(identity::IdentityArgs),
+    /// Finds out how a node of etcd comes into its cluster; runs before etcd in each pod of the chart's StatefulSet.
+    EtcdJoin(etcd_join::EtcdJoinArgs),
     /// Tells what KV of a model takes, and how many sequences fit into a GPU; needs no cluster.
     KvSize(kv_size::KvSizeArgs),
     /// Shows what a running cluster does, and first of all what is the matter with it.
@@ -64,6 +67,7 @@ fn main() -> ExitCode {
             Verb::Doctor(args) => doctor::run(args).await.map(|()| ExitCode::SUCCESS),
             Verb::Drain(args) => drain::run(args).await.map(|()| ExitCode::SUCCESS),
             Verb::Identity(args) => identity::run(&args).map(|()| ExitCode::SUCCESS),
+            Verb::EtcdJoin(args) => etcd_join::run(args).await.map(|()| ExitCode::SUCCESS),
             Verb::KvSize(args) => kv_size::run(&args).map(|()| ExitCode::SUCCESS),
             Verb::Status(args) => status::run(args).await,
             Verb::Trace(args) => trace::run(args).await.map(|()| ExitCode::SUCCESS),

@@ -3,10 +3,11 @@
 //! Spans of Baton's own crates become OpenTelemetry spans, whether or not a collector is configured: a response can always carry
 //! its trace id. Exporting never blocks and never fails a request; what is lost is counted ([`ExportCounters`]). Spans of recent requests
 //! are held besides ([`Traces`]), whether exported or not. Log lines carry the fields of their spans; [`log_span`] names the request and
-//! its trace in every line below it.
+//! its trace in every line below it. A place of the code that repeats itself too often is cut short, and told of.
 
 mod config;
 mod export;
+mod flood;
 mod log;
 mod propagation;
 mod recorder;
@@ -29,6 +30,7 @@ pub use recorder::Traces;
 pub use service::{KEEP_TRACES_MAX, TelemetryService, summaries};
 
 use export::Exporter;
+use flood::{Flood, FloodWatch};
 use opentelemetry::KeyValue;
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_sdk::Resource;
@@ -96,6 +98,7 @@ pub struct TelemetryGuard {
     traces: Traces,
     counters: ExportCounters,
     flush: Duration,
+    _flood: FloodWatch,
 }
 
 impl TelemetryGuard {
@@ -148,7 +151,8 @@ pub fn build(
     }
     let filter = EnvFilter::try_new(filter).map_err(|_| TelemetryError::Filter(config.log.clone()))?;
     // Spans of ours pass whatever the filter says, so that a warning still names its request.
-    let shown = filter.or(filter_fn(is_own_span));
+    let flood = Flood::new();
+    let shown = filter.or(filter_fn(is_own_span)).and(flood.clone());
     let logs = match config.log_format {
         LogFormat::Pretty => {
             // Colours are for terminals; files and pipes get plain text.
@@ -188,7 +192,8 @@ pub fn build(
         .with_filter(filter_fn(is_phase));
     let dispatch = Dispatch::new(tracing_subscriber::registry().with(layer).with(logs));
     let flush = Duration::from_millis(config.flush_ms_max);
-    Ok((dispatch, TelemetryGuard { provider, exporter, traces, counters, flush }))
+    let flood = flood.watch(&dispatch)?;
+    Ok((dispatch, TelemetryGuard { provider, exporter, traces, counters, flush, _flood: flood }))
 }
 
 /// Spans of libraries (HTTP/2 frames, connections) are no phases of a request.

@@ -8,7 +8,7 @@ import sys
 
 import yaml
 
-EXTENSIONS = {"PodMonitor", "ServiceMonitor", "PrometheusRule", "ScaledObject", "HTTPRoute", "GRPCRoute"}
+EXTENSIONS = {"PodMonitor", "ServiceMonitor", "PrometheusRule", "ScaledObject", "HTTPRoute", "GRPCRoute", "Certificate"}
 
 
 class Unique(yaml.SafeLoader):

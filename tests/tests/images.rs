@@ -48,7 +48,8 @@ fn binaries_accept_the_configurations_of_the_compose_file() -> anyhow::Result<()
         let (dump, why) = (String::from_utf8(out.stdout)?, String::from_utf8(out.stderr)?);
         ensure!(out.status.success(), "{program} refuses {file} with {variables:?}: {why}");
         ensure!(dump.contains(&format!("advertise = \"{advertised}\"")), "{program}: {dump}");
-        ensure!(dump.contains("backend = \"etcd\"") && dump.contains("http://etcd:2379"), "{program}: {dump}");
+        ensure!(dump.contains("dir = \"/etc/baton/identity\""), "{program} proves nothing: {dump}");
+        ensure!(dump.contains("backend = \"etcd\"") && dump.contains("https://etcd:2379"), "{program}: {dump}");
     }
     Ok(())
 }
@@ -102,5 +103,31 @@ fn binaries_end_on_sigterm_as_process_1() -> anyhow::Result<()> {
         }
         ensure!(ended.is_some_and(|status| status.success()), "{program}: {ended:?} after {:?}", sent.elapsed());
     }
+    Ok(())
+}
+
+#[test]
+fn a_release_holds_its_binaries_and_their_checksums() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let root = deploy("..");
+    let call = |program: &str, arguments: &[&str], at: &Path| -> anyhow::Result<String> {
+        let out = Command::new(program).args(arguments).current_dir(at).output()?;
+        ensure!(out.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&out.stderr));
+        Ok(String::from_utf8(out.stdout)?)
+    };
+    let made = call("scripts/dist", &[folder.path().to_str().context("a path of text")?], &root)?;
+    let name = format!("baton-{}-{}-linux", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
+    ensure!(made.trim_end().ends_with(&format!("/{name}.tar.gz")), "{made}");
+    call("sha256sum", &["--check", "SHA256SUMS"], folder.path())?;
+    call("tar", &["-xzf", &format!("{name}.tar.gz")], folder.path())?;
+    let unpacked = folder.path().join(&name);
+    let checked = call("sha256sum", &["--check", "SHA256SUMS"], &unpacked)?;
+    for file in
+        ["LICENSE", "README.md", "bin/baton", "bin/baton-router", "bin/baton-prefill-worker", "bin/baton-decode-worker"]
+    {
+        ensure!(checked.contains(&format!("{file}: OK")), "no {file}: {checked}");
+    }
+    let told = call("./baton", &["--version"], &unpacked.join("bin"))?;
+    ensure!(told.trim_end() == format!("baton {}", env!("CARGO_PKG_VERSION")), "{told}");
     Ok(())
 }

@@ -5,8 +5,8 @@ use baton_proto::v1;
 
 /// What is not known.
 const UNKNOWN: &str = "-";
-/// Longest name in a column that could hold a longer one.
-const CELL_CHARS_MAX: usize = 32;
+/// Longest name in a column, that of a host: names of pods are to be read whole.
+const CELL_CHARS_MAX: usize = 253;
 /// Columns, and whether they are numbers, which stand to the right.
 const COLUMNS: [(&str, bool); 17] = [
     ("WORKER", false),
@@ -190,6 +190,13 @@ WORKER     ROLE     MODEL  POOL     STATE    FOR   RUN   WAIT  KV USED  FREE  RE
 decode-0   decode   m      default  ready  2 min  3/64  0/256      32%    60   30       8     2      88.0    1.250  0.4 s  avx2/bf16/bf16/1, 1-2
 decode-10  unknown                  gone     3 s     -      -        -     -    -       -     -         -        -      -  ,";
         assert_eq!(of(&status), expected);
+    }
+
+    #[test]
+    fn names_of_pods_are_shown_whole() {
+        let name = "llm-baton-decode-meta-llama-3-1-8b-h100-5d8f9c7b64-x2x7z";
+        let status = v1::StatusResponse { workers: vec![worker(name)], ..Default::default() };
+        assert!(of(&status).contains(&format!("\n{name}  decode")), "{}", of(&status));
     }
 
     #[test]

@@ -80,6 +80,14 @@ impl RouterBackend {
         }
     }
 
+    /// What the nodes of etcd say of themselves; `None` where the router keeps the membership itself.
+    pub fn etcd_nodes(&self) -> Option<super::etcd::Nodes> {
+        match self {
+            Self::Embedded(_) => None,
+            Self::Etcd(router) => Some(router.nodes()),
+        }
+    }
+
     /// Ends this router's part. Workers keep their readiness.
     pub fn close(&self) {
         match self {

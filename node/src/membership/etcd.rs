@@ -19,6 +19,7 @@ mod config;
 mod connection;
 mod error;
 mod history;
+mod join;
 mod keys;
 mod lease;
 mod opinions;
@@ -31,13 +32,16 @@ mod router;
 
 #[cfg(test)]
 mod tests;
+mod unity;
 pub mod view;
 mod worker;
 
 pub use config::EtcdConfig;
+pub use join::{JoinError, ListedNode, Start, join};
 pub use prefix::{PrefixError, ensure_free};
 pub use probe::{Probe, Verdict, WatchProbe};
 pub use reach::{Reached, reach};
 pub use recall::Recall;
 pub use router::EtcdRouter;
+pub use unity::Nodes;
 pub use worker::EtcdWorker;

@@ -1,9 +1,11 @@
 //! Real etcds: each a process of its own with a data directory and ports of its own, killed when dropped.
 
 mod cluster;
+mod growing;
 mod space;
 
 pub use cluster::EtcdCluster;
+pub use growing::Growing;
 pub use space::{fill, make_space};
 
 use crate::membership::etcd::EtcdConfig;

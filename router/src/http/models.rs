@@ -12,15 +12,15 @@ use std::time::Instant;
 
 fn entry(name: &str, model: &ServedModel) -> Value {
     json!({
-        "id": name, "object": "model", "created": 0, "owned_by": "baton", "root": model.card.id,
+        "id": name, "object": "model", "created": 0, "owned_by": "baton", "root": model.card.public_names().next(),
         "max_model_len": model.tokens_max,
     })
 }
 
-/// Every name under which a request would be served now.
+/// Every name that clients are told of and under which a request would be served now.
 pub(super) async fn list(State(state): State<HttpState>) -> Json<Value> {
     let models = state.core.workers.models(Instant::now());
-    let names: BTreeSet<&str> = models.iter().flat_map(|m| m.card.names()).collect();
+    let names: BTreeSet<&str> = models.iter().flat_map(|m| m.card.public_names()).collect();
     let entry = |name: &str| lookup(models.clone(), name).ok().map(|m| entry(name, &m));
     let data: Vec<Value> = names.into_iter().filter_map(entry).collect();
     Json(json!({"object": "list", "data": data}))

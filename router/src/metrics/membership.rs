@@ -46,6 +46,11 @@ impl Collector for MembershipMetrics {
         )?;
         let help = "Workers that this router remembers or found by their addresses, since etcd has not answered from its start on";
         gauge("router_unconfirmed_workers", help, self.membership.unconfirmed().unwrap_or(0))?;
+        let nodes = self.membership.etcd_nodes().unwrap_or_default();
+        let help = "Clusters that the configured nodes of etcd are, as far as they answer: more than 1 is a split";
+        gauge("router_etcd_clusters", help, nodes.clusters())?;
+        let help = "Alarms and errors that nodes of etcd tell of, such as a lack of space";
+        gauge("router_etcd_alarms", help, nodes.complaints().count())?;
         let help = "Workers in this router's view whose record vanished in a way that is not believed; they are asked";
         gauge("router_doubted_workers", help, self.membership.doubted())?;
         let help = "Workers that a request would be placed on: admitted, heard of late, healthy and not draining";

@@ -2,6 +2,7 @@
 
 use crate::workers::ServedModel;
 use baton_types::{ErrorKind, RequestError};
+use std::collections::BTreeSet;
 
 /// The model behind `name`; empty names the only one, by its id. Among several that share a name, ids win over further names, and the rest is
 /// decided by key, so that all routers decide alike.
@@ -28,8 +29,10 @@ pub(crate) fn lookup(models: Vec<ServedModel>, name: &str) -> Result<ServedModel
     })
 }
 
+/// Names that clients are told of, of all models, once each.
 fn names(models: &[ServedModel]) -> String {
-    models.iter().map(|m| m.card.id.as_str()).collect::<Vec<_>>().join(", ")
+    let names: BTreeSet<&str> = models.iter().flat_map(|m| m.card.public_names()).collect();
+    names.into_iter().collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]
@@ -44,6 +47,17 @@ mod tests {
         card.id = id.into();
         card.served_names = served.iter().map(|s| (*s).to_owned()).collect();
         ServedModel { key: ModelKey::from(&card), card, text: None, tokens_max: 10 }
+    }
+
+    #[test]
+    fn names_of_files_are_told_to_nobody() {
+        let file = "SmolLM2-135M-Instruct.Q4_1";
+        let models = || vec![model(file, &[file, "smollm2", "small"]), model("org/plain", &["org/plain"])];
+        let told = lookup(models(), "nobody").unwrap_err().message;
+        assert!(told.ends_with("served: org/plain, small, smollm2"), "{told}");
+        let told = lookup(models(), "").unwrap_err().message;
+        assert!(told.ends_with("name one of org/plain, small, smollm2"), "{told}");
+        assert_eq!(lookup(models(), file).unwrap().card.id, file, "who knows it may go on asking for it");
     }
 
     #[test]

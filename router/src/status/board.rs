@@ -134,7 +134,7 @@ impl Board {
         self.0.retain(|party, known| match known.state {
             _ if there.contains_key(party) => true,
             // One that left in order, or that another start replaced, is nobody's worry.
-            _ if known.seen.draining || back(party) => false,
+            _ if known.seen.draining.is_said() || back(party) => false,
             State::Gone => now.saturating_duration_since(known.since) < GONE_KEPT,
             _ => {
                 known.become_state(State::Gone, now);
@@ -171,11 +171,13 @@ impl Row {
 
 #[cfg(test)]
 mod tests {
+    use super::super::judge::Draining;
     use super::*;
     use crate::testing::record;
     use crate::workers::Heard;
     use baton_proto::v1::{BlockCounts, LoadReport};
     use baton_types::Incarnation;
+    use std::sync::atomic::Ordering;
 
     struct Case {
         board: Board,
@@ -186,7 +188,7 @@ mod tests {
         Seen {
             record: Arc::new(record(Role::Decode, name)),
             admitted: true,
-            draining: false,
+            draining: Draining::default(),
             avoided: false,
             trouble: None,
             heard: report.map(|report| Heard { at, report }),
@@ -228,7 +230,7 @@ mod tests {
     }
 
     const SAME: Change = |_| ();
-    const DRAINS: Change = |s| s.draining = true;
+    const DRAINS: Change = |s| s.draining.0.store(true, Ordering::Release);
     const NEXT_START: Change = |s| Arc::make_mut(&mut s.record).party.incarnation = Incarnation(8);
 
     #[test]
@@ -250,6 +252,17 @@ mod tests {
         case.look(0, &[("a", SAME)]);
         assert_eq!(case.look(1_000, &[("a", DRAINS)]), "a Draining 0");
         assert_eq!(case.look(2_000, &[]), "");
+    }
+
+    #[test]
+    fn a_worker_that_drained_between_two_looks_leaves_without_a_word() {
+        let mut case = Case::new();
+        let said = Draining::default();
+        let mut known = seen("a", Some(healthy()), case.at(0));
+        known.draining = said.clone();
+        case.board.look(vec![known], case.at(0));
+        said.0.store(true, Ordering::Release);
+        assert_eq!(case.look(250, &[]), "", "it had nothing to do, as in a roll-out");
     }
 
     #[test]

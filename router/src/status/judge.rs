@@ -3,6 +3,7 @@
 use crate::workers::Heard;
 use baton_types::{InstanceRecord, WATERMARK_BLOCKS};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Workers report at least every second, so one that said nothing for so long missed two reports.
@@ -12,6 +13,17 @@ pub(super) const STILL_AFTER: Duration = Duration::from_secs(2);
 /// A worker registers once it is able to serve; one that was not admitted for so long has an obstacle.
 pub(super) const STARTING_MAX: Duration = Duration::from_secs(10);
 
+/// Whether a worker said that it drains. A look remembers it as of later, too: one that has nothing to do leaves between two looks.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Draining(pub(crate) Arc<AtomicBool>);
+
+impl Draining {
+    /// By now.
+    pub(super) fn is_said(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
 /// One worker at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
@@ -20,7 +32,7 @@ pub(crate) struct Seen {
     /// Whether this router would place on it, load aside.
     pub(crate) admitted: bool,
     /// Whether it said that it drains.
-    pub(crate) draining: bool,
+    pub(crate) draining: Draining,
     /// Whether it failed of late.
     pub(crate) avoided: bool,
     /// Why it cannot be heard, where that is known.
@@ -55,6 +67,10 @@ pub(crate) enum Kind {
     NotReady,
     /// etcd does not answer.
     Etcd,
+    /// The nodes of etcd are several clusters.
+    EtcdDivided,
+    /// etcd complains, such as of a lack of space.
+    EtcdAlarm,
     /// A worker vanished.
     Gone,
     /// A worker says nothing.
@@ -75,9 +91,11 @@ pub(crate) enum Kind {
 
 impl Kind {
     /// Every kind.
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 12] = [
         Self::NotReady,
         Self::Etcd,
+        Self::EtcdDivided,
+        Self::EtcdAlarm,
         Self::Gone,
         Self::Silent,
         Self::Failing,
@@ -93,6 +111,8 @@ impl Kind {
         match self {
             Self::NotReady => "not_ready",
             Self::Etcd => "etcd",
+            Self::EtcdDivided => "etcd_divided",
+            Self::EtcdAlarm => "etcd_alarm",
             Self::Gone => "gone",
             Self::Silent => "silent",
             Self::Failing => "failing",
@@ -137,7 +157,7 @@ impl Seen {
         let Some(heard) = &self.heard else { return State::Starting };
         match () {
             () if self.is_silent(now) => State::Silent,
-            () if self.draining => State::Draining,
+            () if self.draining.is_said() => State::Draining,
             () if !heard.report.healthy => State::Failing,
             () if !self.admitted => State::Starting,
             () if self.avoided => State::Avoided,
@@ -217,7 +237,7 @@ mod tests {
         let mut seen = Seen {
             record: Arc::new(record(Role::Decode, "d")),
             admitted: true,
-            draining: false,
+            draining: Draining::default(),
             avoided: false,
             trouble: None,
             heard: None,
@@ -236,7 +256,7 @@ mod tests {
     #[test]
     fn a_worker_that_serves_has_no_problem() {
         check(1_000, |_, _| (), State::Ready, &[]);
-        check(0, |s, _| s.draining = true, State::Draining, &[]);
+        check(0, |s, _| s.draining = Draining(Arc::new(true.into())), State::Draining, &[]);
         check(0, |_, r| r.waiting = 3, State::Ready, &[]);
         // Of a release that did not say how long its step takes.
         check(0, |_, r| r.still_ms = None, State::Ready, &[]);
@@ -281,7 +301,7 @@ mod tests {
         let seen = Seen {
             record: Arc::new(record(Role::Decode, "d")),
             admitted: false,
-            draining: false,
+            draining: Draining::default(),
             avoided: false,
             trouble: Some("it cannot be reached at 127.0.0.1:9".into()),
             heard: None,

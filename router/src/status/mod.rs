@@ -22,7 +22,7 @@ use crate::readiness::readiness;
 use baton_node::membership::RouterBackend;
 use baton_types::InstanceRecord;
 use board::{Board, Row};
-use judge::{Seen, State, told};
+use judge::{Draining, Seen, State, told};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -67,7 +67,7 @@ impl ClusterStatus {
         let seen = self.core.workers.all().into_iter().map(|worker| Seen {
             record: worker.record.clone(),
             admitted: worker.is_admitted(),
-            draining: worker.is_draining(),
+            draining: Draining(worker.drains()),
             avoided: worker.probation.lasts(now),
             trouble: worker.trouble(),
             heard: worker.load.heard(),
@@ -119,6 +119,11 @@ impl ClusterStatus {
                 );
             }
         }
+        let nodes = self.membership.etcd_nodes().unwrap_or_default();
+        if let Some(division) = nodes.division() {
+            add(Kind::EtcdDivided, division);
+        }
+        nodes.complaints().for_each(|complaint| add(Kind::EtcdAlarm, format!("etcd complains: {}", complaint.trim())));
         found
     }
 

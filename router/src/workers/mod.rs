@@ -40,7 +40,7 @@ pub(crate) struct WorkerHandle {
     channel: Channel,
     text: OnceLock<Option<Arc<ModelText>>>,
     admitted: AtomicBool,
-    draining: AtomicBool,
+    draining: Arc<AtomicBool>,
     trouble: Mutex<Option<String>>,
 }
 
@@ -51,7 +51,7 @@ impl WorkerHandle {
         let channel = channel(&record.endpoint, &config, identity, Role::Worker)?;
         let (load, probation) = (Load::default(), Probation::default());
         let key = ModelKey::from(&record.card);
-        let (admitted, draining) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (admitted, draining) = (AtomicBool::new(false), Arc::default());
         let (text, trouble) = (OnceLock::new(), Mutex::default());
         Ok(Self { record, key, load, probation, channel, text, admitted, draining, trouble })
     }
@@ -83,6 +83,11 @@ impl WorkerHandle {
     /// Whether it said that it drains, which no start ever takes back.
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
+    }
+
+    /// The same for whoever looks on after the worker left.
+    pub(crate) fn drains(&self) -> Arc<AtomicBool> {
+        self.draining.clone()
     }
 
     fn set_draining(&self) {

@@ -15,7 +15,7 @@ use tokio::time::sleep;
 /// The parts of a release and how many pods each has in `base.yaml`.
 const PARTS: [(&str, usize); 4] = [("router", 1), ("prefill", 2), ("decode", 2), ("etcd", 1)];
 /// Right answers before and after each disturbance.
-const ANSWERS: u64 = 8;
+pub(super) const ANSWERS: u64 = 8;
 /// Where workers take calls of routers, and where every part tells its metrics.
 const WORKER_GRPC: u16 = 50052;
 const ADMIN: u16 = 9090;
@@ -27,7 +27,7 @@ const CONTAINERD: &str = "/run/containerd.sock";
 
 /// What a disturbance may do to requests.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum May {
+pub(super) enum May {
     /// Each is answered at the first try.
     Nothing,
     /// A client whose router goes asks the next one, before its answer began.
@@ -57,8 +57,25 @@ pub(super) async fn installs(bench: &Bench) -> anyhow::Result<Vec<String>> {
     let limit = format!("--timeout={}s", SETTLE_MAX.as_secs());
     cluster.helm("test", &[&limit]).await?;
     counts.push("helm test passed".into());
+    counts.push(without_prefill(bench).await?);
     counts.extend(super::answers::answers(bench).await?);
     Ok(counts)
+}
+
+/// Nothing crosses pods where no prefill worker runs, and the test of the release says so.
+async fn without_prefill(bench: &Bench) -> anyhow::Result<String> {
+    let cluster = &bench.cluster;
+    let sets = ["get", "deployment", "--output=name", "--selector=app.kubernetes.io/component=prefill"];
+    let set = cluster.kubectl(&sets).await?;
+    cluster.kubectl(&["scale", set.trim(), "--replicas=0"]).await?;
+    gone(cluster, "prefill").await?;
+    let limit = format!("--timeout={}s", SETTLE_MAX.as_secs());
+    let failed = cluster.helm("test", &[&limit]).await;
+    ensure!(failed.is_err(), "helm test passes although no prefill worker runs");
+    cluster.kubectl(&["scale", set.trim(), "--replicas=2"]).await?;
+    cluster.ready("prefill", 2, &[]).await?;
+    cluster.helm("test", &[&limit]).await?;
+    Ok("helm test failed without prefill workers, and passed with them again".into())
 }
 
 /// (e): whom the policies let speak with whom.
@@ -134,7 +151,7 @@ pub(super) async fn kills(bench: &Bench) -> anyhow::Result<Vec<String>> {
         let scale = async |to: &str| cluster.kubectl(&["scale", sets.trim(), to]).await;
         scale("--replicas=0").await?;
         gone(cluster, "etcd").await?;
-        empty(&node.join("volumes/etcd"))?;
+        empty(&node.join("volumes/etcd-0"))?;
         scale("--replicas=1").await?;
         cluster.ready("etcd", 1, &[]).await?;
         all_ready(cluster).await?;
@@ -146,7 +163,7 @@ pub(super) async fn kills(bench: &Bench) -> anyhow::Result<Vec<String>> {
 
 /// Ends a pod as when its node loses power: nothing in it hears of that. Elsewhere than on our own node the containers get the shortest
 /// time that Kubernetes knows.
-async fn kill(bench: &Bench, pod: &Pod) -> anyhow::Result<()> {
+pub(super) async fn kill(bench: &Bench, pod: &Pod) -> anyhow::Result<()> {
     if bench.settings.node.is_some() {
         let containers = pod.object["status"]["containerStatuses"].as_array().into_iter().flatten();
         for id in containers.filter_map(|c| c["containerID"].as_str()?.strip_prefix("containerd://")) {
@@ -284,7 +301,7 @@ fn why(pod: &Pod) -> &str {
 }
 
 /// What the clients saw; an error where that is not what it has to be.
-async fn judge(what: &str, traffic: Traffic, may: May) -> anyhow::Result<String> {
+pub(super) async fn judge(what: &str, traffic: Traffic, may: May) -> anyhow::Result<String> {
     let Tally { right, moved, failed, .. } = traffic.stop().await.with_context(|| what.to_owned())?;
     let failures: u64 = failed.values().sum();
     let said = format!("{what}: {right} right, {moved} asked again, {failures} failed {failed:?}");
@@ -293,7 +310,7 @@ async fn judge(what: &str, traffic: Traffic, may: May) -> anyhow::Result<String>
     Ok(said)
 }
 
-async fn all_ready(cluster: &Cluster) -> anyhow::Result<()> {
+pub(super) async fn all_ready(cluster: &Cluster) -> anyhow::Result<()> {
     for (part, count) in PARTS {
         cluster.ready(part, count, &[]).await?;
     }
@@ -301,7 +318,7 @@ async fn all_ready(cluster: &Cluster) -> anyhow::Result<()> {
 }
 
 /// Waits until no pod of a part is left, those that end included.
-async fn gone(cluster: &Cluster, part: &str) -> anyhow::Result<()> {
+pub(super) async fn gone(cluster: &Cluster, part: &str) -> anyhow::Result<()> {
     let own = format!("app.kubernetes.io/instance={}", cluster.release);
     let selector = if part.is_empty() { own } else { format!("{own},app.kubernetes.io/component={part}") };
     let limit = format!("--timeout={}s", SETTLE_MAX.as_secs());
@@ -309,7 +326,7 @@ async fn gone(cluster: &Cluster, part: &str) -> anyhow::Result<()> {
     super::cluster::run("kubectl", &arguments, SETTLE_MAX + Duration::from_secs(10)).await.map(drop)
 }
 
-fn empty(folder: &std::path::Path) -> anyhow::Result<()> {
+pub(super) fn empty(folder: &std::path::Path) -> anyhow::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
         if path.is_dir() { std::fs::remove_dir_all(&path)? } else { std::fs::remove_file(&path)? }

@@ -82,6 +82,15 @@ impl Cluster {
         self.helm(verb, &arguments).await.map(drop)
     }
 
+    /// What Helm would install with these values files and settings, without asking the cluster for anything.
+    pub(crate) async fn template(&self, values: &[PathBuf], set: &[String]) -> anyhow::Result<String> {
+        let mut arguments = vec![self.chart.display().to_string(), "--skip-tests".into(), "--no-hooks".into()];
+        arguments.extend(values.iter().map(|file| format!("--values={}", file.display())));
+        arguments.extend(set.iter().map(|set| format!("--set={set}")));
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        self.helm("template", &arguments).await
+    }
+
     /// Pods with a part in the release; all of them where it is empty.
     pub(crate) async fn pods(&self, component: &str) -> anyhow::Result<Vec<Pod>> {
         let own = format!("app.kubernetes.io/instance={}", self.release);

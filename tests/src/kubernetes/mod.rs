@@ -7,6 +7,7 @@
 mod answers;
 mod cases;
 mod cluster;
+mod etcd;
 mod flows;
 mod traffic;
 
@@ -84,14 +85,15 @@ impl Bench {
             let volumes = std::fs::read_to_string(settings.values.join("volumes.yaml"))?;
             let model = model()?;
             let folders = [("MODELS", model), ("STATE", node.join("volumes"))];
-            std::fs::create_dir_all(node.join("volumes/etcd"))?;
+            let etcd: Vec<String> =
+                (0..3).map(|i| node.join(format!("volumes/etcd-{i}")).display().to_string()).collect();
+            etcd.iter().try_for_each(std::fs::create_dir_all)?;
             let filled =
                 folders.iter().fold(volumes, |text, (name, folder)| text.replace(name, &folder.display().to_string()));
             let file = node.join("volumes.yaml");
             std::fs::write(&file, filled)?;
             // etcd runs as nobody in particular.
-            call("chown", &["65532:65532", &node.join("volumes/etcd").display().to_string()], Duration::from_secs(5))
-                .await?;
+            call("chown", &[&["65532:65532".to_owned()][..], &etcd].concat(), Duration::from_secs(5)).await?;
             cluster.kubectl(&["apply", "--filename", &file.display().to_string()]).await?;
         }
         Ok(Self { settings: settings.clone(), cluster })
@@ -128,6 +130,7 @@ impl Bench {
         one("network policies", outcomes, cases::policies(self)).await?;
         one("pods are killed", outcomes, cases::kills(self)).await?;
         one("upgrades under load", outcomes, cases::upgrades(self)).await?;
+        one("etcd grows by what Helm renders", outcomes, etcd::grows(self)).await?;
         one("uninstalls", outcomes, cases::uninstalls(self)).await?;
         if self.settings.node.is_some() {
             one("devices", outcomes, cases::devices(self)).await?;

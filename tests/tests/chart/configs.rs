@@ -47,7 +47,8 @@ fn processes(manifests: &[Value], address: &str) -> anyhow::Result<Vec<Process>>
         // Those with a command run something else than their image's process.
         for container in containers(pod).filter(|container| container["command"].is_null()) {
             let image = container["image"].as_str().unwrap_or_default();
-            let program = image.rsplit('/').next().and_then(|i| i.split(':').next()).unwrap_or_default().to_owned();
+            let program =
+                image.rsplit('/').next().and_then(|i| i.split([':', '@']).next()).unwrap_or_default().to_owned();
             let variables = variables(container, &format!("{}-5d8f-x2x", name(deployment)), address);
             found.push(Process { program, variables, toml: toml.to_owned() });
         }

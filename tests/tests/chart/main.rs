@@ -2,7 +2,10 @@
 
 mod alerts;
 mod configs;
+mod etcd;
+mod extras;
 mod helm;
+mod identity;
 mod labels;
 mod network;
 mod parts;
@@ -45,9 +48,9 @@ fn what_is_wrong_is_told_by_the_check_of_schemas() -> anyhow::Result<()> {
 
 #[test]
 fn renderings_are_as_they_were() -> anyhow::Result<()> {
-    for case in ["minimal", "gpu-rdma", "external-etcd"] {
+    for case in ["minimal", "gpu-rdma", "external-etcd", "extras", "cert-manager"] {
         let golden = path(&format!("tests/golden/chart/{case}.yaml"));
-        expect_file![golden].assert_eq(&render(case)?);
+        expect_file![golden].assert_eq(&identity::masked(&render(case)?));
     }
     Ok(())
 }

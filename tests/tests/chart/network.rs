@@ -38,16 +38,35 @@ fn is_peer(peer: &Value, caller: Caller) -> bool {
     }
 }
 
-/// What Kubernetes says: a pod that no policy selects takes everything, another one what any of its policies lets in.
+/// What Kubernetes says: a pod that no policy of a direction selects takes and sends everything, another one what any of its policies lets
+/// in and out.
 fn passes(manifests: &[Value], caller: Caller, to: &str, port: u64) -> bool {
-    let policies = of_kind(manifests, "NetworkPolicy").filter(|p| selects(&p["spec"]["podSelector"], &labels(to)));
-    let policies: Vec<_> = policies.collect();
+    let (incoming, to) = (selected(manifests, to, "Ingress"), labels(to));
     let lets_in = |rule: &Value| {
         let at_port = rule["ports"].is_null() || items(&rule["ports"]).any(|p| p["port"] == port);
         let from = rule["from"].is_null() || items(&rule["from"]).any(|peer| is_peer(peer, caller));
         at_port && from
     };
-    policies.is_empty() || policies.iter().any(|p| items(&p["spec"]["ingress"]).any(lets_in))
+    let lets_out = |rule: &Value| {
+        let at_port = rule["ports"].is_null() || items(&rule["ports"]).any(|p| p["port"] == port);
+        let own = |peer: &Value| peer["namespaceSelector"].is_null() && selects(&peer["podSelector"], &to);
+        at_port && (rule["to"].is_null() || items(&rule["to"]).any(own))
+    };
+    let sends = match caller {
+        Caller::Own(from) => {
+            let outgoing = selected(manifests, from, "Egress");
+            outgoing.is_empty() || outgoing.iter().any(|p| items(&p["spec"]["egress"]).any(lets_out))
+        }
+        Caller::Foreign(_) => true,
+    };
+    sends && (incoming.is_empty() || incoming.iter().any(|p| items(&p["spec"]["ingress"]).any(lets_in)))
+}
+
+/// The policies of one direction for pods of a component.
+fn selected<'a>(manifests: &'a [Value], component: &str, direction: &str) -> Vec<&'a Value> {
+    let selects = |p: &&Value| selects(&p["spec"]["podSelector"], &labels(component));
+    let policies = of_kind(manifests, "NetworkPolicy").filter(selects);
+    policies.filter(|p| items(&p["spec"]["policyTypes"]).any(|of| of == direction)).collect()
 }
 
 fn check(case: &str, flows: &[(Caller, &str, u64, bool)]) -> anyhow::Result<()> {
@@ -86,6 +105,36 @@ fn only_routers_call_workers_and_workers_reach_each_other() -> anyhow::Result<()
             (Foreign("monitoring"), "prefill", data, false),
         ],
     )
+}
+
+#[test]
+fn pods_call_whom_they_need_and_nobody_else_where_that_is_asked_for() -> anyhow::Result<()> {
+    check(
+        "extras",
+        &[
+            (Own("router"), "prefill", 50052, true),
+            (Own("router"), "decode", 50052, true),
+            (Own("router"), "etcd", 2379, true),
+            (Own("prefill"), "decode", 40_000, true),
+            (Own("decode"), "prefill", 40_000, true),
+            (Own("prefill"), "etcd", 2379, true),
+            (Own("etcd"), "etcd", 2379, true),
+            (Own("etcd"), "etcd", 2380, true),
+            (Own("etcd"), "router", 50051, false),
+            (Own("decode"), "router", 50051, false),
+            (Own("router"), "router", 50051, false),
+            // A rule without peers lets them out to everybody at its port, and no further.
+            (Own("decode"), "elsewhere", 443, true),
+            (Own("decode"), "elsewhere", 80, false),
+            (Own("etcd"), "elsewhere", 443, false),
+        ],
+    )?;
+    let manifests = manifests(&render("extras")?)?;
+    for policy in of_kind(&manifests, "NetworkPolicy") {
+        let mut dns = items(&policy["spec"]["egress"]).flat_map(|rule| items(&rule["ports"]));
+        ensure!(dns.any(|port| port["protocol"] == "UDP" && port["port"] == 53), "no names without DNS: {policy}");
+    }
+    Ok(())
 }
 
 #[test]

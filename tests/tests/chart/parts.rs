@@ -30,6 +30,16 @@ fn the_test_of_a_release_names_a_model_and_has_a_key() -> anyhow::Result<()> {
     // One model needs no name; of several the router would ask for one.
     ensure!(asked("{}")?.is_empty() && asked(two)? == ["--model=a"]);
     ensure!(asked(&format!("{two}\ntest: {{model: b}}"))? == ["--model=b"]);
+    // With prefill workers it is to see KV cross pods; where there are none, or they are not used, it cannot.
+    let transfers = |values: &str| -> anyhow::Result<bool> {
+        let (command, _) = test_call(values)?.context("there is no test")?;
+        let long = command.iter().any(|argument| argument.len() > 500);
+        let asked = command.iter().any(|argument| argument == "--expect-transfer");
+        ensure!(long == asked, "{command:?}");
+        Ok(asked)
+    };
+    ensure!(transfers("{}")? && !transfers("router: {prefillPolicy: local}")? && !transfers(two)?);
+    ensure!(!transfers("prefill: {replicas: 0}")? && transfers("prefill: {replicas: 0, autoscaling: {kind: keda}}")?);
     let keys = format!("auth: {{keys: [{{sha256: '{}', tenant: a}}]", "0".repeat(64));
     ensure!(test_call(&format!("{keys}}}"))?.is_none(), "a test without a key is refused by the router");
     ensure!(test_call("auth: {existingSecret: s}")?.is_none(), "a test without a key is refused by the router");

@@ -100,6 +100,15 @@ fn routes_that_a_listener_would_refuse_are_refused() -> anyhow::Result<()> {
 fn values_that_contradict_each_other_are_refused() -> anyhow::Result<()> {
     check("etcd: {enabled: false}", &["etcd.external.endpoints"])?;
     check("etcd: {replicas: 3, persistence: {enabled: false}}", &["etcd.persistence.enabled"])?;
+    check("etcd: {quotaBytes: 1073741824}", &["etcd.quotaBytes", "a volume of 1Gi"])?;
+    check("identity: {secrets: {router: mine}}", &["identity.secrets.router", "identity.from must be secrets"])?;
+    check("identity: {from: cert-manager}", &["identity.certManager.issuer.name"])?;
+    check("identity: {from: vault}", &["/identity/from", "cert-manager"])?;
+    check("enabled: false", &["enabled is false", "condition: baton.enabled"])?;
+    let digest = format!("router: {{image: {{tag: a, digest: 'sha256:{}'}}}}", "0".repeat(64));
+    check(&digest, &["image of router", "digest"])?;
+    check("router: {image: {digest: abc}}", &["/router/image/digest"])?;
+    check("decode: {extraVolumeMounts: [{name: a, mountPath: b}]}", &["/decode/extraVolumeMounts/0/mountPath"])?;
     let user = "etcd: {enabled: false, external: {endpoints: ['https://e:2379'], tlsSecret: tls, user: baton}}";
     check(user, &["etcd.external.password.secret"])?;
     let digest = "0".repeat(64);

@@ -1,5 +1,8 @@
 {{- /* Name of the release's objects. */ -}}
 {{- define "baton.fullname" -}}
+{{- if not .Values.enabled -}}
+{{- fail "enabled is false: that is for a parent chart, whose Chart.yaml has `condition: baton.enabled` at this dependency" -}}
+{{- end -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
 {{- else -}}
@@ -51,7 +54,12 @@ baton/pool: {{ . }}
 {{- $tag := coalesce $own.tag $image.tag .root.Chart.AppVersion -}}
 {{- $suffix := ternary "" $image.suffix (eq .part "router") -}}
 {{- if hasKey $own "suffix" -}}{{- $suffix = $own.suffix -}}{{- end -}}
+{{- if $own.digest -}}
+{{- if or $own.tag $own.suffix -}}{{- fail (printf "image of %s: digest says which image it is: leave tag and suffix out" .part) -}}{{- end -}}
+{{- printf "%s@%s" $repository $own.digest -}}
+{{- else -}}
 {{- printf "%s:%s%s" $repository $tag $suffix -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "baton.pullPolicy" -}}
@@ -67,7 +75,7 @@ baton/pool: {{ . }}
 {{- $endpoints := list -}}
 {{- $name := include "baton.name" (dict "root" . "part" "etcd") -}}
 {{- range $i := until (int .Values.etcd.replicas) -}}
-{{- $endpoints = append $endpoints (printf "http://%s-%d.%s.%s.svc.%s:2379" $name $i $name $.Release.Namespace $.Values.clusterDomain) -}}
+{{- $endpoints = append $endpoints (printf "%s://%s-%d.%s.%s.svc.%s:2379" (ternary "https" "http" $.Values.identity.enabled) $name $i $name $.Release.Namespace $.Values.clusterDomain) -}}
 {{- end -}}
 {{- $endpoints | toJson -}}
 {{- else -}}
@@ -115,6 +123,17 @@ baton/pool: {{ . }}
 {{- /* Whether `helm test` can call: with keys it needs one of them, and the chart knows their hashes alone. */ -}}
 {{- define "baton.test.can" -}}
 {{- if or (not (include "baton.auth.secret" .)) .Values.auth.testKey.secret -}}true{{- end -}}
+{{- end -}}
+
+{{- /* Whether `helm test` is to see KV cross pods: the model that it asks has prefill workers, and routers use them. */ -}}
+{{- define "baton.test.transfers" -}}
+{{- $asked := default (first .Values.models).name .Values.test.model -}}
+{{- $found := "" -}}
+{{- range include "baton.pools" (dict "root" . "role" "prefill") | fromJsonArray -}}
+{{- $names := concat (list .model.name) .model.servedNames -}}
+{{- if and (has $asked $names) (or (gt (int .pool.replicas) 0) (ne .pool.autoscaling.kind "none")) -}}{{- $found = "true" -}}{{- end -}}
+{{- end -}}
+{{- if ne .Values.router.prefillPolicy "local" -}}{{- $found -}}{{- end -}}
 {{- end -}}
 
 {{- /* Whom `helm test` asks; empty leaves that to the router, which takes the only one. */ -}}

@@ -12,6 +12,24 @@
   {{- end }}
 {{- end -}}
 
+{{- /* Whom pods of a part may call, as rules: dict "root". DNS answers everybody. */ -}}
+{{- define "baton.network.egress" -}}
+- ports:
+    - {protocol: UDP, port: 53}
+    - {protocol: TCP, port: 53}
+{{- if .root.Values.etcd.enabled }}
+- ports: [{protocol: TCP, port: 2379}]
+  to: {{- include "baton.network.peer" (dict "root" .root "component" "etcd") | nindent 4 }}
+{{- end }}
+{{- with .root.Values.networkPolicy.egress.also }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.network.types" -}}
+[Ingress{{ if .Values.networkPolicy.egress.enabled }}, Egress{{ end }}]
+{{- end -}}
+
 {{- /* Routers call workers; workers reach each other at every port, since the data plane takes free ones. */ -}}
 {{- define "baton.worker.networkPolicy" -}}
 apiVersion: networking.k8s.io/v1
@@ -22,7 +40,7 @@ metadata:
 spec:
   podSelector:
     matchLabels: {{- include "baton.selector" (dict "root" .root "component" .role) | nindent 6 }}
-  policyTypes: [Ingress]
+  policyTypes: {{ include "baton.network.types" .root }}
   ingress:
     - ports: [{protocol: TCP, port: 50052}]
       from: {{- include "baton.network.peer" (dict "root" .root "component" "router") | nindent 8 }}
@@ -30,6 +48,13 @@ spec:
         {{- include "baton.network.peer" (dict "root" .root "component" "prefill") | nindent 8 }}
         {{- include "baton.network.peer" (dict "root" .root "component" "decode") | nindent 8 }}
     {{- include "baton.network.scrapes" (dict "root" .root "port" 9090) | nindent 4 }}
+  {{- if .root.Values.networkPolicy.egress.enabled }}
+  egress:
+    - to:
+        {{- include "baton.network.peer" (dict "root" .root "component" "prefill") | nindent 8 }}
+        {{- include "baton.network.peer" (dict "root" .root "component" "decode") | nindent 8 }}
+    {{- include "baton.network.egress" . | nindent 4 }}
+  {{- end }}
 {{- end -}}
 
 {{- /* Whether two lists of parents of routes may mean one listener: dict "namespace" "http" "grpc". */ -}}

@@ -53,6 +53,13 @@ priorityClassName: {{ . }}
 {{- with .of.runtimeClassName }}
 runtimeClassName: {{ . }}
 {{- end }}
+{{- with .of.schedulerName }}
+schedulerName: {{ . }}
+{{- end }}
+{{- if .of.hostNetwork }}
+hostNetwork: true
+dnsPolicy: ClusterFirstWithHostNet
+{{- end }}
 {{- $selector := .selector }}
 {{- with .of.topologySpreadConstraints }}
 topologySpreadConstraints:
@@ -106,8 +113,10 @@ topologySpreadConstraints:
 {{- end }}
 {{- end -}}
 
-{{- /* Volumes of secrets that every process reads, and where they are mounted. */ -}}
+{{- /* Volumes of secrets that every process reads, and where they are mounted: dict "root" "component". */ -}}
 {{- define "baton.secretVolumes" -}}
+{{- include "baton.identity.volume" . -}}
+{{- with .root }}
 {{- if include "baton.etcd.tls" . }}
 - name: etcd-tls
   secret: {secretName: {{ .Values.etcd.external.tlsSecret }}, defaultMode: 0440}
@@ -120,9 +129,11 @@ topologySpreadConstraints:
 - name: etcd-password
   secret: {secretName: {{ required "etcd.external.password.secret must name the secret with the password of etcd.external.user" .Values.etcd.external.password.secret }}, defaultMode: 0440}
 {{- end }}
+{{- end }}
 {{- end -}}
 
 {{- define "baton.secretMounts" -}}
+{{- include "baton.identity.mount" . }}
 {{- if include "baton.etcd.tls" . }}
 - {name: etcd-tls, mountPath: /etc/baton/etcd, readOnly: true}
 {{- end }}
@@ -143,11 +154,15 @@ lifecycle:
 {{- end }}
 {{- end -}}
 
+{{- /* dict "root" "component" "name" "of" (values). */ -}}
 {{- define "baton.serviceAccount" -}}
 apiVersion: v1
 kind: ServiceAccount
 metadata:
   name: {{ .name }}
   labels: {{- include "baton.labels" . | nindent 4 }}
+  {{- with .of.serviceAccount.annotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
 automountServiceAccountToken: false
 {{- end -}}

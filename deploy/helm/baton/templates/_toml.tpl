@@ -58,7 +58,9 @@ keys that are more than a word: a dot in them would otherwise make a section. */
 {{- $_ := set $etcd "password_file" (printf "/etc/baton/etcd-password/%s" $values.etcd.external.password.key) -}}
 {{- end -}}
 {{- $any := ternary "[::]" "0.0.0.0" (eq $values.ipFamily "ipv6") -}}
-{{- dict "telemetry" $telemetry "drain" (dict "drain_ms_max" (mul (int64 .drain.seconds) 1000)) "admin" (dict "listen" (printf "%s:9090" $any)) "membership" (dict "backend" "etcd" "etcd" $etcd) | toJson -}}
+{{- $identity := dict "insecure" true -}}
+{{- if $values.identity.enabled -}}{{- $identity = dict "dir" "/etc/baton/identity" -}}{{- end -}}
+{{- dict "identity" $identity "telemetry" $telemetry "drain" (dict "drain_ms_max" (mul (int64 .drain.seconds) 1000)) "admin" (dict "listen" (printf "%s:9090" $any)) "membership" (dict "backend" "etcd" "etcd" $etcd) | toJson -}}
 {{- end -}}
 
 {{- /* Configuration of routers, as TOML. */ -}}
@@ -66,7 +68,14 @@ keys that are more than a word: a dot in them would otherwise make a section. */
 {{- $any := ternary "[::]" "0.0.0.0" (eq .Values.ipFamily "ipv6") -}}
 {{- $config := include "baton.config.common" (dict "root" . "drain" .Values.router.drain) | fromJson -}}
 {{- $_ := set $config "grpc" (dict "listen" (printf "%s:50051" $any)) -}}
+{{- /* Where everybody would be taken for an operator, nobody outside of the pod is let in. */ -}}
+{{- $_ := set $config "cluster" (dict "listen" (ternary (printf "%s:50052" $any) "127.0.0.1:50052" .Values.identity.enabled)) -}}
 {{- $_ := set $config "http" (dict "listen" (printf "%s:8000" $any)) -}}
+{{- $seeds := list -}}
+{{- range $role := list "prefill" "decode" -}}
+{{- $seeds = append $seeds (printf "%s.%s.svc.%s:50052" (include "baton.name" (dict "root" $ "part" (printf "%s-workers" $role))) $.Release.Namespace $.Values.clusterDomain) -}}
+{{- end -}}
+{{- $_ := set $config.membership "seeds" $seeds -}}
 {{- $_ := set $config "placement" (dict "prefill_policy" .Values.router.prefillPolicy "policy" .Values.router.placementPolicy) -}}
 {{- $cache := dict "enabled" .Values.router.cache.enabled "ttl_ms_max" (mul (int64 .Values.router.cache.ttlSecondsMax) 1000) "pin_ms_max" (mul (int64 .Values.router.cache.pinSecondsMax) 1000) -}}
 {{- if not (kindIs "invalid" .Values.router.cache.ttlSeconds) -}}{{- $_ := set $cache "ttl_ms" (mul (int64 .Values.router.cache.ttlSeconds) 1000) -}}{{- end -}}

@@ -144,6 +144,7 @@ spec:
             - {name: hugepages, mountPath: /dev/hugepages}
             {{- end }}
             {{- with include "baton.secretMounts" $root | trim }}{{ . | nindent 12 }}{{ end }}
+            {{- with $pool.extraVolumeMounts }}{{ toYaml . | nindent 12 }}{{ end }}
       volumes:
         - name: config
           configMap: {name: {{ .name }}}
@@ -167,7 +168,8 @@ spec:
         - name: hugepages
           emptyDir: {medium: HugePages-{{ . }}}
         {{- end }}
-        {{- with include "baton.secretVolumes" $root | trim }}{{ . | nindent 8 }}{{ end }}
+        {{- with include "baton.secretVolumes" (dict "root" $root "component" .role) | trim }}{{ . | nindent 8 }}{{ end }}
+        {{- with $pool.extraVolumes }}{{ toYaml . | nindent 8 }}{{ end }}
 {{- end -}}
 
 {{- /* How long a roll-out may go without a pod that gets ready: seconds. */ -}}

@@ -23,9 +23,19 @@ impl Node {
         Self(usize::from(rand::random::<u16>()))
     }
 
+    /// That at this place of the configuration.
+    pub(super) fn at(place: usize) -> Self {
+        Self(place)
+    }
+
     /// Each, with its address.
     pub(super) fn all(config: &EtcdConfig) -> impl Iterator<Item = (Self, String)> {
         config.endpoints.iter().enumerate().map(|(at, endpoint)| (Self(at), endpoint.clone()))
+    }
+
+    /// Its address.
+    pub(super) fn endpoint(self, config: &EtcdConfig) -> &str {
+        &config.endpoints[self.0 % config.endpoints.len()]
     }
 
     /// Another one, where there is one.
@@ -34,14 +44,23 @@ impl Node {
     }
 }
 
-/// Connects within `max`; files are read anew, so that certificates and passwords can be changed in place.
+/// Connects within `max` to a node that has a leader; files are read anew, so that certificates and passwords can be changed in place.
 pub(super) async fn connect(config: &EtcdConfig, node: Node, max: Duration) -> Result<Client, EtcdError> {
-    let endpoint = &config.endpoints[node.0 % config.endpoints.len()];
+    connect_with(config, node, max, true).await
+}
+
+/// The same to a node that may have no leader, as one of a cluster without a quorum.
+pub(super) async fn connect_any(config: &EtcdConfig, node: Node, max: Duration) -> Result<Client, EtcdError> {
+    connect_with(config, node, max, false).await
+}
+
+async fn connect_with(config: &EtcdConfig, node: Node, max: Duration, leader: bool) -> Result<Client, EtcdError> {
+    let endpoint = node.endpoint(config);
     let mut options = ConnectOptions::new()
         .with_connect_timeout(max)
         .with_keep_alive(KEEPALIVE, KEEPALIVE_MAX)
         .with_keep_alive_while_idle(true)
-        .with_require_leader(true);
+        .with_require_leader(leader);
     if let (Some(user), Some(file)) = (&config.user, &config.password_file) {
         options = options.with_user(user.clone(), read(file).await?.trim_end()).with_auto_token_refresh(true);
     }

@@ -23,6 +23,9 @@ pub(super) enum EtcdError {
     /// A live etcd says that the lease is over.
     #[error("the lease is gone, as etcd says")]
     LeaseGone,
+    /// The nodes are of several clusters, and this one's is not the one to hold with.
+    #[error("{0}")]
+    Divided(String),
     /// The watch was ended by etcd, or stands on another history than the view.
     #[error("the watch ended: {0}")]
     WatchEnded(String),

@@ -8,6 +8,7 @@ use super::keys::Keys;
 use super::lease::{Lease, connect_for, give_back};
 use super::probe::{Patience, Probe, Verdict, WatchProbe};
 use super::recall::{Recall, recall, remember};
+use super::unity::{Nodes, Unity};
 use super::view::{Change, EtcdView, Position, ViewLimits};
 use super::{EtcdConfig, history};
 use crate::identity::Identity;
@@ -57,6 +58,7 @@ pub(super) struct Shared {
     probes_max: usize,
     /// Has no word.
     looks_on: bool,
+    unity: Unity,
     inner: Mutex<Inner>,
     pub(super) view: watch::Sender<Arc<MembershipView>>,
     /// A session with etcd ended, or none could begin.
@@ -120,6 +122,7 @@ impl EtcdRouter {
             probe,
             probes_max: if words.is_some() { PROBES_MAX } else { members_max },
             looks_on: words.is_none(),
+            unity: Unity::default(),
             view: watch::Sender::new(Arc::new(view.view())),
             inner: Mutex::new(Inner {
                 store: StoreState::unheard(Instant::now().into_std()),
@@ -155,6 +158,11 @@ impl EtcdRouter {
     /// Whether the view is that of etcd.
     pub fn store(&self) -> StoreState {
         self.shared.inner.lock().store
+    }
+
+    /// What the nodes of etcd said of themselves when they were last asked.
+    pub fn nodes(&self) -> Nodes {
+        self.shared.unity.nodes()
     }
 
     /// Records that the view had no room for when it was last listed, or since.
@@ -268,6 +276,7 @@ impl Follower {
     async fn session(&mut self, resume: bool, worked: &mut bool) -> Result<Infallible, EtcdError> {
         let shared = self.shared.clone();
         let client = connect_for(self.lease(), &shared.config, self.node).await?;
+        shared.unity.check(&shared.config, self.node, &client).await?;
         let from = match resume_from(&shared, &client).await? {
             Some(revision) if resume => revision,
             _ => {
@@ -277,11 +286,18 @@ impl Follower {
         };
         *worked = true;
         shared.heard(true);
-        let Some(words) = &mut self.words else { return follow(&shared, &client, from).await };
+        let unity = shared.unity.keep(&shared.config, self.node, &client);
+        let Some(words) = &mut self.words else {
+            return tokio::select! {
+                end = follow(&shared, &client, from) => end,
+                end = unity => end,
+            };
+        };
         let mut renewal = None;
         let end = tokio::select! {
             end = follow(&shared, &client, from) => end,
             end = words.keep(&shared, &client, &mut renewal) => end,
+            end = unity => end,
         };
         words.ended(renewal);
         end

@@ -2,6 +2,7 @@
 
 mod conforms;
 mod faults;
+mod growth;
 mod nodes;
 mod prefix;
 mod recall;

@@ -8,6 +8,7 @@ use super::keys::{Keys, decode_record, decode_word, encode_record};
 use super::lease::{Lease, Renewal, connect_for, give_back};
 use super::opinions::Opinions;
 use super::router::EtcdRouter;
+use super::unity::Unity;
 use crate::membership::{Members, RegistrationHandle, RouterMembership as _, WorkerMembership, WorkerState};
 use baton_types::InstanceRecord;
 use etcd_client::{
@@ -45,6 +46,7 @@ impl WorkerMembership for EtcdWorker {
             lease: None,
             held_before: false,
             opinions: Opinions::default(),
+            unity: Unity::default(),
             state,
             leave: leave.clone(),
         };
@@ -83,6 +85,7 @@ struct Keeper {
     lease: Option<Lease>,
     held_before: bool,
     opinions: Opinions,
+    unity: Unity,
     state: watch::Sender<WorkerState>,
     leave: CancellationToken,
 }
@@ -116,10 +119,13 @@ impl Keeper {
     /// From connecting to the first failure. `worked` becomes true once the name was looked up.
     async fn session(&mut self, worked: &mut bool) -> Result<std::convert::Infallible, EtcdError> {
         let client = connect_for(self.lease, &self.config, self.node).await?;
+        self.unity.check(&self.config, self.node, &client).await?;
         let mut renewal = Renewal::start(&mut self.lease, &client, &self.config).await?;
         let lease = renewal.lease().id;
+        let (unity, config, node) = (self.unity.clone(), self.config.clone(), self.node);
         let end = tokio::select! {
             error = renewal.keep() => Err(error),
+            end = unity.keep(&config, node, &client) => end,
             end = self.follow(&client, lease, worked) => end,
         };
         self.lease = Some(renewal.lease());

@@ -1,0 +1,121 @@
+//! `baton etcd-join`: how a pod of a StatefulSet that runs etcd comes into its cluster, written into etcd's configuration file before etcd
+//! starts. The nodes are `SET-0` to `SET-N` below one domain, as Kubernetes names them.
+
+use anyhow::{Context, ensure};
+use baton_node::membership::etcd::{EtcdConfig, ListedNode, Start, join};
+use clap::Args;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Most nodes of one etcd; more make it slower and no safer.
+const NODES_MAX: usize = 9;
+
+/// Arguments of `baton etcd-join`.
+#[derive(Args, Debug)]
+pub(crate) struct EtcdJoinArgs {
+    /// Name of this pod, which ends in its number, as in etcd-0.
+    #[arg(long)]
+    pod: String,
+    /// How many nodes there are to be.
+    #[arg(long)]
+    nodes: usize,
+    /// Below which domain the pods' names stand.
+    #[arg(long)]
+    domain: String,
+    /// Where etcd keeps its data.
+    #[arg(long)]
+    data: PathBuf,
+    /// The rest of etcd's configuration, YAML.
+    #[arg(long)]
+    config: PathBuf,
+    /// Where to write the whole of it.
+    #[arg(long)]
+    write: PathBuf,
+    /// Where to tell the other nodes that there are no data here: the address at which etcd will listen to them.
+    #[arg(long, default_value = "0.0.0.0:2380")]
+    listen: SocketAddr,
+    /// Folder with ca.crt, tls.crt and tls.key, where nodes speak TLS.
+    #[arg(long)]
+    identity: Option<PathBuf>,
+    /// Give up after this many seconds.
+    #[arg(long, default_value_t = 600)]
+    timeout_s: u64,
+}
+
+impl EtcdJoinArgs {
+    /// The list of nodes, and which of them this one is.
+    fn listed(&self) -> anyhow::Result<(Vec<ListedNode>, usize)> {
+        let (set, number) =
+            self.pod.rsplit_once('-').context("--pod names no pod of a StatefulSet: it ends in no number")?;
+        let own: usize = number.parse().with_context(|| format!("--pod {:?} ends in no number", self.pod))?;
+        ensure!((1..=NODES_MAX).contains(&self.nodes), "--nodes: from 1 to {NODES_MAX}");
+        ensure!(own < self.nodes, "{} is none of the {} nodes that there are to be", self.pod, self.nodes);
+        let scheme = if self.identity.is_some() { "https" } else { "http" };
+        let node = |at: usize| {
+            let url = |port: u16| format!("{scheme}://{set}-{at}.{}:{port}", self.domain);
+            ListedNode { name: format!("{set}-{at}"), client: url(2379), peer: url(2380) }
+        };
+        Ok(((0..self.nodes).map(node).collect(), own))
+    }
+
+    fn etcd(&self) -> EtcdConfig {
+        let file = |name: &str| self.identity.as_ref().map(|folder| folder.join(name));
+        EtcdConfig { ca: file("ca.crt"), cert: file("tls.crt"), key: file("tls.key"), ..EtcdConfig::default() }
+    }
+}
+
+/// Waits until it is known how etcd starts here, and writes that down.
+pub(crate) async fn run(args: EtcdJoinArgs) -> anyhow::Result<()> {
+    let (nodes, own) = args.listed()?;
+    let max = Duration::from_secs(args.timeout_s);
+    eprintln!("{} looks for its cluster among {} nodes", args.pod, nodes.len());
+    let start = join(&nodes, own, &args.data, args.listen, &args.etcd(), max, |why| eprintln!("{why}")).await?;
+    let rest =
+        std::fs::read_to_string(&args.config).with_context(|| format!("cannot read {}", args.config.display()))?;
+    let whole = format!("{}\n{}", rest.trim_end(), start.lines(&nodes[own]));
+    std::fs::write(&args.write, whole).with_context(|| format!("cannot write {}", args.write.display()))?;
+    match start {
+        Start::Resume => eprintln!("goes on with the data of this node"),
+        Start::Begin { .. } => eprintln!("begins a cluster: no other node has any data"),
+        Start::Join { nodes } => eprintln!("joins the cluster of {nodes}"),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: EtcdJoinArgs,
+    }
+
+    fn args(pod: &str, more: &[&str]) -> EtcdJoinArgs {
+        let pod = format!("--pod={pod}");
+        let fixed = ["join", &pod, "--nodes=3", "--domain=e.ns.svc", "--data=/data", "--config=/c", "--write=/w"];
+        Line::parse_from([&fixed, more].concat()).args
+    }
+
+    #[test]
+    fn nodes_are_those_of_the_stateful_set() {
+        let (nodes, own) = args("a-etcd-2", &[]).listed().unwrap();
+        assert_eq!((nodes.len(), own), (3, 2));
+        assert_eq!(nodes[0].name, "a-etcd-0");
+        assert_eq!(nodes[1].client, "http://a-etcd-1.e.ns.svc:2379");
+        assert_eq!(nodes[2].peer, "http://a-etcd-2.e.ns.svc:2380");
+        let secure = args("a-etcd-0", &["--identity=/id"]);
+        assert_eq!(secure.listed().unwrap().0[0].peer, "https://a-etcd-0.e.ns.svc:2380");
+        assert_eq!(secure.etcd().ca, Some("/id/ca.crt".into()));
+    }
+
+    #[test]
+    fn a_pod_beyond_the_list_is_refused() {
+        for pod in ["a-etcd-3", "a-etcd", "etcd"] {
+            assert!(args(pod, &[]).listed().is_err(), "{pod}");
+        }
+    }
+}

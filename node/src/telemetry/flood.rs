@@ -1,0 +1,196 @@
+//! Keeps one line of the code from filling the log: each place may say so much within a while, and what it says beyond is counted, and told
+//! in one line at the end of that while.
+//!
+//! [`Limiter`] decides and takes the time; [`Flood`] is the filter in front of the log, and a thread tells what was left out.
+
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+use tracing::callsite::Identifier;
+use tracing::subscriber::Interest;
+use tracing::{Dispatch, Event, Level, Metadata};
+use tracing_subscriber::layer::{Context, Filter};
+
+/// Lines of one place within [`WINDOW`]; those of a cluster of hundreds of workers that register at once are still told one by one.
+const LINES_MAX: u32 = 200;
+/// The while.
+const WINDOW: Duration = Duration::from_secs(10);
+
+/// How much one place may say, and what it has said.
+#[derive(Debug)]
+struct Limiter {
+    lines_max: u32,
+    window: Duration,
+    /// Bounded by the places in the code that log.
+    places: HashMap<Identifier, Place>,
+}
+
+#[derive(Debug)]
+struct Place {
+    metadata: &'static Metadata<'static>,
+    since: Instant,
+    said: u32,
+    left_out: u64,
+}
+
+/// A place that said too much.
+#[derive(Debug, PartialEq, Eq)]
+struct LeftOut {
+    /// File and line.
+    at: String,
+    lines: u64,
+}
+
+impl Limiter {
+    fn new(lines_max: u32, window: Duration) -> Self {
+        Self { lines_max, window, places: HashMap::new() }
+    }
+
+    /// Whether the place may say one more line at `now`.
+    fn may_say(&mut self, metadata: &'static Metadata<'static>, now: Instant) -> bool {
+        let fresh = Place { metadata, since: now, said: 0, left_out: 0 };
+        let place = self.places.entry(metadata.callsite()).or_insert(fresh);
+        // What was left out is told first, whoever asks for it.
+        if place.left_out == 0 && now.saturating_duration_since(place.since) >= self.window {
+            (place.since, place.said) = (now, 0);
+        }
+        let may = place.said < self.lines_max;
+        if may {
+            place.said += 1;
+        } else {
+            place.left_out += 1;
+        }
+        may
+    }
+
+    /// Places whose while is over, with what they could not say; they may speak again.
+    fn over(&mut self, now: Instant) -> Vec<LeftOut> {
+        let mut over = Vec::new();
+        for place in self.places.values_mut() {
+            if place.left_out > 0 && now.saturating_duration_since(place.since) >= self.window {
+                let of = place.metadata;
+                let at = format!("{}:{}", of.file().unwrap_or_else(|| of.target()), of.line().unwrap_or(0));
+                over.push(LeftOut { at, lines: std::mem::take(&mut place.left_out) });
+                (place.since, place.said) = (now, 0);
+            }
+        }
+        over
+    }
+}
+
+/// The filter; clones share it.
+#[derive(Clone, Debug)]
+pub(super) struct Flood(Arc<Mutex<Limiter>>);
+
+impl Flood {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(Mutex::new(Limiter::new(LINES_MAX, WINDOW))))
+    }
+
+    /// Tells what was left out as long as the watch lives, through `to`.
+    pub(super) fn watch(&self, to: &Dispatch) -> std::io::Result<FloodWatch> {
+        let (stop, stopped) = channel::<()>();
+        let (limiter, to) = (self.0.clone(), to.downgrade());
+        let look = move || {
+            // The thread sleeps otherwise; `stop` is never sent to, only dropped.
+            while stopped.recv_timeout(WINDOW / 5) == Err(RecvTimeoutError::Timeout) {
+                let Some(to) = to.upgrade() else { return };
+                let over = limiter.lock().over(Instant::now());
+                tracing::dispatcher::with_default(&to, || over.iter().for_each(tell));
+            }
+        };
+        std::thread::Builder::new().name("baton-log".into()).spawn(look)?;
+        Ok(FloodWatch { _stop: stop })
+    }
+}
+
+fn tell(left_out: &LeftOut) {
+    let LeftOut { at, lines } = left_out;
+    tracing::warn!(at, lines, "left lines of one place out of the log, which repeated itself too often");
+}
+
+/// Ends the thread when dropped.
+pub(super) struct FloodWatch {
+    _stop: Sender<()>,
+}
+
+impl fmt::Debug for FloodWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FloodWatch")
+    }
+}
+
+impl<S> Filter<S> for Flood {
+    fn enabled(&self, _: &Metadata<'_>, _: &Context<'_, S>) -> bool {
+        true
+    }
+
+    fn callsite_enabled(&self, _: &'static Metadata<'static>) -> Interest {
+        Interest::always()
+    }
+
+    fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
+        // Who asks for more than is logged by default wants all of it.
+        *event.metadata().level() > Level::INFO || self.0.lock().may_say(event.metadata(), Instant::now())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tracing_subscriber::layer::{Layer, SubscriberExt as _};
+
+    /// Keeps how many lines came through.
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<u32>>);
+
+    impl<S: tracing::Subscriber> Layer<S> for Lines {
+        fn on_event(&self, _: &Event<'_>, _: Context<'_, S>) {
+            *self.0.lock() += 1;
+        }
+    }
+
+    fn places() -> (&'static Metadata<'static>, &'static Metadata<'static>) {
+        use tracing::Callsite as _;
+        let one = tracing::callsite! { name: "one", kind: tracing::metadata::Kind::EVENT, fields: message };
+        let two = tracing::callsite! { name: "two", kind: tracing::metadata::Kind::EVENT, fields: message };
+        (one.metadata(), two.metadata())
+    }
+
+    #[test]
+    fn a_place_says_so_much_in_a_while_and_the_rest_is_counted() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let (one, two) = places();
+        let mut limiter = Limiter::new(3, Duration::from_secs(1));
+        let said = (0..10).filter(|_| limiter.may_say(one, start)).count();
+        assert_eq!(said, 3);
+        assert!(limiter.may_say(two, start), "others are heard");
+        assert_eq!(limiter.over(at(999)), []);
+        assert!(!limiter.may_say(one, at(1_500)), "what was left out is told first");
+        let over = limiter.over(at(1_500));
+        assert_eq!((over.len(), over[0].lines), (1, 8));
+        assert!(over[0].at.contains("flood.rs:"), "{over:?}");
+        assert!(limiter.may_say(one, at(1_600)));
+        assert_eq!(limiter.over(at(9_000)), []);
+    }
+
+    #[test]
+    fn a_flood_is_cut_and_told() {
+        let (flood, lines) = (Flood::new(), Lines::default());
+        *flood.0.lock() = Limiter::new(5, Duration::from_millis(100));
+        let to = Dispatch::new(tracing_subscriber::registry().with(lines.clone().with_filter(flood.clone())));
+        let watch = flood.watch(&to).unwrap();
+        tracing::dispatcher::with_default(&to, || (0..1_000).for_each(|i| tracing::warn!(i, "again")));
+        assert_eq!(*lines.0.lock(), 5);
+        let until = Instant::now() + Duration::from_secs(20);
+        while *lines.0.lock() < 6 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(*lines.0.lock(), 6, "one line tells of 995");
+        drop(watch);
+    }
+}

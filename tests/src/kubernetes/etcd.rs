@@ -1,0 +1,109 @@
+//! The chart's etcd grows without Helm's help: `helm template | kubectl apply`, as those do who keep manifests in a repository.
+
+use super::Bench;
+use super::cases::{ANSWERS, May, all_ready, judge, metrics};
+use super::cluster::{Cluster, SETTLE_MAX};
+use super::traffic::{Traffic, known};
+use anyhow::{Context, ensure};
+use std::time::Duration;
+use tokio::time::{Instant, sleep};
+
+/// Nodes after the growth.
+const NODES: usize = 3;
+
+/// Clients are served all along, and all nodes are one cluster, in which the same workers stand.
+pub(super) async fn grows(bench: &Bench) -> anyhow::Result<Vec<String>> {
+    let Some(_) = &bench.settings.node else {
+        return Ok(vec!["left out: it needs three volumes of the class".into()]);
+    };
+    let cluster = &bench.cluster;
+    let url = bench.grpc().await?;
+    let known = known(&url).await?;
+    let before = id(cluster).await?;
+    let traffic = Traffic::start(&url, &known)?;
+    traffic.answers(ANSWERS).await?;
+
+    let began = Instant::now();
+    let set = [bench.images(), vec![format!("etcd.replicas={NODES}")]].concat();
+    let manifests = cluster.template(&bench.values(&[]), &set).await?;
+    let file = bench.settings.scratch()?.join("grown.yaml");
+    std::fs::write(&file, manifests)?;
+    cluster.kubectl(&["apply", "--filename", &file.display().to_string()]).await?;
+    cluster.ready("etcd", NODES, &[]).await?;
+    let took = began.elapsed();
+    rolled(cluster).await?;
+    all_ready(cluster).await?;
+    traffic.answers(ANSWERS).await?;
+    let mut counts =
+        vec![judge(&format!("1 node to {NODES} within {:.0} s", took.as_secs_f64()), traffic, May::Move).await?];
+
+    one_truth(cluster).await?;
+    let after = id(cluster).await?;
+    ensure!(before == after, "cluster {before} became {after}");
+    counts.push(format!("cluster {after} is the one of before, and all routers see one cluster with 4 workers"));
+
+    let victim =
+        cluster.pods("etcd").await?.into_iter().find(|pod| pod.name.ends_with("-0")).context("the first node")?;
+    let folder = bench.settings.scratch()?.join("volumes/etcd-0");
+    let traffic = Traffic::start(&url, &known)?;
+    traffic.answers(ANSWERS).await?;
+    // Before its end, or its successor would find the data.
+    super::cases::empty(&folder)?;
+    super::cases::kill(bench, &victim).await?;
+    cluster.ready("etcd", NODES, &[victim.uid]).await?;
+    traffic.answers(ANSWERS).await?;
+    counts.push(judge("the first node came back without its data", traffic, May::Nothing).await?);
+    one_truth(cluster).await?;
+    let now = id(cluster).await?;
+    ensure!(before == now, "cluster {before} became {now}");
+    Ok(counts)
+}
+
+/// Waits until every roll-out is over.
+async fn rolled(cluster: &Cluster) -> anyhow::Result<()> {
+    let sets = cluster
+        .kubectl(&["get", "deployment,statefulset", "--output=name", "--selector=app.kubernetes.io/name=baton"])
+        .await?;
+    let limit = format!("--timeout={}s", SETTLE_MAX.as_secs());
+    for set in sets.split_whitespace() {
+        let arguments = ["--namespace", &cluster.namespace, "rollout", "status", set, &limit];
+        super::cluster::run("kubectl", &arguments, SETTLE_MAX + Duration::from_secs(10)).await?;
+    }
+    Ok(())
+}
+
+/// Waits until every router says that the nodes of etcd are one cluster, that it answers, and that all workers stand in it.
+async fn one_truth(cluster: &Cluster) -> anyhow::Result<()> {
+    let deadline = Instant::now() + SETTLE_MAX;
+    loop {
+        let mut wrong = Vec::new();
+        for router in cluster.pods("router").await? {
+            let scrape = metrics(cluster, &router).await?;
+            for (name, expected) in
+                [("router_etcd_clusters", 1.0), ("router_membership_up", 1.0), ("router_registered_workers", 4.0)]
+            {
+                let found = scrape.find(&format!("baton_{name}"), &[])?;
+                if found != expected {
+                    wrong.push(format!("{}: {name} is {found}", router.name));
+                }
+            }
+        }
+        if wrong.is_empty() {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "{wrong:?}");
+        sleep(Duration::from_millis(500)).await;
+    }
+}
+
+/// The id of the cluster of etcd, as its pods log it when they start; all that run must tell the same.
+async fn id(cluster: &Cluster) -> anyhow::Result<String> {
+    let mut ids = std::collections::BTreeSet::new();
+    for pod in cluster.pods("etcd").await? {
+        let logs = cluster.kubectl(&["logs", &pod.name, "--container=etcd"]).await?;
+        let told = logs.lines().filter_map(|line| line.split_once("\"cluster-id\":\"")?.1.split('"').next());
+        ids.insert(told.last().with_context(|| format!("{} tells no cluster: {logs}", pod.name))?.to_owned());
+    }
+    ensure!(ids.len() == 1, "nodes of several clusters: {ids:?}");
+    Ok(ids.pop_first().unwrap_or_default())
+}
