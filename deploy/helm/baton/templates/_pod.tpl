@@ -73,7 +73,7 @@ topologySpreadConstraints:
 {{- define "baton.env" -}}
 {{- $where := .where -}}
 {{- $taken := dict -}}
-{{- range list "POD_NAME" "POD_IP" "POD_UID" "POD_NAMESPACE" "NODE_NAME" "BATON_CONFIG" "BATON_GRPC__ADVERTISE" "BATON_CACHE__SECRET" "BATON_INSTANCE__ID" "BATON_TRANSFER__BIND" -}}
+{{- range list "POD_NAME" "POD_IP" "POD_UID" "POD_NAMESPACE" "NODE_NAME" "BATON_CONFIG" "BATON_GRPC__ADVERTISE" "BATON_CLUSTER__ADVERTISE" "BATON_CACHE__SECRET" "BATON_INSTANCE__ID" "BATON_TRANSFER__BIND" -}}
 {{- $_ := set $taken . "by the chart" -}}
 {{- end -}}
 {{- range $variable := .env -}}
@@ -105,6 +105,10 @@ topologySpreadConstraints:
   value: /etc/baton/config/baton.toml
 - name: BATON_GRPC__ADVERTISE
   value: {{ printf (ternary "[$(POD_IP)]:%d" "$(POD_IP):%d" (eq .root.Values.ipFamily "ipv6")) (int .port) | quote }}
+{{- if and (not .worker) .root.Values.identity.enabled }}
+- name: BATON_CLUSTER__ADVERTISE
+  value: {{ ternary "[$(POD_IP)]:50052" "$(POD_IP):50052" (eq .root.Values.ipFamily "ipv6") | quote }}
+{{- end }}
 {{- if .worker }}
 - name: BATON_INSTANCE__ID
   value: $(POD_NAME)
