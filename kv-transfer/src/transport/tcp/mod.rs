@@ -61,8 +61,10 @@ pub(crate) struct Tcp {
     keeps_lost: bool,
     next: u64,
     accepting: bool,
-    /// In each direction.
+    /// Connections that this side opened.
     peers_max: usize,
+    /// Connections that peers opened and that have greeted.
+    accepted_max: usize,
     silent_max: Duration,
     connect_max: Duration,
     /// Connections that were refused by `connect` or closed by the service, to be reported.
@@ -106,6 +108,7 @@ impl Tcp {
             next: FIRST_CONNECTION,
             accepting: true,
             peers_max: config.limits.peers_max,
+            accepted_max: config.limits.accepted_max,
             silent_max: Duration::from_millis(config.limits.peer_silent_ms),
             connect_max: Duration::from_millis(config.limits.connect_ms),
             closed: Vec::new(),
@@ -285,10 +288,10 @@ impl Transport for Tcp {
     fn set_remote(&mut self, conn: ConnId, _: &RemoteRegion) -> Result<(), String> {
         // Offsets are all that a write needs. Peers that connected have places of their own, beside those that this side connects to.
         let settled = |c: &&Connection| matches!(c.origin, Origin::Accepted { .. }) && c.incoming.is_settled();
-        let full = self.connections.values().filter(settled).count() >= self.peers_max;
+        let full = self.connections.values().filter(settled).count() >= self.accepted_max;
         match self.connections.get_mut(&conn) {
             Some(connection) if full && connection.is_unsettled() => {
-                Err(format!("{} peers have connected already", self.peers_max))
+                Err(format!("{} peers have connected already", self.accepted_max))
             }
             Some(connection) => {
                 connection.incoming.settle();
