@@ -91,6 +91,9 @@ async fn a_router_drains_no_sooner_than_its_answers_are_read() {
         };
         read += message.token_ids.len() as u32;
     }
-    assert_eq!((read, answer.message().await.unwrap()), (tokens, None));
+    while let Some(message) = answer.message().await.unwrap() {
+        read += message.token_ids.len() as u32;
+    }
+    assert_eq!(read, tokens);
     timeout(Duration::from_secs(20), drain).await.expect("nothing is left to read");
 }
