@@ -37,6 +37,11 @@ pub fn in_tls(test: impl FnOnce()) {
     CREDENTIALS.set(None);
 }
 
+/// Whether it is such a test that runs.
+pub fn is_in_tls() -> bool {
+    CREDENTIALS.with_borrow(Option::is_some)
+}
+
 /// Waits until `done`; panics with `what` if that never comes.
 pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     let until = Instant::now() + PATIENCE;
