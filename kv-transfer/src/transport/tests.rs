@@ -52,6 +52,7 @@ impl Side {
         let mut config = TransferConfig::new(party, compatibility, map, way.choice.clone());
         (config.credentials, config.encrypt) = (way.credentials.clone(), way.encrypt);
         (config.limits.connect_ms, config.limits.peers_max) = (way.connect_ms, way.peers_max);
+        (config.limits.accepted_max, config.limits.ungreeted_max) = (way.peers_max, 64);
         let region = Region::anonymous(BYTES).unwrap();
         let (transport, _) = start(&config, region.clone()).unwrap();
         Self { transport, region, events: Vec::new() }

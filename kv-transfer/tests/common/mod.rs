@@ -37,8 +37,8 @@ pub fn in_tls(test: impl FnOnce()) {
     CREDENTIALS.set(None);
 }
 
-/// Whether nodes show each other certificates.
-pub fn proves_workers() -> bool {
+/// Whether it is such a test that runs.
+pub fn is_in_tls() -> bool {
     CREDENTIALS.with_borrow(Option::is_some)
 }
 

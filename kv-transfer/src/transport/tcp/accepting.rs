@@ -5,11 +5,8 @@ use crate::transport::ConnId;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-/// Connections whose peers have not greeted yet. A greeting takes some round trips, so this is many for peers that mean it.
-pub(super) const UNSETTLED_MAX: usize = 64;
-
-/// Whom to close to make room for one more: `None` while there is room. Connections are given in the order in which they came.
-pub(super) fn gives_way(unsettled: impl Iterator<Item = (ConnId, IpAddr)>) -> Option<ConnId> {
+/// Whom to close to make room for one more: `None` while there are fewer than `max`. Connections are given in the order in which they came.
+pub(super) fn gives_way(unsettled: impl Iterator<Item = (ConnId, IpAddr)>, max: usize) -> Option<ConnId> {
     let mut by_address: BTreeMap<IpAddr, (usize, ConnId)> = BTreeMap::new();
     let mut all = 0;
     for (conn, from) in unsettled {
@@ -17,7 +14,7 @@ pub(super) fn gives_way(unsettled: impl Iterator<Item = (ConnId, IpAddr)>) -> Op
         by_address.entry(from).or_insert((0, conn)).0 += 1;
     }
     let most = by_address.into_values().max_by_key(|(count, oldest)| (*count, std::cmp::Reverse(*oldest)));
-    most.filter(|_| all >= UNSETTLED_MAX).map(|(_, oldest)| oldest)
+    most.filter(|_| all >= max).map(|(_, oldest)| oldest)
 }
 
 #[cfg(test)]
@@ -31,8 +28,8 @@ mod tests {
 
     #[test]
     fn the_oldest_of_who_holds_most_gives_way() {
-        let of = |places: &[(u64, u8)]| gives_way(places.iter().map(|&(conn, host)| (ConnId(conn), at(host))));
-        let full = UNSETTLED_MAX as u64;
+        let of = |places: &[(u64, u8)]| gives_way(places.iter().map(|&(conn, host)| (ConnId(conn), at(host))), 64);
+        let full = 64;
         assert_eq!(of(&[]), None);
         let almost: Vec<_> = (1..full).map(|conn| (conn, 1)).collect();
         assert_eq!(of(&almost), None, "there is room");

@@ -15,7 +15,7 @@ use super::{ConnId, Event, Transport, Wake};
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
 use crate::{Credentials, Fencing, Region, TransferAddress, TransferConfig, TransferError};
-use accepting::{UNSETTLED_MAX, gives_way};
+use accepting::gives_way;
 use baton_types::TicketId;
 pub(super) use connection::LaneFrame;
 use connection::{Connection, Origin, Secured};
@@ -36,6 +36,8 @@ const LISTENER: Token = Token(1);
 const WAKER: Token = Token(2);
 /// Tokens below are not connections.
 const FIRST_CONNECTION: u64 = 3;
+/// Connections that are accepted before others get their turn.
+const ACCEPTED_A_TURN_MAX: usize = 64;
 
 /// Where a control channel listens, and for what.
 #[derive(Clone, Copy, Debug)]
@@ -61,10 +63,10 @@ pub(crate) struct Tcp {
     keeps_lost: bool,
     next: u64,
     accepting: bool,
-    /// Connections that this side opened.
-    peers_max: usize,
-    /// Connections that peers opened and that have greeted.
+    /// Bounds of connections that this side opened, of those that it accepted, and of those of which nobody has said who it is.
+    dialled_max: usize,
     accepted_max: usize,
+    ungreeted_max: usize,
     silent_max: Duration,
     connect_max: Duration,
     /// Connections that were refused by `connect` or closed by the service, to be reported.
@@ -107,8 +109,9 @@ impl Tcp {
             keeps_lost: has_lanes && config.hooks.fencing() == Fencing::Pretended,
             next: FIRST_CONNECTION,
             accepting: true,
-            peers_max: config.limits.peers_max,
+            dialled_max: config.limits.peers_max,
             accepted_max: config.limits.accepted_max,
+            ungreeted_max: config.limits.ungreeted_max,
             silent_max: Duration::from_millis(config.limits.peer_silent_ms),
             connect_max: Duration::from_millis(config.limits.connect_ms),
             closed: Vec::new(),
@@ -156,8 +159,8 @@ impl Tcp {
 
     /// Connects to a control channel.
     pub(super) fn dial(&mut self, socket: SocketAddr) -> Result<ConnId, String> {
-        if self.peers_max <= self.connections.values().filter(|c| matches!(c.origin, Origin::Dialled)).count() {
-            return Err(format!("{} peers are connected already", self.peers_max));
+        if self.dialled_max <= self.connections.values().filter(|c| matches!(c.origin, Origin::Dialled)).count() {
+            return Err(format!("{} peers are connected already", self.dialled_max));
         }
         let stream = TcpStream::connect(socket).map_err(|e| format!("{socket}: {e}"))?;
         self.add(stream, Origin::Dialled).map_err(|e| format!("{socket}: {e}"))
@@ -185,7 +188,7 @@ impl Tcp {
     fn accept(&mut self, now: Instant, events: &mut Vec<Event>) -> bool {
         let mut any = false;
         // In turns, so that whoever connects and connects does not keep everybody else from theirs.
-        for _ in 0..UNSETTLED_MAX {
+        for _ in 0..ACCEPTED_A_TURN_MAX {
             if !self.accepting {
                 break;
             }
@@ -215,7 +218,7 @@ impl Tcp {
             Origin::Accepted { from, .. } if c.is_unsettled() => Some((id, from)),
             _ => None,
         });
-        if let Some(conn) = gives_way(unsettled) {
+        if let Some(conn) = gives_way(unsettled, self.ungreeted_max) {
             self.remove(conn, "too many have connected without a greeting".into(), false, events);
         }
     }
