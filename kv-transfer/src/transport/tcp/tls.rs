@@ -149,19 +149,20 @@ impl Session {
                 Ok(Next::Idle) => return Ok(used),
                 Ok(Next::Closed) => return Err("the peer closed the connection".into()),
                 Err(why) => {
-                    self.tell_alert(out);
+                    self.tell_alert(&mut bytes[used..], out);
                     return Err(why);
                 }
             }
         }
     }
 
-    /// What the library has to say to the peer about an error.
-    fn tell_alert(&mut self, out: &mut Outbox) {
+    /// What the library has to say to the peer about an error. It remembers where half of a handshake message lies in `unread`, and panics
+    /// where that is not there any more.
+    fn tell_alert(&mut self, unread: &mut [u8], out: &mut Outbox) {
         let mut nothing = Wish::Write(None);
         match self {
-            Self::Client(client) => act(client.process_tls_records(&mut []).state, out, &mut nothing).ok(),
-            Self::Server(server) => act(server.process_tls_records(&mut []).state, out, &mut nothing).ok(),
+            Self::Client(client) => act(client.process_tls_records(unread).state, out, &mut nothing).ok(),
+            Self::Server(server) => act(server.process_tls_records(unread).state, out, &mut nothing).ok(),
         };
     }
 }
