@@ -101,8 +101,8 @@ async fn id(cluster: &Cluster) -> anyhow::Result<String> {
     let mut ids = std::collections::BTreeSet::new();
     for pod in cluster.pods("etcd").await? {
         let logs = cluster.kubectl(&["logs", &pod.name, "--container=etcd"]).await?;
-        let told = logs.lines().filter_map(|line| line.split_once("\"cluster-id\":\"")?.1.split('"').next());
-        ids.insert(told.last().with_context(|| format!("{} tells no cluster: {logs}", pod.name))?.to_owned());
+        let mut told = logs.lines().filter_map(|line| line.split_once("\"cluster-id\":\"")?.1.split('"').next());
+        ids.insert(told.next_back().with_context(|| format!("{} tells no cluster: {logs}", pod.name))?.to_owned());
     }
     ensure!(ids.len() == 1, "nodes of several clusters: {ids:?}");
     Ok(ids.pop_first().unwrap_or_default())

@@ -193,6 +193,10 @@ impl Ucx {
 }
 
 #[cfg(test)]
+#[path = "flush_tests.rs"]
+mod flush_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -1,0 +1,88 @@
+//! What a flush waits for: as many writes as were posted, and not one less.
+
+use super::{Connection, Ucx};
+use crate::plan::CopyRun;
+use crate::transport::tcp::Listen;
+use crate::transport::ucx::Start;
+use crate::transport::{ConnId, Event, Transport};
+use crate::{Party, Region, TransferConfig, TransportChoice, UcxLanes, UcxWrites};
+use baton_types::{
+    Compatibility, Digest, Dtype, Incarnation, InstanceId, KvLayout, KvPoolMap, NumericsClass, TicketId,
+};
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+struct Side {
+    ucx: Ucx,
+    events: Vec<Event>,
+}
+
+impl Side {
+    fn start() -> Self {
+        let layout = KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap();
+        let class = NumericsClass { isa: "t".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 0 };
+        let compatibility = Compatibility { model: Digest([0; 32]), layout: layout.clone(), class };
+        let party = Party { instance: InstanceId::try_new("t").unwrap(), incarnation: Incarnation(1) };
+        let map = KvPoolMap::try_new(layout, 1).unwrap();
+        let choice = TransportChoice::ucx(UcxLanes::LoopbackTcp, LOOPBACK);
+        let config = TransferConfig::new(party, compatibility, map, choice);
+        let listen = Listen { bind: LOOPBACK, port: 0, has_lanes: true };
+        let start = Start { lanes: &UcxLanes::LoopbackTcp, listen, devices: None, writes: UcxWrites::ByLanes };
+        let (ucx, _) = Ucx::start(start, &config, Region::anonymous(4096).unwrap()).unwrap();
+        Self { ucx, events: Vec::new() }
+    }
+
+    fn came(&self, conn: ConnId) -> u64 {
+        self.ucx.connections[&conn].writing().unwrap().door.came.get()
+    }
+
+    fn set_came(&self, conn: ConnId, came: u64) {
+        self.ucx.connections[&conn].writing().unwrap().door.came.set(came);
+    }
+
+    /// Flushes that wait, with the number of writes that each waits for.
+    fn waiting(&self, conn: ConnId) -> &[(u64, u64)] {
+        &self.ucx.connections.get(&conn).and_then(Connection::writing).unwrap().flushes
+    }
+
+    fn has_flushed(&self) -> bool {
+        self.events.iter().any(|event| matches!(event, Event::Flushed(..)))
+    }
+}
+
+fn until(a: &mut Side, b: &mut Side, what: &str, mut done: impl FnMut(&Side, &Side) -> bool) {
+    let by = Instant::now() + PATIENCE;
+    while !done(a, b) {
+        assert!(Instant::now() < by, "never: {what}");
+        a.ucx.progress(Instant::now(), &mut a.events);
+        b.ucx.progress(Instant::now(), &mut b.events);
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_flush_waits_for_every_write_that_was_posted() {
+    let (mut a, mut b) = (Side::start(), Side::start());
+    let from = a.ucx.connect(&b.ucx.address()).unwrap();
+    a.ucx.send(from, vec![1]);
+    let said = |side: &Side| side.events.iter().any(|event| matches!(event, Event::Message(..)));
+    until(&mut a, &mut b, "a first message", |_, b| said(b));
+    let to = b.events.iter().find_map(|e| if let Event::Message(to, _) = e { Some(*to) } else { None }).unwrap();
+    b.ucx.send(to, vec![2]);
+    until(&mut a, &mut b, "a first answer", |a, _| said(a));
+    let remote = b.ucx.region();
+    a.ucx.set_remote(from, &remote).unwrap();
+    b.ucx.open_window(to, TicketId(5), vec![0..4096]);
+    (0..3).for_each(|at| a.ucx.put(from, TicketId(5), CopyRun { from: 64 * at, to: 64 * at, len: 64 }));
+    until(&mut a, &mut b, "three writes", |_, b| b.came(to) == 3);
+    // As if one of them were still on its way.
+    b.set_came(to, 2);
+    a.ucx.flush(from, 7);
+    until(&mut a, &mut b, "the flush came", |a, b| a.has_flushed() || !b.waiting(to).is_empty());
+    assert_eq!((a.has_flushed(), b.waiting(to)), (false, [(7, 3)].as_slice()));
+    b.set_came(to, 3);
+    until(&mut a, &mut b, "flushed", |a, _| a.has_flushed());
+}
