@@ -32,7 +32,7 @@ pub(crate) struct OperatorArgs {
     #[command(flatten)]
     router: RouterArgs,
     /// Folder with an operator's ca.crt, tls.crt and tls.key; --server is the router's cluster port, then (127.0.0.1:50052). For a cluster that
-    /// this user's `baton up` runs, both are found.
+    /// this user's `baton up` runs, both are found, unless BATON_API_KEY is set.
     #[arg(long, value_name = "FOLDER")]
     identity: Option<PathBuf>,
 }
@@ -89,7 +89,9 @@ impl OperatorArgs {
     /// clients' port.
     pub(crate) async fn connect(&self, or: &str) -> anyhow::Result<RouterChannel> {
         let named = self.identity.clone().map(|folder| (self.cluster_port(), folder));
-        match named.or_else(|| standing::find(&self.router.server)) {
+        // A key that is set says as whom to call.
+        let found = || api_key().is_none().then(|| standing::find(&self.router.server)).flatten();
+        match named.or_else(found) {
             None => self.router.connect(or).await,
             Some((address, folder)) => operate(&address, &folder).await,
         }

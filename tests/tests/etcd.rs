@@ -2,7 +2,8 @@
 //! wrong, and no live worker leaves the view of a router that watches.
 
 use anyhow::{Context, ensure};
-use baton_node::membership::etcd::{EtcdConfig, EtcdRouter};
+use baton_node::identity::{Identity, IdentityConfig, Role};
+use baton_node::membership::etcd::{EtcdConfig, EtcdRouter, Recall};
 use baton_node::membership::{MembershipView, RouterMembership as _};
 use baton_node::testing::etcd::{EtcdCluster, EtcdServer};
 use baton_node::testing::relay::Relay;
@@ -39,8 +40,8 @@ struct Observer {
 }
 
 impl Observer {
-    async fn start(config: &EtcdConfig, workers: usize) -> anyhow::Result<Self> {
-        let router = EtcdRouter::start(config, 16);
+    async fn start(config: &EtcdConfig, workers: usize, identity: &Identity) -> anyhow::Result<Self> {
+        let router = EtcdRouter::start_as(config, 16, identity, Recall::default());
         let mut view = router.view();
         let whole = timeout(MAX, view.wait_for(|v| v.members.len() == workers)).await??.clone();
         Ok(Self { router, parties: whole.members.values().map(|m| m.record.party.clone()).collect() })
@@ -57,6 +58,13 @@ impl Observer {
         let seen = timeout(MAX, view.wait_for(|v| done(v))).await.with_context(|| format!("{what}: never"))?;
         Ok(seen?.clone())
     }
+}
+
+/// A router of the cluster, as its workers see it: they answer nobody else.
+async fn a_router_of(up: &Up) -> anyhow::Result<Identity> {
+    let (_, operator) = up.cluster()?;
+    let dir = operator.with_file_name(Role::Router.name());
+    Ok(Identity::start(&IdentityConfig { dir: Some(dir), ..IdentityConfig::default() }, Role::Router).await?)
 }
 
 /// Whether all workers but `without` are ready, as their probes say.
@@ -86,7 +94,8 @@ async fn a_second_cluster_under_the_same_prefix_is_refused() -> anyhow::Result<(
     };
     let mut first = start(PREFIX)?;
     first.wait_serving()?;
-    let observer = Observer::start(&EtcdConfig { prefix: PREFIX.into(), ..etcd.config() }, 2).await?;
+    let observer =
+        Observer::start(&EtcdConfig { prefix: PREFIX.into(), ..etcd.config() }, 2, &a_router_of(&first).await?).await?;
 
     let mut second = start(PREFIX)?;
     let (status, message) = (second.wait()?, second.stderr());
@@ -159,7 +168,7 @@ async fn a_router_that_is_cut_off_from_etcd_serves_from_its_last_view() -> anyho
     leaves.terminate().await?;
     has_decoders(&metrics, 1.0).await?;
     let mut comes = worker("decode", "d-2")?;
-    let all = Observer::start(&direct, 3).await?;
+    let all = Observer::start(&direct, 3, &Identity::default()).await?;
     load.goes_on("a worker left, and another joined", LONG).await?;
     ensure!(all.missing().is_empty(), "{:?} lost their leases", all.missing());
     has_decoders(&metrics, 1.0).await?;
@@ -284,7 +293,7 @@ async fn etcd_fails(quorum_lost: Duration) -> anyhow::Result<()> {
     let mut up = Up::spawn(&flags, &SHORT)?;
     up.wait_serving()?;
     let children = up.children()?;
-    let observer = Observer::start(&direct, 4).await?;
+    let observer = Observer::start(&direct, 4, &a_router_of(&up).await?).await?;
     let load = Load::start(&[format!("http://{}", up.grpc()?)], &CASES).await?;
     let goes_on = async |what: &str, time: Duration| -> anyhow::Result<()> {
         let whole = async {

@@ -75,7 +75,7 @@ fn a_flush_waits_for_every_write_that_was_posted() {
     until(&mut a, &mut b, "a first answer", |a, _| said(a));
     let remote = b.ucx.region();
     a.ucx.set_remote(from, &remote).unwrap();
-    b.ucx.open_window(to, TicketId(5), vec![0..4096]);
+    b.ucx.open_window(to, TicketId(5), std::iter::once(0..4096).collect());
     (0..3).for_each(|at| a.ucx.put(from, TicketId(5), CopyRun { from: 64 * at, to: 64 * at, len: 64 }));
     until(&mut a, &mut b, "three writes", |_, b| b.came(to) == 3);
     // As if one of them were still on its way.
