@@ -73,8 +73,9 @@ fn a_flush_waits_for_every_write_that_was_posted() {
     let to = b.events.iter().find_map(|e| if let Event::Message(to, _) = e { Some(*to) } else { None }).unwrap();
     b.ucx.send(to, vec![2]);
     until(&mut a, &mut b, "a first answer", |a, _| said(a));
-    let remote = b.ucx.region();
-    a.ucx.set_remote(from, &remote).unwrap();
+    let (region_a, region_b) = (a.ucx.region(), b.ucx.region());
+    a.ucx.set_remote(from, &region_b).unwrap();
+    b.ucx.set_remote(to, &region_a).unwrap();
     b.ucx.open_window(to, TicketId(5), std::iter::once(0..4096).collect());
     (0..3).for_each(|at| a.ucx.put(from, TicketId(5), CopyRun { from: 64 * at, to: 64 * at, len: 64 }));
     until(&mut a, &mut b, "three writes", |_, b| b.came(to) == 3);
