@@ -153,8 +153,13 @@ impl<'a> Answer<'a> {
         self.first
     }
 
-    /// Takes a token and sends what it completes; says why the answer ends with it, where it does.
-    pub(super) async fn token(&mut self, token: v1::Token) -> Result<Option<FinishReason>, RequestError> {
+    /// Takes a token and sends what it completes; says why the answer ends with it, where it does. The span of the prefill that it comes
+    /// from ends as it is handed on, with nothing between that and the beginning of `stream`.
+    pub(super) async fn token(
+        &mut self,
+        token: v1::Token,
+        prefill: Option<Span>,
+    ) -> Result<Option<FinishReason>, RequestError> {
         let stated = finish_reason(token.finish_reason)?;
         if self.tokens.len() == self.carried {
             self.reused(&token);
@@ -188,6 +193,7 @@ impl<'a> Answer<'a> {
         }
         let (sample, cached_tokens) = (self.sample, self.first.is_none().then_some(self.usage.cached_tokens));
         self.send(Event::Delta(Delta { sample, text, token_ids: vec![token.id], logprobs, cached_tokens })).await?;
+        drop(prefill);
         self.count_time();
         Ok(finish)
     }

@@ -143,7 +143,7 @@ impl Attempt<'_> {
                 Decode::Token(token) => {
                     let token = sound(token).map_err(failed)?;
                     answer.prefilled(token.prefill_us);
-                    if let Some(reason) = answer.token(token).await? {
+                    if let Some(reason) = answer.token(token, None).await? {
                         return Ok(reason);
                     }
                 }

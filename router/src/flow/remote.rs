@@ -50,7 +50,7 @@ impl<'a> Remote<'a> {
     pub(super) async fn follow(mut self, answer: &mut Answer<'_>) -> Result<FinishReason, Failed> {
         loop {
             if let Some(token) = self.pair.early()
-                && let Some(reason) = answer.token(token).await?
+                && let Some(reason) = answer.token(token, None).await?
             {
                 return Ok(self.with_report(reason, answer).await);
             }
@@ -103,27 +103,24 @@ impl<'a> Remote<'a> {
             Unlike::OutOfOrder => out_of_order(prefill),
             Unlike::NotAdopted => not_adopted(prefill, decode),
         };
-        let is_token = matches!(event, FromPrefill::Token(_));
         let said = self.pair.prefill(event, otherwise, Instant::now().into_std());
         if !self.pair.hears_prefill() {
             self.run = None;
-        }
-        if let Some(span) = self.span.take_if(|_| is_token || !matches!(said, Says::Nothing))
-            && let Says::Failed(_, error) = &said
-        {
-            end::failed(&span, error);
         }
         match said {
             Says::Nothing => Ok(None),
             Says::Token(token) => {
                 answer.prefilled(token.prefill_us);
-                Ok(answer.token(token).await?)
+                Ok(answer.token(token, self.span.take()).await?)
             }
             Says::Done => {
                 done_with.iter().for_each(|done| answer.transferred(done));
                 Ok(None)
             }
-            Says::Failed(phase, error) => Err(Failed::at(phase, error)),
+            Says::Failed(phase, error) => {
+                self.span.iter().for_each(|span| end::failed(span, &error));
+                Err(Failed::at(phase, error))
+            }
         }
     }
 
@@ -151,7 +148,7 @@ impl<'a> Remote<'a> {
             }
         };
         match self.pair.decode(event, Instant::now().into_std()) {
-            Says::Token(token) => Ok(answer.token(token).await?),
+            Says::Token(token) => Ok(answer.token(token, None).await?),
             Says::Failed(phase, error) => Err(Failed::at(phase, error)),
             Says::Nothing | Says::Done => Ok(None),
         }

@@ -1,7 +1,8 @@
-//! The chart's etcd grows without Helm's help: `helm template | kubectl apply`, as those do who keep manifests in a repository.
+//! The chart's etcd goes away, and grows without Helm's help: `helm template | kubectl apply`, as those do who keep manifests in a
+//! repository.
 
 use super::Bench;
-use super::cases::{ANSWERS, May, all_ready, judge, metrics};
+use super::cases::{ANSWERS, May, all_ready, gone, judge, kill, metrics};
 use super::cluster::{Cluster, SETTLE_MAX};
 use super::traffic::{Traffic, known};
 use anyhow::{Context, ensure};
@@ -10,6 +11,34 @@ use tokio::time::{Instant, sleep};
 
 /// Nodes after the growth.
 const NODES: usize = 3;
+
+/// A router whose pod starts while no etcd runs finds the workers by their service's names in DNS, serves, and says whom it has them from.
+pub(super) async fn starts_without(bench: &Bench) -> anyhow::Result<Vec<String>> {
+    let cluster = &bench.cluster;
+    let url = bench.grpc().await?;
+    let known = known(&url).await?;
+    let selector = "--selector=app.kubernetes.io/component=etcd";
+    let set = cluster.kubectl(&["get", "statefulset", "--output=name", selector]).await?;
+    cluster.kubectl(&["scale", set.trim(), "--replicas=0"]).await?;
+    gone(cluster, "etcd").await?;
+    let victim = cluster.pods("router").await?.into_iter().next().context("no router")?;
+    kill(bench, &victim).await?;
+    let back = cluster.ready("router", 1, std::slice::from_ref(&victim.uid)).await?;
+    told(cluster, &[("membership_up", 0.0), ("unconfirmed_workers", 4.0), ("registered_workers", 4.0)]).await?;
+    let traffic = Traffic::start(&url, &known)?;
+    traffic.answers(ANSWERS).await?;
+    let what = format!("a router started without etcd, ready after {:.1} s", back.as_secs_f64());
+    let mut counts = vec![judge(&what, traffic, May::Nothing).await?];
+
+    let traffic = Traffic::start(&url, &known)?;
+    traffic.answers(ANSWERS).await?;
+    cluster.kubectl(&["scale", set.trim(), "--replicas=1"]).await?;
+    cluster.ready("etcd", 1, &[]).await?;
+    told(cluster, &[("membership_up", 1.0), ("unconfirmed_workers", 0.0), ("registered_workers", 4.0)]).await?;
+    traffic.answers(ANSWERS).await?;
+    counts.push(judge("etcd is back", traffic, May::Nothing).await?);
+    Ok(counts)
+}
 
 /// Clients are served all along, and all nodes are one cluster, in which the same workers stand.
 pub(super) async fn grows(bench: &Bench) -> anyhow::Result<Vec<String>> {
@@ -49,7 +78,7 @@ pub(super) async fn grows(bench: &Bench) -> anyhow::Result<Vec<String>> {
     traffic.answers(ANSWERS).await?;
     // Before its end, or its successor would find the data.
     super::cases::empty(&folder)?;
-    super::cases::kill(bench, &victim).await?;
+    kill(bench, &victim).await?;
     cluster.ready("etcd", NODES, &[victim.uid]).await?;
     traffic.answers(ANSWERS).await?;
     counts.push(judge("the first node came back without its data", traffic, May::Nothing).await?);
@@ -74,16 +103,19 @@ async fn rolled(cluster: &Cluster) -> anyhow::Result<()> {
 
 /// Waits until every router says that the nodes of etcd are one cluster, that it answers, and that all workers stand in it.
 async fn one_truth(cluster: &Cluster) -> anyhow::Result<()> {
+    told(cluster, &[("etcd_clusters", 1.0), ("membership_up", 1.0), ("registered_workers", 4.0)]).await
+}
+
+/// Waits until the metrics of every router have these values.
+async fn told(cluster: &Cluster, values: &[(&str, f64)]) -> anyhow::Result<()> {
     let deadline = Instant::now() + SETTLE_MAX;
     loop {
         let mut wrong = Vec::new();
         for router in cluster.pods("router").await? {
             let scrape = metrics(cluster, &router).await?;
-            for (name, expected) in
-                [("router_etcd_clusters", 1.0), ("router_membership_up", 1.0), ("router_registered_workers", 4.0)]
-            {
-                let found = scrape.find(&format!("baton_{name}"), &[])?;
-                if found != expected {
+            for (name, expected) in values {
+                let found = scrape.find(&format!("baton_router_{name}"), &[])?;
+                if found != *expected {
                     wrong.push(format!("{}: {name} is {found}", router.name));
                 }
             }

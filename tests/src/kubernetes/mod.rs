@@ -130,6 +130,7 @@ impl Bench {
         one("network policies", outcomes, cases::policies(self)).await?;
         one("pods are killed", outcomes, cases::kills(self)).await?;
         one("upgrades under load", outcomes, cases::upgrades(self)).await?;
+        one("a router starts without etcd", outcomes, etcd::starts_without(self)).await?;
         one("etcd grows by what Helm renders", outcomes, etcd::grows(self)).await?;
         one("uninstalls", outcomes, cases::uninstalls(self)).await?;
         if self.settings.node.is_some() {
