@@ -67,7 +67,7 @@ fn source_is_lost(choice: TransportChoice, signal: &str, fencing: Fencing) {
     let party = Party { instance: InstanceId::try_new("other").unwrap(), incarnation: Incarnation(1) };
     if !fenced {
         eventually("its blocks are quarantined", || node.pool.quarantined() == 5);
-        assert_eq!(node.transfer.stats().quarantined.into_values().collect::<Vec<_>>(), [5]);
+        eventually("that is told", || node.transfer.stats().quarantined.into_values().eq([5]));
         drop(other); // Dead for certain.
         node.transfer.peer_is_dead(&party);
     }
