@@ -1,9 +1,12 @@
 //! Parts for tests of this crate and others: an OTLP collector in the process of the test, an authority with its certificates,
-//! a real etcd, a relay that falls silent.
+//! a real etcd, a relay that falls silent, ports that stay free.
 
 pub mod certificates;
 pub mod etcd;
+mod ports;
 pub mod relay;
+
+pub use ports::free_ports;
 
 use opentelemetry_proto::tonic::collector::trace::v1::trace_service_server::{TraceService, TraceServiceServer};
 use opentelemetry_proto::tonic::collector::trace::v1::{ExportTraceServiceRequest, ExportTraceServiceResponse};

@@ -4,19 +4,19 @@ use crate::logs::bad_lines;
 use crate::processes::{END_MAX, LOOK, Lines, START_MAX, binary, send};
 use anyhow::{Context, bail, ensure};
 use baton_node::announce::Announcement;
+use baton_node::testing::free_ports;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Addresses on loopback for services that are to be found where they were; held together, so that no two are the same.
-pub fn free_addresses(count: usize) -> io::Result<Vec<SocketAddr>> {
-    let held: Vec<TcpListener> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
-    held.iter().map(TcpListener::local_addr).collect()
+/// Addresses on loopback for services that are to be found where they were.
+pub fn free_addresses<const N: usize>() -> io::Result<[SocketAddr; N]> {
+    Ok(free_ports("127.0.0.1")?.map(|port| (Ipv4Addr::LOCALHOST, port).into()))
 }
 
 /// Where a service runs, and where its words go.

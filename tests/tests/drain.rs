@@ -121,7 +121,7 @@ impl Services {
     async fn start(membership: &[String]) -> anyhow::Result<(Self, Vec<String>)> {
         let (mut routers, mut grpc, mut http, mut join) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         // A router that returns is to be found where it was.
-        for at in free_addresses(6)?.chunks(3) {
+        for at in free_addresses::<6>()?.chunks(3) {
             let (a, b, c) = (at[0], at[1], at[2]);
             // Routers keep their long drain: nobody else can go on with the streams of their clients.
             let own = [format!("--grpc-listen={a}"), format!("--http-listen={b}"), format!("--cluster-listen={c}")];

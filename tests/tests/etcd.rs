@@ -203,7 +203,7 @@ async fn answer(router: &Service, http: &str) -> anyhow::Result<Vec<u64>> {
 async fn a_router_that_starts_while_etcd_is_away_serves() -> anyhow::Result<()> {
     let mut etcd = EtcdServer::start()?;
     let (url, folder) = (etcd.url(), tempfile::tempdir()?);
-    let listens = free_addresses(5)?;
+    let listens = free_addresses::<5>()?;
     let start = |program: &str, membership: &str, own: &[String]| {
         let file = folder.path().join(format!("{program}-{}.toml", own[0].replace([':', '/'], "_")));
         let etcd = format!("prefix = {PREFIX:?}\nendpoints = [{:?}]\nlease_ttl_s = 2\nview_grace_ms = 5000\n", url);

@@ -104,7 +104,9 @@ async fn requests_and_their_tokens_are_counted_once_each() -> anyhow::Result<()>
             ("recomputed_tokens_total", &[], 0),
             ("router_placements_total", &[], n),
             ("router_placements_total", &["reason=\"local_policy\""], n - remote),
-            ("router_placements_total", &["reason=\"remote_policy\""], remote),
+            // The last one finds its beginning where it is prefilled.
+            ("router_placements_total", &["reason=\"remote_policy\""], remote - 1),
+            ("router_placements_total", &["reason=\"remote_cached\""], 1),
             ("router_retries_total", &[], 0),
             ("router_given_up_total", &[], 0),
             ("router_replayed_tokens_total", &[], 0),

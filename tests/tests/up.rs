@@ -1,6 +1,7 @@
 //! `baton up` and `baton generate`, as a newcomer meets them: separate processes, started and stopped in every way.
 
 use anyhow::{Context, ensure};
+use baton_node::testing::free_ports;
 use baton_tests::http::Api;
 use baton_tests::processes::{Up, baton, send, wait_gone};
 use serde_json::json;
@@ -21,13 +22,9 @@ async fn complete(up: &Up) -> anyhow::Result<Vec<u64>> {
     Ok(answer.tokens())
 }
 
-fn free_port() -> anyhow::Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
-}
-
 #[test]
 fn a_newcomer_gets_paris_and_leaves_with_ctrl_c() -> anyhow::Result<()> {
-    let (grpc, http) = (free_port()?, free_port()?);
+    let [grpc, http] = free_ports("127.0.0.1")?;
     let mut up = Up::spawn(&[&format!("--grpc-port={grpc}"), &format!("--http-port={http}")], &[])?;
     up.wait_serving()?;
     let printed = up.stdout();
@@ -60,7 +57,8 @@ fn ends_with_timings(text: &str, parts: &[&str]) -> anyhow::Result<()> {
 
 #[test]
 fn generate_says_what_to_do_without_a_cluster() -> anyhow::Result<()> {
-    let output = baton(&["generate", "--server", &format!("http://127.0.0.1:{}", free_port()?), "hello"])?;
+    let [port] = free_ports("127.0.0.1")?;
+    let output = baton(&["generate", "--server", &format!("http://127.0.0.1:{port}"), "hello"])?;
     let message = String::from_utf8(output.stderr)?;
     ensure!(!output.status.success() && message.contains("`baton up`") && message.contains("--server"), "{message}");
     Ok(())

@@ -220,7 +220,14 @@ pub fn deadline_frees_both_sides(choice: &TransportChoice) {
         let (outgoing, _) = source.offer_until(&sink.peer(), "r", 70, i as u64 + 1, deadline);
         source.send_all(&outgoing, 70);
         let failure = outgoing.wait().unwrap_err();
-        let expected = matches!(failure, HandoffFailure::Deadline(_) | HandoffFailure::AbortedByPeer(_));
+        let expected = match &failure {
+            HandoffFailure::Deadline(_) | HandoffFailure::AbortedByPeer(_) => true,
+            // It passed before the sink had asked for blocks, on a busy machine.
+            HandoffFailure::Refused { reason, detail } => {
+                *reason == RefuseReason::NoRoom && detail.contains("the deadline passed")
+            }
+            _ => false,
+        };
         assert!(expected, "{phase:?}: {failure}");
         quiet(&source, &sink);
         source.gate.open(phase);

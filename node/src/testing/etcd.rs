@@ -8,9 +8,9 @@ pub use cluster::EtcdCluster;
 pub use growing::Growing;
 pub use space::{fill, make_space};
 
+use super::free_ports;
 use crate::membership::etcd::EtcdConfig;
 use std::io;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -181,17 +181,6 @@ fn binary() -> io::Result<PathBuf> {
     let found = std::env::split_paths(&path).map(|folder| folder.join("etcd")).find(|p| p.is_file());
     let found = found.or_else(|| Some(PathBuf::from(UNPACKED)).filter(|p| p.is_file()));
     found.ok_or_else(|| io::Error::other("no etcd: run `make clients` first, as `make test` does"))
-}
-
-/// Held together, so that no two are the same.
-fn free_ports(host: &str) -> io::Result<[u16; 3]> {
-    let bind = || TcpListener::bind((host, 0));
-    let held = [bind()?, bind()?, bind()?];
-    let mut ports = [0; 3];
-    for (port, listener) in ports.iter_mut().zip(&held) {
-        *port = listener.local_addr()?.port();
-    }
-    Ok(ports)
 }
 
 /// Settings with short waits.

@@ -251,7 +251,7 @@ fn flags(node: Node, at: &Listens, act: &ActPlan, network: bool) -> Vec<String> 
 /// Addresses that stay the same for every start.
 fn listens(network: bool) -> anyhow::Result<Vec<Listens>> {
     if !network {
-        let addresses = free_addresses(2 * Node::ALL.len())?;
+        let addresses = free_addresses::<{ 2 * Node::ALL.len() }>()?;
         return Ok(addresses.chunks(2).map(|a| Listens { grpc: a[0].to_string(), http: a[1].to_string() }).collect());
     }
     let of = |node: Node| {

@@ -58,7 +58,7 @@ impl Prometheus {
         });
         let file = folder.path().join("prometheus.yaml");
         fs::write(&file, config.to_string())?;
-        let address = free_addresses(1)?[0];
+        let [address] = free_addresses()?;
         let process = Command::new(path("target/prometheus/usr/bin/prometheus"))
             .arg(format!("--config.file={}", file.display()))
             .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
