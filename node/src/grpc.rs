@@ -3,6 +3,7 @@
 mod client;
 mod config;
 mod deadline;
+mod handshakes;
 mod messages;
 mod server;
 #[cfg(test)]

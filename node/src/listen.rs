@@ -59,6 +59,7 @@ pub struct Listener {
     socket: TcpListener,
     address: SocketAddr,
     room: Arc<Semaphore>,
+    connections_max: usize,
     pub(crate) hello_max: Duration,
     peer_gone_max: Duration,
 }
@@ -69,14 +70,19 @@ impl Listener {
         let error = |source| BindError { address, source };
         let socket = TcpListener::bind(address).await.map_err(error)?;
         let address = socket.local_addr().map_err(error)?;
-        let room = Semaphore::new(usize::try_from(connections_max).unwrap_or(Semaphore::MAX_PERMITS));
-        let room = Arc::new(room);
-        Ok(Self { socket, address, room, hello_max: HELLO_MAX, peer_gone_max: PEER_GONE_MAX })
+        let connections_max = usize::try_from(connections_max).unwrap_or(Semaphore::MAX_PERMITS);
+        let room = Arc::new(Semaphore::new(connections_max));
+        Ok(Self { socket, address, room, connections_max, hello_max: HELLO_MAX, peer_gone_max: PEER_GONE_MAX })
     }
 
     /// Where it listens, the port that was taken for 0 included.
     pub const fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// How many connections it takes at once.
+    pub(crate) const fn connections_max(&self) -> usize {
+        self.connections_max
     }
 
     /// The next connection. Errors of single connections are theirs; a listener goes on.

@@ -9,6 +9,10 @@ use clap::Parser;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
+/// Bodies are long and come in bursts. glibc's allocator keeps much of what they took, of each of its arenas; this one gives it back.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 /// The router of a Baton cluster: gRPC and OpenAI's HTTP API in front of prefill and decode workers
 #[derive(Parser)]
 #[command(name = "baton-router", version)]

@@ -36,7 +36,7 @@ impl Default for GrpcConfig {
             // The largest one, at 2 Mbit/s.
             message_ms_max: 30_000,
             connections_max: 16_384,
-            streams_max: 4_096,
+            streams_max: 1_024,
             keepalive_ms: 2_000,
             keepalive_wait_ms_max: 4_000,
         }

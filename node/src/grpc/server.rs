@@ -1,13 +1,12 @@
 //! Servers: settings, reflection, health.
 
+use super::handshakes::Handshakes;
 use super::{GrpcConfig, Messages, Meter};
 use crate::identity::{GuardLayer, Identity, Protocol};
 use crate::listen::{BindError, Connection, Listener, RESET_STREAMS_MAX};
 use futures::stream::unfold;
 use std::convert::Infallible;
-use std::io;
 use std::time::Duration;
-use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic_health::pb::health_server;
@@ -20,7 +19,7 @@ const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 /// The same for all streams of one connection.
 const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 /// Request headers: names, deadline, trace context; far below this.
-const HEADER_BYTES_MAX: u32 = 32 << 10;
+const HEADER_BYTES_MAX: u32 = 16 << 10;
 
 /// What anybody may send to health and reflection: names of services.
 const NAME_BYTES_MAX: usize = 64 << 10;
@@ -73,17 +72,19 @@ pub async fn serve(
     identity: Identity,
     stop: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
-    let incoming = Incoming { listener, identity, handshakes: JoinSet::new(), refused: Refused::default() };
+    let handshakes = Handshakes::new(listener.connections_max());
+    let incoming = Incoming { listener, identity, handshakes, refused: Refused::default() };
     let incoming =
         unfold(incoming, |mut incoming| async { Some((Ok::<_, Infallible>(incoming.next().await), incoming)) });
     router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await
 }
 
-/// Connections of a listener, once their peers have proven who they are. The listener bounds how many there are, handshakes included.
+/// Connections of a listener, once their peers have proven who they are. The listener bounds how many there are, handshakes included, of
+/// which there are few.
 struct Incoming {
     listener: Listener,
     identity: Identity,
-    handshakes: JoinSet<io::Result<Connection>>,
+    handshakes: Handshakes,
     refused: Refused,
 }
 
@@ -93,11 +94,9 @@ impl Incoming {
             tokio::select! {
                 connection = self.listener.accept() => match self.identity.server(Protocol::Grpc) {
                     None => return connection,
-                    Some(tls) => {
-                        self.handshakes.spawn(connection.proven(tls));
-                    }
+                    Some(tls) => self.handshakes.begin(connection, tls),
                 },
-                Some(done) = self.handshakes.join_next() => match done {
+                Some(done) = self.handshakes.next() => match done {
                     Ok(Ok(connection)) => return connection,
                     Ok(Err(error)) => self.refused.note(&error),
                     Err(panic) => self.refused.note(&panic),

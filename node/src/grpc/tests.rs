@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::identity::{Identity, Role};
+use crate::intake::{Client, Intake};
 use baton_proto::v1;
 use baton_proto::v1::membership_client::MembershipClient;
 use baton_proto::v1::prefill_client::PrefillClient;
@@ -178,5 +179,54 @@ async fn a_message_that_does_not_come_whole_ends_its_call() {
     // Reflection ends its answer where its questions fail; the status of that is its own.
     assert!(end.await.expect("held for ever").unwrap().is_some(), "no status");
     assert!(began.elapsed() > SHORT / 2);
+    stop.cancel();
+}
+
+/// Watches of health never end by themselves, and nobody needs a key for them.
+#[tokio::test]
+async fn open_calls_are_counted_with_their_headers_until_they_end() {
+    let intake = Intake::new(1 << 20, 1 << 20);
+    let listener = bind(&GrpcConfig::default()).await.unwrap();
+    let address = listener.address();
+    let meter = {
+        let intake = intake.clone();
+        move |_: &http::request::Parts| intake.hold(Client::at([127, 0, 0, 1].into()))
+    };
+    let router = server_counting(&GrpcConfig::default(), std::sync::Arc::new(meter)).add_service(health().1);
+    let stop = CancellationToken::new();
+    tokio::spawn(serve(router, listener, Identity::default(), stop.clone()));
+    let channel = channel(&address.to_string(), &ChannelConfig::default(), &Identity::default(), Role::Worker).unwrap();
+    let open_until_refused = async |header: usize| {
+        let mut open = Vec::new();
+        loop {
+            let mut watch = Request::new(HealthCheckRequest { service: String::new() });
+            watch.metadata_mut().insert("x-long", "x".repeat(header).parse().unwrap());
+            match HealthClient::new(channel.clone()).watch(watch).await {
+                Ok(watch) => open.push(watch),
+                Err(refused) => {
+                    assert_eq!(refused.code(), tonic::Code::ResourceExhausted, "{refused}");
+                    assert!(refused.message().contains("try again later"), "{refused}");
+                    return open;
+                }
+            }
+            assert!(open.len() < 1_000, "calls are counted nowhere");
+        }
+    };
+    let all_given_back = async || {
+        tokio::time::timeout(Duration::from_secs(20), async {
+            while intake.used() > 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+    };
+    let short = open_until_refused(1).await;
+    assert!(short.len() > 50 && intake.used() <= 1 << 20, "{} calls", short.len());
+    let count = short.len();
+    drop(short);
+    all_given_back().await.await.expect("calls that ended are counted");
+    let long = open_until_refused(12 << 10).await;
+    assert!(long.len() < count / 2, "{} calls with long headers, {count} with short ones", long.len());
+    drop(long);
+    all_given_back().await.await.expect("calls that ended are counted");
     stop.cancel();
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::grpc::{self, ChannelConfig, GrpcConfig, channel};
-use crate::listen::Listener;
+use crate::listen::{HELLO_MAX, Listener};
 use baton_proto::v1::{WatchRequest, admin_client::AdminClient, worker_client::WorkerClient};
 use std::net::SocketAddr;
 use tokio::net::TcpStream;
@@ -49,7 +49,11 @@ impl Cluster {
 
 /// A server of health alone.
 async fn serve(identity: &Identity) -> (SocketAddr, DropGuard) {
-    let (config, stop) = (GrpcConfig::default(), CancellationToken::new());
+    serve_as(identity, GrpcConfig::default()).await
+}
+
+async fn serve_as(identity: &Identity, config: GrpcConfig) -> (SocketAddr, DropGuard) {
+    let stop = CancellationToken::new();
     let listener = grpc::bind(&config).await.unwrap();
     let address = listener.address();
     let router = grpc::with_reflection(grpc::server(&config).add_service(grpc::health().1), &[]);
@@ -79,6 +83,22 @@ async fn each_side_demands_what_the_other_is() {
     let (foreign, _server) = serve(&theirs.identity(Role::Worker).await).await;
     let refused = check(foreign, &router, Role::Worker).await.unwrap_err();
     assert!(refused.message().contains("invalid peer certificate"), "{refused}");
+}
+
+#[tokio::test]
+async fn who_proves_nothing_takes_no_place_of_who_does() {
+    let cluster = Cluster::new();
+    let config = GrpcConfig { connections_max: 40, ..GrpcConfig::default() };
+    let (address, _server) = serve_as(&cluster.identity(Role::Worker).await, config).await;
+    let router = cluster.identity(Role::Router).await;
+    let mut silent = Vec::new();
+    for _ in 0..3 {
+        for _ in 0..60 {
+            silent.push(TcpStream::connect(address).await.unwrap());
+        }
+        // Well before any of them has had its time.
+        tokio::time::timeout(HELLO_MAX / 2, check(address, &router, Role::Worker)).await.expect("kept out").unwrap();
+    }
 }
 
 #[tokio::test]

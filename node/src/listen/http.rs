@@ -14,8 +14,9 @@ use tokio_util::task::TaskTracker;
 use tonic::transport::server::Connected as _;
 use tower_service::Service as _;
 
-/// What is read of an HTTP/1 connection ahead of what it is served: a head has to fit.
-const BUFFER_BYTES_MAX: usize = 64 << 10;
+/// What is read of an HTTP/1 connection ahead of what it is served: a head has to fit. As many connections as there may be, each with half a
+/// head of this length, are to fit into the memory of a router.
+const BUFFER_BYTES_MAX: usize = 16 << 10;
 
 /// How often an HTTP/2 connection is probed, and how long its answer may take: as gRPC's by default.
 const PROBED_EVERY: Duration = Duration::from_secs(2);

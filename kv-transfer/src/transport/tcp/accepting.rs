@@ -1,20 +1,28 @@
 //! Who may connect. Peers that have not said yet who they are have few places and little time, so that strangers cannot take those of
-//! peers: where they are all taken, the address that holds most of them loses its oldest.
+//! peers: where they are all taken, the host that holds most of them loses its oldest.
 
 use crate::transport::ConnId;
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 /// Whom to close to make room for one more: `None` while there are fewer than `max`. Connections are given in the order in which they came.
 pub(super) fn gives_way(unsettled: impl Iterator<Item = (ConnId, IpAddr)>, max: usize) -> Option<ConnId> {
-    let mut by_address: BTreeMap<IpAddr, (usize, ConnId)> = BTreeMap::new();
+    let mut by_host: BTreeMap<IpAddr, (usize, ConnId)> = BTreeMap::new();
     let mut all = 0;
     for (conn, from) in unsettled {
         all += 1;
-        by_address.entry(from).or_insert((0, conn)).0 += 1;
+        by_host.entry(host(from)).or_insert((0, conn)).0 += 1;
     }
-    let most = by_address.into_values().max_by_key(|(count, oldest)| (*count, std::cmp::Reverse(*oldest)));
+    let most = by_host.into_values().max_by_key(|(count, oldest)| (*count, std::cmp::Reverse(*oldest)));
     most.filter(|_| all >= max).map(|(_, oldest)| oldest)
+}
+
+/// The address of a host: of IPv6 its network, in which it may have any other.
+fn host(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64).into(),
+        v4 => v4,
+    }
 }
 
 #[cfg(test)]
@@ -38,5 +46,9 @@ mod tests {
         assert_eq!(of(&stranger), Some(ConnId(1)));
         let alike: Vec<_> = (0..full).map(|conn| (conn, (conn % 4) as u8)).collect();
         assert_eq!(of(&alike), Some(ConnId(0)), "of those that hold as many, the oldest");
+        // One host with an address for each connection.
+        let v6 = |network: u16, host: u16| Ipv6Addr::new(0x2001, 0xdb8, 0, network, 0, 0, 0, host).into();
+        let many = (0..full).map(|conn| (ConnId(conn), if conn == 0 { v6(1, 1) } else { v6(2, conn as u16) }));
+        assert_eq!(gives_way(many, 64), Some(ConnId(1)));
     }
 }

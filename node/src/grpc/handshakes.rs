@@ -1,0 +1,103 @@
+//! Peers that have not proven yet who they are: they have few places, so that strangers cannot take those of peers. Where all are taken,
+//! whoever holds most of them loses the oldest.
+
+use crate::intake::Client;
+use crate::listen::Connection;
+use rustls::ServerConfig;
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::sync::Arc;
+use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
+use tonic::transport::server::Connected as _;
+
+/// Handshakes at once. One takes a few milliseconds and keeps its place for longer than that, however many strangers come a second.
+const HANDSHAKES_MAX: usize = 512;
+/// They take no more than one of so many places of connections.
+const OF_CONNECTIONS: usize = 4;
+
+/// Handshakes under way.
+pub(super) struct Handshakes {
+    max: usize,
+    tasks: JoinSet<io::Result<Connection>>,
+    /// In the order in which they began.
+    places: BTreeMap<u64, Place>,
+    by_task: HashMap<Id, u64>,
+    begun: u64,
+}
+
+struct Place {
+    client: Option<Client>,
+    task: AbortHandle,
+}
+
+impl Handshakes {
+    /// Of a listener that takes so many connections.
+    pub(super) fn new(connections_max: usize) -> Self {
+        let (tasks, places, by_task) = Default::default();
+        Self { max: (connections_max / OF_CONNECTIONS).clamp(1, HANDSHAKES_MAX), tasks, places, by_task, begun: 0 }
+    }
+
+    /// Begins one; where there is no place, another ends.
+    pub(super) fn begin(&mut self, connection: Connection, tls: Arc<ServerConfig>) {
+        if self.places.len() >= self.max
+            && let Some(oldest) = gives_way(self.places.iter().map(|(number, place)| (*number, place.client.as_ref())))
+        {
+            self.places[&oldest].task.abort();
+            self.forget(oldest);
+        }
+        let client = connection.connect_info().addresses.remote_addr().map(|address| Client::at(address.ip()));
+        let task = self.tasks.spawn(connection.proven(tls));
+        self.begun += 1;
+        self.by_task.insert(task.id(), self.begun);
+        self.places.insert(self.begun, Place { client, task });
+    }
+
+    /// The next one to end: a proven connection, or why it is none. `None` where none is under way.
+    pub(super) async fn next(&mut self) -> Option<Result<io::Result<Connection>, JoinError>> {
+        loop {
+            let ended = self.tasks.join_next_with_id().await?;
+            let (task, ended) = match ended {
+                Ok((task, connection)) => (task, Ok(connection)),
+                Err(error) => (error.id(), Err(error)),
+            };
+            if let Some(number) = self.by_task.remove(&task) {
+                self.places.remove(&number);
+            }
+            // Those that gave way are nobody's fault.
+            if !ended.as_ref().is_err_and(JoinError::is_cancelled) {
+                return Some(ended);
+            }
+        }
+    }
+
+    fn forget(&mut self, number: u64) {
+        if let Some(place) = self.places.remove(&number) {
+            self.by_task.remove(&place.task.id());
+        }
+    }
+}
+
+/// The oldest handshake of whoever has most under way.
+fn gives_way<'a>(handshakes: impl Iterator<Item = (u64, Option<&'a Client>)>) -> Option<u64> {
+    let mut by_client: HashMap<Option<&Client>, (usize, u64)> = HashMap::new();
+    for (number, client) in handshakes {
+        by_client.entry(client).or_insert((0, number)).0 += 1;
+    }
+    let most = by_client.into_values().max_by_key(|(count, oldest)| (*count, std::cmp::Reverse(*oldest)));
+    most.map(|(_, oldest)| oldest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_holds_most_loses_the_oldest() {
+        let at = |host: u8| Client::at([10, 0, 0, host].into());
+        let (a, b) = (at(1), at(2));
+        let of = |places: &[(u64, &Client)]| gives_way(places.iter().map(|(number, client)| (*number, Some(*client))));
+        assert_eq!(of(&[]), None);
+        assert_eq!(of(&[(1, &b), (2, &a), (3, &a)]), Some(2), "a peer that came first keeps its place");
+        assert_eq!(of(&[(3, &a), (4, &b)]), Some(3), "of those that hold as many, the oldest");
+    }
+}
