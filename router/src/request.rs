@@ -7,6 +7,7 @@ use baton_types::{
     ErrorKind, ModelCard, RequestError, RequestId, SamplingDefaults, SamplingError, SamplingParams, TenantId, TokenId,
 };
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -42,7 +43,7 @@ pub(crate) enum Prompt {
         /// In order.
         messages: Vec<Message>,
         /// Given to the template besides the messages.
-        template_kwargs: serde_json::Map<String, serde_json::Value>,
+        template_kwargs: Map<String, Value>,
     },
     /// Text and token ids, in order.
     Segments(Vec<Segment>),
@@ -50,8 +51,25 @@ pub(crate) enum Prompt {
 
 /// Memory of a message besides its text.
 const MESSAGE_BYTES: usize = 256;
-/// Memory of what a byte of JSON becomes, at most: a number of one digit and its comma are a value of 32 bytes in a list that has grown.
-const JSON_COSTS: usize = 40;
+/// Memory of a JSON value in a list that has grown, besides its text.
+const VALUE_BYTES: usize = 64;
+/// Memory of a member of a JSON object besides its value and its name.
+const MEMBER_BYTES: usize = 128;
+
+/// About what JSON takes in memory. How deep it is was bounded where it was read.
+fn members_bytes(members: &Map<String, Value>) -> usize {
+    members.iter().map(|(name, value)| MEMBER_BYTES + name.len() + value_bytes(value)).sum()
+}
+
+fn value_bytes(value: &Value) -> usize {
+    let more = match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(value_bytes).sum(),
+        Value::Object(members) => members_bytes(members),
+    };
+    VALUE_BYTES + more
+}
 
 impl Prompt {
     /// About what it takes in memory, and what it becomes on the way to tokens once more.
@@ -62,14 +80,19 @@ impl Prompt {
                     Content::Text(text) => text.len(),
                     Content::Parts(parts) => parts.iter().map(|part| part.len() + MESSAGE_BYTES).sum(),
                 };
-                let kwargs = serde_json::to_vec(template_kwargs).map_or(0, |json| json.len() * JSON_COSTS);
-                messages.iter().map(|m| MESSAGE_BYTES + m.content.as_ref().map_or(0, text)).sum::<usize>() + kwargs
+                let message = |Message { role: _, content, extra }: &Message| {
+                    MESSAGE_BYTES + content.as_ref().map_or(0, text) + members_bytes(extra)
+                };
+                messages.iter().map(message).sum::<usize>() + members_bytes(template_kwargs)
             }
             Self::Segments(segments) => segments
                 .iter()
-                .map(|segment| match segment {
-                    Segment::Text(text) => text.len(),
-                    Segment::Tokens(ids) => size_of_val(&ids[..]),
+                .map(|segment| {
+                    size_of::<Segment>()
+                        + match segment {
+                            Segment::Text(text) => text.len(),
+                            Segment::Tokens(ids) => size_of_val(&ids[..]),
+                        }
                 })
                 .sum(),
         };
@@ -314,6 +337,32 @@ mod tests {
         assert_eq!(bare.temperature, 1.0);
         assert!((0..100).all(|_| resolve(Sampling::default(), 1).unwrap().seed < 1 << 53));
         assert_ne!(bare.seed, resolve(Sampling::default(), 1).unwrap().seed, "each request draws its own seed");
+    }
+
+    #[test]
+    fn a_prompt_counts_for_all_that_it_keeps() {
+        const LONG: usize = 1 << 20;
+        let long = || "x".repeat(LONG);
+        let chat = |message: Message| Prompt::Chat { messages: vec![message], template_kwargs: Map::new() };
+        let with = |name: &str, value: Value| {
+            let mut message = Message::text(baton_text::Role::User, "x");
+            message.extra.insert(name.into(), value);
+            chat(message)
+        };
+        let kwargs = [("a".to_owned(), serde_json::json!(long()))].into_iter().collect();
+        for (what, prompt) in [
+            ("text", chat(Message::text(baton_text::Role::User, long()))),
+            ("name", with("name", serde_json::json!(long()))),
+            ("the name of a field", with(&long(), Value::Null)),
+            ("nested", with("tool_calls", serde_json::json!([{"function": {"arguments": [long()]}}]))),
+            ("many", with("tool_calls", serde_json::json!(vec![0; LONG / 32]))),
+            ("arguments of the template", Prompt::Chat { messages: vec![], template_kwargs: kwargs }),
+            ("segments", Prompt::Segments(vec![Segment::Text(String::new()); LONG / size_of::<Segment>()])),
+            ("tokens", Prompt::Segments(vec![Segment::Tokens(vec![0; LONG / 4])])),
+        ] {
+            let bytes = prompt.bytes();
+            assert!((2 * LONG as u64..6 * LONG as u64).contains(&bytes), "{what}: {bytes}");
+        }
     }
 
     #[test]
