@@ -1,7 +1,8 @@
 //! Bytes of what is not yet a request: one budget for all that came in part, over every front, and a share of it for each client.
 //!
 //! Whoever reads a body takes its bytes from the budget before it keeps them, so memory follows the budget and not what peers choose to
-//! send. The last part of either bound is for small bodies: ordinary requests pass while somebody's long ones stall.
+//! send. The last part of either bound is for small bodies: ordinary requests pass while somebody's long ones stall. Whoever gathers answers
+//! before they are sent has a budget of the same kind for them.
 
 use baton_types::{ErrorKind, RequestError};
 use parking_lot::Mutex;

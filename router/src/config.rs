@@ -209,6 +209,10 @@ pub struct LimitsConfig {
     pub intake_bytes_max: ByteSize,
     /// Most of that for one client: a tenant, or where there are no keys, an address.
     pub intake_share_bytes_max: ByteSize,
+    /// Most bytes of answers that are gathered before they are sent, of all clients together: what they say, and the bodies made of it.
+    pub answers_bytes_max: ByteSize,
+    /// Most of that for one client, as with `intake_share_bytes_max`.
+    pub answers_share_bytes_max: ByteSize,
     /// Deadline of requests that state none.
     pub deadline_ms_default: u64,
     /// Longest deadline that a request can state; a longer one is cut to it.
@@ -232,6 +236,9 @@ impl Default for LimitsConfig {
             // A quarter of the memory that the chart gives a router, and three of the largest bodies.
             intake_bytes_max: ByteSize(384 << 20),
             intake_share_bytes_max: ByteSize(192 << 20),
+            // Half as much: one that is larger is better read as a stream.
+            answers_bytes_max: ByteSize(192 << 20),
+            answers_share_bytes_max: ByteSize(96 << 20),
             deadline_ms_default: 600_000,
             deadline_ms_max: 3_600_000,
             claim_ms_max: 5_000,
@@ -311,6 +318,8 @@ impl Check for LimitsConfig {
             .range("queued_max", self.queued_max, 0..=1 << 20)
             .range("intake_bytes_max", self.intake_bytes_max.0, 1 << 20..=1 << 40)
             .range("intake_share_bytes_max", self.intake_share_bytes_max.0, 1 << 20..=self.intake_bytes_max.0)
+            .range("answers_bytes_max", self.answers_bytes_max.0, 1 << 20..=1 << 40)
+            .range("answers_share_bytes_max", self.answers_share_bytes_max.0, 1 << 20..=self.answers_bytes_max.0)
             .range("deadline_ms_default", self.deadline_ms_default, 1..=self.deadline_ms_max)
             .range("deadline_ms_max", self.deadline_ms_max, 1..=86_400_000)
             .range("claim_ms_max", self.claim_ms_max, 1..=600_000)

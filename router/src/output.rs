@@ -1,11 +1,13 @@
 //! What a request yields, whatever the front: deltas and an end of each sample, or an error.
 
 use crate::prices::Cost;
+use baton_node::intake::{Hold, IntakeFull};
 use baton_types::{ErrorKind, FinishReason, PhaseTimings, RequestError, TokenId, TokenLogprobs, Usage};
 use futures::{Stream, StreamExt as _};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
@@ -22,6 +24,20 @@ pub(crate) struct Delta {
     pub(crate) logprobs: Vec<TokenLogprobs>,
     /// With the first delta of each sample: tokens of the prompt whose KV was cached.
     pub(crate) cached_tokens: Option<u32>,
+}
+
+/// Lists double as they grow.
+const DOUBLES: usize = 2;
+/// What an allocator takes for itself.
+const ALLOCATION_BYTES: usize = 16;
+
+impl Delta {
+    /// Most memory that it takes, by itself or as a part of a whole answer.
+    fn bytes(&self) -> u64 {
+        let top = |logprobs: &TokenLogprobs| ALLOCATION_BYTES + logprobs.top.capacity() * size_of::<(TokenId, f32)>();
+        let lists = self.text.len() + size_of_val(&self.token_ids[..]) + size_of_val(&self.logprobs[..]);
+        (DOUBLES * lists + self.logprobs.iter().map(top).sum::<usize>()) as u64
+    }
 }
 
 /// The cached share of a prompt in percent, rounded down: 0 to 100.
@@ -90,29 +106,79 @@ impl Events {
         Self { events: Some(events), _unread: unread }
     }
 
-    /// All of it at once: every sample, in order, and the total.
-    pub(crate) async fn whole(mut self) -> Result<(Vec<(Delta, Finished)>, Total), RequestError> {
+    /// All of it at once, in the room that there is. `written` is how many bytes a delta will take in the answer, and `before` how many that
+    /// takes besides.
+    pub(crate) async fn whole(
+        mut self,
+        hold: Hold,
+        before: u64,
+        written: impl Fn(&Delta) -> u64,
+    ) -> Result<Whole, RequestError> {
         let mut deltas: BTreeMap<u32, Delta> = BTreeMap::new();
-        let mut ended = Vec::new();
+        let mut whole = Whole { samples: Vec::new(), total: Total::default(), hold, written: before };
+        let mut kept = 0;
+        make_room(&mut whole.hold, whole.written)?;
         loop {
             match self.next().await.unwrap_or_else(|| Err(lost()))? {
                 Event::Delta(delta) => {
-                    let whole = deltas.entry(delta.sample).or_default();
-                    whole.text += &delta.text;
-                    whole.token_ids.extend(delta.token_ids);
-                    whole.logprobs.extend(delta.logprobs);
+                    kept += delta.bytes();
+                    whole.written += written(&delta);
+                    make_room(&mut whole.hold, kept + whole.written)?;
+                    let sample = deltas.entry(delta.sample).or_default();
+                    sample.text += &delta.text;
+                    sample.token_ids.extend(delta.token_ids);
+                    sample.logprobs.extend(delta.logprobs);
                 }
                 Event::Finished(mut finished) => {
                     let total = finished.total.take();
-                    ended.push((deltas.remove(&finished.sample).unwrap_or_default(), finished));
+                    whole.samples.push((deltas.remove(&finished.sample).unwrap_or_default(), finished));
                     if let Some(total) = total {
-                        ended.sort_by_key(|(_, finished)| finished.sample);
-                        return Ok((ended, total));
+                        whole.total = total;
+                        whole.samples.sort_by_key(|(_, finished)| finished.sample);
+                        return Ok(whole);
                     }
                 }
             }
         }
     }
+}
+
+/// A whole answer, and the room for it and for what is written of it.
+#[derive(Debug)]
+pub(crate) struct Whole {
+    /// Every sample, in order.
+    pub(crate) samples: Vec<(Delta, Finished)>,
+    /// All of them together.
+    pub(crate) total: Total,
+    /// What it takes.
+    pub(crate) hold: Hold,
+    /// How much of that is for what is written.
+    pub(crate) written: u64,
+}
+
+/// Room is taken in steps: one budget serves all answers, and a token takes some bytes.
+const STEP_BYTES: u64 = 4 << 10;
+/// Answers come and go within seconds.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+/// Makes room for `bytes` of an answer, before they are kept.
+fn make_room(hold: &mut Hold, bytes: u64) -> Result<(), RequestError> {
+    if bytes <= hold.bytes() {
+        return Ok(());
+    }
+    hold.set(bytes.next_multiple_of(STEP_BYTES)).map_err(no_room)
+}
+
+/// What a client does about an answer that there is no room for.
+pub(crate) fn no_room(full: IntakeFull) -> RequestError {
+    let whose = match full {
+        IntakeFull::Share(max) => format!("answers of this client that are gathered whole hold {max} bytes, its share"),
+        IntakeFull::All(max) => format!("answers that are gathered whole hold {max} bytes, which is the limit"),
+    };
+    let message = format!(
+        "{whose}; ask for a stream, fewer samples, fewer log-probabilities or fewer requests at once, or try again later"
+    );
+    RequestError::new(ErrorKind::Overloaded, message).retry_after(RETRY_AFTER)
 }
 
 impl Stream for Events {
@@ -133,35 +199,65 @@ impl Stream for Events {
     }
 }
 
-/// What comes before the head of an answer: the first token of each sample, since only then it is known what of the prompt was cached.
+/// What comes before the head of an answer: the first token of each sample, since only then it is known what of the prompt was cached. Other
+/// samples go on meanwhile, so it has room like a whole answer.
 #[derive(Debug)]
 pub(crate) struct Opening {
-    events: Vec<Event>,
+    events: Opened,
+    kept: u64,
     missing: u32,
     cached_tokens: u32,
 }
 
+/// What was read before the head was written, in order, and the room for it.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    events: VecDeque<Event>,
+    hold: Hold,
+}
+
+impl Iterator for Opened {
+    type Item = Event;
+
+    fn next(&mut self) -> Option<Event> {
+        let event = self.events.pop_front();
+        if event.is_none() {
+            self.events = VecDeque::new();
+            // Fewer always fit.
+            let _ = self.hold.set(0);
+        }
+        event
+    }
+}
+
 impl Opening {
     /// Of an answer with so many samples.
-    pub(crate) fn new(samples: u32) -> Self {
-        Self { events: Vec::new(), missing: samples, cached_tokens: u32::MAX }
+    pub(crate) fn new(samples: u32, hold: Hold) -> Self {
+        let events = Opened { events: VecDeque::new(), hold };
+        Self { events, kept: 0, missing: samples, cached_tokens: u32::MAX }
     }
 
-    /// Reads until all is known. What was read is kept where this is given up before.
+    /// Reads until all is known, or there is no room to wait for it. What was read is kept where this is given up before.
     pub(crate) async fn read(&mut self, events: &mut Events) -> Result<(), RequestError> {
         while self.missing > 0 {
             let event = events.next().await.unwrap_or_else(|| Err(lost()))?;
-            if let Event::Delta(Delta { cached_tokens: Some(cached), .. }) = event {
-                self.missing -= 1;
-                self.cached_tokens = self.cached_tokens.min(cached);
+            if let Event::Delta(delta) = &event {
+                self.kept += (DOUBLES * size_of::<Event>()) as u64 + delta.bytes();
+                if let Some(cached) = delta.cached_tokens {
+                    self.missing -= 1;
+                    self.cached_tokens = self.cached_tokens.min(cached);
+                }
             }
-            self.events.push(event);
+            self.events.events.push_back(event);
+            if make_room(&mut self.events.hold, self.kept).is_err() {
+                break;
+            }
         }
         Ok(())
     }
 
     /// What was read, and tokens of the prompt whose KV was cached where that is known.
-    pub(crate) fn done(self) -> (Vec<Event>, Option<u32>) {
+    pub(crate) fn done(self) -> (Opened, Option<u32>) {
         (self.events, (self.missing == 0).then_some(self.cached_tokens))
     }
 }
@@ -174,7 +270,14 @@ fn lost() -> RequestError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use baton_node::intake::{Client, Intake};
     use tokio_util::task::TaskTracker;
+
+    const MIB: u64 = 1 << 20;
+
+    fn room(intake: &Intake) -> Hold {
+        intake.hold(Client::Tenant("a".into()))
+    }
 
     fn delta(sample: u32, cached_tokens: Option<u32>) -> EventResult {
         Ok(Event::Delta(Delta { sample, token_ids: vec![sample], cached_tokens, ..Delta::default() }))
@@ -215,25 +318,64 @@ mod tests {
         let total = Total { usage: Usage { completion_tokens: 3, ..Usage::default() }, cost: None };
         let sent =
             vec![delta(1, None), delta(0, None), finished(1, None), delta(0, None), finished(0, Some(total.clone()))];
-        let (samples, told) = events(sent).whole().await.unwrap();
-        assert_eq!(told, total);
-        let samples: Vec<_> = samples.into_iter().map(|(delta, finished)| (finished.sample, delta.token_ids)).collect();
+        let intake = Intake::new(MIB, MIB);
+        let whole = events(sent).whole(room(&intake), 0, |_| 1).await.unwrap();
+        assert_eq!((&whole.total, whole.written), (&total, 3));
+        let samples: Vec<_> =
+            whole.samples.into_iter().map(|(delta, finished)| (finished.sample, delta.token_ids)).collect();
         assert_eq!(samples, [(0, vec![0, 0]), (1, vec![1])]);
-        assert_eq!(events(vec![delta(0, None), refused()]).whole().await.unwrap_err().kind, ErrorKind::Overloaded);
+        let failed = events(vec![delta(0, None), refused()]).whole(room(&intake), 0, |_| 1).await;
+        assert_eq!(failed.unwrap_err(), refused().unwrap_err());
+    }
+
+    #[tokio::test]
+    async fn an_answer_grows_as_far_as_there_is_room() {
+        let intake = Intake::new(4 * MIB, MIB);
+        let of = async |before: u64, each: u64| {
+            let sent = vec![delta(0, None), delta(0, None), finished(0, Some(Total::default()))];
+            events(sent).whole(room(&intake), before, |_| each).await
+        };
+        let whole = of(100, 400 << 10).await.unwrap();
+        assert_eq!((whole.written, whole.hold.bytes()), ((800 << 10) + 100, (804 << 10)));
+        assert_eq!(intake.used(), whole.hold.bytes());
+        // Beside that one there is no more room, of which a third is enough alone.
+        for (before, each) in [(0, 300 << 10), (300 << 10, 0)] {
+            let error = of(before, each).await.unwrap_err();
+            assert_eq!((error.kind, error.retry_after), (ErrorKind::Overloaded, Some(RETRY_AFTER)));
+            assert!(error.message.contains("ask for a stream"), "{error}");
+        }
+        drop(whole);
+        assert_eq!(intake.used(), 0);
+        of(300 << 10, 0).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_head_waits_as_long_as_there_is_room() {
+        let intake = Intake::new(MIB, MIB);
+        let mut other = room(&intake);
+        other.set(MIB - MIB / 8).unwrap();
+        let text = || Ok(Event::Delta(Delta { text: "x".repeat(20 << 10), ..Delta::default() }));
+        let mut opening = Opening::new(1, room(&intake));
+        let mut all = events(vec![text(), text(), delta(0, Some(48))]);
+        opening.read(&mut all).await.unwrap();
+        let (mut read, cached) = opening.done();
+        assert_eq!((read.by_ref().count(), cached), (2, None), "it goes without what it would have waited for");
+        assert_eq!(intake.used(), other.bytes(), "what was written takes no room");
     }
 
     #[tokio::test]
     async fn the_head_waits_for_the_first_token_of_each_sample() {
-        let mut opening = Opening::new(2);
+        let intake = Intake::new(MIB, MIB);
+        let mut opening = Opening::new(2, room(&intake));
         let mut all =
             events(vec![delta(0, Some(48)), delta(0, None), finished(0, None), delta(1, Some(32)), delta(1, None)]);
         opening.read(&mut all).await.unwrap();
         let (read, cached) = opening.done();
-        assert_eq!((read.len(), cached), (4, Some(32)));
-        let mut opening = Opening::new(2);
+        assert_eq!((read.count(), cached), (4, Some(32)));
+        let mut opening = Opening::new(2, room(&intake));
         assert!(opening.read(&mut events(vec![delta(0, Some(48)), refused()])).await.is_err());
         let (read, cached) = opening.done();
-        assert_eq!((read.len(), cached), (1, None), "what was read is not lost");
+        assert_eq!((read.count(), cached), (1, None), "what was read is not lost");
     }
 
     #[test]

@@ -138,6 +138,7 @@ impl Router {
             limits: config.flow_limits(),
             admission: Admission::new(config.limits.running_max, config.limits.queued_max),
             intake: Intake::new(config.limits.intake_bytes_max.0, config.limits.intake_share_bytes_max.0),
+            answers: Intake::new(config.limits.answers_bytes_max.0, config.limits.answers_share_bytes_max.0),
             quotas: Quotas::default(),
             retries: RetryBucket::new(config.retry.burst_max, config.retry.per_s),
             cache: CacheRules::new(&config.cache),
@@ -157,7 +158,8 @@ impl Router {
             tasks: TaskTracker::new(),
             unread: TaskTracker::new(),
         });
-        metrics.register(|registry| registry.register_collector(Box::new(IntakeMetrics(core.intake.clone()))));
+        let budgets = IntakeMetrics { requests: core.intake.clone(), answers: core.answers.clone() };
+        metrics.register(|registry| registry.register_collector(Box::new(budgets)));
         let deadlines = Deadlines {
             default: Duration::from_millis(config.limits.deadline_ms_default),
             max: Duration::from_millis(config.limits.deadline_ms_max),

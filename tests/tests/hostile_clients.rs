@@ -1,9 +1,11 @@
-//! Clients that would end a router: bodies that never end, JSON that grows in memory, half messages over gRPC. All at once, on the shipped
-//! binaries, with the memory that the chart gives a router. It stays below that, answers others meanwhile, and lets go of what stalls.
+//! Clients that would end a router: bodies that never end, JSON that grows in memory, half messages over gRPC, and answers of many samples
+//! with all their log-probabilities. All at once, on the shipped binaries, with the memory that the chart gives a router. It stays below that,
+//! answers others meanwhile, and lets go of what stalls.
 
 use anyhow::{Context, ensure};
 use baton_tests::http::Api;
 use baton_tests::processes::Up;
+use baton_tests::scrape::find;
 use serde_json::json;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,13 +18,15 @@ use tokio::time::{sleep, timeout};
 use tonic::codegen::http;
 
 const RANDOM: &str = "--model=random:vocab=300,context=1024";
-/// SHA-256 of `sk-alice` and of `sk-ops`, as `printf %s sk-alice | sha256sum` prints them.
+/// SHA-256 of `sk-alice`, `sk-ops` and `sk-bob`, as `printf %s sk-alice | sha256sum` prints them.
 const KEYS: &str = "\
 099295a3784e1bd368dc348843a7398c1931b6b8ec2504c73e91ed2040bdc46c alice
 c391959605db2757d87bf45d5f4c9bda42b68e95dcd157bf4f2473516c2bc9bb mallory
+36c76b48bb2ee1d9d37140550e9d7ed7d395cf56f41050dc2a72e5291c0011f0 bob
 ";
 const ALICE: &str = "sk-alice";
 const MALLORY: &str = "sk-ops";
+const BOB: &str = "sk-bob";
 /// How long a message may take to come.
 const STALL_MS: &str = "5000";
 /// Longest wait for an answer on a busy machine.
@@ -148,6 +152,78 @@ async fn hold(to: String, streams: usize) -> anyhow::Result<usize> {
     Ok(ended)
 }
 
+/// Short requests of another client, one after the other: how many were served, and how long the slowest took.
+async fn others(base: String, over: Arc<AtomicBool>) -> anyhow::Result<(usize, Duration)> {
+    let (api, header) = (Api::new(base), format!("Bearer {ALICE}"));
+    let (mut served, mut longest) = (0, Duration::ZERO);
+    while !over.load(Ordering::Relaxed) {
+        let began = Instant::now();
+        let body = json!({"prompt": [5, 6, 7], "max_tokens": 2, "ignore_eos": true});
+        let headers = [("authorization", header.as_str())];
+        let asked = api.post_with("completions", body, &headers);
+        let answer = timeout(ANSWER_MAX, asked).await.context("another client has no answer")??;
+        ensure!(answer.status == 200, "another client: {answer:?}");
+        (served, longest) = (served + 1, longest.max(began.elapsed()));
+        sleep(Duration::from_millis(20)).await;
+    }
+    Ok((served, longest))
+}
+
+/// Answers with all their log-probabilities: two clients ask for more of them at once, again and again, than a router has memory for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_router_gathers_answers_in_the_memory_that_it_has() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("keys");
+    std::fs::write(&file, KEYS)?;
+    let file = file.to_string_lossy().into_owned();
+    let variables = [("BATON_AUTH__KEYS_FILE", file.as_str())];
+    let up = Up::start_with(&[RANDOM, "--prefill=0"], &variables)?;
+    let (router, base) = (up.child("--http-listen")?, up.openai()?);
+    let over = Arc::new(AtomicBool::new(false));
+    let others = tokio::spawn(others(base.clone(), over.clone()));
+    let chat = json!({"messages": [{"role": "user", "content": "x"}], "n": 64, "max_tokens": 900, "ignore_eos": true,
+        "logprobs": true, "top_logprobs": 20});
+    let completion = json!({"prompt": vec![5; 100], "n": 64, "max_tokens": 900, "ignore_eos": true, "logprobs": 20,
+        "return_token_ids": true});
+    let mut attacks = JoinSet::new();
+    for key in [MALLORY, BOB] {
+        for (path, body) in [("chat/completions", &chat), ("completions", &completion)] {
+            let (api, header, body) = (Api::new(base.clone()), format!("Bearer {key}"), body.clone());
+            attacks.spawn(async move {
+                let mut statuses = Vec::new();
+                for _ in 0..2 {
+                    let headers = [("authorization", header.as_str()), ("x-request-timeout", "3600")];
+                    let mut answer = api.open(path, body.clone(), &headers).await?;
+                    while answer.chunk().await?.is_some() {}
+                    statuses.push(answer.status().as_u16());
+                }
+                anyhow::Ok(statuses)
+            });
+        }
+    }
+    let (began, mut statuses) = (Instant::now(), Vec::new());
+    while let Some(result) = attacks.join_next().await {
+        statuses.extend(result??);
+    }
+    over.store(true, Ordering::Relaxed);
+    let (served, longest) = others.await??;
+    let (peak, limit) = (peak(router)?, memory_limit()?);
+    println!(
+        "{statuses:?}; {served} others served, the slowest in {longest:?}, within {:?}; peak {} MiB",
+        began.elapsed(),
+        peak >> 20
+    );
+    ensure!(statuses.contains(&429) && statuses.iter().all(|s| [200, 429].contains(s)), "{statuses:?}");
+    ensure!(served > 10, "{served} others were served");
+    ensure!(peak < limit, "{} of {} MiB", peak >> 20, limit >> 20);
+    let (metrics, until) = (up.metrics("router")?, Instant::now() + ANSWER_MAX);
+    while find(&metrics, "baton_router_answers_bytes", &[]).await? > 0.0 {
+        ensure!(Instant::now() < until, "answers that were read are held");
+        sleep(Duration::from_millis(20)).await;
+    }
+    up.stop()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_router_outlives_its_worst_clients_in_the_memory_that_it_has() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
@@ -164,24 +240,7 @@ async fn a_router_outlives_its_worst_clients_in_the_memory_that_it_has() -> anyh
     let (grpc, base) = (up.grpc()?, up.openai()?);
     let http = base.trim_start_matches("http://").trim_end_matches("/v1").to_owned();
     let over = Arc::new(AtomicBool::new(false));
-    let others = tokio::spawn({
-        let over = over.clone();
-        async move {
-            let (api, header) = (Api::new(base), format!("Bearer {ALICE}"));
-            let (mut served, mut longest) = (0, Duration::ZERO);
-            while !over.load(Ordering::Relaxed) {
-                let began = Instant::now();
-                let body = json!({"prompt": [5, 6, 7], "max_tokens": 2, "ignore_eos": true});
-                let headers = [("authorization", header.as_str())];
-                let asked = api.post_with("completions", body, &headers);
-                let answer = timeout(ANSWER_MAX, asked).await.context("another client has no answer")??;
-                ensure!(answer.status == 200, "another client: {answer:?}");
-                (served, longest) = (served + 1, longest.max(began.elapsed()));
-                sleep(Duration::from_millis(20)).await;
-            }
-            anyhow::Ok((served, longest))
-        }
-    });
+    let others = tokio::spawn(others(base, over.clone()));
     let began = Instant::now();
     let mut attacks = JoinSet::new();
     for _ in 0..60 {

@@ -12,8 +12,9 @@ pub(crate) use whole::Whole;
 
 use crate::deadline::{Deadlines, of_grpc};
 use crate::flow::{Core, Generation, Refused};
-use crate::output::{Event, EventResult, Opening, Total, cache_hit_percent};
+use crate::output::{Event, EventResult, Opened, Opening, Total, cache_hit_percent};
 use baton_node::grpc::Held;
+use baton_node::intake::Client;
 use baton_proto::convert::{finish_reason_code, status};
 use baton_proto::v1::{self, inference_server::Inference};
 use baton_types::{RequestError, RequestId};
@@ -46,8 +47,9 @@ impl InferenceService {
     }
 
     /// The answer with what its first token tells; one whose first token takes longer than others wait is opened without it.
-    async fn answer(&self, mut generation: Generation) -> Result<Response<Responses>, RequestError> {
-        let (prompt_tokens, mut opening) = (generation.prompt_tokens.len(), Opening::new(generation.samples));
+    async fn answer(&self, mut generation: Generation, client: Client) -> Result<Response<Responses>, RequestError> {
+        let room = self.core.answers.hold(client);
+        let (prompt_tokens, mut opening) = (generation.prompt_tokens.len(), Opening::new(generation.samples, room));
         if self.head_max > Duration::ZERO
             && let Ok(read) = timeout(self.head_max, opening.read(&mut generation.events)).await
         {
@@ -71,6 +73,7 @@ impl Inference for InferenceService {
         let received = Instant::now();
         let (metadata, extensions, message) = request.into_parts();
         let caller = access::caller(&extensions)?;
+        let client = caller.client(&extensions);
         let stated = of_grpc(&metadata);
         let headers = metadata.into_headers();
         let (id, given) = convert::id(&message, &headers);
@@ -81,7 +84,7 @@ impl Inference for InferenceService {
         let generation = match request {
             Ok(request) => {
                 // It takes no more than reading it.
-                let bytes = request.prompt.bytes();
+                let bytes = request.prompt.bytes() + request.model.len() as u64;
                 let less = held.map(|held| held.with(|hold| hold.set(bytes.min(hold.bytes())))).transpose();
                 debug_assert!(less.is_ok());
                 self.core.generate(request).await
@@ -92,7 +95,7 @@ impl Inference for InferenceService {
         let (answer, trace_id) = match generation {
             Ok(generation) => {
                 let trace_id = generation.trace_id.clone();
-                (self.answer(generation).await, trace_id)
+                (self.answer(generation, client).await, trace_id)
             }
             Err(refused) => (Err(refused.error), refused.trace_id),
         };
@@ -124,7 +127,7 @@ fn usage(total: &Total) -> v1::Usage {
 }
 
 /// Events as messages; the first one names trace, model and seed.
-fn responses(known: Vec<Event>, generation: Generation) -> Responses {
+fn responses(known: Opened, generation: Generation) -> Responses {
     let Generation { id, model, seed, trace_id, events, prompt_tokens: _, samples: _ } = generation;
     let request_id = id.to_string();
     let mut first = Some((trace_id, model.card.id));
@@ -154,5 +157,5 @@ fn responses(known: Vec<Event>, generation: Generation) -> Responses {
         }
         Ok(message)
     };
-    stream::iter(known.into_iter().map(Ok)).chain(events).map(convert).boxed()
+    stream::iter(known.map(Ok)).chain(events).map(convert).boxed()
 }

@@ -1,17 +1,17 @@
 //! The two generating endpoints.
 
 use super::body::{self, BodyError};
-use super::{HttpState, error, headers, sse};
+use super::{HttpState, error, headers, sse, whole};
 use crate::auth::Caller;
 use crate::config::READING_COSTS;
 use crate::flow::Generation;
 use crate::openai::{AnswerHead, Common, Endpoint, chat as chat_request, completions as completions_request};
 use crate::output::{Opening, cache_hit_percent};
 use crate::request::{GenerationRequest, Prompt};
+use axum::Extension;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode};
-use axum::response::{IntoResponse, Response};
-use axum::{Extension, Json};
+use axum::response::Response;
 use baton_node::intake::{Client, Hold};
 use baton_types::{ErrorKind, RequestError, RequestId};
 use std::sync::Arc;
@@ -33,7 +33,7 @@ const LONG_BODY_BYTES: usize = 256 << 10;
 struct Head {
     id: RequestId,
     caller: Caller,
-    /// Whose share its body is taken from.
+    /// Whose shares its body and its answer are taken from.
     client: Client,
     headers: HeaderMap,
     received: Instant,
@@ -101,7 +101,7 @@ async fn parse(body: Vec<u8>, endpoint: Endpoint, mut hold: Hold) -> Result<((Pr
         drop(body);
         // It takes no more than reading it.
         let held = hold.bytes();
-        hold.set(parsed.0.bytes().min(held))?;
+        hold.set((parsed.0.bytes() + parsed.1.model.len() as u64).min(held))?;
         Ok((parsed, hold))
     };
     if !long {
@@ -116,28 +116,32 @@ async fn generate(state: &HttpState, body: Vec<u8>, endpoint: Endpoint, (head, h
         Ok(parsed) => parsed,
         Err(e) => return error::response(&e),
     };
-    let options = common.options.clone();
+    let (options, client) = (common.options.clone(), head.client.clone());
     let generation = state.core.generate(request(prompt, common, head)).await;
     drop(hold);
     let (response, trace_id) = match generation {
         Err(refused) => (Err(refused.error), refused.trace_id),
         Ok(mut generation) => {
             let trace_id = std::mem::take(&mut generation.trace_id);
-            (respond(state, answer_head(endpoint, options, &generation), generation).await, trace_id)
+            let room = state.core.answers.hold(client);
+            (respond(state, answer_head(endpoint, options, &generation), generation, room).await, trace_id)
         }
     };
     headers::add_trace(response.unwrap_or_else(|e| error::response(&e)), &trace_id)
 }
 
-async fn respond(state: &HttpState, head: AnswerHead, mut generation: Generation) -> Result<Response, RequestError> {
-    let prompt_tokens = generation.prompt_tokens.len();
+async fn respond(
+    state: &HttpState,
+    head: AnswerHead,
+    mut generation: Generation,
+    room: Hold,
+) -> Result<Response, RequestError> {
     if !head.options.stream {
-        let (samples, total) = generation.events.whole().await?;
-        let percent = cache_hit_percent(total.usage.cached_tokens, prompt_tokens);
-        return Ok(headers::add_cache_hit(Json(head.whole(&samples, &total)).into_response(), percent));
+        return whole::response(head, generation, room).await;
     }
+    let prompt_tokens = generation.prompt_tokens.len();
     // An error before the first token still gets its status; a long queue gets an open stream with keepalives instead.
-    let mut opening = Opening::new(generation.samples);
+    let mut opening = Opening::new(generation.samples, room);
     if let Ok(read) = timeout(state.sse_keepalive, opening.read(&mut generation.events)).await {
         read?;
     }
@@ -182,7 +186,7 @@ fn answer_head(endpoint: Endpoint, options: crate::openai::AnswerOptions, genera
         id: format!("{prefix}-{}", generation.id),
         model: generation.model.card.id.clone(),
         created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
-        prompt_token_ids: if options.return_token_ids { generation.prompt_tokens.to_vec() } else { Vec::new() },
+        prompt_token_ids: generation.prompt_tokens.clone(),
         options,
         prompt_tokens: generation.prompt_tokens.len(),
         samples: generation.samples,

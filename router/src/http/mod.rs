@@ -7,6 +7,7 @@ mod generate;
 mod headers;
 mod models;
 mod sse;
+mod whole;
 
 use crate::auth::Access;
 use crate::deadline::Deadlines;

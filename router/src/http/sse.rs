@@ -2,12 +2,11 @@
 
 use super::error;
 use crate::openai::{AnswerHead, Shown};
-use crate::output::{Event, EventResult, Events};
+use crate::output::{Event, EventResult, Events, Opened};
 use axum::http::{HeaderValue, header};
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures::stream::{self, Stream, StreamExt as _};
-use serde_json::Value;
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::time::Duration;
@@ -16,19 +15,21 @@ const DONE: &str = "[DONE]";
 
 struct Chunks {
     head: AnswerHead,
-    events: Events,
+    /// Samples whose choices are open.
+    open: u32,
     /// Written before anything more is read.
+    first: Opened,
+    events: Events,
+    /// Written before anything more is taken.
     pending: VecDeque<SseEvent>,
     /// What each sample has shown.
     shown: Vec<Shown>,
 }
 
 /// The streaming answer; dropping its body drops the request.
-pub(super) fn response(head: AnswerHead, first: Vec<Event>, events: Events, keepalive: Duration) -> Response {
-    let pending = head.first_chunks().iter().map(chunk).collect();
+pub(super) fn response(head: AnswerHead, first: Opened, events: Events, keepalive: Duration) -> Response {
     let shown = vec![Shown::default(); head.samples as usize];
-    let mut chunks = Chunks { head, events, pending, shown };
-    first.into_iter().for_each(|event| chunks.take(Ok(event)));
+    let chunks = Chunks { head, open: 0, first, events, pending: VecDeque::new(), shown };
     let keepalive = KeepAlive::new().interval(keepalive).text("keepalive");
     let mut response = Sse::new(chunks.stream()).keep_alive(keepalive).into_response();
     // Some clients take UTF-8 only where it is said.
@@ -45,11 +46,21 @@ impl Chunks {
     }
 
     async fn next(&mut self) -> Option<SseEvent> {
+        // One at a time: each may carry the prompt.
+        while self.open < self.head.samples {
+            self.open += 1;
+            if let Some(opening) = self.head.first_chunk(self.open - 1) {
+                return Some(chunk(opening));
+            }
+        }
         loop {
             if let Some(event) = self.pending.pop_front() {
                 return Some(event);
             }
-            let event = self.events.next().await?;
+            let event = match self.first.next() {
+                Some(event) => Ok(event),
+                None => self.events.next().await?,
+            };
             self.take(event);
         }
     }
@@ -58,21 +69,21 @@ impl Chunks {
         match event {
             Ok(Event::Delta(delta)) => {
                 if let Some(shown) = self.shown.get_mut(delta.sample as usize) {
-                    self.pending.extend(self.head.delta_chunk(&delta, shown).iter().map(chunk));
+                    self.pending.extend(self.head.delta_chunk(&delta, shown).map(chunk));
                 }
             }
             Ok(Event::Finished(finished)) => {
                 let shown = self.shown.get(finished.sample as usize).copied().unwrap_or_default();
-                self.pending.extend(self.head.last_chunks(&finished, &shown).iter().map(chunk));
+                self.pending.extend(self.head.last_chunks(&finished, &shown).into_iter().map(chunk));
                 if finished.total.is_some() {
                     self.pending.push_back(SseEvent::default().data(DONE));
                 }
             }
-            Err(e) => self.pending.push_back(chunk(&error::body(&e))),
+            Err(e) => self.pending.push_back(chunk(error::body(&e).to_string())),
         }
     }
 }
 
-fn chunk(value: &Value) -> SseEvent {
-    SseEvent::default().data(value.to_string())
+fn chunk(json: String) -> SseEvent {
+    SseEvent::default().data(json)
 }

@@ -1,4 +1,4 @@
-//! Bytes of what is not yet a request.
+//! Bytes of what is not yet a request, and of answers that are not sent yet.
 
 use baton_node::intake::Intake;
 use prometheus_client::collector::Collector;
@@ -6,14 +6,25 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-/// The budget, asked when it is read.
+/// The budgets, asked when they are read.
 #[derive(Debug)]
-pub(crate) struct IntakeMetrics(pub(crate) Intake);
+pub(crate) struct IntakeMetrics {
+    /// Of requests that are being read.
+    pub(crate) requests: Intake,
+    /// Of answers that are being gathered.
+    pub(crate) answers: Intake,
+}
 
 impl Collector for IntakeMetrics {
     fn encode(&self, mut to: DescriptorEncoder<'_>) -> Result<(), std::fmt::Error> {
-        let help = "Bytes held for requests that are still being read";
-        let used = ConstGauge::new(i64::try_from(self.0.used()).unwrap_or(i64::MAX));
-        used.encode(to.encode_descriptor("router_intake_bytes", help, None, MetricType::Gauge)?)
+        let (requests, answers) = ("router_intake_bytes", "router_answers_bytes");
+        for (name, help, budget) in [
+            (requests, "Bytes held for requests that are still being read", &self.requests),
+            (answers, "Bytes held for answers that are gathered before they are sent", &self.answers),
+        ] {
+            let used = ConstGauge::new(i64::try_from(budget.used()).unwrap_or(i64::MAX));
+            used.encode(to.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
+        }
+        Ok(())
     }
 }

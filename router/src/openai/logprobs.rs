@@ -1,7 +1,9 @@
-//! Log-probabilities in OpenAI's two shapes.
+//! Log-probabilities in OpenAI's two shapes, written from what the workers sent: nothing is built of them but the text of one token at a time.
 
+use super::Endpoint;
 use crate::output::Delta;
-use baton_types::TokenId;
+use baton_types::{TokenId, TokenLogprobs};
+use serde::ser::{Serialize, SerializeStruct as _, Serializer};
 use serde_json::{Map, Value, json};
 use std::sync::Arc;
 
@@ -11,42 +13,119 @@ pub(crate) type TextOfToken = Arc<dyn Fn(TokenId) -> Option<Vec<u8>> + Send + Sy
 /// The lowest number that JSON clients are sure to read, as OpenAI writes it; the true value may be minus infinity.
 const LOGPROB_MIN: f32 = -9999.0;
 
+/// All of a number's bits: readers know doubles alone.
+fn number(logprob: f32) -> f64 {
+    logprob.max(LOGPROB_MIN).into()
+}
+
 fn text(bytes: Option<&[u8]>, token: TokenId) -> String {
     bytes.map_or_else(|| format!("token_id:{token}"), |b| String::from_utf8_lossy(b).into_owned())
 }
 
-fn entry(token: TokenId, logprob: f32, token_text: &TextOfToken) -> Value {
-    let bytes = token_text(token);
-    json!({"token": text(bytes.as_deref(), token), "logprob": logprob.max(LOGPROB_MIN), "bytes": bytes})
+/// Log-probabilities of some tokens of one choice.
+#[derive(Clone, Copy)]
+pub(super) struct Logprobs<'a> {
+    /// Which of the shapes.
+    pub(super) endpoint: Endpoint,
+    /// The tokens.
+    pub(super) delta: &'a Delta,
+    /// What they say.
+    pub(super) token_text: &'a TextOfToken,
+    /// Characters of the choice before them.
+    pub(super) offset: usize,
 }
 
-/// `{content: [{token, logprob, bytes, top_logprobs}]}`.
-pub(super) fn chat_logprobs(delta: &Delta, token_text: &TextOfToken) -> Value {
-    let content: Vec<Value> = delta
-        .token_ids
-        .iter()
-        .zip(&delta.logprobs)
-        .map(|(&token, logprobs)| {
-            let mut content = entry(token, logprobs.chosen, token_text);
-            content["top_logprobs"] = logprobs.top.iter().map(|&(t, p)| entry(t, p, token_text)).collect();
-            content
-        })
-        .collect();
-    json!({"content": content, "refusal": null})
-}
-
-/// `{tokens, token_logprobs, top_logprobs, text_offset}`; offsets count characters of the tokens' own texts.
-pub(super) fn completion_logprobs(delta: &Delta, token_text: &TextOfToken, offset: &mut usize) -> Value {
-    let (mut tokens, mut chosen, mut tops, mut offsets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for (&token, logprobs) in delta.token_ids.iter().zip(&delta.logprobs) {
-        let shown = text(token_text(token).as_deref(), token);
-        offsets.push(*offset);
-        *offset += shown.chars().count();
-        tokens.push(shown);
-        chosen.push(logprobs.chosen.max(LOGPROB_MIN));
-        let top: Map<String, Value> =
-            logprobs.top.iter().map(|&(t, p)| (text(token_text(t).as_deref(), t), json!(p.max(LOGPROB_MIN)))).collect();
-        tops.push(top);
+impl<'a> Logprobs<'a> {
+    fn tokens(&self) -> impl Iterator<Item = (TokenId, &'a TokenLogprobs)> {
+        self.delta.token_ids.iter().copied().zip(&self.delta.logprobs)
     }
-    json!({"tokens": tokens, "token_logprobs": chosen, "top_logprobs": tops, "text_offset": offsets})
+
+    fn text(&self, token: TokenId) -> String {
+        text((self.token_text)(token).as_deref(), token)
+    }
+
+    /// Characters of all of them. Only completions tell offsets.
+    pub(super) fn chars(&self) -> usize {
+        match self.endpoint {
+            Endpoint::Chat => 0,
+            Endpoint::Completions => self.tokens().map(|(token, _)| self.text(token).chars().count()).sum(),
+        }
+    }
+
+    /// `{content: [{token, logprob, bytes, top_logprobs}], refusal}`.
+    fn chat<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let entry = |(token, logprobs): (TokenId, &'a TokenLogprobs)| Entry {
+            token,
+            logprob: logprobs.chosen,
+            top: Some(&logprobs.top),
+            token_text: self.token_text,
+        };
+        let mut fields = to.serialize_struct("logprobs", 2)?;
+        fields.serialize_field("content", &List(|| self.tokens().map(entry)))?;
+        fields.serialize_field("refusal", &())?;
+        fields.end()
+    }
+
+    /// `{tokens, token_logprobs, top_logprobs, text_offset}`; offsets count characters of the tokens' own texts.
+    fn completion<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        // Several tokens may have one text: the last of them counts.
+        let top = |(_, logprobs): (TokenId, &'a TokenLogprobs)| -> Map<String, Value> {
+            logprobs.top.iter().map(|&(t, p)| (self.text(t), json!(number(p)))).collect()
+        };
+        let offsets = || {
+            self.tokens().scan(self.offset, |offset, (token, _)| {
+                let chars = self.text(token).chars().count();
+                Some(std::mem::replace(offset, *offset + chars))
+            })
+        };
+        let mut fields = to.serialize_struct("logprobs", 4)?;
+        fields.serialize_field("tokens", &List(|| self.tokens().map(|(token, _)| self.text(token))))?;
+        fields.serialize_field("token_logprobs", &List(|| self.tokens().map(|(_, l)| number(l.chosen))))?;
+        fields.serialize_field("top_logprobs", &List(|| self.tokens().map(top)))?;
+        fields.serialize_field("text_offset", &List(offsets))?;
+        fields.end()
+    }
+}
+
+impl Serialize for Logprobs<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self.endpoint {
+            Endpoint::Chat => self.chat(to),
+            Endpoint::Completions => self.completion(to),
+        }
+    }
+}
+
+/// A list that is never built.
+struct List<F>(F);
+
+impl<I: Iterator<Item: Serialize>, F: Fn() -> I> Serialize for List<F> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq((self.0)())
+    }
+}
+
+/// A token of a chat, chosen or one of the most likely.
+struct Entry<'a> {
+    token: TokenId,
+    logprob: f32,
+    /// Of a chosen one, the most likely in its place.
+    top: Option<&'a [(TokenId, f32)]>,
+    token_text: &'a TextOfToken,
+}
+
+impl Serialize for Entry<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let Self { token, logprob, top, token_text } = *self;
+        let bytes = token_text(token);
+        let mut fields = to.serialize_struct("token", 3 + usize::from(top.is_some()))?;
+        fields.serialize_field("token", &text(bytes.as_deref(), token))?;
+        fields.serialize_field("logprob", &number(logprob))?;
+        fields.serialize_field("bytes", &bytes)?;
+        if let Some(top) = top {
+            let entry = |&(token, logprob): &(TokenId, f32)| Entry { token, logprob, top: None, token_text };
+            fields.serialize_field("top_logprobs", &List(|| top.iter().map(entry)))?;
+        }
+        fields.end()
+    }
 }

@@ -9,6 +9,8 @@ pub(crate) mod completions;
 pub(crate) mod fields;
 pub(crate) mod json;
 pub(crate) mod logprobs;
+mod shapes;
+pub(crate) mod written;
 
 #[cfg(test)]
 mod tests;

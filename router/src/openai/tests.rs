@@ -180,12 +180,24 @@ fn head(endpoint: Endpoint) -> AnswerHead {
         model: "m".into(),
         created: 0,
         options: AnswerOptions::default(),
-        prompt_token_ids: vec![],
+        prompt_token_ids: [].into(),
         prompt_tokens: 3,
         samples: 1,
         seed: 1,
         token_text: std::sync::Arc::new(|token| (token < 256).then(|| vec![token as u8])),
     }
+}
+
+fn read(chunk: &str) -> Value {
+    serde_json::from_str(chunk).unwrap()
+}
+
+fn opening(head: &AnswerHead) -> Vec<Value> {
+    (0..head.samples).filter_map(|sample| head.first_chunk(sample)).map(|chunk| read(&chunk)).collect()
+}
+
+fn closing(head: &AnswerHead, finished: &crate::output::Finished, shown: &Shown) -> Vec<Value> {
+    head.last_chunks(finished, shown).iter().map(|chunk| read(chunk)).collect()
 }
 
 #[test]
@@ -194,16 +206,16 @@ fn usage_so_far_stands_in_every_chunk_that_asks_for_it() {
         let options = AnswerOptions { stream: true, include_usage: true, continuous_usage: true, ..Default::default() };
         let head = AnswerHead { options, ..head(endpoint) };
         let mut shown = Shown::default();
-        for chunk in head.first_chunks() {
+        for chunk in opening(&head) {
             assert_eq!(chunk["usage"]["completion_tokens"], json!(0), "{chunk}");
         }
         // The first token shows nothing yet, and counts.
         let delta = |text: &str| crate::output::Delta { text: text.into(), token_ids: vec![5], ..Default::default() };
         assert_eq!(head.delta_chunk(&delta(""), &mut shown), None);
-        let chunk = head.delta_chunk(&delta("x"), &mut shown).unwrap();
+        let chunk = read(&head.delta_chunk(&delta("x"), &mut shown).unwrap());
         let expected = json!({"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5});
         assert_eq!(chunk["usage"], expected, "{chunk}");
-        let last = head.last_chunks(&finished(0, &[]), &shown);
+        let last = closing(&head, &finished(0, &[]), &shown);
         assert_eq!(last[0]["usage"], expected);
         assert!(last[1]["choices"].as_array().is_some_and(Vec::is_empty) && last[1]["usage"].is_object());
     }
@@ -247,10 +259,10 @@ fn answers_that_crossed_classes_say_so_and_no_others() {
     for endpoint in [Endpoint::Chat, Endpoint::Completions] {
         let (head, crossed) = (head(endpoint), finished(0, &["a/r1", "a/r2"]));
         let whole = |finished: &crate::output::Finished| {
-            head.whole(&[(Default::default(), finished.clone())], &Default::default())
+            serde_json::to_value(head.whole(&[(Default::default(), finished.clone())], &Default::default())).unwrap()
         };
         assert_eq!(whole(&crossed)["crossed_classes"], json!(["a/r1", "a/r2"]));
-        assert_eq!(head.last_chunks(&crossed, &Shown::default())[0]["crossed_classes"], json!(["a/r1", "a/r2"]));
+        assert_eq!(closing(&head, &crossed, &Shown::default())[0]["crossed_classes"], json!(["a/r1", "a/r2"]));
         assert_eq!(whole(&finished(0, &[])).get("crossed_classes"), None);
     }
 }
@@ -261,7 +273,7 @@ fn samples_are_choices() {
         let head = AnswerHead { samples: 2, ..head(endpoint) };
         let classes = ["a", "b"];
         let samples = [0, 1].map(|sample| (Default::default(), finished(sample, &classes[sample as usize..][..1])));
-        let body = head.whole(&samples, &Default::default());
+        let body = serde_json::to_value(head.whole(&samples, &Default::default())).unwrap();
         for i in 0..2 {
             let choice = &body["choices"][i];
             assert_eq!((choice["index"].as_u64(), choice["finish_reason"].as_str()), (Some(i as u64), Some("stop")));
@@ -270,10 +282,10 @@ fn samples_are_choices() {
         }
         assert!(body["timings"].is_null() && body["usage"].is_object() && body["seed"] == json!(1), "{body}");
         let opened = if endpoint == Endpoint::Chat { 2 } else { 0 };
-        assert_eq!(head.first_chunks().len(), opened);
+        assert_eq!(opening(&head).len(), opened);
         let delta = crate::output::Delta { sample: 1, text: "x".into(), ..Default::default() };
-        assert_eq!(head.delta_chunk(&delta, &mut Shown::default()).unwrap()["choices"][0]["index"], json!(1));
-        assert_eq!(head.last_chunks(&samples[1].1, &Shown::default())[0]["choices"][0]["index"], json!(1));
+        assert_eq!(read(&head.delta_chunk(&delta, &mut Shown::default()).unwrap())["choices"][0]["index"], json!(1));
+        assert_eq!(closing(&head, &samples[1].1, &Shown::default())[0]["choices"][0]["index"], json!(1));
     }
 }
 
@@ -289,10 +301,107 @@ fn logprobs_have_both_shapes() {
     };
     let shape = |endpoint| {
         let mut shown = Shown { tokens: 0, chars: 3 };
-        head(endpoint).delta_chunk(&delta, &mut shown).unwrap()["choices"][0]["logprobs"].to_string()
+        read(&head(endpoint).delta_chunk(&delta, &mut shown).unwrap())["choices"][0]["logprobs"].to_string()
     };
     expect_test::expect![[r#"{"content":[{"token":"a","logprob":-0.5,"bytes":[97],"top_logprobs":[{"token":"a","logprob":-0.5,"bytes":[97]},{"token":"b","logprob":-9999.0,"bytes":[98]}]},{"token":"token_id:300","logprob":-1.0,"bytes":null,"top_logprobs":[]}],"refusal":null}"#]]
     .assert_eq(&shape(Endpoint::Chat));
     expect_test::expect![[r#"{"tokens":["a","token_id:300"],"token_logprobs":[-0.5,-1.0],"top_logprobs":[{"a":-0.5,"b":-9999.0},{}],"text_offset":[3,4]}"#]]
     .assert_eq(&shape(Endpoint::Completions));
+}
+
+const USAGE: &str = r#"{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5,"prompt_tokens_details":{"cached_tokens":1,"cache_write_tokens":2},"recomputed_tokens":7,"cost":0.5,"currency":"EUR"}"#;
+const TIMINGS: &str = r#"{"queue_us":null,"prefill_us":null,"transfer_us":null,"exposed_us":null,"transfer_bytes":null,"ttft_us":null,"decode_us":null}"#;
+
+fn total() -> crate::output::Total {
+    let usage = baton_types::Usage {
+        prompt_tokens: 3,
+        completion_tokens: 2,
+        cached_tokens: 1,
+        cache_write_tokens: 2,
+        recomputed_tokens: 7,
+    };
+    crate::output::Total { usage, cost: Some(crate::prices::Cost { amount: 0.5, currency: "EUR".into() }) }
+}
+
+/// Two tokens with log-probabilities, of which two of the most likely have one text.
+fn generated() -> crate::output::Delta {
+    let logprobs = |chosen, top| baton_types::TokenLogprobs { chosen, top };
+    crate::output::Delta {
+        text: "a\"".into(),
+        token_ids: vec![97, 34],
+        logprobs: vec![logprobs(-0.1, vec![(200, -0.1), (201, f32::NEG_INFINITY)]), logprobs(-1.0, vec![])],
+        ..Default::default()
+    }
+}
+
+#[test]
+fn whole_answers_have_their_shape() {
+    let check = |endpoint, ids: bool, samples: u32, expected: String| {
+        let options = AnswerOptions { return_token_ids: ids, ..Default::default() };
+        let head = AnswerHead { options, samples, prompt_token_ids: [7, 8].into(), ..head(endpoint) };
+        let all: Vec<_> = (0..samples).map(|sample| (generated(), finished(sample, &[]))).collect();
+        let total = total();
+        let whole = head.whole(&all, &total);
+        let length = written::length(&whole);
+        let json = String::from_utf8(written::write(&whole, length)).unwrap();
+        assert_eq!(read(&json), read(&expected), "{json}");
+        let counted = head.bytes_before() + u64::from(samples) * head.bytes_of(&generated());
+        assert!(length <= counted, "{length} of {counted}");
+    };
+    // A float's own digits, as a double.
+    let point_1 = f64::from(-0.1_f32);
+    let chat_logprobs = format!(
+        r#"{{"content":[{{"token":"a","logprob":{point_1},"bytes":[97],"top_logprobs":[
+            {{"token":"\ufffd","logprob":{point_1},"bytes":[200]}},{{"token":"\ufffd","logprob":-9999.0,"bytes":[201]}}]}},
+            {{"token":"\"","logprob":-1.0,"bytes":[34],"top_logprobs":[]}}],"refusal":null}}"#
+    );
+    let logprobs = format!(
+        r#"{{"tokens":["a","\""],"token_logprobs":[{point_1},-1.0],"top_logprobs":[{{"\ufffd":-9999.0}},{{}}],"text_offset":[0,1]}}"#
+    );
+    let message = r#""message":{"role":"assistant","content":"a\"","refusal":null}"#;
+    let of_chat = |index: u32, more: &str| {
+        format!(r#"{{"index":{index},{message},"logprobs":{chat_logprobs},"finish_reason":"stop"{more}}}"#)
+    };
+    let of_completion = |index: u32, more: &str| {
+        format!(r#"{{"index":{index},"text":"a\"","logprobs":{logprobs},"finish_reason":"stop"{more}}}"#)
+    };
+    let body = |object: &str, choices: &[String], more: &str| {
+        let choices = choices.join(",");
+        format!(
+            r#"{{"id":"id","object":"{object}","created":0,"model":"m","choices":[{choices}],"usage":{USAGE},"seed":1{more}}}"#
+        )
+    };
+    let (ids, prompt) = (r#","token_ids":[97,34]"#, r#","prompt_token_ids":[7,8]"#);
+    let timings = format!(r#","timings":{TIMINGS}"#);
+    check(Endpoint::Chat, false, 1, body("chat.completion", &[of_chat(0, "")], &timings));
+    check(Endpoint::Chat, true, 1, body("chat.completion", &[of_chat(0, ids)], &format!("{prompt}{timings}")));
+    let more = format!("{ids}{timings}");
+    check(Endpoint::Chat, true, 2, body("chat.completion", &[of_chat(0, &more), of_chat(1, &more)], prompt));
+    check(Endpoint::Completions, false, 1, body("text_completion", &[of_completion(0, "")], &timings));
+    let more = format!("{ids}{prompt}");
+    check(Endpoint::Completions, true, 1, body("text_completion", &[of_completion(0, &more)], &timings));
+    let more = format!("{ids}{prompt}{timings}");
+    let choices = [of_completion(0, &more), of_completion(1, &more)];
+    check(Endpoint::Completions, true, 2, body("text_completion", &choices, ""));
+}
+
+#[test]
+fn streams_carry_what_whole_answers_do() {
+    for endpoint in [Endpoint::Chat, Endpoint::Completions] {
+        let options = AnswerOptions { stream: true, return_token_ids: true, include_usage: true, ..Default::default() };
+        let head = AnswerHead { options, prompt_token_ids: [7, 8].into(), ..head(endpoint) };
+        let (mut shown, delta) = (Shown::default(), generated());
+        let first = &opening(&head)[0];
+        let of_prompt = if endpoint == Endpoint::Chat { first } else { &first["choices"][0] };
+        assert_eq!((&of_prompt["prompt_token_ids"], first.get("usage")), (&json!([7, 8]), Some(&Value::Null)));
+        let chunk = read(&head.delta_chunk(&delta, &mut shown).unwrap());
+        assert_eq!(chunk["choices"][0]["token_ids"], json!([97, 34]));
+        assert_eq!((chunk.get("usage"), shown.tokens), (Some(&Value::Null), 2));
+        assert_eq!(shown.chars, if endpoint == Endpoint::Chat { 0 } else { 2 });
+        let last = crate::output::Finished { total: Some(total()), ..finished(0, &[]) };
+        let last = closing(&head, &last, &shown);
+        assert_eq!((&last[0]["choices"][0]["finish_reason"], &last[0]["seed"]), (&json!("stop"), &json!(1)));
+        assert_eq!(last[0]["timings"], read(TIMINGS));
+        assert_eq!(last[1]["usage"], read(USAGE));
+    }
 }

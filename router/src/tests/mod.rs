@@ -1,6 +1,7 @@
 //! A real router against scripted workers: every test says what workers answer, event by event. Nothing sleeps to be right.
 
 mod admin;
+mod answers;
 mod auth;
 mod cache;
 mod cached;

@@ -1,0 +1,55 @@
+//! A whole answer: gathered in the room that there is, written once, and held until it was sent.
+
+use super::headers;
+use crate::flow::Generation;
+use crate::openai::{AnswerHead, written};
+use crate::output::{Whole, cache_hit_percent, no_room};
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use baton_node::intake::Hold;
+use baton_types::{ErrorKind, RequestError};
+
+/// Answers of more bytes are written beside the threads that serve connections: it takes milliseconds.
+const LONG_ANSWER_BYTES: u64 = 256 << 10;
+
+/// A body, and the room for it: whoever writes it to a connection keeps both until that is done.
+struct Held {
+    json: Vec<u8>,
+    _hold: Hold,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.json
+    }
+}
+
+/// The answer, once it is whole. Without room its generation is dropped.
+pub(super) async fn response(head: AnswerHead, generation: Generation, hold: Hold) -> Result<Response, RequestError> {
+    let (prompt_tokens, events) = (generation.prompt_tokens.len(), generation.events);
+    let whole = events.whole(hold, head.bytes_before(), |delta| head.bytes_of(delta)).await?;
+    let percent = cache_hit_percent(whole.total.usage.cached_tokens, prompt_tokens);
+    let body = if whole.written <= LONG_ANSWER_BYTES {
+        write(&head, whole)?
+    } else {
+        let failed = |_| RequestError::new(ErrorKind::Internal, "the answer could not be written");
+        tokio::task::spawn_blocking(move || write(&head, whole)).await.map_err(failed)??
+    };
+    let mut response = Response::new(Body::from(body));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    Ok(headers::add_cache_hit(response, percent))
+}
+
+fn write(head: &AnswerHead, whole: Whole) -> Result<Bytes, RequestError> {
+    let Whole { samples, total, mut hold, written } = whole;
+    let answer = head.whole(&samples, &total);
+    let length = written::length(&answer);
+    debug_assert!(length <= written, "{length} bytes where {written} were counted");
+    hold.grow(length.saturating_sub(written)).map_err(no_room)?;
+    let json = written::write(&answer, length);
+    drop(answer);
+    drop(samples);
+    hold.set(json.capacity() as u64).map_err(no_room)?;
+    Ok(Bytes::from_owner(Held { json, _hold: hold }))
+}

@@ -1,0 +1,158 @@
+//! The shapes of answers. They borrow everything that is long.
+
+use super::logprobs::Logprobs;
+use crate::output::{Finished, Total};
+use baton_types::{PhaseTimings, TokenId};
+use serde::Serialize;
+
+/// A whole answer, or a chunk of a stream.
+#[derive(Default, Serialize)]
+pub(super) struct Body<'a> {
+    pub(super) id: &'a str,
+    pub(super) object: &'static str,
+    pub(super) created: u64,
+    pub(super) model: &'a str,
+    pub(super) choices: Vec<Choice<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_token_ids: Option<&'a [TokenId]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) usage: Option<UsageField<'a>>,
+    #[serde(flatten)]
+    pub(super) ended: Option<Ended<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) seed: Option<u64>,
+}
+
+/// One choice, or what is new of it.
+#[derive(Serialize)]
+pub(super) struct Choice<'a> {
+    pub(super) index: u32,
+    #[serde(flatten)]
+    pub(super) said: Said<'a>,
+    pub(super) logprobs: Option<Logprobs<'a>>,
+    pub(super) finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) token_ids: Option<&'a [TokenId]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) prompt_token_ids: Option<&'a [TokenId]>,
+    #[serde(flatten)]
+    pub(super) ended: Option<Ended<'a>>,
+}
+
+/// What a choice says: `message`, `delta` or `text`.
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Said<'a> {
+    /// All of a chat's answer.
+    Message {
+        role: &'static str,
+        content: &'a str,
+        /// Always null.
+        refusal: (),
+    },
+    /// A part of it.
+    Delta {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        role: Option<&'static str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        content: Option<&'a str>,
+    },
+    /// A completion, or a part of it.
+    Text(&'a str),
+}
+
+const ROLE: &str = "assistant";
+
+impl<'a> Said<'a> {
+    /// A chat's whole answer.
+    pub(super) fn all(content: &'a str) -> Self {
+        Self::Message { role: ROLE, content, refusal: () }
+    }
+
+    /// The beginning of a chat's.
+    pub(super) fn opening() -> Self {
+        Self::Delta { role: Some(ROLE), content: Some("") }
+    }
+
+    /// More of it.
+    pub(super) fn more(content: &'a str) -> Self {
+        Self::Delta { role: None, content: Some(content) }
+    }
+
+    /// No more of it.
+    pub(super) fn nothing() -> Self {
+        Self::Delta { role: None, content: None }
+    }
+}
+
+/// What is known at the end of a choice; the few that crossed numerics classes say so.
+#[derive(Serialize)]
+pub(super) struct Ended<'a> {
+    timings: &'a PhaseTimings,
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    crossed_classes: &'a [String],
+}
+
+impl<'a> Ended<'a> {
+    pub(super) fn new(finished: &'a Finished) -> Self {
+        Self { timings: &finished.timings, crossed_classes: &finished.crossed_classes }
+    }
+}
+
+/// What `usage` says, where it is there.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(super) enum UsageField<'a> {
+    /// Null: not yet.
+    None,
+    /// So far, of one choice.
+    SoFar { prompt_tokens: usize, completion_tokens: usize, total_tokens: usize },
+    /// At the end.
+    Of(Usage<'a>),
+}
+
+/// OpenAI's fields, and Baton's own: `cache_write_tokens` among the details, tokens that were computed again where there are some, and a
+/// cost where there is a price.
+#[derive(Serialize)]
+pub(super) struct Usage<'a> {
+    prompt_tokens: u32,
+    completion_tokens: u32,
+    total_tokens: u32,
+    prompt_tokens_details: Details,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recomputed_tokens: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    currency: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct Details {
+    cached_tokens: u32,
+    cache_write_tokens: u32,
+}
+
+impl<'a> UsageField<'a> {
+    /// Tokens so far.
+    pub(super) fn so_far(prompt_tokens: usize, completion_tokens: usize) -> Self {
+        Self::SoFar { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
+    }
+
+    /// That of a whole answer.
+    pub(super) fn of(total: &'a Total) -> Self {
+        let (usage, cost) = (&total.usage, total.cost.as_ref());
+        Self::Of(Usage {
+            prompt_tokens: usage.prompt_tokens,
+            completion_tokens: usage.completion_tokens,
+            total_tokens: usage.prompt_tokens + usage.completion_tokens,
+            prompt_tokens_details: Details {
+                cached_tokens: usage.cached_tokens,
+                cache_write_tokens: usage.cache_write_tokens,
+            },
+            recomputed_tokens: Some(usage.recomputed_tokens).filter(|tokens| *tokens > 0),
+            cost: cost.map(|cost| cost.amount),
+            currency: cost.map(|cost| cost.currency.as_str()),
+        })
+    }
+}
