@@ -7,6 +7,7 @@ use baton_kv_transfer::{
     CommitPayload, FetchRequest, HandoffFailure, KvTransfer, OpenRequest, Outgoing, Peer, TransferConfig,
     TransferReport, TransportChoice,
 };
+use baton_node::identity::{Authority, Identity, IdentityConfig, Role};
 use baton_node::membership::Members;
 use baton_node::metrics::Metrics;
 use baton_proto::convert::status::to_error;
@@ -18,6 +19,7 @@ use baton_types::{
 };
 use baton_worker::bring_up::{self, Loaded};
 use baton_worker::config::WorkerConfig;
+use baton_worker::credentials;
 use baton_worker::drain::Drain;
 use baton_worker::phases::Phases;
 use baton_worker::process::Parts;
@@ -47,19 +49,20 @@ fn loaded() -> Loaded {
     bring_up::load(&config.model, &config.engine, &|_, _| ()).unwrap()
 }
 
-fn transfer_config(name: &str, loaded: &Loaded) -> TransferConfig {
+fn transfer_config(name: &str, loaded: &Loaded, identity: &Identity) -> TransferConfig {
     let transport = TransportChoice::Tcp { bind: IpAddr::V4(Ipv4Addr::LOCALHOST), port: 0 };
-    TransferConfig::new(party(name), loaded.compatibility.clone(), loaded.map.clone(), transport)
+    let config = TransferConfig::new(party(name), loaded.compatibility.clone(), loaded.map.clone(), transport);
+    TransferConfig { credentials: credentials::of(identity), ..config }
 }
 
 fn service() -> DecodeService {
-    service_among(Members::default())
+    service_as(&Identity::default(), Members::default())
 }
 
-fn service_among(members: Members) -> DecodeService {
+fn service_as(identity: &Identity, members: Members) -> DecodeService {
     let loaded = loaded();
     let handoffs = Handoffs::new(loaded.engine.clone(), members, ClaimLimits { claims_max: 8, tokens_max: 1000 });
-    let transfer = KvTransfer::start(transfer_config("d", &loaded), loaded.region, handoffs.clone()).unwrap();
+    let transfer = KvTransfer::start(transfer_config("d", &loaded, identity), loaded.region, handoffs.clone()).unwrap();
     let tracer = SdkTracerProvider::builder().build().tracer("baton");
     let parts = Parts {
         engine: loaded.engine,
@@ -168,15 +171,19 @@ async fn hand_over(
 
 /// The transfer of `p`.
 fn source() -> KvTransfer {
+    source_as(&Identity::default())
+}
+
+fn source_as(identity: &Identity) -> KvTransfer {
     let loaded = loaded();
     let handler =
         Handoffs::new(loaded.engine.clone(), Members::default(), ClaimLimits { claims_max: 0, tokens_max: 0 });
-    KvTransfer::start(transfer_config("p", &loaded), loaded.region, handler).unwrap()
+    KvTransfer::start(transfer_config("p", &loaded, identity), loaded.region, handler).unwrap()
 }
 
 /// What `p` is told where it asks for a prefix that nobody has cached.
-async fn asks_for_a_prefix(service: &DecodeService) -> String {
-    let (source, transfer) = (source(), &service.parts.transfer);
+async fn asks_for_a_prefix(service: &DecodeService, identity: &Identity) -> String {
+    let (source, transfer) = (source_as(identity), &service.parts.transfer);
     let owner = Peer { party: transfer.party().clone(), address: transfer.address(), shard: 0 };
     let get = FetchRequest {
         request_id: RequestId::try_new("get").unwrap(),
@@ -193,10 +200,20 @@ async fn asks_for_a_prefix(service: &DecodeService) -> String {
 
 #[tokio::test]
 async fn only_registered_workers_are_told_of_the_cache() {
-    let stranger = asks_for_a_prefix(&service_among(Members::of([party("another")]))).await;
-    assert!(stranger.contains("no worker that is registered here"), "{stranger}");
-    let member = asks_for_a_prefix(&service_among(Members::of([party("p")]))).await;
-    assert!(member.contains("not cached here"), "{member}");
+    let folder = tempfile::tempdir().unwrap();
+    let lasts = Duration::from_secs(86_400);
+    Authority::new().unwrap().issue(folder.path(), &[Role::Worker], &[], lasts, "").unwrap();
+    let config = IdentityConfig { dir: Some(folder.path().into()), ..IdentityConfig::default() };
+    // Neither proves a certificate that a worker is registered: those that ended have theirs too.
+    for identity in [Identity::default(), Identity::start(&config, Role::Worker).await.unwrap()] {
+        let asks = async |members| asks_for_a_prefix(&service_as(&identity, Members::of([members])), &identity).await;
+        let stranger = asks(party("another")).await;
+        assert!(stranger.contains("no worker that is registered here"), "{stranger}");
+        let earlier = asks(Party { incarnation: Incarnation(9), ..party("p") }).await;
+        assert!(earlier.contains("no worker that is registered here"), "{earlier}");
+        let member = asks(party("p")).await;
+        assert!(member.contains("not cached here"), "{member}");
+    }
 }
 
 /// Offers KV of so many tokens.

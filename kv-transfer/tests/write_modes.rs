@@ -22,9 +22,14 @@ const NOT_HELD: u8 = 16;
 /// How long writes of what was given up may still come.
 const LATE: Duration = Duration::from_millis(500);
 
-fn config(name: &'static str) -> NodeConfig {
+/// Everything is posted at once, and lies in sockets and queues of the lanes.
+const AT_ONCE: usize = 1 << 30;
+/// Hardly anything is posted, and the rest waits for its turn.
+const IN_TURNS: usize = 1 << 20;
+
+fn config(name: &'static str, in_flight_bytes_max: usize) -> NodeConfig {
     let mut config = NodeConfig::new(name, KvLayout::llama(16, LAYERS, 8, 128, Dtype::Bf16).unwrap(), BLOCKS);
-    config.limits.in_flight_bytes_max = 1 << 30;
+    config.limits.in_flight_bytes_max = in_flight_bytes_max;
     // Where a connection is closed under them, puts over lanes that emulate them may end the process, by UCX.
     (config.limits.abort_ms, config.limits.flush_ms) = (60_000, 60_000);
     config.seed = 0; // Blocks in order: the first one is written first.
@@ -68,10 +73,10 @@ fn changed_after_reuse(node: &Node, writer: &Node) -> usize {
 }
 
 /// A get in the middle of its writes, given up by its reader or its owner.
-fn get_given_up(readers: &str, owners: &str, by_reader: bool, fencing: Fencing) -> usize {
-    let mut ours = config("p");
+fn get_given_up((readers, owners): (&str, &str), in_flight: usize, by_reader: bool, fencing: Fencing) -> usize {
+    let mut ours = config("p", in_flight);
     ours.fencing = fencing;
-    let (reader, owner) = (ours.start(choice_of(readers)), config("d").start(choice_of(owners)));
+    let (reader, owner) = (ours.start(choice_of(readers)), config("d", in_flight).start(choice_of(owners)));
     owner.serve("s", TOKENS, 5);
     let (fetching, blocks) = reader.fetch(&owner.peer(), "s", TOKENS, Instant::now() + PATIENCE);
     begun(&reader, blocks.0[0][0]);
@@ -93,8 +98,9 @@ fn get_given_up(readers: &str, owners: &str, by_reader: bool, fencing: Fencing) 
 }
 
 /// A put in the middle of its writes, given up by its source or its sink.
-fn put_given_up(sources: &str, sinks: &str, by_source: bool) -> usize {
-    let (source, sink) = (config("p").start(choice_of(sources)), config("d").start(choice_of(sinks)));
+fn put_given_up((sources, sinks): (&str, &str), in_flight: usize, by_source: bool) -> usize {
+    let (source, sink) =
+        (config("p", in_flight).start(choice_of(sources)), config("d", in_flight).start(choice_of(sinks)));
     filled(&source, 0x11);
     let hold = source.pool.take(BLOCKS as usize, 0).unwrap();
     let (blocks, deadline) = (hold.blocks.clone(), Instant::now() + PATIENCE);
@@ -121,19 +127,31 @@ macro_rules! every_pair {
             use super::*;
             #[test]
             fn a_put_given_up_by_its_source_changes_nothing_late() {
-                assert_eq!(put_given_up($ours, $theirs, true), 0);
+                for in_flight in [AT_ONCE, IN_TURNS] {
+                    let changed = put_given_up(($ours, $theirs), in_flight, true);
+                    assert_eq!(changed, 0, "{in_flight} bytes at a time");
+                }
             }
             #[test]
             fn a_put_given_up_by_its_sink_changes_nothing_late() {
-                assert_eq!(put_given_up($ours, $theirs, false), 0);
+                for in_flight in [AT_ONCE, IN_TURNS] {
+                    let changed = put_given_up(($ours, $theirs), in_flight, false);
+                    assert_eq!(changed, 0, "{in_flight} bytes at a time");
+                }
             }
             #[test]
             fn a_get_given_up_by_its_reader_changes_nothing_late() {
-                assert_eq!(get_given_up($ours, $theirs, true, Fencing::ByLanes), 0);
+                for in_flight in [AT_ONCE, IN_TURNS] {
+                    let changed = get_given_up(($ours, $theirs), in_flight, true, Fencing::ByLanes);
+                    assert_eq!(changed, 0, "{in_flight} bytes at a time");
+                }
             }
             #[test]
             fn a_get_given_up_by_its_owner_changes_nothing_late() {
-                assert_eq!(get_given_up($ours, $theirs, false, Fencing::ByLanes), 0);
+                for in_flight in [AT_ONCE, IN_TURNS] {
+                    let changed = get_given_up(($ours, $theirs), in_flight, false, Fencing::ByLanes);
+                    assert_eq!(changed, 0, "{in_flight} bytes at a time");
+                }
             }
         }
     )*};
@@ -148,16 +166,16 @@ every_pair! {
 #[test]
 fn without_the_drain_an_owner_writes_into_reused_blocks() {
     // Where this thread gets no processor for a while, nothing may be under way any more when it gives up.
-    let changed = (0..ROUNDS).any(|_| get_given_up("messages", "puts", true, Fencing::Pretended) > 0);
+    let changed = (0..ROUNDS).any(|_| get_given_up(("messages", "puts"), AT_ONCE, true, Fencing::Pretended) > 0);
     assert!(changed, "no late write: the tests beside this one show nothing");
 }
 
 /// A get whose owner goes away in the middle of its writes, over lanes that nothing fences.
 #[test]
 fn blocks_that_a_lost_owner_could_still_write_wait_until_it_is_dead() {
-    let mut ours = config("p");
+    let mut ours = config("p", AT_ONCE);
     (ours.fencing, ours.limits.quarantined_blocks_max) = (Fencing::Never, BLOCKS as usize);
-    let (reader, owner) = (ours.start(choice_of("messages")), config("d").start(choice_of("messages")));
+    let (reader, owner) = (ours.start(choice_of("messages")), config("d", AT_ONCE).start(choice_of("messages")));
     owner.serve("s", TOKENS, 5);
     // It goes without a word.
     owner.gate.bend(|message| if message[3] == NOT_HELD { Vec::new() } else { vec![message] });
@@ -171,7 +189,7 @@ fn blocks_that_a_lost_owner_could_still_write_wait_until_it_is_dead() {
     });
     assert!(!reader.pool.is_whole());
     assert_eq!(reader.transfer.stats().fetches, 0, "it is over, and takes no place of others");
-    let again = config("d").start(choice_of("messages"));
+    let again = config("d", AT_ONCE).start(choice_of("messages"));
     let (refused, _) = again.offer(&reader.peer(), "no", 16, 1);
     let refused = refused.wait().unwrap_err();
     assert!(matches!(refused, HandoffFailure::Refused { reason: RefuseReason::Quarantine, .. }), "{refused}");
@@ -181,9 +199,9 @@ fn blocks_that_a_lost_owner_could_still_write_wait_until_it_is_dead() {
 
 #[test]
 fn a_get_beyond_the_quarantine_bound_does_not_begin_where_nothing_fences_its_owner() {
-    let mut ours = config("p");
+    let mut ours = config("p", AT_ONCE);
     ours.fencing = Fencing::Never; // A quarter of the pool may come to be quarantined.
-    let (reader, owner) = (ours.start(choice_of("messages")), config("d").start(choice_of("messages")));
+    let (reader, owner) = (ours.start(choice_of("messages")), config("d", AT_ONCE).start(choice_of("messages")));
     owner.serve("s", TOKENS, 5);
     let (fetching, _) = reader.fetch(&owner.peer(), "s", TOKENS, Instant::now() + PATIENCE);
     let failure = fetching.wait().unwrap_err();

@@ -7,7 +7,7 @@
 
 pub mod bring_up;
 pub mod config;
-mod credentials;
+pub mod credentials;
 pub mod drain;
 mod error;
 pub mod hang;

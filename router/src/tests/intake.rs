@@ -123,6 +123,54 @@ async fn a_body_that_does_not_come_is_let_go() {
     assert_eq!(status(&mut stream).await, 504);
 }
 
+/// Each byte comes in time, and all of them never.
+#[tokio::test]
+async fn a_body_that_drips_is_let_go() {
+    let cluster = Cluster::start(|c| c.http.body_ms_max = 500).await;
+    let (mut said, mut writes) = tokio::io::split(upload(cluster.router.http_addr, "", MIB, 1).await);
+    let drip = async {
+        // It may be refused while it is sent.
+        while writes.write_all(b" ").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        std::future::pending::<()>().await;
+    };
+    let mut head = [0; 12];
+    tokio::select! {
+        read = timeout(LONG, said.read_exact(&mut head)) => { read.expect("an answer").unwrap(); }
+        () = drip => {}
+    }
+    assert_eq!(&head, b"HTTP/1.1 408");
+}
+
+/// What a client sent is its own again once it is tokens, however long the answer takes.
+#[tokio::test]
+async fn answers_hold_nothing_of_the_budget_of_bodies() {
+    let cluster = Cluster::start(narrow).await;
+    let d = cluster.worker(Role::Decode, "d").await;
+    cluster.router.ready().await;
+    let intake = || cluster.router.core().intake.used();
+    let decoding = async || {
+        let call = d.decode().await;
+        call.claimed().await;
+        call.say("a").await;
+        call
+    };
+    let body = json!({"prompt": "x".repeat(1000), "stream": true, "ignored": "x".repeat(MIB / 2)}).to_string();
+    let sent = send(cluster.router.http_addr, "POST /v1/completions", "", &body);
+    let (mut stream, call) = tokio::join!(sent, decoding());
+    assert!(stream.line().await.unwrap().contains("\"a\""));
+    assert_eq!(intake(), 0, "over HTTP");
+    call.last(b'b'.into(), FinishReason::Length).await;
+    assert!(stream.text().await.contains("[DONE]"));
+    let (mut stream, call) = tokio::join!(cluster.generate(ask(&"x".repeat(1000))), decoding());
+    stream.reads("a").await;
+    let call_bytes = intake();
+    assert!(call_bytes < 64 << 10, "over gRPC only the open call counts: {call_bytes}");
+    call.last(b'b'.into(), FinishReason::Length).await;
+    assert_eq!(stream.rest().await.0, "b");
+}
+
 #[tokio::test]
 async fn lists_over_grpc_are_counted_before_they_are_built() {
     let cluster = Cluster::start(|_| ()).await;
@@ -146,6 +194,7 @@ async fn a_key_has_its_limits_and_others_have_theirs() {
         ("sk-small", "a requests_max=1 tokens_max=50 priority_max=-1"),
         ("sk-vip", "b priority_max=7"),
         ("sk-plain", "c"),
+        ("sk-wide", "d requests_max=8 tokens_max=50"),
     ];
     let keys = KeysFile::new(&lines);
     let path = Some(keys.path());
@@ -165,6 +214,7 @@ async fn a_key_has_its_limits_and_others_have_theirs() {
         ("sk-vip", json!({"priority": 8}), "priority"),
         ("sk-small", json!({"n": 2}), "n"),
         ("sk-small", json!({"max_tokens": 50}), "max_tokens"),
+        ("sk-wide", json!({"n": 3, "priority": 0}), "max_tokens"),
     ] {
         let answer = ask(key, more).await;
         assert_eq!(answer.status, 400, "{key} {param}");

@@ -45,6 +45,20 @@ async fn attempts_and_the_budget_of_all_requests_are_bounded() {
     }
 }
 
+/// It takes the call, and never says whether it has room.
+#[tokio::test]
+async fn a_claim_that_is_not_answered_goes_to_another_worker() {
+    let two = Two::start(|c| c.limits.claim_ms_max = 200).await;
+    let mut answer = two.cluster.generate(remote("x")).await;
+    let (silent, _, other) = either(&two.d).await;
+    let call = other.decode().await;
+    silent.cancelled().await;
+    call.claimed().await;
+    let (prefill, _) = two.prefill().await;
+    prefill.token(b'1'.into(), Some(FinishReason::Length)).await;
+    assert_eq!(answer.rest().await.0, "1");
+}
+
 #[tokio::test]
 async fn a_worker_that_failed_is_avoided_for_a_while() {
     let two = Two::start(|c| (c.retry.probation_ms_min, c.retry.probation_ms_max) = (60_000, 60_000)).await;

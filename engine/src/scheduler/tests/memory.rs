@@ -81,6 +81,18 @@ fn lowest_priority_then_youngest_is_preempted_first() {
 }
 
 #[test]
+fn nobody_is_preempted_for_blocks_that_others_hold_too() {
+    let mut w = World::new(3, SchedulerConfig { watermark_blocks: 0, ..config() });
+    w.prompt(8);
+    let lease = w.pool.try_lease(&[1]).unwrap();
+    let outside = lease.alias();
+    w.add(0, Arrival { computed: 3, lease: Some(lease), ..w.arrival(4) });
+    w.check(3, expect![[""]]);
+    drop(outside);
+    w.check(2, expect![[""]]);
+}
+
+#[test]
 fn an_observed_prefill_is_never_preempted() {
     let mut w = World::new(5, SchedulerConfig { watermark_blocks: 0, ..config() });
     w.prompt(4);

@@ -5,6 +5,7 @@ mod faults;
 mod growth;
 mod nodes;
 mod prefix;
+mod probe;
 mod recall;
 mod records;
 mod space;

@@ -62,6 +62,20 @@ fn judged_by_their_own_length_long_prompts_are_starved() {
     assert!(share < 0.5, "{share}");
 }
 
+/// A model that answers at length now and then: whoever asks for little time is judged by half of it at most.
+#[test]
+fn answers_longer_than_there_is_time_keep_nobody_out_behind_others() {
+    let busy = |tokens: u64| worker(Role::Prefill, "p", |_, load| (load.waiting, load.waiting_tokens) = (1, tokens));
+    let (time_left, longest) = (Duration::from_secs(20), Duration::from_secs(3600));
+    let demand = Demand { time_left, longest, answer_tokens: 1, ..demand(Remote, 1000) };
+    assert_eq!(check(&[d("d"), busy(1000)], demand), "d<-p: remote_policy");
+    // 6 s until its turn ends and 9 s more, the half of its time, and a third of both.
+    let late = "TooLate { first_token: 8s, end: 20s }";
+    assert_eq!(check(&[d("d"), busy(5000)], demand), "d<-p: remote_policy", "{late}");
+    let later = check(&[d("d"), busy(5100)], demand);
+    assert!(later.starts_with("TooLate"), "{later}");
+}
+
 #[test]
 fn long_prompts_have_their_share_of_a_full_cluster() {
     let share = share_of_long_ones(true);
