@@ -5,14 +5,17 @@ use std::process::{Command, ExitCode};
 
 mod dependencies;
 mod fences;
+mod images;
 mod length;
 mod links;
 mod words;
 
 /// What `tidy` looks at, in one line.
-pub(crate) const SUMMARY: &str = "dependency direction, unsafe fences, file length, banned words, links";
+pub(crate) const SUMMARY: &str =
+    "dependency direction, unsafe fences, what images are built from, file length, banned words, links";
 
 /// One tracked text file.
+#[derive(Clone)]
 pub(crate) struct Source {
     /// Path from the repository's root, with `/`.
     path: String,
@@ -54,6 +57,7 @@ pub(crate) fn run(root: &Path) -> ExitCode {
     let mut findings = Vec::new();
     findings.extend(dependencies::check(root));
     findings.extend(fences::check(&sources));
+    findings.extend(images::check(&sources));
     findings.extend(length::check(&sources));
     findings.extend(words::check(&sources));
     findings.extend(links::check(root, &sources));
