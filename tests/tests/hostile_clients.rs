@@ -1,6 +1,6 @@
-//! Clients that would end a router: bodies that never end, JSON that grows in memory, half messages over gRPC, and answers of many samples
-//! with all their log-probabilities. All at once, on the shipped binaries, with the memory that the chart gives a router. It stays below that,
-//! answers others meanwhile, and lets go of what stalls.
+//! Clients that would end a router: bodies that never end, JSON that grows in memory, half messages over gRPC, calls that stay open with
+//! long headers, and answers of many samples with all their log-probabilities. On the shipped binaries, with the memory that the chart gives
+//! a router. It stays below that, answers others meanwhile, and lets go of what stalls.
 
 use anyhow::{Context, ensure};
 use baton_tests::http::Api;
@@ -273,5 +273,110 @@ async fn a_router_outlives_its_worst_clients_in_the_memory_that_it_has() -> anyh
     ensure!(statuses.contains(&Some(429)) && statuses.contains(&Some(408)), "{statuses:?}");
     ensure!(served > 10, "{served} others were served");
     ensure!(peak < limit, "{} of {} MiB", peak >> 20, limit >> 20);
+    up.stop()
+}
+
+/// Connections of whoever opens calls, and calls of each.
+const CONNECTIONS: usize = 40;
+const CALLS: usize = 1_000;
+/// Heads over HTTP/1 that never end.
+const HALF_HEADS: usize = 2_000;
+
+/// Opens calls that say nothing, half of them watches of health, which nobody needs a key for: how many were refused.
+async fn open_calls(to: String, over: Arc<AtomicBool>) -> anyhow::Result<usize> {
+    let (client, connection) = h2::client::handshake(TcpStream::connect(&to).await?).await?;
+    tokio::spawn(connection);
+    let long = "x".repeat(6 << 10);
+    let (mut open, mut refused) = (JoinSet::new(), 0);
+    for n in 0..CALLS {
+        let path = if n % 2 == 0 { "baton.v1.Inference/Generate" } else { "grpc.health.v1.Health/Watch" };
+        let request = http::Request::post(format!("http://{to}/{path}"))
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .header("x-long", &long)
+            .header("x-longer", &long);
+        let Ok(Ok(mut client)) = timeout(ANSWER_MAX, client.clone().ready()).await else { break };
+        let Ok((answer, mut body)) = client.send_request(request.body(())?, false) else { break };
+        let over = over.clone();
+        open.spawn(async move {
+            if n % 2 == 1 {
+                // An empty request: the health of everything.
+                let _ = body.send_data(vec![0; 5].into(), false);
+            }
+            let Ok(answer) = answer.await else { return false };
+            let refused = answer.headers().get("grpc-status").is_some_and(|status| status == "8");
+            // Held open, and nothing of it read.
+            while !refused && !over.load(Ordering::Relaxed) {
+                sleep(Duration::from_millis(20)).await;
+            }
+            refused
+        });
+    }
+    while let Some(ended) = open.join_next().await {
+        refused += usize::from(ended?);
+    }
+    Ok(refused)
+}
+
+/// Sends heads that do not end, one byte short of what a router takes.
+async fn half_heads(to: String, over: Arc<AtomicBool>) -> anyhow::Result<()> {
+    let mut held = Vec::new();
+    for _ in 0..HALF_HEADS {
+        let mut stream = TcpStream::connect(&to).await?;
+        let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-long: {}", "x".repeat(15 << 10));
+        // It may be let go already.
+        let _ = stream.write_all(head.as_bytes()).await;
+        held.push(stream);
+    }
+    while !over.load(Ordering::Relaxed) {
+        sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
+}
+
+/// Nobody here has a key.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_router_bears_calls_that_only_stay_open() -> anyhow::Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("keys");
+    std::fs::write(&file, KEYS)?;
+    let file = file.to_string_lossy().into_owned();
+    let up = Up::start_with(&[RANDOM, "--prefill=0"], &[("BATON_AUTH__KEYS_FILE", file.as_str())])?;
+    let (router, grpc, base) = (up.child("--http-listen")?, up.grpc()?, up.openai()?);
+    let http = base.trim_start_matches("http://").trim_end_matches("/v1").to_owned();
+    let (all_over, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let others = tokio::spawn(others(base, all_over.clone()));
+    let began = Instant::now();
+    let heads = tokio::spawn(half_heads(http, over.clone()));
+    let calls: Vec<_> = (0..CONNECTIONS).map(|_| tokio::spawn(open_calls(grpc.clone(), over.clone()))).collect();
+    let (metrics, until) = (up.metrics("router")?, Instant::now() + 3 * ANSWER_MAX);
+    // Until the address has its share.
+    let share = (192 * MIB) as f64;
+    while find(&metrics, "baton_router_intake_bytes", &[]).await? < 0.8 * share {
+        ensure!(Instant::now() < until, "open calls are not counted");
+        sleep(Duration::from_millis(50)).await;
+    }
+    sleep(Duration::from_secs(2)).await;
+    over.store(true, Ordering::Relaxed);
+    let mut refused = 0;
+    for call in calls {
+        refused += call.await??;
+    }
+    heads.await??;
+    all_over.store(true, Ordering::Relaxed);
+    let (served, longest) = others.await??;
+    let (peak, limit) = (peak(router)?, memory_limit()?);
+    println!(
+        "{refused} of {} calls refused; {served} others served, the slowest in {longest:?}, within {:?}; peak {} MiB",
+        CONNECTIONS * CALLS,
+        began.elapsed(),
+        peak >> 20
+    );
+    ensure!(refused > 0 && served > 10, "{refused} calls were refused, {served} others were served");
+    ensure!(peak < limit, "{} of {} MiB", peak >> 20, limit >> 20);
+    while find(&metrics, "baton_router_intake_bytes", &[]).await? > 0.0 {
+        ensure!(Instant::now() < until, "calls that ended are counted");
+        sleep(Duration::from_millis(20)).await;
+    }
     up.stop()
 }

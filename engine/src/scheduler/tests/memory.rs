@@ -85,11 +85,24 @@ fn nobody_is_preempted_for_blocks_that_others_hold_too() {
     let mut w = World::new(3, SchedulerConfig { watermark_blocks: 0, ..config() });
     w.prompt(8);
     let lease = w.pool.try_lease(&[1]).unwrap();
-    let outside = lease.alias();
+    let outside = lease.fork(4, 4, (0, 0)).unwrap().0;
     w.add(0, Arrival { computed: 3, lease: Some(lease), ..w.arrival(4) });
-    w.check(3, expect![[""]]);
+    w.check(
+        3,
+        expect![[r#"
+        start ab a:0+7 b:3+1*
+        a:7+1* starved
+        starved
+    "#]],
+    );
     drop(outside);
-    w.check(2, expect![[""]]);
+    w.check(
+        2,
+        expect![[r#"
+        preempt b a:8+1*
+        a:9+1* starved
+    "#]],
+    );
 }
 
 #[test]
