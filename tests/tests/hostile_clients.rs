@@ -153,7 +153,7 @@ async fn hold(to: String, streams: usize) -> anyhow::Result<usize> {
 }
 
 /// Short requests of another client, one after the other: how many were served, and how long the slowest took.
-async fn others(base: String, over: Arc<AtomicBool>) -> anyhow::Result<(usize, Duration)> {
+async fn others(base: String, over: Arc<AtomicBool>, patience: Duration) -> anyhow::Result<(usize, Duration)> {
     let (api, header) = (Api::new(base), format!("Bearer {ALICE}"));
     let (mut served, mut longest) = (0, Duration::ZERO);
     while !over.load(Ordering::Relaxed) {
@@ -161,7 +161,7 @@ async fn others(base: String, over: Arc<AtomicBool>) -> anyhow::Result<(usize, D
         let body = json!({"prompt": [5, 6, 7], "max_tokens": 2, "ignore_eos": true});
         let headers = [("authorization", header.as_str())];
         let asked = api.post_with("completions", body, &headers);
-        let answer = timeout(ANSWER_MAX, asked).await.context("another client has no answer")??;
+        let answer = timeout(patience, asked).await.context("another client has no answer")??;
         ensure!(answer.status == 200, "another client: {answer:?}");
         (served, longest) = (served + 1, longest.max(began.elapsed()));
         sleep(Duration::from_millis(20)).await;
@@ -169,7 +169,8 @@ async fn others(base: String, over: Arc<AtomicBool>) -> anyhow::Result<(usize, D
     Ok((served, longest))
 }
 
-/// Answers with all their log-probabilities: two clients ask for more of them at once, again and again, than a router has memory for.
+/// Answers with all their log-probabilities: two clients ask for more of them at once than their shares hold. The worker is as
+/// busy as can be meanwhile.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_router_gathers_answers_in_the_memory_that_it_has() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
@@ -180,41 +181,41 @@ async fn a_router_gathers_answers_in_the_memory_that_it_has() -> anyhow::Result<
     let up = Up::start_with(&[RANDOM, "--prefill=0"], &variables)?;
     let (router, base) = (up.child("--http-listen")?, up.openai()?);
     let over = Arc::new(AtomicBool::new(false));
-    let others = tokio::spawn(others(base.clone(), over.clone()));
-    let chat = json!({"messages": [{"role": "user", "content": "x"}], "n": 64, "max_tokens": 900, "ignore_eos": true,
+    let others = tokio::spawn(others(base.clone(), over.clone(), 6 * ANSWER_MAX));
+    let chat = json!({"messages": [{"role": "user", "content": "x"}], "n": 48, "max_tokens": 900, "ignore_eos": true,
         "logprobs": true, "top_logprobs": 20});
-    let completion = json!({"prompt": vec![5; 100], "n": 64, "max_tokens": 900, "ignore_eos": true, "logprobs": 20,
-        "return_token_ids": true});
     let mut attacks = JoinSet::new();
     for key in [MALLORY, BOB] {
-        for (path, body) in [("chat/completions", &chat), ("completions", &completion)] {
-            let (api, header, body) = (Api::new(base.clone()), format!("Bearer {key}"), body.clone());
+        for _ in 0..2 {
+            let (api, header, body) = (Api::new(base.clone()), format!("Bearer {key}"), chat.clone());
             attacks.spawn(async move {
-                let mut statuses = Vec::new();
-                for _ in 0..2 {
-                    let headers = [("authorization", header.as_str()), ("x-request-timeout", "3600")];
-                    let mut answer = api.open(path, body.clone(), &headers).await?;
-                    while answer.chunk().await?.is_some() {}
-                    statuses.push(answer.status().as_u16());
+                let headers = [("authorization", header.as_str()), ("x-request-timeout", "3600")];
+                let mut answer = api.open("chat/completions", body, &headers).await?;
+                let (status, mut bytes, mut begin) = (answer.status().as_u16(), 0, Vec::new());
+                while let Some(chunk) = answer.chunk().await? {
+                    bytes += chunk.len();
+                    begin.extend(chunk.iter().take(400 - begin.len().min(400)));
                 }
-                anyhow::Ok(statuses)
+                let begin = String::from_utf8_lossy(&begin);
+                ensure!(status == 200 || (status == 429 && begin.contains("ask for a stream")), "{status}: {begin}");
+                anyhow::Ok((status, bytes))
             });
         }
     }
-    let (began, mut statuses) = (Instant::now(), Vec::new());
+    let (began, mut answers) = (Instant::now(), Vec::new());
     while let Some(result) = attacks.join_next().await {
-        statuses.extend(result??);
+        answers.push(result??);
     }
     over.store(true, Ordering::Relaxed);
     let (served, longest) = others.await??;
     let (peak, limit) = (peak(router)?, memory_limit()?);
     println!(
-        "{statuses:?}; {served} others served, the slowest in {longest:?}, within {:?}; peak {} MiB",
+        "{answers:?}; {served} others served, the slowest in {longest:?}, within {:?}; peak {} MiB",
         began.elapsed(),
         peak >> 20
     );
-    ensure!(statuses.contains(&429) && statuses.iter().all(|s| [200, 429].contains(s)), "{statuses:?}");
-    ensure!(served > 10, "{served} others were served");
+    ensure!(answers.iter().any(|(status, _)| *status == 429), "{answers:?}");
+    ensure!(served > 5, "{served} others were served");
     ensure!(peak < limit, "{} of {} MiB", peak >> 20, limit >> 20);
     let (metrics, until) = (up.metrics("router")?, Instant::now() + ANSWER_MAX);
     while find(&metrics, "baton_router_answers_bytes", &[]).await? > 0.0 {
@@ -240,7 +241,7 @@ async fn a_router_outlives_its_worst_clients_in_the_memory_that_it_has() -> anyh
     let (grpc, base) = (up.grpc()?, up.openai()?);
     let http = base.trim_start_matches("http://").trim_end_matches("/v1").to_owned();
     let over = Arc::new(AtomicBool::new(false));
-    let others = tokio::spawn(others(base, over.clone()));
+    let others = tokio::spawn(others(base, over.clone(), ANSWER_MAX));
     let began = Instant::now();
     let mut attacks = JoinSet::new();
     for _ in 0..60 {
@@ -345,7 +346,7 @@ async fn a_router_bears_calls_that_only_stay_open() -> anyhow::Result<()> {
     let (router, grpc, base) = (up.child("--http-listen")?, up.grpc()?, up.openai()?);
     let http = base.trim_start_matches("http://").trim_end_matches("/v1").to_owned();
     let (all_over, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-    let others = tokio::spawn(others(base, all_over.clone()));
+    let others = tokio::spawn(others(base, all_over.clone(), ANSWER_MAX));
     let began = Instant::now();
     let heads = tokio::spawn(half_heads(http, over.clone()));
     let calls: Vec<_> = (0..CONNECTIONS).map(|_| tokio::spawn(open_calls(grpc.clone(), over.clone()))).collect();
