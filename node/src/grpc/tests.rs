@@ -213,20 +213,21 @@ async fn open_calls_are_counted_with_their_headers_until_they_end() {
         }
     };
     let all_given_back = async || {
-        tokio::time::timeout(Duration::from_secs(20), async {
+        let wait = async {
             while intake.used() > 0 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
-        })
+        };
+        tokio::time::timeout(Duration::from_secs(20), wait).await.expect("calls that ended are counted");
     };
     let short = open_until_refused(1).await;
     assert!(short.len() > 50 && intake.used() <= 1 << 20, "{} calls", short.len());
     let count = short.len();
     drop(short);
-    all_given_back().await.await.expect("calls that ended are counted");
+    all_given_back().await;
     let long = open_until_refused(12 << 10).await;
     assert!(long.len() < count / 2, "{} calls with long headers, {count} with short ones", long.len());
     drop(long);
-    all_given_back().await.await.expect("calls that ended are counted");
+    all_given_back().await;
     stop.cancel();
 }
