@@ -84,7 +84,9 @@ impl Cluster {
 
     /// What Helm would install with these values files and settings, without asking the cluster for anything.
     pub(crate) async fn template(&self, values: &[PathBuf], set: &[String]) -> anyhow::Result<String> {
-        let mut arguments = vec![self.chart.display().to_string(), "--skip-tests".into(), "--no-hooks".into()];
+        // A Helm that was built without a version of Kubernetes takes it for one of years ago.
+        let fixed = ["--skip-tests", "--no-hooks", "--kube-version=1.35.0"].map(String::from);
+        let mut arguments = [vec![self.chart.display().to_string()], fixed.to_vec()].concat();
         arguments.extend(values.iter().map(|file| format!("--values={}", file.display())));
         arguments.extend(set.iter().map(|set| format!("--set={set}")));
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
