@@ -35,6 +35,9 @@ impl Check for AdminConfig {
     fn check(&self, _: &mut Checker) {}
 }
 
+/// Where metrics are.
+pub const METRICS: &str = "/metrics";
+
 type Probe = dyn Fn() -> Result<(), String> + Send + Sync;
 
 /// The questions that a process answers. Probes must return at once: they look at what the process knows.
@@ -82,7 +85,7 @@ pub fn routes(health: Health, metrics: Metrics) -> Router {
         let (content_type, text) = metrics.encode_for(accept);
         std::future::ready(([(header::CONTENT_TYPE, content_type)], text).into_response())
     };
-    probes(health).route("/metrics", get(metrics))
+    probes(health).route(METRICS, get(metrics))
 }
 
 /// Those of health alone: for a port that more may reach than may read metrics.

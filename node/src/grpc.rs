@@ -12,5 +12,5 @@ mod tests;
 pub use client::{Channel, ChannelConfig, ChannelError, Dial, Stream, channel, channel_over};
 pub use config::GrpcConfig;
 pub use deadline::{TIMEOUT_HEADER, deadline_of, parse_timeout, set_deadline};
-pub use messages::{Held, Messages, Meter};
+pub use messages::{Held, Messages};
 pub use server::{Router, Server, bind, health, serve, server, server_counting, with_reflection};

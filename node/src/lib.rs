@@ -12,6 +12,7 @@
 pub mod admin;
 pub mod announce;
 pub mod backoff;
+pub mod calls;
 pub mod config;
 pub mod environment;
 pub mod grpc;

@@ -233,7 +233,7 @@ impl Default for LimitsConfig {
         Self {
             running_max: 1024,
             queued_max: 1024,
-            // A quarter of the memory that the chart gives a router, and three of the largest bodies.
+            // Three eighths of the memory that the chart gives a router: six of the largest bodies while they are read.
             intake_bytes_max: ByteSize(384 << 20),
             intake_share_bytes_max: ByteSize(192 << 20),
             // Half as much: one that is larger is better read as a stream.

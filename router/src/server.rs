@@ -24,6 +24,7 @@ use crate::workers::{Supervisor, WorkerSet, supervise};
 use baton_node::Shutdown;
 use baton_node::admin::{self, Health};
 use baton_node::announce::{Announcement, Announcer};
+use baton_node::calls::Meter;
 use baton_node::grpc;
 use baton_node::identity::{Identity, IdentityError, Role};
 use baton_node::intake::Intake;
@@ -194,11 +195,11 @@ impl Router {
         metrics.register(|registry| registry.register_collector(Box::new(StatusMetrics(status.clone()))));
         tokio::spawn(status.clone().follow(stop.clone()));
         let admin = AdminServer::new(AdminService::new(core.workers.clone(), status, traces));
-        let meter = {
+        let meter: Meter = {
             let (intake, access) = (core.intake.clone(), access.clone());
-            move |call: &Parts| intake.hold(access.client(&call.headers, &call.extensions))
+            Arc::new(move |call: &Parts| intake.hold(access.client(&call.headers, &call.extensions)))
         };
-        let grpc_router = grpc::server_counting(&config.grpc, Arc::new(meter))
+        let grpc_router = grpc::server_counting(&config.grpc, meter.clone())
             .add_service(InterceptedService::new(inference, callers(access.clone())))
             .add_service(InterceptedService::new(admin.clone(), operators(access.clone())))
             .add_service(health.clone());
@@ -246,7 +247,7 @@ impl Router {
             servers.spawn(admin::serve(listener, all, stop.clone()).map(Ok));
         }
         let idle_max = Duration::from_millis(config.http.idle_ms_max);
-        let server = serve_http(http_listener, routes(state, open), idle_max, stop.clone());
+        let server = serve_http(http_listener, routes(state, meter, open), idle_max, stop.clone());
         servers.spawn(server.map(Ok));
         tracing::info!(grpc = %grpc_addr, http = %http_addr, cluster = %cluster_addr, "listens");
         Ok(RunningRouter { grpc_addr, cluster_addr, http_addr, admin_addr, core, membership, ready, servers, stop })

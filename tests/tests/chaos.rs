@@ -33,14 +33,7 @@ async fn processes_fail_and_no_promise_is_broken() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let plan = Plan {
         seed: SEED,
-        acts: vec![ActPlan {
-            model: MODEL.into(),
-            cases,
-            clients: 6,
-            transport: "tcp",
-            kv_cache_bytes: "64MiB",
-            time: Duration::from_secs(40),
-        }],
+        acts: [("tcp", 30), ("ucx", 20)].map(|(transport, seconds)| act(&cases, transport, seconds)).to_vec(),
         hits_min: 0,
         longer_max: Duration::ZERO,
         links: false,
@@ -51,6 +44,11 @@ async fn processes_fail_and_no_promise_is_broken() -> anyhow::Result<()> {
     println!("{report}");
     ensure!(report.is_kept(), "{report}\n{}", report.last_words(folder.path()));
     Ok(())
+}
+
+fn act(cases: &[Case], transport: &'static str, seconds: u64) -> ActPlan {
+    let (cases, time) = (cases.to_vec(), Duration::from_secs(seconds));
+    ActPlan { model: MODEL.into(), cases, clients: 6, transport, kv_cache_bytes: "64MiB", time }
 }
 
 /// Answers every connection with all that it sent, once it has sent all.

@@ -31,6 +31,7 @@ const BOB: &str = "sk-bob";
 const STALL_MS: &str = "5000";
 /// Longest wait for an answer on a busy machine.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
+const SECOND: Duration = Duration::from_secs(1);
 const MIB: usize = 1 << 20;
 const BODY_MAX: usize = 16 * MIB;
 
@@ -278,34 +279,59 @@ async fn a_router_outlives_its_worst_clients_in_the_memory_that_it_has() -> anyh
 }
 
 /// Connections of whoever opens calls, and calls of each.
-const CONNECTIONS: usize = 40;
+const CONNECTIONS: usize = 60;
 const CALLS: usize = 1_000;
+/// Streams of an HTTP/2 connection at once, as hyper has it.
+const HTTP_STREAMS: usize = 200;
 /// Heads over HTTP/1 that never end.
 const HALF_HEADS: usize = 2_000;
 
-/// Opens calls that say nothing, half of them watches of health, which nobody needs a key for: how many were refused.
-async fn open_calls(to: String, over: Arc<AtomicBool>) -> anyhow::Result<usize> {
+/// What is called.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Called {
+    /// With few long headers.
+    Generate,
+    /// The same, which is answered for ever, and needs no key.
+    Health,
+    /// Over HTTP/2, with many short headers.
+    Completions,
+}
+
+impl Called {
+    fn head(self, to: &str) -> anyhow::Result<http::Request<()>> {
+        let path = match self {
+            Self::Generate => "baton.v1.Inference/Generate",
+            Self::Health => "grpc.health.v1.Health/Watch",
+            Self::Completions => "v1/completions",
+        };
+        let mut head = http::Request::post(format!("http://{to}/{path}"));
+        if self == Self::Completions {
+            head = head.header("content-type", "application/json").header("authorization", format!("Bearer {MALLORY}"));
+            return Ok((0..380).fold(head, |head, n| head.header(format!("x{n}"), "")).body(())?);
+        }
+        let long = "x".repeat(6 << 10);
+        let head = head.header("content-type", "application/grpc").header("te", "trailers");
+        Ok(head.header("x-long", &long).header("x-longer", long).body(())?)
+    }
+}
+
+/// Opens calls that say nothing more, of these in turn: how many were refused.
+async fn open_calls(to: String, called: &'static [Called], over: Arc<AtomicBool>) -> anyhow::Result<usize> {
     let (client, connection) = h2::client::handshake(TcpStream::connect(&to).await?).await?;
     tokio::spawn(connection);
-    let long = "x".repeat(6 << 10);
     let (mut open, mut refused) = (JoinSet::new(), 0);
-    for n in 0..CALLS {
-        let path = if n % 2 == 0 { "baton.v1.Inference/Generate" } else { "grpc.health.v1.Health/Watch" };
-        let request = http::Request::post(format!("http://{to}/{path}"))
-            .header("content-type", "application/grpc")
-            .header("te", "trailers")
-            .header("x-long", &long)
-            .header("x-longer", &long);
-        let Ok(Ok(mut client)) = timeout(ANSWER_MAX, client.clone().ready()).await else { break };
-        let Ok((answer, mut body)) = client.send_request(request.body(())?, false) else { break };
+    for called in called.iter().cycle().copied().take(CALLS) {
+        // No more streams may be open at once.
+        let Ok(Ok(mut client)) = timeout(SECOND, client.clone().ready()).await else { break };
+        let Ok((answer, mut body)) = client.send_request(called.head(&to)?, false) else { break };
         let over = over.clone();
         open.spawn(async move {
-            if n % 2 == 1 {
+            if called == Called::Health {
                 // An empty request: the health of everything.
                 let _ = body.send_data(vec![0; 5].into(), false);
             }
             let Ok(answer) = answer.await else { return false };
-            let refused = answer.headers().get("grpc-status").is_some_and(|status| status == "8");
+            let refused = answer.status() == 429 || answer.headers().get("grpc-status").is_some_and(|s| s == "8");
             // Held open, and nothing of it read.
             while !refused && !over.load(Ordering::Relaxed) {
                 sleep(Duration::from_millis(20)).await;
@@ -335,7 +361,7 @@ async fn half_heads(to: String, over: Arc<AtomicBool>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Nobody here has a key.
+/// Hardly anybody here has a key.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_router_bears_calls_that_only_stay_open() -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
@@ -348,12 +374,16 @@ async fn a_router_bears_calls_that_only_stay_open() -> anyhow::Result<()> {
     let (all_over, over) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     let others = tokio::spawn(others(base, all_over.clone(), ANSWER_MAX));
     let began = Instant::now();
-    let heads = tokio::spawn(half_heads(http, over.clone()));
-    let calls: Vec<_> = (0..CONNECTIONS).map(|_| tokio::spawn(open_calls(grpc.clone(), over.clone()))).collect();
+    let heads = tokio::spawn(half_heads(http.clone(), over.clone()));
+    let calls = (0..CONNECTIONS).map(|n| match n % 2 {
+        0 => tokio::spawn(open_calls(grpc.clone(), &[Called::Generate, Called::Health], over.clone())),
+        _ => tokio::spawn(open_calls(http.clone(), &[Called::Completions], over.clone())),
+    });
+    let calls: Vec<_> = calls.collect();
     let (metrics, until) = (up.metrics("router")?, Instant::now() + 3 * ANSWER_MAX);
-    // Until the address has its share.
-    let share = (192 * MIB) as f64;
-    while find(&metrics, "baton_router_intake_bytes", &[]).await? < 0.8 * share {
+    // Until the address and the key have their shares.
+    let shares = (2 * 192 * MIB) as f64;
+    while find(&metrics, "baton_router_intake_bytes", &[]).await? < 0.8 * shares {
         ensure!(Instant::now() < until, "open calls are not counted");
         sleep(Duration::from_millis(50)).await;
     }
@@ -369,7 +399,7 @@ async fn a_router_bears_calls_that_only_stay_open() -> anyhow::Result<()> {
     let (peak, limit) = (peak(router)?, memory_limit()?);
     println!(
         "{refused} of {} calls refused; {served} others served, the slowest in {longest:?}, within {:?}; peak {} MiB",
-        CONNECTIONS * CALLS,
+        CONNECTIONS * CALLS / 2 + CONNECTIONS / 2 * HTTP_STREAMS,
         began.elapsed(),
         peak >> 20
     );

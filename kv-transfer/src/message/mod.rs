@@ -19,8 +19,8 @@ pub(crate) const PARTIAL_SINCE: u32 = 2;
 /// Longest encoded message: a grant or commit of the longest sequence, with room to spare.
 pub(crate) const MESSAGE_BYTES_MAX: usize = 32 << 20;
 
-/// Longest message of a peer that has not greeted: a layout of thousands of layers.
-pub(crate) const GREETING_BYTES_MAX: usize = 64 << 10;
+/// Longest message of a peer that has not greeted: a layout of hundreds of layers, each unlike the others.
+pub(crate) const GREETING_BYTES_MAX: usize = 16 << 10;
 
 /// What every message may hold that no pool's size bounds: a get's name, what workers add to a commit, checksums that are sent together.
 const MESSAGE_BYTES_MIN: usize = 512 << 10;

@@ -42,6 +42,7 @@ impl Transport for Noting {
     fn connect(&mut self, _: &TransferAddress) -> Result<ConnId, String> {
         Ok(CONN)
     }
+    fn limit_messages(&mut self, _: ConnId, _: usize) {}
     fn set_remote(&mut self, _: ConnId, _: &RemoteRegion) -> Result<(), String> {
         Ok(())
     }

@@ -67,11 +67,9 @@ pub(crate) trait Transport {
     fn closing_fences(&self, conn: ConnId) -> bool;
     /// Starts to connect. Failure may show later, as [`Event::Closed`].
     fn connect(&mut self, to: &TransferAddress) -> Result<ConnId, String>;
-    /// From now on the peer's messages may be this long; until then as long as a greeting
-    /// ([`crate::message::GREETING_BYTES_MAX`]). A longer one closes the connection before it is held.
-    fn limit_messages(&mut self, conn: ConnId, bytes_max: usize) {
-        let _ = (conn, bytes_max);
-    }
+    /// From now on the peer's messages may be this long. A longer one closes the connection before it is held; and so does one longer than a
+    /// greeting ([`crate::message::GREETING_BYTES_MAX`]) of who connected and has not greeted.
+    fn limit_messages(&mut self, conn: ConnId, bytes_max: usize);
     /// Names the region that writes on this connection go to; to be called once a message of the peer came.
     fn set_remote(&mut self, conn: ConnId, region: &RemoteRegion) -> Result<(), String>;
     fn send(&mut self, conn: ConnId, message: Vec<u8>);

@@ -2,19 +2,19 @@
 //!
 //! gRPC sends messages behind their lengths (1 byte of flags, 4 of length), and a service waits for a whole one. A peer that stops in the
 //! middle would hold what it sent for as long as its connection answers probes. So a layer around all services watches each stream of
-//! messages: one that begun must be whole in time, and until the answer begins there must be one, or the end. A stream that may be silent
+//! messages: one that has begun must be whole in time, and until the answer begins there must be one, or the end. A stream that may be silent
 //! between messages (`Join`, reflection) is so only once it was answered.
 //!
-//! A call costs memory by being there, the more the longer its headers: that is counted too, until its answer has ended.
+//! The call itself is counted, too ([`calls`]).
 
+use crate::calls::{self, Counted, Meter};
 use crate::intake::{Hold, IntakeFull};
 use baton_proto::convert::status;
 use bytes::Bytes;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
-use http::request::Parts;
-use http::{HeaderName, HeaderValue, Request, Response};
-use http_body::{Body as HttpBody, Frame, SizeHint};
+use http::{Request, Response};
+use http_body::{Body as HttpBody, Frame};
 use parking_lot::Mutex;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -29,12 +29,6 @@ use tower_service::Service;
 
 /// Flags and length.
 const PREFIX_BYTES: usize = 5;
-/// What an open call takes besides headers and messages: its stream, its tasks, their buffers. Open watches of health were measured at 5 KiB.
-const CALL_BYTES: u64 = 8 << 10;
-/// What a byte of headers takes, as it came and as it is kept, and what a header takes besides its bytes.
-const HEADER_COSTS: u64 = 2;
-const HEADER_BYTES: u64 = 64;
-
 /// What a message's bytes are taken from; services find it in the extensions of a call, to hold it for as long as they keep the message.
 #[derive(Clone, Debug)]
 pub struct Held(Arc<Mutex<Hold>>);
@@ -45,9 +39,6 @@ impl Held {
         change(&mut self.0.lock())
     }
 }
-
-/// From which budget a call and its messages are taken.
-pub type Meter = Arc<dyn Fn(&Parts) -> Hold + Send + Sync>;
 
 /// The layer.
 #[derive(Clone)]
@@ -87,10 +78,10 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
-        let mut call = self.messages.meter.as_ref().map(|meter| meter(&parts));
-        if let Some(Err(full)) = call.as_mut().map(|call| call.set(bytes_of(&parts))) {
-            return std::future::ready(Ok(status::from_error(&full.into()).into_http())).boxed();
-        }
+        let call = match self.messages.meter.as_ref().map(|meter| calls::enter(meter, &parts)).transpose() {
+            Ok(call) => call,
+            Err(full) => return std::future::ready(Ok(status::from_error(&full.into()).into_http())).boxed(),
+        };
         let held = self.messages.meter.as_ref().map(|meter| Held(Arc::new(Mutex::new(meter(&parts)))));
         if let Some(held) = held.clone() {
             parts.extensions.insert(held);
@@ -103,39 +94,12 @@ where
         async move {
             let answer = answer.await;
             answered.store(true, Ordering::Relaxed);
-            answer.map(|answer| answer.map(|body| Body::new(Counted { body, _call: call })))
+            match call {
+                Some(call) => answer.map(|answer| answer.map(|body| Body::new(Counted::new(body, call)))),
+                None => answer,
+            }
         }
         .boxed()
-    }
-}
-
-/// What a call takes that has sent nothing yet.
-fn bytes_of(parts: &Parts) -> u64 {
-    let of = |(name, value): (&HeaderName, &HeaderValue)| (name.as_str().len() + value.len()) as u64;
-    let headers: u64 = parts.headers.iter().map(|header| HEADER_COSTS * of(header) + HEADER_BYTES).sum();
-    CALL_BYTES + headers
-}
-
-/// An answer whose call is counted until it has ended.
-struct Counted {
-    body: Body,
-    _call: Option<Hold>,
-}
-
-impl HttpBody for Counted {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        Pin::new(&mut self.get_mut().body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 

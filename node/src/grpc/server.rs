@@ -1,7 +1,8 @@
 //! Servers: settings, reflection, health.
 
 use super::handshakes::Handshakes;
-use super::{GrpcConfig, Messages, Meter};
+use super::{GrpcConfig, Messages};
+use crate::calls::Meter;
 use crate::identity::{GuardLayer, Identity, Protocol};
 use crate::listen::{BindError, Connection, Listener, RESET_STREAMS_MAX};
 use futures::stream::unfold;

@@ -9,7 +9,9 @@ use crate::openai::{AnswerHead, Common, Endpoint, chat as chat_request, completi
 use crate::output::{Opening, cache_hit_percent};
 use crate::request::{GenerationRequest, Prompt};
 use axum::Extension;
+use axum::body::Body;
 use axum::extract::{Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
 use baton_node::intake::{Client, Hold};
@@ -42,7 +44,7 @@ struct Head {
 
 async fn answer(state: HttpState, caller: Caller, request: Request, endpoint: Endpoint) -> Response {
     let received = Instant::now();
-    let headers = request.headers().clone();
+    let (Parts { headers, extensions, .. }, body) = request.into_parts();
     let (id, given) = headers::id(&headers);
     let deadline = given.and_then(|()| headers::deadline(&headers, state.deadlines, received));
     let response = match deadline {
@@ -56,9 +58,9 @@ async fn answer(state: HttpState, caller: Caller, request: Request, endpoint: En
         }
         Err(e) => error::response(&e),
         Ok(deadline) => {
-            let client = caller.client(request.extensions());
+            let client = caller.client(&extensions);
             let head = Head { id: id.clone(), caller, client, headers, received, deadline };
-            answer_within(&state, request, endpoint, head).await
+            answer_within(&state, body, endpoint, head).await
         }
     };
     headers::add_id(response, &id)
@@ -66,9 +68,9 @@ async fn answer(state: HttpState, caller: Caller, request: Request, endpoint: En
 
 /// The deadline holds from the first byte on: a client that sends its body slowly waits no longer than one that gets no answer. What the
 /// body takes is held until it is tokens.
-async fn answer_within(state: &HttpState, request: Request, endpoint: Endpoint, head: Head) -> Response {
+async fn answer_within(state: &HttpState, body: Body, endpoint: Endpoint, head: Head) -> Response {
     let mut hold = state.core.intake.hold(head.client.clone());
-    match body::read(request.into_body(), state.body, (head.received, head.deadline), &mut hold).await {
+    match body::read(body, state.body, (head.received, head.deadline), &mut hold).await {
         Ok(body) => generate(state, body, endpoint, (head, hold)).await,
         Err(BodyError::TooLarge) => {
             let message = format!("the body is over the limit of {} bytes", state.body.bytes_max);
@@ -107,7 +109,7 @@ async fn parse(body: Vec<u8>, endpoint: Endpoint, mut hold: Hold) -> Result<((Pr
     if !long {
         return parse();
     }
-    let failed = |_| RequestError::new(ErrorKind::Internal, "the body could not be read");
+    let failed = |_| RequestError::new(ErrorKind::Internal, "the router failed to read the body; send it again");
     tokio::task::spawn_blocking(parse).await.map_err(failed)?
 }
 

@@ -2,6 +2,7 @@
 
 mod access;
 mod body;
+mod calls;
 mod error;
 mod generate;
 mod headers;
@@ -15,6 +16,7 @@ use crate::flow::Core;
 use axum::Router;
 use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
+use baton_node::calls::Meter;
 pub(crate) use body::BodyLimits;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,15 +38,17 @@ pub(crate) struct HttpState {
 
 /// All routes. Those of the API need a key where there are keys; `admin`, health and maybe metrics, is open to whoever reaches the port.
 /// No CORS headers are ever sent: pages of other origins cannot read answers.
-pub(crate) fn routes(state: HttpState, admin: Router) -> Router {
+/// `meter` counts the calls.
+pub(crate) fn routes(state: HttpState, meter: Meter, admin: Router) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completions))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*model}", get(models::one))
         .route_layer(from_fn_with_state(state.access.clone(), access::admit))
+        .route_layer(from_fn_with_state(meter.clone(), calls::count))
         .with_state(state)
-        .merge(admin)
+        .merge(admin.layer(from_fn_with_state(meter, calls::count_scrape)))
         .fallback(error::no_route)
         .method_not_allowed_fallback(error::wrong_method)
 }

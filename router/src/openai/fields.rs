@@ -73,7 +73,10 @@ impl<'a> Fields<'a> {
                 fields.0.push((row, value));
                 true
             }
-            Ok(None) => true,
+            Ok(None) => {
+                fields.0.retain(|(known, _)| *known != name);
+                true
+            }
             Err(error) => {
                 refused = Some(error);
                 false

@@ -19,6 +19,13 @@ fn completion() -> Value {
 }
 
 #[test]
+fn the_last_one_of_a_name_counts_and_null_is_none() {
+    let samples = |body: &str| completions::parse(body.as_bytes()).unwrap().1.samples;
+    assert_eq!(samples(r#"{"prompt": "x", "n": 2, "n": 3}"#), 3);
+    assert_eq!(samples(r#"{"prompt": "x", "n": 2, "n": null}"#), 1);
+}
+
+#[test]
 fn every_unsupported_field_names_itself() {
     let both = [
         ("logit_bias", json!({"5": 1}), json!({})),

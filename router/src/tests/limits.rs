@@ -143,6 +143,26 @@ async fn workers_that_report_trouble_get_nothing() {
     }
 }
 
+/// Nobody would be in time, however often it is tried.
+#[tokio::test]
+async fn a_deadline_that_nobody_could_keep_is_missed_at_once_without_advice_to_come_again() {
+    let cluster = Cluster::start(|_| ()).await;
+    let d = cluster.worker(Role::Decode, "d").await;
+    cluster.router.ready().await;
+    d.report(|load| (load.prefill_tokens_per_s, load.decode_steps_per_s) = (1.0, 1.0));
+    let body = json!({"prompt": "x".repeat(50), "max_tokens": 2}).to_string();
+    let answer = loop {
+        let asked = http::send(cluster.router.http_addr, "POST /v1/completions", "x-request-timeout: 10\r\n", &body);
+        tokio::select! {
+            answer = asked => break answer,
+            // The report is on its way.
+            call = d.decode() => drop(call),
+        }
+    };
+    assert_eq!((answer.status, answer.header("retry-after")), (504, None));
+    assert_eq!(answer.json().await["error"]["code"], json!("deadline_exceeded"));
+}
+
 #[tokio::test]
 async fn logprobs_asked_for_must_come() {
     let cluster = Cluster::start(|_| ()).await;

@@ -55,7 +55,7 @@ pub struct ActPlan {
     pub cases: Vec<Case>,
     /// How many of them ask at the same time.
     pub clients: usize,
-    /// What carries KV: `tcp`, or `ucx`, whose writes are one-sided.
+    /// What carries KV: `tcp`, or `ucx` over shared memory, whose messages and greetings go over TCP.
     pub transport: &'static str,
     /// KV pool of each worker, as it is told: a small one is full now and then.
     pub kv_cache_bytes: &'static str,

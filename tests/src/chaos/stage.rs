@@ -112,7 +112,9 @@ impl Stage {
         std::fs::create_dir_all(logs)?;
         let (config, worker_config) = (logs.join("config.toml"), logs.join("worker.toml"));
         std::fs::write(&config, CONFIG)?;
-        let transfer = format!("[transfer]\ntransport = \"{}\"\n", act.transport);
+        // UCX takes these lanes by itself only where all are on one host for sure.
+        let lanes = if act.transport == "ucx" { "ucx_tls = \"posix,sysv,self\"\n" } else { "" };
+        let transfer = format!("[transfer]\ntransport = \"{}\"\n{lanes}", act.transport);
         std::fs::write(&worker_config, [CONFIG, WORKER_CONFIG, &transfer].concat())?;
         let hub = if network.is_some() { HUB } else { "127.0.0.1" }.to_owned();
         let etcd = tokio::task::spawn_blocking(move || EtcdCluster::start_on(&hub, 3, &[ETCD_QUOTA])).await??;

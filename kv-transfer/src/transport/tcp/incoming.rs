@@ -2,13 +2,10 @@
 
 use super::frame::{HEAD_BYTES, Head};
 use crate::Region;
-use crate::message::MESSAGE_BYTES_MAX;
+use crate::message::{GREETING_BYTES_MAX, MESSAGE_BYTES_MAX};
 use crate::transport::windows::Windows;
 use baton_types::{PoolMemory, TicketId};
 use std::sync::Arc;
-
-/// Longest frame of a peer that connected and has not said yet who it is: a greeting.
-const GREETING_BYTES_MAX: usize = 16 << 10;
 
 /// What a frame was.
 #[derive(Debug, PartialEq, Eq)]
@@ -54,12 +51,19 @@ pub(super) struct Incoming {
     frame: Frame,
     /// Frames of any kind and length may come.
     settled: bool,
+    /// Of a settled peer.
+    message_bytes_max: usize,
 }
 
 impl Incoming {
     /// Until a peer is `settled` it may say who it is, and nothing else.
     pub(super) fn new(region: Arc<Region>, settled: bool) -> Self {
-        Self { region, windows: Windows::default(), frame: NO_FRAME, settled }
+        Self { region, windows: Windows::default(), frame: NO_FRAME, settled, message_bytes_max: MESSAGE_BYTES_MAX }
+    }
+
+    /// No longer messages are taken from now on.
+    pub(super) fn limit_messages(&mut self, bytes_max: usize) {
+        self.message_bytes_max = bytes_max;
     }
 
     pub(super) fn settle(&mut self) {
@@ -139,7 +143,7 @@ impl Incoming {
     }
 
     fn begin(&mut self, head: Head) -> Result<Option<Arrived>, String> {
-        let len_max = if self.settled { MESSAGE_BYTES_MAX } else { GREETING_BYTES_MAX };
+        let len_max = if self.settled { self.message_bytes_max } else { GREETING_BYTES_MAX };
         match head {
             Head::Message { len } | Head::Attach { len } if len > len_max => {
                 Err(format!("a message of {len} bytes, where at most {len_max} are taken"))
@@ -238,6 +242,15 @@ mod tests {
         }
         for head in [Head::Message { len: GREETING_BYTES_MAX }, Head::Attach { len: 1 }, Head::Ping] {
             assert!(!refused(head), "{head:?}");
+        }
+    }
+
+    #[test]
+    fn a_peer_that_has_greeted_sends_messages_as_long_as_they_may_be() {
+        for (len, refused) in [(100, false), (101, true), (MESSAGE_BYTES_MAX, true)] {
+            let mut incoming = Incoming::new(Region::anonymous(4096).unwrap(), true);
+            incoming.limit_messages(100);
+            assert_eq!(all(&mut incoming, &Head::Message { len }.encode(), false).is_err(), refused, "{len}");
         }
     }
 

@@ -288,6 +288,12 @@ impl Transport for Tcp {
         self.dial(*socket)
     }
 
+    fn limit_messages(&mut self, conn: ConnId, bytes_max: usize) {
+        if let Some(connection) = self.connections.get_mut(&conn) {
+            connection.incoming.limit_messages(bytes_max);
+        }
+    }
+
     fn set_remote(&mut self, conn: ConnId, _: &RemoteRegion) -> Result<(), String> {
         // Offsets are all that a write needs. Peers that connected have places of their own, beside those that this side connects to.
         let settled = |c: &&Connection| matches!(c.origin, Origin::Accepted { .. }) && c.incoming.is_settled();

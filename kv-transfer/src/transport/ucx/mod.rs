@@ -165,6 +165,10 @@ impl Transport for Ucx {
         self.open(*socket)
     }
 
+    fn limit_messages(&mut self, conn: ConnId, bytes_max: usize) {
+        self.channel.limit_messages(conn, bytes_max);
+    }
+
     fn set_remote(&mut self, conn: ConnId, region: &RemoteRegion) -> Result<(), String> {
         self.channel.set_remote(conn, region)?;
         self.aim(conn, region)

@@ -1,0 +1,63 @@
+//! Open calls: one takes memory by being there, the more the longer its head, whatever it asks for. That is counted until its answer has
+//! ended, over every front.
+
+use crate::intake::{Hold, IntakeFull};
+use http::request::Parts;
+use http::{HeaderName, HeaderValue};
+use http_body::{Body, Frame, SizeHint};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+/// What an open call takes besides headers and body: its stream, its tasks, their buffers. Open watches of health were measured at 5 KiB.
+const CALL_BYTES: u64 = 8 << 10;
+/// What a byte of headers takes, as it came and as it is kept.
+const HEADER_COSTS: u64 = 2;
+/// What a header takes besides its bytes: entries of a map that has doubled, and their index.
+const HEADER_BYTES: u64 = 256;
+
+/// From which budget a call and its messages are taken.
+pub type Meter = Arc<dyn Fn(&Parts) -> Hold + Send + Sync>;
+
+/// What a call takes that has sent nothing behind its head yet.
+///
+/// # Errors
+/// If there is no room for one more.
+pub fn enter(meter: &Meter, parts: &Parts) -> Result<Hold, IntakeFull> {
+    let of = |(name, value): (&HeaderName, &HeaderValue)| (name.as_str().len() + value.len()) as u64;
+    let headers: u64 = parts.headers.iter().map(|header| HEADER_COSTS * of(header) + HEADER_BYTES).sum();
+    let mut call = meter(parts);
+    call.set(CALL_BYTES + headers)?;
+    Ok(call)
+}
+
+/// An answer whose call is counted until it has ended.
+#[derive(Debug)]
+pub struct Counted<B> {
+    body: B,
+    _call: Hold,
+}
+
+impl<B> Counted<B> {
+    /// `call` is given back with the end of `body`.
+    pub const fn new(body: B, call: Hold) -> Self {
+        Self { body, _call: call }
+    }
+}
+
+impl<B: Body + Unpin> Body for Counted<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        Pin::new(&mut self.get_mut().body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
