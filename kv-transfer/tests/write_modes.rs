@@ -207,6 +207,7 @@ fn a_get_beyond_the_quarantine_bound_does_not_begin_where_nothing_fences_its_own
     let failure = fetching.wait().unwrap_err();
     assert!(matches!(failure, HandoffFailure::Refused { reason: RefuseReason::Quarantine, .. }), "{failure}");
     assert_eq!(owner.transfer.stats().total.puts, 0, "nothing was written");
+    eventually("its blocks are back", || reader.pool.is_whole());
     let (fetching, _) = reader.fetch(&owner.peer(), "s", TOKENS / 8, Instant::now() + PATIENCE);
     drop(fetching.wait().unwrap());
     owner.evict("s");

@@ -120,6 +120,18 @@ async fn requests_and_their_tokens_are_counted_once_each() -> anyhow::Result<()>
             ("router_membership_up", &[], 1),
             ("router_membership_changes_total", &["change=\"joined\""], 2),
             ("router_membership_changes_total", &["change=\"left\""], 0),
+            ("router_unconfirmed_workers", &[], 0),
+            // The router keeps the membership itself.
+            ("router_etcd_clusters", &[], 0),
+            ("router_etcd_alarms", &[], 0),
+            ("router_auth_keys", &[], 0),
+            ("router_auth_refused_total", &[], 0),
+            ("router_answers_bytes", &[], 0),
+            ("router_index_snapshots_total", &["reason=\"start\""], 2),
+            ("router_index_snapshots_total", &[], 2),
+            ("router_index_forgotten_total", &[], 0),
+            ("router_index_refused_blocks_total", &[], 0),
+            ("router_index_events_total", &["kind=\"removed\""], 0),
         ],
     )?;
     // Every token is sampled once: the first of a remote answer where it is prefilled, all others where they are decoded.
@@ -139,6 +151,9 @@ async fn requests_and_their_tokens_are_counted_once_each() -> anyhow::Result<()>
             ("worker_phase_seconds_count", &["phase=\"kv.transfer\""], remote),
             ("kv_exposed_seconds_count", &[], remote),
             ("kv_transfer_bytes_total", &["direction=\"adopted\""], 0),
+            ("kv_transfer_rate_bytes_per_second_count", &[], remote),
+            // Each prompt is one chunk.
+            ("engine_steps_total", &[], remote),
         ],
     )?;
     says(
@@ -153,6 +168,10 @@ async fn requests_and_their_tokens_are_counted_once_each() -> anyhow::Result<()>
             ("engine_recomputed_tokens_total", &[], 0),
             ("worker_phase_seconds_count", &["phase=\"decode.generate\""], n),
             ("worker_phase_seconds_count", &["phase=\"decode.await_kv\""], remote),
+            // One prompt is computed here, and all answers come one after the other.
+            ("engine_steps_total", &[], answers - n + 1),
+            ("kv_puts_total", &[], 0),
+            ("kv_flushes_total", &[], 0),
             ("kv_slots", &[], 0),
             ("kv_slots_unused", &[], 0),
             ("waiting_tokens", &[], 0),
@@ -166,7 +185,27 @@ async fn requests_and_their_tokens_are_counted_once_each() -> anyhow::Result<()>
     let most: u64 = asked.iter().filter(|a| a.3 == "remote").map(|a| a.1 * TOKEN_BYTES).sum();
     ensure!(sent == adopted && sent > 0.0 && sent <= most as f64, "sent {sent}, adopted {adopted}, of {most}");
     ensure!((sent as u64).is_multiple_of(TOKEN_BYTES), "{sent} bytes are no whole tokens");
+    // A flush serves all layers that asked before it was posted.
+    let (puts, flushes) = (prefill.sum("baton_kv_puts_total", &[]), prefill.sum("baton_kv_flushes_total", &[]));
+    let (layers, planes) = (2, 2);
+    ensure!(puts >= (remote * layers * planes) as f64, "{puts} writes");
+    ensure!(flushes >= remote as f64 && flushes <= (remote * layers) as f64, "{flushes} flushes");
+    let mut stored_by_all = 0.0;
     for (process, scrape) in [("prefill", &prefill), ("decode", &decode)] {
+        says(
+            process,
+            scrape,
+            &[
+                ("engine_healthy", &[], 1),
+                ("engine_still_seconds", &[], 0),
+                ("kv_used_ratio", &[], 0),
+                ("kv_quarantined_blocks", &[], 0),
+                ("kv_peer_lanes", &[], 1),
+                ("prefix_cache_pinned_blocks", &[], 0),
+                ("prefix_cache_unpinned_blocks_total", &[], 0),
+                ("prefix_cache_removed_blocks_total", &[], 0),
+            ],
+        )?;
         let blocks = |state: &str| scrape.sum("baton_kv_blocks", &[&format!("state=\"{state}\"")]);
         let all = (4 << 20) / (16 * TOKEN_BYTES);
         ensure!(blocks("free") + blocks("cached") == all as f64, "{process}: {}", scrape.text());
@@ -178,7 +217,15 @@ async fn requests_and_their_tokens_are_counted_once_each() -> anyhow::Result<()>
         );
         let stored = scrape.sum("baton_prefix_cache_stored_blocks_total", &[]);
         ensure!(stored == known, "{process}: {stored} were stored, {known} are there, and none was removed");
+        let evictable = scrape.sum("baton_prefix_cache_evictable_blocks", &[]);
+        ensure!(evictable == known, "{process}: {evictable} of {known} blocks would make room");
+        stored_by_all += stored;
     }
+    let told = router.sum("baton_router_index_events_total", &["kind=\"stored\""]);
+    ensure!(told == stored_by_all, "workers stored {stored_by_all} blocks, and told of {told}");
+    // What is handed over is cached on both sides, so the decode worker knows all.
+    let (index, all) = (router.sum("baton_router_index_blocks", &[]), decode.sum("baton_prefix_cache_blocks", &[]));
+    ensure!(index == all, "{index} blocks are known of {all}");
     // Rows of prefill are the tokens of prompts that were not cached, wherever.
     let rows = |kind: &str| [&prefill, &decode].iter().map(|s| s.sum("baton_engine_rows_total", &[kind])).sum::<f64>();
     let found: f64 = [&prefill, &decode].iter().map(|s| s.sum("baton_engine_cached_tokens_total", &[])).sum();

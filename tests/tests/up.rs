@@ -3,9 +3,10 @@
 use anyhow::{Context, ensure};
 use baton_node::testing::free_ports;
 use baton_tests::http::Api;
-use baton_tests::processes::{Up, baton, send, wait_gone};
+use baton_tests::processes::{Up, baton, binary, send, wait_gone};
 use serde_json::json;
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -31,18 +32,24 @@ fn a_newcomer_gets_paris_and_leaves_with_ctrl_c() -> anyhow::Result<()> {
     for expected in [format!("http://127.0.0.1:{http}/v1"), "1 prefill and 1 decode".into()] {
         ensure!(printed.contains(&expected), "{expected:?} is not in:\n{printed}");
     }
+    // The README's first example, which is long enough for the other worker, and what the README says that it prints.
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let readme = std::fs::read_to_string(root.join("README.md"))?;
+    let example =
+        readme.lines().find_map(|line| line.strip_prefix("target/release/baton generate ")).context("no example")?;
+    let line = format!("'{}' generate --server http://127.0.0.1:{grpc} {example}", binary("baton")?.display());
+    let long = Command::new("sh").args(["-c", &line]).current_dir(root).output()?;
+    let (answer, timings) = (String::from_utf8(long.stdout)?, String::from_utf8(long.stderr)?);
+    ensure!(long.status.success(), "{timings}");
+    ensure!(readme.contains(&format!("\n{}\n[queue ", answer.trim())), "the README has another answer than {answer:?}");
+    let parts = ["queue ", "prefill 323 tokens in ", "transfer 7.1 MiB in ", " exposed", "TTFT ", "8 tokens at "];
+    ends_with_timings(&timings, &parts)?;
+    ensure!(parts.iter().all(|part| readme.contains(part)), "the README has other figures than {timings}");
     let line = printed.lines().find(|l| l.contains(" generate ")).context("no line to paste")?;
     let short = Command::new("sh").args(["-c", line]).current_dir("/").output()?;
     let (answer, timings) = (String::from_utf8(short.stdout)?, String::from_utf8(short.stderr)?);
     ensure!(short.status.success() && answer.contains("Paris"), "{answer}{timings}");
-    ends_with_timings(&timings, &["queue ", "prefill 37 tokens in ", "TTFT ", " tokens/s"])?;
-    // Over 256 tokens: prefilled on the other worker.
-    let server = format!("http://127.0.0.1:{grpc}");
-    let story = format!("{} What is the capital of France?", "The sun rose over the hills and the valley. ".repeat(40));
-    let long = baton(&["generate", "--server", &server, "--max-tokens", "12", &story])?;
-    let timings = String::from_utf8(long.stderr)?;
-    ensure!(long.status.success(), "{timings}");
-    ends_with_timings(&timings, &["queue ", "prefill ", "transfer ", " MiB in ", " exposed", "TTFT "])?;
+    ends_with_timings(&timings, &["queue ", "prefill 37 tokens, 16 cached, in ", "TTFT ", " tokens/s"])?;
     up.stop()
 }
 

@@ -20,7 +20,7 @@ const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 /// The same for all streams of one connection.
 const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 /// Request headers: names, deadline, trace context; far below this.
-const HEADER_BYTES_MAX: u32 = 16 << 10;
+const HEADER_BYTES_MAX: u32 = 8 << 10;
 
 /// What anybody may send to health and reflection: names of services.
 const NAME_BYTES_MAX: usize = 64 << 10;

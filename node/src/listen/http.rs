@@ -18,6 +18,9 @@ use tower_service::Service as _;
 /// head of this length, are to fit into the memory of a router.
 const BUFFER_BYTES_MAX: usize = 16 << 10;
 
+/// The head of an HTTP/2 request. Heads that have come are kept before anything may count them, those of all streams of a connection.
+const HEAD_BYTES_MAX: u32 = 8 << 10;
+
 /// How often an HTTP/2 connection is probed, and how long its answer may take: as gRPC's by default.
 const PROBED_EVERY: Duration = Duration::from_secs(2);
 const ANSWER_MAX: Duration = Duration::from_secs(4);
@@ -37,6 +40,7 @@ pub async fn serve_http(listener: Listener, routes: Router, idle_max: Duration, 
         .timer(TokioTimer::new())
         .keep_alive_interval(PROBED_EVERY)
         .keep_alive_timeout(ANSWER_MAX)
+        .max_header_list_size(HEAD_BYTES_MAX)
         .max_pending_accept_reset_streams(RESET_STREAMS_MAX)
         .max_local_error_reset_streams(RESET_STREAMS_MAX);
     let (connections, ended) = (TaskTracker::new(), CancellationToken::new());
