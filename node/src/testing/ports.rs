@@ -1,22 +1,36 @@
 //! Ports of servers that are to be found where they were, and are started there again.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::TcpListener;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 /// Below those that Linux gives to outgoing connections: one of these could take a port while its server is away.
 const PORTS: Range<u16> = 12_000..32_000;
 /// Ports looked at before there are held to be none.
 const TRIES_MAX: usize = 1_000;
 
-/// As many ports of `host` on which nothing listens, no two the same.
+/// As many ports of `host` on which nothing listens, no two the same, and none that this process was given before: its
+/// server may not listen yet, or be away.
 pub fn free_ports<const N: usize>(host: &str) -> io::Result<[u16; N]> {
-    let bound = |_| {
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let free = |_| {
         let port = rand::random_range(PORTS);
-        Some((port, TcpListener::bind((host, port)).ok()?))
+        (!given.contains(&port) && TcpListener::bind((host, port)).is_ok() && given.insert(port)).then_some(port)
     };
-    // Held together until all are found.
-    let held: Vec<(u16, TcpListener)> = (0..TRIES_MAX).filter_map(bound).take(N).collect();
-    let ports: Vec<u16> = held.iter().map(|(port, _)| *port).collect();
+    let ports: Vec<u16> = (0..TRIES_MAX).filter_map(free).take(N).collect();
     ports.try_into().map_err(|_| io::Error::new(io::ErrorKind::AddrInUse, format!("{host} has no free ports")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_port_is_given_twice() {
+        let given: Vec<u16> = (0..500).flat_map(|_| free_ports::<4>("127.0.0.1").unwrap()).collect();
+        assert_eq!(given.iter().collect::<BTreeSet<_>>().len(), 2_000);
+    }
 }
