@@ -4,7 +4,7 @@
 //! would serve a request now. All answer 200 or 503 with a reason.
 
 use crate::config::{Check, Checker};
-use crate::listen::{BindError, Listener, serve_http};
+use crate::listen::{BindError, Listener, serve_probes};
 use crate::metrics::Metrics;
 use axum::Router;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -37,6 +37,12 @@ impl Check for AdminConfig {
 
 /// Where metrics are.
 pub const METRICS: &str = "/metrics";
+const PROBES: [&str; 4] = ["/startupz", "/healthz", "/health", "/readyz"];
+
+/// Whether this is a path of [`probes`].
+pub fn is_probe(path: &str) -> bool {
+    PROBES.contains(&path)
+}
 
 type Probe = dyn Fn() -> Result<(), String> + Send + Sync;
 
@@ -105,11 +111,12 @@ pub fn probes(health: Health) -> Router {
         move || std::future::ready(answer((health.started)()))
     };
     let ready = move || std::future::ready(answer((health.ready)()));
+    let [at_startup, at_live, at_live_too, at_ready] = PROBES;
     Router::new()
-        .route("/startupz", get(started))
-        .route("/healthz", get(live.clone()))
-        .route("/health", get(live))
-        .route("/readyz", get(ready))
+        .route(at_startup, get(started))
+        .route(at_live, get(live.clone()))
+        .route(at_live_too, get(live))
+        .route(at_ready, get(ready))
 }
 
 /// Listens for [`serve`].
@@ -117,9 +124,10 @@ pub async fn bind(address: SocketAddr) -> Result<Listener, BindError> {
     Listener::bind(address, CONNECTIONS_MAX).await
 }
 
-/// Serves `routes` until `stop` is cancelled; requests in flight end first.
+/// Serves `routes` until `stop` is cancelled; requests in flight end first. Where all places are taken, whoever holds most of them loses the
+/// oldest: no stranger keeps a probe away.
 pub async fn serve(listener: Listener, routes: Router, stop: CancellationToken) {
-    serve_http(listener, routes, IDLE_MAX, stop).await;
+    serve_probes(listener, routes, IDLE_MAX, stop).await;
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Bytes of what is not yet a request: one budget for all that came in part, over every front, and a share of it for each client.
 //!
 //! Whoever reads a body takes its bytes from the budget before it keeps them, so memory follows the budget and not what peers choose to
-//! send. The last part of either bound is for small bodies: ordinary requests pass while somebody's long ones stall. Whoever gathers answers
-//! before they are sent has a budget of the same kind for them.
+//! send. The last part of either bound is for small bodies: ordinary requests pass while somebody's long ones stall. Where there are keys, all
+//! who show none have a part together. Whoever gathers answers before they are sent has a budget of the same kind for them.
 
 use baton_types::{ErrorKind, RequestError};
 use parking_lot::Mutex;
@@ -45,12 +45,14 @@ pub struct Intake(Arc<Budget>);
 struct Budget {
     bytes_max: u64,
     share_bytes_max: u64,
+    strangers_bytes_max: u64,
     used: Mutex<Used>,
 }
 
 #[derive(Debug, Default)]
 struct Used {
     all: u64,
+    strangers: u64,
     clients: HashMap<Client, u64>,
 }
 
@@ -70,6 +72,9 @@ pub enum IntakeFull {
         "requests of this client that are still being read hold {0} bytes, its share; send fewer at once, or try again later"
     )]
     Share(u64),
+    /// All clients without a key together have theirs.
+    #[error("calls without a known key hold {0} bytes, their share of all; send an API key, or try again later")]
+    Strangers(u64),
     /// All clients together have it all.
     #[error("requests that are still being read hold {0} bytes, which is the limit; try again later")]
     All(u64),
@@ -84,7 +89,12 @@ impl From<IntakeFull> for RequestError {
 impl Intake {
     /// At most `bytes_max` together, and `share_bytes_max` of one client.
     pub fn new(bytes_max: u64, share_bytes_max: u64) -> Self {
-        Self(Arc::new(Budget { bytes_max, share_bytes_max, used: Mutex::default() }))
+        Self::with_strangers(bytes_max, share_bytes_max, bytes_max)
+    }
+
+    /// The same, and at most `strangers_bytes_max` of all together who have no key.
+    pub fn with_strangers(bytes_max: u64, share_bytes_max: u64, strangers_bytes_max: u64) -> Self {
+        Self(Arc::new(Budget { bytes_max, share_bytes_max, strangers_bytes_max, used: Mutex::default() }))
     }
 
     /// Nothing yet, for a message of `client`.
@@ -111,7 +121,7 @@ impl Hold {
 
     /// Holds `bytes` from now on; it always may hold fewer. Where there is no room it holds what it held.
     pub fn set(&mut self, bytes: u64) -> Result<(), IntakeFull> {
-        let Budget { bytes_max, share_bytes_max, used } = &*self.budget;
+        let Budget { bytes_max, share_bytes_max, strangers_bytes_max, used } = &*self.budget;
         let mut used = used.lock();
         let bound = |max: u64| if bytes <= SMALL_BYTES { max } else { max - max / FOR_SMALL };
         let all = used.all - self.bytes + bytes;
@@ -119,10 +129,15 @@ impl Hold {
         if bytes > self.bytes && client > bound(*share_bytes_max) {
             return Err(IntakeFull::Share(*share_bytes_max));
         }
+        let is_stranger = matches!(self.client, Client::Address(_));
+        let strangers = if is_stranger { used.strangers - self.bytes + bytes } else { used.strangers };
+        if is_stranger && bytes > self.bytes && strangers > bound(*strangers_bytes_max) {
+            return Err(IntakeFull::Strangers(*strangers_bytes_max));
+        }
         if bytes > self.bytes && all > bound(*bytes_max) {
             return Err(IntakeFull::All(*bytes_max));
         }
-        used.all = all;
+        (used.all, used.strangers) = (all, strangers);
         if client == 0 {
             used.clients.remove(&self.client);
         } else {
@@ -178,6 +193,20 @@ mod tests {
         let mut small = intake.hold(tenant("a"));
         small.grow(SMALL_BYTES).unwrap();
         assert!(small.grow(1).is_err());
+    }
+
+    #[test]
+    fn who_has_no_key_leaves_room_for_those_who_have() {
+        let intake = Intake::with_strangers(16 * MIB, 8 * MIB, 4 * MIB);
+        let mut strangers: Vec<Hold> = (0..3).map(|host| intake.hold(Client::at([10, 0, 0, host].into()))).collect();
+        strangers[0].grow(2 * MIB).unwrap();
+        strangers[1].grow(MIB).unwrap();
+        assert_eq!(strangers[2].grow(MIB), Err(IntakeFull::Strangers(4 * MIB)));
+        intake.hold(tenant("a")).grow(7 * MIB).unwrap();
+        strangers.truncate(1);
+        intake.hold(Client::at([10, 0, 0, 9].into())).grow(MIB).unwrap();
+        drop(strangers);
+        assert!(intake.used() == 0 && intake.0.used.lock().strangers == 0);
     }
 
     #[test]

@@ -5,13 +5,15 @@
 //! is its protocol's matter: HTTP/2 probes it, HTTP/1 waits a bounded time for a whole request head.
 
 mod connection;
+mod crowd;
 mod http;
 mod socket;
 #[cfg(test)]
 mod tests;
 
 pub use connection::{Connection, Peer};
-pub use http::serve_http;
+pub(crate) use crowd::gives_way;
+pub use http::{serve_http, serve_probes};
 
 use socket2::{SockRef, TcpKeepalive};
 use std::net::SocketAddr;
@@ -29,8 +31,8 @@ pub const PEER_GONE_MAX: Duration = Duration::from_secs(8);
 /// A connection on which nothing comes is probed from then on, so often, until [`PEER_GONE_MAX`].
 const PROBED_EVERY: Duration = Duration::from_secs(2);
 /// Calls reset by the peer before this side took them up, on one HTTP/2 connection. A client that cancels a burst of requests is no attacker:
-/// hyper's own limit of 20 would end its connection and every other call on it.
-pub(crate) const RESET_STREAMS_MAX: usize = 4_096;
+/// hyper's own limit of 20 would end its connection and every other call on it. The heads of these are kept, and counted nowhere.
+pub(crate) const RESET_STREAMS_MAX: usize = 512;
 /// Where no connection can be taken, of file descriptors mostly, those that end make room.
 const WITHOUT_ROOM: Duration = Duration::from_millis(100);
 

@@ -12,6 +12,7 @@ use baton_node::admin::AdminConfig;
 use baton_node::config::{ByteSize, Check, Checker};
 use baton_node::grpc::GrpcConfig;
 use baton_node::identity::IdentityConfig;
+use baton_node::intake::Intake;
 use baton_node::membership::embedded::LeaseConfig;
 use baton_node::telemetry::TelemetryConfig;
 use serde::{Deserialize, Serialize};
@@ -197,6 +198,9 @@ impl Default for RetryConfig {
     }
 }
 
+/// Where there are keys, all who show none have one of so many parts of `limits.intake_bytes_max` together.
+const FOR_STRANGERS: u64 = 4;
+
 /// The section `limits`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -330,6 +334,16 @@ impl Check for LimitsConfig {
 }
 
 impl RouterConfig {
+    /// The budget of what is not a request yet.
+    pub(crate) fn intake(&self) -> Intake {
+        let (all, share) = (self.limits.intake_bytes_max.0, self.limits.intake_share_bytes_max.0);
+        if self.auth.keys_file.is_some() {
+            Intake::with_strangers(all, share, all / FOR_STRANGERS)
+        } else {
+            Intake::new(all, share)
+        }
+    }
+
     pub(crate) fn flow_limits(&self) -> Limits {
         Limits {
             policy: self.placement.prefill_policy,

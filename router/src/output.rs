@@ -106,6 +106,11 @@ impl Events {
         Self { events: Some(events), _unread: unread }
     }
 
+    /// How many may wait for their reader.
+    fn most(&self) -> usize {
+        self.events.as_ref().map_or(0, mpsc::Receiver::max_capacity)
+    }
+
     /// All of it at once, in the room that there is. `written` is how many bytes a delta will take in the answer, and `before` how many that
     /// takes besides.
     pub(crate) async fn whole(
@@ -172,11 +177,18 @@ fn make_room(hold: &mut Hold, bytes: u64) -> Result<(), RequestError> {
 /// What a client does about an answer that there is no room for.
 pub(crate) fn no_room(full: IntakeFull) -> RequestError {
     let whose = match full {
-        IntakeFull::Share(max) => format!("answers of this client that are gathered whole hold {max} bytes, its share"),
-        IntakeFull::All(max) => format!("answers that are gathered whole hold {max} bytes, which is the limit"),
+        IntakeFull::Share(max) | IntakeFull::Strangers(max) => {
+            format!(
+                "answers of this client that are gathered whole, or that it has not read, hold {max} bytes, its share"
+            )
+        }
+        IntakeFull::All(max) => {
+            format!("answers that are gathered whole, or not read, hold {max} bytes, which is the limit")
+        }
     };
     let message = format!(
-        "{whose}; ask for a stream, fewer samples, fewer log-probabilities or fewer requests at once, or try again later"
+        "{whose}; read those that have come, ask for a stream, fewer samples, fewer log-probabilities or fewer requests at once, \
+         or try again later"
     );
     RequestError::new(ErrorKind::Overloaded, message).retry_after(RETRY_AFTER)
 }
@@ -199,6 +211,9 @@ impl Stream for Events {
     }
 }
 
+/// What an event takes that waits for its reader. Log-probabilities of twenty tokens are some hundred bytes.
+const EVENT_BYTES: u64 = 512;
+
 /// What comes before the head of an answer: the first token of each sample, since only then it is known what of the prompt was cached. Other
 /// samples go on meanwhile, so it has room like a whole answer.
 #[derive(Debug)]
@@ -209,11 +224,13 @@ pub(crate) struct Opening {
     cached_tokens: u32,
 }
 
-/// What was read before the head was written, in order, and the room for it.
+/// What was read before the head was written, in order, and the room for it. The rest of the room is for what a client leaves unread: it has
+/// to live as long as the answer.
 #[derive(Debug)]
 pub(crate) struct Opened {
     events: VecDeque<Event>,
     hold: Hold,
+    unread: u64,
 }
 
 impl Iterator for Opened {
@@ -221,20 +238,26 @@ impl Iterator for Opened {
 
     fn next(&mut self) -> Option<Event> {
         let event = self.events.pop_front();
-        if event.is_none() {
+        if event.is_none() && self.hold.bytes() > self.unread {
             self.events = VecDeque::new();
             // Fewer always fit.
-            let _ = self.hold.set(0);
+            let _ = self.hold.set(self.unread);
         }
         event
     }
 }
 
 impl Opening {
-    /// Of an answer with so many samples.
-    pub(crate) fn new(samples: u32, hold: Hold) -> Self {
-        let events = Opened { events: VecDeque::new(), hold };
-        Self { events, kept: 0, missing: samples, cached_tokens: u32::MAX }
+    /// Of an answer with so many samples, which takes `head` bytes and as many of its events as there may be until it is read: also one that
+    /// has ended.
+    ///
+    /// # Errors
+    /// If there is no room for it.
+    pub(crate) fn new(samples: u32, events: &Events, head: u64, mut hold: Hold) -> Result<Self, RequestError> {
+        let unread = head + EVENT_BYTES * events.most() as u64;
+        hold.set(unread).map_err(no_room)?;
+        let events = Opened { events: VecDeque::new(), hold, unread };
+        Ok(Self { events, kept: 0, missing: samples, cached_tokens: u32::MAX })
     }
 
     /// Reads until all is known, or there is no room to wait for it. What was read is kept where this is given up before.
@@ -249,7 +272,7 @@ impl Opening {
                 }
             }
             self.events.events.push_back(event);
-            if make_room(&mut self.events.hold, self.kept).is_err() {
+            if make_room(&mut self.events.hold, self.events.unread + self.kept).is_err() {
                 break;
             }
         }
@@ -355,27 +378,42 @@ mod tests {
         let mut other = room(&intake);
         other.set(MIB - MIB / 8).unwrap();
         let text = || Ok(Event::Delta(Delta { text: "x".repeat(20 << 10), ..Delta::default() }));
-        let mut opening = Opening::new(1, room(&intake));
         let mut all = events(vec![text(), text(), delta(0, Some(48))]);
+        let mut opening = Opening::new(1, &all, 0, room(&intake)).unwrap();
         opening.read(&mut all).await.unwrap();
         let (mut read, cached) = opening.done();
         assert_eq!((read.by_ref().count(), cached), (2, None), "it goes without what it would have waited for");
-        assert_eq!(intake.used(), other.bytes(), "what was written takes no room");
+        assert_eq!(intake.used(), other.bytes() + 10 * EVENT_BYTES, "what was written takes no room");
+        drop((read, all));
+        assert_eq!(intake.used(), other.bytes());
     }
 
     #[tokio::test]
     async fn the_head_waits_for_the_first_token_of_each_sample() {
         let intake = Intake::new(MIB, MIB);
-        let mut opening = Opening::new(2, room(&intake));
         let mut all =
             events(vec![delta(0, Some(48)), delta(0, None), finished(0, None), delta(1, Some(32)), delta(1, None)]);
+        let mut opening = Opening::new(2, &all, 0, room(&intake)).unwrap();
         opening.read(&mut all).await.unwrap();
         let (read, cached) = opening.done();
         assert_eq!((read.count(), cached), (4, Some(32)));
-        let mut opening = Opening::new(2, room(&intake));
-        assert!(opening.read(&mut events(vec![delta(0, Some(48)), refused()])).await.is_err());
+        let mut all = events(vec![delta(0, Some(48)), refused()]);
+        let mut opening = Opening::new(2, &all, 0, room(&intake)).unwrap();
+        assert!(opening.read(&mut all).await.is_err());
         let (read, cached) = opening.done();
         assert_eq!((read.count(), cached), (1, None), "what was read is not lost");
+    }
+
+    #[test]
+    fn what_a_client_may_leave_unread_has_room_or_is_refused() {
+        let intake = Intake::new(MIB, MIB);
+        let all = events(vec![]);
+        let (opened, _) = Opening::new(1, &all, MIB / 2, room(&intake)).unwrap().done();
+        assert_eq!(intake.used(), MIB / 2 + 10 * EVENT_BYTES);
+        let refused = Opening::new(1, &all, MIB / 2, room(&intake)).unwrap_err();
+        assert!(refused.kind == ErrorKind::Overloaded && refused.message.contains("read those"), "{refused:?}");
+        drop(opened);
+        assert_eq!(intake.used(), 0);
     }
 
     #[test]

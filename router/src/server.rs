@@ -138,7 +138,7 @@ impl Router {
         let core = Arc::new(Core {
             limits: config.flow_limits(),
             admission: Admission::new(config.limits.running_max, config.limits.queued_max),
-            intake: Intake::new(config.limits.intake_bytes_max.0, config.limits.intake_share_bytes_max.0),
+            intake: config.intake(),
             answers: Intake::new(config.limits.answers_bytes_max.0, config.limits.answers_share_bytes_max.0),
             quotas: Quotas::default(),
             retries: RetryBucket::new(config.retry.burst_max, config.retry.per_s),
@@ -260,14 +260,18 @@ async fn watch_readiness(
     reporter: tonic_health::server::HealthReporter,
     stop: CancellationToken,
 ) -> Result<(), RouterError> {
+    let mut told = None;
     while !stop.is_cancelled() {
         let now = readiness(&core);
         let status = match now {
             Ok(()) => tonic_health::ServingStatus::Serving,
             Err(_) => tonic_health::ServingStatus::NotServing,
         };
-        reporter.set_service_status("", status).await;
-        reporter.set_service_status(inference_server::SERVICE_NAME, status).await;
+        // Each report goes to whoever watches, and anybody may.
+        if told.replace(now.is_ok()) != Some(now.is_ok()) {
+            reporter.set_service_status("", status).await;
+            reporter.set_service_status(inference_server::SERVICE_NAME, status).await;
+        }
         ready.send_if_modified(|known| std::mem::replace(known, now.clone()) != now);
         tokio::select! {
             () = stop.cancelled() => {}

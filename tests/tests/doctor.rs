@@ -11,7 +11,8 @@ use std::process::{Command, Output, Stdio};
 /// Verdict of the check whose name begins so, in the output of `--json`.
 fn verdict(output: &Output, check: &str) -> Result<String> {
     let findings: Vec<Value> = serde_json::from_slice(&output.stdout)?;
-    let one = findings.iter().find(|f| f["check"].as_str().is_some_and(|name| name.starts_with(check)));
+    let is_it = |name: &str| name.strip_prefix(check).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '));
+    let one = findings.iter().find(|f| f["check"].as_str().is_some_and(is_it));
     let one = one.with_context(|| format!("no {check} in {findings:?}"))?;
     let told = one["verdict"].as_str().context("a verdict")?;
     ensure!(told != "failure" || one["remedy"].is_string(), "a failure without a remedy: {one}");

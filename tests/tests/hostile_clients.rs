@@ -89,7 +89,13 @@ fn bombs() -> Vec<(&'static str, String)> {
         format!("{start}{}{item}{end}", format!("{item},").repeat(count - 1))
     };
     let chat = r#"{"messages":[{"role":"user","content":"x"}],"max_tokens":1,"#;
+    // A byte that a message would repeat as eight.
+    let repeated =
+        |start: &str, end: &str| format!("{start}{}{end}", "\u{7f}".repeat(BODY_MAX - start.len() - end.len()));
     vec![
+        ("completions", repeated(r#"{"prompt":[1,2,3],"max_tokens":""#, r#""}"#)),
+        ("completions", repeated(r#"{"max_tokens":1,"prompt":[1,""#, r#""]}"#)),
+        ("chat/completions", repeated(r#"{"max_tokens":1,"messages":[""#, r#""]}"#)),
         ("completions", fill(r#"{"prompt":[1,2,3],"max_tokens":1,"metadata":["#, "{}", "]}")),
         ("completions", fill(r#"{"prompt":[1,2,3],"max_tokens":1,"logit_bias":["#, "[]", "]}")),
         ("completions", fill(r#"{"max_tokens":1,"prompt":["#, "1", "]}")),

@@ -5,8 +5,10 @@
 //! messages: one that has begun must be whole in time, and until the answer begins there must be one, or the end. A stream that may be silent
 //! between messages (`Join`, reflection) is so only once it was answered.
 //!
-//! The call itself is counted, too ([`calls`]).
+//! The call itself is counted, too ([`calls`]). Who calls reflection is answered message by message, and may leave answers unread and send on:
+//! what its window holds then no service has asked for, and so it is counted from the start.
 
+use super::server::STREAM_WINDOW_BYTES;
 use crate::calls::{self, Counted, Meter};
 use crate::intake::{Hold, IntakeFull};
 use baton_proto::convert::status;
@@ -29,6 +31,9 @@ use tower_service::Service;
 
 /// Flags and length.
 const PREFIX_BYTES: usize = 5;
+/// The only service here that reads while it answers.
+const REFLECTION: &str = "/grpc.reflection.";
+
 /// What a message's bytes are taken from; services find it in the extensions of a call, to hold it for as long as they keep the message.
 #[derive(Clone, Debug)]
 pub struct Held(Arc<Mutex<Hold>>);
@@ -78,7 +83,13 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let (mut parts, body) = request.into_parts();
-        let call = match self.messages.meter.as_ref().map(|meter| calls::enter(meter, &parts)).transpose() {
+        let unread = if parts.uri.path().starts_with(REFLECTION) { u64::from(STREAM_WINDOW_BYTES) } else { 0 };
+        let enter = |meter| {
+            let mut call = calls::enter(meter, &parts)?;
+            call.grow(unread)?;
+            Ok::<_, IntakeFull>(call)
+        };
+        let call = match self.messages.meter.as_ref().map(enter).transpose() {
             Ok(call) => call,
             Err(full) => return std::future::ready(Ok(status::from_error(&full.into()).into_http())).boxed(),
         };

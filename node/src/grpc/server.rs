@@ -16,14 +16,14 @@ use tonic_reflection::pb::v1alpha::server_reflection_server as v1alpha_server;
 use tower_layer::{Identity as NoLayer, Stack};
 
 /// Bytes that a peer may send on one stream before it waits. A long prompt is a few MiB, so it takes a few round trips.
-const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+pub(super) const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 /// The same for all streams of one connection.
 const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 /// Request headers: names, deadline, trace context; far below this.
 const HEADER_BYTES_MAX: u32 = 8 << 10;
 
 /// What anybody may send to health and reflection: names of services.
-const NAME_BYTES_MAX: usize = 64 << 10;
+const NAME_BYTES_MAX: usize = 1 << 10;
 
 /// Refused peers are told of no more often than this: whoever reaches the port can be one, again and again.
 const TOLD_EVERY: Duration = Duration::from_secs(60);

@@ -182,6 +182,51 @@ async fn a_message_that_does_not_come_whole_ends_its_call() {
     stop.cancel();
 }
 
+/// Who reads no answers may leave all that its window holds, and reflection asks for no more of it then.
+#[tokio::test]
+async fn reflection_counts_with_what_it_may_leave_unread() {
+    let intake = Intake::new(4 << 20, 4 << 20);
+    let listener = bind(&GrpcConfig::default()).await.unwrap();
+    let address = listener.address();
+    let meter = {
+        let intake = intake.clone();
+        move |_: &http::request::Parts| intake.hold(Client::at([127, 0, 0, 1].into()))
+    };
+    let router = server_counting(&GrpcConfig::default(), std::sync::Arc::new(meter)).add_service(health().1);
+    let stop = CancellationToken::new();
+    tokio::spawn(serve(with_reflection(router, &[]), listener, Identity::default(), stop.clone()));
+    let stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    let (client, connection) = h2::client::handshake(stream).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let mut open = Vec::new();
+    let refused = loop {
+        let request =
+            http::Request::post(format!("http://{address}/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"))
+                .header("content-type", "application/grpc")
+                .header("te", "trailers");
+        let mut ready = client.clone().ready().await.unwrap();
+        let (answer, mut body) = ready.send_request(request.body(()).unwrap(), false).unwrap();
+        body.send_data(b"\0\0\0\0\x02\x3a\0".to_vec().into(), false).unwrap();
+        let answer = answer.await.unwrap();
+        if answer.headers().contains_key("grpc-status") {
+            break answer;
+        }
+        open.push((answer, body));
+        assert!(open.len() < 100, "nothing is counted");
+    };
+    assert_eq!((refused.headers()["grpc-status"].as_bytes(), open.len()), (&b"8"[..], 3));
+    assert!(intake.used() > 3 << 20);
+    connection.abort();
+    drop(open);
+    let wait = async {
+        while intake.used() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), wait).await.expect("calls that ended are counted");
+    stop.cancel();
+}
+
 /// Watches of health never end by themselves, and nobody needs a key for them.
 #[tokio::test]
 async fn open_calls_are_counted_with_their_headers_until_they_end() {

@@ -1,14 +1,17 @@
 //! An HTTP server over a listener, with the bounds that `axum::serve` has no settings for.
 
-use super::{Listener, RESET_STREAMS_MAX};
+use super::{Listener, RESET_STREAMS_MAX, gives_way};
+use crate::intake::Client;
 use axum::Router;
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use std::collections::BTreeMap;
 use std::pin::pin;
 use std::time::Duration;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::transport::server::Connected as _;
@@ -31,9 +34,42 @@ const LEFT_SEEN_EVERY: Duration = Duration::from_secs(2);
 const LEFT_GRACE: Duration = Duration::from_secs(2);
 
 /// Serves `routes` until `stop` is cancelled; then idle connections close, and it returns once requests in flight have ended. Dropping it
-/// ends every connection. Requests tell who sent them, as those of gRPC do ([`Peer`](super::Peer)). One that brings no whole request head for `idle_max` closes, be it the first or the next; one whose peer left ends,
-/// and what it asked for with it.
+/// ends every connection. Requests tell who sent them, as those of gRPC do ([`Peer`](super::Peer)). One that brings no whole request head for
+/// `idle_max` closes, be it the first or the next; one whose peer left ends, and what it asked for with it.
 pub async fn serve_http(listener: Listener, routes: Router, idle_max: Duration, stop: CancellationToken) {
+    serve(listener, routes, builder(idle_max), None, stop).await;
+}
+
+/// The same over HTTP/1 alone, for routes whose answers are short and come at once, so that no connection holds more than one. Where they take
+/// all places, one gives way ([`gives_way`]).
+pub async fn serve_probes(listener: Listener, routes: Router, idle_max: Duration, stop: CancellationToken) {
+    let crowd = Crowd { max: listener.connections_max(), open: BTreeMap::new(), taken: 0 };
+    serve(listener, routes, builder(idle_max).http1_only(), Some(crowd), stop).await;
+}
+
+/// Connections that are open, in the order in which they came.
+struct Crowd {
+    max: usize,
+    open: BTreeMap<u64, (Option<Client>, JoinHandle<()>)>,
+    taken: u64,
+}
+
+impl Crowd {
+    /// Takes one more in; where that was the last place, one gives way.
+    fn enter(&mut self, client: Option<Client>, task: JoinHandle<()>) {
+        self.open.retain(|_, (_, task)| !task.is_finished());
+        self.taken += 1;
+        self.open.insert(self.taken, (client, task));
+        if self.open.len() >= self.max
+            && let Some(oldest) = gives_way(self.open.iter().map(|(number, (client, _))| (*number, client.as_ref())))
+            && let Some((_, task)) = self.open.remove(&oldest)
+        {
+            task.abort();
+        }
+    }
+}
+
+fn builder(idle_max: Duration) -> auto::Builder<TokioExecutor> {
     let mut http = auto::Builder::new(TokioExecutor::new());
     http.http1().timer(TokioTimer::new()).header_read_timeout(idle_max).max_buf_size(BUFFER_BYTES_MAX);
     http.http2()
@@ -43,17 +79,28 @@ pub async fn serve_http(listener: Listener, routes: Router, idle_max: Duration, 
         .max_header_list_size(HEAD_BYTES_MAX)
         .max_pending_accept_reset_streams(RESET_STREAMS_MAX)
         .max_local_error_reset_streams(RESET_STREAMS_MAX);
+    http
+}
+
+async fn serve(
+    listener: Listener,
+    routes: Router,
+    http: auto::Builder<TokioExecutor>,
+    mut crowd: Option<Crowd>,
+    stop: CancellationToken,
+) {
     let (connections, ended) = (TaskTracker::new(), CancellationToken::new());
     let _ended = ended.clone().drop_guard();
     while let Some(connection) = stop.run_until_cancelled(listener.accept()).await {
         let (http, stop, ended) = (http.clone(), stop.clone(), ended.clone());
         let (peer, routes) = (connection.connect_info(), routes.clone());
+        let client = peer.addresses.remote_addr().map(|address| Client::at(address.ip()));
         let service = service_fn(move |mut request: Request<Incoming>| {
             request.extensions_mut().insert(peer.clone());
             // Always ready.
             routes.clone().call(request)
         });
-        connections.spawn(async move {
+        let task = connections.spawn(async move {
             let peer = connection.socket();
             let mut served = pin!(http.serve_connection(TokioIo::new(connection), service));
             let result = async {
@@ -73,6 +120,9 @@ pub async fn serve_http(listener: Listener, routes: Router, idle_max: Duration, 
                 () = ended.cancelled() => {}
             }
         });
+        if let Some(crowd) = &mut crowd {
+            crowd.enter(client, task);
+        }
     }
     drop(listener);
     connections.close();

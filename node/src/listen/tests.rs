@@ -137,6 +137,24 @@ async fn half_a_head_and_an_idle_connection_end_and_a_slow_answer_does_not() {
 }
 
 #[tokio::test]
+async fn of_many_that_probe_the_oldest_gives_way_and_none_holds_more_than_one_answer() {
+    let listener = listener(3).await;
+    let address = listener.address();
+    let routes = Router::new().route("/", get(|| async { "ok" }));
+    tokio::spawn(serve_probes(listener, routes, LONG * 10, CancellationToken::new()));
+    let (mut first, mut second) = (kept(address).await, kept(address).await);
+    let mut third = kept(address).await;
+    assert_eq!(rest(&mut first).await, "");
+    for stream in [&mut second, &mut third] {
+        stream.write_all(ASKED).await.unwrap();
+        answer(stream, "ok").await;
+    }
+    drop(second);
+    let refused = rest(&mut say(address, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await).await;
+    assert!(!refused.contains("200"), "{refused}");
+}
+
+#[tokio::test]
 async fn who_leaves_bytes_behind_and_goes_is_noticed_before_the_answer() {
     for behind in [&b""[..], b"\r\n", ASKED] {
         let (address, dropped) = never(listener(10).await);

@@ -9,14 +9,30 @@ use std::time::Instant;
 use tokio::sync::Semaphore;
 use tokio::time::timeout_at;
 
-/// Bounds how many prompts are tokenized at once: each may take a hundred times its text in memory.
+/// Prompts ([`Prompt::bytes`]) that are tokenized at once: they may take fifty times that meanwhile. A longer one is tokenized alone.
+const PROMPTS_BYTES_MAX: u32 = 4 << 20;
+
+/// Bounds how much is tokenized at once, by how many threads.
 #[derive(Debug)]
-pub(crate) struct Tokenizing(Arc<Semaphore>);
+pub(crate) struct Tokenizing {
+    room: Arc<Semaphore>,
+    /// No prompt takes less of it: as many at once as there are cores.
+    least: u32,
+}
 
 impl Tokenizing {
-    /// As many at once as there are cores.
+    /// On all cores.
     pub(crate) fn new() -> Self {
-        Self(Arc::new(Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from))))
+        Self::on(std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32))
+    }
+
+    fn on(cores: u32) -> Self {
+        let room = Arc::new(Semaphore::new(PROMPTS_BYTES_MAX as usize));
+        Self { room, least: (PROMPTS_BYTES_MAX / cores).max(1) }
+    }
+
+    fn takes(&self, prompt: &Prompt) -> u32 {
+        u32::try_from(prompt.bytes()).unwrap_or(u32::MAX).clamp(self.least, PROMPTS_BYTES_MAX)
     }
 
     /// The prompt's tokens. `places` come back with them; where the request ends before, the tokenizer keeps them until it is done, so
@@ -32,7 +48,9 @@ impl Tokenizing {
         let Some(text) = text else { return Ok((without_text(prompt)?, places)) };
         let late =
             |_| RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed before the prompt was tokenized");
-        let permit = timeout_at(deadline.into(), self.0.clone().acquire_owned()).await.map_err(late)?;
+        let permit = timeout_at(deadline.into(), self.room.clone().acquire_many_owned(self.takes(prompt)))
+            .await
+            .map_err(late)?;
         let prompt = prompt.clone();
         let encode = move || {
             let _permit = permit;
@@ -60,5 +78,19 @@ fn without_text(prompt: &Prompt) -> Result<Vec<TokenId>, RequestError> {
                 Ok(tokens)
             }
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn so_many_prompts_and_so_much_of_them_at_once() {
+        let prompt = |bytes: usize| Prompt::Segments(vec![Segment::Text("x".repeat(bytes))]);
+        let tokenizing = Tokenizing::on(4);
+        let takes = |bytes| tokenizing.takes(&prompt(bytes));
+        assert_eq!((takes(1), takes(16 << 20)), (PROMPTS_BYTES_MAX / 4, PROMPTS_BYTES_MAX));
+        assert!(takes(1 << 20) > PROMPTS_BYTES_MAX / 2, "no two of a MiB");
     }
 }

@@ -49,7 +49,8 @@ impl InferenceService {
     /// The answer with what its first token tells; one whose first token takes longer than others wait is opened without it.
     async fn answer(&self, mut generation: Generation, client: Client) -> Result<Response<Responses>, RequestError> {
         let room = self.core.answers.hold(client);
-        let (prompt_tokens, mut opening) = (generation.prompt_tokens.len(), Opening::new(generation.samples, room));
+        let prompt_tokens = generation.prompt_tokens.len();
+        let mut opening = Opening::new(generation.samples, &generation.events, 0, room)?;
         if self.head_max > Duration::ZERO
             && let Ok(read) = timeout(self.head_max, opening.read(&mut generation.events)).await
         {
@@ -157,5 +158,13 @@ fn responses(known: Opened, generation: Generation) -> Responses {
         }
         Ok(message)
     };
-    stream::iter(known.map(Ok)).chain(events).map(convert).boxed()
+    // What was known stays with the rest: the room for both is there.
+    let all = stream::unfold((known, events), async |(mut known, mut events)| {
+        let event = match known.next() {
+            Some(event) => Ok(event),
+            None => events.next().await?,
+        };
+        Some((event, (known, events)))
+    });
+    all.map(convert).boxed()
 }

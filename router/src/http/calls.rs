@@ -3,42 +3,86 @@
 use super::{error, headers};
 use axum::body::{Body, HttpBody as _};
 use axum::extract::{Request, State};
+use axum::http::Version;
+use axum::http::header::CONTENT_LENGTH;
 use axum::middleware::Next;
 use axum::response::Response;
-use baton_node::admin::METRICS;
+use baton_node::admin::{METRICS, is_probe};
 use baton_node::calls::{Counted, Meter, enter};
 use baton_node::intake::IntakeFull;
 
-/// Counts a call with its head until its answer has ended.
+/// Counts a call with its head until its answer has ended, whatever it asks for. Metrics count with their text: nobody needs a key for them
+/// where they have no port of their own. Probes always pass: a router that is full works.
 pub(super) async fn count(State(meter): State<Meter>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
-    match enter(&meter, &parts) {
-        Ok(call) => {
+    let entered = enter(&meter, &parts);
+    let (version, path) = (parts.version, parts.uri.path().to_owned());
+    let (id, _) = headers::id(&parts.headers);
+    match entered {
+        Ok(mut call) => {
             let response = next.run(Request::from_parts(parts, body)).await;
-            response.map(|body| Body::new(Counted::new(body, call)))
+            let text = if path == METRICS { response.body().size_hint().lower() } else { 0 };
+            match call.grow(text) {
+                Ok(()) => response.map(|body| Body::new(Counted::new(body, call))),
+                Err(full) => uncounted(refused(full), version),
+            }
         }
-        Err(full) => headers::add_id(refused(full), &headers::id(&parts.headers).0),
-    }
-}
-
-/// The same for metrics, with their text, which nobody needs a key for where they have no port of their own. Probes always pass: a router
-/// that is full works.
-pub(super) async fn count_scrape(State(meter): State<Meter>, request: Request, next: Next) -> Response {
-    if request.uri().path() != METRICS {
-        return next.run(request).await;
-    }
-    let (parts, body) = request.into_parts();
-    let mut call = match enter(&meter, &parts) {
-        Ok(call) => call,
-        Err(full) => return refused(full),
-    };
-    let response = next.run(Request::from_parts(parts, body)).await;
-    match call.grow(response.body().size_hint().lower()) {
-        Ok(()) => response.map(|body| Body::new(Counted::new(body, call))),
-        Err(full) => refused(full),
+        Err(_) if is_probe(&path) => uncounted(next.run(Request::from_parts(parts, body)).await, version),
+        Err(full) => uncounted(headers::add_id(refused(full), &id), version),
     }
 }
 
 fn refused(full: IntakeFull) -> Response {
     error::response(&full.into())
+}
+
+/// An answer that takes nothing for as long as nobody reads it. HTTP/1 has one of a connection at most; over HTTP/2 it is its head alone.
+fn uncounted(mut response: Response, version: Version) -> Response {
+    if version == Version::HTTP_2 {
+        response.headers_mut().remove(CONTENT_LENGTH);
+        *response.body_mut() = Body::empty();
+    }
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::Router;
+    use axum::body::to_bytes;
+    use axum::middleware::from_fn_with_state;
+    use axum::routing::get;
+    use baton_node::intake::{Client, Intake};
+    use std::net::Ipv4Addr;
+    use std::sync::Arc;
+    use tonic::codegen::Service as _;
+
+    /// Of an HTTP/2 connection a client may leave hundreds of answers unread.
+    #[tokio::test]
+    async fn what_nobody_counts_has_no_body_over_http_2() {
+        let ask = async |bytes_max: u64, path: &str, version: Version| {
+            let intake = Intake::new(bytes_max, bytes_max);
+            let meter: Meter = Arc::new(move |_| intake.hold(Client::at(Ipv4Addr::LOCALHOST.into())));
+            let mut routes = Router::new()
+                .route("/healthz", get(async || "ok"))
+                .route(METRICS, get(async || "x".repeat(64 << 10)))
+                .fallback(async || "nothing")
+                .layer(from_fn_with_state(meter, count));
+            let request = Request::get(path).version(version).body(Body::empty()).unwrap();
+            let (parts, body) = routes.call(request).await.unwrap().into_parts();
+            (parts.status.as_u16(), to_bytes(body, 1 << 20).await.unwrap().len())
+        };
+        let (room, none) = (1 << 20, 1);
+        for version in [Version::HTTP_11, Version::HTTP_2] {
+            assert_eq!(ask(room, "/healthz", version).await, (200, 2));
+            assert_eq!(ask(room, METRICS, version).await, (200, 64 << 10));
+            assert_eq!(ask(room, "/nowhere", version).await, (200, 7));
+            let is_http_2 = version == Version::HTTP_2;
+            assert_eq!(ask(none, "/healthz", version).await, (200, if is_http_2 { 0 } else { 2 }));
+            for (bytes_max, path) in [(none, "/nowhere"), (none, METRICS), (32 << 10, METRICS)] {
+                let (status, length) = ask(bytes_max, path, version).await;
+                assert_eq!((status, length == 0), (429, is_http_2), "{path}");
+            }
+        }
+    }
 }

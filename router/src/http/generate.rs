@@ -31,6 +31,9 @@ pub(super) async fn completions(state: State<HttpState>, caller: Extension<Calle
 /// Bodies of more bytes are read as requests beside the threads that serve connections: it takes milliseconds.
 const LONG_BODY_BYTES: usize = 256 << 10;
 
+/// What a token id of a prompt takes in a streamed answer that says it: the id, and its digits as they are written, kept and sent.
+const ID_COSTS: u64 = 25;
+
 /// What a request brings besides its body.
 struct Head {
     id: RequestId,
@@ -143,7 +146,9 @@ async fn respond(
     }
     let prompt_tokens = generation.prompt_tokens.len();
     // An error before the first token still gets its status; a long queue gets an open stream with keepalives instead.
-    let mut opening = Opening::new(generation.samples, room);
+    // Token ids are kept, and written once, before a client reads any of them.
+    let head_bytes = if head.options.return_token_ids { prompt_tokens as u64 * ID_COSTS } else { 0 };
+    let mut opening = Opening::new(generation.samples, &generation.events, head_bytes, room)?;
     if let Ok(read) = timeout(state.sse_keepalive, opening.read(&mut generation.events)).await {
         read?;
     }
@@ -188,7 +193,7 @@ fn answer_head(endpoint: Endpoint, options: crate::openai::AnswerOptions, genera
         id: format!("{prefix}-{}", generation.id),
         model: generation.model.card.id.clone(),
         created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
-        prompt_token_ids: generation.prompt_tokens.clone(),
+        prompt_token_ids: if options.return_token_ids { generation.prompt_tokens.clone() } else { Arc::default() },
         options,
         prompt_tokens: generation.prompt_tokens.len(),
         samples: generation.samples,

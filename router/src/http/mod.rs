@@ -37,8 +37,8 @@ pub(crate) struct HttpState {
 }
 
 /// All routes. Those of the API need a key where there are keys; `admin`, health and maybe metrics, is open to whoever reaches the port.
-/// No CORS headers are ever sent: pages of other origins cannot read answers.
-/// `meter` counts the calls.
+/// No CORS headers are ever sent: pages of other origins cannot read answers. `meter` counts all calls, those of paths that there are not
+/// included.
 pub(crate) fn routes(state: HttpState, meter: Meter, admin: Router) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(generate::chat))
@@ -46,9 +46,9 @@ pub(crate) fn routes(state: HttpState, meter: Meter, admin: Router) -> Router {
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*model}", get(models::one))
         .route_layer(from_fn_with_state(state.access.clone(), access::admit))
-        .route_layer(from_fn_with_state(meter.clone(), calls::count))
         .with_state(state)
-        .merge(admin.layer(from_fn_with_state(meter, calls::count_scrape)))
+        .merge(admin)
         .fallback(error::no_route)
         .method_not_allowed_fallback(error::wrong_method)
+        .layer(from_fn_with_state(meter, calls::count))
 }

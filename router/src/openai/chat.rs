@@ -86,20 +86,20 @@ fn message(index: usize, value: &RawValue) -> Result<Message, RequestError> {
         return Err(error);
     }
     read.map_err(|_| shape())?;
-    let role: String = json::read(role.ok_or_else(shape)?).map_err(|_| shape())?;
+    let role = role.and_then(json::text).ok_or_else(shape)?;
     let role = Role::from_name(&role)
         .ok_or_else(|| RequestError::invalid(at(".role"), "role must be system, developer, user, assistant or tool"))?;
     let content = content.ok_or_else(|| RequestError::invalid(at(".content"), "content is required"))?;
-    let content = match json::read(content) {
-        Ok(text) => Content::Text(text),
-        Err(_) => {
+    let content = match json::text(content) {
+        Some(text) => Content::Text(text),
+        None => {
             let count = || RequestError::invalid(at(".content"), format!("content takes at most {PARTS_MAX} parts"));
             let parts = json::items(content.get(), PARTS_MAX).map_err(|_| shape())?.ok_or_else(count)?;
             let part = |(i, part)| text_part(part).ok_or_else(|| unsupported(at(&format!(".content[{i}]"))));
             Content::Parts(parts.into_iter().enumerate().map(part).collect::<Result<_, _>>()?)
         }
     };
-    let name: Option<String> = name.map(json::read).transpose().map_err(|_| shape())?;
+    let name = name.map(|name| json::text(name).ok_or_else(shape)).transpose()?;
     let extra = name.map(|name| ("name".to_owned(), Value::String(name))).into_iter().collect();
     Ok(Message { role, content: Some(content), extra })
 }
@@ -108,7 +108,7 @@ fn text_part(part: &RawValue) -> Option<String> {
     let (mut kind, mut text) = (None, None);
     json::members(part.get(), |field, value| {
         match &*field {
-            "type" => kind = json::read::<String>(value).ok(),
+            "type" => kind = json::text(value),
             "text" => text = Some(value),
             _ => {}
         }
@@ -118,7 +118,7 @@ fn text_part(part: &RawValue) -> Option<String> {
     if kind? != "text" {
         return None;
     }
-    json::read(text?).ok()
+    json::text(text?)
 }
 
 fn unsupported(param: String) -> RequestError {

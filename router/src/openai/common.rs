@@ -175,12 +175,12 @@ fn cache_shape(error: RequestError) -> RequestError {
 /// One string or a list of them.
 fn take_stop(fields: &mut Fields<'_>) -> Result<Vec<String>, RequestError> {
     let Some(stop) = fields.take_raw("stop") else { return Ok(Vec::new()) };
-    if let Ok(one) = json::read(stop) {
+    if let Some(one) = json::text(stop) {
         return Ok(vec![one]);
     }
-    let shape = |_| RequestError::invalid("stop", "stop must be a string or a list of strings");
-    match json::items(stop.get(), STOP_STRINGS_MAX).map_err(|e| shape(e.to_string()))? {
-        Some(items) => items.into_iter().map(json::read).collect::<Result<_, _>>().map_err(shape),
+    let shape = || RequestError::invalid("stop", "stop must be a string or a list of strings");
+    match json::items(stop.get(), STOP_STRINGS_MAX).map_err(|_| shape())? {
+        Some(items) => items.into_iter().map(|item| json::text(item).ok_or_else(shape)).collect(),
         None => Err(RequestError::invalid("stop", format!("stop takes at most {STOP_STRINGS_MAX} strings"))),
     }
 }

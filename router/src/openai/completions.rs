@@ -35,10 +35,10 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
 /// A string, a list of token ids, or a list of one of these. What it is shows at its start, so a long list is read once.
 fn segment(prompt: &str) -> Result<Segment, RequestError> {
     let shape =
-        |_| RequestError::invalid("prompt", "prompt must be a string, a list of one string or a list of token ids");
+        || RequestError::invalid("prompt", "prompt must be a string, a list of one string or a list of token ids");
     let first = |list: &str| list.strip_prefix('[').and_then(|items| items.trim_ascii_start().chars().next());
     let (prompt, several) = match first(prompt) {
-        Some('"' | '[') => match json::items(prompt, 1).map_err(shape)?.as_deref() {
+        Some('"' | '[') => match json::items(prompt, 1).map_err(|_| shape())?.as_deref() {
             Some([one]) => (one.get(), false),
             _ => (prompt, true),
         },
@@ -49,7 +49,9 @@ fn segment(prompt: &str) -> Result<Segment, RequestError> {
         return Err(RequestError::new(ErrorKind::Unsupported, message).param("prompt"));
     }
     match first(prompt) {
-        None => serde_json::from_str(prompt).map(Segment::Text).map_err(shape),
-        Some(_) => serde_json::from_str(prompt).map(Segment::Tokens).map_err(shape),
+        None if prompt.starts_with('"') => serde_json::from_str(prompt).map(Segment::Text).map_err(|_| shape()),
+        // The message of an error would repeat a text among the numbers.
+        Some(_) if !prompt.contains('"') => serde_json::from_str(prompt).map(Segment::Tokens).map_err(|_| shape()),
+        _ => Err(shape()),
     }
 }

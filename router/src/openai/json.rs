@@ -11,12 +11,39 @@ use std::fmt;
 /// they become.
 pub(crate) const KWARGS_BYTES_MAX: usize = 16 << 10;
 
+/// Most bytes of a field that is neither prompt nor stop string. Where it has another type than it should, the message of the error repeats it,
+/// with up to eight bytes for one.
+const FIELD_BYTES_MAX: usize = 64 << 10;
+/// Bytes of such a message that its reader gets.
+const MESSAGE_BYTES_MAX: usize = 512;
+
 /// A value as a type. The message of an error has no place in it: it would be one within the field.
 pub(crate) fn read<T: DeserializeOwned>(value: &RawValue) -> Result<T, String> {
-    serde_json::from_str(value.get()).map_err(|e| {
+    let text = value.get();
+    if text.len() > FIELD_BYTES_MAX {
+        return Err(format!("takes at most {FIELD_BYTES_MAX} bytes, got {}", text.len()));
+    }
+    serde_json::from_str(text).map_err(|e| {
         let message = e.to_string();
-        message.rsplit_once(" at line ").map_or(message.clone(), |(what, _)| what.to_owned())
+        let what = message.rsplit_once(" at line ").map_or(&*message, |(what, _)| what);
+        short(what).to_owned()
     })
+}
+
+/// As much of a message as its reader gets.
+fn short(message: &str) -> &str {
+    &message[..message.floor_char_boundary(MESSAGE_BYTES_MAX)]
+}
+
+/// A value as text, however long; `None` where it is none.
+pub(crate) fn text(value: &RawValue) -> Option<String> {
+    // The message of another type's error would repeat the value.
+    value.get().starts_with('"').then(|| serde_json::from_str(value.get()).ok())?
+}
+
+/// An error that repeats nothing of what was read.
+fn is_no(what: &str) -> serde_json::Error {
+    serde_json::Error::custom(format_args!("it is no {what}"))
 }
 
 /// The arguments of a chat template.
@@ -24,7 +51,7 @@ pub(crate) fn kwargs(text: &str) -> Result<Map<String, Value>, String> {
     if text.len() > KWARGS_BYTES_MAX {
         return Err(format!("chat_template_kwargs takes at most {KWARGS_BYTES_MAX} bytes, got {}", text.len()));
     }
-    serde_json::from_str(text).map_err(|e| format!("chat_template_kwargs must be a JSON object: {e}"))
+    serde_json::from_str(text).map_err(|e| format!("chat_template_kwargs must be a JSON object: {}", short(&e.to_string())))
 }
 
 /// Gives each member of an object to `with`, until it answers `false`; the rest is not read then.
@@ -46,6 +73,9 @@ pub(crate) fn members<'a>(
             }
             Ok(())
         }
+    }
+    if !text.trim_ascii_start().starts_with('{') {
+        return Err(is_no("object"));
     }
     let mut reader = serde_json::Deserializer::from_str(text);
     reader.deserialize_map(Members(with))?;
@@ -71,6 +101,9 @@ pub(crate) fn items(text: &str, max: usize) -> Result<Option<Vec<&RawValue>>, se
             }
             Ok(Some(items))
         }
+    }
+    if !text.starts_with('[') {
+        return Err(is_no("list"));
     }
     serde_json::Deserializer::from_str(text).deserialize_seq(Items(max))
 }

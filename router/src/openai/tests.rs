@@ -98,6 +98,37 @@ fn ignored_fields_take_any_value() {
     }
 }
 
+/// Of what has another type than it should, a message would repeat all, and eight bytes for each of it.
+#[test]
+fn no_message_is_as_long_as_what_it_is_about() {
+    let long = "\u{7f}".repeat(1 << 20);
+    let cases = [
+        ("max_tokens", json!(long)),
+        ("stream_options", json!({long.as_str(): true})),
+        ("cache", json!({long.as_str(): 1})),
+        ("prefill_policy", json!(long)),
+        ("prefill_policy", json!(&long[..10 << 10])),
+        ("stop", json!({long.as_str(): 1})),
+        ("stop_token_ids", json!([1, long])),
+        ("chat_template_kwargs", json!(&long[..10 << 10])),
+        ("messages", json!(long)),
+        ("messages", json!([long])),
+        ("messages", json!([{"role": long, "content": "x"}])),
+        ("messages", json!([{"role": "user", "content": {long.as_str(): 1}}])),
+        ("messages", json!([{"role": "user", "content": [long]}])),
+        (&long[..10 << 10], json!(1)),
+    ];
+    for (name, value) in cases {
+        let error = chat::parse(&with(chat(), name, value)).unwrap_err();
+        assert!(error.message.len() < 1024, "{name:.20}: {} bytes", error.message.len());
+    }
+    for prompt in [json!([1, long]), json!({long.as_str(): 1}), json!([[1, long]])] {
+        let error = completions::parse(json!({"prompt": prompt}).to_string().as_bytes()).unwrap_err();
+        assert!(error.message.len() < 1024, "{} bytes", error.message.len());
+    }
+    assert!(chat::parse(json!(long).to_string().as_bytes()).unwrap_err().message.len() < 1024);
+}
+
 #[test]
 fn malformed_fields_name_themselves() {
     let cases = [

@@ -87,3 +87,22 @@ async fn metrics_are_read_where_health_has_a_port_of_its_own() {
     let without = Cluster::start(|_| ()).await;
     assert_eq!((without.router.admin_addr, status(without.router.http_addr, "/metrics").await), (None, 200));
 }
+
+/// Anybody may watch, and each report goes to all.
+#[tokio::test]
+async fn health_over_grpc_is_told_when_it_changes() {
+    use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+    let cluster = Cluster::start(|_| ()).await;
+    let to = tonic::transport::Endpoint::new(format!("http://{}", cluster.router.grpc_addr)).unwrap();
+    let mut health = HealthClient::new(to.connect().await.unwrap());
+    let mut watch = health.watch(HealthCheckRequest::default()).await.unwrap().into_inner();
+    let next = async |watch: &mut tonic::Streaming<_>| {
+        watch.message().await.unwrap().map(|told: tonic_health::pb::HealthCheckResponse| told.status())
+    };
+    assert_eq!(next(&mut watch).await, Some(ServingStatus::NotServing));
+    // It looks ten times a second.
+    assert!(tokio::time::timeout(Duration::from_secs(1), next(&mut watch)).await.is_err(), "it is told the same again");
+    let _d = cluster.worker(Role::Decode, "d").await;
+    cluster.router.ready().await;
+    assert_eq!(next(&mut watch).await, Some(ServingStatus::Serving));
+}

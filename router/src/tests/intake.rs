@@ -5,6 +5,7 @@ use crate::RouterConfig;
 use crate::testing::cluster::{Cluster, ask};
 use crate::testing::http::{post, send};
 use baton_node::config::ByteSize;
+use baton_node::intake::Client;
 use baton_proto::v1::{self, FinishReason};
 use baton_types::Role;
 use serde_json::json;
@@ -106,6 +107,30 @@ async fn a_client_that_uploads_without_end_has_its_share_and_others_are_served()
         }
     };
     timeout(LONG, empty).await.expect("who goes gives back what it held");
+}
+
+#[tokio::test]
+async fn every_call_counts_whatever_it_asks_for_and_probes_pass() {
+    let cluster = Cluster::start(narrow).await;
+    let to = cluster.router.http_addr;
+    let intake = &cluster.router.core().intake;
+    let mut all = vec![intake.hold(Client::at(to.ip()))];
+    all[0].set(7 << 20).unwrap();
+    all.extend((0..16).map(|_| {
+        let mut small = intake.hold(Client::at(to.ip()));
+        small.set(64 << 10).unwrap();
+        small
+    }));
+    for path in ["/v1/models", "/v1/completions", "/nowhere", "/metrics"] {
+        let refused = send(to, &format!("GET {path}"), "", "").await;
+        assert_eq!((refused.status, refused.header("retry-after")), (429, Some("1")), "{path}");
+    }
+    let healthy = send(to, "GET /healthz", "", "").await;
+    assert_eq!((healthy.status, healthy.text().await.as_str()), (200, "ok\n"));
+    drop(all);
+    for (path, status) in [("/v1/models", 200), ("/v1/completions", 405), ("/nowhere", 404), ("/metrics", 200)] {
+        assert_eq!(send(to, &format!("GET {path}"), "", "").await.status, status, "{path}");
+    }
 }
 
 #[tokio::test]

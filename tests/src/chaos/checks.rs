@@ -1,5 +1,6 @@
 //! What must hold after a repair, and when nothing runs.
 
+use super::faults::serves;
 use super::judge::{Acting, Judge};
 use super::lanes::Scene;
 use super::stage::{Node, Stage};
@@ -21,27 +22,68 @@ const SCRAPE_MAX: Duration = Duration::from_secs(2);
 /// Looks are so far apart.
 const LOOK: Duration = Duration::from_millis(25);
 
-/// How long what was repaired took to be as before.
-#[derive(Clone, Debug)]
+/// How long what was repaired took to be as before: the longest of each.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Settled {
-    /// Until each pair carried a handoff, of those that no other fault met before.
-    pub pairs: Vec<Duration>,
+    /// Pairs that carried a handoff: those that no other fault met before.
+    pub pairs: u64,
+    /// Until each of them did.
+    pub carried: Duration,
     /// Until routers placed on all workers.
     pub admitted: Duration,
     /// Until nothing was quarantined.
     pub quarantine: Duration,
+    /// Until a worker that was restarted was ready: its other times begin there.
+    pub started: Duration,
 }
 
-/// Waits until all is as before `acting`, whose repair took effect at `since`, and tells the judge what is not in time. `restarted` has
-/// no pool before its model is loaded.
-pub async fn settle(scene: Scene<'_>, acting: &Acting, since: Instant, restarted: Option<Node>) -> Settled {
-    let workers = Node::WORKERS.into_iter().filter(|worker| Some(*worker) != restarted).collect();
-    let (pairs, admitted, quarantine) = tokio::join!(
-        pairs(scene, Some(acting), since),
-        admitted(scene, acting, since),
-        quarantine(scene, acting, since, workers)
-    );
-    Settled { pairs, admitted, quarantine }
+impl Settled {
+    fn and(self, other: Self) -> Self {
+        Self {
+            pairs: self.pairs + other.pairs,
+            carried: self.carried.max(other.carried),
+            admitted: self.admitted.max(other.admitted),
+            quarantine: self.quarantine.max(other.quarantine),
+            started: self.started.max(other.started),
+        }
+    }
+}
+
+/// Waits until all is as before `acting`, whose repair took effect at `since`, and tells the judge what is not in time. A worker that
+/// was `restarted` loads its model first: what needs it counts from when it is ready, all else from the repair.
+pub async fn settle(
+    scene: Scene<'_>,
+    acting: &Acting,
+    since: Instant,
+    restarted: Option<Node>,
+) -> anyhow::Result<Settled> {
+    let (own, others): (Vec<Node>, Vec<Node>) =
+        Node::WORKERS.into_iter().partition(|worker| Some(*worker) == restarted);
+    let (with, without): (Vec<Pair>, Vec<Pair>) = all_pairs().partition(|pair| pair.iter().any(|n| own.contains(n)));
+    let is_worker = !own.is_empty();
+    let at_once = async {
+        let from = Since { repaired: since, counts: since };
+        let admitted = async { if is_worker { Duration::ZERO } else { admitted(scene, acting, from).await } };
+        let (pairs, admitted, quarantine) =
+            tokio::join!(pairs(scene, Some(acting), from, without), admitted, quarantine(scene, acting, since, others));
+        Settled { admitted, quarantine, ..pairs }
+    };
+    let once_ready = async {
+        let Some(node) = restarted else { return anyhow::Ok(Settled::default()) };
+        serves(scene.stage, node).await?;
+        if !is_worker {
+            return Ok(Settled::default());
+        }
+        let from = Since { repaired: since, counts: Instant::now() };
+        let (pairs, admitted, quarantine) = tokio::join!(
+            pairs(scene, Some(acting), from, with),
+            admitted(scene, acting, from),
+            quarantine(scene, acting, from.counts, own)
+        );
+        Ok(Settled { admitted, quarantine, started: from.counts - since, ..pairs })
+    };
+    let (at_once, once_ready) = tokio::join!(at_once, once_ready);
+    Ok(at_once.and(once_ready?))
 }
 
 /// What a process tells, of what it must tell: the numbers that `read` asks for.
@@ -50,11 +92,20 @@ async fn told<T>(stage: &Stage, node: Node, read: impl FnOnce(&Scrape) -> anyhow
     read(&scrape.with_context(|| format!("{node} does not answer"))??)
 }
 
+/// From when a promise counts.
+#[derive(Clone, Copy, Debug)]
+struct Since {
+    /// Other faults since then excuse.
+    repaired: Instant,
+    /// The bound begins here.
+    counts: Instant,
+}
+
 /// What is to be so again, unless another fault touches one of `nodes` before.
 struct Promise<'a> {
     acting: Option<&'a Acting>,
     nodes: &'a [Node],
-    since: Instant,
+    from: Since,
     max: Duration,
 }
 
@@ -62,12 +113,13 @@ struct Promise<'a> {
 /// `amiss` tells it.
 async fn kept(
     judge: &Judge,
-    Promise { acting, nodes, since, max }: Promise<'_>,
+    Promise { acting, nodes, from, max }: Promise<'_>,
     mut is_well: impl AsyncFnMut() -> bool,
     amiss: impl Fn() -> String,
 ) -> Option<Duration> {
+    let Since { repaired, counts } = from;
     let other = async {
-        while !nodes.iter().any(|node| judge.touched_since(since, *node, acting)) {
+        while !nodes.iter().any(|node| judge.touched_since(repaired, *node, acting)) {
             sleep(LOOK).await;
         }
     };
@@ -79,34 +131,43 @@ async fn kept(
     let took = tokio::select! {
         biased;
         () = other => return None,
-        () = well => since.elapsed(),
-        () = sleep_until((since + max).into()) => since.elapsed().max(max + LOOK),
+        () = well => counts.elapsed(),
+        () = sleep_until((counts + max).into()) => counts.elapsed().max(max + LOOK),
     };
     if took > max {
-        judge.breach((since, Instant::now()), format!("not in {max:?}: {}", amiss()));
+        judge.breach((repaired, Instant::now()), format!("not in {max:?}: {}", amiss()));
     }
     Some(took)
 }
 
-/// Each pair, but those that another fault touches, carries a handoff within `PAIRS_MAX`: after how long each did.
-pub async fn pairs(scene: Scene<'_>, acting: Option<&Acting>, since: Instant) -> Vec<Duration> {
-    let pairs = Node::PREFILL.into_iter().flat_map(|prefill| Node::DECODE.map(|decode| (prefill, decode)));
-    join_all(pairs.map(|pair| carries(scene, acting, since, pair))).await.into_iter().flatten().collect()
+/// A prefill and a decode worker.
+type Pair = [Node; 2];
+
+fn all_pairs() -> impl Iterator<Item = Pair> {
+    Node::PREFILL.into_iter().flat_map(|prefill| Node::DECODE.map(|decode| [prefill, decode]))
 }
 
-async fn carries(
-    scene: Scene<'_>,
-    acting: Option<&Acting>,
-    since: Instant,
-    (prefill, decode): (Node, Node),
-) -> Option<Duration> {
+/// All pairs carry a handoff within [`PAIRS_MAX`] from now, but those that a fault touches.
+pub async fn whole(scene: Scene<'_>) -> Settled {
+    let now = Instant::now();
+    pairs(scene, None, Since { repaired: now, counts: now }, all_pairs().collect()).await
+}
+
+/// Each of `pairs`, but those that another fault touches, carries a handoff within [`PAIRS_MAX`].
+async fn pairs(scene: Scene<'_>, acting: Option<&Acting>, from: Since, pairs: Vec<Pair>) -> Settled {
+    let took = join_all(pairs.into_iter().map(|pair| carries(scene, acting, from, pair))).await;
+    let pairs = took.iter().flatten().count() as u64;
+    Settled { pairs, carried: longest(took), ..Settled::default() }
+}
+
+async fn carries(scene: Scene<'_>, acting: Option<&Acting>, from: Since, [prefill, decode]: Pair) -> Option<Duration> {
     let Scene { stage, handoffs, judge, .. } = scene;
     let (at, last) = (Mutex::new("begins"), Mutex::new("none failed".to_owned()));
     let is_well = async || match handoffs.one(stage, (prefill, decode), |now| *at.lock() = now).await {
         Ok(None) => true,
         Ok(Some(wrong)) => {
             let what = format!("a handoff from {prefill} to {decode} is wrong: {wrong}");
-            judge.breach((since, Instant::now()), what);
+            judge.breach((from.repaired, Instant::now()), what);
             true
         }
         Err(why) => {
@@ -115,11 +176,11 @@ async fn carries(
         }
     };
     let amiss = || format!("a handoff from {prefill} to {decode}: one {}, and before it: {}", at.lock(), last.lock());
-    kept(judge, Promise { acting, nodes: &[prefill, decode], since, max: PAIRS_MAX }, is_well, amiss).await
+    kept(judge, Promise { acting, nodes: &[prefill, decode], from, max: PAIRS_MAX }, is_well, amiss).await
 }
 
 /// Routers, but those that another fault touches, place on all workers that no other fault touches, within [`PAIRS_MAX`].
-async fn admitted(scene: Scene<'_>, acting: &Acting, since: Instant) -> Duration {
+async fn admitted(scene: Scene<'_>, acting: &Acting, from: Since) -> Duration {
     let Scene { stage, judge, .. } = scene;
     let one = async |router| {
         let missing = Mutex::new(String::new());
@@ -127,13 +188,13 @@ async fn admitted(scene: Scene<'_>, acting: &Acting, since: Instant) -> Duration
             let ready = |s: &Scrape, role| anyhow::Ok(s.find("baton_router_ready_workers", &[role])? as usize);
             let ready = told(stage, router, |s| Ok([ready(s, "prefill")?, ready(s, "decode")?])).await;
             let all = [Node::PREFILL, Node::DECODE].map(|workers| {
-                let untouched = |worker: &Node| !judge.touched_since(since, *worker, Some(acting));
+                let untouched = |worker: &Node| !judge.touched_since(from.repaired, *worker, Some(acting));
                 workers.into_iter().filter(untouched).count()
             });
             *missing.lock() = format!("{router} places on {ready:?} prefill and decode workers of {all:?}");
             ready.is_ok_and(|ready| ready[0] >= all[0] && ready[1] >= all[1])
         };
-        let promise = Promise { acting: Some(acting), nodes: &[router], since, max: PAIRS_MAX };
+        let promise = Promise { acting: Some(acting), nodes: &[router], from, max: PAIRS_MAX };
         kept(judge, promise, is_well, || missing.lock().clone()).await
     };
     longest(join_all(Node::ROUTERS.map(one)).await)
@@ -149,7 +210,12 @@ pub async fn quarantine(scene: Scene<'_>, acting: &Acting, since: Instant, worke
             *left.lock() = format!("{blocks:?}");
             blocks.is_ok_and(|blocks| blocks == 0.0)
         };
-        let promise = Promise { acting: Some(acting), nodes: &[worker], since, max: QUARANTINE_MAX };
+        let promise = Promise {
+            acting: Some(acting),
+            nodes: &[worker],
+            from: Since { repaired: since, counts: since },
+            max: QUARANTINE_MAX,
+        };
         kept(judge, promise, is_well, || format!("nothing quarantined at {worker}: {}", left.lock())).await
     };
     longest(join_all(workers.into_iter().map(one)).await)
@@ -162,7 +228,8 @@ fn longest(times: impl IntoIterator<Item = Option<Duration>>) -> Duration {
 /// Nobody asks and nothing is broken: within [`QUIET_MAX`] workers have nothing left to do and all blocks that they began with, and
 /// routers hold no request.
 pub async fn quiet(stage: &Stage, judge: &Judge) -> Duration {
-    let (last, since) = (Mutex::new(Vec::new()), Instant::now());
+    let last = Mutex::new(Vec::new());
+    let now = Instant::now();
     let is_well = async || {
         let mut busy = Vec::new();
         for (worker, blocks) in stage.blocks() {
@@ -184,7 +251,7 @@ pub async fn quiet(stage: &Stage, judge: &Judge) -> Duration {
         *last.lock() = busy;
         is_quiet
     };
-    let promise = Promise { acting: None, nodes: &[], since, max: QUIET_MAX };
+    let promise = Promise { acting: None, nodes: &[], from: Since { repaired: now, counts: now }, max: QUIET_MAX };
     let took =
         kept(judge, promise, is_well, || format!("quiet after the last request: {}", last.lock().join("; "))).await;
     took.unwrap_or_default()
@@ -224,8 +291,14 @@ mod tests {
 
     /// Whether anything was found, and how many promises are broken by then.
     async fn check(judge: &Judge, max: Duration, well: bool) -> (bool, usize) {
-        let since = Instant::now() - Duration::from_secs(1);
-        let promise = Promise { acting: None, nodes: &[Node::Decode(0)], since, max };
+        check_from(judge, max, well, Duration::from_secs(1)).await
+    }
+
+    /// Of what was repaired a second ago, and counts since `counts` ago.
+    async fn check_from(judge: &Judge, max: Duration, well: bool, counts: Duration) -> (bool, usize) {
+        let now = Instant::now();
+        let from = Since { repaired: now - Duration::from_secs(1), counts: now - counts };
+        let promise = Promise { acting: None, nodes: &[Node::Decode(0)], from, max };
         let took = kept(judge, promise, async || well, || "amiss".into()).await;
         (took.is_some(), judge.breaches().len())
     }
@@ -237,7 +310,9 @@ mod tests {
         assert_eq!(check(&judge, long, true).await, (true, 0));
         assert_eq!(check(&judge, short, true).await, (true, 1), "it is well after a second, not after half of one");
         assert_eq!(check(&judge, short, false).await, (true, 2), "it is not well at all");
+        assert_eq!(check_from(&judge, short, true, Duration::ZERO).await, (true, 2), "its time begins later");
+        assert_eq!(check_from(&judge, short, false, Duration::ZERO).await, (true, 3));
         judge.strikes("d-0 killed".into(), vec![Node::Decode(0)]);
-        assert_eq!(check(&judge, short, false).await, (false, 2));
+        assert_eq!(check(&judge, short, false).await, (false, 3));
     }
 }

@@ -168,7 +168,7 @@ pub async fn strike(stage: &Stage, target: Target, fault: Fault) -> anyhow::Resu
     }
 }
 
-/// Undoes it. The moment from which promises count: what was restarted says that it listens, before it loads its model.
+/// Undoes it, and tells when: what was restarted listens, and has not loaded its model.
 pub async fn repair(stage: &Stage, target: Target, fault: Fault) -> anyhow::Result<Instant> {
     match target {
         Target::Node(node) => {
@@ -180,7 +180,7 @@ pub async fn repair(stage: &Stage, target: Target, fault: Fault) -> anyhow::Resu
             let status = service.ended().await?;
             ensure!(fault == Fault::Killed || status.success(), "{node} ended with {status} when it was drained");
             *service = service.again()?;
-            // The clock runs, too, where it ends before it listens; `serves` starts it once more.
+            // It may end before it listens; `serves` starts it once more.
             let _ = service.listening().await;
         }
         Target::Etcd(number) if fault == Fault::Stopped => stage.etcd.lock().await.node(number).signal("CONT")?,

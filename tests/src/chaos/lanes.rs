@@ -2,7 +2,7 @@
 //! around them.
 
 use super::checks::{self, Settled};
-use super::faults::{PATIENCE, Target, duration, repair, restarts, serves, strike};
+use super::faults::{PATIENCE, Target, duration, repair, restarts, strike};
 use super::handoffs::Handoffs;
 use super::judge::Judge;
 use super::load::Load;
@@ -60,6 +60,8 @@ pub struct Record {
     pub whole: u64,
     /// Longest time until all pairs carried handoffs again.
     pub pairs_max: Duration,
+    /// Longest time until a worker that was restarted was ready.
+    pub started_max: Duration,
     /// Longest time until routers placed on all workers again.
     pub admitted_max: Duration,
     /// Longest time until nothing was quarantined.
@@ -163,28 +165,20 @@ async fn one(scene: Scene<'_>, cell: Cell, random: &mut StdRng) -> anyhow::Resul
     };
     let (repaired, bereaved) = tokio::join!(repaired, bereaved);
     let since = repaired?;
-    let restarted = restarts(target, fault);
-    let own = async {
-        let Some(node) = restarted else { return anyhow::Ok(Duration::ZERO) };
-        serves(stage, node).await?;
-        let own = Node::WORKERS.into_iter().filter(|worker| *worker == node).collect();
-        Ok(checks::quarantine(scene, &acting, Instant::now(), own).await)
-    };
     let back_s = judge.at_s() - at_s;
-    let (own, settled) = tokio::join!(own, checks::settle(scene, &acting, since, restarted));
-    let Settled { pairs, admitted, quarantine } = settled;
-    let quarantine = quarantine.max(bereaved).max(own?);
+    let settled = checks::settle(scene, &acting, since, restarts(target, fault)).await?;
+    let quarantine = settled.quarantine.max(bereaved);
     judge.settled(&acting);
-    let last = pairs.iter().max().copied().unwrap_or_default();
     {
         let mut record = record.lock();
-        record.pairs += pairs.len() as u64;
-        let is_whole = pairs.len() as u64 == PAIRS;
+        record.pairs += settled.pairs;
+        let is_whole = settled.pairs == PAIRS;
         record.all_pairs += u64::from(is_whole);
         record.met += u64::from(!is_whole);
         record.owed += u64::from(!is_whole);
-        record.pairs_max = record.pairs_max.max(last);
-        record.admitted_max = record.admitted_max.max(admitted);
+        record.pairs_max = record.pairs_max.max(settled.carried);
+        record.started_max = record.started_max.max(settled.started);
+        record.admitted_max = record.admitted_max.max(settled.admitted);
         record.quarantine_max = record.quarantine_max.max(quarantine);
     }
     let met: Vec<String> = met.iter().map(ToString::to_string).collect();
@@ -192,9 +186,9 @@ async fn one(scene: Scene<'_>, cell: Cell, random: &mut StdRng) -> anyhow::Resul
         "{at_s:>7.1} s  {target} {fault}, met {}; repaired after {back_s:.1} s, {} pairs in {:.1} s, admitted in {:.1} s, \
          no quarantine in {:.2} s",
         met.join(", "),
-        pairs.len(),
-        last.as_secs_f64(),
-        admitted.as_secs_f64(),
+        settled.pairs,
+        settled.carried.as_secs_f64(),
+        settled.admitted.as_secs_f64(),
         quarantine.as_secs_f64()
     );
     Ok(())
@@ -206,16 +200,15 @@ pub async fn whole(scene: Scene<'_>) {
     if owed == 0 {
         return;
     }
-    let carried = checks::pairs(scene, None, Instant::now()).await;
-    let longest = carried.iter().max().copied().unwrap_or_default();
+    let Settled { pairs, carried, .. } = checks::whole(scene).await;
     let mut record = scene.record.lock();
     record.whole += 1;
-    record.pairs_max = record.pairs_max.max(longest);
+    record.pairs_max = record.pairs_max.max(carried);
     println!(
         "{:>7.1} s  nothing is broken: {} pairs in {:.1} s, {owed} repairs after they were asked last",
         scene.judge.at_s(),
-        carried.len(),
-        longest.as_secs_f64()
+        pairs,
+        carried.as_secs_f64()
     );
 }
 

@@ -94,11 +94,13 @@ pub struct Report {
     pub met: u64,
     /// Times that all pairs were asked afterwards, while nothing was broken.
     pub whole: u64,
-    /// Longest time from a repair until all pairs had carried a handoff.
+    /// Longest time from the start of a worker until it was ready.
+    pub started_s_max: f64,
+    /// Longest time from a repair, or from when a restarted worker was ready, until all pairs had carried a handoff.
     pub pairs_s_max: f64,
-    /// Longest time from a repair until routers placed on all workers.
+    /// The same until routers placed on all workers.
     pub admitted_s_max: f64,
-    /// Longest time from a repair until nothing was quarantined.
+    /// The same until nothing was quarantined.
     pub quarantine_s_max: f64,
     /// Longest time from the last request until nothing was referenced.
     pub quiet_s_max: f64,
@@ -175,6 +177,7 @@ impl Report {
             all_pairs: record.all_pairs,
             met: record.met,
             whole: record.whole,
+            started_s_max: record.started_max.as_secs_f64(),
             pairs_s_max: record.pairs_max.as_secs_f64(),
             admitted_s_max: record.admitted_max.as_secs_f64(),
             quarantine_s_max: record.quarantine_max.as_secs_f64(),
@@ -261,8 +264,9 @@ impl fmt::Display for Report {
             "Seed {}, commit {}, {} s: {} faults, {} of them longer than the {} s after which the data plane takes a silent peer \
              for gone; {} words of a hostile peer; {} preemptions. {} of {} handoffs of pairs after repairs (another fault met \
              the others first), all four after {} repairs; {} repairs were met so, and {} times all four were asked when \
-             nothing was broken. Each within {:.1} s; at most {:.1} s to routers that place on all, {:.2} s to no quarantine, \
-             {:.1} s from the last request to no reference.",
+             nothing was broken. Restarted workers were ready within {:.1} s. From there, or from the repair, each handoff within \
+             {:.1} s; at most {:.1} s to routers that place on all, {:.2} s to no quarantine; {:.1} s from the last request to no \
+             reference.",
             self.seed,
             self.commit,
             self.seconds,
@@ -276,6 +280,7 @@ impl fmt::Display for Report {
             self.all_pairs,
             self.met,
             self.whole,
+            self.started_s_max,
             self.pairs_s_max,
             self.admitted_s_max,
             self.quarantine_s_max,
