@@ -45,6 +45,8 @@ pub struct Intake(Arc<Budget>);
 struct Budget {
     bytes_max: u64,
     share_bytes_max: u64,
+    /// The share of an address.
+    address_bytes_max: u64,
     strangers_bytes_max: u64,
     used: Mutex<Used>,
 }
@@ -89,12 +91,16 @@ impl From<IntakeFull> for RequestError {
 impl Intake {
     /// At most `bytes_max` together, and `share_bytes_max` of one client.
     pub fn new(bytes_max: u64, share_bytes_max: u64) -> Self {
-        Self::with_strangers(bytes_max, share_bytes_max, bytes_max)
+        let (address_bytes_max, strangers_bytes_max) = (share_bytes_max, bytes_max);
+        let used = Mutex::default();
+        Self(Arc::new(Budget { bytes_max, share_bytes_max, address_bytes_max, strangers_bytes_max, used }))
     }
 
-    /// The same, and at most `strangers_bytes_max` of all together who have no key.
+    /// The same, and at most `strangers_bytes_max` of all together who have no key, half of that of one address.
     pub fn with_strangers(bytes_max: u64, share_bytes_max: u64, strangers_bytes_max: u64) -> Self {
-        Self(Arc::new(Budget { bytes_max, share_bytes_max, strangers_bytes_max, used: Mutex::default() }))
+        let address_bytes_max = share_bytes_max.min(strangers_bytes_max / 2);
+        let used = Mutex::default();
+        Self(Arc::new(Budget { bytes_max, share_bytes_max, address_bytes_max, strangers_bytes_max, used }))
     }
 
     /// Nothing yet, for a message of `client`.
@@ -121,21 +127,24 @@ impl Hold {
 
     /// Holds `bytes` from now on; it always may hold fewer. Where there is no room it holds what it held.
     pub fn set(&mut self, bytes: u64) -> Result<(), IntakeFull> {
-        let Budget { bytes_max, share_bytes_max, strangers_bytes_max, used } = &*self.budget;
+        let Budget { bytes_max, share_bytes_max, address_bytes_max, strangers_bytes_max, used } = &*self.budget;
         let mut used = used.lock();
         let bound = |max: u64| if bytes <= SMALL_BYTES { max } else { max - max / FOR_SMALL };
         let all = used.all - self.bytes + bytes;
         let client = used.clients.get(&self.client).copied().unwrap_or(0) - self.bytes + bytes;
-        if bytes > self.bytes && client > bound(*share_bytes_max) {
-            return Err(IntakeFull::Share(*share_bytes_max));
-        }
         let is_stranger = matches!(self.client, Client::Address(_));
+        let share = if is_stranger { address_bytes_max } else { share_bytes_max };
         let strangers = if is_stranger { used.strangers - self.bytes + bytes } else { used.strangers };
-        if is_stranger && bytes > self.bytes && strangers > bound(*strangers_bytes_max) {
-            return Err(IntakeFull::Strangers(*strangers_bytes_max));
-        }
-        if bytes > self.bytes && all > bound(*bytes_max) {
-            return Err(IntakeFull::All(*bytes_max));
+        if bytes > self.bytes {
+            if client > bound(*share) {
+                return Err(IntakeFull::Share(*share));
+            }
+            if all > bound(*bytes_max) {
+                return Err(IntakeFull::All(*bytes_max));
+            }
+            if is_stranger && strangers > bound(*strangers_bytes_max) {
+                return Err(IntakeFull::Strangers(*strangers_bytes_max));
+            }
         }
         (used.all, used.strangers) = (all, strangers);
         if client == 0 {
@@ -196,12 +205,22 @@ mod tests {
     }
 
     #[test]
+    fn without_keys_addresses_have_all_of_it() {
+        let intake = Intake::new(4 * MIB, 2 * MIB);
+        let mut hosts: Vec<Hold> = (0..4).map(|host| intake.hold(Client::at([10, 0, 0, host].into()))).collect();
+        hosts[..3].iter_mut().for_each(|host| host.grow(MIB).unwrap());
+        assert_eq!(hosts[3].grow(MIB), Err(IntakeFull::All(4 * MIB)), "nobody is told to send a key");
+    }
+
+    #[test]
     fn who_has_no_key_leaves_room_for_those_who_have() {
         let intake = Intake::with_strangers(16 * MIB, 8 * MIB, 4 * MIB);
-        let mut strangers: Vec<Hold> = (0..3).map(|host| intake.hold(Client::at([10, 0, 0, host].into()))).collect();
-        strangers[0].grow(2 * MIB).unwrap();
+        let mut strangers: Vec<Hold> = (0..4).map(|host| intake.hold(Client::at([10, 0, 0, host].into()))).collect();
+        strangers[0].grow(MIB).unwrap();
+        assert_eq!(strangers[0].grow(MIB), Err(IntakeFull::Share(2 * MIB)), "no address has it all");
         strangers[1].grow(MIB).unwrap();
-        assert_eq!(strangers[2].grow(MIB), Err(IntakeFull::Strangers(4 * MIB)));
+        strangers[2].grow(MIB).unwrap();
+        assert_eq!(strangers[3].grow(MIB), Err(IntakeFull::Strangers(4 * MIB)));
         intake.hold(tenant("a")).grow(7 * MIB).unwrap();
         strangers.truncate(1);
         intake.hold(Client::at([10, 0, 0, 9].into())).grow(MIB).unwrap();

@@ -33,6 +33,8 @@ const PROBED_EVERY: Duration = Duration::from_secs(2);
 /// Calls reset by the peer before this side took them up, on one HTTP/2 connection. A client that cancels a burst of requests is no attacker:
 /// hyper's own limit of 20 would end its connection and every other call on it. The heads of these are kept, and counted nowhere.
 pub(crate) const RESET_STREAMS_MAX: usize = 512;
+/// Calls that this side reset, over the whole life of one connection: an upload that goes on after its refusal is one.
+pub(crate) const LOCAL_RESETS_MAX: usize = 4_096;
 /// Where no connection can be taken, of file descriptors mostly, those that end make room.
 const WITHOUT_ROOM: Duration = Duration::from_millis(100);
 

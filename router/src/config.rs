@@ -3,10 +3,11 @@
 use crate::auth::AuthConfig;
 use crate::cache::CacheConfig;
 use crate::flow::Limits;
+use crate::output::EVENT_BYTES;
 use crate::placement::{PlacementPolicy, Thresholds};
 use crate::prices::PricesConfig;
 use crate::recovery::{ProbationLimits, RetryLimits};
-use crate::request::PrefillPolicy;
+use crate::request::{PrefillPolicy, SAMPLES_MAX};
 use baton_node::DrainConfig;
 use baton_node::admin::AdminConfig;
 use baton_node::config::{ByteSize, Check, Checker};
@@ -213,7 +214,8 @@ pub struct LimitsConfig {
     pub intake_bytes_max: ByteSize,
     /// Most of that for one client: a tenant, or where there are no keys, an address.
     pub intake_share_bytes_max: ByteSize,
-    /// Most bytes of answers that are gathered before they are sent, of all clients together: what they say, and the bodies made of it.
+    /// Most bytes of answers, of all clients together: what those say that are gathered before they are sent, the bodies made of it, and what
+    /// may wait of streams that their clients do not read.
     pub answers_bytes_max: ByteSize,
     /// Most of that for one client, as with `intake_share_bytes_max`.
     pub answers_share_bytes_max: ByteSize,
@@ -278,6 +280,12 @@ impl Check for RouterConfig {
             "limits.intake_share_bytes_max",
             self.limits.intake_share_bytes_max.0 / 8 * 7 >= largest.saturating_mul(READING_COSTS),
             "at least 5 times http.body_bytes_max and grpc.message_bytes_max: a body is held as it came and as what it says",
+        );
+        let events = self.limits.client_events_max as u64 + u64::from(SAMPLES_MAX);
+        at.require(
+            "limits.answers_share_bytes_max",
+            self.limits.answers_share_bytes_max.0 / 8 * 7 >= events.saturating_mul(EVENT_BYTES),
+            "at least 600 bytes for each of limits.client_events_max and 128 more: a stream holds what may wait for its reader",
         );
     }
 }

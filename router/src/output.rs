@@ -212,7 +212,7 @@ impl Stream for Events {
 }
 
 /// What an event takes that waits for its reader. Log-probabilities of twenty tokens are some hundred bytes.
-const EVENT_BYTES: u64 = 512;
+pub(crate) const EVENT_BYTES: u64 = 512;
 
 /// What comes before the head of an answer: the first token of each sample, since only then it is known what of the prompt was cached. Other
 /// samples go on meanwhile, so it has room like a whole answer.

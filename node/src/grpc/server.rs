@@ -4,7 +4,7 @@ use super::handshakes::Handshakes;
 use super::{GrpcConfig, Messages};
 use crate::calls::Meter;
 use crate::identity::{GuardLayer, Identity, Protocol};
-use crate::listen::{BindError, Connection, Listener, RESET_STREAMS_MAX};
+use crate::listen::{BindError, Connection, LOCAL_RESETS_MAX, Listener, RESET_STREAMS_MAX};
 use futures::stream::unfold;
 use std::convert::Infallible;
 use std::time::Duration;
@@ -55,7 +55,7 @@ fn with(config: &GrpcConfig, meter: Option<Meter>) -> Server {
         .http2_keepalive_timeout(Some(Duration::from_millis(config.keepalive_wait_ms_max)))
         .http2_max_header_list_size(HEADER_BYTES_MAX)
         .http2_max_pending_accept_reset_streams(Some(RESET_STREAMS_MAX))
-        .http2_max_local_error_reset_streams(Some(RESET_STREAMS_MAX))
+        .http2_max_local_error_reset_streams(Some(LOCAL_RESETS_MAX))
         .layer(GuardLayer)
         .layer(messages)
 }

@@ -1,6 +1,6 @@
 //! An HTTP server over a listener, with the bounds that `axum::serve` has no settings for.
 
-use super::{Listener, RESET_STREAMS_MAX, gives_way};
+use super::{LOCAL_RESETS_MAX, Listener, RESET_STREAMS_MAX, gives_way};
 use crate::intake::Client;
 use axum::Router;
 use hyper::Request;
@@ -78,7 +78,7 @@ fn builder(idle_max: Duration) -> auto::Builder<TokioExecutor> {
         .keep_alive_timeout(ANSWER_MAX)
         .max_header_list_size(HEAD_BYTES_MAX)
         .max_pending_accept_reset_streams(RESET_STREAMS_MAX)
-        .max_local_error_reset_streams(RESET_STREAMS_MAX);
+        .max_local_error_reset_streams(LOCAL_RESETS_MAX);
     http
 }
 

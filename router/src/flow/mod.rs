@@ -71,7 +71,7 @@ pub(crate) struct Core {
     pub(crate) admission: Admission,
     /// What the bytes of requests are taken from that are not read yet.
     pub(crate) intake: Intake,
-    /// What the bytes of answers are taken from that are gathered before they are sent.
+    /// What the bytes of answers are taken from that are gathered before they are sent, or wait for their reader.
     pub(crate) answers: Intake,
     /// What keys have in flight.
     pub(crate) quotas: Quotas,

@@ -6,33 +6,33 @@ use crate::request::{Prompt, Segment};
 use baton_types::{ErrorKind, RequestError, TokenId};
 use std::sync::Arc;
 use std::time::Instant;
-use tokio::sync::Semaphore;
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout_at;
 
-/// Prompts ([`Prompt::bytes`]) that are tokenized at once: they may take fifty times that meanwhile. A longer one is tokenized alone.
-const PROMPTS_BYTES_MAX: u32 = 4 << 20;
+/// A prompt may take a hundred times its text while it is tokenized. One of more text than this is long.
+const LONG_BYTES: usize = 512 << 10;
+/// Text of long prompts that is tokenized at once. One of more is tokenized alone; short ones pass it.
+const LONG_BYTES_MAX: u32 = 2 << 20;
 
-/// Bounds how much is tokenized at once, by how many threads.
+/// Bounds how many prompts are tokenized at once, and how much text of long ones.
 #[derive(Debug)]
 pub(crate) struct Tokenizing {
-    room: Arc<Semaphore>,
-    /// No prompt takes less of it: as many at once as there are cores.
-    least: u32,
+    threads: Arc<Semaphore>,
+    long: Arc<Semaphore>,
 }
 
 impl Tokenizing {
-    /// On all cores.
+    /// As many at once as there are cores.
     pub(crate) fn new() -> Self {
-        Self::on(std::thread::available_parallelism().map_or(1, |cores| cores.get() as u32))
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        Self { threads: Arc::new(Semaphore::new(threads)), long: Arc::new(Semaphore::new(LONG_BYTES_MAX as usize)) }
     }
 
-    fn on(cores: u32) -> Self {
-        let room = Arc::new(Semaphore::new(PROMPTS_BYTES_MAX as usize));
-        Self { room, least: (PROMPTS_BYTES_MAX / cores).max(1) }
-    }
-
-    fn takes(&self, prompt: &Prompt) -> u32 {
-        u32::try_from(prompt.bytes()).unwrap_or(u32::MAX).clamp(self.least, PROMPTS_BYTES_MAX)
+    /// A thread, and for a long prompt the room for its text, which it waits for first: no thread is kept from others meanwhile.
+    async fn turn(&self, text_bytes: usize) -> Result<[Option<OwnedSemaphorePermit>; 2], AcquireError> {
+        let text = u32::try_from(text_bytes).unwrap_or(u32::MAX).min(LONG_BYTES_MAX);
+        let room = if text_bytes > LONG_BYTES { Some(self.long.clone().acquire_many_owned(text).await?) } else { None };
+        Ok([room, Some(self.threads.clone().acquire_owned().await?)])
     }
 
     /// The prompt's tokens. `places` come back with them; where the request ends before, the tokenizer keeps them until it is done, so
@@ -53,7 +53,7 @@ impl Tokenizing {
             .map_err(late)?;
         let prompt = prompt.clone();
         let encode = move || {
-            let _permit = permit;
+            let _turn = turn;
             let tokens = match &*prompt {
                 Prompt::Chat { messages, template_kwargs } => text.encode_chat(messages, template_kwargs, tokens_max),
                 Prompt::Segments(segments) => text.encode_segments(segments, tokens_max),
@@ -64,6 +64,16 @@ impl Tokenizing {
         let failed = |_| RequestError::new(ErrorKind::Internal, "the tokenizer failed on this prompt");
         let (tokens, places) = joined.map_err(failed)?;
         Ok((tokens?, places))
+    }
+}
+
+/// Text that becomes tokens; token ids are there already.
+fn text_bytes(prompt: &Prompt) -> usize {
+    match prompt {
+        Prompt::Chat { .. } => usize::try_from(prompt.bytes()).unwrap_or(usize::MAX),
+        Prompt::Segments(segments) => {
+            segments.iter().map(|segment| if let Segment::Text(text) = segment { text.len() } else { 0 }).sum()
+        }
     }
 }
 
@@ -84,13 +94,22 @@ fn without_text(prompt: &Prompt) -> Result<Vec<TokenId>, RequestError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures::FutureExt as _;
 
-    #[test]
-    fn so_many_prompts_and_so_much_of_them_at_once() {
-        let prompt = |bytes: usize| Prompt::Segments(vec![Segment::Text("x".repeat(bytes))]);
-        let tokenizing = Tokenizing::on(4);
-        let takes = |bytes| tokenizing.takes(&prompt(bytes));
-        assert_eq!((takes(1), takes(16 << 20)), (PROMPTS_BYTES_MAX / 4, PROMPTS_BYTES_MAX));
-        assert!(takes(1 << 20) > PROMPTS_BYTES_MAX / 2, "no two of a MiB");
+    #[tokio::test]
+    async fn a_long_prompt_waits_for_long_ones_and_keeps_no_other_waiting() {
+        let threads = Arc::new(Semaphore::new(3));
+        let tokenizing = Tokenizing { threads, ..Tokenizing::new() };
+        let text = |bytes| text_bytes(&Prompt::Segments(vec![Segment::Text("x".repeat(bytes))]));
+        let now = |bytes: usize| tokenizing.turn(text(bytes)).now_or_never();
+        let longest = now(16 << 20).unwrap().unwrap();
+        assert!(now(LONG_BYTES + 1).is_none(), "it runs alone among long ones");
+        let short = [now(LONG_BYTES), now(1)];
+        assert!(short.iter().all(Option::is_some));
+        assert!(now(1).is_none(), "as many as there are threads");
+        drop((longest, short));
+        let long = [now(1 << 20), now(1 << 20)];
+        assert!(long.iter().all(Option::is_some) && now(LONG_BYTES + 1).is_none());
+        assert_eq!(text_bytes(&Prompt::Segments(vec![Segment::Tokens(vec![1; 9])])), 0);
     }
 }

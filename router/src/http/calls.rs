@@ -17,23 +17,23 @@ pub(super) async fn count(State(meter): State<Meter>, request: Request, next: Ne
     let (parts, body) = request.into_parts();
     let entered = enter(&meter, &parts);
     let (version, path) = (parts.version, parts.uri.path().to_owned());
-    let (id, _) = headers::id(&parts.headers);
+    let id = (entered.is_err() || path == METRICS).then(|| headers::id(&parts.headers).0);
+    let refused = |full: IntakeFull| {
+        let response = error::response(&full.into());
+        uncounted(id.iter().fold(response, headers::add_id), version)
+    };
     match entered {
         Ok(mut call) => {
             let response = next.run(Request::from_parts(parts, body)).await;
             let text = if path == METRICS { response.body().size_hint().lower() } else { 0 };
             match call.grow(text) {
                 Ok(()) => response.map(|body| Body::new(Counted::new(body, call))),
-                Err(full) => uncounted(refused(full), version),
+                Err(full) => refused(full),
             }
         }
         Err(_) if is_probe(&path) => uncounted(next.run(Request::from_parts(parts, body)).await, version),
-        Err(full) => uncounted(headers::add_id(refused(full), &id), version),
+        Err(full) => refused(full),
     }
-}
-
-fn refused(full: IntakeFull) -> Response {
-    error::response(&full.into())
 }
 
 /// An answer that takes nothing for as long as nobody reads it. HTTP/1 has one of a connection at most; over HTTP/2 it is its head alone.

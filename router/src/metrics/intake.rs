@@ -20,7 +20,11 @@ impl Collector for IntakeMetrics {
         let (requests, answers) = ("router_intake_bytes", "router_answers_bytes");
         for (name, help, budget) in [
             (requests, "Bytes held for requests that are still being read", &self.requests),
-            (answers, "Bytes held for answers that are gathered before they are sent", &self.answers),
+            (
+                answers,
+                "Bytes held for answers that are gathered before they are sent, and for what may wait of streams",
+                &self.answers,
+            ),
         ] {
             let used = ConstGauge::new(i64::try_from(budget.used()).unwrap_or(i64::MAX));
             used.encode(to.encode_descriptor(name, help, None, MetricType::Gauge)?)?;

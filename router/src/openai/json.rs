@@ -51,7 +51,8 @@ pub(crate) fn kwargs(text: &str) -> Result<Map<String, Value>, String> {
     if text.len() > KWARGS_BYTES_MAX {
         return Err(format!("chat_template_kwargs takes at most {KWARGS_BYTES_MAX} bytes, got {}", text.len()));
     }
-    serde_json::from_str(text).map_err(|e| format!("chat_template_kwargs must be a JSON object: {}", short(&e.to_string())))
+    serde_json::from_str(text)
+        .map_err(|e| format!("chat_template_kwargs must be a JSON object: {}", short(&e.to_string())))
 }
 
 /// Gives each member of an object to `with`, until it answers `false`; the rest is not read then.

@@ -63,9 +63,12 @@ pub async fn settle(
     let is_worker = !own.is_empty();
     let at_once = async {
         let from = Since { repaired: since, counts: since };
-        let admitted = async { if is_worker { Duration::ZERO } else { admitted(scene, acting, from).await } };
-        let (pairs, admitted, quarantine) =
-            tokio::join!(pairs(scene, Some(acting), from, without), admitted, quarantine(scene, acting, since, others));
+        let admitted = admitted(scene, acting, from, &others);
+        let (pairs, admitted, quarantine) = tokio::join!(
+            pairs(scene, Some(acting), from, without),
+            admitted,
+            quarantine(scene, acting, since, others.clone())
+        );
         Settled { admitted, quarantine, ..pairs }
     };
     let once_ready = async {
@@ -77,7 +80,7 @@ pub async fn settle(
         let from = Since { repaired: since, counts: Instant::now() };
         let (pairs, admitted, quarantine) = tokio::join!(
             pairs(scene, Some(acting), from, with),
-            admitted(scene, acting, from),
+            admitted(scene, acting, from, &Node::WORKERS),
             quarantine(scene, acting, from.counts, own)
         );
         Ok(Settled { admitted, quarantine, started: from.counts - since, ..pairs })
@@ -179,17 +182,17 @@ async fn carries(scene: Scene<'_>, acting: Option<&Acting>, from: Since, [prefil
     kept(judge, Promise { acting, nodes: &[prefill, decode], from, max: PAIRS_MAX }, is_well, amiss).await
 }
 
-/// Routers, but those that another fault touches, place on all workers that no other fault touches, within [`PAIRS_MAX`].
-async fn admitted(scene: Scene<'_>, acting: &Acting, from: Since) -> Duration {
+/// Routers, but those that another fault touches, place on all of `workers` that no other fault touches, within [`PAIRS_MAX`].
+async fn admitted(scene: Scene<'_>, acting: &Acting, from: Since, workers: &[Node]) -> Duration {
     let Scene { stage, judge, .. } = scene;
     let one = async |router| {
         let missing = Mutex::new(String::new());
         let is_well = async || {
             let ready = |s: &Scrape, role| anyhow::Ok(s.find("baton_router_ready_workers", &[role])? as usize);
             let ready = told(stage, router, |s| Ok([ready(s, "prefill")?, ready(s, "decode")?])).await;
-            let all = [Node::PREFILL, Node::DECODE].map(|workers| {
+            let all = [Node::PREFILL, Node::DECODE].map(|of_role| {
                 let untouched = |worker: &Node| !judge.touched_since(from.repaired, *worker, Some(acting));
-                workers.into_iter().filter(untouched).count()
+                of_role.into_iter().filter(|worker| workers.contains(worker) && untouched(worker)).count()
             });
             *missing.lock() = format!("{router} places on {ready:?} prefill and decode workers of {all:?}");
             ready.is_ok_and(|ready| ready[0] >= all[0] && ready[1] >= all[1])

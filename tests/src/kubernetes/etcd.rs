@@ -54,7 +54,8 @@ pub(super) async fn grows(bench: &Bench) -> anyhow::Result<Vec<String>> {
     traffic.answers(ANSWERS).await?;
 
     let began = Instant::now();
-    let set = [bench.images(), vec![format!("etcd.replicas={NODES}")]].concat();
+    // Certificates are made once, and named from then on, where Helm cannot look.
+    let set = [bench.images(), vec![format!("etcd.replicas={NODES}"), "identity.from=secrets".into()]].concat();
     let manifests = cluster.template(&bench.values(&[]), &set).await?;
     let file = bench.settings.scratch()?.join("grown.yaml");
     std::fs::write(&file, manifests)?;
