@@ -48,9 +48,7 @@ impl Tokenizing {
         let Some(text) = text else { return Ok((without_text(prompt)?, places)) };
         let late =
             |_| RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed before the prompt was tokenized");
-        let permit = timeout_at(deadline.into(), self.room.clone().acquire_many_owned(self.takes(prompt)))
-            .await
-            .map_err(late)?;
+        let turn = timeout_at(deadline.into(), self.turn(text_bytes(prompt))).await.map_err(late)?;
         let prompt = prompt.clone();
         let encode = move || {
             let _turn = turn;
