@@ -41,7 +41,7 @@ pub async fn serve_http(listener: Listener, routes: Router, idle_max: Duration, 
 }
 
 /// The same over HTTP/1 alone, for routes whose answers are short and come at once, so that no connection holds more than one. Where they take
-/// all places, one gives way ([`gives_way`]).
+/// all places, one gives way: the oldest of whoever holds most.
 pub async fn serve_probes(listener: Listener, routes: Router, idle_max: Duration, stop: CancellationToken) {
     let crowd = Crowd { max: listener.connections_max(), open: BTreeMap::new(), taken: 0 };
     serve(listener, routes, builder(idle_max).http1_only(), Some(crowd), stop).await;
