@@ -150,7 +150,7 @@ fn all_pairs() -> impl Iterator<Item = Pair> {
     Node::PREFILL.into_iter().flat_map(|prefill| Node::DECODE.map(|decode| [prefill, decode]))
 }
 
-/// All pairs carry a handoff within [`PAIRS_MAX`] from now, but those that a fault touches.
+/// All pairs carry a handoff within `PAIRS_MAX` from now, but those that a fault touches.
 pub async fn whole(scene: Scene<'_>) -> Settled {
     let now = Instant::now();
     pairs(scene, None, Since { repaired: now, counts: now }, all_pairs().collect()).await
