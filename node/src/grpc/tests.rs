@@ -182,10 +182,8 @@ async fn a_message_that_does_not_come_whole_ends_its_call() {
     stop.cancel();
 }
 
-/// Who reads no answers may leave all that its window holds, and reflection asks for no more of it then.
-#[tokio::test]
-async fn reflection_counts_with_what_it_may_leave_unread() {
-    let intake = Intake::new(4 << 20, 4 << 20);
+/// A server of health and reflection that counts calls against `intake`, all of one address.
+async fn counting(intake: &Intake) -> (std::net::SocketAddr, CancellationToken) {
     let listener = bind(&GrpcConfig::default()).await.unwrap();
     let address = listener.address();
     let meter = {
@@ -195,6 +193,24 @@ async fn reflection_counts_with_what_it_may_leave_unread() {
     let router = server_counting(&GrpcConfig::default(), std::sync::Arc::new(meter)).add_service(health().1);
     let stop = CancellationToken::new();
     tokio::spawn(serve(with_reflection(router, &[]), listener, Identity::default(), stop.clone()));
+    (address, stop)
+}
+
+/// Waits until calls that ended have given back what they held.
+async fn all_given_back(intake: &Intake) {
+    let wait = async {
+        while intake.used() > 0 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), wait).await.expect("calls that ended are counted");
+}
+
+/// Who reads no answers may leave all that its window holds, and reflection asks for no more of it then.
+#[tokio::test]
+async fn reflection_counts_with_what_it_may_leave_unread() {
+    let intake = Intake::new(4 << 20, 4 << 20);
+    let (address, stop) = counting(&intake).await;
     let stream = tokio::net::TcpStream::connect(address).await.unwrap();
     let (client, connection) = h2::client::handshake(stream).await.unwrap();
     let connection = tokio::spawn(connection);
@@ -218,12 +234,7 @@ async fn reflection_counts_with_what_it_may_leave_unread() {
     assert!(intake.used() > 3 << 20);
     connection.abort();
     drop(open);
-    let wait = async {
-        while intake.used() > 0 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(20), wait).await.expect("calls that ended are counted");
+    all_given_back(&intake).await;
     stop.cancel();
 }
 
@@ -231,15 +242,7 @@ async fn reflection_counts_with_what_it_may_leave_unread() {
 #[tokio::test]
 async fn open_calls_are_counted_with_their_headers_until_they_end() {
     let intake = Intake::new(1 << 20, 1 << 20);
-    let listener = bind(&GrpcConfig::default()).await.unwrap();
-    let address = listener.address();
-    let meter = {
-        let intake = intake.clone();
-        move |_: &http::request::Parts| intake.hold(Client::at([127, 0, 0, 1].into()))
-    };
-    let router = server_counting(&GrpcConfig::default(), std::sync::Arc::new(meter)).add_service(health().1);
-    let stop = CancellationToken::new();
-    tokio::spawn(serve(router, listener, Identity::default(), stop.clone()));
+    let (address, stop) = counting(&intake).await;
     let channel = channel(&address.to_string(), &ChannelConfig::default(), &Identity::default(), Role::Worker).unwrap();
     let open_until_refused = async |header: usize| {
         let mut open = Vec::new();
@@ -257,22 +260,14 @@ async fn open_calls_are_counted_with_their_headers_until_they_end() {
             assert!(open.len() < 1_000, "calls are counted nowhere");
         }
     };
-    let all_given_back = async || {
-        let wait = async {
-            while intake.used() > 0 {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(20), wait).await.expect("calls that ended are counted");
-    };
     let short = open_until_refused(1).await;
     assert!(short.len() > 50 && intake.used() <= 1 << 20, "{} calls", short.len());
     let count = short.len();
     drop(short);
-    all_given_back().await;
+    all_given_back(&intake).await;
     let long = open_until_refused(6 << 10).await;
     assert!(long.len() < count * 2 / 3, "{} calls with long headers, {count} with short ones", long.len());
     drop(long);
-    all_given_back().await;
+    all_given_back(&intake).await;
     stop.cancel();
 }
