@@ -31,8 +31,6 @@ const ARRIVES_MAX: Duration = Duration::from_millis(500);
 pub(crate) struct ClaimStream {
     /// As it was claimed, without the token that comes with its KV.
     pub(crate) sequence: SequenceRequest,
-    /// Names of its prefixes, as far as it shares them.
-    pub(crate) names: Arc<[PrefixHash]>,
     pub(crate) sink: StreamSink,
     pub(crate) slot: Slot,
     pub(crate) adopted: oneshot::Sender<Adopted>,
@@ -49,7 +47,7 @@ struct Waiting {
     offer: ReserveOffer,
     reply: GrantReply,
     /// Of prefixes that may be here already.
-    names: Arc<[PrefixHash]>,
+    block_hashes: Arc<[PrefixHash]>,
     /// Waits at most until then for KV that is on its way and begins with the same.
     arrives_by: Instant,
 }
@@ -57,14 +55,14 @@ struct Waiting {
 impl Waiting {
     /// Whether KV that is on its way will be the next that this one lacks.
     fn awaits(&self, arriving: &HashMap<RequestId, Arc<[PrefixHash]>>, engine: &EngineHandle, now: Instant) -> bool {
-        let Some(last) = self.names.len().checked_sub(1) else { return false };
+        let Some(last) = self.block_hashes.len().checked_sub(1) else { return false };
         if arriving.is_empty() || now >= self.arrives_by {
             return false;
         }
         let block = engine.config().block_tokens as usize;
         // The end of the first block that is not here.
-        let next = (engine.pool().cached_tokens(&self.names) + block) / HASH_TOKENS - 1;
-        next < last && arriving.values().any(|names| names.get(next) == Some(&self.names[next]))
+        let next = (engine.pool().cached_tokens(&self.block_hashes) + block) / HASH_TOKENS - 1;
+        next < last && arriving.values().any(|hashes| hashes.get(next) == Some(&self.block_hashes[next]))
     }
 }
 
@@ -76,7 +74,7 @@ pub(crate) struct Handoffs {
     claims: Mutex<Claims<ClaimStream>>,
     /// By their turn among the sequences of the engine: higher priorities first, then as they came.
     waiting: Mutex<BTreeMap<SequenceKey, Waiting>>,
-    /// Names of what was granted and has not arrived.
+    /// Block hashes of what was granted and has not arrived.
     arriving: Mutex<HashMap<RequestId, Arc<[PrefixHash]>>>,
     freed: Arc<Notify>,
 }
@@ -131,7 +129,7 @@ impl Handoffs {
     /// Grants in order: a large offer is not overtaken for ever by small ones of its priority, and what it waits for is kept from
     /// sequences whose turn is after its own.
     fn grant_waiting(&self) {
-        let (mut waiting, now) = (self.waiting.lock(), Instant::now());
+        let (mut waiting, now) = (self.waiting.lock(), self.engine.now());
         waiting.retain(|_, offer| offer.reply.is_wanted());
         let mut lacks_room = None;
         for turn in waiting.keys().copied().collect::<Vec<_>>() {
@@ -145,8 +143,8 @@ impl Handoffs {
                 lacks_room = Some((turn, offer.offer.tokens as usize));
                 break;
             };
-            if let Some(Waiting { offer, reply, names, .. }) = waiting.remove(&turn) {
-                arriving.insert(offer.request_id, names);
+            if let Some(Waiting { offer, reply, block_hashes, .. }) = waiting.remove(&turn) {
+                arriving.insert(offer.request_id, block_hashes);
                 drop(arriving);
                 reply.grant(Box::new(hold));
             }
@@ -162,7 +160,7 @@ impl Handoffs {
 
     fn lease(&self, waiting: &Waiting) -> Option<LeaseHold> {
         let offer = &waiting.offer;
-        let lease = self.engine.reserve(offer.tokens as usize, &waiting.names)?;
+        let lease = self.engine.reserve(offer.tokens as usize, &waiting.block_hashes)?;
         Some(LeaseHold::new(lease, &offer.source, self.engine.config().block_tokens))
     }
 }
@@ -170,16 +168,16 @@ impl Handoffs {
 impl SinkHandler for Handoffs {
     fn reserve(&self, offer: ReserveOffer, reply: GrantReply) {
         let claimed = self.claims.lock().offered(&offer.request_id, &offer.source, offer.tokens).map(wanted);
-        let (priority, names) = match claimed {
+        let (priority, block_hashes) = match claimed {
             // A source that cannot leave anything out writes all of it: then nothing may be shared.
-            Ok((priority, names)) => (priority, if offer.partial { names } else { Arc::default() }),
+            Ok((priority, hashes)) => (priority, if offer.partial { hashes } else { Arc::default() }),
             Err(OfferError::NotClaimed(detail)) => return reply.refuse(RefuseReason::UnknownRequest, detail),
             Err(OfferError::Contradicts(detail)) => return reply.refuse(RefuseReason::Protocol, detail),
         };
         let turn = self.engine.take_turn(priority);
         // Bounded by the claims: each has one offer at most.
-        let arrives_by = Instant::now() + ARRIVES_MAX;
-        self.waiting.lock().insert(turn, Waiting { offer, reply, names, arrives_by });
+        let arrives_by = self.engine.now() + ARRIVES_MAX;
+        self.waiting.lock().insert(turn, Waiting { offer, reply, block_hashes, arrives_by });
         self.grant_waiting();
     }
 
@@ -214,7 +212,7 @@ impl SinkHandler for Handoffs {
 }
 
 fn wanted(claim: &Claim<ClaimStream>) -> (i32, Arc<[PrefixHash]>) {
-    (claim.stream.sequence.priority, claim.stream.names.clone())
+    (claim.stream.sequence.priority, claim.stream.sequence.block_hashes())
 }
 
 /// Starts the sequence on the blocks that arrived, if they are those that were claimed.
@@ -226,9 +224,9 @@ fn adopt(engine: &EngineHandle, stream: &ClaimStream, handoff: VerifiedHandoff) 
     }
     let bytes = handoff.bytes;
     let mut lease = LeaseHold::into_lease(handoff.hold).ok_or("the blocks were granted by another worker")?;
-    if let Some(prefix) = engine.prefix_of(claimed) {
+    if let Some(keep) = engine.keep(claimed) {
         // At once, since others may wait for it.
-        lease.store(&stream.names, claimed.tokens.len(), prefix.keep, Instant::now());
+        lease.store(&claimed.block_hashes(), claimed.tokens.len(), keep, engine.now());
         lease.let_go_of_spares();
     }
     let request = SequenceRequest { tokens: handoff.tokens, ..claimed.clone() };
@@ -249,9 +247,6 @@ pub(crate) fn claim(
 ) -> (Claim<ClaimStream>, oneshot::Receiver<Adopted>) {
     let (adopted, arrives) = oneshot::channel();
     let (tokens, deadline) = (sequence.tokens.len() as u32, sequence.deadline);
-    // Hashed here: the thread that takes offers has better to do.
-    let names =
-        sequence.prefix.as_ref().map_or_else(Arc::default, |prefix| prefix.hasher.prompt(&sequence.tokens, &[]).into());
-    let stream = ClaimStream { sequence, names, sink, slot, adopted };
+    let stream = ClaimStream { sequence, sink, slot, adopted };
     (Claim { source, tokens, deadline, offered: false, stream }, arrives)
 }

@@ -4,8 +4,9 @@
 //! bounded queue, results come back through the [`SequenceSink`] given with each sequence. Blocks travel as [`baton_kv_cache::Lease`]s:
 //! whoever holds the lease owns the blocks, dropping it frees them.
 
-use baton_kv_cache::{Lease, PrefixHasher};
+use baton_kv_cache::{HASH_TOKENS, Lease, PrefixHash, PrefixHasher};
 use baton_types::{ErrorKind, Fence, FinishReason, RequestId, SamplingParams, TokenId, TokenLogprobs};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A sequence to run.
@@ -29,17 +30,58 @@ pub struct SequenceRequest {
     pub prefix: Option<PrefixUse>,
 }
 
-/// How a sequence uses the prefix cache.
+impl SequenceRequest {
+    /// See [`PrefixUse::block_hashes`]; none where it shares nothing.
+    pub fn block_hashes(&self) -> Arc<[PrefixHash]> {
+        self.prefix.as_ref().map_or_else(Arc::default, |prefix| prefix.block_hashes.clone())
+    }
+}
+
+/// How a sequence uses the prefix cache, with the hashes of its prefixes.
 #[derive(Clone, Debug)]
 pub struct PrefixUse {
-    /// Names its prefixes, for its tenant alone.
-    pub hasher: PrefixHasher,
+    hasher: PrefixHasher,
+    block_hashes: Arc<[PrefixHash]>,
     /// How long its blocks are kept without use; `None` is the engine's own time.
     pub ttl: Option<Duration>,
     /// Keeps its prompt in the cache for so long, within the quota of `owner`.
     pub pin: Option<PinFor>,
     /// Once it ended, its blocks make room before others.
     pub cold: bool,
+}
+
+impl PrefixUse {
+    /// Hashes `tokens`, those of the request, for its tenant alone: once, on the thread of whoever takes the request, and nobody after it
+    /// does so again.
+    pub fn new(hasher: PrefixHasher, tokens: &[TokenId]) -> Self {
+        let block_hashes = hasher.prompt(tokens, &[]).into();
+        Self { hasher, block_hashes, ttl: None, pin: None, cold: false }
+    }
+
+    /// One for every 16 tokens, each of all tokens up to its end.
+    pub fn block_hashes(&self) -> &Arc<[PrefixHash]> {
+        &self.block_hashes
+    }
+
+    /// Those of `tokens`, which begin with the tokens that were hashed: only what was appended is hashed now.
+    pub(crate) fn block_hashes_of(&self, tokens: &[TokenId]) -> Vec<PrefixHash> {
+        let mut hashes = self.block_hashes.to_vec();
+        let (groups, _tail) = tokens.as_chunks();
+        for group in &groups[hashes.len()..] {
+            hashes.push(self.next(&hashes, group));
+        }
+        hashes
+    }
+
+    /// That of the 16 tokens behind those of `hashes`.
+    pub(crate) fn next(&self, hashes: &[PrefixHash], group: &[TokenId; HASH_TOKENS]) -> PrefixHash {
+        self.hasher.next(hashes.last().copied().unwrap_or(self.hasher.root()), group, &[])
+    }
+
+    /// That of all of `tokens`, of which `hashes` are.
+    pub(crate) fn whole(&self, hashes: &[PrefixHash], tokens: &[TokenId]) -> PrefixHash {
+        self.hasher.whole(hashes, tokens, &[])
+    }
 }
 
 /// A pin asked for.

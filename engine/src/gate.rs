@@ -4,7 +4,7 @@ use baton_types::{GroupBlocks, RequestId};
 
 /// Where a sequence stands, as a gate sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Phase {
+pub enum SequencePhase {
     /// Waiting, for the first time or after a preemption.
     Queue,
     /// Between two chunks of its prefill (before the first one it already holds its blocks).
@@ -18,11 +18,11 @@ pub enum Phase {
 /// While a sequence is held the engine looks again every few milliseconds.
 pub trait SequenceGate: Send + Sync {
     /// Whether `id` may proceed in `phase`.
-    fn is_open(&self, id: &RequestId, phase: Phase) -> bool;
+    fn is_open(&self, id: &RequestId, phase: SequencePhase) -> bool;
 }
 
-impl<F: Fn(&RequestId, Phase) -> bool + Send + Sync> SequenceGate for F {
-    fn is_open(&self, id: &RequestId, phase: Phase) -> bool {
+impl<F: Fn(&RequestId, SequencePhase) -> bool + Send + Sync> SequenceGate for F {
+    fn is_open(&self, id: &RequestId, phase: SequencePhase) -> bool {
         self(id, phase)
     }
 }

@@ -14,9 +14,9 @@ pub(crate) struct Health {
 }
 
 impl Health {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(epoch: Instant) -> Self {
         Self {
-            epoch: Instant::now(),
+            epoch,
             steps: AtomicU64::new(0),
             progress_us: AtomicU64::new(0),
             busy: AtomicBool::new(false),
@@ -26,7 +26,7 @@ impl Health {
 
     /// Records that the thread is alive at `now`, and whether a step follows.
     pub(crate) fn alive(&self, now: Instant, busy: bool) {
-        self.progress_us.store(now.duration_since(self.epoch).as_micros() as u64, Ordering::Relaxed);
+        self.progress_us.store(now.saturating_duration_since(self.epoch).as_micros() as u64, Ordering::Relaxed);
         self.busy.store(busy, Ordering::Release);
     }
 

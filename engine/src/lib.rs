@@ -1,11 +1,12 @@
 //! The engine: token ids in, token ids out.
 //!
 //! Place in the house: above `kernels` (what a device computes) and `kv-cache` (who owns which block); below the workers, which
-//! join it to the network. One thread owns model, scheduler and running sequences; everybody else holds an [`EngineHandle`].
+//! join it to the network. A runner owns model, scheduler and running sequences; everybody else holds an [`EngineHandle`]. A thread
+//! calls its turns, or a simulation does; what time it is, a [`baton_types::Clock`] says.
 //!
 //! ```text
 //! EngineHandle ── submit, cancel ──> runner ── plan ──> scheduler (pure)
-//!       ^                              │ step
+//!       ^                              │ launch, finish
 //!       └── SequenceSink <── tokens ── sampler <── logits ── model ── ops ──> device
 //! ```
 //!
@@ -16,6 +17,7 @@
 
 pub mod api;
 pub mod config;
+mod engine;
 pub mod error;
 pub mod gate;
 mod handle;
@@ -26,16 +28,23 @@ pub mod rates;
 mod runner;
 pub mod sampler;
 pub mod scheduler;
+mod shared;
 mod step_model;
+mod thread;
 pub mod weights;
 
 pub use api::{
     Load, PinFor, PrefillObserver, PrefixUse, Reuse, Run, SequenceEvent, SequenceRequest, SequenceSink, SubmitError,
 };
 pub use config::{EngineConfig, PrefixCacheConfig};
+#[doc(hidden)] // For simulations.
+pub use engine::Driven;
+pub use engine::Engine;
 pub use error::EngineError;
-pub use gate::{LogitObserver, Phase, SequenceGate};
-pub use handle::{Engine, EngineHandle, SequenceControl};
+pub use gate::{LogitObserver, SequencePhase, SequenceGate};
+pub use handle::{EngineHandle, SequenceControl};
 pub use health::Heartbeat;
 pub use model::{Logits, Model, ModelConfig, ModelError, StepBatch};
+#[doc(hidden)] // See `Driven`.
+pub use runner::Turn;
 pub use step_model::StepModel;

@@ -1,13 +1,13 @@
-//! What reaches the engine thread: new sequences, wake-ups, the order to stop. The thread sleeps here when nothing can run.
+//! What reaches the engine's runner: new sequences, wake-ups, the order to stop.
 
 use crate::api::{Run, SequenceRequest, SequenceSink, SubmitError};
 use crate::scheduler::{Prefix, SequenceKey};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
+use std::task::{Context, Poll, Waker};
 
-/// An accepted sequence on its way to the engine thread.
+/// An accepted sequence on its way to the runner.
 pub(crate) struct Submission {
     pub(crate) key: SequenceKey,
     pub(crate) request: SequenceRequest,
@@ -26,7 +26,6 @@ pub(crate) fn is_counted(run: &Run) -> bool {
 #[derive(Default)]
 pub(crate) struct Mailbox {
     state: Mutex<State>,
-    changed: Condvar,
 }
 
 #[derive(Default)]
@@ -36,6 +35,14 @@ struct State {
     waiting: usize,
     woken: bool,
     stopped: bool,
+    /// Who waits for something to come.
+    waiter: Option<Waker>,
+}
+
+impl State {
+    fn has_something(&self) -> bool {
+        self.woken || self.stopped || !self.submissions.is_empty()
+    }
 }
 
 /// What [`Mailbox::take`] found.
@@ -63,7 +70,7 @@ impl Mailbox {
         state.arrivals += 1;
         let submission = make(state.arrivals);
         state.submissions.push(submission);
-        self.changed.notify_one();
+        wake(state);
         Ok(())
     }
 
@@ -79,18 +86,18 @@ impl Mailbox {
         self.state.lock().waiting -= n;
     }
 
-    /// Makes the thread look around.
+    /// Makes the runner look around.
     pub(crate) fn wake(&self) {
         let mut state = self.state.lock();
-        if !std::mem::replace(&mut state.woken, true) {
-            self.changed.notify_one();
-        }
+        state.woken = true;
+        wake(state);
     }
 
-    /// Refuses everything from here on and makes the thread end.
+    /// Refuses everything from here on and makes the runner end.
     pub(crate) fn stop(&self) {
-        self.state.lock().stopped = true;
-        self.changed.notify_one();
+        let mut state = self.state.lock();
+        state.stopped = true;
+        wake(state);
     }
 
     /// Takes what came since the last call.
@@ -100,34 +107,19 @@ impl Mailbox {
         Taken { submissions: std::mem::take(&mut state.submissions), stopped: state.stopped }
     }
 
-    /// Sleeps until something comes, or until `wake_at`.
-    pub(crate) fn wait(&self, wake_at: Option<Instant>) {
+    /// Ready where something came since the last [`Mailbox::take`]; else whoever asked last is woken once something does.
+    pub(crate) fn poll_changed(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut state = self.state.lock();
-        while !state.woken && !state.stopped && state.submissions.is_empty() {
-            match wake_at {
-                None => self.changed.wait(&mut state),
-                Some(at) => {
-                    if self.changed.wait_until(&mut state, at).timed_out() {
-                        return;
-                    }
-                }
-            }
+        if state.has_something() {
+            return Poll::Ready(());
         }
+        state.waiter = Some(cx.waker().clone());
+        Poll::Pending
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_wake_before_the_wait_is_not_lost() {
-        let mailbox = Mailbox::default();
-        mailbox.wake();
-        mailbox.wait(None); // Would hang.
-        mailbox.take();
-        mailbox.stop();
-        mailbox.wait(None);
-        assert!(mailbox.take().stopped);
-    }
+fn wake(mut state: MutexGuard<'_, State>) {
+    let waiter = state.waiter.take();
+    drop(state);
+    waiter.into_iter().for_each(Waker::wake);
 }

@@ -109,9 +109,9 @@ fn finish((_control, events): Running) -> Vec<Bits> {
 /// Prompts of 1 to 200 tokens, greedy and drawn, with and without penalties.
 fn requests() -> Vec<SequenceRequest> {
     let lengths = [1, 5, 15, 16, 17, 40, 63, 64, 65, 130, 200, 33];
-    let request = |(i, len): (usize, usize)| SequenceRequest {
+    let tokens = |(i, len): (usize, usize)| (0..len).map(|t| ((t * t + 7 * i + 3) % 301) as TokenId).collect();
+    let request = |(i, len): (usize, usize), tokens: Vec<TokenId>| SequenceRequest {
         id: RequestId::try_new(format!("request-{i}")).unwrap(),
-        tokens: (0..len).map(|t| ((t * t + 7 * i + 3) % 301) as TokenId).collect(),
         prompt_len: len,
         sampling: SamplingParams {
             temperature: if i % 3 == 0 { 0.0 } else { 1.3 },
@@ -126,9 +126,10 @@ fn requests() -> Vec<SequenceRequest> {
         sample_index: 0,
         deadline: Instant::now() + FOREVER,
         priority: 0,
-        prefix: Some(PrefixUse { hasher: PrefixHasher::new(&Digest([1; 32]), b""), ttl: None, pin: None, cold: false }),
+        prefix: Some(PrefixUse::new(PrefixHasher::new(&Digest([1; 32]), b""), &tokens)),
+        tokens,
     };
-    lengths.into_iter().enumerate().map(request).collect()
+    lengths.into_iter().enumerate().map(|at| request(at, tokens(at))).collect()
 }
 
 fn alone() -> Vec<Vec<Bits>> {

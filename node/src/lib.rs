@@ -23,10 +23,12 @@ pub mod intake;
 pub mod listen;
 pub mod membership;
 pub mod metrics;
+pub mod runtime;
 pub mod shutdown;
 pub mod telemetry;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod testing;
 
+pub use runtime::TokioRuntime;
 pub use shutdown::{DrainConfig, Shutdown};

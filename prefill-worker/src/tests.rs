@@ -4,7 +4,7 @@ mod reports;
 
 use crate::service::PrefillService;
 use crate::sink::NoSink;
-use baton_engine::Phase;
+use baton_engine::SequencePhase;
 use baton_kv_transfer::{
     KvTransfer, NoHooks, Phase as TransferPhase, Region, TransferConfig, TransferHooks, TransportChoice,
 };
@@ -144,7 +144,7 @@ async fn a_call_for_another_start_computes_nothing() {
 async fn a_refused_handoff_ends_the_prefill() {
     let (service, refusing) = pair();
     // Computing the prompt would take for ever.
-    service.parts.engine.set_gate(Some(Arc::new(|_: &RequestId, phase: Phase| phase != Phase::Prefill)));
+    service.parts.engine.set_gate(Some(Arc::new(|_: &RequestId, phase: SequencePhase| phase != SequencePhase::Prefill)));
     let mut stream = service.run(Request::new(request(&service, &refusing))).await.unwrap().into_inner();
     let mut next = async || tokio::time::timeout(FOREVER, stream.next()).await.expect("it does not wait for ever");
     let started = next().await;

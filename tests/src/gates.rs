@@ -1,6 +1,6 @@
 //! Holds requests in a phase, so that a test can act upon them there.
 
-use baton_engine::{Phase as EnginePhase, SequenceGate};
+use baton_engine::{SequenceGate, SequencePhase};
 use baton_kv_transfer::{Phase as TransferPhase, TransferHooks};
 use baton_types::RequestId;
 use parking_lot::Mutex;
@@ -99,11 +99,11 @@ fn client_id(attempt: &RequestId) -> RequestId {
 }
 
 impl SequenceGate for Gates {
-    fn is_open(&self, id: &RequestId, phase: EnginePhase) -> bool {
+    fn is_open(&self, id: &RequestId, phase: SequencePhase) -> bool {
         let phase = match phase {
-            EnginePhase::Queue => Phase::Queue,
-            EnginePhase::Prefill => Phase::Prefill,
-            EnginePhase::Decode => Phase::Decode,
+            SequencePhase::Queue => Phase::Queue,
+            SequencePhase::Prefill => Phase::Prefill,
+            SequencePhase::Decode => Phase::Decode,
         };
         !self.is_held(id, phase, None)
     }
@@ -129,13 +129,13 @@ mod tests {
         gates.hold_later(id("a.b"), Phase::Decode, 2);
         gates.hold_transfer(id("c"), TransferPhase::Verify);
         let attempt = id("a.b.0123456789abcdef");
-        let open: Vec<bool> = (0..4).map(|_| gates.is_open(&attempt, EnginePhase::Decode)).collect();
+        let open: Vec<bool> = (0..4).map(|_| gates.is_open(&attempt, SequencePhase::Decode)).collect();
         assert_eq!(open, [true, true, false, false]);
-        assert!(gates.is_open(&attempt, EnginePhase::Queue) && gates.is_open(&id("a"), EnginePhase::Decode));
+        assert!(gates.is_open(&attempt, SequencePhase::Queue) && gates.is_open(&id("a"), SequencePhase::Decode));
         assert!(gates.reached(&id("a.b"), Phase::Decode) && !gates.reached(&id("a.b"), Phase::Queue));
         let transfer = |phase| TransferHooks::hold(&gates, phase, &id("c.0123456789abcdef"));
         assert!(!transfer(TransferPhase::Puts) && transfer(TransferPhase::Verify));
         gates.open();
-        assert!(gates.is_open(&attempt, EnginePhase::Decode));
+        assert!(gates.is_open(&attempt, SequencePhase::Decode));
     }
 }

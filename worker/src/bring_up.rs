@@ -1,5 +1,6 @@
 //! From settings to a running engine with its pool: everything of a worker that needs no network.
 
+use crate::grpc::checked_card;
 use crate::settings::{Device, EngineSettings, ModelSettings, TransferSettings, TransportKind};
 use crate::{WorkerError, models, text};
 use baton_engine::weights::ModelSource;
@@ -11,7 +12,6 @@ use baton_kernels::reference::ReferenceBackend;
 use baton_kv_transfer::{Region, TransportChoice, UcxLanes, UcxWrites, inventory};
 use baton_node::config::ByteSize;
 use baton_node::host;
-use baton_proto::v1;
 use baton_types::{Compatibility, KvPoolMap, ModelCard};
 use std::net::{IpAddr, UdpSocket};
 use std::sync::Arc;
@@ -179,7 +179,7 @@ fn card(
         defaults: source.sampling_defaults(),
         bundle: bundle.map(baton_text::bundle::digest),
     };
-    Ok(ModelCard::try_from(v1::ModelCard::from(card))?)
+    Ok(checked_card(card)?)
 }
 
 fn served_names(id: &str, more: &[String]) -> Vec<String> {

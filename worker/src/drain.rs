@@ -3,14 +3,13 @@
 //! membership.
 
 use baton_node::membership::RegistrationHandle;
-use baton_types::{ErrorKind, RequestError};
+use baton_types::{ErrorKind, RequestError, Runtime};
 use parking_lot::Mutex;
 use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
 /// Calls that are cut off get so long to say so.
@@ -50,11 +49,11 @@ pub struct DrainState {
 }
 
 /// Counts a worker's calls, and drains it, once. Cloning shares it.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct Drain(Arc<Shared>);
 
-#[derive(Default)]
 struct Shared {
+    runtime: Arc<dyn Runtime>,
     state: watch::Sender<DrainState>,
     cut: CancellationToken,
     registration: Mutex<Option<RegistrationHandle>>,
@@ -68,6 +67,12 @@ impl fmt::Debug for Drain {
 }
 
 impl Drain {
+    /// Of a worker that takes calls.
+    pub fn new(runtime: Arc<dyn Runtime>) -> Self {
+        let (state, cut) = Default::default();
+        Self(Arc::new(Shared { runtime, state, cut, registration: Mutex::default(), drained: OnceLock::new() }))
+    }
+
     /// Takes a call up; `Err` while the worker drains, and after.
     pub fn enter(&self) -> Result<RunningCall, RequestError> {
         let taken = self.0.state.send_if_modified(|state| {
@@ -94,8 +99,7 @@ impl Drain {
         self.0.state.borrow().phase != DrainPhase::Serving
     }
 
-    /// Starts to drain; calls that run when `bound` ends are cut off. `false` where that was started before. Must be called within a
-    /// tokio runtime.
+    /// Starts to drain; calls that run when `bound` ends are cut off. `false` where that was started before.
     pub fn start(&self, bound: impl Future<Output = ()> + Send + 'static) -> bool {
         let started = self.0.state.send_if_modified(|state| {
             let serves = state.phase == DrainPhase::Serving;
@@ -105,7 +109,7 @@ impl Drain {
             serves
         });
         if started {
-            tokio::spawn(self.clone().run(bound));
+            self.0.runtime.spawn(Box::pin(self.clone().run(bound)));
         }
         started
     }
@@ -123,33 +127,34 @@ impl Drain {
 
     /// How long it has been drained; `None` where it is not.
     pub fn drained_for(&self) -> Option<Duration> {
-        self.0.drained.get().map(Instant::elapsed)
+        self.0.drained.get().map(|since| self.0.runtime.now().saturating_duration_since(*since))
     }
 
     async fn run(self, bound: impl Future<Output = ()>) {
-        let running = self.0.state.borrow().running;
+        let (runtime, running) = (&self.0.runtime, self.0.state.borrow().running);
         tracing::info!(running, "drains");
         let mut state = self.state();
-        let told = tokio::time::Instant::now() + TELL;
+        let leaves_at = runtime.now() + TELL;
         tokio::select! {
             biased;
             _ = state.wait_for(|state| state.running == 0) => {}
             () = self.0.cut.cancelled() => {}
             () = bound => self.cut_off(),
         }
-        if timeout(CUT_MAX, state.wait_for(|state| state.running == 0)).await.is_err() {
+        let ended = runtime.until(runtime.now() + CUT_MAX, state.wait_for(|state| state.running == 0)).await.is_some();
+        if !ended {
             let running = self.0.state.borrow().running;
             tracing::warn!(running, "leaves calls behind that do not end");
         }
         let registration = self.0.registration.lock().take();
         let deregistered = match registration {
             Some(registration) => {
-                tokio::time::sleep_until(told).await;
+                runtime.sleep_until(leaves_at).await;
                 registration.leave(LEAVE_MAX).await
             }
             None => true,
         };
-        let _ = self.0.drained.set(Instant::now());
+        let _ = self.0.drained.set(runtime.now());
         self.0.state.send_modify(|state| state.phase = DrainPhase::Drained { deregistered });
         let DrainState { finished, cut_off, .. } = *self.0.state.borrow();
         tracing::info!(finished, cut_off, deregistered, "is drained");
@@ -189,11 +194,16 @@ impl Drop for RunningCall {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use baton_node::TokioRuntime;
     use std::future::{pending, ready};
+
+    fn drain() -> Drain {
+        Drain::new(Arc::new(TokioRuntime::current()))
+    }
 
     #[tokio::test(start_paused = true)]
     async fn calls_end_by_themselves_before_the_worker_is_drained() {
-        let drain = Drain::default();
+        let drain = drain();
         let (first, second) = (drain.enter().unwrap(), drain.enter().unwrap());
         drop(drain.enter().unwrap());
         assert!(drain.start(pending()) && !drain.start(pending()));
@@ -211,7 +221,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn calls_that_outlast_the_bound_are_cut_off() {
-        let drain = Drain::default();
+        let drain = drain();
         let (call, hangs) = (drain.enter().unwrap(), drain.enter().unwrap());
         assert!(drain.start(tokio::time::sleep(Duration::from_secs(5))));
         let ended = tokio::spawn(async move { call.cut_off().await });
@@ -225,7 +235,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_worker_that_nobody_uses_is_drained_at_once() {
-        let drain = Drain::default();
+        let drain = drain();
         assert!(drain.start(pending()) && drain.drained_for().is_none());
         drain.drained().await;
         assert_eq!(drain.drained_for(), Some(Duration::ZERO));

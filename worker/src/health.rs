@@ -116,7 +116,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_drained_worker_that_nobody_restarts_is_not_alive_after_a_bound() {
         for (max, alive_after_a_day) in [(Duration::from_secs(600), false), (Duration::ZERO, true)] {
-            let (vitals, drain) = (Vitals::default(), Drain::default());
+            let (vitals, drain) = (Vitals::default(), Drain::new(Arc::new(baton_node::TokioRuntime::current())));
             let _ = vitals.left.set(Left { drain: drain.clone(), max });
             drain.start(std::future::pending());
             drain.drained().await;

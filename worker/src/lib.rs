@@ -10,6 +10,7 @@ pub mod config;
 pub mod credentials;
 pub mod drain;
 mod error;
+pub mod grpc;
 pub mod hang;
 mod health;
 pub mod hold;

@@ -22,13 +22,11 @@ use baton_node::identity::{self, Identity};
 use baton_node::membership::embedded::JoinConfig;
 use baton_node::membership::{self, Members};
 use baton_node::metrics::Metrics;
-use baton_node::telemetry::{ExportCounters, TelemetryService, Traces};
-use baton_node::{Shutdown, id};
-use baton_proto::convert::required;
-use baton_proto::v1;
-use baton_proto::v1::telemetry_server::{self, TelemetryServer};
-use baton_proto::v1::worker_server::{self, WorkerServer};
-use baton_types::{Digest, ErrorKind, InstanceRecord, Party, ProtocolRange, RequestError, Role, Shard};
+use baton_node::telemetry::{ExportCounters, Traces};
+use baton_node::{Shutdown, TokioRuntime, id};
+use baton_types::{
+    Digest, ErrorKind, InstanceRecord, Party, ProtocolRange, RequestError, Role, Runtime, Shard,
+};
 use opentelemetry_sdk::trace::SdkTracer;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -85,13 +83,15 @@ pub struct Parts {
     pub message_max: usize,
     /// Fingerprint of the model.
     pub model: Digest,
+    /// Runs calls, and says what time it is.
+    pub runtime: Arc<dyn Runtime>,
 }
 
 impl Parts {
     /// Refuses a call that is for another start of this worker, whose weights and blocks may have been others.
-    pub fn check_party(&self, meant: Option<v1::Party>) -> Result<(), RequestError> {
-        let (meant, ours): (Party, _) = (required("party", meant)?, self.transfer.party());
-        if meant == *ours {
+    pub fn check_party(&self, meant: &Party) -> Result<(), RequestError> {
+        let ours = self.transfer.party();
+        if meant == ours {
             return Ok(());
         }
         let message = format!("{ours} answers here now, and {meant} was called; send the request to another worker");
@@ -169,7 +169,7 @@ impl RunningWorker {
         if let Some(counters) = &around.export {
             metrics.register_export(counters);
         }
-        let stop = CancellationToken::new();
+        let (stop, runtime) = (CancellationToken::new(), Arc::new(TokioRuntime::current()));
         metrics.register_health(&vitals.health());
         tokio::spawn(admin::serve(admin_listener, admin::routes(vitals.health(), metrics.clone()), stop.clone()));
 
@@ -188,7 +188,7 @@ impl RunningWorker {
         let transfer = transfer.context("cannot start the data plane")?;
         bring_up::check_name(config.instance.id.is_some(), transfer.fences(), &config.transfer)?;
         vitals.works(&loaded.engine, &transfer);
-        tokio::spawn(stop.clone().run_until_cancelled_owned(hang::tell(loaded.engine.clone())));
+        tokio::spawn(stop.clone().run_until_cancelled_owned(hang::tell(loaded.engine.clone(), runtime.clone())));
         let (model, pool) = (loaded.card.id.as_str(), config.instance.pool.as_str());
         let collector = WorkerMetrics::new(loaded.engine.clone(), transfer.clone(), model, pool);
         let phases = metrics.register(|registry| {
@@ -196,13 +196,13 @@ impl RunningWorker {
             Phases::register(registry, model, pool)
         });
 
-        let drain = Drain::default();
+        let drain = Drain::new(runtime.clone());
         let bundle = loaded.card.bundle.zip(loaded.bundle.clone());
         let endpoint = config.grpc.advertise.clone().unwrap_or_else(|| grpc_addr.to_string());
         let record = record(role_name, around.protocol, &config, &party, endpoint, &loaded, &transfer);
         let service = WorkerService {
             party: party.clone(),
-            record: record.clone().into(),
+            record: record.clone(),
             engine: loaded.engine.clone(),
             transfer: transfer.clone(),
             bundle,
@@ -211,6 +211,7 @@ impl RunningWorker {
             drain: drain.clone(),
             drain_max: Duration::from_millis(config.drain.drain_ms_max),
             stop: stop.clone(),
+            runtime: runtime.clone(),
         };
         let parts = Parts {
             engine: loaded.engine.clone(),
@@ -221,14 +222,9 @@ impl RunningWorker {
             call_max: Duration::from_millis(config.instance.call_ms_max),
             message_max: config.grpc.message_max(),
             model: loaded.card.fingerprint,
+            runtime,
         };
-        let (_, health_service) = grpc::health();
-        let worker_service = WorkerServer::new(service).max_decoding_message_size(config.grpc.message_max());
-        let telemetry = TelemetryServer::new(TelemetryService::new(around.traces));
-        let server =
-            grpc::server(&config.grpc).add_service(health_service).add_service(worker_service).add_service(telemetry);
-        let services = [worker_server::SERVICE_NAME, telemetry_server::SERVICE_NAME, service_name];
-        let server = grpc::with_reflection(server, &services);
+        let server = crate::grpc::router(&config.grpc, service, around.traces, service_name);
         let server = tokio::spawn(grpc::serve(serve(server, parts), listener, identity.clone(), stop.clone()));
 
         let registration = membership.register(record);

@@ -4,22 +4,28 @@
 //! for it, and what is held for it is bounded.
 
 use crate::service::WorkerService;
-use baton_kv_cache::{CacheFeed, FeedChange, FeedUpdate, PrefixHash, SharedPool};
-use baton_proto::v1::{self, cache_update::Change};
-use bytes::Bytes;
-use std::time::Duration;
+use baton_kv_cache::{CacheFeed, FeedUpdate, SharedPool};
+use baton_types::{BlockCounts, LoadReport, Runtime};
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep_until};
-use tonic::Status;
 
 /// Shortest time between two load reports.
-pub(crate) const REPORT_MS_MIN: u64 = 50;
-/// Longest time between two load reports, in units of [`REPORT_MS_MIN`]: 1 s.
+pub(crate) const PERIOD: Duration = Duration::from_millis(50);
+/// Longest time between two load reports, in units of [`PERIOD`]: 1 s.
 const QUIET_TICKS_MAX: u32 = 20;
 /// After what changed in the cache was told, what changes next waits so long for company. Placement is wrong by no more.
 const CACHE_PAUSE: Duration = Duration::from_millis(5);
 /// Fineness with which it is told how long an engine's loop stands still. Steps take less.
 const STILL_MS: u64 = 250;
+
+/// What a router hears.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Report {
+    /// The load now.
+    Load(LoadReport),
+    /// What changed in the cache, or a part of what is in it.
+    Cache(FeedUpdate),
+}
 
 /// Tells whenever the cache of `pool` changed. To be called once for each pool: what is cloned from it hears the same.
 pub fn cache_changes(pool: &SharedPool) -> watch::Receiver<()> {
@@ -45,13 +51,12 @@ struct Cache {
 }
 
 impl Cache {
-    fn new(pool: SharedPool, changed: watch::Receiver<()>) -> Self {
-        let now = Instant::now();
+    fn new(pool: SharedPool, changed: watch::Receiver<()>, now: Instant) -> Self {
         Self { feed: CacheFeed::new(pool), changed, due: Some(now), earliest: now }
     }
 
     /// Waits until there may be something to tell.
-    async fn due(&mut self) {
+    async fn due(&mut self, runtime: &dyn Runtime) {
         if self.due.is_none() {
             if self.changed.changed().await.is_err() {
                 std::future::pending::<()>().await;
@@ -59,13 +64,12 @@ impl Cache {
             self.due = Some(self.earliest);
         }
         if let Some(due) = self.due {
-            sleep_until(due).await;
+            runtime.sleep_until(due).await;
         }
     }
 
-    fn update(&mut self) -> Option<v1::CacheUpdate> {
+    fn update(&mut self, now: Instant) -> Option<FeedUpdate> {
         let update = self.feed.next_update();
-        let now = Instant::now();
         self.due = match &update {
             Some(_) if self.feed.has_more() => Some(now),
             Some(_) => {
@@ -75,38 +79,32 @@ impl Cache {
             }
             None => None,
         };
-        update.map(wire)
+        update
     }
-}
-
-fn wire(update: FeedUpdate) -> v1::CacheUpdate {
-    let names = |names: Vec<PrefixHash>| names.iter().flat_map(|name| name.0).collect::<Bytes>();
-    let change = match update.change {
-        FeedChange::Stored(blocks) => Change::Stored(names(blocks)),
-        FeedChange::Removed(blocks) => Change::Removed(names(blocks)),
-        FeedChange::Snapshot { part, last, blocks } => {
-            Change::Snapshot(v1::CacheSnapshot { part, last, names: names(blocks) })
-        }
-    };
-    v1::CacheUpdate { sequence: update.sequence, change: Some(change) }
 }
 
 impl WorkerService {
     /// Reports until the router goes or the worker stops.
-    pub(crate) async fn report(self, reports: mpsc::Sender<Result<v1::LoadReport, Status>>, cache_events: bool) {
-        let mut ticks = tokio::time::interval(Duration::from_millis(REPORT_MS_MIN));
-        let mut cache = cache_events.then(|| Cache::new(self.engine.pool(), self.cache_changed.clone()));
-        let (mut last, mut quiet, mut sequence) = (None, 0, 0);
+    pub(crate) async fn report(self, reports: mpsc::Sender<Report>, cache_events: bool) {
+        let runtime = &*self.runtime;
+        let mut cache =
+            cache_events.then(|| Cache::new(self.engine.pool(), self.cache_changed.clone(), runtime.now()));
+        let (mut last, mut quiet, mut tick) = (None, 0, runtime.now() + PERIOD);
         let (mut load_due, mut cache_due) = (true, false);
         loop {
             let look = async {
                 match &mut cache {
-                    Some(cache) => cache.due().await,
+                    Some(cache) => cache.due(runtime).await,
                     None => std::future::pending().await,
                 }
             };
             let permit = tokio::select! {
-                _ = ticks.tick() => {
+                biased;
+                () = self.stop.cancelled() => return,
+                () = reports.closed() => return,
+                permit = reports.reserve(), if load_due || cache_due => permit,
+                () = runtime.sleep_until(tick) => {
+                    tick += PERIOD;
                     quiet += 1;
                     load_due |= quiet >= QUIET_TICKS_MAX || last.as_ref() != Some(&self.load());
                     continue;
@@ -115,38 +113,31 @@ impl WorkerService {
                     cache_due = true;
                     continue;
                 }
-                permit = reports.reserve(), if load_due || cache_due => permit,
-                () = reports.closed() => return,
-                () = self.stop.cancelled() => return,
             };
             let Ok(permit) = permit else { return };
             if load_due {
                 let load = self.load();
                 last = Some(load.clone());
-                sequence += 1;
-                permit.send(Ok(v1::LoadReport { sequence, ..load }));
+                permit.send(Report::Load(load));
                 (load_due, quiet) = (false, 0);
-            } else if let Some(update) = cache.as_mut().and_then(Cache::update) {
-                let party = Some(self.party.clone().into());
-                permit.send(Ok(v1::LoadReport { party, cache: Some(update), ..Default::default() }));
-                cache_due = false;
             } else {
+                if let Some(update) = cache.as_mut().and_then(|cache| cache.update(runtime.now())) {
+                    permit.send(Report::Cache(update));
+                }
                 cache_due = false;
             }
         }
     }
 
-    fn load(&self) -> v1::LoadReport {
+    fn load(&self) -> LoadReport {
         let (load, claimed) = (self.engine.load(), (self.claimed)());
         let (blocks, moved) = (load.blocks, self.transfer.stats().total);
-        v1::LoadReport {
-            party: Some(self.party.clone().into()),
-            sequence: 0,
+        LoadReport {
             waiting: (load.waiting + claimed.sequences) as u32,
             waiting_tokens: load.waiting_tokens as u64,
             running: load.running as u32,
             running_tokens: load.running_tokens as u64,
-            blocks: Some(v1::BlockCounts {
+            blocks: Some(BlockCounts {
                 total: blocks.total as u64,
                 free: blocks.free as u64,
                 referenced: blocks.referenced as u64,
@@ -161,7 +152,6 @@ impl WorkerService {
             steps: load.steps,
             generated_tokens: Some(load.generated_tokens),
             prefilled_tokens: Some(load.prefill_rows),
-            cache: None,
             kv_bytes: Some(moved.bytes_sent + moved.bytes_adopted),
             still_ms: Some(cut(self.engine.still())),
             lacks_blocks: Some(self.engine.lacks_blocks()),

@@ -1,6 +1,6 @@
 //! Cached prefixes between workers: one reads what another has, into its own cache, before it computes the rest.
 //!
-//! The name of what is read is the chain of its prefix names, 16 bytes each. They are keyed with the tenant's salt: who cannot name a
+//! The name of what is read is the chain of its block hashes, 16 bytes each. They are keyed with the tenant's salt: who cannot name a
 //! prefix cannot read it.
 
 use baton_engine::{EngineHandle, SequenceRequest};
@@ -10,11 +10,11 @@ use baton_kv_transfer::{
 };
 use baton_node::membership::Members;
 use baton_types::{GroupBlocks, KvLayout};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Most tokens that are read at once, by the length of their name.
-const TOKENS_MAX: usize = FetchRequest::NAME_BYTES_MAX / NAME_BYTES * HASH_TOKENS;
-const NAME_BYTES: usize = 16;
+const TOKENS_MAX: usize = FetchRequest::NAME_BYTES_MAX / HASH_BYTES * HASH_TOKENS;
+const HASH_BYTES: usize = 16;
 /// A pull may take this many times what the measured rate says that computing the same takes; beyond that it is not worth it.
 const PATIENCE: f64 = 2.0;
 /// And at least so long, whatever was measured.
@@ -90,25 +90,27 @@ pub async fn pull(
     request: &SequenceRequest,
     pull: &Pull,
 ) -> Result<Option<Pulled>, PullError> {
-    let Some(prefix) = engine.prefix_of(request) else { return Ok(None) };
+    let Some(keep) = engine.keep(request) else { return Ok(None) };
+    let hashes = request.block_hashes();
     let (pool, ours) = (engine.pool(), engine.config().block_tokens as usize);
     // Whole blocks of this side; the last token is computed here in any case.
-    let tokens = pull.tokens.min(request.tokens.len() - 1).min(TOKENS_MAX) / ours * ours;
+    let tokens_max = (request.tokens.len() - 1).min(hashes.len() * HASH_TOKENS).min(TOKENS_MAX);
+    let tokens = pull.tokens.min(tokens_max) / ours * ours;
     let boundary = boundary(ours, pull.block_tokens);
-    let from = pool.cached_tokens(&prefix.names).min(tokens) / boundary * boundary;
+    let from = pool.cached_tokens(&hashes).min(tokens) / boundary * boundary;
     if tokens <= from {
         return Ok(None);
     }
     let blocks = tokens / ours;
     let keep_free = engine.config().watermark_blocks as usize;
-    let wanted = Reserve { names: &prefix.names, reuse_tokens_max: from, blocks, keep_free, now: Instant::now() };
+    let wanted = Reserve { names: &hashes, reuse_tokens_max: from, blocks, keep_free, now: engine.now() };
     let room = (!engine.lacks_blocks()).then(|| reserve_exactly(&pool, wanted, from / ours)).flatten();
     let lease = room.ok_or(PullError::NoRoom(tokens))?;
     let patience = patience(tokens - from, engine.load().prefill_tokens_per_s).max(pull.time_min);
-    let deadline = request.deadline.min(Instant::now() + patience);
+    let deadline = request.deadline.min(engine.now() + patience);
     let fetch = FetchRequest {
         request_id: request.id.clone(),
-        name: prefix.names[..tokens / HASH_TOKENS].iter().flat_map(|name| name.0).collect(),
+        name: hashes[..tokens / HASH_TOKENS].iter().flat_map(|hash| hash.0).collect(),
         from: from as u32,
         tokens: tokens as u32,
         blocks: behind(&lease, from / ours),
@@ -117,30 +119,30 @@ pub async fn pull(
     };
     let fetched = transfer.fetch(&pull.owner, fetch)?.outcome().await?;
     let Ok(mut lease) = fetched.hold.downcast::<Lease>() else { return Ok(None) };
-    lease.store(&prefix.names, tokens, prefix.keep, Instant::now());
+    lease.store(&hashes, tokens, keep, engine.now());
     lease.let_go_of_spares();
     Ok(Some(Pulled { tokens, bytes: fetched.bytes, _lease: *lease }))
 }
 
-/// Lets a peer read what is cached here, or says that it is not. Only registered workers read: names of prefixes are no secret to them.
+/// Lets a peer read what is cached here, or says that it is not. Only registered workers read: block hashes are no secret to them.
 pub fn pin(engine: &EngineHandle, members: &Members, question: &PinQuestion, reply: PinReply) {
     if !members.stands(&question.reader) {
         let detail = format!("{} is no worker that is registered here, or not as this start", question.reader);
         return reply.refuse(RefuseReason::UnknownRequest, detail);
     }
     let (ours, tokens) = (engine.config().block_tokens as usize, question.tokens as usize);
-    let (names, rest) = question.name.as_chunks::<NAME_BYTES>();
-    if !rest.is_empty() || names.len() * HASH_TOKENS < tokens {
+    let (hashes, rest) = question.name.as_chunks::<HASH_BYTES>();
+    if !rest.is_empty() || hashes.len() * HASH_TOKENS < tokens {
         return reply.refuse(RefuseReason::Protocol, "the name is no chain of prefixes as long as what is asked for");
     }
-    let names: Vec<PrefixHash> = names.iter().map(|name| PrefixHash(*name)).collect();
+    let hashes: Vec<PrefixHash> = hashes.iter().map(|hash| PrefixHash(*hash)).collect();
     let blocks = tokens.div_ceil(ours);
     // Only a look at what is there: nothing is allocated for it.
-    if engine.pool().cached_tokens(&names) < blocks * ours {
+    if engine.pool().cached_tokens(&hashes) < blocks * ours {
         return reply.refuse(RefuseReason::UnknownRequest, "that prefix is not cached here, or not all of it");
     }
     let reuse_tokens_max = blocks * ours;
-    let wanted = Reserve { names: &names, reuse_tokens_max, blocks, keep_free: 0, now: Instant::now() };
+    let wanted = Reserve { names: &hashes, reuse_tokens_max, blocks, keep_free: 0, now: engine.now() };
     match reserve_exactly(&engine.pool(), wanted, blocks) {
         Some(lease) => reply.pin(behind(&lease, question.from as usize / ours), Box::new(lease)),
         None => reply.refuse(RefuseReason::UnknownRequest, "that prefix was evicted just now"),
@@ -175,6 +177,7 @@ fn patience(tokens: usize, tokens_per_s: f32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Instant;
     use baton_kv_cache::{CacheConfig, Keep};
     use baton_kv_transfer::TransferAddress;
     use baton_types::{Incarnation, InstanceId, Party};

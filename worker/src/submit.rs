@@ -1,8 +1,9 @@
 //! A sequence on its way from the wire into the engine, and what a client is told when the engine does not take it.
 
+use baton_engine::EngineHandle;
 use baton_engine::api::{PinFor, PrefixUse, Reuse, SequenceRequest, SubmitError};
 use baton_kv_cache::PrefixHasher;
-use baton_types::{CacheUse, Digest, ErrorKind, RequestError, SequenceSpec};
+use baton_types::{CacheUse, Digest, ErrorKind, RequestError, SequenceSpec, TokenId};
 use std::time::{Duration, Instant};
 
 /// How long a client waits before it asks a full queue again: a few steps.
@@ -20,19 +21,28 @@ pub fn submit_error(error: &SubmitError) -> RequestError {
     if kind == ErrorKind::Overloaded { request_error.retry_after(RETRY_AFTER) } else { request_error }
 }
 
-/// What the engine runs for a sequence that came over the wire, for the model of this fingerprint.
-pub fn engine_request(sequence: SequenceSpec, model: &Digest, deadline: Instant) -> SequenceRequest {
+/// What `engine` runs for a sequence that came over the wire, for the model of this fingerprint. Its prefixes are hashed here, and nowhere
+/// after this.
+pub fn engine_request(
+    sequence: SequenceSpec,
+    engine: &EngineHandle,
+    model: &Digest,
+    deadline: Instant,
+) -> SequenceRequest {
     let SequenceSpec { request_id, tokens, prompt_len, sampling, sample_index, priority, cache } = sequence;
-    let prefix = cache.map(|cache| prefix_use(&cache, model));
+    let cache = cache.filter(|_| engine.config().prefix_cache.is_some());
+    let prefix = cache.map(|cache| prefix_use(&cache, &tokens, model));
     SequenceRequest { id: request_id, tokens, prompt_len, sampling, sample_index, deadline, priority, prefix }
 }
 
 /// How a sequence shares its prefixes, for the model of this fingerprint.
-fn prefix_use(cache: &CacheUse, model: &Digest) -> PrefixUse {
+fn prefix_use(cache: &CacheUse, tokens: &[TokenId], model: &Digest) -> PrefixUse {
     let hasher = PrefixHasher::new(model, &cache.salt);
     // The root is the salt's and the model's: a label that tells nothing of either.
     let owner = u64::from_le_bytes(*hasher.root().0.first_chunk().unwrap_or(&[0; 8]));
-    PrefixUse { ttl: cache.ttl, pin: cache.pin.map(|time| PinFor { owner, time }), cold: cache.cold, hasher }
+    let mut prefix = PrefixUse::new(hasher, tokens);
+    (prefix.ttl, prefix.pin, prefix.cold) = (cache.ttl, cache.pin.map(|time| PinFor { owner, time }), cache.cold);
+    prefix
 }
 
 /// Cached tokens, and tokens written to the cache, as a first token tells of them.

@@ -13,21 +13,27 @@ struct Step {
 }
 
 impl Model {
-    /// Computes one batch: stores the KV of every row and returns the logits of the wanted ones.
+    /// Begins one batch: enqueues the stores of every row's KV, and all up to the logits of the wanted rows.
     ///
     /// `observer` is told of each layer as soon as the stores of its KV are enqueued, with a fence behind them: a transfer
-    /// that starts there hides behind this layer's attention and MLP and everything after. Returns when the step is done,
-    /// so that a failed device fails the step it belongs to.
-    pub fn step(&mut self, batch: &StepBatch, observer: &mut dyn FnMut(u32, &Fence)) -> Result<Logits, ModelError> {
+    /// that starts there hides behind this layer's attention and MLP and everything after.
+    pub fn launch(&mut self, batch: &StepBatch, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
         let pool = self.pool.as_ref().ok_or(ModelError::Unbound)?;
         batch.check(&self.config, self.shape.vocab, &pool.map)?;
         let ids = self.ops.upload_ids(&batch.ids)?;
         let plan = self.ops.plan(&Plan { segments: batch.segments.clone() })?;
         let step = Step { kv: pool.handle, plan, rows: batch.ids.len() };
         self.enqueue(&step, ids, &batch.logit_rows, observer)?;
-        let mut logits = Logits { vocab: self.shape.vocab, data: vec![0.0; batch.logit_rows.len() * self.shape.vocab] };
+        self.logit_rows = batch.logit_rows.len();
+        Ok(())
+    }
+
+    /// Waits for what was launched, so that a failed device fails the step it belongs to, and returns the wanted logits.
+    pub fn finish(&mut self) -> Result<Logits, ModelError> {
+        let rows = std::mem::take(&mut self.logit_rows);
+        let mut logits = Logits { vocab: self.shape.vocab, data: vec![0.0; rows * self.shape.vocab] };
         // Without wanted rows this copies nothing and only waits.
-        self.ops.download(self.buffers.logits, batch.logit_rows.len(), &mut logits.data)?;
+        self.ops.download(self.buffers.logits, rows, &mut logits.data)?;
         Ok(logits)
     }
 

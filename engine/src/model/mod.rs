@@ -58,6 +58,8 @@ pub struct Model {
     weights: Weights,
     buffers: Buffers,
     pool: Option<Pool>,
+    /// Rows of logits of the step that was launched.
+    logit_rows: usize,
 }
 
 impl std::fmt::Debug for Model {
@@ -79,7 +81,7 @@ impl Model {
         error::check_config(&shape, &config)?;
         let weights = Weights::load(source, &*ops, &config, progress)?;
         let buffers = Buffers::alloc(&*ops, &shape, &config)?;
-        Ok(Self { ops, shape, config, fingerprint: source.fingerprint(), weights, buffers, pool: None })
+        Ok(Self { ops, shape, config, fingerprint: source.fingerprint(), weights, buffers, pool: None, logit_rows: 0 })
     }
 
     /// Dimensions.

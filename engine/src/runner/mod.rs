@@ -1,4 +1,5 @@
-//! The engine thread: take what came, plan, step, tell. Everything that needs judgement is in the scheduler.
+//! The engine's turns: end the step that runs, take what came, plan, launch the next. Everything that needs judgement is in the
+//! scheduler; who calls the turns, and when, is not known here.
 
 mod sequence;
 mod step;
@@ -6,18 +7,18 @@ mod step;
 mod tests;
 
 use crate::api::{SequenceEvent, SubmitError};
-use crate::gate::{Phase, SequenceGate};
-use crate::handle::Shared;
+use crate::gate::{SequencePhase, SequenceGate};
 use crate::mailbox::{Submission, is_counted};
 use crate::model::ModelError;
 use crate::rates::Rates;
 use crate::scheduler::{Conditions, Decisions, End, Scheduler, SchedulerConfig, SequenceKey};
+use crate::shared::Shared;
 use crate::step_model::StepModel;
 use baton_kv_cache::{ForkCopy, Lease};
 use baton_types::{ErrorKind, FinishReason};
 use sequence::Sequence;
+use step::Step;
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -28,47 +29,34 @@ const RECHECK: Duration = Duration::from_millis(5);
 /// How often the cache is looked through: a look takes a moment for each idle block.
 const EXPIRE_EVERY: Duration = Duration::from_secs(1);
 
-/// State of the engine thread.
+/// What a turn came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// A step runs. The next turn waits for it and ends it.
+    Launched,
+    /// Nothing can run until something comes.
+    Idle {
+        /// Or until this instant.
+        until: Option<Instant>,
+    },
+    /// It was told to stop.
+    Ended,
+}
+
+/// State of a running engine.
 pub(crate) struct Runner<M> {
     model: M,
     shared: Arc<Shared>,
     scheduler: Scheduler,
     sequences: BTreeMap<SequenceKey, Sequence>,
+    /// The step that runs.
+    step: Option<Step>,
     rates: Rates,
     generated_tokens: u64,
     cached_tokens: u64,
     preemptions: u64,
     /// When the cache is looked through next for what nobody used for too long.
     expires_at: Option<Instant>,
-}
-
-/// Runs until the engine is stopped or fails. Whatever happens, every sequence hears of its end.
-pub(crate) fn run<M: StepModel>(mut runner: Runner<M>) {
-    let outcome = catch_unwind(AssertUnwindSafe(|| runner.run()));
-    let failure = match outcome {
-        Ok(Ok(())) => None,
-        Ok(Err(error)) => Some(format!("the model failed: {error}")),
-        // The panic hook has reported what and where.
-        Err(_) => Some("the engine thread panicked".to_owned()),
-    };
-    let shared = runner.shared.clone();
-    if let Some(failure) = &failure {
-        shared.health.failed.store(true, Ordering::Release);
-        tracing::error!("{failure}; every sequence fails and the engine stays down: restart this worker");
-    }
-    shared.mailbox.stop();
-    let (kind, message) = match failure {
-        Some(failure) => (ErrorKind::Internal, failure),
-        None => (ErrorKind::Unavailable, SubmitError::Stopped.to_string()),
-    };
-    // A sink or observer that panicked once may do so again; the thread's end must be told all the same.
-    if catch_unwind(AssertUnwindSafe(|| runner.fail_all(kind, &message))).is_err() {
-        tracing::error!("a sink panicked while its sequence was ended");
-    }
-    drop(runner);
-    shared.health.alive(Instant::now(), false);
-    *shared.ended.0.lock() = true;
-    shared.ended.1.notify_all();
 }
 
 /// Sinks and gates at one instant.
@@ -82,7 +70,7 @@ impl Conditions for Now<'_> {
         self.sequences[&key].sink.has_room()
     }
 
-    fn is_open(&self, key: SequenceKey, phase: Phase) -> bool {
+    fn is_open(&self, key: SequenceKey, phase: SequencePhase) -> bool {
         self.gate.as_ref().is_none_or(|gate| gate.is_open(&self.sequences[&key].request.id, phase))
     }
 }
@@ -98,34 +86,74 @@ impl<M: StepModel> Runner<M> {
             recheck: RECHECK,
         };
         let scheduler = Scheduler::new(config, shared.pool.clone());
-        let (sequences, rates) = (BTreeMap::new(), Rates::default());
-        let (generated_tokens, cached_tokens, preemptions, expires_at) = Default::default();
-        Self { model, shared, scheduler, sequences, rates, generated_tokens, cached_tokens, preemptions, expires_at }
+        Self {
+            model,
+            shared,
+            scheduler,
+            sequences: BTreeMap::new(),
+            step: None,
+            rates: Rates::default(),
+            generated_tokens: 0,
+            cached_tokens: 0,
+            preemptions: 0,
+            expires_at: None,
+        }
     }
 
-    fn run(&mut self) -> Result<(), ModelError> {
-        loop {
-            if self.take_in()? {
-                return Ok(());
-            }
-            self.end_cancelled();
-            let now = Instant::now();
-            self.expire(now);
-            let conditions = Now { sequences: &self.sequences, gate: self.shared.gate.read().clone() };
-            self.scheduler.measured(f64::from(self.rates.prefill_tokens_per_s()));
-            let decisions = self.scheduler.plan(now, &conditions);
-            self.shared.starved.store(decisions.starved, Ordering::Release);
-            self.apply(&decisions.preempted, &decisions.started, now);
-            let Decisions { ended, batch, wake_at, .. } = decisions;
-            ended.into_iter().for_each(|(key, end, lease)| self.end_overdue(key, end, lease));
-            self.publish();
-            self.shared.health.alive(now, !batch.is_empty());
-            if batch.is_empty() {
-                self.shared.mailbox.wait(wake_at.into_iter().chain(self.expires_at).min());
-            } else {
-                self.step(&batch)?;
-            }
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub(crate) fn leases(&self) -> impl Iterator<Item = &Lease> {
+        self.sequences.keys().filter_map(|key| self.scheduler.lease(*key))
+    }
+
+    /// Ends the step that runs, if one does, and launches the next. An error is the device's or a defect: no KV can be trusted after it.
+    pub(crate) fn turn(&mut self) -> Result<Turn, ModelError> {
+        if let Some(step) = self.step.take() {
+            self.finish_step(step)?;
         }
+        if self.take_in()? {
+            return Ok(Turn::Ended);
+        }
+        self.end_cancelled();
+        let now = self.shared.clock.now();
+        self.expire(now);
+        let conditions = Now { sequences: &self.sequences, gate: self.shared.gate.read().clone() };
+        self.scheduler.measured(f64::from(self.rates.prefill_tokens_per_s()));
+        let decisions = self.scheduler.plan(now, &conditions);
+        self.shared.starved.store(decisions.starved, Ordering::Release);
+        self.apply(&decisions.preempted, &decisions.started, now);
+        let Decisions { ended, batch, wake_at, .. } = decisions;
+        ended.into_iter().for_each(|(key, end, lease)| self.end_overdue(key, end, lease));
+        self.publish();
+        self.shared.health.alive(now, !batch.is_empty());
+        if batch.is_empty() {
+            return Ok(Turn::Idle { until: wake_at.into_iter().chain(self.expires_at).min() });
+        }
+        self.step = Some(self.launch_step(batch)?);
+        Ok(Turn::Launched)
+    }
+
+    /// Refuses what comes from now on, and ends every sequence: that the engine was stopped, or why it failed.
+    pub(crate) fn end(&mut self, failure: Option<String>) {
+        if let Some(failure) = &failure {
+            self.shared.health.failed.store(true, Ordering::Release);
+            tracing::error!("{failure}; every sequence fails and the engine stays down: restart this worker");
+        }
+        self.shared.mailbox.stop();
+        let (kind, message) = match failure {
+            Some(failure) => (ErrorKind::Internal, failure),
+            None => (ErrorKind::Unavailable, SubmitError::Stopped.to_string()),
+        };
+        // Between the last look and the stop, more may have come.
+        let late = self.shared.mailbox.take().submissions;
+        late.into_iter().for_each(|submission| self.accept(submission));
+        while let Some(key) = self.sequences.keys().next().copied() {
+            let lease = self.scheduler.remove(key);
+            self.end_sequence(key, lease, SequenceEvent::Failed { kind, message: message.clone() });
+        }
+        self.publish();
     }
 
     /// Looks through the cache from time to time, while anything is in it.
@@ -156,7 +184,7 @@ impl<M: StepModel> Runner<M> {
     /// Makes copies, which is work of the device as a step is.
     fn copy(&mut self, copies: &[ForkCopy]) -> Result<(), ModelError> {
         copies.iter().try_for_each(|copy| {
-            self.shared.health.alive(Instant::now(), true);
+            self.shared.health.alive(self.shared.clock.now(), true);
             self.model.copy(copy)
         })
     }
@@ -172,7 +200,7 @@ impl<M: StepModel> Runner<M> {
         let cancelled = self.sequences.iter().filter(|(_, s)| s.is_cancelled()).map(|(key, _)| *key);
         for key in cancelled.collect::<Vec<_>>() {
             let lease = self.scheduler.remove(key);
-            self.end(key, lease, SequenceEvent::Finished { reason: FinishReason::Cancelled });
+            self.end_sequence(key, lease, SequenceEvent::Finished { reason: FinishReason::Cancelled });
         }
     }
 
@@ -183,7 +211,7 @@ impl<M: StepModel> Runner<M> {
                 (ErrorKind::Cancelled, format!("the answer was not read for {:?}", self.shared.config.stall))
             }
         };
-        self.end(key, lease, SequenceEvent::Failed { kind, message });
+        self.end_sequence(key, lease, SequenceEvent::Failed { kind, message });
     }
 
     fn apply(&mut self, preempted: &[SequenceKey], started: &[SequenceKey], now: Instant) {
@@ -200,29 +228,17 @@ impl<M: StepModel> Runner<M> {
     }
 
     /// Ends a sequence. Its blocks are on their way back before anyone hears of the end.
-    fn end(&mut self, key: SequenceKey, lease: Option<Lease>, event: SequenceEvent) {
+    fn end_sequence(&mut self, key: SequenceKey, lease: Option<Lease>, event: SequenceEvent) {
         let Some(mut sequence) = self.sequences.remove(&key) else { return };
-        let cold = sequence.cold_names();
         if sequence.counted {
             self.shared.mailbox.left_queue(1);
         }
         sequence.give_back(lease);
-        if let Some(names) = cold {
-            self.shared.pool.chill(&names);
+        if let Some(hashes) = sequence.cold_hashes() {
+            self.shared.pool.chill(hashes);
         }
         // Nobody left to tell is as good as told.
         let _ = sequence.sink.send(event);
-    }
-
-    fn fail_all(&mut self, kind: ErrorKind, message: &str) {
-        // Between the last look and the stop, more may have come.
-        let late = self.shared.mailbox.take().submissions;
-        late.into_iter().for_each(|submission| self.accept(submission));
-        while let Some(key) = self.sequences.keys().next().copied() {
-            let lease = self.scheduler.remove(key);
-            self.end(key, lease, SequenceEvent::Failed { kind, message: message.to_owned() });
-        }
-        self.publish();
     }
 
     fn publish(&self) {

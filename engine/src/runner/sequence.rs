@@ -23,6 +23,8 @@ pub(super) struct Sequence {
     pub(super) launched_at: Option<Instant>,
     /// Whether a token was generated here.
     pub(super) generated: bool,
+    /// Of all its tokens so far; `None` where it shares nothing.
+    block_hashes: Option<Vec<PrefixHash>>,
     cancelled: Arc<AtomicBool>,
 }
 
@@ -30,6 +32,7 @@ impl Sequence {
     /// The sequence, and what the scheduler is to know of it.
     pub(super) fn new(submission: Submission, counted: bool) -> (Self, Arrival) {
         let Submission { request, prefix, run, sink, cancelled, .. } = submission;
+        let block_hashes = prefix.as_ref().map(|prefix| prefix.hashes.clone());
         let len = request.tokens.len();
         let (observer, lease) = match run {
             Run::Full => (None, None),
@@ -40,7 +43,10 @@ impl Sequence {
         let (pinned, deadline) = (observer.is_some(), request.deadline);
         let arrival = Arrival { len, computed, lease, pinned, deadline, prefix };
         let history = History::rebuild(&request.tokens, request.prompt_len);
-        (Self { request, sink, observer, history, counted, launched_at: None, generated: false, cancelled }, arrival)
+        let (launched_at, generated) = (None, false);
+        let sequence =
+            Self { request, sink, observer, history, counted, launched_at, generated, block_hashes, cancelled };
+        (sequence, arrival)
     }
 
     pub(super) fn is_cancelled(&self) -> bool {
@@ -58,17 +64,19 @@ impl Sequence {
         }
     }
 
-    /// Names of its prefixes, where nobody is expected to go on with it.
-    pub(super) fn cold_names(&self) -> Option<Vec<PrefixHash>> {
-        let prefix = self.request.prefix.as_ref().filter(|prefix| prefix.cold)?;
-        Some(prefix.hasher.prompt(&self.request.tokens, &[]))
+    /// Hashes of its prefixes, where nobody is expected to go on with it.
+    pub(super) fn cold_hashes(&self) -> Option<&[PrefixHash]> {
+        self.request.prefix.as_ref().filter(|prefix| prefix.cold)?;
+        self.block_hashes.as_deref()
     }
 
-    /// Name of the tokens up to the last one, if a group of them ends there; `parent` is the name before.
-    pub(super) fn next_name(&self, parent: Option<PrefixHash>) -> Option<PrefixHash> {
-        let (hasher, tokens) = (&self.request.prefix.as_ref()?.hasher, &self.request.tokens);
+    /// The hash of all its tokens, where the last one makes 16 more of them whole.
+    pub(super) fn next_hash(&mut self) -> Option<PrefixHash> {
+        let (hashes, tokens) = (self.block_hashes.as_mut()?, &self.request.tokens);
         let group = tokens.last_chunk().filter(|_| tokens.len().is_multiple_of(HASH_TOKENS))?;
-        Some(hasher.next(parent.unwrap_or(hasher.root()), group, &[]))
+        let hash = self.request.prefix.as_ref()?.next(hashes, group);
+        hashes.push(hash);
+        Some(hash)
     }
 
     /// Sends an event that is not the last. Where nobody listens, the sequence is cancelled.

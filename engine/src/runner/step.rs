@@ -1,4 +1,4 @@
-//! One step: gather the batch, compute it, sample, tell.
+//! One step: gather the batch, launch it, and when it is done sample and tell.
 
 use super::Runner;
 use crate::api::SequenceEvent;
@@ -10,28 +10,41 @@ use baton_kernels::ops::PlanSegment;
 use baton_types::{ErrorKind, FinishReason};
 use std::time::Instant;
 
+/// A step that runs.
+pub(super) struct Step {
+    segments: Vec<Segment>,
+    prefill_rows: usize,
+    decode_rows: usize,
+    launched: Instant,
+}
+
 impl<M: StepModel> Runner<M> {
-    /// Computes `segments`. An error is the device's or a defect: no KV can be trusted after it.
-    pub(super) fn step(&mut self, segments: &[Segment]) -> Result<(), ModelError> {
-        let launched = Instant::now();
-        let batch = self.gather(segments, launched);
+    pub(super) fn launch_step(&mut self, segments: Vec<Segment>) -> Result<Step, ModelError> {
+        let launched = self.shared.clock.now();
+        let batch = self.gather(&segments, launched);
         let sequences = &mut self.sequences;
-        let logits = self.model.step(&batch, &mut |layer, fence| {
-            for segment in segments {
+        self.model.launch(&batch, &mut |layer, fence| {
+            for segment in &segments {
                 if let Some(observer) = sequences.get_mut(&segment.key).and_then(|s| s.observer.as_mut()) {
                     observer.layer_launched(layer, segment.position + segment.rows, fence);
                 }
             }
         })?;
-        let now = Instant::now();
         let decode_rows = segments.iter().filter(|s| s.decode).count();
-        self.rates.add(batch.ids.len() - decode_rows, decode_rows, now - launched);
-        self.count(batch.ids.len() - decode_rows, decode_rows);
+        Ok(Step { prefill_rows: batch.ids.len() - decode_rows, decode_rows, launched, segments })
+    }
+
+    /// Waits for what was launched. Until then its sequences keep their blocks: what ended meanwhile ends after it.
+    pub(super) fn finish_step(&mut self, step: Step) -> Result<(), ModelError> {
+        let logits = self.model.finish()?;
+        let now = self.shared.clock.now();
+        self.rates.add(step.prefill_rows, step.decode_rows, now - step.launched);
+        self.count(step.prefill_rows, step.decode_rows);
         self.shared.health.alive(now, true);
         // Who came meanwhile may have the prompt that was computed. That the engine is to stop is said once more.
         self.take_in()?;
         let mut row = 0;
-        for segment in segments {
+        for segment in &step.segments {
             if segment.samples {
                 self.sample(segment, logits.row(row))?;
                 row += 1;
@@ -85,20 +98,18 @@ impl<M: StepModel> Runner<M> {
                     tracing::error!(request = %request.id, "{error}");
                     let lease = self.scheduler.remove(key);
                     let failed = SequenceEvent::Failed { kind: ErrorKind::Internal, message: error.to_string() };
-                    self.end(key, lease, failed);
+                    self.end_sequence(key, lease, failed);
                     return Ok(());
                 }
             };
         let given = request.tokens.len();
         let finish = sequence.push(sampled.token, &self.shared.config.end_tokens, self.shared.len_max());
         self.generated_tokens += 1;
-        let at = Instant::now();
+        let at = self.shared.clock.now();
         // What the step computed is there, whatever becomes of the token.
         self.scheduler.advance(key, segment.rows, true, at);
-        if let Some(parent) = self.scheduler.last_name(key)
-            && let Some(name) = sequence.next_name(parent)
-        {
-            self.scheduler.named(key, name);
+        if let Some(hash) = sequence.next_hash() {
+            self.scheduler.hashed(key, hash);
         }
         let is_first = !std::mem::replace(&mut sequence.generated, true);
         let reuse = is_first.then(|| self.scheduler.reuse(key, given));
@@ -121,7 +132,7 @@ impl<M: StepModel> Runner<M> {
 
     fn finish(&mut self, key: SequenceKey, reason: FinishReason) {
         let lease = self.scheduler.remove(key);
-        self.end(key, lease, SequenceEvent::Finished { reason });
+        self.end_sequence(key, lease, SequenceEvent::Finished { reason });
     }
 
     /// Ends a prefill by handing its blocks to the observer, on this thread: between them and a reader that is gone they would be nobody's. The step is done, so their KV is in memory.
@@ -130,6 +141,6 @@ impl<M: StepModel> Runner<M> {
         if let (Some(observer), Some(lease)) = (self.sequences.get_mut(&key).and_then(|s| s.observer.as_mut()), lease) {
             observer.prefilled(lease);
         }
-        self.end(key, None, SequenceEvent::Prefilled { compute_us, at });
+        self.end_sequence(key, None, SequenceEvent::Prefilled { compute_us, at });
     }
 }

@@ -1,6 +1,6 @@
 //! One sequence as the scheduler sees it: lengths and blocks, no tokens.
 
-use crate::gate::Phase;
+use crate::gate::SequencePhase;
 use baton_kv_cache::{Keep, Lease, PrefixHash};
 use std::cmp::Reverse;
 use std::time::Instant;
@@ -32,15 +32,15 @@ pub struct Arrival {
     pub pinned: bool,
     /// After this instant it ends.
     pub deadline: Instant,
-    /// Under which names its blocks are shared, if they are.
+    /// Under which hashes its blocks are shared, if they are.
     pub prefix: Option<Prefix>,
 }
 
-/// Names of a sequence's prefixes, and how long what is stored under them is kept.
+/// Hashes of a sequence's prefixes, and how long what is stored under them is kept.
 #[derive(Clone, Debug)]
 pub struct Prefix {
     /// One every 16 tokens, of all its tokens so far.
-    pub names: Vec<PrefixHash>,
+    pub hashes: Vec<PrefixHash>,
     /// Of all tokens that were to be computed when it came; of an adopted sequence, those that were computed.
     pub whole: PrefixHash,
     /// As it is stored.
@@ -56,7 +56,7 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) len: usize,
-    /// Tokens that the name of the whole covers.
+    /// Tokens that the hash of the whole covers.
     given: usize,
     pub(super) computed: usize,
     /// Where prefill ends: what comes after was generated since the last (re)start.
@@ -105,12 +105,12 @@ impl Entry {
         self.len - self.computed
     }
 
-    /// Name of all its tokens, as long as they are those that it came with to be computed; `None` where it shares nothing.
+    /// Hash of all its tokens, as long as they are those that it came with to be computed; `None` where it shares nothing.
     pub(super) fn prompt(&self) -> Option<PrefixHash> {
         self.prefix.as_ref().filter(|_| self.len == self.given).map(|prefix| prefix.whole)
     }
 
-    /// Name of the prompt whose KV is in its blocks.
+    /// Hash of the prompt whose KV is in its blocks.
     pub(super) fn computed_prompt(&self) -> Option<PrefixHash> {
         let is_computed = self.lease.is_some() && self.computed >= self.given;
         self.prefix.as_ref().filter(|_| is_computed).map(|prefix| prefix.whole)
@@ -122,13 +122,13 @@ impl Entry {
     }
 
     /// Phase of a sequence that left the queue.
-    pub(super) fn running_phase(&self) -> Phase {
-        if self.is_decode() { Phase::Decode } else { Phase::Prefill }
+    pub(super) fn running_phase(&self) -> SequencePhase {
+        if self.is_decode() { SequencePhase::Decode } else { SequencePhase::Prefill }
     }
 
     /// Phase for a gate.
-    pub(super) fn phase(&self) -> Phase {
-        if self.stage == Stage::Waiting { Phase::Queue } else { self.running_phase() }
+    pub(super) fn phase(&self) -> SequencePhase {
+        if self.stage == Stage::Waiting { SequencePhase::Queue } else { self.running_phase() }
     }
 
     /// Whether its blocks may be taken.

@@ -26,7 +26,7 @@ mod tests;
 pub use entry::{Arrival, Prefix, SequenceKey, Totals};
 pub use plan::{Decisions, End, Segment};
 
-use crate::gate::Phase;
+use crate::gate::SequencePhase;
 use baton_kv_cache::{Lease, SharedPool};
 use entry::Entry;
 use std::collections::BTreeMap;
@@ -63,7 +63,7 @@ pub trait Conditions {
     /// Whether the sequence's sink has room.
     fn has_room(&self, key: SequenceKey) -> bool;
     /// Whether no gate holds the sequence in this phase.
-    fn is_open(&self, key: SequenceKey, phase: Phase) -> bool;
+    fn is_open(&self, key: SequenceKey, phase: SequencePhase) -> bool;
 }
 
 /// All sequences of an engine, waiting and running, with the blocks they hold.

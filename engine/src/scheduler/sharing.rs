@@ -12,20 +12,20 @@ const PATIENCE: f64 = 2.0;
 const UNMEASURED: Duration = Duration::from_secs(2);
 
 impl Entry {
-    fn names(&self) -> &[PrefixHash] {
-        self.prefix.as_ref().map_or(&[], |prefix| &prefix.names)
+    fn hashes(&self) -> &[PrefixHash] {
+        self.prefix.as_ref().map_or(&[], |prefix| &prefix.hashes)
     }
 
-    /// Name of the block at an index of its table.
-    fn name_of(&self, block: usize, block_tokens: usize) -> Option<&PrefixHash> {
-        self.names().get((block + 1) * block_tokens / HASH_TOKENS - 1)
+    /// Hash of the block at an index of its table.
+    fn hash_of(&self, block: usize, block_tokens: usize) -> Option<&PrefixHash> {
+        self.hashes().get((block + 1) * block_tokens / HASH_TOKENS - 1)
     }
 
     /// Stores the blocks that became whole; those that it found cached are kept as long as it says from now on, too.
     pub(super) fn share(&mut self, block_tokens: usize, now: Instant) {
         let (Some(prefix), Some(lease)) = (&self.prefix, &mut self.lease) else { return };
         if self.computed / block_tokens > lease.kept_blocks() {
-            lease.store(&prefix.names, self.computed, prefix.keep, now);
+            lease.store(&prefix.hashes, self.computed, prefix.keep, now);
             // Whoever observes a prefill may still be reading what was exchanged.
             if !self.pinned {
                 lease.let_go_of_spares();
@@ -47,8 +47,7 @@ impl Entry {
             return 0;
         }
         let both = (has..).map_while(|block| {
-            let names = (self.name_of(block, block_tokens)?, other.name_of(block, block_tokens)?);
-            Some(names.0 == names.1)
+            Some(self.hash_of(block, block_tokens)? == other.hash_of(block, block_tokens)?)
         });
         // The block of its last token is the other's own.
         let max = (other.len - 1) / block_tokens;
@@ -57,16 +56,11 @@ impl Entry {
 }
 
 impl Scheduler {
-    /// Names the next 16 tokens of a sequence: the last of them was generated just now.
-    pub fn named(&mut self, key: SequenceKey, name: PrefixHash) {
+    /// The hash of the next 16 tokens of a sequence: the last of them was generated just now.
+    pub fn hashed(&mut self, key: SequenceKey, hash: PrefixHash) {
         if let Some(prefix) = self.entries.get_mut(&key).and_then(|entry| entry.prefix.as_mut()) {
-            prefix.names.push(name);
+            prefix.hashes.push(hash);
         }
-    }
-
-    /// The name that the next 16 tokens of a sequence continue; `None` where it shares nothing.
-    pub fn last_name(&self, key: SequenceKey) -> Option<Option<PrefixHash>> {
-        Some(self.entries.get(&key)?.prefix.as_ref()?.names.last().copied())
     }
 
     /// How fast prompts are computed, for how long it is worth to wait for another sequence.
@@ -86,7 +80,7 @@ impl Scheduler {
     pub(super) fn reserve(&self, key: SequenceKey, keep_free: usize, now: Instant) -> Option<Lease> {
         let entry = &self.entries[&key];
         let blocks = entry.len.div_ceil(self.config.block_tokens);
-        let (names, reuse_tokens_max) = (entry.names(), entry.len - 1);
+        let (names, reuse_tokens_max) = (entry.hashes(), entry.len - 1);
         self.pool.try_reserve(Reserve { names, reuse_tokens_max, blocks, keep_free, now })
     }
 
@@ -99,13 +93,13 @@ impl Scheduler {
         let block_tokens = self.config.block_tokens;
         let mut has = None;
         let common = ready.iter().filter(|other| **other != key).map(|other| &self.entries[other]);
-        let first = entry.name_of(0, block_tokens);
+        let first = entry.hash_of(0, block_tokens);
         let common = common.filter(|other| {
-            other.stage == Stage::Running && !other.is_decode() && other.name_of(0, block_tokens) == first
+            other.stage == Stage::Running && !other.is_decode() && other.hash_of(0, block_tokens) == first
         });
         let common = common.map(|other| {
             // Asked for only where somebody computes a prompt that begins alike.
-            let has = *has.get_or_insert_with(|| self.pool.cached_tokens(entry.names()) / block_tokens);
+            let has = *has.get_or_insert_with(|| self.pool.cached_tokens(entry.hashes()) / block_tokens);
             other.makes_for(entry, has, block_tokens)
         });
         let Some(common) = common.max().filter(|common| *common > 0) else { return false };

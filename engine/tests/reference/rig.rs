@@ -110,7 +110,8 @@ impl Rig {
                 (rows.tokens, rows.position, rows.wanted) = (later, rows.position + n, rows.wanted.saturating_sub(n));
             }
             todo.retain(|rows| !rows.tokens.is_empty());
-            let logits = self.model.step(&batch, &mut |_, _| ()).expect("a step");
+            self.model.launch(&batch, &mut |_, _| ()).expect("a step");
+            let logits = self.model.finish().expect("a step");
             owners.iter().enumerate().for_each(|(i, &sequence)| each(sequence, logits.row(i)));
         }
     }

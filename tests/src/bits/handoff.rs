@@ -94,7 +94,7 @@ impl Link {
 
     /// Reads what D has cached of `request` into P's cache. What came stays while the answer lives; `None` where nothing did.
     pub(super) fn pull(&self, request: &SequenceRequest) -> anyhow::Result<Option<Pulled>> {
-        let names = self.p.prefix_of(request).map(|prefix| prefix.names).unwrap_or_default();
+        let names = request.block_hashes();
         let tokens = self.adopter.engine.pool().cached_tokens(&names);
         if self.read == Read::Gone {
             self.adopter.engine.pool().clear_cache();
@@ -136,8 +136,7 @@ impl Adopter {
         let mut waiting = self.waiting.lock();
         while let Some((offer, _)) = waiting.front() {
             let claims = self.claims.lock();
-            let prefix = claims.get(&offer.request_id).and_then(|request| self.engine.prefix_of(request));
-            let names = prefix.map(|prefix| prefix.names).unwrap_or_default();
+            let names = claims.get(&offer.request_id).map(SequenceRequest::block_hashes).unwrap_or_default();
             drop(claims);
             let Some(lease) = self.engine.reserve(offer.tokens as usize, &names) else { return };
             let Some((offer, reply)) = waiting.pop_front() else { return };

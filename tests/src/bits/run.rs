@@ -5,9 +5,9 @@ use super::coverage::Coverage;
 use super::handoff::{Link, Shipment};
 use super::ledger::{Compared, Difference, Ledger};
 use super::side::{Events, Place, Said, Side};
-use super::world::{PATIENCE, World, index_of};
+use super::world::{PATIENCE, World, index_of, prefix};
 use anyhow::{Context, bail, ensure};
-use baton_engine::{Phase, Run, SequenceEvent, SequenceRequest};
+use baton_engine::{SequencePhase, Run, SequenceEvent, SequenceRequest};
 use baton_kv_cache::SharedPool;
 use baton_kv_transfer::Outgoing;
 use baton_types::{RequestId, TokenId};
@@ -82,6 +82,7 @@ impl Truth {
         let mut request = self.world.requests[index].clone();
         let continued = case.plans[index].continued as usize;
         request.tokens.extend_from_slice(&self.ledger.outputs[index][..continued]);
+        request.prefix = Some(prefix(&request.tokens));
         request.deadline = Instant::now() + PATIENCE;
         request
     }
@@ -196,12 +197,12 @@ impl<'a> Running<'a> {
         let gate = move |id: &RequestId, phase| {
             let index = index_of(id);
             match phase {
-                Phase::Queue => {}
-                Phase::Prefill if had.lock().contains(&index) => drop(seen.lock().insert(index)),
-                Phase::Prefill => {}
-                Phase::Decode => drop(had.lock().insert(index)),
+                SequencePhase::Queue => {}
+                SequencePhase::Prefill if had.lock().contains(&index) => drop(seen.lock().insert(index)),
+                SequencePhase::Prefill => {}
+                SequencePhase::Decode => drop(had.lock().insert(index)),
             }
-            phase != Phase::Decode || held.lock().is_empty()
+            phase != SequencePhase::Decode || held.lock().is_empty()
         };
         d.engine.set_gate(Some(Arc::new(gate)));
         let (shipments, shipped) = (HashMap::new(), Vec::new());

@@ -80,14 +80,18 @@ impl StepModel for Watched {
         self.model.shape().vocab
     }
 
-    fn step(&mut self, batch: &StepBatch, observer: &mut dyn FnMut(u32, &Fence)) -> Result<Logits, ModelError> {
+    fn launch(&mut self, batch: &StepBatch, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
         let chunks = batch.segments.iter().filter(|s| s.rows > 1);
         let mut seen = self.seen.lock();
         seen.widest = seen.widest.max(batch.segments.len());
         seen.mixed += usize::from(chunks.clone().next().is_some() && batch.segments.iter().any(|s| s.rows == 1));
         seen.ragged_chunks += chunks.filter(|s| !s.position.is_multiple_of(ATTENTION_SLAB)).count();
         drop(seen);
-        self.model.step(batch, observer)
+        self.model.launch(batch, observer)
+    }
+
+    fn finish(&mut self) -> Result<Logits, ModelError> {
+        self.model.finish()
     }
 
     fn copy(&mut self, copy: &ForkCopy) -> Result<(), ModelError> {

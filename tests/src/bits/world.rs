@@ -152,13 +152,18 @@ fn request(index: usize, tokens: Vec<TokenId>, outputs: u32) -> SequenceRequest 
     SequenceRequest {
         id: name(index),
         prompt_len: tokens.len(),
+        prefix: Some(prefix(&tokens)),
         tokens,
         sampling,
         sample_index: 0,
         deadline: Instant::now() + PATIENCE,
         priority: 0,
-        prefix: Some(PrefixUse { hasher: PrefixHasher::new(&Digest([1; 32]), b""), ttl: None, pin: None, cold: false }),
     }
+}
+
+/// All share their prefixes.
+pub(super) fn prefix(tokens: &[TokenId]) -> PrefixUse {
+    PrefixUse::new(PrefixHasher::new(&Digest([1; 32]), b""), tokens)
 }
 
 /// Requests are known by their index.

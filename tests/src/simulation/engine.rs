@@ -7,7 +7,7 @@ use super::handoff::Pouch;
 use super::invariant::Invariant;
 use super::model::{self, Oracle};
 use super::world::World;
-use baton_engine::Phase;
+use baton_engine::SequencePhase;
 use baton_engine::scheduler::{Arrival, Awaited, Conditions, End, Scheduler, Segment, SequenceKey};
 use baton_kv_cache::Lease;
 use baton_types::{ErrorKind, TokenId};
@@ -56,7 +56,7 @@ impl Conditions for Now<'_> {
         self.sequences.get(&key).is_none_or(|s| s.paused_until <= self.now)
     }
 
-    fn is_open(&self, _: SequenceKey, _: Phase) -> bool {
+    fn is_open(&self, _: SequenceKey, _: SequencePhase) -> bool {
         true
     }
 }

@@ -6,12 +6,12 @@ mod observer;
 mod refusals;
 mod rope;
 
-use super::{Logits, Model, ModelConfig, StepBatch};
+use super::{Logits, Model, ModelConfig, ModelError, StepBatch};
 use crate::weights::{ModelSource, RandomModel};
 use baton_kernels::cpu::HeapPool;
 use baton_kernels::ops::{Ops, PlanSegment};
 use baton_kernels::reference::ReferenceBackend;
-use baton_types::{BlockId, Dtype, KvPoolMap, PoolMemory, TokenId};
+use baton_types::{BlockId, Dtype, Fence, KvPoolMap, PoolMemory, TokenId};
 use std::sync::Arc;
 
 /// No dimension is a multiple of a vector or a tile; K spans two GEMM slabs with a ragged end.
@@ -59,6 +59,14 @@ impl Pool {
             }
         }
         bytes
+    }
+}
+
+impl Model {
+    /// Launches a batch and waits for it.
+    fn step(&mut self, batch: &StepBatch, observer: &mut dyn FnMut(u32, &Fence)) -> Result<Logits, ModelError> {
+        self.launch(batch, observer)?;
+        self.finish()
     }
 }
 

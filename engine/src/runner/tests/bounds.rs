@@ -1,7 +1,7 @@
 //! What is refused at the door, and what load says.
 
 use super::*;
-use crate::{Phase, SubmitError};
+use crate::{SequencePhase, SubmitError};
 
 fn refusal(engine: &EngineHandle, request: SequenceRequest, run: Run) -> SubmitError {
     engine.submit(request, run, TestSink::unread()).expect_err("refused")
@@ -49,7 +49,7 @@ fn nonsense_is_refused_with_a_reason() {
 #[test]
 fn a_deadline_in_the_queue_returns_its_place() {
     let (engine, _) = start(8, EngineConfig { waiting_max: 2, ..config() }, Hooks::default());
-    engine.set_gate(Some(Arc::new(|_: &RequestId, phase: Phase| phase != Phase::Queue)));
+    engine.set_gate(Some(Arc::new(|_: &RequestId, phase: SequencePhase| phase != SequencePhase::Queue)));
     for round in 0..3 {
         let late: Vec<_> = (0..2)
             .map(|i| {
@@ -69,7 +69,7 @@ fn a_deadline_in_the_queue_returns_its_place() {
 #[test]
 fn the_queue_is_bounded_and_its_places_come_back() {
     let (engine, _) = start(8, EngineConfig { waiting_max: 2, ..config() }, Hooks::default());
-    engine.set_gate(Some(Arc::new(|_: &RequestId, phase: Phase| phase != Phase::Queue)));
+    engine.set_gate(Some(Arc::new(|_: &RequestId, phase: SequencePhase| phase != SequencePhase::Queue)));
     let waiting: Vec<_> = (0..2).map(|i| submit(&engine, request(&prompt(i, 5), 2), Run::Full)).collect();
     assert_eq!(refusal(&engine, request(&[1], 1), Run::Full), SubmitError::Full { waiting: 2, waiting_max: 2 });
     eventually("load", || (engine.load().waiting, engine.load().waiting_tokens) == (2, 10));
@@ -102,7 +102,7 @@ fn reservations_keep_the_margin_and_let_those_who_wait_go_first() {
 #[test]
 fn a_reservation_that_waits_is_not_overtaken_by_later_sequences() {
     let (engine, _) = start(8, config(), Hooks::default());
-    engine.set_gate(Some(Arc::new(|_: &RequestId, phase: Phase| phase != Phase::Prefill)));
+    engine.set_gate(Some(Arc::new(|_: &RequestId, phase: SequencePhase| phase != SequencePhase::Prefill)));
     let outside = engine.pool().try_lease(&[2]);
     let (turn, tokens) = (engine.take_turn(0), 8 * BLOCK);
     assert!(engine.reserve(tokens, &[]).is_none());

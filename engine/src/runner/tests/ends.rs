@@ -1,7 +1,7 @@
 //! Why sequences end, and that the ends come in every phase.
 
 use super::*;
-use crate::{Phase, SubmitError};
+use crate::{SequencePhase, SubmitError};
 use stand_in::continuation;
 
 #[test]
@@ -47,11 +47,11 @@ fn a_continued_sequence_counts_what_was_generated_before() {
 }
 
 /// Holds everything in one phase.
-fn hold(engine: &EngineHandle, held: Phase) {
-    engine.set_gate(Some(Arc::new(move |_: &RequestId, phase: Phase| phase != held)));
+fn hold(engine: &EngineHandle, held: SequencePhase) {
+    engine.set_gate(Some(Arc::new(move |_: &RequestId, phase: SequencePhase| phase != held)));
 }
 
-const PHASES: [Phase; 3] = [Phase::Queue, Phase::Prefill, Phase::Decode];
+const PHASES: [SequencePhase; 3] = [SequencePhase::Queue, SequencePhase::Prefill, SequencePhase::Decode];
 
 #[test]
 fn a_cancel_takes_effect_in_every_phase_while_nothing_moves() {
@@ -59,7 +59,7 @@ fn a_cancel_takes_effect_in_every_phase_while_nothing_moves() {
         let (engine, _) = start(8, config(), Hooks::default());
         hold(&engine, phase);
         let held: Vec<_> = (0..6).map(|i| submit(&engine, request(&prompt(i, 20), 30), Run::Full)).collect();
-        if phase == Phase::Decode {
+        if phase == SequencePhase::Decode {
             held[0].wait_token();
         }
         for sequence in &held {
@@ -75,7 +75,7 @@ fn a_cancel_takes_effect_in_every_phase_while_nothing_moves() {
 #[test]
 fn dropping_the_control_cancels_and_detaching_does_not() {
     let (engine, _) = start(8, config(), Hooks::default());
-    hold(&engine, Phase::Queue);
+    hold(&engine, SequencePhase::Queue);
     let Submitted { control, events, .. } = submit(&engine, request(&prompt(1, 4), 4), Run::Full);
     drop(control);
     assert!(matches!(events.recv_timeout(FOREVER), Ok(SequenceEvent::Finished { reason: FinishReason::Cancelled })));
@@ -104,7 +104,7 @@ fn whatever_ends_a_sequence_in_the_queue_its_place_is_free_again() {
     let deadline = || Instant::now() + Duration::from_millis(20);
     for late in [true, false] {
         let (engine, _) = start(8, EngineConfig { waiting_max: PLACES, ..config() }, Hooks::default());
-        hold(&engine, Phase::Queue);
+        hold(&engine, SequencePhase::Queue);
         // More rounds than there are places: one that is not given back is missed.
         for round in 0..PLACES + 1 {
             let queued: Vec<_> = (0..PLACES as u32)
@@ -157,7 +157,7 @@ fn a_reader_that_finds_room_again_misses_nothing() {
 #[test]
 fn a_reader_that_is_gone_ends_its_sequence() {
     let (engine, _) = start(16, config(), Hooks::default());
-    hold(&engine, Phase::Queue);
+    hold(&engine, SequencePhase::Queue);
     let Submitted { control, events, .. } = submit(&engine, request(&prompt(1, 4), 60), Run::Full);
     control.detach();
     drop(events);

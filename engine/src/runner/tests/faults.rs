@@ -1,7 +1,7 @@
 //! A broken model, a stuck one, and the end of the engine itself.
 
 use super::*;
-use crate::{ModelError, Phase, SubmitError};
+use crate::{ModelError, SequencePhase, SubmitError};
 use stand_in::continuation;
 
 fn before_step(hook: impl FnMut(&crate::StepBatch) -> Result<(), ModelError> + Send + 'static) -> Hooks {
@@ -19,7 +19,7 @@ fn a_failed_step_or_a_panic_fails_every_sequence_and_the_engine_says_so() {
         );
     for (hooks, reason) in [(panics, "panicked"), (fails, "on purpose")] {
         let (engine, _) = start(8, config(), hooks);
-        engine.set_gate(Some(Arc::new(|_: &RequestId, phase: Phase| phase != Phase::Queue)));
+        engine.set_gate(Some(Arc::new(|_: &RequestId, phase: SequencePhase| phase != SequencePhase::Queue)));
         let mut all: Vec<_> = (0..6).map(|i| submit(&engine, request(&prompt(i, 5), 50), Run::Full)).collect();
         all.push(submit(&engine, request(&[900], 5), Run::Full));
         assert!(engine.healthy());
@@ -71,7 +71,7 @@ fn a_step_that_hangs_makes_the_engine_unhealthy_until_it_returns() {
 #[test]
 fn stopping_ends_what_runs_and_refuses_what_comes() {
     let (engine, _) = start(8, config(), Hooks::default());
-    engine.set_gate(Some(Arc::new(|_: &RequestId, phase: Phase| phase != Phase::Decode)));
+    engine.set_gate(Some(Arc::new(|_: &RequestId, phase: SequencePhase| phase != SequencePhase::Decode)));
     let running = submit(&engine, request(&[1, 2, 3], 20), Run::Full);
     running.wait_token();
     assert!(engine.stop());
@@ -85,7 +85,7 @@ fn stopping_ends_what_runs_and_refuses_what_comes() {
 fn the_engine_ends_with_its_last_handle() {
     let (engine, _) = start(8, config(), Hooks::default());
     let clone = engine.clone();
-    engine.set_gate(Some(Arc::new(|_: &RequestId, _: Phase| false)));
+    engine.set_gate(Some(Arc::new(|_: &RequestId, _: SequencePhase| false)));
     let held = submit(&engine, request(&[1], 1), Run::Full);
     drop(engine);
     assert!(clone.healthy());

@@ -1,7 +1,7 @@
 //! Prefill here, decode there: observers, leases out, leases in.
 
 use super::*;
-use crate::{Phase, PrefillObserver};
+use crate::{SequencePhase, PrefillObserver};
 use baton_kv_cache::Lease;
 use baton_types::{Fence, GroupBlocks};
 use stand_in::{Hook, LAYERS, continuation};
@@ -55,7 +55,7 @@ fn an_observer_sees_every_layer_of_every_chunk_and_the_blocks_go_out() {
 #[test]
 fn samples_of_a_prefill_go_out_with_blocks_of_their_own() {
     let (engine, kv) = start(16, EngineConfig { chunk_tokens_max: 20, ..config() }, Hooks::default());
-    engine.set_gate(Some(Arc::new(|_: &RequestId, _: Phase| false)));
+    engine.set_gate(Some(Arc::new(|_: &RequestId, _: SequencePhase| false)));
     let (tokens, observers) = (prompt(1, 20), [(); 3].map(|()| Observer::default()));
     let prefill = |observer: &Observer| {
         submit(&engine, shared_request(&tokens, 9, "a"), Run::PrefillOnly { observer: Box::new(observer.clone()) })
@@ -148,7 +148,7 @@ fn a_prefill_whose_end_nobody_hears_leaves_its_blocks_to_the_observer() {
 #[test]
 fn a_cancelled_prefill_leaves_its_blocks_to_the_observer() {
     let (engine, _) = start(8, config(), Hooks::default());
-    engine.set_gate(Some(Arc::new(|_: &RequestId, phase: Phase| phase != Phase::Prefill)));
+    engine.set_gate(Some(Arc::new(|_: &RequestId, phase: SequencePhase| phase != SequencePhase::Prefill)));
     let observer = Observer::default();
     let sequence =
         submit(&engine, request(&prompt(1, 20), 9), Run::PrefillOnly { observer: Box::new(observer.clone()) });

@@ -1,6 +1,7 @@
 //! The engine thread over a stand-in model whose every token is a hash of what it reads back through its block table.
 
 mod bounds;
+mod driven;
 mod ends;
 mod faults;
 mod handoff;
@@ -59,10 +60,7 @@ fn request(tokens: &[TokenId], max_tokens: u32) -> SequenceRequest {
 /// The same, shared with others of its tenant.
 fn shared_request(tokens: &[TokenId], max_tokens: u32, tenant: &str) -> SequenceRequest {
     let hasher = PrefixHasher::new(&Digest([1; 32]), tenant.as_bytes());
-    SequenceRequest {
-        prefix: Some(PrefixUse { hasher, ttl: None, pin: None, cold: false }),
-        ..request(tokens, max_tokens)
-    }
+    SequenceRequest { prefix: Some(PrefixUse::new(hasher, tokens)), ..request(tokens, max_tokens) }
 }
 
 fn prompt(seed: u32, len: usize) -> Vec<TokenId> {

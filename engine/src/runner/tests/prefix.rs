@@ -1,7 +1,7 @@
 //! Prefixes in common: what is cached is not computed, what is being computed is waited for, and tenants have nothing in common.
 
 use super::*;
-use crate::{Phase, PinFor, Reuse};
+use crate::{SequencePhase, PinFor, Reuse};
 use stand_in::continuation;
 
 /// Runs a sequence to its end; its answer, and what it reused.
@@ -65,7 +65,7 @@ fn a_new_prefix_of_many_is_computed_once() {
     let (engine, _) = start(40, EngineConfig { running_max: 8, ..config() }, Hooks::default());
     let of = |i: u32| [prompt(1, 32), prompt(50 + i, 8)].concat();
     // All come before the first step.
-    engine.set_gate(Some(Arc::new(|_: &RequestId, _: Phase| false)));
+    engine.set_gate(Some(Arc::new(|_: &RequestId, _: SequencePhase| false)));
     let sequences: Vec<_> = (0..8).map(|i| submit(&engine, shared_request(&of(i), 4, "a"), Run::Full)).collect();
     engine.set_gate(None);
     for (i, sequence) in sequences.iter().enumerate() {
@@ -77,7 +77,7 @@ fn a_new_prefix_of_many_is_computed_once() {
 /// `n` samples of a prompt.
 fn samples(engine: &EngineHandle, tokens: &[TokenId], n: u32, run: impl Fn() -> Run) -> Vec<Submitted> {
     // All come before the first step.
-    engine.set_gate(Some(Arc::new(|_: &RequestId, _: Phase| false)));
+    engine.set_gate(Some(Arc::new(|_: &RequestId, _: SequencePhase| false)));
     let sample = |sample_index| SequenceRequest { sample_index, ..shared_request(tokens, 16, "a") };
     let samples = (0..n).map(|i| submit(engine, sample(i), run())).collect();
     engine.set_gate(None);
@@ -146,7 +146,7 @@ fn one_that_is_held_is_not_waited_for() {
     let (engine, _) = start(40, config(), Hooks::default());
     let held = RequestId::try_new("held").unwrap();
     let gate = held.clone();
-    engine.set_gate(Some(Arc::new(move |id: &RequestId, phase: Phase| *id != gate || phase == Phase::Queue)));
+    engine.set_gate(Some(Arc::new(move |id: &RequestId, phase: SequencePhase| *id != gate || phase == SequencePhase::Queue)));
     let tokens = prompt(1, 40);
     let slow = SequenceRequest { id: held, ..shared_request(&tokens, 4, "a") };
     let slow = submit(&engine, slow, Run::Full);
@@ -173,8 +173,8 @@ fn what_is_said_to_be_cold_goes_first() {
     request.prefix.as_mut().unwrap().cold = true;
     run(&engine, request);
     run(&engine, shared_request(&prompt(3, 40), 4, "a"));
-    let names = |tokens: &[TokenId]| engine.prefix_of(&shared_request(tokens, 1, "a")).unwrap().names;
-    let cached = [&cold, &warm].map(|tokens| engine.pool().cached_tokens(&names(tokens)));
+    let hashes = |tokens: &[TokenId]| shared_request(tokens, 1, "a").block_hashes();
+    let cached = [&cold, &warm].map(|tokens| engine.pool().cached_tokens(&hashes(tokens)));
     assert_eq!(cached, [16, 32], "two are free, and the cold one gave the third");
 }
 

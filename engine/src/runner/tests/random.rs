@@ -71,12 +71,11 @@ fn run_seed(seed: u64) -> (u64, u64) {
         let max_tokens = rng.random_range(1..=(64 - tokens.len() as u32).min(24));
         let shares = rng.random_range(0..4) > 0;
         let mut request = if shares { shared_request(&tokens, max_tokens, "a") } else { request(&tokens, max_tokens) };
-        let names = request.prefix.as_ref().map_or(vec![], |prefix| prefix.hasher.prompt(&tokens, &[]));
         request.priority = rng.random_range(-1..2);
         let blocks = Unwatched::default();
         let run = match rng.random_range(0..4) {
             0 => Run::PrefillOnly { observer: Box::new(blocks.clone()) },
-            1 => match engine.reserve(tokens.len(), &names) {
+            1 => match engine.reserve(tokens.len(), &request.block_hashes()) {
                 // As a transfer would: KV that is not cached comes from outside, and the first token with it.
                 Some(lease) if max_tokens > 1 => {
                     let (blocks, cached) = (&lease.blocks().0[0], lease.cached_blocks());

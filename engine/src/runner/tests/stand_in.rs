@@ -72,11 +72,13 @@ pub(super) struct Hooks {
 pub(super) struct StandIn {
     kv: Kv,
     hooks: Hooks,
+    /// What was launched, with the sequence and position of each row.
+    launched: Option<(StepBatch, Vec<(usize, usize)>)>,
 }
 
 impl StandIn {
     pub(super) fn new(kv: Kv, hooks: Hooks) -> Self {
-        Self { kv, hooks }
+        Self { kv, hooks, launched: None }
     }
 
     fn logits(&self, past: &[TokenId]) -> Vec<f32> {
@@ -94,27 +96,32 @@ impl StepModel for StandIn {
         VOCAB
     }
 
-    fn step(&mut self, batch: &StepBatch, observer: &mut dyn FnMut(u32, &Fence)) -> Result<Logits, ModelError> {
+    /// Stores at once and reads when the step is finished: a block with two writers shows, and one that was given away meanwhile.
+    fn launch(&mut self, batch: &StepBatch, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
         if let Some(hook) = &mut self.hooks.before_step {
             hook(batch)?;
         }
-        // All stores come before all reads, as on a device: a block with two writers shows.
         let mut owner = Vec::new();
         let mut first = 0;
-        for segment in &batch.segments {
-            let PlanSegment { position, rows, blocks } = segment;
+        for (index, PlanSegment { position, rows, blocks }) in batch.segments.iter().enumerate() {
             for row in 0..*rows {
                 self.kv.store(blocks, position + row, batch.ids[first + row]);
-                owner.push((segment, position + row));
+                owner.push((index, position + row));
             }
             first += rows;
         }
         assert_eq!(owner.len(), batch.ids.len(), "segments own all rows");
         let fence: Fence = Arc::new(AlreadyDone);
         (0..LAYERS).for_each(|layer| observer(layer, &fence));
+        self.launched = Some((batch.clone(), owner));
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<Logits, ModelError> {
+        let (batch, owner) = self.launched.take().expect("a step was launched");
         let rows = batch.logit_rows.iter().flat_map(|&row| {
             let (segment, position) = owner[row];
-            self.logits(&self.kv.load(&segment.blocks, position + 1))
+            self.logits(&self.kv.load(&batch.segments[segment].blocks, position + 1))
         });
         Ok(Logits::new(VOCAB, rows.collect()))
     }

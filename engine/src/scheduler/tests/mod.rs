@@ -28,11 +28,11 @@ impl Conditions for World {
     fn has_room(&self, key: SequenceKey) -> bool {
         !self.full.contains(&self.names[&key])
     }
-    fn is_open(&self, key: SequenceKey, phase: Phase) -> bool {
+    fn is_open(&self, key: SequenceKey, phase: SequencePhase) -> bool {
         let phase = match phase {
-            Phase::Queue => "queue",
-            Phase::Prefill => "prefill",
-            Phase::Decode => "decode",
+            SequencePhase::Queue => "queue",
+            SequencePhase::Prefill => "prefill",
+            SequencePhase::Decode => "decode",
         };
         !self.held.contains(&(self.names[&key], phase))
     }

@@ -106,7 +106,7 @@ proptest! {
                 }
                 Event::Sample { prompt, priority, pinned } => {
                     let len = [9, 14, 20][usize::from(prompt)];
-                    let prefix = Prefix { names: vec![], whole: PrefixHash([prompt; 16]), keep: Keep::idle(SECOND) };
+                    let prefix = Prefix { hashes: vec![], whole: PrefixHash([prompt; 16]), keep: Keep::idle(SECOND) };
                     let key = w.add(priority, Arrival { pinned, prefix: Some(prefix), ..w.arrival(len) });
                     w.scheduler.fork_for_new(key);
                     run.live.insert(key, (len, pinned));

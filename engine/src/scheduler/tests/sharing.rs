@@ -26,8 +26,8 @@ fn named(w: &mut World, priority: i32, names: &str, len: usize) -> SequenceKey {
     // Two prompts are the same where these are, and as long.
     let mut whole = chain(names.len());
     whole[15] = len as u8;
-    let names = (0..names.len()).map(|n| PrefixHash(chain(n))).collect();
-    let prefix = Some(Prefix { names, whole: PrefixHash(whole), keep: Keep::idle(SECOND) });
+    let hashes = (0..names.len()).map(|n| PrefixHash(chain(n))).collect();
+    let prefix = Some(Prefix { hashes, whole: PrefixHash(whole), keep: Keep::idle(SECOND) });
     w.add(priority, Arrival { prefix, ..w.arrival(len) })
 }
 

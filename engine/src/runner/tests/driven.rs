@@ -1,0 +1,138 @@
+//! The engine without its thread: turns are called by hand, and time passes as the test says.
+
+use super::*;
+use crate::{Driven, SequencePhase, Turn};
+use baton_types::Clock;
+use parking_lot::Mutex;
+use stand_in::continuation;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+
+/// Moves when it is told to.
+#[derive(Debug)]
+struct FakeClock(Mutex<Instant>);
+
+impl FakeClock {
+    fn pass(&self, time: Duration) {
+        *self.0.lock() += time;
+    }
+}
+
+impl Clock for FakeClock {
+    fn now(&self) -> Instant {
+        *self.0.lock()
+    }
+}
+
+const STEP: Duration = Duration::from_millis(10);
+
+struct World {
+    engine: EngineHandle,
+    driven: Driven<StandIn>,
+    kv: Kv,
+    clock: Arc<FakeClock>,
+}
+
+impl World {
+    fn new(blocks: u32, config: EngineConfig) -> Self {
+        let (kv, clock) = (Kv::new(blocks), Arc::new(FakeClock(Mutex::new(Instant::now()))));
+        let model = StandIn::new(kv.clone(), Hooks::default());
+        let (engine, driven) = Engine::driven(model, &map(blocks), config, clock.clone()).unwrap();
+        Self { engine, driven, kv, clock }
+    }
+
+    fn request(&self, tokens: &[TokenId], max_tokens: u32) -> SequenceRequest {
+        SequenceRequest { deadline: self.engine.now() + FOREVER, ..request(tokens, max_tokens) }
+    }
+
+    /// Whether something came that an idle engine would have to look at.
+    fn has_work(&self) -> bool {
+        pin!(self.driven.work()).poll(&mut Context::from_waker(Waker::noop())) == Poll::Ready(())
+    }
+
+    /// Turns until nothing can run; each step takes [`STEP`].
+    fn run(&mut self) -> Option<Instant> {
+        loop {
+            match self.driven.turn() {
+                Turn::Launched => self.clock.pass(STEP),
+                Turn::Idle { until } => return until,
+                Turn::Ended => panic!("nobody stopped it"),
+            }
+        }
+    }
+}
+
+#[test]
+fn turns_run_sequences_to_their_end_whatever_happens_while_a_step_runs() {
+    let mut world = World::new(12, EngineConfig { chunk_tokens_max: 64, ..config() });
+    let begin = world.engine.now();
+    assert_eq!(world.run(), None);
+    assert!(!world.has_work());
+    let prompts = [prompt(1, 20), prompt(2, 9), prompt(3, 5)];
+    let sequences = prompts.each_ref().map(|tokens| submit(&world.engine, world.request(tokens, 12), Run::Full));
+    assert!(world.has_work());
+
+    // While the first step runs, a peer takes blocks and fills them, and a sequence is cancelled.
+    assert_eq!(world.driven.turn(), Turn::Launched);
+    let running: Vec<_> = world.driven.leases().map(|lease| lease.blocks().0[0].clone()).collect();
+    let adopted = prompt(4, 18);
+    let lease = world.engine.reserve(adopted.len(), &[]).expect("there is room beside what runs");
+    assert!(!running.concat().iter().any(|block| lease.blocks().0[0].contains(block)), "those are in a step");
+    world.kv.receive(&lease.blocks().0[0], &adopted);
+    sequences[1].control.cancel();
+    assert!(sequences.iter().all(|s| s.events.try_iter().all(|e| matches!(e, SequenceEvent::Started { .. }))));
+    world.clock.pass(STEP);
+
+    // The cancelled one keeps its blocks to the end of the step, and no longer.
+    let free = world.engine.pool().counts().free;
+    assert_eq!(world.driven.turn(), Turn::Launched);
+    assert!(world.engine.pool().counts().free > free);
+    assert!(matches!(sequences[1].end().1, Outcome::Finished(FinishReason::Cancelled)));
+
+    // What arrived joins during another step.
+    let mut request = world.request(&[&adopted[..], &continuation(&adopted, 1)].concat(), 6);
+    request.prompt_len = adopted.len();
+    let joined = submit(&world.engine, request, Run::Adopted { lease });
+    world.clock.pass(STEP);
+    assert_eq!(world.run(), None);
+    assert_eq!(joined.end().0, continuation(&adopted, 6)[1..]);
+    for index in [0, 2] {
+        assert_eq!(sequences[index].end().0, continuation(&prompts[index], 12));
+    }
+    assert_eq!(world.engine.pool().counts().referenced, 0);
+    let steps = world.engine.load().steps as u32;
+    assert_eq!(world.engine.now() - begin, steps * STEP, "time passes in steps alone");
+}
+
+#[test]
+fn time_is_the_clocks() {
+    let mut world = World::new(8, EngineConfig { step_max: Duration::from_secs(60), ..config() });
+    world.engine.set_gate(Some(Arc::new(|_: &RequestId, stage: SequencePhase| stage != SequencePhase::Decode)));
+    let held = submit(&world.engine, world.request(&prompt(1, 5), 4), Run::Full);
+    assert_eq!(world.driven.turn(), Turn::Launched);
+    world.clock.pass(Duration::from_secs(59));
+    assert!(world.engine.healthy());
+    assert_eq!(world.engine.still(), Duration::from_secs(59));
+    world.clock.pass(Duration::from_secs(1));
+    assert!(!world.engine.healthy());
+    assert!(world.run().is_some_and(|until| until > world.engine.now()), "it looks again at what a gate holds");
+    assert!(world.engine.healthy());
+    world.clock.pass(FOREVER);
+    world.run();
+    assert!(matches!(held.end().1, Outcome::Failed(ErrorKind::DeadlineExceeded, _)));
+}
+
+#[test]
+fn who_waits_for_work_hears_of_it_and_of_the_end() {
+    let mut world = World::new(8, config());
+    let sequence = submit(&world.engine, world.request(&prompt(1, 5), 4), Run::Full);
+    assert_eq!(world.driven.turn(), Turn::Launched);
+    assert!(!world.has_work(), "the turn took it");
+    sequence.control.cancel();
+    assert!(world.has_work());
+    let World { engine, mut driven, .. } = world;
+    drop(engine);
+    assert_eq!(driven.turn(), Turn::Ended, "a control holds no engine");
+    assert!(matches!(sequence.end().1, Outcome::Failed(ErrorKind::Unavailable, _)));
+    assert_eq!(driven.turn(), Turn::Ended);
+}

@@ -1,0 +1,98 @@
+//! What an engine's handles and its runner share.
+
+use crate::api::{Load, SequenceRequest};
+use crate::config::EngineConfig;
+use crate::error::EngineError;
+use crate::gate::{LogitObserver, SequenceGate};
+use crate::health::Health;
+use crate::mailbox::Mailbox;
+use crate::scheduler::{Awaited, Prefix};
+use baton_kv_cache::{Keep, Pin, SharedPool};
+use baton_types::{Clock, KvPoolMap};
+use parking_lot::{Condvar, Mutex, RwLock};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+pub(crate) struct Shared {
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) mailbox: Mailbox,
+    pub(crate) pool: SharedPool,
+    pub(crate) config: EngineConfig,
+    pub(crate) block_tokens: usize,
+    pub(crate) gate: RwLock<Option<Arc<dyn SequenceGate>>>,
+    pub(crate) logits: RwLock<Option<Arc<dyn LogitObserver>>>,
+    pub(crate) load: Mutex<Load>,
+    /// A sequence lacks blocks: nothing is leased to others meanwhile.
+    pub(crate) starved: AtomicBool,
+    /// Blocks that a peer waits for.
+    pub(crate) awaited: Mutex<Option<Awaited>>,
+    pub(crate) health: Health,
+    /// Whether the engine thread has ended, where it has one.
+    pub(crate) ended: (Mutex<bool>, Condvar),
+    /// Model layers that have KV.
+    pub(crate) layers: Vec<u32>,
+    pub(crate) vocab: usize,
+    pub(crate) pool_tokens: usize,
+}
+
+impl Shared {
+    /// Over a new pool laid out by `map`.
+    pub(crate) fn new(
+        config: EngineConfig,
+        map: &KvPoolMap,
+        vocab: usize,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Arc<Self>, EngineError> {
+        let (groups, blocks) = (map.layout().groups().len(), map.blocks());
+        let pool = match &config.prefix_cache {
+            Some(cache) => SharedPool::with_cache(groups, blocks, cache.of_pool(map))?,
+            None => SharedPool::try_new(groups, blocks)?,
+        };
+        let block_tokens = map.layout().block_tokens() as usize;
+        let shared = Arc::new(Self {
+            mailbox: Mailbox::default(),
+            pool: pool.clone(),
+            vocab,
+            block_tokens,
+            pool_tokens: blocks as usize * block_tokens,
+            layers: map.layout().groups().iter().flat_map(|group| group.layers.iter().copied()).collect(),
+            gate: RwLock::default(),
+            logits: RwLock::default(),
+            load: Mutex::default(),
+            starved: AtomicBool::new(false),
+            awaited: Mutex::default(),
+            health: Health::new(clock.now()),
+            ended: (Mutex::new(false), Condvar::new()),
+            clock,
+            config,
+        });
+        // The pool outlives no engine that it wakes: a weak reference, or the two would keep each other alive.
+        let wake = Arc::downgrade(&shared);
+        pool.on_freed(move || {
+            if let Some(shared) = wake.upgrade() {
+                shared.mailbox.wake();
+            }
+        });
+        Ok(shared)
+    }
+
+    /// Longest sequence, prompt and output together.
+    pub(crate) fn len_max(&self) -> usize {
+        self.config.model_len_max.min(self.pool_tokens)
+    }
+
+    /// How long what is stored of a sequence is kept; `None` where there is no cache, or it shares nothing.
+    pub(crate) fn keep(&self, request: &SequenceRequest) -> Option<Keep> {
+        let (cache, used) = (self.config.prefix_cache.as_ref()?, request.prefix.as_ref()?);
+        let pin = used.pin.map(|pin| Pin { owner: pin.owner, until: self.clock.now() + pin.time });
+        Some(Keep { ttl: used.ttl.unwrap_or(cache.ttl), pin })
+    }
+
+    /// Under which hashes a sequence's blocks are shared, the first `prompt` of whose tokens are its prompt here.
+    pub(crate) fn prefix(&self, request: &SequenceRequest, prompt: usize) -> Option<Prefix> {
+        let (keep, used) = (self.keep(request)?, request.prefix.as_ref()?);
+        let hashes = used.block_hashes_of(&request.tokens);
+        let whole = used.whole(&hashes, &request.tokens[..prompt]);
+        Some(Prefix { hashes, whole, keep })
+    }
+}
