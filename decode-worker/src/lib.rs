@@ -9,6 +9,7 @@
 //! It must never know text or placement, and never runs a sequence on KV that the transfer did not verify whole.
 
 pub mod claims;
+mod grpc;
 mod handoffs;
 mod service;
 mod slot;
@@ -18,7 +19,6 @@ mod tests;
 use baton_engine::EngineHandle;
 use baton_node::grpc::Router;
 use baton_node::membership::Members;
-use baton_proto::v1::decode_server::{self, DecodeServer};
 use baton_types::Role;
 use baton_worker::config::WorkerConfig;
 use baton_worker::process::{BoundRole, Parts, WorkerRole};
@@ -53,16 +53,11 @@ impl WorkerRole for DecodeRole {
         tokio::spawn(handoffs.clone().grant_when_freed());
         let counted = handoffs.clone();
         let sink = handoffs.clone();
-        let serve = move |server: Router, parts: Parts| {
-            let message_max = parts.message_max;
-            server.add_service(
-                DecodeServer::new(DecodeService { handoffs, parts }).max_decoding_message_size(message_max),
-            )
-        };
+        let serve = move |server: Router, parts: Parts| grpc::add(server, DecodeService { handoffs, parts });
         BoundRole {
             sink,
             claimed: Arc::new(move || counted.claimed()),
-            service_name: decode_server::SERVICE_NAME,
+            service_name: grpc::SERVICE_NAME,
             serve: Box::new(serve),
         }
     }

@@ -1,12 +1,10 @@
-//! `baton.v1.Decode`: one stream a request, from its claim to its last token.
+//! One stream a request, from its claim to its last token.
 
 use crate::handoffs::{Adopted, Handoffs, claim};
 use crate::slot::Slot;
 use baton_engine::api::{Run, SequenceEvent};
-use baton_node::grpc::deadline_of;
-use baton_proto::convert::{ConvertError, finish_reason_code, required, status};
-use baton_proto::v1::{self, decode_event::Event, decode_request::Prefill, decode_server::Decode};
-use baton_types::{ErrorKind, Party, RequestError, RequestId, SequenceSpec};
+use baton_types::{DecodeEvent, ErrorKind, GeneratedToken, Party, RequestError, RequestId, Runtime, SequenceSpec};
+use baton_worker::call::CallContext;
 use baton_worker::drain::RunningCall;
 use baton_worker::hang::hung;
 use baton_worker::phases::{Phases, WorkerPhase};
@@ -18,9 +16,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot::error::RecvError;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{sleep_until, timeout};
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status};
 use tracing::Instrument as _;
 
 /// Messages between a stream's task and its connection; what waits beyond stays with the engine's pacing.
@@ -35,38 +30,42 @@ pub(crate) struct DecodeService {
     pub(crate) parts: Parts,
 }
 
-type Reply = Result<v1::DecodeEvent, Status>;
+/// What a router is told, at last perhaps an error.
+pub(crate) type Reply = Result<DecodeEvent, RequestError>;
 
-#[tonic::async_trait]
-impl Decode for DecodeService {
-    type GenerateStream = ReceiverStream<Reply>;
+/// A sequence that a router claims room for.
+pub(crate) struct DecodeRequest {
+    pub(crate) sequence: SequenceSpec,
+    /// Who prefills it; `None` where this worker does.
+    pub(crate) source: Option<Party>,
+}
 
-    async fn generate(&self, request: Request<v1::DecodeRequest>) -> Result<Response<Self::GenerateStream>, Status> {
-        let deadline =
-            deadline_of(request.metadata(), Instant::now(), self.parts.call_max).map_err(|e| status::from_error(&e))?;
-        let running = self.parts.drain.enter().map_err(|e| status::from_error(&e))?;
-        let parent = Parent::of(request.metadata(), &self.parts.tracer);
-        let mut request = request.into_inner();
-        self.parts.check_party(request.party.take()).map_err(|e| status::from_error(&e))?;
-        let (sequence, source) = parse(request)?;
-        self.parts.engine.check_fits(sequence.tokens.len()).map_err(|e| status::from_error(&submit_error(&e)))?;
+impl DecodeService {
+    /// Runs a sequence from its claim on; what comes of it. It is cancelled where nobody listens any more.
+    pub(crate) fn decode(
+        &self,
+        call: CallContext,
+        request: DecodeRequest,
+    ) -> Result<mpsc::Receiver<Reply>, RequestError> {
+        let CallContext { since, deadline, running, parent } = call;
+        let DecodeRequest { sequence, source } = request;
+        self.parts.engine.check_fits(sequence.tokens.len()).map_err(|e| submit_error(&e))?;
         let (replies, stream) = mpsc::channel(MESSAGES_MAX);
         let (sink, events) = stream::channel();
-        let (slot, since) = (Slot::default(), Instant::now());
+        let slot = Slot::default();
         let (request, prompt_tokens, prefills) =
             (sequence.request_id.clone(), sequence.tokens.len() as i64, source.is_none());
-        let sequence = engine_request(sequence, &self.parts.model, deadline);
+        let sequence = engine_request(sequence, &self.parts.engine, &self.parts.model, deadline);
         let adopted = match source {
             Some(source) => {
                 let (claim, adopted) = claim(source, sequence, sink, slot.clone());
-                self.handoffs.book(request.clone(), claim).map_err(|e| status::from_error(&e))?;
+                self.handoffs.book(request.clone(), claim)?;
                 Some(adopted)
             }
             None => {
                 let started = slot.start(|| self.parts.engine.submit(sequence, Run::Full, Box::new(sink)));
-                started.map_err(|e| {
-                    e.map_or_else(|| Status::cancelled("cancelled"), |e| status::from_error(&submit_error(&e)))
-                })?;
+                let cancelled = || RequestError::new(ErrorKind::Cancelled, "cancelled");
+                started.map_err(|e| e.map_or_else(cancelled, |e| submit_error(&e)))?;
                 None
             }
         };
@@ -88,19 +87,9 @@ impl Decode for DecodeService {
             first_token_sent: false,
         };
         let log = call.parent.log_span(call.request.as_str());
-        tokio::spawn(call.run().instrument(log));
-        Ok(Response::new(ReceiverStream::new(stream)))
+        self.parts.runtime.spawn(Box::pin(call.run().instrument(log)));
+        Ok(stream)
     }
-}
-
-fn parse(request: v1::DecodeRequest) -> Result<(SequenceSpec, Option<Party>), ConvertError> {
-    let sequence = required("sequence", request.sequence)?;
-    let source = match request.prefill {
-        Some(Prefill::AwaitKv(wait)) => Some(required("source", wait.source).map_err(|e| e.within("await_kv"))?),
-        Some(Prefill::Local(_)) => None,
-        None => return Err(ConvertError::missing("prefill")),
-    };
-    Ok((sequence, source))
 }
 
 /// One running stream. Dropping it, at whatever point, cancels everything of the request here.
@@ -129,12 +118,13 @@ struct Generating {
     tokens: i64,
     since: Instant,
     phases: Phases,
+    runtime: Arc<dyn Runtime>,
 }
 
 impl Generating {
     fn end(&mut self) {
         if let Some(span) = self.span.take() {
-            self.phases.over(WorkerPhase::DecodeGenerate, self.since, Instant::now());
+            self.phases.over(WorkerPhase::DecodeGenerate, self.since, self.runtime.now());
             span.attribute("gen_ai.usage.output_tokens", self.tokens).end();
         }
     }
@@ -149,23 +139,23 @@ impl Drop for Generating {
 impl Call {
     async fn run(mut self) {
         let (replies, deadline, cut_off) = (self.replies.clone(), self.deadline, self.running.cut_off());
-        let engine = self.service.parts.engine.clone();
+        let (engine, runtime) = (self.service.parts.engine.clone(), self.service.parts.runtime.clone());
         tokio::select! {
             () = replies.closed() => tracing::debug!(request_id = %self.request, "cancels a request whose stream is gone"),
             () = self.forward() => {}
             // A stream without room ends without a word, which routers take in the same way.
-            error = cut_off => drop(replies.try_send(Err(status::from_error(&error)))),
-            error = hung(&engine) => drop(replies.try_send(Err(status::from_error(&error)))),
-            () = sleep_until(deadline.into()) => {
+            error = cut_off => drop(replies.try_send(Err(error))),
+            error = hung(&engine, &*runtime) => drop(replies.try_send(Err(error))),
+            () = runtime.sleep_until(deadline) => {
                 let late = RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed");
                 // A stream without room has a reader that stalls, and its end says the same.
-                let _ = replies.try_send(Err(status::from_error(&late)));
+                let _ = replies.try_send(Err(late));
             }
         }
     }
 
     async fn forward(&mut self) {
-        if !self.say(Event::Claimed(v1::DecodeClaimed {})).await {
+        if !self.say(DecodeEvent::Claimed).await {
             return;
         }
         if let Some(adopted) = self.adopted.take() {
@@ -173,9 +163,10 @@ impl Call {
             // A handoff that fails drops the sender and leaves the reason among the events.
             if let Ok(Adopted { bytes }) = self.adoption(adopted).await {
                 span.attribute("baton.kv.bytes", bytes as i64).end();
-                self.service.parts.phases.over(WorkerPhase::DecodeAwaitKv, self.since, Instant::now());
-                let await_us = self.since.elapsed().as_micros() as u64;
-                if !self.say(Event::Adopted(v1::KvAdopted { bytes, await_us })).await {
+                let now = self.service.parts.runtime.now();
+                self.service.parts.phases.over(WorkerPhase::DecodeAwaitKv, self.since, now);
+                let await_us = now.saturating_duration_since(self.since).as_micros() as u64;
+                if !self.say(DecodeEvent::Adopted { bytes, await_us }).await {
                     return;
                 }
             }
@@ -204,25 +195,26 @@ impl Call {
             }
         }
         let lost = RequestError::new(ErrorKind::Internal, "the engine dropped the sequence without an end");
-        let _ = self.replies.send(Err(status::from_error(&lost))).await;
+        let _ = self.replies.send(Err(lost)).await;
     }
 
     /// Waits for the KV, and says so for as long as there is no room for it.
     async fn adoption(&self, mut adopted: oneshot::Receiver<Adopted>) -> Result<Adopted, RecvError> {
         loop {
-            if let Ok(adopted) = timeout(WAITS_SAID_EVERY, &mut adopted).await {
+            let runtime = &self.service.parts.runtime;
+            if let Some(adopted) = runtime.until(runtime.now() + WAITS_SAID_EVERY, &mut adopted).await {
                 return adopted;
             }
             if self.service.handoffs.has_no_room_for(&self.request) {
                 // A closed stream is noticed by `run`.
-                self.say(Event::Waits(v1::KvWaits {})).await;
+                self.say(DecodeEvent::Waits).await;
             }
         }
     }
 
     fn generating(&self) -> Generating {
-        let phases = self.service.parts.phases.clone();
-        Generating { span: Some(self.parent.span("decode.generate")), tokens: 0, since: Instant::now(), phases }
+        let (phases, runtime) = (self.service.parts.phases.clone(), self.service.parts.runtime.clone());
+        Generating { span: Some(self.parent.span("decode.generate")), tokens: 0, since: runtime.now(), phases, runtime }
     }
 
     /// Records the phases of a prompt that was prefilled here.
@@ -235,40 +227,37 @@ impl Call {
         self.parent.record_beside("prefill.compute", started, first_token, attributes);
     }
 
-    async fn say(&self, event: Event) -> bool {
-        self.replies.send(Ok(v1::DecodeEvent { event: Some(event) })).await.is_ok()
+    async fn say(&self, event: DecodeEvent) -> bool {
+        self.replies.send(Ok(event)).await.is_ok()
     }
 
     /// What the router is told of an event, and whether it is the last.
     fn reply(&mut self, event: SequenceEvent) -> (Option<Reply>, bool) {
-        let ok = |event| Some(Ok(v1::DecodeEvent { event: Some(event) }));
         match event {
             SequenceEvent::Started { at } => {
                 self.started.get_or_insert(at);
                 let queue_us = at.saturating_duration_since(self.since).as_micros() as u64;
-                (ok(Event::Started(v1::PrefillStarted { queue_us })), false)
+                (Some(Ok(DecodeEvent::Started { queue_us })), false)
             }
             SequenceEvent::Token { token, logprobs, finish, reuse, at } => {
                 let is_first = self.prefills && !std::mem::replace(&mut self.first_token_sent, true);
                 let prefill = self.started.filter(|_| is_first).map(|started| at.saturating_duration_since(started));
                 let (cached_tokens, cache_write_tokens) = reused(reuse.filter(|_| is_first));
-                let token = v1::Token {
+                let token = GeneratedToken {
                     id: token,
-                    logprobs: logprobs.map(Into::into),
-                    finish_reason: finish_reason_code(finish),
+                    logprobs,
+                    finish,
                     prefill_us: prefill.map(|spent| spent.as_micros() as u64),
                     cached_tokens,
                     cache_write_tokens,
                 };
-                (ok(Event::Token(token)), false)
+                (Some(Ok(DecodeEvent::Token(token))), false)
             }
             SequenceEvent::Finished { .. } => (None, true),
-            SequenceEvent::Failed { kind, message } => {
-                (Some(Err(status::from_error(&RequestError::new(kind, message)))), true)
-            }
+            SequenceEvent::Failed { kind, message } => (Some(Err(RequestError::new(kind, message))), true),
             SequenceEvent::Prefilled { .. } => {
                 let defect = RequestError::new(ErrorKind::Internal, "a decoding sequence ended as a prefill");
-                (Some(Err(status::from_error(&defect))), true)
+                (Some(Err(defect)), true)
             }
         }
     }

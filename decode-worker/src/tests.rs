@@ -7,6 +7,7 @@ use baton_kv_transfer::{
     CommitPayload, FetchRequest, HandoffFailure, KvTransfer, OpenRequest, Outgoing, Peer, TransferConfig,
     TransferReport, TransportChoice,
 };
+use baton_node::TokioRuntime;
 use baton_node::identity::{Authority, Identity, IdentityConfig, Role};
 use baton_node::membership::Members;
 use baton_node::metrics::Metrics;
@@ -21,6 +22,7 @@ use baton_worker::bring_up::{self, Loaded};
 use baton_worker::config::WorkerConfig;
 use baton_worker::credentials;
 use baton_worker::drain::Drain;
+use baton_worker::grpc::Replies;
 use baton_worker::phases::Phases;
 use baton_worker::process::Parts;
 use opentelemetry::trace::TracerProvider as _;
@@ -29,7 +31,6 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio_stream::StreamExt as _;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Status};
 
 /// Nothing here takes long; whoever waits this long waits for ever.
@@ -64,21 +65,23 @@ fn service_as(identity: &Identity, members: Members) -> DecodeService {
     let handoffs = Handoffs::new(loaded.engine.clone(), members, ClaimLimits { claims_max: 8, tokens_max: 1000 });
     let transfer = KvTransfer::start(transfer_config("d", &loaded, identity), loaded.region, handoffs.clone()).unwrap();
     let tracer = SdkTracerProvider::builder().build().tracer("baton");
+    let runtime = Arc::new(TokioRuntime::current());
     let parts = Parts {
         engine: loaded.engine,
         transfer,
-        drain: Drain::default(),
+        drain: Drain::new(runtime.clone()),
         tracer,
         phases: Metrics::new("test").register(|registry| Phases::register(registry, "m", "p")),
         call_max: FOREVER,
         message_max: 1 << 20,
         model: Digest([1; 32]),
+        runtime,
     };
     DecodeService { handoffs, parts }
 }
 
 /// Claims capacity for a prompt of the tokens 1 to 5, whose KV `p` is to send.
-async fn claim(service: &DecodeService, id: &str, within: Duration) -> Result<ReceiverStream<Reply>, Status> {
+async fn claim(service: &DecodeService, id: &str, within: Duration) -> Result<Stream, Status> {
     claim_of(service, id, 5, 0, within).await
 }
 
@@ -89,7 +92,7 @@ async fn claim_of(
     len: u32,
     priority: i32,
     within: Duration,
-) -> Result<ReceiverStream<Reply>, Status> {
+) -> Result<Stream, Status> {
     let mut request = Request::new(request(service, id, len, priority));
     request.set_timeout(within);
     service.generate(request).await.map(tonic::Response::into_inner)
@@ -127,8 +130,9 @@ async fn a_call_for_another_start_claims_nothing() {
 }
 
 type Reply = Result<v1::DecodeEvent, Status>;
+type Stream = Replies<v1::DecodeEvent>;
 
-async fn next(stream: &mut ReceiverStream<Reply>) -> Option<Reply> {
+async fn next(stream: &mut Stream) -> Option<Reply> {
     tokio::time::timeout(FOREVER, stream.next()).await.expect("it does not wait for ever")
 }
 
@@ -153,7 +157,7 @@ async fn a_refused_call_leaves_the_claim_of_its_namesake_alone() {
     let service = service();
     let mut stream = claim(&service, "a", FOREVER).await.unwrap();
     assert!(is_claimed(next(&mut stream).await));
-    let refused = claim(&service, "a", FOREVER).await.expect_err("this id is running");
+    let refused = claim(&service, "a", FOREVER).await.map(|_| "a stream").expect_err("this id is running");
     assert_eq!(to_error(&refused).kind, ErrorKind::InvalidRequest);
     assert_eq!(service.handoffs.claimed().tokens, 5, "the claim of the first call stands");
 }
@@ -163,7 +167,7 @@ async fn hand_over(
     service: &DecodeService,
     id: &str,
     tokens: Vec<TokenId>,
-) -> (Result<TransferReport, HandoffFailure>, ReceiverStream<Reply>) {
+) -> (Result<TransferReport, HandoffFailure>, Stream) {
     let mut stream = claim(service, id, FOREVER).await.unwrap();
     assert!(is_claimed(next(&mut stream).await));
     (send(offer(&source(), service, id, 5), 5, tokens).await, stream)

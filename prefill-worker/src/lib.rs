@@ -4,6 +4,7 @@
 //!
 //! It must never know text, placement or what happens to a sequence after its commit.
 
+mod grpc;
 mod service;
 mod shipment;
 mod sink;
@@ -16,7 +17,6 @@ pub use shipment::handoff_error;
 use baton_engine::EngineHandle;
 use baton_node::grpc::Router;
 use baton_node::membership::Members;
-use baton_proto::v1::prefill_server::{self, PrefillServer};
 use baton_types::Role;
 use baton_worker::process::{BoundRole, Parts, WorkerRole};
 use baton_worker::service::Claimed;
@@ -33,14 +33,11 @@ impl WorkerRole for PrefillRole {
     }
 
     fn bind(self, engine: &EngineHandle, members: Members) -> BoundRole {
-        let serve = |server: Router, parts: Parts| {
-            let message_max = parts.message_max;
-            server.add_service(PrefillServer::new(PrefillService { parts }).max_decoding_message_size(message_max))
-        };
+        let serve = |server: Router, parts: Parts| grpc::add(server, PrefillService { parts });
         BoundRole {
             sink: Arc::new(sink::NoSink { engine: engine.clone(), members }),
             claimed: Arc::new(Claimed::default),
-            service_name: prefill_server::SERVICE_NAME,
+            service_name: grpc::SERVICE_NAME,
             serve: Box::new(serve),
         }
     }

@@ -1,13 +1,11 @@
-//! `baton.v1.Prefill`: runs a prompt, answers its first token at once, ends when the decode worker has acknowledged the KV.
+//! Runs a prompt, answers its first token at once, ends when the decode worker has acknowledged the KV.
 
 use crate::shipment::{Destination, Loader, Shipment, handoff_error, shipment};
 use baton_engine::api::{Run, SequenceEvent, SequenceRequest};
 use baton_engine::{EngineHandle, SequenceControl};
-use baton_kv_transfer::{CommitPayload, Outgoing, Peer, TransferAddress, TransferReport};
-use baton_node::grpc::deadline_of;
-use baton_proto::convert::{finish_reason_code, required, status};
-use baton_proto::v1::{self, prefill_event::Event, prefill_server::Prefill};
-use baton_types::{ErrorKind, RequestError, SequenceSpec, TokenId};
+use baton_kv_transfer::{CommitPayload, Outgoing, Peer, TransferReport};
+use baton_types::{ErrorKind, GeneratedToken, PrefillEvent, RequestError, SequenceSpec, TokenId};
+use baton_worker::call::CallContext;
 use baton_worker::drain::RunningCall;
 use baton_worker::hang::hung;
 use baton_worker::phases::WorkerPhase;
@@ -19,8 +17,6 @@ use baton_worker::submit::{engine_request, reused, submit_error};
 use std::pin::pin;
 use std::time::Instant;
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status};
 use tracing::Instrument as _;
 
 /// A prefill says at most three things; its stream never waits for its reader.
@@ -32,32 +28,37 @@ pub(crate) struct PrefillService {
     pub(crate) parts: Parts,
 }
 
-type Reply = Result<v1::PrefillEvent, Status>;
+/// What a router is told, at last perhaps an error.
+pub(crate) type Reply = Result<PrefillEvent, RequestError>;
 
-#[tonic::async_trait]
-impl Prefill for PrefillService {
-    type RunStream = ReceiverStream<Reply>;
+/// A prompt that a router sends.
+pub(crate) struct PrefillRequest {
+    pub(crate) sequence: SequenceSpec,
+    /// Who decodes it.
+    pub(crate) peer: Peer,
+    pub(crate) pull: Option<Pull>,
+}
 
-    async fn run(&self, request: Request<v1::PrefillRequest>) -> Result<Response<Self::RunStream>, Status> {
-        let since = Instant::now();
-        let deadline =
-            deadline_of(request.metadata(), since, self.parts.call_max).map_err(|e| status::from_error(&e))?;
-        let running = self.parts.drain.enter().map_err(|e| status::from_error(&e))?;
-        let parent = Parent::of(request.metadata(), &self.parts.tracer);
-        let mut request = request.into_inner();
-        self.parts.check_party(request.party.take()).map_err(|e| status::from_error(&e))?;
-        let Parsed { sequence, peer, pull } = parse(request).map_err(|e| status::from_error(&e))?;
+impl PrefillService {
+    /// Runs a prompt; what comes of it. It is cancelled where nobody listens any more.
+    pub(crate) fn prefill(
+        &self,
+        call: CallContext,
+        request: PrefillRequest,
+    ) -> Result<mpsc::Receiver<Reply>, RequestError> {
+        let CallContext { since, deadline, running, parent } = call;
+        let PrefillRequest { sequence, peer, pull } = request;
         let (transfer, request_id) = (self.parts.transfer.clone(), sequence.request_id.clone());
         let log = parent.log_span(request_id.as_str());
         let destination = Destination { transfer, peer, request_id, tokens: sequence.tokens.len() as u32, deadline };
         let (loader, shipment) = shipment(destination);
         let (sink, events) = stream::channel();
         let (tokens, prompt_len) = (sequence.tokens.clone(), sequence.prompt_len);
-        let request = engine_request(sequence, &self.parts.model, deadline);
+        let request = engine_request(sequence, &self.parts.engine, &self.parts.model, deadline);
         let prompt = Prompt { request, loader, sink };
         // Without a pull a full queue is refused before there is a stream.
         let stage = match pull {
-            None => Stage::Running(prompt.submit(&self.parts.engine).map_err(|e| status::from_error(&e))?),
+            None => Stage::Running(prompt.submit(&self.parts.engine)?),
             Some(pull) => Stage::Pulling(Box::new((prompt, pull))),
         };
         let (replies, stream) = mpsc::channel(MESSAGES_MAX);
@@ -76,34 +77,9 @@ impl Prefill for PrefillService {
             started: None,
             first: None,
         };
-        tokio::spawn(call.run().instrument(log));
-        Ok(Response::new(ReceiverStream::new(stream)))
+        self.parts.runtime.spawn(Box::pin(call.run().instrument(log)));
+        Ok(stream)
     }
-}
-
-/// A request, checked.
-struct Parsed {
-    sequence: SequenceSpec,
-    /// Who decodes it.
-    peer: Peer,
-    pull: Option<Pull>,
-}
-
-fn parse(request: v1::PrefillRequest) -> Result<Parsed, RequestError> {
-    let sequence = required("sequence", request.sequence)?;
-    let party = required("sink", request.sink)?;
-    let peer = Peer { party, address: address("sink_address", &request.sink_address)?, shard: 0 };
-    let pull = request.pull.map(|pull| {
-        let owner = required("owner", pull.owner).map_err(|e| e.within("pull"))?;
-        let owner = Peer { party: owner, address: address("pull.owner_address", &pull.owner_address)?, shard: 0 };
-        let refused = |e: share::BlockTokens| RequestError::invalid("pull.block_tokens", e.to_string());
-        Pull::try_new(owner, pull.tokens, pull.block_tokens).map_err(refused)
-    });
-    Ok(Parsed { sequence, peer, pull: pull.transpose()? })
-}
-
-fn address(field: &str, bytes: &[u8]) -> Result<TransferAddress, RequestError> {
-    TransferAddress::from_bytes(bytes).map_err(|e| RequestError::invalid(field, e.to_string()))
 }
 
 /// A prompt on its way into the engine.
@@ -157,12 +133,11 @@ impl Call {
             end = self.forward() => Some(end),
         };
         if let Some(end) = end {
-            let reply = end.map(|done| v1::PrefillEvent { event: Some(Event::Done(done)) });
-            let _ = self.replies.send(reply.map_err(|e| status::from_error(&e))).await;
+            let _ = self.replies.send(end.map(PrefillEvent::Done)).await;
         }
     }
 
-    async fn forward(&mut self) -> Result<v1::PrefillDone, RequestError> {
+    async fn forward(&mut self) -> Result<baton_types::TransferReport, RequestError> {
         // What was read stays until the prompt has it.
         let mut pulled = self.pull().await?;
         let shipment = self.shipment.clone();
@@ -175,7 +150,7 @@ impl Call {
                 // Nobody will want this KV: the rest of the prompt need not be computed. Dropping the call cancels it.
                 error = &mut failure, if self.first.is_none() => return Err(error),
                 // The handoff of a prompt that is computed needs no engine, and goes on.
-                error = hung(&self.parts.engine) => return Err(error),
+                error = hung(&self.parts.engine, &*self.parts.runtime) => return Err(error),
             };
             let Some(event) = event else { break };
             match event {
@@ -186,11 +161,10 @@ impl Call {
                 SequenceEvent::Token { token, logprobs, finish, reuse, at } => {
                     self.first = Some((token, finish.is_some()));
                     let prefill_us = self.started.map(|s| micros(s, at));
-                    let (logprobs, finish_reason) = (logprobs.map(Into::into), finish_reason_code(finish));
                     let (cached_tokens, cache_write_tokens) = reused(reuse);
                     let token =
-                        v1::Token { id: token, logprobs, finish_reason, prefill_us, cached_tokens, cache_write_tokens };
-                    self.say(Event::Token(token)).await;
+                        GeneratedToken { id: token, logprobs, finish, prefill_us, cached_tokens, cache_write_tokens };
+                    self.say(PrefillEvent::Token(token)).await;
                 }
                 SequenceEvent::Prefilled { compute_us, at } => {
                     let started = self.started.unwrap_or(self.since);
@@ -203,7 +177,7 @@ impl Call {
                     );
                     let Some((token, false)) = self.first else {
                         self.shipment.abandon("the sequence ended with its first token");
-                        return Ok(v1::PrefillDone { prefill_us: compute_us, ..Default::default() });
+                        return Ok(baton_types::TransferReport { prefill_us: compute_us, ..Default::default() });
                     };
                     let tokens = self.prompt.iter().copied().chain([token]).collect();
                     let commit = CommitPayload { tokens, prompt_len: self.prompt_len as u32, ..Default::default() };
@@ -212,7 +186,7 @@ impl Call {
                 }
                 SequenceEvent::Finished { .. } => {
                     self.shipment.abandon("the sequence ended with its first token");
-                    return Ok(v1::PrefillDone::default());
+                    return Ok(Default::default());
                 }
                 SequenceEvent::Failed { kind, message } => {
                     self.shipment.abandon(&message);
@@ -236,7 +210,7 @@ impl Call {
         };
         let (engine, transfer) = (&self.parts.engine, &self.parts.transfer);
         let outcome = share::pull(engine, transfer, &prompt.request, &pull).await;
-        self.queued_since = Instant::now();
+        self.queued_since = self.parts.runtime.now();
         self.parts.phases.over(WorkerPhase::PrefillPull, self.since, self.queued_since);
         let (tokens, bytes) = match &outcome {
             Ok(Some(pulled)) => (pulled.tokens as i64, pulled.bytes as i64),
@@ -256,7 +230,7 @@ impl Call {
         self.started = Some(at);
         self.parts.phases.over(WorkerPhase::PrefillQueue, self.queued_since, at);
         self.parent.record("prefill.queue", self.queued_since, at, []);
-        self.say(Event::Started(v1::PrefillStarted { queue_us: micros(self.since, at) })).await;
+        self.say(PrefillEvent::Started { queue_us: micros(self.since, at) }).await;
     }
 
     /// Waits for the decode worker's acknowledgement.
@@ -265,14 +239,14 @@ impl Call {
         outgoing: Option<Result<Outgoing, baton_kv_transfer::TransferError>>,
         prefill_us: u64,
         computed_at: Instant,
-    ) -> Result<v1::PrefillDone, RequestError> {
+    ) -> Result<baton_types::TransferReport, RequestError> {
         let not_open = || RequestError::new(ErrorKind::Internal, "the handoff was never opened");
         let opened = outgoing.ok_or_else(not_open)?;
         let mut outgoing = opened.map_err(|e| RequestError::new(ErrorKind::Unavailable, e.to_string()))?;
         let report = outgoing.outcome().await.map_err(|failure| handoff_error(&failure, true))?;
         self.count(&report, computed_at);
         self.trace(&report, computed_at);
-        Ok(v1::PrefillDone {
+        Ok(baton_types::TransferReport {
             prefill_us,
             transfer_us: micros(report.first_put_at, report.acked_at),
             exposed_us: micros(computed_at, report.acked_at),
@@ -308,9 +282,9 @@ impl Call {
         self.parent.record_beside("kv.exposed", computed_at, report.acked_at, []);
     }
 
-    async fn say(&self, event: Event) {
+    async fn say(&self, event: PrefillEvent) {
         // A closed stream is noticed by `run`.
-        let _ = self.replies.send(Ok(v1::PrefillEvent { event: Some(event) })).await;
+        let _ = self.replies.send(Ok(event)).await;
     }
 }
 

@@ -9,6 +9,7 @@ use baton_kv_transfer::{
     KvTransfer, NoHooks, Phase as TransferPhase, Region, TransferConfig, TransferHooks, TransportChoice,
 };
 use baton_node::membership::Members;
+use baton_node::TokioRuntime;
 use baton_node::metrics::Metrics;
 use baton_proto::convert::status::to_error;
 use baton_proto::v1::{self, prefill_event::Event, prefill_server::Prefill};
@@ -72,15 +73,17 @@ fn pair_of(start: Incarnation, hooks: Arc<dyn TransferHooks>) -> (PrefillService
     let (transfer, refusing) =
         (transfer("p", loaded.region.clone()), transfer("d", Region::anonymous(loaded.map.bytes()).unwrap()));
     let tracer = SdkTracerProvider::builder().build().tracer("baton");
+    let runtime = Arc::new(TokioRuntime::current());
     let parts = Parts {
         engine: loaded.engine,
         transfer,
-        drain: Drain::default(),
+        drain: Drain::new(runtime.clone()),
         tracer,
         phases: Metrics::new("test").register(|registry| Phases::register(registry, "m", "p")),
         call_max: FOREVER,
         message_max: 1 << 20,
         model: Digest([1; 32]),
+        runtime,
     };
     (PrefillService { parts }, refusing)
 }

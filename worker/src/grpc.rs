@@ -1,10 +1,13 @@
 //! gRPC of what every worker serves: the only module of this crate that names protobuf.
 
+use crate::call::CallContext;
 use crate::drain::{DrainPhase, DrainState};
+use crate::process::Parts;
 use crate::report::{PERIOD, Report};
 use crate::service::WorkerService;
+use crate::spans::Parent;
 use baton_kv_cache::{FeedChange, FeedUpdate, PrefixHash};
-use baton_node::grpc::{self, GrpcConfig, Router};
+use baton_node::grpc::{self, GrpcConfig, Router, deadline_of};
 use baton_node::telemetry::{TelemetryService, Traces};
 use baton_proto::convert::{ConvertError, required, status};
 use baton_proto::v1::telemetry_server::{self, TelemetryServer};
@@ -28,6 +31,17 @@ const MESSAGES_MAX: usize = 2;
 
 /// What a call answers, message by message.
 pub type Replies<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// Takes a call of a role's service up.
+///
+/// # Errors
+/// While the worker drains, and where the call's own timeout cannot be read.
+pub fn take_up<T>(request: &Request<T>, parts: &Parts) -> Result<CallContext, RequestError> {
+    let since = parts.runtime.now();
+    let deadline = deadline_of(request.metadata(), since, parts.call_max)?;
+    let running = parts.drain.enter()?;
+    Ok(CallContext { since, deadline, running, parent: Parent::of(request.metadata(), &parts.tracer) })
+}
 
 /// Events of a call as its messages.
 pub fn replies<E: Send + 'static, T: From<E>>(events: mpsc::Receiver<Result<E, RequestError>>) -> Replies<T> {

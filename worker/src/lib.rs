@@ -6,6 +6,7 @@
 //! This crate must never know what a prefill or a decode worker does with a sequence.
 
 pub mod bring_up;
+pub mod call;
 pub mod config;
 pub mod credentials;
 pub mod drain;

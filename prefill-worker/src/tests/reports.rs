@@ -5,37 +5,39 @@ use baton_kv_cache::{
     Applied, CacheChange, CacheUpdate, Keep, PrefixHash, PrefixHasher, PrefixIndex, Reserve, SharedPool,
 };
 use baton_kv_transfer::KvTransfer;
+use baton_node::membership::conformance;
 use baton_proto::v1::{self, cache_update::Change, worker_server::Worker};
 use baton_types::Digest;
-use baton_worker::drain::Drain;
+use baton_worker::grpc::Replies;
+use baton_worker::process::Parts;
 use baton_worker::report::cache_changes;
 use baton_worker::service::{Claimed, WorkerService};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::timeout;
 use tokio_stream::StreamExt as _;
-use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
-use tonic::{Request, Status};
+use tonic::Request;
 
-type Reports = ReceiverStream<Result<v1::LoadReport, Status>>;
+type Reports = Replies<v1::LoadReport>;
 
 /// The service of a prefill worker, its pool, and a transfer that lives as long.
 fn worker() -> (WorkerService, SharedPool, KvTransfer) {
     let (service, other) = pair();
-    let (engine, transfer) = (service.parts.engine, service.parts.transfer);
+    let Parts { engine, transfer, drain, runtime, .. } = service.parts;
     let pool = engine.pool();
     let service = WorkerService {
         party: transfer.party().clone(),
-        record: v1::InstanceRecord::default(),
+        record: conformance::record("p", 1),
         cache_changed: cache_changes(&pool),
         engine,
         transfer,
         bundle: None,
         claimed: Arc::new(Claimed::default),
-        drain: Drain::default(),
+        drain,
         drain_max: FOREVER,
         stop: CancellationToken::new(),
+        runtime,
     };
     (service, pool, other)
 }

@@ -1,12 +1,9 @@
-//! What workers and routers report: usage, timings, tokens, load, why a sequence ended.
+//! What workers and routers report: usage, timings, log-probabilities, why a sequence ended.
 
 use super::ConvertError;
 use super::error::bounded;
 use crate::v1;
-use baton_types::{
-    DecodeEvent, FinishReason, GeneratedToken, LoadReport, PhaseTimings, PrefillEvent, SamplingParams, TokenLogprobs,
-    Usage,
-};
+use baton_types::{FinishReason, PhaseTimings, SamplingParams, TokenLogprobs, Usage};
 
 impl From<Usage> for v1::Usage {
     /// Without a cost: who has prices adds it.
@@ -75,84 +72,6 @@ impl TryFrom<v1::Logprobs> for TokenLogprobs {
     fn try_from(l: v1::Logprobs) -> Result<Self, ConvertError> {
         bounded("top", l.top.len(), SamplingParams::LOGPROBS_MAX as usize, "alternatives")?;
         Ok(Self { chosen: l.chosen, top: l.top.into_iter().map(|t| (t.token_id, t.logprob)).collect() })
-    }
-}
-
-impl From<GeneratedToken> for v1::Token {
-    fn from(t: GeneratedToken) -> Self {
-        Self {
-            id: t.id,
-            logprobs: t.logprobs.map(Into::into),
-            finish_reason: finish_reason_code(t.finish),
-            prefill_us: t.prefill_us,
-            cached_tokens: t.cached_tokens,
-            cache_write_tokens: t.cache_write_tokens,
-        }
-    }
-}
-
-impl From<DecodeEvent> for v1::DecodeEvent {
-    fn from(e: DecodeEvent) -> Self {
-        use v1::decode_event::Event;
-        let event = match e {
-            DecodeEvent::Claimed => Event::Claimed(v1::DecodeClaimed {}),
-            DecodeEvent::Started { queue_us } => Event::Started(v1::PrefillStarted { queue_us }),
-            DecodeEvent::Adopted { bytes, await_us } => Event::Adopted(v1::KvAdopted { bytes, await_us }),
-            DecodeEvent::Waits => Event::Waits(v1::KvWaits {}),
-            DecodeEvent::Token(token) => Event::Token(token.into()),
-        };
-        Self { event: Some(event) }
-    }
-}
-
-impl From<PrefillEvent> for v1::PrefillEvent {
-    fn from(e: PrefillEvent) -> Self {
-        use v1::prefill_event::Event;
-        let event = match e {
-            PrefillEvent::Started { queue_us } => Event::Started(v1::PrefillStarted { queue_us }),
-            PrefillEvent::Token(token) => Event::Token(token.into()),
-            PrefillEvent::Done(done) => Event::Done(v1::PrefillDone {
-                prefill_us: done.prefill_us,
-                transfer_us: done.transfer_us,
-                exposed_us: done.exposed_us,
-                transfer_bytes: done.transfer_bytes,
-                transport: done.transport,
-            }),
-        };
-        Self { event: Some(event) }
-    }
-}
-
-impl From<LoadReport> for v1::LoadReport {
-    /// Without the party and the number in its stream: who sends it adds them.
-    fn from(r: LoadReport) -> Self {
-        Self {
-            party: None,
-            sequence: 0,
-            waiting: r.waiting,
-            waiting_tokens: r.waiting_tokens,
-            running: r.running,
-            running_tokens: r.running_tokens,
-            blocks: r.blocks.map(|b| v1::BlockCounts {
-                total: b.total,
-                free: b.free,
-                referenced: b.referenced,
-                cached: b.cached,
-                quarantined: b.quarantined,
-            }),
-            prefill_tokens_per_s: r.prefill_tokens_per_s,
-            decode_steps_per_s: r.decode_steps_per_s,
-            claimed_tokens: r.claimed_tokens,
-            healthy: r.healthy,
-            draining: r.draining,
-            steps: r.steps,
-            generated_tokens: r.generated_tokens,
-            prefilled_tokens: r.prefilled_tokens,
-            cache: None,
-            kv_bytes: r.kv_bytes,
-            still_ms: r.still_ms,
-            lacks_blocks: r.lacks_blocks,
-        }
     }
 }
 

@@ -159,6 +159,38 @@ proptest! {
     }
 
     #[test]
+    fn events_survive_the_wire(numbers in any::<[u64; 5]>(), counts in any::<[Option<u64>; 4]>(), flags in any::<[bool; 2]>(), id in any::<u32>()) {
+        let [queue_us, transfer_us, exposed_us, transfer_bytes, total] = numbers;
+        let token = GeneratedToken {
+            id,
+            logprobs: flags[0].then(|| TokenLogprobs { chosen: -0.5, top: vec![(id, -1.0)] }),
+            finish: flags[1].then_some(FinishReason::Length),
+            prefill_us: counts[0],
+            cached_tokens: counts[1].map(|_| id),
+            cache_write_tokens: None,
+        };
+        let adopted = DecodeEvent::Adopted { bytes: transfer_bytes, await_us: queue_us };
+        for event in [DecodeEvent::Claimed, DecodeEvent::Started { queue_us }, adopted, DecodeEvent::Waits, DecodeEvent::Token(token.clone())] {
+            prop_assert_eq!(DecodeEvent::try_from(v1::DecodeEvent::from(event.clone())).unwrap(), event);
+        }
+        let done = TransferReport { prefill_us: queue_us, transfer_us, exposed_us, transfer_bytes, transport: "tcp".into() };
+        for event in [PrefillEvent::Started { queue_us }, PrefillEvent::Token(token), PrefillEvent::Done(done)] {
+            prop_assert_eq!(PrefillEvent::try_from(v1::PrefillEvent::from(event.clone())).unwrap(), event);
+        }
+        let load = LoadReport {
+            waiting: id,
+            waiting_tokens: queue_us,
+            blocks: flags[0].then_some(BlockCounts { total, free: exposed_us, ..Default::default() }),
+            healthy: flags[1],
+            generated_tokens: counts[2],
+            still_ms: counts[3],
+            lacks_blocks: Some(flags[0]),
+            ..Default::default()
+        };
+        prop_assert_eq!(LoadReport::from(v1::LoadReport::from(load.clone())), load);
+    }
+
+    #[test]
     fn errors_survive_as_statuses(kind in 0..ErrorKind::ALL.len(), message in "\\PC{0,200}", param in proptest::option::of("\\PC{1,40}"), wait in any::<Option<u32>>()) {
         let retry_after = wait.map(|ms| Duration::from_millis(ms.into()));
         let error = RequestError { kind: ErrorKind::ALL[kind], message, param, retry_after };
