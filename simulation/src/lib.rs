@@ -1,0 +1,4 @@
+//! The shipped cores under virtual time.
+
+pub mod executor;
+pub mod random;
