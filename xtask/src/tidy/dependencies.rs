@@ -1,4 +1,4 @@
-//! The dependency direction of the house (ARCHITECTURE.md, "The house"): each crate and what of ours it may use.
+//! The dependency direction of the house (ARCHITECTURE.md, "Folders"): each crate and what of ours it may use.
 
 use serde_json::Value;
 use std::path::Path;
