@@ -41,6 +41,7 @@ lint: setup ## Formatting, clippy, docs, style, structure, and what is linked.
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --workspace --no-deps --quiet
 	$(CARGO) xtask tidy
 	$(CARGO) codegen --check
+	scripts/deny target/deny
 	scripts/lint-images target/lint
 
 bench: shipped model ## Measures the promises in one run, on what users run: table on stdout, target/bench/summary.json.
