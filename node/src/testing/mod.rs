@@ -23,6 +23,10 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::{Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status};
 
+/// What `cargo xtask hazards` finds in a binary that was built with these.
+#[used]
+static MARKER: &str = "BATON_TESTING_HAZARD node";
+
 /// Most spans kept; a test needs far fewer.
 const SPANS_MAX: usize = 100_000;
 
