@@ -77,12 +77,15 @@ impl Plot {
                 for run in line.points.split(|(_, y)| y.is_none()) {
                     let points = run.iter().filter_map(|&(x, y)| Some((x, y?)));
                     // A line of one point could not be seen.
-                    chart.draw_series(LineSeries::new(points, colour.stroke_width(2)).point_size(u32::from(run.len() == 1)))?;
+                    chart.draw_series(
+                        LineSeries::new(points, colour.stroke_width(2)).point_size(u32::from(run.len() == 1)),
+                    )?;
                 }
             }
             area.present()?;
         }
-        Ok(svg)
+        // A page of HTML knows it without its name, and names no host.
+        Ok(svg.replacen(" xmlns=\"http://www.w3.org/2000/svg\"", "", 1))
     }
 }
 
@@ -90,13 +93,28 @@ impl Plot {
 mod tests {
     use super::*;
 
+    fn plot(logarithmic: bool, points: Vec<(f64, Option<f64>)>) -> String {
+        let lines = vec![Line { name: "p50 <of> all", points }];
+        Plot { title: "T", x: "s", y: "ms", logarithmic, y_max: None, lines }.figure()
+    }
+
     #[test]
-    fn show() {
-        let line = Line { name: "p50 <of> all", points: vec![(0.0, Some(0.0)), (1.0, Some(10.0)), (2.0, None), (4.0, Some(5.0))] };
-        let plot = Plot { title: "T", x: "s", y: "ms", logarithmic: false, y_max: None, lines: vec![line] };
-        println!("{}", plot.figure());
-        let line = Line { name: "p50 <of> all", points: vec![(0.3, Some(0.0)), (100.0, Some(0.4)), (2000.0, Some(1.0))] };
-        let plot = Plot { title: "T", x: "s", y: "ms", logarithmic: true, y_max: Some(1.0), lines: vec![line] };
-        println!("{}", plot.figure());
+    fn points_stand_at_their_values_and_gaps_stay_open() {
+        let drawn = plot(false, vec![(0.0, Some(0.0)), (1.0, Some(10.0)), (2.0, None), (4.0, Some(5.0))]);
+        assert!(
+            drawn.contains("points=\"64,193 184,12 \"") && drawn.contains("<circle cx=\"547\" cy=\"103\""),
+            "{drawn}"
+        );
+        assert!(drawn.contains("p50 &lt;of&gt; all") && !drawn.contains("<of>"), "{drawn}");
+    }
+
+    #[test]
+    fn axes_fit_what_there_is() {
+        let drawn = plot(true, vec![(1.0, Some(0.0)), (10.0, Some(0.5)), (100.0, Some(1.0))]);
+        assert!(drawn.contains("points=\"64,193 305,103 547,12 \""), "{drawn}");
+        for flat in [plot(true, vec![(5.0, Some(1.0)), (5.0, Some(1.0))]), plot(false, vec![(0.0, Some(0.0))])] {
+            assert!(flat.contains("<svg "), "{flat}");
+        }
+        assert!(plot(false, vec![(0.0, None)]).contains("nothing was measured"));
     }
 }
