@@ -14,9 +14,7 @@
 //!
 //! Beyond the file: the decode steps that generate have the same logits, as bits, as the prefill that teacher-forces.
 
-#[path = "reference/golden.rs"]
 mod golden;
-#[path = "reference/rig.rs"]
 mod rig;
 
 use baton_engine::sampler::{History, sample, token_logprobs};

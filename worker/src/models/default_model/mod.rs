@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The one implementation of fetching, which `make` runs as a file and `baton up` from here.
-const SCRIPT: &str = include_str!("../../../scripts/fetch-model");
+const SCRIPT: &str = include_str!("../../../../scripts/fetch-model");
 const FILE: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 
 /// Where the script puts the file. It has this name only once its SHA-256 was checked.
