@@ -1,16 +1,8 @@
 //! Where we run, and what processes take of it.
 
 use anyhow::{Context, ensure};
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
-
-/// The target folder that this benchmark was built into.
-pub(crate) fn target_folder() -> anyhow::Result<PathBuf> {
-    // target/<profile>/deps/<bench>
-    let me = std::env::current_exe()?;
-    Ok(me.ancestors().nth(3).context("the benchmark runs from a target folder")?.to_path_buf())
-}
 
 /// Memory of this process that is resident, in bytes.
 pub(crate) fn resident_bytes() -> anyhow::Result<f64> {
