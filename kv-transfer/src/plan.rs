@@ -1,6 +1,6 @@
 //! Which bytes go where: contiguous copies between two pools whose block sizes may differ.
 
-use crate::shard::Heads;
+use crate::heads::Heads;
 use baton_types::{BlockId, KvPoolMap};
 use std::ops::Range;
 

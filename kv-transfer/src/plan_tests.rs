@@ -1,6 +1,6 @@
 use super::*;
 use crate::HeadShard;
-use crate::shard::Cut;
+use crate::heads::Cut;
 use baton_types::{Dtype, GroupKind, KvGroup, KvLayout, KvPlane};
 use proptest::prelude::*;
 use std::sync::Arc;

@@ -60,18 +60,18 @@ fn role_of_the_other_process() {
     let node = config("other").start(choice_of(way));
     let party = Party { instance: InstanceId::try_new("here").unwrap(), incarnation: Incarnation(1) };
     let peer = Peer { party, address: TransferAddress::from_bytes(&unhex(address)).unwrap(), shard: 0 };
-    node.gate.hold(Phase::Puts);
-    let (outgoing, _) = node.offer(&peer, "r", TOKENS, 1);
+    node.gate.hold(HoldPoint::Puts);
+    let (put, _) = node.offer(&peer, "r", TOKENS, 1);
     eventually("granted", || node.transfer.stats().held == 1);
-    node.gate.open(Phase::Puts);
+    node.gate.open(HoldPoint::Puts);
     eventually("writes may be posted", || node.transfer.stats().held == 0);
     let told = Arc::new(Told(AtomicBool::new(false)));
     let (first, second): (Fence, Fence) = (told.clone(), Arc::new(Stop(AtomicU32::new(0))));
-    outgoing.layer_launched(0, TOKENS as usize, &first);
-    outgoing.layer_launched(1, TOKENS as usize, &second);
+    put.layer_launched(0, TOKENS as usize, &first);
+    put.layer_launched(1, TOKENS as usize, &second);
     say("posting: now");
     told.0.store(true, Ordering::SeqCst);
-    assert!(outgoing.wait().is_err());
+    assert!(put.wait().is_err());
     eventually("what was posted is over", || node.is_quiet());
     std::process::exit(0); // Nobody reads what the test harness would say.
 }
@@ -89,7 +89,7 @@ fn with_stopped_source(way: &str, fencing: Fencing) -> (Node, Other) {
 
 /// The sink gives up, gets its blocks back, and uses them for something else; their bytes.
 fn reused(node: &Node) -> (Box<Hold>, Vec<u8>) {
-    node.transfer.cancel_incoming(&RequestId::try_new("r").unwrap(), "the client went away");
+    node.transfer.cancel(&RequestId::try_new("r").unwrap(), "the client went away");
     eventually("its blocks are back", || node.is_quiet() && node.pool.quarantined() == 0);
     let hold = node.pool.take(BLOCKS as usize, 0).unwrap();
     node.fill(&hold.blocks, 99);
@@ -127,11 +127,11 @@ fn a_resumed_incarnation_changes_nothing_of_the_next_one(way: &str) {
     let mut again = config("other");
     again.incarnation = 2;
     let again = again.start(choice_of(way));
-    let (outgoing, blocks) = again.offer(&node.peer(), "again", TOKENS, 5);
+    let (put, blocks) = again.offer(&node.peer(), "again", TOKENS, 5);
     let done: Fence = Arc::new(AlreadyDone);
-    (0..2).for_each(|layer| outgoing.layer_launched(layer, TOKENS as usize, &done));
-    outgoing.finish(commit(TOKENS));
-    outgoing.wait().unwrap();
+    (0..2).for_each(|layer| put.layer_launched(layer, TOKENS as usize, &done));
+    put.finish(commit(TOKENS));
+    put.wait().unwrap();
     other.signal("-CONT");
     eventually("the old incarnation noticed", || other.has_ended());
     node.check_adopted("again", &again, &blocks, TOKENS);

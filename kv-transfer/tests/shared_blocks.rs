@@ -28,13 +28,13 @@ fn written_from_the_first_position_on(choice: &TransportChoice, windows: Windows
     let taken = sink.pool.take(sink.map.layout().blocks_for(TOKENS as usize), NodeConfig::new("", small(16), 1).seed);
     let shared = sink.places(&taken.unwrap().blocks, 0..CACHED);
     let before = sink.read_all(&shared);
-    let (outgoing, _) = source.offer(&sink.peer(), "r", TOKENS, 9);
-    source.send_all(&outgoing, TOKENS);
-    assert!(outgoing.wait().is_err(), "it moved what was not asked for");
+    let (put, _) = source.offer(&sink.peer(), "r", TOKENS, 9);
+    source.send_all(&put, TOKENS);
+    assert!(put.wait().is_err(), "it moved what was not asked for");
     assert!(sink.sink.take_adopted("r").is_none());
     eventually("both pools are whole", || source.is_quiet() && sink.is_quiet());
     let stats = source.transfer.stats();
-    assert!(stats.total.bytes_sent >= (source.map.layout().bytes_per_token() * CACHED as usize) as u64);
+    assert!(stats.total.bytes_put >= (source.map.layout().bytes_per_token() * CACHED as usize) as u64);
     (sink.read_all(&shared) == before, sink.transfer.stats().total.puts_refused)
 }
 

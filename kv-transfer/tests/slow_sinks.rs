@@ -45,15 +45,15 @@ fn slow_party() -> Party {
 }
 
 /// A handoff from `source` to a sink that granted it and stands since then.
-fn stuck(source: &Node, way: &str) -> (Outgoing, Other) {
+fn stuck(source: &Node, way: &str) -> (PutHandle, Other) {
     let (slow, address) = Other::start(&[way], "address:");
     let peer = Peer { party: slow_party(), address: TransferAddress::from_bytes(&unhex(&address)).unwrap(), shard: 0 };
-    source.gate.hold(Phase::Puts);
+    source.gate.hold(HoldPoint::Puts);
     let (stuck, _) = source.offer(&peer, "slow", TOKENS, 1);
     eventually("granted", || source.transfer.stats().held == 1);
     slow.signal("-STOP");
     eventually("it stands", || slow.is_stopped());
-    source.gate.open(Phase::Puts);
+    source.gate.open(HoldPoint::Puts);
     let done: Fence = Arc::new(AlreadyDone);
     (0..2).for_each(|layer| stuck.layer_launched(layer, TOKENS as usize, &done));
     stuck.finish(commit(TOKENS));
@@ -65,9 +65,9 @@ fn a_stopped_sink_holds_back_only_its_own(way: &str) {
     let (stuck, slow) = stuck(&source, way);
     for i in 0..5 {
         let name = format!("quick{i}");
-        let (outgoing, blocks) = source.offer(&quick.peer(), &name, 256, 6 + i);
-        source.send_all(&outgoing, 256);
-        outgoing.wait().unwrap();
+        let (put, blocks) = source.offer(&quick.peer(), &name, 256, 6 + i);
+        source.send_all(&put, 256);
+        put.wait().unwrap();
         quick.check_adopted(&name, &source, &blocks, 256);
     }
     let (sent, all) = (source.transfer.stats().peers[&slow_party()].bytes_sent, 2 * u64::from(BLOCKS) * (64 << 10));

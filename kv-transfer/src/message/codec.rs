@@ -3,7 +3,7 @@
 use super::hello::{read_party, write_party};
 use super::{Commit, Direction, Hello, MESSAGE_BYTES_MAX, Message, Offer, SumRun};
 use crate::wire::{Reader, WireError, Writer};
-use crate::{CommitPayload, FetchRequest, RefuseReason};
+use crate::{CommitPayload, GetRequest, RefuseReason};
 use baton_types::{BlockId, GroupBlocks, RequestId, TicketId};
 
 const MAGIC: u16 = 0x4b42; // "BK"
@@ -221,7 +221,7 @@ fn read_offer(r: &mut Reader<'_>, from: u32) -> Result<Offer, WireError> {
         _ => return Err(WireError::new("direction", "is unknown")),
     };
     let (shards, tokens, deadline_ms) = (r.u16("shards")?, r.u32("tokens")?, r.u32("deadline")?);
-    let name = r.bytes(FetchRequest::NAME_BYTES_MAX, "name")?.to_vec();
+    let name = r.bytes(GetRequest::NAME_BYTES_MAX, "name")?.to_vec();
     Ok(Offer { handoff, request_id, source, sink, direction, shards, from, tokens, deadline_ms, name })
 }
 

@@ -23,12 +23,11 @@ struct Way {
     credentials: Option<Arc<dyn Credentials>>,
     encrypt: bool,
     connect_ms: u64,
-    peers_max: usize,
 }
 
 impl Way {
     fn plain(choice: TransportChoice) -> Self {
-        Self { choice, credentials: None, encrypt: true, connect_ms: 5_000, peers_max: 256 }
+        Self { choice, credentials: None, encrypt: true, connect_ms: 5_000 }
     }
 
     fn with(self, credentials: Arc<dyn Credentials>) -> Self {
@@ -51,8 +50,7 @@ impl Side {
         let map = KvPoolMap::try_new(layout, 1).unwrap();
         let mut config = TransferConfig::new(party, compatibility, map, way.choice.clone());
         (config.credentials, config.encrypt) = (way.credentials.clone(), way.encrypt);
-        (config.limits.connect_ms, config.limits.peers_max) = (way.connect_ms, way.peers_max);
-        (config.limits.accepted_max, config.limits.ungreeted_max) = (way.peers_max, 64);
+        (config.limits.connect_ms, config.limits.ungreeted_max) = (way.connect_ms, 64);
         let region = Region::anonymous(BYTES).unwrap();
         let (transport, _) = start(&config, region.clone()).unwrap();
         Self { transport, region, events: Vec::new() }
@@ -106,8 +104,8 @@ fn connected(choice: &Way) -> (Side, ConnId, Side, ConnId) {
     b.transport.send(to, vec![2]);
     until(&mut a, &mut b, "a first answer", message);
     let (remote, local) = (b.transport.region(), a.transport.region());
-    a.transport.set_remote(from, &remote).unwrap();
-    b.transport.set_remote(to, &local).unwrap();
+    a.transport.greeted(from, &remote, MESSAGE_BYTES_MAX).unwrap();
+    b.transport.greeted(to, &local, MESSAGE_BYTES_MAX).unwrap();
     (a, from, b, to)
 }
 

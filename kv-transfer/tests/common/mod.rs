@@ -163,7 +163,7 @@ impl SinkHandler for TestSink {
         if let Some(joint) = &self.joint {
             joint.assembly.failed(request_id);
             let shards = joint.transfers.lock().unwrap();
-            shards.iter().for_each(|transfer| transfer.cancel_incoming(request_id, "another shard failed"));
+            shards.iter().for_each(|transfer| transfer.cancel(request_id, "another shard failed"));
         }
     }
     fn arrived(&self, handoff: VerifiedHandoff, reply: AdoptReply) {
@@ -186,7 +186,7 @@ impl SinkHandler for TestSink {
 /// Holds phases open, and bends messages.
 #[derive(Default)]
 pub struct Gate {
-    held: Mutex<BTreeSet<Phase>>,
+    held: Mutex<BTreeSet<HoldPoint>>,
     fencing: Fencing,
     pinning: Pinning,
     greetings: Greetings,
@@ -197,10 +197,10 @@ pub struct Gate {
 pub type Bend = Box<dyn Fn(Vec<u8>) -> Vec<Vec<u8>> + Send>;
 
 impl Gate {
-    pub fn hold(&self, phase: Phase) {
+    pub fn hold(&self, phase: HoldPoint) {
         self.held.lock().unwrap().insert(phase);
     }
-    pub fn open(&self, phase: Phase) {
+    pub fn open(&self, phase: HoldPoint) {
         self.held.lock().unwrap().remove(&phase);
     }
     /// `bend` sees each encoded message; its kind is the fourth byte.
@@ -210,7 +210,7 @@ impl Gate {
 }
 
 impl TransferHooks for Gate {
-    fn hold(&self, phase: Phase, _: &RequestId) -> bool {
+    fn hold(&self, phase: HoldPoint, _: &RequestId) -> bool {
         self.held.lock().unwrap().contains(&phase)
     }
     fn fencing(&self) -> Fencing {
@@ -337,7 +337,7 @@ impl Node {
     }
 
     /// Fills the blocks of a new sequence of `tokens` with noise, and offers it.
-    pub fn offer(&self, to: &Peer, request: &str, tokens: u32, seed: u64) -> (Outgoing, GroupBlocks) {
+    pub fn offer(&self, to: &Peer, request: &str, tokens: u32, seed: u64) -> (PutHandle, GroupBlocks) {
         self.offer_until(to, request, tokens, seed, Instant::now() + PATIENCE)
     }
 
@@ -348,13 +348,13 @@ impl Node {
         tokens: u32,
         seed: u64,
         deadline: Instant,
-    ) -> (Outgoing, GroupBlocks) {
+    ) -> (PutHandle, GroupBlocks) {
         let hold = self.pool.take(self.map.layout().blocks_for(tokens as usize), seed).expect("the pool has room");
         let blocks = hold.blocks.clone();
         self.fill(&blocks, seed);
         let request_id = RequestId::try_new(request).unwrap();
-        let request = OpenRequest { request_id, tokens, blocks: blocks.clone(), deadline, hold };
-        (self.transfer.open(to, request).unwrap(), blocks)
+        let request = PutRequest { request_id, tokens, blocks: blocks.clone(), deadline, hold };
+        (self.transfer.put(to, request).unwrap(), blocks)
     }
 
     /// Lets peers read a sequence of `tokens` of noise under this name, until [`Node::evict`].
@@ -372,9 +372,9 @@ impl Node {
     }
 
     /// Begins to read what a peer serves, as request `r`.
-    pub fn fetch(&self, from: &Peer, name: &str, tokens: u32, deadline: Instant) -> (Fetching, GroupBlocks) {
-        let (fetching, blocks) = self.fetch_part(from, name, 0..tokens, deadline);
-        (fetching.unwrap(), blocks)
+    pub fn get(&self, from: &Peer, name: &str, tokens: u32, deadline: Instant) -> (GetHandle, GroupBlocks) {
+        let (get, blocks) = self.get_part(from, name, 0..tokens, deadline);
+        (get.unwrap(), blocks)
     }
 
     /// Fills blocks with noise, the same for the same seed.
@@ -401,18 +401,18 @@ impl Node {
     }
 
     /// Launches every layer for `0..tokens` in chunks, all finished.
-    pub fn launch(&self, outgoing: &Outgoing, tokens: u32, chunk: u32) {
+    pub fn launch(&self, put: &PutHandle, tokens: u32, chunk: u32) {
         let fence: Fence = Arc::new(AlreadyDone);
         for end in (0..tokens).step_by(chunk as usize).map(|at| (at + chunk).min(tokens)) {
             let layers = self.map.layout().groups().iter().flat_map(|g| &g.layers);
-            layers.for_each(|&layer| outgoing.layer_launched(layer, end as usize, &fence));
+            layers.for_each(|&layer| put.layer_launched(layer, end as usize, &fence));
         }
     }
 
     /// Launches and finishes.
-    pub fn send_all(&self, outgoing: &Outgoing, tokens: u32) {
-        self.launch(outgoing, tokens, tokens.div_ceil(3).max(1));
-        outgoing.finish(commit(tokens));
+    pub fn send_all(&self, put: &PutHandle, tokens: u32) {
+        self.launch(put, tokens, tokens.div_ceil(3).max(1));
+        put.finish(commit(tokens));
     }
 
     /// Adopted under this name, with the bytes of the source's blocks; gives the blocks back.
@@ -433,8 +433,8 @@ impl Node {
     /// All blocks are back in the pool, and the service knows of nothing open.
     pub fn is_quiet(&self) -> bool {
         let stats = self.transfer.stats();
-        let over = stats.outgoing == 0 && stats.incoming == 0 && stats.tickets == 0 && stats.names == 0;
-        self.pool.is_whole() && over && stats.fetches == 0 && stats.pins == 0
+        let over = stats.sources == 0 && stats.sinks == 0 && stats.tickets == 0 && stats.indexed == 0;
+        self.pool.is_whole() && over && stats.readers == 0 && stats.owners == 0
     }
 }
 

@@ -38,7 +38,7 @@ impl TransferHooks for Eviction {
             return false;
         }
         if let (Read::Evicted, Some(owner)) = (self.read, self.owner.get()) {
-            owner.cancel_incoming(request_id, "the blocks are needed");
+            owner.cancel(request_id, "the blocks are needed");
         }
         let deadline = Instant::now() + PATIENCE;
         // Nobody else runs on D: these requests come in turn.
