@@ -222,7 +222,7 @@ fn offer(source: &KvTransfer, service: &DecodeService, id: &str, tokens: u32) ->
     let (request_id, deadline) = (RequestId::try_new(id).unwrap(), Instant::now() + FOREVER);
     let sink = &service.parts.transfer;
     let peer = Peer { party: sink.party().clone(), address: sink.address(), shard: 0 };
-    source.open(&peer, PutRequest { request_id, tokens, blocks, deadline, hold: Box::new(()) }).unwrap()
+    source.put(&peer, PutRequest { request_id, tokens, blocks, deadline, hold: Box::new(()) }).unwrap()
 }
 
 /// Sends what was offered.

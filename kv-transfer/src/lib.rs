@@ -63,6 +63,7 @@ pub mod shards;
 #[doc(hidden)]
 pub mod simulation;
 mod stats;
+#[allow(missing_docs)] // Public through `simulation` alone.
 mod transport;
 pub mod trial;
 mod ucx;

@@ -77,9 +77,9 @@ fn role_of_the_other_process() {
 }
 
 /// A sink whose source stopped in the middle of its writes, and that source.
-fn with_stopped_source(way: &str, fencing: Fencing) -> (Node, Other) {
+fn with_stopped_source(way: &str, hazard: Option<Hazard>) -> (Node, Other) {
     let mut ours = config("here");
-    ours.fencing = fencing;
+    ours.hazards = hazard.into();
     let node = ours.start(choice_of(way));
     let (other, _) = Other::start(&[way, &hex(&node.transfer.address().to_bytes())], "posting:");
     eventually("the source is stopped", || other.is_stopped());
@@ -98,7 +98,7 @@ fn reused(node: &Node) -> (Box<Hold>, Vec<u8>) {
 }
 
 fn without_the_fence_a_resumed_source_writes_into_reused_blocks(way: &str) {
-    let (node, mut other) = with_stopped_source(way, Fencing::Pretended);
+    let (node, mut other) = with_stopped_source(way, Some(Hazard::PretendedFences));
     let (hold, bytes) = reused(&node);
     other.signal("-CONT");
     eventually("the source is done", || other.has_ended());
@@ -106,7 +106,7 @@ fn without_the_fence_a_resumed_source_writes_into_reused_blocks(way: &str) {
 }
 
 fn a_fenced_source_that_is_resumed_changes_nothing(way: &str) {
-    let (node, mut other) = with_stopped_source(way, Fencing::ByLanes);
+    let (node, mut other) = with_stopped_source(way, None);
     let (hold, bytes) = reused(&node);
     other.signal("-CONT");
     eventually("the source noticed", || other.has_ended());
@@ -114,7 +114,7 @@ fn a_fenced_source_that_is_resumed_changes_nothing(way: &str) {
 }
 
 fn a_fenced_source_that_is_killed_changes_nothing(way: &str) {
-    let (node, mut other) = with_stopped_source(way, Fencing::ByLanes);
+    let (node, mut other) = with_stopped_source(way, None);
     let (hold, bytes) = reused(&node);
     other.signal("-KILL");
     eventually("the source is dead", || other.has_ended());
@@ -122,7 +122,7 @@ fn a_fenced_source_that_is_killed_changes_nothing(way: &str) {
 }
 
 fn a_resumed_incarnation_changes_nothing_of_the_next_one(way: &str) {
-    let (node, mut other) = with_stopped_source(way, Fencing::ByLanes);
+    let (node, mut other) = with_stopped_source(way, None);
     drop(reused(&node));
     let mut again = config("other");
     again.incarnation = 2;

@@ -51,11 +51,11 @@ fn role_of_the_other_process() {
 }
 
 /// Another process writes everything and then dies, or stops, before its commit.
-fn source_is_lost(choice: TransportChoice, signal: &str, fencing: Fencing) {
+fn source_is_lost(choice: TransportChoice, signal: &str, hazard: Option<Hazard>) {
     let name = if matches!(choice, TransportChoice::Tcp { .. }) { "tcp" } else { "ucx" };
-    let fenced = fencing == Fencing::ByLanes;
+    let fenced = hazard.is_none();
     let mut ours = config("here");
-    ours.fencing = fencing;
+    ours.hazards = hazard.into();
     let node = ours.start(choice);
     let address = hex(&node.transfer.address().to_bytes());
     let (other, _) = Other::start(&["source", name, &address], "held:");
@@ -92,12 +92,12 @@ fn sink_is_lost(choice: TransportChoice, signal: &str) {
 
 #[test]
 fn tcp_source_killed() {
-    source_is_lost(tcp(), "-KILL", Fencing::ByLanes);
+    source_is_lost(tcp(), "-KILL", None);
 }
 
 #[test]
 fn tcp_source_stopped() {
-    source_is_lost(tcp(), "-STOP", Fencing::ByLanes);
+    source_is_lost(tcp(), "-STOP", None);
 }
 
 #[test]
@@ -112,18 +112,18 @@ fn tcp_sink_stopped() {
 
 #[test]
 fn ucx_source_killed() {
-    source_is_lost(ucx(), "-KILL", Fencing::ByLanes);
+    source_is_lost(ucx(), "-KILL", None);
 }
 
 #[test]
 fn ucx_source_killed_on_lanes_without_a_fence() {
-    source_is_lost(ucx(), "-KILL", Fencing::Never);
+    source_is_lost(ucx(), "-KILL", Some(Hazard::NoFences));
 }
 
 #[test]
 fn ucx_quarantine_outlives_a_restart_of_its_writer() {
     let mut ours = config("here");
-    (ours.blocks, ours.limits.incoming_max, ours.fencing) = (20, 1, Fencing::Never);
+    (ours.blocks, ours.limits.offered_max, ours.hazards) = (20, 1, [Hazard::NoFences].into());
     ours.limits.quarantined_blocks_max = 20; // What the killed source leaves behind is a quarter of what may be quarantined.
     let node = ours.start(ucx());
     let (other, _) = Other::start(&["source", "ucx", &hex(&node.transfer.address().to_bytes())], "held:");
@@ -160,7 +160,7 @@ fn ucx_quarantine_outlives_a_restart_of_its_writer() {
 #[test]
 fn ucx_offers_on_lanes_without_a_fence_stay_within_the_quarantine_bound() {
     let mut ours = config("here");
-    (ours.blocks, ours.fencing) = (20, Fencing::Never); // A quarter of these may come to be quarantined: one of the handoffs below.
+    (ours.blocks, ours.hazards) = (20, [Hazard::NoFences].into()); // A quarter of these may come to be quarantined: one of the handoffs below.
     let (node, source) = (ours.start(ucx()), config("source").start(ucx()));
     source.gate.hold(HoldPoint::Puts);
     let sent = ["a", "b", "c"].map(|request| {
@@ -184,12 +184,12 @@ fn ucx_offers_on_lanes_without_a_fence_stay_within_the_quarantine_bound() {
 
 #[test]
 fn ucx_source_stopped() {
-    source_is_lost(ucx(), "-STOP", Fencing::ByLanes);
+    source_is_lost(ucx(), "-STOP", None);
 }
 
 #[test]
 fn ucx_source_stopped_on_lanes_without_a_fence() {
-    source_is_lost(ucx(), "-STOP", Fencing::Never);
+    source_is_lost(ucx(), "-STOP", Some(Hazard::NoFences));
 }
 
 #[test]

@@ -70,7 +70,7 @@ fn a_stopped_sink_holds_back_only_its_own(way: &str) {
         put.wait().unwrap();
         quick.check_adopted(&name, &source, &blocks, 256);
     }
-    let (sent, all) = (source.transfer.stats().peers[&slow_party()].bytes_sent, 2 * u64::from(BLOCKS) * (64 << 10));
+    let (sent, all) = (source.transfer.stats().peers[&slow_party()].bytes_put, 2 * u64::from(BLOCKS) * (64 << 10));
     assert!(sent < all / 2, "{sent} of {all} bytes were posted to a sink that takes none");
     slow.signal("-CONT");
     stuck.wait().unwrap();
@@ -86,7 +86,7 @@ fn a_stopped_sink_keeps_no_blocks(way: &str) {
     let begin = Instant::now();
     let (stuck, slow) = stuck(&source, way);
     std::thread::sleep((begin + Duration::from_secs(6)).saturating_duration_since(Instant::now()));
-    assert!(!source.pool.is_whole() && source.transfer.stats().peers[&slow_party()].bytes_sent > 0);
+    assert!(!source.pool.is_whole() && source.transfer.stats().peers[&slow_party()].bytes_put > 0);
     stuck.abort("the router's connection misses its probes");
     let failure = stuck.wait().unwrap_err();
     assert!(matches!(failure, HandoffFailure::Aborted(_)), "{failure}");

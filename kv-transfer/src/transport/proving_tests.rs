@@ -1,6 +1,7 @@
 //! Who gets through to a transport, and what strangers can take of it.
 
 use super::*;
+use crate::message::MESSAGE_BYTES_MAX;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 

@@ -1,6 +1,7 @@
 //! The promises of [`Transport`], checked on each without a service around it.
 
 use super::*;
+use crate::message::MESSAGE_BYTES_MAX;
 use crate::{Credentials, Party, UcxLanes, UcxWrites};
 use authority::Authority;
 use baton_types::{

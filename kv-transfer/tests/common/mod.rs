@@ -7,6 +7,7 @@ pub mod pool;
 pub mod process;
 pub mod sockets;
 
+use baton_kv_transfer::shards::{Assembly, Joined};
 use baton_kv_transfer::*;
 use baton_types::fence::AlreadyDone;
 use baton_types::*;
@@ -166,13 +167,17 @@ impl SinkHandler for TestSink {
             shards.iter().for_each(|transfer| transfer.cancel(request_id, "another shard failed"));
         }
     }
-    fn arrived(&self, handoff: VerifiedHandoff, reply: AdoptReply) {
-        let Some(joint) = &self.joint else { return reply.answer(self.verified(handoff)) };
+    fn arrived(&self, handoff: VerifiedHandoff, reply: AdoptReply) -> Option<Result<(), String>> {
+        let Some(joint) = &self.joint else {
+            reply.answer(self.verified(handoff));
+            return None;
+        };
         let name = handoff.request_id.as_str().to_owned();
         joint.assembly.arrived(self.shard.index(), handoff, reply, |parts| {
             assert!(joint.adopted.lock().unwrap().insert(name, parts).is_none(), "adopted twice");
             Ok(())
         });
+        None
     }
     fn pin(&self, question: PinQuestion, reply: PinReply) {
         let held = self.served.lock().unwrap().get(&question.name).cloned();
@@ -187,10 +192,6 @@ impl SinkHandler for TestSink {
 #[derive(Default)]
 pub struct Gate {
     held: Mutex<BTreeSet<HoldPoint>>,
-    fencing: Fencing,
-    pinning: Pinning,
-    greetings: Greetings,
-    windows: Windows,
     bend: Mutex<Option<Bend>>,
 }
 
@@ -213,19 +214,7 @@ impl TransferHooks for Gate {
     fn hold(&self, phase: HoldPoint, _: &RequestId) -> bool {
         self.held.lock().unwrap().contains(&phase)
     }
-    fn fencing(&self) -> Fencing {
-        self.fencing
-    }
-    fn pinning(&self) -> Pinning {
-        self.pinning
-    }
-    fn greetings(&self) -> Greetings {
-        self.greetings
-    }
-    fn windows(&self) -> Windows {
-        self.windows
-    }
-    fn outgoing_message(&self, _: Option<&Party>, message: Vec<u8>) -> Vec<Vec<u8>> {
+    fn bend_message(&self, _: Option<&Party>, message: Vec<u8>) -> Vec<Vec<u8>> {
         match &*self.bend.lock().unwrap() {
             Some(bend) => bend(message),
             None => vec![message],
@@ -253,10 +242,7 @@ pub struct NodeConfig {
     pub kernel_revision: u32,
     pub seed: u64,
     pub limits: TransferLimits,
-    pub fencing: Fencing,
-    pub pinning: Pinning,
-    pub greetings: Greetings,
-    pub windows: Windows,
+    pub hazards: Hazards,
     pub protocol: ProtocolRange,
     /// Which part of the layout its pool holds.
     pub shard: HeadShard,
@@ -268,7 +254,7 @@ pub struct NodeConfig {
 impl NodeConfig {
     pub fn new(name: &'static str, layout: KvLayout, blocks: u32) -> Self {
         let limits = TransferLimits { epoch_bytes: 16 << 10, ..TransferLimits::default() };
-        let (fencing, pinning, greetings, windows, protocol, joint) = Default::default();
+        let (hazards, protocol, joint) = Default::default();
         let (incarnation, model, kernel_revision, shard, seed) = (1, 1, 1, HeadShard::WHOLE, 0x9e37_79b9);
         Self {
             name,
@@ -279,10 +265,7 @@ impl NodeConfig {
             kernel_revision,
             seed,
             limits,
-            fencing,
-            pinning,
-            greetings,
-            windows,
+            hazards,
             protocol,
             shard,
             joint,
@@ -303,8 +286,7 @@ impl NodeConfig {
         let compatibility = Compatibility { model: Digest([self.model; 32]), layout: self.layout, class };
         let party =
             Party { instance: InstanceId::try_new(self.name).unwrap(), incarnation: Incarnation(self.incarnation) };
-        let (fencing, pinning, greetings, windows) = (self.fencing, self.pinning, self.greetings, self.windows);
-        let gate = Arc::new(Gate { fencing, pinning, greetings, windows, ..Gate::default() });
+        let gate = Arc::<Gate>::default();
         let pool = Pool::new(&map);
         let sink = Arc::new(TestSink {
             pool: pool.clone(),
@@ -319,14 +301,18 @@ impl NodeConfig {
             failed: Mutex::default(),
             served: Mutex::default(),
             shard: self.shard,
-            joint: self.joint,
+            joint: self.joint.clone(),
             changed: Condvar::new(),
         });
         let mut config = TransferConfig::new(party, compatibility, map.clone(), transport);
         (config.limits, config.hooks, config.shard) = (self.limits, gate.clone(), self.shard);
-        config.protocol = self.protocol;
+        (config.protocol, config.hazards) = (self.protocol, self.hazards);
         (config.credentials, config.encrypt) = (self.credentials, self.encrypt);
-        let transfer = KvTransfer::start(config, region.clone(), sink.clone())?;
+        let handler: Arc<dyn SinkHandler> = match self.joint {
+            Some(_) => Arc::new(Joined::new(sink.clone())),
+            None => sink.clone(),
+        };
+        let transfer = KvTransfer::start(config, region.clone(), handler)?;
         Ok(Node { transfer, region, map, pool, sink, gate })
     }
 }

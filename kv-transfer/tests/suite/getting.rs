@@ -62,10 +62,13 @@ pub fn what_is_not_there_is_told(choice: &TransportChoice) {
 }
 
 /// A reader that stands before its reads until the owner's pin has expired and the blocks hold something else; what it got.
-fn evicted_while_reading(choice: &TransportChoice, pinning: Pinning) -> (Result<bool, HandoffFailure>, Node, Node) {
+fn evicted_while_reading(
+    choice: &TransportChoice,
+    hazard: Option<Hazard>,
+) -> (Result<bool, HandoffFailure>, Node, Node) {
     let reader = NodeConfig::new("p", small(16), 24).start(choice.clone());
     let mut config = NodeConfig::new("d", small(16), 24);
-    (config.limits.pin_ms, config.pinning) = (100, pinning);
+    (config.limits.pin_ms, config.hazards) = (100, hazard.into());
     let owner = config.start(choice.clone());
     reader.gate.hold(HoldPoint::Gets);
     let blocks = owner.serve("s", 64, 5);
@@ -88,12 +91,12 @@ fn evicted_while_reading(choice: &TransportChoice, pinning: Pinning) -> (Result<
 }
 
 pub fn without_the_pin_a_reader_adopts_other_bytes(choice: &TransportChoice) {
-    let (result, ..) = evicted_while_reading(choice, Pinning::Pretended);
+    let (result, ..) = evicted_while_reading(choice, Some(Hazard::PretendedPins));
     assert_eq!(result, Ok(false), "the test beside this one shows nothing");
 }
 
 pub fn an_expired_pin_is_never_adopted(choice: &TransportChoice) {
-    let (result, reader, owner) = evicted_while_reading(choice, Pinning::Bounded);
+    let (result, reader, owner) = evicted_while_reading(choice, None);
     assert!(matches!(result, Err(HandoffFailure::Unpinned(_))), "{result:?}");
     still_works(&reader, &owner);
 }
@@ -135,8 +138,8 @@ pub fn an_owner_that_restarts_confirms_nothing(choice: &TransportChoice) {
 }
 
 /// What is read of an owner that restarted, and what its first start served under that name.
-fn from_another_start(choice: &TransportChoice, greetings: Greetings) -> Result<bool, HandoffFailure> {
-    let start = |name, incarnation| a_start(choice, name, incarnation, greetings);
+fn from_another_start(choice: &TransportChoice, hazard: Option<Hazard>) -> Result<bool, HandoffFailure> {
+    let start = |name, incarnation| a_start(choice, name, incarnation, hazard);
     let (reader, owner) = (start("p", 1), start("d", 1));
     let served = owner.serve("s", 64, 5);
     let meant = (owner.transfer.party().clone(), owner.bytes_of(&served, 64));
@@ -157,12 +160,12 @@ fn from_another_start(choice: &TransportChoice, greetings: Greetings) -> Result<
 }
 
 pub fn without_incarnations_a_restarted_owner_is_read_for_the_one_before(choice: &TransportChoice) {
-    let result = from_another_start(choice, Greetings::AnyIncarnation);
+    let result = from_another_start(choice, Some(Hazard::AnyIncarnation));
     assert_eq!(result, Ok(false), "the test beside this one shows nothing");
 }
 
 pub fn a_restarted_owner_is_not_the_one_before(choice: &TransportChoice) {
-    let result = from_another_start(choice, Greetings::Compared);
+    let result = from_another_start(choice, None);
     assert!(
         matches!(result, Err(HandoffFailure::Refused { reason: RefuseReason::WrongIncarnation, .. })),
         "{result:?}"

@@ -40,8 +40,8 @@ struct ToAnotherStart {
     adopted: Vec<u8>,
 }
 
-fn to_another_start(choice: &TransportChoice, greetings: Greetings) -> ToAnotherStart {
-    let start = |name, incarnation| a_start(choice, name, incarnation, greetings);
+fn to_another_start(choice: &TransportChoice, hazard: Option<Hazard>) -> ToAnotherStart {
+    let start = |name, incarnation| a_start(choice, name, incarnation, hazard);
     let (source, sink) = (start("p", 1), start("d", 2));
     sink.sink.claim("r", source.transfer.party(), 16);
     let now = sink.peer();
@@ -62,7 +62,7 @@ fn to_another_start(choice: &TransportChoice, greetings: Greetings) -> ToAnother
 }
 
 pub fn without_incarnations_another_start_adopts_what_it_never_claimed(choice: &TransportChoice) {
-    let came = to_another_start(choice, Greetings::AnyIncarnation);
+    let came = to_another_start(choice, Some(Hazard::AnyIncarnation));
     assert!(came.results[0].is_ok(), "{:?}: the test beside this one shows nothing", came.results);
     assert!(came.adopted != came.claimed, "the claim was filled with KV of what it does not stand for");
     let [_, Err(HandoffFailure::Refused { reason: RefuseReason::UnknownRequest, .. })] = came.results else {
@@ -71,7 +71,7 @@ pub fn without_incarnations_another_start_adopts_what_it_never_claimed(choice: &
 }
 
 pub fn another_incarnation_is_refused(choice: &TransportChoice) {
-    let came = to_another_start(choice, Greetings::Compared);
+    let came = to_another_start(choice, None);
     let [Err(HandoffFailure::Refused { reason: RefuseReason::WrongIncarnation, .. }), Ok(_)] = came.results else {
         panic!("{:?}", came.results);
     };
@@ -81,7 +81,7 @@ pub fn another_incarnation_is_refused(choice: &TransportChoice) {
 /// A stranger who greets the source in the sink's name, before the source has met the sink.
 pub fn what_a_peer_calls_itself_leads_nobody_to_it(choice: &TransportChoice) {
     let (source, sink) = pair(choice);
-    let impostor = a_start(choice, "d", 1, Greetings::Compared);
+    let impostor = a_start(choice, "d", 1, None);
     let (put, _) = impostor.offer(&source.peer(), "greeting", 16, 1);
     impostor.send_all(&put, 16);
     put.wait().unwrap();
@@ -106,8 +106,8 @@ pub fn what_a_peer_calls_itself_leads_nobody_to_it(choice: &TransportChoice) {
 
 /// Whoever does not know which start of which instance is here is not told, unless it has proven that it is a worker of the cluster.
 pub fn a_stranger_is_told_nothing(choice: &TransportChoice) {
-    let sink = a_start(choice, "victim", 0xfeed, Greetings::Compared);
-    let stranger = a_start(choice, "stranger", 1, Greetings::Compared);
+    let sink = a_start(choice, "victim", 0xfeed, None);
+    let stranger = a_start(choice, "stranger", 1, None);
     let guess = Party { instance: InstanceId::try_new("nobody").unwrap(), incarnation: Incarnation(0) };
     let (put, _) = stranger.offer(&Peer { party: guess, ..sink.peer() }, "r", 16, 1);
     let failure = put.wait().unwrap_err();
@@ -122,7 +122,7 @@ pub fn peers_that_connect_take_no_place_of_those_connected_to(choice: &Transport
     let mut config = NodeConfig::new("p", small(16), 24);
     config.limits.peers_max = 2;
     let node = config.start(choice.clone());
-    let others = ["a", "b", "c"].map(|name| a_start(choice, name, 1, Greetings::Compared));
+    let others = ["a", "b", "c"].map(|name| a_start(choice, name, 1, None));
     let give = |from: &Node, to: &Node| {
         let (put, blocks) = from.offer(&to.peer(), "r", 16, 1);
         from.send_all(&put, 16);
@@ -147,11 +147,11 @@ fn head_of(node: &Node, blocks: &GroupBlocks, head: usize) -> Vec<u8> {
 /// A handoff to as many bytes a token, in other heads.
 fn to_other_heads(
     choice: &TransportChoice,
-    greetings: Greetings,
+    hazard: Option<Hazard>,
 ) -> (Result<PutReport, HandoffFailure>, Node, Node, GroupBlocks) {
     let start = |name, heads, dim| {
         let mut config = NodeConfig::new(name, KvLayout::llama(16, 2, heads, dim, Dtype::Bf16).unwrap(), 24);
-        config.greetings = greetings;
+        config.hazards = hazard.into();
         config.start(choice.clone())
     };
     let (source, sink) = (start("p", 2, 24), start("d", 3, 16));
@@ -161,7 +161,7 @@ fn to_other_heads(
 }
 
 pub fn heads_are_never_taken_for_others(choice: &TransportChoice) {
-    let (result, source, sink, _) = to_other_heads(choice, Greetings::Compared);
+    let (result, source, sink, _) = to_other_heads(choice, None);
     let failure = result.unwrap_err();
     assert!(matches!(failure, HandoffFailure::Incompatible { .. }), "{failure}");
     let said = failure.to_string();
@@ -172,7 +172,7 @@ pub fn heads_are_never_taken_for_others(choice: &TransportChoice) {
 }
 
 pub fn without_fingerprints_heads_are_taken_for_others(choice: &TransportChoice) {
-    let (result, source, sink, sent) = to_other_heads(choice, Greetings::AnyFingerprint);
+    let (result, source, sink, sent) = to_other_heads(choice, Some(Hazard::AnyFingerprint));
     assert!(result.is_ok(), "{result:?}: the test beside this one shows nothing");
     let adopted = sink.sink.take_adopted("r").unwrap();
     assert!(head_of(&sink, adopted.hold.blocks(), 0) == head_of(&source, &sent, 0));

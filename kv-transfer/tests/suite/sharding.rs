@@ -2,6 +2,7 @@
 
 use super::failing::{COMMIT, OFFER};
 use crate::common::*;
+use baton_kv_transfer::shards::Assembly;
 use baton_kv_transfer::*;
 use baton_types::*;
 use std::sync::{Arc, Mutex};

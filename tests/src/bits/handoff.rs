@@ -1,14 +1,14 @@
 //! The way from P's engine into D's, as the workers go it, without gRPC between.
 
 use super::case::{Case, Read};
-use super::eviction::{Eviction, Owner, PRETENDED_PIN_MS};
+use super::eviction::{Eviction, PRETENDED_PIN_MS};
 use super::side::{Events, Place, Said, Side};
 use super::world::{PATIENCE, index_of};
 use baton_engine::{EngineHandle, PrefillObserver, Run, SequenceRequest};
 use baton_kv_cache::Lease;
 use baton_kv_transfer::{
-    CommitPayload, GrantReply, HandoffFailure, KvTransfer, NoHooks, Peer, PinQuestion, PinReply, PutHandle, PutRequest,
-    RefuseReason, ReserveOffer, SinkHandler, TransferConfig, TransferError, TransferHooks, VerifiedHandoff,
+    CommitPayload, GrantReply, HandoffFailure, Hazard, KvTransfer, NoHooks, Peer, PinQuestion, PinReply, PutHandle,
+    PutRequest, RefuseReason, ReserveOffer, SinkHandler, TransferConfig, TransferError, TransferHooks, VerifiedHandoff,
 };
 use baton_node::membership::Members;
 use baton_types::{Fence, GroupBlocks, Incarnation, InstanceId, Party, RequestId, TokenId};
@@ -46,7 +46,7 @@ impl Link {
         let (evicted, owner) = (eviction.forced.clone(), eviction.owner.clone());
         let hooks: [Arc<dyn TransferHooks>; 2] = match case.read {
             Read::Undisturbed | Read::Gone => [Arc::new(NoHooks), Arc::new(NoHooks)],
-            Read::Evicted | Read::Unguarded => [Arc::new(eviction), Arc::new(Owner(case.read))],
+            Read::Evicted | Read::Unguarded => [Arc::new(eviction), Arc::new(NoHooks)],
         };
         let [of_p, of_d] = hooks;
         let serve = |side: &Side, name: &str, hooks: Arc<dyn TransferHooks>, handler: Arc<dyn SinkHandler>| {
@@ -55,6 +55,7 @@ impl Link {
             config.hooks = hooks;
             if case.read == Read::Unguarded {
                 config.limits.pin_ms = PRETENDED_PIN_MS;
+                config.hazards = [Hazard::PretendedPins].into();
             }
             anyhow::Ok(KvTransfer::start(config, side.region.clone(), handler)?)
         };

@@ -278,7 +278,7 @@ impl<'a> Running<'a> {
         let (place, engine, run) = match self.case.plans[index].route {
             Route::Local => (Place::D, &self.d.engine, Run::Full),
             route => {
-                if route == Route::CachedPrefix {
+                if route == Route::Pulled {
                     let pulled = self.link.pull(&request)?;
                     self.pulled += pulled.as_ref().map_or(0, |pulled| pulled.tokens);
                     self.reading.insert(index, pulled);

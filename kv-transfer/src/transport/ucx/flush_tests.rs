@@ -1,6 +1,7 @@
 //! What a flush waits for: as many writes as were posted, and not one less.
 
 use super::{Connection, Ucx};
+use crate::message::MESSAGE_BYTES_MAX;
 use crate::plan::CopyRun;
 use crate::transport::tcp::Listen;
 use crate::transport::ucx::Start;
