@@ -9,7 +9,7 @@ use crate::{
 };
 use baton_types::{Fence, RequestId};
 use parking_lot::Mutex;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -47,12 +47,12 @@ struct State {
     queue: Vec<Command>,
     next_key: u64,
     /// Live handoffs that this side began, with the number of launches queued for each.
-    begun: HashMap<HandoffKey, usize>,
+    begun: BTreeMap<HandoffKey, usize>,
     /// Offers that wait for their answer.
-    offered: HashSet<HandoffKey>,
+    offered: BTreeSet<HandoffKey>,
     /// Handoffs that peers began here, by request, and those whose cancellation is queued.
-    offers: HashMap<RequestId, Vec<HandoffKey>>,
-    cancelled: HashSet<HandoffKey>,
+    offers: BTreeMap<RequestId, Vec<HandoffKey>>,
+    cancelled: BTreeSet<HandoffKey>,
     stopped: bool,
 }
 
@@ -220,7 +220,7 @@ impl Inbox {
         std::mem::take(&mut state.queue)
     }
 
-    /// Announces that the progress thread is about to sleep; `false` if there is work after all.
+    /// Announces that whoever turns the driver is to be woken; `false` if there is work after all.
     pub(crate) fn may_sleep(&self) -> bool {
         self.asleep.store(true, Ordering::SeqCst);
         let idle = self.state.lock().queue.is_empty() && !self.has_failed();
@@ -240,7 +240,7 @@ impl Inbox {
         self.failed.load(Ordering::SeqCst)
     }
 
-    /// The progress thread is awake.
+    /// Nobody need be woken.
     pub(crate) fn awake(&self) {
         self.asleep.store(false, Ordering::SeqCst);
     }
@@ -258,7 +258,7 @@ impl Inbox {
         drop(left); // Outside of the lock: holds run the worker's code.
     }
 
-    /// Wakes the progress thread if it sleeps.
+    /// Wakes whoever turns the driver, if that was asked for.
     pub(crate) fn rouse(&self) {
         if self.asleep.swap(false, Ordering::SeqCst) {
             (self.wake)();

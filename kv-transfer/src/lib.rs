@@ -34,6 +34,8 @@ extern crate self as baton_kv_transfer; // Tests share what they need.
 mod address;
 #[doc(hidden)]
 pub mod bench;
+#[allow(missing_docs)] // Public through `simulation` alone.
+mod calls;
 mod checksum;
 mod config;
 pub mod credentials;
@@ -68,6 +70,8 @@ mod transport;
 pub mod trial;
 mod ucx;
 mod verify;
+#[allow(missing_docs)] // Public through `simulation` alone.
+mod window;
 mod wire;
 
 pub use address::TransferAddress;

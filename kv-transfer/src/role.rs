@@ -3,8 +3,9 @@
 use crate::greeting::Terms;
 use crate::handler::BlockHold;
 use crate::message::Message;
-use crate::plan::CopyRun;
+use crate::plan::{CopyRun, LayerCopy};
 use crate::verify::work::{Verified, Work};
+use crate::window::Window;
 use crate::{
     CommitPayload, GetOutcome, HandoffFailure, HoldPoint, PinQuestion, PutOutcome, RefuseReason, ReserveOffer,
     TransferConfig, VerifiedHandoff,
@@ -12,7 +13,6 @@ use crate::{
 use baton_types::{Fence, GroupBlocks, RequestId, TicketId};
 use std::any::Any;
 use std::fmt;
-use std::ops::Range;
 use std::time::Instant;
 use tokio::sync::oneshot;
 
@@ -98,11 +98,11 @@ pub(crate) enum Input {
 pub(crate) enum Effect {
     /// To the peer.
     Send(Message),
-    /// Queue a write.
+    /// Queue the writes of a copy.
     Put {
         epoch: u32,
         ticket: TicketId,
-        run: CopyRun,
+        copy: LayerCopy,
     },
     /// Flush what is queued by then.
     Flush {
@@ -117,7 +117,7 @@ pub(crate) enum Effect {
     /// Read from the peer's region.
     Get(CopyRun),
     /// The peer may write there under this ticket,
-    OpenWindow(TicketId, Vec<Range<usize>>),
+    OpenWindow(TicketId, Window),
     /// and no longer.
     CloseWindow(TicketId),
     /// Compute or compare checksums.

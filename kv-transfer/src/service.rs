@@ -1,5 +1,6 @@
 //! The service: a driver on a thread of its own, and the handle that others hold.
 
+use crate::calls::CallThread;
 use crate::driver::{Driver, Ports};
 use crate::handler::SinkHandler;
 use crate::inbox::{Command, Inbox};
@@ -14,7 +15,7 @@ use baton_types::RequestId;
 use parking_lot::Mutex;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
-use std::thread::JoinHandle;
+use std::thread::{JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
@@ -31,8 +32,14 @@ struct Shared {
     fences: bool,
     config: TransferConfig,
     stats: Arc<Mutex<TransferStats>>,
-    /// `None` once it was waited for, and where somebody else turns the driver.
-    thread: Mutex<Option<JoinHandle<()>>>,
+    /// `None` once they were waited for, and where somebody else turns the driver.
+    threads: Mutex<Option<Threads>>,
+}
+
+struct Threads {
+    progress: JoinHandle<()>,
+    /// That of the worker's handler, which ends before it.
+    calls: ThreadId,
 }
 
 impl KvTransfer {
@@ -53,41 +60,38 @@ impl KvTransfer {
         let body = move || {
             let spin = Duration::from_micros(config.limits.spin_us);
             let abort = config.limits.abort();
-            match ports(&config, region).and_then(|ports| Self::drive(config, ports, handler)) {
-                Ok((handle, driver)) => {
-                    started.send(Ok(handle)).ok();
+            let service = ports(&config, region, handler);
+            match service.and_then(|(ports, calls)| Ok((Self::drive(config, ports)?, calls))) {
+                Ok(((handle, driver), calls)) => {
+                    started.send(Ok((handle, calls))).ok();
                     run(driver, spin, abort);
                 }
                 Err(error) => drop(started.send(Err(error))),
             }
         };
-        let thread =
+        let progress =
             std::thread::Builder::new().name("kv-progress".into()).spawn(body).map_err(|e| failed(e.to_string()))?;
-        let handle = start.recv().map_err(|_| failed("its thread died".into()))??;
-        *handle.shared.thread.lock() = Some(thread);
+        let (handle, calls) = start.recv().map_err(|_| failed("its thread died".into()))??;
+        *handle.shared.threads.lock() = Some(Threads { progress, calls });
         Ok(handle)
     }
 
     /// A service whose driver the caller turns, over ports of its own: what [`KvTransfer::start`] does on a thread. For simulations.
     #[doc(hidden)]
-    pub fn drive(
-        config: TransferConfig,
-        ports: Ports,
-        handler: Arc<dyn SinkHandler>,
-    ) -> Result<(Self, Driver), TransferError> {
+    pub fn drive(config: TransferConfig, ports: Ports) -> Result<(Self, Driver), TransferError> {
         config.limits.check()?;
         if config.shard.part(&config.compatibility.layout).as_ref() != Some(config.map.layout()) {
             let why = "the pool's layout is not the shard's part of that of the compatibility fingerprint";
             return Err(TransferError::Config(why.into()));
         }
-        let driver = Driver::new(config.clone(), ports, handler)?;
+        let driver = Driver::new(config.clone(), ports)?;
         let shared = Shared {
             inbox: driver.inbox().clone(),
             address: driver.transport().address(),
             fences: driver.transport().fences(),
             config,
             stats: driver.published().clone(),
-            thread: Mutex::new(None),
+            threads: Mutex::new(None),
         };
         Ok((Self { shared: Arc::new(shared) }, driver))
     }
@@ -169,17 +173,17 @@ impl KvTransfer {
 impl Shared {
     fn stop(&self, deadline: Instant) {
         self.inbox.push(Command::Stop(deadline));
-        let thread = self.thread.lock().take();
-        // A handler that drops the last handle does so on the progress thread, which cannot wait for itself.
-        if let Some(thread) = thread.filter(|t| t.thread().id() != std::thread::current().id()) {
-            thread.join().ok(); // A panic there was reported by its own hook.
+        let (threads, here) = (self.threads.lock().take(), std::thread::current().id());
+        // A handler that drops the last handle does so on one of them, which cannot wait for its own end.
+        if let Some(threads) = threads.filter(|t| t.progress.thread().id() != here && t.calls != here) {
+            threads.progress.join().ok(); // A panic there was reported by its own hook.
         }
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if self.thread.get_mut().is_some() {
+        if self.threads.get_mut().is_some() {
             self.stop(Instant::now() + self.config.limits.abort().min(Duration::from_secs(1)));
         }
     }
@@ -198,12 +202,18 @@ fn name(choice: &TransportChoice) -> &'static str {
     }
 }
 
-/// What a service works with.
-fn ports(config: &TransferConfig, region: Arc<Region>) -> Result<Ports, TransferError> {
+/// What a service works with, and the thread of its handler.
+fn ports(
+    config: &TransferConfig,
+    region: Arc<Region>,
+    handler: Arc<dyn SinkHandler>,
+) -> Result<(Ports, ThreadId), TransferError> {
     let (transport, wake) = transport::start(config, region.clone())?;
-    let verifier = VerifierThread::start(region, config.map.clone())
-        .map_err(|e| TransferError::Transport { transport: transport.name(), detail: e.to_string() })?;
-    Ok(Ports { transport, wake, verifier: Box::new(verifier), draw: Box::new(rand::random) })
+    let failed =
+        |e: std::io::Error| TransferError::Transport { transport: name(&config.transport), detail: e.to_string() };
+    let verifier = Box::new(VerifierThread::start(region, config.map.clone()).map_err(failed)?);
+    let (calls, thread) = CallThread::start(handler).map_err(failed)?;
+    Ok((Ports { transport, wake, verifier, calls: Box::new(calls), draw: Box::new(rand::random) }, thread))
 }
 
 /// Turns the driver until it is stopped, or until something panics here or in the verifier. Then everything open fails, whoever asks later

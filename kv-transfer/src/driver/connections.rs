@@ -91,6 +91,11 @@ impl Connections {
         self.all.get(&conn)
     }
 
+    /// Who is there: expected until greeted, known afterwards.
+    pub(super) fn party(&self, conn: ConnId) -> Option<&Party> {
+        self.get(conn)?.party.as_ref()
+    }
+
     pub(super) fn get_mut(&mut self, conn: ConnId) -> Option<&mut Connection> {
         self.all.get_mut(&conn)
     }

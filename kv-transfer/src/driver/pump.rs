@@ -2,7 +2,7 @@
 //!
 //! A flush covers everything on its connection, so one flush at a time serves every handoff that asked before it was posted.
 
-use crate::plan::CopyRun;
+use crate::plan::{CopyRun, LayerCopy};
 use crate::role::HandoffKey;
 use baton_types::TicketId;
 use std::collections::VecDeque;
@@ -13,7 +13,7 @@ enum Entry {
         key: HandoffKey,
         epoch: u32,
         ticket: TicketId,
-        run: CopyRun,
+        copy: LayerCopy,
     },
     /// Asked for by this handoff, for what it queued before.
     Flush {
@@ -47,8 +47,8 @@ impl Pump {
         Self { queue, in_flight: 0, in_flight_max, waiting, covered, flushing: None, next_flush: 1 }
     }
 
-    pub(super) fn put(&mut self, key: HandoffKey, epoch: u32, ticket: TicketId, run: CopyRun) {
-        self.queue.push_back(Entry::Put { key, epoch, ticket, run });
+    pub(super) fn put(&mut self, key: HandoffKey, epoch: u32, ticket: TicketId, copy: LayerCopy) {
+        self.queue.push_back(Entry::Put { key, epoch, ticket, copy });
     }
 
     pub(super) fn flush(&mut self, key: HandoffKey, epoch: u32) {
@@ -70,19 +70,21 @@ impl Pump {
     /// The next thing to post, within the credit. A single write larger than the credit goes alone.
     pub(super) fn next(&mut self) -> Option<Post> {
         loop {
-            match self.queue.front() {
-                Some(Entry::Put { run, .. })
-                    if self.in_flight == 0 || self.in_flight + run.len <= self.in_flight_max =>
-                {
-                    let Some(Entry::Put { key, epoch, ticket, run }) = self.queue.pop_front() else { return None };
-                    self.in_flight += run.len;
-                    return Some(Post::Put { key, epoch, ticket, run });
-                }
+            match self.queue.front_mut() {
+                Some(Entry::Put { key, epoch, ticket, copy }) => match copy.peek() {
+                    Some(run) if self.in_flight == 0 || self.in_flight + run.len <= self.in_flight_max => {
+                        copy.next();
+                        self.in_flight += run.len;
+                        return Some(Post::Put { key: *key, epoch: *epoch, ticket: *ticket, run });
+                    }
+                    Some(_) => break,
+                    None => drop(self.queue.pop_front()),
+                },
                 Some(Entry::Flush { key, epoch }) => {
                     self.waiting.push((*key, *epoch));
                     self.queue.pop_front();
                 }
-                _ => break,
+                None => break,
             }
         }
         if self.flushing.is_some() || self.waiting.is_empty() {
@@ -114,8 +116,8 @@ impl Pump {
 mod tests {
     use super::*;
 
-    fn run(len: usize) -> CopyRun {
-        CopyRun { from: 0, to: 0, len }
+    fn run(len: usize) -> LayerCopy {
+        LayerCopy::of_run(CopyRun { from: 0, to: 0, len })
     }
 
     fn posts(pump: &mut Pump) -> Vec<String> {

@@ -8,7 +8,7 @@ use crate::role::{Effect, HandoffKey, Input, Link};
 use crate::transport::ConnId;
 use crate::{Party, TransferStats};
 use baton_types::{InstanceId, KvLayout, TicketId};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 /// What this side is to one handoff.
@@ -87,10 +87,10 @@ pub(super) struct Entry {
 pub(super) struct Table {
     entries: BTreeMap<HandoffKey, Entry>,
     /// What peers began, by their numbers.
-    numbers: HashMap<(ConnId, u64), HandoffKey>,
+    numbers: BTreeMap<(ConnId, u64), HandoffKey>,
     /// Tickets given here, and those of peers.
-    given: HashMap<TicketId, HandoffKey>,
-    heeded: HashMap<(ConnId, TicketId), HandoffKey>,
+    given: BTreeMap<TicketId, HandoffKey>,
+    heeded: BTreeMap<(ConnId, TicketId), HandoffKey>,
 }
 
 impl Table {

@@ -4,11 +4,11 @@ use crate::handler::PinQuestion;
 use crate::handoff::{self, OwnerAction, OwnerInput};
 use crate::hazards::hazard;
 use crate::message::{Message, Offer, checksum_messages};
-use crate::plan::{Side, check_blocks, copies};
+use crate::plan::{End, LayerCopy, Move, check_blocks};
 use crate::role::{Effect, Input, Link};
 use crate::verify::work::{Verified, Work};
 use crate::{HandoffFailure, RefuseReason, checksum};
-use baton_types::{BlockId, GroupBlocks, RequestId, TicketId};
+use baton_types::{GroupBlocks, RequestId, TicketId};
 use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,8 +26,8 @@ pub(crate) struct Owner {
     deadline: Instant,
     blocks: Arc<GroupBlocks>,
     hold: Option<Box<dyn Any + Send>>,
-    /// The reader's blocks, where it asked to be written to.
-    remote: Vec<Vec<BlockId>>,
+    /// What moves, where the reader asked to be written to.
+    moves: Option<Arc<Move>>,
 }
 
 impl Owner {
@@ -57,7 +57,7 @@ impl Owner {
             deadline,
             blocks: Arc::default(),
             hold: None,
-            remote: Vec::new(),
+            moves: None,
         }
     }
 
@@ -93,12 +93,20 @@ impl Owner {
             Input::Abort(HandoffFailure::Aborted(reason)) => OwnerInput::Revoked(reason),
             Input::Abort(_) => OwnerInput::Revoked("the instance is going away".into()),
             Input::Heard(Message::Ask { blocks, .. }) => {
-                let fits = |map| check_blocks(map, &blocks.0, self.moved).is_ok();
-                if link.terms.is_some_and(|terms| fits(&terms.map)) {
-                    self.remote = blocks.0;
-                    OwnerInput::Asked
-                } else {
-                    OwnerInput::Revoked("the reader's blocks cannot be".into())
+                let terms = link.terms.filter(|terms| check_blocks(&terms.map, &blocks.0, self.moved).is_ok());
+                match terms.and_then(|terms| Some((terms, terms.cuts.as_ref()?))) {
+                    Some((terms, (cut, _))) => {
+                        let ours = End {
+                            map: link.config.map.clone(),
+                            blocks: self.blocks.clone(),
+                            heads: cut.source.clone(),
+                        };
+                        let theirs = End { map: terms.map.clone(), blocks: Arc::new(blocks), heads: cut.sink.clone() };
+                        let run_bytes_max = link.config.limits.put_bytes_max;
+                        self.moves = Some(Arc::new(Move { source: ours, sink: theirs, run_bytes_max }));
+                        OwnerInput::Asked
+                    }
+                    None => OwnerInput::Revoked("the reader's blocks cannot be".into()),
                 }
             }
             Input::Heard(Message::Confirm { .. }) => {
@@ -137,7 +145,7 @@ impl Owner {
                 }
                 OwnerAction::Sum if hazard!(link.config, PretendedPins) => {}
                 OwnerAction::Sum => self.sum(link, effects),
-                OwnerAction::Write => self.write(link, effects),
+                OwnerAction::Write => self.write(effects),
                 OwnerAction::LetGo => self.hold = None,
                 OwnerAction::Flush => effects.extend([Effect::CancelPuts, Effect::FlushPosted { epoch: EPOCH }]),
                 OwnerAction::Disconnect => {
@@ -174,19 +182,10 @@ impl Owner {
     }
 
     /// Queues writes of everything.
-    fn write(&self, link: &Link<'_>, effects: &mut Vec<Effect>) {
-        let Some(terms) = link.terms else { return };
-        let Some((cut, _)) = &terms.cuts else { return };
-        let (ours, put_max, ticket) = (&link.config.map, link.config.limits.put_bytes_max, self.machine.ticket);
-        for (g, group) in ours.layout().groups().iter().enumerate() {
-            let source = Side { map: ours, blocks: &self.blocks.0[g], heads: &cut.source };
-            let sink = Side { map: &terms.map, blocks: &self.remote[g], heads: &cut.sink };
-            for layer in 0..group.layers.len() {
-                copies(source, sink, g, layer, 0..self.moved, put_max, |run| {
-                    effects.push(Effect::Put { epoch: EPOCH, ticket, run });
-                });
-            }
-        }
+    fn write(&self, effects: &mut Vec<Effect>) {
+        let (Some(moves), ticket) = (&self.moves, self.machine.ticket) else { return };
+        let copies = LayerCopy::all_layers(moves, self.moved);
+        effects.extend(copies.into_iter().map(|copy| Effect::Put { epoch: EPOCH, ticket, copy }));
         effects.push(Effect::Flush { epoch: EPOCH });
     }
 }

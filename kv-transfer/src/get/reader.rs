@@ -3,11 +3,12 @@
 use super::request::{GetOutcome, GetReport, GetRequest};
 use crate::handoff::{self, ReaderAction, ReaderInput};
 use crate::message::{Direction, Message, Offer};
-use crate::plan::{CopyRun, Side, check_blocks, copies, granted_ranges};
+use crate::plan::{End, LayerCopy, Move, check_blocks};
 use crate::role::{Counted, Effect, Input, Link, millis_left};
 use crate::verify::work::{Verified, Work};
+use crate::window::Window;
 use crate::{HandoffFailure, HoldPoint, Party, RefuseReason, TransferConfig, checksum};
-use baton_types::{BlockId, GroupBlocks, InstanceId, RequestId, TicketId};
+use baton_types::{GroupBlocks, InstanceId, RequestId, TicketId};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -30,9 +31,9 @@ pub(crate) struct Reader {
     /// A grant that a test holds before anything is got, or that waits to be admitted.
     held: Option<TicketId>,
     /// The owner's blocks.
-    remote: Vec<Vec<BlockId>>,
-    /// Reads of our own that are not posted, and bytes of those that are under way.
-    reads: VecDeque<CopyRun>,
+    remote: Arc<GroupBlocks>,
+    /// What this side gets by itself and has not posted, and bytes of what is under way.
+    copies: VecDeque<LayerCopy>,
     in_flight: usize,
 }
 
@@ -63,8 +64,8 @@ impl Reader {
             outcome: Some(outcome),
             offered: false,
             held: None,
-            remote: Vec::new(),
-            reads: VecDeque::new(),
+            remote: Arc::default(),
+            copies: VecDeque::new(),
             in_flight: 0,
         }
     }
@@ -169,7 +170,7 @@ impl Reader {
                 let fits = link.terms.ok_or("no pool".to_owned());
                 match fits.and_then(|terms| check_blocks(&terms.map, &blocks.0, self.moved)) {
                     Ok(()) => {
-                        (self.remote, self.held) = (blocks.0, Some(ticket));
+                        (self.remote, self.held) = (Arc::new(blocks), Some(ticket));
                         effects.push(Effect::Heed(ticket));
                         return None;
                     }
@@ -202,11 +203,19 @@ impl Reader {
     /// Posts reads within the credit, and notices when all are over.
     fn post(&mut self, link: &Link<'_>, now: Instant, effects: &mut Vec<Effect>) {
         let max = link.config.limits.in_flight_bytes_max;
-        while let Some(run) = self.reads.pop_front_if(|run| self.in_flight == 0 || self.in_flight + run.len <= max) {
+        while let Some(copy) = self.copies.front_mut() {
+            let Some(run) = copy.peek() else {
+                self.copies.pop_front();
+                continue;
+            };
+            if self.in_flight > 0 && self.in_flight + run.len > max {
+                break;
+            }
+            copy.next();
             self.in_flight += run.len;
             effects.push(Effect::Get(run));
         }
-        if self.reads.is_empty() && self.in_flight == 0 {
+        if self.copies.is_empty() && self.in_flight == 0 {
             self.feed(ReaderInput::Read, link, now, effects);
         }
     }
@@ -218,12 +227,12 @@ impl Reader {
             let ticket = self.machine.ticket().unwrap_or(TicketId(0));
             match action {
                 ReaderAction::Read => {
-                    self.queue_reads(link);
+                    self.queue_copies(link);
                     posts = true;
                 }
                 ReaderAction::SendAsk => {
                     let blocks = GroupBlocks::clone(&self.blocks);
-                    effects.push(Effect::OpenWindow(ticket, granted_ranges(&link.config.map, &blocks.0, 0)));
+                    effects.push(Effect::OpenWindow(ticket, Window::granted(&link.config.map, &blocks.0, 0)));
                     effects.push(Effect::Send(Message::Ask { ticket, blocks }));
                 }
                 ReaderAction::SendConfirm => effects.push(Effect::Send(Message::Confirm { ticket })),
@@ -233,7 +242,7 @@ impl Reader {
                     effects.push(Effect::Verify(Work::Check { tokens, blocks, heads, runs }));
                 }
                 ReaderAction::SendUnpin => {
-                    self.reads.clear();
+                    self.copies.clear();
                     if self.offered {
                         effects.push(Effect::Send(Message::Unpin { handoff: link.key.0 }));
                     }
@@ -263,18 +272,14 @@ impl Reader {
         }
     }
 
-    /// Queues reads of everything.
-    fn queue_reads(&mut self, link: &Link<'_>) {
+    /// Queues everything.
+    fn queue_copies(&mut self, link: &Link<'_>) {
         let Some(terms) = link.terms else { return };
         let Some((_, cut)) = &terms.cuts else { return };
-        let (ours, put_max) = (&link.config.map, link.config.limits.put_bytes_max);
-        for (g, group) in ours.layout().groups().iter().enumerate() {
-            let source = Side { map: &terms.map, blocks: &self.remote[g], heads: &cut.source };
-            let sink = Side { map: ours, blocks: &self.blocks.0[g], heads: &cut.sink };
-            for layer in 0..group.layers.len() {
-                copies(source, sink, g, layer, 0..self.moved, put_max, |run| self.reads.push_back(run));
-            }
-        }
+        let theirs = End { map: terms.map.clone(), blocks: self.remote.clone(), heads: cut.source.clone() };
+        let ours = End { map: link.config.map.clone(), blocks: self.blocks.clone(), heads: cut.sink.clone() };
+        let moves = Move { source: theirs, sink: ours, run_bytes_max: link.config.limits.put_bytes_max };
+        self.copies.extend(LayerCopy::all_layers(&Arc::new(moves), self.moved));
     }
 
     /// Tells the worker how it ended, and lets nothing more in.

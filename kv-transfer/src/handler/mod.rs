@@ -12,7 +12,8 @@ use baton_types::{RequestId, TicketId, TokenId};
 use std::fmt;
 use std::time::Instant;
 
-/// What a worker does with what peers put here and want to get. Every method is called on the progress thread and must return at once.
+/// What a worker does with what peers put here and want to get. All methods are called on one thread of the service, in order: one that
+/// waits keeps grants and adoptions of others waiting, and no bytes.
 pub trait SinkHandler: Send + Sync {
     /// A source asks for room. The reply may be kept and answered later, until the deadline; dropping it refuses.
     fn reserve(&self, offer: ReserveOffer, reply: GrantReply);

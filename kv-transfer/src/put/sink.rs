@@ -5,9 +5,10 @@ use crate::handoff::sink::Expected;
 use crate::handoff::{self, SinkAction, SinkInput};
 use crate::hazards::hazard;
 use crate::message::{Commit, Message, Offer};
-use crate::plan::{check_blocks, check_from, granted_ranges};
+use crate::plan::{check_blocks, check_from};
 use crate::role::{Counted, Effect, Input, Link};
 use crate::verify::work::{Verified, Work};
+use crate::window::Window;
 use crate::{HandoffFailure, HoldPoint, Party, RefuseReason, checksum};
 use baton_types::{GroupBlocks, InstanceId, KvLayout, TicketId};
 use std::sync::Arc;
@@ -203,8 +204,8 @@ impl Sink {
                 SinkAction::SendGrant => {
                     let (blocks, from) = (GroupBlocks::clone(&self.blocks), self.machine.from());
                     let open_from = if hazard!(link.config, WindowsOfAllBlocks) { 0 } else { from };
-                    let ranges = granted_ranges(&link.config.map, &blocks.0, open_from);
-                    effects.push(Effect::OpenWindow(ticket, ranges));
+                    let window = Window::granted(&link.config.map, &blocks.0, open_from);
+                    effects.push(Effect::OpenWindow(ticket, window));
                     effects.push(Effect::Send(Message::Grant { handoff, ticket, blocks, from }));
                 }
                 SinkAction::SendRefuse { reason, detail } => {

@@ -5,11 +5,11 @@ use super::timings::Timings;
 use crate::handoff::source::ABORT_EPOCH;
 use crate::handoff::{self, SourceAction, SourceInput};
 use crate::message::{Commit, Direction, Message, Offer, checksum_messages};
-use crate::plan::{Side, check_blocks, check_from, copies};
+use crate::plan::{End, LayerCopy, Move, check_blocks, check_from};
 use crate::role::{Counted, Effect, Input, Link, millis_left};
 use crate::verify::work::{Verified, Work};
 use crate::{HandoffFailure, HoldPoint, Party, TransferConfig, checksum};
-use baton_types::{BlockId, Fence, FenceStatus, GroupBlocks, RequestId, TicketId};
+use baton_types::{Fence, FenceStatus, GroupBlocks, RequestId, TicketId};
 use parking_lot::Mutex;
 use std::any::Any;
 use std::collections::VecDeque;
@@ -31,8 +31,8 @@ pub(crate) struct Source {
     hold: Option<Arc<dyn Any + Send + Sync>>,
     outcome: Option<oneshot::Sender<PutOutcome>>,
     offered: bool,
-    /// The sink's blocks.
-    remote: Vec<Vec<BlockId>>,
+    /// What moves, as the grant settled it.
+    moves: Option<Arc<Move>>,
     /// Launched layers whose fences are not done, in order of launch.
     fences: VecDeque<(u32, u32, Fence)>,
     commit: Option<CommitPayload>,
@@ -76,7 +76,7 @@ impl Source {
             hold: Some(Arc::new(Mutex::new(hold))),
             outcome: Some(outcome),
             offered: false,
-            remote: Vec::new(),
+            moves: None,
             fences: VecDeque::new(),
             commit: None,
             held: None,
@@ -203,9 +203,16 @@ impl Source {
         let input = match message {
             Message::Grant { ticket, blocks, from, .. } => match self.check_grant(&blocks, from, link) {
                 Ok(()) => {
-                    self.remote = blocks.0;
-                    if let Some((cut, _)) = link.terms.and_then(|terms| terms.cuts.as_ref()) {
+                    if let Some((terms, (cut, _))) = link.terms.and_then(|terms| Some((terms, terms.cuts.as_ref()?))) {
                         self.machine.cut(cut.token_bytes.clone());
+                        let ours = End {
+                            map: link.config.map.clone(),
+                            blocks: self.blocks.clone(),
+                            heads: cut.source.clone(),
+                        };
+                        let theirs = End { map: terms.map.clone(), blocks: Arc::new(blocks), heads: cut.sink.clone() };
+                        let run_bytes_max = link.config.limits.put_bytes_max;
+                        self.moves = Some(Arc::new(Move { source: ours, sink: theirs, run_bytes_max }));
                     }
                     self.timings.granted_at = Some(now);
                     effects.push(Effect::Heed(ticket));
@@ -258,7 +265,7 @@ impl Source {
             let ticket = self.machine.ticket().unwrap_or(TicketId(0));
             match action {
                 SourceAction::Copy { epoch, group, layer, tokens } => {
-                    self.copy(epoch, (group, layer), tokens, link, effects);
+                    self.copy(epoch, (group, layer), tokens, effects);
                 }
                 SourceAction::Flush { epoch: ABORT_EPOCH } => effects.push(Effect::FlushPosted { epoch: ABORT_EPOCH }),
                 SourceAction::Flush { epoch } => effects.push(Effect::Flush { epoch }),
@@ -285,23 +292,11 @@ impl Source {
     }
 
     /// Queues the writes of one copy, and has its checksums computed meanwhile.
-    fn copy(
-        &self,
-        epoch: u32,
-        (group, layer): (usize, usize),
-        tokens: Range<u32>,
-        link: &Link<'_>,
-        effects: &mut Vec<Effect>,
-    ) {
-        let (Some(ticket), Some(hold), Some(terms)) = (self.machine.ticket(), &self.hold, link.terms) else { return };
-        let Some((cut, _)) = &terms.cuts else { return };
-        let source = Side { map: &link.config.map, blocks: &self.blocks.0[group], heads: &cut.source };
-        let sink = Side { map: &terms.map, blocks: &self.remote[group], heads: &cut.sink };
-        let put_max = link.config.limits.put_bytes_max;
-        copies(source, sink, group, layer, tokens.clone(), put_max, |run| {
-            effects.push(Effect::Put { epoch, ticket, run });
-        });
-        let (blocks, heads, hold) = (self.blocks.clone(), cut.source.clone(), hold.clone());
+    fn copy(&self, epoch: u32, (group, layer): (usize, usize), tokens: Range<u32>, effects: &mut Vec<Effect>) {
+        let (Some(ticket), Some(hold), Some(moves)) = (self.machine.ticket(), &self.hold, &self.moves) else { return };
+        let copy = LayerCopy::new(moves.clone(), group, layer, tokens.clone());
+        effects.push(Effect::Put { epoch, ticket, copy });
+        let (blocks, heads, hold) = (self.blocks.clone(), moves.source.heads.clone(), hold.clone());
         effects.push(Effect::Verify(Work::Sum { epoch, group, layer, tokens, blocks, heads, hold }));
     }
 

@@ -3,14 +3,14 @@
 use crate::{AdoptReply, VerifiedHandoff};
 use baton_types::RequestId;
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 /// Parts of sequences that arrived at the shards of one instance, until the last is there. A part whose handoff ends meanwhile is
 /// dropped by [`Assembly::failed`], so there are never more than handoffs are open.
 #[derive(Debug)]
 pub struct Assembly {
     shards: usize,
-    waiting: Mutex<HashMap<RequestId, Parts>>,
+    waiting: Mutex<BTreeMap<RequestId, Parts>>,
 }
 
 /// By shard.

@@ -20,7 +20,7 @@ use crate::{
 use baton_types::{RequestId, TokenId};
 use hold::Shared;
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// What legs have in common.
@@ -29,7 +29,7 @@ type JointKey = (RequestId, Party);
 /// A handler that joins the legs of a handoff for the one that it stands for.
 pub struct Joined<H> {
     inner: Arc<H>,
-    joints: Arc<Mutex<HashMap<JointKey, Joint>>>,
+    joints: Arc<Mutex<BTreeMap<JointKey, Joint>>>,
 }
 
 /// The legs of one handoff that were offered here and are not over.
@@ -56,7 +56,7 @@ impl<H: SinkHandler> Joined<H> {
 }
 
 /// A leg is over. Its joint goes with the last.
-fn leg_over(joints: &mut HashMap<JointKey, Joint>, key: &JointKey, shard: u16) {
+fn leg_over(joints: &mut BTreeMap<JointKey, Joint>, key: &JointKey, shard: u16) {
     if let Some(joint) = joints.get_mut(key) {
         joint.offers.remove(&shard);
         joint.waiting.remove(&shard);
@@ -68,7 +68,7 @@ fn leg_over(joints: &mut HashMap<JointKey, Joint>, key: &JointKey, shard: u16) {
 
 /// Where the worker's answer to the whole goes: to every leg, once.
 struct ToAllLegs {
-    joints: Arc<Mutex<HashMap<JointKey, Joint>>>,
+    joints: Arc<Mutex<BTreeMap<JointKey, Joint>>>,
     key: JointKey,
     replies: Mutex<Vec<(u16, AdoptReply)>>,
 }
@@ -90,7 +90,7 @@ impl ToAllLegs {
 
 /// What the worker's answer to the one question is for.
 struct JointOffer {
-    joints: Arc<Mutex<HashMap<JointKey, Joint>>>,
+    joints: Arc<Mutex<BTreeMap<JointKey, Joint>>>,
     key: JointKey,
 }
 

@@ -14,9 +14,9 @@ mod windows;
 
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
+use crate::window::Window;
 use crate::{Region, TransferAddress, TransferConfig, TransferError, TransportChoice};
 use baton_types::TicketId;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -85,8 +85,8 @@ pub trait Transport {
     fn get(&mut self, conn: ConnId, number: u64, run: CopyRun) {
         let _ = (conn, number, run);
     }
-    /// From now on the peer may write these ranges of the local region under this ticket. Transports that cannot check ignore it.
-    fn open_window(&mut self, conn: ConnId, ticket: TicketId, ranges: Vec<Range<usize>>);
+    /// From now on the peer may write this part of the local region under this ticket. Transports that cannot check ignore it.
+    fn open_window(&mut self, conn: ConnId, ticket: TicketId, window: Window);
     fn close_window(&mut self, conn: ConnId, ticket: TicketId);
     /// Ends a connection; [`Event::Closed`] follows.
     fn close(&mut self, conn: ConnId, reason: &str);

@@ -7,6 +7,7 @@ use authority::Authority;
 use baton_types::{
     Compatibility, Digest, Dtype, Incarnation, InstanceId, KvLayout, KvPoolMap, NumericsClass, PoolMemory,
 };
+use std::ops::Range;
 
 #[allow(dead_code, unreachable_pub)] // Tests of the crate have it too.
 #[path = "../../tests/common/authority.rs"]
@@ -127,7 +128,7 @@ fn writes_are_visible_once_flushed(choice: &Way) {
     let (mut a, from, mut b, to) = connected(choice);
     let noise: Vec<u8> = (0..BYTES).map(|i| ((i * 31) >> 3) as u8).collect();
     a.region.write(0, &noise);
-    b.transport.open_window(to, TicketId(5), vec![0..BYTES / 2, BYTES / 2 + 64..BYTES]);
+    b.transport.open_window(to, TicketId(5), Window::of(vec![0..BYTES / 2, BYTES / 2 + 64..BYTES]));
     // Odd offsets and lengths, from a byte to a quarter of a mebibyte.
     let runs = [(0, 6000, 1), (100, 3, 5000), (5001, 200_000, 70_001), (1, 600_000, 262_144)];
     for (from_at, to_at, len) in runs {
@@ -240,8 +241,8 @@ fn ucx_connections_cost() {
     }
 }
 
-fn window(range: Range<usize>) -> Vec<Range<usize>> {
-    std::iter::once(range).collect()
+fn window(range: Range<usize>) -> Window {
+    Window::of(std::iter::once(range).collect())
 }
 
 const LOOPBACK: std::net::IpAddr = std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);

@@ -1,20 +1,23 @@
 //! The driver over a transport that only takes notes.
 
 use super::*;
-use crate::message::{Direction, Offer, RemoteRegion};
+use crate::calls::Inline;
+use crate::handoff::Exposure;
+use crate::message::{Direction, Hello, Offer, RemoteRegion, message_bytes_max};
 use crate::plan::CopyRun;
-use crate::verify::VerifierThread;
+use crate::transport::ConnId;
+use crate::verify::{Job, VerifierThread};
+use crate::window::Window;
 use crate::{
-    BlockHold, GrantReply, HandoffFailure, Peer, PutRequest, QuarantinedBlocks, Region, ReserveOffer, TransferAddress,
+    BlockHold, GrantReply, Peer, PutRequest, QuarantinedBlocks, Region, ReserveOffer, SinkHandler, TransferAddress,
     TransportChoice, VerifiedHandoff,
 };
 use baton_types::fence::AlreadyDone;
 use baton_types::{
     BlockId, Compatibility, Digest, Dtype, GroupBlocks, Incarnation, InstanceId, KvLayout, KvPoolMap, NumericsClass,
-    RequestId,
+    RequestId, TicketId,
 };
 use std::any::Any;
-use std::ops::Range;
 
 mod starts;
 
@@ -51,7 +54,7 @@ impl Transport for Noting {
         self.0.lock().push("put");
     }
     fn flush(&mut self, _: ConnId, _: u64) {}
-    fn open_window(&mut self, _: ConnId, _: TicketId, _: Vec<Range<usize>>) {}
+    fn open_window(&mut self, _: ConnId, _: TicketId, _: Window) {}
     fn close_window(&mut self, _: ConnId, _: TicketId) {}
     fn close(&mut self, _: ConnId, _: &str) {}
     fn lanes(&self, _: ConnId) -> String {
@@ -169,9 +172,10 @@ impl Driver {
             transport: Box::new(Noting(notes.clone(), Arc::clone(&limit))),
             wake: Box::new(|| {}),
             verifier: Box::new(verifier),
+            calls: Box::new(Inline(Arc::new(Granting(notes.clone())))),
             draw: Box::new(rand::random),
         };
-        (Self::new(config, ports, Arc::new(Granting(notes.clone()))).unwrap(), notes, limit)
+        (Self::new(config, ports).unwrap(), notes, limit)
     }
 
     fn commands(&mut self, now: Instant) {
@@ -289,7 +293,9 @@ fn a_peer_with_blocks_in_quarantine_gets_no_others() {
     assert_eq!(*notes.lock(), ["quarantined", "let go"], "that grant is not taken");
     driver.hear(&offer(3, 16), now);
     driver.commands(now);
-    assert_eq!((driver.table.sinks(), driver.stats.total.refused.get("quarantine")), (0, Some(&2)));
+    driver.publish();
+    let refused = driver.published().lock().total.refused.get("quarantine").copied();
+    assert_eq!((driver.table.sinks(), refused), (0, Some(2)));
     driver.event(Event::Closed { conn: CONN, reason: "fenced".into(), fenced: true, unproven: false }, now);
     driver.event(Event::Accepted { conn: CONN, proven: false }, now);
     driver.hear(&Message::Hello(greeting()), now);
@@ -426,7 +432,7 @@ impl SinkHandler for HavingMost {
 #[test]
 fn blocks_that_a_peer_cannot_write_do_not_count_as_exposed_to_it() {
     let (mut driver, notes) = Driver::noting();
-    driver.handler = Arc::new(HavingMost(notes.clone()));
+    driver.calls = Box::new(Inline(Arc::new(HavingMost(notes.clone()))));
     driver.config.limits.quarantined_blocks_max = 4;
     let now = Instant::now();
     driver.event(Event::Accepted { conn: CONN, proven: false }, now);
@@ -441,5 +447,5 @@ fn blocks_that_a_peer_cannot_write_do_not_count_as_exposed_to_it() {
     driver.event(Event::Closed { conn: CONN, reason: "gone".into(), fenced: false, unproven: false }, now);
     assert_eq!(driver.exposed(), (2, 0));
     driver.publish();
-    assert_eq!(driver.published.lock().quarantined.values().sum::<usize>(), 2);
+    assert_eq!(driver.published().lock().quarantined.values().sum::<usize>(), 2);
 }

@@ -8,6 +8,7 @@ use crate::message::{Commit, SumRun};
 use crate::verify::work::Work;
 use crate::{GetRequest, Hazard, Hazards, HeadShard, RefuseReason};
 use baton_types::{PoolMemory, TokenId};
+use std::ops::Range;
 use tokio::sync::oneshot;
 
 const EARLIER: ConnId = CONN;
@@ -68,7 +69,7 @@ impl Scene {
     fn new(hazards: Hazards) -> Self {
         let region = Region::anonymous(config("here").map.bytes()).unwrap();
         let ((mut driver, notes), worker) = (Driver::noting_over(region.clone()), Arc::<Claiming>::default());
-        (driver.config.hazards, driver.handler) = (hazards, worker.clone());
+        (driver.config.hazards, driver.calls) = (hazards, Box::new(Inline(worker.clone())));
         Self { driver, notes, region, worker, now: Instant::now() }
     }
 
@@ -238,7 +239,7 @@ fn owner_restarts(hazards: Hazards) -> Adopted {
     scene.driver.commands(now);
     scene.say(EARLIER, &Message::Welcome(greeting_of(EARLIER)));
     scene.say(EARLIER, &Message::Grant { handoff: key.0, ticket, blocks, from: 0 });
-    assert_eq!(*scene.notes.lock(), ["get"; 2], "it reads");
+    assert_eq!(*scene.notes.lock(), ["get"], "its planes are neighbours");
 
     scene.greeted(NEXT);
     scene.store(NEXT, &others());

@@ -15,6 +15,7 @@ use super::{ConnId, Event, Transport, Wake};
 use crate::hazards::hazard;
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
+use crate::window::Window;
 use crate::{Credentials, Region, TransferAddress, TransferConfig, TransferError};
 use accepting::gives_way;
 use baton_types::TicketId;
@@ -25,7 +26,6 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
-use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -307,9 +307,9 @@ impl Transport for Tcp {
         self.flush_lanes(conn, id, 0);
     }
 
-    fn open_window(&mut self, conn: ConnId, ticket: TicketId, ranges: Vec<Range<usize>>) {
+    fn open_window(&mut self, conn: ConnId, ticket: TicketId, window: Window) {
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.incoming.windows.open(ticket, ranges);
+            connection.incoming.windows.open(ticket, window);
         }
     }
 

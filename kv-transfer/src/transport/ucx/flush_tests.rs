@@ -6,6 +6,7 @@ use crate::plan::CopyRun;
 use crate::transport::tcp::Listen;
 use crate::transport::ucx::Start;
 use crate::transport::{ConnId, Event, Transport};
+use crate::window::Window;
 use crate::{Party, Region, TransferConfig, TransportChoice, UcxLanes, UcxWrites};
 use baton_types::{
     Compatibility, Digest, Dtype, Incarnation, InstanceId, KvLayout, KvPoolMap, NumericsClass, TicketId,
@@ -77,7 +78,7 @@ fn a_flush_waits_for_every_write_that_was_posted() {
     let (region_a, region_b) = (a.ucx.region(), b.ucx.region());
     a.ucx.greeted(from, &region_b, MESSAGE_BYTES_MAX).unwrap();
     b.ucx.greeted(to, &region_a, MESSAGE_BYTES_MAX).unwrap();
-    b.ucx.open_window(to, TicketId(5), std::iter::once(0..4096).collect());
+    b.ucx.open_window(to, TicketId(5), Window::of(std::iter::once(0..4096).collect()));
     (0..3).for_each(|at| a.ucx.put(from, TicketId(5), CopyRun { from: 64 * at, to: 64 * at, len: 64 }));
     until(&mut a, &mut b, "three writes", |_, b| b.came(to) == 3);
     // As if one of them were still on its way.

@@ -26,11 +26,11 @@ use crate::hazards::hazard;
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
 use crate::ucx::{Context, Endpoint, Memory, Status, Token as Operation, Worker};
+use crate::window::Window;
 use crate::{Region, TransferAddress, UcxWrites};
 use baton_types::TicketId;
 use connection::Connection;
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -196,9 +196,9 @@ impl Transport for Ucx {
         self.read(conn, number, run);
     }
 
-    fn open_window(&mut self, conn: ConnId, ticket: TicketId, ranges: Vec<Range<usize>>) {
+    fn open_window(&mut self, conn: ConnId, ticket: TicketId, window: Window) {
         if let Some(writing) = self.connections.get(&conn).and_then(Connection::writing) {
-            writing.door.windows.borrow_mut().open(ticket, ranges);
+            writing.door.windows.borrow_mut().open(ticket, window);
         }
     }
 
