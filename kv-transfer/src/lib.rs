@@ -11,7 +11,7 @@
 //!
 //! ```text
 //!  engine thread            progress thread (one)                    verifier thread (one)
-//!  Outgoing ── inbox ──►  service ── handoff::{source, sink, reader, owner} (pure)
+//!  PutHandle ── inbox ──►  service ── handoff::{source, sink, reader, owner} (pure)
 //!  SinkHandler ◄────────     │  └── plan (pure)                ──►  checksum over region
 //!                         transport: ucx | tcp  ──► region (pool memory)
 //! ```
@@ -31,48 +31,65 @@
 #[cfg(test)]
 extern crate self as baton_kv_transfer; // Tests share what they need.
 
-pub mod address;
-pub mod assembly;
+mod address;
 #[doc(hidden)]
 pub mod bench;
+#[allow(missing_docs)] // Public through `simulation` alone.
+mod calls;
 mod checksum;
-pub mod config;
+mod config;
 pub mod credentials;
-pub mod error;
-pub mod fetch;
+mod driver;
+mod error;
+mod get;
+mod greeting;
+mod handler;
 #[allow(missing_docs)] // Public through `pure` alone.
 mod handoff;
-pub mod hooks;
+mod hazards;
+mod heads;
+mod hooks;
+mod inbox;
 pub mod inventory;
-#[allow(missing_docs)] // Public through `pure` alone.
+#[allow(missing_docs)] // Public through `pure` and `simulation` alone.
 mod message;
-pub mod outgoing;
-#[allow(missing_docs)] // Public through `pure` alone.
+#[allow(missing_docs)] // Public through `pure` and `simulation` alone.
 mod plan;
 #[doc(hidden)]
 pub mod pure;
-pub mod region;
-pub mod service;
-pub mod shard;
-pub mod sink;
-pub mod stats;
+mod put;
+mod region;
+mod role;
+mod service;
+pub mod shards;
+#[doc(hidden)]
+pub mod simulation;
+mod stats;
+#[allow(missing_docs)] // Public through `simulation` alone.
 mod transport;
 pub mod trial;
 mod ucx;
+mod verify;
+#[allow(missing_docs)] // Public through `simulation` alone.
+mod window;
 mod wire;
 
 pub use address::TransferAddress;
-pub use assembly::{AdoptReply, Assembly};
 pub use baton_types::Party;
-pub use config::{OpenRequest, Peer, TransferConfig, TransferLimits, TransportChoice, UcxLanes, UcxWrites};
+pub use config::{Peer, TransferConfig, TransferLimits, TransportChoice, UcxLanes, UcxWrites};
 pub use credentials::Credentials;
 pub use error::{HandoffFailure, RefuseReason, TransferError};
-pub use fetch::{FetchOutcome, FetchRequest, Fetched, Fetching, PinQuestion, PinReply};
-pub use hooks::{Commits, Fencing, Greetings, NoHooks, Phase, Pinning, Tickets, TransferHooks, Windows};
-pub use outgoing::{CommitPayload, Outgoing, TransferReport};
+pub use get::{GetHandle, GetOutcome, GetReport, GetRequest};
+pub use handler::{
+    AdoptReply, BlockHold, GrantReply, PinQuestion, PinReply, QuarantinedBlocks, ReserveOffer, SinkHandler,
+    SinkTimings, VerifiedHandoff,
+};
+#[cfg(any(test, feature = "testing"))]
+pub use hazards::{Hazard, Hazards};
+pub use heads::HeadShard;
+pub use hooks::{HoldPoint, NoHooks, TransferHooks};
+pub use put::{CommitPayload, PutHandle, PutOutcome, PutReport, PutRequest};
 pub use region::{HostMemory, Region, RegionError};
 pub use service::KvTransfer;
-pub use shard::HeadShard;
-pub use sink::{BlockHold, GrantReply, QuarantinedBlocks, ReserveOffer, SinkHandler, SinkTimings, VerifiedHandoff};
 pub use stats::{PeerStats, TransferStats};
 pub use trial::{Moved, Trial, TrialError};

@@ -1,8 +1,10 @@
 //! Which bytes go where: contiguous copies between two pools whose block sizes may differ.
 
-use crate::shard::Heads;
-use baton_types::{BlockId, KvPoolMap};
+use crate::heads::Heads;
+use baton_types::{BlockId, GroupBlocks, KvPoolMap};
+use std::collections::VecDeque;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// One contiguous copy, as offsets into the two regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,29 +95,83 @@ fn cut_run(run: CopyRun, len_max: usize, emit: &mut impl FnMut(CopyRun)) {
     }
 }
 
-/// Byte ranges of a pool that a grant of `blocks` lets its ticket write, sorted and merged: those of the blocks that hold positions from
-/// `from` on, where one begins. Whatever holds earlier ones may be shared with other sequences.
-pub(crate) fn granted_ranges(map: &KvPoolMap, blocks: &[Vec<BlockId>], from: u32) -> Vec<Range<usize>> {
-    let kept = (from / map.layout().block_tokens()) as usize;
-    let mut ranges = Vec::new();
-    for (g, (group, blocks)) in map.layout().groups().iter().zip(blocks).enumerate() {
-        let block_bytes = group.token_bytes() * map.layout().block_tokens() as usize;
-        for layer in 0..group.layers.len() {
-            for &block in blocks.iter().skip(kept) {
-                let start = map.plane_offset(g, layer, block, 0);
-                ranges.push(start..start + block_bytes);
-            }
-        }
+/// Most blocks, of the pool with the longer ones, whose copies are planned at once.
+const BLOCKS_AT_ONCE: u32 = 256;
+
+/// One pool's end of what moves under a ticket.
+#[derive(Debug)]
+pub(crate) struct End {
+    pub(crate) map: KvPoolMap,
+    pub(crate) blocks: Arc<GroupBlocks>,
+    pub(crate) heads: Arc<Heads>,
+}
+
+impl End {
+    fn side(&self, group: usize) -> Side<'_> {
+        Side { map: &self.map, blocks: &self.blocks.0[group], heads: &self.heads }
     }
-    ranges.sort_unstable_by_key(|r| r.start);
-    ranges.dedup_by(|next, last| {
-        let joins = last.end >= next.start;
-        if joins {
-            last.end = last.end.max(next.end);
+}
+
+/// What moves under a ticket: from where, to where.
+#[derive(Debug)]
+pub(crate) struct Move {
+    pub(crate) source: End,
+    pub(crate) sink: End,
+    pub(crate) run_bytes_max: usize,
+}
+
+/// One copy of a layer, whose runs are planned as they are taken: a long sequence holds up nobody else for longer than
+/// [`BLOCKS_AT_ONCE`] take.
+#[derive(Debug)]
+pub(crate) struct LayerCopy {
+    of: Arc<Move>,
+    group: usize,
+    layer: usize,
+    /// Not planned yet.
+    tokens: Range<u32>,
+    runs: VecDeque<CopyRun>,
+}
+
+impl LayerCopy {
+    pub(crate) fn new(of: Arc<Move>, group: usize, layer: usize, tokens: Range<u32>) -> Self {
+        Self { of, group, layer, tokens, runs: VecDeque::new() }
+    }
+
+    /// A run that was planned.
+    #[cfg(test)]
+    pub(crate) fn of_run(run: CopyRun) -> Self {
+        let layout = baton_types::KvLayout::llama(16, 1, 1, 1, baton_types::Dtype::Bf16).unwrap();
+        let map = KvPoolMap::try_new(layout, 1).unwrap();
+        let end = || End { map: map.clone(), blocks: Arc::default(), heads: Arc::default() };
+        let of = Arc::new(Move { source: end(), sink: end(), run_bytes_max: 1 });
+        Self { runs: VecDeque::from([run]), ..Self::new(of, 0, 0, 0..0) }
+    }
+
+    /// Every layer whole.
+    pub(crate) fn all_layers(of: &Arc<Move>, tokens: u32) -> Vec<Self> {
+        let groups = of.source.map.layout().groups().iter().enumerate();
+        let layers = groups.flat_map(|(group, shape)| (0..shape.layers.len()).map(move |layer| (group, layer)));
+        layers.map(|(group, layer)| Self::new(of.clone(), group, layer, 0..tokens)).collect()
+    }
+
+    /// The next run, if one is left.
+    pub(crate) fn peek(&mut self) -> Option<CopyRun> {
+        if self.runs.is_empty() && !self.tokens.is_empty() {
+            let (source, sink) = (self.of.source.side(self.group), self.of.sink.side(self.group));
+            let span = BLOCKS_AT_ONCE * source.block_tokens().max(sink.block_tokens());
+            let end = next_boundary(self.tokens.start, span).min(self.tokens.end);
+            let (runs, max) = (&mut self.runs, self.of.run_bytes_max);
+            copies(source, sink, self.group, self.layer, self.tokens.start..end, max, |run| runs.push_back(run));
+            self.tokens.start = end;
         }
-        joins
-    });
-    ranges
+        self.runs.front().copied()
+    }
+
+    /// Takes it.
+    pub(crate) fn next(&mut self) -> Option<CopyRun> {
+        self.peek()?;
+        self.runs.pop_front()
+    }
 }
 
 /// Whether `blocks` can hold positions `0..tokens` of `map`: one table per group, long enough, each block once and in the pool.
@@ -132,10 +188,9 @@ pub(crate) fn check_blocks(map: &KvPoolMap, blocks: &[Vec<BlockId>], tokens: u32
         if let Some(block) = table.iter().find(|b| b.0 >= map.blocks()) {
             return Err(format!("block {block} of group {g} is outside the pool of {}", map.blocks()));
         }
-        let mut seen = table.clone();
-        seen.sort_unstable();
-        if let Some(twice) = seen.windows(2).find(|w| w[0] == w[1]) {
-            return Err(format!("block {} of group {g} is there twice", twice[0]));
+        let mut seen = vec![false; map.blocks() as usize];
+        if let Some(twice) = table.iter().find(|block| std::mem::replace(&mut seen[block.0 as usize], true)) {
+            return Err(format!("block {twice} of group {g} is there twice"));
         }
     }
     Ok(())

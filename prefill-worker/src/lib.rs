@@ -4,14 +4,14 @@
 //!
 //! It must never know text, placement or what happens to a sequence after its commit.
 
+mod put;
 mod service;
-mod shipment;
 mod sink;
 #[cfg(test)]
 mod tests;
 
 #[doc(hidden)] // For the simulation.
-pub use shipment::handoff_error;
+pub use put::handoff_error;
 
 use baton_engine::EngineHandle;
 use baton_node::grpc::Router;

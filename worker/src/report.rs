@@ -162,7 +162,7 @@ impl WorkerService {
             generated_tokens: Some(load.generated_tokens),
             prefilled_tokens: Some(load.prefill_rows),
             cache: None,
-            kv_bytes: Some(moved.bytes_sent + moved.bytes_adopted),
+            kv_bytes: Some(moved.bytes_put + moved.bytes_adopted),
             still_ms: Some(cut(self.engine.still())),
             lacks_blocks: Some(self.engine.lacks_blocks()),
         }

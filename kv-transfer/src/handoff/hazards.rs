@@ -8,9 +8,9 @@
 use super::sink::Expected;
 use super::{Sink, SinkAction, SinkInput};
 use crate::checksum::{self, layer_sums};
+use crate::heads::{Cut, Heads};
 use crate::message::{Commit, SumRun};
-use crate::shard::{Cut, Heads};
-use crate::{Commits, HandoffFailure, HeadShard, Region};
+use crate::{HandoffFailure, Hazard, Hazards, HeadShard, Region};
 use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap, PoolMemory, TicketId, TokenId};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -189,7 +189,7 @@ fn an_undisturbed_handoff_is_adopted() {
 }
 
 /// What becomes of a commit whose ticket is over when it comes, in each way that a ticket ends.
-fn late(takes: Commits) -> [Adopted; 4] {
+fn late(hazards: Hazards) -> [Adopted; 4] {
     let deadline = DEADLINE.as_millis() as u64;
     let cancel = || SinkInput::Cancel(HandoffFailure::Aborted("the client went away".into()));
     let flushed = || SinkInput::Aborted { flushed: true, detail: "told to".into() };
@@ -202,7 +202,7 @@ fn late(takes: Commits) -> [Adopted; 4] {
     ends.map(|end| {
         let pool = Pool::new();
         let mut reservation = Reservation::new(&pool, pool.expected(TOKENS));
-        reservation.sink.take(takes);
+        reservation.sink.leave_out(&hazards);
         pool.store(&ours(), 0..TOKENS);
         reservation.hear(&pool, 1, SinkInput::Checksums(pool.sums(0..TOKENS)));
         let comes = end.last().map_or(deadline, |(at, _)| at + 10);
@@ -218,19 +218,19 @@ fn late(takes: Commits) -> [Adopted; 4] {
 fn without_its_end_a_ticket_adopts_blocks_of_others() {
     use Adopted::{RightKv, WrongKv};
     // The last one still has its blocks; whoever waited for it has given it up.
-    assert_eq!(late(Commits::Late), [WrongKv, WrongKv, WrongKv, RightKv]);
+    assert_eq!(late([Hazard::LateCommits].into()), [WrongKv, WrongKv, WrongKv, RightKv]);
 }
 
 #[test]
 fn a_ticket_that_is_over_adopts_nothing() {
-    assert_eq!(late(Commits::Once), [const { Adopted::Nothing }; 4]);
+    assert_eq!(late(Hazards::default()), [const { Adopted::Nothing }; 4]);
 }
 
 /// How often blocks are given away where a commit comes twice, the second time before the worker has answered.
-fn doubled(takes: Commits) -> usize {
+fn doubled(hazards: Hazards) -> usize {
     let pool = Pool::new();
     let mut reservation = Reservation::new(&pool, pool.expected(TOKENS));
-    reservation.sink.take(takes);
+    reservation.sink.leave_out(&hazards);
     pool.store(&ours(), 0..TOKENS);
     reservation.hear(&pool, 1, SinkInput::Checksums(pool.sums(0..TOKENS)));
     let twice = [2, 3].map(|at| reservation.hear(&pool, at, pool.commit(ours(), TOKENS)));
@@ -239,12 +239,12 @@ fn doubled(takes: Commits) -> usize {
 
 #[test]
 fn without_memory_a_doubled_commit_gives_blocks_to_two_owners() {
-    assert_eq!(doubled(Commits::Doubled), 2);
+    assert_eq!(doubled([Hazard::DoubledCommits].into()), 2);
 }
 
 #[test]
 fn a_doubled_commit_gives_blocks_once() {
-    assert_eq!(doubled(Commits::Once), 1);
+    assert_eq!(doubled(Hazards::default()), 1);
 }
 
 /// A commit of half of what was reserved. A sink that takes its size from the commit adopts the other half as it was before.

@@ -6,6 +6,7 @@
 
 use super::coverage::Coverage;
 use crate::HandoffFailure;
+use crate::hazards::hazard;
 use crate::message::SumRun;
 use baton_types::{KvLayout, TicketId};
 use std::time::{Duration, Instant};
@@ -92,21 +93,32 @@ pub(crate) struct Reader {
     runs: Vec<SumRun>,
     received: Coverage,
     verified: u64,
-    /// The hazard itself: the owner's writes are not waited for.
-    undrained: bool,
+    #[cfg(any(test, feature = "testing"))]
+    hazards: crate::Hazards,
 }
 
 impl Reader {
     /// Of so many positions, counted from the first that is read.
     pub(crate) fn new(layout: &KvLayout, tokens: u32, algorithm: u16, deadline: Instant, drain_wait: Duration) -> Self {
         let (state, received) = (State::Offering, Coverage::new(layout, 0..tokens));
-        let (ticket, by_itself, runs, verified, undrained) = (None, false, Vec::new(), 0, false);
-        Self { algorithm, deadline, drain_wait, state, ticket, by_itself, runs, received, verified, undrained }
+        Self {
+            algorithm,
+            deadline,
+            drain_wait,
+            state,
+            ticket: None,
+            by_itself: false,
+            runs: Vec::new(),
+            received,
+            verified: 0,
+            #[cfg(any(test, feature = "testing"))]
+            hazards: crate::Hazards::default(),
+        }
     }
 
-    /// Waits for no write of the owner, where tests bend that.
-    pub(crate) fn leave_undrained(&mut self) {
-        self.undrained = true;
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn leave_out(&mut self, hazards: &crate::Hazards) {
+        self.hazards = hazards.clone();
     }
 
     /// Whether the owner may write to the blocks.
@@ -201,7 +213,7 @@ impl Reader {
         if !matches!(self.state, State::Verifying) {
             actions.push(ReaderAction::SendUnpin);
         }
-        if matches!(self.state, State::Reading) && (self.by_itself || !self.undrained) {
+        if matches!(self.state, State::Reading) && (self.by_itself || !hazard!(self, PretendedFences)) {
             actions.push(ReaderAction::Failed(failure));
             self.state = State::Draining(now + self.drain_wait);
         } else {
@@ -210,7 +222,7 @@ impl Reader {
     }
 
     fn lost(&mut self, fenced: bool, detail: String, actions: &mut Vec<ReaderAction>) {
-        let unsure = self.is_open() && !fenced && !self.undrained;
+        let unsure = self.is_open() && !fenced && !hazard!(self, PretendedFences);
         if !matches!(self.state, State::Draining(_)) {
             actions.push(ReaderAction::Failed(HandoffFailure::PeerLost(detail)));
         }

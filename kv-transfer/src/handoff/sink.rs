@@ -1,8 +1,9 @@
 //! The sink of one handoff: when to grant, to verify, to adopt, and when the blocks may be used again.
 
 use super::coverage::Coverage;
+use crate::hazards::hazard;
 use crate::message::{Commit, SumRun};
-use crate::{Commits, HandoffFailure, RefuseReason};
+use crate::{HandoffFailure, RefuseReason};
 use baton_types::{KvLayout, TicketId};
 use std::time::{Duration, Instant};
 
@@ -92,7 +93,8 @@ pub struct Sink {
     deadline: Instant,
     abort_wait: Duration,
     state: State,
-    takes: Commits,
+    #[cfg(any(test, feature = "testing"))]
+    hazards: crate::Hazards,
     committed: bool,
     commit: Option<Box<Commit>>,
     /// What checksums came for, each part once, so that counting those found right tells when all are.
@@ -117,7 +119,7 @@ impl Sink {
         deadline: Instant,
         abort_wait: Duration,
     ) -> Self {
-        let (state, takes, committed, commit) = (State::Claimed, Commits::Once, false, None);
+        let (state, committed, commit) = (State::Claimed, false, None);
         let (from, received, verified) = (0, Coverage::new(layout, 0..expected.tokens), 0);
         let layout = layout.clone();
         Self {
@@ -128,7 +130,8 @@ impl Sink {
             deadline,
             abort_wait,
             state,
-            takes,
+            #[cfg(any(test, feature = "testing"))]
+            hazards: crate::Hazards::default(),
             committed,
             commit,
             received,
@@ -136,9 +139,9 @@ impl Sink {
         }
     }
 
-    /// Which commits it takes, where tests bend that.
-    pub(crate) fn take(&mut self, commits: Commits) {
-        self.takes = commits;
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn leave_out(&mut self, hazards: &crate::Hazards) {
+        self.hazards = hazards.clone();
     }
 
     /// First position that is moved; 0 before the grant.
@@ -225,7 +228,7 @@ impl Sink {
 
     fn commit(&mut self, commit: Box<Commit>, now: Instant, actions: &mut Vec<SinkAction>) {
         match self.state {
-            _ if self.takes == Commits::Late => self.state = State::Receiving,
+            _ if hazard!(self, LateCommits) => self.state = State::Receiving,
             // It crossed our abort. It was posted behind a flush, so it is as good as an acknowledgement.
             State::Aborting(_) => return self.free_or_quarantine(true, actions),
             // No tick may have come since.
@@ -247,7 +250,7 @@ impl Sink {
             return self.end(Some(SinkAction::Release), HandoffFailure::Protocol(detail), actions);
         }
         // A doubled commit changes nothing.
-        if !std::mem::replace(&mut self.committed, true) || self.takes == Commits::Doubled {
+        if !std::mem::replace(&mut self.committed, true) || hazard!(self, DoubledCommits) {
             self.state = State::Receiving;
             self.commit = Some(commit);
             self.deliver_if_whole(actions);

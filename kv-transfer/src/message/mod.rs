@@ -8,7 +8,8 @@
 mod codec;
 mod hello;
 
-pub(crate) use hello::{Hello, RemoteRegion};
+pub(crate) use hello::Hello;
+pub use hello::RemoteRegion;
 
 use crate::{Party, RefuseReason};
 use baton_types::{GroupBlocks, KvPoolMap, RequestId, TicketId, TokenId};
@@ -86,6 +87,24 @@ pub struct Commit {
     pub prompt_len: u32,
     pub tokens: Vec<TokenId>,
     pub extra: Vec<u8>,
+}
+
+/// Most checksums in one message: a quarter of a mebibyte.
+const SUMS_PER_MESSAGE: usize = 32 << 10;
+
+/// Cuts runs into messages of at most [`SUMS_PER_MESSAGE`] checksums; a run of one layer is never longer than a message may be.
+pub(crate) fn checksum_messages(ticket: TicketId, runs: Vec<SumRun>) -> impl Iterator<Item = Message> {
+    let mut messages: Vec<Vec<SumRun>> = Vec::new();
+    let mut sums = usize::MAX;
+    for run in runs {
+        if sums.saturating_add(run.sums.len()) > SUMS_PER_MESSAGE {
+            messages.push(Vec::new());
+            sums = 0;
+        }
+        sums += run.sums.len();
+        messages.last_mut().expect("pushed at the first run").push(run);
+    }
+    messages.into_iter().map(move |runs| Message::Checksums { ticket, runs })
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -166,4 +185,29 @@ pub(crate) enum Message {
     Unpin {
         handoff: u64,
     },
+}
+
+impl Message {
+    /// Its name, for logs. Never its contents.
+    pub(crate) const fn name(&self) -> &'static str {
+        match self {
+            Self::Hello(_) => "hello",
+            Self::Welcome(_) => "welcome",
+            Self::Reject { .. } => "reject",
+            Self::Offer(_) => "offer",
+            Self::Grant { .. } => "grant",
+            Self::Refuse { .. } => "refuse",
+            Self::Checksums { .. } => "checksums",
+            Self::Commit(_) => "commit",
+            Self::Ack { .. } => "ack",
+            Self::Nack { .. } => "nack",
+            Self::Abort { .. } => "abort",
+            Self::Aborted { .. } => "aborted",
+            Self::Ask { .. } => "ask",
+            Self::Confirm { .. } => "confirm",
+            Self::Held { .. } => "held",
+            Self::NotHeld { .. } => "not held",
+            Self::Unpin { .. } => "unpin",
+        }
+    }
 }

@@ -5,9 +5,7 @@ mod reports;
 use crate::service::PrefillService;
 use crate::sink::NoSink;
 use baton_engine::Phase;
-use baton_kv_transfer::{
-    KvTransfer, NoHooks, Phase as TransferPhase, Region, TransferConfig, TransferHooks, TransportChoice,
-};
+use baton_kv_transfer::{HoldPoint, KvTransfer, NoHooks, Region, TransferConfig, TransferHooks, TransportChoice};
 use baton_node::membership::Members;
 use baton_node::metrics::Metrics;
 use baton_proto::convert::status::to_error;
@@ -36,8 +34,8 @@ const FIRST: Incarnation = Incarnation(1);
 struct NoOffers;
 
 impl TransferHooks for NoOffers {
-    fn hold(&self, phase: TransferPhase, _: &RequestId) -> bool {
-        phase == TransferPhase::Offer
+    fn hold(&self, phase: HoldPoint, _: &RequestId) -> bool {
+        phase == HoldPoint::Offer
     }
 }
 

@@ -183,6 +183,7 @@ fn split<'a>(from: &mut &'a [u8], len: usize) -> &'a [u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::window::Window;
 
     fn all(incoming: &mut Incoming, bytes: &[u8], only_puts: bool) -> Result<Vec<Arrived>, String> {
         let (mut rest, mut arrived) = (bytes, Vec::new());
@@ -211,7 +212,7 @@ mod tests {
         for piece in [1, 2, 3, 7, 24, 25, 31, stream.len()] {
             let region = Region::anonymous(4096).unwrap();
             let mut incoming = Incoming::new(region.clone(), true);
-            incoming.windows.open(TicketId(5), std::iter::once(100..200).collect());
+            incoming.windows.open(TicketId(5), Window::of(std::iter::once(100..200).collect()));
             let pieces = stream.chunks(piece);
             let arrived: Vec<_> = pieces.flat_map(|piece| all(&mut incoming, piece, false).unwrap()).collect();
             let (flush, attach) = (Arrived::Flush { id: 1, posted: 2 }, Arrived::Attach(b"de".to_vec()));

@@ -12,9 +12,11 @@ mod outgoing;
 mod tls;
 
 use super::{ConnId, Event, Transport, Wake};
+use crate::hazards::hazard;
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
-use crate::{Credentials, Fencing, Region, TransferAddress, TransferConfig, TransferError};
+use crate::window::Window;
+use crate::{Credentials, Region, TransferAddress, TransferConfig, TransferError};
 use accepting::gives_way;
 use baton_types::TicketId;
 pub(super) use connection::LaneFrame;
@@ -24,7 +26,6 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
-use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -63,9 +64,7 @@ pub(crate) struct Tcp {
     keeps_lost: bool,
     next: u64,
     accepting: bool,
-    /// Bounds of connections that this side opened, of those that it accepted, and of those of which nobody has said who it is.
-    dialled_max: usize,
-    accepted_max: usize,
+    /// Bound of connections of which nobody has said who it is.
     ungreeted_max: usize,
     silent_max: Duration,
     connect_max: Duration,
@@ -106,11 +105,9 @@ impl Tcp {
             has_lanes,
             connections: BTreeMap::new(),
             unfenced: Vec::new(),
-            keeps_lost: has_lanes && config.hooks.fencing() == Fencing::Pretended,
+            keeps_lost: has_lanes && hazard!(config, PretendedFences),
             next: FIRST_CONNECTION,
             accepting: true,
-            dialled_max: config.limits.peers_max,
-            accepted_max: config.limits.accepted_max,
             ungreeted_max: config.limits.ungreeted_max,
             silent_max: Duration::from_millis(config.limits.peer_silent_ms),
             connect_max: Duration::from_millis(config.limits.connect_ms),
@@ -159,9 +156,6 @@ impl Tcp {
 
     /// Connects to a control channel.
     pub(super) fn dial(&mut self, socket: SocketAddr) -> Result<ConnId, String> {
-        if self.dialled_max <= self.connections.values().filter(|c| matches!(c.origin, Origin::Dialled)).count() {
-            return Err(format!("{} peers are connected already", self.dialled_max));
-        }
         let stream = TcpStream::connect(socket).map_err(|e| format!("{socket}: {e}"))?;
         self.add(stream, Origin::Dialled).map_err(|e| format!("{socket}: {e}"))
     }
@@ -288,26 +282,13 @@ impl Transport for Tcp {
         self.dial(*socket)
     }
 
-    fn limit_messages(&mut self, conn: ConnId, bytes_max: usize) {
+    fn greeted(&mut self, conn: ConnId, _: &RemoteRegion, message_bytes_max: usize) -> Result<(), String> {
+        // Offsets are all that a write needs.
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.incoming.limit_messages(bytes_max);
+            connection.incoming.limit_messages(message_bytes_max);
+            connection.incoming.settle();
         }
-    }
-
-    fn set_remote(&mut self, conn: ConnId, _: &RemoteRegion) -> Result<(), String> {
-        // Offsets are all that a write needs. Peers that connected have places of their own, beside those that this side connects to.
-        let settled = |c: &&Connection| matches!(c.origin, Origin::Accepted { .. }) && c.incoming.is_settled();
-        let full = self.connections.values().filter(settled).count() >= self.accepted_max;
-        match self.connections.get_mut(&conn) {
-            Some(connection) if full && connection.is_unsettled() => {
-                Err(format!("{} peers have connected already", self.accepted_max))
-            }
-            Some(connection) => {
-                connection.incoming.settle();
-                Ok(())
-            }
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     fn send(&mut self, conn: ConnId, message: Vec<u8>) {
@@ -326,9 +307,9 @@ impl Transport for Tcp {
         self.flush_lanes(conn, id, 0);
     }
 
-    fn open_window(&mut self, conn: ConnId, ticket: TicketId, ranges: Vec<Range<usize>>) {
+    fn open_window(&mut self, conn: ConnId, ticket: TicketId, window: Window) {
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.incoming.windows.open(ticket, ranges);
+            connection.incoming.windows.open(ticket, window);
         }
     }
 
@@ -345,7 +326,7 @@ impl Transport for Tcp {
         }
     }
 
-    fn lanes(&mut self, _: ConnId) -> String {
+    fn lanes(&self, _: ConnId) -> String {
         match (&self.credentials, self.encrypt) {
             (None, _) => "tcp/socket".into(),
             (Some(_), true) => "tcp/tls".into(),
