@@ -4,7 +4,7 @@
 //! differ in who stores a write, and so in what fences it. Links break, peers fall silent, bytes are damaged on request.
 
 use crate::executor::{Executor, Process, Time, ms};
-use baton_kv_transfer::simulate::{ConnId, CopyRun, Event, RemoteRegion, Transport};
+use baton_kv_transfer::simulation::{ConnId, CopyRun, Event, RemoteRegion, Transport, Window};
 use baton_kv_transfer::{Region, TransferAddress};
 use baton_types::{PoolMemory, TicketId};
 use parking_lot::Mutex;
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tokio::sync::Notify;
 
 /// A peer that stands still counts as gone after this, give or take.
@@ -62,7 +62,7 @@ struct Side {
     /// When the last message to it arrives: later ones come behind.
     last: Time,
     /// Ranges that the other side may write, by ticket.
-    windows: HashMap<TicketId, Vec<Range<usize>>>,
+    windows: HashMap<TicketId, Window>,
     /// Writes of this side on their way.
     writes: Vec<u64>,
     /// Flushes of this side that wait for writes.
@@ -307,8 +307,7 @@ impl Network {
         let sink = &connection.sides[1 - from];
         let (sink_open, sink_address, sink_process) = (sink.is_open, sink.address, sink.process);
         let range = run.to..run.to + run.len;
-        let is_granted =
-            sink.windows.get(&ticket).is_some_and(|open| open.iter().any(|r| r.start <= range.start && range.end <= r.end));
+        let is_granted = sink.windows.get(&ticket).is_some_and(|window| window.allows(&range));
         if writer_open && self.lane != Lane::Window {
             state.tell(writer_address, writer_process, Event::PutDone(ConnId(conn), run.len));
         }
@@ -352,9 +351,9 @@ impl Network {
         if !ours.is_open || !theirs.is_open || self.executor.is_dead(theirs.process) {
             return;
         }
-        let ((address, process), owner) = ((ours.address, ours.process), theirs.address);
+        let (address, process) = (ours.address, ours.process);
         let mut bytes = vec![0; run.len];
-        let (Some(owner), Some(here)) = (state.endpoints.get(&owner), state.endpoints.get(&address)) else { return };
+        let (Some(owner), Some(here)) = (state.endpoint(theirs), state.endpoint(ours)) else { return };
         owner.region.read(run.from, &mut bytes);
         here.region.write(run.to, &bytes);
         state.tell(address, process, Event::Got(number, run.len));
@@ -362,6 +361,11 @@ impl Network {
 }
 
 impl State {
+    /// Whoever is at the end of a connection, if that process is still there.
+    fn endpoint(&self, side: &Side) -> Option<&Endpoint> {
+        self.endpoints.get(&side.address).filter(|endpoint| endpoint.process == side.process)
+    }
+
     /// Something for the driver of a process, if it still has this address.
     fn tell(&mut self, address: SocketAddr, process: Process, event: Event) {
         if let Some(endpoint) = self.endpoints.get_mut(&address).filter(|endpoint| endpoint.process == process) {
@@ -446,9 +450,7 @@ impl Transport for SimulatedTransport {
         Ok(ConnId(conn))
     }
 
-    fn limit_messages(&mut self, _conn: ConnId, _bytes_max: usize) {}
-
-    fn set_remote(&mut self, _conn: ConnId, _region: &RemoteRegion) -> Result<(), String> {
+    fn greeted(&mut self, _conn: ConnId, _region: &RemoteRegion, _message_bytes_max: usize) -> Result<(), String> {
         Ok(())
     }
 
@@ -506,7 +508,7 @@ impl Transport for SimulatedTransport {
         }
     }
 
-    fn reads_by_itself(&self, _conn: ConnId) -> bool {
+    fn gets_by_itself(&self, _conn: ConnId) -> bool {
         self.network.gets_by_itself
     }
 
@@ -516,8 +518,8 @@ impl Transport for SimulatedTransport {
         self.network.executor.call(at, self.process, move || network.got(conn.0, side, number, run));
     }
 
-    fn open_window(&mut self, conn: ConnId, ticket: TicketId, ranges: Vec<Range<usize>>) {
-        self.with_side(conn, |side| side.windows.insert(ticket, ranges));
+    fn open_window(&mut self, conn: ConnId, ticket: TicketId, window: Window) {
+        self.with_side(conn, |side| side.windows.insert(ticket, window));
     }
 
     fn close_window(&mut self, conn: ConnId, ticket: TicketId) {
@@ -540,7 +542,7 @@ impl Transport for SimulatedTransport {
         self.network.loses(at, conn.0, 1 - side, "the peer closed the connection");
     }
 
-    fn lanes(&mut self, _conn: ConnId) -> String {
+    fn lanes(&self, _conn: ConnId) -> String {
         format!("{:?}", self.network.lane)
     }
 
@@ -550,10 +552,6 @@ impl Transport for SimulatedTransport {
         let Some(endpoint) = endpoint else { return false };
         events.extend(endpoint.events.drain(..));
         !events.is_empty()
-    }
-
-    fn sleep(&mut self, _timeout: Duration) {
-        unreachable!("a simulated driver waits for its wake, and never on this thread");
     }
 
     fn shutdown(&mut self, _deadline: Instant, _events: &mut Vec<Event>) {
