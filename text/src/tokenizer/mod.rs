@@ -1,18 +1,26 @@
 //! Text to token ids, with control tokens only where they are allowed.
 
 mod added;
+mod bpe;
+mod byte_level;
 pub(crate) mod bytes;
 pub(crate) mod control;
+mod split;
 pub(crate) mod vocab;
 
 use baton_types::{TextBundle, TokenId};
 use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
 use std::sync::Arc;
+use tokenizers::normalizer::Range as TextRange;
 use tokenizers::tokenizer::{Model, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
 use tokenizers::{ModelWrapper, NormalizedString, Token, Tokenizer as Inner};
 
 use crate::{ControlSpan, Detokenizer, Prompt, TextError};
-use added::AddedTokens;
+use added::{AddedTokens, Part};
+use bpe::Scratch;
+use byte_level::ByteLevel;
 use control::{Controls, is_control};
 use vocab::{Decoder, Vocab};
 
@@ -31,6 +39,8 @@ pub struct Tokenizer(Arc<Parts>);
 
 struct Parts {
     inner: Inner,
+    /// The fast way, where the model is one of those that it knows.
+    byte_level: Option<ByteLevel>,
     added: AddedTokens,
     vocab: Arc<Vocab>,
     /// What the model yields for characters that it does not know; never read from a spelling.
@@ -41,11 +51,23 @@ struct Parts {
 
 /// What is read of a `tokenizer.json` beside what the tokenizers crate reads.
 #[derive(Deserialize)]
-struct Head {
+struct Head<'a> {
     #[serde(default)]
     added_tokens: Vec<HeadToken>,
     #[serde(default)]
-    decoder: serde_json::Value,
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+    #[serde(default)]
+    decoder: Value,
+    #[serde(borrow)]
+    model: HeadModel<'a>,
+}
+
+#[derive(Deserialize)]
+struct HeadModel<'a> {
+    #[serde(borrow, default)]
+    merges: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -92,7 +114,10 @@ impl Tokenizer {
             _ => None,
         };
         let token_bytes_max = (!is_open).then(|| vocab.longest());
-        Ok(Self(Arc::new(Parts { inner, added, vocab: Arc::new(vocab), unknown, bos, token_bytes_max })))
+        let merges = head.model.merges;
+        let byte_level = merges.and_then(|m| ByteLevel::new(&head.normalizer, &head.pre_tokenizer, model, m, &vocab));
+        let vocab = Arc::new(vocab);
+        Ok(Self(Arc::new(Parts { inner, byte_level, added, vocab, unknown, bos, token_bytes_max })))
     }
 
     /// Token ids of a text. Adds no begin token: see [`Self::bos`].
@@ -123,27 +148,62 @@ impl Tokenizer {
     }
 
     fn encode_spans(&self, text: &str, controls: &[ControlSpan]) -> Result<Vec<TokenId>, TextError> {
+        let ids = match &self.0.byte_level {
+            Some(byte_level) => self.encode_bytes(byte_level, text, controls),
+            None => self.encode_any(text, controls),
+        };
+        ids.map_err(|e| TextError::Encode(e.to_string()))
+    }
+
+    /// The fast way.
+    fn encode_bytes(
+        &self,
+        byte_level: &ByteLevel,
+        text: &str,
+        controls: &[ControlSpan],
+    ) -> tokenizers::Result<Vec<TokenId>> {
+        let Parts { added, vocab, .. } = &*self.0;
+        let forbidden = |id| self.is_forbidden(id);
+        let (mut ids, mut scratch) = (Vec::new(), Scratch::default());
+        for Part { range, token } in added.split_raw(text, controls) {
+            if let Some(token) = token {
+                ids.push(token);
+                continue;
+            }
+            let text = byte_level.normalize(&text[range]);
+            for Part { range, token } in added.split_normalized(&text) {
+                match token {
+                    Some(token) => ids.push(token),
+                    None => byte_level.encode(&text[range], vocab, forbidden, &mut scratch, &mut ids)?,
+                }
+            }
+        }
+        Ok(ids)
+    }
+
+    /// The tokenizers crate's way: any model, at about a hundred bytes of memory for each of the text.
+    fn encode_any(&self, text: &str, controls: &[ControlSpan]) -> tokenizers::Result<Vec<TokenId>> {
         let Parts { inner, added, .. } = &*self.0;
         let mut pieces = PreTokenizedString::from(text);
-        let run = |pieces: &mut PreTokenizedString| -> tokenizers::Result<()> {
-            pieces.split(|_, text| Ok(added.split_raw(text, controls)))?;
-            pieces.split(|_, mut text| {
-                inner.get_normalizer().map_or(Ok(()), |n| n.normalize(&mut text))?;
-                Ok(added.split_normalized(text))
-            })?;
-            inner.get_pre_tokenizer().map_or(Ok(()), |p| p.pre_tokenize(pieces))?;
-            pieces.tokenize(|word| self.encode_word(word.get()))
-        };
-        run(&mut pieces).map_err(|e| TextError::Encode(e.to_string()))?;
+        pieces.split(|_, text| Ok(slices(&text, added.split_raw(text.get(), controls))))?;
+        pieces.split(|_, mut text| {
+            inner.get_normalizer().map_or(Ok(()), |n| n.normalize(&mut text))?;
+            Ok(slices(&text, added.split_normalized(text.get())))
+        })?;
+        inner.get_pre_tokenizer().map_or(Ok(()), |p| p.pre_tokenize(&mut pieces))?;
+        pieces.tokenize(|word| self.encode_word(word.get()))?;
         let splits = pieces.get_splits(OffsetReferential::Original, OffsetType::None);
         Ok(splits.iter().filter_map(|(_, _, tokens)| tokens.as_ref()).flatten().map(|t| t.id).collect())
+    }
+
+    fn is_forbidden(&self, id: TokenId) -> bool {
+        self.0.vocab.is_control(id) && Some(id) != self.0.unknown
     }
 
     /// The model's tokens of one word. A vocabulary may reach a control token by plain merges; such a word is taken in halves.
     fn encode_word(&self, word: &str) -> tokenizers::Result<Vec<Token>> {
         let tokens = self.0.inner.get_model().tokenize(word)?;
-        let forbidden = |t: &Token| self.0.vocab.is_control(t.id) && Some(t.id) != self.0.unknown;
-        if !tokens.iter().any(forbidden) {
+        if !tokens.iter().any(|t| self.is_forbidden(t.id)) {
             return Ok(tokens);
         }
         let (middle, _) = word.char_indices().nth(word.chars().count() / 2).unwrap_or_default();
@@ -219,3 +279,13 @@ impl std::fmt::Debug for Tokenizer {
         f.debug_struct("Tokenizer").field("vocab_size", &self.vocab_size()).finish_non_exhaustive()
     }
 }
+
+/// The parts of a text, as the tokenizers crate takes them.
+fn slices(text: &NormalizedString, parts: Vec<Part>) -> Vec<(NormalizedString, Option<Vec<Token>>)> {
+    let slice = |Part { range, token }: Part| {
+        let token = token.map(|id| vec![Token::new(id, String::new(), (0, range.len()))]);
+        (text.slice(TextRange::Normalized(range)).expect("parts end at characters"), token)
+    };
+    parts.into_iter().map(slice).collect()
+}
+#[cfg(test)] mod prof;
