@@ -10,39 +10,46 @@ use std::sync::LazyLock;
 
 static FAST: LazyLock<Vec<Family>> = LazyLock::new(families::fast);
 
-fn check_lines(families: &[Family], seed: u64, lines: usize) {
-    for line in Corpus::new(seed).take(lines) {
-        families.iter().for_each(|family| family.check(&line));
+/// Each line by one of the families, in turn.
+fn check_lines(seed: u64, lines: usize) {
+    for (line, family) in Corpus::new(seed).take(lines).zip(FAST.iter().cycle()) {
+        family.check(&line);
     }
 }
 
-/// Every character in turn: after a letter, a space, a mark, a digit, and its like.
-fn check_characters(families: &[Family], step: usize) {
+/// One character of `step`, each: after a letter, a space, a mark, a digit, and its like.
+fn check_characters(step: usize) {
     let characters: Vec<char> = ('\0'..=char::MAX).step_by(step).collect();
     for some in characters.chunks(64) {
         let text: String = some.iter().map(|c| format!("a{c} {c}\u{301}{c}1{c}{c}  {c}\n")).collect();
-        families.iter().for_each(|family| family.check(&text));
+        FAST.iter().for_each(|family| family.check(&text));
     }
 }
 
 #[test]
 fn mixed_lines() {
-    check_lines(&FAST, 1, 3_000);
-    check_characters(&FAST, 41);
+    check_lines(1, 20_000);
+    check_characters(101);
 }
 
 #[test]
-fn mixed_lines_of_families_that_are_left_to_the_library() {
-    check_lines(&families::others(), 2, 500);
+fn what_the_fast_path_does_not_know_is_left_to_the_library() {
+    for (family, reason) in families::others() {
+        let why = family.ours.slow_because().unwrap_or_default();
+        assert!(why.contains(reason), "{}: {why:?}", family.name);
+        Corpus::new(2).take(300).for_each(|line| family.check(&line));
+    }
 }
 
 #[test]
 #[ignore = "minutes; `make test-full` runs it"]
 fn a_million_mixed_lines() {
-    let (first, others) = FAST.split_first().unwrap();
-    check_lines(std::slice::from_ref(first), 3, 1_000_000);
-    check_lines(others, 4, 200_000);
-    check_characters(&FAST, 1);
+    std::thread::scope(|scope| {
+        for seed in [3, 4] {
+            scope.spawn(move || check_lines(seed, 500_000));
+        }
+    });
+    check_characters(7);
 }
 
 #[test]

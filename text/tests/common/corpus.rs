@@ -12,12 +12,14 @@ const WORDS: &str = "the of and to in is you that it he was for on are as with h
 const CODE: &str = "fn let mut self impl struct return => -> :: != == <= >= && || += { } ( ) [ ] ; , . .. ... // /// /* */ #[derive(Debug)] \
     def class None True import std::collections::HashMap snake_case_name camelCaseName SCREAMING_CASE x86_64 0xdeadbeef 1e-9 \
     &'static <T> Option<u32> println!(\"{}\") $HOME ~/.config https://example.com/a?b=c&d=%20 user@example.com \\n \\u{1F600} `` ''' \"\"\"";
-const CONTROLS: &str = "<|im_start|> <|im_end|> <|endoftext|> <file_sep> <empty_output> <| |> <|im_ <s> </s> <|eot_id|> <think> [INST]";
+const CONTROLS: &str =
+    "<|im_start|> <|im_end|> <|endoftext|> <file_sep> <empty_output> <| |> <|im_ <s> </s> <|eot_id|> <think> [INST]";
 const JOINED: &str = "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 🇫🇷 🇫 ❤️ ☠︎ 🧑🏿‍🚀 #️⃣ ‍ ️";
 /// Spellings that normalization changes: decomposed letters, Hangul in parts, signs that are letters elsewhere, marks out of order.
 const VARIANTS: &str = "é ñ ạ̊ ạ̊ q̣̇ q̣̇ 각 가 각 Å Ω K ﬁ ﬀ ½ ² ① ㎏ דּ क़ ਖ਼ ͏ ̈́ 豈 ﷺ ゔ ば ｶﾞ";
 const SPACES: [char; 14] = [
-    ' ', ' ', ' ', '\t', '\n', '\r', '\u{b}', '\u{85}', '\u{a0}', '\u{2003}', '\u{200b}', '\u{2028}', '\u{3000}', '\u{feff}',
+    ' ', ' ', ' ', '\t', '\n', '\r', '\u{b}', '\u{85}', '\u{a0}', '\u{2003}', '\u{200b}', '\u{2028}', '\u{3000}',
+    '\u{feff}',
 ];
 /// First and last characters of scripts, numerals and signs.
 const RANGES: [(u32, u32); 28] = [
@@ -97,7 +99,8 @@ impl Corpus {
             990..996 => self.run(120, |c| c.pick('+'.into(), 'z'.into()), line),
             996..999 => self.run(60, |_| ' ', line),
             _ => {
-                let (from, to) = [(0x61, 0x7a), (0x61, 0x62), (0x20, 0x20), (0x4e00, 0x4eff)][self.rng.random_range(0..4)];
+                let (from, to) =
+                    [(0x61, 0x7a), (0x61, 0x62), (0x20, 0x20), (0x4e00, 0x4eff)][self.rng.random_range(0..4)];
                 self.run(1500, |c| c.pick(from, to), line);
             }
         }

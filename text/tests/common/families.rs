@@ -62,7 +62,7 @@ fn sequence(steps: Vec<Value>) -> Value {
     json!({"type": "Sequence", "pretokenizers": steps})
 }
 
-/// Families that are encoded word by word.
+/// Families that the fast path knows; SmolLM2's own first.
 pub(crate) fn fast() -> Vec<Family> {
     let o200k = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
     let deepseek = r#"[!"\#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"#;
@@ -87,21 +87,28 @@ pub(crate) fn fast() -> Vec<Family> {
         json["pre_tokenizer"] = sequence(vec![words, digits, byte_level(true, false)]);
     }));
     families.push(changed("no words", |json| json["pre_tokenizer"] = byte_level(false, false)));
+    families.iter().for_each(|family| assert_eq!(family.ours.slow_because(), None, "{}", family.name));
     families
 }
 
-/// Families that the tokenizers crate encodes for us.
-pub(crate) fn others() -> Vec<Family> {
+/// Families that are left to the tokenizers crate, and a part of the reason.
+pub(crate) fn others() -> Vec<(Family, &'static str)> {
+    let splits =
+        |step: Value| move |json: &mut Value| json["pre_tokenizer"] = sequence(vec![step, byte_level(false, false)]);
+    let possessive = r"[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s+(?!\S)|\s+";
+    let around = r"(?<=\p{L})\p{N}+|\s+(?!\S)|\p{L}+(?!\p{N})|.";
     vec![
-        changed("prefix space", |json| json["pre_tokenizer"] = byte_level(true, true)),
-        changed("NFKC", |json| json["normalizer"] = json!({"type": "NFKC"})),
-        changed("looks around", |json| {
-            let regex = r"(?<=\p{L})\p{N}+|\s+(?!\S)|\p{L}+(?!\p{N})|.";
-            json["pre_tokenizer"] = sequence(vec![split(regex, "Isolated", false), byte_level(false, false)]);
-        }),
-        changed("merged with the word before", |json| {
-            json["pre_tokenizer"] = sequence(vec![split(r"\s+", "MergedWithPrevious", false), byte_level(false, false)]);
-        }),
-        changed("unknown bytes", |json| json["model"]["unk_token"] = json!("<|endoftext|>")),
+        (changed("unknown step", splits(json!({"type": "Punctuation", "behavior": "Isolated"}))), "Punctuation"),
+        (changed("unknown last step", |json| json["pre_tokenizer"] = json!({"type": "Whitespace"})), "not ByteLevel"),
+        (changed("prefix space", |json| json["pre_tokenizer"] = byte_level(true, true)), "adds a space"),
+        (changed("NFKC", |json| json["normalizer"] = json!({"type": "NFKC"})), "normalizer is NFKC"),
+        (changed("looks around", splits(split(around, "Isolated", false))), "splits at"),
+        (changed("matches places", splits(split(r"\b\p{L}+|\p{N}", "Isolated", false))), "matches places"),
+        (changed("possessive", splits(split(possessive, "Isolated", false))), "possessive"),
+        (
+            changed("merged with the word before", splits(split(r"\s+", "MergedWithPrevious", false))),
+            "MergedWithPrevious",
+        ),
+        (changed("unknown bytes", |json| json["model"]["unk_token"] = json!("<|endoftext|>")), "bytes that it lacks"),
     ]
 }

@@ -1,8 +1,8 @@
-//! Byte-pair encoding of words, on their bytes.
+//! Byte-pair encoding of words, on their bytes: of all neighbours, the pair of lowest rank is merged first (Sennrich et al., 2016,
+//! arXiv 1508.07909, algorithm 1), until none is left that the model merges.
 
 use baton_types::TokenId;
 use serde_json::value::RawValue;
-use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -13,7 +13,6 @@ use super::bytes;
 use super::vocab::Vocab;
 
 /// The merges of a byte-level model. What it says is what the tokenizers crate's `BPE` says of the same word in the byte alphabet.
-#[derive(Debug)]
 pub(super) struct Merges {
     /// Token of each byte. A byte without one adds nothing to a word.
     bytes: [Option<TokenId>; 256],
@@ -23,15 +22,15 @@ pub(super) struct Merges {
     words: Box<[TokenId]>,
 }
 
-/// Memory that words take turns to use.
-#[derive(Debug, Default)]
+/// Memory that words take turns to use: at most about 30 bytes for each of the longest word.
+#[derive(Default)]
 pub(super) struct Scratch {
     symbols: Vec<Symbol>,
     /// Rank, and place of the left one, of pairs that were neighbours once.
     pairs: BinaryHeap<Reverse<(u32, u32)>>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 struct Symbol {
     /// [`NONE`] for one that is a part of a symbol before it.
     id: TokenId,
@@ -45,21 +44,25 @@ const NONE: TokenId = TokenId::MAX;
 const END: u32 = u32::MAX;
 
 impl Merges {
-    /// None for a model that does anything but merge bytes: drops merges, marks words, or names what it does not know.
-    pub(super) fn new(model: &BPE, merges: &RawValue, vocab: &Vocab) -> Option<Self> {
-        let empty = |mark: &Option<String>| mark.as_deref().is_none_or(str::is_empty);
-        let plain = model.dropout.is_none_or(|p| p == 0.0)
-            && empty(&model.continuing_subword_prefix)
-            && empty(&model.end_of_word_suffix);
+    /// What a model does beside merging bytes is the error.
+    pub(super) fn new(model: &BPE, merges: &RawValue, vocab: &Vocab) -> Result<Self, String> {
+        let marks = |mark: &Option<String>| mark.as_deref().is_some_and(|mark| !mark.is_empty());
+        if model.dropout.is_some_and(|p| p != 0.0) {
+            return Err("its model leaves out merges at random".to_owned());
+        }
+        if marks(&model.continuing_subword_prefix) || marks(&model.end_of_word_suffix) {
+            return Err("its model marks where words begin or end".to_owned());
+        }
         let id = |token: &str| model.token_to_id(token).filter(|&id| id != NONE);
         let bytes = std::array::from_fn(|byte| id(bytes::char(byte as u8).encode_utf8(&mut [0; 2])));
-        if !plain || bytes.contains(&None) && (model.unk_token.is_some() || model.byte_fallback) {
-            return None;
+        if bytes.contains(&None) && (model.unk_token.is_some() || model.byte_fallback) {
+            return Err("its model has a token for bytes that it lacks".to_owned());
         }
         let mut pairs = HashMap::default();
         for (rank, (left, right)) in read(merges)?.into_iter().enumerate() {
-            let made = id(&format!("{left}{right}"))?;
-            pairs.insert(key(id(&left)?, id(&right)?), (u32::try_from(rank).ok()?, made));
+            let token = |token: &str| id(token).ok_or_else(|| format!("its merges name {token:?}, which is no token"));
+            let made = token(&format!("{left}{right}"))?;
+            pairs.insert(key(token(&left)?, token(&right)?), (rank as u32, made));
         }
         let words = vec![NONE; (2 * vocab.size()).next_power_of_two()].into();
         let mut this = Self { bytes, pairs, words };
@@ -73,7 +76,7 @@ impl Merges {
                 this.words[slot] = id;
             }
         }
-        Some(this)
+        Ok(this)
     }
 
     /// Appends the tokens of one word. `vocab` is what these merges were made with.
@@ -104,8 +107,8 @@ impl Merges {
     }
 
     /// Merges the pair of lowest rank, of equal ones the first, until no pair can be merged.
-    pub(super) fn merge(&self, word: &[u8], scratch: &mut Scratch, ids: &mut Vec<TokenId>) {
-        let Scratch { symbols, pairs, .. } = scratch;
+    fn merge(&self, word: &[u8], scratch: &mut Scratch, ids: &mut Vec<TokenId>) {
+        let Scratch { symbols, pairs } = scratch;
         symbols.clear();
         pairs.clear();
         for id in word.iter().filter_map(|&b| self.bytes[usize::from(b)]) {
@@ -127,7 +130,9 @@ impl Merges {
             let Some((_, made)) = rank(id, right.id).filter(|&(now, _)| now == ranked) else { continue };
             symbols[at as usize] = Symbol { id: made, before, after: right.after };
             symbols[after as usize].id = NONE;
-            if before != END && let Some((ranked, _)) = rank(symbols[before as usize].id, made) {
+            if before != END
+                && let Some((ranked, _)) = rank(symbols[before as usize].id, made)
+            {
                 pairs.push(Reverse((ranked, before)));
             }
             if right.after != END {
@@ -151,7 +156,7 @@ fn mix(number: u64) -> u64 {
     product as u64 ^ (product >> 64) as u64
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct PairHasher(u64);
 
 impl Hasher for PairHasher {
@@ -169,11 +174,15 @@ impl Hasher for PairHasher {
 }
 
 /// The merges of a `tokenizer.json`, in either way of writing them.
-fn read(json: &RawValue) -> Option<Vec<(Cow<'_, str>, Cow<'_, str>)>> {
+fn read(json: &RawValue) -> Result<Vec<(String, String)>, String> {
     if let Ok(pairs) = serde_json::from_str(json.get()) {
-        return Some(pairs);
+        return Ok(pairs);
     }
-    let lines: Vec<String> = serde_json::from_str(json.get()).ok()?;
-    let pair = |line: &String| line.split_once(' ').map(|(l, r)| (l.to_owned().into(), r.to_owned().into()));
+    let broken = || "its merges are neither pairs nor lines of two words".to_owned();
+    let lines: Vec<String> = serde_json::from_str(json.get()).map_err(|_| broken())?;
+    let pair = |line: &String| {
+        let (left, right) = line.split_once(' ').ok_or_else(broken)?;
+        Ok((left.to_owned(), right.to_owned()))
+    };
     lines.iter().filter(|line| !line.starts_with("#version")).map(pair).collect()
 }
