@@ -22,7 +22,7 @@ pub(super) struct Merges {
     words: Box<[TokenId]>,
 }
 
-/// Memory that words take turns to use: at most about 30 bytes for each of the longest word.
+/// Memory that words take turns to use: 20 bytes for each of the longest word, and while its pairs are merged, seldom more.
 #[derive(Default)]
 pub(super) struct Scratch {
     symbols: Vec<Symbol>,
@@ -111,6 +111,9 @@ impl Merges {
         let Scratch { symbols, pairs } = scratch;
         symbols.clear();
         pairs.clear();
+        // Not by doubling: a whole text may be one word.
+        symbols.reserve_exact(word.len());
+        pairs.reserve_exact(word.len());
         for id in word.iter().filter_map(|&b| self.bytes[usize::from(b)]) {
             let at = symbols.len() as u32;
             symbols.push(Symbol { id, before: at.checked_sub(1).unwrap_or(END), after: at + 1 });
