@@ -226,11 +226,11 @@ fn offer(source: &KvTransfer, service: &DecodeService, id: &str, tokens: u32) ->
 }
 
 /// Sends what was offered.
-async fn send(outgoing: PutHandle, len: u32, tokens: Vec<TokenId>) -> Result<PutReport, HandoffFailure> {
+async fn send(put: PutHandle, len: u32, tokens: Vec<TokenId>) -> Result<PutReport, HandoffFailure> {
     let done: Fence = Arc::new(AlreadyDone);
-    outgoing.layer_launched(0, len as usize, &done);
-    outgoing.finish(CommitPayload { tokens, prompt_len: len, extra: vec![] });
-    tokio::task::spawn_blocking(|| outgoing.wait()).await.unwrap()
+    put.layer_launched(0, len as usize, &done);
+    put.finish(CommitPayload { tokens, prompt_len: len, extra: vec![] });
+    tokio::task::spawn_blocking(|| put.wait()).await.unwrap()
 }
 
 async fn eventually(what: &str, mut done: impl FnMut() -> bool) {

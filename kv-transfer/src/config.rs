@@ -128,7 +128,7 @@ pub struct TransferLimits {
     pub peer_silent_ms: u64,
     /// How long a connection may carry nothing before it is let go. A handoff that is offered at that very moment fails, retryably.
     pub idle_ms: u64,
-    /// Longest time for which blocks are pinned for a peer that reads them.
+    /// Longest time for which blocks are pinned for a peer that gets them.
     pub pin_ms: u64,
     /// Longest life of a handoff, whatever deadline is asked for.
     pub handoff_ms: u64,

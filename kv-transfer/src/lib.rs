@@ -7,13 +7,14 @@
 //! What the sink has already of the beginning of a sequence is left out of its handoff: a grant says from which position on.
 //!
 //! A *get* is the mirror image: a reader asks an owner for blocks, which pins them for a bounded time; the reader adopts only what it
-//! read whole, once the owner confirmed that the pin still held and the checksums matched.
+//! got whole, once the owner confirmed that the pin still held and the checksums matched.
 //!
 //! ```text
-//!  engine thread            progress thread (one)                    verifier thread (one)
-//!  PutHandle ── inbox ──►  service ── handoff::{source, sink, reader, owner} (pure)
-//!  SinkHandler ◄────────     │  └── plan (pure)                ──►  checksum over region
-//!                         transport: ucx | tcp  ──► region (pool memory)
+//!  worker's threads           progress thread (one)                      verifier and worker threads (one each)
+//!  PutHandle, GetHandle ──►  inbox ──► driver ── put::{source, sink}, get::{reader, owner}
+//!                                        │  └─────────────────────────►  verify: checksums over the region
+//!                                        │  └─────────────────────────►  calls ──► SinkHandler, which answers through the inbox
+//!                                      transport: ucx | tcp  ──► region (pool memory)
 //! ```
 //!
 //! Place in the house: above `types` only; a worker joins it with the engine. It must never know a model, a scheduler, a block
@@ -25,7 +26,7 @@
 //! - blocks that hold what was left out are never written: others may share them;
 //! - the source's hold outlives every operation that reads its blocks;
 //! - the sink adopts only what passed its checksums, under the right ticket, between the right incarnations;
-//! - a reader adopts nothing whose pin did not hold until it was read;
+//! - a reader adopts nothing whose pin did not hold until it was got;
 //! - blocks of a failed handoff return to the pool only behind a fence, and are quarantined until then.
 
 #[cfg(test)]
@@ -38,14 +39,14 @@ pub mod bench;
 mod calls;
 mod checksum;
 mod config;
+mod coverage;
 pub mod credentials;
+#[allow(missing_docs)] // Public through `pure` alone, in part.
 mod driver;
 mod error;
 mod get;
 mod greeting;
 mod handler;
-#[allow(missing_docs)] // Public through `pure` alone.
-mod handoff;
 mod hazards;
 mod heads;
 mod hooks;
@@ -57,6 +58,7 @@ mod message;
 mod plan;
 #[doc(hidden)]
 pub mod pure;
+#[allow(missing_docs)] // Public through `pure` alone, in part.
 mod put;
 mod region;
 mod role;

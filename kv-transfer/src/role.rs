@@ -72,7 +72,7 @@ pub(crate) enum Input {
     Flushed {
         epoch: u32,
     },
-    /// A read of so many bytes is over.
+    /// So many bytes of a get by this side itself are here.
     Got {
         bytes: usize,
     },
@@ -114,7 +114,7 @@ pub(crate) enum Effect {
     },
     /// Drop the writes and flushes that are queued.
     CancelPuts,
-    /// Read from the peer's region.
+    /// Get from the peer's region, by this side itself.
     Get(CopyRun),
     /// The peer may write there under this ticket,
     OpenWindow(TicketId, Window),
@@ -171,7 +171,7 @@ pub(crate) struct Link<'a> {
     pub(crate) lanes: &'a str,
     /// Closing the connection is expected to fence it.
     pub(crate) closing_fences: bool,
-    /// This side reads the peer's region without the peer's help.
+    /// This side gets from the peer's region without the peer's help.
     pub(crate) gets_by_itself: bool,
 }
 

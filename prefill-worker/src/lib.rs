@@ -1,4 +1,4 @@
-//! A prefill worker: runs prompts and ships their KV to the decode worker that the router named.
+//! A prefill worker: runs prompts and puts their KV to the decode worker that the router named.
 //!
 //! Place in the house: above `worker`, which brings engine and data plane up; this crate joins the two for prompts.
 //!

@@ -46,7 +46,7 @@ impl Prefill for PrefillService {
         let parent = Parent::of(request.metadata(), &self.parts.tracer);
         let mut request = request.into_inner();
         self.parts.check_party(request.party.take()).map_err(|e| status::from_error(&e))?;
-        let Parsed { sequence, peer, pull } = parse(request).map_err(|e| status::from_error(&e))?;
+        let Parsed { sequence, peer, get } = parse(request).map_err(|e| status::from_error(&e))?;
         let (transfer, request_id) = (self.parts.transfer.clone(), sequence.request_id.clone());
         let log = parent.log_span(request_id.as_str());
         let target = PutTarget { transfer, peer, request_id, tokens: sequence.tokens.len() as u32, deadline };
@@ -56,9 +56,9 @@ impl Prefill for PrefillService {
         let request = engine_request(sequence, &self.parts.model, deadline);
         let prompt = Prompt { request, observer, sink };
         // Without a get a full queue is refused before there is a stream.
-        let stage = match pull {
+        let stage = match get {
             None => Stage::Running(prompt.submit(&self.parts.engine).map_err(|e| status::from_error(&e))?),
-            Some(pull) => Stage::Getting(Box::new((prompt, pull))),
+            Some(get) => Stage::Getting(Box::new((prompt, get))),
         };
         let (replies, stream) = mpsc::channel(MESSAGES_MAX);
         let call = Call {
@@ -86,20 +86,20 @@ struct Parsed {
     sequence: SequenceSpec,
     /// Who decodes it.
     peer: Peer,
-    pull: Option<PrefixGet>,
+    get: Option<PrefixGet>,
 }
 
 fn parse(request: v1::PrefillRequest) -> Result<Parsed, RequestError> {
     let sequence = required("sequence", request.sequence)?;
     let party = required("sink", request.sink)?;
     let peer = Peer { party, address: address("sink_address", &request.sink_address)?, shard: 0 };
-    let pull = request.pull.map(|pull| {
+    let get = request.pull.map(|pull| {
         let owner = required("owner", pull.owner).map_err(|e| e.within("pull"))?;
         let owner = Peer { party: owner, address: address("pull.owner_address", &pull.owner_address)?, shard: 0 };
         let refused = |e: prefix_get::BlockTokens| RequestError::invalid("pull.block_tokens", e.to_string());
         PrefixGet::try_new(owner, pull.tokens, pull.block_tokens).map_err(refused)
     });
-    Ok(Parsed { sequence, peer, pull: pull.transpose()? })
+    Ok(Parsed { sequence, peer, get: get.transpose()? })
 }
 
 fn address(field: &str, bytes: &[u8]) -> Result<TransferAddress, RequestError> {
@@ -227,7 +227,7 @@ impl Call {
 
     /// Gets what another worker has cached of the prompt, if that was asked for, and hands the prompt to the engine.
     async fn get_prefix(&mut self) -> Result<Option<CachedPrefix>, RequestError> {
-        let (prompt, pull) = match std::mem::replace(&mut self.stage, Stage::Over) {
+        let (prompt, get) = match std::mem::replace(&mut self.stage, Stage::Over) {
             Stage::Getting(waiting) => *waiting,
             stage => {
                 self.stage = stage;
@@ -235,7 +235,7 @@ impl Call {
             }
         };
         let (engine, transfer) = (&self.parts.engine, &self.parts.transfer);
-        let outcome = prefix_get::get_prefix(engine, transfer, &prompt.request, &pull).await;
+        let outcome = prefix_get::get_prefix(engine, transfer, &prompt.request, &get).await;
         self.queued_since = Instant::now();
         self.parts.phases.over(WorkerPhase::PrefillPull, self.since, self.queued_since);
         let (tokens, bytes) = match &outcome {
@@ -245,7 +245,7 @@ impl Call {
         let attributes = [("baton.pulled_tokens", tokens.into()), ("baton.kv.bytes", bytes.into())];
         self.parent.record("prefill.pull", self.since, self.queued_since, attributes);
         let cached = outcome.unwrap_or_else(|error| {
-            tracing::info!(owner = %pull.owner().party, %error, "computes a prefix that could not be got");
+            tracing::info!(owner = %get.owner().party, %error, "computes a prefix that could not be got");
             None
         });
         self.stage = Stage::Running(prompt.submit(engine)?);
@@ -286,7 +286,7 @@ impl Call {
         self.parts.phases.over(WorkerPhase::DecodeReserve, opened, report.granted_at);
         self.parts.phases.over(WorkerPhase::KvTransfer, report.first_put_at, report.flushed_at);
         self.parts.phases.over(WorkerPhase::KvCommit, report.flushed_at, report.acked_at);
-        self.parts.phases.shipped(report.bytes, report.moving, report.acked_at.saturating_duration_since(computed_at));
+        self.parts.phases.put_over(report.bytes, report.moving, report.acked_at.saturating_duration_since(computed_at));
     }
 
     fn trace(&self, report: &PutReport, computed_at: Instant) {

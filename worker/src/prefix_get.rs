@@ -12,7 +12,7 @@ use baton_node::membership::Members;
 use baton_types::{GroupBlocks, KvLayout};
 use std::time::{Duration, Instant};
 
-/// Most tokens that are read at once, by the length of their name.
+/// Most tokens that are got at once, by the length of their name.
 const TOKENS_MAX: usize = GetRequest::NAME_BYTES_MAX / HASH_BYTES * HASH_TOKENS;
 const HASH_BYTES: usize = 16;
 /// A get may take this many times what the measured rate says that computing the same takes; beyond that it is not worth it.
@@ -20,7 +20,7 @@ const PATIENCE: f64 = 2.0;
 /// And at least so long, whatever was measured.
 const TIME_MIN: Duration = Duration::from_millis(250);
 
-/// What is to be read, and from whom.
+/// What is to be got, and from whom.
 #[derive(Clone, Debug)]
 pub struct PrefixGet {
     owner: Peer,
@@ -59,7 +59,7 @@ impl PrefixGet {
     }
 }
 
-/// What was read. It stays cached while this value lives, and then as long as anything does.
+/// What was got. It stays cached while this value lives, and then as long as anything does.
 #[derive(Debug)]
 pub struct CachedPrefix {
     /// Tokens of the prompt that are cached here now.
@@ -69,7 +69,7 @@ pub struct CachedPrefix {
     _lease: Lease,
 }
 
-/// Why nothing was read. Nothing is lost: the prompt is computed.
+/// Why nothing was got. Nothing is lost: the prompt is computed.
 #[derive(Debug, thiserror::Error)]
 pub enum PrefixGetError {
     /// There is no room for it now.
@@ -83,7 +83,7 @@ pub enum PrefixGetError {
     Failed(#[from] HandoffFailure),
 }
 
-/// Reads what `get` says and this worker lacks of a prompt into its cache. `None` where it lacks nothing of it, or shares nothing.
+/// Gets what `get` says and this worker lacks of a prompt into its cache. `None` where it lacks nothing of it, or shares nothing.
 pub async fn get_prefix(
     engine: &EngineHandle,
     transfer: &KvTransfer,
@@ -122,7 +122,7 @@ pub async fn get_prefix(
     Ok(Some(CachedPrefix { tokens, bytes: got.bytes, _lease: *lease }))
 }
 
-/// Lets a peer read what is cached here, or says that it is not. Only registered workers read: names of prefixes are no secret to them.
+/// Lets a peer read what is cached here, or says that it is not. Only registered workers get it: names of prefixes are no secret to them.
 pub fn pin_prefix(engine: &EngineHandle, members: &Members, question: &PinQuestion, reply: PinReply) {
     if !members.stands(&question.reader) {
         let detail = format!("{} is no worker that is registered here, or not as this start", question.reader);

@@ -2,11 +2,11 @@
 
 use super::Driver;
 use super::connections::{Connection, Connections};
+use super::exposure::Admission;
 use super::pump::Post;
 use super::table::Role;
 use crate::TransferConfig;
 use crate::calls::{Call, Question};
-use crate::handoff::Admission;
 use crate::role::{Effect, HandoffKey, Input, Link};
 use crate::transport::{ConnId, Transport};
 use crate::verify::Job;

@@ -19,6 +19,7 @@
 
 mod connections;
 mod effects;
+pub(crate) mod exposure;
 mod offers;
 mod peers;
 mod pump;
@@ -247,7 +248,7 @@ impl Driver {
             Command::Put { key, peer, request, outcome } => match self.connection_to(&peer, now) {
                 Ok(conn) => {
                     let source = put::Source::new(request, peer.party, outcome, &self.config, now);
-                    self.table.insert(key, conn, Role::Source(source));
+                    self.table.insert(key, conn, Role::Source(Box::new(source)));
                     self.input(key, Input::Greeted, now);
                 }
                 Err(failure) => {

@@ -3,9 +3,9 @@
 use super::Driver;
 use super::connections::Connection;
 use super::effects::link;
+use super::exposure::{Admission, Exposure};
 use super::table::Role;
 use crate::greeting::Terms;
-use crate::handoff::{Admission, Exposure};
 use crate::hazards::hazard;
 use crate::message::{Direction, Message, Offer};
 use crate::plan::check_from;
@@ -37,7 +37,7 @@ impl Driver {
         let proven = self.connections.get(conn).is_some_and(|c| c.proven);
         let link = link(&self.config, &*self.transport, &self.connections, conn, key);
         let role = match direction {
-            Direction::Put => Role::Sink(put::Sink::new(offer, ticket, &link, now)),
+            Direction::Put => Role::Sink(Box::new(put::Sink::new(offer, ticket, &link, now))),
             Direction::Get => Role::Owner(get::Owner::new(offer, ticket, proven, &link, now, &mut effects)),
         };
         self.table.insert(key, conn, role);

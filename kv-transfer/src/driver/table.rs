@@ -1,7 +1,7 @@
 //! The table of all handoffs of one driver: who plays which role, on which connection, and by which names messages find it.
 
+use super::exposure::Exposure;
 use crate::get::{Owner, Reader};
-use crate::handoff::Exposure;
 use crate::message::Message;
 use crate::put::{Sink, Source};
 use crate::role::{Effect, HandoffKey, Input, Link};
@@ -13,8 +13,8 @@ use std::time::Instant;
 
 /// What this side is to one handoff.
 pub(super) enum Role {
-    Source(Source),
-    Sink(Sink),
+    Source(Box<Source>),
+    Sink(Box<Sink>),
     Reader(Reader),
     Owner(Owner),
 }

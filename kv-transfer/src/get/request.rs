@@ -6,16 +6,16 @@ use std::any::Any;
 use std::fmt;
 use std::time::Instant;
 
-/// What is to be read from a peer.
+/// What is to be got from a peer.
 pub struct GetRequest {
     /// The request, for logs and for the owner to call it back ([`crate::KvTransfer::cancel`]).
     pub request_id: RequestId,
-    /// What is read, in terms that the two workers agree on; at most [`GetRequest::NAME_BYTES_MAX`].
+    /// What is got, in terms that the two workers agree on; at most [`GetRequest::NAME_BYTES_MAX`].
     pub name: Vec<u8>,
-    /// First position that is read; those before are left out. A multiple of both sides' block sizes, so that neither side's first block
+    /// First position that is got; those before are left out. A multiple of both sides' block sizes, so that neither side's first block
     /// is a part of one.
     pub from: u32,
-    /// Positions `from..tokens` of it are read.
+    /// Positions `from..tokens` of it are got.
     pub tokens: u32,
     /// Blocks of this instance that take them and nothing else, per group: the first one begins with position `from`.
     pub blocks: GroupBlocks,
@@ -40,9 +40,9 @@ impl fmt::Debug for GetRequest {
     }
 }
 
-/// A get that succeeded: read whole, under a pin that still held afterwards, with the owner's checksums.
+/// A get that succeeded: got whole, under a pin that still held afterwards, with the owner's checksums.
 pub struct GetReport {
-    /// KV bytes read.
+    /// KV bytes got.
     pub bytes: u64,
     /// [`GetRequest::hold`].
     pub hold: Box<dyn Any + Send>,

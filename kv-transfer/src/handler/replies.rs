@@ -62,11 +62,14 @@ impl fmt::Debug for GrantReply {
     }
 }
 
+/// Takes an answer where it is awaited.
+type Tell<T> = Box<dyn FnOnce(T) + Send>;
+
 /// Blocks that a peer may get, and what keeps them; or why there are none.
 pub(crate) type PinAnswer = Result<(GroupBlocks, Box<dyn Any + Send>), (RefuseReason, String)>;
 
 /// The answer to one [`crate::SinkHandler::pin`], from any thread, now or later. Dropping it refuses.
-pub struct PinReply(Option<Box<dyn FnOnce(PinAnswer) + Send>>);
+pub struct PinReply(Option<Tell<PinAnswer>>);
 
 impl PinReply {
     pub(crate) fn new(answer: impl FnOnce(PinAnswer) + Send + 'static) -> Self {
@@ -104,7 +107,7 @@ impl fmt::Debug for PinReply {
 }
 
 /// The late answer to one [`crate::SinkHandler::arrived`], from any thread. Dropped, it says that the handoff is not adopted.
-pub struct AdoptReply(Option<Box<dyn FnOnce(Result<(), String>) + Send>>);
+pub struct AdoptReply(Option<Tell<Result<(), String>>>);
 
 impl AdoptReply {
     pub(crate) fn new(answer: impl FnOnce(Result<(), String>) + Send + 'static) -> Self {

@@ -283,7 +283,3 @@ fn write_detail(w: &mut Writer, detail: &str) {
 fn read_detail(r: &mut Reader<'_>) -> Result<String, WireError> {
     r.text(DETAIL_BYTES_MAX, "detail").map(str::to_owned)
 }
-
-#[cfg(test)]
-#[path = "tests.rs"]
-mod tests;

@@ -39,7 +39,7 @@ pub(crate) fn message_bytes_max(map: &KvPoolMap) -> usize {
 pub(crate) enum Direction {
     /// The source writes into the sink's blocks.
     Put,
-    /// The sink reads the source's blocks.
+    /// The sink gets the source's blocks: by itself, or written by the source.
     Get,
 }
 
@@ -49,7 +49,7 @@ pub struct SumRun {
     pub group: u8,
     /// Layer of the group, not of the model.
     pub layer: u16,
-    /// Counted from position 0 of a put's sequence, and from the first position that a get reads.
+    /// Counted from position 0 of a put's sequence, and from the first position of a get.
     pub first_granule: u32,
     pub sums: Vec<u64>,
 }
@@ -65,12 +65,12 @@ pub(crate) struct Offer {
     pub direction: Direction,
     /// Shards of the offering instance that offer the same to this shard of the other, each under a ticket of its own.
     pub shards: u16,
-    /// First position that a get reads; 0 for a put, where the grant says it.
+    /// First position of a get; 0 for a put, where the grant says it.
     pub from: u32,
     pub tokens: u32,
     /// Time left; clocks are not compared.
     pub deadline_ms: u32,
-    /// What a get reads, in terms of the two workers; empty for a put.
+    /// What a get is of, in terms of the two workers; empty for a put.
     pub name: Vec<u8>,
 }
 
@@ -166,11 +166,11 @@ pub(crate) enum Message {
         ticket: TicketId,
         blocks: GroupBlocks,
     },
-    /// Reader: I have read everything; did the pin hold?
+    /// Reader: I have got everything; did the pin hold?
     Confirm {
         ticket: TicketId,
     },
-    /// Owner: it did, until everything was read. So many checksums came before this. Nothing of the get is under way.
+    /// Owner: it did, until everything was got. So many checksums came before this. Nothing of the get is under way.
     Held {
         ticket: TicketId,
         algorithm: u16,
@@ -211,3 +211,6 @@ impl Message {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,8 +2,8 @@ use super::*;
 use crate::message::RemoteRegion;
 use crate::{HeadShard, Party};
 use baton_types::{
-    Compatibility, Digest, Dtype, GroupKind, Incarnation, InstanceId, KvGroup, KvLayout, KvPlane, NumericsClass,
-    ProtocolRange,
+    BlockId, Compatibility, Digest, Dtype, GroupKind, Incarnation, InstanceId, KvGroup, KvLayout, KvPlane,
+    NumericsClass, ProtocolRange,
 };
 use proptest::prelude::*;
 

@@ -2,8 +2,8 @@
 
 mod handle;
 mod request;
-mod sink;
-mod source;
+pub(crate) mod sink;
+pub(crate) mod source;
 mod timings;
 
 pub use handle::PutHandle;

@@ -4,7 +4,7 @@
 //! suite checks on each:
 //! - messages of one connection arrive whole and in order, or the connection is closed;
 //! - writes and messages are unordered; a write is visible at the peer only once a later flush completed;
-//! - local bytes of a read are written until [`Event::Got`] or [`Event::Closed`], and not after;
+//! - local bytes of a get are written until [`Event::Got`] or [`Event::Closed`], and not after;
 //! - local bytes of a write are read until [`Event::PutDone`] or [`Event::Closed`], and not after;
 //! - every connection that was announced ends in exactly one [`Event::Closed`].
 
@@ -35,7 +35,7 @@ pub enum Event {
     Message(ConnId, Vec<u8>),
     /// Writes of so many bytes no longer read local memory. Says nothing about the peer.
     PutDone(ConnId, usize),
-    /// A read of so many bytes, posted under this number, is over: they are here.
+    /// So many bytes that were asked for under this number are here.
     Got(u64, usize),
     /// Everything posted before this flush is visible at the peer.
     Flushed(ConnId, u64),
@@ -75,12 +75,12 @@ pub trait Transport {
     /// Writes a run of the local region into the peer's, under a ticket.
     fn put(&mut self, conn: ConnId, ticket: TicketId, run: CopyRun);
     fn flush(&mut self, conn: ConnId, id: u64);
-    /// Whether this side can read the peer's region without the peer's help. Otherwise the peer has to write what is to be read.
+    /// Whether this side can get from the peer's region without the peer's help. Otherwise the peer has to write what is to be got.
     fn gets_by_itself(&self, conn: ConnId) -> bool {
         let _ = conn;
         false
     }
-    /// Reads a run of the peer's region (`from`) into the local one (`to`); ends in [`Event::Got`] with this number, or with the
+    /// Gets a run of the peer's region (`from`) into the local one (`to`); ends in [`Event::Got`] with this number, or with the
     /// connection. Only where [`Transport::gets_by_itself`].
     fn get(&mut self, conn: ConnId, number: u64, run: CopyRun) {
         let _ = (conn, number, run);

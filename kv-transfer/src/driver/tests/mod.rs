@@ -1,8 +1,8 @@
 //! The driver over a transport that only takes notes.
 
+use super::exposure::Exposure;
 use super::*;
 use crate::calls::Inline;
-use crate::handoff::Exposure;
 use crate::message::{Direction, Hello, Offer, RemoteRegion, message_bytes_max};
 use crate::plan::CopyRun;
 use crate::transport::ConnId;
@@ -190,7 +190,7 @@ impl Driver {
 
     fn sinks(&self) -> impl Iterator<Item = &put::Sink> {
         let sink = |key| match &self.table.get(key)?.role {
-            Role::Sink(sink) => Some(sink),
+            Role::Sink(sink) => Some(&**sink),
             _ => None,
         };
         self.table.keys().into_iter().filter_map(sink)

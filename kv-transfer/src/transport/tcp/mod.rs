@@ -7,8 +7,8 @@
 mod accepting;
 mod connection;
 mod frame;
-mod incoming;
-mod outgoing;
+mod frame_reader;
+mod frame_writer;
 mod tls;
 
 use super::{ConnId, Event, Transport, Wake};
@@ -136,21 +136,21 @@ impl Tcp {
     /// Tells the peer what it has to know of this side's lanes.
     pub(super) fn attach(&mut self, conn: ConnId, body: Vec<u8>) {
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.outgoing.attach(body);
+            connection.writer.attach(body);
         }
     }
 
     /// Asks the peer to answer once so many writes have come over lanes.
     pub(super) fn flush_lanes(&mut self, conn: ConnId, id: u64, posted: u64) {
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.outgoing.flush(id, posted);
+            connection.writer.flush(id, posted);
         }
     }
 
     /// Answers [`LaneFrame::Flush`].
     pub(super) fn flushed_lanes(&mut self, conn: ConnId, id: u64) {
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.outgoing.flushed(id);
+            connection.writer.flushed(id);
         }
     }
 
@@ -285,21 +285,21 @@ impl Transport for Tcp {
     fn greeted(&mut self, conn: ConnId, _: &RemoteRegion, message_bytes_max: usize) -> Result<(), String> {
         // Offsets are all that a write needs.
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.incoming.limit_messages(message_bytes_max);
-            connection.incoming.settle();
+            connection.reader.limit_messages(message_bytes_max);
+            connection.reader.settle();
         }
         Ok(())
     }
 
     fn send(&mut self, conn: ConnId, message: Vec<u8>) {
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.outgoing.message(message);
+            connection.writer.message(message);
         }
     }
 
     fn put(&mut self, conn: ConnId, ticket: TicketId, run: CopyRun) {
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.outgoing.put(ticket, run);
+            connection.writer.put(ticket, run);
         }
     }
 
@@ -309,13 +309,13 @@ impl Transport for Tcp {
 
     fn open_window(&mut self, conn: ConnId, ticket: TicketId, window: Window) {
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.incoming.windows.open(ticket, window);
+            connection.reader.windows.open(ticket, window);
         }
     }
 
     fn close_window(&mut self, conn: ConnId, ticket: TicketId) {
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.incoming.close_window(ticket);
+            connection.reader.close_window(ticket);
         }
     }
 

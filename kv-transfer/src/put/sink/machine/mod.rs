@@ -1,6 +1,12 @@
-//! The sink of one handoff: when to grant, to verify, to adopt, and when the blocks may be used again.
+//! The sink of one put: when to grant, to verify, to adopt, and when the blocks may be used again. Pure: it takes inputs and the time, and
+//! returns actions.
+//!
+//! ```text
+//! Claimed ──► Reserved ──► Receiving ──► Verified ──► Running
+//!                 └────────────┴─► Aborting ──► Quarantined ──► Free
+//! ```
 
-use super::coverage::Coverage;
+use crate::coverage::Coverage;
 use crate::hazards::hazard;
 use crate::message::{Commit, SumRun};
 use crate::{HandoffFailure, RefuseReason};
@@ -385,5 +391,4 @@ impl Sink {
 }
 
 #[cfg(test)]
-#[path = "sink_tests.rs"]
 mod tests;

@@ -72,13 +72,13 @@ impl Kinds {
 }
 
 #[derive(Default)]
-pub(super) struct Outgoing {
+pub(super) struct FrameWriter {
     queue: VecDeque<Out>,
     message_bytes: usize,
     flush_answers: usize,
 }
 
-impl Outgoing {
+impl FrameWriter {
     fn push(&mut self, head: Head, body: Body) {
         self.queue.push_back(Out { head: head.encode(), body, written: 0 });
     }
@@ -182,15 +182,15 @@ impl Outgoing {
 mod tests {
     use super::*;
 
-    fn filled() -> (Outgoing, std::sync::Arc<Region>) {
+    fn filled() -> (FrameWriter, std::sync::Arc<Region>) {
         let region = Region::anonymous(4096).unwrap();
         region.write(100, b"0123456789");
-        let mut outgoing = Outgoing::default();
-        outgoing.message(b"abc".to_vec());
-        outgoing.put(TicketId(7), CopyRun { from: 100, to: 5, len: 10 });
-        outgoing.put(TicketId(7), CopyRun { from: 102, to: 50, len: 4 });
-        outgoing.flush(1, 0);
-        (outgoing, region)
+        let mut writer = FrameWriter::default();
+        writer.message(b"abc".to_vec());
+        writer.put(TicketId(7), CopyRun { from: 100, to: 5, len: 10 });
+        writer.put(TicketId(7), CopyRun { from: 102, to: 50, len: 4 });
+        writer.flush(1, 0);
+        (writer, region)
     }
 
     #[test]
@@ -206,14 +206,14 @@ mod tests {
         ]
         .concat();
         for piece in [1, 5, 24, 27, 60, 200] {
-            let (mut outgoing, region) = filled();
+            let (mut writer, region) = filled();
             let (mut went, mut done, mut buffer) = (Vec::new(), Vec::new(), vec![0; piece]);
-            while outgoing.next().is_some() {
-                let gathered: usize = outgoing.gather(Kinds::All, piece).iter().map(Part::len).sum();
-                let n = outgoing.copy(Kinds::All, &region, &mut buffer);
+            while writer.next().is_some() {
+                let gathered: usize = writer.gather(Kinds::All, piece).iter().map(Part::len).sum();
+                let n = writer.copy(Kinds::All, &region, &mut buffer);
                 assert!(n > 0 && gathered >= n, "{gathered} and {n}");
                 went.extend_from_slice(&buffer[..n]);
-                outgoing.went(n, |bytes| done.push(bytes));
+                writer.went(n, |bytes| done.push(bytes));
             }
             assert!(went == expected && done == [10, 4], "in {piece}s");
         }
@@ -221,26 +221,26 @@ mod tests {
 
     #[test]
     fn writes_and_the_rest_can_be_taken_apart() {
-        let (mut outgoing, region) = filled();
+        let (mut writer, region) = filled();
         let mut buffer = [0; 400];
-        assert!(outgoing.gather(Kinds::Puts, 400).is_empty());
-        let n = outgoing.copy(Kinds::AllButPuts, &region, &mut buffer);
+        assert!(writer.gather(Kinds::Puts, 400).is_empty());
+        let n = writer.copy(Kinds::AllButPuts, &region, &mut buffer);
         assert_eq!(n, HEAD_BYTES + 3);
-        outgoing.went(n, |_| panic!("a message is no write"));
-        assert_eq!(outgoing.copy(Kinds::AllButPuts, &region, &mut buffer), 0);
-        assert_eq!(outgoing.gather(Kinds::Puts, 400).iter().map(Part::len).sum::<usize>(), 2 * HEAD_BYTES + 14);
-        outgoing.went(HEAD_BYTES + 1, |_| panic!("it is not complete"));
-        assert_eq!(outgoing.next(), Some((true, true)));
+        writer.went(n, |_| panic!("a message is no write"));
+        assert_eq!(writer.copy(Kinds::AllButPuts, &region, &mut buffer), 0);
+        assert_eq!(writer.gather(Kinds::Puts, 400).iter().map(Part::len).sum::<usize>(), 2 * HEAD_BYTES + 14);
+        writer.went(HEAD_BYTES + 1, |_| panic!("it is not complete"));
+        assert_eq!(writer.next(), Some((true, true)));
     }
 
     #[test]
     fn answers_that_a_peer_does_not_read_are_bounded() {
-        let mut outgoing = Outgoing::default();
-        (0..FLUSH_ANSWERS_MAX as u64).for_each(|id| outgoing.flushed(id));
-        assert!(outgoing.check().is_ok());
-        outgoing.flushed(0);
-        assert!(outgoing.check().is_err());
-        outgoing.went(HEAD_BYTES, |_| {});
-        assert!(outgoing.check().is_ok(), "one was read");
+        let mut writer = FrameWriter::default();
+        (0..FLUSH_ANSWERS_MAX as u64).for_each(|id| writer.flushed(id));
+        assert!(writer.check().is_ok());
+        writer.flushed(0);
+        assert!(writer.check().is_err());
+        writer.went(HEAD_BYTES, |_| {});
+        assert!(writer.check().is_ok(), "one was read");
     }
 }

@@ -1,15 +1,16 @@
 //! The source of one put.
 
-use super::request::{CommitPayload, PutOutcome, PutReport, PutRequest};
-use super::timings::Timings;
-use crate::handoff::source::ABORT_EPOCH;
-use crate::handoff::{self, SourceAction, SourceInput};
+pub(crate) mod machine;
+
 use crate::message::{Commit, Direction, Message, Offer, checksum_messages};
 use crate::plan::{End, LayerCopy, Move, check_blocks, check_from};
+use crate::put::request::{CommitPayload, PutOutcome, PutReport, PutRequest};
+use crate::put::timings::Timings;
 use crate::role::{Counted, Effect, Input, Link, millis_left};
 use crate::verify::work::{Verified, Work};
 use crate::{HandoffFailure, HoldPoint, Party, TransferConfig, checksum};
 use baton_types::{Fence, FenceStatus, GroupBlocks, RequestId, TicketId};
+use machine::{ABORT_EPOCH, SourceAction, SourceInput};
 use parking_lot::Mutex;
 use std::any::Any;
 use std::collections::VecDeque;
@@ -22,7 +23,7 @@ use tokio::sync::oneshot;
 const FENCES_MAX: usize = 1 << 16;
 
 pub(crate) struct Source {
-    machine: handoff::Source,
+    machine: machine::Source,
     request_id: RequestId,
     sink: Party,
     tokens: u32,
@@ -68,7 +69,7 @@ impl Source {
         let deadline = deadline.min(now + Duration::from_millis(limits.handoff_ms));
         let layout = config.map.layout().clone();
         Self {
-            machine: handoff::Source::new(layout, tokens, deadline, limits.epoch_bytes as u64, limits.flush()),
+            machine: machine::Source::new(layout, tokens, deadline, limits.epoch_bytes as u64, limits.flush()),
             request_id,
             sink,
             tokens,

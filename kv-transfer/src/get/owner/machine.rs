@@ -1,4 +1,4 @@
-//! The owner of what is read by a get: pins its blocks for a bounded time, and says afterwards whether the pin held all along.
+//! The owner of what is got: pins its blocks for a bounded time, and says afterwards whether the pin held all along.
 //!
 //! An expired pin frees its blocks at once: the reader is never told that it held. But what this side has posted by then is still on its way
 //! into the reader's blocks, so the reader hears that the pin is over, and the get is forgotten, only behind a flush.
@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 pub(crate) enum OwnerInput {
     /// The worker pinned blocks.
     Pinned,
-    /// It has nothing to be read.
+    /// It has nothing to be got.
     Refused { reason: RefuseReason, detail: String },
     /// The reader wants everything written to it.
     Asked,
     /// All that was posted is visible there.
     Written,
-    /// The reader has read everything by itself and asks whether the pin held.
+    /// The reader has got everything by itself and asks whether the pin held.
     Confirm,
     /// Checksums of one layer, over the blocks as they were under the pin.
     Summed(SumRun),
@@ -69,7 +69,7 @@ enum State {
     Ended,
 }
 
-/// One get, seen from the owner of what is read.
+/// One get, seen from its owner.
 #[derive(Debug)]
 pub(crate) struct Owner {
     pub(crate) ticket: TicketId,
@@ -81,7 +81,7 @@ pub(crate) struct Owner {
     /// Something may be under way to it.
     writing: bool,
     /// The reader has everything.
-    read: bool,
+    got: bool,
     layers: usize,
     runs: Vec<SumRun>,
 }
@@ -89,8 +89,8 @@ pub(crate) struct Owner {
 impl Owner {
     /// A pin of at most until `deadline`, over so many layers.
     pub(crate) fn new(ticket: TicketId, layers: usize, deadline: Instant, flush_wait: Duration) -> Self {
-        let (state, asked, writing, read, runs) = (State::Asked, false, false, false, Vec::new());
-        Self { ticket, deadline, flush_wait, state, asked, writing, read, layers, runs }
+        let (state, asked, writing, got, runs) = (State::Asked, false, false, false, Vec::new());
+        Self { ticket, deadline, flush_wait, state, asked, writing, got, layers, runs }
     }
 
     pub(crate) fn handle(&mut self, now: Instant, input: OwnerInput) -> Vec<OwnerAction> {
@@ -127,7 +127,7 @@ impl Owner {
             // One that asked to be written to has nothing to confirm.
             (State::Pinned, OwnerInput::Confirm) if self.asked => {}
             (State::Pinned, OwnerInput::Written | OwnerInput::Confirm) => {
-                self.read = true;
+                self.got = true;
                 self.confirm_if_done(&mut actions);
             }
             (State::Pinned, OwnerInput::Summed(run)) => {
@@ -140,7 +140,7 @@ impl Owner {
     }
 
     fn confirm_if_done(&mut self, actions: &mut Vec<OwnerAction>) {
-        if self.read && self.runs.len() == self.layers {
+        if self.got && self.runs.len() == self.layers {
             actions.push(OwnerAction::SendHeld(std::mem::take(&mut self.runs)));
             self.end(actions);
         }

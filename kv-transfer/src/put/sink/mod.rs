@@ -1,8 +1,8 @@
 //! The sink of one put.
 
+pub(crate) mod machine;
+
 use crate::handler::{BlockHold, QuarantinedBlocks, ReserveOffer, SinkTimings, VerifiedHandoff};
-use crate::handoff::sink::Expected;
-use crate::handoff::{self, SinkAction, SinkInput};
 use crate::hazards::hazard;
 use crate::message::{Commit, Message, Offer};
 use crate::plan::{check_blocks, check_from};
@@ -11,11 +11,12 @@ use crate::verify::work::{Verified, Work};
 use crate::window::Window;
 use crate::{HandoffFailure, HoldPoint, Party, RefuseReason, checksum};
 use baton_types::{GroupBlocks, InstanceId, KvLayout, TicketId};
+use machine::{Expected, SinkAction, SinkInput};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub(crate) struct Sink {
-    machine: handoff::Sink,
+    machine: machine::Sink,
     /// What the worker is asked: not before the bound on quarantined blocks has room for it.
     offer: ReserveOffer,
     asked: bool,
@@ -40,7 +41,7 @@ impl Sink {
         let token_bytes = cut.map_or(0, |(_, cut)| cut.bytes(layout));
         let expected = Expected { tokens: offer.tokens, token_bytes, algorithm: checksum::ALGORITHM };
         #[allow(unused_mut)] // Hazards are set.
-        let mut machine = handoff::Sink::new(ticket, layout, expected, deadline, limits.abort());
+        let mut machine = machine::Sink::new(ticket, layout, expected, deadline, limits.abort());
         #[cfg(any(test, feature = "testing"))]
         machine.leave_out(&link.config.hazards);
         Self {

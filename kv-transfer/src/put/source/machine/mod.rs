@@ -1,4 +1,10 @@
-//! The source of one handoff: when to copy, to flush, to commit, and when its blocks may be let go.
+//! The source of one put: when to copy, to flush, to commit, and when its blocks may be let go. Pure: it takes inputs and the time, and
+//! returns actions.
+//!
+//! ```text
+//! Offering ──► Writing ──► Committed ──► done
+//!    └────────────┴─► Flushing (abort) ────┘
+//! ```
 
 use crate::HandoffFailure;
 use crate::checksum::{GRANULE, sums_of};
@@ -383,5 +389,4 @@ impl Source {
 pub const ABORT_EPOCH: u32 = u32::MAX;
 
 #[cfg(test)]
-#[path = "source_tests.rs"]
 mod tests;

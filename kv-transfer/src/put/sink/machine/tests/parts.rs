@@ -1,10 +1,9 @@
 //! A source and a sink agree on what a part is, whatever its start and the block sizes, and the order in which layers become ready.
 
-use super::sink::Expected;
-use super::source::ABORT_EPOCH;
-use super::{Sink, SinkAction, SinkInput, Source, SourceAction, SourceInput};
+use super::{Expected, Sink, SinkAction, SinkInput};
 use crate::checksum::{ALGORITHM, GRANULE, sums_of};
 use crate::message::SumRun;
+use crate::put::source::machine::{ABORT_EPOCH, Source, SourceAction, SourceInput};
 use baton_types::{Dtype, GroupKind, KvGroup, KvLayout, KvPlane, TicketId};
 use proptest::prelude::*;
 use std::collections::VecDeque;

@@ -209,5 +209,4 @@ pub(crate) fn check_from(map: &KvPoolMap, from: u32, tokens: u32) -> Result<(), 
 }
 
 #[cfg(test)]
-#[path = "plan_tests.rs"]
 mod tests;

@@ -1,11 +1,11 @@
-//! The reader of one get: adopts only what it read whole, under a pin that still held afterwards, with the checksums of the owner.
+//! The reader of one get: adopts only what it got whole, under a pin that still held afterwards, with the checksums of the owner.
 //!
-//! Whoever moves the bytes, some may be under way when a get is given up: its own reads where it reads by itself, the owner's writes
+//! Whoever moves the bytes, some may be under way when a get is given up: its own reads of the region where it gets by itself, the owner's writes
 //! elsewhere, which may be one-sided whatever this side's are. So the worker hears of the failure at once, and the blocks stay until the
 //! owner has said that its writes are over, or its connection was the fence.
 
-use super::coverage::Coverage;
 use crate::HandoffFailure;
+use crate::coverage::Coverage;
 use crate::hazards::hazard;
 use crate::message::SumRun;
 use baton_types::{KvLayout, TicketId};
@@ -14,15 +14,15 @@ use std::time::{Duration, Instant};
 /// What happened.
 #[derive(Debug)]
 pub(crate) enum ReaderInput {
-    /// The owner pinned blocks; `by_itself` if this side reads them without the owner's help.
+    /// The owner pinned blocks; `by_itself` if this side gets them without the owner's help.
     Granted { ticket: TicketId, by_itself: bool },
     /// It did not, or cannot be asked.
     Refused(HandoffFailure),
-    /// Everything that this side reads by itself is here, or never will be: no read is under way.
+    /// Everything that this side gets by itself is here, or never will be: nothing is under way.
     Read,
     /// Checksums of what the owner pinned.
     Checksums(Vec<SumRun>),
-    /// The reading is over, nothing is under way, and the pin held until now; so many checksums were sent.
+    /// Everything is got, nothing is under way, and the pin held until now; so many checksums were sent.
     Held { algorithm: u16, sums: u64 },
     /// The owner let go of the blocks, and nothing that it wrote is still under way.
     NotHeld(String),
@@ -257,5 +257,4 @@ fn name(input: &ReaderInput) -> &'static str {
 }
 
 #[cfg(test)]
-#[path = "reader_tests.rs"]
 mod tests;

@@ -1,3 +1,6 @@
+mod hazards;
+mod parts;
+
 use super::*;
 use baton_types::Dtype;
 

@@ -5,8 +5,7 @@
 //! for every token. Blocks are somebody else's as soon as the state machine gives them back, and not before. A guard is left out by a hook,
 //! or by a shell that misuses the state machine.
 
-use super::sink::Expected;
-use super::{Sink, SinkAction, SinkInput};
+use super::{Expected, Sink, SinkAction, SinkInput};
 use crate::checksum::{self, layer_sums};
 use crate::heads::{Cut, Heads};
 use crate::message::{Commit, SumRun};

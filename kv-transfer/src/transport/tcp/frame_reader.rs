@@ -44,7 +44,7 @@ enum Frame {
 
 const NO_FRAME: Frame = Frame::Head { bytes: [0; HEAD_BYTES], filled: 0 };
 
-pub(super) struct Incoming {
+pub(super) struct FrameReader {
     region: Arc<Region>,
     /// Ranges that the peer may write, by ticket.
     pub(super) windows: Windows,
@@ -55,7 +55,7 @@ pub(super) struct Incoming {
     message_bytes_max: usize,
 }
 
-impl Incoming {
+impl FrameReader {
     /// Until a peer is `settled` it may say who it is, and nothing else.
     pub(super) fn new(region: Arc<Region>, settled: bool) -> Self {
         Self { region, windows: Windows::default(), frame: NO_FRAME, settled, message_bytes_max: MESSAGE_BYTES_MAX }
@@ -185,10 +185,10 @@ mod tests {
     use super::*;
     use crate::window::Window;
 
-    fn all(incoming: &mut Incoming, bytes: &[u8], only_puts: bool) -> Result<Vec<Arrived>, String> {
+    fn all(reader: &mut FrameReader, bytes: &[u8], only_puts: bool) -> Result<Vec<Arrived>, String> {
         let (mut rest, mut arrived) = (bytes, Vec::new());
         while !rest.is_empty() {
-            arrived.extend(incoming.take(&mut rest, only_puts)?);
+            arrived.extend(reader.take(&mut rest, only_puts)?);
         }
         Ok(arrived)
     }
@@ -211,10 +211,10 @@ mod tests {
         .concat();
         for piece in [1, 2, 3, 7, 24, 25, 31, stream.len()] {
             let region = Region::anonymous(4096).unwrap();
-            let mut incoming = Incoming::new(region.clone(), true);
-            incoming.windows.open(TicketId(5), Window::of(std::iter::once(100..200).collect()));
+            let mut reader = FrameReader::new(region.clone(), true);
+            reader.windows.open(TicketId(5), Window::of(std::iter::once(100..200).collect()));
             let pieces = stream.chunks(piece);
-            let arrived: Vec<_> = pieces.flat_map(|piece| all(&mut incoming, piece, false).unwrap()).collect();
+            let arrived: Vec<_> = pieces.flat_map(|piece| all(&mut reader, piece, false).unwrap()).collect();
             let (flush, attach) = (Arrived::Flush { id: 1, posted: 2 }, Arrived::Attach(b"de".to_vec()));
             let expected = [Arrived::Message(b"abc".to_vec()), flush, Arrived::Refused, attach, Arrived::Flushed(3)];
             assert_eq!(arrived, expected.into_iter().chain([Arrived::Ping]).collect::<Vec<_>>(), "in {piece}s");
@@ -228,8 +228,8 @@ mod tests {
     #[test]
     fn a_peer_that_has_not_said_who_it_is_may_send_a_greeting_and_nothing_else() {
         let refused = |head: Head| {
-            let mut incoming = Incoming::new(Region::anonymous(4096).unwrap(), false);
-            all(&mut incoming, &head.encode(), false).is_err()
+            let mut reader = FrameReader::new(Region::anonymous(4096).unwrap(), false);
+            all(&mut reader, &head.encode(), false).is_err()
         };
         for head in [
             Head::Message { len: GREETING_BYTES_MAX + 1 },
@@ -249,21 +249,21 @@ mod tests {
     #[test]
     fn a_peer_that_has_greeted_sends_messages_as_long_as_they_may_be() {
         for (len, refused) in [(100, false), (101, true), (MESSAGE_BYTES_MAX, true)] {
-            let mut incoming = Incoming::new(Region::anonymous(4096).unwrap(), true);
-            incoming.limit_messages(100);
-            assert_eq!(all(&mut incoming, &Head::Message { len }.encode(), false).is_err(), refused, "{len}");
+            let mut reader = FrameReader::new(Region::anonymous(4096).unwrap(), true);
+            reader.limit_messages(100);
+            assert_eq!(all(&mut reader, &Head::Message { len }.encode(), false).is_err(), refused, "{len}");
         }
     }
 
     #[test]
     fn only_writes_may_come_in_clear() {
-        let mut incoming = Incoming::new(Region::anonymous(4096).unwrap(), true);
+        let mut reader = FrameReader::new(Region::anonymous(4096).unwrap(), true);
         let put = frame(Head::Put { ticket: 1, offset: 0, len: 2 }, b"ab");
-        assert_eq!(all(&mut incoming, &put, true).unwrap(), [Arrived::Refused]);
-        assert!(incoming.is_between_frames());
+        assert_eq!(all(&mut reader, &put, true).unwrap(), [Arrived::Refused]);
+        assert!(reader.is_between_frames());
         for head in [Head::Message { len: 1 }, Head::Flush { id: 1, posted: 0 }, Head::Flushed { id: 1 }, Head::Ping] {
-            let mut incoming = Incoming::new(Region::anonymous(4096).unwrap(), true);
-            assert!(all(&mut incoming, &head.encode(), true).is_err(), "{head:?}");
+            let mut reader = FrameReader::new(Region::anonymous(4096).unwrap(), true);
+            assert!(all(&mut reader, &head.encode(), true).is_err(), "{head:?}");
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The owner of what one get is of.
 
+pub(crate) mod machine;
+
 use crate::handler::PinQuestion;
-use crate::handoff::{self, OwnerAction, OwnerInput};
 use crate::hazards::hazard;
 use crate::message::{Message, Offer, checksum_messages};
 use crate::plan::{End, LayerCopy, Move, check_blocks};
@@ -9,6 +10,7 @@ use crate::role::{Effect, Input, Link};
 use crate::verify::work::{Verified, Work};
 use crate::{HandoffFailure, RefuseReason, checksum};
 use baton_types::{GroupBlocks, RequestId, TicketId};
+use machine::{OwnerAction, OwnerInput};
 use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,7 +19,7 @@ use std::time::{Duration, Instant};
 const EPOCH: u32 = 0;
 
 pub(crate) struct Owner {
-    machine: handoff::Owner,
+    machine: machine::Owner,
     /// The reader's number of the get.
     number: u64,
     request_id: RequestId,
@@ -50,7 +52,7 @@ impl Owner {
         let question = PinQuestion { request_id: request_id.clone(), reader, proven, name, from, tokens, deadline };
         effects.push(Effect::Pin(question));
         Self {
-            machine: handoff::Owner::new(ticket, layers, confirm_by, limits.flush()),
+            machine: machine::Owner::new(ticket, layers, confirm_by, limits.flush()),
             number,
             request_id,
             moved: tokens - from,

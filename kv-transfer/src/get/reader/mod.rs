@@ -1,7 +1,8 @@
 //! The reader of one get.
 
-use super::request::{GetOutcome, GetReport, GetRequest};
-use crate::handoff::{self, ReaderAction, ReaderInput};
+pub(crate) mod machine;
+
+use crate::get::request::{GetOutcome, GetReport, GetRequest};
 use crate::message::{Direction, Message, Offer};
 use crate::plan::{End, LayerCopy, Move, check_blocks};
 use crate::role::{Counted, Effect, Input, Link, millis_left};
@@ -9,6 +10,7 @@ use crate::verify::work::{Verified, Work};
 use crate::window::Window;
 use crate::{HandoffFailure, HoldPoint, Party, RefuseReason, TransferConfig, checksum};
 use baton_types::{GroupBlocks, InstanceId, RequestId, TicketId};
+use machine::{ReaderAction, ReaderInput};
 use std::any::Any;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,7 +18,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 pub(crate) struct Reader {
-    machine: handoff::Reader,
+    machine: machine::Reader,
     request_id: RequestId,
     name: Vec<u8>,
     owner: Party,
@@ -49,7 +51,7 @@ impl Reader {
         let deadline = deadline.min(now + Duration::from_millis(config.limits.handoff_ms));
         let (layout, wait, moved) = (config.map.layout(), config.limits.abort(), tokens - from);
         #[allow(unused_mut)] // Hazards are set.
-        let mut machine = handoff::Reader::new(layout, moved, checksum::ALGORITHM, deadline, wait);
+        let mut machine = machine::Reader::new(layout, moved, checksum::ALGORITHM, deadline, wait);
         #[cfg(any(test, feature = "testing"))]
         machine.leave_out(&config.hazards);
         Self {
