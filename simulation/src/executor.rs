@@ -50,7 +50,7 @@ struct Task {
 }
 
 #[derive(Default)]
-struct State {
+struct Life {
     /// What reached a process that stands still.
     held: Option<Vec<Item>>,
     is_dead: bool,
@@ -62,7 +62,7 @@ struct Schedule {
     items: BTreeMap<(Time, u32, u64), Item>,
     numbers: u64,
     tasks: HashMap<u64, Task>,
-    processes: HashMap<Process, State>,
+    processes: HashMap<Process, Life>,
     process_numbers: u64,
     random: Random,
     /// Most microseconds by which a woken task is late.
@@ -128,8 +128,8 @@ impl Schedule {
             self.now = at;
             let Some(process) = self.process_of(&item) else { continue };
             match self.processes.get_mut(&process) {
-                Some(State { is_dead: true, .. }) => drop(item),
-                Some(State { held: Some(held), .. }) => held.push(item),
+                Some(Life { is_dead: true, .. }) => drop(item),
+                Some(Life { held: Some(held), .. }) => held.push(item),
                 _ => {
                     self.steps += 1;
                     return Some(item);
@@ -186,7 +186,7 @@ impl Executor {
         let mut schedule = self.schedule.lock();
         schedule.process_numbers += 1;
         let process = Process(schedule.process_numbers);
-        schedule.processes.insert(process, State::default());
+        schedule.processes.insert(process, Life::default());
         process
     }
 
@@ -249,12 +249,23 @@ impl Executor {
         let Some(state) = schedule.processes.get_mut(&process) else { return };
         state.is_dead = true;
         let held = state.held.take();
-        let of_it: Vec<u64> = schedule.tasks.iter().filter(|(_, task)| task.process == process).map(|(id, _)| *id).collect();
-        let mut tasks: Vec<(u64, Task)> = of_it.into_iter().filter_map(|id| Some((id, schedule.tasks.remove(&id)?))).collect();
+        let of_it: Vec<u64> =
+            schedule.tasks.iter().filter(|(_, task)| task.process == process).map(|(id, _)| *id).collect();
+        let mut tasks: Vec<(u64, Task)> =
+            of_it.into_iter().filter_map(|id| Some((id, schedule.tasks.remove(&id)?))).collect();
         drop(schedule);
         // Dropping wakes others and draws from the seed: in an order that does not depend on a map's.
         tasks.sort_by_key(|(id, _)| *id);
         drop((tasks, held));
+    }
+
+    /// Drops all tasks and all that was to happen. They hold the executor, so it would live on without this.
+    pub fn end(&self) {
+        let (tasks, items) = {
+            let mut schedule = self.schedule.lock();
+            (std::mem::take(&mut schedule.tasks), std::mem::take(&mut schedule.items))
+        };
+        drop((tasks, items));
     }
 
     /// Lets one thing happen that is not after `end`; `false` if there is none.
@@ -436,6 +447,19 @@ mod tests {
     fn tokio_like_channel() -> (Arc<()>, Arc<()>) {
         let one = Arc::new(());
         (one.clone(), one)
+    }
+
+    #[test]
+    fn the_end_drops_what_is_left() {
+        let (executor, log) = (executor(4), Log::default());
+        writes(&executor, Process::WORLD, &log, 500, "never");
+        let kept = log.clone();
+        executor.call(ms(600), Process::WORLD, move || kept.lock().clear());
+        while executor.step(ms(1)) {}
+        assert_eq!(Arc::strong_count(&log), 3);
+        executor.end();
+        assert_eq!(Arc::strong_count(&log), 1);
+        assert!(!executor.step(ms(1_000)));
     }
 
     #[test]

@@ -17,8 +17,9 @@ const TURN_MAX: Time = 60;
 /// Most that a checksum or a call of the handler waits for its thread.
 const THREAD_MAX: Time = 400;
 
-/// Where a worker is on the data network.
-pub struct Place {
+/// Where a worker is.
+#[allow(missing_docs)] // The types say it.
+pub struct Site {
     pub executor: Executor,
     pub network: Network,
     pub process: Process,
@@ -30,13 +31,13 @@ pub struct Place {
 /// # Errors
 /// As [`KvTransfer::start`], for a configuration that it refuses.
 pub fn start(
-    place: Place,
+    site: Site,
     config: TransferConfig,
     region: Arc<Region>,
     handler: Arc<dyn SinkHandler>,
     writable: Writable,
 ) -> Result<KvTransfer, TransferError> {
-    let Place { executor, network, process, address } = place;
+    let Site { executor, network, process, address } = site;
     let (moved, map) = (Arc::new(Notify::new()), config.map.clone());
     let transport = network.join(process, address, region.clone(), moved.clone(), writable);
     let thread = |executor: &Executor| Thread { executor: executor.clone(), process, free_at: Mutex::default() };

@@ -6,7 +6,10 @@ use super::Source;
 pub(super) const PURE: &[&str] = &[
     "kv-cache/src/",
     "engine/src/scheduler/",
-    "kv-transfer/src/handoff/",
+    "kv-transfer/src/driver/",
+    "kv-transfer/src/get/",
+    "kv-transfer/src/put/",
+    "kv-transfer/src/role.rs",
     "node/src/membership/etcd/view.rs",
     "router/src/admission.rs",
     "router/src/placement/",

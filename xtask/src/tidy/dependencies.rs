@@ -20,6 +20,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("baton-prefill-worker", &["types", "proto", "node", "kernels", "kv-cache", "engine", "kv-transfer", "worker"]),
     ("baton-decode-worker", &["types", "proto", "node", "kernels", "kv-cache", "engine", "kv-transfer", "worker"]),
     (
+        "baton-simulation",
+        &["types", "kv-cache", "kv-transfer", "engine", "node", "router", "worker", "prefill-worker", "decode-worker"],
+    ),
+    (
         "baton-cli",
         &["types", "proto", "node", "kv-cache", "kv-transfer", "router", "worker", "prefill-worker", "decode-worker"],
     ),

@@ -3,16 +3,21 @@
 //! Messages of a connection arrive whole and in order, writes in any order, and a flush says when they are visible. Three kinds of lanes
 //! differ in who stores a write, and so in what fences it. Links break, peers fall silent, bytes are damaged on request.
 
+#[cfg(test)]
+mod tests;
+mod transport;
+
+pub use transport::SimulatedTransport;
+
 use crate::executor::{Executor, Process, Time, ms};
-use baton_kv_transfer::simulation::{ConnId, CopyRun, Event, RemoteRegion, Transport, Window};
-use baton_kv_transfer::{Region, TransferAddress};
+use baton_kv_transfer::Region;
+use baton_kv_transfer::simulation::{ConnId, CopyRun, Event, Window};
 use baton_types::{PoolMemory, TicketId};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 use tokio::sync::Notify;
 
 /// A peer that stands still counts as gone after this, give or take.
@@ -69,7 +74,7 @@ struct Side {
     flushes: Vec<(u64, Vec<u64>)>,
 }
 
-struct Connection {
+struct Wire {
     /// Who dialled, then who was dialled.
     sides: [Side; 2],
     is_cut: bool,
@@ -86,9 +91,9 @@ struct Write {
     is_damaged: bool,
 }
 
-struct State {
+struct Traffic {
     endpoints: BTreeMap<SocketAddr, Endpoint>,
-    connections: BTreeMap<u64, Connection>,
+    connections: BTreeMap<u64, Wire>,
     writes: HashMap<u64, Write>,
     numbers: u64,
     /// Processes whose next write is damaged.
@@ -112,14 +117,14 @@ pub struct Network {
     gets_by_itself: bool,
     delays: Delays,
     breach: Arc<Breach>,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<Traffic>>,
 }
 
 impl Network {
     /// A network without anybody on it. Peers read each other's regions by themselves where `gets_by_itself`, which [`Lane::Window`] never
     /// does.
     pub fn new(executor: Executor, lane: Lane, gets_by_itself: bool, delays: Delays, breach: Breach) -> Self {
-        let state = State {
+        let state = Traffic {
             endpoints: BTreeMap::new(),
             connections: BTreeMap::new(),
             writes: HashMap::new(),
@@ -139,9 +144,10 @@ impl Network {
         wake: Arc<Notify>,
         writable: Writable,
     ) -> SimulatedTransport {
+        let bytes = region.len() as u64;
         let endpoint = Endpoint { process, region, events: VecDeque::new(), wake, writable };
         self.state.lock().endpoints.insert(address, endpoint);
-        SimulatedTransport { network: self.clone(), process, address }
+        SimulatedTransport { network: self.clone(), process, address, bytes }
     }
 
     /// How long a message takes.
@@ -217,7 +223,7 @@ impl Network {
     /// The other sides of the open connections of `process`.
     fn peers_of(&self, process: Process) -> Vec<(u64, usize)> {
         let state = self.state.lock();
-        let of = |(&conn, connection): (&u64, &Connection)| {
+        let of = |(&conn, connection): (&u64, &Wire)| {
             let side = connection.sides.iter().position(|side| side.process == process && side.is_open)?;
             Some((conn, 1 - side))
         };
@@ -276,7 +282,9 @@ impl Network {
         let mut state = self.state.lock();
         let state = &mut *state;
         let Some(write) = state.writes.get_mut(&number).filter(|write| write.bytes.is_none()) else { return };
-        let Some(side) = state.connections.get(&write.conn).map(|connection| &connection.sides[write.from]) else { return };
+        let Some(side) = state.connections.get(&write.conn).map(|connection| &connection.sides[write.from]) else {
+            return;
+        };
         let Some(endpoint) = state.endpoints.get(&side.address).filter(|e| e.process == side.process) else { return };
         let mut bytes = vec![0; write.run.len];
         endpoint.region.read(write.run.from, &mut bytes);
@@ -360,7 +368,7 @@ impl Network {
     }
 }
 
-impl State {
+impl Traffic {
     /// Whoever is at the end of a connection, if that process is still there.
     fn endpoint(&self, side: &Side) -> Option<&Endpoint> {
         self.endpoints.get(&side.address).filter(|endpoint| endpoint.process == side.process)
@@ -377,185 +385,5 @@ impl State {
     fn number(&mut self) -> u64 {
         self.numbers += 1;
         self.numbers
-    }
-}
-
-/// One worker's transport.
-pub struct SimulatedTransport {
-    network: Network,
-    process: Process,
-    address: SocketAddr,
-}
-
-impl SimulatedTransport {
-    /// Which side of a connection this is.
-    fn side(&self, conn: ConnId) -> Option<usize> {
-        let state = self.network.state.lock();
-        let connection = state.connections.get(&conn.0)?;
-        connection.sides.iter().position(|side| side.process == self.process && side.address == self.address)
-    }
-
-    fn with_side<T>(&self, conn: ConnId, act: impl FnOnce(&mut Side) -> T) -> Option<T> {
-        let side = self.side(conn)?;
-        let mut state = self.network.state.lock();
-        let side = &mut state.connections.get_mut(&conn.0)?.sides[side];
-        side.is_open.then(|| act(side))
-    }
-}
-
-impl Transport for SimulatedTransport {
-    fn name(&self) -> &'static str {
-        "simulated"
-    }
-
-    fn address(&self) -> TransferAddress {
-        TransferAddress::Tcp(self.address)
-    }
-
-    fn region(&self) -> RemoteRegion {
-        RemoteRegion::default()
-    }
-
-    fn fences(&self) -> bool {
-        self.network.lane.closing_fences()
-    }
-
-    fn closing_fences(&self, _conn: ConnId) -> bool {
-        self.network.lane.closing_fences()
-    }
-
-    fn connect(&mut self, to: &TransferAddress) -> Result<ConnId, String> {
-        let TransferAddress::Tcp(address) = to else { return Err(format!("no way to {to}")) };
-        let side = |process, address, is_open| Side {
-            process,
-            address,
-            is_open,
-            last: 0,
-            windows: HashMap::new(),
-            writes: Vec::new(),
-            flushes: Vec::new(),
-        };
-        let conn = {
-            let mut state = self.network.state.lock();
-            let conn = state.number();
-            let sides = [side(self.process, self.address, true), side(Process::WORLD, *address, false)];
-            state.connections.insert(conn, Connection { sides, is_cut: false });
-            conn
-        };
-        let (network, at) = (self.network.clone(), self.network.executor.time() + self.network.delay());
-        if let Some(connection) = self.network.state.lock().connections.get_mut(&conn) {
-            connection.sides[1].last = at;
-        }
-        self.network.executor.call(at, Process::WORLD, move || network.arrives(conn));
-        Ok(ConnId(conn))
-    }
-
-    fn greeted(&mut self, _conn: ConnId, _region: &RemoteRegion, _message_bytes_max: usize) -> Result<(), String> {
-        Ok(())
-    }
-
-    fn send(&mut self, conn: ConnId, message: Vec<u8>) {
-        let Some(side) = self.side(conn) else { return };
-        let at = self.network.executor.time() + self.network.delay();
-        let at = {
-            let mut state = self.network.state.lock();
-            let Some(connection) = state.connections.get_mut(&conn.0).filter(|c| c.sides[side].is_open) else { return };
-            let other = &mut connection.sides[1 - side];
-            other.last = other.last.max(at) + 1;
-            other.last
-        };
-        let (network, conn) = (self.network.clone(), conn.0);
-        self.network.executor.call(at, Process::WORLD, move || network.message(conn, 1 - side, message));
-    }
-
-    fn put(&mut self, conn: ConnId, ticket: TicketId, run: CopyRun) {
-        let Some(side) = self.side(conn) else { return };
-        let (number, storing) = {
-            let mut state = self.network.state.lock();
-            let number = state.number();
-            let damaged = state.damage.iter().position(|process| *process == self.process);
-            let is_damaged = damaged.map(|at| state.damage.swap_remove(at)).is_some();
-            let Some(connection) = state.connections.get_mut(&conn.0).filter(|c| c.sides[side].is_open) else { return };
-            connection.sides[side].writes.push(number);
-            let storing = match self.network.lane {
-                Lane::Window => connection.sides[1 - side].process,
-                Lane::QueuePair => Process::WORLD,
-                Lane::SharedMemory => self.process,
-            };
-            state.writes.insert(number, Write { conn: conn.0, from: side, ticket, run, bytes: None, is_damaged });
-            (number, storing)
-        };
-        if self.network.lane == Lane::Window {
-            // The socket has taken it.
-            self.network.read_write(number);
-            let done = Event::PutDone(conn, run.len);
-            self.network.state.lock().tell(self.address, self.process, done);
-        }
-        let (network, at) = (self.network.clone(), self.network.executor.time() + self.network.delay());
-        self.network.executor.call(at, storing, move || network.write_arrives(number));
-    }
-
-    fn flush(&mut self, conn: ConnId, id: u64) {
-        let Some(side) = self.side(conn) else { return };
-        let is_idle = self.with_side(conn, |side| {
-            if !side.writes.is_empty() {
-                side.flushes.push((id, side.writes.clone()));
-            }
-            side.writes.is_empty()
-        });
-        if is_idle == Some(true) {
-            self.network.flushed(conn.0, side, id);
-        }
-    }
-
-    fn gets_by_itself(&self, _conn: ConnId) -> bool {
-        self.network.gets_by_itself
-    }
-
-    fn get(&mut self, conn: ConnId, number: u64, run: CopyRun) {
-        let Some(side) = self.side(conn) else { return };
-        let (network, at) = (self.network.clone(), self.network.executor.time() + self.network.delay());
-        self.network.executor.call(at, self.process, move || network.got(conn.0, side, number, run));
-    }
-
-    fn open_window(&mut self, conn: ConnId, ticket: TicketId, window: Window) {
-        self.with_side(conn, |side| side.windows.insert(ticket, window));
-    }
-
-    fn close_window(&mut self, conn: ConnId, ticket: TicketId) {
-        self.with_side(conn, |side| side.windows.remove(&ticket));
-    }
-
-    fn close(&mut self, conn: ConnId, reason: &str) {
-        let Some(side) = self.side(conn) else { return };
-        // What a NIC was given may still leave.
-        if self.network.lane == Lane::QueuePair {
-            let unread = self.with_side(conn, |side| side.writes.clone()).unwrap_or_default();
-            for write in unread {
-                if self.network.executor.draw(|random| random.once_in(2)) {
-                    self.network.read_write(write);
-                }
-            }
-        }
-        self.network.lost(conn.0, side, reason);
-        let at = self.network.executor.time() + self.network.delay();
-        self.network.loses(at, conn.0, 1 - side, "the peer closed the connection");
-    }
-
-    fn lanes(&self, _conn: ConnId) -> String {
-        format!("{:?}", self.network.lane)
-    }
-
-    fn progress(&mut self, _now: Instant, events: &mut Vec<Event>) -> bool {
-        let mut state = self.network.state.lock();
-        let endpoint = state.endpoints.get_mut(&self.address).filter(|endpoint| endpoint.process == self.process);
-        let Some(endpoint) = endpoint else { return false };
-        events.extend(endpoint.events.drain(..));
-        !events.is_empty()
-    }
-
-    fn shutdown(&mut self, _deadline: Instant, _events: &mut Vec<Event>) {
-        let mut state = self.network.state.lock();
-        state.endpoints.retain(|_, endpoint| endpoint.process != self.process);
     }
 }
