@@ -119,25 +119,54 @@ mod tests {
     use crate::testing::text::byte_bundle;
     use futures::future::join_all;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use tokio::sync::Barrier;
 
     fn text() -> Arc<ModelText> {
         Arc::new(ModelText::load(&bundle::decode(&byte_bundle("")).unwrap()).unwrap())
     }
 
-    #[tokio::test]
-    async fn many_that_ask_at_once_load_one_text() {
-        let (cache, loads, digest) = (TextCache::default(), AtomicUsize::new(0), Digest([1; 32]));
-        let load = async || {
-            loads.fetch_add(1, Ordering::Relaxed);
-            tokio::task::yield_now().await;
-            Ok(text())
-        };
-        let texts = join_all((0..64).map(|_| cache.get_or(digest, load))).await;
-        let texts: Vec<_> = texts.into_iter().map(Result::unwrap).collect();
-        assert!(texts.iter().all(|text| Arc::ptr_eq(text, &texts[0])));
-        assert_eq!(loads.load(Ordering::Relaxed), 1);
-        let other = cache.get_or(Digest([2; 32]), load).await.unwrap();
-        assert!(!Arc::ptr_eq(&other, &texts[0]) && loads.load(Ordering::Relaxed) == 2);
+    /// Counts builds, and the most of them at the same time.
+    #[derive(Default)]
+    struct Builds {
+        all: AtomicUsize,
+        now: AtomicUsize,
+        peak: AtomicUsize,
+    }
+
+    impl Builds {
+        /// Builds a text as [`load`] does, on a thread of its own.
+        async fn build(&self) -> Result<Arc<ModelText>, BundleError> {
+            self.all.fetch_add(1, Ordering::Relaxed);
+            self.peak.fetch_max(self.now.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+            let built = tokio::task::spawn_blocking(text).await.unwrap();
+            self.now.fetch_sub(1, Ordering::Relaxed);
+            Ok(built)
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn many_workers_that_begin_at_once_build_one_text_for_each_digest() {
+        const WORKERS: usize = 64;
+        const DIGESTS: usize = 2;
+        let (cache, builds) = (Arc::new(TextCache::default()), Arc::new(Builds::default()));
+        let begin = Arc::new(Barrier::new(WORKERS));
+        let workers = (0..WORKERS).map(|worker| {
+            let (cache, builds, begin) = (cache.clone(), builds.clone(), begin.clone());
+            tokio::spawn(async move {
+                begin.wait().await;
+                let digest = Digest([(worker % DIGESTS) as u8; 32]);
+                cache.get_or(digest, || builds.build()).await.unwrap()
+            })
+        });
+        let texts: Vec<_> = join_all(workers).await.into_iter().map(Result::unwrap).collect();
+        let count = |of: &AtomicUsize| of.load(Ordering::Relaxed);
+        assert_eq!(count(&builds.all), DIGESTS);
+        assert!(count(&builds.peak) <= DIGESTS);
+        for (worker, text) in texts.iter().enumerate() {
+            assert!(Arc::ptr_eq(text, &texts[worker % DIGESTS]), "worker {worker} has a text of its own");
+        }
+        // The cache's own, and one for each worker.
+        assert_eq!(Arc::strong_count(&texts[0]), WORKERS / DIGESTS + 1);
     }
 
     #[tokio::test]

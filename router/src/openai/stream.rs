@@ -163,40 +163,109 @@ impl Plain {
 mod tests {
     use super::*;
     use crate::openai::AnswerOptions;
+    use baton_types::TokenLogprobs;
     use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+    use serde_json::{Value, json};
 
-    /// Letters, what JSON escapes, and names of its fields.
-    fn text(random: &mut StdRng) -> String {
-        const PARTS: [&str; 12] =
-            ["a", "\"", "\\", "\n", "\u{1}", "é", "🦀", "\u{2028}", r#""choices":[{"index":0"#, "\"\"", "</s>", " "];
-        (0..random.random_range(1..9)).map(|_| PARTS[random.random_range(0..PARTS.len())]).collect()
+    /// Every character that JSON may treat in its own way, any other, and what chunks are cut at.
+    fn any_text(random: &mut StdRng) -> String {
+        const PARTS: [&str; 7] =
+            [r#""choices":[{"index":0"#, "\"\"", "\\\"", "\\u0000", "</s>", "\u{2028}\u{2029}", "\n\ndata: "];
+        let mut text = String::new();
+        for _ in 0..random.random_range(0..12) {
+            match random.random_range(0..4) {
+                0 => text.push(random.random_range('\0'..' ')),
+                1 => text.push(random.random_range(' '..='\u{ff}')),
+                2 => text.push(random.random()),
+                _ => text += PARTS[random.random_range(0..PARTS.len())],
+            }
+        }
+        text
+    }
+
+    fn any_logprobs(random: &mut StdRng) -> TokenLogprobs {
+        const ALL: [f32; 6] = [0.0, -0.5, -1e-9, -9999.0, -123_456.0, f32::NEG_INFINITY];
+        let mut one = || ALL[random.random_range(0..ALL.len())];
+        let chosen = one();
+        TokenLogprobs { chosen, top: vec![(0, one()), (34, one()), (300, one())] }
+    }
+
+    fn any_delta(samples: u32, random: &mut StdRng) -> Delta {
+        let tokens = random.random_range(0..3);
+        let has_logprobs = random.random_bool(0.3);
+        Delta {
+            sample: random.random_range(0..samples),
+            text: any_text(random),
+            token_ids: (0..tokens).map(|_| random.random_range(0..400)).collect(),
+            logprobs: (0..tokens).filter(|_| has_logprobs).map(|_| any_logprobs(random)).collect(),
+            ..Delta::default()
+        }
+    }
+
+    /// What serde makes of one chunk.
+    fn serialized(chunk: &Body<'_>) -> String {
+        format!("data: {}\n\n", serde_json::to_string(chunk).unwrap())
+    }
+
+    /// The chunk of a delta as serde writes it; nothing where it would say nothing.
+    fn expected(head: &AnswerHead, delta: &Delta, shown: &mut Shown) -> String {
+        shown.tokens += delta.token_ids.len();
+        let token_ids = head.options.return_token_ids.then_some(&*delta.token_ids);
+        if delta.text.is_empty() && delta.logprobs.is_empty() && token_ids.is_none() {
+            return String::new();
+        }
+        let said = match head.endpoint {
+            Endpoint::Chat => Said::Delta { role: None, content: Some(&delta.text) },
+            Endpoint::Completions => Said::Text(&delta.text),
+        };
+        let logprobs = head.logprobs(delta, shown.chars);
+        shown.chars += logprobs.map_or(0, |logprobs| logprobs.chars());
+        let usage = match (head.options.continuous_usage, head.options.include_usage) {
+            (true, _) => Some(UsageField::so_far(head.prompt_tokens, shown.tokens)),
+            (_, true) => Some(UsageField::None),
+            _ => None,
+        };
+        let choice = Choice { logprobs, token_ids, ..head.choice(delta.sample, said) };
+        serialized(&Body { usage, ..head.body(true, vec![choice]) })
     }
 
     #[test]
-    fn plain_chunks_are_what_serde_writes() {
+    fn random_chunks_are_what_serde_writes() {
         let mut random = StdRng::seed_from_u64(1);
-        for round in 0..2_000 {
-            let endpoint = if round % 2 == 0 { Endpoint::Chat } else { Endpoint::Completions };
-            let options = AnswerOptions { stream: true, include_usage: round % 3 == 0, ..AnswerOptions::default() };
-            let (id, model) = (text(&mut random), text(&mut random));
+        let (mut plain, mut with_logprobs) = (0, 0);
+        for round in 0..4_000 {
+            let endpoint = [Endpoint::Chat, Endpoint::Completions][round % 2];
+            let options = AnswerOptions {
+                stream: true,
+                include_usage: random.random(),
+                continuous_usage: random.random_bool(0.2),
+                return_token_ids: random.random_bool(0.2),
+                ..AnswerOptions::default()
+            };
             let head = AnswerHead {
-                id,
-                model,
-                options,
-                samples: 128,
+                id: any_text(&mut random),
+                model: any_text(&mut random),
                 created: random.random(),
+                samples: [1, 2, 128][random.random_range(0..3)],
+                options,
                 ..crate::openai::tests::head(endpoint)
             };
-            let (mut fast, mut slow) = (Chunks::new(head.clone()), Chunks { plain: None, ..Chunks::new(head) });
-            assert!(fast.plain.is_some());
-            for _ in 0..3 {
-                let sample = random.random_range(0..128);
-                let delta = Delta { sample, text: text(&mut random), token_ids: vec![1], ..Delta::default() };
-                let (mut one, mut other) = (Vec::new(), Vec::new());
-                fast.delta(&delta, &mut one).unwrap();
-                slow.delta(&delta, &mut other).unwrap();
-                assert_eq!(String::from_utf8(one), String::from_utf8(other));
+            let (mut chunks, mut shown) = (Chunks::new(head.clone()), vec![Shown::default(); head.samples as usize]);
+            for _ in 0..6 {
+                let delta = any_delta(head.samples, &mut random);
+                let mut written = Vec::new();
+                chunks.delta(&delta, &mut written).unwrap();
+                let written = String::from_utf8(written).unwrap();
+                assert_eq!(written, expected(&head, &delta, &mut shown[delta.sample as usize]), "{delta:?}");
+                let Some(chunk) = written.strip_prefix("data: ") else { continue };
+                // Not only as serde writes it: a client reads what was said.
+                let choice = &serde_json::from_str::<Value>(chunk).unwrap()["choices"][0];
+                let said = if endpoint == Endpoint::Chat { &choice["delta"]["content"] } else { &choice["text"] };
+                assert_eq!((said, &choice["index"]), (&json!(delta.text), &json!(delta.sample)));
+                plain += usize::from(chunks.plain.is_some() && delta.logprobs.is_empty());
+                with_logprobs += usize::from(!delta.logprobs.is_empty());
             }
         }
+        assert!(plain > 5_000 && with_logprobs > 2_000, "{plain} plain ones, {with_logprobs} with log-probabilities");
     }
 }
