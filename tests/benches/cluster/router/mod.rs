@@ -10,7 +10,7 @@ mod stand_in;
 use crate::machine;
 use crate::statistics::median;
 use crate::summary::{Figure, Summary, Target};
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use baton_engine::weights::TextSource;
 use baton_tests::processes::binary;
 use baton_tests::service::Service;
@@ -191,26 +191,29 @@ async fn prices(
     one.stop().await
 }
 
-/// What more workers make of the price of a short request that is prefilled remotely.
+/// What more workers make of the price of a request that is prefilled remotely. Long ones are, by themselves.
 async fn growth(
     summary: &mut Summary,
     router: &Path,
     script: &Arc<Script>,
     prompts: &mut Prompts<'_>,
 ) -> anyhow::Result<()> {
-    let work = Work { remote: true, ..SHORT };
-    let mut fewest = None;
+    let kinds = [("router_remote", Work { remote: true, ..SHORT }), ("router_long", LONG)];
+    let mut fewest = Vec::new();
     for each in WORKERS {
         let measured = Measured::start(router, each, script).await?;
         let idle = measured.idle().await?;
-        let price = measured.price(work, prompts).await?;
-        let fewest = *fewest.get_or_insert(price);
-        let target = (each == WORKERS[WORKERS.len() - 1]).then_some(Target::AtMost(GROWTH));
-        let of = format!("{} + {}; idle {idle:.2}% of the core", WORKERS[0], WORKERS[0]);
-        summary.add(&format!("router_remote_{each}+{each}"), Figure::ratio(price, "us", price / fewest, of), target);
+        for (kind, (name, work)) in kinds.into_iter().enumerate() {
+            let price = measured.price(work, prompts).await?;
+            if each == WORKERS[0] {
+                fewest.push(price);
+            }
+            let target = (each == WORKERS[WORKERS.len() - 1]).then_some(Target::AtMost(GROWTH));
+            let of = format!("{0} + {0}; idle {idle:.2}% of the core", WORKERS[0]);
+            summary.add(&format!("{name}_{each}+{each}"), Figure::ratio(price, "us", price / fewest[kind], of), target);
+        }
         measured.stop().await?;
     }
-    ensure!(fewest.is_some(), "no figures");
     Ok(())
 }
 
