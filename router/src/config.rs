@@ -404,7 +404,8 @@ mod tests {
 
     #[test]
     fn as_many_requests_run_as_memory_holds() {
-        let cases = [(None, 1024), (Some(1 << 30), 1024), (Some(16 << 30), 16_384), (Some(0), 1), (Some(u64::MAX), 1 << 20)];
+        let cases =
+            [(None, 1024), (Some(1 << 30), 1024), (Some(16 << 30), 16_384), (Some(0), 1), (Some(u64::MAX), 1 << 20)];
         for (memory, expected) in cases {
             assert_eq!(running_max_in(memory), expected, "{memory:?}");
         }

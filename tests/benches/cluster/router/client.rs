@@ -16,6 +16,8 @@ const ANSWER_MAX: Duration = Duration::from_secs(60);
 const TEMPLATE_TOKENS: usize = 31;
 /// How far from the wanted length a prompt may be.
 const PROMPT_SHARE: f64 = 0.03;
+/// Places that are tried for one text.
+const DRAWS_MAX: usize = 100;
 
 /// The project's documents, one behind the other.
 pub(super) fn prose() -> anyhow::Result<String> {
@@ -46,21 +48,25 @@ impl<'a> Prompts<'a> {
     }
 
     fn one(&mut self, wanted: usize) -> anyhow::Result<String> {
-        // No token has more characters on average in any of these texts.
+        // Few tokens have more characters; rules and tables are passed over.
         let longest = 8 * wanted;
-        let from = self.prose.floor_char_boundary(self.random.random_range(0..self.prose.len() - longest));
-        let mut text = &self.prose[from..self.prose.floor_char_boundary(from + longest)];
-        loop {
-            let tokens = self.tokenizer.encode(text, Specials::AsText)?.len();
-            let off = tokens as f64 / wanted as f64 - 1.0;
-            if off.abs() <= PROMPT_SHARE {
-                return Ok(text.to_owned());
+        for _ in 0..DRAWS_MAX {
+            let from = self.prose.floor_char_boundary(self.random.random_range(0..self.prose.len() - longest));
+            let mut text = &self.prose[from..self.prose.floor_char_boundary(from + longest)];
+            loop {
+                let off = self.tokenizer.encode(text, Specials::AsText)?.len() as f64 / wanted as f64 - 1.0;
+                if off.abs() <= PROMPT_SHARE {
+                    return Ok(text.to_owned());
+                }
+                if off < 0.0 {
+                    break;
+                }
+                // From above, so that it seldom becomes too short.
+                let less = (text.len() as f64 / (1.0 + off) * (1.0 + PROMPT_SHARE / 2.0)) as usize;
+                text = &text[..text.floor_char_boundary(less.min(text.len() - 1))];
             }
-            ensure!(off > 0.0, "a text of {longest} bytes has less than {wanted} tokens");
-            // From above, so that it never becomes too short by much.
-            let less = (text.len() as f64 / (1.0 + off) * (1.0 + PROMPT_SHARE / 2.0)) as usize;
-            text = &text[..text.floor_char_boundary(less.min(text.len() - 1))];
         }
+        anyhow::bail!("no text of {wanted} tokens in {DRAWS_MAX} places of the documents")
     }
 }
 
