@@ -203,8 +203,8 @@ impl Default for RetryConfig {
 /// Where there are keys, all who show none have one of so many parts of `limits.intake_bytes_max` together.
 const FOR_STRANGERS: u64 = 4;
 
-/// What one running request takes: an open stream as it is measured (`router_open_stream` of `make bench`), and as much again for a prompt of
-/// ten thousand tokens with its prefix hashes.
+/// What one running request takes: 16 KiB as an open stream (`router_open_stream` of `make bench`), and the rest for the text, the tokens and the
+/// prefix hashes of a prompt of some ten thousand tokens, and for what its client has not read yet.
 const RUNNING_BYTES: u64 = 256 << 10;
 /// Running requests have one of so many parts of the memory: the other budgets below have more than half of a small router's.
 const FOR_RUNNING: u64 = 4;

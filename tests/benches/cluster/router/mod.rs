@@ -16,6 +16,7 @@ use baton_tests::processes::binary;
 use baton_tests::service::Service;
 use baton_text::{Specials, Tokenizer, bundle};
 use client::{Client, Prompts};
+use futures::future::try_join_all;
 use stand_in::{Script, StandIn};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -125,11 +126,9 @@ impl Measured {
         self.client.ask_all(&prompts.take(2 * OPEN, work.prompt_tokens)?, work, false).await?;
         let before = resident()?;
         self.script.step_us.store(STEP.as_micros() as u64 * 100, Ordering::Relaxed);
-        let mut open = Vec::new();
-        for prompt in prompts.take(OPEN, work.prompt_tokens)? {
-            open.push(self.client.open(&prompt, work).await?);
-        }
-        Ok((resident()? - before) / OPEN as f64)
+        let asked = prompts.take(OPEN, work.prompt_tokens)?;
+        let open = try_join_all(asked.iter().map(|prompt| self.client.open(prompt, work))).await?;
+        Ok((resident()? - before) / open.len() as f64)
     }
 
     async fn stop(mut self) -> anyhow::Result<()> {

@@ -60,8 +60,7 @@ impl Script {
     /// Waits for the next step.
     async fn step(&self) {
         let step_us = self.step_us.load(Ordering::Relaxed);
-        if step_us > 0 {
-            let passed = self.begun.elapsed().as_micros() as u64 / step_us;
+        if let Some(passed) = (self.begun.elapsed().as_micros() as u64).checked_div(step_us) {
             sleep_until(self.begun + Duration::from_micros((passed + 1) * step_us)).await;
         }
     }
