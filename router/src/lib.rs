@@ -15,7 +15,7 @@
 
 mod admission;
 mod auth;
-mod cache;
+mod cache_scope;
 mod config;
 mod deadline;
 mod flow;
@@ -44,7 +44,7 @@ mod traces;
 mod workers;
 
 pub use auth::{AuthConfig, KeysError};
-pub use cache::CacheConfig;
+pub use cache_scope::CacheConfig;
 pub use config::{HttpConfig, LimitsConfig, PlacementConfig, RetryConfig, RouterConfig};
 pub use prices::{Price, PricesConfig};
 pub use request::PrefillPolicy;

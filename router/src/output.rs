@@ -60,6 +60,17 @@ pub(crate) struct Finished {
     pub(crate) total: Option<Total>,
 }
 
+impl Finished {
+    /// Why, as OpenAI's API and OpenTelemetry's conventions call it.
+    pub(crate) const fn reason_name(&self) -> &'static str {
+        match self.reason {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Cancelled => "cancelled",
+        }
+    }
+}
+
 /// All samples of a request together.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Total {

@@ -2,8 +2,8 @@
 
 pub use crate::admission::{Admission, Place};
 pub use crate::placement::{
-    Decision, Demand, Making, Measured, Numbers, PlacementPolicy, Reason, Refusal, Slowness, Thresholds, Worker, place,
-    work_tokens,
+    Decision, Demand, Measured, Numbers, PendingPrefixes, PlacementPolicy, Reason, Refusal, Slowness, Thresholds,
+    Worker, place, work_tokens,
 };
 pub use crate::recovery::{
     Avoid, Avoided, Circle, Failure, FromDecode, FromPrefill, GiveUp, Pair, Phase, Probation, ProbationLimits,

@@ -1,7 +1,7 @@
 //! The one validated request that both fronts become, and its resolution against a model card.
 
 use crate::auth::Key;
-use crate::cache::CacheOptions;
+use crate::cache_scope::CacheOptions;
 use baton_text::{Content, Message};
 use baton_types::{
     ErrorKind, ModelCard, RequestError, RequestId, SamplingDefaults, SamplingError, SamplingParams, TenantId, TokenId,

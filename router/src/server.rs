@@ -3,7 +3,7 @@
 use crate::RouterConfig;
 use crate::admission::Admission;
 use crate::auth::{Access, KeysError};
-use crate::cache::CacheRules;
+use crate::cache_scope::CacheRules;
 use crate::deadline::Deadlines;
 use crate::flow::{Core, Tokenizing};
 use crate::grpc::{AdminService, InferenceService, Whole, callers, operators};

@@ -6,7 +6,7 @@ use crate::metrics::Outcome;
 use crate::output::Finished;
 use crate::prices::Cost;
 use crate::traces::End;
-use baton_types::{ErrorKind, FinishReason, RequestError, Usage};
+use baton_types::{ErrorKind, RequestError, Usage};
 use std::time::{Duration, Instant};
 
 /// All samples of a request together.
@@ -47,12 +47,7 @@ pub(super) fn record(core: &Core, job: &Job, result: &Result<Finished, RequestEr
     }
     match result {
         Ok(finished) => {
-            let reason = match finished.reason {
-                FinishReason::Stop => "stop",
-                FinishReason::Length => "length",
-                FinishReason::Cancelled => "cancelled",
-            };
-            span.record("gen_ai.response.finish_reasons", reason);
+            span.record("gen_ai.response.finish_reasons", finished.reason_name());
             metrics.ended(Outcome::Ok);
         }
         Err(error) => {

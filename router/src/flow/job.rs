@@ -16,7 +16,7 @@ use tracing::Span;
 pub(super) struct Job {
     pub(super) id: RequestId,
     pub(super) tenant: TenantId,
-    pub(super) model: ServedModel,
+    pub(super) model: Arc<ServedModel>,
     pub(super) tokens: Arc<[TokenId]>,
     /// How it uses prefix caches; `None` shares nothing.
     pub(super) cache: Option<CacheUse>,
@@ -40,7 +40,7 @@ pub(super) struct Job {
 
 /// What [`Job::new`] takes besides what is in the request.
 pub(super) struct Prepared {
-    pub(super) model: ServedModel,
+    pub(super) model: Arc<ServedModel>,
     pub(super) tokens: Arc<[TokenId]>,
     pub(super) cache: Option<CacheUse>,
     pub(super) names: Arc<[PrefixHash]>,

@@ -15,7 +15,7 @@ mod sample;
 mod tokenize;
 
 use crate::admission::Admission;
-use crate::cache::CacheRules;
+use crate::cache_scope::CacheRules;
 use crate::metrics::{CacheMetrics, Outcome, RouterMetrics};
 use crate::models::lookup;
 use crate::output::Events;
@@ -116,7 +116,7 @@ pub(crate) struct Generation {
     /// Id of the request.
     pub(crate) id: RequestId,
     /// Its model.
-    pub(crate) model: ServedModel,
+    pub(crate) model: Arc<ServedModel>,
     /// Tokens of the prompt.
     pub(crate) prompt_tokens: Arc<[TokenId]>,
     /// How many answers.
@@ -187,11 +187,11 @@ impl Core {
     }
 
     /// The model that is asked for. Where nobody of it is ready, waits a moment: workers that were out of sight come back.
-    async fn served_model(&self, request: &GenerationRequest) -> Result<ServedModel, RequestError> {
+    async fn served_model(&self, request: &GenerationRequest) -> Result<Arc<ServedModel>, RequestError> {
         let until = request.deadline.min(Instant::now() + self.limits.retry.ready_max);
         loop {
             let now = Instant::now();
-            match lookup(self.workers.models(now), &request.model) {
+            match lookup(&self.workers.models(now), &request.model) {
                 Err(error) if error.kind == ErrorKind::Unavailable && now < until => {}
                 Err(error)
                     if error.kind == ErrorKind::ModelNotFound && self.workers.may_be_back(&request.model, now) =>

@@ -1,7 +1,7 @@
 //! `GenerateRequest` to the validated request.
 
 use crate::auth::Caller;
-use crate::cache::CacheOptions;
+use crate::cache_scope::CacheOptions;
 use crate::openai::kwargs;
 use crate::request::{GenerationRequest, MESSAGES_MAX, PrefillPolicy, Prompt, Sampling, Segment, request_id};
 use baton_proto::v1;

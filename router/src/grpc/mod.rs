@@ -131,7 +131,7 @@ fn usage(total: &Total) -> v1::Usage {
 fn responses(known: Opened, generation: Generation) -> Responses {
     let Generation { id, model, seed, trace_id, events, prompt_tokens: _, samples: _ } = generation;
     let request_id = id.to_string();
-    let mut first = Some((trace_id, model.card.id));
+    let mut first = Some((trace_id, model.card.id.clone()));
     let convert = move |event: EventResult| {
         let event = event.map_err(|e| status::from_error(&e))?;
         let mut message = match event {

@@ -47,7 +47,7 @@ fn write(head: &AnswerHead, whole: Whole) -> Result<Bytes, RequestError> {
     let length = written::length(&answer);
     debug_assert!(length <= written, "{length} bytes where {written} were counted");
     hold.grow(length.saturating_sub(written)).map_err(no_room)?;
-    let json = written::write(&answer, length);
+    let json = written::write(&answer, length)?;
     drop(answer);
     drop(samples);
     hold.set(json.capacity() as u64).map_err(no_room)?;

@@ -2,7 +2,7 @@
 
 use super::fields::{Fields, Policy, Row, only_empty, only_null};
 use super::json;
-use crate::cache::CacheOptions;
+use crate::cache_scope::CacheOptions;
 use crate::request::{PrefillPolicy, STOP_STRINGS_MAX, Sampling, check_stop_strings};
 use baton_types::{RequestError, TokenId};
 use serde::Deserialize;

@@ -132,7 +132,7 @@ impl Drop for Follower {
             drop(state);
             // What is missing says nothing of what is computed there at this moment.
             if self.ended == Forgotten::Ended {
-                self.prefixes.making.lock().left(instance);
+                self.prefixes.pending.lock().left(instance);
             }
         }
     }

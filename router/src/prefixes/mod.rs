@@ -3,7 +3,7 @@
 //! ```text
 //! worker's stream ──> Follower ──> index ──┐
 //!                                          ├──> lookup, fill ──> placement ──> Coming
-//!               prefixes in the making ────┘                                     │
+//!               prefixes being computed ───┘                                     │
 //!                          ^─────────────────────────────────────────────────────┘
 //! ```
 //!
@@ -17,7 +17,7 @@ mod tests;
 pub(crate) use follower::{Follower, Forgotten};
 
 use crate::metrics::PrefixMetrics;
-use crate::placement::{Making, Worker};
+use crate::placement::{PendingPrefixes, Worker};
 use baton_kv_cache::{FEED_NAMES_MAX, HASH_TOKENS, IndexCounts, PrefixHash, PrefixIndex};
 use baton_types::{Incarnation, InstanceId, InstanceRecord, Party};
 use parking_lot::{Mutex, RwLock};
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 /// Most prefixes in the making that are remembered: those of 1,024 requests with 8,192 tokens each.
-const MAKING_MAX: usize = 1024 * 8192 / HASH_TOKENS;
+const PENDING_MAX: usize = 1024 * 8192 / HASH_TOKENS;
 /// How often what nobody holds is swept out, where no events do it.
 const SWEEP_EVERY: Duration = Duration::from_millis(100);
 /// Entries that are swept at once: well under a millisecond.
@@ -36,7 +36,7 @@ const SWEEP_MAX: usize = 32 * FEED_NAMES_MAX;
 /// Where prefixes are cached.
 pub(crate) struct Prefixes {
     state: RwLock<State>,
-    making: Mutex<Making>,
+    pending: Mutex<PendingPrefixes>,
     metrics: PrefixMetrics,
 }
 
@@ -69,7 +69,7 @@ impl Prefixes {
     /// Knows nothing yet, and at most `blocks_max` blocks later.
     pub(crate) fn new(blocks_max: usize, metrics: PrefixMetrics) -> Self {
         let state = State { index: PrefixIndex::new(blocks_max), streams: HashMap::new(), opened: 0 };
-        Self { state: RwLock::new(state), making: Mutex::new(Making::new(MAKING_MAX)), metrics }
+        Self { state: RwLock::new(state), pending: Mutex::new(PendingPrefixes::new(PENDING_MAX)), metrics }
     }
 
     /// Listens to a worker on a stream that has just begun.
@@ -100,10 +100,10 @@ impl Prefixes {
         if names.is_empty() {
             return;
         }
-        let making = self.making.lock();
+        let pending = self.pending.lock();
         for worker in view {
             let (party, block_tokens) = (&worker.record.party, worker.record.layout.block_tokens() as usize);
-            let tokens = making.tokens(&party.instance, names, found.tokens(party), block_tokens, now);
+            let tokens = pending.tokens(&party.instance, names, found.tokens(party), block_tokens, now);
             worker.cached_tokens = tokens as u64;
         }
     }
@@ -120,7 +120,7 @@ impl Prefixes {
         if names.is_empty() || stream.is_none_or(|stream| stream.incarnation != worker.incarnation) {
             return None;
         }
-        self.making.lock().placed(&worker.instance, names, until);
+        self.pending.lock().placed(&worker.instance, names, until);
         Some(Coming { prefixes: self.clone(), worker: worker.instance.clone(), names: names.clone() })
     }
 
@@ -158,7 +158,7 @@ pub(crate) struct Coming {
 
 impl Drop for Coming {
     fn drop(&mut self) {
-        self.prefixes.making.lock().ended(&self.worker, &self.names);
+        self.prefixes.pending.lock().ended(&self.worker, &self.names);
     }
 }
 

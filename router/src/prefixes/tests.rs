@@ -99,6 +99,7 @@ fn placement_sees_what_is_cached_and_what_is_coming() {
         let mut view: Vec<Worker> = [&p, &q]
             .map(|record| Worker {
                 record: Arc::new(record.clone()),
+                group: None,
                 load: Measured::default(),
                 not_with: Vec::new(),
                 cached_tokens: 0,

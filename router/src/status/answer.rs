@@ -65,7 +65,7 @@ impl ClusterStatus {
         let problems = self.problems(&rows, now).into_iter().map(Into::into).collect();
         let (running, queued) = self.core.admission.counts();
         let ttft = self.core.metrics.recent().percentiles(now);
-        let mut models: Vec<String> = self.core.workers.models(now).into_iter().map(|model| model.card.id).collect();
+        let mut models: Vec<String> = self.core.workers.models(now).iter().map(|model| model.card.id.clone()).collect();
         models.dedup();
         let router = v1::RouterStatus {
             running: running as u64,

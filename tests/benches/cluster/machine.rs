@@ -6,9 +6,14 @@ use std::time::{Duration, Instant};
 
 /// Memory of this process that is resident, in bytes.
 pub(crate) fn resident_bytes() -> anyhow::Result<f64> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS in status")?;
-    let kib: f64 = line.trim().trim_end_matches("kB").trim().parse()?;
+    status_bytes(std::process::id(), "VmRSS:")
+}
+
+/// A size that proc_pid_status(5) tells of a process, in bytes; `line` is how its line begins.
+pub(crate) fn status_bytes(pid: u32, line: &str) -> anyhow::Result<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let size = status.lines().find_map(|l| l.strip_prefix(line)).with_context(|| format!("no {line} in status"))?;
+    let kib: f64 = size.trim().trim_end_matches("kB").trim().parse()?;
     Ok(kib * 1024.0)
 }
 

@@ -177,7 +177,10 @@ impl World {
                     let admits = flow.avoided.admits(party, known.record.role, on_probation, circle);
                     let load = known.load.measured(now, STALE_MAX).filter(|_| admits)?;
                     let not_with = flow.avoided.not_with(party, circle);
-                    Some((party, Worker { record: known.record.clone(), load, not_with, cached_tokens: 0 }))
+                    Some((
+                        party,
+                        Worker { record: known.record.clone(), group: None, load, not_with, cached_tokens: 0 },
+                    ))
                 });
                 let (parties, view): (Vec<_>, Vec<_>) = fits.unzip();
                 match place(&view, &demand, &THRESHOLDS, &mut |n| random.below(n)) {

@@ -1,5 +1,6 @@
 mod cached;
 mod fair;
+mod groups;
 mod named;
 
 use super::*;
@@ -22,7 +23,7 @@ fn worker(role: Role, name: &str, change: impl FnOnce(&mut baton_types::Instance
     let mut load =
         Measured { free_tokens: record.capacity_tokens, prefill_tokens_per_s: 1000.0, ..Measured::default() };
     change(&mut record, &mut load);
-    Worker { record: Arc::new(record), load, not_with: Vec::new(), cached_tokens: 0 }
+    Worker { record: Arc::new(record), group: None, load, not_with: Vec::new(), cached_tokens: 0 }
 }
 
 fn d(name: &str) -> Worker {

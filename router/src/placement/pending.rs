@@ -8,7 +8,7 @@ use std::time::Instant;
 /// What was placed and not heard back. A prompt that begins like one that waits on a worker finds that prefix there when its own turn
 /// comes, so it counts as cached: requests that come together follow the first one instead of computing the same everywhere.
 #[derive(Debug)]
-pub struct Making {
+pub struct PendingPrefixes {
     workers: HashMap<InstanceId, HashMap<PrefixHash, Made>>,
     names: usize,
     names_max: usize,
@@ -21,7 +21,7 @@ struct Made {
     until: Instant,
 }
 
-impl Making {
+impl PendingPrefixes {
     /// At most `names_max` prefixes; more are not remembered.
     pub fn new(names_max: usize) -> Self {
         Self { workers: HashMap::new(), names: 0, names_max }
@@ -46,7 +46,7 @@ impl Making {
     }
 
     /// The prompt is computed, or was given up: from now on the worker's own word counts. To be called once for each
-    /// [`Making::placed`], with the same names.
+    /// [`PendingPrefixes::placed`], with the same names.
     pub fn ended(&mut self, worker: &InstanceId, names: &[PrefixHash]) {
         let Some(made) = self.workers.get_mut(worker) else { return };
         for name in names {
@@ -97,37 +97,37 @@ mod tests {
     fn what_was_placed_counts_until_it_ended() {
         let (p, q) = (InstanceId::try_new("p").unwrap(), InstanceId::try_new("q").unwrap());
         let (now, later) = (Instant::now(), Instant::now() + Duration::from_secs(9));
-        let mut making = Making::new(100);
+        let mut pending = PendingPrefixes::new(100);
         let (a, b) = (names(&[1, 2, 3, 4]), names(&[1, 2, 9]));
-        making.placed(&p, &a, later);
-        making.placed(&p, &b, later);
-        assert_eq!(making.tokens(&p, &a, 0, 16, now), 64);
-        assert_eq!(making.tokens(&p, &a, 16, 16, now), 64, "what is cached comes before");
-        assert_eq!(making.tokens(&p, &names(&[7, 2]), 0, 16, now), 0);
-        assert_eq!(making.tokens(&p, &names(&[7, 2]), 16, 16, now), 32, "the chain goes on where the cache ends");
-        assert_eq!(making.tokens(&p, &b, 0, 32, now), 32, "whole blocks");
-        assert_eq!(making.tokens(&q, &a, 0, 16, now), 0, "another worker");
-        assert_eq!(making.tokens(&p, &a, 0, 16, later), 0, "it never came");
-        making.ended(&p, &a);
-        assert_eq!(making.tokens(&p, &a, 0, 16, now), 32, "the other one is still to compute these");
-        making.ended(&p, &b);
-        assert_eq!(making.tokens(&p, &b, 0, 16, now), 0);
-        assert_eq!((making.names, making.workers.len()), (0, 0));
+        pending.placed(&p, &a, later);
+        pending.placed(&p, &b, later);
+        assert_eq!(pending.tokens(&p, &a, 0, 16, now), 64);
+        assert_eq!(pending.tokens(&p, &a, 16, 16, now), 64, "what is cached comes before");
+        assert_eq!(pending.tokens(&p, &names(&[7, 2]), 0, 16, now), 0);
+        assert_eq!(pending.tokens(&p, &names(&[7, 2]), 16, 16, now), 32, "the chain goes on where the cache ends");
+        assert_eq!(pending.tokens(&p, &b, 0, 32, now), 32, "whole blocks");
+        assert_eq!(pending.tokens(&q, &a, 0, 16, now), 0, "another worker");
+        assert_eq!(pending.tokens(&p, &a, 0, 16, later), 0, "it never came");
+        pending.ended(&p, &a);
+        assert_eq!(pending.tokens(&p, &a, 0, 16, now), 32, "the other one is still to compute these");
+        pending.ended(&p, &b);
+        assert_eq!(pending.tokens(&p, &b, 0, 16, now), 0);
+        assert_eq!((pending.names, pending.workers.len()), (0, 0));
     }
 
     #[test]
     fn it_is_bounded() {
         let (p, q) = (InstanceId::try_new("p").unwrap(), InstanceId::try_new("q").unwrap());
         let (now, later) = (Instant::now(), Instant::now() + Duration::from_secs(9));
-        let mut making = Making::new(3);
-        making.placed(&p, &names(&[1, 2]), later);
-        making.placed(&q, &names(&[1, 2]), later);
-        assert_eq!(making.tokens(&q, &names(&[1, 2]), 0, 16, now), 16);
-        making.ended(&q, &names(&[1, 2]));
-        making.left(&p);
-        making.ended(&p, &names(&[1, 2]));
-        assert_eq!(making.names, 0);
-        making.placed(&q, &names(&[5, 6, 7]), later);
-        assert_eq!(making.tokens(&q, &names(&[5, 6, 7]), 0, 16, now), 48);
+        let mut pending = PendingPrefixes::new(3);
+        pending.placed(&p, &names(&[1, 2]), later);
+        pending.placed(&q, &names(&[1, 2]), later);
+        assert_eq!(pending.tokens(&q, &names(&[1, 2]), 0, 16, now), 16);
+        pending.ended(&q, &names(&[1, 2]));
+        pending.left(&p);
+        pending.ended(&p, &names(&[1, 2]));
+        assert_eq!(pending.names, 0);
+        pending.placed(&q, &names(&[5, 6, 7]), later);
+        assert_eq!(pending.tokens(&q, &names(&[5, 6, 7]), 0, 16, now), 48);
     }
 }
