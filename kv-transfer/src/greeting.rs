@@ -17,10 +17,14 @@ pub(crate) struct Terms {
     pub(crate) protocol: u32,
     /// Which of the peer's shards it is.
     pub(crate) shard: u16,
-    /// How many shards of the peer's instance put a part of each sequence here, and how many of ours there.
-    pub(crate) legs: (u16, u16),
-    /// What moves from here to there, and from there to here; `None` where the two hold no heads in common.
-    pub(crate) cuts: Option<(Cut, Cut)>,
+    /// How many shards of the peer's instance put a part of each sequence here,
+    pub(crate) legs_here: u16,
+    /// and how many of ours there.
+    pub(crate) legs_there: u16,
+    /// What moves from here to there; `None` where the two hold no heads in common.
+    pub(crate) outward: Option<Cut>,
+    /// What moves from there to here, in the same way.
+    pub(crate) inward: Option<Cut>,
     /// The peer's pool.
     pub(crate) map: KvPoolMap,
 }
@@ -38,8 +42,10 @@ impl Terms {
             party: theirs.party.clone(),
             protocol: config.protocol.common(theirs.protocol).unwrap_or_default(),
             shard: theirs.shard.index(),
-            legs: (partners(ours.partners(theirs.shard.of())), partners(theirs.shard.partners(ours.of()))),
-            cuts: Cut::new(whole, ours, theirs.shard).zip(Cut::new(whole, theirs.shard, ours)),
+            legs_here: partners(ours.partners(theirs.shard.of())),
+            legs_there: partners(theirs.shard.partners(ours.of())),
+            outward: Cut::new(whole, ours, theirs.shard),
+            inward: Cut::new(whole, theirs.shard, ours),
             map,
         }
     }

@@ -3,7 +3,7 @@
 use crate::greeting::Terms;
 use crate::handler::BlockHold;
 use crate::message::Message;
-use crate::plan::{CopyRun, LayerCopy};
+use crate::plan::{CopyRun, End, LayerCopy, Move};
 use crate::verify::work::{Verified, Work};
 use crate::window::Window;
 use crate::{
@@ -13,6 +13,7 @@ use crate::{
 use baton_types::{Fence, GroupBlocks, RequestId, TicketId};
 use std::any::Any;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::oneshot;
 
@@ -176,6 +177,24 @@ pub(crate) struct Link<'a> {
 }
 
 impl Link<'_> {
+    /// What moves from blocks of this side to those of the peer.
+    pub(crate) fn outward(&self, ours: &Arc<GroupBlocks>, theirs: &Arc<GroupBlocks>) -> Option<Arc<Move>> {
+        let terms = self.terms?;
+        let cut = terms.outward.as_ref()?;
+        let source = End { map: self.config.map.clone(), blocks: ours.clone(), heads: cut.source.clone() };
+        let sink = End { map: terms.map.clone(), blocks: theirs.clone(), heads: cut.sink.clone() };
+        Some(Arc::new(Move { source, sink, run_bytes_max: self.config.limits.put_bytes_max }))
+    }
+
+    /// What moves from blocks of the peer to those of this side.
+    pub(crate) fn inward(&self, ours: &Arc<GroupBlocks>, theirs: &Arc<GroupBlocks>) -> Option<Arc<Move>> {
+        let terms = self.terms?;
+        let cut = terms.inward.as_ref()?;
+        let source = End { map: terms.map.clone(), blocks: theirs.clone(), heads: cut.source.clone() };
+        let sink = End { map: self.config.map.clone(), blocks: ours.clone(), heads: cut.sink.clone() };
+        Some(Arc::new(Move { source, sink, run_bytes_max: self.config.limits.put_bytes_max }))
+    }
+
     /// Whether a test holds the handoff here.
     pub(crate) fn holds(&self, point: HoldPoint, request_id: &RequestId) -> bool {
         self.config.hooks.hold(point, request_id)

@@ -78,7 +78,7 @@ impl Driver {
         if offer.from != 0 || !offer.name.is_empty() {
             return refuse(RefuseReason::Protocol, "what is left out of a put is for its sink to say".into());
         }
-        if terms.cuts.is_none() || terms.legs.0 != offer.shards {
+        if terms.inward.is_none() || terms.legs_here != offer.shards {
             return refuse(RefuseReason::Protocol, "the offer is not of the shards that hold heads of this one".into());
         }
         if offer.shards > 1 && !self.calls.joins_legs() {
@@ -98,7 +98,7 @@ impl Driver {
     fn check_get(&self, conn: ConnId, offer: &Offer) -> Result<(), (RefuseReason, String)> {
         let terms = self.check_offer(conn, offer, &offer.source, &offer.sink)?;
         let refuse = |reason, detail: String| Err((reason, detail));
-        if terms.shard != self.config.shard.index() || terms.legs != (1, 1) {
+        if terms.shard != self.config.shard.index() || (terms.legs_here, terms.legs_there) != (1, 1) {
             return refuse(RefuseReason::Protocol, "gets between shards that hold other heads are not served".into());
         }
         if offer.shards != 1 || offer.tokens == 0 {

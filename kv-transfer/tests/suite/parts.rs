@@ -164,6 +164,7 @@ pub fn another_part_than_was_granted_is_never_adopted(choice: &TransportChoice) 
         let (failure, source, sink) = told_another_start(choice, 16, from);
         quiet(&source, &sink);
         assert!(source.transfer.stats().total.puts > 0, "{from}: {failure}");
+        eventually("the sink's worker knows", || !sink.sink.failures().is_empty());
         let failures = sink.sink.failures();
         assert!(matches!(&failures[..], [(_, HandoffFailure::Protocol(_))]), "{from}: {failures:?}");
         still_works(&source, &sink);

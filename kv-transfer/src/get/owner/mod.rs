@@ -5,7 +5,7 @@ pub(crate) mod machine;
 use crate::handler::PinQuestion;
 use crate::hazards::hazard;
 use crate::message::{Message, Offer, checksum_messages};
-use crate::plan::{End, LayerCopy, Move, check_blocks};
+use crate::plan::{LayerCopy, Move, check_blocks};
 use crate::role::{Effect, Input, Link};
 use crate::verify::work::{Verified, Work};
 use crate::{HandoffFailure, RefuseReason, checksum};
@@ -95,19 +95,13 @@ impl Owner {
             Input::Abort(HandoffFailure::Aborted(reason)) => OwnerInput::Revoked(reason),
             Input::Abort(_) => OwnerInput::Revoked("the instance is going away".into()),
             Input::Heard(Message::Ask { blocks, .. }) => {
-                let terms = link.terms.filter(|terms| check_blocks(&terms.map, &blocks.0, self.moved).is_ok());
-                match terms.and_then(|terms| Some((terms, terms.cuts.as_ref()?))) {
-                    Some((terms, (cut, _))) => {
-                        let ours = End {
-                            map: link.config.map.clone(),
-                            blocks: self.blocks.clone(),
-                            heads: cut.source.clone(),
-                        };
-                        let theirs = End { map: terms.map.clone(), blocks: Arc::new(blocks), heads: cut.sink.clone() };
-                        let run_bytes_max = link.config.limits.put_bytes_max;
-                        self.moves = Some(Arc::new(Move { source: ours, sink: theirs, run_bytes_max }));
-                        OwnerInput::Asked
-                    }
+                let fits = |map| check_blocks(map, &blocks.0, self.moved).is_ok();
+                self.moves = match link.terms.is_some_and(|terms| fits(&terms.map)) {
+                    true => link.outward(&self.blocks, &Arc::new(blocks)),
+                    false => None,
+                };
+                match self.moves {
+                    Some(_) => OwnerInput::Asked,
                     None => OwnerInput::Revoked("the reader's blocks cannot be".into()),
                 }
             }
@@ -166,7 +160,7 @@ impl Owner {
 
     /// Has the checksums of every layer computed. Of blocks that are let go meanwhile they are never sent, so they need no hold.
     fn sum(&self, link: &Link<'_>, effects: &mut Vec<Effect>) {
-        let Some((cut, _)) = link.terms.and_then(|terms| terms.cuts.as_ref()) else { return };
+        let Some(cut) = link.terms.and_then(|terms| terms.outward.as_ref()) else { return };
         for (group, shape) in link.config.map.layout().groups().iter().enumerate() {
             for layer in 0..shape.layers.len() {
                 let (tokens, blocks, heads) = (0..self.moved, self.blocks.clone(), cut.source.clone());

@@ -4,7 +4,7 @@ pub(crate) mod machine;
 
 use crate::get::request::{GetOutcome, GetReport, GetRequest};
 use crate::message::{Direction, Message, Offer};
-use crate::plan::{End, LayerCopy, Move, check_blocks};
+use crate::plan::{LayerCopy, check_blocks};
 use crate::role::{Counted, Effect, Input, Link, millis_left};
 use crate::verify::work::{Verified, Work};
 use crate::window::Window;
@@ -239,7 +239,7 @@ impl Reader {
                 }
                 ReaderAction::SendConfirm => effects.push(Effect::Send(Message::Confirm { ticket })),
                 ReaderAction::Verify(runs) => {
-                    let Some((_, cut)) = link.terms.and_then(|terms| terms.cuts.as_ref()) else { continue };
+                    let Some(cut) = link.terms.and_then(|terms| terms.inward.as_ref()) else { continue };
                     let (tokens, blocks, heads) = (self.moved, self.blocks.clone(), cut.sink.clone());
                     effects.push(Effect::Verify(Work::Check { tokens, blocks, heads, runs }));
                 }
@@ -276,12 +276,9 @@ impl Reader {
 
     /// Queues everything.
     fn queue_copies(&mut self, link: &Link<'_>) {
-        let Some(terms) = link.terms else { return };
-        let Some((_, cut)) = &terms.cuts else { return };
-        let theirs = End { map: terms.map.clone(), blocks: self.remote.clone(), heads: cut.source.clone() };
-        let ours = End { map: link.config.map.clone(), blocks: self.blocks.clone(), heads: cut.sink.clone() };
-        let moves = Move { source: theirs, sink: ours, run_bytes_max: link.config.limits.put_bytes_max };
-        self.copies.extend(LayerCopy::all_layers(&Arc::new(moves), self.moved));
+        if let Some(moves) = link.inward(&self.blocks, &self.remote) {
+            self.copies.extend(LayerCopy::all_layers(&moves, self.moved));
+        }
     }
 
     /// Tells the worker how it ended, and lets nothing more in.

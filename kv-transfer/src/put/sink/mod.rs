@@ -37,8 +37,8 @@ impl Sink {
         let limits = &link.config.limits;
         let deadline = now + Duration::from_millis(u64::from(offer.deadline_ms).min(limits.handoff_ms));
         let layout = link.config.map.layout();
-        let cut = link.terms.and_then(|terms| terms.cuts.as_ref());
-        let token_bytes = cut.map_or(0, |(_, cut)| cut.bytes(layout));
+        let cut = link.terms.and_then(|terms| terms.inward.as_ref());
+        let token_bytes = cut.map_or(0, |cut| cut.bytes(layout));
         let expected = Expected { tokens: offer.tokens, token_bytes, algorithm: checksum::ALGORITHM };
         #[allow(unused_mut)] // Hazards are set.
         let mut machine = machine::Sink::new(ticket, layout, expected, deadline, limits.abort());
@@ -213,7 +213,7 @@ impl Sink {
                     effects.push(Effect::Send(Message::Refuse { handoff, reason, detail }));
                 }
                 SinkAction::Verify(runs) => {
-                    let Some((_, cut)) = link.terms.and_then(|terms| terms.cuts.as_ref()) else { continue };
+                    let Some(cut) = link.terms.and_then(|terms| terms.inward.as_ref()) else { continue };
                     let (tokens, blocks, heads) = (self.offer.tokens, self.blocks.clone(), cut.sink.clone());
                     effects.push(Effect::Verify(Work::Check { tokens, blocks, heads, runs }));
                 }

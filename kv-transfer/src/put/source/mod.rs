@@ -3,7 +3,7 @@
 pub(crate) mod machine;
 
 use crate::message::{Commit, Direction, Message, Offer, checksum_messages};
-use crate::plan::{End, LayerCopy, Move, check_blocks, check_from};
+use crate::plan::{LayerCopy, Move, check_blocks, check_from};
 use crate::put::request::{CommitPayload, PutOutcome, PutReport, PutRequest};
 use crate::put::timings::Timings;
 use crate::role::{Counted, Effect, Input, Link, millis_left};
@@ -35,10 +35,17 @@ pub(crate) struct Source {
     /// What moves, as the grant settled it.
     moves: Option<Arc<Move>>,
     /// Launched layers whose fences are not done, in order of launch.
-    fences: VecDeque<(u32, u32, Fence)>,
+    fences: VecDeque<Launched>,
     commit: Option<CommitPayload>,
     held: Option<Held>,
     timings: Timings,
+}
+
+/// A layer of a chunk.
+struct Launched {
+    layer: u32,
+    tokens_end: u32,
+    fence: Fence,
 }
 
 /// What waits where a test holds the put.
@@ -97,7 +104,7 @@ impl Source {
 
     /// Whether the foremost fence is done, or never will be.
     pub(crate) fn is_fence_over(&self) -> bool {
-        self.fences.front().is_some_and(|(.., fence)| !matches!(fence.poll(), FenceStatus::Pending))
+        self.fences.front().is_some_and(|launched| !matches!(launched.fence.poll(), FenceStatus::Pending))
     }
 
     pub(crate) fn hears(message: &Message) -> bool {
@@ -115,7 +122,8 @@ impl Source {
         match input {
             Input::Greeted => self.offer(link, now, effects),
             Input::Launched { layer, tokens_end, fence } => {
-                self.fences.push_back((layer, u32::try_from(tokens_end).unwrap_or(u32::MAX), fence));
+                let tokens_end = u32::try_from(tokens_end).unwrap_or(u32::MAX);
+                self.fences.push_back(Launched { layer, tokens_end, fence });
                 if self.fences.len() > FENCES_MAX {
                     let failure = HandoffFailure::Aborted("too many fences are awaited".into());
                     return self.feed(SourceInput::Abort(failure), link, now, effects);
@@ -154,7 +162,7 @@ impl Source {
         if link.holds(HoldPoint::Offer, &self.request_id) {
             return;
         }
-        if terms.cuts.is_none() {
+        if terms.outward.is_none() {
             let failure = HandoffFailure::Protocol("the two shards have no KV heads in common".into());
             return self.feed(SourceInput::Refused(failure), link, now, effects);
         }
@@ -165,7 +173,7 @@ impl Source {
             source: link.config.party.clone(),
             sink: self.sink.clone(),
             direction: Direction::Put,
-            shards: terms.legs.1,
+            shards: terms.legs_there,
             from: 0,
             tokens: self.tokens,
             deadline_ms: millis_left(self.machine.deadline(), now),
@@ -189,7 +197,7 @@ impl Source {
     }
 
     fn poll_fences(&mut self, link: &Link<'_>, now: Instant, effects: &mut Vec<Effect>) {
-        while let Some((layer, tokens_end, fence)) = self.fences.front() {
+        while let Some(Launched { layer, tokens_end, fence }) = self.fences.front() {
             let input = match fence.poll() {
                 FenceStatus::Pending => break,
                 FenceStatus::Done => SourceInput::LayerReady { layer: *layer, tokens_end: *tokens_end },
@@ -204,17 +212,10 @@ impl Source {
         let input = match message {
             Message::Grant { ticket, blocks, from, .. } => match self.check_grant(&blocks, from, link) {
                 Ok(()) => {
-                    if let Some((terms, (cut, _))) = link.terms.and_then(|terms| Some((terms, terms.cuts.as_ref()?))) {
+                    if let Some(cut) = link.terms.and_then(|terms| terms.outward.as_ref()) {
                         self.machine.cut(cut.token_bytes.clone());
-                        let ours = End {
-                            map: link.config.map.clone(),
-                            blocks: self.blocks.clone(),
-                            heads: cut.source.clone(),
-                        };
-                        let theirs = End { map: terms.map.clone(), blocks: Arc::new(blocks), heads: cut.sink.clone() };
-                        let run_bytes_max = link.config.limits.put_bytes_max;
-                        self.moves = Some(Arc::new(Move { source: ours, sink: theirs, run_bytes_max }));
                     }
+                    self.moves = link.outward(&self.blocks, &Arc::new(blocks));
                     self.timings.granted_at = Some(now);
                     effects.push(Effect::Heed(ticket));
                     self.held = Some(Held::Granted { ticket, from });
@@ -266,7 +267,7 @@ impl Source {
             let ticket = self.machine.ticket().unwrap_or(TicketId(0));
             match action {
                 SourceAction::Copy { epoch, group, layer, tokens } => {
-                    self.copy(epoch, (group, layer), tokens, effects);
+                    self.copy(epoch, group, layer, tokens, effects);
                 }
                 SourceAction::Flush { epoch: ABORT_EPOCH } => effects.push(Effect::FlushPosted { epoch: ABORT_EPOCH }),
                 SourceAction::Flush { epoch } => effects.push(Effect::Flush { epoch }),
@@ -293,7 +294,7 @@ impl Source {
     }
 
     /// Queues the writes of one copy, and has its checksums computed meanwhile.
-    fn copy(&self, epoch: u32, (group, layer): (usize, usize), tokens: Range<u32>, effects: &mut Vec<Effect>) {
+    fn copy(&self, epoch: u32, group: usize, layer: usize, tokens: Range<u32>, effects: &mut Vec<Effect>) {
         let (Some(ticket), Some(hold), Some(moves)) = (self.machine.ticket(), &self.hold, &self.moves) else { return };
         let copy = LayerCopy::new(moves.clone(), group, layer, tokens.clone());
         effects.push(Effect::Put { epoch, ticket, copy });
