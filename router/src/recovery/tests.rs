@@ -1,6 +1,6 @@
 use super::*;
 use ErrorKind::*;
-use Phase::*;
+use Step::*;
 use baton_types::{Party, Role};
 
 const LIMITS: RetryLimits = RetryLimits {
@@ -12,8 +12,8 @@ const LIMITS: RetryLimits = RetryLimits {
     adopted_max: Duration::from_millis(100),
 };
 
-fn failure(phase: Phase, kind: ErrorKind, started: bool) -> Failure {
-    Failure { phase, kind, retry_after: None, started, drained: false }
+fn failure(step: Step, kind: ErrorKind, started: bool) -> Failure {
+    Failure { step, kind, retry_after: None, started, drained: false }
 }
 
 fn shown(result: Result<Retry, GiveUp>) -> String {
@@ -44,9 +44,9 @@ fn a_retry_that_is_not_made_is_not_paid_for() {
     let (now, bucket) = (Instant::now(), RetryBucket::new(1, 0.0));
     let failed = failure(Decode, Unavailable, true);
     for _ in 0..3 {
-        let late = Recovery::new(LIMITS).after(&failed, (now, now + LIMITS.backoff_min / 2), &bucket, 1.0);
+        let late = Recovery::new(LIMITS).after(&failed, now, now + LIMITS.backoff_min / 2, &bucket, 1.0);
         assert_eq!(shown(late), "deadline");
-        let futile = Recovery::new(LIMITS).after(&failure(Decode, Unsupported, true), (now, now), &bucket, 1.0);
+        let futile = Recovery::new(LIMITS).after(&failure(Decode, Unsupported, true), now, now, &bucket, 1.0);
         assert_eq!(shown(futile), "futile");
     }
     let minute = (now, now + Duration::from_secs(60));
@@ -56,7 +56,7 @@ fn a_retry_that_is_not_made_is_not_paid_for() {
 
 #[test]
 fn what_failed_decides_whom_to_avoid() {
-    // phase, kind, the client has tokens; p: prefill worker, d: decode worker, s: avoided softly, S: strictly, until it has
+    // step, kind, the client has tokens; p: prefill worker, d: decode worker, s: avoided softly, S: strictly, until it has
     let cases = [
         (Place, Unavailable, false, "p- d- 20ms"),
         (Place, Overloaded, false, "futile"),
@@ -88,8 +88,8 @@ fn what_failed_decides_whom_to_avoid() {
         (Decode, Unsupported, true, "futile"),
         (Decode, ModelNotFound, false, "futile"),
     ];
-    for (phase, kind, started, expected) in cases {
-        assert_eq!(first(failure(phase, kind, started)), expected, "{phase:?} {kind:?} {started}");
+    for (step, kind, started, expected) in cases {
+        assert_eq!(first(failure(step, kind, started)), expected, "{step:?} {kind:?} {started}");
     }
 }
 
@@ -99,7 +99,7 @@ fn check(deadline: u64, burst: u32, jitter: f64, failures: &[(u64, Failure)], ex
     let at = |ms| start + Duration::from_millis(ms);
     let (mut recovery, bucket) = (Recovery::new(LIMITS), RetryBucket::new(burst, 0.0));
     let got: Vec<String> =
-        failures.iter().map(|(ms, f)| shown(recovery.after(f, (at(*ms), at(deadline)), &bucket, jitter))).collect();
+        failures.iter().map(|(ms, f)| shown(recovery.after(f, at(*ms), at(deadline), &bucket, jitter))).collect();
     assert_eq!(got, expected);
 }
 
