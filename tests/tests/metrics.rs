@@ -209,7 +209,7 @@ fn labels_have_the_values_that_the_table_tells() -> anyhow::Result<()> {
     let role = Enum("types/src/instance.rs", "Role");
     let main = |file| Between(file, "#[command(name = \"", "\"");
     let mains = [main("router/src/main.rs"), main("prefill-worker/src/main.rs"), main("decode-worker/src/main.rs")];
-    let lost = Between("node/src/metrics.rs", "(\"", "\", &counters.lost");
+    let lost = Between("node/src/metrics/mod.rs", "(\"", "\", &counters.lost");
     let window = Between("router/src/metrics/cache.rs", "(\"window\", \"", "\")");
     let change = Enum("router/src/metrics/changes.rs", "MembershipChange");
     // metric, label, where its values are named, values that stand alone

@@ -2,7 +2,7 @@
 //!
 //! Place in the house: the root of the dependency graph. Everything depends on `types`; `types` depends on nothing of ours.
 //!
-//! This crate must never know I/O, clocks of its own, an async runtime, protobuf or a numeric kernel.
+//! This crate must never know I/O, an async runtime (it only says what tasks ask of one), protobuf or a numeric kernel.
 
 pub mod attention;
 pub mod bundle;
@@ -16,6 +16,7 @@ pub mod ids;
 pub mod instance;
 pub mod layout;
 pub mod memory;
+pub mod runtime;
 pub mod sampling;
 pub mod sequence;
 
@@ -30,5 +31,6 @@ pub use ids::{BlockId, Incarnation, InstanceId, RequestId, TenantId, TicketId, T
 pub use instance::{InstanceRecord, ModelCard, Party, ProtocolRange, Role, Shard};
 pub use layout::{GroupBlocks, GroupKind, KvGroup, KvLayout, KvPlane, KvPoolMap, LayoutError, WATERMARK_BLOCKS};
 pub use memory::{MemoryKind, PoolMemory};
+pub use runtime::{BoxFuture, Clock, Runtime, SystemClock};
 pub use sampling::{SamplingError, SamplingParams};
 pub use sequence::{CacheUse, FinishReason, PhaseTimings, SequenceSpec, TokenLogprobs, Usage};

@@ -2,7 +2,8 @@
 
 use crate::traces::subtree;
 use crate::workers::WorkerSet;
-use baton_node::telemetry::{TraceId, Traces, summaries};
+use baton_node::grpc::summaries;
+use baton_node::telemetry::{TraceId, Traces};
 use baton_proto::v1::{self, telemetry_client::TelemetryClient};
 use futures::future::join_all;
 use std::collections::BTreeSet;

@@ -1,7 +1,8 @@
 //! Tells workers which traces are kept: in batches, each call with a deadline, and what does not arrive is counted.
 
 use crate::workers::WorkerHandle;
-use baton_node::telemetry::{KEEP_TRACES_MAX, TraceId};
+use baton_node::grpc::KEEP_TRACES_MAX;
+use baton_node::telemetry::TraceId;
 use baton_proto::v1::{self, telemetry_client::TelemetryClient};
 use futures::future::join_all;
 use prometheus_client::metrics::counter::Counter;

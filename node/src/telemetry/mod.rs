@@ -13,7 +13,6 @@ mod propagation;
 mod recorder;
 mod ring;
 mod sampler;
-mod service;
 mod tls;
 
 #[cfg(test)]
@@ -27,7 +26,6 @@ pub use propagation::{
     head_of, inject, inject_call, inject_http, parent_of, request_of, set_parent, set_parent_http, trace_id_of,
 };
 pub use recorder::Traces;
-pub use service::{KEEP_TRACES_MAX, TelemetryService, summaries};
 
 use export::Exporter;
 use flood::{Flood, FloodWatch};

@@ -1,6 +1,6 @@
 //! `baton.v1.Telemetry`: what this process holds of recent traces, for routers.
 
-use super::Traces;
+use crate::telemetry::Traces;
 use baton_proto::v1::{self, telemetry_server::Telemetry};
 use opentelemetry::trace::{SpanId, Status as SpanStatus, TraceId};
 use opentelemetry_sdk::trace::SpanData;

@@ -1,8 +1,8 @@
 //! The router's side: the lease table behind a gRPC service.
 
-use super::LeaseConfig;
 use super::session::Session;
 use super::telling::telling;
+use crate::membership::embedded::LeaseConfig;
 use crate::membership::{JoinError, LeaseTable, MembershipView, Registration, RouterMembership};
 use baton_proto::convert;
 use baton_proto::v1::membership_server::{Membership, MembershipServer};
@@ -20,6 +20,9 @@ use tonic::{Request, Response, Status, Streaming};
 
 /// Messages that wait for one worker: it gets a heartbeat for each of its own, and few words beside.
 const OUTBOX_MAX: usize = 16;
+
+/// The service that workers join.
+pub type JoinService = MembershipServer<EmbeddedRouter>;
 
 /// The leases of one router. Cloning shares them.
 #[derive(Clone, Debug)]
@@ -66,7 +69,7 @@ impl EmbeddedRouter {
     }
 
     /// The gRPC service, to be added to the router's server.
-    pub fn service(&self) -> MembershipServer<Self> {
+    pub fn service(&self) -> JoinService {
         MembershipServer::new(self.clone())
     }
 

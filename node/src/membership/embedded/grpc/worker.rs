@@ -1,9 +1,9 @@
 //! The worker's side: one task a router joins, keeps the lease, and joins again.
 
-use super::JoinConfig;
 use crate::backoff::Backoff;
 use crate::grpc::{Channel, ChannelConfig, ChannelError, channel};
 use crate::identity::{Identity, Role};
+use crate::membership::embedded::JoinConfig;
 use crate::membership::members::Change;
 use crate::membership::state::Word;
 use crate::membership::{Members, RegistrationHandle, RouterOpinion, WorkerMembership, WorkerState, aggregate};

@@ -5,7 +5,9 @@ mod config;
 mod deadline;
 mod handshakes;
 mod messages;
+mod probe;
 mod server;
+mod telemetry;
 #[cfg(test)]
 mod tests;
 
@@ -13,4 +15,6 @@ pub use client::{Channel, ChannelConfig, ChannelError, Dial, Stream, channel, ch
 pub use config::GrpcConfig;
 pub use deadline::{TIMEOUT_HEADER, deadline_of, parse_timeout, set_deadline};
 pub use messages::{Held, Messages};
+pub use probe::WatchProbe;
 pub use server::{Router, Server, bind, health, serve, server, server_counting, with_reflection};
+pub use telemetry::{KEEP_TRACES_MAX, TelemetryService, summaries};

@@ -1,5 +1,7 @@
 //! A server with everything on it, a client, and what they say when something is in the way.
 
+mod probe;
+
 use super::*;
 use crate::identity::{Identity, Role};
 use crate::intake::{Client, Intake};

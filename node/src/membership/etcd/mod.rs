@@ -36,10 +36,11 @@ mod unity;
 pub mod view;
 mod worker;
 
+pub use crate::grpc::WatchProbe;
 pub use config::EtcdConfig;
 pub use join::{JoinError, ListedNode, Start, join};
 pub use prefix::{PrefixError, ensure_free};
-pub use probe::{Probe, Verdict, WatchProbe};
+pub use probe::{Probe, Verdict};
 pub use reach::{Reached, reach};
 pub use recall::Recall;
 pub use router::EtcdRouter;

@@ -10,6 +10,7 @@ mod report;
 mod sampling;
 mod sequence;
 pub mod status;
+pub mod stored;
 
 #[cfg(test)]
 mod tests;

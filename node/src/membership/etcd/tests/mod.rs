@@ -5,7 +5,6 @@ mod faults;
 mod growth;
 mod nodes;
 mod prefix;
-mod probe;
 mod recall;
 mod records;
 mod space;

@@ -1,9 +1,10 @@
 //! Asking workers themselves.
 
 use crate::grpc;
+use crate::grpc::WatchProbe;
 use crate::identity::Identity;
 use crate::membership::conformance::record;
-use crate::membership::etcd::probe::{Probe as _, Verdict, WatchProbe};
+use crate::membership::etcd::{Probe as _, Verdict};
 use baton_proto::v1::{self, worker_server, worker_server::WorkerServer};
 use baton_types::Party;
 use std::sync::Arc;

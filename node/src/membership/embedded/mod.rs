@@ -3,11 +3,7 @@
 //! A worker joins every router it is told of. The router's [`EmbeddedRouter`] is the service and the view in one.
 
 mod config;
-mod router;
-mod session;
-mod telling;
-mod worker;
+mod grpc;
 
 pub use config::{JoinConfig, LeaseConfig};
-pub use router::EmbeddedRouter;
-pub use worker::{Connect, EmbeddedWorker};
+pub use grpc::{Connect, EmbeddedRouter, EmbeddedWorker, JoinService};

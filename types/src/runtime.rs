@@ -1,0 +1,53 @@
+//! What tasks ask of whoever runs them: the time, timers, tasks beside them, chance.
+//!
+//! Processes answer with the system's clock and an async runtime (`node`). The simulation answers with virtual time, one thread and
+//! numbers of its seed, which is how the tasks that ship run in it.
+
+use std::fmt::Debug;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::task::Poll;
+use std::time::Instant;
+
+/// A future that may move between threads.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// The time.
+pub trait Clock: Send + Sync + Debug {
+    /// Now; never earlier than what it said before.
+    fn now(&self) -> Instant;
+}
+
+/// The clock of this machine.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+}
+
+/// Runs tasks.
+pub trait Runtime: Clock {
+    /// Ready from `at` on, at once where that has passed.
+    fn sleep_until(&self, at: Instant) -> BoxFuture<'static, ()>;
+
+    /// Runs `task` beside the caller, to its end.
+    fn spawn(&self, task: BoxFuture<'static, ()>);
+
+    /// A number that nobody can guess; in the simulation one of its seed.
+    fn random(&self) -> u64;
+}
+
+impl dyn Runtime {
+    /// What `work` yields, or `None` where it is not ready by `at`. Dropped then, it is cancelled.
+    pub async fn until<T>(&self, at: Instant, work: impl Future<Output = T>) -> Option<T> {
+        let (mut work, mut end) = (pin!(work), self.sleep_until(at));
+        poll_fn(|cx| match work.as_mut().poll(cx) {
+            Poll::Ready(done) => Poll::Ready(Some(done)),
+            Poll::Pending => end.as_mut().poll(cx).map(|()| None),
+        })
+        .await
+    }
+}
