@@ -231,7 +231,7 @@ impl<'a> Answer<'a> {
         };
         let (runtime, stall) = (&*self.core.runtime, self.core.limits.client_stall_max);
         let since = runtime.now();
-        let sent = runtime.timeout_at(since + stall, self.out.send(event)).await;
+        let sent = runtime.until(since + stall, self.out.send(event)).await;
         self.stalled += runtime.now().saturating_duration_since(since);
         match sent {
             Some(sent) => sent.map_err(|_| gone()),

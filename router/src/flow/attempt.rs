@@ -8,11 +8,12 @@ use super::core::Core;
 use super::end;
 use super::place::Chosen;
 use super::sample::Sample;
-use crate::port::{CallError, CallSpans, DecodeCall, PrefillCall, Runtime, WorkerEvents};
+use crate::port::{CallError, CallSpans, DecodeCall, PrefillCall, WorkerEvents};
 use crate::recovery::{FromDecode, FromPrefill, Next, Pair, PrefillFault, Step};
 use crate::workers::WorkerHandle;
 use baton_types::{
-    DecodeEvent, ErrorKind, FinishReason, GeneratedToken, PrefillEvent, RequestError, RequestId, SequenceSpec,
+    DecodeEvent, ErrorKind, FinishReason, GeneratedToken, PrefillEvent, RequestError, RequestId, Runtime,
+    SequenceSpec,
 };
 use futures::StreamExt as _;
 use std::sync::Arc;
@@ -112,7 +113,8 @@ impl Attempt<'_> {
 
     /// Opens the call that holds the claim on the decode worker, which has a bounded time to say that the claim stands.
     async fn claim(&self, sequence: SequenceSpec, span: &Span) -> Result<WorkerEvents<DecodeEvent>, Failed> {
-        let (job, worker, max) = (self.sample.job, &self.chosen.decode, self.core.limits.claim_max);
+        let (job, worker, runtime) = (self.sample.job, &self.chosen.decode, &*self.core.runtime);
+        let max = self.core.limits.claim_max;
         let claimed = async {
             self.check_deadline()?;
             let source = self.chosen.prefill.as_ref().map(|prefill| prefill.party());
@@ -130,7 +132,7 @@ impl Attempt<'_> {
             let message = format!("decode worker {} took no claim within {max:?}", worker.party().instance);
             Err(RequestError::new(ErrorKind::Unavailable, message))
         };
-        let claimed = self.core.runtime.timeout(max, claimed).await.unwrap_or_else(late);
+        let claimed = runtime.until(runtime.now() + max, claimed).await.unwrap_or_else(late);
         claimed.map_err(|e| Failed::at(Step::Claim, e))
     }
 
@@ -281,7 +283,7 @@ impl Attempt<'_> {
                 }
                 None
             };
-            let report = runtime.timeout(REPORT_WAIT_MAX, report).await.flatten();
+            let report = runtime.until(runtime.now() + REPORT_WAIT_MAX, report).await.flatten();
             report.iter().for_each(|report| answer.transferred(report));
         }
         Ok(reason)
@@ -372,7 +374,7 @@ const ATTEMPT_HEX: usize = 16;
 /// The name of one attempt on the workers: two clients may use one request id, and a retry may meet its own former attempt.
 fn attempt_id(request: &RequestId, runtime: &dyn Runtime) -> RequestId {
     let kept = &request.as_str()[..request.as_str().len().min(RequestId::BYTES_MAX - ATTEMPT_HEX - 1)];
-    let id = format!("{kept}.{:016x}", runtime.random_u64());
+    let id = format!("{kept}.{:016x}", runtime.random());
     RequestId::try_new(id).expect("a cut name and hex digits are a name")
 }
 
@@ -419,7 +421,7 @@ fn ended_early(worker: &WorkerHandle) -> RequestError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tokio_runtime::TokioRuntime;
+    use baton_node::runtime::TokioRuntime;
 
     #[test]
     fn attempts_of_one_id_differ_and_stay_names() {

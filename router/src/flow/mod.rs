@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The fronts hand in a [`Request`] and receive a [`Generation`]: dropping that cancels the request on all workers. Time, tasks and chance
-//! come from [`crate::port::Runtime`] alone, and workers from [`crate::port::Link`].
+//! come from [`baton_types::Runtime`] alone, and workers from [`crate::port::Link`].
 
 mod answer;
 mod attempt;

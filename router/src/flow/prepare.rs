@@ -78,7 +78,7 @@ impl Core {
         let tokenized = self.tokenizing.run(&*self.runtime, prompt, &model, request.deadline, slots);
         let (tokens, slots) = tokenized.instrument(tokenize).await?;
         check_tokens(&tokens, &model.card)?;
-        let random = self.runtime.random_u64();
+        let random = self.runtime.random();
         let sampling = request.sampling.resolve(&model.card.defaults, tokens.len(), model.tokens_max, random)?;
         quota.add_tokens(tokens.len() as u64 + u64::from(request.samples) * u64::from(sampling.max_tokens))?;
         span.record("gen_ai.request.max_tokens", sampling.max_tokens);

@@ -1,10 +1,10 @@
 //! Prompts to token ids: pure compute, so off the I/O threads, a few at a time, and within the request's deadline.
 
 use crate::admission::Slot;
-use crate::port::Runtime;
+use crate::port::blocking;
 use crate::request::{Prompt, Segment};
 use crate::workers::ServedModel;
-use baton_types::{ErrorKind, RequestError, TokenId};
+use baton_types::{ErrorKind, RequestError, Runtime, TokenId};
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
@@ -49,7 +49,7 @@ impl Tokenizing {
         let late =
             || RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed before the prompt was tokenized");
         let failed = || RequestError::new(ErrorKind::Internal, "the tokenizer failed on this prompt");
-        let turn = runtime.timeout_at(deadline, self.turn(text_bytes(&prompt))).await.ok_or_else(late)?;
+        let turn = runtime.until(deadline, self.turn(text_bytes(&prompt))).await.ok_or_else(late)?;
         let tokens_max = model.tokens_max;
         let encode = move || {
             let _turn = turn;
@@ -59,7 +59,7 @@ impl Tokenizing {
             };
             (tokens, slots)
         };
-        let encoded = runtime.timeout_at(deadline, runtime.run_blocking(encode)).await.ok_or_else(late)?;
+        let encoded = runtime.until(deadline, blocking(runtime, encode)).await.ok_or_else(late)?;
         let (tokens, slots) = encoded.ok_or_else(failed)?;
         Ok((tokens?, slots))
     }

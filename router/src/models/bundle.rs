@@ -1,10 +1,9 @@
 //! Text bundles: fetched by digest from a worker, verified, loaded once and shared.
 
 use super::ModelText;
-use baton_node::grpc::Channel;
-use baton_proto::v1::{self, worker_client::WorkerClient};
+use crate::port::{CallError, Link, blocking};
 use baton_text::{TextError, bundle};
-use baton_types::Digest;
+use baton_types::{Digest, RequestError, Runtime};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,12 +18,12 @@ const IDLE_MAX: usize = 8;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BundleError {
     /// The worker did not give it.
-    #[error("the worker does not give bundle {digest}: {status}")]
+    #[error("the worker does not give bundle {digest}: {error}")]
     Fetch {
         /// Asked for.
         digest: Digest,
         /// The answer.
-        status: Box<tonic::Status>,
+        error: RequestError,
     },
     /// It took too long.
     #[error("bundle {0} was not complete after {FETCH_MAX:?}")]
@@ -55,16 +54,20 @@ pub(crate) enum BundleError {
 pub(crate) struct TextCache(Mutex<HashMap<Digest, Arc<ModelText>>>);
 
 impl TextCache {
-    /// The text with this digest, from the cache or from the worker behind `channel`.
-    pub(crate) async fn get(&self, digest: Digest, channel: Channel) -> Result<Arc<ModelText>, BundleError> {
+    /// The text with this digest, from the cache or from the worker behind `link`.
+    pub(crate) async fn get(
+        &self,
+        digest: Digest,
+        link: &dyn Link,
+        runtime: &dyn Runtime,
+    ) -> Result<Arc<ModelText>, BundleError> {
         if let Some(text) = self.0.lock().get(&digest) {
             return Ok(text.clone());
         }
-        let bytes = tokio::time::timeout(FETCH_MAX, fetch(digest, channel))
-            .await
-            .map_err(|_| BundleError::Timeout(digest))??;
+        let bytes = runtime.until(runtime.now() + FETCH_MAX, fetch(digest, link)).await;
+        let bytes = bytes.ok_or(BundleError::Timeout(digest))??;
         let load = move || ModelText::load(&bundle::decode(&bytes)?);
-        let text = tokio::task::spawn_blocking(load).await.unwrap_or_else(|e| Err(TextError::Broken(e.to_string())));
+        let text = blocking(runtime, load).await.unwrap_or_else(|| Err(TextError::Broken("it cannot be loaded".into())));
         let text = Arc::new(text.map_err(|source| BundleError::Content { digest, source })?);
         let mut cache = self.0.lock();
         let mut idle = 0;
@@ -76,16 +79,13 @@ impl TextCache {
     }
 }
 
-async fn fetch(digest: Digest, channel: Channel) -> Result<Vec<u8>, BundleError> {
-    let status = |status| BundleError::Fetch { digest, status: Box::new(status) };
-    let request = v1::BundleRequest { digest: digest.0.to_vec().into() };
-    let mut chunks = WorkerClient::new(channel).bundle(request).await.map_err(status)?.into_inner();
-    let mut bytes = Vec::new();
-    while let Some(chunk) = chunks.message().await.map_err(status)? {
-        bytes.extend_from_slice(&chunk.data);
-        if bytes.len() > bundle::BYTES_MAX {
-            return Err(BundleError::TooLarge(digest));
-        }
+async fn fetch(digest: Digest, link: &dyn Link) -> Result<Vec<u8>, BundleError> {
+    let bytes = match link.bundle(digest, bundle::BYTES_MAX).await {
+        Ok(bytes) => bytes,
+        Err(CallError::Refused(error) | CallError::Lost(error)) => return Err(BundleError::Fetch { digest, error }),
+    };
+    if bytes.len() > bundle::BYTES_MAX {
+        return Err(BundleError::TooLarge(digest));
     }
     let got = bundle::digest(&bytes);
     if got == digest { Ok(bytes) } else { Err(BundleError::Digest { asked: digest, got }) }

@@ -2,8 +2,8 @@
 //! thread and under virtual time.
 //!
 //! ```text
-//!  flow, workers ──> Link, Connector ──> grpc (shipped), or scripted workers
-//!                └─> Runtime ──────────> tokio (shipped), or a seeded executor
+//!  flow, workers ──> Link, Connector ───────> grpc (shipped), or scripted workers
+//!                └─> baton_types::Runtime ──> tokio (shipped), or a seeded executor
 //! ```
 //!
 //! Nothing here names protobuf, gRPC or tokio.
@@ -15,4 +15,4 @@ pub use link::{
     CacheReport, CacheReportChange, CallError, CallSpans, ConnectError, Connector, DecodeCall, Link, PrefillCall,
     WorkerEvents, WorkerReport,
 };
-pub use runtime::Runtime;
+pub(crate) use runtime::blocking;

@@ -3,7 +3,6 @@
 use crate::workers::WorkerHandle;
 use baton_node::grpc::KEEP_TRACES_MAX;
 use baton_node::telemetry::TraceId;
-use baton_proto::v1::{self, telemetry_client::TelemetryClient};
 use futures::future::join_all;
 use prometheus_client::metrics::counter::Counter;
 use std::collections::BTreeMap;
@@ -44,12 +43,11 @@ pub(crate) async fn deliver(mut verdicts: mpsc::Receiver<Verdict>, lost: Counter
 }
 
 async fn tell(worker: Arc<WorkerHandle>, traces: Vec<TraceId>, lost: &Counter) {
-    let trace_ids = traces.iter().map(|trace| trace.to_bytes().to_vec().into()).collect();
-    let mut client = TelemetryClient::new(worker.channel());
-    let told = timeout(CALL_MAX, client.keep(v1::KeepRequest { trace_ids })).await;
-    if !matches!(told, Ok(Ok(_))) {
+    let count = traces.len();
+    let told = timeout(CALL_MAX, worker.link().keep(traces)).await;
+    if !matches!(told, Ok(Ok(()))) {
         // Older workers know no such call, and one that is gone has no spans either.
-        tracing::debug!(worker = %worker.party(), traces = traces.len(), "cannot tell a worker which traces are kept");
-        lost.inc_by(traces.len() as u64);
+        tracing::debug!(worker = %worker.party(), traces = count, "cannot tell a worker which traces are kept");
+        lost.inc_by(count as u64);
     }
 }
