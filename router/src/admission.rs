@@ -263,8 +263,7 @@ mod tests {
         let enter = |key: u8, priority: i32| admission.enter_all(1, priority, Some([key; 32]));
         let mut running = enter(1, 0).unwrap().remove(0);
         running.turn().now_or_never().unwrap().unwrap();
-        let mut waiting: Vec<Slot> =
-            [(1, -5), (2, -9), (2, 0)].map(|(key, p)| enter(key, p).unwrap().remove(0)).into();
+        let mut waiting: Vec<Slot> = [(1, -5), (2, -9), (2, 0)].map(|(key, p)| enter(key, p).unwrap().remove(0)).into();
         waiting.iter_mut().for_each(|slot| assert!(slot.turn().now_or_never().is_none()));
         assert_eq!(enter(3, 100).unwrap_err().kind, ErrorKind::Overloaded);
         assert_eq!(admission.enter_all(2, 100, Some([1; 32])).unwrap_err().kind, ErrorKind::Overloaded);

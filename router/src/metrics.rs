@@ -267,9 +267,9 @@ pub(crate) struct RequestMetrics {
 }
 
 impl RequestMetrics {
-    /// The first token was sent so long after the request came.
-    pub(crate) fn first_token(&self, after: Duration) {
-        self.all.recent.add(after, Instant::now());
+    /// The first token was sent now, so long after the request came.
+    pub(crate) fn first_token(&self, after: Duration, now: Instant) {
+        self.all.recent.add(after, now);
         self.current().time_to_first_token.observe(after.as_secs_f64());
     }
 

@@ -26,9 +26,14 @@ pub enum DecodeEvent {
     /// First event of every sequence: the claim stands.
     Claimed,
     /// Its own prefill left the queue, after so many microseconds.
-    Started { queue_us: u64 },
-    /// The KV is verified and adopted.
-    Adopted,
+    Started {
+        queue_us: u64,
+    },
+    /// The KV is verified and adopted, so many microseconds after the claim.
+    Adopted {
+        bytes: u64,
+        await_us: u64,
+    },
     /// The KV is offered, and there is no room for it yet. Said every second until there is.
     Waits,
     Token(GeneratedToken),
@@ -38,20 +43,24 @@ pub enum DecodeEvent {
 #[derive(Clone, Debug, PartialEq)]
 pub enum PrefillEvent {
     /// The sequence left the queue, after so many microseconds.
-    Started { queue_us: u64 },
+    Started {
+        queue_us: u64,
+    },
     Token(GeneratedToken),
     /// The decode worker acknowledged the commit, or the sequence ended with its first token: all zero.
     Done(TransferReport),
 }
 
 /// What a prefill and the transfer of its KV took.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TransferReport {
     pub prefill_us: u64,
     pub transfer_us: u64,
     /// The part of the transfer that compute did not hide.
     pub exposed_us: u64,
     pub transfer_bytes: u64,
+    /// Name of what moved it.
+    pub transport: String,
 }
 
 /// Blocks of a worker's pool by state.
@@ -71,6 +80,7 @@ pub struct LoadReport {
     pub waiting: u32,
     pub waiting_tokens: u64,
     pub running: u32,
+    pub running_tokens: u64,
     pub blocks: Option<BlockCounts>,
     /// 0 while unmeasured, as below.
     pub prefill_tokens_per_s: f32,
@@ -79,6 +89,7 @@ pub struct LoadReport {
     pub claimed_tokens: u64,
     pub healthy: bool,
     pub draining: bool,
+    pub steps: u64,
     /// Since the start of the worker, as for all counts below; `None` where the worker is of a release that does not say.
     pub generated_tokens: Option<u64>,
     pub prefilled_tokens: Option<u64>,

@@ -25,7 +25,7 @@ pub use bundle::{GgufTokenizer, SamplingDefaults, TextBundle};
 pub use class::{Compatibility, Digest, Mismatch, NumericsClass};
 pub use dtype::Dtype;
 pub use error::{ErrorKind, RequestError};
-pub use events::{BlockCounts, DecodeEvent, GeneratedToken, LoadReport, PrefillEvent, TransferReport};
+pub use events::{BlockCounts, DecodeEvent, GeneratedToken, LoadReport, PrefillEvent};
 pub use fence::{Fence, FencePoll, FenceStatus};
 pub use ids::{BlockId, Incarnation, InstanceId, RequestId, TenantId, TicketId, TokenId};
 pub use instance::{InstanceRecord, ModelCard, Party, ProtocolRange, Role, Shard};

@@ -36,14 +36,16 @@ pub trait Runtime: Clock {
     /// Runs `task` beside the caller, to its end.
     fn spawn(&self, task: BoxFuture<'static, ()>);
 
-    /// Runs work that takes milliseconds, where it holds up no task.
-    fn blocking(&self, work: Box<dyn FnOnce() + Send>);
+    /// Runs work that takes milliseconds of a processor, where it holds up no task if there is such a place.
+    fn blocking(&self, work: Box<dyn FnOnce() + Send>) {
+        work();
+    }
 
     /// A number that nobody can guess; in the simulation one of its seed.
     fn random(&self) -> u64;
 }
 
-impl dyn Runtime {
+impl dyn Runtime + '_ {
     /// Ready after `time`.
     pub fn sleep(&self, time: Duration) -> BoxFuture<'static, ()> {
         self.sleep_until(self.now() + time)

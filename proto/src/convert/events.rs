@@ -3,9 +3,8 @@
 use super::ConvertError;
 use super::report::finish_reason;
 use crate::v1;
-use baton_types::{
-    BlockCounts, DecodeEvent, GeneratedToken, LoadReport, PrefillEvent, TokenLogprobs, TransferReport,
-};
+use baton_types::events::TransferReport;
+use baton_types::{BlockCounts, DecodeEvent, GeneratedToken, LoadReport, PrefillEvent, TokenLogprobs};
 
 impl TryFrom<v1::Token> for GeneratedToken {
     type Error = ConvertError;
@@ -30,7 +29,7 @@ impl TryFrom<v1::DecodeEvent> for DecodeEvent {
         Ok(match e.event.ok_or_else(|| ConvertError::missing("event"))? {
             Event::Claimed(v1::DecodeClaimed {}) => Self::Claimed,
             Event::Started(v1::PrefillStarted { queue_us }) => Self::Started { queue_us },
-            Event::Adopted(_) => Self::Adopted,
+            Event::Adopted(v1::KvAdopted { bytes, await_us }) => Self::Adopted { bytes, await_us },
             Event::Waits(v1::KvWaits {}) => Self::Waits,
             Event::Token(token) => Self::Token(token.try_into().map_err(|e: ConvertError| e.within("token"))?),
         })
@@ -50,6 +49,7 @@ impl TryFrom<v1::PrefillEvent> for PrefillEvent {
                 transfer_us: done.transfer_us,
                 exposed_us: done.exposed_us,
                 transfer_bytes: done.transfer_bytes,
+                transport: done.transport,
             }),
         })
     }
@@ -57,25 +57,13 @@ impl TryFrom<v1::PrefillEvent> for PrefillEvent {
 
 impl From<v1::BlockCounts> for BlockCounts {
     fn from(b: v1::BlockCounts) -> Self {
-        Self {
-            total: b.total,
-            free: b.free,
-            referenced: b.referenced,
-            cached: b.cached,
-            quarantined: b.quarantined,
-        }
+        Self { total: b.total, free: b.free, referenced: b.referenced, cached: b.cached, quarantined: b.quarantined }
     }
 }
 
 impl From<BlockCounts> for v1::BlockCounts {
     fn from(b: BlockCounts) -> Self {
-        Self {
-            total: b.total,
-            free: b.free,
-            referenced: b.referenced,
-            cached: b.cached,
-            quarantined: b.quarantined,
-        }
+        Self { total: b.total, free: b.free, referenced: b.referenced, cached: b.cached, quarantined: b.quarantined }
     }
 }
 
@@ -86,12 +74,14 @@ impl From<v1::LoadReport> for LoadReport {
             waiting: r.waiting,
             waiting_tokens: r.waiting_tokens,
             running: r.running,
+            running_tokens: r.running_tokens,
             blocks: r.blocks.map(BlockCounts::from),
             prefill_tokens_per_s: r.prefill_tokens_per_s,
             decode_steps_per_s: r.decode_steps_per_s,
             claimed_tokens: r.claimed_tokens,
             healthy: r.healthy,
             draining: r.draining,
+            steps: r.steps,
             generated_tokens: r.generated_tokens,
             prefilled_tokens: r.prefilled_tokens,
             kv_bytes: r.kv_bytes,

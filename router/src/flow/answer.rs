@@ -5,21 +5,12 @@ use super::job::Job;
 use crate::models::ModelText;
 use crate::output::{Delta, Event, EventResult, Finished};
 use baton_text::{Detokenizer, StopMatcher};
-use baton_types::{
-    ErrorKind, FinishReason, GeneratedToken, NumericsClass, PhaseTimings, RequestError, TokenId, TransferReport, Usage,
-};
+use baton_types::events::TransferReport;
+use baton_types::{ErrorKind, FinishReason, GeneratedToken, NumericsClass, PhaseTimings, RequestError, TokenId, Usage};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 use tracing::Span;
-
-/// Hears when tokens leave, for metrics.
-pub(super) trait TokenTimes: Send + Sync {
-    /// The first token left, so long after the request came.
-    fn first_token(&self, after: Duration);
-    /// Another token left, so long after the one before.
-    fn next_token(&self, after: Duration);
-}
 
 /// The answer in the making.
 pub(super) struct Answer<'a> {
@@ -28,7 +19,6 @@ pub(super) struct Answer<'a> {
     /// Index of its sample.
     sample: u32,
     out: &'a mpsc::Sender<EventResult>,
-    times: &'a dyn TokenTimes,
     detokenizer: Option<Detokenizer>,
     stops: StopMatcher,
     first: Option<Instant>,
@@ -48,19 +38,12 @@ pub(super) struct Answer<'a> {
 }
 
 impl<'a> Answer<'a> {
-    pub(super) fn new(
-        core: &'a Core,
-        job: &'a Job,
-        sample: u32,
-        out: &'a mpsc::Sender<EventResult>,
-        times: &'a dyn TokenTimes,
-    ) -> Self {
+    pub(super) fn new(core: &'a Core, job: &'a Job, sample: u32, out: &'a mpsc::Sender<EventResult>) -> Self {
         Self {
             core,
             job,
             sample,
             out,
-            times,
             detokenizer: job.model.text.as_deref().map(ModelText::detokenizer),
             stops: job.stops.clone(),
             first: None,
@@ -198,9 +181,12 @@ impl<'a> Answer<'a> {
             None => {
                 self.first = Some(now);
                 self.stream = Some(tracing::info_span!(parent: &self.job.span, "stream"));
-                self.times.first_token(now - self.job.received);
+                // The request's first token is that of the sample whose first token leaves first.
+                if self.job.starts() {
+                    self.job.metrics.first_token(now - self.job.received, now);
+                }
             }
-            Some(last) => self.times.next_token(now - last),
+            Some(last) => self.job.metrics.current().inter_token.observe((now - last).as_secs_f64()),
         }
     }
 

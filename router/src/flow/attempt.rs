@@ -12,8 +12,7 @@ use crate::port::{CallError, CallSpans, DecodeCall, PrefillCall, WorkerEvents};
 use crate::recovery::{FromDecode, FromPrefill, Next, Pair, PrefillFault, Step};
 use crate::workers::WorkerHandle;
 use baton_types::{
-    DecodeEvent, ErrorKind, FinishReason, GeneratedToken, PrefillEvent, RequestError, RequestId, Runtime,
-    SequenceSpec,
+    DecodeEvent, ErrorKind, FinishReason, GeneratedToken, PrefillEvent, RequestError, RequestId, Runtime, SequenceSpec,
 };
 use futures::StreamExt as _;
 use std::sync::Arc;
@@ -190,7 +189,7 @@ impl Attempt<'_> {
                         return Ok(reason);
                     }
                 }
-                Some(Ok(DecodeEvent::Claimed | DecodeEvent::Adopted | DecodeEvent::Waits)) => {
+                Some(Ok(DecodeEvent::Claimed | DecodeEvent::Adopted { .. } | DecodeEvent::Waits)) => {
                     return Err(failed(out_of_order(worker)));
                 }
                 Some(Err(error)) => return Err(failed(of_worker(worker, error))),
@@ -224,7 +223,7 @@ impl Attempt<'_> {
                         answer.queued(self.sample.queued(), *queue_us);
                         continue;
                     }
-                    let report = if let Some(Ok(PrefillEvent::Done(report))) = &event { Some(*report) } else { None };
+                    let report = if let Some(Ok(PrefillEvent::Done(report))) = &event { Some(report.clone()) } else { None };
                     let fault = |fault| match fault {
                         PrefillFault::OutOfOrder => out_of_order(prefill),
                         PrefillFault::NotAdopted => not_adopted(prefill, decode),
@@ -344,7 +343,7 @@ fn from_decode(
     event: Option<Result<DecodeEvent, CallError>>,
 ) -> Result<FromDecode<GeneratedToken, RequestError>, Failed> {
     Ok(match event {
-        Some(Ok(DecodeEvent::Adopted)) => FromDecode::Adopted,
+        Some(Ok(DecodeEvent::Adopted { .. })) => FromDecode::Adopted,
         Some(Ok(DecodeEvent::Token(token))) => {
             FromDecode::Token(sound(token).map_err(|e| Failed::at(Step::Decode, e))?)
         }
@@ -423,9 +422,9 @@ mod tests {
     use super::*;
     use baton_node::runtime::TokioRuntime;
 
-    #[test]
-    fn attempts_of_one_id_differ_and_stay_names() {
-        let attempt_id = |id| attempt_id(id, &TokioRuntime);
+    #[tokio::test]
+    async fn attempts_of_one_id_differ_and_stay_names() {
+        let attempt_id = |id: &RequestId| attempt_id(id, &TokioRuntime::current());
         for id in ["a".to_owned(), "x".repeat(128)] {
             let id = RequestId::try_new(id).unwrap();
             assert_ne!(attempt_id(&id), attempt_id(&id));

@@ -1,20 +1,25 @@
-//! What every request shares.
+//! What every request shares: the router without its servers.
 
 use super::tokenize::Tokenizing;
 use crate::RouterConfig;
 use crate::admission::Admission;
 use crate::cache::CacheRules;
-use crate::metrics::{CacheMetrics, RouterMetrics};
+use crate::metrics::{CacheMetrics, IndexMetrics, IntakeMetrics, MembershipChanges, PrefixMetrics, RouterMetrics};
 use crate::placement::{Experience, Thresholds};
+use crate::port::Connector;
 use crate::prefixes::Prefixes;
 use crate::prices::PricesConfig;
 use crate::quotas::Quotas;
 use crate::recovery::{ProbationLimits, RetryBucket, RetryLimits};
 use crate::request::PrefillPolicy;
-use crate::traces::Tail;
-use crate::workers::WorkerSet;
+use crate::traces::{Tail, TailMetrics, deliver};
+use crate::workers::{Supervisor, WorkerSet, supervise};
 use baton_node::intake::Intake;
+use baton_node::membership::RouterMembership;
+use baton_node::metrics::Metrics;
+use baton_node::telemetry::Traces;
 use baton_types::Runtime;
+use futures::FutureExt as _;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -49,7 +54,7 @@ impl Limits {
 
 /// What every request shares.
 #[derive(Debug)]
-pub(crate) struct Core {
+pub struct Core {
     /// Time, tasks and chance.
     pub(crate) runtime: Arc<dyn Runtime>,
     /// Bounds.
@@ -97,23 +102,36 @@ pub(crate) struct Core {
     pub(crate) unread: TaskTracker,
 }
 
-/// What a core is made of besides its configuration.
-#[derive(Debug)]
-pub(crate) struct Parts {
-    pub(crate) runtime: Arc<dyn Runtime>,
-    pub(crate) workers: Arc<WorkerSet>,
-    pub(crate) prefixes: Arc<Prefixes>,
-    pub(crate) metrics: RouterMetrics,
-    pub(crate) cache_metrics: CacheMetrics,
-    pub(crate) tail: Tail,
+/// What a core stands on: in a process tokio, gRPC and the configured membership; in a simulation its own.
+pub struct Outside {
+    /// Time, tasks and chance.
+    pub runtime: Arc<dyn Runtime>,
+    /// How workers are reached.
+    pub connector: Arc<dyn Connector>,
+    /// Who is registered.
+    pub membership: Arc<dyn RouterMembership>,
+    /// Recent traces of the process.
+    pub traces: Traces,
+    /// Name of this router, for the workers' logs.
+    pub name: String,
+    /// Cancelled, it ends what the core does without requests.
+    pub stop: CancellationToken,
 }
 
 impl Core {
-    /// A core without requests.
-    pub(crate) fn new(config: &RouterConfig, parts: Parts) -> Self {
-        let Parts { runtime, workers, prefixes, metrics, cache_metrics, tail } = parts;
-        Self {
-            runtime,
+    /// Starts a core, which follows the workers of the membership from now on.
+    pub fn start(config: &RouterConfig, outside: Outside, metrics: &Metrics) -> Arc<Self> {
+        let Outside { runtime, connector, membership, traces, name, stop } = outside;
+        let (tail, verdicts) = Tail::new(&config.telemetry, traces, metrics.register(TailMetrics::register));
+        runtime.spawn(deliver(runtime.clone(), verdicts, tail.lost()).boxed());
+        // Where keys are asked for, whoever reaches the clients' port reads what it exports, without one.
+        let cache_metrics = CacheMetrics::new(config.auth.keys_file.is_none() || config.admin.listen.is_some());
+        let prefixes =
+            Arc::new(Prefixes::new(config.cache.index_blocks_max, metrics.register(PrefixMetrics::register)));
+        runtime.spawn(prefixes.clone().sweep(runtime.clone(), stop.clone()).boxed());
+        let silent_max = Duration::from_millis(config.placement.load_stale_ms_max);
+        let core = Arc::new(Self {
+            runtime: runtime.clone(),
             limits: config.flow_limits(),
             admission: Admission::new(config.limits.running_max, config.limits.queued_max),
             intake: config.intake(),
@@ -124,10 +142,10 @@ impl Core {
             prices: config.prices.clone(),
             experience: Experience::default(),
             tokenizing: Tokenizing::new(),
-            workers,
-            prefixes,
-            metrics,
-            cache_metrics,
+            workers: Arc::new(WorkerSet::new(silent_max)),
+            prefixes: prefixes.clone(),
+            metrics: metrics.register(RouterMetrics::register),
+            cache_metrics: cache_metrics.clone(),
             tail,
             draining: CancellationToken::new(),
             abort: CancellationToken::new(),
@@ -136,6 +154,44 @@ impl Core {
             stays: AtomicU64::new(0),
             tasks: TaskTracker::new(),
             unread: TaskTracker::new(),
-        }
+        });
+        let budgets = IntakeMetrics { requests: core.intake.clone(), answers: core.answers.clone() };
+        let changes = metrics.register(|registry| {
+            registry.register_collector(Box::new(cache_metrics));
+            registry.register_collector(Box::new(IndexMetrics(prefixes.clone())));
+            registry.register_collector(Box::new(budgets));
+            MembershipChanges::register(registry)
+        });
+        let supervisor = Supervisor {
+            membership,
+            runtime: runtime.clone(),
+            connector,
+            workers: core.workers.clone(),
+            changes,
+            prefixes: Some(prefixes).filter(|_| config.cache.index_blocks_max > 0),
+            texts: Arc::default(),
+            name,
+            silent_max,
+        };
+        runtime.spawn(supervise(supervisor, stop).boxed());
+        core
+    }
+
+    /// Requests running or queued.
+    pub fn requests(&self) -> usize {
+        self.admission.inside()
+    }
+
+    /// Takes no new requests, and waits until those that there are have ended. The caller bounds the wait.
+    pub async fn drain(&self) {
+        self.draining.cancel();
+        self.tasks.close();
+        self.tasks.wait().await;
+    }
+
+    /// Takes no new requests, and ends those that there are; [`Core::drain`] waits until that is done.
+    pub fn abort(&self) {
+        self.draining.cancel();
+        self.abort.cancel();
     }
 }

@@ -1,7 +1,7 @@
 //! Hashes of a prompt's blocks, which caches and index know it by: computed once a request.
 
-use crate::port::blocking;
 use baton_kv_cache::{HASH_TOKENS, PrefixHash, PrefixHasher};
+use baton_node::runtime::blocking;
 use baton_types::{CacheUse, Digest, ErrorKind, RequestError, Runtime, TokenId};
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ mod tests {
 
     async fn hashes(salt: Option<&[u8]>, tokens: u32) -> Arc<[PrefixHash]> {
         let cache = salt.map(|salt| CacheUse { salt: salt.into(), ttl: None, pin: None, cold: false });
-        prompt_hashes(&TokioRuntime, cache.as_ref(), &Digest([1; 32]), &(0..tokens).collect()).await.unwrap()
+        prompt_hashes(&TokioRuntime::current(), cache.as_ref(), &Digest([1; 32]), &(0..tokens).collect()).await.unwrap()
     }
 
     #[tokio::test]

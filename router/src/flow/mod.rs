@@ -20,12 +20,11 @@ mod place;
 mod prepare;
 mod run;
 mod sample;
-#[cfg(test)]
-mod tests;
 mod tokenize;
 
-pub(crate) use self::core::{Core, Limits, Parts};
-pub(crate) use prepare::Prepared;
+pub(crate) use self::core::Limits;
+pub use self::core::{Core, Outside};
+pub use prepare::Prepared;
 
 use crate::metrics::Outcome;
 use crate::output::Events;
@@ -39,49 +38,46 @@ use tracing::{Instrument, Span, field};
 
 /// A running request.
 #[derive(Debug)]
-pub(crate) struct Generation {
+pub struct Generation {
     /// What is known of it.
-    pub(crate) request: Arc<Prepared>,
+    pub request: Arc<Prepared>,
     /// Id of its trace; empty where tracing is off.
-    pub(crate) trace_id: String,
+    pub trace_id: String,
     /// Deltas, then one end.
-    pub(crate) events: Events,
+    pub events: Events,
 }
 
 /// A request that was refused before anything was asked of a worker.
 #[derive(Debug)]
-pub(crate) struct Refused {
+pub struct Refused {
     /// Why.
-    pub(crate) error: RequestError,
+    pub error: RequestError,
     /// Id of its trace; empty where tracing is off.
-    pub(crate) trace_id: String,
+    pub trace_id: String,
 }
 
 impl Core {
-    /// Starts a request; errors here are those that need no worker. `room` is asked for the room of the answer, once the prompt is tokens and
-    /// before a worker is asked for anything. A `traceparent` among the `headers` makes the client's span the parent.
-    pub(crate) async fn generate<R>(
+    /// Starts a request; errors here are those that need no worker. A `traceparent` among the `headers` makes the client's span the parent.
+    pub async fn generate(
         self: &Arc<Self>,
         request: Request,
         prompt: Prompt,
         headers: &http::HeaderMap,
-        room: impl FnOnce(&Prepared) -> Result<R, RequestError>,
-    ) -> Result<(Generation, R), Refused> {
+    ) -> Result<Generation, Refused> {
         let span = request_span(&request, &prompt, headers);
         let trace_id = baton_node::telemetry::trace_id_of(&span).unwrap_or_default();
         let log = baton_node::telemetry::log_span(request.id.as_str(), &trace_id);
         let received = request.received;
         let started = async {
             let admitted = self.prepare(request, prompt, &span).await?;
-            let room = room(&admitted.request)?;
             let (out, events) = mpsc::channel(self.limits.events_max(admitted.request.samples));
             let request = admitted.request.clone();
             let metrics = self.metrics.of(&request.model.card.id);
             run::start(self, Job::new(request.clone(), span.clone(), metrics), admitted, out);
-            Ok((request, Events::new(events, self.unread.token()), room))
+            Ok((request, Events::new(events, self.unread.token())))
         };
         match started.instrument(log).await {
-            Ok((request, events, room)) => Ok((Generation { request, trace_id, events }, room)),
+            Ok((request, events)) => Ok(Generation { request, trace_id, events }),
             Err(error) => {
                 end::failed(&span, &error);
                 self.metrics.refused(Outcome::Failed(error.kind));

@@ -15,15 +15,18 @@ use tracing::{Instrument, Span};
 
 /// A request with what became known of it before a worker was asked. Its own `sampling` and `cache` are the resolved ones.
 #[derive(Debug)]
-pub(crate) struct Prepared {
+pub struct Prepared {
     request: Request,
+    /// Its model.
     pub(crate) model: ServedModel,
-    pub(crate) tokens: Arc<[TokenId]>,
+    /// Of its prompt.
+    pub tokens: Arc<[TokenId]>,
     /// What could be cached of its prompt.
     pub(crate) hashes: Arc<[PrefixHash]>,
     /// How it uses prefix caches; `None` shares nothing.
     pub(crate) cache: Option<CacheUse>,
-    pub(crate) sampling: SamplingParams,
+    /// Complete, with the seed that was drawn where none was given.
+    pub sampling: SamplingParams,
     /// Where its prompt is prefilled.
     pub(crate) policy: PrefillPolicy,
 }

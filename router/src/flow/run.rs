@@ -28,7 +28,7 @@ async fn run(job: Job, core: Arc<Core>, admitted: Admitted, out: mpsc::Sender<Ev
     // Taken before anything else is sent: a client that stopped reading still finds out why it was cut off.
     let mut ends: Vec<_> = slots.iter().filter_map(|_| out.clone().try_reserve_owned().ok()).collect();
     let samples: Vec<Sample<'_>> = (0..slots.len() as u32).map(|index| Sample::new(&job, index)).collect();
-    let mut answers: Vec<_> = samples.iter().map(|sample| sample.answer(&core, &out)).collect();
+    let mut answers: Vec<_> = samples.iter().map(|sample| Answer::new(&core, &job, sample.index, &out)).collect();
     let running = samples.iter().zip(&mut answers).zip(slots);
     let running: FuturesUnordered<_> =
         running.map(|((sample, answer), slot)| sample.run(&core, slot, answer)).collect();

@@ -1,11 +1,11 @@
 //! One sample of a request, from its turn to its end: attempts, until one brings the answer to its end.
 
-use super::answer::{Answer, TokenTimes};
+use super::answer::Answer;
 use super::attempt::{Attempt, Failed};
 use super::core::Core;
 use super::job::Job;
 use crate::admission::Slot;
-use crate::output::{EventResult, Finished};
+use crate::output::Finished;
 use crate::placement::{Ended, Prediction};
 use crate::recovery::{Avoided, Failure, GiveUp, Recovery, Step};
 use baton_types::{ErrorKind, NumericsClass, RequestError};
@@ -16,7 +16,6 @@ use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 use std::task::Poll;
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
 use tracing::Instrument;
 
 /// A sample of a request.
@@ -42,28 +41,10 @@ pub(super) struct Tried {
     pub(super) full: Option<RequestError>,
 }
 
-/// The request's first token is that of the sample whose first token leaves first.
-impl TokenTimes for Sample<'_> {
-    fn first_token(&self, after: Duration) {
-        if self.job.starts() {
-            self.job.metrics.first_token(after);
-        }
-    }
-
-    fn next_token(&self, after: Duration) {
-        self.job.metrics.current().inter_token.observe(after.as_secs_f64());
-    }
-}
-
 impl<'a> Sample<'a> {
     pub(super) fn new(job: &'a Job, index: u32) -> Self {
         let (queued, predicted, moved) = (OnceLock::new(), Mutex::default(), AtomicBool::new(false));
         Self { job, index, queued, predicted, moved }
-    }
-
-    /// Its answer, of which there is nothing yet.
-    pub(super) fn answer<'b>(&'b self, core: &'b Core, out: &'b mpsc::Sender<EventResult>) -> Answer<'b> {
-        Answer::new(core, self.job, self.index, out, self)
     }
 
     /// What the end teaches. A client that did not read stopped the workers as well, so that time is none of theirs.

@@ -1,9 +1,9 @@
 //! Prompts to token ids: pure compute, so off the I/O threads, a few at a time, and within the request's deadline.
 
 use crate::admission::Slot;
-use crate::port::blocking;
 use crate::request::{Prompt, Segment};
 use crate::workers::ServedModel;
+use baton_node::runtime::blocking;
 use baton_types::{ErrorKind, RequestError, Runtime, TokenId};
 use std::sync::Arc;
 use std::time::Instant;

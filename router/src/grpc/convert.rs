@@ -1,8 +1,8 @@
 //! `GenerateRequest` to the request, and events to `GenerateResponse`.
 
 use crate::cache::CacheOptions;
-use crate::openai::kwargs;
 use crate::flow::Prepared;
+use crate::openai::kwargs;
 use crate::output::{Event, Total};
 use crate::request::{MESSAGES_MAX, Parameters, PrefillPolicy, Prompt, Sampling, Segment, request_id};
 use baton_node::grpc::{TIMEOUT_HEADER, parse_timeout};

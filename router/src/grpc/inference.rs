@@ -6,13 +6,14 @@ use crate::flow::{Core, Generation, Refused};
 use crate::output::{EventResult, Opened, Opening, cache_hit_percent};
 use crate::request::{Prompt, Request};
 use baton_node::grpc::Held;
+use baton_node::intake::Hold;
 use baton_proto::convert::status;
 use baton_proto::v1::{self, inference_server::Inference};
 use baton_types::{RequestError, RequestId};
 use futures::StreamExt as _;
 use futures::stream::{self, BoxStream};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::time::timeout;
 use tonic::metadata::MetadataMap;
 use tonic::{Response, Status};
@@ -38,11 +39,8 @@ impl InferenceService {
     }
 
     /// The answer with what its first token tells; one whose first token takes longer than others wait is opened without it.
-    async fn answer(
-        &self,
-        mut generation: Generation,
-        mut opening: Opening,
-    ) -> Result<Response<Responses>, RequestError> {
+    async fn answer(&self, mut generation: Generation, room: Hold) -> Result<Response<Responses>, RequestError> {
+        let mut opening = Opening::new(generation.request.samples, &generation.events, 0, room)?;
         if self.head_max > Duration::ZERO
             && let Ok(read) = timeout(self.head_max, opening.read(&mut generation.events)).await
         {
@@ -66,7 +64,7 @@ impl Inference for InferenceService {
         &self,
         call: tonic::Request<v1::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
-        let received = Instant::now();
+        let received = self.core.runtime.now();
         let (metadata, extensions, message) = call.into_parts();
         let caller = access::caller(&extensions)?;
         let client = caller.client(&extensions);
@@ -81,18 +79,15 @@ impl Inference for InferenceService {
         let generation = match request {
             Ok((request, prompt)) => {
                 hold_less(extensions.get(), &request, &prompt);
-                let room = |samples| {
-                    Opening::new(samples, self.core.limits.events_max(samples), 0, self.core.answers.hold(client))
-                };
-                self.core.generate(request, prompt, &headers, |request| room(request.samples)).await
+                self.core.generate(request, prompt, &headers).await
             }
             Err(error) => Err(Refused { error, trace_id: String::new() }),
         };
         drop(extensions);
         let (answer, trace_id) = match generation {
-            Ok((generation, opening)) => {
+            Ok(generation) => {
                 let trace_id = generation.trace_id.clone();
-                (self.answer(generation, opening).await, trace_id)
+                (self.answer(generation, self.core.answers.hold(client)).await, trace_id)
             }
             Err(refused) => (Err(refused.error), refused.trace_id),
         };

@@ -74,7 +74,7 @@ impl Link for GrpcLink {
     fn prefill(&self, call: PrefillCall<'_>) -> BoxFuture<'static, Result<WorkerEvents<PrefillEvent>, CallError>> {
         let (sink, tokens) = (call.sink, call.get_to_tokens);
         let address = sink.shards.first().map(|s| s.transfer_address.clone()).unwrap_or_default();
-        let get = (tokens > 0).then(|| v1::GetPrefix {
+        let pull = (tokens > 0).then(|| v1::PullPrefix {
             owner: Some(sink.party.clone().into()),
             owner_address: address.clone().into(),
             tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
@@ -85,7 +85,7 @@ impl Link for GrpcLink {
             sink: Some(sink.party.clone().into()),
             sink_address: address.into(),
             party: Some(self.party.clone().into()),
-            get,
+            pull,
         });
         set_deadline(request.metadata_mut(), call.deadline, Instant::now());
         inject_call(call.spans.call, call.spans.request, request.metadata_mut());
@@ -196,7 +196,8 @@ mod tests {
         };
         assert_eq!(of(Some(Change::Snapshot(snapshot))), Ok(read));
         assert!(of(Some(Change::Stored(blocks(16 * FEED_NAMES_MAX)))).is_ok());
-        for change in [None, Some(Change::Stored(blocks(17))), Some(Change::Removed(blocks(16 * (FEED_NAMES_MAX + 1))))] {
+        for change in [None, Some(Change::Stored(blocks(17))), Some(Change::Removed(blocks(16 * (FEED_NAMES_MAX + 1))))]
+        {
             assert!(of(change).is_err());
         }
     }

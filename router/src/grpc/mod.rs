@@ -34,7 +34,8 @@ pub(crate) fn inference(
     service: InferenceService,
     config: &GrpcConfig,
     access: Access,
-) -> InterceptedService<WholeMessage<InferenceServer<InferenceService>>, impl Interceptor + Clone + Send + Sync + 'static> {
+) -> InterceptedService<WholeMessage<InferenceServer<InferenceService>>, impl Interceptor + Clone + Send + Sync + 'static>
+{
     let server = InferenceServer::new(service).max_decoding_message_size(config.message_max());
     InterceptedService::new(WholeMessage::new(server, config.message_max()), callers(access))
 }

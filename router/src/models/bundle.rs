@@ -1,7 +1,8 @@
 //! Text bundles: fetched by digest from a worker, verified, loaded once and shared.
 
 use super::ModelText;
-use crate::port::{CallError, Link, blocking};
+use crate::port::{CallError, Link};
+use baton_node::runtime::blocking;
 use baton_text::{TextError, bundle};
 use baton_types::{Digest, RequestError, Runtime};
 use parking_lot::Mutex;
@@ -67,7 +68,8 @@ impl TextCache {
         let bytes = runtime.until(runtime.now() + FETCH_MAX, fetch(digest, link)).await;
         let bytes = bytes.ok_or(BundleError::Timeout(digest))??;
         let load = move || ModelText::load(&bundle::decode(&bytes)?);
-        let text = blocking(runtime, load).await.unwrap_or_else(|| Err(TextError::Broken("it cannot be loaded".into())));
+        let text =
+            blocking(runtime, load).await.unwrap_or_else(|| Err(TextError::Broken("it cannot be loaded".into())));
         let text = Arc::new(text.map_err(|source| BundleError::Content { digest, source })?);
         let mut cache = self.0.lock();
         let mut idle = 0;

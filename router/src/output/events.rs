@@ -10,7 +10,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 /// The events of one request, ended by a total or an error, always. Bounded: not reading pauses the workers, dropping it cancels them.
 #[derive(Debug)]
-pub(crate) struct Events {
+pub struct Events {
     /// `None` once the end was yielded.
     events: Option<mpsc::Receiver<EventResult>>,
     /// A request that has ended is not over before its client has read the answer: a drain waits for that.
@@ -20,6 +20,11 @@ pub(crate) struct Events {
 impl Events {
     pub(crate) fn new(events: mpsc::Receiver<EventResult>, unread: TaskTrackerToken) -> Self {
         Self { events: Some(events), _unread: unread }
+    }
+
+    /// How many may wait for their reader.
+    pub(super) fn max(&self) -> usize {
+        self.events.as_ref().map_or(0, mpsc::Receiver::max_capacity)
     }
 }
 

@@ -4,10 +4,12 @@ mod events;
 mod gathered;
 mod opening;
 mod room;
+#[cfg(test)]
+mod tests;
 
-pub(crate) use events::Events;
+pub use events::Events;
 pub(crate) use gathered::Gathered;
-pub(crate) use opening::{Opened, Opening};
+pub(crate) use opening::{EVENT_BYTES, Opened, Opening};
 pub(crate) use room::no_room;
 
 use crate::prices::Cost;
@@ -16,17 +18,17 @@ use room::{ALLOCATION_BYTES, DOUBLES};
 
 /// Some tokens and the text that they complete. Text lags tokens while a character or a stop string is incomplete.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Delta {
+pub struct Delta {
     /// Which of the samples.
-    pub(crate) sample: u32,
+    pub sample: u32,
     /// Text to show.
-    pub(crate) text: String,
+    pub text: String,
     /// Tokens generated.
-    pub(crate) token_ids: Vec<TokenId>,
+    pub token_ids: Vec<TokenId>,
     /// One for each token, where asked for.
-    pub(crate) logprobs: Vec<TokenLogprobs>,
+    pub logprobs: Vec<TokenLogprobs>,
     /// With the first delta of each sample: tokens of the prompt whose KV was cached.
-    pub(crate) cached_tokens: Option<u32>,
+    pub cached_tokens: Option<u32>,
 }
 
 impl Delta {
@@ -45,26 +47,26 @@ pub(crate) fn cache_hit_percent(cached_tokens: u32, prompt_tokens: usize) -> u64
 
 /// How a sample ended well.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Finished {
+pub struct Finished {
     /// Which of the samples.
-    pub(crate) sample: u32,
+    pub sample: u32,
     /// Why.
-    pub(crate) reason: FinishReason,
+    pub reason: FinishReason,
     /// Where the time went.
-    pub(crate) timings: PhaseTimings,
+    pub timings: PhaseTimings,
     /// Numerics classes that generated the answer, in order, where it is more than one.
-    pub(crate) crossed_classes: Vec<String>,
+    pub crossed_classes: Vec<String>,
     /// With the last sample that ends.
-    pub(crate) total: Option<Total>,
+    pub total: Option<Total>,
 }
 
 /// All samples of a request together.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Total {
+pub struct Total {
     /// Tokens counted.
-    pub(crate) usage: Usage,
+    pub usage: Usage,
     /// What it costs, where its model has a price.
-    pub(crate) cost: Option<Cost>,
+    pub cost: Option<Cost>,
 }
 
 /// Counts of several samples as one. The prompt counts once: what any sample computed of it was computed for the request.
@@ -80,7 +82,7 @@ pub(crate) fn usage_of_all(started: impl Iterator<Item = Usage>) -> Option<Usage
 
 /// One event; the last [`Event::Finished`], which has the total, or an error is the last.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Event {
+pub enum Event {
     /// More of the answer.
     Delta(Delta),
     /// The end of a sample.
@@ -88,4 +90,4 @@ pub(crate) enum Event {
 }
 
 /// What a front receives.
-pub(crate) type EventResult = Result<Event, RequestError>;
+pub type EventResult = Result<Event, RequestError>;

@@ -1,8 +1,8 @@
 //! What comes before the head of an answer.
 
+use super::Event;
 use super::events::{Events, lost};
 use super::room::{DOUBLES, make_room, no_room};
-use super::Event;
 use baton_node::intake::Hold;
 use baton_types::RequestError;
 use futures::StreamExt as _;
@@ -45,12 +45,13 @@ impl Iterator for Opened {
 }
 
 impl Opening {
-    /// Of an answer with so many samples, which takes `head` bytes and `events_max` of its events until it is read: also one that has ended.
+    /// Of an answer with so many samples, which takes `head` bytes and as many of its events as there may be until it is read: also one that
+    /// has ended.
     ///
     /// # Errors
     /// If there is no room for it.
-    pub(crate) fn new(samples: u32, events_max: usize, head: u64, mut hold: Hold) -> Result<Self, RequestError> {
-        let unread = head + EVENT_BYTES * events_max as u64;
+    pub(crate) fn new(samples: u32, events: &Events, head: u64, mut hold: Hold) -> Result<Self, RequestError> {
+        let unread = head + EVENT_BYTES * events.max() as u64;
         hold.set(unread).map_err(no_room)?;
         let events = Opened { events: VecDeque::new(), hold, unread };
         Ok(Self { events, kept: 0, missing: samples, cached_tokens: u32::MAX })

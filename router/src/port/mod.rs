@@ -9,10 +9,8 @@
 //! Nothing here names protobuf, gRPC or tokio.
 
 mod link;
-mod runtime;
 
 pub use link::{
     CacheReport, CacheReportChange, CallError, CallSpans, ConnectError, Connector, DecodeCall, Link, PrefillCall,
     WorkerEvents, WorkerReport,
 };
-pub(crate) use runtime::blocking;

@@ -77,7 +77,9 @@ impl Follower {
         let (name, change, ends_snapshot) = match *change {
             CacheReportChange::Stored => ("stored", CacheChange::Stored(blocks), false),
             CacheReportChange::Removed => ("removed", CacheChange::Removed(blocks), false),
-            CacheReportChange::Snapshot { part, last } => ("snapshot", CacheChange::Snapshot { part, last, blocks }, last),
+            CacheReportChange::Snapshot { part, last } => {
+                ("snapshot", CacheChange::Snapshot { part, last, blocks }, last)
+            }
         };
         let (instance, incarnation) = (&self.party.instance, self.party.incarnation);
         let mut state = self.prefixes.state.write();

@@ -3,7 +3,7 @@ use crate::placement::Measured;
 use crate::port::{CacheReport, CacheReportChange as Change};
 use crate::testing::{layout, record};
 use baton_kv_cache::{CacheConfig, CacheFeed, FeedChange, Keep, PrefixHasher, Reserve, SharedPool};
-use baton_types::{Digest, Role};
+use baton_types::{Digest, Role, SystemClock};
 use prometheus_client::registry::Registry;
 
 fn prefixes(blocks_max: usize) -> Arc<Prefixes> {
@@ -39,7 +39,7 @@ fn start(name: &str, incarnation: u64) -> InstanceRecord {
 fn a_worker_counts_from_its_snapshot_to_the_end_of_its_stream() {
     let (prefixes, p) = (prefixes(100), start("p", 1));
     let prompt = names(6);
-    let tokens = || prefixes.lookup(&prompt).tokens(&p.party);
+    let tokens = || prefixes.lookup(&prompt, &SystemClock).tokens(&p.party);
     let mut follower = prefixes.follow(&p);
     assert_eq!(prefixes.counts().workers, 0, "who says nothing of its cache is no worker without a snapshot");
     follower.take(&snapshot(&prompt[..2])).unwrap();
@@ -62,7 +62,7 @@ fn a_worker_counts_from_its_snapshot_to_the_end_of_its_stream() {
 fn of_the_starts_of_an_instance_the_last_one_counts() {
     let (prefixes, old, new) = (prefixes(100), start("p", 1), start("p", 2));
     let prompt = names(6);
-    let tokens = |of: &InstanceRecord| prefixes.lookup(&prompt).tokens(&of.party);
+    let tokens = |of: &InstanceRecord| prefixes.lookup(&prompt, &SystemClock).tokens(&of.party);
     let (mut before, mut after) = (prefixes.follow(&old), prefixes.follow(&new));
     before.take(&snapshot(&prompt)).unwrap();
     assert_eq!((tokens(&old), tokens(&new)), (96, 0));
@@ -100,7 +100,7 @@ fn placement_sees_what_is_cached_and_what_is_coming() {
                 cached_tokens: 0,
             })
             .into();
-        prefixes.fill(&prompt, &prefixes.lookup(&prompt), &mut view, now);
+        prefixes.fill(&prompt, &prefixes.lookup(&prompt, &SystemClock), &mut view, now);
         [view[0].cached_tokens, view[1].cached_tokens]
     };
     let mut follower = prefixes.follow(&p);
@@ -129,7 +129,7 @@ fn a_full_index_refuses_the_rest() {
     let mut follower = prefixes.follow(&p);
     while prefixes.state.write().index.sweep(1 << 20) {}
     follower.take(&snapshot(&prompt)).unwrap();
-    assert_eq!((prefixes.lookup(&prompt).tokens(&p.party), prefixes.counts().refused), (64, 4));
+    assert_eq!((prefixes.lookup(&prompt, &SystemClock).tokens(&p.party), prefixes.counts().refused), (64, 4));
 }
 
 #[test]
@@ -152,6 +152,6 @@ fn the_index_follows_a_real_pool() {
             };
             follower.take(&report(update.sequence, change, blocks)).unwrap();
         }
-        assert_eq!(prefixes.lookup(&prompt).tokens(&p.party), 16 * groups);
+        assert_eq!(prefixes.lookup(&prompt, &SystemClock).tokens(&p.party), 16 * groups);
     }
 }

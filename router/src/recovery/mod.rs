@@ -220,9 +220,7 @@ fn is_futile(failure: &Failure) -> bool {
     match failure.kind {
         ErrorKind::ModelNotFound | ErrorKind::Unsupported => true,
         // What has begun did fit: a worker as large may come back.
-        ErrorKind::ContextLengthExceeded | ErrorKind::InvalidRequest => {
-            failure.step != Step::Place || !failure.started
-        }
+        ErrorKind::ContextLengthExceeded | ErrorKind::InvalidRequest => failure.step != Step::Place || !failure.started,
         // A handoff has deadlines of its own.
         ErrorKind::DeadlineExceeded => failure.step != Step::Handoff,
         // Who has seen nothing is told at once that all are full, and goes elsewhere.

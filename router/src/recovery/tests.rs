@@ -34,8 +34,8 @@ fn shown(result: Result<Retry, GiveUp>) -> String {
 /// The first failure of a request with a minute left and a full bucket.
 fn first(failure: Failure) -> String {
     let now = Instant::now();
-    let minute = (now, now + Duration::from_secs(60));
-    shown(Recovery::new(LIMITS).after(&failure, minute, &RetryBucket::new(10, 0.0), 1.0))
+    let minute = now + Duration::from_secs(60);
+    shown(Recovery::new(LIMITS).after(&failure, now, minute, &RetryBucket::new(10, 0.0), 1.0))
 }
 
 /// One retry is left, and who has no time for it leaves it to others.
@@ -49,9 +49,9 @@ fn a_retry_that_is_not_made_is_not_paid_for() {
         let futile = Recovery::new(LIMITS).after(&failure(Decode, Unsupported, true), now, now, &bucket, 1.0);
         assert_eq!(shown(futile), "futile");
     }
-    let minute = (now, now + Duration::from_secs(60));
-    assert!(Recovery::new(LIMITS).after(&failed, minute, &bucket, 1.0).is_ok());
-    assert_eq!(shown(Recovery::new(LIMITS).after(&failed, minute, &bucket, 1.0)), "budget");
+    let minute = now + Duration::from_secs(60);
+    assert!(Recovery::new(LIMITS).after(&failed, now, minute, &bucket, 1.0).is_ok());
+    assert_eq!(shown(Recovery::new(LIMITS).after(&failed, now, minute, &bucket, 1.0)), "budget");
 }
 
 #[test]
@@ -151,8 +151,8 @@ fn who_was_full_is_asked_again_once_the_answer_has_begun() {
     let other = crate::testing::record(Role::Decode, "other").party;
     let failed = |avoided: &mut Avoided, decode: &Party, failure: Failure| {
         let now = Instant::now();
-        let times = (now, now + Duration::from_secs(60));
-        let retry = Recovery::new(LIMITS).after(&failure, times, &RetryBucket::new(1, 0.0), 1.0);
+        let deadline = now + Duration::from_secs(60);
+        let retry = Recovery::new(LIMITS).after(&failure, now, deadline, &RetryBucket::new(1, 0.0), 1.0);
         avoided.failed(None, decode, &retry.unwrap());
     };
     // Circles that it is in, and whether it may be what is missing.

@@ -4,8 +4,8 @@
 mod prompt;
 mod sampling;
 
-pub(crate) use prompt::{Prompt, Segment};
-pub(crate) use sampling::Sampling;
+pub use prompt::{Prompt, Segment};
+pub use sampling::Sampling;
 
 use crate::auth::Key;
 use crate::cache::CacheOptions;
@@ -37,21 +37,36 @@ pub enum PrefillPolicy {
 
 /// What the body of a request asks for besides its prompt.
 #[derive(Clone, Debug)]
-pub(crate) struct Parameters {
+pub struct Parameters {
     /// Name of the model; empty where the client leaves it to the cluster.
-    pub(crate) model: String,
+    pub model: String,
     /// How to sample.
-    pub(crate) sampling: Sampling,
+    pub sampling: Sampling,
     /// How many answers.
-    pub(crate) samples: u32,
+    pub samples: u32,
     /// Text that ends generation.
-    pub(crate) stops: StopMatcher,
+    pub stops: StopMatcher,
     /// Overrides the router's policy.
-    pub(crate) prefill_policy: Option<PrefillPolicy>,
+    pub prefill_policy: Option<PrefillPolicy>,
     /// Higher goes first where requests wait, and is preempted last.
-    pub(crate) priority: i32,
+    pub priority: i32,
     /// How it uses prefix caches.
-    pub(crate) cache: CacheOptions,
+    pub cache: CacheOptions,
+}
+
+impl Default for Parameters {
+    /// One answer, and all else left to the cluster.
+    fn default() -> Self {
+        Self {
+            model: String::new(),
+            sampling: Sampling::default(),
+            samples: 1,
+            stops: StopMatcher::default(),
+            prefill_policy: None,
+            priority: 0,
+            cache: CacheOptions::default(),
+        }
+    }
 }
 
 impl Parameters {
@@ -72,19 +87,26 @@ impl Parameters {
 
 /// A request, without the text of its prompt, which lives until it is tokens.
 #[derive(Clone, Debug)]
-pub(crate) struct Request {
+pub struct Request {
     /// The client's id, or one drawn here.
-    pub(crate) id: RequestId,
+    pub id: RequestId,
     /// Whose key it came with; never what the request says.
-    pub(crate) tenant: TenantId,
+    pub tenant: TenantId,
     /// The key itself, where keys are asked for.
     pub(crate) key: Option<Key>,
     /// When it came.
-    pub(crate) received: Instant,
+    pub received: Instant,
     /// After this instant the answer is [`baton_types::ErrorKind::DeadlineExceeded`].
-    pub(crate) deadline: Instant,
+    pub deadline: Instant,
     /// What its body says.
-    pub(crate) parameters: Parameters,
+    pub parameters: Parameters,
+}
+
+impl Request {
+    /// A request without a key.
+    pub fn new(id: RequestId, tenant: TenantId, received: Instant, deadline: Instant, parameters: Parameters) -> Self {
+        Self { id, tenant, key: None, received, deadline, parameters }
+    }
 }
 
 impl Deref for Request {

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 /// What the model is to continue.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Prompt {
+pub enum Prompt {
     /// Messages, to be laid out by the model's chat template.
     Chat {
         /// In order.
@@ -71,7 +71,7 @@ impl Prompt {
 
 /// One piece of a plain prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Segment {
+pub enum Segment {
     /// To be tokenized; text that spells a control token stays text.
     Text(String),
     /// Taken as they are.

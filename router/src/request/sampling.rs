@@ -4,31 +4,31 @@ use baton_types::{ErrorKind, RequestError, SamplingDefaults, SamplingError, Samp
 
 /// Sampling as the client asked for it; `None` takes the model card's default, then the server's.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Sampling {
+pub struct Sampling {
     /// See [`SamplingParams`], as for all fields below.
-    pub(crate) temperature: Option<f32>,
+    pub temperature: Option<f32>,
     /// Nucleus.
-    pub(crate) top_p: Option<f32>,
+    pub top_p: Option<f32>,
     /// 0 keeps all.
-    pub(crate) top_k: Option<u32>,
+    pub top_k: Option<u32>,
     /// -2 to 2.
-    pub(crate) presence_penalty: Option<f32>,
+    pub presence_penalty: Option<f32>,
     /// -2 to 2.
-    pub(crate) frequency_penalty: Option<f32>,
+    pub frequency_penalty: Option<f32>,
     /// Over 0 and at most 10.
-    pub(crate) repetition_penalty: Option<f32>,
+    pub repetition_penalty: Option<f32>,
     /// Drawn where absent.
-    pub(crate) seed: Option<u64>,
+    pub seed: Option<u64>,
     /// Most tokens to generate; more than fits the context is refused.
-    pub(crate) max_tokens: Option<u32>,
+    pub max_tokens: Option<u32>,
     /// Used where `max_tokens` is absent, cut to what fits; `None` is all that remains of the context.
-    pub(crate) max_tokens_default: Option<u32>,
+    pub max_tokens_default: Option<u32>,
     /// Generate on past the model's end tokens.
-    pub(crate) ignore_eos: bool,
+    pub ignore_eos: bool,
     /// Further token ids that end the sequence.
-    pub(crate) stop_token_ids: Vec<TokenId>,
+    pub stop_token_ids: Vec<TokenId>,
     /// Report log-probabilities, with this many alternatives.
-    pub(crate) logprobs: Option<u32>,
+    pub logprobs: Option<u32>,
 }
 
 /// Temperature where neither client nor model card gives one: OpenAI's default.
@@ -138,7 +138,11 @@ mod tests {
         assert_eq!(resolve(Sampling::default(), 1).unwrap().temperature, 0.6);
         let bare = Sampling::default().resolve(&SamplingDefaults::default(), 1, 100, 7 << 11).unwrap();
         assert_eq!(bare.temperature, 1.0);
-        assert_eq!((bare.seed, resolve(Sampling::default(), 1).unwrap().seed), (7, (1 << 53) - 1), "drawn where none is given");
+        assert_eq!(
+            (bare.seed, resolve(Sampling::default(), 1).unwrap().seed),
+            (7, (1 << 53) - 1),
+            "drawn where none is given"
+        );
         assert_eq!(resolve(Sampling { seed: Some(u64::MAX), ..Sampling::default() }, 1).unwrap().seed, u64::MAX);
     }
 }

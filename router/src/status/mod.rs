@@ -18,7 +18,6 @@ pub(crate) use recent::RecentTimes;
 
 use crate::flow::Core;
 use crate::placement::why_unpaired;
-use crate::readiness::readiness;
 use baton_node::membership::RouterBackend;
 use baton_types::InstanceRecord;
 use board::Board;
@@ -96,7 +95,7 @@ impl ClusterStatus {
     fn of_whole(&self, now: Instant) -> Vec<Problem> {
         let mut found = Vec::new();
         let mut add = |kind, text| found.push(Problem { kind, worker: String::new(), text });
-        if let Err(reason) = readiness(&self.core) {
+        if let Err(reason) = self.core.ready() {
             add(Kind::NotReady, format!("requests are refused: {reason}"));
         }
         if let Some(store) = self.membership.store().filter(|store| !store.reachable) {

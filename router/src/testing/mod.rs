@@ -11,8 +11,8 @@ use crate::port::{CallError, DecodeCall, Link, PrefillCall, WorkerEvents, Worker
 use crate::workers::WorkerHandle;
 use baton_node::telemetry::TraceId;
 use baton_types::{
-    DecodeEvent, Digest, Dtype, ErrorKind, GroupKind, Incarnation, InstanceId, InstanceRecord, KvGroup, KvLayout, KvPlane,
-    ModelCard, NumericsClass, Party, PrefillEvent, ProtocolRange, RequestError, Role, SamplingDefaults, Shard,
+    DecodeEvent, Digest, Dtype, ErrorKind, GroupKind, Incarnation, InstanceId, InstanceRecord, KvGroup, KvLayout,
+    KvPlane, ModelCard, NumericsClass, Party, PrefillEvent, ProtocolRange, RequestError, Role, SamplingDefaults, Shard,
 };
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
