@@ -23,6 +23,7 @@ pub mod intake;
 pub mod listen;
 pub mod membership;
 pub mod metrics;
+pub mod runtime;
 pub mod shutdown;
 pub mod telemetry;
 #[cfg(any(test, feature = "testing"))]

@@ -4,6 +4,7 @@
 //! ranges are ordered. A refusal names the field, as a path: `card.served_names[3]`.
 
 mod error;
+mod events;
 mod record;
 mod report;
 mod sampling;

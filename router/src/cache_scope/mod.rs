@@ -14,4 +14,5 @@ mod rules;
 mod salt;
 
 pub use config::CacheConfig;
-pub(crate) use rules::{CacheOptions, CacheRules};
+pub use rules::CacheOptions;
+pub(crate) use rules::CacheRules;

@@ -11,17 +11,17 @@ const SALT_BYTES_MAX: usize = 256;
 
 /// How a request asks to use prefix caches.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub(crate) struct CacheOptions {
+pub struct CacheOptions {
     /// `cache_salt`: it shares with requests that give the same one, within its tenant.
-    pub(crate) salt: Option<String>,
+    pub salt: Option<String>,
     /// `cache.ttl_ms`: time without use after which its blocks go.
-    pub(crate) ttl_ms: Option<u64>,
+    pub ttl_ms: Option<u64>,
     /// `cache.pin_ms`: how long the blocks of its prompt are kept in any case.
-    pub(crate) pin_ms: Option<u64>,
+    pub pin_ms: Option<u64>,
     /// `cache.off`: it takes nothing and leaves nothing.
-    pub(crate) off: bool,
+    pub off: bool,
     /// `cache.cold`: nobody is expected to go on with it soon.
-    pub(crate) cold: bool,
+    pub cold: bool,
 }
 
 impl fmt::Debug for CacheOptions {

@@ -18,7 +18,7 @@ pub(crate) use membership::MembershipMetrics;
 pub(crate) use prefixes::{IndexMetrics, PrefixMetrics};
 
 use crate::placement::Reason;
-use crate::recovery::{GiveUp, Phase};
+use crate::recovery::{GiveUp, Step};
 use crate::status::RecentTimes;
 use baton_types::ErrorKind;
 use parking_lot::Mutex;
@@ -249,7 +249,7 @@ impl ModelMetrics {
     }
 
     /// Counts another attempt.
-    pub(crate) fn retried(&self, failed: Phase) {
+    pub(crate) fn retried(&self, failed: Step) {
         self.all.count(&self.all.retries, failed.name());
     }
 
@@ -267,9 +267,9 @@ pub(crate) struct RequestMetrics {
 }
 
 impl RequestMetrics {
-    /// The first token was sent so long after the request came.
-    pub(crate) fn first_token(&self, after: Duration) {
-        self.all.recent.add(after, Instant::now());
+    /// The first token was sent now, so long after the request came.
+    pub(crate) fn first_token(&self, after: Duration, now: Instant) {
+        self.all.recent.add(after, now);
         self.current().time_to_first_token.observe(after.as_secs_f64());
     }
 

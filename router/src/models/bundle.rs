@@ -1,21 +1,18 @@
 //! Text bundles: fetched by digest from a worker, verified, loaded once and shared.
 
 use super::ModelText;
-use baton_node::grpc::Channel;
-use baton_proto::v1::{self, worker_client::WorkerClient};
+use crate::port::{CallError, Link};
+use baton_node::runtime::blocking;
 use baton_text::{TextError, bundle};
-use baton_types::Digest;
+use baton_types::{Digest, RequestError, Runtime};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::OnceCell;
-use tokio::time::timeout;
 
 /// Longest wait for a whole bundle: tens of megabytes on a slow link.
 const FETCH_MAX: Duration = Duration::from_secs(60);
-/// A worker that brings no more of a bundle for so long is given up, and another one is asked.
-const CHUNK_MAX: Duration = Duration::from_secs(5);
 /// Bundles kept although no worker needs them now: a restarted worker finds its text loaded.
 const IDLE_MAX: usize = 8;
 
@@ -23,19 +20,16 @@ const IDLE_MAX: usize = 8;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BundleError {
     /// The worker did not give it.
-    #[error("the worker does not give bundle {digest}: {status}")]
+    #[error("the worker does not give bundle {digest}: {error}")]
     Fetch {
         /// Asked for.
         digest: Digest,
         /// The answer.
-        status: Box<tonic::Status>,
+        error: RequestError,
     },
     /// It took too long.
     #[error("bundle {0} was not complete after {FETCH_MAX:?}")]
     Timeout(Digest),
-    /// Nothing of it came any more.
-    #[error("nothing more of bundle {0} came for {CHUNK_MAX:?}")]
-    Stalled(Digest),
     /// Too large to be a bundle.
     #[error("bundle {0} is over the limit of {max} bytes", max = bundle::BYTES_MAX)]
     TooLarge(Digest),
@@ -62,10 +56,15 @@ pub(crate) enum BundleError {
 pub(crate) struct TextCache(Mutex<HashMap<Digest, Arc<OnceCell<Arc<ModelText>>>>>);
 
 impl TextCache {
-    /// The text with this digest, from the cache or from the worker behind `channel`. Whoever asks while another one loads it waits for that;
+    /// The text with this digest, from the cache or from the worker behind `link`. Whoever asks while another one loads it waits for that;
     /// where that fails, the next one asks its own worker.
-    pub(crate) async fn get(&self, digest: Digest, channel: Channel) -> Result<Arc<ModelText>, BundleError> {
-        self.get_or(digest, || load(digest, channel)).await
+    pub(crate) async fn get(
+        &self,
+        digest: Digest,
+        link: &dyn Link,
+        runtime: &dyn Runtime,
+    ) -> Result<Arc<ModelText>, BundleError> {
+        self.get_or(digest, || load(digest, link, runtime)).await
     }
 
     async fn get_or<F>(&self, digest: Digest, load: impl FnOnce() -> F) -> Result<Arc<ModelText>, BundleError>
@@ -89,25 +88,21 @@ impl TextCache {
     }
 }
 
-async fn load(digest: Digest, channel: Channel) -> Result<Arc<ModelText>, BundleError> {
-    let bytes = timeout(FETCH_MAX, fetch(digest, channel)).await.map_err(|_| BundleError::Timeout(digest))??;
+async fn load(digest: Digest, link: &dyn Link, runtime: &dyn Runtime) -> Result<Arc<ModelText>, BundleError> {
+    let bytes = runtime.until(runtime.now() + FETCH_MAX, fetch(digest, link)).await;
+    let bytes = bytes.ok_or(BundleError::Timeout(digest))??;
     let load = move || ModelText::load(&bundle::decode(&bytes)?);
-    let text = tokio::task::spawn_blocking(load).await.unwrap_or_else(|e| Err(TextError::Broken(e.to_string())));
+    let text = blocking(runtime, load).await.unwrap_or_else(|| Err(TextError::Broken("it cannot be loaded".into())));
     Ok(Arc::new(text.map_err(|source| BundleError::Content { digest, source })?))
 }
 
-async fn fetch(digest: Digest, channel: Channel) -> Result<Vec<u8>, BundleError> {
-    let status = |status| BundleError::Fetch { digest, status: Box::new(status) };
-    let stalled = |_| BundleError::Stalled(digest);
-    let request = v1::BundleRequest { digest: digest.0.to_vec().into() };
-    let mut worker = WorkerClient::new(channel);
-    let mut chunks = timeout(CHUNK_MAX, worker.bundle(request)).await.map_err(stalled)?.map_err(status)?.into_inner();
-    let mut bytes = Vec::new();
-    while let Some(chunk) = timeout(CHUNK_MAX, chunks.message()).await.map_err(stalled)?.map_err(status)? {
-        bytes.extend_from_slice(&chunk.data);
-        if bytes.len() > bundle::BYTES_MAX {
-            return Err(BundleError::TooLarge(digest));
-        }
+async fn fetch(digest: Digest, link: &dyn Link) -> Result<Vec<u8>, BundleError> {
+    let bytes = match link.bundle(digest, bundle::BYTES_MAX).await {
+        Ok(bytes) => bytes,
+        Err(CallError::Refused(error) | CallError::Lost(error)) => return Err(BundleError::Fetch { digest, error }),
+    };
+    if bytes.len() > bundle::BYTES_MAX {
+        return Err(BundleError::TooLarge(digest));
     }
     let got = bundle::digest(&bytes);
     if got == digest { Ok(bytes) } else { Err(BundleError::Digest { asked: digest, got }) }

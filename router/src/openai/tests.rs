@@ -21,7 +21,7 @@ fn completion() -> Value {
 
 #[test]
 fn the_last_one_of_a_name_counts_and_null_is_none() {
-    let samples = |body: &str| completions::parse(body.as_bytes()).unwrap().1.samples;
+    let samples = |body: &str| completions::parse(body.as_bytes()).unwrap().1.parameters.samples;
     assert_eq!(samples(r#"{"prompt": "x", "n": 2, "n": 3}"#), 3);
     assert_eq!(samples(r#"{"prompt": "x", "n": 2, "n": null}"#), 1);
 }
@@ -177,12 +177,12 @@ fn chat_parts_and_roles() {
     assert_eq!(messages[1].extra["name"], json!("ann"));
     assert_eq!(template_kwargs["enable_thinking"], json!(false));
     assert!(common.options.stream && common.options.include_usage);
-    let s = common.sampling;
+    let (s, mut stops) = (common.parameters.sampling, common.parameters.stops);
     assert_eq!(
         (s.max_tokens, s.max_tokens_default, s.logprobs, s.seed, s.top_k),
         (Some(7), None, Some(2), Some(u64::MAX), Some(0))
     );
-    assert_eq!(common.stop, ["END"]);
+    assert!(stops.push("EN").1.is_none() && stops.push("D").1.is_some());
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn completion_prompts() {
         match (parsed, expected) {
             (Ok((prompt, common)), Some(segment)) => {
                 assert_eq!(prompt, Prompt::Segments(vec![segment]));
-                assert_eq!(common.sampling.max_tokens_default, Some(16));
+                assert_eq!(common.parameters.sampling.max_tokens_default, Some(16));
             }
             (Err(error), None) => assert_eq!(error.param.as_deref(), Some("prompt"), "{value}"),
             (parsed, _) => panic!("{value}: {parsed:?}"),

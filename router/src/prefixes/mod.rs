@@ -19,7 +19,7 @@ pub(crate) use follower::{Follower, Forgotten};
 use crate::metrics::PrefixMetrics;
 use crate::placement::{PendingPrefixes, Worker};
 use baton_kv_cache::{FEED_NAMES_MAX, HASH_TOKENS, IndexCounts, PrefixHash, PrefixIndex};
-use baton_types::{Incarnation, InstanceId, InstanceRecord, Party};
+use baton_types::{Clock, Incarnation, InstanceId, InstanceRecord, Party, Runtime};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -78,11 +78,11 @@ impl Prefixes {
     }
 
     /// Who has how much of a prompt with these names; nobody is asked where there are none.
-    pub(crate) fn lookup(&self, names: &[PrefixHash]) -> Found {
+    pub(crate) fn lookup(&self, names: &[PrefixHash], clock: &dyn Clock) -> Found {
         if names.is_empty() {
             return Found::default();
         }
-        let begun = Instant::now();
+        let begun = clock.now();
         let state = self.state.read();
         let party = |instance: &InstanceId| {
             let incarnation = state.streams.get(instance)?.incarnation;
@@ -91,7 +91,7 @@ impl Prefixes {
         let found = state.index.lookup(names).into_iter();
         let found = found.filter_map(|cached| Some((party(cached.worker)?, cached.tokens))).collect();
         drop(state);
-        self.metrics.looked_up(begun.elapsed());
+        self.metrics.looked_up(clock.now().saturating_duration_since(begun));
         Found(found)
     }
 
@@ -130,14 +130,14 @@ impl Prefixes {
     }
 
     /// Sweeps out what nobody holds any more until `stop` is cancelled.
-    pub(crate) async fn sweep(self: Arc<Self>, stop: CancellationToken) {
-        let mut ticks = tokio::time::interval(SWEEP_EVERY);
+    pub(crate) async fn sweep(self: Arc<Self>, runtime: Arc<dyn Runtime>, stop: CancellationToken) {
         loop {
             tokio::select! {
-                _ = ticks.tick() => {
+                biased;
+                () = stop.cancelled() => return,
+                () = runtime.sleep(SWEEP_EVERY) => {
                     self.state.write().index.sweep(SWEEP_MAX);
                 }
-                () = stop.cancelled() => return,
             }
         }
     }

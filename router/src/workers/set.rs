@@ -140,9 +140,9 @@ impl WorkerSet {
     }
 
     /// Removes a worker.
-    pub(crate) fn remove(&self, party: &Party) {
+    pub(crate) fn remove(&self, party: &Party, now: Instant) {
         if let Some(worker) = self.known.load().workers.get(party).filter(|w| w.record.role == Role::Decode) {
-            let (now, mut left) = (Instant::now(), self.left.lock());
+            let mut left = self.left.lock();
             left.retain(|_, at| now.saturating_duration_since(*at) < REMEMBERED);
             if left.len() < LEFT_MAX {
                 left.extend(worker.record.card.names().map(|name| (name.to_owned(), now)));
@@ -251,22 +251,21 @@ fn served_by<'a>(ready: impl Iterator<Item = &'a Arc<WorkerHandle>>) -> Arc<[Arc
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::record;
-    use baton_node::identity::Identity;
-    use baton_proto::v1;
+    use crate::testing::{handle, record};
+    use baton_types::LoadReport;
 
     fn admitted(role: Role, name: &str, model: &str, capacity: u64) -> Arc<WorkerHandle> {
         let mut record = record(role, name);
         record.card.id = model.into();
         record.capacity_tokens = capacity;
-        let worker = WorkerHandle::new(Arc::new(record), &Identity::default()).unwrap();
+        let worker = handle(record);
         worker.set_text(None);
-        worker.load.report(&v1::LoadReport { healthy: true, ..Default::default() }, &worker.record, Instant::now());
+        worker.load.report(&LoadReport { healthy: true, ..Default::default() }, &worker.record, Instant::now());
         Arc::new(worker)
     }
 
-    #[tokio::test]
-    async fn operators_name_one_start() {
+    #[test]
+    fn operators_name_one_start() {
         let set = WorkerSet::new(Duration::from_secs(3));
         assert_eq!(set.named("d").unwrap_err(), Unnamed::Nobody { known: vec![] });
         let d = admitted(Role::Decode, "d", "m", 100);
@@ -278,15 +277,15 @@ mod tests {
         assert_eq!(set.named("d-").unwrap_err(), Unnamed::Nobody { known }, "a part of a name may mean somebody else");
         let mut again = (*d.record).clone();
         again.party.incarnation.0 += 1;
-        let again = Arc::new(WorkerHandle::new(Arc::new(again), &Identity::default()).unwrap());
+        let again = Arc::new(handle(again));
         set.insert(again.clone());
         let starts = vec![d.party().to_string(), again.party().to_string()];
         assert_eq!(set.named("d").unwrap_err(), Unnamed::Several { starts });
         assert_eq!(set.named(&again.party().to_string()).unwrap().party(), again.party());
     }
 
-    #[tokio::test]
-    async fn only_admitted_workers_of_the_model_are_candidates() {
+    #[test]
+    fn only_admitted_workers_of_the_model_are_candidates() {
         let set = WorkerSet::new(Duration::from_secs(3));
         let small = admitted(Role::Decode, "small", "m", 100);
         set.insert(small.clone());
@@ -294,7 +293,7 @@ mod tests {
         set.insert(admitted(Role::Prefill, "p", "m", 5000));
         set.insert(admitted(Role::Decode, "other", "n", 5000));
         set.insert(admitted(Role::Prefill, "alone", "without-decode", 5000));
-        let fresh = WorkerHandle::new(Arc::new(record(Role::Decode, "not-admitted")), &Identity::default()).unwrap();
+        let fresh = handle(record(Role::Decode, "not-admitted"));
         set.insert(Arc::new(fresh));
         let now = Instant::now();
         let models = set.models(now);
@@ -311,20 +310,20 @@ mod tests {
         assert_ne!(ModelKey::from(&ends.card), models[0].key, "it would answer the same request with other tokens");
         assert_eq!(names(&[]), ["large", "p", "small"]);
         assert_eq!(names(&[small.party().clone()]), ["large", "p"]);
-        set.remove(small.party());
+        set.remove(small.party(), now);
         assert_eq!(names(&[]), ["large", "p"]);
         assert!(set.models(now + Duration::from_secs(9)).is_empty(), "nobody was heard for long");
     }
 
-    #[tokio::test]
-    async fn models_are_remembered_and_have_the_names_of_all_their_workers() {
+    #[test]
+    fn models_are_remembered_and_have_the_names_of_all_their_workers() {
         let set = WorkerSet::new(Duration::from_secs(3));
         let named = |worker: &str, name: &str| {
             let mut record = record(Role::Decode, worker);
             record.card.served_names = vec![name.into()];
-            let worker = WorkerHandle::new(Arc::new(record), &Identity::default()).unwrap();
+            let worker = handle(record);
             worker.set_text(None);
-            worker.load.report(&v1::LoadReport { healthy: true, ..Default::default() }, &worker.record, Instant::now());
+            worker.load.report(&LoadReport { healthy: true, ..Default::default() }, &worker.record, Instant::now());
             Arc::new(worker)
         };
         let (old, new) = (named("a", "old"), named("b", "new"));
@@ -335,8 +334,7 @@ mod tests {
         let models = set.models(now);
         assert!(Arc::ptr_eq(&models, &set.models(now)), "what nothing changed is kept");
         assert_eq!(models.iter().map(|m| m.card.served_names.clone()).collect::<Vec<_>>(), [["old", "new"]]);
-        set.remove(old.party());
-        let now = Instant::now();
+        set.remove(old.party(), now);
         assert!(set.may_be_back("old", now) && set.may_be_back("new", now) && !set.may_be_back("other", now));
         assert!(!set.may_be_back("old", now + REMEMBERED));
     }

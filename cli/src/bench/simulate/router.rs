@@ -5,10 +5,10 @@ use super::rates::Rates;
 use super::worker::{INCARNATION, Told, updates};
 use anyhow::Context as _;
 use baton_kv_cache::{CacheChange, CacheUpdate, HASH_TOKENS, PrefixHash, PrefixIndex};
-use baton_proto::v1::LoadReport;
 use baton_router::pure::{
     Decision, Demand, Load, PendingPrefixes, PrefillPolicy, Refusal, Slowness, Thresholds, Worker, place,
 };
+use baton_types::LoadReport;
 use baton_types::{
     Digest, Dtype, InstanceId, InstanceRecord, KvLayout, ModelCard, NumericsClass, Party, ProtocolRange, Role,
     SamplingDefaults,

@@ -5,9 +5,9 @@
 
 use super::convert::SEGMENTS_MAX;
 use crate::config::READING_COSTS;
-use crate::request::STOP_STRINGS_MAX;
-use baton_node::grpc::Held;
+use baton_node::grpc::{Held, PREFIX_BYTES, message_bytes};
 use baton_proto::convert::status;
+use baton_text::STOPS_MAX;
 use baton_types::RequestError;
 use futures::FutureExt as _;
 use futures::future::BoxFuture;
@@ -21,30 +21,28 @@ use tonic::body::Body;
 use tonic::codegen::Service;
 use tonic::server::NamedService;
 
-/// Flags and length, before each message.
-const PREFIX_BYTES: usize = 5;
 /// Numbers of the repeated fields whose items are larger than what they come in, most of them, and their names.
-const LISTS: [(u32, usize, &str); 2] = [(2, SEGMENTS_MAX, "prompt"), (4, STOP_STRINGS_MAX, "stop")];
+const LISTS: [(u32, usize, &str); 2] = [(2, SEGMENTS_MAX, "prompt"), (4, STOPS_MAX, "stop")];
 
 /// A service that gets whole requests.
 #[derive(Clone, Debug)]
-pub(crate) struct Whole<S> {
+pub(crate) struct WholeMessage<S> {
     service: S,
-    message_max: usize,
+    message_bytes_max: usize,
 }
 
-impl<S> Whole<S> {
-    /// Messages of more than `message_max` bytes are left to the service to refuse.
-    pub(crate) fn new(service: S, message_max: usize) -> Self {
-        Self { service, message_max }
+impl<S> WholeMessage<S> {
+    /// Longer messages are left to the service to refuse.
+    pub(crate) fn new(service: S, message_bytes_max: usize) -> Self {
+        Self { service, message_bytes_max }
     }
 }
 
-impl<S: NamedService> NamedService for Whole<S> {
+impl<S: NamedService> NamedService for WholeMessage<S> {
     const NAME: &'static str = S::NAME;
 }
 
-impl<S> Service<Request<Body>> for Whole<S>
+impl<S> Service<Request<Body>> for WholeMessage<S>
 where
     S: Service<Request<Body>, Response = Response<Body>> + Clone + Send + 'static,
     S::Future: Send,
@@ -62,10 +60,10 @@ where
         let clone = self.service.clone();
         // The one that is ready.
         let mut service = std::mem::replace(&mut self.service, clone);
-        let message_max = self.message_max;
+        let message_bytes_max = self.message_bytes_max;
         async move {
             let (parts, body) = request.into_parts();
-            match read(body, message_max, parts.extensions.get()).await {
+            match read(body, message_bytes_max, parts.extensions.get()).await {
                 Ok(whole) => service.call(Request::from_parts(parts, Body::new(Full::new(whole)))).await,
                 Err(refused) => Ok(refused.into_http()),
             }
@@ -75,17 +73,16 @@ where
 }
 
 /// The first message of a call with its prefix, and the room to read it.
-async fn read(mut body: Body, message_max: usize, held: Option<&Held>) -> Result<Bytes, Status> {
+async fn read(mut body: Body, message_bytes_max: usize, held: Option<&Held>) -> Result<Bytes, Status> {
     let mut bytes = Vec::new();
     while let Some(frame) = body.frame().await {
         if let Ok(data) = frame?.into_data() {
             bytes.extend_from_slice(&data);
         }
-        let Some((prefix, message)) = bytes.split_first_chunk::<PREFIX_BYTES>() else { continue };
-        let [_, length @ ..] = *prefix;
-        let length = u32::from_be_bytes(length) as usize;
+        let Some((prefix, message)) = bytes.split_first_chunk() else { continue };
         // Nothing that follows the first message is of interest.
-        if length > message_max || message.len() >= length {
+        let length = message_bytes(prefix);
+        if length > message_bytes_max || message.len() >= length {
             break;
         }
     }
@@ -135,9 +132,9 @@ mod tests {
             assert_eq!(found.err().flatten().as_deref(), expected, "{segments} {stops}");
         };
         check(1, 1, None);
-        check(SEGMENTS_MAX, STOP_STRINGS_MAX, None);
+        check(SEGMENTS_MAX, STOPS_MAX, None);
         check(SEGMENTS_MAX + 1, 0, Some("prompt"));
-        check(1, STOP_STRINGS_MAX + 1, Some("stop"));
+        check(1, STOPS_MAX + 1, Some("stop"));
         for no_message in [&[0xff; 30][..], &[0x12, 0x7f], b""] {
             assert!(check_lists(no_message).is_ok());
         }

@@ -1,8 +1,6 @@
 //! The status as `baton.v1.Admin/Status` tells it.
 
-use super::ClusterStatus;
-use super::board::Row;
-use super::judge::{Problem, State};
+use crate::status::{ClusterStatus, Problem, Row, State};
 use baton_proto::v1;
 use std::time::{Duration, Instant};
 
@@ -49,7 +47,7 @@ impl From<Row> for v1::WorkerStatus {
             running_max: record.running_max,
             waiting: report.as_ref().map(|r| r.waiting),
             waiting_max: record.waiting_max,
-            blocks: report.as_ref().and_then(|r| r.blocks),
+            blocks: report.as_ref().and_then(|r| r.blocks).map(v1::BlockCounts::from),
             tokens_per_s: row.tokens_per_s,
             kv_bytes_per_s: row.kv_bytes_per_s,
             class: Some(record.class.clone().into()),
@@ -58,29 +56,27 @@ impl From<Row> for v1::WorkerStatus {
     }
 }
 
-impl ClusterStatus {
-    /// As of now.
-    pub(crate) fn answer(&self, now: Instant) -> v1::StatusResponse {
-        let rows = self.rows(now);
-        let problems = self.problems(&rows, now).into_iter().map(Into::into).collect();
-        let (running, queued) = self.core.admission.counts();
-        let ttft = self.core.metrics.recent().percentiles(now);
-        let mut models: Vec<String> = self.core.workers.models(now).iter().map(|model| model.card.id.clone()).collect();
-        models.dedup();
-        let router = v1::RouterStatus {
-            running: running as u64,
-            running_max: self.core.admission.running_max() as u64,
-            queued: queued as u64,
-            models,
-            ttft_count: ttft.map_or(0, |t| t.count as u64),
-            ttft_p50_ms: ttft.map(|t| t.p50.as_secs_f64() * 1e3),
-            ttft_p95_ms: ttft.map(|t| t.p95.as_secs_f64() * 1e3),
-            etcd_reachable: self.membership.store().map(|store| store.reachable),
-            view_age_ms: self
-                .membership
-                .store()
-                .map(|store| if store.reachable { 0 } else { ms(now.saturating_duration_since(store.since)) }),
-        };
-        v1::StatusResponse { problems, workers: rows.into_iter().map(Into::into).collect(), router: Some(router) }
-    }
+/// As of now.
+pub(super) fn status_response(status: &ClusterStatus, now: Instant) -> v1::StatusResponse {
+    let rows = status.rows(now);
+    let problems = status.problems(&rows, now).into_iter().map(Into::into).collect();
+    let (running, queued) = status.core.admission.counts();
+    let ttft = status.core.metrics.recent().percentiles(now);
+    let mut models: Vec<String> = status.core.workers.models(now).iter().map(|model| model.card.id.clone()).collect();
+    models.dedup();
+    let router = v1::RouterStatus {
+        running: running as u64,
+        running_max: status.core.admission.running_max() as u64,
+        queued: queued as u64,
+        models,
+        ttft_count: ttft.map_or(0, |t| t.count as u64),
+        ttft_p50_ms: ttft.map(|t| t.p50.as_secs_f64() * 1e3),
+        ttft_p95_ms: ttft.map(|t| t.p95.as_secs_f64() * 1e3),
+        etcd_reachable: status.membership.store().map(|store| store.reachable),
+        view_age_ms: status
+            .membership
+            .store()
+            .map(|store| if store.reachable { 0 } else { ms(now.saturating_duration_since(store.since)) }),
+    };
+    v1::StatusResponse { problems, workers: rows.into_iter().map(Into::into).collect(), router: Some(router) }
 }

@@ -4,7 +4,7 @@ use baton_proto::v1::{ProcessSpans, TraceSpan};
 use std::collections::{HashMap, HashSet};
 
 /// Leaves only `root` and its descendants, whichever process recorded them.
-pub(crate) fn subtree(processes: &mut [ProcessSpans], root: &[u8]) {
+pub(super) fn subtree(processes: &mut [ProcessSpans], root: &[u8]) {
     let mut children: HashMap<&[u8], Vec<&[u8]>> = HashMap::new();
     for span in processes.iter().flat_map(|process| &process.spans) {
         children.entry(&span.parent_span_id).or_default().push(&span.span_id);

@@ -1,0 +1,102 @@
+//! What a worker says of a sequence while it runs, and of its load.
+#![allow(missing_docs, reason = "most of these names say what they hold")]
+
+use crate::{FinishReason, TokenId, TokenLogprobs};
+
+/// A generated token.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GeneratedToken {
+    pub id: TokenId,
+    /// Where they were asked for.
+    pub logprobs: Option<TokenLogprobs>,
+    /// Set where the sequence ends with this token.
+    pub finish: Option<FinishReason>,
+    /// Prefill compute up to this token in microseconds, where it is the first.
+    pub prefill_us: Option<u64>,
+    /// As in [`crate::Usage`], where it is the first that the worker generates; of a sequence that is continued also of what was generated
+    /// before.
+    pub cached_tokens: Option<u32>,
+    /// See `cached_tokens`.
+    pub cache_write_tokens: Option<u32>,
+}
+
+/// What a decode worker says.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DecodeEvent {
+    /// First event of every sequence: the claim stands.
+    Claimed,
+    /// Its own prefill left the queue, after so many microseconds.
+    Started {
+        queue_us: u64,
+    },
+    /// The KV is verified and adopted, so many microseconds after the claim.
+    Adopted {
+        bytes: u64,
+        await_us: u64,
+    },
+    /// The KV is offered, and there is no room for it yet. Said every second until there is.
+    Waits,
+    Token(GeneratedToken),
+}
+
+/// What a prefill worker says.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PrefillEvent {
+    /// The sequence left the queue, after so many microseconds.
+    Started {
+        queue_us: u64,
+    },
+    Token(GeneratedToken),
+    /// The decode worker acknowledged the commit, or the sequence ended with its first token: all zero.
+    Done(TransferReport),
+}
+
+/// What a prefill and the transfer of its KV took.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TransferReport {
+    pub prefill_us: u64,
+    pub transfer_us: u64,
+    /// The part of the transfer that compute did not hide.
+    pub exposed_us: u64,
+    pub transfer_bytes: u64,
+    /// Name of what moved it.
+    pub transport: String,
+}
+
+/// Blocks of a worker's pool by state.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlockCounts {
+    pub total: u64,
+    pub free: u64,
+    pub referenced: u64,
+    pub cached: u64,
+    pub quarantined: u64,
+}
+
+/// What a worker reports of its load.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LoadReport {
+    /// Sequences without a place in the batch, claims included.
+    pub waiting: u32,
+    pub waiting_tokens: u64,
+    pub running: u32,
+    pub running_tokens: u64,
+    pub blocks: Option<BlockCounts>,
+    /// 0 while unmeasured, as below.
+    pub prefill_tokens_per_s: f32,
+    pub decode_steps_per_s: f32,
+    /// Claims booked and not yet turned into reservations, in tokens.
+    pub claimed_tokens: u64,
+    pub healthy: bool,
+    pub draining: bool,
+    pub steps: u64,
+    /// Since the start of the worker, as for all counts below; `None` where the worker is of a release that does not say.
+    pub generated_tokens: Option<u64>,
+    pub prefilled_tokens: Option<u64>,
+    /// KV sent to peers, and adopted from them.
+    pub kv_bytes: Option<u64>,
+    /// For how long the engine's loop has not moved while it had work.
+    pub still_ms: Option<u64>,
+    /// Whether a sequence, or KV that a peer offers, waits for blocks.
+    pub lacks_blocks: Option<bool>,
+}
