@@ -293,8 +293,7 @@ fn put_and_get(seed: u64) -> Vec<(usize, Duration, &'static str)> {
     assert!(sides[0].bytes().iter().zip(&noise).filter(|(got, put)| got == put).count() >= report.bytes as usize);
 
     sides.iter_mut().for_each(|side| side.driver.finish(now, now));
-    let log = std::mem::take(&mut wire.borrow_mut().log);
-    log
+    wire.take().log
 }
 
 #[test]

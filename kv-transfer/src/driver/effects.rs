@@ -12,6 +12,9 @@ use crate::transport::{ConnId, Transport};
 use crate::verify::Job;
 use std::time::Instant;
 
+/// Most writes and flushes that one turn posts on a connection, so that many short ones hold up nobody else.
+const POSTS_MAX: usize = 512;
+
 impl Driver {
     /// Something happened to one handoff.
     pub(super) fn input(&mut self, key: HandoffKey, input: Input, now: Instant) {
@@ -73,12 +76,12 @@ impl Driver {
         self.calls.submit(Call { inbox: self.inbox.clone(), key, what });
     }
 
-    /// Posts what each connection's credit allows; whether anything was.
+    /// Posts what each connection's credit allows, up to [`POSTS_MAX`]; whether anything was.
     pub(super) fn post(&mut self, now: Instant) -> bool {
         let mut posted = Vec::new();
         let mut any = false;
         for (conn, connection) in self.connections.iter_mut() {
-            while let Some(post) = connection.pump.next() {
+            for post in std::iter::from_fn(|| connection.pump.next()).take(POSTS_MAX) {
                 any = true;
                 match post {
                     Post::Flush { id } => self.transport.flush(conn, id),

@@ -94,7 +94,7 @@ pub trait Transport {
     fn lanes(&self, conn: ConnId) -> String;
     /// Moves everything on without blocking; whether anything moved.
     fn progress(&mut self, now: Instant, events: &mut Vec<Event>) -> bool;
-    /// Waits for something to move, for the waker, or for `timeout`. Never called where somebody else waits for [`crate::Driver::turn`].
+    /// Waits for something to move, for the waker, or for `timeout`. Called by [`crate::simulation::Driver::sleep`] alone.
     fn sleep(&mut self, timeout: Duration) {
         let _ = timeout;
     }
