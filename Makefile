@@ -1,8 +1,11 @@
 # The same commands everywhere: README, CONTRIBUTING and CI name only these.
 CARGO ?= cargo
 VENV  := target/python
+# What users run. Built for itself, so that no feature of tests is on in it.
+SHIPPED  := $(CARGO) build --profile dist --target-dir target/shipped
+BINARIES := baton baton-router baton-prefill-worker baton-decode-worker
 
-.PHONY: up test test-full test-k8s chaos lint bench dist setup model clients charts doc
+.PHONY: up test test-full test-k8s chaos lint bench dist shipped setup model clients charts
 
 up: setup model ## Start a split cluster on this machine and serve the default model until Ctrl-C.
 	$(CARGO) build --release --bins
@@ -15,6 +18,9 @@ test: setup model clients charts ## Everything a change must pass; under 25 minu
 test-full: test ## All the rest: the longer runs, checks against further clients, etcd 3.6, Jaeger, a UCX with CUDA, and Kubernetes.
 	scripts/build-jaeger target/jaeger
 	$(CARGO) test --release --workspace -- --ignored
+	$(MAKE) shipped
+	$(CARGO) xtask hazards $(BINARIES:%=target/shipped/dist/%)
+	$(CARGO) xtask hazards --present $(BINARIES:%=target/release/%)
 	scripts/build-etcd target/etcd-3.6
 	PATH="$(CURDIR)/target/etcd-3.6:$$PATH" $(CARGO) test --release --package baton-node --lib etcd
 	PATH="$(CURDIR)/target/etcd-3.6:$$PATH" $(CARGO) test --release --package baton-tests --test etcd
@@ -29,21 +35,23 @@ chaos: setup model clients ## Breaks a whole cluster in every way for 15 minutes
 	$(CARGO) build --release --workspace --bins
 	$(CARGO) run --release --package baton-tests --example chaos
 
-lint: setup ## Formatting, clippy, docs, style and structure.
+lint: setup ## Formatting, clippy, docs, style, structure, and what is linked.
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --workspace --no-deps --quiet
 	$(CARGO) xtask tidy
 	$(CARGO) codegen --check
+	scripts/deny target/deny
 	scripts/lint-images target/lint
 
-bench: setup model ## Measures the promises in one run: table on stdout, target/bench/summary.json.
-	$(CARGO) build --release --workspace --bins
-	$(CARGO) build --release --package baton-kv-transfer --example put_bench
-	$(CARGO) bench --package baton-tests --bench cluster
+bench: shipped model ## Measures the promises in one run, on what users run: table on stdout, target/bench/summary.json.
+	$(SHIPPED) --package baton-kv-transfer --example put_bench
+	$(CARGO) bench --profile dist --target-dir target/shipped --package baton-tests --bench cluster
 
-dist: setup ## Packs the binaries of a release for hosts like this one, with checksums: target/dist.
-	$(CARGO) build --release --bins
+shipped: setup ## Builds the binaries as images and releases hold them: target/shipped/dist.
+	$(SHIPPED) --package baton-cli --package baton-router --package baton-prefill-worker --package baton-decode-worker
+
+dist: shipped ## Packs the binaries of a release for hosts like this one, with checksums: target/dist.
 	scripts/dist target/dist
 
 setup: ## Installs what the build needs, where it is missing.

@@ -12,8 +12,8 @@ use baton_kv_transfer::{
 use baton_node::membership::Members;
 use baton_types::{ErrorKind, Party, RequestError, RequestId};
 use baton_worker::hold::LeaseHold;
+use baton_worker::prefix_get;
 use baton_worker::service::Claimed;
-use baton_worker::share;
 use baton_worker::stream::StreamSink;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
@@ -200,7 +200,7 @@ impl SinkHandler for Handoffs {
     }
 
     fn pin(&self, question: PinQuestion, reply: PinReply) {
-        share::pin(&self.engine, &self.members, &question, reply);
+        prefix_get::pin_prefix(&self.engine, &self.members, &question, reply);
     }
 
     fn failed(&self, request_id: &RequestId, reason: HandoffFailure) {

@@ -268,7 +268,7 @@ impl Drop for Call {
         self.slot.cancel();
         if !self.prefills {
             self.service.handoffs.forget(&self.request);
-            self.service.parts.transfer.cancel_incoming(&self.request, "the stream that claimed it is gone");
+            self.service.parts.transfer.cancel(&self.request, "the stream that claimed it is gone");
         }
     }
 }

@@ -4,8 +4,8 @@ use crate::claims::ClaimLimits;
 use crate::handoffs::Handoffs;
 use crate::service::DecodeService;
 use baton_kv_transfer::{
-    CommitPayload, FetchRequest, HandoffFailure, KvTransfer, OpenRequest, Outgoing, Peer, TransferConfig,
-    TransferReport, TransportChoice,
+    CommitPayload, GetRequest, HandoffFailure, KvTransfer, Peer, PutHandle, PutReport, PutRequest, TransferConfig,
+    TransportChoice,
 };
 use baton_node::TokioRuntime;
 use baton_node::identity::{Authority, Identity, IdentityConfig, Role};
@@ -167,7 +167,7 @@ async fn hand_over(
     service: &DecodeService,
     id: &str,
     tokens: Vec<TokenId>,
-) -> (Result<TransferReport, HandoffFailure>, Stream) {
+) -> (Result<PutReport, HandoffFailure>, Stream) {
     let mut stream = claim(service, id, FOREVER).await.unwrap();
     assert!(is_claimed(next(&mut stream).await));
     (send(offer(&source(), service, id, 5), 5, tokens).await, stream)
@@ -189,7 +189,7 @@ fn source_as(identity: &Identity) -> KvTransfer {
 async fn asks_for_a_prefix(service: &DecodeService, identity: &Identity) -> String {
     let (source, transfer) = (source_as(identity), &service.parts.transfer);
     let owner = Peer { party: transfer.party().clone(), address: transfer.address(), shard: 0 };
-    let get = FetchRequest {
+    let get = GetRequest {
         request_id: RequestId::try_new("get").unwrap(),
         name: vec![0; 16],
         from: 0,
@@ -198,7 +198,7 @@ async fn asks_for_a_prefix(service: &DecodeService, identity: &Identity) -> Stri
         deadline: Instant::now() + FOREVER,
         hold: Box::new(()),
     };
-    let read = source.fetch(&owner, get).unwrap().outcome().await;
+    let read = source.get(&owner, get).unwrap().outcome().await;
     read.map(|_| "the prefix").expect_err("nobody has it").to_string()
 }
 
@@ -221,20 +221,20 @@ async fn only_registered_workers_are_told_of_the_cache() {
 }
 
 /// Offers KV of so many tokens.
-fn offer(source: &KvTransfer, service: &DecodeService, id: &str, tokens: u32) -> Outgoing {
+fn offer(source: &KvTransfer, service: &DecodeService, id: &str, tokens: u32) -> PutHandle {
     let blocks = GroupBlocks(vec![(0..tokens.div_ceil(BLOCK_TOKENS)).map(BlockId).collect()]);
     let (request_id, deadline) = (RequestId::try_new(id).unwrap(), Instant::now() + FOREVER);
     let sink = &service.parts.transfer;
     let peer = Peer { party: sink.party().clone(), address: sink.address(), shard: 0 };
-    source.open(&peer, OpenRequest { request_id, tokens, blocks, deadline, hold: Box::new(()) }).unwrap()
+    source.put(&peer, PutRequest { request_id, tokens, blocks, deadline, hold: Box::new(()) }).unwrap()
 }
 
 /// Sends what was offered.
-async fn send(outgoing: Outgoing, len: u32, tokens: Vec<TokenId>) -> Result<TransferReport, HandoffFailure> {
+async fn send(put: PutHandle, len: u32, tokens: Vec<TokenId>) -> Result<PutReport, HandoffFailure> {
     let done: Fence = Arc::new(AlreadyDone);
-    outgoing.layer_launched(0, len as usize, &done);
-    outgoing.finish(CommitPayload { tokens, prompt_len: len, extra: vec![] });
-    tokio::task::spawn_blocking(|| outgoing.wait()).await.unwrap()
+    put.layer_launched(0, len as usize, &done);
+    put.finish(CommitPayload { tokens, prompt_len: len, extra: vec![] });
+    tokio::task::spawn_blocking(|| put.wait()).await.unwrap()
 }
 
 async fn eventually(what: &str, mut done: impl FnMut() -> bool) {
@@ -257,11 +257,11 @@ async fn offers_wait_by_priority_and_then_as_they_came() {
         streams.push(claim_of(&service, id, len, priority, FOREVER).await.unwrap());
     }
     let long = offer(&source, &service, "long", 100);
-    eventually("the long one waits", || transfer.stats().incoming == 1).await;
+    eventually("the long one waits", || transfer.stats().sinks == 1).await;
     let short = offer(&source, &service, "short", 5);
-    eventually("the short one waits behind it", || transfer.stats().incoming == 2).await;
+    eventually("the short one waits behind it", || transfer.stats().sinks == 2).await;
     send(offer(&source, &service, "urgent", 5), 5, vec![1, 2, 3, 4, 5, 6]).await.unwrap();
-    eventually("the others still wait", || transfer.stats().incoming == 2).await;
+    eventually("the others still wait", || transfer.stats().sinks == 2).await;
     assert_eq!(transfer.stats().tickets, 0, "the long one does not fit, and the short one came after it");
     drop(taken);
     send(long, 100, (1..=101).collect()).await.unwrap();

@@ -51,6 +51,7 @@ pub mod cpu;
 pub mod host;
 mod kv;
 pub mod lagging;
+#[cfg(feature = "testing")]
 #[doc(hidden)]
 pub mod mutant;
 pub mod numerics;

@@ -1,5 +1,5 @@
 //! Backends that are wrong on purpose: each breaks one promise of the canonical numerics, so that tests can prove that they would notice.
-//! Never reachable from configuration.
+//! Compiled with the feature `testing` alone, which nothing that ships switches on.
 
 use crate::host::{HostBackend, HostKernels, KvStep};
 use crate::numerics::{ATTENTION_SLAB, K_SLAB, KERNEL_REVISION};
@@ -7,6 +7,10 @@ use crate::ops::{Ops, RopeTable, Store};
 use crate::reference::{ReferenceKernels, Rows, attention, linear};
 use baton_types::Dtype;
 use std::sync::Arc;
+
+/// What `cargo xtask hazards` finds in a binary that was built with these.
+#[used]
+static MARKER: &str = "BATON_TESTING_HAZARD kernels";
 
 /// What a mutant's reduction order wrongly depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -227,19 +227,19 @@ impl ServiceLoop {
     fn exposed_ms(&mut self) -> Result<f64> {
         let tokens = 1024.min(self.trial.tokens_max());
         let fence: Fence = Arc::new(AlreadyDone);
-        let outgoing = self.trial.open(&self.peer, tokens)?;
-        (0..LAYERS - 1).for_each(|layer| outgoing.layer_launched(layer, tokens as usize, &fence));
+        let put = self.trial.open(&self.peer, tokens)?;
+        (0..LAYERS - 1).for_each(|layer| put.layer_launched(layer, tokens as usize, &fence));
         let all = self.map.layout().bytes_per_token() as u64 * u64::from(tokens);
-        let sent = || self.trial.transfer().stats().total.bytes_sent;
+        let sent = || self.trial.transfer().stats().total.bytes_put;
         let (before, until) = (sent(), Instant::now() + Duration::from_secs(5));
         while sent() < before + all / 2 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(1));
         }
         std::thread::sleep(Duration::from_millis(100));
         let end = Instant::now();
-        outgoing.layer_launched(LAYERS - 1, tokens as usize, &fence);
-        trial::finish(&outgoing, tokens);
-        let report = outgoing.wait()?;
+        put.layer_launched(LAYERS - 1, tokens as usize, &fence);
+        trial::finish(&put, tokens);
+        let report = put.wait()?;
         Ok((report.acked_at - end).as_secs_f64() * 1e3)
     }
 

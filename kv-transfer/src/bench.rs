@@ -1,7 +1,7 @@
 //! What `examples/put_bench.rs` measures the service against: a bare loop of UCX puts over the same lanes, and nothing else.
 //! No part of the API.
 
-use crate::shard::Cut;
+use crate::heads::Cut;
 use crate::transport::ucx::{Sleeper, TCP_SEGMENTS};
 use crate::trial::touched;
 use crate::ucx::{Context, Endpoint, Memory, RemoteKey, Worker};

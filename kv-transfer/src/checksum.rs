@@ -10,8 +10,8 @@
 //!
 //! It guards against lost, late, misplaced and damaged bytes. It is no defence against a peer that forges them.
 
+use crate::heads::Heads;
 use crate::region::sum_chunks;
-use crate::shard::Heads;
 use baton_types::{BlockId, KvLayout, KvPoolMap, PoolMemory};
 use std::ops::Range;
 
@@ -128,7 +128,7 @@ pub(crate) fn sums_of(layout: &KvLayout, group: usize, tokens: &Range<u32>) -> u
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shard::Cut;
+    use crate::heads::Cut;
     use crate::{HeadShard, Region};
     use baton_types::Dtype;
     use proptest::prelude::*;

@@ -1,13 +1,12 @@
-//! What a transfer service is started with, and what a handoff is opened with.
+//! What a transfer service is started with.
 
 use crate::{Credentials, HeadShard, NoHooks, TransferAddress, TransferError, TransferHooks};
-use baton_types::{Compatibility, GroupBlocks, KvPoolMap, Party, ProtocolRange, RequestId};
+use baton_types::{Compatibility, KvPoolMap, Party, ProtocolRange};
 use serde::{Deserialize, Serialize};
-use std::any::Any;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Whom to hand a sequence to, as membership tells it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -99,10 +98,10 @@ impl UcxLanes {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TransferLimits {
-    /// Handoffs that this instance may send at once.
-    pub outgoing_max: usize,
-    /// Handoffs that this instance may receive at once, granted or not. Those whose blocks are quarantined are over and do not count.
-    pub incoming_max: usize,
+    /// Handoffs that this instance may begin at once: puts as their source, gets as their reader.
+    pub begun_max: usize,
+    /// Puts, and gets, that peers may begin here at once, granted or not. Those whose blocks are quarantined are over and do not count.
+    pub offered_max: usize,
     /// Peers that this instance is connected to at once, because it opened the connection.
     pub peers_max: usize,
     /// Peers that are connected to this instance at once, because they did. They take none of the places of `peers_max`.
@@ -129,7 +128,7 @@ pub struct TransferLimits {
     pub peer_silent_ms: u64,
     /// How long a connection may carry nothing before it is let go. A handoff that is offered at that very moment fails, retryably.
     pub idle_ms: u64,
-    /// Longest time for which blocks are pinned for a peer that reads them.
+    /// Longest time for which blocks are pinned for a peer that gets them.
     pub pin_ms: u64,
     /// Longest life of a handoff, whatever deadline is asked for.
     pub handoff_ms: u64,
@@ -140,8 +139,8 @@ pub struct TransferLimits {
 impl Default for TransferLimits {
     fn default() -> Self {
         Self {
-            outgoing_max: 1024,
-            incoming_max: 1024,
+            begun_max: 1024,
+            offered_max: 1024,
             peers_max: 256,
             accepted_max: 512,
             ungreeted_max: 64,
@@ -165,8 +164,8 @@ impl TransferLimits {
     /// Refuses a limit that would stop everything.
     pub fn check(&self) -> Result<(), TransferError> {
         let positive = [
-            ("outgoing_max", self.outgoing_max),
-            ("incoming_max", self.incoming_max),
+            ("begun_max", self.begun_max),
+            ("offered_max", self.offered_max),
             ("peers_max", self.peers_max),
             ("accepted_max", self.accepted_max),
             ("ungreeted_max", self.ungreeted_max),
@@ -232,8 +231,11 @@ pub struct TransferConfig {
     /// With credentials: whether the bytes of KV are encrypted too. Where they are not, peers prove themselves and messages are encrypted all
     /// the same. To be set alike everywhere.
     pub encrypt: bool,
-    /// Observes and, in tests, bends what the service does.
+    /// Where tests take hold of the service.
     pub hooks: Arc<dyn TransferHooks>,
+    /// Guards that tests leave out.
+    #[cfg(any(test, feature = "testing"))]
+    pub hazards: crate::Hazards,
 }
 
 impl TransferConfig {
@@ -253,6 +255,8 @@ impl TransferConfig {
             credentials: None,
             encrypt: true,
             hooks,
+            #[cfg(any(test, feature = "testing"))]
+            hazards: crate::Hazards::default(),
         }
     }
 }
@@ -263,30 +267,6 @@ impl fmt::Debug for TransferConfig {
             .field("party", &self.party)
             .field("transport", &self.transport)
             .field("limits", &self.limits)
-            .finish_non_exhaustive()
-    }
-}
-
-/// What is to be handed off.
-pub struct OpenRequest {
-    /// The request, for logs and for the sink to match its claim.
-    pub request_id: RequestId,
-    /// Positions whose KV moves: `0..tokens`.
-    pub tokens: u32,
-    /// Source blocks that hold them, per group.
-    pub blocks: GroupBlocks,
-    /// After this instant the handoff fails, wherever it is.
-    pub deadline: Instant,
-    /// Keeps the source blocks from reuse; dropped once nothing can read them any more.
-    pub hold: Box<dyn Any + Send>,
-}
-
-impl fmt::Debug for OpenRequest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OpenRequest")
-            .field("request_id", &self.request_id)
-            .field("tokens", &self.tokens)
-            .field("blocks", &self.blocks.total())
             .finish_non_exhaustive()
     }
 }

@@ -121,8 +121,8 @@ pub enum HandoffFailure {
     /// The sink verified the blocks and then did not take them.
     #[error("not adopted: {0}")]
     NotAdopted(String),
-    /// The owner of what was read let go of it before the end.
-    #[error("the owner let go of what was being read: {0}")]
+    /// The owner of what was got let go of it before the end.
+    #[error("the owner let go of what was being got: {0}")]
     Unpinned(String),
     /// A part was asked for, and this pair can only move the whole: the peer speaks too old a protocol, or the part begins where its blocks
     /// do not.

@@ -7,13 +7,14 @@
 //! What the sink has already of the beginning of a sequence is left out of its handoff: a grant says from which position on.
 //!
 //! A *get* is the mirror image: a reader asks an owner for blocks, which pins them for a bounded time; the reader adopts only what it
-//! read whole, once the owner confirmed that the pin still held and the checksums matched.
+//! got whole, once the owner confirmed that the pin still held and the checksums matched.
 //!
 //! ```text
-//!  engine thread            progress thread (one)                    verifier thread (one)
-//!  Outgoing ── inbox ──►  service ── handoff::{source, sink, reader, owner} (pure)
-//!  SinkHandler ◄────────     │  └── plan (pure)                ──►  checksum over region
-//!                         transport: ucx | tcp  ──► region (pool memory)
+//!  worker's threads           progress thread (one)                      verifier and worker threads (one each)
+//!  PutHandle, GetHandle ──►  inbox ──► driver ── put::{source, sink}, get::{reader, owner}
+//!                                        │  └─────────────────────────►  verify: checksums over the region
+//!                                        │  └─────────────────────────►  calls ──► SinkHandler, which answers through the inbox
+//!                                      transport: ucx | tcp  ──► region (pool memory)
 //! ```
 //!
 //! Place in the house: above `types` only; a worker joins it with the engine. It must never know a model, a scheduler, a block
@@ -25,54 +26,72 @@
 //! - blocks that hold what was left out are never written: others may share them;
 //! - the source's hold outlives every operation that reads its blocks;
 //! - the sink adopts only what passed its checksums, under the right ticket, between the right incarnations;
-//! - a reader adopts nothing whose pin did not hold until it was read;
+//! - a reader adopts nothing whose pin did not hold until it was got;
 //! - blocks of a failed handoff return to the pool only behind a fence, and are quarantined until then.
 
 #[cfg(test)]
 extern crate self as baton_kv_transfer; // Tests share what they need.
 
-pub mod address;
-pub mod assembly;
+mod address;
 #[doc(hidden)]
 pub mod bench;
+#[allow(missing_docs)] // Public through `simulation` alone.
+mod calls;
 mod checksum;
-pub mod config;
+mod config;
+mod coverage;
 pub mod credentials;
-pub mod error;
-pub mod fetch;
-#[allow(missing_docs)] // Public through `pure` alone.
-mod handoff;
-pub mod hooks;
+#[allow(missing_docs)] // Public through `pure` alone, in part.
+mod driver;
+mod error;
+mod get;
+mod greeting;
+mod handler;
+mod hazards;
+mod heads;
+mod hooks;
+mod inbox;
 pub mod inventory;
-#[allow(missing_docs)] // Public through `pure` alone.
+#[allow(missing_docs)] // Public through `pure` and `simulation` alone.
 mod message;
-pub mod outgoing;
-#[allow(missing_docs)] // Public through `pure` alone.
+#[allow(missing_docs)] // Public through `pure` and `simulation` alone.
 mod plan;
 #[doc(hidden)]
 pub mod pure;
-pub mod region;
-pub mod service;
-pub mod shard;
-pub mod sink;
-pub mod stats;
+#[allow(missing_docs)] // Public through `pure` alone, in part.
+mod put;
+mod region;
+mod role;
+mod service;
+pub mod shards;
+#[doc(hidden)]
+pub mod simulation;
+mod stats;
+#[allow(missing_docs)] // Public through `simulation` alone.
 mod transport;
 pub mod trial;
 mod ucx;
+mod verify;
+#[allow(missing_docs)] // Public through `simulation` alone.
+mod window;
 mod wire;
 
 pub use address::TransferAddress;
-pub use assembly::{AdoptReply, Assembly};
 pub use baton_types::Party;
-pub use config::{OpenRequest, Peer, TransferConfig, TransferLimits, TransportChoice, UcxLanes, UcxWrites};
+pub use config::{Peer, TransferConfig, TransferLimits, TransportChoice, UcxLanes, UcxWrites};
 pub use credentials::Credentials;
 pub use error::{HandoffFailure, RefuseReason, TransferError};
-pub use fetch::{FetchOutcome, FetchRequest, Fetched, Fetching, PinQuestion, PinReply};
-pub use hooks::{Commits, Fencing, Greetings, NoHooks, Phase, Pinning, Tickets, TransferHooks, Windows};
-pub use outgoing::{CommitPayload, Outgoing, TransferReport};
+pub use get::{GetHandle, GetOutcome, GetReport, GetRequest};
+pub use handler::{
+    AdoptReply, BlockHold, GrantReply, PinQuestion, PinReply, QuarantinedBlocks, ReserveOffer, SinkHandler,
+    SinkTimings, VerifiedHandoff,
+};
+#[cfg(any(test, feature = "testing"))]
+pub use hazards::{Hazard, Hazards};
+pub use heads::HeadShard;
+pub use hooks::{HoldPoint, NoHooks, TransferHooks};
+pub use put::{CommitPayload, PutHandle, PutOutcome, PutReport, PutRequest};
 pub use region::{HostMemory, Region, RegionError};
 pub use service::KvTransfer;
-pub use shard::HeadShard;
-pub use sink::{BlockHold, GrantReply, QuarantinedBlocks, ReserveOffer, SinkHandler, SinkTimings, VerifiedHandoff};
 pub use stats::{PeerStats, TransferStats};
 pub use trial::{Moved, Trial, TrialError};

@@ -11,21 +11,21 @@ pub struct TransferStats {
     pub total: PeerStats,
     /// Peers connected now.
     pub peers: BTreeMap<Party, PeerStats>,
-    /// Handoffs that this instance is sending.
-    pub outgoing: usize,
-    /// Handoffs offered here and not ended.
-    pub incoming: usize,
-    /// Gets that this instance has open.
-    pub fetches: usize,
-    /// Gets of others that blocks are, or are asked to be, pinned for here.
-    pub pins: usize,
+    /// Puts whose source this instance is.
+    pub sources: usize,
+    /// Puts whose sink it is: offered here and not ended.
+    pub sinks: usize,
+    /// Gets whose reader it is.
+    pub readers: usize,
+    /// Gets whose owner it is: blocks are, or are asked to be, pinned for them here.
+    pub owners: usize,
     /// Tickets granted here and not ended.
     pub tickets: usize,
-    /// Numbers and tickets by which messages find handoffs that are sent or received here: none where none is open.
-    pub names: usize,
+    /// Numbers and tickets by which messages find handoffs: none where none is open.
+    pub indexed: usize,
     /// Blocks granted here (over all groups) that are quarantined, by the instance that could still write them.
     pub quarantined: BTreeMap<InstanceId, usize>,
-    /// Handoffs on the progress thread by phase, for tests that wait for one: see [`crate::Phase`].
+    /// Handoffs on the progress thread at a hold point, for tests that wait for one: see [`crate::HoldPoint`].
     pub held: usize,
 }
 
@@ -35,7 +35,7 @@ pub struct PeerStats {
     /// Transport and lanes, e.g. `ucx tcp/lo`.
     pub lanes: String,
     /// KV bytes written to the peer.
-    pub bytes_sent: u64,
+    pub bytes_put: u64,
     /// KV bytes adopted from the peer.
     pub bytes_adopted: u64,
     /// Writes posted.
@@ -46,12 +46,12 @@ pub struct PeerStats {
     pub puts_refused: u64,
     /// Messages that named no live handoff.
     pub stale_messages: u64,
-    /// Handoffs sent, by outcome: `adopted` or [`crate::HandoffFailure::name`].
-    pub sent: BTreeMap<&'static str, u64>,
-    /// Handoffs received, by outcome.
-    pub received: BTreeMap<&'static str, u64>,
+    /// Puts to the peer, by outcome: `adopted` or [`crate::HandoffFailure::name`].
+    pub sources: BTreeMap<&'static str, u64>,
+    /// Puts of the peer, by outcome.
+    pub sinks: BTreeMap<&'static str, u64>,
     /// Handoffs refused here, by [`crate::RefuseReason::name`].
     pub refused: BTreeMap<&'static str, u64>,
     /// Gets from the peer, by outcome.
-    pub fetched: BTreeMap<&'static str, u64>,
+    pub readers: BTreeMap<&'static str, u64>,
 }

@@ -1,9 +1,9 @@
 //! Handoffs of made-up KV between two services: how fast two hosts are, or two settings. For whoever prepares hosts, and for benchmarks.
 
 use crate::{
-    BlockHold, CommitPayload, GrantReply, HandoffFailure, KvTransfer, OpenRequest, Outgoing, Party, Peer,
+    BlockHold, CommitPayload, GrantReply, HandoffFailure, KvTransfer, Party, Peer, PutHandle, PutReport, PutRequest,
     QuarantinedBlocks, Region, RegionError, ReserveOffer, SinkHandler, TransferAddress, TransferConfig, TransferError,
-    TransferReport, TransportChoice, VerifiedHandoff,
+    TransportChoice, VerifiedHandoff,
 };
 use baton_types::fence::AlreadyDone;
 use baton_types::{
@@ -39,7 +39,7 @@ pub fn touched(bytes: usize) -> Result<Arc<Region>, RegionError> {
 #[derive(Clone, Debug)]
 pub struct Moved {
     /// What its source saw.
-    pub report: TransferReport,
+    pub report: PutReport,
     /// From the offer to the acknowledgement.
     pub took: Duration,
 }
@@ -90,17 +90,17 @@ impl Trial {
     ///
     /// # Errors
     /// Where the service takes no more.
-    pub fn open(&mut self, peer: &Peer, tokens: u32) -> Result<Outgoing, TransferError> {
+    pub fn open(&mut self, peer: &Peer, tokens: u32) -> Result<PutHandle, TransferError> {
         self.opened += 1;
         let request_id = RequestId::try_new(format!("trial-{}", self.opened));
-        let request = OpenRequest {
+        let request = PutRequest {
             request_id: request_id.map_err(|e| TransferError::Config(e.to_string()))?,
             tokens,
             blocks: scattered(&self.map),
             deadline: Instant::now() + HANDOFF_MAX,
             hold: Box::new(()),
         };
-        self.transfer.open(peer, request)
+        self.transfer.put(peer, request)
     }
 
     /// Hands all that the pools hold to `peer`, layers as fast as they go, and waits for the acknowledgement.
@@ -109,12 +109,12 @@ impl Trial {
     /// Why the handoff failed, or could not be offered.
     pub fn hand_off(&mut self, peer: &Peer) -> Result<Moved, TrialError> {
         let (began, tokens) = (Instant::now(), self.tokens_max());
-        let outgoing = self.open(peer, tokens)?;
+        let put = self.open(peer, tokens)?;
         let fence: Fence = Arc::new(AlreadyDone);
         let layers = self.map.layout().groups()[0].layers.len() as u32;
-        (0..layers).for_each(|layer| outgoing.layer_launched(layer, tokens as usize, &fence));
-        finish(&outgoing, tokens);
-        let report = outgoing.wait()?;
+        (0..layers).for_each(|layer| put.layer_launched(layer, tokens as usize, &fence));
+        finish(&put, tokens);
+        let report = put.wait()?;
         Ok(Moved { took: report.acked_at - began, report })
     }
 
@@ -125,8 +125,8 @@ impl Trial {
 }
 
 /// Ends a trial's handoff of `tokens` tokens.
-pub fn finish(outgoing: &Outgoing, tokens: u32) {
-    outgoing.finish(CommitPayload { tokens: vec![0; tokens as usize + 1], prompt_len: tokens, extra: vec![] });
+pub fn finish(put: &PutHandle, tokens: u32) {
+    put.finish(CommitPayload { tokens: vec![0; tokens as usize + 1], prompt_len: tokens, extra: vec![] });
 }
 
 /// Why a trial did not come to its end.

@@ -57,6 +57,12 @@ impl Writer {
         self.u32(items.len() as u32);
         items.iter().for_each(|item| put(self, item));
     }
+    /// [`Writer::list`] of numbers, in one go.
+    pub(crate) fn u32s(&mut self, items: impl ExactSizeIterator<Item = u32>) {
+        self.u32(items.len() as u32);
+        self.0.reserve(4 * items.len());
+        items.for_each(|item| self.0.extend(item.to_le_bytes()));
+    }
     pub(crate) fn finish(self) -> Vec<u8> {
         self.0
     }
@@ -118,7 +124,27 @@ impl<'a> Reader<'a> {
         if count.saturating_mul(item_bytes_min) > self.0.len() {
             return Err(WireError::new(what, "is cut short"));
         }
-        (0..count).map(|_| take(self)).collect()
+        // Not collected: a vector that grows may take twice what it holds.
+        let mut items = Vec::with_capacity(count);
+        for _ in 0..count {
+            items.push(take(self)?);
+        }
+        Ok(items)
+    }
+
+    /// The counterpart of [`Writer::u32s`].
+    pub(crate) fn u32s<T>(
+        &mut self,
+        count_max: usize,
+        what: &'static str,
+        make: impl Fn(u32) -> T,
+    ) -> Result<Vec<T>, WireError> {
+        let count = self.u32(what)? as usize;
+        if count > count_max {
+            return Err(WireError::new(what, "has more elements than allowed"));
+        }
+        let (items, _) = self.raw(count.saturating_mul(4), what)?.as_chunks::<4>();
+        Ok(items.iter().map(|item| make(u32::from_le_bytes(*item))).collect())
     }
 
     /// Nothing may follow the last field.

@@ -54,14 +54,14 @@ fn role_of_the_other_process() {
         ["source", way, address] => {
             let node = config("source").start(choice_of(way));
             let address = TransferAddress::from_bytes(&unhex(address)).unwrap();
-            let (outgoing, _) = node.offer(&Peer { party: party("sink"), address, shard: 0 }, "killed", TOKENS, 1);
+            let (put, _) = node.offer(&Peer { party: party("sink"), address, shard: 0 }, "killed", TOKENS, 1);
             let done: Fence = Arc::new(AlreadyDone);
-            (0..2).for_each(|layer| outgoing.layer_launched(layer, TOKENS as usize, &done));
+            (0..2).for_each(|layer| put.layer_launched(layer, TOKENS as usize, &done));
             let until = Instant::now() + PATIENCE;
             while node.transfer.stats().total.puts == 0 {
                 if Instant::now() >= until {
-                    outgoing.abort("it never wrote");
-                    panic!("{:?}", outgoing.wait());
+                    put.abort("it never wrote");
+                    panic!("{:?}", put.wait());
                 }
                 std::thread::sleep(Duration::from_millis(2));
             }
@@ -109,11 +109,11 @@ impl Scene {
             // Of whatever is in its blocks: filling them would take longer than what is measured.
             let hold = self.others.pool.take(BLOCKS as usize, 0).expect("the pool is whole");
             let (request_id, blocks) = (RequestId::try_new(format!("after-{round}")).unwrap(), hold.blocks.clone());
-            let request = OpenRequest { request_id, tokens: TOKENS, blocks, deadline: Instant::now() + PATIENCE, hold };
-            let outgoing = self.others.transfer.open(&peer, request).unwrap();
-            self.others.launch(&outgoing, TOKENS, TOKENS);
-            outgoing.finish(commit(TOKENS));
-            match outgoing.wait() {
+            let request = PutRequest { request_id, tokens: TOKENS, blocks, deadline: Instant::now() + PATIENCE, hold };
+            let put = self.others.transfer.put(&peer, request).unwrap();
+            self.others.launch(&put, TOKENS, TOKENS);
+            put.finish(commit(TOKENS));
+            match put.wait() {
                 Ok(report) => return report.granted_at.saturating_duration_since(begin),
                 Err(HandoffFailure::Refused { reason: RefuseReason::NoRoom, .. }) if begin.elapsed() < PATIENCE => {}
                 Err(failure) => panic!("round {round}: {failure}"),

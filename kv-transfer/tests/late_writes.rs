@@ -60,26 +60,26 @@ fn role_of_the_other_process() {
     let node = config("other").start(choice_of(way));
     let party = Party { instance: InstanceId::try_new("here").unwrap(), incarnation: Incarnation(1) };
     let peer = Peer { party, address: TransferAddress::from_bytes(&unhex(address)).unwrap(), shard: 0 };
-    node.gate.hold(Phase::Puts);
-    let (outgoing, _) = node.offer(&peer, "r", TOKENS, 1);
+    node.gate.hold(HoldPoint::Puts);
+    let (put, _) = node.offer(&peer, "r", TOKENS, 1);
     eventually("granted", || node.transfer.stats().held == 1);
-    node.gate.open(Phase::Puts);
+    node.gate.open(HoldPoint::Puts);
     eventually("writes may be posted", || node.transfer.stats().held == 0);
     let told = Arc::new(Told(AtomicBool::new(false)));
     let (first, second): (Fence, Fence) = (told.clone(), Arc::new(Stop(AtomicU32::new(0))));
-    outgoing.layer_launched(0, TOKENS as usize, &first);
-    outgoing.layer_launched(1, TOKENS as usize, &second);
+    put.layer_launched(0, TOKENS as usize, &first);
+    put.layer_launched(1, TOKENS as usize, &second);
     say("posting: now");
     told.0.store(true, Ordering::SeqCst);
-    assert!(outgoing.wait().is_err());
+    assert!(put.wait().is_err());
     eventually("what was posted is over", || node.is_quiet());
     std::process::exit(0); // Nobody reads what the test harness would say.
 }
 
 /// A sink whose source stopped in the middle of its writes, and that source.
-fn with_stopped_source(way: &str, fencing: Fencing) -> (Node, Other) {
+fn with_stopped_source(way: &str, hazard: Option<Hazard>) -> (Node, Other) {
     let mut ours = config("here");
-    ours.fencing = fencing;
+    ours.hazards = hazard.into();
     let node = ours.start(choice_of(way));
     let (other, _) = Other::start(&[way, &hex(&node.transfer.address().to_bytes())], "posting:");
     eventually("the source is stopped", || other.is_stopped());
@@ -89,7 +89,7 @@ fn with_stopped_source(way: &str, fencing: Fencing) -> (Node, Other) {
 
 /// The sink gives up, gets its blocks back, and uses them for something else; their bytes.
 fn reused(node: &Node) -> (Box<Hold>, Vec<u8>) {
-    node.transfer.cancel_incoming(&RequestId::try_new("r").unwrap(), "the client went away");
+    node.transfer.cancel(&RequestId::try_new("r").unwrap(), "the client went away");
     eventually("its blocks are back", || node.is_quiet() && node.pool.quarantined() == 0);
     let hold = node.pool.take(BLOCKS as usize, 0).unwrap();
     node.fill(&hold.blocks, 99);
@@ -98,7 +98,7 @@ fn reused(node: &Node) -> (Box<Hold>, Vec<u8>) {
 }
 
 fn without_the_fence_a_resumed_source_writes_into_reused_blocks(way: &str) {
-    let (node, mut other) = with_stopped_source(way, Fencing::Pretended);
+    let (node, mut other) = with_stopped_source(way, Some(Hazard::PretendedFences));
     let (hold, bytes) = reused(&node);
     other.signal("-CONT");
     eventually("the source is done", || other.has_ended());
@@ -106,7 +106,7 @@ fn without_the_fence_a_resumed_source_writes_into_reused_blocks(way: &str) {
 }
 
 fn a_fenced_source_that_is_resumed_changes_nothing(way: &str) {
-    let (node, mut other) = with_stopped_source(way, Fencing::ByLanes);
+    let (node, mut other) = with_stopped_source(way, None);
     let (hold, bytes) = reused(&node);
     other.signal("-CONT");
     eventually("the source noticed", || other.has_ended());
@@ -114,7 +114,7 @@ fn a_fenced_source_that_is_resumed_changes_nothing(way: &str) {
 }
 
 fn a_fenced_source_that_is_killed_changes_nothing(way: &str) {
-    let (node, mut other) = with_stopped_source(way, Fencing::ByLanes);
+    let (node, mut other) = with_stopped_source(way, None);
     let (hold, bytes) = reused(&node);
     other.signal("-KILL");
     eventually("the source is dead", || other.has_ended());
@@ -122,16 +122,16 @@ fn a_fenced_source_that_is_killed_changes_nothing(way: &str) {
 }
 
 fn a_resumed_incarnation_changes_nothing_of_the_next_one(way: &str) {
-    let (node, mut other) = with_stopped_source(way, Fencing::ByLanes);
+    let (node, mut other) = with_stopped_source(way, None);
     drop(reused(&node));
     let mut again = config("other");
     again.incarnation = 2;
     let again = again.start(choice_of(way));
-    let (outgoing, blocks) = again.offer(&node.peer(), "again", TOKENS, 5);
+    let (put, blocks) = again.offer(&node.peer(), "again", TOKENS, 5);
     let done: Fence = Arc::new(AlreadyDone);
-    (0..2).for_each(|layer| outgoing.layer_launched(layer, TOKENS as usize, &done));
-    outgoing.finish(commit(TOKENS));
-    outgoing.wait().unwrap();
+    (0..2).for_each(|layer| put.layer_launched(layer, TOKENS as usize, &done));
+    put.finish(commit(TOKENS));
+    put.wait().unwrap();
     other.signal("-CONT");
     eventually("the old incarnation noticed", || other.has_ended());
     node.check_adopted("again", &again, &blocks, TOKENS);

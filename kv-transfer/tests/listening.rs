@@ -27,9 +27,9 @@ fn role_of_the_other_process() {
     let (_, choice) = ways().into_iter().chain([forced]).find(|(name, _)| *name == way).unwrap();
     let (source, sink) = (NodeConfig::new("source", small(16), 24), NodeConfig::new("sink", small(16), 24));
     let (source, sink) = (source.start(choice.clone()), sink.start(choice));
-    let (outgoing, blocks) = source.offer(&sink.peer(), "r", 70, 1);
-    source.send_all(&outgoing, 70);
-    outgoing.wait().unwrap();
+    let (put, blocks) = source.offer(&sink.peer(), "r", 70, 1);
+    source.send_all(&put, 70);
+    put.wait().unwrap();
     sink.check_adopted("r", &source, &blocks, 70);
     let (found, own) = (sockets::listening(), [source.peer().address, sink.peer().address]);
     let own = own.map(|address| match address {

@@ -28,20 +28,20 @@ fn a_peer_that_is_no_worker_of_the_cluster_is_given_nothing_and_the_reason_says_
         for credentials in &sinks {
             let (source, sink) =
                 (with("source", Some(ours.worker()), &choice), with("sink", credentials.clone(), &choice));
-            let (outgoing, _) = source.offer(&sink.peer(), "r", 70, 1);
-            source.send_all(&outgoing, 70);
-            let failure = outgoing.wait().unwrap_err();
+            let (put, _) = source.offer(&sink.peer(), "r", 70, 1);
+            source.send_all(&put, 70);
+            let failure = put.wait().unwrap_err();
             assert!(matches!(failure, HandoffFailure::Refused { reason: RefuseReason::Unproven, .. }), "{failure}");
             assert!(failure.is_retryable() && sink.sink.failures().is_empty());
-            let (fetching, _) = source.fetch(&sink.peer(), "n", 70, std::time::Instant::now() + PATIENCE);
-            let failure = fetching.wait().unwrap_err();
+            let (get, _) = source.get(&sink.peer(), "n", 70, std::time::Instant::now() + PATIENCE);
+            let failure = get.wait().unwrap_err();
             assert!(matches!(failure, HandoffFailure::Refused { reason: RefuseReason::Unproven, .. }), "{failure}");
             eventually("its blocks are back", || source.is_quiet() && sink.is_quiet());
         }
         let (source, sink) = (with("source", Some(ours.worker()), &choice), with("sink", Some(ours.worker()), &choice));
-        let (outgoing, blocks) = source.offer(&sink.peer(), "r", 70, 1);
-        source.send_all(&outgoing, 70);
-        outgoing.wait().unwrap();
+        let (put, blocks) = source.offer(&sink.peer(), "r", 70, 1);
+        source.send_all(&put, 70);
+        put.wait().unwrap();
         sink.check_adopted("r", &source, &blocks, 70);
     }
 }
@@ -68,9 +68,9 @@ fn a_broken_handshake_ends_its_connection_and_nothing_else() {
             let _ = stranger.read_to_end(&mut Vec::new());
         }
         assert!(sink.transfer.healthy(), "a stranger ended the data plane");
-        let (outgoing, blocks) = source.offer(&sink.peer(), "r", 70, 1);
-        source.send_all(&outgoing, 70);
-        outgoing.wait().unwrap();
+        let (put, blocks) = source.offer(&sink.peer(), "r", 70, 1);
+        source.send_all(&put, 70);
+        put.wait().unwrap();
         sink.check_adopted("r", &source, &blocks, 70);
     }
 }

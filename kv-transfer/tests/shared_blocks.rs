@@ -14,9 +14,9 @@ const GRANT: u8 = 5;
 const PARTIAL_GRANT: u8 = 18;
 
 /// What such a source leaves behind it: whether the bytes of other sequences are as before, and how many of its writes were refused.
-fn written_from_the_first_position_on(choice: &TransportChoice, windows: Windows) -> (bool, u64) {
+fn written_from_the_first_position_on(choice: &TransportChoice, hazard: Option<Hazard>) -> (bool, u64) {
     let mut config = NodeConfig::new("d", small(16), 24);
-    config.windows = windows;
+    config.hazards = hazard.into();
     let (source, sink) = (NodeConfig::new("p", small(32), 24).start(choice.clone()), config.start(choice.clone()));
     sink.gate.bend(|message| match message[3] {
         PARTIAL_GRANT => vec![[&message[..3], &[GRANT], &message[8..]].concat()],
@@ -28,24 +28,24 @@ fn written_from_the_first_position_on(choice: &TransportChoice, windows: Windows
     let taken = sink.pool.take(sink.map.layout().blocks_for(TOKENS as usize), NodeConfig::new("", small(16), 1).seed);
     let shared = sink.places(&taken.unwrap().blocks, 0..CACHED);
     let before = sink.read_all(&shared);
-    let (outgoing, _) = source.offer(&sink.peer(), "r", TOKENS, 9);
-    source.send_all(&outgoing, TOKENS);
-    assert!(outgoing.wait().is_err(), "it moved what was not asked for");
+    let (put, _) = source.offer(&sink.peer(), "r", TOKENS, 9);
+    source.send_all(&put, TOKENS);
+    assert!(put.wait().is_err(), "it moved what was not asked for");
     assert!(sink.sink.take_adopted("r").is_none());
     eventually("both pools are whole", || source.is_quiet() && sink.is_quiet());
     let stats = source.transfer.stats();
-    assert!(stats.total.bytes_sent >= (source.map.layout().bytes_per_token() * CACHED as usize) as u64);
+    assert!(stats.total.bytes_put >= (source.map.layout().bytes_per_token() * CACHED as usize) as u64);
     (sink.read_all(&shared) == before, sink.transfer.stats().total.puts_refused)
 }
 
 fn without_its_window_a_source_writes_into_blocks_of_others(choice: &TransportChoice) {
-    let (unchanged, refused) = written_from_the_first_position_on(choice, Windows::OfAllBlocks);
+    let (unchanged, refused) = written_from_the_first_position_on(choice, Some(Hazard::WindowsOfAllBlocks));
     assert!(!unchanged, "the test beside this one shows nothing");
     assert_eq!(refused, 0);
 }
 
 fn blocks_that_others_share_are_never_written(choice: &TransportChoice) {
-    let (unchanged, refused) = written_from_the_first_position_on(choice, Windows::OfWhatIsMoved);
+    let (unchanged, refused) = written_from_the_first_position_on(choice, None);
     assert!(unchanged, "a write into cached blocks was stored");
     assert!(refused > 0);
 }

@@ -45,15 +45,15 @@ fn slow_party() -> Party {
 }
 
 /// A handoff from `source` to a sink that granted it and stands since then.
-fn stuck(source: &Node, way: &str) -> (Outgoing, Other) {
+fn stuck(source: &Node, way: &str) -> (PutHandle, Other) {
     let (slow, address) = Other::start(&[way], "address:");
     let peer = Peer { party: slow_party(), address: TransferAddress::from_bytes(&unhex(&address)).unwrap(), shard: 0 };
-    source.gate.hold(Phase::Puts);
+    source.gate.hold(HoldPoint::Puts);
     let (stuck, _) = source.offer(&peer, "slow", TOKENS, 1);
     eventually("granted", || source.transfer.stats().held == 1);
     slow.signal("-STOP");
     eventually("it stands", || slow.is_stopped());
-    source.gate.open(Phase::Puts);
+    source.gate.open(HoldPoint::Puts);
     let done: Fence = Arc::new(AlreadyDone);
     (0..2).for_each(|layer| stuck.layer_launched(layer, TOKENS as usize, &done));
     stuck.finish(commit(TOKENS));
@@ -65,12 +65,12 @@ fn a_stopped_sink_holds_back_only_its_own(way: &str) {
     let (stuck, slow) = stuck(&source, way);
     for i in 0..5 {
         let name = format!("quick{i}");
-        let (outgoing, blocks) = source.offer(&quick.peer(), &name, 256, 6 + i);
-        source.send_all(&outgoing, 256);
-        outgoing.wait().unwrap();
+        let (put, blocks) = source.offer(&quick.peer(), &name, 256, 6 + i);
+        source.send_all(&put, 256);
+        put.wait().unwrap();
         quick.check_adopted(&name, &source, &blocks, 256);
     }
-    let (sent, all) = (source.transfer.stats().peers[&slow_party()].bytes_sent, 2 * u64::from(BLOCKS) * (64 << 10));
+    let (sent, all) = (source.transfer.stats().peers[&slow_party()].bytes_put, 2 * u64::from(BLOCKS) * (64 << 10));
     assert!(sent < all / 2, "{sent} of {all} bytes were posted to a sink that takes none");
     slow.signal("-CONT");
     stuck.wait().unwrap();
@@ -86,7 +86,7 @@ fn a_stopped_sink_keeps_no_blocks(way: &str) {
     let begin = Instant::now();
     let (stuck, slow) = stuck(&source, way);
     std::thread::sleep((begin + Duration::from_secs(6)).saturating_duration_since(Instant::now()));
-    assert!(!source.pool.is_whole() && source.transfer.stats().peers[&slow_party()].bytes_sent > 0);
+    assert!(!source.pool.is_whole() && source.transfer.stats().peers[&slow_party()].bytes_put > 0);
     stuck.abort("the router's connection misses its probes");
     let failure = stuck.wait().unwrap_err();
     assert!(matches!(failure, HandoffFailure::Aborted(_)), "{failure}");

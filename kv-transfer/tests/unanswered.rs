@@ -28,13 +28,13 @@ fn holds_up_nobody_else(choice: &TransportChoice) {
     let gone = gone(choice, &mute);
     let (source, sink) = (config("source").start(choice.clone()), config("sink").start(choice.clone()));
     let (lost, _) = source.offer(&gone, "lost", 70, 1);
-    let (outgoing, blocks) = source.offer(&sink.peer(), "found", 70, 2);
-    source.send_all(&outgoing, 70);
+    let (put, blocks) = source.offer(&sink.peer(), "found", 70, 2);
+    source.send_all(&put, 70);
     // Asked for, since whoever waits for a service that hangs waits for ever.
-    eventually("the other handoff is adopted", || source.transfer.stats().total.sent.contains_key("adopted"));
-    outgoing.wait().unwrap();
+    eventually("the other handoff is adopted", || source.transfer.stats().total.sources.contains_key("adopted"));
+    put.wait().unwrap();
     sink.check_adopted("found", &source, &blocks, 70);
-    eventually("the lost one is given up", || source.transfer.stats().outgoing == 0);
+    eventually("the lost one is given up", || source.transfer.stats().sources == 0);
     let failure = lost.wait().unwrap_err();
     assert!(matches!(failure, HandoffFailure::PeerLost(_)), "{failure}");
     eventually("everything is over", || source.is_quiet() && sink.is_quiet());

@@ -73,27 +73,27 @@ fn changed_after_reuse(node: &Node, writer: &Node) -> usize {
 }
 
 /// A get in the middle of its writes, given up by its reader or its owner.
-fn get_given_up((readers, owners): (&str, &str), in_flight: usize, by_reader: bool, fencing: Fencing) -> usize {
+fn get_given_up((readers, owners): (&str, &str), in_flight: usize, by_reader: bool, hazard: Option<Hazard>) -> usize {
     let mut ours = config("p", in_flight);
-    ours.fencing = fencing;
+    ours.hazards = hazard.into();
     let (reader, owner) = (ours.start(choice_of(readers)), config("d", in_flight).start(choice_of(owners)));
     owner.serve("s", TOKENS, 5);
-    let (fetching, blocks) = reader.fetch(&owner.peer(), "s", TOKENS, Instant::now() + PATIENCE);
+    let (get, blocks) = reader.get(&owner.peer(), "s", TOKENS, Instant::now() + PATIENCE);
     begun(&reader, blocks.0[0][0]);
     owner.evict("s");
     if by_reader {
-        fetching.abort("nobody wants it any more");
+        get.abort("nobody wants it any more");
     } else {
-        owner.transfer.cancel_incoming(&request(), "the blocks are needed");
+        owner.transfer.cancel(&request(), "the blocks are needed");
     }
-    match fetching.wait() {
+    match get.wait() {
         Err(failure) => {
             assert!(matches!(failure, HandoffFailure::Aborted(_) | HandoffFailure::Unpinned(_)), "{failure}");
         }
-        Ok(fetched) => drop(fetched), // It was done before it was given up.
+        Ok(got) => drop(got), // It was done before it was given up.
     }
     let changed = changed_after_reuse(&reader, &owner);
-    assert!(!matches!(fencing, Fencing::ByLanes) || reader.is_quiet());
+    assert!(hazard.is_some() || reader.is_quiet());
     changed
 }
 
@@ -104,17 +104,17 @@ fn put_given_up((sources, sinks): (&str, &str), in_flight: usize, by_source: boo
     filled(&source, 0x11);
     let hold = source.pool.take(BLOCKS as usize, 0).unwrap();
     let (blocks, deadline) = (hold.blocks.clone(), Instant::now() + PATIENCE);
-    let open = OpenRequest { request_id: request(), tokens: TOKENS, blocks, deadline, hold };
-    let outgoing = source.transfer.open(&sink.peer(), open).unwrap();
+    let open = PutRequest { request_id: request(), tokens: TOKENS, blocks, deadline, hold };
+    let put = source.transfer.put(&sink.peer(), open).unwrap();
     let done: Fence = Arc::new(AlreadyDone);
-    (0..LAYERS).for_each(|layer| outgoing.layer_launched(layer, TOKENS as usize, &done));
+    (0..LAYERS).for_each(|layer| put.layer_launched(layer, TOKENS as usize, &done));
     begun(&sink, BlockId(0));
     if by_source {
-        outgoing.abort("nobody wants it any more");
+        put.abort("nobody wants it any more");
     } else {
-        sink.transfer.cancel_incoming(&request(), "nobody wants it any more");
+        sink.transfer.cancel(&request(), "nobody wants it any more");
     }
-    let failure = outgoing.wait().unwrap_err();
+    let failure = put.wait().unwrap_err();
     assert!(matches!(failure, HandoffFailure::Aborted(_) | HandoffFailure::AbortedByPeer(_)), "{failure}");
     let changed = changed_after_reuse(&sink, &source);
     assert!(sink.is_quiet() && sink.pool.quarantined() == 0);
@@ -142,14 +142,14 @@ macro_rules! every_pair {
             #[test]
             fn a_get_given_up_by_its_reader_changes_nothing_late() {
                 for in_flight in [AT_ONCE, IN_TURNS] {
-                    let changed = get_given_up(($ours, $theirs), in_flight, true, Fencing::ByLanes);
+                    let changed = get_given_up(($ours, $theirs), in_flight, true, None);
                     assert_eq!(changed, 0, "{in_flight} bytes at a time");
                 }
             }
             #[test]
             fn a_get_given_up_by_its_owner_changes_nothing_late() {
                 for in_flight in [AT_ONCE, IN_TURNS] {
-                    let changed = get_given_up(($ours, $theirs), in_flight, false, Fencing::ByLanes);
+                    let changed = get_given_up(($ours, $theirs), in_flight, false, None);
                     assert_eq!(changed, 0, "{in_flight} bytes at a time");
                 }
             }
@@ -166,7 +166,8 @@ every_pair! {
 #[test]
 fn without_the_drain_an_owner_writes_into_reused_blocks() {
     // Where this thread gets no processor for a while, nothing may be under way any more when it gives up.
-    let changed = (0..ROUNDS).any(|_| get_given_up(("messages", "puts"), AT_ONCE, true, Fencing::Pretended) > 0);
+    let changed =
+        (0..ROUNDS).any(|_| get_given_up(("messages", "puts"), AT_ONCE, true, Some(Hazard::PretendedFences)) > 0);
     assert!(changed, "no late write: the tests beside this one show nothing");
 }
 
@@ -174,21 +175,21 @@ fn without_the_drain_an_owner_writes_into_reused_blocks() {
 #[test]
 fn blocks_that_a_lost_owner_could_still_write_wait_until_it_is_dead() {
     let mut ours = config("p", AT_ONCE);
-    (ours.fencing, ours.limits.quarantined_blocks_max) = (Fencing::Never, BLOCKS as usize);
+    (ours.hazards, ours.limits.quarantined_blocks_max) = ([Hazard::NoFences].into(), BLOCKS as usize);
     let (reader, owner) = (ours.start(choice_of("messages")), config("d", AT_ONCE).start(choice_of("messages")));
     owner.serve("s", TOKENS, 5);
     // It goes without a word.
     owner.gate.bend(|message| if message[3] == NOT_HELD { Vec::new() } else { vec![message] });
-    let (fetching, blocks) = reader.fetch(&owner.peer(), "s", TOKENS, Instant::now() + PATIENCE);
+    let (get, blocks) = reader.get(&owner.peer(), "s", TOKENS, Instant::now() + PATIENCE);
     begun(&reader, blocks.0[0][0]);
     owner.transfer.stop(Instant::now());
-    let failure = fetching.wait().unwrap_err();
+    let failure = get.wait().unwrap_err();
     assert!(matches!(failure, HandoffFailure::PeerLost(_)), "{failure}");
     eventually("its blocks are quarantined", || {
         reader.transfer.stats().quarantined.values().copied().collect::<Vec<_>>() == [BLOCKS as usize]
     });
     assert!(!reader.pool.is_whole());
-    assert_eq!(reader.transfer.stats().fetches, 0, "it is over, and takes no place of others");
+    assert_eq!(reader.transfer.stats().readers, 0, "it is over, and takes no place of others");
     let again = config("d", AT_ONCE).start(choice_of("messages"));
     let (refused, _) = again.offer(&reader.peer(), "no", 16, 1);
     let refused = refused.wait().unwrap_err();
@@ -200,16 +201,16 @@ fn blocks_that_a_lost_owner_could_still_write_wait_until_it_is_dead() {
 #[test]
 fn a_get_beyond_the_quarantine_bound_does_not_begin_where_nothing_fences_its_owner() {
     let mut ours = config("p", AT_ONCE);
-    ours.fencing = Fencing::Never; // A quarter of the pool may come to be quarantined.
+    ours.hazards = [Hazard::NoFences].into(); // A quarter of the pool may come to be quarantined.
     let (reader, owner) = (ours.start(choice_of("messages")), config("d", AT_ONCE).start(choice_of("messages")));
     owner.serve("s", TOKENS, 5);
-    let (fetching, _) = reader.fetch(&owner.peer(), "s", TOKENS, Instant::now() + PATIENCE);
-    let failure = fetching.wait().unwrap_err();
+    let (get, _) = reader.get(&owner.peer(), "s", TOKENS, Instant::now() + PATIENCE);
+    let failure = get.wait().unwrap_err();
     assert!(matches!(failure, HandoffFailure::Refused { reason: RefuseReason::Quarantine, .. }), "{failure}");
     assert_eq!(owner.transfer.stats().total.puts, 0, "nothing was written");
     eventually("its blocks are back", || reader.pool.is_whole());
-    let (fetching, _) = reader.fetch(&owner.peer(), "s", TOKENS / 8, Instant::now() + PATIENCE);
-    drop(fetching.wait().unwrap());
+    let (get, _) = reader.get(&owner.peer(), "s", TOKENS / 8, Instant::now() + PATIENCE);
+    drop(get.wait().unwrap());
     owner.evict("s");
     eventually("both pools are whole", || reader.is_quiet() && owner.is_quiet());
 }

@@ -31,12 +31,21 @@ impl<P: PartialEq> Backoff<P> {
 
     /// How long to wait: half to all of the backoff, so that many do not come back in step.
     pub fn jittered(&self) -> Duration {
-        self.next.mul_f64(rand::random_range(0.5..=1.0))
+        self.jittered_by(rand::random())
+    }
+
+    fn jittered_by(&self, share: f64) -> Duration {
+        self.next.mul_f64(0.5 + share / 2.0)
     }
 
     /// [`Self::jittered`], and doubles the next wait.
     pub fn wait(&mut self) -> Duration {
-        let wait = self.jittered();
+        self.wait_by(rand::random())
+    }
+
+    /// [`Self::wait`] with the jitter of who calls: a random number from 0 to 1.
+    pub fn wait_by(&mut self, share: f64) -> Duration {
+        let wait = self.jittered_by(share);
         self.next = (self.next * 2).min(self.max);
         wait
     }

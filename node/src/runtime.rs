@@ -3,6 +3,7 @@
 use baton_types::{BoxFuture, Clock, Runtime};
 use std::time::Instant;
 use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 
 /// The tokio runtime that it was made in; timers and tasks are that one's on whichever thread they are asked for.
 #[derive(Clone, Debug)]
@@ -35,9 +36,24 @@ impl Runtime for TokioRuntime {
         drop(self.0.spawn(task));
     }
 
+    fn blocking(&self, work: Box<dyn FnOnce() + Send>) {
+        drop(self.0.spawn_blocking(work));
+    }
+
     fn random(&self) -> u64 {
         rand::random()
     }
+}
+
+/// What work that takes milliseconds of a processor yields; `None` where it panics.
+pub async fn blocking<T: Send + 'static>(
+    runtime: &dyn Runtime,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let (done, result) = oneshot::channel();
+    // Nobody may wait for it any more.
+    runtime.blocking(Box::new(move || drop(done.send(work()))));
+    result.await.ok()
 }
 
 #[cfg(test)]

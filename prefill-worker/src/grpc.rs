@@ -8,7 +8,7 @@ use baton_proto::v1::prefill_server::{self, Prefill, PrefillServer};
 use baton_proto::v1;
 use baton_types::RequestError;
 use baton_worker::grpc::{Replies, replies, take_up};
-use baton_worker::share::{self, Pull};
+use baton_worker::prefix_get::{self, PrefixGet};
 use tokio::sync::mpsc;
 use tonic::{Request, Response, Status};
 
@@ -42,13 +42,13 @@ fn parse(request: v1::PrefillRequest) -> Result<PrefillRequest, RequestError> {
     let sequence = required("sequence", request.sequence)?;
     let party = required("sink", request.sink)?;
     let peer = Peer { party, address: address("sink_address", &request.sink_address)?, shard: 0 };
-    let pull = request.pull.map(|pull| {
+    let get = request.pull.map(|pull| {
         let owner = required("owner", pull.owner).map_err(|e| e.within("pull"))?;
         let owner = Peer { party: owner, address: address("pull.owner_address", &pull.owner_address)?, shard: 0 };
-        let refused = |e: share::BlockTokens| RequestError::invalid("pull.block_tokens", e.to_string());
-        Pull::try_new(owner, pull.tokens, pull.block_tokens).map_err(refused)
+        let refused = |e: prefix_get::BlockTokens| RequestError::invalid("pull.block_tokens", e.to_string());
+        PrefixGet::try_new(owner, pull.tokens, pull.block_tokens).map_err(refused)
     });
-    Ok(PrefillRequest { sequence, peer, pull: pull.transpose()? })
+    Ok(PrefillRequest { sequence, peer, get: get.transpose()? })
 }
 
 fn address(field: &str, bytes: &[u8]) -> Result<TransferAddress, RequestError> {

@@ -1,18 +1,18 @@
-//! A prefill worker: runs prompts and ships their KV to the decode worker that the router named.
+//! A prefill worker: runs prompts and puts their KV to the decode worker that the router named.
 //!
 //! Place in the house: above `worker`, which brings engine and data plane up; this crate joins the two for prompts.
 //!
 //! It must never know text, placement or what happens to a sequence after its commit.
 
 mod grpc;
+mod put;
 mod service;
-mod shipment;
 mod sink;
 #[cfg(test)]
 mod tests;
 
 #[doc(hidden)] // For the simulation.
-pub use shipment::handoff_error;
+pub use put::handoff_error;
 
 use baton_engine::EngineHandle;
 use baton_node::grpc::Router;

@@ -5,7 +5,7 @@ use baton_worker::config::WorkerArgs;
 use clap::Parser;
 use std::process::ExitCode;
 
-/// Runs prompts and ships their KV to decode workers.
+/// Runs prompts and puts their KV to decode workers.
 #[derive(Parser)]
 #[command(name = "baton-prefill-worker", version, about)]
 struct Cli {

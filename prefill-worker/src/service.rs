@@ -1,16 +1,16 @@
 //! Runs a prompt, answers its first token at once, ends when the decode worker has acknowledged the KV.
 
-use crate::shipment::{Destination, Loader, Shipment, handoff_error, shipment};
+use crate::put::{PromptPut, PutObserver, PutTarget, handoff_error, prompt_put};
 use baton_engine::api::{Run, SequenceEvent, SequenceRequest};
 use baton_engine::{EngineHandle, SequenceControl};
-use baton_kv_transfer::{CommitPayload, Outgoing, Peer, TransferReport};
-use baton_types::{ErrorKind, GeneratedToken, PrefillEvent, RequestError, SequenceSpec, TokenId};
+use baton_kv_transfer::{CommitPayload, Peer, PutHandle, PutReport};
+use baton_types::{ErrorKind, GeneratedToken, PrefillEvent, RequestError, SequenceSpec, TokenId, TransferReport};
 use baton_worker::call::CallContext;
 use baton_worker::drain::RunningCall;
 use baton_worker::hang::hung;
 use baton_worker::phases::WorkerPhase;
+use baton_worker::prefix_get::{self, CachedPrefix, PrefixGet};
 use baton_worker::process::Parts;
-use baton_worker::share::{self, Pull, Pulled};
 use baton_worker::spans::Parent;
 use baton_worker::stream::{self, StreamSink};
 use baton_worker::submit::{engine_request, reused, submit_error};
@@ -36,7 +36,7 @@ pub(crate) struct PrefillRequest {
     pub(crate) sequence: SequenceSpec,
     /// Who decodes it.
     pub(crate) peer: Peer,
-    pub(crate) pull: Option<Pull>,
+    pub(crate) get: Option<PrefixGet>,
 }
 
 impl PrefillService {
@@ -47,26 +47,26 @@ impl PrefillService {
         request: PrefillRequest,
     ) -> Result<mpsc::Receiver<Reply>, RequestError> {
         let CallContext { since, deadline, running, parent } = call;
-        let PrefillRequest { sequence, peer, pull } = request;
+        let PrefillRequest { sequence, peer, get } = request;
         let (transfer, request_id) = (self.parts.transfer.clone(), sequence.request_id.clone());
         let log = parent.log_span(request_id.as_str());
-        let destination = Destination { transfer, peer, request_id, tokens: sequence.tokens.len() as u32, deadline };
-        let (loader, shipment) = shipment(destination);
+        let target = PutTarget { transfer, peer, request_id, tokens: sequence.tokens.len() as u32, deadline };
+        let (observer, put) = prompt_put(target);
         let (sink, events) = stream::channel();
         let (tokens, prompt_len) = (sequence.tokens.clone(), sequence.prompt_len);
         let request = engine_request(sequence, &self.parts.engine, &self.parts.model, deadline);
-        let prompt = Prompt { request, loader, sink };
-        // Without a pull a full queue is refused before there is a stream.
-        let stage = match pull {
+        let prompt = Prompt { request, observer, sink };
+        // Without a get a full queue is refused before there is a stream.
+        let stage = match get {
             None => Stage::Running(prompt.submit(&self.parts.engine)?),
-            Some(pull) => Stage::Pulling(Box::new((prompt, pull))),
+            Some(get) => Stage::Getting(Box::new((prompt, get))),
         };
         let (replies, stream) = mpsc::channel(MESSAGES_MAX);
         let call = Call {
             running,
             parts: self.parts.clone(),
             stage,
-            shipment,
+            put,
             events,
             replies,
             parent,
@@ -85,21 +85,21 @@ impl PrefillService {
 /// A prompt on its way into the engine.
 struct Prompt {
     request: SequenceRequest,
-    loader: Loader,
+    observer: PutObserver,
     sink: StreamSink,
 }
 
 impl Prompt {
     fn submit(self, engine: &EngineHandle) -> Result<SequenceControl, RequestError> {
-        let run = Run::PrefillOnly { observer: Box::new(self.loader) };
+        let run = Run::PrefillOnly { observer: Box::new(self.observer) };
         engine.submit(self.request, run, Box::new(self.sink)).map_err(|e| submit_error(&e))
     }
 }
 
 /// How far it came.
 enum Stage {
-    /// A cached prefix is read from another worker first.
-    Pulling(Box<(Prompt, Pull)>),
+    /// A cached prefix is got from another worker first.
+    Getting(Box<(Prompt, PrefixGet)>),
     /// The engine has it. Dropping this cancels it there.
     Running(SequenceControl),
     /// Neither.
@@ -111,7 +111,7 @@ struct Call {
     running: RunningCall,
     parts: Parts,
     stage: Stage,
-    shipment: Shipment,
+    put: PromptPut,
     events: mpsc::Receiver<SequenceEvent>,
     replies: mpsc::Sender<Reply>,
     parent: Parent,
@@ -137,11 +137,11 @@ impl Call {
         }
     }
 
-    async fn forward(&mut self) -> Result<baton_types::TransferReport, RequestError> {
-        // What was read stays until the prompt has it.
-        let mut pulled = self.pull().await?;
-        let shipment = self.shipment.clone();
-        let mut failure = pin!(shipment.failure());
+    async fn forward(&mut self) -> Result<TransferReport, RequestError> {
+        // What was got stays until the prompt has it.
+        let mut cached = self.get_prefix().await?;
+        let put = self.put.clone();
+        let mut failure = pin!(put.failure());
         loop {
             let event = tokio::select! {
                 // What the engine said first counts first.
@@ -155,7 +155,7 @@ impl Call {
             let Some(event) = event else { break };
             match event {
                 SequenceEvent::Started { at } => {
-                    pulled = None;
+                    cached = None;
                     self.on_started(at).await;
                 }
                 SequenceEvent::Token { token, logprobs, finish, reuse, at } => {
@@ -176,54 +176,54 @@ impl Call {
                         [("baton.prompt_tokens", (self.prompt.len() as i64).into())],
                     );
                     let Some((token, false)) = self.first else {
-                        self.shipment.abandon("the sequence ended with its first token");
-                        return Ok(baton_types::TransferReport { prefill_us: compute_us, ..Default::default() });
+                        self.put.abort("the sequence ended with its first token");
+                        return Ok(TransferReport { prefill_us: compute_us, ..Default::default() });
                     };
                     let tokens = self.prompt.iter().copied().chain([token]).collect();
                     let commit = CommitPayload { tokens, prompt_len: self.prompt_len as u32, ..Default::default() };
-                    let outgoing = self.shipment.seal(commit);
-                    return self.ship(outgoing, compute_us, at).await;
+                    let handle = self.put.commit(commit);
+                    return self.put_over(handle, compute_us, at).await;
                 }
                 SequenceEvent::Finished { .. } => {
-                    self.shipment.abandon("the sequence ended with its first token");
-                    return Ok(Default::default());
+                    self.put.abort("the sequence ended with its first token");
+                    return Ok(TransferReport::default());
                 }
                 SequenceEvent::Failed { kind, message } => {
-                    self.shipment.abandon(&message);
+                    self.put.abort(&message);
                     return Err(RequestError::new(kind, message));
                 }
             }
         }
-        drop(pulled);
-        self.shipment.abandon("the engine dropped the sequence");
+        drop(cached);
+        self.put.abort("the engine dropped the sequence");
         Err(RequestError::new(ErrorKind::Internal, "the engine dropped the sequence without an end"))
     }
 
-    /// Reads what another worker has cached of the prompt, if that was asked for, and hands the prompt to the engine.
-    async fn pull(&mut self) -> Result<Option<Pulled>, RequestError> {
-        let (prompt, pull) = match std::mem::replace(&mut self.stage, Stage::Over) {
-            Stage::Pulling(waiting) => *waiting,
+    /// Gets what another worker has cached of the prompt, if that was asked for, and hands the prompt to the engine.
+    async fn get_prefix(&mut self) -> Result<Option<CachedPrefix>, RequestError> {
+        let (prompt, get) = match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Getting(waiting) => *waiting,
             stage => {
                 self.stage = stage;
                 return Ok(None);
             }
         };
         let (engine, transfer) = (&self.parts.engine, &self.parts.transfer);
-        let outcome = share::pull(engine, transfer, &prompt.request, &pull).await;
+        let outcome = prefix_get::get_prefix(engine, transfer, &prompt.request, &get).await;
         self.queued_since = self.parts.runtime.now();
         self.parts.phases.over(WorkerPhase::PrefillPull, self.since, self.queued_since);
         let (tokens, bytes) = match &outcome {
-            Ok(Some(pulled)) => (pulled.tokens as i64, pulled.bytes as i64),
+            Ok(Some(cached)) => (cached.tokens as i64, cached.bytes as i64),
             Ok(None) | Err(_) => (0, 0),
         };
         let attributes = [("baton.pulled_tokens", tokens.into()), ("baton.kv.bytes", bytes.into())];
         self.parent.record("prefill.pull", self.since, self.queued_since, attributes);
-        let pulled = outcome.unwrap_or_else(|error| {
-            tracing::info!(owner = %pull.owner().party, %error, "computes a prefix that could not be read");
+        let cached = outcome.unwrap_or_else(|error| {
+            tracing::info!(owner = %get.owner().party, %error, "computes a prefix that could not be got");
             None
         });
         self.stage = Stage::Running(prompt.submit(engine)?);
-        Ok(pulled)
+        Ok(cached)
     }
 
     async fn on_started(&mut self, at: Instant) {
@@ -234,19 +234,19 @@ impl Call {
     }
 
     /// Waits for the decode worker's acknowledgement.
-    async fn ship(
+    async fn put_over(
         &mut self,
-        outgoing: Option<Result<Outgoing, baton_kv_transfer::TransferError>>,
+        handle: Option<Result<PutHandle, baton_kv_transfer::TransferError>>,
         prefill_us: u64,
         computed_at: Instant,
-    ) -> Result<baton_types::TransferReport, RequestError> {
+    ) -> Result<TransferReport, RequestError> {
         let not_open = || RequestError::new(ErrorKind::Internal, "the handoff was never opened");
-        let opened = outgoing.ok_or_else(not_open)?;
-        let mut outgoing = opened.map_err(|e| RequestError::new(ErrorKind::Unavailable, e.to_string()))?;
-        let report = outgoing.outcome().await.map_err(|failure| handoff_error(&failure, true))?;
+        let opened = handle.ok_or_else(not_open)?;
+        let mut handle = opened.map_err(|e| RequestError::new(ErrorKind::Unavailable, e.to_string()))?;
+        let report = handle.outcome().await.map_err(|failure| handoff_error(&failure, true))?;
         self.count(&report, computed_at);
         self.trace(&report, computed_at);
-        Ok(baton_types::TransferReport {
+        Ok(TransferReport {
             prefill_us,
             transfer_us: micros(report.first_put_at, report.acked_at),
             exposed_us: micros(computed_at, report.acked_at),
@@ -255,15 +255,15 @@ impl Call {
         })
     }
 
-    fn count(&self, report: &TransferReport, computed_at: Instant) {
+    fn count(&self, report: &PutReport, computed_at: Instant) {
         let opened = self.started.unwrap_or(self.since);
         self.parts.phases.over(WorkerPhase::DecodeReserve, opened, report.granted_at);
         self.parts.phases.over(WorkerPhase::KvTransfer, report.first_put_at, report.flushed_at);
         self.parts.phases.over(WorkerPhase::KvCommit, report.flushed_at, report.acked_at);
-        self.parts.phases.shipped(report.bytes, report.moving, report.acked_at.saturating_duration_since(computed_at));
+        self.parts.phases.put_over(report.bytes, report.moving, report.acked_at.saturating_duration_since(computed_at));
     }
 
-    fn trace(&self, report: &TransferReport, computed_at: Instant) {
+    fn trace(&self, report: &PutReport, computed_at: Instant) {
         let opened = self.started.unwrap_or(self.since);
         self.parent.record_beside("decode.reserve", opened, report.granted_at, []);
         let seconds = report.moving.as_secs_f64();
@@ -293,7 +293,7 @@ impl Drop for Call {
         if let Stage::Running(control) = &self.stage {
             control.cancel();
         }
-        self.shipment.abandon("the router's stream is gone");
+        self.put.abort("the router's stream is gone");
     }
 }
 

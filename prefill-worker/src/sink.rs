@@ -1,4 +1,4 @@
-//! Nobody hands sequences to a prefill worker today: every offer is refused with that reason. What it has cached others may read.
+//! Nobody hands sequences to a prefill worker today: every offer is refused with that reason. What it has cached others may get.
 
 use baton_engine::EngineHandle;
 use baton_kv_transfer::{
@@ -6,13 +6,13 @@ use baton_kv_transfer::{
 };
 use baton_node::membership::Members;
 use baton_types::RequestId;
-use baton_worker::share;
+use baton_worker::prefix_get;
 
 /// Takes nothing in.
 #[derive(Clone, Debug)]
 pub(crate) struct NoSink {
     pub(crate) engine: EngineHandle,
-    /// Who may read.
+    /// Who may get what is cached.
     pub(crate) members: Members,
 }
 
@@ -28,6 +28,6 @@ impl SinkHandler for NoSink {
     fn failed(&self, _request_id: &RequestId, _reason: HandoffFailure) {}
 
     fn pin(&self, question: PinQuestion, reply: PinReply) {
-        share::pin(&self.engine, &self.members, &question, reply);
+        prefix_get::pin_prefix(&self.engine, &self.members, &question, reply);
     }
 }

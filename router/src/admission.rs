@@ -35,13 +35,13 @@ struct State {
     inside: usize,
     running: usize,
     arrivals: u64,
-    /// Told when it is their turn, or dropped where another of the same key took their place.
+    /// Told when it is their turn, or dropped where another of the same key took their slot.
     waiting: BTreeMap<Order, (Who, oneshot::Sender<()>)>,
 }
 
-/// A place inside the gate; dropping it leaves.
+/// A slot inside the gate; dropping it leaves.
 #[derive(Debug)]
-pub struct Place {
+pub struct Slot {
     gate: Arc<Gate>,
     order: Order,
     who: Who,
@@ -54,18 +54,18 @@ enum Turn {
     Inside,
     Waiting(oneshot::Receiver<()>),
     Running,
-    /// Another has its place.
+    /// Another has its slot.
     Displaced,
 }
 
 impl State {
-    fn enter(&mut self, gate: &Arc<Gate>, priority: i32, who: Who) -> Result<Place, RequestError> {
+    fn enter(&mut self, gate: &Arc<Gate>, priority: i32, who: Who) -> Result<Slot, RequestError> {
         if self.inside >= gate.inside_max && !self.displace(priority, who) {
             return Err(gate.full());
         }
         self.inside += 1;
         self.arrivals += 1;
-        Ok(Place { gate: gate.clone(), order: (Reverse(priority), self.arrivals), who, turn: Turn::Inside })
+        Ok(Slot { gate: gate.clone(), order: (Reverse(priority), self.arrivals), who, turn: Turn::Inside })
     }
 
     /// Those of this key that wait with a lower priority than this one, the youngest of the lowest first.
@@ -98,14 +98,14 @@ impl Admission {
         Self(Arc::new(Gate { running_max, inside_max: running_max + queued_max, state }))
     }
 
-    /// A place without a key, at once or never. Higher priorities get their turn first, and where all places are taken, that of one that
+    /// A slot without a key, at once or never. Higher priorities get their turn first, and where all slots are taken, that of one that
     /// waits with a lower one.
-    pub fn enter(&self, priority: i32) -> Result<Place, RequestError> {
+    pub fn enter(&self, priority: i32) -> Result<Slot, RequestError> {
         self.0.state.lock().enter(&self.0, priority, None)
     }
 
-    /// Places for all samples of a request of this key, or none. It takes no place of another key's.
-    pub fn enter_all(&self, samples: u32, priority: i32, who: Option<KeyId>) -> Result<Vec<Place>, RequestError> {
+    /// Slots for all samples of a request of this key, or none. It takes no slot of another key's.
+    pub fn enter_all(&self, samples: u32, priority: i32, who: Option<KeyId>) -> Result<Vec<Slot>, RequestError> {
         if samples as usize > self.0.inside_max {
             let message =
                 format!("n must be at most {}: so many may run or wait here; got {samples}", self.0.inside_max);
@@ -136,9 +136,9 @@ impl Admission {
     }
 }
 
-impl Place {
-    /// Waits for its turn, or until another needs its place. The caller bounds the wait by the deadline.
-    pub async fn run(&mut self) -> Result<(), RequestError> {
+impl Slot {
+    /// Waits for its turn, or until another needs its slot. The caller bounds the wait by the deadline.
+    pub async fn turn(&mut self) -> Result<(), RequestError> {
         if let Turn::Inside = self.turn {
             let mut state = self.gate.state.lock();
             // Nobody waits while there is room: who leaves passes the room on.
@@ -158,7 +158,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
         let mut state = self.gate.state.lock();
         let had_turn = match &mut self.turn {
@@ -192,13 +192,13 @@ mod tests {
     fn over_the_limit_is_refused_and_places_come_back() {
         let admission = Admission::new(1, 1);
         let mut first = admission.enter(0).unwrap();
-        first.run().now_or_never().unwrap().unwrap();
+        first.turn().now_or_never().unwrap().unwrap();
         let mut second = admission.enter(0).unwrap();
-        assert!(second.run().now_or_never().is_none(), "the second waits");
+        assert!(second.turn().now_or_never().is_none(), "the second waits");
         let error = admission.enter(0).unwrap_err();
         assert_eq!((error.kind, error.retry_after), (ErrorKind::Overloaded, Some(RETRY_AFTER)));
         drop(first);
-        second.run().now_or_never().unwrap().unwrap();
+        second.turn().now_or_never().unwrap().unwrap();
         assert_eq!(admission.inside(), 1);
         drop(second);
         assert_eq!(admission.inside(), 0);
@@ -221,13 +221,13 @@ mod tests {
     fn samples_that_find_too_few_places_send_nobody_away() {
         let admission = Admission::new(1, 2);
         let mut running = admission.enter(0).unwrap();
-        running.run().now_or_never().unwrap().unwrap();
-        let mut waiting: Vec<Place> = [0, 0].map(|priority| admission.enter(priority).unwrap()).into();
-        waiting.iter_mut().for_each(|place| assert!(place.run().now_or_never().is_none()));
+        running.turn().now_or_never().unwrap().unwrap();
+        let mut waiting: Vec<Slot> = [0, 0].map(|priority| admission.enter(priority).unwrap()).into();
+        waiting.iter_mut().for_each(|slot| assert!(slot.turn().now_or_never().is_none()));
         assert_eq!(admission.enter_all(3, 5, None).unwrap_err().kind, ErrorKind::Overloaded);
-        waiting.iter_mut().for_each(|place| assert!(place.run().now_or_never().is_none(), "it waits as before"));
+        waiting.iter_mut().for_each(|slot| assert!(slot.turn().now_or_never().is_none(), "it waits as before"));
         let urgent = admission.enter_all(2, 5, None).unwrap();
-        waiting.iter_mut().for_each(|place| assert!(place.run().now_or_never().unwrap().is_err()));
+        waiting.iter_mut().for_each(|slot| assert!(slot.turn().now_or_never().unwrap().is_err()));
         drop((running, urgent, waiting));
         assert_eq!(admission.inside(), 0);
     }
@@ -236,23 +236,23 @@ mod tests {
     fn a_full_queue_sends_the_youngest_of_the_lowest_priority_away() {
         let admission = Admission::new(1, 3);
         let mut running = admission.enter(-9).unwrap();
-        running.run().now_or_never().unwrap().unwrap();
-        let mut waiting: Vec<Place> = [0, -1, -1].map(|priority| admission.enter(priority).unwrap()).into();
-        for place in &mut waiting {
-            assert!(place.run().now_or_never().is_none());
+        running.turn().now_or_never().unwrap().unwrap();
+        let mut waiting: Vec<Slot> = [0, -1, -1].map(|priority| admission.enter(priority).unwrap()).into();
+        for slot in &mut waiting {
+            assert!(slot.turn().now_or_never().is_none());
         }
         assert!(admission.enter(-1).is_err(), "nobody waits with a lower one");
         let mut urgent = admission.enter(5).unwrap();
-        assert!(urgent.run().now_or_never().is_none());
-        let error = waiting[2].run().now_or_never().unwrap().unwrap_err();
+        assert!(urgent.turn().now_or_never().is_none());
+        let error = waiting[2].turn().now_or_never().unwrap().unwrap_err();
         assert_eq!((error.kind, error.retry_after), (ErrorKind::Overloaded, Some(RETRY_AFTER)));
         // One that leaves before it has heard that it lost its place.
         let another = admission.enter(5).unwrap();
         waiting.truncate(1);
         assert_eq!(admission.inside(), 4);
         drop((running, another));
-        urgent.run().now_or_never().unwrap().unwrap();
-        assert!(waiting[0].run().now_or_never().is_none());
+        urgent.turn().now_or_never().unwrap().unwrap();
+        assert!(waiting[0].turn().now_or_never().is_none());
         drop((urgent, waiting));
         assert_eq!((admission.inside(), admission.0.state.lock().running), (0, 0));
     }
@@ -262,14 +262,13 @@ mod tests {
         let admission = Admission::new(1, 3);
         let enter = |key: u8, priority: i32| admission.enter_all(1, priority, Some([key; 32]));
         let mut running = enter(1, 0).unwrap().remove(0);
-        running.run().now_or_never().unwrap().unwrap();
-        let mut waiting: Vec<Place> =
-            [(1, -5), (2, -9), (2, 0)].map(|(key, p)| enter(key, p).unwrap().remove(0)).into();
-        waiting.iter_mut().for_each(|place| assert!(place.run().now_or_never().is_none()));
+        running.turn().now_or_never().unwrap().unwrap();
+        let mut waiting: Vec<Slot> = [(1, -5), (2, -9), (2, 0)].map(|(key, p)| enter(key, p).unwrap().remove(0)).into();
+        waiting.iter_mut().for_each(|slot| assert!(slot.turn().now_or_never().is_none()));
         assert_eq!(enter(3, 100).unwrap_err().kind, ErrorKind::Overloaded);
         assert_eq!(admission.enter_all(2, 100, Some([1; 32])).unwrap_err().kind, ErrorKind::Overloaded);
         let _own = enter(1, 100).unwrap();
-        let waits: Vec<bool> = waiting.iter_mut().map(|place| place.run().now_or_never().is_none()).collect();
+        let waits: Vec<bool> = waiting.iter_mut().map(|slot| slot.turn().now_or_never().is_none()).collect();
         assert_eq!(waits, [false, true, true], "its own, though another's is lower");
     }
 
@@ -277,10 +276,10 @@ mod tests {
     fn turns_go_by_priority_then_by_arrival_and_are_not_lost_with_who_leaves() {
         let admission = Admission::new(1, 10);
         let mut running = admission.enter(0).unwrap();
-        running.run().now_or_never().unwrap().unwrap();
-        let mut waiting: Vec<Place> = [0, 5, 0, 5, -1].map(|priority| admission.enter(priority).unwrap()).into();
-        for place in &mut waiting {
-            assert!(place.run().now_or_never().is_none());
+        running.turn().now_or_never().unwrap().unwrap();
+        let mut waiting: Vec<Slot> = [0, 5, 0, 5, -1].map(|priority| admission.enter(priority).unwrap()).into();
+        for slot in &mut waiting {
+            assert!(slot.turn().now_or_never().is_none());
         }
         drop(running);
         // Told, and gone before it heard; then one that was never told.
@@ -288,7 +287,7 @@ mod tests {
         drop(waiting.remove(1));
         // The other 5, the 0, the -1.
         for expected in [1, 0, 0] {
-            let running: Vec<bool> = waiting.iter_mut().map(|place| place.run().now_or_never().is_some()).collect();
+            let running: Vec<bool> = waiting.iter_mut().map(|slot| slot.turn().now_or_never().is_some()).collect();
             assert_eq!(running.iter().position(|r| *r), Some(expected), "{running:?}");
             assert_eq!(running.iter().filter(|r| **r).count(), 1);
             waiting.remove(expected);

@@ -1,7 +1,7 @@
 //! The configuration tree of a router.
 
 use crate::auth::AuthConfig;
-use crate::cache::CacheConfig;
+use crate::cache_scope::CacheConfig;
 use crate::flow::Limits;
 use crate::output::EVENT_BYTES;
 use crate::placement::{PlacementPolicy, Thresholds};
@@ -12,6 +12,7 @@ use baton_node::DrainConfig;
 use baton_node::admin::AdminConfig;
 use baton_node::config::{ByteSize, Check, Checker};
 use baton_node::grpc::GrpcConfig;
+use baton_node::host::memory_bytes;
 use baton_node::identity::IdentityConfig;
 use baton_node::intake::Intake;
 use baton_node::membership::embedded::LeaseConfig;
@@ -202,11 +203,26 @@ impl Default for RetryConfig {
 /// Where there are keys, all who show none have one of so many parts of `limits.intake_bytes_max` together.
 const FOR_STRANGERS: u64 = 4;
 
+/// What one running request takes: 16 KiB as an open stream (`router_open_stream` of `make bench`), and the rest for the text, the tokens and the
+/// prefix hashes of a prompt of some ten thousand tokens, and for what its client has not read yet.
+const RUNNING_BYTES: u64 = 256 << 10;
+/// Running requests have one of so many parts of the memory: the other budgets below have more than half of a small router's.
+const FOR_RUNNING: u64 = 4;
+/// Where the host does not tell its memory: that of a router with 1 GiB.
+const RUNNING_MAX_UNKNOWN: usize = 1024;
+const RUNNING_MAX: std::ops::RangeInclusive<usize> = 1..=1 << 20;
+
+/// How many requests may run in so much memory.
+fn running_max_in(memory: Option<u64>) -> usize {
+    let fit = |bytes: u64| usize::try_from(bytes / FOR_RUNNING / RUNNING_BYTES).unwrap_or(usize::MAX);
+    memory.map_or(RUNNING_MAX_UNKNOWN, fit).clamp(*RUNNING_MAX.start(), *RUNNING_MAX.end())
+}
+
 /// The section `limits`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LimitsConfig {
-    /// Most requests that run at once.
+    /// Most requests that run at once. By default as many as a quarter of the memory that the process may use holds, at 256 KiB each.
     pub running_max: usize,
     /// Most requests that wait for their turn; more are refused.
     pub queued_max: usize,
@@ -237,7 +253,7 @@ pub struct LimitsConfig {
 impl Default for LimitsConfig {
     fn default() -> Self {
         Self {
-            running_max: 1024,
+            running_max: running_max_in(memory_bytes()),
             queued_max: 1024,
             // Three eighths of the memory that the chart gives a router: six of the largest bodies while they are read.
             intake_bytes_max: ByteSize(384 << 20),
@@ -326,7 +342,7 @@ impl Check for RetryConfig {
 
 impl Check for LimitsConfig {
     fn check(&self, at: &mut Checker) {
-        at.range("running_max", self.running_max, 1..=1 << 20)
+        at.range("running_max", self.running_max, RUNNING_MAX)
             .range("queued_max", self.queued_max, 0..=1 << 20)
             .range("intake_bytes_max", self.intake_bytes_max.0, 1 << 20..=1 << 40)
             .range("intake_share_bytes_max", self.intake_share_bytes_max.0, 1 << 20..=self.intake_bytes_max.0)
@@ -378,6 +394,20 @@ impl RouterConfig {
             claim_max: Duration::from_millis(self.limits.claim_ms_max),
             client_events_max: self.limits.client_events_max,
             client_stall_max: Duration::from_millis(self.limits.client_stall_ms_max),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_requests_run_as_memory_holds() {
+        let cases =
+            [(None, 1024), (Some(1 << 30), 1024), (Some(16 << 30), 16_384), (Some(0), 1), (Some(u64::MAX), 1 << 20)];
+        for (memory, expected) in cases {
+            assert_eq!(running_max_in(memory), expected, "{memory:?}");
         }
     }
 }

@@ -1,9 +1,7 @@
 //! Deadlines as clients state them.
 
-use baton_node::grpc::{TIMEOUT_HEADER, parse_timeout};
 use baton_types::RequestError;
 use std::time::{Duration, Instant};
-use tonic::metadata::MetadataMap;
 
 /// Default and bound.
 #[derive(Clone, Copy, Debug)]
@@ -37,14 +35,6 @@ pub(crate) fn parse_http(value: &str) -> Result<Duration, RequestError> {
         _ => return Err(refuse()),
     };
     Duration::try_from_secs_f64(seconds).map_err(|_| refuse())
-}
-
-/// `grpc-timeout`, where a call states one.
-pub(crate) fn of_grpc(metadata: &MetadataMap) -> Result<Option<Duration>, RequestError> {
-    let Some(value) = metadata.get(TIMEOUT_HEADER) else { return Ok(None) };
-    let timeout = value.to_str().ok().and_then(parse_timeout);
-    let message = "grpc-timeout must be at most 8 digits and a unit, e.g. 1500m or 30S";
-    timeout.map(Some).ok_or_else(|| RequestError::invalid(TIMEOUT_HEADER, message))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //!  grpc/ ─────────┘     admission, models/, workers/   └─ Prefill/Run ─────> prefill worker
 //! ```
 //!
-//! Both fronts turn what came into one validated `request::GenerationRequest`; `flow` takes it through admission, tokenizing,
+//! Both fronts turn what came into one validated `request::Request`; `flow` takes it through admission, tokenizing,
 //! placement and the workers' streams; `placement` decides, purely, from loads that `workers` hear and from what `prefixes` knows to
 //! be cached where; `models` knows cards and text.
 //!
@@ -15,7 +15,7 @@
 
 mod admission;
 mod auth;
-mod cache;
+mod cache_scope;
 mod config;
 mod deadline;
 mod flow;
@@ -26,6 +26,7 @@ mod models;
 mod openai;
 mod output;
 mod placement;
+pub mod port;
 mod prefixes;
 mod prices;
 #[doc(hidden)]
@@ -44,8 +45,10 @@ mod traces;
 mod workers;
 
 pub use auth::{AuthConfig, KeysError};
-pub use cache::CacheConfig;
+pub use cache_scope::{CacheConfig, CacheOptions};
 pub use config::{HttpConfig, LimitsConfig, PlacementConfig, RetryConfig, RouterConfig};
-pub use prices::{Price, PricesConfig};
-pub use request::PrefillPolicy;
+pub use flow::{Core, Generation, Outside, Prepared, Refused};
+pub use output::{Delta, Event, EventResult, Events, Finished, Total};
+pub use prices::{Cost, Price, PricesConfig};
+pub use request::{Parameters, PrefillPolicy, Prompt, Request, Sampling, Segment};
 pub use server::{Router, RouterError, RunningRouter, run};

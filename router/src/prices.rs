@@ -61,11 +61,11 @@ impl Price {
 
 /// What a request costs.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Cost {
+pub struct Cost {
     /// In the currency.
-    pub(crate) amount: f64,
+    pub amount: f64,
     /// As the operator names it.
-    pub(crate) currency: String,
+    pub currency: String,
 }
 
 impl PricesConfig {

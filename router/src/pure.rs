@@ -1,13 +1,13 @@
 //! The parts that take `now` and inputs and return decisions, for the simulation under virtual time. No part of the API.
 
-pub use crate::admission::{Admission, Place};
+pub use crate::admission::{Admission, Slot};
 pub use crate::placement::{
-    Decision, Demand, Making, Measured, Numbers, PlacementPolicy, Reason, Refusal, Slowness, Thresholds, Worker, place,
-    work_tokens,
+    Decision, Demand, Measured, Numbers, PendingPrefixes, PlacementPolicy, Reason, Refusal, Slowness, Thresholds,
+    Worker, place, work_tokens,
 };
 pub use crate::recovery::{
-    Avoid, Avoided, Circle, Failure, FromDecode, FromPrefill, GiveUp, Pair, Phase, Probation, ProbationLimits,
-    Recovery, Retry, RetryBucket, RetryLimits, Says, Unlike,
+    Avoid, Avoided, Circle, Failure, FromDecode, FromPrefill, GiveUp, Next, Pair, PrefillFault, Probation,
+    ProbationLimits, Recovery, Retry, RetryBucket, RetryLimits, Step,
 };
 pub use crate::request::PrefillPolicy;
 pub use crate::workers::{Heard, Load};

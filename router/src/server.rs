@@ -1,53 +1,34 @@
 //! A router as a whole: listeners, services, supervision, and its end.
 
 use crate::RouterConfig;
-use crate::admission::Admission;
 use crate::auth::{Access, KeysError};
-use crate::cache::CacheRules;
 use crate::deadline::Deadlines;
-use crate::flow::{Core, Tokenizing};
-use crate::grpc::{AdminService, InferenceService, Whole, callers, operators};
+use crate::flow::{Core, Outside};
+use crate::grpc::{self as services, AdminService, GrpcConnector, InferenceService};
 use crate::http::{BodyLimits, HttpState, routes};
-use crate::metrics::{
-    AuthMetrics, CacheMetrics, IndexMetrics, IntakeMetrics, MembershipChanges, MembershipMetrics, PrefixMetrics,
-    RouterMetrics,
-};
-use crate::models::TextCache;
-use crate::placement::Experience;
-use crate::prefixes::Prefixes;
-use crate::quotas::Quotas;
-use crate::readiness::readiness;
-use crate::recovery::RetryBucket;
+use crate::metrics::{AuthMetrics, MembershipMetrics};
 use crate::status::{ClusterStatus, StatusMetrics};
-use crate::traces::{Tail, TailMetrics, deliver};
-use crate::workers::{Supervisor, WorkerSet, supervise};
 use baton_node::Shutdown;
 use baton_node::admin::{self, Health};
 use baton_node::announce::{Announcement, Announcer};
 use baton_node::calls::Meter;
 use baton_node::grpc;
 use baton_node::identity::{Identity, IdentityError, Role};
-use baton_node::intake::Intake;
 use baton_node::listen::{BindError, Listener, PEER_GONE_MAX, serve_http};
 use baton_node::membership::RouterBackend;
 use baton_node::membership::embedded::LeaseConfig;
 use baton_node::metrics::Metrics;
+use baton_node::runtime::TokioRuntime;
 use baton_node::telemetry::Traces;
-use baton_proto::v1::admin_server::{self, AdminServer};
-use baton_proto::v1::inference_server::{self, InferenceServer};
-use baton_proto::v1::membership_server;
 use futures::FutureExt as _;
 use http::request::Parts;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
-use tonic::service::interceptor::InterceptedService;
 
 /// How often readiness is looked at for the health service.
 const READINESS_EVERY: Duration = Duration::from_millis(100);
@@ -118,109 +99,64 @@ impl Router {
         let http_listener = Listener::bind(config.http.listen, config.http.connections_max).await?;
         let (grpc_addr, http_addr) = (grpc_listener.address(), http_listener.address());
 
-        let silent_max = Duration::from_millis(config.placement.load_stale_ms_max);
-        let counters = metrics.register(TailMetrics::register);
-        let (tail, verdicts) = Tail::new(&config.telemetry, traces.clone(), counters);
-        tokio::spawn(deliver(verdicts, tail.lost()));
         if config.auth.keys_file.is_some() && config.cache.enabled && config.cache.secret.is_none() {
             tracing::warn!(
                 "cache.secret is unset: who reaches workers past the routers can work out the salts of tenants"
             );
         }
-        // Where keys are asked for, whoever reaches the clients' port reads what it exports, without one.
-        let cache_metrics = CacheMetrics::new(config.auth.keys_file.is_none() || config.admin.listen.is_some());
-        let collector = Box::new(cache_metrics.clone());
-        metrics.register(|registry| registry.register_collector(collector));
-        let blocks_max = config.cache.index_blocks_max;
-        let prefixes = Arc::new(Prefixes::new(blocks_max, metrics.register(PrefixMetrics::register)));
-        metrics.register(|registry| registry.register_collector(Box::new(IndexMetrics(prefixes.clone()))));
-        tokio::spawn(prefixes.clone().sweep(stop.clone()));
-        let core = Arc::new(Core {
-            limits: config.flow_limits(),
-            admission: Admission::new(config.limits.running_max, config.limits.queued_max),
-            intake: config.intake(),
-            answers: Intake::new(config.limits.answers_bytes_max.0, config.limits.answers_share_bytes_max.0),
-            quotas: Quotas::default(),
-            retries: RetryBucket::new(config.retry.burst_max, config.retry.per_s),
-            cache: CacheRules::new(&config.cache),
-            prices: config.prices.clone(),
-            experience: Experience::default(),
-            tokenizing: Tokenizing::new(),
-            workers: Arc::new(WorkerSet::new(silent_max)),
-            prefixes: prefixes.clone(),
-            metrics: metrics.register(RouterMetrics::register),
-            cache_metrics,
-            tail,
-            draining: CancellationToken::new(),
-            abort: CancellationToken::new(),
-            placements: AtomicU64::new(0),
-            #[cfg(test)]
-            stays: AtomicU64::new(0),
-            tasks: TaskTracker::new(),
-            unread: TaskTracker::new(),
-        });
-        let budgets = IntakeMetrics { requests: core.intake.clone(), answers: core.answers.clone() };
-        metrics.register(|registry| registry.register_collector(Box::new(budgets)));
+        let etcd = config.identity.for_etcd(&config.membership.etcd);
+        let leases = LeaseConfig { etcd, ..config.membership.clone() };
+        let membership = RouterBackend::start(&leases, &identity);
+        let connector = GrpcConnector::new(identity.clone());
+        let outside = Outside {
+            runtime: Arc::new(TokioRuntime::current()),
+            connector: Arc::new(connector.clone()),
+            membership: membership.membership(),
+            traces: traces.clone(),
+            name: format!("{}:{}", baton_node::id::hostname(), grpc_addr.port()),
+            stop: stop.clone(),
+        };
+        let core = Core::start(&config, outside, &metrics);
+        let members = Box::new(MembershipMetrics::new(membership.clone(), core.workers.clone()));
+        metrics.register(|registry| registry.register_collector(members));
         let deadlines = Deadlines {
             default: Duration::from_millis(config.limits.deadline_ms_default),
             max: Duration::from_millis(config.limits.deadline_ms_max),
         };
-        let etcd = config.identity.for_etcd(&config.membership.etcd);
-        let leases = LeaseConfig { etcd, ..config.membership.clone() };
-        let membership = RouterBackend::start(&leases, &identity);
-        let members = MembershipMetrics::new(membership.clone(), core.workers.clone());
-        let changes = metrics.register(|registry| {
-            registry.register_collector(Box::new(members));
-            MembershipChanges::register(registry)
-        });
-        let supervisor = Supervisor {
-            membership: membership.membership(),
-            identity: identity.clone(),
-            workers: core.workers.clone(),
-            changes,
-            prefixes: Some(prefixes).filter(|_| blocks_max > 0),
-            texts: Arc::new(TextCache::default()),
-            name: format!("{}:{}", baton_node::id::hostname(), grpc_addr.port()),
-            silent_max,
-        };
-        tokio::spawn(supervise(supervisor, stop.clone()));
 
         let mut servers = JoinSet::new();
         let (reporter, health) = grpc::health();
         let head_max = Duration::from_millis(config.limits.head_ms_max);
-        let inference = InferenceServer::new(InferenceService::new(core.clone(), deadlines, head_max))
-            .max_decoding_message_size(config.grpc.message_max());
-        let inference = Whole::new(inference, config.grpc.message_max());
+        let inference = InferenceService::new(core.clone(), deadlines, head_max);
         let status = ClusterStatus::new(core.clone(), membership.clone());
         metrics.register(|registry| registry.register_collector(Box::new(StatusMetrics(status.clone()))));
         tokio::spawn(status.clone().follow(stop.clone()));
-        let admin = AdminServer::new(AdminService::new(core.workers.clone(), status, traces));
+        let admin = AdminService::new(core.workers.clone(), connector, status, traces);
         let meter: Meter = {
             let (intake, access) = (core.intake.clone(), access.clone());
             Arc::new(move |call: &Parts| intake.hold(access.client(&call.headers, &call.extensions)))
         };
         let grpc_router = grpc::server_counting(&config.grpc, meter.clone())
-            .add_service(InterceptedService::new(inference, callers(access.clone())))
-            .add_service(InterceptedService::new(admin.clone(), operators(access.clone())))
+            .add_service(services::inference(inference, &config.grpc, access.clone()))
+            .add_service(services::guarded_admin(admin.clone(), access.clone()))
             .add_service(health.clone());
-        let services = [inference_server::SERVICE_NAME, admin_server::SERVICE_NAME];
-        let grpc_router = grpc::with_reflection(grpc_router, &services);
+        let grpc_router = grpc::with_reflection(grpc_router, &[services::INFERENCE, services::ADMIN]);
         let grpc_server = grpc::serve(grpc_router, grpc_listener, Identity::default(), stop.clone());
         servers.spawn(async move { grpc_server.await.map_err(|e| RouterError::Server("gRPC", e.to_string())) });
 
         // Where nobody shows a certificate, operators show keys, at the other port.
-        let admin = identity.is_set().then_some(admin);
-        let mut services = Vec::from_iter(admin.as_ref().map(|_| admin_server::SERVICE_NAME));
-        services.extend(membership.service().map(|_| membership_server::SERVICE_NAME));
+        let admin = identity.is_set().then(|| services::admin(admin));
+        let mut names = Vec::from_iter(admin.as_ref().map(|_| services::ADMIN));
+        names.extend(membership.service().map(|_| services::MEMBERSHIP));
         let cluster_router = grpc::server(&config.cluster)
             .add_service(health)
             .add_optional_service(membership.service())
             .add_optional_service(admin);
-        let cluster_router = grpc::with_reflection(cluster_router, &services);
+        let cluster_router = grpc::with_reflection(cluster_router, &names);
         let cluster_server = grpc::serve(cluster_router, cluster_listener, identity, stop.clone());
         servers.spawn(async move { cluster_server.await.map_err(|e| RouterError::Server("cluster", e.to_string())) });
 
-        let (ready_sender, ready) = watch::channel(readiness(&core));
+        let (ready_sender, ready) = watch::channel(core.ready());
         servers.spawn(watch_readiness(core.clone(), ready_sender, reporter, stop.clone()));
 
         let state = HttpState {
@@ -235,7 +171,7 @@ impl Router {
         };
         let health = Health::new(|| Ok(()), {
             let core = core.clone();
-            move || readiness(&core)
+            move || core.ready()
         });
         metrics.register_health(&health);
         let (mut admin_addr, mut open) = (None, admin::routes(health.clone(), metrics.clone()));
@@ -262,7 +198,7 @@ async fn watch_readiness(
 ) -> Result<(), RouterError> {
     let mut told = None;
     while !stop.is_cancelled() {
-        let now = readiness(&core);
+        let now = core.ready();
         let status = match now {
             Ok(()) => tonic_health::ServingStatus::Serving,
             Err(_) => tonic_health::ServingStatus::NotServing,
@@ -270,7 +206,7 @@ async fn watch_readiness(
         // Each report goes to whoever watches, and anybody may.
         if told.replace(now.is_ok()) != Some(now.is_ok()) {
             reporter.set_service_status("", status).await;
-            reporter.set_service_status(inference_server::SERVICE_NAME, status).await;
+            reporter.set_service_status(services::INFERENCE, status).await;
         }
         ready.send_if_modified(|known| std::mem::replace(known, now.clone()) != now);
         tokio::select! {
@@ -291,7 +227,7 @@ impl RunningRouter {
 
     /// Requests running or queued.
     pub fn requests(&self) -> usize {
-        self.core.admission.inside()
+        self.core.requests()
     }
 
     /// What its requests share.
@@ -312,9 +248,7 @@ impl RunningRouter {
     /// Refuses new requests, waits for those that run, for a bounded time also for answers that are still read, and closes. The caller bounds
     /// the whole.
     pub async fn drain(&mut self) {
-        self.core.draining.cancel();
-        self.core.tasks.close();
-        self.core.tasks.wait().await;
+        self.core.drain().await;
         self.core.unread.close();
         let read = async {
             self.core.unread.wait().await;
@@ -335,10 +269,8 @@ impl RunningRouter {
 
     /// Ends requests that still run, tells workers and clients, and closes.
     pub async fn stop(mut self) {
-        self.core.draining.cancel();
-        self.core.abort.cancel();
-        self.core.tasks.close();
-        let _ = timeout(CLOSE_MAX, self.core.tasks.wait()).await;
+        self.core.abort();
+        let _ = timeout(CLOSE_MAX, self.core.drain()).await;
         let _ = timeout(CLOSE_MAX, self.close()).await;
         self.servers.shutdown().await;
     }
@@ -346,7 +278,7 @@ impl RunningRouter {
 
 impl Drop for RunningRouter {
     fn drop(&mut self) {
-        self.core.abort.cancel();
+        self.core.abort();
         self.stop.cancel();
     }
 }

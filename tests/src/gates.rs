@@ -1,7 +1,7 @@
 //! Holds requests in a phase, so that a test can act upon them there.
 
 use baton_engine::{SequenceGate, SequencePhase};
-use baton_kv_transfer::{Phase as TransferPhase, TransferHooks};
+use baton_kv_transfer::{HoldPoint, TransferHooks};
 use baton_types::RequestId;
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
@@ -34,7 +34,7 @@ struct Hold {
     /// Looks of the engine that are let through first.
     looks: u32,
     /// Point of the transfer.
-    at: TransferPhase,
+    at: HoldPoint,
 }
 
 /// Which requests are held where, and which were seen there. Requests are named as their clients name them.
@@ -47,16 +47,16 @@ pub struct Gates {
 impl Gates {
     /// Holds `request` when it comes to `phase`; in [`Phase::Transfer`] that is before its first write.
     pub fn hold(&self, request: RequestId, phase: Phase) {
-        self.hold_at(request, Hold { phase, looks: 0, at: TransferPhase::Puts });
+        self.hold_at(request, Hold { phase, looks: 0, at: HoldPoint::Puts });
     }
 
     /// Holds `request` further on in an engine's `phase`: the engine, which looks once or twice a step, may look `looks` times first.
     pub fn hold_later(&self, request: RequestId, phase: Phase, looks: u32) {
-        self.hold_at(request, Hold { phase, looks, at: TransferPhase::Puts });
+        self.hold_at(request, Hold { phase, looks, at: HoldPoint::Puts });
     }
 
     /// Holds `request` at a point of its transfer.
-    pub fn hold_transfer(&self, request: RequestId, at: TransferPhase) {
+    pub fn hold_transfer(&self, request: RequestId, at: HoldPoint) {
         self.hold_at(request, Hold { phase: Phase::Transfer, looks: 0, at });
     }
 
@@ -74,7 +74,7 @@ impl Gates {
         self.seen.lock().contains(&(request.clone(), phase))
     }
 
-    fn is_held(&self, attempt: &RequestId, phase: Phase, at: Option<TransferPhase>) -> bool {
+    fn is_held(&self, attempt: &RequestId, phase: Phase, at: Option<HoldPoint>) -> bool {
         let request = client_id(attempt);
         let mut held = self.held.lock();
         let Some(hold) = held.get_mut(&request).filter(|h| h.phase == phase && at.is_none_or(|at| at == h.at)) else {
@@ -110,7 +110,7 @@ impl SequenceGate for Gates {
 }
 
 impl TransferHooks for Gates {
-    fn hold(&self, phase: TransferPhase, request_id: &RequestId) -> bool {
+    fn hold(&self, phase: HoldPoint, request_id: &RequestId) -> bool {
         self.is_held(request_id, Phase::Transfer, Some(phase))
     }
 }
@@ -127,14 +127,14 @@ mod tests {
     fn attempts_are_held_under_their_clients_name() {
         let gates = Gates::default();
         gates.hold_later(id("a.b"), Phase::Decode, 2);
-        gates.hold_transfer(id("c"), TransferPhase::Verify);
+        gates.hold_transfer(id("c"), HoldPoint::Verify);
         let attempt = id("a.b.0123456789abcdef");
         let open: Vec<bool> = (0..4).map(|_| gates.is_open(&attempt, SequencePhase::Decode)).collect();
         assert_eq!(open, [true, true, false, false]);
         assert!(gates.is_open(&attempt, SequencePhase::Queue) && gates.is_open(&id("a"), SequencePhase::Decode));
         assert!(gates.reached(&id("a.b"), Phase::Decode) && !gates.reached(&id("a.b"), Phase::Queue));
         let transfer = |phase| TransferHooks::hold(&gates, phase, &id("c.0123456789abcdef"));
-        assert!(!transfer(TransferPhase::Puts) && transfer(TransferPhase::Verify));
+        assert!(!transfer(HoldPoint::Puts) && transfer(HoldPoint::Verify));
         gates.open();
         assert!(gates.is_open(&attempt, SequencePhase::Decode));
     }

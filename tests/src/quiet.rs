@@ -72,8 +72,8 @@ impl Counts {
             quarantined: blocks.quarantined as u64,
             waiting: load.waiting as u64,
             running: load.running as u64,
-            outgoing: transfer.outgoing as u64,
-            incoming: transfer.incoming as u64,
+            outgoing: transfer.sources as u64,
+            incoming: transfer.sinks as u64,
             tickets: transfer.tickets as u64,
             claimed_tokens: claimed_tokens(&worker.grpc.to_string(), &Identity::default()).await?,
         })

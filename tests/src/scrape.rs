@@ -9,7 +9,16 @@ pub struct Scrape(String);
 impl Scrape {
     /// Reads `url`, which ends in `/metrics`.
     pub async fn of(url: &str) -> anyhow::Result<Self> {
-        let request = reqwest::Client::new().get(url).header("accept", "application/openmetrics-text");
+        Self::read(url, reqwest::Client::new().get(url)).await
+    }
+
+    /// The same as whoever has this API key.
+    pub async fn with_key(url: &str, key: &str) -> anyhow::Result<Self> {
+        Self::read(url, reqwest::Client::new().get(url).bearer_auth(key)).await
+    }
+
+    async fn read(url: &str, request: reqwest::RequestBuilder) -> anyhow::Result<Self> {
+        let request = request.header("accept", "application/openmetrics-text");
         let answer = request.send().await.with_context(|| format!("nobody answers at {url}"))?;
         Ok(Self(answer.error_for_status()?.text().await?))
     }

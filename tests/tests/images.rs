@@ -115,7 +115,10 @@ fn a_release_holds_its_binaries_and_their_checksums() -> anyhow::Result<()> {
         ensure!(out.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&out.stderr));
         Ok(String::from_utf8(out.stdout)?)
     };
-    let made = call("scripts/dist", &[folder.path().to_str().context("a path of text")?], &root)?;
+    let built = binary("baton")?;
+    let paths = [folder.path(), built.parent().context("a folder of binaries")?].map(Path::to_str);
+    let [folder_text, built] = paths.map(|path| path.unwrap_or_default());
+    let made = call("scripts/dist", &[folder_text, built], &root)?;
     let name = format!("baton-{}-{}-linux", env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
     ensure!(made.trim_end().ends_with(&format!("/{name}.tar.gz")), "{made}");
     call("sha256sum", &["--check", "SHA256SUMS"], folder.path())?;

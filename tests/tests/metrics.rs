@@ -100,7 +100,7 @@ async fn the_tables_and_the_export_agree() -> anyhow::Result<()> {
         }
     }
     // What did not happen here must at least be counted somewhere.
-    let sources = ["router/src/metrics.rs", "router/src/metrics/cache.rs"].map(|file| root().join(file));
+    let sources = ["router/src/metrics/mod.rs", "router/src/metrics/cache.rs"].map(|file| root().join(file));
     let source = sources.iter().map(fs::read_to_string).collect::<Result<String, _>>()?;
     for (name, _) in
         told.values().flatten().filter(|(name, metric)| metric.may_never_happen && !with_series.contains(*name))
@@ -209,7 +209,7 @@ fn labels_have_the_values_that_the_table_tells() -> anyhow::Result<()> {
     let role = Enum("types/src/instance.rs", "Role");
     let main = |file| Between(file, "#[command(name = \"", "\"");
     let mains = [main("router/src/main.rs"), main("prefill-worker/src/main.rs"), main("decode-worker/src/main.rs")];
-    let lost = Between("node/src/metrics.rs", "(\"", "\", &counters.lost");
+    let lost = Between("node/src/metrics/mod.rs", "(\"", "\", &counters.lost");
     let window = Between("router/src/metrics/cache.rs", "(\"window\", \"", "\")");
     let change = Enum("router/src/metrics/changes.rs", "MembershipChange");
     // metric, label, where its values are named, values that stand alone

@@ -3,7 +3,7 @@
 
 use anyhow::{Context, ensure};
 use baton_engine::LogitObserver;
-use baton_kv_transfer::Phase as TransferPhase;
+use baton_kv_transfer::HoldPoint;
 use baton_node::{DrainConfig, Shutdown};
 use baton_proto::v1::inference_client::InferenceClient;
 use baton_proto::v1::{GenerateRequest, GenerateResponse, PrefillPolicy, Sampling, Segment, TokenIds, segment::Kind};
@@ -112,7 +112,7 @@ enum Held {
     /// In a phase of an engine, behind so many looks.
     Engine(Phase, u32),
     /// At a point of the transfer.
-    Transfer(TransferPhase),
+    Transfer(HoldPoint),
 }
 
 /// Stops the worker that serves a request in `phase`; both a greedy and a drawn request must end as if nothing had happened.
@@ -142,7 +142,7 @@ async fn a_worker_stops(at: Held, policy: PrefillPolicy, prefill_stops: bool) ->
         let pool = if prefill_stops { &mut cluster.prefill } else { &mut cluster.decode };
         let serves = |w: &RunningWorker| {
             let (load, transfer) = (w.loaded.engine.load(), w.transfer.stats());
-            load.running + load.waiting + transfer.incoming + transfer.outgoing > 0
+            load.running + load.waiting + transfer.sinks + transfer.sources > 0
         };
         let busy = pool.iter().position(serves).context("somebody serves the request")?;
         let stopped = tokio::spawn(stop(pool.remove(busy)));
@@ -167,7 +167,7 @@ async fn a_prefill_worker_stops_in_its_queue_and_in_its_compute() -> anyhow::Res
 
 #[tokio::test(flavor = "multi_thread")]
 async fn either_worker_stops_during_the_transfer() -> anyhow::Result<()> {
-    for point in [TransferPhase::Puts, TransferPhase::Commit, TransferPhase::Verify] {
+    for point in [HoldPoint::Puts, HoldPoint::Commit, HoldPoint::Verify] {
         for prefill_stops in [true, false] {
             a_worker_stops(Held::Transfer(point), PrefillPolicy::Remote, prefill_stops).await?;
         }
@@ -350,7 +350,7 @@ async fn a_prefill_process_stops(signal: &str) -> anyhow::Result<()> {
     let mut streams = Vec::new();
     for drawn in [false, true] {
         let id = format!("cut-{drawn}");
-        cluster.gates.hold_transfer(RequestId::try_new(&id)?, TransferPhase::Verify);
+        cluster.gates.hold_transfer(RequestId::try_new(&id)?, HoldPoint::Verify);
         let mut stream = client.clone().generate(long(&id, drawn)).await?.into_inner();
         let mut tokens = Tokens::new();
         take(&mut tokens, &stream.message().await?.context("the first token, from the prefill worker")?);

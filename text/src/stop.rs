@@ -5,7 +5,7 @@ use crate::TextError;
 /// Most stop strings of one request.
 pub const STOPS_MAX: usize = 16;
 /// Longest stop string, in bytes; this much text at most is held back.
-pub const STOP_BYTES_MAX: usize = 1024;
+pub const STOP_BYTES_MAX: usize = 256;
 
 /// A stop string was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub struct Stop {
 ///
 /// The result does not depend on how the text is cut into pieces: the match that ends first wins, among those that end together the one
 /// that starts first, and of equal strings the earlier in the list.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct StopMatcher {
     patterns: Vec<Pattern>,
     held: String,
@@ -36,6 +36,11 @@ impl StopMatcher {
         }
         let patterns = stops.iter().map(|s| Pattern::new(s.as_ref().as_bytes())).collect();
         Ok(Self { patterns, held: String::new(), found: None })
+    }
+
+    /// Whether there is nothing to find.
+    pub fn is_empty(&self) -> bool {
+        self.patterns.is_empty()
     }
 
     /// Takes the next text; returns what may be shown now, and the stop if one is complete. The text shown ends before the stop string.

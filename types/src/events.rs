@@ -26,9 +26,14 @@ pub enum DecodeEvent {
     /// First event of every sequence: the claim stands.
     Claimed,
     /// Its own prefill left the queue, after so many microseconds.
-    Started { queue_us: u64 },
+    Started {
+        queue_us: u64,
+    },
     /// The KV is verified and adopted, so many microseconds after the claim.
-    Adopted { bytes: u64, await_us: u64 },
+    Adopted {
+        bytes: u64,
+        await_us: u64,
+    },
     /// The KV is offered, and there is no room for it yet. Said every second until there is.
     Waits,
     Token(GeneratedToken),
@@ -38,7 +43,9 @@ pub enum DecodeEvent {
 #[derive(Clone, Debug, PartialEq)]
 pub enum PrefillEvent {
     /// The sequence left the queue, after so many microseconds.
-    Started { queue_us: u64 },
+    Started {
+        queue_us: u64,
+    },
     Token(GeneratedToken),
     /// The decode worker acknowledged the commit, or the sequence ended with its first token: all zero.
     Done(TransferReport),

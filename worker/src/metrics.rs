@@ -142,30 +142,30 @@ impl WorkerMetrics {
     fn transfer(&self, to: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let stats = self.transfer.stats();
         let PeerStats {
-            bytes_sent,
+            bytes_put,
             bytes_adopted,
             puts,
             flushes,
             puts_refused,
             stale_messages,
-            sent,
-            received,
+            sources,
+            sinks,
             refused,
             ..
         } = stats.total;
-        let bytes = [(vec![("direction", "sent")], bytes_sent), (vec![("direction", "adopted")], bytes_adopted)];
+        let bytes = [(vec![("direction", "sent")], bytes_put), (vec![("direction", "adopted")], bytes_adopted)];
         self.counters(to, "kv_transfer_bytes", "KV bytes moved", &bytes)?;
         self.counters(to, "kv_puts", "One-sided writes posted", &[(vec![], puts)])?;
         self.counters(to, "kv_flushes", "Flushes completed", &[(vec![], flushes)])?;
         let outcomes = |direction, of: BTreeMap<&'static str, u64>| {
             of.into_iter().map(move |(outcome, n)| (vec![("direction", direction), ("outcome", outcome)], n))
         };
-        let handoffs: Vec<_> = outcomes("sent", sent).chain(outcomes("received", received)).collect();
+        let handoffs: Vec<_> = outcomes("sent", sources).chain(outcomes("received", sinks)).collect();
         self.counters(to, "kv_handoffs", "Handoffs ended, by outcome", &handoffs)?;
         // A peer's series end with its last connection, so there are no more than the bound on peers.
         let mut by_peer: BTreeMap<_, u64> = BTreeMap::new();
         for (party, peer) in &stats.peers {
-            for (direction, of) in [("sent", &peer.sent), ("received", &peer.received)] {
+            for (direction, of) in [("sent", &peer.sources), ("received", &peer.sinks)] {
                 for (outcome, n) in of {
                     *by_peer.entry((party.instance.as_str(), direction, *outcome)).or_default() += n;
                 }
@@ -196,8 +196,8 @@ impl WorkerMetrics {
             &lanes.collect::<Vec<_>>(),
         )?;
         self.gauge(to, "kv_tickets", "Tickets granted here and not ended", stats.tickets as f64)?;
-        self.gauge(to, "kv_handoffs_outgoing", "Handoffs being sent", stats.outgoing as f64)?;
-        self.gauge(to, "kv_handoffs_incoming", "Handoffs being received", stats.incoming as f64)
+        self.gauge(to, "kv_handoffs_outgoing", "Handoffs being sent", stats.sources as f64)?;
+        self.gauge(to, "kv_handoffs_incoming", "Handoffs being received", stats.sinks as f64)
     }
 }
 

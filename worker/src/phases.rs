@@ -116,8 +116,8 @@ impl Phases {
         self.phases[phase as usize].observe(end.saturating_duration_since(start).as_secs_f64());
     }
 
-    /// Counts a handoff that was acknowledged: its bytes, how long they moved, and what of it the client had to wait for.
-    pub fn shipped(&self, bytes: u64, moving: Duration, exposed: Duration) {
+    /// Counts a put that was acknowledged: its bytes, how long they moved, and what of it the client had to wait for.
+    pub fn put_over(&self, bytes: u64, moving: Duration, exposed: Duration) {
         self.exposed.observe(exposed.as_secs_f64());
         if !moving.is_zero() {
             self.rate.observe(bytes as f64 / moving.as_secs_f64());
@@ -147,9 +147,9 @@ mod tests {
             }
             assert_eq!(shown(&count), (index + 1).to_string());
         }
-        phases.shipped(3_000_000, Duration::from_millis(1), Duration::from_millis(20));
+        phases.put_over(3_000_000, Duration::from_millis(1), Duration::from_millis(20));
         // Everything was there before the first look: no time, no rate.
-        phases.shipped(1, Duration::ZERO, Duration::ZERO);
+        phases.put_over(1, Duration::ZERO, Duration::ZERO);
         assert_eq!(shown(r#"kv_exposed_seconds_sum{model="m",pool="p"}"#), "0.02");
         assert_eq!(shown(r#"kv_transfer_rate_bytes_per_second_sum{model="m",pool="p"}"#), "3000000000.0");
         assert_eq!(shown(r#"kv_transfer_rate_bytes_per_second_bucket{le="3000000000.0",model="m",pool="p"}"#), "1");

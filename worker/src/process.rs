@@ -17,6 +17,7 @@ use baton_kernels::ops::Ops;
 use baton_kv_transfer::{KvTransfer, NoHooks, SinkHandler, TransferConfig, TransferHooks};
 use baton_node::admin;
 use baton_node::announce::{Announcement, Announcer};
+use baton_node::grpc::TelemetryService;
 use baton_node::grpc::{self, Router};
 use baton_node::identity::{self, Identity};
 use baton_node::membership::embedded::JoinConfig;

@@ -152,7 +152,7 @@ impl WorkerService {
             steps: load.steps,
             generated_tokens: Some(load.generated_tokens),
             prefilled_tokens: Some(load.prefill_rows),
-            kv_bytes: Some(moved.bytes_sent + moved.bytes_adopted),
+            kv_bytes: Some(moved.bytes_put + moved.bytes_adopted),
             still_ms: Some(cut(self.engine.still())),
             lacks_blocks: Some(self.engine.lacks_blocks()),
         }

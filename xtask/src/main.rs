@@ -1,10 +1,12 @@
-//! Project chores in Rust, so that they run the same everywhere: `cargo xtask tidy`, `cargo xtask release-check`, `cargo codegen`.
+//! Project chores in Rust, so that they run the same everywhere: `cargo xtask tidy`, `cargo xtask hazards`,
+//! `cargo xtask release-check`, `cargo codegen`.
 
 use std::path::Path;
 use std::process::ExitCode;
 
 #[cfg(feature = "codegen")]
 mod codegen;
+mod hazards;
 mod release;
 mod tidy;
 
@@ -12,7 +14,8 @@ fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask stands in the repository");
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["tidy"] => tidy::run(root),
+        ["tidy"] => ended("tidy", tidy::run(root)),
+        ["hazards", ref rest @ ..] => ended("hazards", hazards::run(rest)),
         ["release-check"] => ended("release-check", release::check(root)),
         ["record", name] => ended("record", release::record(root, name, None)),
         ["record", name, summary] => ended("record", release::record(root, name, Some(summary))),
@@ -22,6 +25,9 @@ fn main() -> ExitCode {
         }
         _ => {
             eprintln!("usage: cargo xtask tidy          check style and structure: {}", tidy::SUMMARY);
+            eprintln!(
+                "       cargo xtask hazards [--present] BINARY...  refuse binaries with (without) deliberate hazards"
+            );
             eprintln!("       cargo xtask release-check  compare what is recorded in the documentation with the code");
             eprintln!(
                 "       cargo xtask record NAME [SUMMARY]  record a run: what it wrote, or that it was made at this commit"

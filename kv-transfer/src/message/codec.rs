@@ -3,7 +3,7 @@
 use super::hello::{read_party, write_party};
 use super::{Commit, Direction, Hello, MESSAGE_BYTES_MAX, Message, Offer, SumRun};
 use crate::wire::{Reader, WireError, Writer};
-use crate::{CommitPayload, FetchRequest, RefuseReason};
+use crate::{CommitPayload, GetRequest, RefuseReason};
 use baton_types::{BlockId, GroupBlocks, RequestId, TicketId};
 
 const MAGIC: u16 = 0x4b42; // "BK"
@@ -221,7 +221,7 @@ fn read_offer(r: &mut Reader<'_>, from: u32) -> Result<Offer, WireError> {
         _ => return Err(WireError::new("direction", "is unknown")),
     };
     let (shards, tokens, deadline_ms) = (r.u16("shards")?, r.u32("tokens")?, r.u32("deadline")?);
-    let name = r.bytes(FetchRequest::NAME_BYTES_MAX, "name")?.to_vec();
+    let name = r.bytes(GetRequest::NAME_BYTES_MAX, "name")?.to_vec();
     Ok(Offer { handoff, request_id, source, sink, direction, shards, from, tokens, deadline_ms, name })
 }
 
@@ -231,7 +231,7 @@ fn write_commit(w: &mut Writer, commit: &Commit) {
     w.u64(commit.sums);
     w.u64(commit.bytes);
     w.u32(commit.prompt_len);
-    w.list(&commit.tokens, |w, token| w.u32(*token));
+    w.u32s(commit.tokens.iter().copied());
     w.bytes(&commit.extra);
 }
 
@@ -242,17 +242,17 @@ fn read_commit(r: &mut Reader<'_>) -> Result<Commit, WireError> {
         sums: r.u64("checksums")?,
         bytes: r.u64("bytes")?,
         prompt_len: r.u32("prompt length")?,
-        tokens: r.list(CommitPayload::TOKENS_MAX, 4, "tokens", |r| r.u32("token"))?,
+        tokens: r.u32s(CommitPayload::TOKENS_MAX, "tokens", |token| token)?,
         extra: r.bytes(CommitPayload::EXTRA_BYTES_MAX, "extra")?.to_vec(),
     })
 }
 
 fn write_blocks(w: &mut Writer, blocks: &GroupBlocks) {
-    w.list(&blocks.0, |w, group| w.list(group, |w, block| w.u32(block.0)));
+    w.list(&blocks.0, |w, group| w.u32s(group.iter().map(|block| block.0)));
 }
 
 fn read_blocks(r: &mut Reader<'_>) -> Result<GroupBlocks, WireError> {
-    r.list(8, 4, "groups", |r| r.list(BLOCKS_MAX, 4, "blocks", |r| r.u32("block").map(BlockId))).map(GroupBlocks)
+    r.list(8, 4, "groups", |r| r.u32s(BLOCKS_MAX, "blocks", BlockId)).map(GroupBlocks)
 }
 
 fn read_ticket(r: &mut Reader<'_>) -> Result<TicketId, WireError> {
@@ -283,7 +283,3 @@ fn write_detail(w: &mut Writer, detail: &str) {
 fn read_detail(r: &mut Reader<'_>) -> Result<String, WireError> {
     r.text(DETAIL_BYTES_MAX, "detail").map(str::to_owned)
 }
-
-#[cfg(test)]
-#[path = "tests.rs"]
-mod tests;

@@ -9,7 +9,7 @@ use baton_types::{
 
 /// Where a peer's region lies, in the peer's own address space.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct RemoteRegion {
+pub struct RemoteRegion {
     pub address: u64,
     pub bytes: u64,
     /// Packed remote key; empty where the transport has none.

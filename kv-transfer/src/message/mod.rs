@@ -8,7 +8,8 @@
 mod codec;
 mod hello;
 
-pub(crate) use hello::{Hello, RemoteRegion};
+pub(crate) use hello::Hello;
+pub use hello::RemoteRegion;
 
 use crate::{Party, RefuseReason};
 use baton_types::{GroupBlocks, KvPoolMap, RequestId, TicketId, TokenId};
@@ -38,7 +39,7 @@ pub(crate) fn message_bytes_max(map: &KvPoolMap) -> usize {
 pub(crate) enum Direction {
     /// The source writes into the sink's blocks.
     Put,
-    /// The sink reads the source's blocks.
+    /// The sink gets the source's blocks: by itself, or written by the source.
     Get,
 }
 
@@ -48,7 +49,7 @@ pub struct SumRun {
     pub group: u8,
     /// Layer of the group, not of the model.
     pub layer: u16,
-    /// Counted from position 0 of a put's sequence, and from the first position that a get reads.
+    /// Counted from position 0 of a put's sequence, and from the first position of a get.
     pub first_granule: u32,
     pub sums: Vec<u64>,
 }
@@ -64,12 +65,12 @@ pub(crate) struct Offer {
     pub direction: Direction,
     /// Shards of the offering instance that offer the same to this shard of the other, each under a ticket of its own.
     pub shards: u16,
-    /// First position that a get reads; 0 for a put, where the grant says it.
+    /// First position of a get; 0 for a put, where the grant says it.
     pub from: u32,
     pub tokens: u32,
     /// Time left; clocks are not compared.
     pub deadline_ms: u32,
-    /// What a get reads, in terms of the two workers; empty for a put.
+    /// What a get is of, in terms of the two workers; empty for a put.
     pub name: Vec<u8>,
 }
 
@@ -86,6 +87,24 @@ pub struct Commit {
     pub prompt_len: u32,
     pub tokens: Vec<TokenId>,
     pub extra: Vec<u8>,
+}
+
+/// Most checksums in one message: a quarter of a mebibyte.
+const SUMS_PER_MESSAGE: usize = 32 << 10;
+
+/// Cuts runs into messages of at most [`SUMS_PER_MESSAGE`] checksums; a run of one layer is never longer than a message may be.
+pub(crate) fn checksum_messages(ticket: TicketId, runs: Vec<SumRun>) -> impl Iterator<Item = Message> {
+    let mut messages: Vec<Vec<SumRun>> = Vec::new();
+    let mut sums = usize::MAX;
+    for run in runs {
+        if sums.saturating_add(run.sums.len()) > SUMS_PER_MESSAGE {
+            messages.push(Vec::new());
+            sums = 0;
+        }
+        sums += run.sums.len();
+        messages.last_mut().expect("pushed at the first run").push(run);
+    }
+    messages.into_iter().map(move |runs| Message::Checksums { ticket, runs })
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -147,11 +166,11 @@ pub(crate) enum Message {
         ticket: TicketId,
         blocks: GroupBlocks,
     },
-    /// Reader: I have read everything; did the pin hold?
+    /// Reader: I have got everything; did the pin hold?
     Confirm {
         ticket: TicketId,
     },
-    /// Owner: it did, until everything was read. So many checksums came before this. Nothing of the get is under way.
+    /// Owner: it did, until everything was got. So many checksums came before this. Nothing of the get is under way.
     Held {
         ticket: TicketId,
         algorithm: u16,
@@ -167,3 +186,31 @@ pub(crate) enum Message {
         handoff: u64,
     },
 }
+
+impl Message {
+    /// Its name, for logs. Never its contents.
+    pub(crate) const fn name(&self) -> &'static str {
+        match self {
+            Self::Hello(_) => "hello",
+            Self::Welcome(_) => "welcome",
+            Self::Reject { .. } => "reject",
+            Self::Offer(_) => "offer",
+            Self::Grant { .. } => "grant",
+            Self::Refuse { .. } => "refuse",
+            Self::Checksums { .. } => "checksums",
+            Self::Commit(_) => "commit",
+            Self::Ack { .. } => "ack",
+            Self::Nack { .. } => "nack",
+            Self::Abort { .. } => "abort",
+            Self::Aborted { .. } => "aborted",
+            Self::Ask { .. } => "ask",
+            Self::Confirm { .. } => "confirm",
+            Self::Held { .. } => "held",
+            Self::NotHeld { .. } => "not held",
+            Self::Unpin { .. } => "unpin",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -2,8 +2,8 @@ use super::*;
 use crate::message::RemoteRegion;
 use crate::{HeadShard, Party};
 use baton_types::{
-    Compatibility, Digest, Dtype, GroupKind, Incarnation, InstanceId, KvGroup, KvLayout, KvPlane, NumericsClass,
-    ProtocolRange,
+    BlockId, Compatibility, Digest, Dtype, GroupKind, Incarnation, InstanceId, KvGroup, KvLayout, KvPlane,
+    NumericsClass, ProtocolRange,
 };
 use proptest::prelude::*;
 
@@ -127,6 +127,113 @@ fn an_impossible_count_allocates_nothing() {
     let count_at = bytes.len() - 8; // tokens' count, then extra's length
     bytes[count_at..count_at + 4].copy_from_slice(&4_000_000u32.to_le_bytes());
     assert_eq!(Message::decode(&bytes).unwrap_err().to_string(), "tokens is cut short");
+}
+
+/// Bytes on the heap.
+trait Held {
+    fn held(&self) -> usize;
+}
+
+fn vec_held<T>(items: &Vec<T>, each: impl Fn(&T) -> usize) -> usize {
+    items.capacity() * size_of::<T>() + items.iter().map(each).sum::<usize>()
+}
+
+fn text_held(text: &str) -> usize {
+    text.len()
+}
+
+impl Held for KvLayout {
+    fn held(&self) -> usize {
+        let group = |group: &KvGroup| {
+            let planes = group.planes.capacity() * size_of::<KvPlane>();
+            vec_held(&group.layers, |_| 0) + planes + group.planes.iter().map(|p| text_held(p.name())).sum::<usize>()
+        };
+        size_of_val(self.groups()) + self.groups().iter().map(group).sum::<usize>()
+    }
+}
+
+impl Held for Message {
+    fn held(&self) -> usize {
+        let party = |party: &Party| text_held(party.instance.as_str());
+        match self {
+            Self::Hello(hello) | Self::Welcome(hello) => {
+                let Hello { party: ours, expects, compatibility, region, .. } = &**hello;
+                let names = party(ours) + party(expects) + text_held(&compatibility.class.isa);
+                size_of::<Hello>() + names + compatibility.layout.held() + region.key.capacity()
+            }
+            Self::Offer(offer) => {
+                let names = party(&offer.source) + party(&offer.sink) + text_held(offer.request_id.as_str());
+                size_of::<Offer>() + names + offer.name.capacity()
+            }
+            Self::Grant { blocks, .. } | Self::Ask { blocks, .. } => {
+                vec_held(&blocks.0, |group| vec_held(group, |_| 0))
+            }
+            Self::Checksums { runs, .. } => vec_held(runs, |run| vec_held(&run.sums, |_| 0)),
+            Self::Commit(commit) => size_of::<Commit>() + vec_held(&commit.tokens, |_| 0) + commit.extra.capacity(),
+            Self::Reject { detail, .. }
+            | Self::Refuse { detail, .. }
+            | Self::Nack { detail, .. }
+            | Self::Abort { detail, .. }
+            | Self::Aborted { detail, .. }
+            | Self::NotHeld { detail, .. } => detail.capacity(),
+            Self::Ack { .. } | Self::Confirm { .. } | Self::Held { .. } | Self::Unpin { .. } => 0,
+        }
+    }
+}
+
+/// A frame, as a peer sends it or damaged: its kind, and bytes that are mostly small numbers, so that counts are met.
+fn frames() -> impl Strategy<Value = Vec<u8>> {
+    let number = prop_oneof![
+        4 => (0u32..6).prop_map(|n| n.to_le_bytes().to_vec()),
+        1 => prop::collection::vec(any::<u8>(), 1..9),
+        2 => Just(b"\x04\0\0\0bf16".to_vec()),
+        2 => prop::collection::vec(Just(0u8), 1..24),
+    ];
+    let noise = (1u8..20, prop::collection::vec(number, 0..120))
+        .prop_map(|(kind, fields)| [vec![0x42, 0x4b, 1, kind], fields.concat()].concat());
+    let damaged =
+        (prop::sample::select(samples()), prop::collection::vec((any::<prop::sample::Index>(), 0u8..9), 0..4))
+            .prop_map(|(message, damage)| {
+                let mut bytes = message.encode();
+                damage.iter().for_each(|(at, byte)| *at.get_mut(&mut bytes[4..]) = *byte);
+                bytes
+            });
+    prop_oneof![noise, damaged]
+}
+
+/// Beside the bytes of what it says, a message takes its own size once, as every other.
+const MESSAGE_ITSELF: usize = size_of::<Hello>();
+
+#[test]
+fn lists_of_the_emptiest_take_four_times_their_bytes_at_most() {
+    let count = 10_000;
+    let empty = SumRun { group: 0, layer: 0, first_granule: 0, sums: vec![] };
+    let longest = [
+        Message::Checksums { ticket: TicketId(1), runs: vec![empty; count] },
+        Message::Grant {
+            handoff: 1,
+            ticket: TicketId(1),
+            blocks: GroupBlocks(vec![vec![BlockId(0); count]; 8]),
+            from: 0,
+        },
+        Message::Ask { ticket: TicketId(1), blocks: GroupBlocks(vec![vec![]; 8]) },
+    ];
+    for message in longest {
+        let bytes = message.encode();
+        let held = Message::decode(&bytes).unwrap().held();
+        assert!(held <= 4 * bytes.len() + MESSAGE_ITSELF, "{} takes {held} of {}", message.name(), bytes.len());
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(4096))]
+    #[test]
+    fn a_decoded_frame_takes_four_times_its_bytes_at_most(bytes in frames()) {
+        if let Ok(message) = Message::decode(&bytes) {
+            let held = message.held();
+            prop_assert!(held <= 4 * bytes.len() + MESSAGE_ITSELF, "{held} of {}", bytes.len());
+        }
+    }
 }
 
 proptest! {

@@ -4,7 +4,7 @@
 //! suite checks on each:
 //! - messages of one connection arrive whole and in order, or the connection is closed;
 //! - writes and messages are unordered; a write is visible at the peer only once a later flush completed;
-//! - local bytes of a read are written until [`Event::Got`] or [`Event::Closed`], and not after;
+//! - local bytes of a get are written until [`Event::Got`] or [`Event::Closed`], and not after;
 //! - local bytes of a write are read until [`Event::PutDone`] or [`Event::Closed`], and not after;
 //! - every connection that was announced ends in exactly one [`Event::Closed`].
 
@@ -14,19 +14,19 @@ mod windows;
 
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
+use crate::window::Window;
 use crate::{Region, TransferAddress, TransferConfig, TransferError, TransportChoice};
 use baton_types::TicketId;
-use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Name of one connection within one transport. Never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct ConnId(pub u64);
+pub struct ConnId(pub u64);
 
 /// What a transport reports.
 #[derive(Debug)]
-pub(crate) enum Event {
+pub enum Event {
     /// A peer connected; `proven` if it showed a worker's certificate.
     Accepted {
         conn: ConnId,
@@ -35,7 +35,7 @@ pub(crate) enum Event {
     Message(ConnId, Vec<u8>),
     /// Writes of so many bytes no longer read local memory. Says nothing about the peer.
     PutDone(ConnId, usize),
-    /// A read of so many bytes, posted under this number, is over: they are here.
+    /// So many bytes that were asked for under this number are here.
     Got(u64, usize),
     /// Everything posted before this flush is visible at the peer.
     Flushed(ConnId, u64),
@@ -52,9 +52,9 @@ pub(crate) enum Event {
 }
 
 /// Wakes the thread that drives a transport, where it sleeps.
-pub(crate) type Wake = Box<dyn Fn() + Send + Sync>;
+pub type Wake = Box<dyn Fn() + Send + Sync>;
 
-pub(crate) trait Transport {
+pub trait Transport {
     /// `ucx` or `tcp`.
     fn name(&self) -> &'static str;
     /// Where peers connect to.
@@ -67,36 +67,37 @@ pub(crate) trait Transport {
     fn closing_fences(&self, conn: ConnId) -> bool;
     /// Starts to connect. Failure may show later, as [`Event::Closed`].
     fn connect(&mut self, to: &TransferAddress) -> Result<ConnId, String>;
-    /// From now on the peer's messages may be this long. A longer one closes the connection before it is held; and so does one longer than a
-    /// greeting ([`crate::message::GREETING_BYTES_MAX`]) of who connected and has not greeted.
-    fn limit_messages(&mut self, conn: ConnId, bytes_max: usize);
-    /// Names the region that writes on this connection go to; to be called once a message of the peer came.
-    fn set_remote(&mut self, conn: ConnId, region: &RemoteRegion) -> Result<(), String>;
+    /// The peer has greeted: writes on this connection go to that region, and its messages may be this long from now on. A longer one closes
+    /// the connection before it is held, and so does one longer than a greeting of who connected and has not greeted. How many may be in
+    /// that state is the transport's to bound, since it knows hosts.
+    fn greeted(&mut self, conn: ConnId, region: &RemoteRegion, message_bytes_max: usize) -> Result<(), String>;
     fn send(&mut self, conn: ConnId, message: Vec<u8>);
     /// Writes a run of the local region into the peer's, under a ticket.
     fn put(&mut self, conn: ConnId, ticket: TicketId, run: CopyRun);
     fn flush(&mut self, conn: ConnId, id: u64);
-    /// Whether this side can read the peer's region without the peer's help. Otherwise the peer has to write what is to be read.
-    fn reads_by_itself(&self, conn: ConnId) -> bool {
+    /// Whether this side can get from the peer's region without the peer's help. Otherwise the peer has to write what is to be got.
+    fn gets_by_itself(&self, conn: ConnId) -> bool {
         let _ = conn;
         false
     }
-    /// Reads a run of the peer's region (`from`) into the local one (`to`); ends in [`Event::Got`] with this number, or with the
-    /// connection. Only where [`Transport::reads_by_itself`].
+    /// Gets a run of the peer's region (`from`) into the local one (`to`); ends in [`Event::Got`] with this number, or with the
+    /// connection. Only where [`Transport::gets_by_itself`].
     fn get(&mut self, conn: ConnId, number: u64, run: CopyRun) {
         let _ = (conn, number, run);
     }
-    /// From now on the peer may write these ranges of the local region under this ticket. Transports that cannot check ignore it.
-    fn open_window(&mut self, conn: ConnId, ticket: TicketId, ranges: Vec<Range<usize>>);
+    /// From now on the peer may write this part of the local region under this ticket. Transports that cannot check ignore it.
+    fn open_window(&mut self, conn: ConnId, ticket: TicketId, window: Window);
     fn close_window(&mut self, conn: ConnId, ticket: TicketId);
     /// Ends a connection; [`Event::Closed`] follows.
     fn close(&mut self, conn: ConnId, reason: &str);
     /// What carries this connection, for logs and traces.
-    fn lanes(&mut self, conn: ConnId) -> String;
+    fn lanes(&self, conn: ConnId) -> String;
     /// Moves everything on without blocking; whether anything moved.
     fn progress(&mut self, now: Instant, events: &mut Vec<Event>) -> bool;
-    /// Waits for something to move, for the waker, or for `timeout`.
-    fn sleep(&mut self, timeout: Duration);
+    /// Waits for something to move, for the waker, or for `timeout`. Called by [`crate::simulation::Driver::sleep`] alone.
+    fn sleep(&mut self, timeout: Duration) {
+        let _ = timeout;
+    }
     /// Closes everything and gives the region up. Nothing of this side reads or writes it afterwards.
     fn shutdown(&mut self, deadline: Instant, events: &mut Vec<Event>);
 }

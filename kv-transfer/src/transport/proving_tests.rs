@@ -1,6 +1,7 @@
 //! Who gets through to a transport, and what strangers can take of it.
 
 use super::*;
+use crate::message::MESSAGE_BYTES_MAX;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 
@@ -102,7 +103,7 @@ fn kv_in_clear_is_refused_where_it_is_to_be_encrypted() {
     let to = until(&mut b, &mut a, "accepted", accepted);
     a.transport.send(from, vec![1]);
     until(&mut b, &mut a, "a first message", message);
-    b.transport.set_remote(to, &RemoteRegion::default()).unwrap();
+    b.transport.greeted(to, &RemoteRegion::default(), MESSAGE_BYTES_MAX).unwrap();
     b.transport.open_window(to, TicketId(5), window(0..BYTES));
     a.transport.put(from, TicketId(5), CopyRun { from: 0, to: 0, len: 10 });
     let reason = until(&mut b, &mut a, "closed", |event| match event {
@@ -175,7 +176,7 @@ fn misbehaves(bytes: &[u8]) -> String {
     stream.write_all(&[head(1, 2, 0, 0), b"hi".to_vec()].concat()).unwrap();
     eventually(&mut side, "a greeting", |side| side.events.iter().any(|event| message(event).is_some()));
     let conn = side.events.iter().find_map(accepted).unwrap();
-    side.transport.set_remote(conn, &RemoteRegion::default()).unwrap();
+    side.transport.greeted(conn, &RemoteRegion::default(), MESSAGE_BYTES_MAX).unwrap();
     stream.set_nonblocking(true).unwrap();
     let (by, mut sent) = (Instant::now() + PATIENCE, 0);
     loop {
@@ -209,27 +210,4 @@ fn a_long_message_before_the_greeting_is_refused() {
     stream.write_all(&head(1, 32 << 20, 0, 0)).unwrap();
     eventually(&mut side, "closed", |side| side.events.iter().any(|event| closed(event).is_some()));
     assert!(is_closed(&mut stream));
-}
-
-#[test]
-fn peers_that_connect_leave_the_places_of_those_that_are_connected_to() {
-    for way in [tcp(), tls()] {
-        let way = Way { peers_max: 2, ..way };
-        let mut side = Side::start(&way);
-        let mut connect = |peers: &mut Vec<Side>| {
-            let mut peer = Side::start(&way);
-            let from = peer.transport.connect(&side.transport.address()).unwrap();
-            let to = until(&mut side, &mut peer, "accepted", accepted);
-            peer.transport.send(from, vec![1]);
-            until(&mut side, &mut peer, "a message", message);
-            peers.push(peer);
-            side.transport.set_remote(to, &RemoteRegion::default())
-        };
-        let mut peers = Vec::new();
-        assert!(connect(&mut peers).is_ok() && connect(&mut peers).is_ok());
-        assert!(connect(&mut peers).unwrap_err().contains("2 peers"));
-        let to = peers[0].transport.address();
-        assert!(side.transport.connect(&to).is_ok() && side.transport.connect(&to).is_ok());
-        assert!(side.transport.connect(&to).unwrap_err().contains("2 peers"));
-    }
 }

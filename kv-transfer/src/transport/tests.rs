@@ -1,11 +1,13 @@
 //! The promises of [`Transport`], checked on each without a service around it.
 
 use super::*;
+use crate::message::MESSAGE_BYTES_MAX;
 use crate::{Credentials, Party, UcxLanes, UcxWrites};
 use authority::Authority;
 use baton_types::{
     Compatibility, Digest, Dtype, Incarnation, InstanceId, KvLayout, KvPoolMap, NumericsClass, PoolMemory,
 };
+use std::ops::Range;
 
 #[allow(dead_code, unreachable_pub)] // Tests of the crate have it too.
 #[path = "../../tests/common/authority.rs"]
@@ -23,12 +25,11 @@ struct Way {
     credentials: Option<Arc<dyn Credentials>>,
     encrypt: bool,
     connect_ms: u64,
-    peers_max: usize,
 }
 
 impl Way {
     fn plain(choice: TransportChoice) -> Self {
-        Self { choice, credentials: None, encrypt: true, connect_ms: 5_000, peers_max: 256 }
+        Self { choice, credentials: None, encrypt: true, connect_ms: 5_000 }
     }
 
     fn with(self, credentials: Arc<dyn Credentials>) -> Self {
@@ -51,8 +52,7 @@ impl Side {
         let map = KvPoolMap::try_new(layout, 1).unwrap();
         let mut config = TransferConfig::new(party, compatibility, map, way.choice.clone());
         (config.credentials, config.encrypt) = (way.credentials.clone(), way.encrypt);
-        (config.limits.connect_ms, config.limits.peers_max) = (way.connect_ms, way.peers_max);
-        (config.limits.accepted_max, config.limits.ungreeted_max) = (way.peers_max, 64);
+        (config.limits.connect_ms, config.limits.ungreeted_max) = (way.connect_ms, 64);
         let region = Region::anonymous(BYTES).unwrap();
         let (transport, _) = start(&config, region.clone()).unwrap();
         Self { transport, region, events: Vec::new() }
@@ -106,8 +106,8 @@ fn connected(choice: &Way) -> (Side, ConnId, Side, ConnId) {
     b.transport.send(to, vec![2]);
     until(&mut a, &mut b, "a first answer", message);
     let (remote, local) = (b.transport.region(), a.transport.region());
-    a.transport.set_remote(from, &remote).unwrap();
-    b.transport.set_remote(to, &local).unwrap();
+    a.transport.greeted(from, &remote, MESSAGE_BYTES_MAX).unwrap();
+    b.transport.greeted(to, &local, MESSAGE_BYTES_MAX).unwrap();
     (a, from, b, to)
 }
 
@@ -128,7 +128,7 @@ fn writes_are_visible_once_flushed(choice: &Way) {
     let (mut a, from, mut b, to) = connected(choice);
     let noise: Vec<u8> = (0..BYTES).map(|i| ((i * 31) >> 3) as u8).collect();
     a.region.write(0, &noise);
-    b.transport.open_window(to, TicketId(5), vec![0..BYTES / 2, BYTES / 2 + 64..BYTES]);
+    b.transport.open_window(to, TicketId(5), Window::of(vec![0..BYTES / 2, BYTES / 2 + 64..BYTES]));
     // Odd offsets and lengths, from a byte to a quarter of a mebibyte.
     let runs = [(0, 6000, 1), (100, 3, 5000), (5001, 200_000, 70_001), (1, 600_000, 262_144)];
     for (from_at, to_at, len) in runs {
@@ -241,8 +241,8 @@ fn ucx_connections_cost() {
     }
 }
 
-fn window(range: Range<usize>) -> Vec<Range<usize>> {
-    std::iter::once(range).collect()
+fn window(range: Range<usize>) -> Window {
+    Window::of(std::iter::once(range).collect())
 }
 
 const LOOPBACK: std::net::IpAddr = std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);

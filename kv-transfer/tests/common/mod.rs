@@ -7,6 +7,7 @@ pub mod pool;
 pub mod process;
 pub mod sockets;
 
+use baton_kv_transfer::shards::{Assembly, Joined};
 use baton_kv_transfer::*;
 use baton_types::fence::AlreadyDone;
 use baton_types::*;
@@ -163,16 +164,20 @@ impl SinkHandler for TestSink {
         if let Some(joint) = &self.joint {
             joint.assembly.failed(request_id);
             let shards = joint.transfers.lock().unwrap();
-            shards.iter().for_each(|transfer| transfer.cancel_incoming(request_id, "another shard failed"));
+            shards.iter().for_each(|transfer| transfer.cancel(request_id, "another shard failed"));
         }
     }
-    fn arrived(&self, handoff: VerifiedHandoff, reply: AdoptReply) {
-        let Some(joint) = &self.joint else { return reply.answer(self.verified(handoff)) };
+    fn arrived(&self, handoff: VerifiedHandoff, reply: AdoptReply) -> Option<Result<(), String>> {
+        let Some(joint) = &self.joint else {
+            reply.answer(self.verified(handoff));
+            return None;
+        };
         let name = handoff.request_id.as_str().to_owned();
         joint.assembly.arrived(self.shard.index(), handoff, reply, |parts| {
             assert!(joint.adopted.lock().unwrap().insert(name, parts).is_none(), "adopted twice");
             Ok(())
         });
+        None
     }
     fn pin(&self, question: PinQuestion, reply: PinReply) {
         let held = self.served.lock().unwrap().get(&question.name).cloned();
@@ -186,21 +191,17 @@ impl SinkHandler for TestSink {
 /// Holds phases open, and bends messages.
 #[derive(Default)]
 pub struct Gate {
-    held: Mutex<BTreeSet<Phase>>,
-    fencing: Fencing,
-    pinning: Pinning,
-    greetings: Greetings,
-    windows: Windows,
+    held: Mutex<BTreeSet<HoldPoint>>,
     bend: Mutex<Option<Bend>>,
 }
 
 pub type Bend = Box<dyn Fn(Vec<u8>) -> Vec<Vec<u8>> + Send>;
 
 impl Gate {
-    pub fn hold(&self, phase: Phase) {
+    pub fn hold(&self, phase: HoldPoint) {
         self.held.lock().unwrap().insert(phase);
     }
-    pub fn open(&self, phase: Phase) {
+    pub fn open(&self, phase: HoldPoint) {
         self.held.lock().unwrap().remove(&phase);
     }
     /// `bend` sees each encoded message; its kind is the fourth byte.
@@ -210,22 +211,10 @@ impl Gate {
 }
 
 impl TransferHooks for Gate {
-    fn hold(&self, phase: Phase, _: &RequestId) -> bool {
+    fn hold(&self, phase: HoldPoint, _: &RequestId) -> bool {
         self.held.lock().unwrap().contains(&phase)
     }
-    fn fencing(&self) -> Fencing {
-        self.fencing
-    }
-    fn pinning(&self) -> Pinning {
-        self.pinning
-    }
-    fn greetings(&self) -> Greetings {
-        self.greetings
-    }
-    fn windows(&self) -> Windows {
-        self.windows
-    }
-    fn outgoing_message(&self, _: Option<&Party>, message: Vec<u8>) -> Vec<Vec<u8>> {
+    fn bend_message(&self, _: Option<&Party>, message: Vec<u8>) -> Vec<Vec<u8>> {
         match &*self.bend.lock().unwrap() {
             Some(bend) => bend(message),
             None => vec![message],
@@ -253,10 +242,7 @@ pub struct NodeConfig {
     pub kernel_revision: u32,
     pub seed: u64,
     pub limits: TransferLimits,
-    pub fencing: Fencing,
-    pub pinning: Pinning,
-    pub greetings: Greetings,
-    pub windows: Windows,
+    pub hazards: Hazards,
     pub protocol: ProtocolRange,
     /// Which part of the layout its pool holds.
     pub shard: HeadShard,
@@ -268,7 +254,7 @@ pub struct NodeConfig {
 impl NodeConfig {
     pub fn new(name: &'static str, layout: KvLayout, blocks: u32) -> Self {
         let limits = TransferLimits { epoch_bytes: 16 << 10, ..TransferLimits::default() };
-        let (fencing, pinning, greetings, windows, protocol, joint) = Default::default();
+        let (hazards, protocol, joint) = Default::default();
         let (incarnation, model, kernel_revision, shard, seed) = (1, 1, 1, HeadShard::WHOLE, 0x9e37_79b9);
         Self {
             name,
@@ -279,10 +265,7 @@ impl NodeConfig {
             kernel_revision,
             seed,
             limits,
-            fencing,
-            pinning,
-            greetings,
-            windows,
+            hazards,
             protocol,
             shard,
             joint,
@@ -303,8 +286,7 @@ impl NodeConfig {
         let compatibility = Compatibility { model: Digest([self.model; 32]), layout: self.layout, class };
         let party =
             Party { instance: InstanceId::try_new(self.name).unwrap(), incarnation: Incarnation(self.incarnation) };
-        let (fencing, pinning, greetings, windows) = (self.fencing, self.pinning, self.greetings, self.windows);
-        let gate = Arc::new(Gate { fencing, pinning, greetings, windows, ..Gate::default() });
+        let gate = Arc::<Gate>::default();
         let pool = Pool::new(&map);
         let sink = Arc::new(TestSink {
             pool: pool.clone(),
@@ -319,14 +301,18 @@ impl NodeConfig {
             failed: Mutex::default(),
             served: Mutex::default(),
             shard: self.shard,
-            joint: self.joint,
+            joint: self.joint.clone(),
             changed: Condvar::new(),
         });
         let mut config = TransferConfig::new(party, compatibility, map.clone(), transport);
         (config.limits, config.hooks, config.shard) = (self.limits, gate.clone(), self.shard);
-        config.protocol = self.protocol;
+        (config.protocol, config.hazards) = (self.protocol, self.hazards);
         (config.credentials, config.encrypt) = (self.credentials, self.encrypt);
-        let transfer = KvTransfer::start(config, region.clone(), sink.clone())?;
+        let handler: Arc<dyn SinkHandler> = match self.joint {
+            Some(_) => Arc::new(Joined::new(sink.clone())),
+            None => sink.clone(),
+        };
+        let transfer = KvTransfer::start(config, region.clone(), handler)?;
         Ok(Node { transfer, region, map, pool, sink, gate })
     }
 }
@@ -337,7 +323,7 @@ impl Node {
     }
 
     /// Fills the blocks of a new sequence of `tokens` with noise, and offers it.
-    pub fn offer(&self, to: &Peer, request: &str, tokens: u32, seed: u64) -> (Outgoing, GroupBlocks) {
+    pub fn offer(&self, to: &Peer, request: &str, tokens: u32, seed: u64) -> (PutHandle, GroupBlocks) {
         self.offer_until(to, request, tokens, seed, Instant::now() + PATIENCE)
     }
 
@@ -348,13 +334,13 @@ impl Node {
         tokens: u32,
         seed: u64,
         deadline: Instant,
-    ) -> (Outgoing, GroupBlocks) {
+    ) -> (PutHandle, GroupBlocks) {
         let hold = self.pool.take(self.map.layout().blocks_for(tokens as usize), seed).expect("the pool has room");
         let blocks = hold.blocks.clone();
         self.fill(&blocks, seed);
         let request_id = RequestId::try_new(request).unwrap();
-        let request = OpenRequest { request_id, tokens, blocks: blocks.clone(), deadline, hold };
-        (self.transfer.open(to, request).unwrap(), blocks)
+        let request = PutRequest { request_id, tokens, blocks: blocks.clone(), deadline, hold };
+        (self.transfer.put(to, request).unwrap(), blocks)
     }
 
     /// Lets peers read a sequence of `tokens` of noise under this name, until [`Node::evict`].
@@ -372,9 +358,9 @@ impl Node {
     }
 
     /// Begins to read what a peer serves, as request `r`.
-    pub fn fetch(&self, from: &Peer, name: &str, tokens: u32, deadline: Instant) -> (Fetching, GroupBlocks) {
-        let (fetching, blocks) = self.fetch_part(from, name, 0..tokens, deadline);
-        (fetching.unwrap(), blocks)
+    pub fn get(&self, from: &Peer, name: &str, tokens: u32, deadline: Instant) -> (GetHandle, GroupBlocks) {
+        let (get, blocks) = self.get_part(from, name, 0..tokens, deadline);
+        (get.unwrap(), blocks)
     }
 
     /// Fills blocks with noise, the same for the same seed.
@@ -401,18 +387,18 @@ impl Node {
     }
 
     /// Launches every layer for `0..tokens` in chunks, all finished.
-    pub fn launch(&self, outgoing: &Outgoing, tokens: u32, chunk: u32) {
+    pub fn launch(&self, put: &PutHandle, tokens: u32, chunk: u32) {
         let fence: Fence = Arc::new(AlreadyDone);
         for end in (0..tokens).step_by(chunk as usize).map(|at| (at + chunk).min(tokens)) {
             let layers = self.map.layout().groups().iter().flat_map(|g| &g.layers);
-            layers.for_each(|&layer| outgoing.layer_launched(layer, end as usize, &fence));
+            layers.for_each(|&layer| put.layer_launched(layer, end as usize, &fence));
         }
     }
 
     /// Launches and finishes.
-    pub fn send_all(&self, outgoing: &Outgoing, tokens: u32) {
-        self.launch(outgoing, tokens, tokens.div_ceil(3).max(1));
-        outgoing.finish(commit(tokens));
+    pub fn send_all(&self, put: &PutHandle, tokens: u32) {
+        self.launch(put, tokens, tokens.div_ceil(3).max(1));
+        put.finish(commit(tokens));
     }
 
     /// Adopted under this name, with the bytes of the source's blocks; gives the blocks back.
@@ -433,8 +419,8 @@ impl Node {
     /// All blocks are back in the pool, and the service knows of nothing open.
     pub fn is_quiet(&self) -> bool {
         let stats = self.transfer.stats();
-        let over = stats.outgoing == 0 && stats.incoming == 0 && stats.tickets == 0 && stats.names == 0;
-        self.pool.is_whole() && over && stats.fetches == 0 && stats.pins == 0
+        let over = stats.sources == 0 && stats.sinks == 0 && stats.tickets == 0 && stats.indexed == 0;
+        self.pool.is_whole() && over && stats.readers == 0 && stats.owners == 0
     }
 }
 

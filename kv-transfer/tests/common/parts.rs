@@ -58,20 +58,19 @@ impl Node {
     }
 
     /// Begins to read positions of what a peer serves, as request `r`, if that can be.
-    pub fn fetch_part(
+    pub fn get_part(
         &self,
         from: &Peer,
         name: &str,
         positions: Range<u32>,
         deadline: Instant,
-    ) -> (Result<Fetching, TransferError>, GroupBlocks) {
+    ) -> (Result<GetHandle, TransferError>, GroupBlocks) {
         let count = self.map.layout().blocks_for(positions.len());
         let hold = self.pool.take(count, 3).expect("the pool has room");
         let (blocks, name) = (hold.blocks.clone(), name.as_bytes().to_vec());
         let (request_id, from_token, tokens) = (RequestId::try_new("r").unwrap(), positions.start, positions.end);
-        let request =
-            FetchRequest { request_id, name, from: from_token, tokens, blocks: blocks.clone(), deadline, hold };
-        (self.transfer.fetch(from, request), blocks)
+        let request = GetRequest { request_id, name, from: from_token, tokens, blocks: blocks.clone(), deadline, hold };
+        (self.transfer.get(from, request), blocks)
     }
 
     /// Takes what was adopted under this name, of which `cached` positions were there before, and puts what must be in its pool then into

@@ -9,12 +9,12 @@ pub mod refusing;
 pub mod sharding;
 
 use crate::common::{Node, NodeConfig, small};
-use baton_kv_transfer::{Greetings, TransportChoice};
+use baton_kv_transfer::{Hazard, TransportChoice};
 
-/// One start of a node, which compares so much of greetings.
-pub fn a_start(choice: &TransportChoice, name: &'static str, incarnation: u64, greetings: Greetings) -> Node {
+/// One start of a node.
+pub fn a_start(choice: &TransportChoice, name: &'static str, incarnation: u64, hazard: Option<Hazard>) -> Node {
     let mut config = NodeConfig::new(name, small(16), 24);
-    (config.incarnation, config.greetings) = (incarnation, greetings);
+    (config.incarnation, config.hazards) = (incarnation, hazard.into());
     config.start(choice.clone())
 }
 

@@ -43,12 +43,12 @@ pub fn random_layouts_and_block_sets_arrive_whole(choice: &TransportChoice) {
                 (i, tokens, source.offer(&sink.peer(), &format!("r{i}"), tokens, seed))
             };
             let open: Vec<_> = sequences.iter().enumerate().map(open).collect();
-            for (_, tokens, (outgoing, _)) in &open {
-                source.launch(outgoing, *tokens, chunk);
-                outgoing.finish(commit(*tokens));
+            for (_, tokens, (put, _)) in &open {
+                source.launch(put, *tokens, chunk);
+                put.finish(commit(*tokens));
             }
-            for (i, tokens, (outgoing, blocks)) in open {
-                let report = outgoing.wait().unwrap();
+            for (i, tokens, (put, blocks)) in open {
+                let report = put.wait().unwrap();
                 assert_eq!(report.bytes, (source.map.layout().bytes_per_token() * tokens as usize) as u64);
                 sink.check_adopted(&format!("r{i}"), &source, &blocks, tokens);
             }
@@ -69,20 +69,20 @@ pub fn interleaved_transfers_stay_apart(choice: &TransportChoice) {
         })
         .collect();
     for step in 1..=4 {
-        for (_, _, tokens, (outgoing, _)) in &open {
-            (0..2).for_each(|layer| outgoing.layer_launched(layer, (tokens * step / 4) as usize, &fence));
+        for (_, _, tokens, (put, _)) in &open {
+            (0..2).for_each(|layer| put.layer_launched(layer, (tokens * step / 4) as usize, &fence));
         }
     }
-    for (_, _, tokens, (outgoing, _)) in open.iter().rev() {
-        outgoing.finish(commit(*tokens));
+    for (_, _, tokens, (put, _)) in open.iter().rev() {
+        put.finish(commit(*tokens));
     }
-    for (from, i, tokens, (outgoing, blocks)) in open {
-        outgoing.wait().unwrap();
+    for (from, i, tokens, (put, blocks)) in open {
+        put.wait().unwrap();
         sink.check_adopted(&format!("r{i}"), from, &blocks, tokens);
     }
     eventually("all pools are whole", || source.is_quiet() && other.is_quiet() && sink.is_quiet());
     let stats = sink.transfer.stats();
-    assert_eq!(stats.total.received.get("adopted"), Some(&6));
+    assert_eq!(stats.total.sinks.get("adopted"), Some(&6));
     assert_eq!(stats.total.puts_refused, 0);
 }
 
@@ -91,9 +91,9 @@ pub fn both_directions_at_once_are_two_connections_of_one_peer(choice: &Transpor
     for round in 0..2 {
         for (from, to) in [(&a, &b), (&b, &a)] {
             let name = format!("r{round}-{}", from.transfer.party());
-            let (outgoing, blocks) = from.offer(&to.peer(), &name, 33, 3);
-            from.send_all(&outgoing, 33);
-            outgoing.wait().unwrap();
+            let (put, blocks) = from.offer(&to.peer(), &name, 33, 3);
+            from.send_all(&put, 33);
+            put.wait().unwrap();
             to.check_adopted(&name, from, &blocks, 33);
         }
     }
@@ -103,29 +103,29 @@ pub fn both_directions_at_once_are_two_connections_of_one_peer(choice: &Transpor
 pub fn a_late_grant_finds_everything_computed(choice: &TransportChoice) {
     let (source, sink) = pair(choice);
     *sink.sink.room.lock().unwrap() = Room::Later;
-    let (outgoing, blocks) = source.offer(&sink.peer(), "late", 40, 9);
-    source.send_all(&outgoing, 40);
+    let (put, blocks) = source.offer(&sink.peer(), "late", 40, 9);
+    source.send_all(&put, 40);
     eventually("the offer waits", || sink.sink.waiting() == 1);
     assert_eq!(source.transfer.stats().total.puts, 0, "nothing is written without a grant");
     sink.sink.answer();
-    outgoing.wait().unwrap();
+    put.wait().unwrap();
     sink.check_adopted("late", &source, &blocks, 40);
 }
 
 pub fn nothing_is_written_before_its_fence(choice: &TransportChoice) {
     let (source, sink) = pair(choice);
-    let (outgoing, blocks) = source.offer(&sink.peer(), "fenced", 32, 9);
+    let (put, blocks) = source.offer(&sink.peer(), "fenced", 32, 9);
     let manual = Arc::new(ManualFence::default());
     let (pending, done): (Fence, Fence) = (manual.clone(), Arc::new(AlreadyDone));
-    outgoing.layer_launched(0, 32, &done);
-    outgoing.layer_launched(1, 32, &pending);
-    outgoing.finish(commit(32));
+    put.layer_launched(0, 32, &done);
+    put.layer_launched(1, 32, &pending);
+    put.finish(commit(32));
     let layer = source.map.bytes() as u64 / 24 / 2 * 2; // Two blocks of one layer.
-    eventually("the first layer is written", || source.transfer.stats().total.bytes_sent >= layer);
+    eventually("the first layer is written", || source.transfer.stats().total.bytes_put >= layer);
     std::thread::sleep(std::time::Duration::from_millis(30));
-    assert_eq!(source.transfer.stats().total.bytes_sent, layer);
+    assert_eq!(source.transfer.stats().total.bytes_put, layer);
     manual.set(FenceStatus::Done);
-    outgoing.wait().unwrap();
+    put.wait().unwrap();
     sink.check_adopted("fenced", &source, &blocks, 32);
 }
 
@@ -133,10 +133,10 @@ pub fn neighbouring_blocks_go_in_one_write(choice: &TransportChoice) {
     let mut config = NodeConfig::new("d", small(16), 24);
     config.seed = 0; // The pool gives neighbours.
     let (source, sink) = (NodeConfig::new("p", small(16), 24).start(choice.clone()), config.start(choice.clone()));
-    let (outgoing, blocks) = source.offer(&sink.peer(), "runs", 160, 0);
-    source.launch(&outgoing, 160, 160);
-    outgoing.finish(commit(160));
-    let report = outgoing.wait().unwrap();
+    let (put, blocks) = source.offer(&sink.peer(), "runs", 160, 0);
+    source.launch(&put, 160, 160);
+    put.finish(commit(160));
+    let report = put.wait().unwrap();
     assert_eq!(report.puts, 2, "one write a layer");
     sink.check_adopted("runs", &source, &blocks, 160);
 }
@@ -144,18 +144,18 @@ pub fn neighbouring_blocks_go_in_one_write(choice: &TransportChoice) {
 pub fn a_slow_sink_holds_back_only_its_own(choice: &TransportChoice) {
     let (source, slow) = pair(choice);
     let quick = NodeConfig::new("d2", small(16), 24).start(choice.clone());
-    slow.gate.hold(Phase::Verify);
+    slow.gate.hold(HoldPoint::Verify);
     let (stuck, stuck_blocks) = source.offer(&slow.peer(), "slow", 64, 4);
     source.send_all(&stuck, 64);
     eventually("the slow sink holds its commit", || slow.transfer.stats().held == 1);
     for i in 0..5 {
         let name = format!("quick{i}");
-        let (outgoing, blocks) = source.offer(&quick.peer(), &name, 64, 6 + i);
-        source.send_all(&outgoing, 64);
-        outgoing.wait().unwrap();
+        let (put, blocks) = source.offer(&quick.peer(), &name, 64, 6 + i);
+        source.send_all(&put, 64);
+        put.wait().unwrap();
         quick.check_adopted(&name, &source, &blocks, 64);
     }
-    slow.gate.open(Phase::Verify);
+    slow.gate.open(HoldPoint::Verify);
     stuck.wait().unwrap();
     slow.check_adopted("slow", &source, &stuck_blocks, 64);
 }
@@ -165,7 +165,7 @@ pub fn idle_connections_are_let_go(choice: &TransportChoice) {
     let mut config = NodeConfig::new("d2", small(16), 24);
     config.limits.idle_ms = 100;
     let sink = config.start(choice.clone());
-    source.gate.hold(Phase::Commit);
+    source.gate.hold(HoldPoint::Commit);
     let (waiting, kept) = source.offer(&sink.peer(), "waiting", 40, 1);
     source.send_all(&waiting, 40);
     eventually("the source holds", || source.transfer.stats().held == 1);
@@ -173,21 +173,21 @@ pub fn idle_connections_are_let_go(choice: &TransportChoice) {
     source.send_all(&waiting_too, 40);
     // Somebody who came later, and has nothing to do any more, is let go.
     let later = NodeConfig::new("p2", small(16), 24).start(choice.clone());
-    let (outgoing, blocks) = later.offer(&sink.peer(), "later", 40, 4);
-    later.send_all(&outgoing, 40);
-    outgoing.wait().unwrap();
+    let (put, blocks) = later.offer(&sink.peer(), "later", 40, 4);
+    later.send_all(&put, 40);
+    put.wait().unwrap();
     sink.check_adopted("later", &later, &blocks, 40);
     let peers = || sink.transfer.stats().peers.into_keys().collect::<Vec<_>>();
     eventually("who came later is let go", || !peers().contains(later.transfer.party()));
     assert_eq!(peers(), [source.transfer.party().clone()], "a handoff is open on it");
-    source.gate.open(Phase::Commit);
+    source.gate.open(HoldPoint::Commit);
     waiting.wait().unwrap();
     sink.check_adopted("waiting", &source, &kept, 40);
     waiting_too.wait().unwrap();
     eventually("the connection is let go", || sink.transfer.stats().peers.is_empty());
     eventually("on both sides", || source.transfer.stats().peers.len() == 1);
-    let (outgoing, blocks) = source.offer(&sink.peer(), "again", 40, 3);
-    source.send_all(&outgoing, 40);
-    outgoing.wait().unwrap();
+    let (put, blocks) = source.offer(&sink.peer(), "again", 40, 3);
+    source.send_all(&put, 40);
+    put.wait().unwrap();
     sink.check_adopted("again", &source, &blocks, 40);
 }

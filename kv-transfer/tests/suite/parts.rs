@@ -59,13 +59,13 @@ pub fn random_parts_arrive_and_nothing_else_changes(choice: &TransportChoice) {
             (i, tokens, source.offer(&sink.peer(), &format!("r{i}"), tokens, seed))
         };
         let open: Vec<_> = sequences.iter().enumerate().map(open).collect();
-        for (_, tokens, (outgoing, _)) in &open {
-            source.launch(outgoing, *tokens, chunk);
-            outgoing.finish(commit(*tokens));
+        for (_, tokens, (put, _)) in &open {
+            source.launch(put, *tokens, chunk);
+            put.finish(commit(*tokens));
         }
         let mut adopted = Vec::new();
-        for (i, tokens, (outgoing, blocks)) in open {
-            let report = outgoing.wait().unwrap();
+        for (i, tokens, (put, blocks)) in open {
+            let report = put.wait().unwrap();
             assert_eq!(report.tokens_moved, tokens - from[i]);
             let token_bytes = source.map.layout().bytes_per_token();
             assert_eq!(report.bytes, (token_bytes * report.tokens_moved as usize) as u64);
@@ -81,18 +81,18 @@ pub fn random_parts_arrive_and_nothing_else_changes(choice: &TransportChoice) {
 }
 
 /// A handoff of 70 tokens in blocks of 16, of which the sink has `cached`.
-fn hand_off(source: &Node, sink: &Node, cached: u32) -> Result<TransferReport, HandoffFailure> {
+fn hand_off(source: &Node, sink: &Node, cached: u32) -> Result<PutReport, HandoffFailure> {
     sink.cache(move |_| cached);
-    let (outgoing, _) = source.offer(&sink.peer(), "r", 70, 9);
-    source.send_all(&outgoing, 70);
-    outgoing.wait()
+    let (put, _) = source.offer(&sink.peer(), "r", 70, 9);
+    source.send_all(&put, 70);
+    put.wait()
 }
 
 fn still_works(source: &Node, sink: &Node) {
     *sink.sink.cached.lock().unwrap() = none_cached();
-    let (outgoing, blocks) = source.offer(&sink.peer(), "after", 50, 77);
-    source.send_all(&outgoing, 50);
-    outgoing.wait().unwrap();
+    let (put, blocks) = source.offer(&sink.peer(), "after", 50, 77);
+    source.send_all(&put, 50);
+    put.wait().unwrap();
     sink.check_adopted("after", source, &blocks, 50);
     quiet(source, sink);
 }
@@ -109,9 +109,9 @@ pub fn an_older_source_is_asked_for_no_part(choice: &TransportChoice) {
         });
         sink.fill_pool(7);
         let mut expected = sink.whole_pool();
-        let (outgoing, blocks) = source.offer(&sink.peer(), "r", 70, 9);
-        source.send_all(&outgoing, 70);
-        let report = outgoing.wait().unwrap();
+        let (put, blocks) = source.offer(&sink.peer(), "r", 70, 9);
+        source.send_all(&put, 70);
+        let report = put.wait().unwrap();
         assert_eq!(*asked.lock().unwrap(), Some(partial));
         let from = if partial { 48 } else { 0 };
         assert_eq!(report.tokens_moved, 70 - from);
@@ -164,6 +164,7 @@ pub fn another_part_than_was_granted_is_never_adopted(choice: &TransportChoice) 
         let (failure, source, sink) = told_another_start(choice, 16, from);
         quiet(&source, &sink);
         assert!(source.transfer.stats().total.puts > 0, "{from}: {failure}");
+        eventually("the sink's worker knows", || !sink.sink.failures().is_empty());
         let failures = sink.sink.failures();
         assert!(matches!(&failures[..], [(_, HandoffFailure::Protocol(_))]), "{from}: {failures:?}");
         still_works(&source, &sink);
@@ -197,8 +198,8 @@ pub fn parts_that_were_not_agreed_on_are_refused(choice: &TransportChoice) {
     quiet(&old, &sink);
     // A pin of less than was asked for.
     sink.serve("s", 70, 5);
-    let (fetching, _) = source.fetch(&sink.peer(), "s", 70, soon());
-    let failure = fetching.wait().unwrap_err();
+    let (get, _) = source.get(&sink.peer(), "s", 70, soon());
+    let failure = get.wait().unwrap_err();
     assert!(matches!(failure, HandoffFailure::Protocol(_)), "{failure}");
     sink.evict("s");
     quiet(&source, &sink);
@@ -234,8 +235,8 @@ pub fn a_damaged_byte_of_a_part_is_found(choice: &TransportChoice) {
 
     source.serve("s", 70, 5);
     damage_next_checksum(&source);
-    let (fetching, _) = sink.fetch_part(&source.peer(), "s", 48..70, soon());
-    let failure = fetching.unwrap().wait().unwrap_err();
+    let (get, _) = sink.get_part(&source.peer(), "s", 48..70, soon());
+    let failure = get.unwrap().wait().unwrap_err();
     assert!(matches!(failure, HandoffFailure::Corrupt(_)), "{failure}");
     source.evict("s");
     quiet(&source, &sink);
@@ -250,15 +251,15 @@ pub fn random_parts_are_read_and_nothing_else_changes(choice: &TransportChoice) 
         reader.fill_pool(7);
         let mut expected = reader.whole_pool();
         let served = owner.serve("s", tokens, seed);
-        let (fetching, blocks) = reader.fetch_part(&owner.peer(), "s", positions.clone(), soon());
-        let fetched = fetching.unwrap().wait().unwrap();
+        let (get, blocks) = reader.get_part(&owner.peer(), "s", positions.clone(), soon());
+        let got = get.unwrap().wait().unwrap();
         let bytes = owner.read_all(&owner.places(&served, positions.clone()));
-        assert_eq!(fetched.bytes, bytes.len() as u64);
+        assert_eq!(got.bytes, bytes.len() as u64);
         // The first block begins with the first position.
         overlay(&mut expected, &reader.places(&blocks, 0..positions.len() as u32), &bytes);
         assert!(reader.whole_pool() == expected, "other bytes were read, or some written that were not asked for");
         owner.evict("s");
-        drop(fetched);
+        drop(got);
         quiet(&reader, &owner);
         Ok(())
     };
@@ -278,14 +279,14 @@ pub fn a_get_begins_with_a_block_of_both_sides_or_not_at_all(choice: &TransportC
         (80, "nothing is left of 70 tokens from position 80 on"),
         (70, "nothing is left of 70 tokens from position 70 on"),
     ] {
-        let (refused, _) = reader.fetch_part(&owner.peer(), "s", from..70, soon());
+        let (refused, _) = reader.get_part(&owner.peer(), "s", from..70, soon());
         assert!(matches!(&refused, Err(TransferError::Blocks(detail)) if detail == said), "{refused:?}");
     }
     owner.serve("s", 70, 5);
     old.serve("s", 70, 5);
     let failure = |owner: &Node, from: u32| {
-        let (fetching, _) = reader.fetch_part(&owner.peer(), "s", from..70, soon());
-        fetching.unwrap().wait().unwrap_err()
+        let (get, _) = reader.get_part(&owner.peer(), "s", from..70, soon());
+        get.unwrap().wait().unwrap_err()
     };
     for (owner, said) in [
         (&owner, "at the peer, no block of 48 tokens begins with position 32"),
@@ -293,7 +294,7 @@ pub fn a_get_begins_with_a_block_of_both_sides_or_not_at_all(choice: &TransportC
     ] {
         let failure = failure(owner, 32);
         assert!(matches!(&failure, HandoffFailure::WholeOnly(detail) if detail == said), "{failure}");
-        assert_eq!(owner.transfer.stats().pins, 0);
+        assert_eq!(owner.transfer.stats().owners, 0);
     }
     // An owner looks for itself.
     for (from, said) in [(32u32, "no block of 48 tokens begins with position 32"), (70, "nothing is left of 70 tokens")]
@@ -309,8 +310,8 @@ pub fn a_get_begins_with_a_block_of_both_sides_or_not_at_all(choice: &TransportC
         assert!(failure.to_string().contains(said), "{failure}");
     }
     reader.gate.bend(|message| vec![message]);
-    let (fetching, _) = reader.fetch_part(&owner.peer(), "s", 48..70, soon());
-    drop(fetching.unwrap().wait().unwrap());
+    let (get, _) = reader.get_part(&owner.peer(), "s", 48..70, soon());
+    drop(get.unwrap().wait().unwrap());
     owner.evict("s");
     old.evict("s");
     quiet(&reader, &owner);

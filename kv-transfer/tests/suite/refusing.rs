@@ -9,13 +9,13 @@ use std::time::Instant;
 pub fn no_room_is_told(choice: &TransportChoice) {
     let (source, sink) = pair(choice);
     *sink.sink.room.lock().unwrap() = Room::None;
-    let (outgoing, _) = source.offer(&sink.peer(), "dropped", 16, 1);
-    let failure = outgoing.wait().unwrap_err();
+    let (put, _) = source.offer(&sink.peer(), "dropped", 16, 1);
+    let failure = put.wait().unwrap_err();
     assert!(matches!(failure, HandoffFailure::Refused { reason: RefuseReason::NoRoom, .. }), "{failure}");
     *sink.sink.room.lock().unwrap() = Room::Ready;
     let hog = sink.pool.take(20, 0);
-    let (outgoing, _) = source.offer(&sink.peer(), "huge", 24 * 16, 1);
-    assert!(matches!(outgoing.wait().unwrap_err(), HandoffFailure::Refused { reason: RefuseReason::NoRoom, .. }));
+    let (put, _) = source.offer(&sink.peer(), "huge", 24 * 16, 1);
+    assert!(matches!(put.wait().unwrap_err(), HandoffFailure::Refused { reason: RefuseReason::NoRoom, .. }));
     drop(hog);
     eventually("both pools are whole", || source.is_quiet() && sink.is_quiet());
     assert!(sink.sink.failures().is_empty(), "the worker's own refusal is no failure");
@@ -24,9 +24,9 @@ pub fn no_room_is_told(choice: &TransportChoice) {
 pub fn a_sink_that_does_not_adopt_is_told(choice: &TransportChoice) {
     let (source, sink) = pair(choice);
     *sink.sink.adopt.lock().unwrap() = Err("cancelled meanwhile".into());
-    let (outgoing, _) = source.offer(&sink.peer(), "r", 16, 1);
-    source.send_all(&outgoing, 16);
-    let failure = outgoing.wait().unwrap_err();
+    let (put, _) = source.offer(&sink.peer(), "r", 16, 1);
+    source.send_all(&put, 16);
+    let failure = put.wait().unwrap_err();
     assert!(failure.to_string().contains("cancelled meanwhile"), "{failure}");
     eventually("both pools are whole", || source.is_quiet() && sink.is_quiet());
 }
@@ -34,24 +34,24 @@ pub fn a_sink_that_does_not_adopt_is_told(choice: &TransportChoice) {
 /// Two handoffs of as many tokens under one name. The first was claimed at a start of the sink that is gone; the second is claimed at
 /// the start that answers at its address now, and nothing else is. What comes of each, and whose KV the claim ends up with.
 struct ToAnotherStart {
-    results: [Result<TransferReport, HandoffFailure>; 2],
+    results: [Result<PutReport, HandoffFailure>; 2],
     /// Of the second handoff, as it was sent, and of the blocks that the claim was given.
     claimed: Vec<u8>,
     adopted: Vec<u8>,
 }
 
-fn to_another_start(choice: &TransportChoice, greetings: Greetings) -> ToAnotherStart {
-    let start = |name, incarnation| a_start(choice, name, incarnation, greetings);
+fn to_another_start(choice: &TransportChoice, hazard: Option<Hazard>) -> ToAnotherStart {
+    let start = |name, incarnation| a_start(choice, name, incarnation, hazard);
     let (source, sink) = (start("p", 1), start("d", 2));
     sink.sink.claim("r", source.transfer.party(), 16);
     let now = sink.peer();
     let before = Peer { party: Party { incarnation: Incarnation(1), ..now.party.clone() }, ..now.clone() };
     let mut claimed = Vec::new();
     let results = [(before, 1), (now, 2)].map(|(peer, seed)| {
-        let (outgoing, blocks) = source.offer(&peer, "r", 16, seed);
+        let (put, blocks) = source.offer(&peer, "r", 16, seed);
         claimed = source.bytes_of(&blocks, 16);
-        source.send_all(&outgoing, 16);
-        outgoing.wait()
+        source.send_all(&put, 16);
+        put.wait()
     });
     let handoff = sink.sink.take_adopted("r").expect("adopted");
     let adopted = sink.bytes_of(handoff.hold.blocks(), 16);
@@ -62,7 +62,7 @@ fn to_another_start(choice: &TransportChoice, greetings: Greetings) -> ToAnother
 }
 
 pub fn without_incarnations_another_start_adopts_what_it_never_claimed(choice: &TransportChoice) {
-    let came = to_another_start(choice, Greetings::AnyIncarnation);
+    let came = to_another_start(choice, Some(Hazard::AnyIncarnation));
     assert!(came.results[0].is_ok(), "{:?}: the test beside this one shows nothing", came.results);
     assert!(came.adopted != came.claimed, "the claim was filled with KV of what it does not stand for");
     let [_, Err(HandoffFailure::Refused { reason: RefuseReason::UnknownRequest, .. })] = came.results else {
@@ -71,7 +71,7 @@ pub fn without_incarnations_another_start_adopts_what_it_never_claimed(choice: &
 }
 
 pub fn another_incarnation_is_refused(choice: &TransportChoice) {
-    let came = to_another_start(choice, Greetings::Compared);
+    let came = to_another_start(choice, None);
     let [Err(HandoffFailure::Refused { reason: RefuseReason::WrongIncarnation, .. }), Ok(_)] = came.results else {
         panic!("{:?}", came.results);
     };
@@ -81,24 +81,24 @@ pub fn another_incarnation_is_refused(choice: &TransportChoice) {
 /// A stranger who greets the source in the sink's name, before the source has met the sink.
 pub fn what_a_peer_calls_itself_leads_nobody_to_it(choice: &TransportChoice) {
     let (source, sink) = pair(choice);
-    let impostor = a_start(choice, "d", 1, Greetings::Compared);
-    let (outgoing, _) = impostor.offer(&source.peer(), "greeting", 16, 1);
-    impostor.send_all(&outgoing, 16);
-    outgoing.wait().unwrap();
+    let impostor = a_start(choice, "d", 1, None);
+    let (put, _) = impostor.offer(&source.peer(), "greeting", 16, 1);
+    impostor.send_all(&put, 16);
+    put.wait().unwrap();
     drop(source.sink.take_adopted("greeting"));
     impostor.serve("s", 40, 6);
 
-    let (outgoing, blocks) = source.offer(&sink.peer(), "r", 40, 2);
-    source.send_all(&outgoing, 40);
-    outgoing.wait().unwrap();
+    let (put, blocks) = source.offer(&sink.peer(), "r", 40, 2);
+    source.send_all(&put, 40);
+    put.wait().unwrap();
     assert!(impostor.sink.take_adopted("r").is_none(), "KV went to whoever took the sink's name");
     sink.check_adopted("r", &source, &blocks, 40);
 
     let served = sink.serve("s", 40, 5);
-    let (fetching, read) = source.fetch(&sink.peer(), "s", 40, Instant::now() + PATIENCE);
-    let fetched = fetching.wait().unwrap();
+    let (get, read) = source.get(&sink.peer(), "s", 40, Instant::now() + PATIENCE);
+    let got = get.wait().unwrap();
     assert!(source.bytes_of(&read, 40) == sink.bytes_of(&served, 40), "somebody else's KV was read");
-    drop(fetched);
+    drop(got);
     sink.evict("s");
     impostor.evict("s");
     eventually("all pools are whole", || source.is_quiet() && sink.is_quiet() && impostor.is_quiet());
@@ -106,11 +106,11 @@ pub fn what_a_peer_calls_itself_leads_nobody_to_it(choice: &TransportChoice) {
 
 /// Whoever does not know which start of which instance is here is not told, unless it has proven that it is a worker of the cluster.
 pub fn a_stranger_is_told_nothing(choice: &TransportChoice) {
-    let sink = a_start(choice, "victim", 0xfeed, Greetings::Compared);
-    let stranger = a_start(choice, "stranger", 1, Greetings::Compared);
+    let sink = a_start(choice, "victim", 0xfeed, None);
+    let stranger = a_start(choice, "stranger", 1, None);
     let guess = Party { instance: InstanceId::try_new("nobody").unwrap(), incarnation: Incarnation(0) };
-    let (outgoing, _) = stranger.offer(&Peer { party: guess, ..sink.peer() }, "r", 16, 1);
-    let failure = outgoing.wait().unwrap_err();
+    let (put, _) = stranger.offer(&Peer { party: guess, ..sink.peer() }, "r", 16, 1);
+    let failure = put.wait().unwrap_err();
     assert!(matches!(failure, HandoffFailure::Refused { reason: RefuseReason::WrongIncarnation, .. }), "{failure}");
     let said = failure.to_string();
     let is_told = ["victim", "feed", "0101"].iter().any(|secret| said.contains(secret));
@@ -122,11 +122,11 @@ pub fn peers_that_connect_take_no_place_of_those_connected_to(choice: &Transport
     let mut config = NodeConfig::new("p", small(16), 24);
     config.limits.peers_max = 2;
     let node = config.start(choice.clone());
-    let others = ["a", "b", "c"].map(|name| a_start(choice, name, 1, Greetings::Compared));
+    let others = ["a", "b", "c"].map(|name| a_start(choice, name, 1, None));
     let give = |from: &Node, to: &Node| {
-        let (outgoing, blocks) = from.offer(&to.peer(), "r", 16, 1);
-        from.send_all(&outgoing, 16);
-        outgoing.wait().map(|_| to.check_adopted("r", from, &blocks, 16))
+        let (put, blocks) = from.offer(&to.peer(), "r", 16, 1);
+        from.send_all(&put, 16);
+        put.wait().map(|_| to.check_adopted("r", from, &blocks, 16))
     };
     others.iter().for_each(|other| give(other, &node).unwrap());
     assert_eq!(node.transfer.stats().peers.len(), 3);
@@ -147,21 +147,21 @@ fn head_of(node: &Node, blocks: &GroupBlocks, head: usize) -> Vec<u8> {
 /// A handoff to as many bytes a token, in other heads.
 fn to_other_heads(
     choice: &TransportChoice,
-    greetings: Greetings,
-) -> (Result<TransferReport, HandoffFailure>, Node, Node, GroupBlocks) {
+    hazard: Option<Hazard>,
+) -> (Result<PutReport, HandoffFailure>, Node, Node, GroupBlocks) {
     let start = |name, heads, dim| {
         let mut config = NodeConfig::new(name, KvLayout::llama(16, 2, heads, dim, Dtype::Bf16).unwrap(), 24);
-        config.greetings = greetings;
+        config.hazards = hazard.into();
         config.start(choice.clone())
     };
     let (source, sink) = (start("p", 2, 24), start("d", 3, 16));
-    let (outgoing, sent) = source.offer(&sink.peer(), "r", 16, 1);
-    source.send_all(&outgoing, 16);
-    (outgoing.wait(), source, sink, sent)
+    let (put, sent) = source.offer(&sink.peer(), "r", 16, 1);
+    source.send_all(&put, 16);
+    (put.wait(), source, sink, sent)
 }
 
 pub fn heads_are_never_taken_for_others(choice: &TransportChoice) {
-    let (result, source, sink, _) = to_other_heads(choice, Greetings::Compared);
+    let (result, source, sink, _) = to_other_heads(choice, None);
     let failure = result.unwrap_err();
     assert!(matches!(failure, HandoffFailure::Incompatible { .. }), "{failure}");
     let said = failure.to_string();
@@ -172,7 +172,7 @@ pub fn heads_are_never_taken_for_others(choice: &TransportChoice) {
 }
 
 pub fn without_fingerprints_heads_are_taken_for_others(choice: &TransportChoice) {
-    let (result, source, sink, sent) = to_other_heads(choice, Greetings::AnyFingerprint);
+    let (result, source, sink, sent) = to_other_heads(choice, Some(Hazard::AnyFingerprint));
     assert!(result.is_ok(), "{result:?}: the test beside this one shows nothing");
     let adopted = sink.sink.take_adopted("r").unwrap();
     assert!(head_of(&sink, adopted.hold.blocks(), 0) == head_of(&source, &sent, 0));
@@ -187,9 +187,9 @@ pub fn the_newest_common_protocol_is_enough(choice: &TransportChoice) {
     };
     let sink = start("d", 2, 3);
     for (source, pairs) in [(start("p-1", 1, 2), true), (start("p-2", 3, 4), true), (start("p-3", 4, 5), false)] {
-        let (outgoing, blocks) = source.offer(&sink.peer(), "r", 16, 1);
-        source.send_all(&outgoing, 16);
-        match outgoing.wait() {
+        let (put, blocks) = source.offer(&sink.peer(), "r", 16, 1);
+        source.send_all(&put, 16);
+        match put.wait() {
             Ok(_) => sink.check_adopted("r", &source, &blocks, 16),
             Err(failure) => {
                 assert!(matches!(failure, HandoffFailure::Refused { reason: RefuseReason::Protocol, .. }), "{failure}");
@@ -216,9 +216,9 @@ pub fn another_class_or_layout_is_refused_with_both_sides_named(choice: &Transpo
     ];
     for (config, said) in cases {
         let sink = config.start(choice.clone());
-        let (outgoing, _) = source.offer(&sink.peer(), "r", 16, 1);
-        source.send_all(&outgoing, 16);
-        let failure = outgoing.wait().unwrap_err();
+        let (put, _) = source.offer(&sink.peer(), "r", 16, 1);
+        source.send_all(&put, 16);
+        let failure = put.wait().unwrap_err();
         assert!(matches!(failure, HandoffFailure::Incompatible { .. }), "{failure}");
         for part in said {
             assert!(failure.to_string().contains(part), "{part} in {failure}");
@@ -236,7 +236,7 @@ pub fn impossible_blocks_are_refused_at_once(choice: &TransportChoice) {
         let blocks = GroupBlocks(vec![blocks.into_iter().map(BlockId).collect()]);
         let request_id = RequestId::try_new("r").unwrap();
         let deadline = Instant::now() + PATIENCE;
-        source.transfer.open(&sink.peer(), OpenRequest { request_id, tokens, blocks, deadline, hold: Box::new(()) })
+        source.transfer.put(&sink.peer(), PutRequest { request_id, tokens, blocks, deadline, hold: Box::new(()) })
     };
     for (blocks, tokens) in [(vec![0], 17), (vec![24], 1), (vec![1, 1], 32), (vec![0], 0)] {
         assert!(matches!(open(blocks, tokens), Err(TransferError::Blocks(_))));

@@ -2,6 +2,7 @@
 
 use super::failing::{COMMIT, OFFER};
 use crate::common::*;
+use baton_kv_transfer::shards::Assembly;
 use baton_kv_transfer::*;
 use baton_types::*;
 use std::sync::{Arc, Mutex};
@@ -67,9 +68,9 @@ impl Sharded {
     }
 
     /// Offers a sequence from every shard to every shard of `to` that holds heads of it, and sends it.
-    fn offer(&self, to: &Sharded, request: &str, seed: u32) -> Vec<Outgoing> {
+    fn offer(&self, to: &Sharded, request: &str, seed: u32) -> Vec<PutHandle> {
         let legs = self.open(to, request, seed);
-        let send = |(index, leg): (usize, Outgoing)| {
+        let send = |(index, leg): (usize, PutHandle)| {
             self.shards[index].send_all(&leg, TOKENS);
             leg
         };
@@ -77,7 +78,7 @@ impl Sharded {
     }
 
     /// Offers a sequence in the same way and sends nothing; each leg with the shard that it is of.
-    fn open(&self, to: &Sharded, request: &str, seed: u32) -> Vec<(usize, Outgoing)> {
+    fn open(&self, to: &Sharded, request: &str, seed: u32) -> Vec<(usize, PutHandle)> {
         let mut legs = Vec::new();
         for (index, node) in self.shards.iter().enumerate() {
             let count = node.map.layout().blocks_for(TOKENS as usize);
@@ -88,8 +89,8 @@ impl Sharded {
                 let peer = Peer { shard: partner, ..to.shards[usize::from(partner)].peer() };
                 let (request_id, deadline) = (RequestId::try_new(request).unwrap(), Instant::now() + PATIENCE);
                 let hold = Box::new(hold.clone());
-                let request = OpenRequest { request_id, tokens: TOKENS, blocks: blocks.clone(), deadline, hold };
-                legs.push((index, node.transfer.open(&peer, request).unwrap()));
+                let request = PutRequest { request_id, tokens: TOKENS, blocks: blocks.clone(), deadline, hold };
+                legs.push((index, node.transfer.put(&peer, request).unwrap()));
             }
         }
         legs
@@ -142,25 +143,26 @@ fn shards(choice: &TransportChoice, sources: u16, sinks: u16) {
     let (source, sink) = (Sharded::start("p", sources, 16, choice), Sharded::start("d", sinks, 32, choice));
     works(&source, &sink, 1);
     let last_sink = &sink.shards[usize::from(sinks) - 1];
-    last_sink.gate.hold(Phase::Verify);
+    last_sink.gate.hold(HoldPoint::Verify);
     let legs = source.offer(&sink, "late", 2);
     let held = sink.shard(sinks - 1).partners(sources).len();
     eventually("the last sink holds", || last_sink.transfer.stats().held == held);
     assert!(sink.joint.adopted.lock().unwrap().is_empty());
-    last_sink.transfer.cancel_incoming(&RequestId::try_new("late").unwrap(), "it fails late");
+    last_sink.transfer.cancel(&RequestId::try_new("late").unwrap(), "it fails late");
     legs.into_iter().for_each(|leg| assert!(leg.wait().is_err(), "a part was adopted without the others"));
-    last_sink.gate.open(Phase::Verify);
+    last_sink.gate.open(HoldPoint::Verify);
     source.quiet();
     sink.quiet();
 
     let last_source = &source.shards[usize::from(sources) - 1];
-    last_source.gate.hold(Phase::Commit);
-    let mut legs = source.offer(&sink, "late", 3);
+    last_source.gate.hold(HoldPoint::Commit);
+    // Another name, as another attempt has: the workers of the former may not have heard of all its ends.
+    let mut legs = source.offer(&sink, "later", 3);
     let of_last = source.shard(sources - 1).partners(sinks).len();
     eventually("the last source holds", || last_source.transfer.stats().held == of_last);
     legs.pop().expect("at least one leg").abort("it fails late");
     legs.into_iter().for_each(|leg| assert!(leg.wait().is_err(), "a part was adopted without the others"));
-    last_source.gate.open(Phase::Commit);
+    last_source.gate.open(HoldPoint::Commit);
     source.quiet();
     sink.quiet();
     assert!(sink.joint.adopted.lock().unwrap().is_empty());
@@ -242,12 +244,12 @@ pub fn doubled_commit_of_one_shard_is_not_that_of_another(choice: &TransportChoi
 pub fn shards_without_common_heads_are_refused(choice: &TransportChoice) {
     let (source, sink) = (Sharded::start("p", 2, 16, choice), Sharded::start("d", 2, 16, choice));
     let peer = Peer { shard: 1, ..sink.shards[1].peer() };
-    let (outgoing, _) = source.shards[0].offer(&peer, "r", 16, 1);
-    let failure = outgoing.wait().unwrap_err();
+    let (put, _) = source.shards[0].offer(&peer, "r", 16, 1);
+    let failure = put.wait().unwrap_err();
     assert!(failure.to_string().contains("no KV heads in common"), "{failure}");
     // And the shard that answers must be the one that was meant.
-    let (outgoing, _) = source.shards[0].offer(&sink.shards[1].peer(), "r", 16, 1);
-    let failure = outgoing.wait().unwrap_err();
+    let (put, _) = source.shards[0].offer(&sink.shards[1].peer(), "r", 16, 1);
+    let failure = put.wait().unwrap_err();
     assert!(matches!(failure, HandoffFailure::Refused { reason: RefuseReason::WrongIncarnation, .. }), "{failure}");
     source.quiet();
     sink.quiet();

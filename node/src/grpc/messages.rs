@@ -29,8 +29,15 @@ use tonic::body::Body;
 use tower_layer::Layer;
 use tower_service::Service;
 
-/// Flags and length.
-const PREFIX_BYTES: usize = 5;
+/// Flags and length, before each message.
+pub const PREFIX_BYTES: usize = 5;
+
+/// Bytes of the message behind a prefix.
+pub fn message_bytes(prefix: &[u8; PREFIX_BYTES]) -> usize {
+    let [_, length @ ..] = *prefix;
+    u32::from_be_bytes(length) as usize
+}
+
 /// The only service here that reads while it answers.
 const REFLECTION: &str = "/grpc.reflection.";
 
@@ -141,8 +148,7 @@ impl Framing {
                 let n = data.len().min(PREFIX_BYTES - self.come);
                 self.prefix[self.come..self.come + n].copy_from_slice(&data[..n]);
                 (self.come, data) = (self.come + n, &data[n..]);
-                let [_, length @ ..] = self.prefix;
-                self.left = u32::from_be_bytes(length) as usize;
+                self.left = message_bytes(&self.prefix);
             }
             let n = data.len().min(self.left);
             (self.left, data) = (self.left - n, &data[n..]);

@@ -1,10 +1,9 @@
 //! Which backend a process uses, as configured.
 
-use super::embedded::{EmbeddedRouter, EmbeddedWorker, JoinConfig, LeaseConfig};
+use super::embedded::{EmbeddedRouter, EmbeddedWorker, JoinConfig, JoinService, LeaseConfig};
 use super::etcd::{EtcdRouter, EtcdWorker, Recall};
 use super::{RouterMembership, StoreState, WorkerMembership};
 use crate::identity::Identity;
-use baton_proto::v1::membership_server::MembershipServer;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
@@ -49,7 +48,7 @@ impl RouterBackend {
     }
 
     /// The gRPC service that workers join, where there is one.
-    pub fn service(&self) -> Option<MembershipServer<EmbeddedRouter>> {
+    pub fn service(&self) -> Option<JoinService> {
         match self {
             Self::Embedded(router) => Some(router.service()),
             Self::Etcd(_) => None,

@@ -1,5 +1,7 @@
 //! Where a worker stands with its routers. Pure.
 
+pub(super) use baton_proto::convert::stored::Word;
+
 /// What one router said last, and whether it can be heard now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RouterOpinion {
@@ -7,15 +9,6 @@ pub struct RouterOpinion {
     pub connected: bool,
     /// Its last word; outlives the connection.
     pub word: Option<Word>,
-}
-
-/// A router's word on a worker.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Word {
-    /// It places work here.
-    Admitted,
-    /// It does not, and why.
-    Evicted(String),
 }
 
 /// Where a worker stands.

@@ -1,42 +1,26 @@
 //! Worker tokens to client events: text, stop strings, counts and times.
 
+use super::core::Core;
+use super::job::Job;
 use crate::models::ModelText;
 use crate::output::{Delta, Event, EventResult, Finished};
-use baton_proto::convert::finish_reason;
-use baton_proto::v1;
 use baton_text::{Detokenizer, StopMatcher};
-use baton_types::{ErrorKind, FinishReason, NumericsClass, PhaseTimings, RequestError, TokenId, TokenLogprobs, Usage};
+use baton_types::events::TransferReport;
+use baton_types::{ErrorKind, FinishReason, GeneratedToken, NumericsClass, PhaseTimings, RequestError, TokenId, Usage};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
-use tokio::sync::mpsc::error::SendTimeoutError;
+use tokio::sync::mpsc::error::TrySendError;
 use tracing::Span;
-
-/// Times of tokens, for metrics.
-pub(super) trait Clocked: Send + Sync {
-    /// The first token left, so long after the request came.
-    fn first_token(&self, after: Duration);
-    /// Another token left, so long after the one before.
-    fn next_token(&self, after: Duration);
-}
-
-/// Bounds of one answer.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct AnswerLimits {
-    /// Most tokens.
-    pub(super) max_tokens: u32,
-    /// A client that takes nothing for so long is cancelled.
-    pub(super) client_stall_max: Duration,
-}
 
 /// The answer in the making.
 pub(super) struct Answer<'a> {
+    core: &'a Core,
+    job: &'a Job,
+    /// Index of its sample.
     sample: u32,
     out: &'a mpsc::Sender<EventResult>,
-    limits: AnswerLimits,
     detokenizer: Option<Detokenizer>,
     stops: StopMatcher,
-    wants_logprobs: bool,
-    received: Instant,
     first: Option<Instant>,
     last: Option<Instant>,
     /// How long the client let it wait.
@@ -49,46 +33,28 @@ pub(super) struct Answer<'a> {
     carried: usize,
     /// Of the workers that generated them, and how many tokens there were before each.
     classes: Vec<(NumericsClass, usize)>,
-    clock: &'a dyn Clocked,
-    parent: &'a Span,
     /// From the first token to the end.
     stream: Option<Span>,
 }
 
 impl<'a> Answer<'a> {
-    #[allow(clippy::too_many_arguments)] // One caller, and every argument is of another type.
-    pub(super) fn new(
-        out: &'a mpsc::Sender<EventResult>,
-        limits: AnswerLimits,
-        (sample, text): (u32, Option<&ModelText>),
-        stops: StopMatcher,
-        wants_logprobs: bool,
-        (prompt_tokens, received): (u32, Instant),
-        clock: &'a dyn Clocked,
-        parent: &'a Span,
-    ) -> Self {
-        let usage = Usage { prompt_tokens, ..Usage::default() };
-        let (detokenizer, timings) = (text.map(ModelText::detokenizer), PhaseTimings::default());
-        let (first, last, stream, tokens, carried, classes) = (None, None, None, Vec::new(), 0, Vec::new());
+    pub(super) fn new(core: &'a Core, job: &'a Job, sample: u32, out: &'a mpsc::Sender<EventResult>) -> Self {
         Self {
+            core,
+            job,
             sample,
             out,
-            limits,
-            detokenizer,
-            stops,
-            wants_logprobs,
-            received,
-            first,
-            last,
+            detokenizer: job.model.text.as_deref().map(ModelText::detokenizer),
+            stops: job.stops.clone(),
+            first: None,
+            last: None,
             stalled: Duration::ZERO,
-            timings,
-            usage,
-            tokens,
-            carried,
-            classes,
-            clock,
-            parent,
-            stream,
+            timings: PhaseTimings::default(),
+            usage: Usage { prompt_tokens: job.tokens.len() as u32, ..Usage::default() },
+            tokens: Vec::new(),
+            carried: 0,
+            classes: Vec::new(),
+            stream: None,
         }
     }
 
@@ -136,7 +102,7 @@ impl<'a> Answer<'a> {
     }
 
     /// What a transfer took. The last one counts: those before it came to nothing.
-    pub(super) fn transferred(&mut self, done: &v1::PrefillDone) {
+    pub(super) fn transferred(&mut self, done: &TransferReport) {
         self.prefilled(Some(done.prefill_us));
         self.timings.transfer_us = Some(done.transfer_us);
         self.timings.exposed_us = Some(done.exposed_us);
@@ -157,27 +123,20 @@ impl<'a> Answer<'a> {
     /// from ends as it is handed on, with nothing between that and the beginning of `stream`.
     pub(super) async fn token(
         &mut self,
-        token: v1::Token,
+        token: GeneratedToken,
         prefill: Option<Span>,
     ) -> Result<Option<FinishReason>, RequestError> {
-        let stated = finish_reason(token.finish_reason)?;
+        if token.logprobs.is_none() && self.job.sampling.logprobs.is_some() {
+            let message = "the worker left out the log-probabilities asked for";
+            return Err(RequestError::new(ErrorKind::Internal, message));
+        }
         if self.tokens.len() == self.carried {
             self.reused(&token);
         }
         self.usage.completion_tokens += 1;
         self.tokens.push(token.id);
-        let spent = self.usage.completion_tokens >= self.limits.max_tokens;
-        let mut finish = stated.or(spent.then_some(FinishReason::Length));
-        let logprobs = match token.logprobs {
-            Some(logprobs) => vec![TokenLogprobs::try_from(logprobs)?],
-            None if self.wants_logprobs => {
-                return Err(RequestError::new(
-                    ErrorKind::Internal,
-                    "the worker left out the log-probabilities asked for",
-                ));
-            }
-            None => Vec::new(),
-        };
+        let spent = self.usage.completion_tokens >= self.job.sampling.max_tokens;
+        let mut finish = token.finish.or(spent.then_some(FinishReason::Length));
         let mut text = String::new();
         if let Some(detokenizer) = &mut self.detokenizer {
             // The token that stops is no part of the answer.
@@ -191,8 +150,10 @@ impl<'a> Answer<'a> {
                 text += &self.stops.finish();
             }
         }
-        let (sample, cached_tokens) = (self.sample, self.first.is_none().then_some(self.usage.cached_tokens));
-        self.send(Event::Delta(Delta { sample, text, token_ids: vec![token.id], logprobs, cached_tokens })).await?;
+        let logprobs = token.logprobs.into_iter().collect();
+        let cached_tokens = self.first.is_none().then_some(self.usage.cached_tokens);
+        let delta = Delta { sample: self.sample, text, token_ids: vec![token.id], logprobs, cached_tokens };
+        self.send(Event::Delta(delta)).await?;
         drop(prefill);
         self.count_time();
         Ok(finish)
@@ -200,7 +161,7 @@ impl<'a> Answer<'a> {
 
     /// What an attempt's first token tells of prefix caches. What the client is told counts as of its own first token; attempts that went on
     /// behind it computed again what they did not find cached.
-    fn reused(&mut self, first: &v1::Token) {
+    fn reused(&mut self, first: &GeneratedToken) {
         let usage = &mut self.usage;
         let cached = first.cached_tokens.unwrap_or(0);
         if self.carried > 0 {
@@ -215,21 +176,24 @@ impl<'a> Answer<'a> {
     }
 
     fn count_time(&mut self) {
-        let now = Instant::now();
+        let now = self.core.runtime.now();
         match self.last.replace(now) {
             None => {
                 self.first = Some(now);
-                self.stream = Some(tracing::info_span!(parent: self.parent, "stream"));
-                self.clock.first_token(now - self.received);
+                self.stream = Some(tracing::info_span!(parent: &self.job.span, "stream"));
+                // The request's first token is that of the sample whose first token leaves first.
+                if self.job.starts() {
+                    self.job.metrics.first_token(now - self.job.received, now);
+                }
             }
-            Some(last) => self.clock.next_token(now - last),
+            Some(last) => self.job.metrics.current().inter_token.observe((now - last).as_secs_f64()),
         }
     }
 
     /// Its end, with timings.
     pub(super) fn finished(&self, reason: FinishReason) -> Finished {
         let timings = PhaseTimings {
-            ttft_us: self.first.map(|first| micros(first - self.received)),
+            ttft_us: self.first.map(|first| micros(first - self.job.received)),
             decode_us: self.first.zip(self.last).map(|(first, last)| micros(last - first)),
             ..self.timings
         };
@@ -245,15 +209,23 @@ impl<'a> Answer<'a> {
 
     /// Sends an event. A client that reads nothing pauses the worker's stream here, and is given up after a while.
     async fn send(&mut self, event: Event) -> Result<(), RequestError> {
-        let (stall, since) = (self.limits.client_stall_max, Instant::now());
-        let sent = self.out.send_timeout(Ok(event), stall).await;
-        self.stalled += since.elapsed();
-        sent.map_err(|e| match e {
-            SendTimeoutError::Closed(_) => RequestError::new(ErrorKind::Cancelled, "the client is gone"),
-            SendTimeoutError::Timeout(_) => {
-                RequestError::new(ErrorKind::Cancelled, format!("the client read nothing for {stall:?}"))
+        let gone = || RequestError::new(ErrorKind::Cancelled, "the client is gone");
+        let event = match self.out.try_send(Ok(event)) {
+            Ok(()) => return Ok(()),
+            Err(TrySendError::Closed(_)) => return Err(gone()),
+            Err(TrySendError::Full(event)) => event,
+        };
+        let (runtime, stall) = (&*self.core.runtime, self.core.limits.client_stall_max);
+        let since = runtime.now();
+        let sent = runtime.until(since + stall, self.out.send(event)).await;
+        self.stalled += runtime.now().saturating_duration_since(since);
+        match sent {
+            Some(sent) => sent.map_err(|_| gone()),
+            None => {
+                let message = format!("the client read nothing for {stall:?}");
+                Err(RequestError::new(ErrorKind::Cancelled, message))
             }
-        })
+        }
     }
 }
 

@@ -1,22 +1,28 @@
 //! One attempt at a request on chosen workers: claim, prefill, tokens, end. It goes on where the answer stands: what the client has
 //! been sent so far is prefilled behind the prompt.
 //!
-//! Dropping the attempt drops both streams, which cancels both workers at once.
+//! Dropping the attempt drops both calls, which cancels both workers at once.
 
-use super::Core;
 use super::answer::Answer;
-use super::dial::{Spans, attempt_id, ended_early, of_worker, open_decode, open_prefill, out_of_order};
+use super::core::Core;
 use super::end;
 use super::place::Chosen;
-use super::remote::Remote;
 use super::sample::Sample;
-use crate::recovery::Phase;
-use baton_proto::v1::{self, decode_event::Event as Decode, decode_request::Prefill};
-use baton_types::{ErrorKind, FinishReason, RequestError};
-use tokio::time::timeout;
-use tonic::Streaming;
+use crate::port::{CallError, CallSpans, DecodeCall, PrefillCall, WorkerEvents};
+use crate::recovery::{FromDecode, FromPrefill, Next, Pair, PrefillFault, Step};
+use crate::workers::WorkerHandle;
+use baton_types::{
+    DecodeEvent, ErrorKind, FinishReason, GeneratedToken, PrefillEvent, RequestError, RequestId, Runtime, SequenceSpec,
+};
+use futures::StreamExt as _;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 use tracing::Span;
 use tracing::field::Empty;
+
+/// The prefill worker reports its transfer a moment after the decode worker goes on; a short answer may end before.
+const REPORT_WAIT_MAX: Duration = Duration::from_millis(100);
 
 /// An attempt that failed.
 #[derive(Clone, Debug)]
@@ -24,20 +30,20 @@ pub(super) struct Failed {
     /// What the client is told if nothing else helps.
     pub(super) error: RequestError,
     /// Where a worker failed; `None` where the request itself ended.
-    pub(super) phase: Option<Phase>,
+    pub(super) step: Option<Step>,
 }
 
 impl From<RequestError> for Failed {
     fn from(error: RequestError) -> Self {
-        Self { error, phase: None }
+        Self { error, step: None }
     }
 }
 
 impl Failed {
     /// The failure of a worker. What a worker cancelled, no client did.
-    pub(super) fn at(phase: Phase, error: RequestError) -> Self {
+    pub(super) fn at(step: Step, error: RequestError) -> Self {
         let kind = if error.kind == ErrorKind::Cancelled { ErrorKind::Unavailable } else { error.kind };
-        Self { error: RequestError { kind, ..error }, phase: Some(phase) }
+        Self { error: RequestError { kind, ..error }, step: Some(step) }
     }
 }
 
@@ -50,113 +56,379 @@ pub(super) struct Attempt<'a> {
     pub(super) number: u32,
 }
 
+/// A prefill worker that runs the prompt, and the span of that up to its first token: what it tells then is of the handoff.
+struct Prefilling<'a> {
+    worker: &'a WorkerHandle,
+    events: WorkerEvents<PrefillEvent>,
+    span: Span,
+}
+
 impl Attempt<'_> {
     /// Runs until the answer ends.
     pub(super) async fn run(&self, answer: &mut Answer<'_>) -> Result<FinishReason, Failed> {
-        let decode = &self.chosen.decode;
-        let span = tracing::info_span!(
-            parent: &self.sample.job.span, "claim", otel.kind = "client", otel.status_code = Empty, error.type = Empty,
-            baton.worker = %decode.party(), baton.attempt = self.number, baton.sample = self.sample.index, baton.replayed_tokens = answer.tokens().len(),
+        let (job, decode, replayed) = (self.sample.job, &self.chosen.decode, answer.tokens().len());
+        let claim = tracing::info_span!(
+            parent: &job.span, "claim", otel.kind = "client", otel.status_code = Empty, error.type = Empty,
+            baton.worker = %decode.party(), baton.attempt = self.number, baton.sample = self.sample.index, baton.replayed_tokens = replayed,
         );
-        self.sample.job.asks(decode);
-        let replayed = answer.tokens().len();
-        let result = self.run_under(&span, answer).await;
+        job.calls(decode);
+        let sequence = self.sequence(answer);
+        let result = async {
+            let Some(prefill) = &self.chosen.prefill else {
+                let events = self.claim(sequence, &claim).await?;
+                return self.follow_one(events, answer).await;
+            };
+            let events = self.claim(sequence.clone(), &claim).await?;
+            let span = tracing::info_span!(
+                parent: &job.span, "prefill", otel.kind = "client", otel.status_code = Empty, error.type = Empty,
+                baton.worker = %prefill.party(), baton.attempt = self.number, baton.sample = self.sample.index, baton.replayed_tokens = replayed,
+            );
+            let prefilling = self.prefill(prefill, sequence, span).await?;
+            self.follow_two(events, prefilling, answer).await
+        }
+        .await;
         // Behind the first token, the prefill has its span behind it.
-        if let Err(Failed { error, phase: Some(phase) }) = &result
-            && (*phase != Phase::Prefill || answer.tokens().len() > replayed)
+        if let Err(Failed { error, step: Some(step) }) = &result
+            && (*step != Step::Prefill || answer.tokens().len() > replayed)
         {
-            end::failed(&span, error);
+            end::failed(&claim, error);
         }
         result
     }
 
-    async fn run_under(&self, span: &Span, answer: &mut Answer<'_>) -> Result<FinishReason, Failed> {
-        let (job, decode) = (self.sample.job, &self.chosen.decode);
-        let sequence = self.sequence(answer);
-        let replayed = answer.tokens().len();
-        let how = match &self.chosen.prefill {
-            None => Prefill::Local(v1::LocalPrefill {}),
-            Some(p) => Prefill::AwaitKv(v1::AwaitKv { source: Some(p.party().clone().into()) }),
-        };
-        let spans = Spans { call: span, request: &job.span };
-        let claim = async {
-            let mut stream = open_decode(decode, job.deadline, sequence.clone(), how, spans).await?;
-            match stream.message().await.map_err(|s| of_worker(decode, &s))?.and_then(|e| e.event) {
-                Some(Decode::Claimed(_)) => Ok(stream),
-                Some(_) => Err(out_of_order(decode)),
-                None => Err(ended_early(decode)),
-            }
-        };
-        let late = |_| {
-            let message = format!(
-                "decode worker {} took no claim within {:?}",
-                decode.party().instance,
-                self.core.limits.claim_max
-            );
-            RequestError::new(ErrorKind::Unavailable, message)
-        };
-        let claimed = timeout(self.core.limits.claim_max, claim).await.map_err(late).flatten();
-        let stream = claimed.map_err(|e| Failed::at(Phase::Claim, e))?;
-        let Some(prefill) = &self.chosen.prefill else { return self.follow(stream, answer).await };
-        let span = tracing::info_span!(
-            parent: &job.span, "prefill", otel.kind = "client", otel.status_code = Empty, error.type = Empty,
-            baton.worker = %prefill.party(), baton.attempt = self.number, baton.sample = self.sample.index, baton.replayed_tokens = replayed,
-        );
-        job.asks(prefill);
-        let handover = (decode.as_ref(), self.chosen.pull_to_tokens);
-        let run = open_prefill(prefill, handover, job.deadline, sequence, Spans { call: &span, ..spans }).await;
-        let run = run.inspect_err(|e| end::failed(&span, e)).map_err(|e| Failed::at(Phase::Prefill, e))?;
-        Remote::new((self.core, self.sample), decode, stream, prefill, (run, span)).follow(answer).await
-    }
-
     /// The prompt and what was generated so far: samplers rebuild their state from the tokens.
-    fn sequence(&self, answer: &Answer<'_>) -> v1::Sequence {
+    fn sequence(&self, answer: &Answer<'_>) -> SequenceSpec {
         let job = self.sample.job;
-        let prompt = &job.tokens;
-        baton_types::SequenceSpec {
-            request_id: attempt_id(&job.id),
-            tokens: [prompt, answer.tokens()].concat(),
-            prompt_len: prompt.len(),
+        SequenceSpec {
+            request_id: attempt_id(&job.id, &*self.core.runtime),
+            tokens: [&job.tokens, answer.tokens()].concat(),
+            prompt_len: job.tokens.len(),
             sampling: job.sampling.clone(),
             sample_index: self.sample.index,
             priority: job.priority,
             cache: job.cache.clone(),
         }
-        .into()
+    }
+
+    /// Opens the call that holds the claim on the decode worker, which has a bounded time to say that the claim stands.
+    async fn claim(&self, sequence: SequenceSpec, span: &Span) -> Result<WorkerEvents<DecodeEvent>, Failed> {
+        let (job, worker, runtime) = (self.sample.job, &self.chosen.decode, &*self.core.runtime);
+        let max = self.core.limits.claim_max;
+        let claimed = async {
+            self.check_deadline()?;
+            let source = self.chosen.prefill.as_ref().map(|prefill| prefill.party());
+            let spans = CallSpans { call: span, request: &job.span };
+            let call = DecodeCall { sequence, source, deadline: job.deadline, spans };
+            let mut events = worker.link().decode(call).await.map_err(|e| of_worker(worker, e))?;
+            match events.next().await {
+                Some(Ok(DecodeEvent::Claimed)) => Ok(events),
+                Some(Ok(_)) => Err(out_of_order(worker)),
+                Some(Err(e)) => Err(of_worker(worker, e)),
+                None => Err(ended_early(worker)),
+            }
+        };
+        let late = || {
+            let message = format!("decode worker {} took no claim within {max:?}", worker.party().instance);
+            Err(RequestError::new(ErrorKind::Unavailable, message))
+        };
+        let claimed = runtime.until(runtime.now() + max, claimed).await.unwrap_or_else(late);
+        claimed.map_err(|e| Failed::at(Step::Claim, e))
+    }
+
+    /// Calls the prefill worker for the sequence that the decode worker has claimed capacity for.
+    async fn prefill<'a>(
+        &self,
+        worker: &'a Arc<WorkerHandle>,
+        sequence: SequenceSpec,
+        span: Span,
+    ) -> Result<Prefilling<'a>, Failed> {
+        let job = self.sample.job;
+        job.calls(worker);
+        let call = PrefillCall {
+            sequence,
+            sink: &self.chosen.decode.record,
+            get_to_tokens: self.chosen.get_to_tokens,
+            deadline: job.deadline,
+            spans: CallSpans { call: &span, request: &job.span },
+        };
+        let opened = async {
+            self.check_deadline()?;
+            worker.link().prefill(call).await.map_err(|e| of_worker(worker, e))
+        };
+        match opened.await {
+            Ok(events) => Ok(Prefilling { worker, events, span }),
+            Err(error) => {
+                end::failed(&span, &error);
+                Err(Failed::at(Step::Prefill, error))
+            }
+        }
+    }
+
+    fn check_deadline(&self) -> Result<(), RequestError> {
+        if self.core.runtime.now() < self.sample.job.deadline {
+            return Ok(());
+        }
+        Err(RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed before a worker was called"))
     }
 
     /// Prefill and decode on one worker.
-    async fn follow(
+    async fn follow_one(
         &self,
-        mut stream: Streaming<v1::DecodeEvent>,
+        mut events: WorkerEvents<DecodeEvent>,
         answer: &mut Answer<'_>,
     ) -> Result<FinishReason, Failed> {
         let worker = &self.chosen.decode;
-        let failed = |error| Failed::at(Phase::Decode, error);
+        let failed = |error| Failed::at(Step::Decode, error);
         loop {
-            let event = match stream.message().await.map_err(|s| failed(of_worker(worker, &s)))? {
-                Some(message) => message.event.ok_or_else(|| failed(out_of_order(worker)))?,
-                None => return Err(failed(ended_early(worker))),
-            };
-            match event {
-                Decode::Started(started) => answer.queued(self.sample.queued(), started.queue_us),
-                Decode::Token(token) => {
+            match events.next().await {
+                Some(Ok(DecodeEvent::Started { queue_us })) => answer.queued(self.sample.queued(), queue_us),
+                Some(Ok(DecodeEvent::Token(token))) => {
                     let token = sound(token).map_err(failed)?;
                     answer.prefilled(token.prefill_us);
                     if let Some(reason) = answer.token(token, None).await? {
                         return Ok(reason);
                     }
                 }
-                Decode::Claimed(_) | Decode::Adopted(_) | Decode::Waits(_) => return Err(failed(out_of_order(worker))),
+                Some(Ok(DecodeEvent::Claimed | DecodeEvent::Adopted { .. } | DecodeEvent::Waits)) => {
+                    return Err(failed(out_of_order(worker)));
+                }
+                Some(Err(error)) => return Err(failed(of_worker(worker, error))),
+                None => return Err(failed(ended_early(worker))),
             }
         }
     }
+
+    /// Prefill on one worker, decode on another: follows both until the answer ends or one of the two is at fault. The first token goes out
+    /// when the prefill worker has it, whatever the transfer does.
+    async fn follow_two(
+        &self,
+        mut decoding: WorkerEvents<DecodeEvent>,
+        Prefilling { worker: prefill, events, span }: Prefilling<'_>,
+        answer: &mut Answer<'_>,
+    ) -> Result<FinishReason, Failed> {
+        let (runtime, decode) = (&*self.core.runtime, &self.chosen.decode);
+        let (mut prefilling, mut span) = (Some(events), Some(span));
+        let mut pair: Pair<GeneratedToken, RequestError> = Pair::new(self.core.limits.retry.adopted_max);
+        let reason = loop {
+            if let Some(token) = pair.early()
+                && let Some(reason) = answer.token(token, None).await?
+            {
+                break reason;
+            }
+            let due = pair.due(runtime.now());
+            tokio::select! {
+                biased;
+                event = next(&mut prefilling), if prefilling.is_some() => {
+                    if let Some(Ok(PrefillEvent::Started { queue_us })) = &event {
+                        answer.queued(self.sample.queued(), *queue_us);
+                        continue;
+                    }
+                    let report = if let Some(Ok(PrefillEvent::Done(report))) = &event { Some(report.clone()) } else { None };
+                    let fault = |fault| match fault {
+                        PrefillFault::OutOfOrder => out_of_order(prefill),
+                        PrefillFault::NotAdopted => not_adopted(prefill, decode),
+                    };
+                    let next = pair.prefill(from_prefill(prefill, event)?, fault, runtime.now());
+                    if !pair.hears_prefill() {
+                        prefilling = None;
+                    }
+                    match next {
+                        Next::Nothing => {}
+                        Next::Token(token) => {
+                            answer.prefilled(token.prefill_us);
+                            if let Some(reason) = answer.token(token, span.take()).await? {
+                                return Ok(reason);
+                            }
+                        }
+                        Next::Done => report.iter().for_each(|report| answer.transferred(report)),
+                        Next::Failed(step, error) => {
+                            span.iter().for_each(|span| end::failed(span, &error));
+                            return Err(Failed::at(step, error));
+                        }
+                    }
+                }
+                event = decoding.next(), if pair.hears_decode() => {
+                    match &event {
+                        Some(Ok(DecodeEvent::Started { .. })) => continue,
+                        Some(Ok(DecodeEvent::Waits)) => {
+                            self.wait_or_move(answer)?;
+                            continue;
+                        }
+                        _ => {}
+                    }
+                    match pair.decode(from_decode(decode, event)?, runtime.now()) {
+                        Next::Token(token) => {
+                            if let Some(reason) = answer.token(token, None).await? {
+                                break reason;
+                            }
+                        }
+                        Next::Failed(step, error) => return Err(Failed::at(step, error)),
+                        Next::Nothing | Next::Done => {}
+                    }
+                }
+                () = sleep_until(runtime, due), if due.is_some() => {
+                    let (step, error) = pair.overdue().expect("there is something due");
+                    return Err(Failed::at(step, error));
+                }
+            }
+        };
+        // The transfer's numbers may not be there yet.
+        if let Some(mut prefilling) = prefilling {
+            let report = async {
+                while let Some(Ok(event)) = prefilling.next().await {
+                    if let PrefillEvent::Done(report) = event {
+                        return Some(report);
+                    }
+                }
+                None
+            };
+            let report = runtime.until(runtime.now() + REPORT_WAIT_MAX, report).await.flatten();
+            report.iter().for_each(|report| answer.transferred(report));
+        }
+        Ok(reason)
+    }
+
+    /// The decode worker has no room for the KV yet. That is worth nothing elsewhere, so the decode worker is waited for unless another has
+    /// room now; and a request moves once: what others take meanwhile could send it to and fro until it has no attempts left, where waiting
+    /// brings its turn.
+    fn wait_or_move(&self, answer: &Answer<'_>) -> Result<(), Failed> {
+        let (moved, decode) = (&self.sample.moved, &self.chosen.decode);
+        if moved.load(Ordering::Relaxed) || !self.sample.has_room_elsewhere(self.core, decode, answer) {
+            #[cfg(test)]
+            self.core.stays.fetch_add(1, Ordering::Relaxed);
+            return Ok(());
+        }
+        moved.store(true, Ordering::Relaxed);
+        let message = format!("decode worker {} had no room in time for the KV", decode.party().instance);
+        Err(Failed::at(Step::Claim, RequestError::new(ErrorKind::Overloaded, message)))
+    }
+}
+
+/// The next event of a prefill worker that is still heard.
+async fn next(events: &mut Option<WorkerEvents<PrefillEvent>>) -> Option<Result<PrefillEvent, CallError>> {
+    match events {
+        Some(events) => events.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn sleep_until(runtime: &dyn Runtime, at: Option<std::time::Instant>) {
+    match at {
+        Some(at) => runtime.sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// What the pairing is told of a prefill worker.
+fn from_prefill(
+    worker: &WorkerHandle,
+    event: Option<Result<PrefillEvent, CallError>>,
+) -> Result<FromPrefill<GeneratedToken, RequestError>, Failed> {
+    Ok(match event {
+        Some(Ok(PrefillEvent::Token(token))) => {
+            FromPrefill::Token(sound(token).map_err(|e| Failed::at(Step::Prefill, e))?)
+        }
+        Some(Ok(PrefillEvent::Done(_))) => FromPrefill::Done,
+        Some(Ok(PrefillEvent::Started { .. })) => FromPrefill::Ended(out_of_order(worker)),
+        // Its own queue had room, or there were no stream: it speaks of the decode worker.
+        Some(Err(error)) if error.is_no_room() => FromPrefill::NoRoom(of_worker(worker, error)),
+        Some(Err(error)) => FromPrefill::Ended(of_worker(worker, error)),
+        None => FromPrefill::Ended(ended_early(worker)),
+    })
+}
+
+/// What the pairing is told of a decode worker.
+fn from_decode(
+    worker: &WorkerHandle,
+    event: Option<Result<DecodeEvent, CallError>>,
+) -> Result<FromDecode<GeneratedToken, RequestError>, Failed> {
+    Ok(match event {
+        Some(Ok(DecodeEvent::Adopted { .. })) => FromDecode::Adopted,
+        Some(Ok(DecodeEvent::Token(token))) => {
+            FromDecode::Token(sound(token).map_err(|e| Failed::at(Step::Decode, e))?)
+        }
+        Some(Ok(DecodeEvent::Claimed | DecodeEvent::Started { .. } | DecodeEvent::Waits)) => {
+            FromDecode::Broke(out_of_order(worker))
+        }
+        Some(Err(error @ CallError::Refused(_))) => {
+            let cancelled = error.error().kind == ErrorKind::Cancelled;
+            FromDecode::Stated { cancelled, error: of_worker(worker, error) }
+        }
+        Some(Err(error)) => FromDecode::Broke(of_worker(worker, error)),
+        None => FromDecode::Broke(ended_early(worker)),
+    })
 }
 
 /// A token of the answer. One that comes with a cancel is none: the worker gave the sequence up.
-pub(super) fn sound(token: v1::Token) -> Result<v1::Token, RequestError> {
-    if token.finish_reason() == v1::FinishReason::Cancelled {
+fn sound(token: GeneratedToken) -> Result<GeneratedToken, RequestError> {
+    if token.finish == Some(FinishReason::Cancelled) {
         return Err(RequestError::new(ErrorKind::Unavailable, "the worker cancelled the request; send it again"));
     }
     Ok(token)
+}
+
+/// Hex digits that keep the name of one attempt apart from all others on a worker.
+const ATTEMPT_HEX: usize = 16;
+
+/// The name of one attempt on the workers: two clients may use one request id, and a retry may meet its own former attempt.
+fn attempt_id(request: &RequestId, runtime: &dyn Runtime) -> RequestId {
+    let kept = &request.as_str()[..request.as_str().len().min(RequestId::BYTES_MAX - ATTEMPT_HEX - 1)];
+    let id = format!("{kept}.{:016x}", runtime.random());
+    RequestId::try_new(id).expect("a cut name and hex digits are a name")
+}
+
+fn name_of(worker: &WorkerHandle) -> String {
+    format!("{} worker {}", worker.record.role.name(), worker.party().instance)
+}
+
+/// A worker's refusal, or what became of the connection to it, with its name before the message.
+fn of_worker(worker: &WorkerHandle, error: CallError) -> RequestError {
+    let who = name_of(worker);
+    let (is_gone, error) = match error {
+        CallError::Refused(error) => (false, error),
+        CallError::Lost(error) => (error.kind == ErrorKind::Unavailable, error),
+    };
+    let message = match is_gone {
+        true => format!("{who} is gone or cannot be reached ({}); send the request again", error.message),
+        false => format!("{who}: {}", error.message),
+    };
+    RequestError { message, ..error }
+}
+
+/// A worker broke the order of its events.
+fn out_of_order(worker: &WorkerHandle) -> RequestError {
+    let message = format!("{} sent an event that does not belong here", name_of(worker));
+    RequestError::new(ErrorKind::Internal, message)
+}
+
+/// A prefill worker has handed its KV over, and the decode worker says nothing of it.
+fn not_adopted(prefill: &WorkerHandle, decode: &WorkerHandle) -> RequestError {
+    let (prefill, decode) = (&prefill.party().instance, &decode.party().instance);
+    let message = format!(
+        "prefill worker {prefill} has handed the KV over and decode worker {decode} did not adopt it; send the request again"
+    );
+    RequestError::new(ErrorKind::Unavailable, message)
+}
+
+/// The stream of a worker ended although the sequence had not.
+fn ended_early(worker: &WorkerHandle) -> RequestError {
+    let message =
+        format!("{} ended its stream before the sequence was finished; send the request again", name_of(worker));
+    RequestError::new(ErrorKind::Unavailable, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use baton_node::runtime::TokioRuntime;
+
+    #[tokio::test]
+    async fn attempts_of_one_id_differ_and_stay_names() {
+        let attempt_id = |id: &RequestId| attempt_id(id, &TokioRuntime::current());
+        for id in ["a".to_owned(), "x".repeat(128)] {
+            let id = RequestId::try_new(id).unwrap();
+            assert_ne!(attempt_id(&id), attempt_id(&id));
+            assert!(attempt_id(&id).as_str().starts_with(&id.as_str()[..1]));
+        }
+    }
 }

@@ -1,12 +1,12 @@
 //! What is written down when a request ends.
 
-use super::Core;
+use super::core::Core;
 use super::job::Job;
 use crate::metrics::Outcome;
 use crate::output::Finished;
 use crate::prices::Cost;
 use crate::traces::End;
-use baton_types::{ErrorKind, FinishReason, RequestError, Usage};
+use baton_types::{ErrorKind, RequestError, Usage};
 use std::time::{Duration, Instant};
 
 /// All samples of a request together.
@@ -22,7 +22,8 @@ pub(super) struct Summary<'a> {
 /// Metrics, span, trace and log of one request.
 pub(super) fn record(core: &Core, job: &Job, result: &Result<Finished, RequestError>, summary: &Summary<'_>) {
     let Summary { usage, cost, queued, first_token } = summary;
-    let span = &job.span;
+    let (span, now) = (&job.span, core.runtime.now());
+    let took = now.saturating_duration_since(job.received);
     span.record("gen_ai.usage.input_tokens", usage.prompt_tokens);
     span.record("gen_ai.usage.output_tokens", usage.completion_tokens);
     span.record("baton.cached_tokens", usage.cached_tokens);
@@ -34,25 +35,20 @@ pub(super) fn record(core: &Core, job: &Job, result: &Result<Finished, RequestEr
     }
     let end = End {
         failed: result.as_ref().err().map(|error| error.kind),
-        took: job.received.elapsed(),
+        took,
         first_token: first_token.map(|first| first - job.received),
     };
-    core.tail.ended(span, end, &job.asked());
+    core.tail.ended(span, end, &job.called());
     let metrics = job.metrics.current();
-    metrics.end_to_end.observe(job.received.elapsed().as_secs_f64());
+    metrics.end_to_end.observe(took.as_secs_f64());
     metrics.prompt_tokens.inc_by(u64::from(usage.prompt_tokens));
     metrics.completion_tokens.inc_by(u64::from(usage.completion_tokens));
     if first_token.is_some() {
-        core.cache_metrics.ended(&job.model.card.id, &job.tenant, usage, *cost, Instant::now());
+        core.cache_metrics.ended(&job.model.card.id, &job.tenant, usage, *cost, now);
     }
     match result {
         Ok(finished) => {
-            let reason = match finished.reason {
-                FinishReason::Stop => "stop",
-                FinishReason::Length => "length",
-                FinishReason::Cancelled => "cancelled",
-            };
-            span.record("gen_ai.response.finish_reasons", reason);
+            span.record("gen_ai.response.finish_reasons", finished.reason_name());
             metrics.ended(Outcome::Ok);
         }
         Err(error) => {

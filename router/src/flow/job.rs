@@ -1,89 +1,49 @@
-//! One admitted request: what all its samples share.
+//! One request that runs: what all its samples share.
 
+use super::prepare::Prepared;
 use crate::metrics::RequestMetrics;
-use crate::request::PrefillPolicy;
-use crate::workers::{ServedModel, WorkerHandle};
-use baton_kv_cache::PrefixHash;
-use baton_text::StopMatcher;
-use baton_types::{CacheUse, RequestId, SamplingParams, TenantId, TokenId};
+use crate::workers::WorkerHandle;
 use parking_lot::Mutex;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
 use tracing::Span;
 
-/// A request with its tokens.
+/// A prepared request, and what becomes of it.
 pub(super) struct Job {
-    pub(super) id: RequestId,
-    pub(super) tenant: TenantId,
-    pub(super) model: ServedModel,
-    pub(super) tokens: Arc<[TokenId]>,
-    /// How it uses prefix caches; `None` shares nothing.
-    pub(super) cache: Option<CacheUse>,
-    /// What could be cached of its prompt.
-    pub(super) names: Arc<[PrefixHash]>,
-    pub(super) sampling: SamplingParams,
-    pub(super) stops: StopMatcher,
-    pub(super) policy: PrefillPolicy,
-    pub(super) priority: i32,
-    pub(super) received: Instant,
-    pub(super) deadline: Instant,
+    request: Arc<Prepared>,
     pub(super) span: Span,
     pub(super) metrics: RequestMetrics,
     /// Whether the first token of any sample left.
     started: AtomicBool,
     /// Whether a place was looked for.
     looked: AtomicBool,
-    /// Workers that were asked, in order.
-    asked: Mutex<Vec<Arc<WorkerHandle>>>,
+    /// Workers that were called, in order.
+    called: Mutex<Vec<Arc<WorkerHandle>>>,
 }
 
-/// What [`Job::new`] takes besides what is in the request.
-pub(super) struct Prepared {
-    pub(super) model: ServedModel,
-    pub(super) tokens: Arc<[TokenId]>,
-    pub(super) cache: Option<CacheUse>,
-    pub(super) names: Arc<[PrefixHash]>,
-    pub(super) sampling: SamplingParams,
-    pub(super) stops: StopMatcher,
-    pub(super) metrics: RequestMetrics,
-    pub(super) span: Span,
+impl Deref for Job {
+    type Target = Prepared;
+
+    fn deref(&self) -> &Prepared {
+        &self.request
+    }
 }
 
 impl Job {
-    pub(super) fn new(request: &crate::request::GenerationRequest, policy: PrefillPolicy, prepared: Prepared) -> Self {
-        let Prepared { model, tokens, cache, names, sampling, stops, metrics, span } = prepared;
-        let (id, tenant, priority) = (request.id.clone(), request.tenant.clone(), request.priority);
-        let (received, deadline) = (request.received, request.deadline);
-        Self {
-            id,
-            tenant,
-            model,
-            tokens,
-            cache,
-            names,
-            sampling,
-            stops,
-            policy,
-            priority,
-            received,
-            deadline,
-            span,
-            metrics,
-            started: AtomicBool::new(false),
-            looked: AtomicBool::new(false),
-            asked: Mutex::default(),
-        }
+    pub(super) fn new(request: Arc<Prepared>, span: Span, metrics: RequestMetrics) -> Self {
+        let (started, looked) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { request, span, metrics, started, looked, called: Mutex::default() }
     }
 
-    /// Remembers a worker that is asked: it holds a part of the trace. Attempts are bounded, so these are.
-    pub(super) fn asks(&self, worker: &Arc<WorkerHandle>) {
-        self.asked.lock().push(worker.clone());
+    /// Remembers a worker that is called: it holds a part of the trace. Attempts are bounded, so these are.
+    pub(super) fn calls(&self, worker: &Arc<WorkerHandle>) {
+        self.called.lock().push(worker.clone());
     }
 
-    /// Workers that were asked.
-    pub(super) fn asked(&self) -> Vec<Arc<WorkerHandle>> {
-        self.asked.lock().clone()
+    /// Workers that were called.
+    pub(super) fn called(&self) -> Vec<Arc<WorkerHandle>> {
+        self.called.lock().clone()
     }
 
     /// Whether this is the first time that a place is looked for.

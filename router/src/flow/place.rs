@@ -1,12 +1,12 @@
 //! Which workers an attempt runs on.
 
-use super::Core;
 use super::answer::Answer;
 use super::attempt::Failed;
-use super::sample::Sample;
+use super::core::Core;
+use super::sample::{Sample, Tried};
 use crate::placement::{Decision, Demand, Prediction, Refusal, alone, has_room, place, retry_after};
 use crate::prefixes::{Coming, Found};
-use crate::recovery::{Avoided, Circle, Phase, ProbationLimits, Retry};
+use crate::recovery::{Avoided, Circle, ProbationLimits, Retry, Step};
 use crate::workers::WorkerHandle;
 use baton_types::{NumericsClass, RequestError, Role};
 use std::sync::Arc;
@@ -26,9 +26,8 @@ pub(super) struct Chosen {
     pub(super) decode: Arc<WorkerHandle>,
     /// `None` prefills where it decodes.
     pub(super) prefill: Option<Arc<WorkerHandle>>,
-    /// Tokens of the prompt that the prefill worker has once it has read from the decode worker what it lacks of them; 0 where it reads
-    /// nothing.
-    pub(super) pull_to_tokens: u64,
+    /// Tokens of the prompt that the prefill worker has once it got from the decode worker what it lacks of them; 0 where it gets nothing.
+    pub(super) get_to_tokens: u64,
     /// When its answer comes, as of now; `None` while nothing is measured.
     pub(super) predicted: Option<Prediction>,
     /// Its prompt, in the making where it is prefilled.
@@ -37,21 +36,21 @@ pub(super) struct Chosen {
 
 impl Chosen {
     /// Remembers who is to be avoided by this request, and for a while by others.
-    pub(super) fn failed(&self, retry: &Retry, avoided: &mut Avoided, probation: &ProbationLimits) {
+    pub(super) fn failed(&self, retry: &Retry, avoided: &mut Avoided, probation: &ProbationLimits, now: Instant) {
         avoided.failed(self.prefill.as_ref().map(|prefill| prefill.party()), self.decode.party(), retry);
         for (worker, _) in retry.avoids(self.prefill.as_ref(), &self.decode).filter(|_| retry.probation) {
-            worker.probation.failed(Instant::now(), probation);
+            worker.probation.failed(now, probation);
         }
     }
 
-    /// Whether a worker that may have failed in `phase` drains.
-    pub(super) fn drains(&self, phase: Phase) -> bool {
+    /// Whether a worker that may have failed at `step` drains.
+    pub(super) fn drains(&self, step: Step) -> bool {
         let prefill = || self.prefill.as_ref().is_some_and(|p| p.is_draining());
-        match phase {
-            Phase::Place => false,
-            Phase::Claim | Phase::Decode => self.decode.is_draining(),
-            Phase::Prefill => prefill(),
-            Phase::Handoff => prefill() || self.decode.is_draining(),
+        match step {
+            Step::Place => false,
+            Step::Claim | Step::Decode => self.decode.is_draining(),
+            Step::Prefill => prefill(),
+            Step::Handoff => prefill() || self.decode.is_draining(),
         }
     }
 
@@ -63,18 +62,22 @@ impl Chosen {
     }
 }
 
+/// What a place is looked for with.
+struct Search<'a> {
+    demand: Demand,
+    /// Who has the prompt cached.
+    found: Found,
+    avoided: &'a Avoided,
+    now: Instant,
+}
+
 impl Sample<'_> {
     /// Chooses workers for the rest of the answer. One that has begun stays with its numerics class as long as a decode worker of that is
     /// left that holds it: only then is the rest the very text that it would have been.
     ///
-    /// `full` is what the last worker said that was full. It is the refusal where only such workers could serve the request: since it asks
-    /// none of them again, it would wait in vain.
-    pub(super) fn place(
-        &self,
-        core: &Core,
-        (avoided, full): (&Avoided, Option<&RequestError>),
-        answer: &Answer<'_>,
-    ) -> Result<Chosen, Failed> {
+    /// Where only workers could serve the request that were full when it asked them, what the last of them said is the refusal: since the
+    /// request asks none of them again, it would wait in vain.
+    pub(super) fn place(&self, core: &Core, tried: &Tried, answer: &Answer<'_>) -> Result<Chosen, Failed> {
         let span = tracing::info_span!(
             parent: &self.job.span,
             "place",
@@ -86,12 +89,13 @@ impl Sample<'_> {
             baton.placement.runner_up_s = Empty,
         );
         let _entered = span.enter();
-        let (now, demand) = (Instant::now(), self.demand(core, answer));
-        let found = core.prefixes.lookup(&self.job.names);
+        let now = core.runtime.now();
+        let (demand, found) = (self.demand(core, answer, now), core.prefixes.lookup(&self.job.hashes, &*core.runtime));
+        let search = Search { demand, found, avoided: &tried.avoided, now };
         let mut refusal = Refusal::NoDecodeWorker;
         for class in answer.class().map(Some).into_iter().chain([None]) {
             for circle in Circle::WIDENING {
-                match self.place_among(core, (&demand, &found), (avoided, circle, class), now) {
+                match self.place_among(core, &search, circle, class) {
                     Ok(chosen) => return Ok(chosen),
                     Err(refused) => refusal = refused,
                 }
@@ -102,24 +106,24 @@ impl Sample<'_> {
         }
         let left_are_full = || {
             let ready = core.workers.candidates(&self.job.model.key, |_| true, now).view;
-            avoided.excludes_missing(refusal.missing(), ready.iter().map(|worker| &*worker.record))
+            tried.avoided.excludes_missing(refusal.missing(), ready.iter().map(|worker| &*worker.record))
         };
-        let error = match full {
+        let error = match &tried.full {
             Some(full) if left_are_full() => {
                 RequestError { retry_after: full.retry_after.or(Some(retry_after(Duration::ZERO))), ..full.clone() }
             }
             _ => refused(&refusal),
         };
-        Err(Failed::at(Phase::Place, error))
+        Err(Failed::at(Step::Place, error))
     }
 
     /// What the rest of the answer needs.
-    fn demand(&self, core: &Core, answer: &Answer<'_>) -> Demand {
+    fn demand(&self, core: &Core, answer: &Answer<'_>, now: Instant) -> Demand {
         Demand {
             prompt_tokens: (self.job.tokens.len() + answer.tokens().len()) as u64,
             total_tokens: self.job.tokens.len() as u64 + u64::from(self.job.sampling.max_tokens),
             answer_tokens: core.experience.answer_tokens(&self.job.model.card.id, self.job.sampling.max_tokens),
-            slowness: core.experience.slowness(&self.job.model.card.id, Instant::now()),
+            slowness: core.experience.slowness(&self.job.model.card.id, now),
             longest: core.experience.longest(&self.job.model.card.id),
             policy: self.job.policy,
             turn: core.placements.load(Ordering::Relaxed),
@@ -127,44 +131,45 @@ impl Sample<'_> {
             time_left: if answer.has_started() {
                 Duration::MAX
             } else {
-                self.job.deadline.saturating_duration_since(Instant::now())
+                self.job.deadline.saturating_duration_since(now)
             },
         }
     }
 
     /// Whether a decode worker other than `than` has room for the rest of the answer at this moment.
     pub(super) fn has_room_elsewhere(&self, core: &Core, than: &WorkerHandle, answer: &Answer<'_>) -> bool {
-        let (now, demand) = (Instant::now(), self.demand(core, answer));
+        let now = core.runtime.now();
         let fits = |worker: &WorkerHandle| {
             let in_class = answer.class().is_none_or(|class| worker.record.class == *class);
             worker.party() != than.party() && !worker.probation.lasts(now) && in_class
         };
         let candidates = core.workers.candidates(&self.job.model.key, fits, now);
-        has_room(&candidates.view, &demand, &core.limits.placement)
+        has_room(&candidates.view, &self.demand(core, answer, now), &core.limits.placement)
     }
 
     /// Chooses among the workers of a circle, and of a numerics class where one is given.
     fn place_among(
         &self,
         core: &Core,
-        (demand, found): (&Demand, &Found),
-        (avoided, circle, class): (&Avoided, Circle, Option<&NumericsClass>),
-        now: Instant,
+        search: &Search<'_>,
+        circle: Circle,
+        class: Option<&NumericsClass>,
     ) -> Result<Chosen, Refusal> {
+        let Search { demand, found, avoided, now } = search;
         let fits = |worker: &WorkerHandle| {
-            let on_probation = worker.probation.lasts(now);
+            let on_probation = worker.probation.lasts(*now);
             avoided.admits(worker.party(), worker.record.role, on_probation, circle)
                 && class.is_none_or(|class| worker.record.class == *class)
         };
-        let mut candidates = core.workers.candidates(&self.job.model.key, fits, now);
+        let mut candidates = core.workers.candidates(&self.job.model.key, fits, *now);
         candidates.view.iter_mut().for_each(|worker| worker.not_with = avoided.not_with(&worker.record.party, circle));
-        core.prefixes.fill(&self.job.names, found, &mut candidates.view, now);
+        core.prefixes.fill(&self.job.hashes, found, &mut candidates.view, *now);
         if self.job.is_first_look()
             && let Some(alone) = alone(&candidates.view, demand, &core.limits.placement)
         {
             core.experience.offered(&self.job.model.card.id, alone);
         }
-        let mut draw = |n| rand::random_range(0..n);
+        let mut draw = |n| core.runtime.random_below(n);
         let decision = place(&candidates.view, demand, &core.limits.placement, &mut draw)?;
         core.placements.fetch_add(1, Ordering::Relaxed);
         explain(&decision);
@@ -179,8 +184,8 @@ impl Sample<'_> {
         let predicted = decision.predicted;
         let time = predicted.map_or(COMING_MAX, |p| p.first_token.saturating_mul(2).saturating_add(COMING_MORE));
         let computes = prefill.as_ref().unwrap_or(&decode).party();
-        let coming = core.prefixes.coming(computes, &self.job.names, now + time.min(COMING_MAX));
-        Ok(Chosen { decode, prefill, pull_to_tokens: decision.pull_to_tokens, predicted, _coming: coming })
+        let coming = core.prefixes.coming(computes, &self.job.hashes, *now + time.min(COMING_MAX));
+        Ok(Chosen { decode, prefill, get_to_tokens: decision.pull_to_tokens, predicted, _coming: coming })
     }
 }
 

@@ -1,42 +1,42 @@
 //! All samples of a request, run at once: the request ends with the last of them, or with the first that fails.
 
-use super::answer::{Answer, AnswerLimits};
+use super::answer::Answer;
+use super::core::Core;
+use super::end;
 use super::job::Job;
+use super::prepare::Admitted;
 use super::sample::Sample;
-use super::{Core, end};
-use crate::admission::Place;
 use crate::output::{Event, EventResult, Finished, Total, usage_of_all};
-use crate::quotas::Quota;
 use baton_types::{ErrorKind, RequestError};
-use futures::StreamExt as _;
 use futures::stream::FuturesUnordered;
+use futures::{FutureExt as _, StreamExt as _};
 use std::sync::Arc;
-use std::time::Instant;
 use tokio::sync::mpsc::{self, OwnedPermit};
 use tracing::Instrument;
 
-/// Starts the task of a job with a sample for each turn; it lives as long as its client listens.
-pub(super) fn start(core: &Arc<Core>, job: Job, room: (Vec<Place>, Quota), out: mpsc::Sender<EventResult>) {
+/// Starts the task of a job with a sample for each slot; it lives as long as its client listens.
+pub(super) fn start(core: &Arc<Core>, job: Job, admitted: Admitted, out: mpsc::Sender<EventResult>) {
     let span = job.span.clone();
     // Within the span for log lines that it is started in.
-    core.tasks.spawn(run(job, core.clone(), room, out).in_current_span().instrument(span));
+    let task = run(job, core.clone(), admitted, out).in_current_span().instrument(span);
+    core.runtime.spawn(core.tasks.track_future(task).boxed());
 }
 
 /// Runs the request to its end and tells the client about it. Ends early when the client goes, the deadline passes or the router stops.
-async fn run(job: Job, core: Arc<Core>, (turns, quota): (Vec<Place>, Quota), out: mpsc::Sender<EventResult>) {
+async fn run(job: Job, core: Arc<Core>, admitted: Admitted, out: mpsc::Sender<EventResult>) {
+    let Admitted { slots, quota, .. } = admitted;
     // Taken before anything else is sent: a client that stopped reading still finds out why it was cut off.
-    let mut ends: Vec<_> = turns.iter().filter_map(|_| out.clone().try_reserve_owned().ok()).collect();
-    let samples: Vec<Sample<'_>> = (0..turns.len() as u32).map(|index| Sample::new(&job, index)).collect();
-    let limits = AnswerLimits { max_tokens: job.sampling.max_tokens, client_stall_max: core.limits.client_stall_max };
-    let mut answers: Vec<_> = samples.iter().map(|sample| sample.answer(&out, limits)).collect();
-    let running = samples.iter().zip(&mut answers).zip(turns);
+    let mut ends: Vec<_> = slots.iter().filter_map(|_| out.clone().try_reserve_owned().ok()).collect();
+    let samples: Vec<Sample<'_>> = (0..slots.len() as u32).map(|index| Sample::new(&job, index)).collect();
+    let mut answers: Vec<_> = samples.iter().map(|sample| Answer::new(&core, &job, sample.index, &out)).collect();
+    let running = samples.iter().zip(&mut answers).zip(slots);
     let running: FuturesUnordered<_> =
-        running.map(|((sample, answer), turn)| sample.run(&core, turn, answer)).collect();
+        running.map(|((sample, answer), slot)| sample.run(&core, slot, answer)).collect();
     let result = tokio::select! {
         biased;
         () = out.closed() => Err(RequestError::new(ErrorKind::Cancelled, "the client is gone")),
         () = core.abort.cancelled() => Err(RequestError::new(ErrorKind::Unavailable, "the router is stopping; send the request again")),
-        () = tokio::time::sleep_until(job.deadline.into()) => {
+        () = core.runtime.sleep_until(job.deadline) => {
             Err(RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed before the answer was finished"))
         }
         result = all(running, &mut ends) => result,
@@ -51,8 +51,9 @@ async fn run(job: Job, core: Arc<Core>, (turns, quota): (Vec<Place>, Quota), out
         first_token: answers.iter().filter_map(Answer::first_token_at).min(),
     };
     end::record(&core, &job, &result, &summary);
+    let now = core.runtime.now();
     for (sample, answer) in samples.iter().zip(&answers) {
-        core.experience.learn(&job.model.card.id, &sample.ended(answer, result.is_ok()), Instant::now());
+        core.experience.learn(&job.model.card.id, &sample.ended(answer, result.is_ok(), now), now);
     }
     drop(answers);
     // Who has read the end may ask for the next.

@@ -1,13 +1,13 @@
 //! Prompts to token ids: pure compute, so off the I/O threads, a few at a time, and within the request's deadline.
 
-use crate::admission::Place;
-use crate::models::ModelText;
+use crate::admission::Slot;
 use crate::request::{Prompt, Segment};
-use baton_types::{ErrorKind, RequestError, TokenId};
+use crate::workers::ServedModel;
+use baton_node::runtime::blocking;
+use baton_types::{ErrorKind, RequestError, Runtime, TokenId};
 use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout_at;
 
 /// A prompt may take a hundred times its text while it is tokenized. One of more text than this is long.
 const LONG_BYTES: usize = 512 << 10;
@@ -35,33 +35,33 @@ impl Tokenizing {
         Ok([room, Some(self.threads.clone().acquire_owned().await?)])
     }
 
-    /// The prompt's tokens. `places` come back with them; where the request ends before, the tokenizer keeps them until it is done, so
+    /// The prompt's tokens. `slots` come back with them; where the request ends before, the tokenizer keeps them until it is done, so
     /// that requests that were given up do not make room for more work of the same kind.
     pub(super) async fn run(
         &self,
-        prompt: &Arc<Prompt>,
-        text: Option<Arc<ModelText>>,
-        tokens_max: u64,
+        runtime: &dyn Runtime,
+        prompt: Prompt,
+        model: &ServedModel,
         deadline: Instant,
-        places: Vec<Place>,
-    ) -> Result<(Vec<TokenId>, Vec<Place>), RequestError> {
-        let Some(text) = text else { return Ok((without_text(prompt)?, places)) };
+        slots: Vec<Slot>,
+    ) -> Result<(Vec<TokenId>, Vec<Slot>), RequestError> {
+        let Some(text) = model.text.clone() else { return Ok((without_text(&prompt)?, slots)) };
         let late =
-            |_| RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed before the prompt was tokenized");
-        let turn = timeout_at(deadline.into(), self.turn(text_bytes(prompt))).await.map_err(late)?;
-        let prompt = prompt.clone();
+            || RequestError::new(ErrorKind::DeadlineExceeded, "the deadline passed before the prompt was tokenized");
+        let failed = || RequestError::new(ErrorKind::Internal, "the tokenizer failed on this prompt");
+        let turn = runtime.until(deadline, self.turn(text_bytes(&prompt))).await.ok_or_else(late)?;
+        let tokens_max = model.tokens_max;
         let encode = move || {
             let _turn = turn;
-            let tokens = match &*prompt {
+            let tokens = match &prompt {
                 Prompt::Chat { messages, template_kwargs } => text.encode_chat(messages, template_kwargs, tokens_max),
                 Prompt::Segments(segments) => text.encode_segments(segments, tokens_max),
             };
-            (tokens, places)
+            (tokens, slots)
         };
-        let joined = timeout_at(deadline.into(), tokio::task::spawn_blocking(encode)).await.map_err(late)?;
-        let failed = |_| RequestError::new(ErrorKind::Internal, "the tokenizer failed on this prompt");
-        let (tokens, places) = joined.map_err(failed)?;
-        Ok((tokens?, places))
+        let encoded = runtime.until(deadline, blocking(runtime, encode)).await.ok_or_else(late)?;
+        let (tokens, slots) = encoded.ok_or_else(failed)?;
+        Ok((tokens?, slots))
     }
 }
 

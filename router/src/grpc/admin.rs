@@ -1,5 +1,7 @@
 //! `baton.v1.Admin`: what operators ask of a router, which knows the cluster and passes on what is for one worker.
 
+use super::link::GrpcConnector;
+use super::status::status_response;
 use super::trace::trace;
 use crate::status::ClusterStatus;
 use crate::workers::{Unnamed, WorkerHandle, WorkerSet};
@@ -23,14 +25,20 @@ const ANSWER_MAX: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub(crate) struct AdminService {
     workers: Arc<WorkerSet>,
+    connector: GrpcConnector,
     status: ClusterStatus,
     traces: Traces,
 }
 
 impl AdminService {
-    /// A service over the workers that this router knows, what it sees of them, and its recent traces.
-    pub(crate) fn new(workers: Arc<WorkerSet>, status: ClusterStatus, traces: Traces) -> Self {
-        Self { workers, status, traces }
+    /// A service over the workers that this router knows and reaches so, what it sees of them, and its recent traces.
+    pub(crate) fn new(
+        workers: Arc<WorkerSet>,
+        connector: GrpcConnector,
+        status: ClusterStatus,
+        traces: Traces,
+    ) -> Self {
+        Self { workers, connector, status, traces }
     }
 }
 
@@ -43,7 +51,8 @@ impl Admin for AdminService {
         let name: String = name.chars().take(NAME_CHARS_MAX).collect();
         let worker = self.workers.named(&name).map_err(|unnamed| refused(&name, &unnamed))?;
         let request = v1::DrainRequest { party: Some(worker.party().clone().into()), timeout_ms };
-        let mut client = WorkerClient::new(worker.channel());
+        let channel = self.connector.channel(&worker.record).map_err(|e| Status::unavailable(e.to_string()))?;
+        let mut client = WorkerClient::new(channel);
         let late = |_| Status::unavailable(format!("worker {} did not answer within {ANSWER_MAX:?}", worker.party()));
         let answer = timeout(ANSWER_MAX, client.drain(request)).await.map_err(late)?;
         let events = answer.map_err(|status| of_worker(&worker, &status))?.into_inner();
@@ -52,11 +61,11 @@ impl Admin for AdminService {
     }
 
     async fn status(&self, _: Request<v1::StatusRequest>) -> Result<Response<v1::StatusResponse>, Status> {
-        Ok(Response::new(self.status.answer(Instant::now())))
+        Ok(Response::new(status_response(&self.status, Instant::now())))
     }
 
     async fn trace(&self, request: Request<v1::TraceRequest>) -> Result<Response<v1::TraceResponse>, Status> {
-        trace(&self.workers, &self.traces, &request.into_inner().id).await.map(Response::new)
+        trace(&self.workers, &self.connector, &self.traces, &request.into_inner().id).await.map(Response::new)
     }
 }
 

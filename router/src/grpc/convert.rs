@@ -1,14 +1,18 @@
-//! `GenerateRequest` to the validated request.
+//! `GenerateRequest` to the request, and events to `GenerateResponse`.
 
-use crate::auth::Caller;
-use crate::cache::CacheOptions;
+use crate::cache_scope::CacheOptions;
+use crate::flow::Prepared;
 use crate::openai::kwargs;
-use crate::request::{GenerationRequest, MESSAGES_MAX, PrefillPolicy, Prompt, Sampling, Segment, request_id};
+use crate::output::{Event, Total};
+use crate::request::{MESSAGES_MAX, Parameters, PrefillPolicy, Prompt, Sampling, Segment, request_id};
+use baton_node::grpc::{TIMEOUT_HEADER, parse_timeout};
+use baton_proto::convert::finish_reason_code;
 use baton_proto::v1;
-use baton_text::{Message, Role};
+use baton_text::{Message, Role, StopMatcher};
 use baton_types::{RequestError, RequestId};
 use serde_json::{Map, Value};
-use std::time::Instant;
+use std::time::Duration;
+use tonic::metadata::MetadataMap;
 
 /// Most segments of one prompt.
 pub(super) const SEGMENTS_MAX: usize = MESSAGES_MAX;
@@ -19,25 +23,25 @@ pub(super) fn id(message: &v1::GenerateRequest, headers: &http::HeaderMap) -> (R
     request_id(Some(message.request_id.as_str()).filter(|id| !id.is_empty()).or(from_header), "request_id")
 }
 
-pub(super) fn request(
-    (id, caller): (RequestId, Caller),
-    message: v1::GenerateRequest,
-    headers: http::HeaderMap,
-    received: Instant,
-    deadline: Instant,
-) -> Result<GenerationRequest, RequestError> {
+/// `grpc-timeout`, where a call states one.
+pub(super) fn timeout(metadata: &MetadataMap) -> Result<Option<Duration>, RequestError> {
+    let Some(value) = metadata.get(TIMEOUT_HEADER) else { return Ok(None) };
+    let timeout = value.to_str().ok().and_then(parse_timeout);
+    let message = "grpc-timeout must be at most 8 digits and a unit, e.g. 1500m or 30S";
+    timeout.map(Some).ok_or_else(|| RequestError::invalid(TIMEOUT_HEADER, message))
+}
+
+/// What a message asks for.
+pub(super) fn request(message: v1::GenerateRequest) -> Result<(Parameters, Prompt), RequestError> {
     let policy = v1::PrefillPolicy::try_from(message.prefill_policy).map_err(|_| {
         RequestError::invalid("prefill_policy", "prefill_policy is unknown; take a PREFILL_POLICY_ value")
     })?;
-    Ok(GenerationRequest {
-        id,
-        tenant: caller.tenant,
-        key: caller.key,
+    let prompt = prompt(message.prompt, &message.chat_template_kwargs)?;
+    let parameters = Parameters {
         model: message.model,
-        prompt: prompt(message.prompt, &message.chat_template_kwargs)?.into(),
         sampling: sampling(message.sampling.unwrap_or_default()),
         samples: message.n.unwrap_or(1),
-        stop: message.stop,
+        stops: StopMatcher::new(&message.stop)?,
         prefill_policy: match policy {
             v1::PrefillPolicy::Unspecified => None,
             v1::PrefillPolicy::Auto => Some(PrefillPolicy::Auto),
@@ -46,10 +50,41 @@ pub(super) fn request(
         },
         priority: message.priority,
         cache: cache(message.cache_salt, message.cache.unwrap_or_default()),
-        deadline,
-        headers,
-        received,
-    })
+    };
+    Ok((parameters, prompt))
+}
+
+/// An event as a message; the first one of an answer names trace, model and seed.
+pub(super) fn response(event: Event, request: &Prepared, trace_id: Option<String>) -> v1::GenerateResponse {
+    let mut message = match event {
+        Event::Delta(delta) => v1::GenerateResponse {
+            index: delta.sample,
+            text: delta.text,
+            token_ids: delta.token_ids,
+            logprobs: delta.logprobs.into_iter().map(Into::into).collect(),
+            ..Default::default()
+        },
+        Event::Finished(finished) => v1::GenerateResponse {
+            index: finished.sample,
+            finish_reason: finish_reason_code(Some(finished.reason)),
+            usage: finished.total.as_ref().map(usage),
+            timings: Some(finished.timings.into()),
+            crossed_classes: finished.crossed_classes,
+            currency: finished.total.and_then(|total| total.cost).map(|cost| cost.currency).unwrap_or_default(),
+            ..Default::default()
+        },
+    };
+    request.id.as_str().clone_into(&mut message.request_id);
+    if let Some(trace_id) = trace_id {
+        message.trace_id = trace_id;
+        message.model.clone_from(&request.model.card.id);
+        message.seed = request.sampling.seed;
+    }
+    message
+}
+
+fn usage(total: &Total) -> v1::Usage {
+    v1::Usage { cost: total.cost.as_ref().map(|cost| cost.amount), ..total.usage.into() }
 }
 
 fn cache(salt: Option<String>, options: v1::CacheOptions) -> CacheOptions {

@@ -1,8 +1,10 @@
 //! `Admin/Trace`: gathers one recent request's spans, this router's own and those of the workers that it asked.
 
-use crate::traces::subtree;
+use super::link::GrpcConnector;
+use super::subtree::subtree;
 use crate::workers::WorkerSet;
-use baton_node::telemetry::{TraceId, Traces, summaries};
+use baton_node::grpc::summaries;
+use baton_node::telemetry::{TraceId, Traces};
 use baton_proto::v1::{self, telemetry_client::TelemetryClient};
 use futures::future::join_all;
 use std::collections::BTreeSet;
@@ -23,7 +25,12 @@ const REQUEST_ID: &str = "gen_ai.response.id";
 const WORKER: &str = "baton.worker";
 
 /// Answers [`v1::TraceRequest`].
-pub(super) async fn trace(workers: &WorkerSet, traces: &Traces, id: &str) -> Result<v1::TraceResponse, Status> {
+pub(super) async fn trace(
+    workers: &WorkerSet,
+    connector: &GrpcConnector,
+    traces: &Traces,
+    id: &str,
+) -> Result<v1::TraceResponse, Status> {
     let of_request = traces.trace_with(REQUEST_ID, id);
     let of_trace = || TraceId::from_hex(id).ok().filter(|_| id.len() == 32);
     let trace = of_request.or_else(of_trace).ok_or_else(|| unknown(traces, id))?;
@@ -37,7 +44,8 @@ pub(super) async fn trace(workers: &WorkerSet, traces: &Traces, id: &str) -> Res
     let root = spans.iter().rev().find(named).map(|span| span.span_id.clone());
     let mut processes = vec![v1::ProcessSpans { process: "router".into(), spans }];
     let mut silent = Vec::new();
-    for (process, answer) in join_all(asked.into_iter().take(WORKERS_MAX).map(|name| ask(workers, name, trace))).await {
+    let asked = asked.into_iter().take(WORKERS_MAX).map(|name| ask(workers, connector, name, trace));
+    for (process, answer) in join_all(asked).await {
         match answer {
             Ok(spans) => processes.push(v1::ProcessSpans { process, spans }),
             Err(reason) => silent.push(format!("{process} {reason}")),
@@ -50,11 +58,17 @@ pub(super) async fn trace(workers: &WorkerSet, traces: &Traces, id: &str) -> Res
     Ok(v1::TraceResponse { trace_id: trace.to_bytes().to_vec().into(), processes, silent })
 }
 
-async fn ask(workers: &WorkerSet, name: String, trace: TraceId) -> (String, Result<Vec<v1::TraceSpan>, String>) {
+async fn ask(
+    workers: &WorkerSet,
+    connector: &GrpcConnector,
+    name: String,
+    trace: TraceId,
+) -> (String, Result<Vec<v1::TraceSpan>, String>) {
     let spans = async {
         let worker = workers.named(&name).map_err(|_| "is gone, and its spans with it".to_owned())?;
         let request = v1::SpansRequest { trace_id: trace.to_bytes().to_vec().into() };
-        let mut client = TelemetryClient::new(worker.channel()).max_decoding_message_size(ANSWER_BYTES_MAX);
+        let channel = connector.channel(&worker.record).map_err(|e| format!("cannot be asked: {e}"))?;
+        let mut client = TelemetryClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
         match timeout(ANSWER_MAX, client.spans(request)).await {
             Ok(Ok(answer)) => Ok(answer.into_inner().spans),
             Ok(Err(status)) if status.code() == Code::Unimplemented => Err("is older and holds no spans".into()),

@@ -4,13 +4,15 @@ use super::body::{self, BodyError};
 use super::{HttpState, error, headers, sse, whole};
 use crate::auth::Caller;
 use crate::config::READING_COSTS;
-use crate::flow::Generation;
-use crate::openai::{AnswerHead, Common, Endpoint, chat as chat_request, completions as completions_request};
+use crate::flow::{Generation, Prepared};
+use crate::openai::{
+    AnswerHead, AnswerOptions, Common, Endpoint, chat as chat_request, completions as completions_request,
+};
 use crate::output::{Opening, cache_hit_percent};
-use crate::request::{GenerationRequest, Prompt};
+use crate::request::{Prompt, Request};
 use axum::Extension;
 use axum::body::Body;
-use axum::extract::{Request, State};
+use axum::extract::State;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::Response;
@@ -20,12 +22,14 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tokio::time::timeout;
 
-pub(super) async fn chat(state: State<HttpState>, caller: Extension<Caller>, request: Request) -> Response {
-    answer(state.0, caller.0, request, Endpoint::Chat).await
+type Call = axum::extract::Request;
+
+pub(super) async fn chat(state: State<HttpState>, caller: Extension<Caller>, call: Call) -> Response {
+    answer(state.0, caller.0, call, Endpoint::Chat).await
 }
 
-pub(super) async fn completions(state: State<HttpState>, caller: Extension<Caller>, request: Request) -> Response {
-    answer(state.0, caller.0, request, Endpoint::Completions).await
+pub(super) async fn completions(state: State<HttpState>, caller: Extension<Caller>, call: Call) -> Response {
+    answer(state.0, caller.0, call, Endpoint::Completions).await
 }
 
 /// Bodies of more bytes are read as requests beside the threads that serve connections: it takes milliseconds.
@@ -45,9 +49,9 @@ struct Head {
     deadline: Instant,
 }
 
-async fn answer(state: HttpState, caller: Caller, request: Request, endpoint: Endpoint) -> Response {
-    let received = Instant::now();
-    let (Parts { headers, extensions, .. }, body) = request.into_parts();
+async fn answer(state: HttpState, caller: Caller, call: Call, endpoint: Endpoint) -> Response {
+    let received = state.core.runtime.now();
+    let (Parts { headers, extensions, .. }, body) = call.into_parts();
     let (id, given) = headers::id(&headers);
     let deadline = given.and_then(|()| headers::deadline(&headers, state.deadlines, received));
     let response = match deadline {
@@ -106,7 +110,7 @@ async fn parse(body: Vec<u8>, endpoint: Endpoint, mut hold: Hold) -> Result<((Pr
         drop(body);
         // It takes no more than reading it.
         let held = hold.bytes();
-        hold.set((parsed.0.bytes() + parsed.1.model.len() as u64).min(held))?;
+        hold.set((parsed.0.bytes() + parsed.1.parameters.model.len() as u64).min(held))?;
         Ok((parsed, hold))
     };
     if !long {
@@ -121,15 +125,17 @@ async fn generate(state: &HttpState, body: Vec<u8>, endpoint: Endpoint, (head, h
         Ok(parsed) => parsed,
         Err(e) => return error::response(&e),
     };
-    let (options, client) = (common.options.clone(), head.client.clone());
-    let generation = state.core.generate(request(prompt, common, head)).await;
+    let Common { parameters, options } = common;
+    let Head { id, caller, client, headers, received, deadline } = head;
+    let request = Request { id, tenant: caller.tenant, key: caller.key, received, deadline, parameters };
+    let generation = state.core.generate(request, prompt, &headers).await;
     drop(hold);
     let (response, trace_id) = match generation {
         Err(refused) => (Err(refused.error), refused.trace_id),
         Ok(mut generation) => {
             let trace_id = std::mem::take(&mut generation.trace_id);
             let room = state.core.answers.hold(client);
-            (respond(state, answer_head(endpoint, options, &generation), generation, room).await, trace_id)
+            (respond(state, answer_head(endpoint, options, &generation.request), generation, room).await, trace_id)
         }
     };
     headers::add_trace(response.unwrap_or_else(|e| error::response(&e)), &trace_id)
@@ -144,11 +150,11 @@ async fn respond(
     if !head.options.stream {
         return whole::response(head, generation, room).await;
     }
-    let prompt_tokens = generation.prompt_tokens.len();
+    let prompt_tokens = head.prompt_tokens;
     // An error before the first token still gets its status; a long queue gets an open stream with keepalives instead.
     // Token ids are kept, and written once, before a client reads any of them.
     let head_bytes = if head.options.return_token_ids { prompt_tokens as u64 * ID_COSTS } else { 0 };
-    let mut opening = Opening::new(generation.samples, &generation.events, head_bytes, room)?;
+    let mut opening = Opening::new(head.samples, &generation.events, head_bytes, room)?;
     if let Ok(read) = timeout(state.sse_keepalive, opening.read(&mut generation.events)).await {
         read?;
     }
@@ -161,43 +167,22 @@ async fn respond(
     })
 }
 
-fn request(prompt: Prompt, common: Common, head: Head) -> GenerationRequest {
-    let Common { model, sampling, samples, stop, prefill_policy, priority, cache, options: _ } = common;
-    let Head { id, caller, client: _, headers, received, deadline } = head;
-    GenerationRequest {
-        id,
-        tenant: caller.tenant,
-        key: caller.key,
-        model,
-        prompt: prompt.into(),
-        sampling,
-        samples,
-        stop,
-        prefill_policy,
-        priority,
-        cache,
-        deadline,
-        headers,
-        received,
-    }
-}
-
-fn answer_head(endpoint: Endpoint, options: crate::openai::AnswerOptions, generation: &Generation) -> AnswerHead {
+fn answer_head(endpoint: Endpoint, options: AnswerOptions, request: &Prepared) -> AnswerHead {
     let prefix = match endpoint {
         Endpoint::Chat => "chatcmpl",
         Endpoint::Completions => "cmpl",
     };
-    let text = generation.model.text.clone();
+    let text = request.model.text.clone();
     AnswerHead {
         endpoint,
-        id: format!("{prefix}-{}", generation.id),
-        model: generation.model.card.id.clone(),
+        id: format!("{prefix}-{}", request.id),
+        model: request.model.card.id.clone(),
         created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()),
-        prompt_token_ids: if options.return_token_ids { generation.prompt_tokens.clone() } else { Arc::default() },
+        prompt_token_ids: if options.return_token_ids { request.tokens.clone() } else { Arc::default() },
         options,
-        prompt_tokens: generation.prompt_tokens.len(),
-        samples: generation.samples,
-        seed: generation.seed,
+        prompt_tokens: request.tokens.len(),
+        samples: request.samples,
+        seed: request.sampling.seed,
         token_text: Arc::new(move |token| text.as_ref()?.token_bytes(token)),
     }
 }

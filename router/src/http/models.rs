@@ -21,14 +21,14 @@ fn entry(name: &str, model: &ServedModel) -> Value {
 pub(super) async fn list(State(state): State<HttpState>) -> Json<Value> {
     let models = state.core.workers.models(Instant::now());
     let names: BTreeSet<&str> = models.iter().flat_map(|m| m.card.public_names()).collect();
-    let entry = |name: &str| lookup(models.clone(), name).ok().map(|m| entry(name, &m));
+    let entry = |name: &str| lookup(&models, name).ok().map(|m| entry(name, &m));
     let data: Vec<Value> = names.into_iter().filter_map(entry).collect();
     Json(json!({"object": "list", "data": data}))
 }
 
 /// One name; ids may hold slashes.
 pub(super) async fn one(State(state): State<HttpState>, Path(name): Path<String>) -> Response {
-    match lookup(state.core.workers.models(Instant::now()), &name) {
+    match lookup(&state.core.workers.models(Instant::now()), &name) {
         Ok(model) => Json(entry(&name, &model)).into_response(),
         Err(e) => error::response(&e),
     }

@@ -1,37 +1,46 @@
 //! Server-sent events: chunks, then `[DONE]`; or an error, and the end without `[DONE]`.
 
 use super::error;
-use crate::openai::{AnswerHead, Shown};
+use crate::openai::AnswerHead;
+use crate::openai::stream::{Chunks, event};
 use crate::output::{Event, EventResult, Events, Opened};
+use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
-use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
-use axum::response::{IntoResponse, Response};
-use futures::stream::{self, Stream, StreamExt as _};
-use std::collections::VecDeque;
+use axum::response::Response;
+use baton_types::RequestError;
+use futures::stream::{Stream, StreamExt as _};
 use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
+use tokio::time::{Instant, Sleep, sleep_until};
 
-const DONE: &str = "[DONE]";
+/// What has come meanwhile goes out together, up to about so many bytes.
+const PART_BYTES_MAX: usize = 16 << 10;
+const KEEPALIVE: &[u8] = b": keepalive\n\n";
 
-struct Chunks {
-    head: AnswerHead,
+/// The body of a streaming answer; dropping it drops the request.
+struct Parts {
+    chunks: Chunks,
     /// Samples whose choices are open.
     open: u32,
     /// Written before anything more is read.
     first: Opened,
-    events: Events,
-    /// Written before anything more is taken.
-    pending: VecDeque<SseEvent>,
-    /// What each sample has shown.
-    shown: Vec<Shown>,
+    /// `None` once all was read.
+    events: Option<Events>,
+    /// Something was written.
+    last: Instant,
+    /// Looks from time to time whether that was long ago.
+    silence: Pin<Box<Sleep>>,
+    keepalive: Duration,
 }
 
-/// The streaming answer; dropping its body drops the request.
+/// The streaming answer.
 pub(super) fn response(head: AnswerHead, first: Opened, events: Events, keepalive: Duration) -> Response {
-    let shown = vec![Shown::default(); head.samples as usize];
-    let chunks = Chunks { head, open: 0, first, events, pending: VecDeque::new(), shown };
-    let keepalive = KeepAlive::new().interval(keepalive).text("keepalive");
-    let mut response = Sse::new(chunks.stream()).keep_alive(keepalive).into_response();
+    let last = Instant::now();
+    let silence = Box::pin(sleep_until(last + keepalive));
+    let parts = Parts { chunks: Chunks::new(head), open: 0, first, events: Some(events), last, silence, keepalive };
+    let mut response = Response::new(Body::from_stream(parts));
     // Some clients take UTF-8 only where it is said.
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     // Proxies that buffer would turn a stream into one late body.
@@ -40,50 +49,76 @@ pub(super) fn response(head: AnswerHead, first: Opened, events: Events, keepaliv
     response
 }
 
-impl Chunks {
-    fn stream(self) -> impl Stream<Item = Result<SseEvent, Infallible>> {
-        stream::unfold(self, |mut chunks| async move { chunks.next().await.map(|event| (event, chunks)) }).map(Ok)
+impl Parts {
+    /// The next event, or the end.
+    fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Option<EventResult>> {
+        let Some(events) = &mut self.events else { return Poll::Ready(None) };
+        match self.first.next() {
+            Some(event) => Poll::Ready(Some(Ok(event))),
+            None => events.poll_next_unpin(cx),
+        }
     }
 
-    async fn next(&mut self) -> Option<SseEvent> {
+    /// Writes an event. After an error nothing follows.
+    fn write(&mut self, next: EventResult, to: &mut Vec<u8>) {
+        let written = next.and_then(|next| match next {
+            Event::Delta(delta) => self.chunks.delta(&delta, to),
+            Event::Finished(finished) => self.chunks.finished(&finished, to),
+        });
+        self.end_with_error(written, to);
+    }
+
+    fn end_with_error(&mut self, written: Result<(), RequestError>, to: &mut Vec<u8>) {
+        if let Err(error) = written {
+            self.events = None;
+            // Texts alone are always written.
+            let _ = event(&error::body(&error), to);
+        }
+    }
+
+    /// Writes what there is. `true` where nothing can follow.
+    fn fill(&mut self, to: &mut Vec<u8>, cx: &mut Context<'_>) -> bool {
         // One at a time: each may carry the prompt.
-        while self.open < self.head.samples {
+        while self.open < self.chunks.samples() && self.events.is_some() {
             self.open += 1;
-            if let Some(opening) = self.head.first_chunk(self.open - 1) {
-                return Some(chunk(opening));
+            let opened = self.chunks.opening(self.open - 1, to);
+            self.end_with_error(opened, to);
+            if !to.is_empty() {
+                return false;
             }
         }
-        loop {
-            if let Some(event) = self.pending.pop_front() {
-                return Some(event);
+        while to.len() < PART_BYTES_MAX {
+            match self.poll_event(cx) {
+                Poll::Ready(Some(next)) => self.write(next, to),
+                Poll::Ready(None) => return true,
+                Poll::Pending => break,
             }
-            let event = match self.first.next() {
-                Some(event) => Ok(event),
-                None => self.events.next().await?,
-            };
-            self.take(event);
         }
-    }
-
-    fn take(&mut self, event: EventResult) {
-        match event {
-            Ok(Event::Delta(delta)) => {
-                if let Some(shown) = self.shown.get_mut(delta.sample as usize) {
-                    self.pending.extend(self.head.delta_chunk(&delta, shown).map(chunk));
-                }
-            }
-            Ok(Event::Finished(finished)) => {
-                let shown = self.shown.get(finished.sample as usize).copied().unwrap_or_default();
-                self.pending.extend(self.head.last_chunks(&finished, &shown).into_iter().map(chunk));
-                if finished.total.is_some() {
-                    self.pending.push_back(SseEvent::default().data(DONE));
-                }
-            }
-            Err(e) => self.pending.push_back(chunk(error::body(&e).to_string())),
-        }
+        false
     }
 }
 
-fn chunk(json: String) -> SseEvent {
-    SseEvent::default().data(json)
+impl Stream for Parts {
+    type Item = Result<Bytes, Infallible>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let mut part = Vec::new();
+        let is_over = self.fill(&mut part, cx);
+        if !part.is_empty() {
+            self.last = Instant::now();
+            return Poll::Ready(Some(Ok(part.into())));
+        }
+        if is_over {
+            return Poll::Ready(None);
+        }
+        while self.silence.as_mut().poll(cx).is_ready() {
+            let (now, due) = (Instant::now(), self.last + self.keepalive);
+            if now >= due {
+                self.last = now;
+                return Poll::Ready(Some(Ok(Bytes::from_static(KEEPALIVE))));
+            }
+            self.silence.as_mut().reset(due);
+        }
+        Poll::Pending
+    }
 }

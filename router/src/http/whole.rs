@@ -3,7 +3,7 @@
 use super::headers;
 use crate::flow::Generation;
 use crate::openai::{AnswerHead, written};
-use crate::output::{Whole, cache_hit_percent, no_room};
+use crate::output::{Gathered, cache_hit_percent, no_room};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, header};
 use axum::response::Response;
@@ -27,8 +27,8 @@ impl AsRef<[u8]> for Held {
 
 /// The answer, once it is whole. Without room its generation is dropped.
 pub(super) async fn response(head: AnswerHead, generation: Generation, hold: Hold) -> Result<Response, RequestError> {
-    let (prompt_tokens, events) = (generation.prompt_tokens.len(), generation.events);
-    let whole = events.whole(hold, head.bytes_before(), |delta| head.bytes_of(delta)).await?;
+    let (prompt_tokens, events) = (head.prompt_tokens, generation.events);
+    let whole = events.gather(hold, head.bytes_before(), |delta| head.bytes_of(delta)).await?;
     let percent = cache_hit_percent(whole.total.usage.cached_tokens, prompt_tokens);
     let body = if whole.written <= LONG_ANSWER_BYTES {
         write(&head, whole)?
@@ -41,13 +41,13 @@ pub(super) async fn response(head: AnswerHead, generation: Generation, hold: Hol
     Ok(headers::add_cache_hit(response, percent))
 }
 
-fn write(head: &AnswerHead, whole: Whole) -> Result<Bytes, RequestError> {
-    let Whole { samples, total, mut hold, written } = whole;
+fn write(head: &AnswerHead, whole: Gathered) -> Result<Bytes, RequestError> {
+    let Gathered { samples, total, mut hold, written } = whole;
     let answer = head.whole(&samples, &total);
     let length = written::length(&answer);
     debug_assert!(length <= written, "{length} bytes where {written} were counted");
     hold.grow(length.saturating_sub(written)).map_err(no_room)?;
-    let json = written::write(&answer, length);
+    let json = written::write(&answer, length)?;
     drop(answer);
     drop(samples);
     hold.set(json.capacity() as u64).map_err(no_room)?;

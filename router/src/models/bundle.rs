@@ -1,14 +1,15 @@
 //! Text bundles: fetched by digest from a worker, verified, loaded once and shared.
 
 use super::ModelText;
-use baton_node::grpc::Channel;
-use baton_proto::v1::{self, worker_client::WorkerClient};
+use crate::port::{CallError, Link};
+use baton_node::runtime::blocking;
 use baton_text::{TextError, bundle};
-use baton_types::Digest;
+use baton_types::{Digest, RequestError, Runtime};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::OnceCell;
 
 /// Longest wait for a whole bundle: tens of megabytes on a slow link.
 const FETCH_MAX: Duration = Duration::from_secs(60);
@@ -19,12 +20,12 @@ const IDLE_MAX: usize = 8;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BundleError {
     /// The worker did not give it.
-    #[error("the worker does not give bundle {digest}: {status}")]
+    #[error("the worker does not give bundle {digest}: {error}")]
     Fetch {
         /// Asked for.
         digest: Digest,
         /// The answer.
-        status: Box<tonic::Status>,
+        error: RequestError,
     },
     /// It took too long.
     #[error("bundle {0} was not complete after {FETCH_MAX:?}")]
@@ -52,41 +53,138 @@ pub(crate) enum BundleError {
 
 /// Loaded bundles by digest.
 #[derive(Debug, Default)]
-pub(crate) struct TextCache(Mutex<HashMap<Digest, Arc<ModelText>>>);
+pub(crate) struct TextCache(Mutex<HashMap<Digest, Arc<OnceCell<Arc<ModelText>>>>>);
 
 impl TextCache {
-    /// The text with this digest, from the cache or from the worker behind `channel`.
-    pub(crate) async fn get(&self, digest: Digest, channel: Channel) -> Result<Arc<ModelText>, BundleError> {
-        if let Some(text) = self.0.lock().get(&digest) {
-            return Ok(text.clone());
-        }
-        let bytes = tokio::time::timeout(FETCH_MAX, fetch(digest, channel))
-            .await
-            .map_err(|_| BundleError::Timeout(digest))??;
-        let load = move || ModelText::load(&bundle::decode(&bytes)?);
-        let text = tokio::task::spawn_blocking(load).await.unwrap_or_else(|e| Err(TextError::Broken(e.to_string())));
-        let text = Arc::new(text.map_err(|source| BundleError::Content { digest, source })?);
-        let mut cache = self.0.lock();
+    /// The text with this digest, from the cache or from the worker behind `link`. Whoever asks while another one loads it waits for that;
+    /// where that fails, the next one asks its own worker.
+    pub(crate) async fn get(
+        &self,
+        digest: Digest,
+        link: &dyn Link,
+        runtime: &dyn Runtime,
+    ) -> Result<Arc<ModelText>, BundleError> {
+        self.get_or(digest, || load(digest, link, runtime)).await
+    }
+
+    async fn get_or<F>(&self, digest: Digest, load: impl FnOnce() -> F) -> Result<Arc<ModelText>, BundleError>
+    where
+        F: Future<Output = Result<Arc<ModelText>, BundleError>>,
+    {
+        self.slot(digest).get_or_try_init(load).await.cloned()
+    }
+
+    /// Where the text is, or will be. Lets go of what nobody uses or waits for.
+    fn slot(&self, digest: Digest) -> Arc<OnceCell<Arc<ModelText>>> {
+        let mut slots = self.0.lock();
+        let slot = slots.entry(digest).or_default().clone();
         let mut idle = 0;
-        cache.retain(|_, text| {
-            idle += usize::from(Arc::strong_count(text) == 1);
-            Arc::strong_count(text) > 1 || idle <= IDLE_MAX
+        slots.retain(|_, slot| {
+            let is_used = Arc::strong_count(slot) > 1 || slot.get().is_some_and(|text| Arc::strong_count(text) > 1);
+            idle += usize::from(!is_used && slot.initialized());
+            is_used || slot.initialized() && idle <= IDLE_MAX
         });
-        Ok(cache.entry(digest).or_insert(text).clone())
+        slot
     }
 }
 
-async fn fetch(digest: Digest, channel: Channel) -> Result<Vec<u8>, BundleError> {
-    let status = |status| BundleError::Fetch { digest, status: Box::new(status) };
-    let request = v1::BundleRequest { digest: digest.0.to_vec().into() };
-    let mut chunks = WorkerClient::new(channel).bundle(request).await.map_err(status)?.into_inner();
-    let mut bytes = Vec::new();
-    while let Some(chunk) = chunks.message().await.map_err(status)? {
-        bytes.extend_from_slice(&chunk.data);
-        if bytes.len() > bundle::BYTES_MAX {
-            return Err(BundleError::TooLarge(digest));
-        }
+async fn load(digest: Digest, link: &dyn Link, runtime: &dyn Runtime) -> Result<Arc<ModelText>, BundleError> {
+    let bytes = runtime.until(runtime.now() + FETCH_MAX, fetch(digest, link)).await;
+    let bytes = bytes.ok_or(BundleError::Timeout(digest))??;
+    let load = move || ModelText::load(&bundle::decode(&bytes)?);
+    let text = blocking(runtime, load).await.unwrap_or_else(|| Err(TextError::Broken("it cannot be loaded".into())));
+    Ok(Arc::new(text.map_err(|source| BundleError::Content { digest, source })?))
+}
+
+async fn fetch(digest: Digest, link: &dyn Link) -> Result<Vec<u8>, BundleError> {
+    let bytes = match link.bundle(digest, bundle::BYTES_MAX).await {
+        Ok(bytes) => bytes,
+        Err(CallError::Refused(error) | CallError::Lost(error)) => return Err(BundleError::Fetch { digest, error }),
+    };
+    if bytes.len() > bundle::BYTES_MAX {
+        return Err(BundleError::TooLarge(digest));
     }
     let got = bundle::digest(&bytes);
     if got == digest { Ok(bytes) } else { Err(BundleError::Digest { asked: digest, got }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::text::byte_bundle;
+    use futures::future::join_all;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use tokio::sync::Barrier;
+
+    fn text() -> Arc<ModelText> {
+        Arc::new(ModelText::load(&bundle::decode(&byte_bundle("")).unwrap()).unwrap())
+    }
+
+    /// Counts builds, and the most of them at the same time.
+    #[derive(Default)]
+    struct Builds {
+        all: AtomicUsize,
+        now: AtomicUsize,
+        peak: AtomicUsize,
+    }
+
+    impl Builds {
+        /// Builds a text as [`load`] does, on a thread of its own.
+        async fn build(&self) -> Result<Arc<ModelText>, BundleError> {
+            self.all.fetch_add(1, Ordering::Relaxed);
+            self.peak.fetch_max(self.now.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Relaxed);
+            let built = tokio::task::spawn_blocking(text).await.unwrap();
+            self.now.fetch_sub(1, Ordering::Relaxed);
+            Ok(built)
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn many_workers_that_begin_at_once_build_one_text_for_each_digest() {
+        const WORKERS: usize = 64;
+        const DIGESTS: usize = 2;
+        let (cache, builds) = (Arc::new(TextCache::default()), Arc::new(Builds::default()));
+        let begin = Arc::new(Barrier::new(WORKERS));
+        let workers = (0..WORKERS).map(|worker| {
+            let (cache, builds, begin) = (cache.clone(), builds.clone(), begin.clone());
+            tokio::spawn(async move {
+                begin.wait().await;
+                let digest = Digest([(worker % DIGESTS) as u8; 32]);
+                cache.get_or(digest, || builds.build()).await.unwrap()
+            })
+        });
+        let texts: Vec<_> = join_all(workers).await.into_iter().map(Result::unwrap).collect();
+        let count = |of: &AtomicUsize| of.load(Ordering::Relaxed);
+        assert_eq!(count(&builds.all), DIGESTS);
+        assert!(count(&builds.peak) <= DIGESTS);
+        for (worker, text) in texts.iter().enumerate() {
+            assert!(Arc::ptr_eq(text, &texts[worker % DIGESTS]), "worker {worker} has a text of its own");
+        }
+        // The cache's own, and one for each worker.
+        assert_eq!(Arc::strong_count(&texts[0]), WORKERS / DIGESTS + 1);
+    }
+
+    #[tokio::test]
+    async fn where_one_worker_fails_the_next_is_asked() {
+        let (cache, digest) = (TextCache::default(), Digest([1; 32]));
+        let damaged = BundleError::Digest { asked: digest, got: Digest([3; 32]) };
+        let fails = cache.get_or(digest, async || {
+            tokio::task::yield_now().await;
+            Err(damaged)
+        });
+        let waits = cache.get_or(digest, async || Ok(text()));
+        let (failed, loaded) = tokio::join!(fails, waits);
+        assert!(matches!(failed, Err(BundleError::Digest { .. })), "its own worker is not admitted");
+        let again = cache.get_or(digest, async || panic!("it is there")).await.unwrap();
+        assert!(Arc::ptr_eq(&loaded.unwrap(), &again));
+    }
+
+    #[tokio::test]
+    async fn some_texts_outlast_their_workers() {
+        let cache = TextCache::default();
+        for number in 0..=2 * IDLE_MAX as u8 {
+            cache.get_or(Digest([number; 32]), async || Ok(text())).await.unwrap();
+        }
+        assert_eq!(cache.0.lock().len(), IDLE_MAX + 1, "beside the last one");
+    }
 }

@@ -3,34 +3,35 @@
 use crate::workers::ServedModel;
 use baton_types::{ErrorKind, RequestError};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 /// The model behind `name`; empty names the only one, by its id. Among several that share a name, ids win over further names, and the rest is
 /// decided by key, so that all routers decide alike.
-pub(crate) fn lookup(models: Vec<ServedModel>, name: &str) -> Result<ServedModel, RequestError> {
+pub(crate) fn lookup(models: &[Arc<ServedModel>], name: &str) -> Result<Arc<ServedModel>, RequestError> {
     if models.is_empty() {
         return Err(RequestError::new(ErrorKind::Unavailable, "no decode worker is ready to serve; try again later"));
     }
     if name.is_empty() {
         // Workers that are being changed may be several kinds of one model.
-        let id = models[0].card.id.clone();
-        if models.iter().all(|m| m.card.id == id) {
-            return lookup(models, &id);
+        let id = &models[0].card.id;
+        if models.iter().all(|m| m.card.id == *id) {
+            return lookup(models, id);
         }
         return Err(RequestError::invalid(
             "model",
-            format!("several models are served, name one of {}", names(&models)),
+            format!("several models are served, name one of {}", names(models)),
         ));
     }
     let called = models.iter().filter(|m| m.card.names().any(|n| n == name));
     let best = called.min_by_key(|m| (m.card.id != name, &m.key));
     best.cloned().ok_or_else(|| RequestError {
         param: Some("model".into()),
-        ..RequestError::new(ErrorKind::ModelNotFound, format!("no model {name:.256?} here; served: {}", names(&models)))
+        ..RequestError::new(ErrorKind::ModelNotFound, format!("no model {name:.256?} here; served: {}", names(models)))
     })
 }
 
 /// Names that clients are told of, of all models, once each.
-fn names(models: &[ServedModel]) -> String {
+fn names(models: &[Arc<ServedModel>]) -> String {
     let names: BTreeSet<&str> = models.iter().flat_map(|m| m.card.public_names()).collect();
     names.into_iter().collect::<Vec<_>>().join(", ")
 }
@@ -42,22 +43,22 @@ mod tests {
     use crate::workers::ModelKey;
     use baton_types::Role;
 
-    fn model(id: &str, served: &[&str]) -> ServedModel {
+    fn model(id: &str, served: &[&str]) -> Arc<ServedModel> {
         let mut card = record(Role::Decode, "d").card;
         card.id = id.into();
         card.served_names = served.iter().map(|s| (*s).to_owned()).collect();
-        ServedModel { key: ModelKey::from(&card), card, text: None, tokens_max: 10 }
+        Arc::new(ServedModel { key: ModelKey::from(&card), card, text: None, tokens_max: 10 })
     }
 
     #[test]
     fn names_of_files_are_told_to_nobody() {
         let file = "SmolLM2-135M-Instruct.Q4_1";
-        let models = || vec![model(file, &[file, "smollm2", "small"]), model("org/plain", &["org/plain"])];
-        let told = lookup(models(), "nobody").unwrap_err().message;
+        let models = vec![model(file, &[file, "smollm2", "small"]), model("org/plain", &["org/plain"])];
+        let told = lookup(&models, "nobody").unwrap_err().message;
         assert!(told.ends_with("served: org/plain, small, smollm2"), "{told}");
-        let told = lookup(models(), "").unwrap_err().message;
+        let told = lookup(&models, "").unwrap_err().message;
         assert!(told.ends_with("name one of org/plain, small, smollm2"), "{told}");
-        assert_eq!(lookup(models(), file).unwrap().card.id, file, "who knows it may go on asking for it");
+        assert_eq!(lookup(&models, file).unwrap().card.id, file, "who knows it may go on asking for it");
     }
 
     #[test]
@@ -74,7 +75,7 @@ mod tests {
             (vec![], "a", Err(ErrorKind::Unavailable)),
         ];
         for (models, name, expected) in cases {
-            let found = lookup(models, name).map(|m| m.card.id).map_err(|e| e.kind);
+            let found = lookup(&models, name).map(|m| m.card.id.clone()).map_err(|e| e.kind);
             assert_eq!(found.as_deref().map_err(|e| *e), expected, "{name:?}");
         }
     }

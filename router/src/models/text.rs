@@ -17,6 +17,9 @@ impl ModelText {
     /// Loads a bundle; takes long for large vocabularies.
     pub(crate) fn load(bundle: &TextBundle) -> Result<Self, TextError> {
         let tokenizer = Tokenizer::from_bundle(bundle)?;
+        if let Some(reason) = tokenizer.slow_because() {
+            tracing::info!(reason, "tokenizes a model's text by the slower library");
+        }
         let template = match ChatTemplate::from_bundle(bundle, &tokenizer) {
             Ok(template) => Some(template),
             Err(TextError::NoChatTemplate) => None,

@@ -1,11 +1,11 @@
-//! Answers: one body, or chunks of a stream. Both borrow what they say, and become JSON only as it is written.
+//! Answers in one body. They borrow what they say, and become JSON only as it is written.
 
 use super::common::AnswerOptions;
 use super::logprobs::{Logprobs, TextOfToken};
 use super::shapes::{Body, Choice, Ended, Said, UsageField};
 use super::written::length;
 use crate::output::{Delta, Finished, Total};
-use baton_types::{FinishReason, TokenId};
+use baton_types::TokenId;
 use serde::Serialize;
 use std::sync::Arc;
 
@@ -43,24 +43,6 @@ pub(crate) struct AnswerHead {
     pub(crate) token_text: TextOfToken,
 }
 
-/// What a client has seen of one choice of a stream.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Shown {
-    /// Tokens generated.
-    pub(crate) tokens: usize,
-    /// Characters of text.
-    pub(crate) chars: usize,
-}
-
-/// OpenAI's names.
-pub(crate) fn finish_reason(reason: FinishReason) -> &'static str {
-    match reason {
-        FinishReason::Stop => "stop",
-        FinishReason::Length => "length",
-        FinishReason::Cancelled => "cancelled",
-    }
-}
-
 /// More than a choice takes besides what was generated: its names, its timings, the classes that it crossed.
 const CHOICE_BYTES: u64 = 1 << 10;
 /// Around a text.
@@ -69,7 +51,7 @@ const QUOTES_BYTES: u64 = 2;
 const OFFSET_BYTES: u64 = 10;
 
 impl AnswerHead {
-    fn body<'a>(&'a self, chunk: bool, choices: Vec<Choice<'a>>) -> Body<'a> {
+    pub(super) fn body<'a>(&'a self, chunk: bool, choices: Vec<Choice<'a>>) -> Body<'a> {
         let object = match (self.endpoint, chunk) {
             (Endpoint::Chat, true) => "chat.completion.chunk",
             (Endpoint::Chat, false) => "chat.completion",
@@ -78,18 +60,7 @@ impl AnswerHead {
         Body { id: &self.id, object, created: self.created, model: &self.model, choices, ..Body::default() }
     }
 
-    /// A chunk of a choice that has shown what `shown` says.
-    fn chunk<'a>(&'a self, choice: Choice<'a>, shown: &Shown) -> Body<'a> {
-        let usage = if self.options.continuous_usage {
-            Some(UsageField::so_far(self.prompt_tokens, shown.tokens))
-        } else {
-            // Every chunk but the last carries the field, as OpenAI has it.
-            self.options.include_usage.then_some(UsageField::None)
-        };
-        Body { usage, ..self.body(true, vec![choice]) }
-    }
-
-    fn choice<'a>(&self, index: u32, said: Said<'a>) -> Choice<'a> {
+    pub(super) fn choice<'a>(&self, index: u32, said: Said<'a>) -> Choice<'a> {
         Choice {
             index,
             said,
@@ -99,53 +70,6 @@ impl AnswerHead {
             prompt_token_ids: None,
             ended: None,
         }
-    }
-
-    /// The chunk that opens a choice of a stream, where the shape has any.
-    pub(crate) fn first_chunk(&self, sample: u32) -> Option<String> {
-        let ids = self.options.return_token_ids;
-        let said = match self.endpoint {
-            Endpoint::Chat => Said::opening(),
-            Endpoint::Completions if ids => Said::Text(""),
-            Endpoint::Completions => return None,
-        };
-        let mut chunk = self.chunk(self.choice(sample, said), &Shown::default());
-        if ids {
-            self.add_prompt_tokens(&mut chunk);
-        }
-        Some(json(&chunk))
-    }
-
-    /// A chunk for a delta; `None` where the client would see nothing new. `shown` is what it has seen of the choice.
-    pub(crate) fn delta_chunk(&self, delta: &Delta, shown: &mut Shown) -> Option<String> {
-        shown.tokens += delta.token_ids.len();
-        if delta.text.is_empty() && delta.logprobs.is_empty() && !self.options.return_token_ids {
-            return None;
-        }
-        let said = match self.endpoint {
-            Endpoint::Chat => Said::more(&delta.text),
-            Endpoint::Completions => Said::Text(&delta.text),
-        };
-        let logprobs = self.logprobs(delta, shown.chars);
-        shown.chars += logprobs.map_or(0, |logprobs| logprobs.chars());
-        let choice = Choice { logprobs, token_ids: self.token_ids(delta), ..self.choice(delta.sample, said) };
-        Some(json(&self.chunk(choice, shown)))
-    }
-
-    /// The chunks that close a choice: finish reason, and with the last one the usage where asked for.
-    pub(crate) fn last_chunks(&self, finished: &Finished, shown: &Shown) -> Vec<String> {
-        let said = match self.endpoint {
-            Endpoint::Chat => Said::nothing(),
-            Endpoint::Completions => Said::Text(""),
-        };
-        let finish_reason = Some(finish_reason(finished.reason));
-        let choice = Choice { finish_reason, ..self.choice(finished.sample, said) };
-        let end = Body { ended: Some(Ended::new(finished)), seed: Some(self.seed), ..self.chunk(choice, shown) };
-        let mut chunks = vec![json(&end)];
-        if let Some(total) = finished.total.as_ref().filter(|_| self.options.include_usage) {
-            chunks.push(json(&Body { usage: Some(UsageField::of(total)), ..self.body(true, Vec::new()) }));
-        }
-        chunks
     }
 
     /// The whole answer in one body. What one choice has to itself stands beside it, and in it where there are several.
@@ -193,13 +117,13 @@ impl AnswerHead {
         };
         Choice {
             logprobs: self.logprobs(answer, 0),
-            finish_reason: Some(finish_reason(finished.reason)),
+            finish_reason: Some(finished.reason_name()),
             token_ids: self.token_ids(answer),
             ..self.choice(finished.sample, said)
         }
     }
 
-    fn add_prompt_tokens<'a>(&'a self, body: &mut Body<'a>) {
+    pub(super) fn add_prompt_tokens<'a>(&'a self, body: &mut Body<'a>) {
         let ids = Some(&*self.prompt_token_ids);
         match self.endpoint {
             Endpoint::Chat => body.prompt_token_ids = ids,
@@ -207,19 +131,12 @@ impl AnswerHead {
         }
     }
 
-    fn token_ids<'a>(&self, delta: &'a Delta) -> Option<&'a [TokenId]> {
+    pub(super) fn token_ids<'a>(&self, delta: &'a Delta) -> Option<&'a [TokenId]> {
         self.options.return_token_ids.then_some(&delta.token_ids)
     }
 
-    fn logprobs<'a>(&'a self, delta: &'a Delta, offset: usize) -> Option<Logprobs<'a>> {
+    pub(super) fn logprobs<'a>(&'a self, delta: &'a Delta, offset: usize) -> Option<Logprobs<'a>> {
         let (endpoint, token_text) = (self.endpoint, &self.token_text);
         (!delta.logprobs.is_empty()).then_some(Logprobs { endpoint, delta, token_text, offset })
     }
-}
-
-/// A chunk of a stream, which is short.
-fn json(chunk: &Body<'_>) -> String {
-    let json = serde_json::to_string(chunk);
-    debug_assert!(json.is_ok(), "names are strings");
-    json.unwrap_or_default()
 }

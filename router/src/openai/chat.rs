@@ -47,10 +47,10 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     let mut common = take_common(&mut fields)?;
     // The newer name wins, as it does with OpenAI.
     if let Some(max) = fields.take("max_completion_tokens")? {
-        common.sampling.max_tokens = Some(max);
+        common.parameters.sampling.max_tokens = Some(max);
     }
     let top = fields.take::<u32>("top_logprobs")?;
-    common.sampling.logprobs = match (fields.take::<bool>("logprobs")?.unwrap_or(false), top) {
+    common.parameters.sampling.logprobs = match (fields.take::<bool>("logprobs")?.unwrap_or(false), top) {
         (true, top) => Some(top.unwrap_or(0)),
         (false, None | Some(0)) => None,
         (false, Some(_)) => {

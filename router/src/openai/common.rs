@@ -2,8 +2,9 @@
 
 use super::fields::{Fields, Policy, Row, only_empty, only_null};
 use super::json;
-use crate::cache::CacheOptions;
-use crate::request::{PrefillPolicy, STOP_STRINGS_MAX, Sampling, check_stop_strings};
+use crate::cache_scope::CacheOptions;
+use crate::request::{Parameters, Sampling};
+use baton_text::{STOPS_MAX, StopMatcher};
 use baton_types::{RequestError, TokenId};
 use serde::Deserialize;
 use serde_json::Value;
@@ -87,22 +88,10 @@ struct StreamOptions {
 /// What both kinds of requests ask for.
 #[derive(Debug)]
 pub(crate) struct Common {
-    /// Empty where absent.
-    pub(crate) model: String,
-    /// Without `max_tokens` defaults and `logprobs`, which differ.
-    pub(crate) sampling: Sampling,
-    /// How many answers.
-    pub(crate) samples: u32,
-    /// Checked stop strings.
-    pub(crate) stop: Vec<String>,
+    /// Of the request; `max_tokens` defaults and `logprobs` differ between the two.
+    pub(crate) parameters: Parameters,
     /// Shape of the answer.
     pub(crate) options: AnswerOptions,
-    /// Overrides the router's policy.
-    pub(crate) prefill_policy: Option<PrefillPolicy>,
-    /// Higher goes first.
-    pub(crate) priority: i32,
-    /// How it uses prefix caches.
-    pub(crate) cache: CacheOptions,
 }
 
 #[derive(Default, Deserialize)]
@@ -128,8 +117,7 @@ pub(super) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestErro
         let message = "stream_options.continuous_usage_stats needs stream_options.include_usage: true";
         return Err(RequestError::invalid("stream_options", message));
     }
-    let stop = take_stop(fields)?;
-    check_stop_strings(&stop)?;
+    let stops = StopMatcher::new(&take_stop(fields)?)?;
     let sampling = Sampling {
         temperature: fields.take("temperature")?,
         top_p: fields.take("top_p")?,
@@ -145,19 +133,21 @@ pub(super) fn take_common(fields: &mut Fields<'_>) -> Result<Common, RequestErro
         logprobs: None,
     };
     Ok(Common {
-        model: fields.take("model")?.unwrap_or_default(),
-        sampling,
-        samples: fields.take("n")?.unwrap_or(1),
-        stop,
+        parameters: Parameters {
+            model: fields.take("model")?.unwrap_or_default(),
+            sampling,
+            samples: fields.take("n")?.unwrap_or(1),
+            stops,
+            prefill_policy: fields.take("prefill_policy")?,
+            priority: fields.take("priority")?.unwrap_or(0),
+            cache: take_cache(fields)?,
+        },
         options: AnswerOptions {
             stream,
             include_usage: stream_options.include_usage.unwrap_or(false),
             continuous_usage: stream_options.continuous_usage_stats.unwrap_or(false),
             return_token_ids: fields.take("return_token_ids")?.unwrap_or(false),
         },
-        prefill_policy: fields.take("prefill_policy")?,
-        priority: fields.take("priority")?.unwrap_or(0),
-        cache: take_cache(fields)?,
     })
 }
 
@@ -179,9 +169,9 @@ fn take_stop(fields: &mut Fields<'_>) -> Result<Vec<String>, RequestError> {
         return Ok(vec![one]);
     }
     let shape = || RequestError::invalid("stop", "stop must be a string or a list of strings");
-    match json::items(stop.get(), STOP_STRINGS_MAX).map_err(|_| shape())? {
+    match json::items(stop.get(), STOPS_MAX).map_err(|_| shape())? {
         Some(items) => items.into_iter().map(|item| json::text(item).ok_or_else(shape)).collect(),
-        None => Err(RequestError::invalid("stop", format!("stop takes at most {STOP_STRINGS_MAX} strings"))),
+        None => Err(RequestError::invalid("stop", format!("stop takes at most {STOPS_MAX} strings"))),
     }
 }
 

@@ -22,8 +22,8 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     let table: Vec<Row> = COMPLETIONS.iter().chain(COMMON).copied().collect();
     let mut fields = Fields::parse(body, &table)?;
     let mut common = take_common(&mut fields)?;
-    common.sampling.max_tokens_default = Some(MAX_TOKENS_DEFAULT);
-    common.sampling.logprobs = fields.take("logprobs")?;
+    common.parameters.sampling.max_tokens_default = Some(MAX_TOKENS_DEFAULT);
+    common.parameters.sampling.logprobs = fields.take("logprobs")?;
     let prompt = fields.take_raw("prompt").ok_or_else(|| RequestError::invalid("prompt", "prompt is required"))?;
     let segment = segment(prompt.get())?;
     if matches!(&segment, Segment::Tokens(t) if t.is_empty()) {

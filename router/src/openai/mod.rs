@@ -10,11 +10,12 @@ pub(crate) mod fields;
 pub(crate) mod json;
 pub(crate) mod logprobs;
 mod shapes;
+pub(crate) mod stream;
 pub(crate) mod written;
 
 #[cfg(test)]
 mod tests;
 
-pub(crate) use answer::{AnswerHead, Endpoint, Shown};
+pub(crate) use answer::{AnswerHead, Endpoint};
 pub(crate) use common::{AnswerOptions, Common};
 pub(crate) use json::kwargs;

@@ -1,7 +1,8 @@
+use super::stream::Chunks;
 use super::*;
 use crate::request::{Prompt, Segment};
 use baton_text::{Content, Message, Role};
-use baton_types::ErrorKind;
+use baton_types::{ErrorKind, RequestError};
 use serde_json::{Value, json};
 
 /// A body with one more field.
@@ -20,7 +21,7 @@ fn completion() -> Value {
 
 #[test]
 fn the_last_one_of_a_name_counts_and_null_is_none() {
-    let samples = |body: &str| completions::parse(body.as_bytes()).unwrap().1.samples;
+    let samples = |body: &str| completions::parse(body.as_bytes()).unwrap().1.parameters.samples;
     assert_eq!(samples(r#"{"prompt": "x", "n": 2, "n": 3}"#), 3);
     assert_eq!(samples(r#"{"prompt": "x", "n": 2, "n": null}"#), 1);
 }
@@ -176,12 +177,12 @@ fn chat_parts_and_roles() {
     assert_eq!(messages[1].extra["name"], json!("ann"));
     assert_eq!(template_kwargs["enable_thinking"], json!(false));
     assert!(common.options.stream && common.options.include_usage);
-    let s = common.sampling;
+    let (s, mut stops) = (common.parameters.sampling, common.parameters.stops);
     assert_eq!(
         (s.max_tokens, s.max_tokens_default, s.logprobs, s.seed, s.top_k),
         (Some(7), None, Some(2), Some(u64::MAX), Some(0))
     );
-    assert_eq!(common.stop, ["END"]);
+    assert!(stops.push("EN").1.is_none() && stops.push("D").1.is_some());
 }
 
 #[test]
@@ -203,7 +204,7 @@ fn completion_prompts() {
         match (parsed, expected) {
             (Ok((prompt, common)), Some(segment)) => {
                 assert_eq!(prompt, Prompt::Segments(vec![segment]));
-                assert_eq!(common.sampling.max_tokens_default, Some(16));
+                assert_eq!(common.parameters.sampling.max_tokens_default, Some(16));
             }
             (Err(error), None) => assert_eq!(error.param.as_deref(), Some("prompt"), "{value}"),
             (parsed, _) => panic!("{value}: {parsed:?}"),
@@ -211,7 +212,7 @@ fn completion_prompts() {
     }
 }
 
-fn head(endpoint: Endpoint) -> AnswerHead {
+pub(super) fn head(endpoint: Endpoint) -> AnswerHead {
     AnswerHead {
         endpoint,
         id: "id".into(),
@@ -230,30 +231,38 @@ fn read(chunk: &str) -> Value {
     serde_json::from_str(chunk).unwrap()
 }
 
-fn opening(head: &AnswerHead) -> Vec<Value> {
-    (0..head.samples).filter_map(|sample| head.first_chunk(sample)).map(|chunk| read(&chunk)).collect()
+/// The chunks that are written, without the end of the stream.
+fn written(write: impl FnOnce(&mut Vec<u8>) -> Result<(), RequestError>) -> Vec<Value> {
+    let mut events = Vec::new();
+    write(&mut events).unwrap();
+    let events = String::from_utf8(events).unwrap();
+    let events = events.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").unwrap());
+    events.filter(|event| *event != "[DONE]").map(read).collect()
 }
 
-fn closing(head: &AnswerHead, finished: &crate::output::Finished, shown: &Shown) -> Vec<Value> {
-    head.last_chunks(finished, shown).iter().map(|chunk| read(chunk)).collect()
+fn opening(chunks: &Chunks) -> Vec<Value> {
+    (0..chunks.samples()).flat_map(|sample| written(|to| chunks.opening(sample, to))).collect()
+}
+
+fn closing(chunks: &Chunks, finished: &crate::output::Finished) -> Vec<Value> {
+    written(|to| chunks.finished(finished, to))
 }
 
 #[test]
 fn usage_so_far_stands_in_every_chunk_that_asks_for_it() {
     for endpoint in [Endpoint::Chat, Endpoint::Completions] {
         let options = AnswerOptions { stream: true, include_usage: true, continuous_usage: true, ..Default::default() };
-        let head = AnswerHead { options, ..head(endpoint) };
-        let mut shown = Shown::default();
-        for chunk in opening(&head) {
+        let mut chunks = Chunks::new(AnswerHead { options, ..head(endpoint) });
+        for chunk in opening(&chunks) {
             assert_eq!(chunk["usage"]["completion_tokens"], json!(0), "{chunk}");
         }
         // The first token shows nothing yet, and counts.
         let delta = |text: &str| crate::output::Delta { text: text.into(), token_ids: vec![5], ..Default::default() };
-        assert_eq!(head.delta_chunk(&delta(""), &mut shown), None);
-        let chunk = read(&head.delta_chunk(&delta("x"), &mut shown).unwrap());
+        assert!(written(|to| chunks.delta(&delta(""), to)).is_empty());
+        let chunk = &written(|to| chunks.delta(&delta("x"), to))[0];
         let expected = json!({"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5});
         assert_eq!(chunk["usage"], expected, "{chunk}");
-        let last = closing(&head, &finished(0, &[]), &shown);
+        let last = closing(&chunks, &finished(0, &[]));
         assert_eq!(last[0]["usage"], expected);
         assert!(last[1]["choices"].as_array().is_some_and(Vec::is_empty) && last[1]["usage"].is_object());
     }
@@ -300,7 +309,7 @@ fn answers_that_crossed_classes_say_so_and_no_others() {
             serde_json::to_value(head.whole(&[(Default::default(), finished.clone())], &Default::default())).unwrap()
         };
         assert_eq!(whole(&crossed)["crossed_classes"], json!(["a/r1", "a/r2"]));
-        assert_eq!(closing(&head, &crossed, &Shown::default())[0]["crossed_classes"], json!(["a/r1", "a/r2"]));
+        assert_eq!(closing(&Chunks::new(head.clone()), &crossed)[0]["crossed_classes"], json!(["a/r1", "a/r2"]));
         assert_eq!(whole(&finished(0, &[])).get("crossed_classes"), None);
     }
 }
@@ -320,10 +329,11 @@ fn samples_are_choices() {
         }
         assert!(body["timings"].is_null() && body["usage"].is_object() && body["seed"] == json!(1), "{body}");
         let opened = if endpoint == Endpoint::Chat { 2 } else { 0 };
-        assert_eq!(opening(&head).len(), opened);
+        let mut chunks = Chunks::new(head.clone());
+        assert_eq!(opening(&chunks).len(), opened);
         let delta = crate::output::Delta { sample: 1, text: "x".into(), ..Default::default() };
-        assert_eq!(read(&head.delta_chunk(&delta, &mut Shown::default()).unwrap())["choices"][0]["index"], json!(1));
-        assert_eq!(closing(&head, &samples[1].1, &Shown::default())[0]["choices"][0]["index"], json!(1));
+        assert_eq!(written(|to| chunks.delta(&delta, to))[0]["choices"][0]["index"], json!(1));
+        assert_eq!(closing(&chunks, &samples[1].1)[0]["choices"][0]["index"], json!(1));
     }
 }
 
@@ -338,8 +348,15 @@ fn logprobs_have_both_shapes() {
         cached_tokens: None,
     };
     let shape = |endpoint| {
-        let mut shown = Shown { tokens: 0, chars: 3 };
-        read(&head(endpoint).delta_chunk(&delta, &mut shown).unwrap())["choices"][0]["logprobs"].to_string()
+        let mut chunks = Chunks::new(head(endpoint));
+        let before = crate::output::Delta {
+            text: "aaa".into(),
+            token_ids: vec![97; 3],
+            logprobs: vec![logprobs(-0.5, vec![]); 3],
+            ..Default::default()
+        };
+        written(|to| chunks.delta(&before, to));
+        written(|to| chunks.delta(&delta, to))[0]["choices"][0]["logprobs"].to_string()
     };
     expect_test::expect![[r#"{"content":[{"token":"a","logprob":-0.5,"bytes":[97],"top_logprobs":[{"token":"a","logprob":-0.5,"bytes":[97]},{"token":"b","logprob":-9999.0,"bytes":[98]}]},{"token":"token_id:300","logprob":-1.0,"bytes":null,"top_logprobs":[]}],"refusal":null}"#]]
     .assert_eq(&shape(Endpoint::Chat));
@@ -380,8 +397,8 @@ fn whole_answers_have_their_shape() {
         let all: Vec<_> = (0..samples).map(|sample| (generated(), finished(sample, &[]))).collect();
         let total = total();
         let whole = head.whole(&all, &total);
-        let length = written::length(&whole);
-        let json = String::from_utf8(written::write(&whole, length)).unwrap();
+        let length = super::written::length(&whole);
+        let json = String::from_utf8(super::written::write(&whole, length).unwrap()).unwrap();
         assert_eq!(read(&json), read(&expected), "{json}");
         let counted = head.bytes_before() + u64::from(samples) * head.bytes_of(&generated());
         assert!(length <= counted, "{length} of {counted}");
@@ -428,16 +445,17 @@ fn streams_carry_what_whole_answers_do() {
     for endpoint in [Endpoint::Chat, Endpoint::Completions] {
         let options = AnswerOptions { stream: true, return_token_ids: true, include_usage: true, ..Default::default() };
         let head = AnswerHead { options, prompt_token_ids: [7, 8].into(), ..head(endpoint) };
-        let (mut shown, delta) = (Shown::default(), generated());
-        let first = &opening(&head)[0];
+        let (mut chunks, delta) = (Chunks::new(head), generated());
+        let first = &opening(&chunks)[0];
         let of_prompt = if endpoint == Endpoint::Chat { first } else { &first["choices"][0] };
         assert_eq!((&of_prompt["prompt_token_ids"], first.get("usage")), (&json!([7, 8]), Some(&Value::Null)));
-        let chunk = read(&head.delta_chunk(&delta, &mut shown).unwrap());
-        assert_eq!(chunk["choices"][0]["token_ids"], json!([97, 34]));
-        assert_eq!((chunk.get("usage"), shown.tokens), (Some(&Value::Null), 2));
-        assert_eq!(shown.chars, if endpoint == Endpoint::Chat { 0 } else { 2 });
+        let chunk = &written(|to| chunks.delta(&delta, to))[0];
+        assert_eq!((&chunk["choices"][0]["token_ids"], chunk.get("usage")), (&json!([97, 34]), Some(&Value::Null)));
+        let next = &written(|to| chunks.delta(&delta, to))[0]["choices"][0]["logprobs"];
+        let offsets = if endpoint == Endpoint::Chat { None } else { Some(json!([2, 3])) };
+        assert_eq!(next.get("text_offset"), offsets.as_ref(), "characters are counted from the beginning");
         let last = crate::output::Finished { total: Some(total()), ..finished(0, &[]) };
-        let last = closing(&head, &last, &shown);
+        let last = closing(&chunks, &last);
         assert_eq!((&last[0]["choices"][0]["finish_reason"], &last[0]["seed"]), (&json!("stop"), &json!(1)));
         assert_eq!(last[0]["timings"], read(TIMINGS));
         assert_eq!(last[1]["usage"], read(USAGE));

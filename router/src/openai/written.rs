@@ -1,5 +1,6 @@
 //! JSON written once, into as many bytes as it takes.
 
+use baton_types::{ErrorKind, RequestError};
 use serde::Serialize;
 use std::io::{self, Write};
 
@@ -17,7 +18,12 @@ impl Write for Counter {
     }
 }
 
-/// How many bytes a value takes as JSON.
+/// What the client gets instead of an answer that is no JSON.
+pub(crate) fn not_written(error: &serde_json::Error) -> RequestError {
+    RequestError::new(ErrorKind::Internal, format!("the answer could not be written: {error}"))
+}
+
+/// How many bytes a value takes as JSON; too few where it cannot be written, which [`write`] then says.
 pub(crate) fn length(value: &impl Serialize) -> u64 {
     let mut counter = Counter(0);
     let written = serde_json::to_writer(&mut counter, value);
@@ -26,11 +32,14 @@ pub(crate) fn length(value: &impl Serialize) -> u64 {
 }
 
 /// A value as JSON of `length` bytes: a buffer that grows would hold it up to three times.
-pub(crate) fn write(value: &impl Serialize, length: u64) -> Vec<u8> {
+///
+/// # Errors
+/// If it cannot be written.
+pub(crate) fn write(value: &impl Serialize, length: u64) -> Result<Vec<u8>, RequestError> {
     let mut json = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
-    let written = serde_json::to_writer(&mut json, value);
-    debug_assert!(written.is_ok() && json.len() as u64 == length, "{length} bytes were counted");
-    json
+    serde_json::to_writer(&mut json, value).map_err(|error| not_written(&error))?;
+    debug_assert_eq!(json.len() as u64, length, "the bytes that were counted");
+    Ok(json)
 }
 
 #[cfg(test)]
@@ -41,8 +50,21 @@ mod tests {
     #[test]
     fn what_is_counted_is_written() {
         for value in [json!(null), json!({"a": "\u{fffd}\n\"", "b": [1, -9999.0, 0.1, {"c": []}]})] {
-            let json = write(&value, length(&value));
+            let json = write(&value, length(&value)).unwrap();
             assert_eq!((json.capacity(), json), (value.to_string().len(), value.to_string().into_bytes()));
         }
+    }
+
+    /// A map whose names are no strings, behind some text.
+    fn unwritable() -> (String, std::collections::BTreeMap<Vec<u8>, u8>) {
+        ("text".into(), [(vec![1], 1)].into())
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_an_error_and_no_empty_answer() {
+        assert_eq!(write(&unwritable(), 9).unwrap_err().kind, ErrorKind::Internal);
+        let mut stream = b"data: 1\n\n".to_vec();
+        assert_eq!(crate::openai::stream::event(&unwritable(), &mut stream).unwrap_err().kind, ErrorKind::Internal);
+        assert_eq!(stream, b"data: 1\n\n", "no half of it either");
     }
 }

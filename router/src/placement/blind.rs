@@ -1,26 +1,26 @@
 //! The policies to compare with, which see no cached prefix: workers in turns, or those with the least to do.
 
-use super::choose::{Choice, Draw, least, partners_of};
+use super::choose::{Choice, Draw, least};
 use super::cost::{Costs, has_room_now};
-use super::pairs::Pair;
+use super::pairs::Pairs;
 use super::{PlacementPolicy, Reason};
 use crate::request::PrefillPolicy;
 
 /// A remote prefill, unless what the decode worker happens to lack is short.
-pub(super) fn choose(costs: &Costs<'_>, pairs: &[Pair], reason: Reason, draw: Draw<'_>) -> Choice {
-    let decoders: Vec<usize> = pairs.iter().map(|pair| pair.decode).collect();
+pub(super) fn choose(costs: &Costs<'_>, pairs: &Pairs, reason: Reason, draw: Draw<'_>) -> Choice {
+    let decoders: Vec<usize> = pairs.pairs.iter().map(|pair| pair.decode).collect();
     let decode = decode(costs, &decoders, draw);
     let is_short = costs.rest(decode) <= costs.thresholds.local_prefill_tokens_max;
     if is_short && costs.demand.policy == PrefillPolicy::Auto {
         return local(costs, &[decode], Reason::LocalShortRest, draw);
     }
-    let partners = partners_of(pairs, decode);
+    let partners = pairs.partners_of(decode);
     let fastest = costs.fastest(partners);
     let prefill = if costs.thresholds.policy == PlacementPolicy::RoundRobin {
         in_turn(partners, costs.demand.turn)
     } else {
-        let own_s = |p: usize| costs.unseen_s(p, fastest);
-        least(partners, |p| costs.queue_s(p, fastest) + own_s(p), draw)
+        let cost_s = |&p: &usize| (p, costs.queue_s(p, fastest) + costs.unseen_s(p, fastest));
+        least(&partners.iter().map(cost_s).collect::<Vec<_>>(), draw)
     };
     let plan = costs.alone(prefill, fastest);
     Choice { decode, prefill: Some(prefill), plan, reason, cost_s: plan.cost_s, runner_up_s: None }
@@ -38,7 +38,8 @@ fn decode(costs: &Costs<'_>, among: &[usize], draw: Draw<'_>) -> usize {
         return in_turn(among, costs.demand.turn);
     }
     let full = |d: usize| if has_room_now(&costs.workers[d], costs.demand) { 0.0 } else { 1e6 };
-    least(among, |d| costs.workers[d].fullness() + full(d), draw)
+    let cost = |&d: &usize| (d, costs.workers[d].fullness() + full(d));
+    least(&among.iter().map(cost).collect::<Vec<_>>(), draw)
 }
 
 fn in_turn(among: &[usize], turn: u64) -> usize {

@@ -1,31 +1,43 @@
 //! The policy `cost`: the cheapest pair, or the decode worker alone where that is cheaper still.
 
 use super::Reason;
-use super::choose::{Choice, Draw, least, partners_of};
+use super::choose::{Choice, Draw, least};
 use super::cost::{Costs, without_room};
-use super::pairs::Pair;
+use super::pairs::{Pair, Pairs};
 use crate::request::PrefillPolicy;
+use std::collections::HashMap;
 
 /// A remote prefill, unless a decode worker has so much of the prompt cached that it should go on by itself.
-pub(super) fn choose(costs: &Costs<'_>, decoders: &[usize], pairs: &[Pair], reason: Reason, draw: Draw<'_>) -> Choice {
+pub(super) fn choose(costs: &Costs<'_>, decoders: &[usize], pairs: &Pairs, reason: Reason, draw: Draw<'_>) -> Choice {
     let step_s = costs.fastest_step_s(decoders);
-    let best: Vec<(usize, f64)> = pairs.iter().map(|pair| (pair.decode, best_of(costs, pair, step_s))).collect();
-    let at = |d: usize| best.iter().find(|(decode, _)| *decode == d).map_or(f64::INFINITY, |(_, cost_s)| *cost_s);
-    let decode = least(&best.iter().map(|(d, _)| *d).collect::<Vec<_>>(), at, draw);
-    let partners = partners_of(pairs, decode);
-    let (fastest, later_s) = (costs.fastest(partners), costs.later_s(decode, step_s));
-    let prefill = least(partners, |p| costs.remote(p, decode, fastest).cost_s, draw);
-    let plan = costs.remote(prefill, decode, fastest);
+    let fastest_of: Vec<f64> = pairs.partners.iter().map(|partners| costs.fastest(partners)).collect();
+    // Decode workers with the same partners that have as much of the prompt cached find the same.
+    let mut best_of: HashMap<(usize, u64), f64> = HashMap::new();
+    let best = |&Pair { decode, partners }: &Pair| {
+        let there = costs.cached(decode);
+        let remote_s = *best_of.entry((partners, there)).or_insert_with(|| {
+            let remote = pairs.partners[partners].iter().map(|&p| costs.remote(p, there, fastest_of[partners]).cost_s);
+            remote.fold(f64::INFINITY, f64::min)
+        });
+        (decode, costs.later_s(decode, step_s) + remote_s)
+    };
+    let best: Vec<(usize, f64)> = pairs.pairs.iter().map(best).collect();
+    let decode = least(&best, draw);
+    let partners = pairs.partners_of(decode);
+    let (there, fastest, later_s) = (costs.cached(decode), costs.fastest(partners), costs.later_s(decode, step_s));
+    let remote: Vec<(usize, f64)> = partners.iter().map(|&p| (p, costs.remote(p, there, fastest).cost_s)).collect();
+    let prefill = least(&remote, draw);
+    let plan = costs.remote(prefill, there, fastest);
     let cost_s = later_s + plan.cost_s;
 
-    let beside = partners.iter().filter(|p| **p != prefill).map(|&p| later_s + costs.remote(p, decode, fastest).cost_s);
+    let beside = remote.iter().filter(|(p, _)| *p != prefill).map(|(_, remote_s)| later_s + remote_s);
     let elsewhere = best.iter().filter(|(d, _)| *d != decode).map(|(_, cost_s)| *cost_s);
     let remote_next = least_of(beside.chain(elsewhere));
     let short = |d: usize| costs.rest(d) <= costs.thresholds.local_prefill_tokens_max;
     let mut here = Vec::new();
     if costs.demand.policy == PrefillPolicy::Auto {
         // A batch is disturbed for a short rest, or where nobody else has as much: prompts are what prefill workers are for.
-        let most = most_cached(costs, pairs.iter().flat_map(|pair| &pair.prefill));
+        let most = most_cached(costs, pairs.partners.iter().flatten());
         let may = |&d: &usize| short(d) || costs.cached(d) > most;
         here.extend(decoders.iter().copied().filter(may));
     }
@@ -53,18 +65,13 @@ pub(super) fn choose(costs: &Costs<'_>, decoders: &[usize], pairs: &[Pair], reas
 /// Prefill and decode on one of these.
 pub(super) fn local(costs: &Costs<'_>, among: &[usize], reason: Reason, draw: Draw<'_>) -> Choice {
     let step_s = costs.fastest_step_s(among);
-    let cost_s = |d: usize| costs.later_s(d, step_s) + costs.local(d).cost_s;
-    let decode = least(among, cost_s, draw);
-    let runner_up_s = least_of(among.iter().filter(|d| **d != decode).map(|&d| cost_s(d))).map(without_room);
+    let all: Vec<(usize, f64)> = among.iter().map(|&d| (d, costs.later_s(d, step_s) + costs.local(d).cost_s)).collect();
+    let decode = least(&all, draw);
+    let others = all.iter().filter(|(d, _)| *d != decode).map(|(_, cost_s)| *cost_s);
+    let runner_up_s = least_of(others).map(without_room);
     let plan = costs.local(decode);
-    Choice { decode, prefill: None, plan, reason, cost_s: without_room(cost_s(decode)), runner_up_s }
-}
-
-/// Cost of a decode worker with the best of its partners.
-fn best_of(costs: &Costs<'_>, pair: &Pair, step_s: f64) -> f64 {
-    let fastest = costs.fastest(&pair.prefill);
-    let remote = pair.prefill.iter().map(|&p| costs.remote(p, pair.decode, fastest).cost_s);
-    costs.later_s(pair.decode, step_s) + remote.fold(f64::INFINITY, f64::min)
+    let cost_s = without_room(costs.later_s(decode, step_s) + plan.cost_s);
+    Choice { decode, prefill: None, plan, reason, cost_s, runner_up_s }
 }
 
 fn most_cached<'w>(costs: &Costs<'_>, among: impl Iterator<Item = &'w usize>) -> u64 {

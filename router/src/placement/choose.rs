@@ -1,7 +1,7 @@
 //! The decision.
 
 use super::cost::{Costs, has_room_now, token_s, work_tokens};
-use super::pairs::{Pair, Pairs, decoders, pairs};
+use super::pairs::{Found, decoders, pairs};
 use super::{
     Decision, Demand, Numbers, PlacementPolicy, Prediction, Reason, Refusal, Thresholds, Worker, blind, by_cost,
 };
@@ -48,10 +48,10 @@ pub fn place(
     };
     let (found, reason) = match wanted.then(|| pairs(&costs, &decoders)) {
         None => (None, reason),
-        Some(Pairs::Some(found)) => (Some(found), reason),
+        Some(Found::Some(found)) => (Some(found), reason),
         Some(missing) if demand.policy == PrefillPolicy::Remote => return Err(missing.refusal()),
-        Some(Pairs::Full { .. }) => (None, Reason::LocalPrefillFull),
-        Some(Pairs::Nobody) => (None, Reason::LocalNoPrefillWorker),
+        Some(Found::Full { .. }) => (None, Reason::LocalPrefillFull),
+        Some(Found::Nobody) => (None, Reason::LocalNoPrefillWorker),
     };
     let choice = match (thresholds.policy, found) {
         (PlacementPolicy::Cost, Some(pairs)) => by_cost::choose(&costs, &decoders, &pairs, reason, draw),
@@ -153,18 +153,12 @@ fn in_time(costs: &Costs<'_>, choice: &Choice, predicted: Option<Prediction>) ->
     Ok(())
 }
 
-/// One of the cheapest, at random. `among` is not empty.
-pub(super) fn least(among: &[usize], cost: impl Fn(usize) -> f64, draw: Draw<'_>) -> usize {
-    let costs: Vec<f64> = among.iter().map(|&w| cost(w)).collect();
-    let least = costs.iter().copied().fold(f64::INFINITY, f64::min);
+/// One of the cheapest of these workers with their costs, at random. `among` is not empty.
+pub(super) fn least(among: &[(usize, f64)], draw: Draw<'_>) -> usize {
+    let least = among.iter().map(|(_, cost)| *cost).fold(f64::INFINITY, f64::min);
     let ties: Vec<usize> =
-        among.iter().zip(&costs).filter(|(_, c)| **c <= least * (1.0 + TIE_SHARE)).map(|(&w, _)| w).collect();
+        among.iter().filter(|(_, cost)| *cost <= least * (1.0 + TIE_SHARE)).map(|(w, _)| *w).collect();
     ties[draw(ties.len())]
-}
-
-/// The partners of a decode worker that has some.
-pub(super) fn partners_of(pairs: &[Pair], decode: usize) -> &[usize] {
-    pairs.iter().find(|pair| pair.decode == decode).map_or(&[], |pair| &pair.prefill)
 }
 
 pub(super) fn duration(seconds: f64) -> Duration {

@@ -92,10 +92,10 @@ impl Costs<'_> {
         self.computed(w, self.cached(w), fastest)
     }
 
-    /// What prefill worker `p` would do for decode worker `d`, with a pull where that is cheaper; what of the transfer to `d` nothing hides
-    /// is in its cost.
-    pub(super) fn remote(&self, p: usize, d: usize, fastest: f64) -> Plan {
-        let (have, there) = (self.cached(p), self.cached(d));
+    /// What prefill worker `p` would do for a decode worker that has `there` tokens of the prompt cached, with a pull where that is cheaper;
+    /// what of the transfer nothing hides is in its cost.
+    pub(super) fn remote(&self, p: usize, there: u64, fastest: f64) -> Plan {
+        let have = self.cached(p);
         let mut plan = self.computed(p, have, fastest);
         if self.thresholds.pulls && there > have {
             let read_s = PULL_S + self.moved_s(p, there - have);
@@ -110,7 +110,7 @@ impl Costs<'_> {
             }
         }
         let compute_s = plan.work_tokens / self.rate(p, fastest);
-        plan.cost_s += self.exposed_s(p, self.rest(d), compute_s);
+        plan.cost_s += self.exposed_s(p, self.demand.prompt_tokens - there, compute_s);
         plan
     }
 

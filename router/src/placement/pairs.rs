@@ -5,18 +5,35 @@ use super::cost::Costs;
 use super::{Demand, Refusal, Worker};
 use crate::request::PrefillPolicy;
 use baton_types::Role;
+use std::collections::HashMap;
 use std::time::Duration;
 
 /// A decode worker, and the prefill workers with room in their queue that KV may come from. At least one.
+#[derive(Clone, Copy)]
 pub(super) struct Pair {
     pub(super) decode: usize,
-    pub(super) prefill: Vec<usize>,
+    /// Which of [`Pairs::partners`].
+    pub(super) partners: usize,
+}
+
+/// Pairs of which one can be chosen. Decode workers that pair alike have one list of partners.
+pub(super) struct Pairs {
+    pub(super) partners: Vec<Vec<usize>>,
+    pub(super) pairs: Vec<Pair>,
+}
+
+impl Pairs {
+    /// The partners of a decode worker that has some.
+    pub(super) fn partners_of(&self, decode: usize) -> &[usize] {
+        let pair = self.pairs.iter().find(|pair| pair.decode == decode);
+        pair.map_or(&[], |pair| &self.partners[pair.partners])
+    }
 }
 
 /// What a request that is to be prefilled remotely finds.
-pub(super) enum Pairs {
+pub(super) enum Found {
     /// These. A decode worker that has a partner is preferred to one that has none.
-    Some(Vec<Pair>),
+    Some(Pairs),
     /// Prefill workers fit, and have no room in their queues.
     Full {
         /// Until the first of them had computed it.
@@ -26,7 +43,7 @@ pub(super) enum Pairs {
     Nobody,
 }
 
-impl Pairs {
+impl Found {
     /// What is said where nothing else will do.
     pub(super) fn refusal(&self) -> Refusal {
         match self {
@@ -36,26 +53,60 @@ impl Pairs {
     }
 }
 
+/// Whether workers are compatible, asked once for two groups of them.
+struct Compatibility<'a> {
+    workers: &'a [Worker],
+    known: HashMap<(u32, u32), bool>,
+}
+
+impl Compatibility<'_> {
+    fn of(&mut self, decode: usize, prefill: usize) -> bool {
+        let (decode, prefill) = (&self.workers[decode], &self.workers[prefill]);
+        let check = || decode.record.check_partner(&prefill.record).is_ok();
+        match (decode.group, prefill.group) {
+            (Some(d), Some(p)) => *self.known.entry((d, p)).or_insert_with(check),
+            _ => check(),
+        }
+    }
+
+    /// Whether KV may come from there for this request.
+    fn fits(&mut self, decode: usize, prefill: usize) -> bool {
+        let is_refused = self.workers[prefill].not_with.contains(&self.workers[decode].record.party);
+        !is_refused && self.of(decode, prefill)
+    }
+}
+
 /// The pairs among these decode workers.
-pub(super) fn pairs(costs: &Costs<'_>, decoders: &[usize]) -> Pairs {
+pub(super) fn pairs(costs: &Costs<'_>, decoders: &[usize]) -> Found {
     let Costs { workers, demand, .. } = *costs;
     let prefillers: Vec<usize> =
         with_role(workers, Role::Prefill).filter(|&p| workers[p].tokens_max() >= demand.prefill_tokens()).collect();
-    let fits = |d: usize, p: usize| workers[d].pairs_with(&workers[p]);
-    let roomy = |p: &usize| workers[*p].queue_has_room();
-    let of = |&decode: &usize| {
-        let prefill: Vec<usize> = prefillers.iter().copied().filter(roomy).filter(|&p| fits(decode, p)).collect();
-        (!prefill.is_empty()).then_some(Pair { decode, prefill })
-    };
-    let found: Vec<Pair> = decoders.iter().filter_map(of).collect();
-    if !found.is_empty() {
-        return Pairs::Some(found);
+    let roomy: Vec<usize> = prefillers.iter().copied().filter(|&p| workers[p].queue_has_room()).collect();
+    let wary: Vec<usize> = roomy.iter().copied().filter(|&p| !workers[p].not_with.is_empty()).collect();
+    let mut compatibility = Compatibility { workers, known: HashMap::new() };
+    let mut found = Pairs { partners: Vec::new(), pairs: Vec::new() };
+    // Partners of the decode workers of a group; `None` where they have none.
+    let mut of_group: HashMap<u32, Option<usize>> = HashMap::new();
+    for &decode in decoders {
+        let is_refused = |p: &usize| workers[*p].not_with.contains(&workers[decode].record.party);
+        let group = workers[decode].group.filter(|_| !wary.iter().any(is_refused));
+        let partners = group.and_then(|group| of_group.get(&group)).copied().unwrap_or_else(|| {
+            let partners: Vec<usize> = roomy.iter().copied().filter(|&p| compatibility.fits(decode, p)).collect();
+            let index = (!partners.is_empty()).then_some(found.partners.len());
+            found.partners.extend(index.map(|_| partners));
+            of_group.extend(group.map(|group| (group, index)));
+            index
+        });
+        found.pairs.extend(partners.map(|partners| Pair { decode, partners }));
     }
-    if !decoders.iter().any(|&d| prefillers.iter().any(|&p| fits(d, p))) {
-        return Pairs::Nobody;
+    if !found.pairs.is_empty() {
+        return Found::Some(found);
+    }
+    if !decoders.iter().any(|&d| prefillers.iter().any(|&p| compatibility.fits(d, p))) {
+        return Found::Nobody;
     }
     let soonest = prefillers.iter().map(|&p| costs.alone(p, 0.0).first_token_s).fold(f64::INFINITY, f64::min);
-    Pairs::Full { soonest: duration(soonest) }
+    Found::Full { soonest: duration(soonest) }
 }
 
 /// Decode workers that take so long a sequence and have room in their queue; refuses what no worker would take if it were idle.

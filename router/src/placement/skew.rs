@@ -21,6 +21,16 @@ impl Kind {
     }
 }
 
+/// Whether two workers of one role pair with the same workers: they agree in all that [`InstanceRecord::check_partner`] looks at.
+pub(crate) fn pair_alike(one: &InstanceRecord, other: &InstanceRecord) -> bool {
+    let card = |record: &InstanceRecord| (record.card.fingerprint, record.card.bundle);
+    one.protocol == other.protocol
+        && card(one) == card(other)
+        && one.card.end_tokens == other.card.end_tokens
+        && one.class == other.class
+        && one.layout == other.layout
+}
+
 /// What keeps a worker from all workers of the other role, told of one of them; `None` where it has a partner, or its model no worker of
 /// the other role: then nothing is amiss, since decode workers prefill by themselves.
 pub(crate) fn why_unpaired(worker: &InstanceRecord, all: &[&InstanceRecord]) -> Option<Mismatch> {

@@ -39,6 +39,8 @@ pub(crate) fn tokens_max(record: &InstanceRecord) -> u64 {
 pub struct Worker {
     /// What it says of itself.
     pub record: Arc<InstanceRecord>,
+    /// Workers with the same number pair with the same workers; `None` is like no other.
+    pub group: Option<u32>,
     /// Its load.
     pub load: Measured,
     /// Decode workers that it is not to be paired with.
@@ -63,10 +65,5 @@ impl Worker {
     /// How full the batch is, waiting sequences included; over 1 means that sequences wait.
     pub(super) fn fullness(&self) -> f64 {
         f64::from(self.load.sequences()) / f64::from(self.record.running_max.max(1))
-    }
-
-    /// Whether this decode worker is to take KV from that prefill worker.
-    pub(super) fn pairs_with(&self, prefill: &Self) -> bool {
-        self.record.check_partner(&prefill.record).is_ok() && !prefill.not_with.contains(&self.record.party)
     }
 }

@@ -1,8 +1,8 @@
 //! One worker's word on its cache, as it comes on one stream.
 
 use super::{Prefixes, Stream};
-use baton_kv_cache::{Applied, CacheChange, CacheUpdate, FEED_NAMES_MAX, JoinError, PrefixHash};
-use baton_proto::v1::{self, cache_update::Change};
+use crate::port::{CacheReport, CacheReportChange};
+use baton_kv_cache::{Applied, CacheChange, CacheUpdate, JoinError};
 use baton_types::Party;
 use std::sync::Arc;
 
@@ -45,13 +45,6 @@ impl std::fmt::Display for Forgotten {
     }
 }
 
-/// What a message says.
-pub(super) enum Told {
-    Stored(Vec<PrefixHash>),
-    Removed(Vec<PrefixHash>),
-    Snapshot { part: u32, last: bool, blocks: Vec<PrefixHash> },
-}
-
 /// Hears one stream. Once it is dropped, the worker counts for nothing.
 pub(crate) struct Follower {
     prefixes: Arc<Prefixes>,
@@ -67,21 +60,25 @@ impl Follower {
         Self { prefixes, party, block_tokens, stream: None, ended: Forgotten::Ended }
     }
 
-    /// Takes an update up. After an error nothing more of this stream is of use.
-    pub(crate) fn take(&mut self, update: &v1::CacheUpdate) -> Result<(), Forgotten> {
-        let result = told(update).and_then(|told| self.apply(update.sequence, &told));
+    /// Takes a report up. After an error nothing more of this stream is of use.
+    pub(crate) fn take(&mut self, report: &Result<CacheReport, &'static str>) -> Result<(), Forgotten> {
+        let result = match report {
+            Ok(report) => self.apply(report),
+            Err(what) => Err(Forgotten::Malformed(what)),
+        };
         if let Err(why) = &result {
             self.ended = why.clone();
         }
         result
     }
 
-    fn apply(&mut self, sequence: u64, told: &Told) -> Result<(), Forgotten> {
-        let (change, ends_snapshot) = match told {
-            Told::Stored(blocks) => (CacheChange::Stored(blocks), false),
-            Told::Removed(blocks) => (CacheChange::Removed(blocks), false),
-            Told::Snapshot { part, last, blocks } => {
-                (CacheChange::Snapshot { part: *part, last: *last, blocks }, *last)
+    fn apply(&mut self, report: &CacheReport) -> Result<(), Forgotten> {
+        let CacheReport { sequence, change, blocks } = report;
+        let (name, change, ends_snapshot) = match *change {
+            CacheReportChange::Stored => ("stored", CacheChange::Stored(blocks), false),
+            CacheReportChange::Removed => ("removed", CacheChange::Removed(blocks), false),
+            CacheReportChange::Snapshot { part, last } => {
+                ("snapshot", CacheChange::Snapshot { part, last, blocks }, last)
             }
         };
         let (instance, incarnation) = (&self.party.instance, self.party.incarnation);
@@ -101,14 +98,14 @@ impl Follower {
         if state.streams.get(instance) != Some(&stream) {
             return Ok(()); // Another stream of this instance began since; it alone counts.
         }
-        let applied = state.index.apply(instance, CacheUpdate { incarnation, sequence, change });
+        let applied = state.index.apply(instance, CacheUpdate { incarnation, sequence: *sequence, change });
         drop(state);
         match applied {
             Applied::Done => {
                 let metrics = &self.prefixes.metrics;
-                metrics.told(told.name(), told.blocks());
+                metrics.told(name, blocks.len());
                 if ends_snapshot {
-                    metrics.snapshot(if sequence == 0 { "start" } else { "behind" });
+                    metrics.snapshot(if *sequence == 0 { "start" } else { "behind" });
                 }
                 Ok(())
             }
@@ -132,45 +129,8 @@ impl Drop for Follower {
             drop(state);
             // What is missing says nothing of what is computed there at this moment.
             if self.ended == Forgotten::Ended {
-                self.prefixes.making.lock().left(instance);
+                self.prefixes.pending.lock().left(instance);
             }
         }
     }
-}
-
-impl Told {
-    const fn name(&self) -> &'static str {
-        match self {
-            Self::Stored(_) => "stored",
-            Self::Removed(_) => "removed",
-            Self::Snapshot { .. } => "snapshot",
-        }
-    }
-
-    fn blocks(&self) -> usize {
-        match self {
-            Self::Stored(blocks) | Self::Removed(blocks) | Self::Snapshot { blocks, .. } => blocks.len(),
-        }
-    }
-}
-
-/// What a message says, if it is one.
-fn told(update: &v1::CacheUpdate) -> Result<Told, Forgotten> {
-    match &update.change {
-        Some(Change::Stored(blocks)) => Ok(Told::Stored(names(blocks)?)),
-        Some(Change::Removed(blocks)) => Ok(Told::Removed(names(blocks)?)),
-        Some(Change::Snapshot(snapshot)) => {
-            let v1::CacheSnapshot { part, last, names: blocks } = snapshot;
-            Ok(Told::Snapshot { part: *part, last: *last, blocks: names(blocks)? })
-        }
-        None => Err(Forgotten::Malformed("it sent an update of its cache that says nothing known here")),
-    }
-}
-
-fn names(bytes: &[u8]) -> Result<Vec<PrefixHash>, Forgotten> {
-    let (names, rest) = bytes.as_chunks();
-    if !rest.is_empty() || names.len() > FEED_NAMES_MAX {
-        return Err(Forgotten::Malformed("it sent names of cached blocks that are too many, or not whole"));
-    }
-    Ok(names.iter().map(|name| PrefixHash(*name)).collect())
 }

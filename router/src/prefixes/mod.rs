@@ -3,7 +3,7 @@
 //! ```text
 //! worker's stream ──> Follower ──> index ──┐
 //!                                          ├──> lookup, fill ──> placement ──> Coming
-//!               prefixes in the making ────┘                                     │
+//!               prefixes being computed ───┘                                     │
 //!                          ^─────────────────────────────────────────────────────┘
 //! ```
 //!
@@ -17,9 +17,9 @@ mod tests;
 pub(crate) use follower::{Follower, Forgotten};
 
 use crate::metrics::PrefixMetrics;
-use crate::placement::{Making, Worker};
+use crate::placement::{PendingPrefixes, Worker};
 use baton_kv_cache::{FEED_NAMES_MAX, HASH_TOKENS, IndexCounts, PrefixHash, PrefixIndex};
-use baton_types::{Incarnation, InstanceId, InstanceRecord, Party};
+use baton_types::{Clock, Incarnation, InstanceId, InstanceRecord, Party, Runtime};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
 /// Most prefixes in the making that are remembered: those of 1,024 requests with 8,192 tokens each.
-const MAKING_MAX: usize = 1024 * 8192 / HASH_TOKENS;
+const PENDING_MAX: usize = 1024 * 8192 / HASH_TOKENS;
 /// How often what nobody holds is swept out, where no events do it.
 const SWEEP_EVERY: Duration = Duration::from_millis(100);
 /// Entries that are swept at once: well under a millisecond.
@@ -36,7 +36,7 @@ const SWEEP_MAX: usize = 32 * FEED_NAMES_MAX;
 /// Where prefixes are cached.
 pub(crate) struct Prefixes {
     state: RwLock<State>,
-    making: Mutex<Making>,
+    pending: Mutex<PendingPrefixes>,
     metrics: PrefixMetrics,
 }
 
@@ -69,7 +69,7 @@ impl Prefixes {
     /// Knows nothing yet, and at most `blocks_max` blocks later.
     pub(crate) fn new(blocks_max: usize, metrics: PrefixMetrics) -> Self {
         let state = State { index: PrefixIndex::new(blocks_max), streams: HashMap::new(), opened: 0 };
-        Self { state: RwLock::new(state), making: Mutex::new(Making::new(MAKING_MAX)), metrics }
+        Self { state: RwLock::new(state), pending: Mutex::new(PendingPrefixes::new(PENDING_MAX)), metrics }
     }
 
     /// Listens to a worker on a stream that has just begun.
@@ -78,11 +78,11 @@ impl Prefixes {
     }
 
     /// Who has how much of a prompt with these names; nobody is asked where there are none.
-    pub(crate) fn lookup(&self, names: &[PrefixHash]) -> Found {
+    pub(crate) fn lookup(&self, names: &[PrefixHash], clock: &dyn Clock) -> Found {
         if names.is_empty() {
             return Found::default();
         }
-        let begun = Instant::now();
+        let begun = clock.now();
         let state = self.state.read();
         let party = |instance: &InstanceId| {
             let incarnation = state.streams.get(instance)?.incarnation;
@@ -91,7 +91,7 @@ impl Prefixes {
         let found = state.index.lookup(names).into_iter();
         let found = found.filter_map(|cached| Some((party(cached.worker)?, cached.tokens))).collect();
         drop(state);
-        self.metrics.looked_up(begun.elapsed());
+        self.metrics.looked_up(clock.now().saturating_duration_since(begun));
         Found(found)
     }
 
@@ -100,10 +100,10 @@ impl Prefixes {
         if names.is_empty() {
             return;
         }
-        let making = self.making.lock();
+        let pending = self.pending.lock();
         for worker in view {
             let (party, block_tokens) = (&worker.record.party, worker.record.layout.block_tokens() as usize);
-            let tokens = making.tokens(&party.instance, names, found.tokens(party), block_tokens, now);
+            let tokens = pending.tokens(&party.instance, names, found.tokens(party), block_tokens, now);
             worker.cached_tokens = tokens as u64;
         }
     }
@@ -120,7 +120,7 @@ impl Prefixes {
         if names.is_empty() || stream.is_none_or(|stream| stream.incarnation != worker.incarnation) {
             return None;
         }
-        self.making.lock().placed(&worker.instance, names, until);
+        self.pending.lock().placed(&worker.instance, names, until);
         Some(Coming { prefixes: self.clone(), worker: worker.instance.clone(), names: names.clone() })
     }
 
@@ -130,14 +130,14 @@ impl Prefixes {
     }
 
     /// Sweeps out what nobody holds any more until `stop` is cancelled.
-    pub(crate) async fn sweep(self: Arc<Self>, stop: CancellationToken) {
-        let mut ticks = tokio::time::interval(SWEEP_EVERY);
+    pub(crate) async fn sweep(self: Arc<Self>, runtime: Arc<dyn Runtime>, stop: CancellationToken) {
         loop {
             tokio::select! {
-                _ = ticks.tick() => {
+                biased;
+                () = stop.cancelled() => return,
+                () = runtime.sleep(SWEEP_EVERY) => {
                     self.state.write().index.sweep(SWEEP_MAX);
                 }
-                () = stop.cancelled() => return,
             }
         }
     }
@@ -158,7 +158,7 @@ pub(crate) struct Coming {
 
 impl Drop for Coming {
     fn drop(&mut self) {
-        self.prefixes.making.lock().ended(&self.worker, &self.names);
+        self.prefixes.pending.lock().ended(&self.worker, &self.names);
     }
 }
 

@@ -1,9 +1,9 @@
 use super::*;
 use crate::placement::Measured;
+use crate::port::{CacheReport, CacheReportChange as Change};
 use crate::testing::{layout, record};
 use baton_kv_cache::{CacheConfig, CacheFeed, FeedChange, Keep, PrefixHasher, Reserve, SharedPool};
-use baton_proto::v1::{self, cache_update::Change};
-use baton_types::{Digest, Role};
+use baton_types::{Digest, Role, SystemClock};
 use prometheus_client::registry::Registry;
 
 fn prefixes(blocks_max: usize) -> Arc<Prefixes> {
@@ -15,17 +15,18 @@ fn names(groups: usize) -> Arc<[PrefixHash]> {
     PrefixHasher::new(&Digest([1; 32]), b"salt").prompt(&tokens, &[]).into()
 }
 
-fn bytes(names: &[PrefixHash]) -> Vec<u8> {
-    names.iter().flat_map(|name| name.0).collect()
+type Report = Result<CacheReport, &'static str>;
+
+fn report(sequence: u64, change: Change, blocks: &[PrefixHash]) -> Report {
+    Ok(CacheReport { sequence, change, blocks: blocks.to_vec() })
 }
 
-fn snapshot(names: &[PrefixHash]) -> v1::CacheUpdate {
-    let snapshot = v1::CacheSnapshot { part: 0, last: true, names: bytes(names).into() };
-    v1::CacheUpdate { sequence: 0, change: Some(Change::Snapshot(snapshot)) }
+fn snapshot(blocks: &[PrefixHash]) -> Report {
+    report(0, Change::Snapshot { part: 0, last: true }, blocks)
 }
 
-fn stored(sequence: u64, names: &[PrefixHash]) -> v1::CacheUpdate {
-    v1::CacheUpdate { sequence, change: Some(Change::Stored(bytes(names).into())) }
+fn stored(sequence: u64, blocks: &[PrefixHash]) -> Report {
+    report(sequence, Change::Stored, blocks)
 }
 
 fn start(name: &str, incarnation: u64) -> InstanceRecord {
@@ -38,15 +39,14 @@ fn start(name: &str, incarnation: u64) -> InstanceRecord {
 fn a_worker_counts_from_its_snapshot_to_the_end_of_its_stream() {
     let (prefixes, p) = (prefixes(100), start("p", 1));
     let prompt = names(6);
-    let tokens = || prefixes.lookup(&prompt).tokens(&p.party);
+    let tokens = || prefixes.lookup(&prompt, &SystemClock).tokens(&p.party);
     let mut follower = prefixes.follow(&p);
     assert_eq!(prefixes.counts().workers, 0, "who says nothing of its cache is no worker without a snapshot");
     follower.take(&snapshot(&prompt[..2])).unwrap();
     assert_eq!(tokens(), 32);
     follower.take(&stored(1, &prompt[2..5])).unwrap();
     assert_eq!(tokens(), 80);
-    let removed = v1::CacheUpdate { sequence: 2, change: Some(Change::Removed(bytes(&prompt[4..5]).into())) };
-    follower.take(&removed).unwrap();
+    follower.take(&report(2, Change::Removed, &prompt[4..5])).unwrap();
     assert_eq!(tokens(), 64);
     assert_eq!(follower.take(&stored(4, &prompt[4..])), Err(Forgotten::Missed));
     assert_eq!((tokens(), prefixes.counts().workers_lost), (0, 1));
@@ -62,7 +62,7 @@ fn a_worker_counts_from_its_snapshot_to_the_end_of_its_stream() {
 fn of_the_starts_of_an_instance_the_last_one_counts() {
     let (prefixes, old, new) = (prefixes(100), start("p", 1), start("p", 2));
     let prompt = names(6);
-    let tokens = |of: &InstanceRecord| prefixes.lookup(&prompt).tokens(&of.party);
+    let tokens = |of: &InstanceRecord| prefixes.lookup(&prompt, &SystemClock).tokens(&of.party);
     let (mut before, mut after) = (prefixes.follow(&old), prefixes.follow(&new));
     before.take(&snapshot(&prompt)).unwrap();
     assert_eq!((tokens(&old), tokens(&new)), (96, 0));
@@ -76,12 +76,8 @@ fn of_the_starts_of_an_instance_the_last_one_counts() {
 #[test]
 fn what_is_no_update_is_not_taken() {
     let (prefixes, p) = (prefixes(100), start("p", 1));
-    let too_many: Vec<PrefixHash> = vec![PrefixHash([1; 16]); FEED_NAMES_MAX + 1];
-    let ragged = v1::CacheUpdate { sequence: 0, change: Some(Change::Stored(vec![0; 17].into())) };
-    for update in [v1::CacheUpdate::default(), ragged, snapshot(&too_many)] {
-        assert!(matches!(prefixes.follow(&p).take(&update), Err(Forgotten::Malformed(_))), "{update:?}");
-    }
-    assert_eq!(prefixes.follow(&p).take(&snapshot(&too_many[1..])), Ok(()));
+    assert_eq!(prefixes.follow(&p).take(&Err("broken")), Err(Forgotten::Malformed("broken")));
+    assert_eq!(prefixes.follow(&p).take(&snapshot(&names(1))), Ok(()));
     assert_eq!(prefixes.counts().workers, 0);
     let mut followers: Vec<_> =
         (0..PrefixIndex::WORKERS_MAX).map(|worker| prefixes.follow(&start(&format!("w{worker}"), 1))).collect();
@@ -99,12 +95,13 @@ fn placement_sees_what_is_cached_and_what_is_coming() {
         let mut view: Vec<Worker> = [&p, &q]
             .map(|record| Worker {
                 record: Arc::new(record.clone()),
+                group: None,
                 load: Measured::default(),
                 not_with: Vec::new(),
                 cached_tokens: 0,
             })
             .into();
-        prefixes.fill(&prompt, &prefixes.lookup(&prompt), &mut view, now);
+        prefixes.fill(&prompt, &prefixes.lookup(&prompt, &SystemClock), &mut view, now);
         [view[0].cached_tokens, view[1].cached_tokens]
     };
     let mut follower = prefixes.follow(&p);
@@ -133,7 +130,7 @@ fn a_full_index_refuses_the_rest() {
     let mut follower = prefixes.follow(&p);
     while prefixes.state.write().index.sweep(1 << 20) {}
     follower.take(&snapshot(&prompt)).unwrap();
-    assert_eq!((prefixes.lookup(&prompt).tokens(&p.party), prefixes.counts().refused), (64, 4));
+    assert_eq!((prefixes.lookup(&prompt, &SystemClock).tokens(&p.party), prefixes.counts().refused), (64, 4));
 }
 
 #[test]
@@ -149,15 +146,13 @@ fn the_index_follows_a_real_pool() {
         lease.store(&prompt, 16 * groups, Keep::idle(Duration::from_secs(9)), now);
         drop(lease);
         while let Some(update) = feed.next_update() {
-            let change = match &update.change {
-                FeedChange::Stored(blocks) => Change::Stored(bytes(blocks).into()),
-                FeedChange::Removed(blocks) => Change::Removed(bytes(blocks).into()),
-                FeedChange::Snapshot { part, last, blocks } => {
-                    Change::Snapshot(v1::CacheSnapshot { part: *part, last: *last, names: bytes(blocks).into() })
-                }
+            let (change, blocks) = match &update.change {
+                FeedChange::Stored(blocks) => (Change::Stored, blocks),
+                FeedChange::Removed(blocks) => (Change::Removed, blocks),
+                FeedChange::Snapshot { part, last, blocks } => (Change::Snapshot { part: *part, last: *last }, blocks),
             };
-            follower.take(&v1::CacheUpdate { sequence: update.sequence, change: Some(change) }).unwrap();
+            follower.take(&report(update.sequence, change, blocks)).unwrap();
         }
-        assert_eq!(prefixes.lookup(&prompt).tokens(&p.party), 16 * groups);
+        assert_eq!(prefixes.lookup(&prompt, &SystemClock).tokens(&p.party), 16 * groups);
     }
 }

@@ -12,15 +12,15 @@ mod tests;
 
 pub use avoided::{Avoided, Circle};
 pub use bucket::RetryBucket;
-pub use pair::{FromDecode, FromPrefill, Pair, Says, Unlike};
+pub use pair::{FromDecode, FromPrefill, Next, Pair, PrefillFault};
 pub use probation::{Probation, ProbationLimits};
 
 use baton_types::ErrorKind;
 use std::time::{Duration, Instant};
 
-/// Where an attempt failed.
+/// The steps of an attempt: where it failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Phase {
+pub enum Step {
     /// No worker to run on.
     Place,
     /// The decode worker took no claim, or has no room for what it claimed.
@@ -33,7 +33,7 @@ pub enum Phase {
     Decode,
 }
 
-impl Phase {
+impl Step {
     /// Name in spans and metrics.
     pub const fn name(self) -> &'static str {
         match self {
@@ -50,7 +50,7 @@ impl Phase {
 #[derive(Clone, Copy, Debug)]
 pub struct Failure {
     /// Where.
-    pub phase: Phase,
+    pub step: Step,
     /// How. Never the client's own doing: that ends a request at once.
     pub kind: ErrorKind,
     /// Earliest sensible retry, as the worker says.
@@ -161,16 +161,17 @@ impl Recovery {
     pub fn after(
         &mut self,
         failure: &Failure,
-        (now, deadline): (Instant, Instant),
+        now: Instant,
+        deadline: Instant,
         bucket: &RetryBucket,
         jitter: f64,
     ) -> Result<Retry, GiveUp> {
-        let is_broken = failure.kind == ErrorKind::Internal && failure.phase != Phase::Handoff;
+        let is_broken = failure.kind == ErrorKind::Internal && failure.step != Step::Handoff;
         self.broken += u32::from(is_broken);
         if is_futile(failure) || self.broken >= BROKEN_WORKERS_MAX {
             return Err(GiveUp::Futile);
         }
-        let exponent = if failure.phase == Phase::Place {
+        let exponent = if failure.step == Step::Place {
             let (since, n) = self.unplaced.map_or((now, 0), |(since, n)| (since, n + 1));
             self.unplaced = Some((since, n));
             let max = if failure.started { self.limits.place_max } else { self.limits.ready_max };
@@ -193,11 +194,11 @@ impl Recovery {
         if now + after >= deadline {
             return Err(GiveUp::Deadline);
         }
-        if failure.phase != Phase::Place && !failure.drained && !bucket.take(now) {
+        if failure.step != Step::Place && !failure.drained && !bucket.take(now) {
             return Err(GiveUp::Budget);
         }
         let (prefill, decode) = avoided(failure);
-        let probation = matches!(failure.phase, Phase::Claim | Phase::Prefill | Phase::Decode)
+        let probation = matches!(failure.step, Step::Claim | Step::Prefill | Step::Decode)
             && failure.kind != ErrorKind::Overloaded
             && !failure.drained;
         Ok(Retry { after, prefill, decode, probation, started: failure.started })
@@ -208,7 +209,7 @@ impl Recovery {
         let doubled = self.limits.backoff_min.saturating_mul(2u32.saturating_pow(exponent));
         let backoff = doubled.min(self.limits.backoff_max).mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0);
         match failure.retry_after {
-            Some(hint) if failure.phase == Phase::Place => backoff.max(hint.min(self.limits.backoff_max)),
+            Some(hint) if failure.step == Step::Place => backoff.max(hint.min(self.limits.backoff_max)),
             _ => backoff,
         }
     }
@@ -219,13 +220,11 @@ fn is_futile(failure: &Failure) -> bool {
     match failure.kind {
         ErrorKind::ModelNotFound | ErrorKind::Unsupported => true,
         // What has begun did fit: a worker as large may come back.
-        ErrorKind::ContextLengthExceeded | ErrorKind::InvalidRequest => {
-            failure.phase != Phase::Place || !failure.started
-        }
+        ErrorKind::ContextLengthExceeded | ErrorKind::InvalidRequest => failure.step != Step::Place || !failure.started,
         // A handoff has deadlines of its own.
-        ErrorKind::DeadlineExceeded => failure.phase != Phase::Handoff,
+        ErrorKind::DeadlineExceeded => failure.step != Step::Handoff,
         // Who has seen nothing is told at once that all are full, and goes elsewhere.
-        ErrorKind::Overloaded => failure.phase == Phase::Place && !failure.started,
+        ErrorKind::Overloaded => failure.step == Step::Place && !failure.started,
         _ => false,
     }
 }
@@ -233,11 +232,11 @@ fn is_futile(failure: &Failure) -> bool {
 /// Whom to avoid: prefill and decode worker.
 fn avoided(failure: &Failure) -> (Option<Avoid>, Option<Avoid>) {
     let how = if failure.kind == ErrorKind::Overloaded { Avoid::Strictly } else { Avoid::Softly };
-    match failure.phase {
-        Phase::Place => (None, None),
-        Phase::Claim | Phase::Decode => (None, Some(how)),
-        Phase::Prefill => (Some(how), None),
+    match failure.step {
+        Step::Place => (None, None),
+        Step::Claim | Step::Decode => (None, Some(how)),
+        Step::Prefill => (Some(how), None),
         // Either may be the cause: the decode worker is the first to be tried again, without this prefill worker.
-        Phase::Handoff => (Some(how), Some(Avoid::Softly)),
+        Step::Handoff => (Some(how), Some(Avoid::Softly)),
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The streams come over different connections, so either may overtake the other.
 
-use super::Phase;
+use super::Step;
 use std::time::{Duration, Instant};
 
 /// A prefill worker that fails after its first token may have handed all KV over; the decode worker gets so long to say so.
@@ -24,9 +24,9 @@ pub enum FromPrefill<T, E> {
     Ended(E),
 }
 
-/// How what the prefill worker says is unlike what is so.
+/// What is wrong with a prefill worker's event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unlike {
+pub enum PrefillFault {
     /// It does not belong there.
     OutOfOrder,
     /// It has handed the KV over, and the decode worker says nothing of it.
@@ -53,7 +53,7 @@ pub enum FromDecode<T, E> {
 
 /// What follows for the answer.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Says<T, E> {
+pub enum Next<T, E> {
     /// Nothing yet.
     Nothing,
     /// The answer goes on with this token.
@@ -61,7 +61,7 @@ pub enum Says<T, E> {
     /// The prefill worker's part is done.
     Done,
     /// The attempt failed.
-    Failed(Phase, E),
+    Failed(Step, E),
 }
 
 /// Both streams of one attempt, and what is known so far.
@@ -77,7 +77,7 @@ pub struct Pair<T, E> {
     /// The decode worker's stream ended because the prefill worker gave the handoff up.
     given_up: bool,
     /// A failure that stands unless something better is heard until then.
-    doubt: Option<(Phase, E, Instant)>,
+    doubt: Option<(Step, E, Instant)>,
     adopted_max: Duration,
 }
 
@@ -111,52 +111,52 @@ impl<T, E> Pair<T, E> {
     }
 
     /// Nothing better was heard in time.
-    pub fn overdue(self) -> Option<(Phase, E)> {
-        self.doubt.map(|(phase, error, _)| (phase, error))
+    pub fn overdue(self) -> Option<(Step, E)> {
+        self.doubt.map(|(step, error, _)| (step, error))
     }
 
-    /// The prefill worker says something. `otherwise` makes the error of an event out of order, or of KV that nobody adopts.
+    /// The prefill worker says something. `fault` makes the error of an event out of order, or of KV that nobody adopts.
     pub fn prefill(
         &mut self,
         event: FromPrefill<T, E>,
-        otherwise: impl FnOnce(Unlike) -> E,
+        fault: impl FnOnce(PrefillFault) -> E,
         now: Instant,
-    ) -> Says<T, E> {
+    ) -> Next<T, E> {
         match event {
             FromPrefill::Token(token) if !self.first => {
                 self.first = true;
-                Says::Token(token)
+                Next::Token(token)
             }
             FromPrefill::Done if self.first => {
                 self.prefilling = false;
                 if !self.adopted {
-                    self.doubt = Some((Phase::Handoff, otherwise(Unlike::NotAdopted), now + self.adopted_max));
+                    self.doubt = Some((Step::Handoff, fault(PrefillFault::NotAdopted), now + self.adopted_max));
                 }
-                Says::Done
+                Next::Done
             }
-            FromPrefill::Token(_) | FromPrefill::Done => Says::Failed(Phase::Prefill, otherwise(Unlike::OutOfOrder)),
-            FromPrefill::NoRoom(error) => Says::Failed(Phase::Handoff, error),
+            FromPrefill::Token(_) | FromPrefill::Done => Next::Failed(Step::Prefill, fault(PrefillFault::OutOfOrder)),
+            FromPrefill::NoRoom(error) => Next::Failed(Step::Handoff, error),
             FromPrefill::Ended(error) => {
                 self.prefilling = false;
                 if !self.first {
-                    return Says::Failed(Phase::Prefill, error);
+                    return Next::Failed(Step::Prefill, error);
                 }
                 if !self.adopted {
-                    self.doubt = Some((Phase::Prefill, error, now + ADOPTION_WAIT_MAX));
+                    self.doubt = Some((Step::Prefill, error, now + ADOPTION_WAIT_MAX));
                 }
-                Says::Nothing
+                Next::Nothing
             }
         }
     }
 
     /// The decode worker says something.
-    pub fn decode(&mut self, event: FromDecode<T, E>, now: Instant) -> Says<T, E> {
+    pub fn decode(&mut self, event: FromDecode<T, E>, now: Instant) -> Next<T, E> {
         match event {
             FromDecode::Adopted => (self.adopted, self.doubt) = (true, None),
             FromDecode::Token(token) => {
                 (self.adopted, self.doubt) = (true, None);
                 if self.first {
-                    return Says::Token(token);
+                    return Next::Token(token);
                 }
                 self.early = Some(token);
             }
@@ -164,17 +164,17 @@ impl<T, E> Pair<T, E> {
             FromDecode::Stated { cancelled, error } if !self.adopted => {
                 let may_have_ended = cancelled && !self.first && self.prefilling;
                 // Where the prefill worker failed, that came first, and is the cause.
-                let cause = self.doubt.take().filter(|(phase, ..)| *phase == Phase::Prefill);
-                let (phase, error) = cause.map_or((Phase::Handoff, error), |(phase, error, _)| (phase, error));
+                let cause = self.doubt.take().filter(|(step, ..)| *step == Step::Prefill);
+                let (step, error) = cause.map_or((Step::Handoff, error), |(step, error, _)| (step, error));
                 if !may_have_ended {
-                    return Says::Failed(phase, error);
+                    return Next::Failed(step, error);
                 }
                 self.given_up = true;
-                self.doubt = Some((phase, error, now + LAST_WORD_WAIT_MAX));
+                self.doubt = Some((step, error, now + LAST_WORD_WAIT_MAX));
             }
-            FromDecode::Stated { error, .. } | FromDecode::Broke(error) => return Says::Failed(Phase::Decode, error),
+            FromDecode::Stated { error, .. } | FromDecode::Broke(error) => return Next::Failed(Step::Decode, error),
         }
-        Says::Nothing
+        Next::Nothing
     }
 }
 
@@ -187,30 +187,30 @@ mod tests {
     fn run(script: &str) -> String {
         let start = Instant::now();
         let (mut pair, mut out) = (Pair::new(Duration::from_millis(2000)), Vec::new());
-        let otherwise = |unlike| if unlike == Unlike::OutOfOrder { "order" } else { "not adopted" };
+        let fault = |what| if what == PrefillFault::OutOfOrder { "order" } else { "not adopted" };
         for step in script.split_whitespace() {
             let (ms, word) = step.split_once(':').unwrap();
             let now = start + Duration::from_millis(ms.parse().unwrap());
             let said = match word {
-                "t" => pair.prefill(FromPrefill::Token("first"), otherwise, now),
-                "d" => pair.prefill(FromPrefill::Done, otherwise, now),
-                "n" => pair.prefill(FromPrefill::NoRoom("full"), otherwise, now),
-                "x" => pair.prefill(FromPrefill::Ended("prefill ended"), otherwise, now),
+                "t" => pair.prefill(FromPrefill::Token("first"), fault, now),
+                "d" => pair.prefill(FromPrefill::Done, fault, now),
+                "n" => pair.prefill(FromPrefill::NoRoom("full"), fault, now),
+                "x" => pair.prefill(FromPrefill::Ended("prefill ended"), fault, now),
                 "A" => pair.decode(FromDecode::Adopted, now),
                 "T" => pair.decode(FromDecode::Token("second"), now),
                 "C" => pair.decode(FromDecode::Stated { cancelled: true, error: "given up" }, now),
                 "E" => pair.decode(FromDecode::Stated { cancelled: false, error: "stated" }, now),
                 "X" => pair.decode(FromDecode::Broke("broke"), now),
-                _ => Says::Nothing,
+                _ => Next::Nothing,
             };
             out.push(match said {
-                Says::Nothing if pair.due(now).is_some_and(|due| due <= now) => {
+                Next::Nothing if pair.due(now).is_some_and(|due| due <= now) => {
                     return format!("{} {:?}", out.join(" "), pair.overdue().unwrap());
                 }
-                Says::Nothing => pair.early().unwrap_or("-").to_owned(),
-                Says::Token(token) => [Some(token), pair.early()].into_iter().flatten().collect::<Vec<_>>().join("+"),
-                Says::Done => "done".to_owned(),
-                Says::Failed(phase, error) => format!("{phase:?}({error})"),
+                Next::Nothing => pair.early().unwrap_or("-").to_owned(),
+                Next::Token(token) => [Some(token), pair.early()].into_iter().flatten().collect::<Vec<_>>().join("+"),
+                Next::Done => "done".to_owned(),
+                Next::Failed(step, error) => format!("{step:?}({error})"),
             });
         }
         out.join(" ")

@@ -1,6 +1,6 @@
 use super::*;
 use ErrorKind::*;
-use Phase::*;
+use Step::*;
 use baton_types::{Party, Role};
 
 const LIMITS: RetryLimits = RetryLimits {
@@ -12,8 +12,8 @@ const LIMITS: RetryLimits = RetryLimits {
     adopted_max: Duration::from_millis(100),
 };
 
-fn failure(phase: Phase, kind: ErrorKind, started: bool) -> Failure {
-    Failure { phase, kind, retry_after: None, started, drained: false }
+fn failure(step: Step, kind: ErrorKind, started: bool) -> Failure {
+    Failure { step, kind, retry_after: None, started, drained: false }
 }
 
 fn shown(result: Result<Retry, GiveUp>) -> String {
@@ -34,8 +34,8 @@ fn shown(result: Result<Retry, GiveUp>) -> String {
 /// The first failure of a request with a minute left and a full bucket.
 fn first(failure: Failure) -> String {
     let now = Instant::now();
-    let minute = (now, now + Duration::from_secs(60));
-    shown(Recovery::new(LIMITS).after(&failure, minute, &RetryBucket::new(10, 0.0), 1.0))
+    let minute = now + Duration::from_secs(60);
+    shown(Recovery::new(LIMITS).after(&failure, now, minute, &RetryBucket::new(10, 0.0), 1.0))
 }
 
 /// One retry is left, and who has no time for it leaves it to others.
@@ -44,19 +44,19 @@ fn a_retry_that_is_not_made_is_not_paid_for() {
     let (now, bucket) = (Instant::now(), RetryBucket::new(1, 0.0));
     let failed = failure(Decode, Unavailable, true);
     for _ in 0..3 {
-        let late = Recovery::new(LIMITS).after(&failed, (now, now + LIMITS.backoff_min / 2), &bucket, 1.0);
+        let late = Recovery::new(LIMITS).after(&failed, now, now + LIMITS.backoff_min / 2, &bucket, 1.0);
         assert_eq!(shown(late), "deadline");
-        let futile = Recovery::new(LIMITS).after(&failure(Decode, Unsupported, true), (now, now), &bucket, 1.0);
+        let futile = Recovery::new(LIMITS).after(&failure(Decode, Unsupported, true), now, now, &bucket, 1.0);
         assert_eq!(shown(futile), "futile");
     }
-    let minute = (now, now + Duration::from_secs(60));
-    assert!(Recovery::new(LIMITS).after(&failed, minute, &bucket, 1.0).is_ok());
-    assert_eq!(shown(Recovery::new(LIMITS).after(&failed, minute, &bucket, 1.0)), "budget");
+    let minute = now + Duration::from_secs(60);
+    assert!(Recovery::new(LIMITS).after(&failed, now, minute, &bucket, 1.0).is_ok());
+    assert_eq!(shown(Recovery::new(LIMITS).after(&failed, now, minute, &bucket, 1.0)), "budget");
 }
 
 #[test]
 fn what_failed_decides_whom_to_avoid() {
-    // phase, kind, the client has tokens; p: prefill worker, d: decode worker, s: avoided softly, S: strictly, until it has
+    // step, kind, the client has tokens; p: prefill worker, d: decode worker, s: avoided softly, S: strictly, until it has
     let cases = [
         (Place, Unavailable, false, "p- d- 20ms"),
         (Place, Overloaded, false, "futile"),
@@ -88,8 +88,8 @@ fn what_failed_decides_whom_to_avoid() {
         (Decode, Unsupported, true, "futile"),
         (Decode, ModelNotFound, false, "futile"),
     ];
-    for (phase, kind, started, expected) in cases {
-        assert_eq!(first(failure(phase, kind, started)), expected, "{phase:?} {kind:?} {started}");
+    for (step, kind, started, expected) in cases {
+        assert_eq!(first(failure(step, kind, started)), expected, "{step:?} {kind:?} {started}");
     }
 }
 
@@ -99,7 +99,7 @@ fn check(deadline: u64, burst: u32, jitter: f64, failures: &[(u64, Failure)], ex
     let at = |ms| start + Duration::from_millis(ms);
     let (mut recovery, bucket) = (Recovery::new(LIMITS), RetryBucket::new(burst, 0.0));
     let got: Vec<String> =
-        failures.iter().map(|(ms, f)| shown(recovery.after(f, (at(*ms), at(deadline)), &bucket, jitter))).collect();
+        failures.iter().map(|(ms, f)| shown(recovery.after(f, at(*ms), at(deadline), &bucket, jitter))).collect();
     assert_eq!(got, expected);
 }
 
@@ -151,8 +151,8 @@ fn who_was_full_is_asked_again_once_the_answer_has_begun() {
     let other = crate::testing::record(Role::Decode, "other").party;
     let failed = |avoided: &mut Avoided, decode: &Party, failure: Failure| {
         let now = Instant::now();
-        let times = (now, now + Duration::from_secs(60));
-        let retry = Recovery::new(LIMITS).after(&failure, times, &RetryBucket::new(1, 0.0), 1.0);
+        let deadline = now + Duration::from_secs(60);
+        let retry = Recovery::new(LIMITS).after(&failure, now, deadline, &RetryBucket::new(1, 0.0), 1.0);
         avoided.failed(None, decode, &retry.unwrap());
     };
     // Circles that it is in, and whether it may be what is missing.

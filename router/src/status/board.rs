@@ -175,8 +175,7 @@ mod tests {
     use super::*;
     use crate::testing::record;
     use crate::workers::Heard;
-    use baton_proto::v1::{BlockCounts, LoadReport};
-    use baton_types::Incarnation;
+    use baton_types::{BlockCounts, Incarnation, LoadReport};
     use std::sync::atomic::Ordering;
 
     struct Case {

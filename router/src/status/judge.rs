@@ -221,8 +221,7 @@ impl Seen {
 mod tests {
     use super::*;
     use crate::testing::record;
-    use baton_proto::v1::{BlockCounts, LoadReport};
-    use baton_types::Role;
+    use baton_types::{BlockCounts, LoadReport, Role};
 
     fn report() -> LoadReport {
         // 512 blocks of 16 tokens.

@@ -6,23 +6,22 @@
 //!
 //! It looks on and changes nothing: placement judges by itself, by other bounds.
 
-mod answer;
 mod board;
 mod judge;
 mod metrics;
 mod recent;
 
-pub(crate) use judge::{Kind, Problem};
+pub(crate) use board::Row;
+pub(crate) use judge::{Kind, Problem, State};
 pub(crate) use metrics::StatusMetrics;
 pub(crate) use recent::RecentTimes;
 
 use crate::flow::Core;
 use crate::placement::why_unpaired;
-use crate::readiness::readiness;
 use baton_node::membership::RouterBackend;
 use baton_types::InstanceRecord;
-use board::{Board, Row};
-use judge::{Draining, Seen, State, told};
+use board::Board;
+use judge::{Draining, Seen, told};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -38,8 +37,8 @@ const ETCD_AFTER: Duration = Duration::from_secs(1);
 /// Looks at one router's cluster. Clones share what was seen.
 #[derive(Clone, Debug)]
 pub(crate) struct ClusterStatus {
-    core: Arc<Core>,
-    membership: RouterBackend,
+    pub(crate) core: Arc<Core>,
+    pub(crate) membership: RouterBackend,
     board: Arc<Mutex<Board>>,
 }
 
@@ -76,7 +75,7 @@ impl ClusterStatus {
     }
 
     /// Every worker with its problems, as of now.
-    fn rows(&self, now: Instant) -> Vec<Row> {
+    pub(crate) fn rows(&self, now: Instant) -> Vec<Row> {
         self.look(now);
         let mut rows = self.board.lock().rows(now);
         let pairs = |row: &&Row| matches!(row.state, State::Ready | State::Avoided);
@@ -96,7 +95,7 @@ impl ClusterStatus {
     fn of_whole(&self, now: Instant) -> Vec<Problem> {
         let mut found = Vec::new();
         let mut add = |kind, text| found.push(Problem { kind, worker: String::new(), text });
-        if let Err(reason) = readiness(&self.core) {
+        if let Err(reason) = self.core.ready() {
             add(Kind::NotReady, format!("requests are refused: {reason}"));
         }
         if let Some(store) = self.membership.store().filter(|store| !store.reachable) {
@@ -128,7 +127,7 @@ impl ClusterStatus {
     }
 
     /// Everything that somebody should look at, the worst first.
-    fn problems(&self, rows: &[Row], now: Instant) -> Vec<Problem> {
+    pub(crate) fn problems(&self, rows: &[Row], now: Instant) -> Vec<Problem> {
         let mut all = self.of_whole(now);
         all.extend(rows.iter().flat_map(|row| row.problems.iter().cloned()));
         all.sort_by_key(|problem| problem.kind);

@@ -23,6 +23,8 @@ pub(crate) fn config() -> RouterConfig {
     config.cluster.listen.set_port(0);
     config.placement.local_prefill_tokens_max = 0;
     config.retry.ready_ms_max = 50;
+    // Not by the memory of whoever runs the tests.
+    config.limits.running_max = 1024;
     // Tests play the workers after the answer has begun.
     config.limits.head_ms_max = 0;
     config

@@ -7,11 +7,17 @@ pub(crate) mod telemetry;
 pub(crate) mod text;
 pub(crate) mod two;
 
+use crate::port::{CallError, DecodeCall, Link, PrefillCall, WorkerEvents, WorkerReport};
+use crate::workers::WorkerHandle;
+use baton_node::telemetry::TraceId;
 use baton_types::{
-    Digest, Dtype, GroupKind, Incarnation, InstanceId, InstanceRecord, KvGroup, KvLayout, KvPlane, ModelCard,
-    NumericsClass, Party, ProtocolRange, Role, SamplingDefaults, Shard,
+    DecodeEvent, Digest, Dtype, ErrorKind, GroupKind, Incarnation, InstanceId, InstanceRecord, KvGroup, KvLayout,
+    KvPlane, ModelCard, NumericsClass, Party, PrefillEvent, ProtocolRange, RequestError, Role, SamplingDefaults, Shard,
 };
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// A layout of one full group with two planes.
 pub(crate) fn layout(block_tokens: u32, heads: u32) -> KvLayout {
@@ -47,5 +53,41 @@ pub(crate) fn record(role: Role, name: &str) -> InstanceRecord {
         waiting_max: 16,
         shards: vec![Shard { transfer_address: b"address".to_vec(), layers: 0..2, kv_heads: 0..2 }],
         capabilities: Vec::new(),
+    }
+}
+
+/// A worker that is asked for nothing.
+pub(crate) fn handle(record: InstanceRecord) -> WorkerHandle {
+    WorkerHandle::new(Arc::new(record), Box::new(Nobody))
+}
+
+/// The link to a worker that is asked for nothing.
+#[derive(Debug)]
+struct Nobody;
+
+fn nobody<T: Send + 'static>() -> BoxFuture<'static, Result<T, CallError>> {
+    let error = CallError::Lost(RequestError::new(ErrorKind::Unavailable, "nobody is asked here"));
+    std::future::ready(Err(error)).boxed()
+}
+
+impl Link for Nobody {
+    fn decode(&self, _: DecodeCall<'_>) -> BoxFuture<'static, Result<WorkerEvents<DecodeEvent>, CallError>> {
+        nobody()
+    }
+
+    fn prefill(&self, _: PrefillCall<'_>) -> BoxFuture<'static, Result<WorkerEvents<PrefillEvent>, CallError>> {
+        nobody()
+    }
+
+    fn watch(&self, _: &str, _: bool) -> BoxFuture<'static, Result<WorkerEvents<WorkerReport>, CallError>> {
+        nobody()
+    }
+
+    fn bundle(&self, _: Digest, _: usize) -> BoxFuture<'static, Result<Vec<u8>, CallError>> {
+        nobody()
+    }
+
+    fn keep(&self, _: Vec<TraceId>) -> BoxFuture<'static, Result<(), CallError>> {
+        nobody()
     }
 }

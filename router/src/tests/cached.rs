@@ -5,7 +5,7 @@ use crate::testing::cluster::Cluster;
 use crate::testing::fake::Fake;
 use baton_kv_cache::{PrefixHash, PrefixHasher};
 use baton_proto::v1::{CacheSnapshot, CacheUpdate, cache_update::Change};
-use baton_types::{Digest, Incarnation, Role};
+use baton_types::{Digest, Incarnation, Role, SystemClock};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,11 +34,11 @@ fn ready(cluster: &Cluster) -> usize {
 async fn has(prefixes: &Arc<Prefixes>, worker: &Fake, tokens: usize) {
     let (prompt, party) = (prompt(), &worker.record.party);
     let wait = async {
-        while prefixes.lookup(&prompt).tokens(party) != tokens {
+        while prefixes.lookup(&prompt, &SystemClock).tokens(party) != tokens {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
-    let found = || prefixes.lookup(&prompt).tokens(party);
+    let found = || prefixes.lookup(&prompt, &SystemClock).tokens(party);
     tokio::time::timeout(WAIT_MAX, wait).await.unwrap_or_else(|_| panic!("{party} has {} tokens", found()));
 }
 

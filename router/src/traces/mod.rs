@@ -1,11 +1,9 @@
 //! The end of a request's trace: whether it is exported although the head's sampling left it out, who has to know, and who is asked
 //! when somebody wants to see it.
 
-mod subtree;
 mod tell;
 mod verdict;
 
-pub(crate) use subtree::subtree;
 pub(crate) use tell::deliver;
 
 use crate::workers::WorkerHandle;

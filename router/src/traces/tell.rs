@@ -1,15 +1,15 @@
 //! Tells workers which traces are kept: in batches, each call with a deadline, and what does not arrive is counted.
 
 use crate::workers::WorkerHandle;
-use baton_node::telemetry::{KEEP_TRACES_MAX, TraceId};
-use baton_proto::v1::{self, telemetry_client::TelemetryClient};
+use baton_node::grpc::KEEP_TRACES_MAX;
+use baton_node::telemetry::TraceId;
+use baton_types::Runtime;
 use futures::future::join_all;
 use prometheus_client::metrics::counter::Counter;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
 
 /// Verdicts are gathered for so long: during an outage, one call tells of many requests.
 const GATHER: Duration = Duration::from_millis(50);
@@ -24,10 +24,10 @@ pub(crate) struct Verdict {
 }
 
 /// Runs until the router's core is gone.
-pub(crate) async fn deliver(mut verdicts: mpsc::Receiver<Verdict>, lost: Counter) {
+pub(crate) async fn deliver(runtime: Arc<dyn Runtime>, mut verdicts: mpsc::Receiver<Verdict>, lost: Counter) {
     let mut batch = Vec::new();
     while verdicts.recv_many(&mut batch, KEEP_TRACES_MAX).await > 0 {
-        sleep(GATHER).await;
+        runtime.sleep(GATHER).await;
         while batch.len() < KEEP_TRACES_MAX
             && let Ok(next) = verdicts.try_recv()
         {
@@ -38,17 +38,16 @@ pub(crate) async fn deliver(mut verdicts: mpsc::Receiver<Verdict>, lost: Counter
             let (_, traces) = calls.entry(worker.party().clone()).or_insert_with(|| (worker, Vec::new()));
             traces.push(trace);
         }
-        join_all(calls.into_values().map(|(worker, traces)| tell(worker, traces, &lost))).await;
+        join_all(calls.into_values().map(|(worker, traces)| tell(&*runtime, worker, traces, &lost))).await;
     }
 }
 
-async fn tell(worker: Arc<WorkerHandle>, traces: Vec<TraceId>, lost: &Counter) {
-    let trace_ids = traces.iter().map(|trace| trace.to_bytes().to_vec().into()).collect();
-    let mut client = TelemetryClient::new(worker.channel());
-    let told = timeout(CALL_MAX, client.keep(v1::KeepRequest { trace_ids })).await;
-    if !matches!(told, Ok(Ok(_))) {
+async fn tell(runtime: &dyn Runtime, worker: Arc<WorkerHandle>, traces: Vec<TraceId>, lost: &Counter) {
+    let count = traces.len();
+    let told = runtime.until(runtime.now() + CALL_MAX, worker.link().keep(traces)).await;
+    if !matches!(told, Some(Ok(()))) {
         // Older workers know no such call, and one that is gone has no spans either.
-        tracing::debug!(worker = %worker.party(), traces = traces.len(), "cannot tell a worker which traces are kept");
-        lost.inc_by(traces.len() as u64);
+        tracing::debug!(worker = %worker.party(), traces = count, "cannot tell a worker which traces are kept");
+        lost.inc_by(count as u64);
     }
 }

@@ -1,8 +1,7 @@
 //! Load of one worker: its last report, and what this router placed on it since.
 
 use crate::placement::Measured;
-use baton_proto::v1;
-use baton_types::InstanceRecord;
+use baton_types::{InstanceRecord, LoadReport};
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
@@ -20,7 +19,7 @@ pub struct Heard {
     /// When it came.
     pub at: Instant,
     /// What it said.
-    pub report: v1::LoadReport,
+    pub report: LoadReport,
 }
 
 /// Rates of an idle worker say little of it after this time.
@@ -44,7 +43,7 @@ pub struct Load(Mutex<State>);
 
 impl Load {
     /// Takes a report of the worker with this record.
-    pub fn report(&self, report: &v1::LoadReport, record: &InstanceRecord, now: Instant) {
+    pub fn report(&self, report: &LoadReport, record: &InstanceRecord, now: Instant) {
         let blocks = report.blocks.unwrap_or_default();
         let block_tokens = record.capacity_tokens.checked_div(blocks.total).unwrap_or(0);
         let measured = Measured {
@@ -104,16 +103,16 @@ impl Load {
 mod tests {
     use super::*;
     use crate::testing::record;
-    use baton_types::Role;
+    use baton_types::{BlockCounts, Role};
 
-    fn report() -> v1::LoadReport {
-        v1::LoadReport {
+    fn report() -> LoadReport {
+        LoadReport {
             waiting: 1,
             waiting_tokens: 100,
             running: 2,
             claimed_tokens: 32,
             healthy: true,
-            blocks: Some(v1::BlockCounts { total: 512, free: 10, referenced: 500, cached: 2, quarantined: 0 }),
+            blocks: Some(BlockCounts { total: 512, free: 10, referenced: 500, cached: 2, quarantined: 0 }),
             ..Default::default()
         }
     }
@@ -136,7 +135,7 @@ mod tests {
     #[test]
     fn rates_of_an_idle_worker_age() {
         let (load, record, start) = (Load::default(), record(Role::Prefill, "p"), Instant::now());
-        let report = |running, rate| v1::LoadReport { running, waiting: 0, prefill_tokens_per_s: rate, ..report() };
+        let report = |running, rate| LoadReport { running, waiting: 0, prefill_tokens_per_s: rate, ..report() };
         // (seconds, running sequences, rate, whether it is old then)
         let reports = [
             (0, 1, 100.0, false),
@@ -169,7 +168,7 @@ mod tests {
         assert!(load.measured(now, stale).is_none(), "lost");
         assert_eq!(load.heard().unwrap().at, now, "what it said last is known all the same");
         for (healthy, draining) in [(false, false), (true, true)] {
-            load.report(&v1::LoadReport { healthy, draining, ..report() }, &record, now);
+            load.report(&LoadReport { healthy, draining, ..report() }, &record, now);
             assert!(load.measured(now, stale).is_none());
         }
     }

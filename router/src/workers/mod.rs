@@ -1,4 +1,4 @@
-//! The workers that this router knows: a channel, a load and a text each.
+//! The workers that this router knows: a link, a load and a text each.
 //!
 //! A worker is *admitted* once it answered on its own address and the text of its model is loaded; only admitted workers with a
 //! fresh, healthy load are placed on.
@@ -12,16 +12,12 @@ pub(crate) use set::{ModelKey, ServedModel, Unnamed, WorkerSet};
 pub(crate) use supervise::{Supervisor, supervise};
 
 use crate::models::ModelText;
+use crate::port::Link;
 use crate::recovery::Probation;
-use baton_node::grpc::{Channel, ChannelConfig, ChannelError, channel};
-use baton_node::identity::{Identity, Role};
 use baton_types::{InstanceRecord, Party};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-
-/// A client that does not read pauses its worker once so many bytes are on their way: some hundred tokens.
-const STREAM_WINDOW_BYTES: u32 = 16 << 10;
 
 /// Longest reason that is remembered; some of it comes from whoever answers at a worker's address.
 const TROUBLE_CHARS_MAX: usize = 256;
@@ -37,7 +33,7 @@ pub(crate) struct WorkerHandle {
     pub(crate) load: Load,
     /// Whether it failed of late.
     pub(crate) probation: Probation,
-    channel: Channel,
+    link: Box<dyn Link>,
     text: OnceLock<Option<Arc<ModelText>>>,
     admitted: AtomicBool,
     draining: Arc<AtomicBool>,
@@ -45,20 +41,18 @@ pub(crate) struct WorkerHandle {
 }
 
 impl WorkerHandle {
-    /// A handle that connects when first used, as the router with this identity. Fails where the endpoint is no address.
-    pub(crate) fn new(record: Arc<InstanceRecord>, identity: &Identity) -> Result<Self, ChannelError> {
-        let config = ChannelConfig { stream_window_bytes: STREAM_WINDOW_BYTES, ..ChannelConfig::default() };
-        let channel = channel(&record.endpoint, &config, identity, Role::Worker)?;
+    /// A worker that nothing was heard of yet.
+    pub(crate) fn new(record: Arc<InstanceRecord>, link: Box<dyn Link>) -> Self {
         let (load, probation) = (Load::default(), Probation::default());
         let key = ModelKey::from(&record.card);
         let (admitted, draining) = (AtomicBool::new(false), Arc::default());
         let (text, trouble) = (OnceLock::new(), Mutex::default());
-        Ok(Self { record, key, load, probation, channel, text, admitted, draining, trouble })
+        Self { record, key, load, probation, link, text, admitted, draining, trouble }
     }
 
-    /// Its channel; clones share one connection.
-    pub(crate) fn channel(&self) -> Channel {
-        self.channel.clone()
+    /// How it is asked for anything.
+    pub(crate) fn link(&self) -> &dyn Link {
+        &*self.link
     }
 
     /// Which incarnation of which instance.

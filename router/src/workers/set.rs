@@ -2,7 +2,7 @@
 
 use super::WorkerHandle;
 use crate::models::ModelText;
-use crate::placement::{Worker, tokens_max};
+use crate::placement::{Worker, pair_alike, tokens_max};
 use arc_swap::ArcSwap;
 use baton_types::{Digest, ModelCard, Party, Role, TokenId};
 use parking_lot::Mutex;
@@ -33,10 +33,55 @@ impl From<&ModelCard> for ModelKey {
 /// The workers of this moment. Reads are lock-free; the supervisor alone writes.
 #[derive(Debug)]
 pub(crate) struct WorkerSet {
-    workers: ArcSwap<BTreeMap<Party, Arc<WorkerHandle>>>,
+    known: ArcSwap<Known>,
+    /// Models as they were served when they were last asked for.
+    served: ArcSwap<Served>,
     /// Names of models whose workers left, and when.
     left: Mutex<BTreeMap<String, Instant>>,
     stale_max: Duration,
+}
+
+/// Everybody, sorted into models and groups once they join or leave.
+#[derive(Debug, Default)]
+struct Known {
+    workers: BTreeMap<Party, Arc<WorkerHandle>>,
+    /// The workers of each model, in order.
+    models: BTreeMap<ModelKey, Vec<Member>>,
+}
+
+/// A worker among those of its model.
+#[derive(Debug)]
+struct Member {
+    worker: Arc<WorkerHandle>,
+    /// Those that pair with the same workers have the same number.
+    group: u32,
+}
+
+impl Known {
+    fn new(workers: BTreeMap<Party, Arc<WorkerHandle>>) -> Self {
+        let mut models: BTreeMap<ModelKey, Vec<Member>> = BTreeMap::new();
+        for worker in workers.values() {
+            let members = models.entry(worker.key.clone()).or_default();
+            let alike = members.iter().find(|member| pair_alike(&member.worker.record, &worker.record));
+            let group = alike.map_or(members.len() as u32, |member| member.group);
+            members.push(Member { worker: worker.clone(), group });
+        }
+        Self { workers, models }
+    }
+
+    fn decode_workers(&self) -> impl Iterator<Item = &Arc<WorkerHandle>> {
+        let all = self.models.values().flatten().map(|member| &member.worker);
+        all.filter(|worker| worker.record.role == Role::Decode)
+    }
+}
+
+/// Models, and what they follow from.
+#[derive(Debug, Default)]
+struct Served {
+    known: Arc<Known>,
+    /// Which of its decode workers were ready.
+    ready: Vec<bool>,
+    models: Arc<[Arc<ServedModel>]>,
 }
 
 /// A model whose workers left is remembered for so long: one that restarts is no model that nobody knows.
@@ -84,48 +129,54 @@ pub(crate) enum Unnamed {
 impl WorkerSet {
     /// An empty set. Load older than `stale_max` counts as none.
     pub(crate) fn new(stale_max: Duration) -> Self {
-        Self { workers: ArcSwap::default(), left: Mutex::default(), stale_max }
+        Self { known: ArcSwap::default(), served: ArcSwap::default(), left: Mutex::default(), stale_max }
     }
 
     /// Adds a worker; an older incarnation stays until its lease ends, which is what its streams go by.
     pub(crate) fn insert(&self, worker: Arc<WorkerHandle>) {
-        self.workers.rcu(|all| {
-            let mut all = BTreeMap::clone(all);
-            all.insert(worker.party().clone(), worker.clone());
-            all
+        self.change(|all| {
+            all.insert(worker.party().clone(), worker);
         });
     }
 
     /// Removes a worker.
-    pub(crate) fn remove(&self, party: &Party) {
-        if let Some(worker) = self.workers.load().get(party).filter(|w| w.record.role == Role::Decode) {
-            let (now, mut left) = (Instant::now(), self.left.lock());
+    pub(crate) fn remove(&self, party: &Party, now: Instant) {
+        if let Some(worker) = self.known.load().workers.get(party).filter(|w| w.record.role == Role::Decode) {
+            let mut left = self.left.lock();
             left.retain(|_, at| now.saturating_duration_since(*at) < REMEMBERED);
             if left.len() < LEFT_MAX {
                 left.extend(worker.record.card.names().map(|name| (name.to_owned(), now)));
             }
         }
-        self.workers.rcu(|all| {
-            let mut all = BTreeMap::clone(all);
+        self.change(|all| {
             all.remove(party);
-            all
         });
+    }
+
+    fn change(&self, change: impl FnOnce(&mut BTreeMap<Party, Arc<WorkerHandle>>)) {
+        let mut all = self.known.load().workers.clone();
+        change(&mut all);
+        self.known.store(Arc::new(Known::new(all)));
     }
 
     /// Every worker known, admitted or not.
     pub(crate) fn all(&self) -> Vec<Arc<WorkerHandle>> {
-        self.workers.load().values().cloned().collect()
+        self.known.load().workers.values().cloned().collect()
     }
 
     /// Workers that a request of their model may be placed on.
     pub(crate) fn ready(&self, now: Instant) -> Vec<Arc<WorkerHandle>> {
-        let is_ready = |w: &&Arc<WorkerHandle>| w.text().is_some() && w.load.measured(now, self.stale_max).is_some();
-        self.workers.load().values().filter(is_ready).cloned().collect()
+        self.known.load().workers.values().filter(|worker| self.is_ready(worker, now)).cloned().collect()
+    }
+
+    fn is_ready(&self, worker: &WorkerHandle, now: Instant) -> bool {
+        worker.text().is_some() && worker.load.measured(now, self.stale_max).is_some()
     }
 
     /// The worker that an operator means: the name of an instance, or `name@incarnation`.
     pub(crate) fn named(&self, name: &str) -> Result<Arc<WorkerHandle>, Unnamed> {
-        let workers = self.workers.load();
+        let known = self.known.load();
+        let workers = &known.workers;
         let is_meant = |party: &Party| party.instance.as_str() == name || party.to_string() == name;
         let mut meant = workers.iter().filter(|(party, _)| is_meant(party));
         match (meant.next(), meant.next()) {
@@ -141,13 +192,13 @@ impl WorkerSet {
     /// Admitted workers of a model with a fresh load, as far as they fit.
     pub(crate) fn candidates(&self, key: &ModelKey, fits: impl Fn(&WorkerHandle) -> bool, now: Instant) -> Candidates {
         let mut candidates = Candidates::default();
-        for worker in self.workers.load().values() {
-            if worker.text().is_none() || worker.key != *key || !fits(worker) {
+        for Member { worker, group } in self.known.load().models.get(key).into_iter().flatten() {
+            if worker.text().is_none() || !fits(worker) {
                 continue;
             }
             if let Some(load) = worker.load.measured(now, self.stale_max) {
                 let (record, not_with) = (worker.record.clone(), Vec::new());
-                candidates.view.push(Worker { record, load, not_with, cached_tokens: 0 });
+                candidates.view.push(Worker { record, group: Some(*group), load, not_with, cached_tokens: 0 });
                 candidates.handles.push(worker.clone());
             }
         }
@@ -160,52 +211,61 @@ impl WorkerSet {
             worker.record.role == Role::Decode && worker.record.card.names().any(|n| n == name)
         };
         let left = |at: &Instant| now.saturating_duration_since(*at) < REMEMBERED;
-        self.workers.load().values().any(is_it) || self.left.lock().get(name).is_some_and(left)
+        self.known.load().workers.values().any(is_it) || self.left.lock().get(name).is_some_and(left)
     }
 
     /// Models that a request would be served for now, by key.
-    pub(crate) fn models(&self, now: Instant) -> Vec<ServedModel> {
-        let mut models: BTreeMap<ModelKey, ServedModel> = BTreeMap::new();
-        for worker in self.workers.load().values() {
-            let (card, Some(text)) = (&worker.record.card, worker.text()) else { continue };
-            if worker.record.role != Role::Decode || worker.load.measured(now, self.stale_max).is_none() {
-                continue;
-            }
-            let tokens_max = tokens_max(&worker.record);
-            let key = worker.key.clone();
-            let served = ServedModel { key: key.clone(), card: card.clone(), text: text.clone(), tokens_max };
-            let entry = models.entry(key).or_insert(served);
-            entry.tokens_max = entry.tokens_max.max(tokens_max);
-            // A further name that is rolled out counts from the first worker on that has it.
-            for name in &card.served_names {
-                if !entry.card.served_names.contains(name) {
-                    entry.card.served_names.push(name.clone());
-                }
+    pub(crate) fn models(&self, now: Instant) -> Arc<[Arc<ServedModel>]> {
+        let known = self.known.load_full();
+        let ready: Vec<bool> = known.decode_workers().map(|worker| self.is_ready(worker, now)).collect();
+        let served = self.served.load();
+        if Arc::ptr_eq(&served.known, &known) && served.ready == ready {
+            return served.models.clone();
+        }
+        let models =
+            served_by(known.decode_workers().zip(&ready).filter(|(_, ready)| **ready).map(|(worker, _)| worker));
+        self.served.store(Arc::new(Served { known: known.clone(), ready, models: models.clone() }));
+        models
+    }
+}
+
+/// The models of decode workers that are ready, by key.
+fn served_by<'a>(ready: impl Iterator<Item = &'a Arc<WorkerHandle>>) -> Arc<[Arc<ServedModel>]> {
+    let mut models: BTreeMap<ModelKey, ServedModel> = BTreeMap::new();
+    for worker in ready {
+        let (card, tokens_max) = (&worker.record.card, tokens_max(&worker.record));
+        let (key, text) = (worker.key.clone(), worker.text().cloned().flatten());
+        let served = || ServedModel { key: key.clone(), card: card.clone(), text, tokens_max };
+        let entry = models.entry(key.clone()).or_insert_with(served);
+        entry.tokens_max = entry.tokens_max.max(tokens_max);
+        // A further name that is rolled out counts from the first worker on that has it.
+        for name in &card.served_names {
+            if !entry.card.served_names.contains(name) {
+                entry.card.served_names.push(name.clone());
             }
         }
-        models.into_values().collect()
     }
+    models.into_values().map(Arc::new).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::record;
-    use baton_node::identity::Identity;
-    use baton_proto::v1;
+    use crate::testing::{handle, record};
+    use baton_types::LoadReport;
 
     fn admitted(role: Role, name: &str, model: &str, capacity: u64) -> Arc<WorkerHandle> {
         let mut record = record(role, name);
         record.card.id = model.into();
         record.capacity_tokens = capacity;
-        let worker = WorkerHandle::new(Arc::new(record), &Identity::default()).unwrap();
+        let worker = handle(record);
         worker.set_text(None);
-        worker.load.report(&v1::LoadReport { healthy: true, ..Default::default() }, &worker.record, Instant::now());
+        worker.load.report(&LoadReport { healthy: true, ..Default::default() }, &worker.record, Instant::now());
         Arc::new(worker)
     }
 
-    #[tokio::test]
-    async fn operators_name_one_start() {
+    #[test]
+    fn operators_name_one_start() {
         let set = WorkerSet::new(Duration::from_secs(3));
         assert_eq!(set.named("d").unwrap_err(), Unnamed::Nobody { known: vec![] });
         let d = admitted(Role::Decode, "d", "m", 100);
@@ -217,15 +277,15 @@ mod tests {
         assert_eq!(set.named("d-").unwrap_err(), Unnamed::Nobody { known }, "a part of a name may mean somebody else");
         let mut again = (*d.record).clone();
         again.party.incarnation.0 += 1;
-        let again = Arc::new(WorkerHandle::new(Arc::new(again), &Identity::default()).unwrap());
+        let again = Arc::new(handle(again));
         set.insert(again.clone());
         let starts = vec![d.party().to_string(), again.party().to_string()];
         assert_eq!(set.named("d").unwrap_err(), Unnamed::Several { starts });
         assert_eq!(set.named(&again.party().to_string()).unwrap().party(), again.party());
     }
 
-    #[tokio::test]
-    async fn only_admitted_workers_of_the_model_are_candidates() {
+    #[test]
+    fn only_admitted_workers_of_the_model_are_candidates() {
         let set = WorkerSet::new(Duration::from_secs(3));
         let small = admitted(Role::Decode, "small", "m", 100);
         set.insert(small.clone());
@@ -233,7 +293,7 @@ mod tests {
         set.insert(admitted(Role::Prefill, "p", "m", 5000));
         set.insert(admitted(Role::Decode, "other", "n", 5000));
         set.insert(admitted(Role::Prefill, "alone", "without-decode", 5000));
-        let fresh = WorkerHandle::new(Arc::new(record(Role::Decode, "not-admitted")), &Identity::default()).unwrap();
+        let fresh = handle(record(Role::Decode, "not-admitted"));
         set.insert(Arc::new(fresh));
         let now = Instant::now();
         let models = set.models(now);
@@ -250,20 +310,20 @@ mod tests {
         assert_ne!(ModelKey::from(&ends.card), models[0].key, "it would answer the same request with other tokens");
         assert_eq!(names(&[]), ["large", "p", "small"]);
         assert_eq!(names(&[small.party().clone()]), ["large", "p"]);
-        set.remove(small.party());
+        set.remove(small.party(), now);
         assert_eq!(names(&[]), ["large", "p"]);
         assert!(set.models(now + Duration::from_secs(9)).is_empty(), "nobody was heard for long");
     }
 
-    #[tokio::test]
-    async fn models_are_remembered_and_have_the_names_of_all_their_workers() {
+    #[test]
+    fn models_are_remembered_and_have_the_names_of_all_their_workers() {
         let set = WorkerSet::new(Duration::from_secs(3));
         let named = |worker: &str, name: &str| {
             let mut record = record(Role::Decode, worker);
             record.card.served_names = vec![name.into()];
-            let worker = WorkerHandle::new(Arc::new(record), &Identity::default()).unwrap();
+            let worker = handle(record);
             worker.set_text(None);
-            worker.load.report(&v1::LoadReport { healthy: true, ..Default::default() }, &worker.record, Instant::now());
+            worker.load.report(&LoadReport { healthy: true, ..Default::default() }, &worker.record, Instant::now());
             Arc::new(worker)
         };
         let (old, new) = (named("a", "old"), named("b", "new"));
@@ -272,9 +332,9 @@ mod tests {
         set.insert(old.clone());
         set.insert(new);
         let models = set.models(now);
+        assert!(Arc::ptr_eq(&models, &set.models(now)), "what nothing changed is kept");
         assert_eq!(models.iter().map(|m| m.card.served_names.clone()).collect::<Vec<_>>(), [["old", "new"]]);
-        set.remove(old.party());
-        let now = Instant::now();
+        set.remove(old.party(), now);
         assert!(set.may_be_back("old", now) && set.may_be_back("new", now) && !set.may_be_back("other", now));
         assert!(!set.may_be_back("old", now + REMEMBERED));
     }

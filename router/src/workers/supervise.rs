@@ -4,16 +4,15 @@ use super::{WorkerHandle, WorkerSet};
 use crate::metrics::{MembershipChange, MembershipChanges};
 use crate::models::TextCache;
 use crate::placement::why_unpaired;
+use crate::port::{Connector, WorkerReport};
 use crate::prefixes::{Forgotten, Prefixes};
 use baton_node::backoff::Backoff;
-use baton_node::identity::Identity;
 use baton_node::membership::RouterMembership;
-use baton_proto::v1::{self, worker_client::WorkerClient};
-use baton_types::Party;
-use std::collections::HashMap;
+use baton_types::{Party, Runtime};
+use futures::{FutureExt as _, StreamExt as _};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// Wait before a worker is called again; doubles to the maximum, with jitter.
@@ -27,8 +26,10 @@ const MISSED_EVERY: Duration = Duration::from_secs(1);
 pub(crate) struct Supervisor {
     /// Who is registered.
     pub(crate) membership: Arc<dyn RouterMembership>,
-    /// Who this router is to them.
-    pub(crate) identity: Identity,
+    /// Time, tasks and chance.
+    pub(crate) runtime: Arc<dyn Runtime>,
+    /// How workers are reached.
+    pub(crate) connector: Arc<dyn Connector>,
     /// Where workers are kept.
     pub(crate) workers: Arc<WorkerSet>,
     /// Counts who comes and goes.
@@ -61,14 +62,14 @@ struct Followed {
 /// Runs until `stop` is cancelled.
 pub(crate) async fn supervise(supervisor: Supervisor, stop: CancellationToken) {
     let mut view = supervisor.membership.view();
-    let mut followed: HashMap<Party, Followed> = HashMap::new();
+    let mut followed: BTreeMap<Party, Followed> = BTreeMap::new();
     loop {
         let members = view.borrow_and_update().clone();
         followed.retain(|party, known| {
             let stays = members.get(party).is_some();
             if !stays {
                 supervisor.changes.count(&known.handle.record, MembershipChange::Left);
-                supervisor.workers.remove(party);
+                supervisor.workers.remove(party, supervisor.runtime.now());
             }
             stays
         });
@@ -84,22 +85,24 @@ pub(crate) async fn supervise(supervisor: Supervisor, stop: CancellationToken) {
                         supervisor.membership.admit(party);
                     }
                 }
-                None => match WorkerHandle::new(member.record.clone(), &supervisor.identity) {
-                    Ok(handle) => {
-                        let handle = Arc::new(handle);
+                None => match supervisor.connector.connect(&member.record) {
+                    Ok(link) => {
+                        let handle = Arc::new(WorkerHandle::new(member.record.clone(), link));
                         supervisor.workers.insert(handle.clone());
                         supervisor.changes.count(&member.record, MembershipChange::Joined);
                         let task = stop.child_token();
-                        tokio::spawn(follow(supervisor.clone(), handle.clone(), task.clone()));
+                        let following = follow(supervisor.clone(), handle.clone(), task.clone());
+                        supervisor.runtime.spawn(following.boxed());
                         followed.insert(party.clone(), Followed { revision, handle, _task: task.drop_guard() });
                     }
                     Err(error) => {
-                        supervisor.membership.evict(party, &format!("its endpoint is no address: {error}"));
+                        supervisor.membership.evict(party, &error.to_string());
                     }
                 },
             }
         }
         tokio::select! {
+            biased;
             () = stop.cancelled() => return,
             changed = view.changed() => if changed.is_err() { return },
         }
@@ -107,7 +110,7 @@ pub(crate) async fn supervise(supervisor: Supervisor, stop: CancellationToken) {
 }
 
 async fn follow(supervisor: Supervisor, worker: Arc<WorkerHandle>, stop: CancellationToken) {
-    let mut backoff = Backoff::new(BACKOFF_MIN, BACKOFF_MAX);
+    let (runtime, mut backoff) = (supervisor.runtime.clone(), Backoff::new(BACKOFF_MIN, BACKOFF_MAX));
     let listen = async {
         let mut missed = None;
         loop {
@@ -115,8 +118,9 @@ async fn follow(supervisor: Supervisor, worker: Arc<WorkerHandle>, stop: Cancell
             let end = match supervisor.listen(&worker, &mut heard).await {
                 End::Lost(end) => end,
                 End::Missed => {
-                    let since = missed.replace(Instant::now()).map_or(MISSED_EVERY, |at: Instant| at.elapsed());
-                    tokio::time::sleep(MISSED_EVERY.saturating_sub(since)).await;
+                    let now = runtime.now();
+                    let last: Option<Instant> = missed.replace(now);
+                    runtime.sleep_until(last.map_or(now, |last| last + MISSED_EVERY)).await;
                     continue;
                 }
             };
@@ -127,10 +131,11 @@ async fn follow(supervisor: Supervisor, worker: Arc<WorkerHandle>, stop: Cancell
             } else {
                 supervisor.evict(&worker, &end, &mut backoff);
             }
-            tokio::time::sleep(backoff.wait()).await;
+            runtime.sleep(backoff.wait_by(runtime.random_share())).await;
         }
     };
     tokio::select! {
+        biased;
         () = stop.cancelled() => {}
         () = listen => {}
     }
@@ -140,47 +145,44 @@ impl Supervisor {
     /// Hears one stream of reports to its end, and says why it ended. `heard` becomes true once the worker is admitted on it.
     async fn listen(&self, worker: &WorkerHandle, heard: &mut bool) -> End {
         let mut follower = self.prefixes.as_ref().map(|prefixes| prefixes.follow(&worker.record));
-        let request = v1::WatchRequest { router: self.name.clone(), cache_events: follower.is_some() };
-        let mut client = WorkerClient::new(worker.channel().apart());
-        let mut reports = match timeout(self.silent_max, client.watch(request)).await {
-            Ok(Ok(reports)) => reports.into_inner(),
-            Ok(Err(status)) => {
-                let endpoint = &worker.record.endpoint;
-                return End::Lost(format!("it cannot be reached at {endpoint}: {}", status.message()));
-            }
-            Err(_) => {
-                let (endpoint, silent_max) = (&worker.record.endpoint, self.silent_max);
-                return End::Lost(format!("it did not answer at {endpoint} within {silent_max:?}"));
-            }
+        let (runtime, silent_max, endpoint) = (&*self.runtime, self.silent_max, &worker.record.endpoint);
+        let watch = worker.link().watch(&self.name, follower.is_some());
+        let mut reports = match runtime.until(runtime.now() + silent_max, watch).await {
+            Some(Ok(reports)) => reports,
+            Some(Err(e)) => return End::Lost(format!("it cannot be reached at {endpoint}: {}", e.error())),
+            None => return End::Lost(format!("it did not answer at {endpoint} within {silent_max:?}")),
         };
         loop {
-            let report = match timeout(self.silent_max, reports.message()).await {
-                Ok(Ok(Some(report))) => report,
-                Ok(Ok(None)) => return End::Lost("it ended its reports".into()),
-                Ok(Err(status)) => return End::Lost(format!("its reports broke off: {}", status.message())),
-                Err(_) => return End::Lost(format!("it reported nothing for {:?}", self.silent_max)),
+            let report = match runtime.until(runtime.now() + silent_max, reports.next()).await {
+                Some(Some(Ok(report))) => report,
+                Some(Some(Err(e))) => return End::Lost(format!("its reports broke off: {}", e.error())),
+                Some(None) => return End::Lost("it ended its reports".into()),
+                None => return End::Lost(format!("it reported nothing for {silent_max:?}")),
             };
-            if report.party != Some(worker.party().clone().into()) {
-                return End::Lost(format!("another process answers at {}", worker.record.endpoint));
-            }
-            if let Some(update) = &report.cache {
-                match follower.as_mut().map_or(Ok(()), |follower| follower.take(update)) {
-                    Ok(()) => {}
-                    Err(Forgotten::Missed) => {
-                        tracing::info!(worker = %worker.party(), "misses something of what a worker has cached, and asks for all of it");
-                        return End::Missed;
+            let report = match report {
+                WorkerReport::Load(report) => report,
+                WorkerReport::Cache(update) => {
+                    match follower.as_mut().map_or(Ok(()), |follower| follower.take(&update)) {
+                        Ok(()) => {}
+                        Err(Forgotten::Missed) => {
+                            tracing::info!(worker = %worker.party(), "misses something of what a worker has cached, and asks for all of it");
+                            return End::Missed;
+                        }
+                        Err(reason) => {
+                            tracing::warn!(worker = %worker.party(), %reason, "does not know what a worker has cached");
+                            follower = None;
+                        }
                     }
-                    Err(reason) => {
-                        tracing::warn!(worker = %worker.party(), %reason, "does not know what a worker has cached");
-                        follower = None;
-                    }
+                    continue;
                 }
-                continue;
-            }
+                WorkerReport::AnotherProcess => {
+                    return End::Lost(format!("another process answers at {endpoint}"));
+                }
+            };
             if worker.text().is_none()
                 && let Some(digest) = worker.record.card.bundle
             {
-                match self.texts.get(digest, worker.channel()).await {
+                match self.texts.get(digest, worker.link(), runtime).await {
                     Ok(text) => worker.set_text(Some(text)),
                     Err(error) => return End::Lost(error.to_string()),
                 }
@@ -190,7 +192,7 @@ impl Supervisor {
             if report.draining {
                 worker.set_draining();
             }
-            worker.load.report(&report, &worker.record, Instant::now());
+            worker.load.report(&report, &worker.record, runtime.now());
             worker.set_trouble(None);
             *heard = true;
             self.admit(worker);
@@ -202,7 +204,7 @@ impl Supervisor {
             tracing::info!(worker = %worker.party(), model = worker.record.card.id, "admits a worker");
             self.changes.count(&worker.record, MembershipChange::Admitted);
             self.membership.admit(worker.party());
-            let ready = self.workers.ready(Instant::now());
+            let ready = self.workers.ready(self.runtime.now());
             let all: Vec<_> = ready.iter().map(|other| &*other.record).collect();
             if let Some(mismatch) = why_unpaired(&worker.record, &all) {
                 tracing::warn!(worker = %worker.party(), %mismatch, "no worker of the other role fits this one: no KV passes to or from it");

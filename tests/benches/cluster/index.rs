@@ -1,7 +1,7 @@
 //! The router's index of cached prefixes, full: its memory, lookups of whole prompts, and events of one block each.
 
 use crate::machine;
-use crate::statistics::{best, percentile};
+use crate::statistics::{best, histogram};
 use crate::summary::{Figure, Summary, Target};
 use anyhow::ensure;
 use baton_kv_cache::{Applied, CacheChange, CacheUpdate, HASH_TOKENS, PrefixHash, PrefixIndex};
@@ -116,7 +116,8 @@ impl Filled {
             self.lookup(prompt, &[holders(prompt), spread_holders(prompt)].concat())
         };
         let times = (0..LOOKUPS / 5).map(|_| lookup()).collect::<anyhow::Result<Vec<_>>>()?;
-        Ok((1e6 * percentile(times.clone(), 0.5), 1e6 * percentile(times, 0.99)))
+        let times = histogram(&times)?;
+        Ok((times.value_at_quantile(0.5) as f64 / 1e3, times.value_at_quantile(0.99) as f64 / 1e3))
     }
 
     /// Events a second: prompts leave their first holder leaf by leaf, and come back.
@@ -150,8 +151,8 @@ pub(crate) fn measure(summary: &mut Summary) -> anyhow::Result<()> {
         let prompt = any_prompt();
         filled.lookup(prompt, &holders(prompt))
     };
-    let times = (0..LOOKUPS).map(|_| lookup(&filled)).collect::<anyhow::Result<Vec<_>>>()?;
-    let (middle, high) = (1e6 * percentile(times.clone(), 0.5), 1e6 * percentile(times, 0.99));
+    let times = histogram(&(0..LOOKUPS).map(|_| lookup(&filled)).collect::<anyhow::Result<Vec<_>>>()?)?;
+    let (middle, high) = (times.value_at_quantile(0.5) as f64 / 1e3, times.value_at_quantile(0.99) as f64 / 1e3);
     let mut rates = Vec::new();
     for _ in 0..ROUNDS {
         let mut prompts: Vec<_> = (0..CHURN).map(|_| any_prompt()).collect();

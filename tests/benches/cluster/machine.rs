@@ -1,22 +1,19 @@
 //! Where we run, and what processes take of it.
 
 use anyhow::{Context, ensure};
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// The target folder that this benchmark was built into.
-pub(crate) fn target_folder() -> anyhow::Result<PathBuf> {
-    // target/<profile>/deps/<bench>
-    let me = std::env::current_exe()?;
-    Ok(me.ancestors().nth(3).context("the benchmark runs from a target folder")?.to_path_buf())
-}
-
 /// Memory of this process that is resident, in bytes.
 pub(crate) fn resident_bytes() -> anyhow::Result<f64> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS in status")?;
-    let kib: f64 = line.trim().trim_end_matches("kB").trim().parse()?;
+    status_bytes(std::process::id(), "VmRSS:")
+}
+
+/// A size that proc_pid_status(5) tells of a process, in bytes; `line` is how its line begins.
+pub(crate) fn status_bytes(pid: u32, line: &str) -> anyhow::Result<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let size = status.lines().find_map(|l| l.strip_prefix(line)).with_context(|| format!("no {line} in status"))?;
+    let kib: f64 = size.trim().trim_end_matches("kB").trim().parse()?;
     Ok(kib * 1024.0)
 }
 

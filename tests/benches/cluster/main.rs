@@ -1,5 +1,6 @@
 //! Measures the promises in one run: `make bench`, or `cargo bench --package baton-tests --bench cluster [-- PART …]` with the parts
-//! `handoff`, `puts`, `compute`, `telemetry`, `index` and `cache`; these where none is named. `overload` takes five to nine minutes more and is only measured when named.
+//! `handoff`, `puts`, `compute`, `telemetry`, `index`, `cache` and `router`; these where none is named. `overload` takes five to nine minutes
+//! more and is only measured when named. `--router-binary PATH` is the router that `router` measures, by default that of the release profile.
 //!
 //! Absolute figures belong to the machine of the run, ratios are to something that was measured in the same run, in turns with it.
 //! A wrong answer ends the run without a figure.
@@ -12,20 +13,32 @@ mod index;
 mod machine;
 mod overload;
 mod puts;
+mod router;
 mod statistics;
 mod summary;
 mod telemetry;
 
+use anyhow::Context;
+use std::path::PathBuf;
 use summary::Summary;
 
 /// Compute threads of every process and engine: what the targets are stated for.
 const THREADS: usize = 2;
 
 fn main() -> anyhow::Result<()> {
-    // Cargo adds `--bench`.
-    let parts: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    let (mut parts, mut router) = (Vec::new(), None);
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--router-binary" => {
+                router = Some(PathBuf::from(arguments.next().context("--router-binary takes a path")?))
+            }
+            "--bench" => {} // Cargo adds it.
+            _ => parts.push(argument),
+        }
+    }
     let wanted = |part: &str| parts.is_empty() || parts.iter().any(|p| p == part);
-    const PARTS: [&str; 7] = ["handoff", "puts", "compute", "telemetry", "index", "cache", "overload"];
+    const PARTS: [&str; 8] = ["handoff", "puts", "compute", "telemetry", "index", "cache", "router", "overload"];
     if let Some(unknown) = parts.iter().find(|p| !PARTS.contains(&p.as_str())) {
         anyhow::bail!("no part {unknown:?}: {}", PARTS.join(", "));
     }
@@ -48,6 +61,9 @@ fn main() -> anyhow::Result<()> {
     }
     if wanted("telemetry") {
         telemetry::measure(&mut summary)?;
+    }
+    if wanted("router") {
+        router::measure(&mut summary, router.as_deref())?;
     }
     if parts.iter().any(|p| p == "overload") {
         overload::measure(&mut summary)?;

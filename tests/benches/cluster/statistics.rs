@@ -1,5 +1,7 @@
 //! Few numbers out of many.
 
+use hdrhistogram::Histogram;
+
 /// The middle of `values`, not empty.
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
@@ -12,10 +14,11 @@ pub(crate) fn best(values: impl IntoIterator<Item = f64>) -> f64 {
     values.into_iter().fold(0.0, f64::max)
 }
 
-/// The value that `share` of `values`, not empty, do not exceed.
-pub(crate) fn percentile(mut values: Vec<f64>, share: f64) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[((values.len() as f64 * share).ceil() as usize).clamp(1, values.len()) - 1]
+/// Times in nanoseconds, to three digits.
+pub(crate) fn histogram(seconds: &[f64]) -> anyhow::Result<Histogram<u64>> {
+    let mut times = Histogram::new(3)?;
+    seconds.iter().try_for_each(|seconds| times.record((seconds * 1e9) as u64))?;
+    Ok(times)
 }
 
 /// Median of the quotients of two series whose values were measured in pairs.

@@ -4,7 +4,7 @@ use super::case::Read;
 use super::side::Side;
 use super::world::PATIENCE;
 use baton_kv_cache::SharedPool;
-use baton_kv_transfer::{KvTransfer, Phase, Pinning, Region, TransferHooks};
+use baton_kv_transfer::{HoldPoint, KvTransfer, Region, TransferHooks};
 use baton_types::{PoolMemory, RequestId};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -33,12 +33,12 @@ impl Eviction {
 
 impl TransferHooks for Eviction {
     /// All of it happens on the thread that reads next, which hears what the owner says of its pin after the reads only.
-    fn hold(&self, phase: Phase, request_id: &RequestId) -> bool {
-        if phase != Phase::Reads {
+    fn hold(&self, point: HoldPoint, request_id: &RequestId) -> bool {
+        if point != HoldPoint::Gets {
             return false;
         }
         if let (Read::Evicted, Some(owner)) = (self.read, self.owner.get()) {
-            owner.cancel_incoming(request_id, "the blocks are needed");
+            owner.cancel(request_id, "the blocks are needed");
         }
         let deadline = Instant::now() + PATIENCE;
         // Nobody else runs on D: these requests come in turn.
@@ -50,14 +50,5 @@ impl TransferHooks for Eviction {
         self.region.write(0, &vec![0x11; self.region.len()]);
         self.forced.fetch_add(1, Ordering::SeqCst);
         false
-    }
-}
-
-/// What D answers to a reader whose pin has ended.
-pub(super) struct Owner(pub(super) Read);
-
-impl TransferHooks for Owner {
-    fn pinning(&self) -> Pinning {
-        if self.0 == Read::Unguarded { Pinning::Pretended } else { Pinning::Bounded }
     }
 }

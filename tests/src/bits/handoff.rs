@@ -1,19 +1,19 @@
 //! The way from P's engine into D's, as the workers go it, without gRPC between.
 
 use super::case::{Case, Read};
-use super::eviction::{Eviction, Owner, PRETENDED_PIN_MS};
+use super::eviction::{Eviction, PRETENDED_PIN_MS};
 use super::side::{Events, Place, Said, Side};
 use super::world::{PATIENCE, index_of};
 use baton_engine::{EngineHandle, PrefillObserver, Run, SequenceRequest};
 use baton_kv_cache::Lease;
 use baton_kv_transfer::{
-    CommitPayload, GrantReply, HandoffFailure, KvTransfer, NoHooks, OpenRequest, Outgoing, Peer, PinQuestion, PinReply,
-    RefuseReason, ReserveOffer, SinkHandler, TransferConfig, TransferError, TransferHooks, VerifiedHandoff,
+    CommitPayload, GrantReply, HandoffFailure, Hazard, KvTransfer, NoHooks, Peer, PinQuestion, PinReply, PutHandle,
+    PutRequest, RefuseReason, ReserveOffer, SinkHandler, TransferConfig, TransferError, TransferHooks, VerifiedHandoff,
 };
 use baton_node::membership::Members;
 use baton_types::{Fence, GroupBlocks, Incarnation, InstanceId, Party, RequestId, TokenId};
 use baton_worker::hold::LeaseHold;
-use baton_worker::share::{self, Pull, PullError, Pulled};
+use baton_worker::prefix_get::{self, CachedPrefix, PrefixGet, PrefixGetError};
 use parking_lot::Mutex;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl Link {
         let (evicted, owner) = (eviction.forced.clone(), eviction.owner.clone());
         let hooks: [Arc<dyn TransferHooks>; 2] = match case.read {
             Read::Undisturbed | Read::Gone => [Arc::new(NoHooks), Arc::new(NoHooks)],
-            Read::Evicted | Read::Unguarded => [Arc::new(eviction), Arc::new(Owner(case.read))],
+            Read::Evicted | Read::Unguarded => [Arc::new(eviction), Arc::new(NoHooks)],
         };
         let [of_p, of_d] = hooks;
         let serve = |side: &Side, name: &str, hooks: Arc<dyn TransferHooks>, handler: Arc<dyn SinkHandler>| {
@@ -55,6 +55,7 @@ impl Link {
             config.hooks = hooks;
             if case.read == Read::Unguarded {
                 config.limits.pin_ms = PRETENDED_PIN_MS;
+                config.hazards = [Hazard::PretendedPins].into();
             }
             anyhow::Ok(KvTransfer::start(config, side.region.clone(), handler)?)
         };
@@ -93,19 +94,19 @@ impl Link {
     }
 
     /// Reads what D has cached of `request` into P's cache. What came stays while the answer lives; `None` where nothing did.
-    pub(super) fn pull(&self, request: &SequenceRequest) -> anyhow::Result<Option<Pulled>> {
+    pub(super) fn pull(&self, request: &SequenceRequest) -> anyhow::Result<Option<CachedPrefix>> {
         let names = request.block_hashes();
         let tokens = self.adopter.engine.pool().cached_tokens(&names);
         if self.read == Read::Gone {
             self.adopter.engine.pool().clear_cache();
         }
-        let pull = Pull::try_new(self.peer.clone(), tokens as u32, self.d_block_tokens)?.patient(PATIENCE);
+        let pull = PrefixGet::try_new(self.peer.clone(), tokens as u32, self.d_block_tokens)?.patient(PATIENCE);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         // What cannot be read is computed.
-        let pulled = runtime.block_on(share::pull(&self.p, &self.source, request, &pull));
+        let pulled = runtime.block_on(prefix_get::get_prefix(&self.p, &self.source, request, &pull));
         let is_gone = matches!(
             &pulled,
-            Err(PullError::Failed(HandoffFailure::Refused { reason: RefuseReason::UnknownRequest, .. }))
+            Err(PrefixGetError::Failed(HandoffFailure::Refused { reason: RefuseReason::UnknownRequest, .. }))
         );
         self.gone.fetch_add(usize::from(is_gone), Ordering::SeqCst);
         Ok(pulled.ok().flatten())
@@ -174,7 +175,7 @@ impl SinkHandler for Adopter {
     }
 
     fn pin(&self, question: PinQuestion, reply: PinReply) {
-        share::pin(&self.engine, &self.members, &question, reply);
+        prefix_get::pin_prefix(&self.engine, &self.members, &question, reply);
     }
 
     fn failed(&self, request_id: &RequestId, reason: HandoffFailure) {
@@ -203,13 +204,13 @@ impl SinkHandler for NoSink {
 /// One prompt's KV on its way. The transfer holds the lease until nothing reads the blocks any more.
 #[derive(Clone, Default)]
 pub(super) struct Shipment {
-    outgoing: Arc<Mutex<Option<Result<Outgoing, TransferError>>>>,
+    outgoing: Arc<Mutex<Option<Result<PutHandle, TransferError>>>>,
     pouch: Arc<Mutex<Option<Lease>>>,
 }
 
 impl Shipment {
     /// Everything is computed: commits.
-    pub(super) fn commit(&self, tokens: Vec<TokenId>, prompt_len: usize) -> anyhow::Result<Outgoing> {
+    pub(super) fn commit(&self, tokens: Vec<TokenId>, prompt_len: usize) -> anyhow::Result<PutHandle> {
         let outgoing = self.outgoing.lock().take().ok_or_else(|| anyhow::anyhow!("no handoff was opened"))??;
         outgoing.finish(CommitPayload { tokens, prompt_len: prompt_len as u32, extra: Vec::new() });
         Ok(outgoing)
@@ -227,14 +228,14 @@ struct Loader {
 
 impl PrefillObserver for Loader {
     fn started(&mut self, blocks: &GroupBlocks, now: Instant) {
-        let request = OpenRequest {
+        let request = PutRequest {
             request_id: self.request_id.clone(),
             tokens: self.tokens,
             blocks: blocks.clone(),
             deadline: now + PATIENCE,
             hold: Box::new(self.shipment.pouch.clone()),
         };
-        *self.shipment.outgoing.lock() = Some(self.transfer.open(&self.peer, request));
+        *self.shipment.outgoing.lock() = Some(self.transfer.put(&self.peer, request));
     }
 
     fn layer_launched(&mut self, layer: u32, tokens_end: usize, fence: &Fence) {

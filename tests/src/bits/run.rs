@@ -9,9 +9,9 @@ use super::world::{PATIENCE, World, index_of, prefix};
 use anyhow::{Context, bail, ensure};
 use baton_engine::{SequencePhase, Run, SequenceEvent, SequenceRequest};
 use baton_kv_cache::SharedPool;
-use baton_kv_transfer::Outgoing;
+use baton_kv_transfer::PutHandle;
 use baton_types::{RequestId, TokenId};
-use baton_worker::share::Pulled;
+use baton_worker::prefix_get::CachedPrefix;
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -168,12 +168,12 @@ struct Running<'a> {
     said: Receiver<Said>,
     submitted: usize,
     shipments: HashMap<usize, Shipment>,
-    shipped: Vec<Outgoing>,
+    shipped: Vec<PutHandle>,
     gathering: Gathering,
     preempted: Preempted,
     finished: usize,
     /// What was read for prompts that have not begun.
-    reading: HashMap<usize, Option<Pulled>>,
+    reading: HashMap<usize, Option<CachedPrefix>>,
     pulled: usize,
     churn: Vec<Churn>,
 }

@@ -114,11 +114,11 @@ use Phase::{Decode, Prefill, Transfer, Waiting};
 const ALL: &[Phase] = &[Waiting, Prefill, Transfer, Decode];
 const AT_ROUTER: &[Phase] = &[Waiting, Transfer, Decode];
 
-const SAME: &str = "nothing: another worker computes it, with the very same tokens";
-const PAUSE: &str = "a pause; the answer goes on elsewhere with the very same tokens";
+const SAME: &str = "nothing: another worker computes the prompt, with the same tokens";
+const PAUSE: &str = "a pause; the answer continues on another worker with the same tokens";
 const SLOWER: &str = "the same tokens, later";
 const NOTHING: &str = "nothing";
-const NONE: &str = "nothing has to be";
+const NONE: &str = "nothing to free";
 
 const DRAIN: &str = "tests/tests/drain.rs";
 const RECOVERY: &str = "tests/tests/recovery.rs";
@@ -135,22 +135,22 @@ pub const MATRIX: &[Row] = &[
         fault: Killed,
         phases: AT_ROUTER,
         client: "the stream closes without a last message; sent again to another router, the same seed gives the same answer",
-        freed: "workers: everything of it, when they see the connection close, at once",
+        freed: "workers: everything of the request, as soon as the connection closes",
         tests: &[],
     },
     Row {
         component: Router,
         fault: Stopped,
         phases: AT_ROUTER,
-        client: "a pause; if it outlasts the client's own probes, what follows a killed router",
-        freed: "workers: everything of it, once the router's connection misses its probes (6 s)",
+        client: "a pause; if it is longer than the client's own probes, as with a killed router",
+        freed: "workers: everything of the request, once the router's connection misses its pings (6 s)",
         tests: &[],
     },
     Row {
         component: Router,
         fault: Drained,
         phases: AT_ROUTER,
-        client: "nothing: what runs ends, within the drain's bound; what is new is refused, and sent to another router",
+        client: "nothing: running requests end within the drain's limit; new ones are refused, and sent to another router",
         freed: "as each request ends",
         tests: &[DRAIN],
     },
@@ -174,7 +174,7 @@ pub const MATRIX: &[Row] = &[
         component: Prefiller,
         fault: Stopped,
         phases: &[Waiting, Prefill],
-        client: "a pause; if it outlasts the probes (6 s), another worker computes it",
+        client: "a pause; if it is longer than the pings allow (6 s), another worker computes the prompt",
         freed: "decode worker: the reservation, once the abort is not acknowledged and the connection is closed (2 s)",
         tests: &[],
     },
@@ -183,15 +183,15 @@ pub const MATRIX: &[Row] = &[
         fault: Stopped,
         phases: &[Transfer],
         client: PAUSE,
-        freed: "decode worker: the reservation, once the abort is not acknowledged and the connection is closed (2 s); what the worker still writes on resuming is dropped at the door",
+        freed: "decode worker: the reservation, once the abort is not acknowledged and the connection is closed (2 s); late writes of the resumed worker are dropped",
         tests: &[RECOVERY],
     },
     Row {
         component: Prefiller,
         fault: Drained,
         phases: &[Waiting, Prefill, Transfer],
-        client: "nothing; what outlasts the drain's bound is computed by another worker",
-        freed: "as each handoff is acknowledged, or cut off at the bound",
+        client: "nothing; work that exceeds the drain's limit moves to another worker",
+        freed: "as each handoff is acknowledged, or cut off at the limit",
         tests: &[DRAIN, RECOVERY],
     },
     Row {
@@ -199,7 +199,7 @@ pub const MATRIX: &[Row] = &[
         fault: Killed,
         phases: &[Waiting, Prefill],
         client: SAME,
-        freed: "prefill worker: its hold, when the connection closes",
+        freed: "prefill worker: its blocks, when the connection closes",
         tests: &[],
     },
     Row {
@@ -207,7 +207,7 @@ pub const MATRIX: &[Row] = &[
         fault: Killed,
         phases: &[Transfer],
         client: PAUSE,
-        freed: "prefill worker: its hold, when the connection closes",
+        freed: "prefill worker: its blocks, when the connection closes",
         tests: &[],
     },
     Row {
@@ -215,39 +215,39 @@ pub const MATRIX: &[Row] = &[
         fault: Killed,
         phases: &[Decode],
         client: PAUSE,
-        freed: "prefill worker: its hold, when the connection closes",
+        freed: "prefill worker: its blocks, when the connection closes",
         tests: &[RECOVERY],
     },
     Row {
         component: Decoder,
         fault: Stopped,
         phases: &[Waiting, Prefill, Transfer],
-        client: "a pause; if it outlasts the probes (6 s), the answer goes on elsewhere with the very same tokens",
-        freed: "prefill worker: its hold, at the abort, or with the connection 1.5 s later; on resuming, the decode worker's own, since its streams are closed",
+        client: "a pause; if it is longer than the pings allow (6 s), the answer continues on another worker with the same tokens",
+        freed: "prefill worker: its blocks, at the abort, or with the connection 1.5 s later; decode worker: its own when it resumes, since its streams are closed",
         tests: &[],
     },
     Row {
         component: Decoder,
         fault: Stopped,
         phases: &[Decode],
-        client: "a pause; if it outlasts the probes (6 s), the answer goes on elsewhere with the very same tokens",
-        freed: "prefill worker: its hold, at the abort; on resuming, the decode worker's own, since its streams are closed",
+        client: "a pause; if it is longer than the pings allow (6 s), the answer continues on another worker with the same tokens",
+        freed: "prefill worker: its blocks, at the abort; decode worker: its own when it resumes, since its streams are closed",
         tests: &[RECOVERY],
     },
     Row {
         component: Decoder,
         fault: Drained,
         phases: ALL,
-        client: "nothing; what outlasts the drain's bound goes on elsewhere with the very same tokens",
-        freed: "as each request ends, or is cut off at the bound",
+        client: "nothing; answers that exceed the drain's limit continue on another worker with the same tokens",
+        freed: "as each request ends, or is cut off at the limit",
         tests: &[DRAIN, RECOVERY],
     },
     Row {
         component: Data,
         fault: Cut,
         phases: &[Prefill, Transfer],
-        client: "a pause after the first token; if it outlasts the peers' patience, another pair, or local prefill, with the very same tokens",
-        freed: "decode worker: the reservation, behind the fence of the closed connection; prefill worker: its hold, with the handoff",
+        client: "a pause after the first token; after the peers' timeout, another pair or local prefill, with the same tokens",
+        freed: "decode worker: the reservation, behind the fence of the closed connection; prefill worker: its blocks, with the handoff",
         tests: &[],
     },
     Row { component: Data, fault: Cut, phases: &[Decode], client: NOTHING, freed: NONE, tests: &[] },
@@ -255,8 +255,8 @@ pub const MATRIX: &[Row] = &[
         component: Data,
         fault: OneWay,
         phases: &[Prefill, Transfer],
-        client: "a pause after the first token; if it outlasts the peers' patience, another pair, or local prefill, with the very same tokens",
-        freed: "decode worker: the reservation, behind the fence of the closed connection; prefill worker: its hold, with the handoff",
+        client: "a pause after the first token; after the peers' timeout, another pair or local prefill, with the same tokens",
+        freed: "decode worker: the reservation, behind the fence of the closed connection; prefill worker: its blocks, with the handoff",
         tests: &[],
     },
     Row { component: Data, fault: OneWay, phases: &[Decode], client: NOTHING, freed: NONE, tests: &[] },
@@ -264,8 +264,8 @@ pub const MATRIX: &[Row] = &[
         component: Data,
         fault: Damaged,
         phases: &[Prefill, Transfer],
-        client: "a pause after the first token; another pair, or local prefill, with the very same tokens",
-        freed: "decode worker: the reservation, behind the fence of the connection, which ends with the first damaged byte; prefill worker: its hold, with the handoff",
+        client: "a pause after the first token; then another pair or local prefill, with the same tokens",
+        freed: "decode worker: the reservation, behind the fence of the connection, which ends with the first damaged byte; prefill worker: its blocks, with the handoff",
         tests: &[],
     },
     Row { component: Data, fault: Damaged, phases: &[Decode], client: NOTHING, freed: NONE, tests: &[] },
@@ -279,16 +279,16 @@ pub const MATRIX: &[Row] = &[
         component: Control,
         fault: Cut,
         phases: ALL,
-        client: "a pause; if it outlasts the probes (6 s), the answer goes on elsewhere with the very same tokens",
-        freed: "on the workers that are cut off: when their side of the connection misses its probes (6 s)",
+        client: "a pause; if it is longer than the pings allow (6 s), the answer continues on another worker with the same tokens",
+        freed: "on the isolated workers: when their side of the connection misses its pings (6 s)",
         tests: &[],
     },
     Row {
         component: Control,
         fault: OneWay,
         phases: ALL,
-        client: "a pause; if it outlasts the probes (6 s), the answer goes on elsewhere with the very same tokens",
-        freed: "on the worker that is cut off: when its side of the connection misses its probes (6 s)",
+        client: "a pause; if it is longer than the pings allow (6 s), the answer continues on another worker with the same tokens",
+        freed: "on the isolated worker: when its side of the connection misses its pings (6 s)",
         tests: &[],
     },
     Row { component: Control, fault: Narrowed, phases: ALL, client: SLOWER, freed: NONE, tests: &[] },
@@ -298,7 +298,7 @@ pub const MATRIX: &[Row] = &[
         component: Registry,
         fault: Cut,
         phases: ALL,
-        client: "nothing: what runs goes on; a worker whose lease ends gets no new work until it is back",
+        client: "nothing: running requests continue; a worker whose lease ends gets no new work until it is back",
         freed: NONE,
         tests: &[ETCD],
     },
@@ -306,7 +306,7 @@ pub const MATRIX: &[Row] = &[
         component: Registry,
         fault: OneWay,
         phases: ALL,
-        client: "nothing: what runs goes on; a worker whose lease ends gets no new work until it is back",
+        client: "nothing: running requests continue; a worker whose lease ends gets no new work until it is back",
         freed: NONE,
         tests: &[],
     },
@@ -317,7 +317,7 @@ pub const MATRIX: &[Row] = &[
         component: RouterRegistry,
         fault: Cut,
         phases: AT_ROUTER,
-        client: "nothing: the router serves from its last view; a worker that joins gets no work of it until the link is back",
+        client: "nothing: the router serves from its last view; a worker that joins gets no work from it until the link is back",
         freed: NONE,
         tests: &[ETCD],
     },
@@ -326,7 +326,7 @@ pub const MATRIX: &[Row] = &[
         component: Etcd,
         fault: Stopped,
         phases: AT_ROUTER,
-        client: "nothing: sessions go on at the next node",
+        client: "nothing: sessions move to the next node",
         freed: NONE,
         tests: &[NODES],
     },
@@ -334,7 +334,7 @@ pub const MATRIX: &[Row] = &[
         component: Etcd,
         fault: Full,
         phases: AT_ROUTER,
-        client: "nothing: leases are renewed; who starts meanwhile registers once there is space",
+        client: "nothing: leases are renewed; processes that start register once there is space",
         freed: NONE,
         tests: &[SPACE],
     },
@@ -342,9 +342,7 @@ pub const MATRIX: &[Row] = &[
 
 /// The table as it stands in the documentation.
 pub fn rendered() -> String {
-    let mut text = String::from(
-        "| What fails | How | In which phase | What the client sees | What is freed, and when | Shown by |\n",
-    );
+    let mut text = String::from("| Part | Fault | Phase | Client sees | Freed, and when | Shown by |\n");
     text += "|---|---|---|---|---|---|\n";
     for row in MATRIX {
         let phases: Vec<String> = row.phases.iter().map(ToString::to_string).collect();

@@ -212,21 +212,21 @@ impl Report {
 }
 
 impl Report {
-    /// What came of requests, in a sentence: also of those that their clients had to send again.
+    /// The outcome of all requests, those that were sent again included.
     fn headline(&self) -> String {
         let t = &self.requests;
         let judged = t.finished - t.cancelled;
         let share = 100.0 * t.resent as f64 / (t.finished.max(1)) as f64;
         format!(
-            "{} of {judged} requests that their clients did not cancel were answered right to the last bit; {} of all {} \
-             ({share:.1}%) were sent again by their clients, another router or later. {} wrong, {} without an end, {} failed \
-             with a live path, {} without one.",
+            "Of {judged} requests that were not cancelled, {} were answered correctly in every bit. Clients sent {} of all {} \
+             requests ({share:.1}%) again, to another router or later. Wrong answers: {}. Requests without an end: {}. Failures \
+             with a live path: {}; without one: {}.",
             t.right, t.resent, t.finished, t.wrong, t.endless, t.failed_live, t.failed_dark
         )
     }
 
     fn hits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "| What fails | How | In which phase: hits |\n|---|---|---|")?;
+        writeln!(f, "| Part | Fault | Phase and hits |\n|---|---|---|")?;
         let mut rest = &self.cells[..];
         while let Some(first) = rest.first() {
             let same = |hits: &Hits| hits.component == first.component && hits.fault == first.fault;
@@ -241,7 +241,7 @@ impl Report {
     fn models(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "| Model | Requests ended | Right | Sent again by their clients | Cancelled by their clients | Wrong | Without an end | Failed with a live path | Failed without | With a live path |"
+            "| Model | Requests ended | Correct | Sent again | Cancelled | Wrong | Without an end | Failed with a live path | Failed without | With a live path |"
         )?;
         writeln!(f, "|---|---|---|---|---|---|---|---|---|---|")?;
         let all = Act { model: "all".into(), requests: self.requests.clone() };
@@ -261,12 +261,14 @@ impl fmt::Display for Report {
         writeln!(f, "{}\n", self.headline())?;
         writeln!(
             f,
-            "Seed {}, commit {}, {} s: {} faults, {} of them longer than the {} s after which the data plane takes a silent peer \
-             for gone; {} words of a hostile peer; {} preemptions. {} of {} handoffs of pairs after repairs (another fault met \
-             the others first), all four after {} repairs; {} repairs were met so, and {} times all four were asked when \
-             nothing was broken. Restarted workers were ready within {:.1} s. From there, or from the repair, each handoff within \
-             {:.1} s; at most {:.1} s to routers that place on all, {:.2} s to no quarantine; {:.1} s from the last request to no \
-             reference.",
+            "- Seed {}, commit {}, {} s.\n\
+             - {} faults, {} of them longer than the {} s after which the data plane gives up a silent peer; {} attacks of the \
+             hostile peer; {} preemptions.\n\
+             - Handoffs of worker pairs after repairs: {} of {} were made; another fault came before the others. All four pairs \
+             made one after {} repairs, another fault came first after {}. {} times all four were asked with nothing broken.\n\
+             - Restarted workers were ready within {:.1} s. From there, or from the repair: each handoff within {:.1} s, all \
+             routers place on all workers within {:.1} s, no quarantine after {:.2} s.\n\
+             - Nothing was referenced {:.1} s after the last request.",
             self.seed,
             self.commit,
             self.seconds,
@@ -287,7 +289,7 @@ impl fmt::Display for Report {
             self.quiet_s_max
         )?;
         let again: Vec<String> = self.requests.again.iter().map(|(why, n)| format!("{n} ({why})")).collect();
-        writeln!(f, "Tries after which a client had to come again: {}.\n", again.join("; "))?;
+        writeln!(f, "- Reasons for which a client had to send a request again: {}.\n", again.join("; "))?;
         self.models(f)?;
         writeln!(f)?;
         self.hits(f)?;

@@ -6,7 +6,7 @@ use super::wire::Wire;
 use baton_kv_transfer::pure::SumRun;
 use baton_node::membership::Member;
 use baton_node::membership::etcd::view::{Change, Position};
-use baton_proto::v1::LoadReport;
+use baton_types::LoadReport;
 use baton_types::{ErrorKind, InstanceRecord, Party, RequestId, TokenId};
 use std::ops::Range;
 use std::sync::Arc;

@@ -7,8 +7,8 @@ use super::invariant::Invariant;
 use super::world::World;
 use baton_router::PrefillPolicy;
 use baton_router::pure::{
-    Avoid, Avoided, Circle, Decision, Demand, Failure, FromDecode, Pair, Phase, Place, PlacementPolicy,
-    ProbationLimits, Recovery, Refusal, Slowness, Thresholds, Worker, place,
+    Avoid, Avoided, Circle, Decision, Demand, Failure, FromDecode, Pair, PlacementPolicy, ProbationLimits, Recovery,
+    Refusal, Slot, Slowness, Step, Thresholds, Worker, place,
 };
 use baton_types::{ErrorKind, Party, TokenId};
 use futures::FutureExt as _;
@@ -68,7 +68,7 @@ pub(super) struct Flow {
     pub(super) tokens: Vec<TokenId>,
     pub(super) attempt: Option<Attempt>,
     /// Its place inside the router.
-    pub(super) place: Place,
+    pub(super) place: Slot,
 }
 
 impl World {
@@ -108,7 +108,7 @@ impl World {
             && let Some(request) = router.queued.front().copied()
         {
             let has_turn = match router.flows.get_mut(&request) {
-                Some(flow) => flow.place.run().now_or_never().is_some(),
+                Some(flow) => flow.place.turn().now_or_never().is_some(),
                 None => true,
             };
             if !has_turn {
@@ -134,7 +134,7 @@ impl World {
                 };
                 let full = self.left_are_full(r, request, &refusal);
                 let trouble = full.unwrap_or(Trouble { kind: refusal.kind(), retry_after });
-                self.attempt_failed(r, request, Phase::Place, trouble);
+                self.attempt_failed(r, request, Step::Place, trouble);
             }
         }
     }
@@ -177,7 +177,10 @@ impl World {
                     let admits = flow.avoided.admits(party, known.record.role, on_probation, circle);
                     let load = known.load.measured(now, STALE_MAX).filter(|_| admits)?;
                     let not_with = flow.avoided.not_with(party, circle);
-                    Some((party, Worker { record: known.record.clone(), load, not_with, cached_tokens: 0 }))
+                    Some((
+                        party,
+                        Worker { record: known.record.clone(), group: None, load, not_with, cached_tokens: 0 },
+                    ))
                 });
                 let (parties, view): (Vec<_>, Vec<_>) = fits.unzip();
                 match place(&view, &demand, &THRESHOLDS, &mut |n| random.below(n)) {
@@ -262,25 +265,25 @@ impl World {
     }
 
     /// What follows a failed attempt is the real recovery's decision.
-    pub(super) fn attempt_failed(&mut self, r: usize, request: usize, phase: Phase, trouble: Trouble) {
+    pub(super) fn attempt_failed(&mut self, r: usize, request: usize, step: Step, trouble: Trouble) {
         let (now, here) = (self.clock.now(), self.addr(r));
-        let times = (self.clock.instant(now), self.clock.instant(self.requests[request].deadline));
+        let (at, deadline) = (self.clock.instant(now), self.clock.instant(self.requests[request].deadline));
         let jitter = self.random.below(1001) as f64 / 1000.0;
         let Some(router) = self.router_mut(r) else { return };
         let Some(flow) = router.flows.get_mut(&request) else { return };
         // What a worker cancelled, no client did.
         let kind = if trouble.kind == ErrorKind::Cancelled { ErrorKind::Unavailable } else { trouble.kind };
         let trouble = Trouble { kind, ..trouble };
-        let said = match phase {
-            Phase::Place if kind != ErrorKind::Overloaded => flow.said.unwrap_or(trouble),
+        let said = match step {
+            Step::Place if kind != ErrorKind::Overloaded => flow.said.unwrap_or(trouble),
             _ => trouble,
         };
         let started = !flow.tokens.is_empty();
-        let failure = Failure { phase, kind, retry_after: trouble.retry_after, started, drained: false };
-        let decided = flow.recovery.after(&failure, times, &router.bucket, jitter);
+        let failure = Failure { step, kind, retry_after: trouble.retry_after, started, drained: false };
+        let decided = flow.recovery.after(&failure, at, deadline, &router.bucket, jitter);
         let attempt = flow.attempt.take();
         let name = match &decided {
-            Ok(_) => phase.name(),
+            Ok(_) => step.name(),
             Err(why) => why.name(),
         };
         if let Ok(retry) = &decided {
@@ -301,7 +304,7 @@ impl World {
             flow.avoided.failed(attempt.prefill.as_ref(), &attempt.decode, retry);
             for (party, _) in retry.avoids(attempt.prefill.as_ref(), &attempt.decode).filter(|_| retry.probation) {
                 if let Some(known) = router.workers.get(party) {
-                    known.probation.failed(times.0, &PROBATION);
+                    known.probation.failed(at, &PROBATION);
                 }
             }
         }

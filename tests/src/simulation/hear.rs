@@ -5,7 +5,7 @@ use super::clock::Addr;
 use super::event::{Event, Said, Trouble};
 use super::flow::{Stage, Told};
 use super::world::World;
-use baton_router::pure::{FromDecode, FromPrefill, Pair, Phase, Says, Unlike};
+use baton_router::pure::{FromDecode, FromPrefill, Next, Pair, PrefillFault, Step};
 use baton_types::{ErrorKind, Role};
 use std::time::Duration;
 
@@ -26,14 +26,14 @@ impl World {
         match (&mut attempt.stage, role) {
             (Stage::Claiming, _) => match said {
                 Ok(Said::Claimed) => self.claimed(r, request),
-                Ok(_) => self.out_of_order(r, request, Phase::Claim),
-                Err(trouble) => self.attempt_failed(r, request, Phase::Claim, trouble),
+                Ok(_) => self.out_of_order(r, request, Step::Claim),
+                Err(trouble) => self.attempt_failed(r, request, Step::Claim, trouble),
             },
             (Stage::Local, _) => match said {
                 Ok(Said::Token { token, ends }) => drop(self.token(r, request, Told { token, ends })),
                 Ok(Said::Started) => {}
-                Ok(_) => self.out_of_order(r, request, Phase::Decode),
-                Err(trouble) => self.attempt_failed(r, request, Phase::Decode, trouble),
+                Ok(_) => self.out_of_order(r, request, Step::Decode),
+                Err(trouble) => self.attempt_failed(r, request, Step::Decode, trouble),
             },
             (Stage::Pair(pair), Role::Prefill) => {
                 let event = match said {
@@ -53,8 +53,8 @@ impl World {
                     FromPrefill::Ended(_) => "prefill ended",
                 };
                 let otherwise = |unlike| match unlike {
-                    Unlike::OutOfOrder => Trouble::new(ErrorKind::Internal),
-                    Unlike::NotAdopted => Trouble::new(ErrorKind::Unavailable),
+                    PrefillFault::OutOfOrder => Trouble::new(ErrorKind::Internal),
+                    PrefillFault::NotAdopted => Trouble::new(ErrorKind::Unavailable),
                 };
                 let says = pair.prefill(event, otherwise, now);
                 self.counts.moved("pair", name, name_of(&says));
@@ -65,7 +65,7 @@ impl World {
                     Ok(Said::Token { token, ends }) => FromDecode::Token(Told { token, ends }),
                     Ok(Said::Adopted) => FromDecode::Adopted,
                     Ok(Said::Started) => return,
-                    Ok(_) => return self.out_of_order(r, request, Phase::Decode),
+                    Ok(_) => return self.out_of_order(r, request, Step::Decode),
                     Err(error) if stated => FromDecode::Stated { cancelled: error.kind == ErrorKind::Cancelled, error },
                     Err(error) => FromDecode::Broke(error),
                 };
@@ -75,8 +75,8 @@ impl World {
         }
     }
 
-    fn out_of_order(&mut self, r: usize, request: usize, phase: Phase) {
-        self.attempt_failed(r, request, phase, Trouble::new(ErrorKind::Internal));
+    fn out_of_order(&mut self, r: usize, request: usize, step: Step) {
+        self.attempt_failed(r, request, step, Trouble::new(ErrorKind::Internal));
     }
 
     /// Takes what the decode worker said, as far as it is its turn.
@@ -88,7 +88,7 @@ impl World {
             let says = match pair.early() {
                 Some(token) => {
                     self.counts.add("pair", "early token");
-                    Says::Token(token)
+                    Next::Token(token)
                 }
                 None if !pair.hears_decode() => break,
                 None => match attempt.unheard.pop_front() {
@@ -113,19 +113,19 @@ impl World {
         self.doubt(r, request);
     }
 
-    fn follows(&mut self, r: usize, request: usize, says: Says<Told, Trouble>) {
+    fn follows(&mut self, r: usize, request: usize, says: Next<Told, Trouble>) {
         if self.follow_one(r, request, says) {
             self.hear_decode(r, request);
         }
     }
 
     /// Whether the attempt goes on.
-    fn follow_one(&mut self, r: usize, request: usize, says: Says<Told, Trouble>) -> bool {
+    fn follow_one(&mut self, r: usize, request: usize, says: Next<Told, Trouble>) -> bool {
         match says {
-            Says::Nothing | Says::Done => true,
-            Says::Token(token) => self.token(r, request, token),
-            Says::Failed(phase, trouble) => {
-                self.attempt_failed(r, request, phase, trouble);
+            Next::Nothing | Next::Done => true,
+            Next::Token(token) => self.token(r, request, token),
+            Next::Failed(step, trouble) => {
+                self.attempt_failed(r, request, step, trouble);
                 false
             }
         }
@@ -151,8 +151,8 @@ impl World {
         if attempt.number == number && pair.due(now).is_some_and(|due| due <= now) {
             let pair = std::mem::replace(pair, Box::new(Pair::new(Duration::ZERO)));
             self.counts.add("pair", "doubt ends");
-            if let Some((phase, trouble)) = pair.overdue() {
-                self.attempt_failed(r, request, phase, trouble);
+            if let Some((step, trouble)) = pair.overdue() {
+                self.attempt_failed(r, request, step, trouble);
             }
         }
     }
@@ -177,17 +177,17 @@ impl World {
     pub(super) fn claim_late(&mut self, r: usize, request: usize, number: u32) {
         let attempt = self.flow(r, request).and_then(|flow| flow.attempt.as_ref());
         if attempt.is_some_and(|a| a.number == number && matches!(a.stage, Stage::Claiming)) {
-            self.attempt_failed(r, request, Phase::Claim, Trouble::new(ErrorKind::Unavailable));
+            self.attempt_failed(r, request, Step::Claim, Trouble::new(ErrorKind::Unavailable));
         }
     }
 }
 
 /// What follows, by name; a failure by the phase that is at fault.
-fn name_of<T, E>(says: &Says<T, E>) -> &'static str {
+fn name_of<T, E>(says: &Next<T, E>) -> &'static str {
     match says {
-        Says::Nothing => "nothing yet",
-        Says::Token(_) => "token",
-        Says::Done => "done",
-        Says::Failed(phase, _) => phase.name(),
+        Next::Nothing => "nothing yet",
+        Next::Token(_) => "token",
+        Next::Done => "done",
+        Next::Failed(step, _) => step.name(),
     }
 }

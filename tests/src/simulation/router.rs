@@ -235,7 +235,7 @@ impl World {
     }
 
     /// A load report.
-    pub(super) fn reported(&mut self, r: usize, party: &Party, report: &baton_proto::v1::LoadReport) {
+    pub(super) fn reported(&mut self, r: usize, party: &Party, report: &baton_types::LoadReport) {
         let now = self.clock.instant(self.clock.now());
         if let Some(known) = self.router_mut(r).and_then(|router| router.workers.get_mut(party)) {
             known.load.report(report, &known.record, now);

@@ -334,17 +334,17 @@ impl World {
     }
 
     /// What a worker says of its load.
-    pub(super) fn load(&self, w: usize) -> Option<(Party, baton_proto::v1::LoadReport)> {
+    pub(super) fn load(&self, w: usize) -> Option<(Party, baton_types::LoadReport)> {
         let worker = self.worker(w)?;
         let (totals, blocks) = (worker.engine.scheduler.totals(), worker.pool.counts());
-        let report = baton_proto::v1::LoadReport {
+        let report = baton_types::LoadReport {
             waiting: worker.engine.waiting() as u32,
             waiting_tokens: totals.waiting_tokens as u64,
             running: totals.running as u32,
             claimed_tokens: worker.claims.tokens(),
             healthy: true,
             prefill_tokens_per_s: 4000.0,
-            blocks: Some(baton_proto::v1::BlockCounts {
+            blocks: Some(baton_types::BlockCounts {
                 total: blocks.total as u64,
                 free: blocks.free as u64,
                 referenced: blocks.referenced as u64,

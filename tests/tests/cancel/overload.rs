@@ -98,7 +98,7 @@ async fn what_never_fits_is_refused_at_once() -> anyhow::Result<()> {
             ensure!(refused.code == "context_length_exceeded", "{refused:?}");
         }
     }
-    until(|| "quiet".into(), || cluster.workers().all(|w| w.transfer.stats().incoming == 0)).await?;
+    until(|| "quiet".into(), || cluster.workers().all(|w| w.transfer.stats().sinks == 0)).await?;
     until_quiet(&cluster).await?;
     cluster.stop().await;
     Ok(())

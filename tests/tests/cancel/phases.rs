@@ -5,7 +5,7 @@ use crate::support::{
     ANSWER_TOKENS, Bystanders, CHUNK_TOKENS, all_right, config, policy, right_answers, router_in_flight, spec, until,
 };
 use anyhow::{Context, ensure};
-use baton_kv_transfer::Phase as TransferPhase;
+use baton_kv_transfer::HoldPoint;
 use baton_proto::v1::PrefillPolicy;
 use baton_tests::cluster::Cluster;
 use baton_tests::gates::{Gates, Phase};
@@ -73,7 +73,7 @@ impl Victim {
 
 /// Holds the request at different points of its phase in turn.
 fn hold(gates: &Gates, ask: &Ask, phase: Phase, n: usize) {
-    let points = [TransferPhase::Puts, TransferPhase::Commit, TransferPhase::Verify];
+    let points = [HoldPoint::Puts, HoldPoint::Commit, HoldPoint::Verify];
     match phase {
         Phase::Queue => gates.hold(ask.id.clone(), phase),
         // Behind the first chunk, where there are several for sure.
@@ -94,7 +94,7 @@ struct Held {
 
 fn held(worker: &RunningWorker) -> Held {
     let (load, transfer) = (worker.loaded.engine.load(), worker.transfer.stats());
-    let ended = transfer.total.sent.iter().chain(&transfer.total.received);
+    let ended = transfer.total.sources.iter().chain(&transfer.total.sinks);
     let given_up = ended.filter(|(outcome, _)| **outcome != "adopted").map(|(_, n)| n).sum();
     Held { waiting: load.waiting, running: load.running, transfers: transfer.held, given_up }
 }

@@ -21,7 +21,7 @@ const SMALL_BLOCKS: u64 = 40;
 
 /// Offers that stand on a decode worker without a grant.
 fn ungranted(cluster: &Cluster) -> usize {
-    cluster.decode.iter().map(|w| w.transfer.stats()).map(|s| s.incoming.saturating_sub(s.tickets)).sum()
+    cluster.decode.iter().map(|w| w.transfer.stats()).map(|s| s.sinks.saturating_sub(s.tickets)).sum()
 }
 
 #[tokio::test(flavor = "multi_thread")]

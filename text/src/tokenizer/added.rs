@@ -7,14 +7,19 @@ use regex::Regex;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::LazyLock;
-use tokenizers::normalizer::Range as TextRange;
-use tokenizers::{AddedToken, NormalizedString, Token};
+use tokenizers::AddedToken;
 
 use super::control::finder;
 use crate::{ControlSpan, TextError};
 
-/// A piece of text, or an added token.
-pub(crate) type Piece = (NormalizedString, Option<Vec<Token>>);
+/// A part of a text: an added token, or what stands between two.
+#[derive(Debug)]
+pub(crate) struct Part {
+    /// Bytes of the text, never none.
+    pub(crate) range: Range<usize>,
+    /// The added token that they become.
+    pub(crate) token: Option<TokenId>,
+}
 
 /// The added tokens of one tokenizer.
 pub(crate) struct AddedTokens {
@@ -64,54 +69,52 @@ impl AddedTokens {
     }
 
     /// Splits the text as the user or the template gave it: at the given control tokens, and at ordinary added tokens between them.
-    pub(crate) fn split_raw(&self, text: NormalizedString, controls: &[ControlSpan]) -> Vec<Piece> {
+    pub(crate) fn split_raw(&self, text: &str, controls: &[ControlSpan]) -> Vec<Part> {
         let mut spans = Vec::new();
         let mut at = 0;
         for control in controls {
-            spans.extend(self.raw.find(text.get(), at..control.start));
+            spans.extend(self.raw.find(text, at..control.start));
             spans.push(*control);
             at = control.end;
         }
-        spans.extend(self.raw.find(text.get(), at..text.get().len()));
+        spans.extend(self.raw.find(text, at..text.len()));
         self.cut(text, spans)
     }
 
-    /// Splits a normalized piece at ordinary added tokens that are matched after normalization.
-    pub(crate) fn split_normalized(&self, text: NormalizedString) -> Vec<Piece> {
-        let spans = self.normalized.find(text.get(), 0..text.get().len()).collect();
+    /// Splits a normalized part at ordinary added tokens that are matched after normalization.
+    pub(crate) fn split_normalized(&self, text: &str) -> Vec<Part> {
+        let spans = self.normalized.find(text, 0..text.len()).collect();
         self.cut(text, spans)
     }
 
-    fn cut(&self, text: NormalizedString, spans: Vec<ControlSpan>) -> Vec<Piece> {
-        let whole = text.get();
-        let slice = |range: Range<usize>| text.slice(TextRange::Normalized(range)).expect("spans end at characters");
-        let mut pieces = Vec::with_capacity(2 * spans.len() + 1);
+    fn cut(&self, text: &str, spans: Vec<ControlSpan>) -> Vec<Part> {
+        let mut parts = Vec::with_capacity(2 * spans.len() + 1);
+        let mut push = |range: Range<usize>, token| {
+            if !range.is_empty() {
+                parts.push(Part { range, token });
+            }
+        };
         let mut done = 0;
         for ControlSpan { mut start, mut end, token } in spans {
             let flags = &self.by_id[&token];
-            if flags.single_word && (whole[..start].ends_with(is_word) || whole[end..].starts_with(is_word)) {
+            if flags.single_word && (text[..start].ends_with(is_word) || text[end..].starts_with(is_word)) {
                 continue;
             }
             if flags.lstrip {
-                start = whole[..start].trim_end().len();
+                start = text[..start].trim_end().len();
             }
             if flags.rstrip {
-                end = whole.len() - whole[end..].trim_start().len();
+                end = text.len() - text[end..].trim_start().len();
             }
             // White space may have gone to the token before.
             start = start.max(done);
             end = end.max(start);
-            if done < start {
-                pieces.push((slice(done..start), None));
-            }
-            let value = whole[start..end].to_owned();
-            pieces.push((slice(start..end), Some(vec![Token::new(token, value, (0, end - start))])));
+            push(done..start, None);
+            push(start..end, Some(token));
             done = end;
         }
-        if done < whole.len() {
-            pieces.push((slice(done..whole.len()), None));
-        }
-        pieces
+        push(done..text.len(), None);
+        parts
     }
 }
 

@@ -6,13 +6,18 @@ use std::sync::LazyLock;
 static CHARS: LazyLock<[char; 256]> = LazyLock::new(|| {
     let mut next = 0x100;
     std::array::from_fn(|byte| match byte {
-        0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff => char::from(byte as u8),
+        0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff => (byte as u8).into(),
         _ => {
             next += 1;
             char::from_u32(next - 1).expect("below U+0144")
         }
     })
 });
+
+/// Character of a byte.
+pub(crate) fn char(byte: u8) -> char {
+    CHARS[usize::from(byte)]
+}
 
 /// Byte of a character of the alphabet.
 fn byte(c: char) -> Option<u8> {
@@ -24,9 +29,14 @@ fn byte(c: char) -> Option<u8> {
     BYTES.get(c as usize).copied().flatten()
 }
 
+/// The bytes that a word in the alphabet stands for; none where it has other characters.
+pub(crate) fn word(spelling: &str) -> Option<Vec<u8>> {
+    spelling.chars().map(byte).collect()
+}
+
 /// The bytes that a byte-level token stands for; a token with characters outside the alphabet (an added token) stands for itself.
 pub(crate) fn decode(token: &str) -> Vec<u8> {
-    token.chars().map(byte).collect::<Option<Vec<u8>>>().unwrap_or_else(|| token.as_bytes().to_vec())
+    word(token).unwrap_or_else(|| token.as_bytes().to_vec())
 }
 
 #[cfg(test)]
@@ -36,7 +46,7 @@ mod tests {
     #[test]
     fn alphabet_is_a_bijection_on_bytes() {
         for b in 0..=255u8 {
-            assert_eq!(decode(&CHARS[usize::from(b)].to_string()), [b]);
+            assert_eq!(decode(&char(b).to_string()), [b]);
         }
         assert_eq!(decode("Ġhello"), b" hello");
         assert_eq!(decode("two words"), b"two words", "a space is not of the alphabet");

@@ -1,18 +1,25 @@
 //! Text to token ids, with control tokens only where they are allowed.
 
 mod added;
+mod byte_level;
 pub(crate) mod bytes;
 pub(crate) mod control;
+mod library;
+mod merges;
+mod split;
 pub(crate) mod vocab;
 
 use baton_types::{TextBundle, TokenId};
 use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
 use std::sync::Arc;
-use tokenizers::tokenizer::{Model, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
-use tokenizers::{ModelWrapper, NormalizedString, Token, Tokenizer as Inner};
+use tokenizers::tokenizer::Normalizer;
+use tokenizers::{ModelWrapper, NormalizedString, Tokenizer as Library};
 
 use crate::{ControlSpan, Detokenizer, Prompt, TextError};
 use added::AddedTokens;
+use byte_level::{ByteLevel, Pipeline};
 use control::{Controls, is_control};
 use vocab::{Decoder, Vocab};
 
@@ -30,22 +37,34 @@ pub enum Specials {
 pub struct Tokenizer(Arc<Parts>);
 
 struct Parts {
-    inner: Inner,
+    library: Library,
+    /// The fast path, or why this model is left to the library.
+    byte_level: Result<ByteLevel, String>,
     added: AddedTokens,
     vocab: Arc<Vocab>,
-    /// What the model yields for characters that it does not know; never read from a spelling.
-    unknown: Option<TokenId>,
     bos: Option<TokenId>,
     token_bytes_max: Option<usize>,
 }
 
 /// What is read of a `tokenizer.json` beside what the tokenizers crate reads.
 #[derive(Deserialize)]
-struct Head {
+struct Head<'a> {
     #[serde(default)]
     added_tokens: Vec<HeadToken>,
     #[serde(default)]
-    decoder: serde_json::Value,
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+    #[serde(default)]
+    decoder: Value,
+    #[serde(borrow)]
+    model: HeadModel<'a>,
+}
+
+#[derive(Deserialize)]
+struct HeadModel<'a> {
+    #[serde(borrow, default)]
+    merges: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -60,31 +79,31 @@ impl Tokenizer {
         let broken = |e: &dyn std::fmt::Display| TextError::Broken(e.to_string());
         let head: Head = serde_json::from_str(&bundle.tokenizer_json).map_err(|e| broken(&e))?;
         let decoder = Decoder::from_json(&head.decoder)?;
-        let inner: Inner = bundle.tokenizer_json.parse().map_err(|e: tokenizers::Error| broken(&e))?;
-        let ModelWrapper::BPE(model) = inner.get_model() else {
-            let name = format!("{:?}", inner.get_model()).chars().take_while(|c| c.is_alphanumeric()).collect();
+        let library: Library = bundle.tokenizer_json.parse().map_err(|e: tokenizers::Error| broken(&e))?;
+        let ModelWrapper::BPE(model) = library.get_model() else {
+            let name = format!("{:?}", library.get_model()).chars().take_while(|c| c.is_alphanumeric()).collect();
             return Err(TextError::Unsupported { what: "model", name, supported: "BPE" });
         };
-        let unknown = model.get_unk_token().as_deref().and_then(|t| inner.token_to_id(t));
+        let unknown = model.get_unk_token().as_deref().and_then(|t| library.token_to_id(t));
         // The crate gives ids of its own to added tokens that the vocabulary lacks; a shifted id would be a wrong prompt.
-        if let Some(t) = head.added_tokens.iter().find(|t| inner.token_to_id(&t.content) != Some(t.id)) {
+        if let Some(t) = head.added_tokens.iter().find(|t| library.token_to_id(&t.content) != Some(t.id)) {
             return Err(TextError::Broken(format!("added token {:?} does not get its id {}", t.content, t.id)));
         }
-        let mut tokens: Vec<_> = inner.get_added_tokens_decoder().into_iter().collect();
+        let mut tokens: Vec<_> = library.get_added_tokens_decoder().into_iter().collect();
         tokens.sort_by_key(|(id, _)| *id);
-        let is_open = inner.get_normalizer().is_some() || tokens.iter().any(|(_, t)| t.lstrip || t.rstrip);
+        let is_open = library.get_normalizer().is_some() || tokens.iter().any(|(_, t)| t.lstrip || t.rstrip);
         let controls = tokens.iter().filter(|(_, t)| is_control(t.special, &t.content));
         let controls = Controls::new(controls.map(|(id, t)| (*id, t.content.clone())).collect())?;
-        let vocab = Vocab::new(&inner, controls, decoder)?;
+        let vocab = Arc::new(Vocab::new(&library, controls, unknown, decoder)?);
         let normalize = |text: &str| {
             let mut text = NormalizedString::from(text);
-            inner.get_normalizer().map_or(Ok(()), |n| n.normalize(&mut text)).map_err(|e| broken(&e))?;
+            library.get_normalizer().map_or(Ok(()), |n| n.normalize(&mut text)).map_err(|e| broken(&e))?;
             Ok(text.get().to_owned())
         };
         let added = AddedTokens::new(tokens, |id| vocab.is_control(id), normalize)?;
         let bos = match &bundle.bos_token {
             Some(bos) if bundle.add_bos => Some(
-                inner
+                library
                     .token_to_id(bos)
                     .ok_or_else(|| TextError::Broken(format!("its begin token {bos:?} is no token")))?,
             ),
@@ -92,7 +111,11 @@ impl Tokenizer {
             _ => None,
         };
         let token_bytes_max = (!is_open).then(|| vocab.longest());
-        Ok(Self(Arc::new(Parts { inner, added, vocab: Arc::new(vocab), unknown, bos, token_bytes_max })))
+        let (normalizer, pre_tokenizer) = (&head.normalizer, &head.pre_tokenizer);
+        let byte_level = head.model.merges.ok_or_else(|| "its model has no merges".to_owned()).and_then(|merges| {
+            ByteLevel::new(Pipeline { normalizer, pre_tokenizer, model, merges, decoder }, vocab.clone())
+        });
+        Ok(Self(Arc::new(Parts { library, byte_level, added, vocab, bos, token_bytes_max })))
     }
 
     /// Token ids of a text. Adds no begin token: see [`Self::bos`].
@@ -123,36 +146,18 @@ impl Tokenizer {
     }
 
     fn encode_spans(&self, text: &str, controls: &[ControlSpan]) -> Result<Vec<TokenId>, TextError> {
-        let Parts { inner, added, .. } = &*self.0;
-        let mut pieces = PreTokenizedString::from(text);
-        let run = |pieces: &mut PreTokenizedString| -> tokenizers::Result<()> {
-            pieces.split(|_, text| Ok(added.split_raw(text, controls)))?;
-            pieces.split(|_, mut text| {
-                inner.get_normalizer().map_or(Ok(()), |n| n.normalize(&mut text))?;
-                Ok(added.split_normalized(text))
-            })?;
-            inner.get_pre_tokenizer().map_or(Ok(()), |p| p.pre_tokenize(pieces))?;
-            pieces.tokenize(|word| self.encode_word(word.get()))
+        let Parts { library, byte_level, added, vocab, .. } = &*self.0;
+        let ids = match byte_level {
+            Ok(byte_level) => byte_level.encode(added, text, controls),
+            Err(_) => library::encode(library, added, vocab, text, controls),
         };
-        run(&mut pieces).map_err(|e| TextError::Encode(e.to_string()))?;
-        let splits = pieces.get_splits(OffsetReferential::Original, OffsetType::None);
-        Ok(splits.iter().filter_map(|(_, _, tokens)| tokens.as_ref()).flatten().map(|t| t.id).collect())
+        ids.map_err(|e| TextError::Encode(e.to_string()))
     }
 
-    /// The model's tokens of one word. A vocabulary may reach a control token by plain merges; such a word is taken in halves.
-    fn encode_word(&self, word: &str) -> tokenizers::Result<Vec<Token>> {
-        let tokens = self.0.inner.get_model().tokenize(word)?;
-        let forbidden = |t: &Token| self.0.vocab.is_control(t.id) && Some(t.id) != self.0.unknown;
-        if !tokens.iter().any(forbidden) {
-            return Ok(tokens);
-        }
-        let (middle, _) = word.char_indices().nth(word.chars().count() / 2).unwrap_or_default();
-        if middle == 0 {
-            return Err(format!("{word:?} is a control token and nothing else").into());
-        }
-        let mut halves = self.encode_word(&word[..middle])?;
-        halves.extend(self.encode_word(&word[middle..])?);
-        Ok(halves)
+    /// Why this model's text is encoded by the tokenizers crate, in some ten times the time and memory, as decided when it was loaded;
+    /// `None` where it is not.
+    pub fn slow_because(&self) -> Option<&str> {
+        self.0.byte_level.as_ref().err().map(String::as_str)
     }
 
     /// The token that a plain prompt (not a chat) starts with, where the model wants one.
@@ -183,7 +188,7 @@ impl Tokenizer {
 
     /// Id of a token by its spelling in the vocabulary (byte-level alphabet, or control token).
     pub fn token_id(&self, token: &str) -> Option<TokenId> {
-        self.0.inner.token_to_id(token)
+        self.0.library.token_to_id(token)
     }
 
     /// Bytes of a token; none for ids outside the vocabulary. A token may hold a part of a character.

@@ -15,13 +15,20 @@ pub(crate) struct Vocab {
     ends: Vec<u32>,
     special: Vec<bool>,
     control: Vec<bool>,
+    /// What the model yields for characters that it does not know; never read from a spelling.
+    unknown: Option<TokenId>,
     pub(crate) controls: Controls,
     /// Whether decoding drops one leading space, as SentencePiece does.
     pub(crate) drops_leading_space: bool,
 }
 
 impl Vocab {
-    pub(crate) fn new(inner: &Inner, controls: Controls, decoder: Decoder) -> Result<Self, TextError> {
+    pub(crate) fn new(
+        inner: &Inner,
+        controls: Controls,
+        unknown: Option<TokenId>,
+        decoder: Decoder,
+    ) -> Result<Self, TextError> {
         let added = inner.get_added_vocabulary().get_added_tokens_decoder();
         let size = 1 + inner.get_vocab(true).into_values().max().unwrap_or(0);
         let (mut flat, mut ends) = (Vec::new(), Vec::with_capacity(size as usize));
@@ -35,7 +42,7 @@ impl Vocab {
         controls.tokens().iter().for_each(|(id, _)| control[*id as usize] = true);
         let special = (0..size).map(|id| control[id as usize] || added.get(&id).is_some_and(|t| t.special)).collect();
         let drops_leading_space = decoder == Decoder::SentencePiece { drops_leading_space: true };
-        Ok(Self { bytes: flat, ends, special, control, controls, drops_leading_space })
+        Ok(Self { bytes: flat, ends, special, control, unknown, controls, drops_leading_space })
     }
 
     pub(crate) fn size(&self) -> usize {
@@ -60,6 +67,11 @@ impl Vocab {
 
     pub(crate) fn is_control(&self, id: TokenId) -> bool {
         self.control.get(id as usize).copied().unwrap_or(false)
+    }
+
+    /// Whether a token must not come from the characters of a text.
+    pub(crate) fn is_forbidden(&self, id: TokenId) -> bool {
+        self.is_control(id) && Some(id) != self.unknown
     }
 }
 

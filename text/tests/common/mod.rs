@@ -3,6 +3,9 @@
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub(crate) mod corpus;
+pub(crate) mod families;
+
 use baton_text::{TextBundle, Tokenizer, bundle};
 use baton_types::GgufTokenizer;
 use serde::Deserialize;

@@ -1,8 +1,8 @@
-//! The dependency direction of the house (ARCHITECTURE.md, "The house"): each crate and what of ours it may use.
+//! The dependency direction of the house (ARCHITECTURE.md, "Folders"): each crate and what of ours it may use, and what the router
+//! never links.
 
 use serde_json::Value;
-use std::path::Path;
-use std::process::Command;
+use std::collections::BTreeSet;
 
 /// Crate, and the crates of ours that its shipped code may depend on.
 const ALLOWED: &[(&str, &[&str])] = &[
@@ -20,6 +20,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("baton-prefill-worker", &["types", "proto", "node", "kernels", "kv-cache", "engine", "kv-transfer", "worker"]),
     ("baton-decode-worker", &["types", "proto", "node", "kernels", "kv-cache", "engine", "kv-transfer", "worker"]),
     (
+        "baton-simulation",
+        &["types", "kv-cache", "kv-transfer", "engine", "node", "router", "worker", "prefill-worker", "decode-worker"],
+    ),
+    (
         "baton-cli",
         &["types", "proto", "node", "kv-cache", "kv-transfer", "router", "worker", "prefill-worker", "decode-worker"],
     ),
@@ -28,20 +32,22 @@ const ALLOWED: &[(&str, &[&str])] = &[
 /// Crates outside the house's order: they may use everything.
 const FREE: &[&str] = &["baton-tests", "xtask"];
 
-pub(super) fn check(root: &Path) -> Vec<String> {
-    let out = Command::new(env!("CARGO"))
-        .args(["metadata", "--no-deps", "--offline", "--format-version", "1"])
-        .current_dir(root)
-        .output();
-    let metadata: Value = match out.map(|o| serde_json::from_slice(&o.stdout)) {
-        Ok(Ok(value)) => value,
-        _ => return vec!["cargo metadata failed".into()],
-    };
-    let packages = metadata["packages"].as_array().cloned().unwrap_or_default();
-    packages.iter().flat_map(findings).collect()
+/// Crate, and what of ours is not linked into it by any way.
+const NOT_LINKED: &[(&str, &[&str])] = &[("baton-router", &["kernels", "engine", "kv-transfer"])];
+
+/// Takes what `cargo metadata` says of the workspace.
+pub(super) fn check(metadata: &Value) -> Vec<String> {
+    let packages = metadata["packages"].as_array().map_or(&[][..], Vec::as_slice);
+    let mut found: Vec<String> = packages.iter().flat_map(direct).collect();
+    for (name, absent) in NOT_LINKED {
+        let linked = linked(packages, name);
+        let wrong = absent.iter().filter(|a| linked.contains(**a));
+        found.extend(wrong.map(|a| format!("{name} must not link baton-{a}, which comes through its dependencies")));
+    }
+    found
 }
 
-fn findings(package: &Value) -> Vec<String> {
+fn direct(package: &Value) -> Vec<String> {
     let name = package["name"].as_str().unwrap_or_default();
     if FREE.contains(&name) {
         return Vec::new();
@@ -51,8 +57,57 @@ fn findings(package: &Value) -> Vec<String> {
             "crate {name} has no place in the house: add it to xtask/src/tidy/dependencies.rs and ARCHITECTURE.md"
         )];
     };
-    let dependencies = package["dependencies"].as_array().cloned().unwrap_or_default();
-    let ours =
-        dependencies.iter().filter(|d| d["kind"] != "dev").filter_map(|d| d["name"].as_str()?.strip_prefix("baton-"));
-    ours.filter(|d| !allowed.contains(d)).map(|d| format!("{name} must not depend on baton-{d}")).collect()
+    let wrong = ours(package).filter(|d| !allowed.contains(d));
+    wrong.map(|d| format!("{name} must not depend on baton-{d}")).collect()
+}
+
+/// Crates of ours that the shipped code of a package names, without `baton-`.
+fn ours(package: &Value) -> impl Iterator<Item = &str> {
+    let dependencies = package["dependencies"].as_array().into_iter().flatten().filter(|d| d["kind"] != "dev");
+    dependencies.filter_map(|d| d["name"].as_str()?.strip_prefix("baton-"))
+}
+
+/// Crates of ours that are linked into `name`, without `baton-`.
+fn linked<'a>(packages: &'a [Value], name: &str) -> BTreeSet<&'a str> {
+    let find = |name: &str| packages.iter().find(|package| package["name"] == name);
+    let mut linked = BTreeSet::new();
+    let mut next: Vec<&Value> = find(name).into_iter().collect();
+    while let Some(package) = next.pop() {
+        for dependency in ours(package) {
+            if linked.insert(dependency) {
+                next.extend(find(&format!("baton-{dependency}")));
+            }
+        }
+    }
+    linked
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn found(packages: &[(&str, &[(&str, &str)])]) -> Vec<String> {
+        let dependency = |(name, kind): &(&str, &str)| json!({"name": name, "kind": kind});
+        let package = |(name, uses): &(&str, &[(&str, &str)])| json!({"name": name, "dependencies": uses.iter().map(dependency).collect::<Vec<_>>()});
+        check(&json!({"packages": packages.iter().map(package).collect::<Vec<_>>()}))
+    }
+
+    #[test]
+    fn a_dependency_upwards_is_found() {
+        assert_eq!(found(&[("baton-engine", &[("baton-types", "normal"), ("baton-node", "dev")])]), [""; 0]);
+        assert_eq!(
+            found(&[("baton-engine", &[("baton-node", "normal")])]),
+            ["baton-engine must not depend on baton-node"]
+        );
+        assert_eq!(found(&[("baton-engine", &[("baton-node", "build")])]).len(), 1);
+        assert_eq!(found(&[("baton-new", &[])]).len(), 1);
+    }
+
+    #[test]
+    fn what_the_router_links_by_way_of_another_is_found() {
+        let router: (&str, &[(&str, &str)]) = ("baton-router", &[("baton-text", "normal")]);
+        let found = found(&[router, ("baton-text", &[("baton-engine", "normal")])]);
+        assert!(found.iter().any(|f| f.starts_with("baton-router must not link baton-engine")), "{found:?}");
+    }
 }

@@ -1,4 +1,5 @@
-//! `unsafe` only inside its named fences. That each block says why it holds is clippy's part (`undocumented_unsafe_blocks`).
+//! `unsafe` only inside its named fences, and every crate under the workspace's lints, which deny it. That each block says why it holds
+//! is clippy's part (`undocumented_unsafe_blocks`).
 
 use super::Source;
 
@@ -16,17 +17,42 @@ const FENCES: &[&str] = &[
 pub(super) fn check(sources: &[Source]) -> Vec<String> {
     let outside = sources.iter().filter(|s| s.path.ends_with(".rs") && !s.path.starts_with("xtask/"));
     let outside = outside.filter(|s| !FENCES.iter().any(|f| s.path.starts_with(f)));
-    outside.flat_map(findings).collect()
+    let lax =
+        sources.iter().filter(|s| s.path.ends_with("/Cargo.toml") && !s.text.contains("[lints]\nworkspace = true"));
+    let lax = lax.map(|s| format!("{}: the workspace's lints have to hold here: [lints] workspace = true", s.path));
+    outside.flat_map(findings).chain(lax).collect()
 }
 
 fn findings(source: &Source) -> Vec<String> {
     let opens = |line: &str| {
         let code = line.split("//").next().unwrap_or_default();
         // `unsafe impl PoolMemory` in tests would be a hole too: nothing outside a fence is exempt.
-        ["unsafe {", "unsafe fn", "unsafe impl", "unsafe trait", "unsafe extern", "allow(unsafe_code)"]
+        ["unsafe {", "unsafe fn", "unsafe impl", "unsafe trait", "unsafe extern", "#[unsafe(", "(unsafe_code)"]
             .iter()
             .any(|u| code.contains(u))
     };
     let lines = source.text.lines().enumerate().filter(|(_, l)| opens(l));
     lines.map(|(i, _)| format!("{}:{}: unsafe outside its fences", source.path, i + 1)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unsafe_outside_its_fences_is_found() {
+        let found = |path: &str, text: &str| check(&[Source { path: path.into(), text: text.into() }]).len();
+        for text in
+            ["let a = unsafe { f() };", "unsafe impl Send for A {}", "#![allow(unsafe_code)]", "#[unsafe(no_mangle)]"]
+        {
+            assert_eq!((found("router/src/a.rs", text), found("kernels/src/cpu/a.rs", text)), (1, 0), "{text}");
+        }
+        assert_eq!(found("router/src/a.rs", "// unsafe { }\nlet unsafe_blocks = 1;"), 0);
+    }
+
+    #[test]
+    fn a_crate_without_the_lints_is_found() {
+        let found = |text: &str| check(&[Source { path: "a/Cargo.toml".into(), text: text.into() }]).len();
+        assert_eq!([found("[package]\n"), found("[package]\n\n[lints]\nworkspace = true\n")], [1, 0]);
+    }
 }

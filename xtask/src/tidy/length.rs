@@ -11,3 +11,17 @@ pub(super) fn check(sources: &[Source]) -> Vec<String> {
         .map(|s| format!("{}: {} lines, the most is {LINES_MAX}: split it by idea", s.path, s.text.lines().count()))
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_file_is_found() {
+        let found = |path: &str, lines: usize| check(&[Source { path: path.into(), text: "\n".repeat(lines) }]).len();
+        assert_eq!(
+            [found("a/src/b.rs", 500), found("a/src/b.rs", 501), found("proto/src/generated/a.rs", 501)],
+            [0, 1, 0]
+        );
+    }
+}

@@ -30,9 +30,18 @@ fn targets(line: &str) -> impl Iterator<Item = &str> {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dead_link_is_found() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let text = "[a](src/main.rs#L1) [b](src/gone.rs) [c](#here) [d](https://e.org/x)".to_owned();
+        assert_eq!(check(root, &[Source { path: "README.md".into(), text }]).len(), 1);
+    }
+
     #[test]
     fn targets_are_found() {
         let line = "see [a](x/y.rs), [b](https://e.org/#z) and [c](w.md#part \"title\")";
-        assert_eq!(super::targets(line).collect::<Vec<_>>(), ["x/y.rs", "https://e.org/#z", "w.md#part"]);
+        assert_eq!(targets(line).collect::<Vec<_>>(), ["x/y.rs", "https://e.org/#z", "w.md#part"]);
     }
 }

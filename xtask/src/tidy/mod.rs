@@ -1,18 +1,29 @@
-//! Style and structure as a test. Each check takes the tracked files and returns findings; any finding fails the run.
+//! Style and structure as a test. Each check takes the tracked files and returns findings; any finding fails the run. Each has a test
+//! that seeds a breach.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+mod clocks;
 mod dependencies;
+mod environment;
+mod exceptions;
 mod fences;
+mod hazards;
 mod images;
 mod length;
 mod links;
+mod modules;
+mod protobuf;
+mod simulation;
 mod words;
 
+use exceptions::Exceptions;
+
 /// What `tidy` looks at, in one line.
-pub(crate) const SUMMARY: &str =
-    "dependency direction, unsafe fences, what images are built from, file length, banned words, links";
+pub(crate) const SUMMARY: &str = "dependency direction, unsafe fences, protobuf edges, clocks of pure cores, environment, hazards, \
+     state machines of the simulation, module style, what images are built from, file length, banned words, links";
 
 /// One tracked text file.
 #[derive(Clone)]
@@ -25,8 +36,8 @@ pub(crate) struct Source {
 impl Source {
     /// Whether this is Rust code that ships (no test, bench or example, and not this crate, which must name what it bans).
     fn is_product_code(&self) -> bool {
-        let aside = ["/tests/", "/benches/", "/examples/"].iter().any(|d| self.path.contains(d));
-        let test_file = self.path.ends_with("/tests.rs") || self.path.ends_with("_tests.rs");
+        let aside = ["/tests/", "/testing/", "/benches/", "/examples/"].iter().any(|d| self.path.contains(d));
+        let test_file = ["/tests.rs", "_tests.rs", "/testing.rs"].iter().any(|name| self.path.ends_with(name));
         self.path.ends_with(".rs")
             && !aside
             && !test_file
@@ -39,33 +50,84 @@ impl Source {
         self.path.contains("/generated/")
     }
 
-    /// Lines before the file's `#[cfg(test)]` module, numbered from 1.
+    /// Its lines without items under `#[cfg(test)]`, numbered from 1. Takes them as rustfmt writes them.
     fn product_lines(&self) -> impl Iterator<Item = (usize, &str)> {
-        self.text.lines().enumerate().take_while(|(_, l)| !l.starts_with("#[cfg(test)]")).map(|(i, l)| (i + 1, l))
+        // Indentation of the item that is skipped.
+        let mut skipped: Option<usize> = None;
+        let mut is_product = move |line: &str| {
+            let text = line.trim();
+            let indent = line.len() - line.trim_start().len();
+            match skipped {
+                Some(at) => {
+                    if indent == at && text.ends_with(['}', ';', ',']) {
+                        skipped = None;
+                    }
+                    false
+                }
+                None if text.starts_with("#[cfg(test)]") || text.starts_with("#[cfg(all(test") => {
+                    skipped = Some(indent);
+                    false
+                }
+                None => true,
+            }
+        };
+        (1..).zip(self.text.lines()).filter(move |(_, line)| is_product(line))
     }
 }
 
 /// Runs every check and prints the findings.
-pub(crate) fn run(root: &Path) -> ExitCode {
-    let sources = match tracked(root) {
-        Ok(sources) => sources,
-        Err(error) => {
-            eprintln!("tidy: cannot list tracked files: {error:#}");
-            return ExitCode::FAILURE;
-        }
-    };
+pub(crate) fn run(root: &Path) -> anyhow::Result<ExitCode> {
+    let (sources, metadata) = (tracked(root)?, metadata(root)?);
+    let product = without_test_modules(&sources);
     let mut findings = Vec::new();
-    findings.extend(dependencies::check(root));
+    findings.extend(dependencies::check(&metadata));
+    findings.extend(hazards::check(&metadata, &sources));
     findings.extend(fences::check(&sources));
+    findings.extend(protobuf::check(&product));
+    findings.extend(clocks::check(&product));
+    findings.extend(environment::check(&product));
+    findings.extend(simulation::check(&product));
+    findings.extend(modules::check(&sources));
     findings.extend(images::check(&sources));
     findings.extend(length::check(&sources));
-    findings.extend(words::check(&sources));
+    findings.extend(words::check(&product));
     findings.extend(links::check(root, &sources));
     for finding in &findings {
         eprintln!("tidy: {finding}");
     }
     println!("tidy: {} files, {} findings ({SUMMARY})", sources.len(), findings.len());
-    if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    Ok(if findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The files that no `#[cfg(test)] mod name;` declares.
+fn without_test_modules(sources: &[Source]) -> Vec<Source> {
+    let declared = |source: &Source| {
+        let (folder, file) = source.path.rsplit_once('/').unwrap_or(("", &source.path));
+        let own = match file {
+            "mod.rs" | "lib.rs" | "main.rs" => folder.to_owned(),
+            file => format!("{folder}/{}", file.trim_end_matches(".rs")),
+        };
+        let lines: Vec<&str> = source.text.lines().map(str::trim).collect();
+        let names = lines
+            .windows(2)
+            .filter(|pair| pair[0].starts_with("#[cfg(test)]") || pair[0].starts_with("#[cfg(all(test"));
+        let names = names.filter_map(|pair| pair[1].strip_suffix(';')?.rsplit_once("mod ").map(|(_, name)| name));
+        names.map(|name| format!("{own}/{name}")).collect::<Vec<_>>()
+    };
+    let rust = || sources.iter().filter(|s| s.path.ends_with(".rs"));
+    let tests: HashSet<String> = rust().flat_map(declared).collect();
+    let is_test = |path: &str| {
+        let module = path.trim_end_matches(".rs").trim_end_matches("/mod");
+        module.match_indices('/').any(|(at, _)| tests.contains(&module[..at])) || tests.contains(module)
+    };
+    sources.iter().filter(|s| !is_test(&s.path)).cloned().collect()
+}
+
+fn metadata(root: &Path) -> anyhow::Result<serde_json::Value> {
+    let arguments = ["metadata", "--no-deps", "--offline", "--format-version", "1"];
+    let out = Command::new(env!("CARGO")).args(arguments).current_dir(root).output()?;
+    anyhow::ensure!(out.status.success(), "cargo metadata failed: {}", String::from_utf8_lossy(&out.stderr));
+    Ok(serde_json::from_slice(&out.stdout)?)
 }
 
 fn tracked(root: &Path) -> anyhow::Result<Vec<Source>> {
@@ -78,4 +140,33 @@ fn tracked(root: &Path) -> anyhow::Result<Vec<Source>> {
     let text = |path: &str| std::fs::read_to_string(root.join(PathBuf::from(path))).ok();
     // Files that are not UTF-8 are fixtures; nothing here applies to them.
     Ok(paths.split_terminator('\0').filter_map(|p| Some(Source { path: p.to_owned(), text: text(p)? })).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_of_tests_are_no_product() {
+        let source = |path: &str, text: &str| Source { path: path.into(), text: text.into() };
+        let declares = "mod a;\n#[cfg(test)]\npub(crate) mod t;\n";
+        let sources = [
+            source("x/src/b/mod.rs", declares),
+            source("x/src/b/t.rs", ""),
+            source("x/src/b/t/deep.rs", ""),
+            source("x/src/b/a.rs", declares),
+            source("x/src/b/a/t/mod.rs", ""),
+            source("x/src/t.rs", ""),
+        ];
+        let left: Vec<String> = without_test_modules(&sources).into_iter().map(|s| s.path).collect();
+        assert_eq!(left, ["x/src/b/mod.rs", "x/src/b/a.rs", "x/src/t.rs"]);
+    }
+
+    #[test]
+    fn items_of_tests_are_no_product() {
+        let text = "a\n#[cfg(test)]\nmod tests;\nb\nimpl A {\n    #[cfg(test)]\n    fn f() {\n        x;\n    }\n    c\n}\n#[cfg(test)]\nmod more {\n    y;\n}\nd\n";
+        let source = Source { path: "a/src/lib.rs".into(), text: text.into() };
+        let lines: Vec<(usize, &str)> = source.product_lines().collect();
+        assert_eq!(lines, [(1, "a"), (4, "b"), (5, "impl A {"), (10, "    c"), (11, "}"), (16, "d")]);
+    }
 }

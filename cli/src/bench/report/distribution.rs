@@ -1,5 +1,6 @@
 //! Times in a few numbers.
 
+use hdrhistogram::Histogram;
 use serde::Serialize;
 
 /// Percentiles by nearest rank; all 0 where there is no value.
@@ -16,12 +17,13 @@ pub(crate) struct Distribution {
 
 impl Distribution {
     /// Of values in any order.
-    pub(super) fn of(values: impl Iterator<Item = f64>) -> Self {
-        let sorted = sorted(values);
-        let at = |share| quantile(&sorted, share).unwrap_or_default();
+    pub(super) fn of(ms: impl Iterator<Item = f64>) -> Self {
+        let mut sum = 0.0;
+        let times = Times::of(ms.inspect(|ms| sum += ms));
+        let at = |share| times.quantile(share).unwrap_or_default();
         Self {
-            count: sorted.len() as u64,
-            mean: sorted.iter().sum::<f64>() / sorted.len().max(1) as f64,
+            count: times.0.len(),
+            mean: sum / times.0.len().max(1) as f64,
             p50: at(0.5),
             p90: at(0.9),
             p95: at(0.95),
@@ -31,17 +33,25 @@ impl Distribution {
     }
 }
 
-/// Values from the least to the greatest.
-pub(super) fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_unstable_by(f64::total_cmp);
-    values
-}
+/// Digits that are kept of a time.
+const DIGITS: u8 = 4;
 
-/// The least value that is at least as great as `share` of all, 0 to 1. `None` where there is no value.
-pub(super) fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
-    let rank = (share * sorted.len() as f64).ceil() as usize;
-    sorted.get(rank.saturating_sub(1)).or(sorted.last()).copied()
+/// How often times came, in microseconds.
+pub(super) struct Times(Histogram<u64>);
+
+impl Times {
+    /// Of milliseconds in any order.
+    pub(super) fn of(ms: impl Iterator<Item = f64>) -> Self {
+        let mut times = Histogram::new(DIGITS).expect("at most 5 digits");
+        ms.for_each(|ms| times.record((ms * 1e3).round() as u64).expect("it grows with its values"));
+        Self(times)
+    }
+
+    /// The least time in milliseconds that is at least as great as `share` of all, 0 to 1. `None` where there is none.
+    pub(super) fn quantile(&self, share: f64) -> Option<f64> {
+        let time = self.0.lowest_equivalent(self.0.value_at_quantile(share));
+        (!self.0.is_empty()).then(|| time as f64 / 1e3)
+    }
 }
 
 #[cfg(test)]

@@ -14,9 +14,10 @@ table{margin:1.25rem 0;border-collapse:collapse}td,th{padding:.15rem 1.5rem .15r
 th{color:var(--dim)}.num td,.num th{text-align:right;font-variant-numeric:tabular-nums}.num tr>:first-child{text-align:left}\
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(30rem,100%),1fr));gap:1.5rem;margin-top:1.5rem}\
 figure{margin:0}figcaption{font-weight:600}svg{display:block;width:100%;height:auto;color:var(--text)}\
-svg text{font-size:11px;fill:var(--dim)}text.y,text.unit{text-anchor:end}text.x{text-anchor:middle}text.top{text-anchor:start}\
-.tick{stroke:var(--line);stroke-width:.5}.line{fill:none;stroke-width:1.75;stroke-linejoin:round;stroke-linecap:round}\
-.line.a{stroke:var(--router)}.line.b{stroke:var(--prefill)}.legend span{margin-right:1.25rem}\
+svg text{font-size:11px;fill:var(--dim)}svg line,svg polyline{stroke:var(--line)}\
+[stroke=\"#0000FF\"]{stroke:var(--router)!important}[stroke=\"#FF0000\"]{stroke:var(--prefill)!important}\
+[fill=\"#0000FF\"]{fill:var(--router)}[fill=\"#FF0000\"]{fill:var(--prefill)}\
+.legend span{margin-right:1.25rem}\
 .legend span:before{content:\"\";display:inline-block;width:1.25em;height:2px;margin-right:.4em;vertical-align:middle}\
 .legend .a:before{background:var(--router)}.legend .b:before{background:var(--prefill)}";
 
@@ -46,7 +47,7 @@ pub(super) fn page(report: &Report) -> String {
     }
     out.push_str("</table>\n<div class=\"plots\">\n");
     for plot in plots(report) {
-        out.push_str(&plot.draw());
+        out.push_str(&plot.figure());
         out.push('\n');
     }
     out.push_str("</div>");
@@ -62,14 +63,14 @@ fn plots(report: &Report) -> [Plot; 5] {
     let over_time = |of: fn(&Window) -> Option<f64>| {
         windows.iter().map(|window| ((window.from_s + window.to_s) / 2.0, of(window))).collect::<Vec<_>>()
     };
-    let line = |name, class, points| Line { name, class, points };
+    let line = |name, points| Line { name, points };
     let shares = |title, points: &[f64]| Plot {
         title,
         x: "ms at most",
         y: "share",
         logarithmic: true,
         y_max: Some(1.0),
-        lines: vec![line("share", "a", cumulative(points))],
+        lines: vec![line("share", cumulative(points))],
     };
     let times = |title, y, lines| Plot { title, x: "s", y, logarithmic: false, y_max: None, lines };
     [
@@ -79,14 +80,14 @@ fn plots(report: &Report) -> [Plot; 5] {
             "Time to first token, by arrival",
             "ms",
             vec![
-                line("p50", "a", over_time(|window| window.ttft_p50_ms)),
-                line("p95", "b", over_time(|window| window.ttft_p95_ms)),
+                line("p50", over_time(|window| window.ttft_p50_ms)),
+                line("p95", over_time(|window| window.ttft_p95_ms)),
             ],
         ),
         times(
             "Requests under way, at most",
             "",
-            vec![line("requests", "a", over_time(|window| Some(window.in_flight_max as f64)))],
+            vec![line("requests", over_time(|window| Some(window.in_flight_max as f64)))],
         ),
         Plot {
             y_max: Some(1.0),
@@ -94,8 +95,8 @@ fn plots(report: &Report) -> [Plot; 5] {
                 "Hit share of prompt tokens, by arrival",
                 "share",
                 vec![
-                    line("here", "a", over_time(|window| window.hit_rate)),
-                    line("infinite cache", "b", over_time(|window| window.infinite_hit_rate)),
+                    line("here", over_time(|window| window.hit_rate)),
+                    line("infinite cache", over_time(|window| window.infinite_hit_rate)),
                 ],
             )
         },
@@ -112,7 +113,7 @@ mod tests {
     #[test]
     fn a_page_has_its_plots_and_needs_nothing_else() {
         let page = some().html();
-        assert_eq!((page.matches("<svg ").count(), page.matches("<g class=\"line ").count()), (5, 7), "{page}");
+        assert_eq!((page.matches("<svg ").count(), page.matches("<span class=\"").count()), (5, 7), "{page}");
         for told in ["a load", "1 failed (overloaded)", "433.3", "infinite cache", "Time between tokens"] {
             assert!(page.contains(told), "{told}: {page}");
         }

@@ -1,6 +1,6 @@
 //! Points for plots: distributions, and what happened over time.
 
-use super::distribution::{quantile, sorted};
+use super::distribution::Times;
 use super::{Ending, Outcome, rate};
 use serde::Serialize;
 use std::time::Duration;
@@ -44,8 +44,8 @@ pub(crate) struct Window {
 
 impl Series {
     pub(super) fn of(outcomes: &[Outcome], elapsed: Duration) -> Self {
-        let ttft = sorted(outcomes.iter().filter_map(ttft_ms));
-        let itl = sorted(outcomes.iter().flat_map(Outcome::gaps_ms));
+        let ttft = Times::of(outcomes.iter().filter_map(ttft_ms));
+        let itl = Times::of(outcomes.iter().flat_map(Outcome::gaps_ms));
         Self { ttft_ms: points(&ttft), itl_ms: points(&itl), windows: windows(outcomes, elapsed) }
     }
 }
@@ -54,8 +54,8 @@ fn ttft_ms(outcome: &Outcome) -> Option<f64> {
     outcome.ttft.map(|ttft| ttft.as_secs_f64() * 1e3)
 }
 
-fn points(sorted: &[f64]) -> Vec<f64> {
-    (1..=POINTS).filter_map(|point| quantile(sorted, point as f64 / POINTS as f64)).collect()
+fn points(times: &Times) -> Vec<f64> {
+    (1..=POINTS).filter_map(|point| times.quantile(point as f64 / POINTS as f64)).collect()
 }
 
 fn windows(outcomes: &[Outcome], elapsed: Duration) -> Vec<Window> {
@@ -69,7 +69,7 @@ fn windows(outcomes: &[Outcome], elapsed: Duration) -> Vec<Window> {
     outcomes.iter().for_each(|outcome| arrived[number(outcome.at)].push(outcome));
     let busy = in_flight(outcomes, count, number);
     let of = |(index, arrived): (usize, &Vec<&Outcome>)| {
-        let ttft = sorted(arrived.iter().filter_map(|outcome| ttft_ms(outcome)));
+        let ttft = Times::of(arrived.iter().filter_map(|outcome| ttft_ms(outcome)));
         let whole = || arrived.iter().filter(|outcome| outcome.result == Ending::Ok);
         let sum = |of: fn(&Outcome) -> u32| whole().map(|outcome| u64::from(of(outcome))).sum::<u64>();
         let prompt = sum(|outcome| outcome.prompt_tokens);
@@ -77,8 +77,8 @@ fn windows(outcomes: &[Outcome], elapsed: Duration) -> Vec<Window> {
         Window {
             from_s: index as f64 * length,
             to_s: (index + 1) as f64 * length,
-            ttft_p50_ms: quantile(&ttft, 0.5),
-            ttft_p95_ms: quantile(&ttft, 0.95),
+            ttft_p50_ms: ttft.quantile(0.5),
+            ttft_p95_ms: ttft.quantile(0.95),
             in_flight_max: busy[index],
             hit_rate: share(sum(|outcome| outcome.cached_tokens)),
             infinite_hit_rate: share(sum(|outcome| outcome.infinite_tokens)),

@@ -12,7 +12,7 @@ use super::router::{Asked, Router};
 use super::worker::{Store, Told};
 use crate::bench::trace::Trace;
 use baton_kv_cache::PrefixHash;
-use baton_proto::v1::LoadReport;
+use baton_types::LoadReport;
 use baton_types::Role;
 use std::collections::VecDeque;
 

@@ -3,7 +3,7 @@
 use super::clock::{ns, seconds};
 use super::cluster::{Cluster, Event};
 use super::worker::Store;
-use baton_proto::v1::{BlockCounts, LoadReport};
+use baton_types::{BlockCounts, LoadReport};
 
 impl Cluster<'_> {
     /// Tells the router what changed in a worker's cache.

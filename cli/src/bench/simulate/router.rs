@@ -5,8 +5,10 @@ use super::rates::Rates;
 use super::worker::{INCARNATION, Told, updates};
 use anyhow::Context as _;
 use baton_kv_cache::{CacheChange, CacheUpdate, HASH_TOKENS, PrefixHash, PrefixIndex};
-use baton_proto::v1::LoadReport;
-use baton_router::pure::{Decision, Demand, Load, Making, PrefillPolicy, Refusal, Slowness, Thresholds, Worker, place};
+use baton_router::pure::{
+    Decision, Demand, Load, PendingPrefixes, PrefillPolicy, Refusal, Slowness, Thresholds, Worker, place,
+};
+use baton_types::LoadReport;
 use baton_types::{
     Digest, Dtype, InstanceId, InstanceRecord, KvLayout, ModelCard, NumericsClass, Party, ProtocolRange, Role,
     SamplingDefaults,
@@ -31,7 +33,7 @@ pub(super) struct Router {
     workers: Vec<Known>,
     by_id: HashMap<InstanceId, usize>,
     index: PrefixIndex,
-    making: Making,
+    making: PendingPrefixes,
     thresholds: Thresholds,
     block_tokens: u64,
     turn: u64,
@@ -85,7 +87,7 @@ impl Router {
             workers,
             by_id,
             index,
-            making: Making::new(BLOCKS_MAX),
+            making: PendingPrefixes::new(BLOCKS_MAX),
             thresholds,
             block_tokens: block_tokens.into(),
             turn: 0,
@@ -139,7 +141,7 @@ impl Router {
                 Role::Decode => cached[w],
             };
             let cached_tokens = (named / HASH_TOKENS) as u64 * self.block_tokens;
-            Some((Worker { record: known.record.clone(), load, not_with: Vec::new(), cached_tokens }, w))
+            Some((Worker { record: known.record.clone(), group: None, load, not_with: Vec::new(), cached_tokens }, w))
         };
         self.workers.iter().enumerate().filter_map(of).unzip()
     }

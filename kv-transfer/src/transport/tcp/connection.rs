@@ -1,8 +1,8 @@
 //! One socket: what waits to be written, what is being read, and the TLS between.
 
 use super::frame::begins_frame;
-use super::incoming::{Arrived, Incoming};
-use super::outgoing::{Kinds, Outgoing};
+use super::frame_reader::{Arrived, FrameReader};
+use super::frame_writer::{FrameWriter, Kinds};
 use super::tls::{Outbox, RECORD_BYTES_MAX, Session, begins_record, whole_records};
 use crate::Region;
 use crate::credentials::Credentials;
@@ -79,8 +79,8 @@ pub(super) struct Connection {
     announced: bool,
     pub(super) readable: bool,
     pub(super) writable: bool,
-    pub(super) outgoing: Outgoing,
-    pub(super) incoming: Incoming,
+    pub(super) writer: FrameWriter,
+    pub(super) reader: FrameReader,
     /// Bytes received and not taken: `inbox[from..to]`.
     inbox: Box<[u8]>,
     from: usize,
@@ -105,14 +105,14 @@ impl Connection {
         let dialled = matches!(origin, Origin::Dialled);
         Self {
             stream,
-            incoming: Incoming::new(region.clone(), dialled),
+            reader: FrameReader::new(region.clone(), dialled),
             region,
             announced: dialled,
             origin,
             secured,
             readable: false,
             writable: false,
-            outgoing: Outgoing::default(),
+            writer: FrameWriter::default(),
             inbox: Box::default(),
             from: 0,
             to: 0,
@@ -132,7 +132,7 @@ impl Connection {
 
     /// Whether nothing has come of who connected but bytes.
     pub(super) fn is_unsettled(&self) -> bool {
-        matches!(self.origin, Origin::Accepted { .. }) && !self.incoming.is_settled()
+        matches!(self.origin, Origin::Accepted { .. }) && !self.reader.is_settled()
     }
 
     /// Reads and writes what it can; an error says why the connection is over.
@@ -160,37 +160,30 @@ impl Connection {
         }
         if now - *self.last_ping.get_or_insert(now) > silent_max / 4 {
             self.last_ping = Some(now);
-            self.outgoing.ping();
+            self.writer.ping();
         }
-        self.outgoing.check()?;
+        self.writer.check()?;
         Ok(self.write(id, events)? || read)
     }
 
     pub(super) fn write(&mut self, id: ConnId, events: &mut Vec<Event>) -> Result<bool, String> {
         let mut moved = 0;
         while self.writable && moved < TURN_BYTES {
-            let next = self.outgoing.next();
+            let next = self.writer.next();
             let (sent, framed) = match &mut self.secured {
                 None if next.is_none() => break,
                 None => {
-                    (self.region.send_parts(self.stream.as_fd(), &self.outgoing.gather(Kinds::All, TURN_BYTES)), true)
+                    (self.region.send_parts(self.stream.as_fd(), &self.writer.gather(Kinds::All, TURN_BYTES)), true)
                 }
                 // What has begun in clear goes on so.
                 Some(Secured { clear: true, proven: true, outbox, .. })
                     if next.is_some_and(|(is_put, begun)| is_put && (begun || outbox.waiting().is_empty())) =>
                 {
-                    let parts = self.outgoing.gather(Kinds::Puts, TURN_BYTES);
+                    let parts = self.writer.gather(Kinds::Puts, TURN_BYTES);
                     (self.region.send_parts(self.stream.as_fd(), &parts), true)
                 }
                 Some(secured) => {
-                    encrypt(
-                        secured,
-                        &mut self.outgoing,
-                        &self.region,
-                        &mut self.inbox[self.from..self.to],
-                        id,
-                        events,
-                    )?;
+                    encrypt(secured, &mut self.writer, &self.region, &mut self.inbox[self.from..self.to], id, events)?;
                     if secured.outbox.waiting().is_empty() {
                         break;
                     }
@@ -203,7 +196,7 @@ impl Connection {
                     moved += n;
                     match &mut self.secured {
                         Some(secured) if !framed => secured.outbox.went(n),
-                        _ => self.outgoing.went(n, |bytes| events.push(Event::PutDone(id, bytes))),
+                        _ => self.writer.went(n, |bytes| events.push(Event::PutDone(id, bytes))),
                     }
                 }
                 Err(e) if e.kind() == ErrorKind::WouldBlock || e.kind() == ErrorKind::NotConnected => {
@@ -247,9 +240,9 @@ impl Connection {
         self.inbox.copy_within(self.from..self.to, 0);
         (self.from, self.to) = (0, self.to - self.from);
         let clear = self.secured.is_none() || self.in_clear;
-        if let Some((offset, len)) = self.incoming.landing().filter(|_| clear && self.to == 0) {
+        if let Some((offset, len)) = self.reader.landing().filter(|_| clear && self.to == 0) {
             let n = self.region.receive_from(self.stream.as_fd(), offset, len, &mut self.inbox)?;
-            self.incoming.landed(n.min(len));
+            self.reader.landed(n.min(len));
             self.to = n.saturating_sub(len);
             return Ok(n);
         }
@@ -285,15 +278,15 @@ impl Connection {
         if self.from == self.to {
             return Ok(());
         }
-        let (incoming, bytes) = (&mut self.incoming, &mut self.inbox[self.from..self.to]);
-        self.in_clear &= !incoming.is_between_frames();
+        let (reader, bytes) = (&mut self.reader, &mut self.inbox[self.from..self.to]);
+        self.in_clear &= !reader.is_between_frames();
         match &mut self.secured {
             Some(secured) if !(self.in_clear || secured.proven && begins_clear(bytes)) => {
                 // During the handshake there is nothing but records.
                 let len = if secured.proven { whole_records(bytes) } else { bytes.len() };
                 let read = secured.session.read(&mut bytes[..len], &mut secured.outbox, |mut plain| {
                     while !plain.is_empty() {
-                        arrived.extend(incoming.take(&mut plain, false)?);
+                        arrived.extend(reader.take(&mut plain, false)?);
                     }
                     Ok(())
                 });
@@ -307,8 +300,8 @@ impl Connection {
                 let (mut rest, only_puts) = (&*bytes, secured.is_some());
                 self.in_clear = only_puts;
                 while !rest.is_empty() {
-                    arrived.extend(incoming.take(&mut rest, only_puts)?);
-                    if only_puts && incoming.is_between_frames() {
+                    arrived.extend(reader.take(&mut rest, only_puts)?);
+                    if only_puts && reader.is_between_frames() {
                         break;
                     }
                 }
@@ -343,7 +336,7 @@ impl Connection {
             (Arrived::Attach(body), Some(lanes)) => lanes.push_back(LaneFrame::Attach(body)),
             (Arrived::Attach(_), None) => return Err("the peer speaks of lanes that this side does not have".into()),
             (Arrived::Flush { id, posted }, Some(lanes)) => lanes.push_back(LaneFrame::Flush { id, posted }),
-            (Arrived::Flush { id, .. }, None) => self.outgoing.flushed(id),
+            (Arrived::Flush { id, .. }, None) => self.writer.flushed(id),
         }
         Ok(())
     }
@@ -367,7 +360,7 @@ fn begins_clear(bytes: &[u8]) -> bool {
 /// Turns frames into records, as far as there is room for them and the peer is proven.
 fn encrypt(
     secured: &mut Secured,
-    outgoing: &mut Outgoing,
+    writer: &mut FrameWriter,
     region: &Region,
     unread: &mut [u8],
     id: ConnId,
@@ -375,12 +368,12 @@ fn encrypt(
 ) -> Result<(), String> {
     let kinds = if secured.clear { Kinds::AllButPuts } else { Kinds::All };
     while secured.proven && secured.outbox.waiting().len() < OUTBOX_BYTES {
-        let n = outgoing.copy(kinds, region, &mut secured.record);
+        let n = writer.copy(kinds, region, &mut secured.record);
         if n == 0 {
             break;
         }
         secured.session.write(&secured.record[..n], unread, &mut secured.outbox)?;
-        outgoing.went(n, |bytes| events.push(Event::PutDone(id, bytes)));
+        writer.went(n, |bytes| events.push(Event::PutDone(id, bytes)));
     }
     Ok(())
 }

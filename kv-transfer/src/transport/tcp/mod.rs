@@ -7,14 +7,16 @@
 mod accepting;
 mod connection;
 mod frame;
-mod incoming;
-mod outgoing;
+mod frame_reader;
+mod frame_writer;
 mod tls;
 
 use super::{ConnId, Event, Transport, Wake};
+use crate::hazards::hazard;
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
-use crate::{Credentials, Fencing, Region, TransferAddress, TransferConfig, TransferError};
+use crate::window::Window;
+use crate::{Credentials, Region, TransferAddress, TransferConfig, TransferError};
 use accepting::gives_way;
 use baton_types::TicketId;
 pub(super) use connection::LaneFrame;
@@ -24,7 +26,6 @@ use mio::{Events, Interest, Poll, Token, Waker};
 use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
-use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -63,9 +64,7 @@ pub(crate) struct Tcp {
     keeps_lost: bool,
     next: u64,
     accepting: bool,
-    /// Bounds of connections that this side opened, of those that it accepted, and of those of which nobody has said who it is.
-    dialled_max: usize,
-    accepted_max: usize,
+    /// Bound of connections of which nobody has said who it is.
     ungreeted_max: usize,
     silent_max: Duration,
     connect_max: Duration,
@@ -106,11 +105,9 @@ impl Tcp {
             has_lanes,
             connections: BTreeMap::new(),
             unfenced: Vec::new(),
-            keeps_lost: has_lanes && config.hooks.fencing() == Fencing::Pretended,
+            keeps_lost: has_lanes && hazard!(config, PretendedFences),
             next: FIRST_CONNECTION,
             accepting: true,
-            dialled_max: config.limits.peers_max,
-            accepted_max: config.limits.accepted_max,
             ungreeted_max: config.limits.ungreeted_max,
             silent_max: Duration::from_millis(config.limits.peer_silent_ms),
             connect_max: Duration::from_millis(config.limits.connect_ms),
@@ -139,29 +136,26 @@ impl Tcp {
     /// Tells the peer what it has to know of this side's lanes.
     pub(super) fn attach(&mut self, conn: ConnId, body: Vec<u8>) {
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.outgoing.attach(body);
+            connection.writer.attach(body);
         }
     }
 
     /// Asks the peer to answer once so many writes have come over lanes.
     pub(super) fn flush_lanes(&mut self, conn: ConnId, id: u64, posted: u64) {
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.outgoing.flush(id, posted);
+            connection.writer.flush(id, posted);
         }
     }
 
     /// Answers [`LaneFrame::Flush`].
     pub(super) fn flushed_lanes(&mut self, conn: ConnId, id: u64) {
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.outgoing.flushed(id);
+            connection.writer.flushed(id);
         }
     }
 
     /// Connects to a control channel.
     pub(super) fn dial(&mut self, socket: SocketAddr) -> Result<ConnId, String> {
-        if self.dialled_max <= self.connections.values().filter(|c| matches!(c.origin, Origin::Dialled)).count() {
-            return Err(format!("{} peers are connected already", self.dialled_max));
-        }
         let stream = TcpStream::connect(socket).map_err(|e| format!("{socket}: {e}"))?;
         self.add(stream, Origin::Dialled).map_err(|e| format!("{socket}: {e}"))
     }
@@ -288,37 +282,24 @@ impl Transport for Tcp {
         self.dial(*socket)
     }
 
-    fn limit_messages(&mut self, conn: ConnId, bytes_max: usize) {
+    fn greeted(&mut self, conn: ConnId, _: &RemoteRegion, message_bytes_max: usize) -> Result<(), String> {
+        // Offsets are all that a write needs.
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.incoming.limit_messages(bytes_max);
+            connection.reader.limit_messages(message_bytes_max);
+            connection.reader.settle();
         }
-    }
-
-    fn set_remote(&mut self, conn: ConnId, _: &RemoteRegion) -> Result<(), String> {
-        // Offsets are all that a write needs. Peers that connected have places of their own, beside those that this side connects to.
-        let settled = |c: &&Connection| matches!(c.origin, Origin::Accepted { .. }) && c.incoming.is_settled();
-        let full = self.connections.values().filter(settled).count() >= self.accepted_max;
-        match self.connections.get_mut(&conn) {
-            Some(connection) if full && connection.is_unsettled() => {
-                Err(format!("{} peers have connected already", self.accepted_max))
-            }
-            Some(connection) => {
-                connection.incoming.settle();
-                Ok(())
-            }
-            None => Ok(()),
-        }
+        Ok(())
     }
 
     fn send(&mut self, conn: ConnId, message: Vec<u8>) {
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.outgoing.message(message);
+            connection.writer.message(message);
         }
     }
 
     fn put(&mut self, conn: ConnId, ticket: TicketId, run: CopyRun) {
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.outgoing.put(ticket, run);
+            connection.writer.put(ticket, run);
         }
     }
 
@@ -326,15 +307,15 @@ impl Transport for Tcp {
         self.flush_lanes(conn, id, 0);
     }
 
-    fn open_window(&mut self, conn: ConnId, ticket: TicketId, ranges: Vec<Range<usize>>) {
+    fn open_window(&mut self, conn: ConnId, ticket: TicketId, window: Window) {
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.incoming.windows.open(ticket, ranges);
+            connection.reader.windows.open(ticket, window);
         }
     }
 
     fn close_window(&mut self, conn: ConnId, ticket: TicketId) {
         if let Some(connection) = self.connections.get_mut(&conn) {
-            connection.incoming.close_window(ticket);
+            connection.reader.close_window(ticket);
         }
     }
 
@@ -345,7 +326,7 @@ impl Transport for Tcp {
         }
     }
 
-    fn lanes(&mut self, _: ConnId) -> String {
+    fn lanes(&self, _: ConnId) -> String {
         match (&self.credentials, self.encrypt) {
             (None, _) => "tcp/socket".into(),
             (Some(_), true) => "tcp/tls".into(),

@@ -2,7 +2,7 @@
 
 use super::connection::Lanes;
 use super::{Purpose, Ucx};
-use crate::Fencing;
+use crate::hazards::hazard;
 use crate::transport::{ConnId, Event, Transport as _};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -32,7 +32,7 @@ impl Ucx {
             self.channel.send(conn, message);
         }
         self.channel.close(conn, reason);
-        if self.fencing != Fencing::Pretended {
+        if !hazard!(self, PretendedFences) {
             // Its key stays until the close has ended every write that uses it.
             self.on_endpoint(conn, Purpose::Close, |endpoint, token| endpoint.close(token));
         }
@@ -59,7 +59,7 @@ impl Ucx {
         }
         let (reason, unproven) = (connection.closing.take().unwrap_or_default(), connection.unproven);
         let fenced = match connection.lanes.take() {
-            lanes @ Some(_) if self.fencing == Fencing::Pretended => {
+            lanes @ Some(_) if hazard!(self, PretendedFences) => {
                 connection.lanes = lanes;
                 self.unfenced.push(connection);
                 true

@@ -1,10 +1,12 @@
 //! What a flush waits for: as many writes as were posted, and not one less.
 
 use super::{Connection, Ucx};
+use crate::message::MESSAGE_BYTES_MAX;
 use crate::plan::CopyRun;
 use crate::transport::tcp::Listen;
 use crate::transport::ucx::Start;
 use crate::transport::{ConnId, Event, Transport};
+use crate::window::Window;
 use crate::{Party, Region, TransferConfig, TransportChoice, UcxLanes, UcxWrites};
 use baton_types::{
     Compatibility, Digest, Dtype, Incarnation, InstanceId, KvLayout, KvPoolMap, NumericsClass, TicketId,
@@ -74,9 +76,9 @@ fn a_flush_waits_for_every_write_that_was_posted() {
     b.ucx.send(to, vec![2]);
     until(&mut a, &mut b, "a first answer", |a, _| said(a));
     let (region_a, region_b) = (a.ucx.region(), b.ucx.region());
-    a.ucx.set_remote(from, &region_b).unwrap();
-    b.ucx.set_remote(to, &region_a).unwrap();
-    b.ucx.open_window(to, TicketId(5), std::iter::once(0..4096).collect());
+    a.ucx.greeted(from, &region_b, MESSAGE_BYTES_MAX).unwrap();
+    b.ucx.greeted(to, &region_a, MESSAGE_BYTES_MAX).unwrap();
+    b.ucx.open_window(to, TicketId(5), Window::of(std::iter::once(0..4096).collect()));
     (0..3).for_each(|at| a.ucx.put(from, TicketId(5), CopyRun { from: 64 * at, to: 64 * at, len: 64 }));
     until(&mut a, &mut b, "three writes", |_, b| b.came(to) == 3);
     // As if one of them were still on its way.

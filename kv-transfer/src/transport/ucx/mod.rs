@@ -22,14 +22,15 @@ pub(crate) use starting::{Start, TCP_SEGMENTS};
 
 use super::tcp::{LaneFrame, Tcp};
 use super::{ConnId, Event, Transport};
+use crate::hazards::hazard;
 use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
 use crate::ucx::{Context, Endpoint, Memory, Status, Token as Operation, Worker};
-use crate::{Fencing, Region, TransferAddress, UcxWrites};
+use crate::window::Window;
+use crate::{Region, TransferAddress, UcxWrites};
 use baton_types::TicketId;
 use connection::Connection;
 use std::collections::{BTreeMap, HashMap};
-use std::ops::Range;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -52,7 +53,8 @@ enum Purpose {
 pub(crate) struct Ucx {
     remote: RemoteRegion,
     fences: bool,
-    fencing: Fencing,
+    #[cfg(any(test, feature = "testing"))]
+    hazards: crate::Hazards,
     writes: UcxWrites,
     operations: HashMap<Operation, (ConnId, Purpose)>,
     // Dropped in this order: connections with their workers, registration, context, and the epoll set to which workers report.
@@ -165,12 +167,8 @@ impl Transport for Ucx {
         self.open(*socket)
     }
 
-    fn limit_messages(&mut self, conn: ConnId, bytes_max: usize) {
-        self.channel.limit_messages(conn, bytes_max);
-    }
-
-    fn set_remote(&mut self, conn: ConnId, region: &RemoteRegion) -> Result<(), String> {
-        self.channel.set_remote(conn, region)?;
+    fn greeted(&mut self, conn: ConnId, region: &RemoteRegion, message_bytes_max: usize) -> Result<(), String> {
+        self.channel.greeted(conn, region, message_bytes_max)?;
         self.aim(conn, region)
     }
 
@@ -190,7 +188,7 @@ impl Transport for Ucx {
         self.flush_writes(conn, id);
     }
 
-    fn reads_by_itself(&self, conn: ConnId) -> bool {
+    fn gets_by_itself(&self, conn: ConnId) -> bool {
         self.connections.get(&conn).and_then(Connection::writing).is_some_and(|w| w.is_one_sided())
     }
 
@@ -198,15 +196,15 @@ impl Transport for Ucx {
         self.read(conn, number, run);
     }
 
-    fn open_window(&mut self, conn: ConnId, ticket: TicketId, ranges: Vec<Range<usize>>) {
+    fn open_window(&mut self, conn: ConnId, ticket: TicketId, window: Window) {
         if let Some(writing) = self.connections.get(&conn).and_then(Connection::writing) {
-            writing.door.windows.borrow_mut().open(ticket, ranges);
+            writing.door.windows.borrow_mut().open(ticket, window);
         }
     }
 
     fn close_window(&mut self, conn: ConnId, ticket: TicketId) {
         // The hazard itself leaves the door open as well.
-        let connection = self.connections.get(&conn).filter(|_| self.fencing != Fencing::Pretended);
+        let connection = self.connections.get(&conn).filter(|_| !hazard!(self, PretendedFences));
         if let Some(writing) = connection.and_then(Connection::writing) {
             writing.door.windows.borrow_mut().close(ticket);
         }
@@ -216,7 +214,7 @@ impl Transport for Ucx {
         self.force_close(conn, reason, Instant::now());
     }
 
-    fn lanes(&mut self, conn: ConnId) -> String {
+    fn lanes(&self, conn: ConnId) -> String {
         let endpoint = self.connections.get(&conn).and_then(Connection::endpoint);
         endpoint.map(|e| e.lanes().join(",")).unwrap_or_default()
     }

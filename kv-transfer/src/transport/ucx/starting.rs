@@ -1,11 +1,12 @@
 //! Bringing UCX up: its settings, the control channel, the registered region.
 
 use super::{Ucx, lanes};
+use crate::hazards::hazard;
 use crate::message::RemoteRegion;
 use crate::transport::Wake;
 use crate::transport::tcp::{Listen, Tcp};
 use crate::ucx::{Context, Memory, Status};
-use crate::{Fencing, Region, TransferConfig, TransferError, UcxLanes, UcxWrites};
+use crate::{Region, TransferConfig, TransferError, UcxLanes, UcxWrites};
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
@@ -59,7 +60,7 @@ impl Ucx {
             ("MM_ERROR_HANDLING", "y"),
         ];
         let context = Context::new(&[&settings[..], &TCP_SEGMENTS].concat()).map_err(ucx("no context"))?;
-        let (fencing, transports) = (config.hooks.fencing(), context.transports());
+        let transports = context.transports();
         // Before there is a worker, which is what opens sockets. What UCX makes of the names is what counts, not how they are spelled.
         if !over_tcp && transports.iter().any(|transport| transport == TCP) {
             let why = format!(
@@ -71,7 +72,7 @@ impl Ucx {
             let remedy = "start again once the device is up, or with transfer.transport = \"tcp\"";
             return Err(failed("no lane to any other process", remedy.into()));
         }
-        let fences = lanes::fences(&transports) && fencing != Fencing::Never;
+        let fences = lanes::fences(&transports) && !hazard!(config, NoFences);
         if !fences {
             tracing::warn!(?transports, "lost peers cannot be fenced on every lane; their blocks stay quarantined");
         }
@@ -82,7 +83,8 @@ impl Ucx {
         let transport = Self {
             remote: RemoteRegion { address: region.address(), bytes: region.len() as u64, key },
             fences,
-            fencing,
+            #[cfg(any(test, feature = "testing"))]
+            hazards: config.hazards.clone(),
             writes,
             operations: HashMap::new(),
             connections: BTreeMap::new(),

@@ -1,9 +1,7 @@
 //! Names of keys, and what stands under them.
 
-use crate::membership::state::Word;
-use baton_proto::v1::{self, join_response};
+use baton_proto::convert::stored;
 use baton_types::{InstanceId, InstanceRecord, Party, ProtocolRange};
-use prost::Message as _;
 
 /// Keys below a cluster's prefix.
 #[derive(Clone, Debug)]
@@ -33,14 +31,9 @@ impl Keys {
     }
 }
 
-pub(super) fn encode_record(record: &InstanceRecord) -> Vec<u8> {
-    v1::InstanceRecord::from(record.clone()).encode_to_vec()
-}
-
 /// The record, of whatever protocol, or why it cannot be read: whoever may write to etcd may write anything.
 pub(super) fn decode_record(instance: &[u8], value: &[u8]) -> Result<InstanceRecord, String> {
-    let record = v1::InstanceRecord::decode(value).map_err(|e| e.to_string())?;
-    let record = InstanceRecord::try_from(record).map_err(|e| e.within("record").to_string())?;
+    let record = stored::decode_record(value).map_err(|e| e.to_string())?;
     if record.party.instance.as_str().as_bytes() != instance {
         return Err(format!("the record of {} stands under another name", record.party.instance));
     }
@@ -60,22 +53,5 @@ pub(super) fn is_usable(record: &InstanceRecord) -> Result<(), String> {
     match record.protocol.common(ours) {
         Some(_) => Ok(()),
         None => Err(format!("it speaks protocols {}, this process {ours}", record.protocol)),
-    }
-}
-
-pub(super) fn encode_word(word: &Word) -> Vec<u8> {
-    let message = match word {
-        Word::Admitted => join_response::Message::Admitted(v1::Admitted {}),
-        Word::Evicted(reason) => join_response::Message::Evicted(v1::Evicted { reason: reason.clone() }),
-    };
-    v1::JoinResponse { message: Some(message) }.encode_to_vec()
-}
-
-/// `None` for words of a newer protocol.
-pub(super) fn decode_word(value: &[u8]) -> Option<Word> {
-    match v1::JoinResponse::decode(value).ok()?.message? {
-        join_response::Message::Admitted(_) => Some(Word::Admitted),
-        join_response::Message::Evicted(v1::Evicted { reason }) => Some(Word::Evicted(reason)),
-        _ => None,
     }
 }

@@ -3,9 +3,8 @@
 use super::keys::is_usable;
 use super::view::Position;
 use crate::membership::{Member, Registration};
-use baton_proto::v1::{self, RememberedMember, RememberedView};
+use baton_proto::convert::stored::{self, RememberedView};
 use baton_types::InstanceRecord;
-use prost::Message as _;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
@@ -39,16 +38,13 @@ impl Memory {
     pub(super) fn write(&self, remembered: &Remembered) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
         let Position { cluster, epoch, revision } = remembered.position;
-        let member = |member: &Member| RememberedMember {
-            record: Some(InstanceRecord::clone(&member.record).into()),
-            revision: member.registration.revision,
-        };
+        let member = |member: &Member| (InstanceRecord::clone(&member.record), member.registration.revision);
         let members = remembered.members.iter().map(member).collect();
         let view = RememberedView { prefix: self.prefix.clone(), cluster, epoch, revision, members };
         // Two routers may share the folder.
         let next = self.folder.join(format!("{NAME}.{}", std::process::id()));
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&next)?;
-        file.write_all(&view.encode_to_vec())?;
+        file.write_all(&stored::encode_view(view))?;
         file.sync_all()?;
         std::fs::rename(next, self.folder.join(NAME))
     }
@@ -61,20 +57,20 @@ impl Memory {
         };
         let mut bytes = Vec::new();
         file.take(BYTES_MAX).read_to_end(&mut bytes)?;
-        let view = RememberedView::decode(&*bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
+        let view = stored::decode_view(&bytes).map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e))?;
         if view.prefix != self.prefix {
             return Ok(None);
         }
         let position = Position { cluster: view.cluster, epoch: view.epoch, revision: view.revision };
-        let members =
-            view.members.into_iter().filter_map(|m| member(m.record?, m.revision)).take(members_max).collect();
+        let members = view.members.into_iter().filter_map(|(record, revision)| member(record, revision));
+        let members = members.take(members_max).collect();
         Ok(Some(Remembered { position, members }))
     }
 }
 
 /// The member of a record that did not come from etcd; `None` where this process cannot speak with it.
-pub(super) fn member(record: v1::InstanceRecord, revision: u64) -> Option<Member> {
-    let record = InstanceRecord::try_from(record).ok().filter(|record| is_usable(record).is_ok())?;
+pub(super) fn member(record: InstanceRecord, revision: u64) -> Option<Member> {
+    is_usable(&record).ok()?;
     let registration = Registration { incarnation: record.party.incarnation, revision };
     Some(Member { record: Arc::new(record), registration })
 }

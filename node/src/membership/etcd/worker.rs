@@ -4,12 +4,13 @@ use super::EtcdConfig;
 use super::claim::{Claim, Holder, Standing, claim};
 use super::connection::{Node, within};
 use super::error::EtcdError;
-use super::keys::{Keys, decode_record, decode_word, encode_record};
+use super::keys::{Keys, decode_record};
 use super::lease::{Lease, Renewal, connect_for, give_back};
 use super::opinions::Opinions;
 use super::router::EtcdRouter;
 use super::unity::Unity;
 use crate::membership::{Members, RegistrationHandle, RouterMembership as _, WorkerMembership, WorkerState};
+use baton_proto::convert::stored::{decode_word, encode_record};
 use baton_types::InstanceRecord;
 use etcd_client::{
     Client, Compare, CompareOp, EventType, GetOptions, KeyValue, PutOptions, Txn, TxnOp, TxnOpResponse, WatchOptions,

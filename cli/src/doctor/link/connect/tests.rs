@@ -1,6 +1,6 @@
 use super::*;
 use crate::doctor::sysfs::tests::root;
-use baton_kv_transfer::TransferReport;
+use baton_kv_transfer::PutReport;
 use tokio::net::TcpListener;
 
 fn way(tls: &str, devices: Option<&str>) -> Way {
@@ -25,7 +25,7 @@ async fn between(way: &Way, there: Option<&str>) -> Vec<Finding> {
 /// 100 MB within 10 ms, 10 GB/s, over these lanes.
 fn moved(lanes: &str) -> Moved {
     let now = Instant::now();
-    let report = TransferReport {
+    let report = PutReport {
         bytes: 100_000_000,
         tokens_moved: 100,
         puts: 1,

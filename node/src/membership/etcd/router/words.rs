@@ -3,11 +3,11 @@
 use super::super::EtcdConfig;
 use super::super::connection::within;
 use super::super::error::EtcdError;
-use super::super::keys::encode_word;
 use super::super::lease::{Lease, Renewal};
 use super::Shared;
 use crate::backoff::Backoff;
 use crate::membership::state::Word;
+use baton_proto::convert::stored::encode_word;
 use baton_types::Party;
 use etcd_client::{Client, PutOptions};
 use std::collections::BTreeMap;

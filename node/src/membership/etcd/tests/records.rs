@@ -3,11 +3,11 @@
 use super::support::{Cluster, MAX, MEMBERS_MAX, becomes};
 use crate::membership::conformance::record;
 use crate::membership::etcd::EtcdWorker;
-use crate::membership::etcd::keys::encode_record;
 use crate::membership::{
     MembershipView, RegistrationHandle, RouterMembership as _, WorkerMembership as _, WorkerState,
 };
 use crate::testing::etcd::EtcdServer;
+use baton_proto::convert::stored::encode_record;
 use baton_types::{InstanceRecord, ProtocolRange};
 use etcd_client::{Client, PutOptions};
 use std::time::Duration;

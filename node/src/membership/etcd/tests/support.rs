@@ -5,7 +5,6 @@ use crate::membership::etcd::{EtcdConfig, EtcdRouter, EtcdWorker, Probe, Recall,
 use crate::membership::{
     MembershipView, RegistrationHandle, RouterMembership as _, WorkerMembership as _, WorkerState,
 };
-use baton_proto::v1;
 use baton_types::{InstanceRecord, Party};
 use futures::future::BoxFuture;
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,9 +34,9 @@ impl Probe for Answers {
         Box::pin(async move { if alive { Verdict::Alive } else { Verdict::Gone } })
     }
 
-    fn record(&self, address: SocketAddr) -> BoxFuture<'static, Option<v1::InstanceRecord>> {
+    fn record(&self, address: SocketAddr) -> BoxFuture<'static, Option<InstanceRecord>> {
         let found = self.1.lock().get(&address.port()).cloned();
-        Box::pin(async move { found.map(Into::into) })
+        Box::pin(async move { found })
     }
 }
 

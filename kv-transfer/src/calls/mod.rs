@@ -1,0 +1,91 @@
+//! Calls of the worker's handler: a port. What a worker does with an offer grows with the prompt, so a service has a thread for it.
+
+mod thread;
+
+pub(crate) use thread::CallThread;
+
+use crate::handler::{AdoptReply, GrantReply, PinReply, SinkHandler};
+use crate::inbox::{Inbox, OfferOf};
+use crate::role::{HandoffKey, Input};
+use crate::{HandoffFailure, PinQuestion, ReserveOffer, VerifiedHandoff};
+use std::sync::Arc;
+
+/// Makes the calls that it is given, at once, later or on another thread, but in order.
+///
+/// There are never more than four for each handoff that peers may have open here.
+pub trait Calls {
+    /// Takes a call in; [`Call::make`] is to be called for it.
+    fn submit(&mut self, call: Call);
+    /// What [`SinkHandler::joins_legs`] says.
+    fn joins_legs(&self) -> bool;
+}
+
+/// One call of the worker's handler.
+pub struct Call {
+    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) key: HandoffKey,
+    pub(crate) what: Question,
+}
+
+/// What the handler is asked, or told.
+pub(crate) enum Question {
+    Reserve(ReserveOffer),
+    Pin(PinQuestion),
+    Adopt(Box<VerifiedHandoff>),
+    Failed(ReserveOffer, HandoffFailure),
+}
+
+impl Call {
+    /// Makes it. The driver takes the answer in with its next turn.
+    pub fn make(self, handler: &dyn SinkHandler) {
+        let Self { inbox, key, what } = self;
+        match what {
+            Question::Reserve(offer) => {
+                let standing = OfferOf { inbox, key };
+                handler.reserve(offer, GrantReply::new(Arc::new(standing)));
+            }
+            Question::Pin(question) => {
+                let reply = PinReply::new(move |answer| {
+                    let input = match answer {
+                        Ok((blocks, hold)) => Input::Pinned { blocks, hold },
+                        Err((reason, detail)) => Input::Refused { reason, detail },
+                    };
+                    inbox.answered(key, input);
+                });
+                handler.pin(question, reply);
+            }
+            Question::Adopt(handoff) => {
+                let later = inbox.clone();
+                let reply = AdoptReply::new(move |answer| later.input(key, Input::Adopted(answer)));
+                if let Some(answer) = handler.arrived(*handoff, reply) {
+                    inbox.input(key, Input::Adopted(answer));
+                }
+            }
+            Question::Failed(offer, failure) => handler.ended(&offer, failure),
+        }
+    }
+}
+
+impl std::fmt::Debug for Call {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Call({})", self.key)
+    }
+}
+
+/// Makes each call at once. For simulations and tests.
+pub struct Inline(pub Arc<dyn SinkHandler>);
+
+impl Calls for Inline {
+    fn submit(&mut self, call: Call) {
+        call.make(&*self.0);
+    }
+    fn joins_legs(&self) -> bool {
+        self.0.joins_legs()
+    }
+}
+
+impl std::fmt::Debug for Inline {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Inline").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,174 @@
+//! Who is connected, and how far greetings are.
+
+use super::pump::Pump;
+use crate::greeting::Terms;
+use crate::transport::ConnId;
+use crate::{Party, Peer, TransferAddress, TransferConfig};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+/// How far a connection is.
+pub(super) enum Greeting {
+    /// We connected and sent our hello; the welcome is due by then.
+    Sent(Instant),
+    /// They connected; their hello is due by then.
+    Awaited(Instant),
+    Done(Box<Terms>),
+}
+
+/// One connection.
+pub(super) struct Connection {
+    pub(super) greeting: Greeting,
+    /// Who is there: expected until greeted, known afterwards.
+    pub(super) party: Option<Party>,
+    /// Which of its shards, in the same way.
+    pub(super) shard: u16,
+    /// The peer showed a worker's certificate. Who of the workers it is, only its greeting says.
+    pub(super) proven: bool,
+    /// The address it was opened to; `None` where the peer connected.
+    address: Option<TransferAddress>,
+    /// It is being closed.
+    pub(super) closing: bool,
+    pub(super) pump: Pump,
+    pub(super) lanes: String,
+    /// When something was on it last.
+    used_at: Instant,
+}
+
+impl Connection {
+    /// One that a peer opened.
+    pub(super) fn accepted(proven: bool, config: &TransferConfig, now: Instant) -> Self {
+        let greeting = Greeting::Awaited(now + Duration::from_millis(config.limits.connect_ms));
+        Self {
+            greeting,
+            party: None,
+            shard: 0,
+            proven,
+            address: None,
+            closing: false,
+            pump: Pump::new(config.limits.in_flight_bytes_max),
+            lanes: String::new(),
+            used_at: now,
+        }
+    }
+
+    /// One that leads to `peer`. The transport carries nothing to a peer that has not proven what it is, where it has to.
+    pub(super) fn dialled(peer: &Peer, config: &TransferConfig, now: Instant) -> Self {
+        Self {
+            greeting: Greeting::Sent(now + Duration::from_millis(config.limits.connect_ms)),
+            party: Some(peer.party.clone()),
+            shard: peer.shard,
+            address: Some(peer.address.clone()),
+            ..Self::accepted(config.credentials.is_some(), config, now)
+        }
+    }
+
+    pub(super) fn terms(&self) -> Option<&Terms> {
+        match &self.greeting {
+            Greeting::Done(terms) => Some(terms),
+            Greeting::Sent(_) | Greeting::Awaited(_) => None,
+        }
+    }
+
+    /// When the greeting is overdue.
+    fn greet_by(&self) -> Option<Instant> {
+        match self.greeting {
+            Greeting::Sent(by) | Greeting::Awaited(by) => Some(by),
+            Greeting::Done(_) => None,
+        }
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Connections {
+    all: BTreeMap<ConnId, Connection>,
+    /// The connection that new handoffs to a shard of a party take: one that this side opened.
+    by_party: BTreeMap<(Party, u16), ConnId>,
+}
+
+impl Connections {
+    pub(super) fn get(&self, conn: ConnId) -> Option<&Connection> {
+        self.all.get(&conn)
+    }
+
+    /// Who is there: expected until greeted, known afterwards.
+    pub(super) fn party(&self, conn: ConnId) -> Option<&Party> {
+        self.get(conn)?.party.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, conn: ConnId) -> Option<&mut Connection> {
+        self.all.get_mut(&conn)
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (ConnId, &mut Connection)> {
+        self.all.iter_mut().map(|(&conn, connection)| (conn, connection))
+    }
+
+    pub(super) fn insert(&mut self, conn: ConnId, connection: Connection) {
+        if let (Some(party), Some(_)) = (&connection.party, &connection.address) {
+            self.by_party.insert((party.clone(), connection.shard), conn);
+        }
+        self.all.insert(conn, connection);
+    }
+
+    pub(super) fn remove(&mut self, conn: ConnId) -> Option<Connection> {
+        let connection = self.all.remove(&conn)?;
+        if let Some(party) = &connection.party {
+            let shard = (party.clone(), connection.shard);
+            if self.by_party.get(&shard) == Some(&conn) {
+                self.by_party.remove(&shard);
+            }
+        }
+        Some(connection)
+    }
+
+    /// The connection that leads to a peer, if this side opened one. Never one that the peer opened: who is there is only the peer's own
+    /// word.
+    pub(super) fn leading_to(&self, peer: &Peer) -> Option<ConnId> {
+        let conn = *self.by_party.get(&(peer.party.clone(), peer.shard))?;
+        let leads = |c: &Connection| !c.closing && c.address.as_ref() == Some(&peer.address);
+        self.get(conn).is_some_and(leads).then_some(conn)
+    }
+
+    /// How many this side opened.
+    pub(super) fn count_dialled(&self) -> usize {
+        self.all.values().filter(|c| c.address.is_some()).count()
+    }
+
+    /// Whether a peer that connected finds all `max` places of those taken that have greeted.
+    pub(super) fn is_full_for(&self, conn: ConnId, max: usize) -> bool {
+        let others = self.all.iter().filter(|(id, c)| **id != conn && c.address.is_none() && c.terms().is_some());
+        self.get(conn).is_some_and(|c| c.address.is_none()) && others.count() >= max
+    }
+
+    pub(super) fn to_party(&self, party: &Party) -> Vec<ConnId> {
+        self.all.iter().filter(|(_, c)| c.party.as_ref() == Some(party)).map(|(&conn, _)| conn).collect()
+    }
+
+    pub(super) fn has_party(&self, party: &Party) -> bool {
+        self.all.values().any(|c| c.party.as_ref() == Some(party))
+    }
+
+    pub(super) fn is_greeting(&self) -> bool {
+        self.all.values().any(|c| c.greet_by().is_some())
+    }
+
+    /// Those whose greeting is overdue.
+    pub(super) fn overdue(&self, now: Instant) -> Vec<ConnId> {
+        let overdue = |c: &Connection| c.greet_by().is_some_and(|by| now >= by);
+        self.all.iter().filter(|(_, c)| overdue(c)).map(|(&conn, _)| conn).collect()
+    }
+
+    /// Those that have carried nothing for long: each costs both sides memory and sockets.
+    pub(super) fn idle(&mut self, used: &BTreeSet<ConnId>, idle: Duration, now: Instant) -> Vec<ConnId> {
+        let mut unused = Vec::new();
+        for (&conn, connection) in &mut self.all {
+            if used.contains(&conn) || connection.greet_by().is_some() {
+                connection.used_at = now;
+            } else if now.saturating_duration_since(connection.used_at) >= idle {
+                unused.push(conn);
+            }
+        }
+        unused
+    }
+}

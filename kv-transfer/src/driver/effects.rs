@@ -1,0 +1,124 @@
+//! Inputs to roles, and their effects carried out.
+
+use super::Driver;
+use super::connections::{Connection, Connections};
+use super::exposure::Admission;
+use super::pump::Post;
+use super::table::Role;
+use crate::TransferConfig;
+use crate::calls::{Call, Question};
+use crate::role::{Effect, HandoffKey, Input, Link};
+use crate::transport::{ConnId, Transport};
+use crate::verify::Job;
+use std::time::Instant;
+
+/// Most writes and flushes that one turn posts on a connection, so that many short ones hold up nobody else.
+const POSTS_MAX: usize = 512;
+
+impl Driver {
+    /// Something happened to one handoff.
+    pub(super) fn input(&mut self, key: HandoffKey, input: Input, now: Instant) {
+        let Some(entry) = self.table.get_mut(key) else { return };
+        let (conn, mut effects) = (entry.conn, Vec::new());
+        let link = link(&self.config, &*self.transport, &self.connections, conn, key);
+        entry.role.handle(input, &link, now, &mut effects);
+        effects.into_iter().for_each(|effect| self.perform(key, conn, effect, now));
+    }
+
+    pub(super) fn perform(&mut self, key: HandoffKey, conn: ConnId, effect: Effect, now: Instant) {
+        let pump = self.connections.get_mut(conn).map(|connection| &mut connection.pump);
+        match effect {
+            Effect::Send(message) => self.send(conn, &message),
+            Effect::Put { epoch, ticket, copy } => {
+                if let Some(pump) = pump {
+                    pump.put(key, epoch, ticket, copy);
+                }
+            }
+            Effect::Flush { epoch } => pump.into_iter().for_each(|pump| pump.flush(key, epoch)),
+            Effect::FlushPosted { epoch } => pump.into_iter().for_each(|pump| pump.flush_posted(key, epoch)),
+            Effect::CancelPuts => pump.into_iter().for_each(|pump| pump.cancel(key)),
+            Effect::Get(run) => self.transport.get(conn, key.0, run),
+            Effect::OpenWindow(ticket, window) => self.transport.open_window(conn, ticket, window),
+            Effect::CloseWindow(ticket) => self.transport.close_window(conn, ticket),
+            Effect::Verify(work) => self.verifier.submit(Job { inbox: self.inbox.clone(), key, work }),
+            Effect::Disconnect(reason) => self.close(conn, reason),
+            Effect::Heed(ticket) => self.table.heed(key, ticket),
+            Effect::Admit { blocks } => {
+                let Some(Role::Reader(reader)) = self.table.get(key).map(|entry| &entry.role) else { return };
+                let peer = reader.owner().instance.clone();
+                let answer = match self.admits(&peer, key, conn, blocks) {
+                    (Admission::Ask, ..) => Input::Admitted,
+                    (Admission::Wait | Admission::Refuse, _, max) => Input::Barred(format!(
+                        "{peer} could leave more than {max} blocks in quarantine here, or has some there"
+                    )),
+                };
+                self.input(key, answer, now);
+            }
+            Effect::Reserve(offer) => self.call(key, Question::Reserve(offer)),
+            Effect::Pin(question) => self.call(key, Question::Pin(question)),
+            Effect::Deliver(handoff) => self.call(key, Question::Adopt(handoff)),
+            Effect::Failed(offer, failure) => self.call(key, Question::Failed(offer, failure)),
+            Effect::Count(counted) => self.tally.counted(self.connections.party(conn), counted),
+            Effect::Quarantined => self.inbox.begun_ended(key),
+            Effect::Forget => match self.table.remove(key) {
+                Some(Role::Source(_) | Role::Reader(_)) => self.inbox.begun_ended(key),
+                Some(Role::Sink(sink)) => self.inbox.offer_ended(key, &sink.offer().request_id),
+                Some(Role::Owner(owner)) => self.inbox.offer_ended(key, owner.request_id()),
+                None => {}
+            },
+            // Where nobody asks any more, the owner dropped its end.
+            Effect::PutEnded(to, outcome) => drop(to.send(outcome)),
+            Effect::GetEnded(to, outcome) => drop(to.send(outcome)),
+        }
+    }
+
+    fn call(&mut self, key: HandoffKey, what: Question) {
+        self.calls.submit(Call { inbox: self.inbox.clone(), key, what });
+    }
+
+    /// Posts what each connection's credit allows, up to [`POSTS_MAX`]; whether anything was.
+    pub(super) fn post(&mut self, now: Instant) -> bool {
+        let mut posted = Vec::new();
+        let mut any = false;
+        for (conn, connection) in self.connections.iter_mut() {
+            for post in std::iter::from_fn(|| connection.pump.next()).take(POSTS_MAX) {
+                any = true;
+                match post {
+                    Post::Flush { id } => self.transport.flush(conn, id),
+                    Post::Put { key, epoch, ticket, run } => {
+                        self.transport.put(conn, ticket, run);
+                        posted.push((conn, key, Input::Posted { epoch, bytes: run.len }, run.len as u64));
+                    }
+                }
+            }
+        }
+        for (conn, key, input, bytes) in posted {
+            self.tally.count(self.connections.party(conn), |stats| {
+                stats.puts += 1;
+                stats.bytes_put += bytes;
+            });
+            self.input(key, input, now);
+        }
+        any
+    }
+}
+
+/// What a role may know. No method: the table is borrowed at the same time.
+pub(super) fn link<'a>(
+    config: &'a TransferConfig,
+    transport: &dyn Transport,
+    connections: &'a Connections,
+    conn: ConnId,
+    key: HandoffKey,
+) -> Link<'a> {
+    let connection = connections.get(conn);
+    Link {
+        key,
+        config,
+        terms: connection.and_then(Connection::terms),
+        transport: transport.name(),
+        lanes: connection.map_or("", |connection| &connection.lanes),
+        closing_fences: transport.closing_fences(conn),
+        gets_by_itself: transport.gets_by_itself(conn),
+    }
+}

@@ -1,0 +1,378 @@
+//! The driver: owns the connections, the inbox's contents and the table of handoffs, and moves them on turn by turn.
+//!
+//! ```text
+//!            commands                 events
+//!   Inbox ──────────────┐    ┌──────────────── Transport
+//!                       ▼    ▼
+//!                 ┌────────────────┐   Input    ┌──────────────────────────────────┐
+//!                 │     Driver     │ ─────────► │ Table: HandoffKey -> Role        │
+//!                 │  turn(now)     │ ◄───────── │ put::Source │ put::Sink          │
+//!                 └────────────────┘   Effect   │ get::Reader │ get::Owner         │
+//!                       │    │                  └──────────────────────────────────┘
+//!                       ▼    ▼
+//!              Calls, Verifier, Transport
+//! ```
+//!
+//! A role holds its state machine and its side of the I/O, takes inputs and returns effects; it knows neither the transport nor the worker.
+//! Only the driver carries effects out. It reads no clock, starts no thread and draws no random numbers of its own, so the same driver runs
+//! on the progress thread of a service and, many of them in one thread, under virtual time.
+
+mod connections;
+mod effects;
+pub(crate) mod exposure;
+mod offers;
+mod peers;
+mod pump;
+mod table;
+mod tally;
+
+use crate::calls::Calls;
+use crate::greeting::hello;
+use crate::inbox::{Command, Inbox};
+use crate::message::{GREETING_BYTES_MAX, Message};
+use crate::role::{HandoffKey, Input};
+use crate::transport::{Event, Transport, Wake};
+use crate::verify::Verifier;
+use crate::{HandoffFailure, Party, RefuseReason, TransferConfig, TransferError, TransferStats, get, put};
+use connections::{Connection, Connections};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use table::{Role, Table};
+use tally::Tally;
+
+/// How often deadlines are looked at, and the sleep while something is watched that cannot wake us.
+const TICK: Duration = Duration::from_millis(5);
+/// Sleep while fences or holds are polled.
+const WATCH: Duration = Duration::from_millis(1);
+/// Sleep when nothing is open.
+const IDLE: Duration = Duration::from_millis(200);
+/// How long bytes of a dead process may lie in receive queues of this one: far longer than one turn.
+const DRAIN: Duration = Duration::from_millis(100);
+/// The same for a driver that never finds nothing to do: long enough for every lane to have had its turn many times.
+const DRAIN_BUSY: Duration = Duration::from_secs(5);
+
+/// What a driver works with.
+pub struct Ports {
+    /// Carries messages and bytes.
+    pub transport: Box<dyn Transport>,
+    /// Called from any thread when something is to be done after [`Driver::park`].
+    pub wake: Wake,
+    /// Computes and compares checksums.
+    pub verifier: Box<dyn Verifier>,
+    /// Calls the worker's handler.
+    pub calls: Box<dyn Calls>,
+    /// 64 random bits, for tickets.
+    pub draw: Box<dyn FnMut() -> u64>,
+}
+
+/// What one turn was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// Whether anything moved.
+    pub worked: bool,
+    /// When the next turn is due if nothing happens meanwhile.
+    pub wake_at: Instant,
+    /// It was the last one: [`Driver::finish`] is to be called.
+    pub over: bool,
+}
+
+/// Moves the handoffs of one service on.
+///
+/// Whoever drives it calls [`Driver::turn`] with the time, over and over:
+/// - at once where the turn worked, and at [`Turn::wake_at`] at the latest;
+/// - earlier when the transport has something: an event of the network wakes nobody but the transport's own [`Transport::sleep`];
+/// - earlier when something is asked of the service, or the verifier or a call of the handler is done. All of that goes through the inbox:
+///   after [`Driver::park`], the first of it calls [`Ports::wake`], once. [`Driver::sleep`] does both for a thread of its own.
+///
+/// After the turn that is [`Turn::over`], [`Driver::finish`] ends everything. Whoever waits for an outcome is woken within the turn that
+/// decides it, through the channel of its handle. Worker and verifier are asked within a turn too, and where their ports answer at once,
+/// the next turn takes the answer in.
+pub struct Driver {
+    config: TransferConfig,
+    transport: Box<dyn Transport>,
+    inbox: Arc<Inbox>,
+    verifier: Box<dyn Verifier>,
+    calls: Box<dyn Calls>,
+    draw: Box<dyn FnMut() -> u64>,
+    connections: Connections,
+    table: Table,
+    /// What the transport saw in the last turn.
+    events: Vec<Event>,
+    tally: Tally,
+    /// Parties proven dead, whose lanes are being drained since then.
+    fencing: Vec<(Party, Instant)>,
+    stopping: Option<Instant>,
+    next_tick: Option<Instant>,
+    /// When idle connections are looked for next.
+    next_sweep: Option<Instant>,
+}
+
+impl Driver {
+    /// # Errors
+    /// Where the pool's layout is too long to greet with.
+    pub(crate) fn new(config: TransferConfig, ports: Ports) -> Result<Self, TransferError> {
+        let Ports { transport, wake, verifier, calls, draw } = ports;
+        let greeting = Message::Hello(hello(&config, transport.region(), config.party.clone())).encode();
+        if greeting.len() > GREETING_BYTES_MAX {
+            let detail = format!("a layout that takes {} bytes to greet with, of {GREETING_BYTES_MAX}", greeting.len());
+            return Err(TransferError::Config(detail));
+        }
+        #[cfg(any(test, feature = "testing"))]
+        config.hazards.announce();
+        Ok(Self {
+            inbox: Arc::new(Inbox::new(config.limits.begun_max, wake)),
+            config,
+            transport,
+            verifier,
+            calls,
+            draw,
+            connections: Connections::default(),
+            table: Table::default(),
+            events: Vec::new(),
+            tally: Tally::default(),
+            fencing: Vec::new(),
+            stopping: None,
+            next_tick: None,
+            next_sweep: None,
+        })
+    }
+
+    pub(crate) fn inbox(&self) -> &Arc<Inbox> {
+        &self.inbox
+    }
+
+    pub(crate) fn transport(&self) -> &dyn Transport {
+        &*self.transport
+    }
+
+    pub(crate) fn published(&self) -> &Arc<Mutex<TransferStats>> {
+        self.tally.published()
+    }
+
+    /// Takes in what came, and moves everything on. Instants of later turns are not before those of earlier ones.
+    pub fn turn(&mut self, now: Instant) -> Turn {
+        self.inbox.awake();
+        let mut worked = false;
+        // The transport copies and may take long: what it saw complete is timed by the turn behind it.
+        for event in std::mem::take(&mut self.events) {
+            self.event(event, now);
+            worked = true;
+        }
+        for command in self.inbox.drain() {
+            self.command(command, now);
+            worked = true;
+        }
+        for key in self.table.keys_where(|role| matches!(role, Role::Source(source) if source.is_fence_over())) {
+            self.input(key, Input::Poll, now);
+            worked = true;
+        }
+        worked |= self.post(now);
+        if self.next_tick.is_none_or(|at| now >= at) {
+            self.next_tick = Some(now + TICK);
+            self.tick(now, worked);
+        }
+        let over = self.inbox.has_failed() || self.stopping.is_some_and(|by| now >= by || self.table.is_quiet());
+        if !over {
+            worked |= self.transport.progress(now, &mut self.events) | !self.events.is_empty();
+        }
+        Turn { worked, wake_at: self.wake_at(now), over }
+    }
+
+    fn wake_at(&self, now: Instant) -> Instant {
+        if !self.events.is_empty() || self.inbox.has_work() {
+            return now;
+        }
+        let open = !self.table.is_empty() || !self.fencing.is_empty() || self.connections.is_greeting();
+        now + match self.table.watches() {
+            true => WATCH,
+            false if open || self.stopping.is_some() => TICK,
+            // Signs of life are given and looked for four times as often as silence is tolerated.
+            false => IDLE.min(Duration::from_millis(self.config.limits.peer_silent_ms) / 8),
+        }
+    }
+
+    /// Asks to be woken, once, by what the inbox gets before the next turn; `false` if it holds something already.
+    pub fn park(&mut self) -> bool {
+        self.publish();
+        self.inbox.may_sleep()
+    }
+
+    /// Waits for something to do, at most so long. For a thread of its own.
+    pub fn sleep(&mut self, at_most: Duration) {
+        if self.park() {
+            self.transport.sleep(at_most);
+        }
+    }
+
+    /// Ends everything: what is open fails, peers have until `deadline` to hear of it, and blocks that they could still write to are lost.
+    pub fn finish(&mut self, now: Instant, deadline: Instant) {
+        self.give_up_begun(now);
+        // From here on no peer is heard; blocks whose writers this transport does not fence by closing stay quarantined.
+        let mut events = Vec::new();
+        self.transport.shutdown(deadline, &mut events);
+        let closed = |event| match event {
+            Event::Closed { conn, reason, fenced, .. } => Some((conn, reason, fenced)),
+            _ => None,
+        };
+        let closed: Vec<_> = events.into_iter().filter_map(closed).collect();
+        // Only now is every operation over that read a source's blocks.
+        for (conn, reason, fenced) in &closed {
+            let not_sinks = self.table.keys_where(|role| !matches!(role, Role::Sink(_)));
+            self.lost(*conn, not_sinks, reason, *fenced, now);
+        }
+        self.inbox.close();
+        for (conn, reason, fenced) in closed {
+            self.lost(conn, self.table.keys(), &reason, fenced, now);
+        }
+        self.publish();
+        self.table.forget_written();
+    }
+
+    /// After a panic in the middle of anything: takes nothing more, and loses what peers may still write to.
+    pub(crate) fn abandon(&mut self) {
+        self.inbox.fail();
+        self.inbox.close();
+        self.table.forget_written();
+    }
+
+    /// Gives up everything that this side began, and lets go of what others get.
+    fn give_up_begun(&mut self, now: Instant) {
+        for key in self.table.keys_where(|role| !matches!(role, Role::Sink(_))) {
+            self.input(key, Input::Abort(HandoffFailure::Stopped), now);
+        }
+    }
+
+    fn command(&mut self, command: Command, now: Instant) {
+        match command {
+            Command::Put { key, peer, request, outcome } => match self.connection_to(&peer, now) {
+                Ok(conn) => {
+                    let source = put::Source::new(request, peer.party, outcome, &self.config, now);
+                    self.table.insert(key, conn, Role::Source(Box::new(source)));
+                    self.input(key, Input::Greeted, now);
+                }
+                Err(failure) => {
+                    self.inbox.begun_ended(key);
+                    drop(request);
+                    outcome.send(Err(failure)).ok();
+                }
+            },
+            Command::Get { key, peer, request, outcome } => match self.connection_to(&peer, now) {
+                Ok(conn) => {
+                    let reader = get::Reader::new(request, peer.party, outcome, &self.config, now);
+                    self.table.insert(key, conn, Role::Reader(reader));
+                    self.input(key, Input::Greeted, now);
+                }
+                Err(failure) => {
+                    self.inbox.begun_ended(key);
+                    drop(request);
+                    outcome.send(Err(failure)).ok();
+                }
+            },
+            Command::Input(key, Input::Granted(hold)) => match self.barred_since(key) {
+                Some(detail) => {
+                    drop(hold); // Nobody was told of these blocks.
+                    self.input(key, Input::Barred(detail), now);
+                }
+                None => self.input(key, Input::Granted(hold), now),
+            },
+            Command::Input(key, input) => self.input(key, input, now),
+            Command::PeerDead(party) => {
+                // What its lanes still hold here is drained by closing them, then its blocks are free.
+                for conn in self.connections.to_party(&party) {
+                    self.close(conn, "the peer's process is dead");
+                }
+                self.fencing.push((party, now));
+            }
+            Command::Stop(by) => {
+                self.stopping = Some(by.min(self.stopping.unwrap_or(by)));
+                self.give_up_begun(now);
+                for key in self.table.keys() {
+                    self.input(key, Input::Abort(HandoffFailure::Stopped), now);
+                }
+            }
+        }
+    }
+
+    fn event(&mut self, event: Event, now: Instant) {
+        match event {
+            Event::Accepted { conn, proven } => {
+                self.connections.insert(conn, Connection::accepted(proven, &self.config, now));
+                if self.config.credentials.is_some() && !proven {
+                    self.close(conn, "the peer has not proven that it is a worker");
+                }
+            }
+            Event::Message(conn, bytes) => match Message::decode(&bytes) {
+                Ok(message) => self.message(conn, message, now),
+                Err(error) => self.close(conn, &format!("a malformed message: {error}")),
+            },
+            Event::PutDone(conn, bytes) => {
+                if let Some(connection) = self.connections.get_mut(conn) {
+                    connection.pump.put_done(bytes);
+                }
+            }
+            Event::Got(number, bytes) => self.input(HandoffKey(number), Input::Got { bytes }, now),
+            Event::Flushed(conn, id) => {
+                self.tally.count(self.connections.party(conn), |stats| stats.flushes += 1);
+                let covered = self.connections.get_mut(conn).map(|c| c.pump.flushed(id)).unwrap_or_default();
+                for (key, epoch) in covered {
+                    self.input(key, Input::Flushed { epoch }, now);
+                }
+            }
+            Event::PutRefused(conn) => self.tally.count(self.connections.party(conn), |stats| stats.puts_refused += 1),
+            Event::Closed { conn, reason, fenced, unproven } => {
+                if unproven {
+                    self.rejected(conn, RefuseReason::Unproven, &reason, now);
+                }
+                self.closed(conn, &reason, fenced, now);
+            }
+        }
+    }
+
+    /// `moving` says whether the driver has found something to do in this turn.
+    fn tick(&mut self, now: Instant, moving: bool) {
+        for key in self.table.keys() {
+            self.input(key, Input::Tick, now);
+        }
+        self.admit_waiting(now);
+        self.fence_dead(now, moving);
+        for conn in self.connections.overdue(now) {
+            self.close(conn, "the peer does not answer the greeting");
+        }
+        let idle = Duration::from_millis(self.config.limits.idle_ms);
+        if *self.next_sweep.get_or_insert(now) <= now {
+            self.next_sweep = Some(now + idle / 8);
+            for conn in self.connections.idle(&self.table.connections(), idle, now) {
+                self.close(conn, "nothing used the connection");
+            }
+        }
+        self.publish();
+    }
+
+    /// Releases what dead parties could have written, once their connections are closed and a while passed in which whatever their
+    /// lanes still held here was taken in: a shorter one where nothing is `moving`, so that nothing can be left.
+    fn fence_dead(&mut self, now: Instant, moving: bool) {
+        let drain = if moving { DRAIN_BUSY } else { DRAIN };
+        let drained = |(party, since): &(Party, Instant)| now - *since >= drain && !self.connections.has_party(party);
+        let (fenced, left) = std::mem::take(&mut self.fencing).into_iter().partition::<Vec<_>, _>(drained);
+        self.fencing = left;
+        for (party, _) in fenced {
+            for key in self.table.keys_of_writer(&party) {
+                self.input(key, Input::Fenced, now);
+            }
+        }
+    }
+
+    fn publish(&mut self) {
+        self.tally.publish(&self.table, self.config.map.layout());
+    }
+}
+
+impl std::fmt::Debug for Driver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Driver({})", self.config.party)
+    }
+}
+
+#[cfg(test)]
+mod tests;

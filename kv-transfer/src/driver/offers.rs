@@ -1,0 +1,176 @@
+//! Offers of peers: which are taken up, and when the bound on quarantined blocks lets the worker be asked.
+
+use super::Driver;
+use super::connections::Connection;
+use super::effects::link;
+use super::exposure::{Admission, Exposure};
+use super::table::Role;
+use crate::greeting::Terms;
+use crate::hazards::hazard;
+use crate::message::{Direction, Message, Offer};
+use crate::plan::check_from;
+use crate::role::{Counted, HandoffKey, Input};
+use crate::transport::ConnId;
+use crate::{Party, RefuseReason, get, put};
+use baton_types::{InstanceId, TicketId};
+use std::time::Instant;
+
+impl Driver {
+    /// A peer wants to put or to get something.
+    pub(super) fn offered(&mut self, conn: ConnId, offer: Offer, now: Instant) {
+        let (handoff, direction) = (offer.handoff, offer.direction);
+        let check = match direction {
+            Direction::Put => self.check_put(conn, &offer),
+            Direction::Get => self.check_get(conn, &offer),
+        };
+        if let Err((reason, detail)) = check {
+            if direction == Direction::Put {
+                self.tally.counted(self.connections.party(conn), Counted::Refused(reason));
+            }
+            return self.send(conn, &Message::Refuse { handoff, reason, detail });
+        }
+        let key = self.inbox.offer(&offer.request_id);
+        let draw = std::iter::repeat_with(|| TicketId((self.draw)()));
+        let ticket = draw.into_iter().find(|t| t.0 != 0 && !self.table.has_given(*t));
+        let ticket = ticket.expect("64 random bits find a free ticket");
+        let mut effects = Vec::new();
+        let proven = self.connections.get(conn).is_some_and(|c| c.proven);
+        let link = link(&self.config, &*self.transport, &self.connections, conn, key);
+        let role = match direction {
+            Direction::Put => Role::Sink(Box::new(put::Sink::new(offer, ticket, &link, now))),
+            Direction::Get => Role::Owner(get::Owner::new(offer, ticket, proven, &link, now, &mut effects)),
+        };
+        self.table.insert(key, conn, role);
+        effects.into_iter().for_each(|effect| self.perform(key, conn, effect, now));
+        self.admit_waiting(now);
+    }
+
+    /// Whether an offer from `theirs` to `ours` is the peer's own, its first of this number and for this incarnation.
+    fn check_offer(
+        &self,
+        conn: ConnId,
+        offer: &Offer,
+        ours: &Party,
+        theirs: &Party,
+    ) -> Result<&Terms, (RefuseReason, String)> {
+        let terms = self.connections.get(conn).and_then(Connection::terms);
+        let terms = terms.ok_or((RefuseReason::Protocol, "an offer before the greeting".to_owned()))?;
+        terms.check().map_err(|failure| (RefuseReason::Incompatible, failure.to_string()))?;
+        if self.stopping.is_some() {
+            return Err((RefuseReason::Draining, "the instance is going away".into()));
+        }
+        let any_start = hazard!(self.config, AnyIncarnation);
+        if *ours != self.config.party && !any_start {
+            return Err((RefuseReason::WrongIncarnation, format!("this is {}, not {ours}", self.config.party)));
+        }
+        if terms.party != *theirs && !any_start {
+            return Err((RefuseReason::Protocol, "the offer is not the peer's own".into()));
+        }
+        if self.table.has_number(conn, offer.handoff) {
+            return Err((RefuseReason::Protocol, "the offer is not its first".into()));
+        }
+        Ok(terms)
+    }
+
+    fn check_put(&self, conn: ConnId, offer: &Offer) -> Result<(), (RefuseReason, String)> {
+        let terms = self.check_offer(conn, offer, &offer.sink, &offer.source)?;
+        let refuse = |reason, detail: String| Err((reason, detail));
+        if offer.from != 0 || !offer.name.is_empty() {
+            return refuse(RefuseReason::Protocol, "what is left out of a put is for its sink to say".into());
+        }
+        if terms.inward.is_none() || terms.legs_here != offer.shards {
+            return refuse(RefuseReason::Protocol, "the offer is not of the shards that hold heads of this one".into());
+        }
+        if offer.shards > 1 && !self.calls.joins_legs() {
+            return refuse(RefuseReason::Protocol, "sequences of several shards are not taken here".into());
+        }
+        let blocks = self.config.map.layout().blocks_for(offer.tokens as usize);
+        if offer.tokens == 0 || blocks > self.config.map.blocks() as usize {
+            return refuse(RefuseReason::NoRoom, format!("{} tokens never fit this pool", offer.tokens));
+        }
+        let open = self.table.sinks();
+        if open >= self.config.limits.offered_max {
+            return refuse(RefuseReason::Busy, format!("{open} puts of peers are open"));
+        }
+        Ok(())
+    }
+
+    fn check_get(&self, conn: ConnId, offer: &Offer) -> Result<(), (RefuseReason, String)> {
+        let terms = self.check_offer(conn, offer, &offer.source, &offer.sink)?;
+        let refuse = |reason, detail: String| Err((reason, detail));
+        if terms.shard != self.config.shard.index() || (terms.legs_here, terms.legs_there) != (1, 1) {
+            return refuse(RefuseReason::Protocol, "gets between shards that hold other heads are not served".into());
+        }
+        if offer.shards != 1 || offer.tokens == 0 {
+            return refuse(RefuseReason::Protocol, "a get of nothing that is served".into());
+        }
+        let here = check_from(&self.config.map, offer.from, offer.tokens);
+        here.and_then(|()| terms.check_part(offer.from, offer.tokens - offer.from))
+            .map_err(|detail| (RefuseReason::Protocol, detail))?;
+        let open = self.table.owners();
+        if open >= self.config.limits.offered_max {
+            return refuse(RefuseReason::Busy, format!("{open} gets of peers are open"));
+        }
+        Ok(())
+    }
+
+    /// Lets sinks ask the worker for room, as far as the bound on what each peer could leave in quarantine allows. A peer's offers go in
+    /// order.
+    pub(super) fn admit_waiting(&mut self, now: Instant) {
+        let mut passed_over: Vec<InstanceId> = Vec::new();
+        for key in self.table.keys_where(|role| matches!(role, Role::Sink(sink) if sink.waits())) {
+            let Some(entry) = self.table.get(key) else { continue };
+            let Role::Sink(sink) = &entry.role else { continue };
+            let (peer, wanted) = sink.at_stake(self.config.map.layout());
+            let (peer, conn) = (peer.clone(), entry.conn);
+            let (admission, exposure, max) = self.admits(&peer, key, conn, wanted);
+            match admission {
+                Admission::Ask | Admission::Wait if passed_over.contains(&peer) => {}
+                Admission::Ask => self.input(key, Input::Admitted, now),
+                Admission::Wait => passed_over.push(peer),
+                Admission::Refuse => {
+                    let detail = match exposure.quarantined {
+                        0 => format!(
+                            "{wanted} blocks are more than {peer} may come to leave in quarantine, which is {max}"
+                        ),
+                        _ => barred(&peer, exposure),
+                    };
+                    self.input(key, Input::Barred(detail), now);
+                }
+            }
+        }
+    }
+
+    /// Whether a peer may be let write to `wanted` blocks, what it could leave in quarantine beside, and the bound on that.
+    pub(super) fn admits(
+        &self,
+        peer: &InstanceId,
+        key: HandoffKey,
+        conn: ConnId,
+        wanted: usize,
+    ) -> (Admission, Exposure, usize) {
+        let max = self.config.limits.quarantined_blocks_of(&self.config.map);
+        let exposure = self.exposure(peer, key);
+        (exposure.admits(wanted, self.transport.closing_fences(conn), max), exposure, max)
+    }
+
+    pub(super) fn exposure(&self, peer: &InstanceId, except: HandoffKey) -> Exposure {
+        let fences = |conn| self.transport.closing_fences(conn);
+        self.table.exposure(peer, except, self.config.map.layout(), fences)
+    }
+
+    /// Why the worker's grant for an offer comes too late: blocks were quarantined for the peer since the worker was asked.
+    pub(super) fn barred_since(&self, key: HandoffKey) -> Option<String> {
+        let Role::Sink(sink) = &self.table.get(key)?.role else { return None };
+        let peer = &sink.source().instance;
+        let exposure = self.exposure(peer, key);
+        (exposure.quarantined > 0).then(|| barred(peer, exposure))
+    }
+}
+
+fn barred(peer: &InstanceId, exposure: Exposure) -> String {
+    format!(
+        "{} blocks that {peer} could still write are quarantined; it gets no others until they are back",
+        exposure.quarantined
+    )
+}

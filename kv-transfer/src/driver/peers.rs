@@ -1,0 +1,180 @@
+//! Connections: opened, greeted, refused and lost, and what is said on them.
+
+use super::Driver;
+use super::connections::{Connection, Greeting};
+use crate::greeting::{Terms, Unwelcome, check_hello, hello};
+use crate::hazards::hazard;
+use crate::message::{Hello, Message, message_bytes_max};
+use crate::role::{HandoffKey, Input};
+use crate::transport::ConnId;
+use crate::{HandoffFailure, Peer, RefuseReason};
+use std::time::Instant;
+
+impl Driver {
+    pub(super) fn message(&mut self, conn: ConnId, message: Message, now: Instant) {
+        let Some(connection) = self.connections.get(conn).filter(|c| !c.closing) else { return };
+        match (message, &connection.greeting) {
+            (Message::Hello(theirs), Greeting::Awaited(_)) => self.greeted(conn, &theirs, now),
+            (Message::Welcome(theirs), Greeting::Sent(_)) => {
+                let is_meant = connection.party.as_ref() == Some(&theirs.party) || hazard!(self.config, AnyIncarnation);
+                if is_meant && connection.shard == theirs.shard.index() {
+                    self.greeted(conn, &theirs, now);
+                } else {
+                    let detail = format!("{} answers there, its shard {}", theirs.party, theirs.shard.index());
+                    self.rejected(conn, RefuseReason::WrongIncarnation, &detail, now);
+                    self.close(conn, &detail);
+                }
+            }
+            (Message::Reject { reason, detail }, Greeting::Sent(_)) => {
+                self.rejected(conn, reason, &detail, now);
+                self.close(conn, &detail);
+            }
+            (message, Greeting::Sent(_) | Greeting::Awaited(_)) => {
+                self.close(conn, &format!("{} before the greeting", message.name()));
+            }
+            (Message::Hello(_) | Message::Welcome(_) | Message::Reject { .. }, Greeting::Done(_)) => {
+                self.close(conn, "a second greeting");
+            }
+            (Message::Offer(offer), Greeting::Done(_)) => self.offered(conn, *offer, now),
+            (message, Greeting::Done(_)) => {
+                match self.table.find(conn, &message, hazard!(self.config, TicketsOfAnyone)) {
+                    Some(key) => self.input(key, Input::Heard(message), now),
+                    None => self.stale(conn, message),
+                }
+            }
+        }
+    }
+
+    /// A message about a handoff that ended, or never was: whoever waits for an answer to it gets one.
+    fn stale(&mut self, conn: ConnId, message: Message) {
+        self.tally.count(self.connections.party(conn), |stats| stats.stale_messages += 1);
+        match message {
+            // Nothing is being written, and the sink waits to hear it.
+            Message::Grant { handoff, ticket, .. } | Message::Abort { handoff, ticket, .. } => {
+                let detail = "the handoff ended".into();
+                self.send(conn, &Message::Aborted { handoff, ticket, flushed: true, detail });
+            }
+            Message::Commit(commit) => {
+                let detail = "no such ticket is open between these two incarnations".into();
+                self.send(conn, &Message::Nack { ticket: commit.ticket, corrupt: false, detail });
+            }
+            Message::Ask { ticket, .. } | Message::Confirm { ticket } => {
+                let detail = "no such pin holds between these two incarnations".into();
+                self.send(conn, &Message::NotHeld { ticket, detail });
+            }
+            _ => {}
+        }
+    }
+
+    /// The peer has said who it is, in a hello or a welcome.
+    fn greeted(&mut self, conn: ConnId, theirs: &Hello, now: Instant) {
+        let max = self.config.limits.accepted_max;
+        let map = check_hello(&self.config, theirs).and_then(|map| match self.connections.is_full_for(conn, max) {
+            true => {
+                let told = format!("{max} peers have connected already");
+                Err(Unwelcome { reason: RefuseReason::Busy, detail: told.clone(), told })
+            }
+            false => Ok(map),
+        });
+        let map = match map {
+            Ok(map) => map,
+            Err(Unwelcome { reason, detail, told }) => {
+                tracing::warn!(peer = %theirs.party, detail, "refuses a transfer connection");
+                let proven = self.connections.get(conn).is_some_and(|c| c.proven);
+                self.send(conn, &Message::Reject { reason, detail: if proven { detail.clone() } else { told } });
+                return self.close(conn, &detail);
+            }
+        };
+        if let Err(error) = self.transport.greeted(conn, &theirs.region, message_bytes_max(&self.config.map)) {
+            return self.close(conn, &format!("the peer's region cannot be used: {error}"));
+        }
+        let (transport, lanes) = (self.transport.name(), self.transport.lanes(conn));
+        let Some(connection) = self.connections.get_mut(conn) else { return };
+        let answer = matches!(connection.greeting, Greeting::Awaited(_));
+        let terms = Terms::new(&self.config, theirs, map);
+        let (peer, protocol) = (&theirs.party, terms.protocol);
+        match terms.check() {
+            Ok(()) => tracing::info!(%peer, transport, lanes, protocol, "transfer peer connected"),
+            Err(mismatch) => tracing::warn!(%peer, %mismatch, "transfer peer is incompatible"),
+        }
+        self.tally.connected(peer, format!("{transport} {lanes}"));
+        (connection.party, connection.shard) = (Some(peer.clone()), terms.shard);
+        connection.greeting = Greeting::Done(Box::new(terms));
+        connection.lanes = lanes;
+        if answer {
+            let welcome = hello(&self.config, self.transport.region(), theirs.party.clone());
+            self.send(conn, &Message::Welcome(welcome));
+        }
+        for key in self.table.keys_on(conn) {
+            self.input(key, Input::Greeted, now);
+        }
+    }
+
+    /// The connection that leads to a peer, opened if need be.
+    pub(super) fn connection_to(&mut self, peer: &Peer, now: Instant) -> Result<ConnId, HandoffFailure> {
+        if self.stopping.is_some() {
+            return Err(HandoffFailure::Stopped);
+        }
+        if let Some(conn) = self.connections.leading_to(peer) {
+            return Ok(conn);
+        }
+        // Of those that this side connected to: those that connected have places of their own.
+        let dialled = self.connections.count_dialled();
+        if dialled >= self.config.limits.peers_max {
+            return Err(HandoffFailure::PeerLost(format!("{dialled} peers are connected already")));
+        }
+        let conn = self.transport.connect(&peer.address).map_err(HandoffFailure::PeerLost)?;
+        self.connections.insert(conn, Connection::dialled(peer, &self.config, now));
+        let ours = hello(&self.config, self.transport.region(), peer.party.clone());
+        self.send(conn, &Message::Hello(ours));
+        Ok(conn)
+    }
+
+    /// The peer will have nothing to do with us.
+    pub(super) fn rejected(&mut self, conn: ConnId, reason: RefuseReason, detail: &str, now: Instant) {
+        for key in self.table.keys_on(conn) {
+            let failure = HandoffFailure::Refused { reason, detail: detail.to_owned() };
+            self.input(key, Input::Rejected(failure), now);
+        }
+    }
+
+    pub(super) fn send(&mut self, conn: ConnId, message: &Message) {
+        let bytes = message.encode();
+        #[cfg(any(test, feature = "testing"))]
+        {
+            let to = self.connections.get(conn).and_then(|c| c.party.as_ref());
+            let bent = self.config.hooks.bend_message(to, bytes);
+            bent.into_iter().for_each(|bytes| self.transport.send(conn, bytes));
+        }
+        #[cfg(not(any(test, feature = "testing")))]
+        self.transport.send(conn, bytes);
+    }
+
+    pub(super) fn close(&mut self, conn: ConnId, reason: &str) {
+        if let Some(connection) = self.connections.get_mut(conn) {
+            connection.closing = true;
+        }
+        self.transport.close(conn, reason);
+    }
+
+    /// A connection is over: everything on it fails, and nothing else.
+    pub(super) fn closed(&mut self, conn: ConnId, reason: &str, fenced: bool, now: Instant) {
+        let Some(connection) = self.connections.remove(conn) else { return };
+        if let Some(peer) = &connection.party {
+            tracing::info!(%peer, reason, fenced, "transfer peer disconnected");
+        }
+        self.lost(conn, self.table.keys(), reason, fenced, now);
+        if let Some(party) = connection.party.filter(|party| !self.connections.has_party(party)) {
+            self.tally.disconnected(&party);
+        }
+    }
+
+    /// Tells those of `keys` that are on the connection.
+    pub(super) fn lost(&mut self, conn: ConnId, keys: Vec<HandoffKey>, reason: &str, fenced: bool, now: Instant) {
+        for key in keys {
+            if self.table.get(key).is_some_and(|entry| entry.conn == conn) {
+                self.input(key, Input::Lost { fenced, detail: reason.to_owned() }, now);
+            }
+        }
+    }
+}

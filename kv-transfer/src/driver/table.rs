@@ -1,0 +1,276 @@
+//! The table of all handoffs of one driver: who plays which role, on which connection, and by which names messages find it.
+
+use super::exposure::Exposure;
+use crate::get::{Owner, Reader};
+use crate::message::Message;
+use crate::put::{Sink, Source};
+use crate::role::{Effect, HandoffKey, Input, Link};
+use crate::transport::ConnId;
+use crate::{Party, TransferStats};
+use baton_types::{InstanceId, KvLayout, TicketId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+/// What this side is to one handoff.
+pub(super) enum Role {
+    Source(Box<Source>),
+    Sink(Box<Sink>),
+    Reader(Reader),
+    Owner(Owner),
+}
+
+impl Role {
+    pub(super) fn handle(&mut self, input: Input, link: &Link<'_>, now: Instant, effects: &mut Vec<Effect>) {
+        match self {
+            Self::Source(source) => source.handle(input, link, now, effects),
+            Self::Sink(sink) => sink.handle(input, link, now, effects),
+            Self::Reader(reader) => reader.handle(input, link, now, effects),
+            Self::Owner(owner) => owner.handle(input, link, now, effects),
+        }
+    }
+
+    /// Whether a peer says such a thing to this role.
+    fn hears(&self, message: &Message) -> bool {
+        match self {
+            Self::Source(_) => Source::hears(message),
+            Self::Sink(_) => Sink::hears(message),
+            Self::Reader(_) => Reader::hears(message),
+            Self::Owner(_) => Owner::hears(message),
+        }
+    }
+
+    fn is_quarantined(&self) -> bool {
+        match self {
+            Self::Sink(sink) => sink.is_quarantined(),
+            Self::Reader(reader) => reader.is_quarantined(),
+            Self::Source(_) | Self::Owner(_) => false,
+        }
+    }
+
+    /// Whether a test holds it.
+    fn is_held(&self) -> bool {
+        match self {
+            Self::Source(source) => source.is_held(),
+            Self::Sink(sink) => sink.is_held(),
+            Self::Reader(reader) => reader.is_held(),
+            Self::Owner(_) => false,
+        }
+    }
+
+    /// Who may write to blocks of this side under it.
+    fn writer(&self) -> Option<&Party> {
+        match self {
+            Self::Sink(sink) => Some(sink.source()),
+            Self::Reader(reader) => Some(reader.owner()),
+            Self::Source(_) | Self::Owner(_) => None,
+        }
+    }
+
+    /// The peer's number of it and the ticket that it was given, where the peer began it.
+    fn offered(&self) -> Option<(u64, TicketId)> {
+        match self {
+            Self::Sink(sink) => Some((sink.number(), sink.ticket())),
+            Self::Owner(owner) => Some((owner.number(), owner.ticket())),
+            Self::Source(_) | Self::Reader(_) => None,
+        }
+    }
+}
+
+pub(super) struct Entry {
+    pub(super) conn: ConnId,
+    pub(super) role: Role,
+    /// The peer's own ticket for it.
+    heeded: Option<TicketId>,
+}
+
+#[derive(Default)]
+pub(super) struct Table {
+    entries: BTreeMap<HandoffKey, Entry>,
+    /// What peers began, by their numbers.
+    numbers: BTreeMap<(ConnId, u64), HandoffKey>,
+    /// Tickets given here, and those of peers.
+    given: BTreeMap<TicketId, HandoffKey>,
+    heeded: BTreeMap<(ConnId, TicketId), HandoffKey>,
+}
+
+impl Table {
+    pub(super) fn insert(&mut self, key: HandoffKey, conn: ConnId, role: Role) {
+        if let Some((number, ticket)) = role.offered() {
+            self.numbers.insert((conn, number), key);
+            self.given.insert(ticket, key);
+        }
+        self.entries.insert(key, Entry { conn, role, heeded: None });
+    }
+
+    pub(super) fn get(&self, key: HandoffKey) -> Option<&Entry> {
+        self.entries.get(&key)
+    }
+
+    pub(super) fn get_mut(&mut self, key: HandoffKey) -> Option<&mut Entry> {
+        self.entries.get_mut(&key)
+    }
+
+    pub(super) fn remove(&mut self, key: HandoffKey) -> Option<Role> {
+        let entry = self.entries.remove(&key)?;
+        if let Some((number, ticket)) = entry.role.offered() {
+            self.numbers.remove(&(entry.conn, number));
+            self.given.remove(&ticket);
+        }
+        if let Some(ticket) = entry.heeded {
+            self.heeded.remove(&(entry.conn, ticket));
+        }
+        Some(entry.role)
+    }
+
+    /// From now on the peer may name this ticket of its own.
+    pub(super) fn heed(&mut self, key: HandoffKey, ticket: TicketId) {
+        let Some(entry) = self.entries.get_mut(&key) else { return };
+        if let Some(before) = entry.heeded.replace(ticket) {
+            self.heeded.remove(&(entry.conn, before));
+        }
+        self.heeded.insert((entry.conn, ticket), key);
+    }
+
+    /// The handoff that a message on `conn` is about, if there is one that hears such a thing. A ticket is between two incarnations, and so
+    /// is a connection: with the hazard `of_anyone`, whoever names a ticket speaks for it.
+    pub(super) fn find(&self, conn: ConnId, message: &Message, of_anyone: bool) -> Option<HandoffKey> {
+        let heeded = |ticket: &TicketId| {
+            let own = self.heeded.get(&(conn, *ticket));
+            let other = || self.heeded.iter().find(|((_, t), _)| t == ticket).filter(|_| of_anyone).map(|(_, key)| key);
+            own.or_else(other)
+        };
+        let given = |ticket: &TicketId| self.given.get(ticket);
+        let (key, by_ticket) = match message {
+            Message::Grant { handoff, .. } | Message::Refuse { handoff, .. } | Message::Abort { handoff, .. } => {
+                (Some(HandoffKey(*handoff)), false)
+            }
+            Message::Aborted { handoff, .. } | Message::Unpin { handoff } => {
+                (self.numbers.get(&(conn, *handoff)).copied(), false)
+            }
+            Message::Ack { ticket }
+            | Message::Nack { ticket, .. }
+            | Message::Held { ticket, .. }
+            | Message::NotHeld { ticket, .. } => (heeded(ticket).copied(), true),
+            Message::Commit(commit) => (given(&commit.ticket).copied(), true),
+            Message::Ask { ticket, .. } | Message::Confirm { ticket } => (given(ticket).copied(), true),
+            // Of a get they come from the owner, of a put from the source.
+            Message::Checksums { ticket, .. } => (heeded(ticket).or_else(|| given(ticket)).copied(), true),
+            Message::Hello(_) | Message::Welcome(_) | Message::Reject { .. } | Message::Offer(_) => return None,
+        };
+        let speaks = |entry: &Entry| entry.conn == conn || (by_ticket && of_anyone);
+        key.filter(|key| self.entries.get(key).is_some_and(|entry| speaks(entry) && entry.role.hears(message)))
+    }
+
+    pub(super) fn has_number(&self, conn: ConnId, number: u64) -> bool {
+        self.numbers.contains_key(&(conn, number))
+    }
+
+    pub(super) fn has_given(&self, ticket: TicketId) -> bool {
+        self.given.contains_key(&ticket)
+    }
+
+    pub(super) fn keys(&self) -> Vec<HandoffKey> {
+        self.entries.keys().copied().collect()
+    }
+
+    /// Those whose role is such.
+    pub(super) fn keys_where(&self, mut is: impl FnMut(&Role) -> bool) -> Vec<HandoffKey> {
+        self.entries.iter().filter(|(_, entry)| is(&entry.role)).map(|(&key, _)| key).collect()
+    }
+
+    pub(super) fn keys_on(&self, conn: ConnId) -> Vec<HandoffKey> {
+        self.entries.iter().filter(|(_, entry)| entry.conn == conn).map(|(&key, _)| key).collect()
+    }
+
+    /// Those under which a party may write here.
+    pub(super) fn keys_of_writer(&self, party: &Party) -> Vec<HandoffKey> {
+        self.keys_where(|role| role.writer() == Some(party))
+    }
+
+    pub(super) fn connections(&self) -> BTreeSet<ConnId> {
+        self.entries.values().map(|entry| entry.conn).collect()
+    }
+
+    /// Puts of peers that are not over, and gets of peers.
+    pub(super) fn sinks(&self) -> usize {
+        self.count(|role| matches!(role, Role::Sink(sink) if !sink.is_quarantined()))
+    }
+
+    pub(super) fn owners(&self) -> usize {
+        self.count(|role| matches!(role, Role::Owner(_)))
+    }
+
+    fn count(&self, is: impl Fn(&Role) -> bool) -> usize {
+        self.entries.values().filter(|entry| is(&entry.role)).count()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Whether nothing is left but what waits for a fence.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.entries.values().all(|entry| entry.role.is_quarantined())
+    }
+
+    /// Whether something is awaited that wakes nobody.
+    pub(super) fn watches(&self) -> bool {
+        let watched = |role: &Role| role.is_held() || matches!(role, Role::Source(source) if source.has_fences());
+        self.entries.values().any(|entry| watched(&entry.role))
+    }
+
+    /// What an instance, in all its incarnations, has quarantined here and could come to, but for the handoff `except`: a peer that restarts
+    /// has not given its earlier incarnations' blocks back. `fences` says whether closing a connection is a fence.
+    pub(super) fn exposure(
+        &self,
+        of: &InstanceId,
+        except: HandoffKey,
+        layout: &KvLayout,
+        fences: impl Fn(ConnId) -> bool,
+    ) -> Exposure {
+        let mut exposure = Exposure::default();
+        for (_, entry) in self.entries.iter().filter(|(key, _)| **key != except) {
+            let ((peer, blocks), open) = match &entry.role {
+                Role::Sink(sink) => (sink.at_stake(layout), !sink.waits()),
+                Role::Reader(reader) => (reader.at_stake(), reader.is_open()),
+                Role::Source(_) | Role::Owner(_) => continue,
+            };
+            if peer != of {
+                continue;
+            }
+            if entry.role.is_quarantined() {
+                exposure.quarantined += blocks;
+            } else if open && !fences(entry.conn) {
+                exposure.unfenced += blocks;
+            }
+        }
+        exposure
+    }
+
+    /// Counts what is open.
+    pub(super) fn gauge(&self, stats: &mut TransferStats, layout: &KvLayout) {
+        stats.sources = self.count(|role| matches!(role, Role::Source(_)));
+        stats.sinks = self.sinks();
+        stats.readers = self.count(|role| matches!(role, Role::Reader(reader) if !reader.is_quarantined()));
+        stats.owners = self.owners();
+        stats.indexed = self.numbers.len() + self.given.len() + self.heeded.len();
+        stats.tickets = self.count(|role| matches!(role, Role::Sink(sink) if sink.is_granted()));
+        stats.held = self.count(Role::is_held);
+        stats.quarantined.clear();
+        for entry in self.entries.values().filter(|entry| entry.role.is_quarantined()) {
+            let (peer, blocks) = match &entry.role {
+                Role::Sink(sink) => (&sink.source().instance, sink.writable(layout)),
+                Role::Reader(reader) => reader.at_stake(),
+                Role::Source(_) | Role::Owner(_) => continue,
+            };
+            *stats.quarantined.entry(peer.clone()).or_default() += blocks;
+        }
+    }
+
+    /// Loses everything whose blocks peers may still write to: better lost than used again.
+    pub(super) fn forget_written(&mut self) {
+        for key in self.keys_where(|role| role.writer().is_some()) {
+            std::mem::forget(self.entries.remove(&key));
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The owner of what one get is of.
+
+pub(crate) mod machine;
+
+use crate::handler::PinQuestion;
+use crate::hazards::hazard;
+use crate::message::{Message, Offer, checksum_messages};
+use crate::plan::{LayerCopy, Move, check_blocks};
+use crate::role::{Effect, Input, Link};
+use crate::verify::work::{Verified, Work};
+use crate::{HandoffFailure, RefuseReason, checksum};
+use baton_types::{GroupBlocks, RequestId, TicketId};
+use machine::{OwnerAction, OwnerInput};
+use std::any::Any;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Writes of a get are of one epoch.
+const EPOCH: u32 = 0;
+
+pub(crate) struct Owner {
+    machine: machine::Owner,
+    /// The reader's number of the get.
+    number: u64,
+    request_id: RequestId,
+    /// How many positions are got. Under the ticket, they count from the first one.
+    moved: u32,
+    deadline: Instant,
+    blocks: Arc<GroupBlocks>,
+    hold: Option<Box<dyn Any + Send>>,
+    /// What moves, where the reader asked to be written to.
+    moves: Option<Arc<Move>>,
+}
+
+impl Owner {
+    /// Asks the worker at once.
+    pub(crate) fn new(
+        offer: Offer,
+        ticket: TicketId,
+        proven: bool,
+        link: &Link<'_>,
+        now: Instant,
+        effects: &mut Vec<Effect>,
+    ) -> Self {
+        let limits = &link.config.limits;
+        let deadline = now + Duration::from_millis(u64::from(offer.deadline_ms).min(limits.pin_ms));
+        // With the hazard, what has expired is confirmed all the same.
+        let pretended = hazard!(link.config, PretendedPins);
+        let confirm_by = if pretended { deadline + Duration::from_secs(3600) } else { deadline };
+        let layers = link.config.map.layout().groups().iter().map(|group| group.layers.len()).sum();
+        let Offer { handoff: number, request_id, sink: reader, name, from, tokens, .. } = offer;
+        let question = PinQuestion { request_id: request_id.clone(), reader, proven, name, from, tokens, deadline };
+        effects.push(Effect::Pin(question));
+        Self {
+            machine: machine::Owner::new(ticket, layers, confirm_by, limits.flush()),
+            number,
+            request_id,
+            moved: tokens - from,
+            deadline,
+            blocks: Arc::default(),
+            hold: None,
+            moves: None,
+        }
+    }
+
+    pub(crate) fn request_id(&self) -> &RequestId {
+        &self.request_id
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    pub(crate) fn ticket(&self) -> TicketId {
+        self.machine.ticket
+    }
+
+    pub(crate) fn hears(message: &Message) -> bool {
+        matches!(message, Message::Ask { .. } | Message::Confirm { .. } | Message::Unpin { .. })
+    }
+
+    pub(crate) fn handle(&mut self, input: Input, link: &Link<'_>, now: Instant, effects: &mut Vec<Effect>) {
+        let input = match input {
+            Input::Pinned { blocks, hold } => match check_blocks(&link.config.map, &blocks.0, self.moved) {
+                Ok(()) => {
+                    (self.blocks, self.hold) = (Arc::new(blocks), Some(hold));
+                    OwnerInput::Pinned
+                }
+                Err(detail) => {
+                    tracing::error!(request_id = %self.request_id, detail, "the worker's pin does not fit the question");
+                    OwnerInput::Refused { reason: RefuseReason::NoRoom, detail }
+                }
+            },
+            Input::Refused { reason, detail } => OwnerInput::Refused { reason, detail },
+            Input::Abort(HandoffFailure::Aborted(reason)) => OwnerInput::Revoked(reason),
+            Input::Abort(_) => OwnerInput::Revoked("the instance is going away".into()),
+            Input::Heard(Message::Ask { blocks, .. }) => {
+                let fits = |map| check_blocks(map, &blocks.0, self.moved).is_ok();
+                self.moves = match link.terms.is_some_and(|terms| fits(&terms.map)) {
+                    true => link.outward(&self.blocks, &Arc::new(blocks)),
+                    false => None,
+                };
+                match self.moves {
+                    Some(_) => OwnerInput::Asked,
+                    None => OwnerInput::Revoked("the reader's blocks cannot be".into()),
+                }
+            }
+            Input::Heard(Message::Confirm { .. }) => {
+                self.sum_late(link, effects);
+                OwnerInput::Confirm
+            }
+            Input::Heard(_) => OwnerInput::Unpin,
+            Input::Flushed { .. } => {
+                self.sum_late(link, effects);
+                OwnerInput::Written
+            }
+            Input::Verified(Verified::Summed { run, .. }) => OwnerInput::Summed(run),
+            Input::Lost { .. } => OwnerInput::ConnectionLost,
+            Input::Tick => {
+                if hazard!(link.config, PretendedPins) && now >= self.deadline {
+                    self.hold = None;
+                }
+                OwnerInput::Tick
+            }
+            _ => return,
+        };
+        self.feed(input, link, now, effects);
+    }
+
+    /// Carries out what the state machine decides.
+    fn feed(&mut self, input: OwnerInput, link: &Link<'_>, now: Instant, effects: &mut Vec<Effect>) {
+        let (ticket, handoff) = (self.machine.ticket, self.number);
+        for action in self.machine.handle(now, input) {
+            match action {
+                OwnerAction::SendGrant => {
+                    let blocks = GroupBlocks::clone(&self.blocks);
+                    effects.push(Effect::Send(Message::Grant { handoff, ticket, blocks, from: 0 }));
+                }
+                OwnerAction::SendRefuse { reason, detail } => {
+                    effects.push(Effect::Send(Message::Refuse { handoff, reason, detail }));
+                }
+                OwnerAction::Sum if hazard!(link.config, PretendedPins) => {}
+                OwnerAction::Sum => self.sum(link, effects),
+                OwnerAction::Write => self.write(effects),
+                OwnerAction::LetGo => self.hold = None,
+                OwnerAction::Flush => effects.extend([Effect::CancelPuts, Effect::FlushPosted { epoch: EPOCH }]),
+                OwnerAction::Disconnect => {
+                    effects.push(Effect::Disconnect("the reader takes none of the writes of a get that is over"));
+                }
+                OwnerAction::SendHeld(runs) => {
+                    let sums = runs.iter().map(|run| run.sums.len() as u64).sum();
+                    effects.extend(checksum_messages(ticket, runs).map(Effect::Send));
+                    effects.push(Effect::Send(Message::Held { ticket, algorithm: checksum::ALGORITHM, sums }));
+                }
+                OwnerAction::SendNotHeld(detail) => effects.push(Effect::Send(Message::NotHeld { ticket, detail })),
+                OwnerAction::Forget => effects.push(Effect::Forget),
+            }
+        }
+    }
+
+    /// Has the checksums of every layer computed. Of blocks that are let go meanwhile they are never sent, so they need no hold.
+    fn sum(&self, link: &Link<'_>, effects: &mut Vec<Effect>) {
+        let Some(cut) = link.terms.and_then(|terms| terms.outward.as_ref()) else { return };
+        for (group, shape) in link.config.map.layout().groups().iter().enumerate() {
+            for layer in 0..shape.layers.len() {
+                let (tokens, blocks, heads) = (0..self.moved, self.blocks.clone(), cut.source.clone());
+                let work = Work::Sum { epoch: EPOCH, group, layer, tokens, blocks, heads, hold: Arc::new(()) };
+                effects.push(Effect::Verify(work));
+            }
+        }
+    }
+
+    /// With the hazard, what is got is taken for what was pinned.
+    fn sum_late(&self, link: &Link<'_>, effects: &mut Vec<Effect>) {
+        if hazard!(link.config, PretendedPins) {
+            self.sum(link, effects);
+        }
+    }
+
+    /// Queues writes of everything.
+    fn write(&self, effects: &mut Vec<Effect>) {
+        let (Some(moves), ticket) = (&self.moves, self.machine.ticket) else { return };
+        let copies = LayerCopy::all_layers(moves, self.moved);
+        effects.extend(copies.into_iter().map(|copy| Effect::Put { epoch: EPOCH, ticket, copy }));
+        effects.push(Effect::Flush { epoch: EPOCH });
+    }
+}

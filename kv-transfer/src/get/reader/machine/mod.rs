@@ -1,0 +1,260 @@
+//! The reader of one get: adopts only what it got whole, under a pin that still held afterwards, with the checksums of the owner.
+//!
+//! Whoever moves the bytes, some may be under way when a get is given up: its own reads of the region where it gets by itself, the owner's writes
+//! elsewhere, which may be one-sided whatever this side's are. So the worker hears of the failure at once, and the blocks stay until the
+//! owner has said that its writes are over, or its connection was the fence.
+
+use crate::HandoffFailure;
+use crate::coverage::Coverage;
+use crate::hazards::hazard;
+use crate::message::SumRun;
+use baton_types::{KvLayout, TicketId};
+use std::time::{Duration, Instant};
+
+/// What happened.
+#[derive(Debug)]
+pub(crate) enum ReaderInput {
+    /// The owner pinned blocks; `by_itself` if this side gets them without the owner's help.
+    Granted { ticket: TicketId, by_itself: bool },
+    /// It did not, or cannot be asked.
+    Refused(HandoffFailure),
+    /// Everything that this side gets by itself is here, or never will be: nothing is under way.
+    Read,
+    /// Checksums of what the owner pinned.
+    Checksums(Vec<SumRun>),
+    /// Everything is got, nothing is under way, and the pin held until now; so many checksums were sent.
+    Held { algorithm: u16, sums: u64 },
+    /// The owner let go of the blocks, and nothing that it wrote is still under way.
+    NotHeld(String),
+    /// So many checksums were found right.
+    Verified { sums: u64 },
+    /// One was found wrong.
+    Corrupt(String),
+    /// The owner of this end gives up.
+    Abort(HandoffFailure),
+    /// The connection is gone, and with it every read; `fenced` if nothing can be stored through it any more.
+    ConnectionLost { fenced: bool, detail: String },
+    /// Nothing can write to the blocks any more, whatever was unsure before.
+    Fenced,
+    /// Time passed.
+    Tick,
+}
+
+/// What to do about it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum ReaderAction {
+    /// Read everything; its end is [`ReaderInput::Read`].
+    Read,
+    /// Ask the owner to write everything; its end is [`ReaderInput::Held`].
+    SendAsk,
+    /// Ask whether the pin still holds.
+    SendConfirm,
+    /// Compare these with the blocks, in the background.
+    Verify(Vec<SumRun>),
+    /// Tell the owner that nothing of this is wanted any more.
+    SendUnpin,
+    /// What is under way does not end by itself: end it with its connection.
+    Disconnect,
+    /// Tell the worker that the get failed. Its blocks may still be written.
+    Failed(HandoffFailure),
+    /// Give the blocks to the worker.
+    Adopt,
+    /// Nothing is known that keeps the owner from writing to the blocks.
+    Quarantine,
+    /// Nothing writes to the blocks any more. Always the last action.
+    Forget,
+}
+
+#[derive(Debug)]
+enum State {
+    /// No grant yet.
+    Offering,
+    Reading,
+    /// Everything is here; the owner is asked whether the pin held.
+    Confirming,
+    /// It did; checksums are being compared.
+    Verifying,
+    /// Given up; waits until then for what is under way.
+    Draining(Instant),
+    /// The connection is gone, and was no fence.
+    Quarantined,
+    Ended,
+}
+
+/// One get, seen from its reader.
+#[derive(Debug)]
+pub(crate) struct Reader {
+    algorithm: u16,
+    deadline: Instant,
+    drain_wait: Duration,
+    state: State,
+    ticket: Option<TicketId>,
+    by_itself: bool,
+    runs: Vec<SumRun>,
+    received: Coverage,
+    verified: u64,
+    #[cfg(any(test, feature = "testing"))]
+    hazards: crate::Hazards,
+}
+
+impl Reader {
+    /// Of so many positions, counted from the first that is read.
+    pub(crate) fn new(layout: &KvLayout, tokens: u32, algorithm: u16, deadline: Instant, drain_wait: Duration) -> Self {
+        let (state, received) = (State::Offering, Coverage::new(layout, 0..tokens));
+        Self {
+            algorithm,
+            deadline,
+            drain_wait,
+            state,
+            ticket: None,
+            by_itself: false,
+            runs: Vec::new(),
+            received,
+            verified: 0,
+            #[cfg(any(test, feature = "testing"))]
+            hazards: crate::Hazards::default(),
+        }
+    }
+
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn leave_out(&mut self, hazards: &crate::Hazards) {
+        self.hazards = hazards.clone();
+    }
+
+    /// Whether the owner may write to the blocks.
+    pub(crate) fn is_open(&self) -> bool {
+        matches!(self.state, State::Reading | State::Draining(_)) && !self.by_itself
+    }
+
+    /// Whether the blocks wait for a fence.
+    pub(crate) fn is_quarantined(&self) -> bool {
+        matches!(self.state, State::Quarantined)
+    }
+
+    pub(crate) fn ticket(&self) -> Option<TicketId> {
+        self.ticket
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    pub(crate) fn handle(&mut self, now: Instant, input: ReaderInput) -> Vec<ReaderAction> {
+        let mut actions = Vec::new();
+        match (&self.state, input) {
+            (State::Ended, _) => {}
+            (State::Draining(_) | State::Quarantined, ReaderInput::Fenced) => self.end(&mut actions),
+            (State::Quarantined, _) => {}
+            (State::Draining(_), ReaderInput::Read) if self.by_itself => self.end(&mut actions),
+            // The owner says neither before what it posted was flushed.
+            (State::Draining(_), ReaderInput::Held { .. } | ReaderInput::NotHeld(_)) if !self.by_itself => {
+                self.end(&mut actions);
+            }
+            (State::Draining(until), ReaderInput::Tick) if now >= *until => actions.push(ReaderAction::Disconnect),
+            (_, ReaderInput::ConnectionLost { fenced, detail }) => self.lost(fenced, detail, &mut actions),
+            (State::Draining(_), _) => {}
+            (State::Offering, ReaderInput::Granted { ticket, by_itself }) => {
+                (self.ticket, self.by_itself, self.state) = (Some(ticket), by_itself, State::Reading);
+                actions.push(if by_itself { ReaderAction::Read } else { ReaderAction::SendAsk });
+            }
+            (State::Offering, ReaderInput::Refused(failure)) => self.fail(failure, &mut actions),
+            (State::Reading, ReaderInput::Read) => {
+                self.state = State::Confirming;
+                actions.push(ReaderAction::SendConfirm);
+            }
+            (State::Reading | State::Confirming, ReaderInput::Checksums(runs)) => {
+                match runs.iter().try_for_each(|run| self.received.add(run)) {
+                    Ok(()) => self.runs.extend(runs),
+                    Err(detail) => self.give_up(HandoffFailure::Protocol(detail.into()), now, &mut actions),
+                }
+            }
+            (State::Reading | State::Confirming, ReaderInput::Held { algorithm, sums }) => {
+                self.held(algorithm, sums, now, &mut actions);
+            }
+            (State::Verifying, ReaderInput::Verified { sums }) => {
+                self.verified += sums;
+                if self.verified == self.received.sums() {
+                    actions.push(ReaderAction::Adopt);
+                    self.end(&mut actions);
+                }
+            }
+            (_, ReaderInput::Corrupt(detail)) => self.give_up(HandoffFailure::Corrupt(detail), now, &mut actions),
+            (State::Reading, ReaderInput::NotHeld(detail)) if !self.by_itself => {
+                self.fail(HandoffFailure::Unpinned(detail), &mut actions);
+            }
+            (_, ReaderInput::NotHeld(detail)) => self.give_up(HandoffFailure::Unpinned(detail), now, &mut actions),
+            (_, ReaderInput::Abort(failure)) => self.give_up(failure, now, &mut actions),
+            (_, ReaderInput::Tick) if now >= self.deadline => {
+                self.give_up(HandoffFailure::Deadline("reading"), now, &mut actions);
+            }
+            (_, ReaderInput::Tick | ReaderInput::Verified { .. } | ReaderInput::Read | ReaderInput::Fenced) => {}
+            (_, input) => {
+                let failure = HandoffFailure::Protocol(format!("{} out of turn", name(&input)));
+                self.give_up(failure, now, &mut actions);
+            }
+        }
+        actions
+    }
+
+    /// The owner says that what was read is what it pinned.
+    fn held(&mut self, algorithm: u16, sums: u64, now: Instant, actions: &mut Vec<ReaderAction>) {
+        let read = !self.by_itself || matches!(self.state, State::Confirming);
+        let covered: u64 = self.runs.iter().map(|run| run.sums.len() as u64).sum();
+        if !read || algorithm != self.algorithm || sums != covered || covered != self.received.sums() {
+            let failure = HandoffFailure::Protocol("the owner confirms what was not read".into());
+            return if self.by_itself { self.give_up(failure, now, actions) } else { self.fail(failure, actions) };
+        }
+        self.state = State::Verifying;
+        actions.push(ReaderAction::Verify(std::mem::take(&mut self.runs)));
+    }
+
+    fn give_up(&mut self, failure: HandoffFailure, now: Instant, actions: &mut Vec<ReaderAction>) {
+        // Once it has said that the pin held, the owner knows nothing of it any more.
+        if !matches!(self.state, State::Verifying) {
+            actions.push(ReaderAction::SendUnpin);
+        }
+        if matches!(self.state, State::Reading) && (self.by_itself || !hazard!(self, PretendedFences)) {
+            actions.push(ReaderAction::Failed(failure));
+            self.state = State::Draining(now + self.drain_wait);
+        } else {
+            self.fail(failure, actions);
+        }
+    }
+
+    fn lost(&mut self, fenced: bool, detail: String, actions: &mut Vec<ReaderAction>) {
+        let unsure = self.is_open() && !fenced && !hazard!(self, PretendedFences);
+        if !matches!(self.state, State::Draining(_)) {
+            actions.push(ReaderAction::Failed(HandoffFailure::PeerLost(detail)));
+        }
+        if unsure {
+            self.state = State::Quarantined;
+            actions.push(ReaderAction::Quarantine);
+        } else {
+            self.end(actions);
+        }
+    }
+
+    /// Ends without success where nothing is under way.
+    fn fail(&mut self, failure: HandoffFailure, actions: &mut Vec<ReaderAction>) {
+        actions.push(ReaderAction::Failed(failure));
+        self.end(actions);
+    }
+
+    fn end(&mut self, actions: &mut Vec<ReaderAction>) {
+        self.state = State::Ended;
+        actions.push(ReaderAction::Forget);
+    }
+}
+
+fn name(input: &ReaderInput) -> &'static str {
+    match input {
+        ReaderInput::Granted { .. } => "a grant",
+        ReaderInput::Refused(_) => "a refusal",
+        ReaderInput::Checksums(_) => "checksums",
+        ReaderInput::Held { .. } => "a confirmation",
+        _ => "something",
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,119 @@
+//! What two sides say of themselves, and what that settles between them.
+
+use crate::hazards::hazard;
+use crate::heads::Cut;
+use crate::message::{Hello, PARTIAL_SINCE, RemoteRegion};
+use crate::plan::check_from;
+use crate::{HandoffFailure, Party, RefuseReason, TransferConfig};
+use baton_types::{KvPoolMap, Mismatch};
+
+/// What a greeting settled.
+#[derive(Debug)]
+pub(crate) struct Terms {
+    /// A mismatch refuses every handoff, in both directions, and keeps the connection for saying so.
+    compatible: Result<(), Mismatch>,
+    pub(crate) party: Party,
+    /// The protocol version spoken.
+    pub(crate) protocol: u32,
+    /// Which of the peer's shards it is.
+    pub(crate) shard: u16,
+    /// How many shards of the peer's instance put a part of each sequence here,
+    pub(crate) legs_here: u16,
+    /// and how many of ours there.
+    pub(crate) legs_there: u16,
+    /// What moves from here to there; `None` where the two hold no heads in common.
+    pub(crate) outward: Option<Cut>,
+    /// What moves from there to here, in the same way.
+    pub(crate) inward: Option<Cut>,
+    /// The peer's pool.
+    pub(crate) map: KvPoolMap,
+}
+
+impl Terms {
+    pub(crate) fn new(config: &TransferConfig, theirs: &Hello, map: KvPoolMap) -> Self {
+        let (ours, whole) = (config.shard, &config.compatibility.layout);
+        let compatible = match hazard!(config, AnyFingerprint) {
+            true => Ok(()),
+            false => config.compatibility.check(&theirs.compatibility),
+        };
+        let partners = |range: std::ops::Range<u16>| range.end - range.start;
+        Self {
+            compatible,
+            party: theirs.party.clone(),
+            protocol: config.protocol.common(theirs.protocol).unwrap_or_default(),
+            shard: theirs.shard.index(),
+            legs_here: partners(ours.partners(theirs.shard.of())),
+            legs_there: partners(theirs.shard.partners(ours.of())),
+            outward: Cut::new(whole, ours, theirs.shard),
+            inward: Cut::new(whole, theirs.shard, ours),
+            map,
+        }
+    }
+
+    /// Why no handoff can be, if so.
+    pub(crate) fn check(&self) -> Result<(), HandoffFailure> {
+        self.compatible.clone().map_err(|mismatch| HandoffFailure::Incompatible { peer: self.party.clone(), mismatch })
+    }
+
+    /// Whether what is moved may begin behind position 0.
+    pub(crate) fn moves_parts(&self) -> bool {
+        self.protocol >= PARTIAL_SINCE
+    }
+
+    /// Whether the peer can take or give `moved` positions from `from` on.
+    pub(crate) fn check_part(&self, from: u32, moved: u32) -> Result<(), String> {
+        if from == 0 {
+            return Ok(());
+        }
+        if !self.moves_parts() {
+            return Err(format!("version {} of the protocol has no parts", self.protocol));
+        }
+        check_from(&self.map, from, from + moved).map_err(|detail| format!("at the peer, {detail}"))
+    }
+}
+
+/// Our own greeting to `expects`.
+pub(crate) fn hello(config: &TransferConfig, region: RemoteRegion, expects: Party) -> Box<Hello> {
+    Box::new(Hello {
+        protocol: config.protocol,
+        capabilities: 0,
+        required: 0,
+        party: config.party.clone(),
+        expects,
+        compatibility: config.compatibility.clone(),
+        shard: config.shard,
+        pool_blocks: config.map.blocks(),
+        region,
+    })
+}
+
+/// Why a peer cannot be talked to.
+pub(crate) struct Unwelcome {
+    pub(crate) reason: RefuseReason,
+    /// For our own log.
+    pub(crate) detail: String,
+    /// For a peer that has proven nothing: no name, no incarnation, no fingerprint.
+    pub(crate) told: String,
+}
+
+/// Whether a peer that greets like this can be talked to at all; its pool.
+pub(crate) fn check_hello(config: &TransferConfig, hello: &Hello) -> Result<KvPoolMap, Unwelcome> {
+    let unwelcome = |reason, told: String| {
+        let detail = format!("{told}: {} greets {}, this is {}", hello.party, hello.expects, config.party);
+        Err(Unwelcome { reason, detail, told })
+    };
+    if config.protocol.common(hello.protocol).is_none() {
+        let told = format!("the peer speaks protocols {}, this instance {}", hello.protocol, config.protocol);
+        return unwelcome(RefuseReason::Protocol, told);
+    }
+    if hello.required != 0 {
+        return unwelcome(RefuseReason::Protocol, format!("unknown required extensions {:#x}", hello.required));
+    }
+    if hello.expects != config.party && !hazard!(config, AnyIncarnation) {
+        return unwelcome(RefuseReason::WrongIncarnation, "another instance, or another start of it, is here".into());
+    }
+    match hello.map() {
+        Some(map) => Ok(map),
+        None => unwelcome(RefuseReason::Protocol, "the peer's pool does not fit its region".into()),
+    }
+}

@@ -1,0 +1,144 @@
+//! The answers of a worker. None knows where it goes, so a layer between worker and service can take them in.
+
+use super::hold::BlockHold;
+use crate::RefuseReason;
+use baton_types::GroupBlocks;
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+/// An offer of a peer that waits for its answer, or was granted.
+pub(crate) trait StandingOffer: Send + Sync {
+    fn granted(&self, hold: Box<dyn BlockHold>);
+    fn refused(&self, reason: RefuseReason, detail: String);
+    fn is_wanted(&self) -> bool;
+    /// Gives up what the offer became, whatever that is by now.
+    fn cancel(&self, reason: String);
+}
+
+/// The answer to one [`crate::SinkHandler::reserve`], from any thread, now or later.
+pub struct GrantReply(Option<Arc<dyn StandingOffer>>);
+
+impl GrantReply {
+    pub(crate) fn new(offer: Arc<dyn StandingOffer>) -> Self {
+        Self(Some(offer))
+    }
+
+    pub(crate) fn offer(&self) -> Option<&Arc<dyn StandingOffer>> {
+        self.0.as_ref()
+    }
+
+    /// Reserves these blocks. They are handed back (the hold is dropped) if the handoff ended meanwhile.
+    pub fn grant(mut self, hold: Box<dyn BlockHold>) {
+        if let Some(offer) = self.0.take() {
+            offer.granted(hold);
+        }
+    }
+
+    /// Gives no room.
+    pub fn refuse(mut self, reason: RefuseReason, detail: impl Into<String>) {
+        if let Some(offer) = self.0.take() {
+            offer.refused(reason, detail.into());
+        }
+    }
+
+    /// Whether the offer still stands; a worker that keeps replies waiting for room drops those that do not.
+    pub fn is_wanted(&self) -> bool {
+        self.0.as_ref().is_some_and(|offer| offer.is_wanted())
+    }
+}
+
+impl Drop for GrantReply {
+    fn drop(&mut self) {
+        if let Some(offer) = self.0.take() {
+            offer.refused(RefuseReason::NoRoom, "the sink dropped the offer".into());
+        }
+    }
+}
+
+impl fmt::Debug for GrantReply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GrantReply").finish_non_exhaustive()
+    }
+}
+
+/// Takes an answer where it is awaited.
+type Tell<T> = Box<dyn FnOnce(T) + Send>;
+
+/// Blocks that a peer may get, and what keeps them; or why there are none.
+pub(crate) type PinAnswer = Result<(GroupBlocks, Box<dyn Any + Send>), (RefuseReason, String)>;
+
+/// The answer to one [`crate::SinkHandler::pin`], from any thread, now or later. Dropping it refuses.
+pub struct PinReply(Option<Tell<PinAnswer>>);
+
+impl PinReply {
+    pub(crate) fn new(answer: impl FnOnce(PinAnswer) + Send + 'static) -> Self {
+        Self(Some(Box::new(answer)))
+    }
+
+    /// Lets the peer get these blocks, which cover the positions of the question (the first one begins with
+    /// [`crate::PinQuestion::from`]) and which `hold` keeps from reuse. It is dropped as soon as the get or the pin has ended.
+    pub fn pin(mut self, blocks: GroupBlocks, hold: Box<dyn Any + Send>) {
+        self.answer(Ok((blocks, hold)));
+    }
+
+    /// Has nothing to be got.
+    pub fn refuse(mut self, reason: RefuseReason, detail: impl Into<String>) {
+        self.answer(Err((reason, detail.into())));
+    }
+
+    fn answer(&mut self, answer: PinAnswer) {
+        if let Some(tell) = self.0.take() {
+            tell(answer);
+        }
+    }
+}
+
+impl Drop for PinReply {
+    fn drop(&mut self) {
+        self.answer(Err((RefuseReason::UnknownRequest, "the owner dropped the question".into())));
+    }
+}
+
+impl fmt::Debug for PinReply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PinReply").finish_non_exhaustive()
+    }
+}
+
+/// The late answer to one [`crate::SinkHandler::arrived`], from any thread. Dropped, it says that the handoff is not adopted.
+pub struct AdoptReply(Option<Tell<Result<(), String>>>);
+
+impl AdoptReply {
+    pub(crate) fn new(answer: impl FnOnce(Result<(), String>) + Send + 'static) -> Self {
+        Self(Some(Box::new(answer)))
+    }
+
+    /// Adopted, or why not.
+    pub fn answer(mut self, answer: Result<(), String>) {
+        self.tell(answer);
+    }
+
+    /// The answer was given at once.
+    pub(crate) fn unneeded(mut self) {
+        self.0 = None;
+    }
+
+    fn tell(&mut self, answer: Result<(), String>) {
+        if let Some(tell) = self.0.take() {
+            tell(answer);
+        }
+    }
+}
+
+impl Drop for AdoptReply {
+    fn drop(&mut self) {
+        self.tell(Err("the worker dropped it".into()));
+    }
+}
+
+impl fmt::Debug for AdoptReply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AdoptReply").finish_non_exhaustive()
+    }
+}

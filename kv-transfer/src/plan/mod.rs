@@ -1,0 +1,212 @@
+//! Which bytes go where: contiguous copies between two pools whose block sizes may differ.
+
+use crate::heads::Heads;
+use baton_types::{BlockId, GroupBlocks, KvPoolMap};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// One contiguous copy, as offsets into the two regions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyRun {
+    pub from: usize,
+    pub to: usize,
+    pub len: usize,
+}
+
+/// One side of a copy: a pool, and the blocks of one group that hold the sequence.
+#[derive(Clone, Copy)]
+pub struct Side<'a> {
+    pub map: &'a KvPoolMap,
+    pub blocks: &'a [BlockId],
+    /// Which of its heads take part.
+    pub heads: &'a Heads,
+}
+
+impl Side<'_> {
+    fn block_tokens(&self) -> u32 {
+        self.map.layout().block_tokens()
+    }
+
+    /// Where `token` lies: its block, and its place in it.
+    fn locate(&self, token: u32) -> (BlockId, u32) {
+        (self.blocks[(token / self.block_tokens()) as usize], token % self.block_tokens())
+    }
+
+    fn offset(&self, group: usize, layer: usize, plane: usize, token: u32) -> usize {
+        let (block, within) = self.locate(token);
+        self.map.token_range(group, layer, block, plane, within..within + 1).start
+    }
+}
+
+/// The copies that move positions `tokens` of one layer of one group (layer *of the group*), in memory order of the source, neighbours
+/// merged and nothing longer than `len_max`. Runs are as long as both sides are contiguous: whole runs of neighbouring blocks where
+/// block sizes agree, one plane of the finer block otherwise, one token where the two pools hold different heads.
+pub fn copies(
+    source: Side<'_>,
+    sink: Side<'_>,
+    group: usize,
+    layer: usize,
+    tokens: Range<u32>,
+    len_max: usize,
+    mut emit: impl FnMut(CopyRun),
+) {
+    let planes = &source.map.layout().groups()[group].planes;
+    let sink_planes = &sink.map.layout().groups()[group].planes;
+    let mut pending: Option<CopyRun> = None;
+    let mut copy = |from, to, len| match &mut pending {
+        Some(run) if run.from + run.len == from && run.to + run.len == to => run.len += len,
+        _ => {
+            if let Some(done) = pending.replace(CopyRun { from, to, len }) {
+                cut_run(done, len_max, &mut emit);
+            }
+        }
+    };
+    let mut at = tokens.start;
+    while at < tokens.end {
+        let piece =
+            at..next_boundary(at, source.block_tokens()).min(next_boundary(at, sink.block_tokens())).min(tokens.end);
+        for (p, plane) in planes.iter().enumerate() {
+            let (ours, theirs) = (&source.heads[group][p], &sink.heads[group][p]);
+            let row = ours.len() * plane.head_stride();
+            let from = source.offset(group, layer, p, at) + ours.start as usize * plane.head_stride();
+            let to = sink.offset(group, layer, p, at) + theirs.start as usize * plane.head_stride();
+            let (from_stride, to_stride) = (plane.token_stride(), sink_planes[p].token_stride());
+            if row == from_stride && row == to_stride {
+                copy(from, to, piece.len() * row);
+            } else {
+                (0..piece.len()).for_each(|token| copy(from + token * from_stride, to + token * to_stride, row));
+            }
+        }
+        at = piece.end;
+    }
+    if let Some(done) = pending {
+        cut_run(done, len_max, &mut emit);
+    }
+}
+
+fn next_boundary(token: u32, block_tokens: u32) -> u32 {
+    (token / block_tokens + 1) * block_tokens
+}
+
+fn cut_run(run: CopyRun, len_max: usize, emit: &mut impl FnMut(CopyRun)) {
+    for at in (0..run.len).step_by(len_max) {
+        emit(CopyRun { from: run.from + at, to: run.to + at, len: len_max.min(run.len - at) });
+    }
+}
+
+/// Most blocks, of the pool with the longer ones, whose copies are planned at once.
+const BLOCKS_AT_ONCE: u32 = 256;
+
+/// One pool's end of what moves under a ticket.
+#[derive(Debug)]
+pub(crate) struct End {
+    pub(crate) map: KvPoolMap,
+    pub(crate) blocks: Arc<GroupBlocks>,
+    pub(crate) heads: Arc<Heads>,
+}
+
+impl End {
+    fn side(&self, group: usize) -> Side<'_> {
+        Side { map: &self.map, blocks: &self.blocks.0[group], heads: &self.heads }
+    }
+}
+
+/// What moves under a ticket: from where, to where.
+#[derive(Debug)]
+pub(crate) struct Move {
+    pub(crate) source: End,
+    pub(crate) sink: End,
+    pub(crate) run_bytes_max: usize,
+}
+
+/// One copy of a layer, whose runs are planned as they are taken: a long sequence holds up nobody else for longer than
+/// [`BLOCKS_AT_ONCE`] take.
+#[derive(Debug)]
+pub(crate) struct LayerCopy {
+    of: Arc<Move>,
+    group: usize,
+    layer: usize,
+    /// Not planned yet.
+    tokens: Range<u32>,
+    runs: VecDeque<CopyRun>,
+}
+
+impl LayerCopy {
+    pub(crate) fn new(of: Arc<Move>, group: usize, layer: usize, tokens: Range<u32>) -> Self {
+        Self { of, group, layer, tokens, runs: VecDeque::new() }
+    }
+
+    /// A run that was planned.
+    #[cfg(test)]
+    pub(crate) fn of_run(run: CopyRun) -> Self {
+        let layout = baton_types::KvLayout::llama(16, 1, 1, 1, baton_types::Dtype::Bf16).unwrap();
+        let map = KvPoolMap::try_new(layout, 1).unwrap();
+        let end = || End { map: map.clone(), blocks: Arc::default(), heads: Arc::default() };
+        let of = Arc::new(Move { source: end(), sink: end(), run_bytes_max: 1 });
+        Self { runs: VecDeque::from([run]), ..Self::new(of, 0, 0, 0..0) }
+    }
+
+    /// Every layer whole.
+    pub(crate) fn all_layers(of: &Arc<Move>, tokens: u32) -> Vec<Self> {
+        let groups = of.source.map.layout().groups().iter().enumerate();
+        let layers = groups.flat_map(|(group, shape)| (0..shape.layers.len()).map(move |layer| (group, layer)));
+        layers.map(|(group, layer)| Self::new(of.clone(), group, layer, 0..tokens)).collect()
+    }
+
+    /// The next run, if one is left.
+    pub(crate) fn peek(&mut self) -> Option<CopyRun> {
+        if self.runs.is_empty() && !self.tokens.is_empty() {
+            let (source, sink) = (self.of.source.side(self.group), self.of.sink.side(self.group));
+            let span = BLOCKS_AT_ONCE * source.block_tokens().max(sink.block_tokens());
+            let end = next_boundary(self.tokens.start, span).min(self.tokens.end);
+            let (runs, max) = (&mut self.runs, self.of.run_bytes_max);
+            copies(source, sink, self.group, self.layer, self.tokens.start..end, max, |run| runs.push_back(run));
+            self.tokens.start = end;
+        }
+        self.runs.front().copied()
+    }
+
+    /// Takes it.
+    pub(crate) fn next(&mut self) -> Option<CopyRun> {
+        self.peek()?;
+        self.runs.pop_front()
+    }
+}
+
+/// Whether `blocks` can hold positions `0..tokens` of `map`: one table per group, long enough, each block once and in the pool.
+pub(crate) fn check_blocks(map: &KvPoolMap, blocks: &[Vec<BlockId>], tokens: u32) -> Result<(), String> {
+    let groups = map.layout().groups().len();
+    if blocks.len() != groups {
+        return Err(format!("{} block tables for {groups} groups", blocks.len()));
+    }
+    let needed = map.layout().blocks_for(tokens as usize);
+    for (g, table) in blocks.iter().enumerate() {
+        if table.len() < needed {
+            return Err(format!("group {g} has {} blocks, {tokens} tokens need {needed}", table.len()));
+        }
+        if let Some(block) = table.iter().find(|b| b.0 >= map.blocks()) {
+            return Err(format!("block {block} of group {g} is outside the pool of {}", map.blocks()));
+        }
+        let mut seen = vec![false; map.blocks() as usize];
+        if let Some(twice) = table.iter().find(|block| std::mem::replace(&mut seen[block.0 as usize], true)) {
+            return Err(format!("block {twice} of group {g} is there twice"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the positions of a sequence of `tokens` from `from` on are a part that begins with a block of `map`.
+pub(crate) fn check_from(map: &KvPoolMap, from: u32, tokens: u32) -> Result<(), String> {
+    let size = map.layout().block_tokens();
+    if from >= tokens {
+        return Err(format!("nothing is left of {tokens} tokens from position {from} on"));
+    }
+    if !from.is_multiple_of(size) {
+        return Err(format!("no block of {size} tokens begins with position {from}"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,144 @@
+use super::*;
+use crate::HeadShard;
+use crate::heads::Cut;
+use baton_types::{Dtype, GroupKind, KvGroup, KvLayout, KvPlane};
+use proptest::prelude::*;
+use std::sync::Arc;
+
+/// All of them.
+fn heads(map: &KvPoolMap) -> Arc<Heads> {
+    Cut::new(map.layout(), HeadShard::WHOLE, HeadShard::WHOLE).unwrap().source
+}
+
+fn map(block_tokens: u32, blocks: u32) -> KvPoolMap {
+    KvPoolMap::try_new(KvLayout::llama(block_tokens, 2, 1, 4, Dtype::Bf16).unwrap(), blocks).unwrap()
+}
+
+fn ids(ids: &[u32]) -> Vec<BlockId> {
+    ids.iter().copied().map(BlockId).collect()
+}
+
+/// 16 bytes a token and layer: 8 of k, 8 of v.
+fn check(source: (u32, &[u32]), sink: (u32, &[u32]), tokens: Range<u32>, expected: &[(usize, usize, usize)]) {
+    let (from, to) = (map(source.0, 8), map(sink.0, 8));
+    let mut runs = Vec::new();
+    let (a, b) = (ids(source.1), ids(sink.1));
+    let heads = heads(&from);
+    let (a, b) = (Side { map: &from, blocks: &a, heads: &heads }, Side { map: &to, blocks: &b, heads: &heads });
+    copies(a, b, 0, 0, tokens, 1 << 20, |r| runs.push((r.from, r.to, r.len)));
+    assert_eq!(runs, expected);
+}
+
+#[test]
+fn neighbouring_blocks_go_in_one_copy() {
+    check((16, &[2, 3, 4]), (16, &[5, 6, 7]), 0..48, &[(512, 1280, 768)]);
+    check((16, &[2, 3, 4]), (16, &[5, 1, 2]), 0..48, &[(512, 1280, 256), (768, 256, 512)]);
+}
+
+#[test]
+fn an_incomplete_block_goes_plane_by_plane() {
+    check((16, &[0]), (16, &[1]), 0..10, &[(0, 256, 80), (128, 384, 80)]);
+}
+
+#[test]
+fn different_block_sizes_exchange_planes_of_the_finer_one() {
+    check((32, &[0]), (16, &[3, 4]), 0..32, &[(0, 768, 128), (256, 896, 128), (128, 1024, 128), (384, 1152, 128)]);
+}
+
+/// A copy is planned a bounded number of blocks at a time, and moves the same.
+#[test]
+fn a_long_copy_is_planned_in_pieces() {
+    let (map, blocks) = (map(16, 1000), Arc::new(GroupBlocks(vec![(0..1000).map(BlockId).collect()])));
+    let end = || End { map: map.clone(), blocks: blocks.clone(), heads: heads(&map) };
+    let plan = Arc::new(Move { source: end(), sink: end(), run_bytes_max: 1 << 30 });
+    let mut copy = LayerCopy::new(plan, 0, 1, 16..15_990);
+    let runs: Vec<CopyRun> = std::iter::from_fn(|| copy.next()).collect();
+    // 16 bytes a token; the last block has 6 of them, and goes plane by plane.
+    let lengths: Vec<usize> = runs.iter().map(|run| run.len / 16).collect();
+    assert_eq!(lengths, [4080, 4096, 4096, 3699, 3]);
+    assert!(runs.windows(2).take(3).all(|two| two[0].from + two[0].len == two[1].from && two[0].from == two[0].to));
+}
+
+#[test]
+fn long_runs_are_cut() {
+    let (map, blocks) = (map(16, 8), ids(&[0, 1]));
+    let side = Side { map: &map, blocks: &blocks, heads: &heads(&map) };
+    let mut lengths = Vec::new();
+    copies(side, side, 0, 0, 0..32, 200, |r| lengths.push(r.len));
+    assert_eq!(lengths, [200, 200, 112]);
+}
+
+#[test]
+fn grants_are_checked() {
+    let map = map(16, 4);
+    let check = |blocks: &[&[u32]], tokens| {
+        let blocks: Vec<_> = blocks.iter().map(|b| ids(b)).collect();
+        check_blocks(&map, &blocks, tokens).err().unwrap_or_default()
+    };
+    assert_eq!(check(&[&[0, 3]], 32), "");
+    assert_eq!(check(&[&[0, 3]], 33), "group 0 has 2 blocks, 33 tokens need 3");
+    assert_eq!(check(&[&[0, 4]], 1), "block 4 of group 0 is outside the pool of 4");
+    assert_eq!(check(&[&[1, 1]], 1), "block 1 of group 0 is there twice");
+    assert_eq!(check(&[], 1), "0 block tables for 1 groups");
+}
+
+#[test]
+fn parts_begin_with_a_block_and_are_not_empty() {
+    let check = |block_tokens, from, tokens| check_from(&map(block_tokens, 4), from, tokens).err().unwrap_or_default();
+    for whole in [check(16, 0, 1), check(16, 32, 33), check(48, 48, 64)] {
+        assert_eq!(whole, "");
+    }
+    assert_eq!(check(16, 32, 32), "nothing is left of 32 tokens from position 32 on");
+    assert_eq!(check(16, u32::MAX, 32), "nothing is left of 32 tokens from position 4294967295 on");
+    assert_eq!(check(48, 32, 64), "no block of 48 tokens begins with position 32");
+    assert_eq!(check(16, 8, 64), "no block of 16 tokens begins with position 8");
+}
+
+fn layout(block_tokens: u32, planes: &[u32]) -> KvLayout {
+    let planes = planes.iter().enumerate();
+    let planes = planes.map(|(i, &dim)| KvPlane::try_new(format!("p{i}"), 1, dim, Dtype::F32).unwrap()).collect();
+    KvLayout::try_new(block_tokens, vec![KvGroup { kind: GroupKind::Full, layers: vec![0, 1], planes }]).unwrap()
+}
+
+proptest! {
+    /// Every token of every plane arrives where the sink looks for it, exactly once.
+    #[test]
+    fn copies_move_each_byte_once(
+        a in prop::sample::select(vec![16u32, 32, 48, 128]),
+        b in prop::sample::select(vec![16u32, 32, 64, 112]),
+        planes in prop::collection::vec(1u32..5, 1..5),
+        tokens in 1u32..300,
+        start_block in 0u32..4,
+        seed in any::<u64>(),
+        len_max in 1usize..5000,
+    ) {
+        let shuffled = |blocks: u32, seed: u64| {
+            let mut ids: Vec<_> = (0..blocks).map(BlockId).collect();
+            ids.sort_by_key(|b| (u64::from(b.0) + 1).wrapping_mul(seed | 1) >> 7);
+            ids
+        };
+        let (from, to) = (KvPoolMap::try_new(layout(a, &planes), 20).unwrap(), KvPoolMap::try_new(layout(b, &planes), 20).unwrap());
+        let (source, sink) = (shuffled(20, seed), shuffled(20, seed.rotate_left(20)));
+        let heads = heads(&from);
+        let source = Side { map: &from, blocks: &source, heads: &heads };
+        let sink = Side { map: &to, blocks: &sink, heads: &heads };
+        let tokens = (start_block * 16).min(tokens - 1) / 16 * 16..tokens;
+        let mut origin = vec![usize::MAX; to.bytes()];
+        copies(source, sink, 0, 1, tokens.clone(), len_max, |run| {
+            assert!(run.len <= len_max);
+            for i in 0..run.len {
+                assert_eq!(std::mem::replace(&mut origin[run.to + i], run.from + i), usize::MAX, "written twice");
+            }
+        });
+        let mut moved = 0;
+        for token in tokens.clone() {
+            for (p, plane) in from.layout().groups()[0].planes.iter().enumerate() {
+                for byte in 0..plane.token_stride() {
+                    prop_assert_eq!(origin[sink.offset(0, 1, p, token) + byte], source.offset(0, 1, p, token) + byte);
+                    moved += 1;
+                }
+            }
+        }
+        prop_assert_eq!(origin.iter().filter(|&&o| o != usize::MAX).count(), moved);
+    }
+}

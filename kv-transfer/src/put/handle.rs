@@ -1,0 +1,70 @@
+//! The source's end of a put, as its engine sees it.
+
+use super::request::{CommitPayload, PutOutcome};
+use crate::HandoffFailure;
+use crate::inbox::Inbox;
+use crate::role::HandoffKey;
+use baton_types::Fence;
+use std::fmt;
+use std::sync::Arc;
+use tokio::sync::oneshot;
+
+/// The source's end of one handoff. All methods return at once and may be called from the engine thread.
+///
+/// Dropped before its outcome was asked for, it aborts the handoff; dropped after the end it does nothing.
+pub struct PutHandle {
+    inbox: Arc<Inbox>,
+    key: HandoffKey,
+    outcome: Option<oneshot::Receiver<PutOutcome>>,
+}
+
+impl PutHandle {
+    pub(crate) fn new(inbox: Arc<Inbox>, key: HandoffKey, outcome: oneshot::Receiver<PutOutcome>) -> Self {
+        Self { inbox, key, outcome: Some(outcome) }
+    }
+
+    /// KV of model layer `layer` is launched for positions `0..tokens_end` and may be read once `fence` is done. Whole blocks go out
+    /// as soon as a grant is there; an incomplete last block waits for [`PutHandle::finish`].
+    pub fn layer_launched(&self, layer: u32, tokens_end: usize, fence: &Fence) {
+        self.inbox.launched(self.key, layer, tokens_end, fence.clone());
+    }
+
+    /// Nothing more is launched: everything left goes out, then the commit.
+    pub fn finish(&self, commit: CommitPayload) {
+        self.inbox.finish(self.key, commit);
+    }
+
+    /// Gives the handoff up. The outcome becomes [`HandoffFailure::Aborted`], unless it ended before.
+    pub fn abort(&self, reason: impl Into<String>) {
+        self.inbox.abort(self.key, reason.into());
+    }
+
+    /// Waits for the end: the sink adopted the sequence, or why not. Cancelling the wait (dropping the future) does not abort; dropping
+    /// `self` does. A second call waits for nothing and says [`HandoffFailure::Stopped`].
+    pub async fn outcome(&mut self) -> PutOutcome {
+        let Some(receiver) = &mut self.outcome else { return Err(HandoffFailure::Stopped) };
+        let result = receiver.await.unwrap_or(Err(HandoffFailure::Stopped));
+        self.outcome = None;
+        result
+    }
+
+    /// [`PutHandle::outcome`] for threads outside a runtime.
+    pub fn wait(mut self) -> PutOutcome {
+        let outcome = self.outcome.take().map(oneshot::Receiver::blocking_recv);
+        outcome.and_then(Result::ok).unwrap_or(Err(HandoffFailure::Stopped))
+    }
+}
+
+impl Drop for PutHandle {
+    fn drop(&mut self) {
+        if self.outcome.is_some() {
+            self.inbox.abort(self.key, "the source dropped the handoff".into());
+        }
+    }
+}
+
+impl fmt::Debug for PutHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PutHandle({})", self.key)
+    }
+}

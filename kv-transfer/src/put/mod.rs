@@ -1,0 +1,12 @@
+//! Puts: a source writes blocks of its own into those that a sink granted.
+
+mod handle;
+mod request;
+pub(crate) mod sink;
+pub(crate) mod source;
+mod timings;
+
+pub use handle::PutHandle;
+pub use request::{CommitPayload, PutOutcome, PutReport, PutRequest};
+pub(crate) use sink::Sink;
+pub(crate) use source::Source;

@@ -1,0 +1,251 @@
+//! The service: a driver on a thread of its own, and the handle that others hold.
+
+use crate::calls::CallThread;
+use crate::driver::{Driver, Ports};
+use crate::handler::SinkHandler;
+use crate::inbox::{Command, Inbox};
+use crate::plan::{check_blocks, check_from};
+use crate::transport;
+use crate::verify::VerifierThread;
+use crate::{
+    GetHandle, GetRequest, Party, Peer, PutHandle, PutRequest, Region, TransferAddress, TransferConfig, TransferError,
+    TransferStats, TransportChoice,
+};
+use baton_types::RequestId;
+use parking_lot::Mutex;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, mpsc};
+use std::thread::{JoinHandle, ThreadId};
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// Cloneable handle of a running transfer service. The service stops with [`KvTransfer::stop`], or when the last handle goes; a
+/// [`SinkHandler`] that keeps a handle keeps the service alive until `stop`.
+#[derive(Clone)]
+pub struct KvTransfer {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    inbox: Arc<Inbox>,
+    address: TransferAddress,
+    fences: bool,
+    config: TransferConfig,
+    stats: Arc<Mutex<TransferStats>>,
+    /// `None` once they were waited for, and where somebody else turns the driver.
+    threads: Mutex<Option<Threads>>,
+}
+
+struct Threads {
+    progress: JoinHandle<()>,
+    /// That of the worker's handler, which ends before it.
+    calls: ThreadId,
+}
+
+impl KvTransfer {
+    /// Brings the transport up, registers the region and starts the progress thread. Waits until it runs, or failed to.
+    pub fn start(
+        config: TransferConfig,
+        region: Arc<Region>,
+        handler: Arc<dyn SinkHandler>,
+    ) -> Result<Self, TransferError> {
+        if region.len() < config.map.bytes() {
+            let (region, pool) = (region.len(), config.map.bytes());
+            return Err(TransferError::Config(format!("a region of {region} bytes cannot hold a pool of {pool}")));
+        }
+        let choice = config.transport.clone();
+        let failed = |detail| TransferError::Transport { transport: name(&choice), detail };
+        let (started, start) = mpsc::sync_channel(1);
+        // The transport is made on the thread that it belongs to.
+        let body = move || {
+            let spin = Duration::from_micros(config.limits.spin_us);
+            let abort = config.limits.abort();
+            let service = ports(&config, region, handler);
+            match service.and_then(|(ports, calls)| Ok((Self::drive(config, ports)?, calls))) {
+                Ok(((handle, driver), calls)) => {
+                    started.send(Ok((handle, calls))).ok();
+                    run(driver, spin, abort);
+                }
+                Err(error) => drop(started.send(Err(error))),
+            }
+        };
+        let progress =
+            std::thread::Builder::new().name("kv-progress".into()).spawn(body).map_err(|e| failed(e.to_string()))?;
+        let (handle, calls) = start.recv().map_err(|_| failed("its thread died".into()))??;
+        *handle.shared.threads.lock() = Some(Threads { progress, calls });
+        Ok(handle)
+    }
+
+    /// A service whose driver the caller turns, over ports of its own: what [`KvTransfer::start`] does on a thread. For simulations.
+    #[doc(hidden)]
+    pub fn drive(config: TransferConfig, ports: Ports) -> Result<(Self, Driver), TransferError> {
+        config.limits.check()?;
+        if config.shard.part(&config.compatibility.layout).as_ref() != Some(config.map.layout()) {
+            let why = "the pool's layout is not the shard's part of that of the compatibility fingerprint";
+            return Err(TransferError::Config(why.into()));
+        }
+        let driver = Driver::new(config.clone(), ports)?;
+        let shared = Shared {
+            inbox: driver.inbox().clone(),
+            address: driver.transport().address(),
+            fences: driver.transport().fences(),
+            config,
+            stats: driver.published().clone(),
+            threads: Mutex::new(None),
+        };
+        Ok((Self { shared: Arc::new(shared) }, driver))
+    }
+
+    /// Where peers reach this service; goes into the membership record.
+    pub fn address(&self) -> TransferAddress {
+        self.shared.address.clone()
+    }
+
+    /// Whether every lane by which a peer could write here ends with its connection. Where one does not, blocks of a lost peer stay
+    /// quarantined, and are counted by its instance's name.
+    pub fn fences(&self) -> bool {
+        self.shared.fences
+    }
+
+    /// This instance, as tickets name it.
+    pub fn party(&self) -> &Party {
+        &self.shared.config.party
+    }
+
+    /// Puts a sequence into blocks that `peer` grants. Returns at once; connection, grant and everything after show in the outcome.
+    pub fn put(&self, peer: &Peer, request: PutRequest) -> Result<PutHandle, TransferError> {
+        if request.tokens == 0 {
+            return Err(TransferError::Blocks("a handoff of no tokens".into()));
+        }
+        check_blocks(&self.shared.config.map, &request.blocks.0, request.tokens).map_err(TransferError::Blocks)?;
+        let (sender, outcome) = oneshot::channel();
+        let key = self.shared.inbox.put(peer.clone(), request, sender)?;
+        Ok(PutHandle::new(self.shared.inbox.clone(), key, outcome))
+    }
+
+    /// Gets blocks of `peer` into blocks of this instance. Returns at once; everything after shows in the outcome.
+    ///
+    /// # Errors
+    /// Where the blocks do not fit what is to be got, no block here begins with its first position, or as many handoffs as allowed are
+    /// open. A first position that does not suit the peer fails the outcome, with [`crate::HandoffFailure::WholeOnly`].
+    pub fn get(&self, peer: &Peer, request: GetRequest) -> Result<GetHandle, TransferError> {
+        if request.tokens == 0 || request.name.len() > GetRequest::NAME_BYTES_MAX {
+            return Err(TransferError::Blocks("a get of no tokens, or with too long a name".into()));
+        }
+        let (map, from, tokens) = (&self.shared.config.map, request.from, request.tokens);
+        check_from(map, from, tokens).map_err(TransferError::Blocks)?;
+        check_blocks(map, &request.blocks.0, tokens - from).map_err(TransferError::Blocks)?;
+        let (sender, outcome) = oneshot::channel();
+        let key = self.shared.inbox.get(peer.clone(), request, sender)?;
+        Ok(GetHandle::new(self.shared.inbox.clone(), key, outcome))
+    }
+
+    /// The worker no longer wants this request: whatever peers put here of it is given up, and its blocks return behind a fence. What is
+    /// pinned for gets of peers is let go at once.
+    pub fn cancel(&self, request_id: &RequestId, reason: impl Into<String>) {
+        self.shared.inbox.cancel(request_id, &reason.into());
+    }
+
+    /// The process of this incarnation is proven dead (by a pidfd, or by whoever fenced its machine): its lanes are drained and closed,
+    /// and what it could have written is released.
+    pub fn peer_is_dead(&self, party: &Party) {
+        self.shared.inbox.push(Command::PeerDead(party.clone()));
+    }
+
+    /// Whether the service does its work. After a panic on one of its threads everything open has failed, nothing more is taken, and
+    /// only a restart helps.
+    pub fn healthy(&self) -> bool {
+        !self.shared.inbox.has_failed()
+    }
+
+    /// Counters and gauges, at most some milliseconds old.
+    pub fn stats(&self) -> TransferStats {
+        self.shared.stats.lock().clone()
+    }
+
+    /// Aborts what is open, waits for peers to acknowledge until `deadline`, then tears everything down. Blocks until that is done,
+    /// so a runtime calls it from a blocking task. Later calls return at once.
+    pub fn stop(&self, deadline: Instant) {
+        self.shared.stop(deadline);
+    }
+}
+
+impl Shared {
+    fn stop(&self, deadline: Instant) {
+        self.inbox.push(Command::Stop(deadline));
+        let (threads, here) = (self.threads.lock().take(), std::thread::current().id());
+        // A handler that drops the last handle does so on one of them, which cannot wait for its own end.
+        if let Some(threads) = threads.filter(|t| t.progress.thread().id() != here && t.calls != here) {
+            threads.progress.join().ok(); // A panic there was reported by its own hook.
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        if self.threads.get_mut().is_some() {
+            self.stop(Instant::now() + self.config.limits.abort().min(Duration::from_secs(1)));
+        }
+    }
+}
+
+impl std::fmt::Debug for KvTransfer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "KvTransfer({} at {})", self.party(), self.shared.address)
+    }
+}
+
+fn name(choice: &TransportChoice) -> &'static str {
+    match choice {
+        TransportChoice::Ucx { .. } => "ucx",
+        TransportChoice::Tcp { .. } => "tcp",
+    }
+}
+
+/// What a service works with, and the thread of its handler.
+fn ports(
+    config: &TransferConfig,
+    region: Arc<Region>,
+    handler: Arc<dyn SinkHandler>,
+) -> Result<(Ports, ThreadId), TransferError> {
+    let (transport, wake) = transport::start(config, region.clone())?;
+    let failed =
+        |e: std::io::Error| TransferError::Transport { transport: name(&config.transport), detail: e.to_string() };
+    let verifier = Box::new(VerifierThread::start(region, config.map.clone()).map_err(failed)?);
+    let (calls, thread) = CallThread::start(handler).map_err(failed)?;
+    Ok((Ports { transport, wake, verifier, calls: Box::new(calls), draw: Box::new(rand::random) }, thread))
+}
+
+/// Turns the driver until it is stopped, or until something panics here or in the verifier. Then everything open fails, whoever asks later
+/// is told, and the service is not healthy any more.
+fn run(mut driver: Driver, spin: Duration, abort: Duration) {
+    let inbox = driver.inbox().clone();
+    let turns = AssertUnwindSafe(|| {
+        let mut worked_at = Instant::now();
+        loop {
+            let now = Instant::now();
+            let turn = driver.turn(now);
+            if turn.over {
+                return;
+            }
+            if turn.worked {
+                worked_at = now;
+            } else if now - worked_at >= spin {
+                driver.sleep(turn.wake_at - now);
+            }
+        }
+    });
+    if catch_unwind(turns).is_err() {
+        inbox.fail();
+    }
+    if inbox.has_failed() {
+        tracing::error!(?driver, "the transfer service ends after a panic; restart this worker");
+    }
+    let finish = AssertUnwindSafe(|| {
+        let now = Instant::now();
+        driver.finish(now, now + abort);
+    });
+    if catch_unwind(finish).is_err() {
+        driver.abandon();
+    }
+}

@@ -1,0 +1,81 @@
+//! Which bytes of the local region the writes under one ticket may reach.
+
+use baton_types::{BlockId, KvPoolMap};
+use std::ops::Range;
+
+/// The ranges of one ticket. Every layer of a group has the same blocks at the same places, so they are kept once for all its layers.
+#[derive(Debug, Default)]
+pub struct Window(Vec<Band>);
+
+/// The layers of one group.
+#[derive(Debug)]
+struct Band {
+    span: Range<usize>,
+    layer_bytes: usize,
+    /// Within a layer, sorted and merged.
+    ranges: Vec<Range<usize>>,
+}
+
+impl Window {
+    /// The blocks that hold positions from `from` on, where one begins. Whatever holds earlier ones may be shared with other sequences.
+    pub(crate) fn granted(map: &KvPoolMap, blocks: &[Vec<BlockId>], from: u32) -> Self {
+        let kept = (from / map.layout().block_tokens()) as usize;
+        let bands = map.layout().groups().iter().zip(blocks).enumerate().map(|(g, (group, blocks))| {
+            let block_bytes = group.token_bytes() * map.layout().block_tokens() as usize;
+            let layer_bytes = block_bytes * map.blocks() as usize;
+            let start = map.plane_offset(g, 0, BlockId(0), 0);
+            let mut blocks: Vec<usize> = blocks.iter().skip(kept).map(|block| block.0 as usize).collect();
+            blocks.sort_unstable();
+            let mut ranges: Vec<Range<usize>> = Vec::new();
+            for block in blocks {
+                match ranges.last_mut() {
+                    Some(last) if last.end >= block * block_bytes => last.end = (block + 1) * block_bytes,
+                    _ => ranges.push(block * block_bytes..(block + 1) * block_bytes),
+                }
+            }
+            Band { span: start..start + layer_bytes * group.layers.len(), layer_bytes, ranges }
+        });
+        Self(bands.collect())
+    }
+
+    /// Whether a write to `range` may be stored. None reaches from one layer into the next.
+    pub fn allows(&self, range: &Range<usize>) -> bool {
+        let Some(band) = self.0.iter().find(|band| band.span.contains(&range.start)) else { return false };
+        let start = (range.start - band.span.start) % band.layer_bytes;
+        let after = band.ranges.partition_point(|within| within.start <= start);
+        after > 0 && start + range.len() <= band.ranges[after - 1].end
+    }
+
+    /// Any ranges, sorted and apart.
+    #[cfg(test)]
+    pub(crate) fn of(ranges: Vec<Range<usize>>) -> Self {
+        Self(vec![Band { span: 0..usize::MAX, layer_bytes: usize::MAX, ranges }])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use baton_types::{Dtype, KvLayout};
+
+    /// 16 bytes a token and layer, 256 a block, two layers of four blocks.
+    fn map() -> KvPoolMap {
+        KvPoolMap::try_new(KvLayout::llama(16, 2, 1, 4, Dtype::Bf16).unwrap(), 4).unwrap()
+    }
+
+    #[test]
+    fn a_grant_opens_its_blocks_in_every_layer_and_nothing_else() {
+        for (from, open) in
+            [(0, vec![0..768, 1024..1792]), (16, vec![0..512, 1024..1536]), (32, vec![256..512, 1280..1536])]
+        {
+            let window = Window::granted(&map(), &[[2, 0, 1].map(BlockId).to_vec()], from);
+            for start in (0..2048).step_by(64) {
+                for len in [1, 64, 256, 512] {
+                    let inside = open.iter().any(|o| o.start <= start && start + len <= o.end);
+                    assert_eq!(window.allows(&(start..start + len)), inside, "from {from}: {len} bytes at {start}");
+                }
+            }
+            assert!(!window.allows(&(2048..2049)));
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! `baton.v1.Membership`: both ends of the stream over which a worker keeps its lease.
+
+mod router;
+mod session;
+mod telling;
+mod worker;
+
+pub use router::{EmbeddedRouter, JoinService};
+pub use worker::{Connect, EmbeddedWorker};

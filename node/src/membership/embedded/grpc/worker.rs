@@ -1,0 +1,228 @@
+//! The worker's side: one task a router joins, keeps the lease, and joins again.
+
+use crate::backoff::Backoff;
+use crate::grpc::{Channel, ChannelConfig, ChannelError, channel};
+use crate::identity::{Identity, Role};
+use crate::membership::embedded::JoinConfig;
+use crate::membership::members::Change;
+use crate::membership::state::Word;
+use crate::membership::{Members, RegistrationHandle, RouterOpinion, WorkerMembership, WorkerState, aggregate};
+use baton_proto::v1::membership_client::MembershipClient;
+use baton_proto::v1::{self, join_request, join_response};
+use baton_types::{InstanceRecord, Party};
+use futures::future::join_all;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Status, Streaming};
+
+/// Messages that wait for one router; more than a few mean that it does not read.
+const OUTBOX_MAX: usize = 4;
+
+/// How to reach a router by its address. Each call makes a connection that is not yet used.
+pub type Connect = Arc<dyn Fn(&str) -> Result<Channel, ChannelError> + Send + Sync>;
+
+/// Joins routers.
+#[derive(Clone)]
+pub struct EmbeddedWorker {
+    config: JoinConfig,
+    connect: Connect,
+    members: Members,
+}
+
+impl fmt::Debug for EmbeddedWorker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EmbeddedWorker").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl EmbeddedWorker {
+    /// Joins over TCP, as the worker with this identity.
+    pub fn new(config: &JoinConfig, identity: &Identity) -> Self {
+        let settings = ChannelConfig { connect_ms_max: config.connect_ms_max, ..ChannelConfig::default() };
+        let identity = identity.clone();
+        Self::with_connect(config, Arc::new(move |address| channel(address, &settings, &identity, Role::Router)))
+    }
+
+    /// Joins over connections of the caller's making.
+    pub fn with_connect(config: &JoinConfig, connect: Connect) -> Self {
+        Self { config: config.clone(), connect, members: Members::default() }
+    }
+}
+
+impl WorkerMembership for EmbeddedWorker {
+    fn register(&self, record: InstanceRecord) -> RegistrationHandle {
+        let leave = CancellationToken::new();
+        let opinions = watch::Sender::new(vec![RouterOpinion::default(); self.config.routers.len()]);
+        let (state, state_seen) = watch::channel(WorkerState::default());
+        let opinions = Arc::new((opinions, state));
+        let routers = self.config.routers.iter().enumerate().map(|(index, address)| Membership {
+            address: address.clone(),
+            index,
+            config: self.config.clone(),
+            connect: self.connect.clone(),
+            record: record.clone().into(),
+            members: self.members.clone(),
+            opinions: opinions.clone(),
+            leave: leave.clone(),
+        });
+        let all = join_all(routers.map(Membership::keep).collect::<Vec<_>>());
+        let task = tokio::spawn(async move {
+            all.await;
+        });
+        RegistrationHandle::new(state_seen, leave, task)
+    }
+
+    fn members(&self) -> Members {
+        self.members.clone()
+    }
+}
+
+/// The registration at one router.
+struct Membership {
+    address: String,
+    index: usize,
+    config: JoinConfig,
+    connect: Connect,
+    record: v1::InstanceRecord,
+    members: Members,
+    opinions: Arc<(watch::Sender<Vec<RouterOpinion>>, watch::Sender<WorkerState>)>,
+    leave: CancellationToken,
+}
+
+impl Membership {
+    async fn keep(self) {
+        let (min, max) = (self.config.backoff_ms_min, self.config.backoff_ms_max);
+        let mut backoff = Backoff::new(Duration::from_millis(min), Duration::from_millis(max));
+        while !self.leave.is_cancelled() {
+            let mut registered = false;
+            let end = self.session(&mut registered).await;
+            self.opine(|o| o.connected = false);
+            if registered {
+                backoff.reset();
+            }
+            let Err(status) = end else { break };
+            self.note(&status, &mut backoff);
+            tokio::select! {
+                () = self.leave.cancelled() => break,
+                () = tokio::time::sleep(backoff.wait()) => {}
+            }
+        }
+        self.opine(|o| *o = RouterOpinion::default());
+    }
+
+    /// One stream, from joining to its end. `Ok` where this worker left.
+    async fn session(&self, registered: &mut bool) -> Result<(), Status> {
+        let deadline = Instant::now() + Duration::from_millis(self.config.connect_ms_max);
+        let late = |_| Status::deadline_exceeded("no answer to the registration");
+        let (outbox, requests) = mpsc::channel(OUTBOX_MAX);
+        send(&outbox, join_request::Message::Record(self.record.clone()))?;
+        let join = async {
+            let channel = (self.connect)(&self.address).map_err(|e| Status::invalid_argument(e.to_string()))?;
+            let mut responses = MembershipClient::new(channel).join(ReceiverStream::new(requests)).await?.into_inner();
+            match responses.message().await?.and_then(|r| r.message) {
+                Some(join_response::Message::Registered(registered)) => Ok((responses, registered)),
+                _ => Err(Status::internal("the router did not answer with a registration")),
+            }
+        };
+        let (mut responses, answer) = tokio::select! {
+            joined = timeout_at(deadline, join) => joined.map_err(late)??,
+            () = self.leave.cancelled() => return Ok(()),
+        };
+        *registered = true;
+        self.opine(|o| o.connected = true);
+        tracing::info!(router = self.address, lease_ms = answer.lease_ms, revision = answer.revision, "is registered");
+        self.follow(&mut responses, outbox, Duration::from_millis(answer.lease_ms.clamp(10, 3_600_000))).await
+    }
+
+    async fn follow(
+        &self,
+        responses: &mut Streaming<v1::JoinResponse>,
+        outbox: mpsc::Sender<v1::JoinRequest>,
+        lease: Duration,
+    ) -> Result<(), Status> {
+        let mut beat = tokio::time::interval_at(Instant::now() + lease / 3, lease / 3);
+        beat.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut silent_until = Instant::now() + lease;
+        loop {
+            tokio::select! {
+                () = self.leave.cancelled() => return self.say_goodbye(responses, outbox).await,
+                _ = beat.tick() => send(&outbox, join_request::Message::Heartbeat(v1::Heartbeat {}))?,
+                message = timeout_at(silent_until, responses.message()) => {
+                    let message = message.map_err(|_| Status::deadline_exceeded("the router was silent for a lease"))??;
+                    let message = message.ok_or_else(|| Status::unavailable("the router ended the stream"))?;
+                    silent_until = Instant::now() + lease;
+                    match message.message {
+                        Some(join_response::Message::Admitted(_)) => {
+                            tracing::info!(router = self.address, "is admitted");
+                            self.opine(|o| o.word = Some(Word::Admitted));
+                        }
+                        Some(join_response::Message::Evicted(v1::Evicted { reason })) => {
+                            tracing::warn!(router = self.address, reason, "is evicted");
+                            self.opine(|o| o.word = Some(Word::Evicted(reason)));
+                        }
+                        Some(join_response::Message::Members(members)) => self.know(members),
+                        // Heartbeats, and messages of a newer protocol.
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes what the router says of others. What it said stands when it cannot be heard any more.
+    fn know(&self, said: v1::Members) {
+        // A name that is none is nobody's.
+        let joined = said.joined.into_iter().filter_map(|party| Party::try_from(party).ok()).collect();
+        let (change, members_max) = (Change { anew: said.anew, joined, left: said.left }, self.config.members_max);
+        if !self.members.change(self.index, change, members_max) {
+            tracing::warn!(
+                router = self.address,
+                members_max,
+                "knows no more workers (membership.members_max); who is left out reads nothing here"
+            );
+        }
+    }
+
+    /// Leaves, and waits for the router to end the stream.
+    async fn say_goodbye(
+        &self,
+        responses: &mut Streaming<v1::JoinResponse>,
+        outbox: mpsc::Sender<v1::JoinRequest>,
+    ) -> Result<(), Status> {
+        send(&outbox, join_request::Message::Leave(v1::Leave {}))?;
+        drop(outbox);
+        let drained = async { while let Ok(Some(_)) = responses.message().await {} };
+        // Silence is no harm: the stream ends with this task, and the registration with the stream.
+        let _ = timeout(Duration::from_millis(self.config.connect_ms_max), drained).await;
+        tracing::info!(router = self.address, "left");
+        Ok(())
+    }
+
+    /// Logs a failure once, and takes a refusal as the eviction that it is.
+    fn note(&self, status: &Status, backoff: &mut Backoff<(Code, String)>) {
+        let refused = matches!(status.code(), Code::AlreadyExists | Code::InvalidArgument | Code::FailedPrecondition);
+        if refused {
+            self.opine(|o| o.word = Some(Word::Evicted(status.message().into())));
+        }
+        if backoff.is_news((status.code(), status.message().to_owned())) {
+            tracing::warn!(router = self.address, code = ?status.code(), problem = status.message(), "is not registered; joins again");
+        }
+    }
+
+    fn opine(&self, change: impl FnOnce(&mut RouterOpinion)) {
+        let (opinions, state) = &*self.opinions;
+        opinions.send_modify(|all| change(&mut all[self.index]));
+        let sum = aggregate(&opinions.borrow());
+        state.send_if_modified(|state| std::mem::replace(state, sum.clone()) != sum);
+    }
+}
+
+fn send(outbox: &mpsc::Sender<v1::JoinRequest>, message: join_request::Message) -> Result<(), Status> {
+    let stuck = |_| Status::unavailable("the router does not read");
+    outbox.try_send(v1::JoinRequest { message: Some(message) }).map_err(stuck)
+}

@@ -1,0 +1,9 @@
+//! Membership without a server of its own: routers keep leases over a gRPC stream (`baton.v1.Membership/Join`).
+//!
+//! A worker joins every router it is told of. The router's [`EmbeddedRouter`] is the service and the view in one.
+
+mod config;
+mod grpc;
+
+pub use config::{JoinConfig, LeaseConfig};
+pub use grpc::{Connect, EmbeddedRouter, EmbeddedWorker, JoinService};

@@ -1,0 +1,410 @@
+//! The router's side: follows the records, and writes what it says of each worker.
+
+mod words;
+
+use super::connection::{Node, within};
+use super::error::EtcdError;
+use super::keys::Keys;
+use super::lease::{Lease, connect_for, give_back};
+use super::probe::{Patience, Probe, Verdict};
+use super::recall::{Recall, recall, remember};
+use super::unity::{Nodes, Unity};
+use super::view::{Change, EtcdView, Position, ViewLimits};
+use super::{EtcdConfig, history};
+use crate::grpc::WatchProbe;
+use crate::identity::Identity;
+use crate::membership::state::Word;
+use crate::membership::{MembershipView, RouterMembership, StoreState};
+use baton_types::{InstanceId, Party};
+use etcd_client::{Client, EventType, WatchOptions, WatchResponse};
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use words::Words;
+
+/// Records that go within this time are judged together, however short the grace: leases granted together end together, and etcd looks
+/// for ended ones twice a second.
+const WINDOW_MIN: Duration = Duration::from_secs(2);
+/// Doubted workers that are asked at the same time.
+const PROBES_MAX: usize = 32;
+
+/// One router's view in etcd. Cloning shares it; it follows until closed or dropped.
+#[derive(Clone)]
+pub struct EtcdRouter {
+    shared: Arc<Shared>,
+    _stop: Arc<DropGuard>,
+}
+
+impl fmt::Debug for EtcdRouter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EtcdRouter").field("keys", &self.shared.keys).finish_non_exhaustive()
+    }
+}
+
+pub(super) struct Shared {
+    pub(super) config: EtcdConfig,
+    pub(super) members_max: usize,
+    keys: Keys,
+    /// Under which this router's words stand; new with every start.
+    name: String,
+    pub(super) probe: Box<dyn Probe>,
+    probes_max: usize,
+    /// Has no word.
+    looks_on: bool,
+    unity: Unity,
+    inner: Mutex<Inner>,
+    pub(super) view: watch::Sender<Arc<MembershipView>>,
+    /// A session with etcd ended, or none could begin.
+    pub(super) missed: Notify,
+    /// Something is to be written.
+    wake: Notify,
+    /// Somebody may be due to be asked.
+    doubts: Notify,
+    /// There is room for records that were left out.
+    room: Notify,
+    stop: CancellationToken,
+}
+
+struct Inner {
+    store: StoreState,
+    view: EtcdView,
+    /// What is to stand in etcd.
+    words: BTreeMap<InstanceId, (Party, Word)>,
+}
+
+impl EtcdRouter {
+    /// Starts to follow, as nobody in particular; must be called within a tokio runtime.
+    pub fn start(config: &EtcdConfig, members_max: usize) -> Self {
+        Self::start_as(config, members_max, &Identity::default(), Recall::default())
+    }
+
+    /// Like [`EtcdRouter::start`], asking workers as who this router is. Where etcd does not answer, goes by what is remembered and found.
+    pub fn start_as(config: &EtcdConfig, members_max: usize, identity: &Identity, recall: Recall) -> Self {
+        let probe = WatchProbe { max: Duration::from_millis(config.probe_ms_max), identity: identity.clone() };
+        Self::start_with(config, members_max, Box::new(probe), recall)
+    }
+
+    /// Like [`EtcdRouter::start_as`], asking workers in a way of the caller's.
+    pub fn start_with(config: &EtcdConfig, members_max: usize, probe: Box<dyn Probe>, recall: Recall) -> Self {
+        Self::follow(config, members_max, probe, Some((Words::new(config), recall)))
+    }
+
+    /// The same view for a worker, which has no word and asks nobody: a doubted member has the grace to register again.
+    pub(super) fn look_on(config: &EtcdConfig, members_max: usize) -> Self {
+        Self::follow(config, members_max, Box::new(Patience(Duration::from_millis(config.view_grace_ms))), None)
+    }
+
+    fn follow(config: &EtcdConfig, members_max: usize, probe: Box<dyn Probe>, own: Option<(Words, Recall)>) -> Self {
+        let (words, recall) = own.unzip();
+        let grace = Duration::from_millis(config.view_grace_ms);
+        let limits = ViewLimits {
+            grace,
+            window: grace.max(WINDOW_MIN),
+            probe_every: Duration::from_millis(config.probe_ms_max) * 2,
+            members_max,
+        };
+        // Revisions start at the clock, so that they still grow when the router starts anew.
+        let start = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+        let view = EtcdView::new(limits, start);
+        let stop = CancellationToken::new();
+        let shared = Arc::new(Shared {
+            config: config.clone(),
+            members_max,
+            keys: Keys(config.prefix.clone()),
+            name: format!("{:016x}", rand::random::<u64>()),
+            probe,
+            probes_max: if words.is_some() { PROBES_MAX } else { members_max },
+            looks_on: words.is_none(),
+            unity: Unity::default(),
+            view: watch::Sender::new(Arc::new(view.view())),
+            inner: Mutex::new(Inner {
+                store: StoreState::unheard(Instant::now().into_std()),
+                view,
+                words: BTreeMap::new(),
+            }),
+            missed: Notify::new(),
+            wake: Notify::new(),
+            doubts: Notify::new(),
+            room: Notify::new(),
+            stop: stop.clone(),
+        });
+        let follower = Follower { shared: shared.clone(), node: Node::any(), words };
+        tokio::spawn(follower.run(recall.unwrap_or_default()));
+        Self { shared, _stop: Arc::new(stop.drop_guard()) }
+    }
+
+    /// Stops to follow and takes this router's words back. Workers keep their readiness.
+    pub fn close(&self) {
+        self.shared.stop.cancel();
+    }
+
+    /// Members that stay in the view although their record is gone.
+    pub fn doubted(&self) -> usize {
+        self.shared.inner.lock().view.doubted()
+    }
+
+    /// Members that no etcd has confirmed, since it has not answered from the start of this router on; `None` once it did.
+    pub fn unconfirmed(&self) -> Option<usize> {
+        self.shared.inner.lock().view.unconfirmed()
+    }
+
+    /// Whether the view is that of etcd.
+    pub fn store(&self) -> StoreState {
+        self.shared.inner.lock().store
+    }
+
+    /// What the nodes of etcd said of themselves when they were last asked.
+    pub fn nodes(&self) -> Nodes {
+        self.shared.unity.nodes()
+    }
+
+    /// Records that the view had no room for when it was last listed, or since.
+    pub fn left_out(&self) -> usize {
+        self.shared.inner.lock().view.left_out()
+    }
+}
+
+impl RouterMembership for EtcdRouter {
+    fn view(&self) -> watch::Receiver<Arc<MembershipView>> {
+        self.shared.view.subscribe()
+    }
+
+    fn admit(&self, party: &Party) -> bool {
+        self.shared.say(party, Word::Admitted)
+    }
+
+    fn evict(&self, party: &Party, reason: &str) -> bool {
+        self.shared.say(party, Word::Evicted(reason.chars().take(512).collect()))
+    }
+}
+
+impl Shared {
+    fn say(&self, party: &Party, word: Word) -> bool {
+        let mut inner = self.inner.lock();
+        let known = self.view.borrow().get(party).is_some();
+        if known {
+            inner.words.insert(party.instance.clone(), (party.clone(), word));
+            self.wake.notify_one();
+        }
+        known
+    }
+
+    /// Whether etcd was ever heard.
+    pub(super) fn is_heard(&self) -> bool {
+        self.inner.lock().view.unconfirmed().is_none()
+    }
+
+    /// Up to where etcd was heard; `None` where it never was.
+    pub(super) fn heard_at(&self) -> Option<Position> {
+        let inner = self.inner.lock();
+        inner.view.position().filter(|_| inner.view.unconfirmed().is_none())
+    }
+
+    /// Whether etcd answers now.
+    fn heard(&self, answers: bool) {
+        self.inner.lock().store.answers(answers, Instant::now().into_std());
+    }
+
+    /// Changes the view and publishes it.
+    pub(super) fn change(&self, change: impl FnOnce(&mut EtcdView)) {
+        let mut inner = self.inner.lock();
+        let inner = &mut *inner;
+        let left_out = inner.view.left_out();
+        change(&mut inner.view);
+        if inner.view.left_out() > left_out {
+            let left_out = inner.view.left_out();
+            tracing::warn!(left_out, "leaves out instances beyond the limit (membership.members_max)");
+        }
+        if inner.view.wants_list() {
+            self.room.notify_one();
+        }
+        if self.view.borrow().revision != inner.view.revision() {
+            let view = inner.view.view();
+            inner.words.retain(|_, (party, _)| view.get(party).is_some());
+            self.view.send_replace(Arc::new(view));
+        }
+        self.wake.notify_one();
+        self.doubts.notify_one();
+    }
+}
+
+/// The task behind a router.
+struct Follower {
+    shared: Arc<Shared>,
+    node: Node,
+    /// `None` for those that only look on.
+    words: Option<Words>,
+}
+
+impl Follower {
+    async fn run(mut self, from: Recall) {
+        let shared = self.shared.clone();
+        let mut backoff = shared.config.backoff();
+        let mut resume = false;
+        let sessions = async {
+            loop {
+                let mut worked = false;
+                let Err(error) = self.session(resume, &mut worked).await;
+                shared.heard(false);
+                shared.missed.notify_one();
+                self.node = self.node.next();
+                // After a failed connect, another etcd may stand at the same address: list, whatever its revision.
+                resume = worked && !matches!(error, EtcdError::WatchEnded(_));
+                if let Some(words) = self.words.as_mut().filter(|_| matches!(error, EtcdError::LeaseGone)) {
+                    words.lost();
+                }
+                tokio::time::sleep(error.wait(&mut backoff, worked)).await;
+            }
+        };
+        tokio::select! {
+            () = sessions => {}
+            () = ask_doubted(&shared) => {}
+            _ = futures::future::join(recall(&shared, &from), remember(&shared, &from)) => {}
+            () = shared.stop.cancelled() => {}
+        }
+        give_back(self.lease(), &shared.config, self.node).await;
+    }
+
+    /// From connecting to the first failure. `worked` becomes true once the view is that of etcd.
+    async fn session(&mut self, resume: bool, worked: &mut bool) -> Result<Infallible, EtcdError> {
+        let shared = self.shared.clone();
+        let client = connect_for(self.lease(), &shared.config, self.node).await?;
+        shared.unity.check(&shared.config, self.node, &client).await?;
+        let from = match resume_from(&shared, &client).await? {
+            Some(revision) if resume => revision,
+            _ => {
+                self.words.iter_mut().for_each(Words::doubt);
+                list(&shared, &client).await?
+            }
+        };
+        *worked = true;
+        shared.heard(true);
+        let unity = shared.unity.keep(&shared.config, self.node, &client);
+        let Some(words) = &mut self.words else {
+            return tokio::select! {
+                end = follow(&shared, &client, from) => end,
+                end = unity => end,
+            };
+        };
+        let mut renewal = None;
+        let end = tokio::select! {
+            end = follow(&shared, &client, from) => end,
+            end = words.keep(&shared, &client, &mut renewal) => end,
+            end = unity => end,
+        };
+        words.ended(renewal);
+        end
+    }
+
+    /// The lease of its words.
+    fn lease(&self) -> Option<Lease> {
+        self.words.as_ref().and_then(Words::lease)
+    }
+}
+
+/// From which revision to watch, where etcd goes on in the history that the view knows.
+async fn resume_from(shared: &Shared, client: &Client) -> Result<Option<i64>, EtcdError> {
+    let found = history::stand(client, &shared.keys, shared.config.request_max()).await?;
+    let inner = shared.inner.lock();
+    let goes_on = found.is_some_and(|found| inner.view.continues(found));
+    Ok(inner.view.position().filter(|_| goes_on).map(|known| known.revision + 1))
+}
+
+async fn list(shared: &Shared, client: &Client) -> Result<i64, EtcdError> {
+    let (found, members) = history::list(client, &shared.keys, shared.config.request_max()).await?;
+    tracing::info!(revision = found.revision, members = members.len(), "lists the instances");
+    shared.change(|view| view.listed(found, members, Instant::now().into_std()));
+    Ok(found.revision + 1)
+}
+
+/// Watches from `revision` on; lists again where that was compacted, and where there is room for records that were left out.
+async fn follow(shared: &Shared, client: &Client, mut revision: i64) -> Result<Infallible, EtcdError> {
+    let max = shared.config.request_max();
+    loop {
+        let options = WatchOptions::new().with_prefix().with_start_revision(revision).with_progress_notify();
+        let mut watches = client.watch_client();
+        let mut events = within(max, "watch", watches.watch(shared.keys.instances(), Some(options))).await?;
+        loop {
+            let response = tokio::select! {
+                response = events.message() => response?,
+                () = shared.room.notified() => break,
+            };
+            let Some(response) = response else {
+                return Err(EtcdError::WatchEnded("its stream ended".into()));
+            };
+            if response.compact_revision() > 0 {
+                break;
+            }
+            if response.canceled() {
+                return Err(EtcdError::WatchEnded(response.cancel_reason().to_owned()));
+            }
+            apply(shared, &response)?;
+        }
+        revision = list(shared, client).await?;
+    }
+}
+
+fn apply(shared: &Shared, response: &WatchResponse) -> Result<(), EtcdError> {
+    let position: Option<Position> = shared.inner.lock().view.position();
+    let header = response.header();
+    if header.zip(position).is_some_and(|(h, p)| h.cluster_id() != p.cluster || h.revision() < p.revision) {
+        return Err(EtcdError::WatchEnded("etcd has another history now".into()));
+    }
+    let prefix = shared.keys.instances();
+    let mut changes = Vec::new();
+    let mut last = 0;
+    for (event, kv) in response.events().iter().filter_map(|e| Some((e.event_type(), e.kv()?))) {
+        last = last.max(kv.mod_revision());
+        let name = kv.key().strip_prefix(prefix.as_bytes()).unwrap_or_default();
+        let member = if event == EventType::Put { history::member(&prefix, kv) } else { None };
+        let gone = || InstanceId::try_new(String::from_utf8_lossy(name)).ok().map(Change::Deleted);
+        // A record that cannot be used replaced one that could: that one is gone.
+        changes.extend(member.map(Change::Put).or_else(gone));
+    }
+    if changes.is_empty() && response.events().is_empty() {
+        return Ok(());
+    }
+    // Of those who only look on there are many, and the routers say the same.
+    for change in changes.iter().filter(|_| !shared.looks_on) {
+        match change {
+            Change::Put(m) => {
+                tracing::info!(instance = %m.record.party, revision = m.registration.revision, "is registered")
+            }
+            Change::Deleted(instance) => tracing::info!(%instance, "has no usable record any more"),
+        }
+    }
+    shared.change(|view| view.changed(last, changes, Instant::now().into_std()));
+    Ok(())
+}
+
+/// Asks members whose record went in a way that is not believed.
+async fn ask_doubted(shared: &Shared) {
+    let mut asked = FuturesUnordered::new();
+    loop {
+        let due = shared.inner.lock().view.next_due().map(Instant::from_std);
+        tokio::select! {
+            Some((party, verdict)) = asked.next() => {
+                let alive = verdict == Verdict::Alive;
+                tracing::info!(instance = %party, alive, "asked for a worker whose record is gone");
+                shared.change(|view| view.answered(&party, alive));
+            }
+            () = tokio::time::sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() && asked.len() < shared.probes_max => {
+                let due = shared.inner.lock().view.due(Instant::now().into_std(), shared.probes_max - asked.len());
+                for record in due {
+                    let answer = shared.probe.ask(record.clone());
+                    asked.push(async move { (record.party.clone(), answer.await) });
+                }
+            }
+            // The view changed: somebody else may be due.
+            () = shared.doubts.notified() => {}
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! The etcd backend over a real etcd.
+
+mod conforms;
+mod faults;
+mod growth;
+mod nodes;
+mod prefix;
+mod recall;
+mod records;
+mod space;
+mod support;
+mod tls;
+mod view;

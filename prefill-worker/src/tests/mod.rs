@@ -1,0 +1,163 @@
+//! The service over a real engine and transfer: a prompt whose KV nobody takes.
+
+mod reports;
+
+use crate::service::PrefillService;
+use crate::sink::NoSink;
+use baton_engine::SequencePhase;
+use baton_kv_transfer::{HoldPoint, KvTransfer, NoHooks, Region, TransferConfig, TransferHooks, TransportChoice};
+use baton_node::membership::Members;
+use baton_node::TokioRuntime;
+use baton_node::metrics::Metrics;
+use baton_proto::convert::status::to_error;
+use baton_proto::v1::{self, prefill_event::Event, prefill_server::Prefill};
+use baton_types::{Digest, ErrorKind, Incarnation, InstanceId, Party, RequestId, SamplingParams, SequenceSpec};
+use baton_worker::bring_up;
+use baton_worker::config::WorkerConfig;
+use baton_worker::drain::Drain;
+use baton_worker::phases::Phases;
+use baton_worker::process::Parts;
+use opentelemetry::trace::TracerProvider as _;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_stream::StreamExt as _;
+use tonic::Request;
+
+/// Nothing here takes long; whoever waits this long waits for ever.
+const FOREVER: Duration = Duration::from_secs(30);
+
+/// A worker's first start.
+const FIRST: Incarnation = Incarnation(1);
+
+/// Holds every handoff back before it is offered.
+struct NoOffers;
+
+impl TransferHooks for NoOffers {
+    fn hold(&self, phase: HoldPoint, _: &RequestId) -> bool {
+        phase == HoldPoint::Offer
+    }
+}
+
+/// A prefill worker, and the transfer of another instance that refuses every offer.
+fn pair() -> (PrefillService, KvTransfer) {
+    pair_of(FIRST, Arc::new(NoHooks))
+}
+
+/// The same, of another start, each of which has weights of its own.
+fn pair_of(start: Incarnation, hooks: Arc<dyn TransferHooks>) -> (PrefillService, KvTransfer) {
+    let mut config = WorkerConfig::default();
+    config.model.model = format!(
+        "random:hidden=32,layers=1,heads=2,kv_heads=1,head_dim=16,ffn=64,vocab=300,context=256,seed={}",
+        start.0
+    );
+    config.engine.threads = 1;
+    config.engine.kv_cache_bytes = baton_node::config::ByteSize(1 << 20);
+    let loaded = bring_up::load(&config.model, &config.engine, &|_, _| ()).unwrap();
+    let transfer = |name: &str, region: Arc<Region>| {
+        let party = Party { instance: InstanceId::try_new(name).unwrap(), incarnation: start };
+        let transport = TransportChoice::Tcp { bind: IpAddr::V4(Ipv4Addr::LOCALHOST), port: 0 };
+        let (map, hooks) = (loaded.map.clone(), hooks.clone());
+        let config =
+            TransferConfig { hooks, ..TransferConfig::new(party, loaded.compatibility.clone(), map, transport) };
+        KvTransfer::start(
+            config,
+            region,
+            Arc::new(NoSink { engine: loaded.engine.clone(), members: Members::default() }),
+        )
+        .unwrap()
+    };
+    let (transfer, refusing) =
+        (transfer("p", loaded.region.clone()), transfer("d", Region::anonymous(loaded.map.bytes()).unwrap()));
+    let tracer = SdkTracerProvider::builder().build().tracer("baton");
+    let runtime = Arc::new(TokioRuntime::current());
+    let parts = Parts {
+        engine: loaded.engine,
+        transfer,
+        drain: Drain::new(runtime.clone()),
+        tracer,
+        phases: Metrics::new("test").register(|registry| Phases::register(registry, "m", "p")),
+        call_max: FOREVER,
+        message_max: 1 << 20,
+        model: Digest([1; 32]),
+        runtime,
+    };
+    (PrefillService { parts }, refusing)
+}
+
+/// A call of `service` for a prompt whose KV goes to `sink`.
+fn request(service: &PrefillService, sink: &KvTransfer) -> v1::PrefillRequest {
+    let sequence = SequenceSpec {
+        request_id: RequestId::try_new("a").unwrap(),
+        tokens: vec![1, 2, 3, 4, 5],
+        prompt_len: 5,
+        sampling: SamplingParams::default(),
+        sample_index: 0,
+        priority: 0,
+        cache: None,
+    };
+    v1::PrefillRequest {
+        sequence: Some(sequence.into()),
+        sink: Some(sink.party().clone().into()),
+        sink_address: sink.address().to_bytes().into(),
+        party: Some(service.parts.transfer.party().clone().into()),
+        pull: None,
+    }
+}
+
+/// The first token of a call.
+async fn first_token(service: &PrefillService, sink: &KvTransfer) -> u32 {
+    let mut stream = service.run(Request::new(request(service, sink))).await.unwrap().into_inner();
+    loop {
+        let event = tokio::time::timeout(FOREVER, stream.next()).await.expect("it does not wait for ever");
+        if let Some(Event::Token(token)) = event.unwrap().unwrap().event {
+            return token.id;
+        }
+    }
+}
+
+/// The hazard: whoever is called by an address alone answers with the weights that are there now.
+#[tokio::test]
+async fn without_the_party_another_start_answers_with_other_weights() {
+    let (first, sink) = pair_of(FIRST, Arc::new(NoOffers));
+    let (second, other_sink) = pair_of(Incarnation(2), Arc::new(NoOffers));
+    assert_ne!(first_token(&first, &sink).await, first_token(&second, &other_sink).await);
+    let refused = second.run(Request::new(request(&first, &sink))).await;
+    assert_eq!(to_error(&refused.map(|_| "a stream").unwrap_err()).kind, ErrorKind::Unavailable);
+}
+
+#[tokio::test]
+async fn a_call_for_another_start_computes_nothing() {
+    let (service, sink) = pair();
+    let another = Party { incarnation: Incarnation(2), ..service.parts.transfer.party().clone() };
+    for party in [Some(another.into()), None] {
+        let refused =
+            service.run(Request::new(v1::PrefillRequest { party: party.clone(), ..request(&service, &sink) })).await;
+        let error = to_error(&refused.map(|_| "a stream").unwrap_err());
+        let expected = if party.is_some() { ErrorKind::Unavailable } else { ErrorKind::InvalidRequest };
+        assert_eq!(error.kind, expected, "{error:?}");
+    }
+    assert_eq!(service.parts.engine.load().waiting, 0);
+}
+
+#[tokio::test]
+async fn a_refused_handoff_ends_the_prefill() {
+    let (service, refusing) = pair();
+    // Computing the prompt would take for ever.
+    service.parts.engine.set_gate(Some(Arc::new(|_: &RequestId, phase: SequencePhase| phase != SequencePhase::Prefill)));
+    let mut stream = service.run(Request::new(request(&service, &refusing))).await.unwrap().into_inner();
+    let mut next = async || tokio::time::timeout(FOREVER, stream.next()).await.expect("it does not wait for ever");
+    let started = next().await;
+    assert!(matches!(started, Some(Ok(v1::PrefillEvent { event: Some(Event::Started(_)) }))), "{started:?}");
+    let error = to_error(&next().await.unwrap().expect_err("no token can come"));
+    assert_eq!(error.kind, ErrorKind::Unavailable, "{error:?}");
+    assert!(error.message.contains("the handoff failed"), "{error:?}");
+    assert!(next().await.is_none());
+    let quiet = async {
+        while service.parts.engine.pool().counts().referenced > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(FOREVER, quiet).await.expect("its blocks are free again");
+}

@@ -1,0 +1,125 @@
+//! From a request to tokens: everything that needs no worker, and the queue of those that are let in.
+
+use super::core::Core;
+use super::hashes::prompt_hashes;
+use crate::admission::Slot;
+use crate::models::lookup;
+use crate::quotas::Quota;
+use crate::request::{PrefillPolicy, Prompt, Request, check_tokens, check_vocab};
+use crate::workers::ServedModel;
+use baton_kv_cache::PrefixHash;
+use baton_types::{CacheUse, ErrorKind, RequestError, SamplingParams, TokenId};
+use std::ops::Deref;
+use std::sync::Arc;
+use tracing::{Instrument, Span};
+
+/// A request with what became known of it before a worker was asked. Its own `sampling` and `cache` are the resolved ones.
+#[derive(Debug)]
+pub struct Prepared {
+    request: Request,
+    /// Its model.
+    pub(crate) model: Arc<ServedModel>,
+    /// Of its prompt.
+    pub tokens: Arc<[TokenId]>,
+    /// What could be cached of its prompt.
+    pub(crate) hashes: Arc<[PrefixHash]>,
+    /// How it uses prefix caches; `None` shares nothing.
+    pub(crate) cache: Option<CacheUse>,
+    /// Complete, with the seed that was drawn where none was given.
+    pub sampling: SamplingParams,
+    /// Where its prompt is prefilled.
+    pub(crate) policy: PrefillPolicy,
+}
+
+impl Deref for Prepared {
+    type Target = Request;
+
+    fn deref(&self) -> &Request {
+        &self.request
+    }
+}
+
+/// A prepared request, and what it holds until it ends.
+#[derive(Debug)]
+pub(super) struct Admitted {
+    pub(super) request: Arc<Prepared>,
+    /// One for each sample.
+    pub(super) slots: Vec<Slot>,
+    pub(super) quota: Quota,
+}
+
+impl Core {
+    /// Checks, admits and tokenizes.
+    pub(super) async fn prepare(
+        &self,
+        request: Request,
+        prompt: Prompt,
+        span: &Span,
+    ) -> Result<Admitted, RequestError> {
+        if self.draining.is_cancelled() {
+            let message = "this router is draining; send the request to another";
+            return Err(RequestError::new(ErrorKind::Unavailable, message));
+        }
+        if request.deadline <= self.runtime.now() {
+            let message = "the deadline had passed when the request came";
+            return Err(RequestError::new(ErrorKind::DeadlineExceeded, message));
+        }
+        request.check()?;
+        let cache = self.cache.resolve(&request.tenant, &request.cache)?;
+        let key = request.key.as_ref();
+        let mut quota = self.quotas.enter(key, request.samples, request.priority)?;
+        let slots = self.admission.enter_all(request.samples, request.priority, key.map(|key| key.id))?;
+
+        let model = self.served_model(&request).await?;
+        span.record("gen_ai.response.model", model.card.id.as_str());
+        if model.text.is_none() && !request.stops.is_empty() {
+            return Err(RequestError::invalid("stop", "this model has no text; use stop_token_ids"));
+        }
+        check_vocab("stop_token_ids", &request.sampling.stop_token_ids, &model.card)?;
+
+        let tokenize = tracing::info_span!(parent: span, "tokenize");
+        let tokenized = self.tokenizing.run(&*self.runtime, prompt, &model, request.deadline, slots);
+        let (tokens, slots) = tokenized.instrument(tokenize).await?;
+        check_tokens(&tokens, &model.card)?;
+        let random = self.runtime.random();
+        let sampling = request.sampling.resolve(&model.card.defaults, tokens.len(), model.tokens_max, random)?;
+        quota.add_tokens(tokens.len() as u64 + u64::from(request.samples) * u64::from(sampling.max_tokens))?;
+        span.record("gen_ai.request.max_tokens", sampling.max_tokens);
+        span.record("gen_ai.request.temperature", f64::from(sampling.temperature));
+        span.record("gen_ai.request.top_p", f64::from(sampling.top_p));
+        span.record("gen_ai.request.seed", sampling.seed);
+        let tokens: Arc<[TokenId]> = tokens.into();
+        let hashes = prompt_hashes(&*self.runtime, cache.as_ref(), &model.card.fingerprint, &tokens).await?;
+        let policy = request.prefill_policy.unwrap_or(self.limits.policy);
+        let request = Arc::new(Prepared { request, model, tokens, hashes, cache, sampling, policy });
+        Ok(Admitted { request, slots, quota })
+    }
+
+    /// The model that is asked for. Where nobody of it is ready, waits a moment: workers that were out of sight come back.
+    async fn served_model(&self, request: &Request) -> Result<Arc<ServedModel>, RequestError> {
+        let until = request.deadline.min(self.runtime.now() + self.limits.retry.ready_max);
+        loop {
+            let now = self.runtime.now();
+            match lookup(&self.workers.models(now), &request.model) {
+                Err(error) if error.kind == ErrorKind::Unavailable && now < until => {}
+                Err(error)
+                    if error.kind == ErrorKind::ModelNotFound && self.workers.may_be_back(&request.model, now) =>
+                {
+                    if now >= until {
+                        let message =
+                            format!("no decode worker of {:.256?} is ready to serve; try again later", request.model);
+                        return Err(RequestError::new(ErrorKind::Unavailable, message));
+                    }
+                }
+                found => return found,
+            }
+            tokio::select! {
+                biased;
+                () = self.abort.cancelled() => {
+                    return Err(RequestError::new(ErrorKind::Unavailable, "the router is stopping; send the request again"));
+                }
+                () = self.runtime.sleep(self.limits.retry.backoff_min) => {}
+            }
+        }
+    }
+}

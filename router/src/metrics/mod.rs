@@ -1,0 +1,323 @@
+//! Router-side metrics. Labels are bounded: models and pools come from workers' records, everything else from enums. The pool is that
+//! of the decode worker which a request is placed on, and empty before.
+
+mod auth;
+mod cache;
+mod changes;
+mod intake;
+mod membership;
+mod prefixes;
+mod ready;
+mod window;
+
+pub(crate) use auth::AuthMetrics;
+pub(crate) use cache::CacheMetrics;
+pub(crate) use changes::{MembershipChange, MembershipChanges};
+pub(crate) use intake::IntakeMetrics;
+pub(crate) use membership::MembershipMetrics;
+pub(crate) use prefixes::{IndexMetrics, PrefixMetrics};
+
+use crate::placement::Reason;
+use crate::recovery::{GiveUp, Step};
+use crate::status::RecentTimes;
+use baton_types::ErrorKind;
+use parking_lot::Mutex;
+use prometheus_client::encoding::{EncodeLabelSet, LabelValueEncoder};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Pool of a request that was not placed yet, or never.
+const NO_POOL: &str = "";
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Outcome {
+    /// With a finish reason.
+    Ok,
+    /// With an error of this kind.
+    Failed(ErrorKind),
+}
+
+impl Outcome {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Failed(kind) => kind.name(),
+        }
+    }
+}
+
+/// A label value from a fixed set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Name(&'static str);
+
+impl prometheus_client::encoding::EncodeLabelValue for Name {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), fmt::Error> {
+        encoder.write_str(self.0)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, EncodeLabelSet)]
+struct ModelLabels {
+    model: String,
+    pool: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabels {
+    model: String,
+    pool: String,
+    outcome: Name,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabels {
+    model: String,
+    pool: String,
+    reason: Name,
+}
+
+/// Seconds, from a token on a GPU to a queue of minutes.
+const SECONDS: [f64; 16] =
+    [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+
+fn histogram() -> Histogram {
+    Histogram::new(SECONDS)
+}
+
+type Histograms = Family<ModelLabels, Histogram, fn() -> Histogram>;
+
+/// All metrics of this router.
+#[derive(Clone, Debug)]
+pub(crate) struct RouterMetrics {
+    requests: Family<OutcomeLabels, Counter>,
+    placements: Family<ReasonLabels, Counter>,
+    retries: Family<ReasonLabels, Counter>,
+    given_up: Family<ReasonLabels, Counter>,
+    replayed_tokens: Family<ModelLabels, Counter>,
+    in_flight: Family<ModelLabels, Gauge>,
+    prompt_tokens: Family<ModelLabels, Counter>,
+    completion_tokens: Family<ModelLabels, Counter>,
+    time_to_first_token: Histograms,
+    inter_token: Histograms,
+    end_to_end: Histograms,
+    queue: Histograms,
+    recent: Arc<RecentTimes>,
+    models: Arc<Mutex<BTreeMap<ModelLabels, Arc<ModelMetrics>>>>,
+}
+
+/// The metrics of one model in one pool of decode workers.
+#[derive(Debug)]
+pub(crate) struct ModelMetrics {
+    all: RouterMetricsOf,
+    /// Requests running or queued.
+    in_flight: Gauge,
+    /// Tokens of prompts.
+    pub(crate) prompt_tokens: Counter,
+    /// Tokens generated.
+    pub(crate) completion_tokens: Counter,
+    /// Tokens generated before, and prefilled anew.
+    pub(crate) replayed_tokens: Counter,
+    /// Request received to first token sent.
+    pub(crate) time_to_first_token: Histogram,
+    /// Token to token.
+    pub(crate) inter_token: Histogram,
+    /// Request received to end.
+    pub(crate) end_to_end: Histogram,
+    /// Request received to its turn.
+    pub(crate) queue: Histogram,
+}
+
+#[derive(Debug)]
+struct RouterMetricsOf {
+    labels: ModelLabels,
+    requests: Family<OutcomeLabels, Counter>,
+    placements: Family<ReasonLabels, Counter>,
+    retries: Family<ReasonLabels, Counter>,
+    given_up: Family<ReasonLabels, Counter>,
+}
+
+impl RouterMetrics {
+    /// Registers all metrics; names get the registry's prefix.
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let histograms = || Histograms::new_with_constructor(histogram as fn() -> Histogram);
+        let new = Self {
+            requests: Family::default(),
+            placements: Family::default(),
+            retries: Family::default(),
+            given_up: Family::default(),
+            replayed_tokens: Family::default(),
+            in_flight: Family::default(),
+            prompt_tokens: Family::default(),
+            completion_tokens: Family::default(),
+            time_to_first_token: histograms(),
+            inter_token: histograms(),
+            end_to_end: histograms(),
+            queue: histograms(),
+            recent: Arc::default(),
+            models: Arc::default(),
+        };
+        registry.register("router_requests", "Requests ended, by outcome", new.requests.clone());
+        registry.register("router_placements", "Placement decisions, by reason", new.placements.clone());
+        registry.register("router_retries", "Attempts after a failure, by phase of the failure", new.retries.clone());
+        let given_up = "Requests not tried again after a failure, by reason";
+        registry.register("router_given_up", given_up, new.given_up.clone());
+        let replayed = "Generated tokens prefilled anew because a worker failed";
+        registry.register("router_replayed_tokens", replayed, new.replayed_tokens.clone());
+        registry.register("router_requests_in_flight", "Requests running or queued", new.in_flight.clone());
+        registry.register("router_prompt_tokens", "Tokens of prompts", new.prompt_tokens.clone());
+        registry.register("router_completion_tokens", "Tokens generated", new.completion_tokens.clone());
+        let mut seconds = |name: &str, help: &str, family: &Histograms| {
+            registry.register_with_unit(name, help, Unit::Seconds, family.clone());
+        };
+        seconds("router_time_to_first_token", "Request received to first token sent", &new.time_to_first_token);
+        seconds("router_inter_token", "Token to token, as sent", &new.inter_token);
+        seconds("router_request_duration", "Request received to its end", &new.end_to_end);
+        seconds("router_queue", "Request received to its turn", &new.queue);
+        new
+    }
+
+    /// Times to the first token of late.
+    pub(crate) fn recent(&self) -> &RecentTimes {
+        &self.recent
+    }
+
+    /// The metrics of a request for a served model, which is still to be placed.
+    pub(crate) fn of(&self, model: &str) -> RequestMetrics {
+        let current = self.in_pool(model, NO_POOL);
+        current.in_flight.inc();
+        RequestMetrics { all: self.clone(), current: Mutex::new(current) }
+    }
+
+    fn in_pool(&self, model: &str, pool: &str) -> Arc<ModelMetrics> {
+        let labels = ModelLabels { model: model.to_owned(), pool: pool.to_owned() };
+        if let Some(metrics) = self.models.lock().get(&labels) {
+            return metrics.clone();
+        }
+        let metrics = Arc::new(ModelMetrics {
+            all: RouterMetricsOf {
+                labels: labels.clone(),
+                requests: self.requests.clone(),
+                placements: self.placements.clone(),
+                retries: self.retries.clone(),
+                given_up: self.given_up.clone(),
+            },
+            in_flight: self.in_flight.get_or_create(&labels).clone(),
+            prompt_tokens: self.prompt_tokens.get_or_create(&labels).clone(),
+            completion_tokens: self.completion_tokens.get_or_create(&labels).clone(),
+            replayed_tokens: self.replayed_tokens.get_or_create(&labels).clone(),
+            time_to_first_token: self.time_to_first_token.get_or_create(&labels).clone(),
+            inter_token: self.inter_token.get_or_create(&labels).clone(),
+            end_to_end: self.end_to_end.get_or_create(&labels).clone(),
+            queue: self.queue.get_or_create(&labels).clone(),
+        });
+        self.models.lock().entry(labels).or_insert(metrics).clone()
+    }
+
+    /// Counts a request that never reached a model. A client's name for a model is no label: it is unbounded.
+    pub(crate) fn refused(&self, outcome: Outcome) {
+        let labels = OutcomeLabels { model: String::new(), pool: NO_POOL.into(), outcome: Name(outcome.name()) };
+        self.requests.get_or_create(&labels).inc();
+    }
+}
+
+impl RouterMetricsOf {
+    fn count(&self, family: &Family<ReasonLabels, Counter>, reason: &'static str) {
+        let ModelLabels { model, pool } = self.labels.clone();
+        family.get_or_create(&ReasonLabels { model, pool, reason: Name(reason) }).inc();
+    }
+}
+
+impl ModelMetrics {
+    /// Counts a request's end.
+    pub(crate) fn ended(&self, outcome: Outcome) {
+        let ModelLabels { model, pool } = self.all.labels.clone();
+        let labels = OutcomeLabels { model, pool, outcome: Name(outcome.name()) };
+        self.all.requests.get_or_create(&labels).inc();
+    }
+
+    /// Counts a placement.
+    fn placed(&self, reason: Reason) {
+        self.all.count(&self.all.placements, reason.name());
+    }
+
+    /// Counts another attempt.
+    pub(crate) fn retried(&self, failed: Step) {
+        self.all.count(&self.all.retries, failed.name());
+    }
+
+    /// Counts a failure that no other attempt followed.
+    pub(crate) fn gave_up(&self, why: GiveUp) {
+        self.all.count(&self.all.given_up, why.name());
+    }
+}
+
+/// The metrics of one request: in flight as long as this lives, counted for the pool in which it is placed last.
+#[derive(Debug)]
+pub(crate) struct RequestMetrics {
+    all: RouterMetrics,
+    current: Mutex<Arc<ModelMetrics>>,
+}
+
+impl RequestMetrics {
+    /// The first token was sent now, so long after the request came.
+    pub(crate) fn first_token(&self, after: Duration, now: Instant) {
+        self.all.recent.add(after, now);
+        self.current().time_to_first_token.observe(after.as_secs_f64());
+    }
+
+    /// Those of the pool that it is in now.
+    pub(crate) fn current(&self) -> Arc<ModelMetrics> {
+        self.current.lock().clone()
+    }
+
+    /// Moves the request to the pool of a decode worker, and counts the placement there.
+    pub(crate) fn placed(&self, pool: &str, reason: Reason) {
+        let mut current = self.current.lock();
+        let next = self.all.in_pool(&current.all.labels.model, pool);
+        next.in_flight.inc();
+        current.in_flight.dec();
+        next.placed(reason);
+        *current = next;
+    }
+}
+
+impl Drop for RequestMetrics {
+    fn drop(&mut self) {
+        self.current.get_mut().in_flight.dec();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_counts_for_the_pool_of_its_decode_worker() {
+        let mut registry = Registry::default();
+        let metrics = RouterMetrics::register(&mut registry);
+        let shown = |what: &str| {
+            let mut text = String::new();
+            prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+            let lines = text.lines().filter(|l| l.starts_with(what) && !l.ends_with(" 0"));
+            lines.collect::<Vec<_>>().join(" ")
+        };
+        let request = metrics.of("m");
+        assert_eq!(shown("router_requests_in_flight"), r#"router_requests_in_flight{model="m",pool=""} 1"#);
+        request.placed("blue", Reason::LocalPolicy);
+        request.placed("green", Reason::LocalNoPrefillWorker);
+        request.current().ended(Outcome::Ok);
+        assert_eq!(shown("router_requests_in_flight"), r#"router_requests_in_flight{model="m",pool="green"} 1"#);
+        assert_eq!(shown("router_requests_total"), r#"router_requests_total{model="m",pool="green",outcome="ok"} 1"#);
+        assert!(shown("router_placements").contains(r#"pool="blue",reason="local_policy"} 1"#));
+        drop(request);
+        assert_eq!(shown("router_requests_in_flight"), "");
+    }
+}

@@ -1,0 +1,270 @@
+//! Answers in chunks, written as server-sent events.
+//!
+//! Most chunks say a text and nothing else. The first of them is written as all others are; then only index and text change.
+
+use super::answer::{AnswerHead, Endpoint};
+use super::shapes::{Body, Choice, Ended, Said, UsageField};
+use super::written::not_written;
+use crate::output::{Delta, Finished};
+use baton_types::RequestError;
+use serde::Serialize;
+use std::io::Write as _;
+
+/// What a client has seen of one choice.
+#[derive(Clone, Copy, Debug, Default)]
+struct Shown {
+    tokens: usize,
+    /// Characters of text, where they are counted.
+    chars: usize,
+}
+
+/// A chunk that says a text alone: what stands before its index, before its text, and behind that.
+struct Plain {
+    before_index: String,
+    before_text: String,
+    after: String,
+}
+
+/// Writes the chunks of one answer.
+pub(crate) struct Chunks {
+    head: AnswerHead,
+    shown: Vec<Shown>,
+    /// `None` where every chunk says more than its text.
+    plain: Option<Plain>,
+}
+
+impl Chunks {
+    /// Nothing is shown yet.
+    pub(crate) fn new(head: AnswerHead) -> Self {
+        let options = &head.options;
+        let says_more = options.return_token_ids || options.continuous_usage;
+        let plain = if says_more { None } else { Plain::of(&head) };
+        Self { shown: vec![Shown::default(); head.samples as usize], plain, head }
+    }
+
+    /// How many choices there are.
+    pub(crate) fn samples(&self) -> u32 {
+        self.head.samples
+    }
+
+    /// The chunk that opens a choice, where the shape has any.
+    ///
+    /// # Errors
+    /// If it cannot be written; `to` is as it was then. The same holds for the others.
+    pub(crate) fn opening(&self, sample: u32, to: &mut Vec<u8>) -> Result<(), RequestError> {
+        let ids = self.head.options.return_token_ids;
+        let said = match self.head.endpoint {
+            Endpoint::Chat => Said::opening(),
+            Endpoint::Completions if ids => Said::Text(""),
+            Endpoint::Completions => return Ok(()),
+        };
+        let mut chunk = chunk(&self.head, self.head.choice(sample, said), Shown::default());
+        if ids {
+            self.head.add_prompt_tokens(&mut chunk);
+        }
+        event(&chunk, to)
+    }
+
+    /// The chunk of a delta; nothing where the client would see nothing new.
+    pub(crate) fn delta(&mut self, delta: &Delta, to: &mut Vec<u8>) -> Result<(), RequestError> {
+        let Some(shown) = self.shown.get_mut(delta.sample as usize) else { return Ok(()) };
+        shown.tokens += delta.token_ids.len();
+        let (head, has_logprobs) = (&self.head, !delta.logprobs.is_empty());
+        if delta.text.is_empty() && !has_logprobs && !head.options.return_token_ids {
+            return Ok(());
+        }
+        if let Some(plain) = self.plain.as_ref().filter(|_| !has_logprobs) {
+            return plain.write(delta, to);
+        }
+        let logprobs = head.logprobs(delta, shown.chars);
+        shown.chars += logprobs.map_or(0, |logprobs| logprobs.chars());
+        let choice =
+            Choice { logprobs, token_ids: head.token_ids(delta), ..head.choice(delta.sample, text(head, &delta.text)) };
+        event(&chunk(head, choice, *shown), to)
+    }
+
+    /// The chunks that close a choice: finish reason, and with the last one the usage where asked for, and the end of the stream.
+    pub(crate) fn finished(&self, finished: &Finished, to: &mut Vec<u8>) -> Result<(), RequestError> {
+        let head = &self.head;
+        let said = match head.endpoint {
+            Endpoint::Chat => Said::nothing(),
+            Endpoint::Completions => Said::Text(""),
+        };
+        let choice = Choice { finish_reason: Some(finished.reason_name()), ..head.choice(finished.sample, said) };
+        let shown = self.shown.get(finished.sample as usize).copied().unwrap_or_default();
+        let end = Body { ended: Some(Ended::new(finished)), seed: Some(head.seed), ..chunk(head, choice, shown) };
+        event(&end, to)?;
+        let Some(total) = &finished.total else { return Ok(()) };
+        if head.options.include_usage {
+            event(&Body { usage: Some(UsageField::of(total)), ..head.body(true, Vec::new()) }, to)?;
+        }
+        to.extend_from_slice(b"data: [DONE]\n\n");
+        Ok(())
+    }
+}
+
+fn text<'a>(head: &AnswerHead, text: &'a str) -> Said<'a> {
+    match head.endpoint {
+        Endpoint::Chat => Said::more(text),
+        Endpoint::Completions => Said::Text(text),
+    }
+}
+
+/// A chunk of a choice that has shown what `shown` says.
+fn chunk<'a>(head: &'a AnswerHead, choice: Choice<'a>, shown: Shown) -> Body<'a> {
+    let usage = if head.options.continuous_usage {
+        Some(UsageField::so_far(head.prompt_tokens, shown.tokens))
+    } else {
+        // Every chunk but the last carries the field, as OpenAI has it.
+        head.options.include_usage.then_some(UsageField::None)
+    };
+    Body { usage, ..head.body(true, vec![choice]) }
+}
+
+/// A value as one event. JSON has no line breaks of its own.
+pub(crate) fn event(value: &impl Serialize, to: &mut Vec<u8>) -> Result<(), RequestError> {
+    let before = to.len();
+    to.extend_from_slice(b"data: ");
+    if let Err(error) = serde_json::to_writer(&mut *to, value) {
+        to.truncate(before);
+        return Err(not_written(&error));
+    }
+    to.extend_from_slice(b"\n\n");
+    Ok(())
+}
+
+impl Plain {
+    fn of(head: &AnswerHead) -> Option<Self> {
+        const INDEX: &str = r#""choices":[{"index":"#;
+        let mut bytes = Vec::new();
+        event(&chunk(head, head.choice(0, text(head, "")), Shown::default()), &mut bytes).ok()?;
+        let chunk = String::from_utf8(bytes).ok()?;
+        // Quotes within names are escaped, so neither is found in one.
+        let (names, choice) = chunk.split_once(INDEX)?;
+        let (before_text, after) = choice.strip_prefix('0')?.split_once(r#""""#)?;
+        Some(Self { before_index: names.to_owned() + INDEX, before_text: before_text.into(), after: after.into() })
+    }
+
+    fn write(&self, delta: &Delta, to: &mut Vec<u8>) -> Result<(), RequestError> {
+        let before = to.len();
+        to.reserve(self.before_index.len() + self.before_text.len() + delta.text.len() + self.after.len() + 16);
+        to.extend_from_slice(self.before_index.as_bytes());
+        let written = write!(to, "{}{}", delta.sample, self.before_text).map_err(serde_json::Error::io);
+        if let Err(error) = written.and_then(|()| serde_json::to_writer(&mut *to, &delta.text)) {
+            to.truncate(before);
+            return Err(not_written(&error));
+        }
+        to.extend_from_slice(self.after.as_bytes());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::openai::AnswerOptions;
+    use baton_types::TokenLogprobs;
+    use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+    use serde_json::{Value, json};
+
+    /// Every character that JSON may treat in its own way, any other, and what chunks are cut at.
+    fn any_text(random: &mut StdRng) -> String {
+        const PARTS: [&str; 7] =
+            [r#""choices":[{"index":0"#, "\"\"", "\\\"", "\\u0000", "</s>", "\u{2028}\u{2029}", "\n\ndata: "];
+        let mut text = String::new();
+        for _ in 0..random.random_range(0..12) {
+            match random.random_range(0..4) {
+                0 => text.push(random.random_range('\0'..' ')),
+                1 => text.push(random.random_range(' '..='\u{ff}')),
+                2 => text.push(random.random()),
+                _ => text += PARTS[random.random_range(0..PARTS.len())],
+            }
+        }
+        text
+    }
+
+    fn any_logprobs(random: &mut StdRng) -> TokenLogprobs {
+        const ALL: [f32; 6] = [0.0, -0.5, -1e-9, -9999.0, -123_456.0, f32::NEG_INFINITY];
+        let mut one = || ALL[random.random_range(0..ALL.len())];
+        let chosen = one();
+        TokenLogprobs { chosen, top: vec![(0, one()), (34, one()), (300, one())] }
+    }
+
+    fn any_delta(samples: u32, random: &mut StdRng) -> Delta {
+        let tokens = random.random_range(0..3);
+        let has_logprobs = random.random_bool(0.3);
+        Delta {
+            sample: random.random_range(0..samples),
+            text: any_text(random),
+            token_ids: (0..tokens).map(|_| random.random_range(0..400)).collect(),
+            logprobs: (0..tokens).filter(|_| has_logprobs).map(|_| any_logprobs(random)).collect(),
+            ..Delta::default()
+        }
+    }
+
+    /// What serde makes of one chunk.
+    fn serialized(chunk: &Body<'_>) -> String {
+        format!("data: {}\n\n", serde_json::to_string(chunk).unwrap())
+    }
+
+    /// The chunk of a delta as serde writes it; nothing where it would say nothing.
+    fn expected(head: &AnswerHead, delta: &Delta, shown: &mut Shown) -> String {
+        shown.tokens += delta.token_ids.len();
+        let token_ids = head.options.return_token_ids.then_some(&*delta.token_ids);
+        if delta.text.is_empty() && delta.logprobs.is_empty() && token_ids.is_none() {
+            return String::new();
+        }
+        let said = match head.endpoint {
+            Endpoint::Chat => Said::Delta { role: None, content: Some(&delta.text) },
+            Endpoint::Completions => Said::Text(&delta.text),
+        };
+        let logprobs = head.logprobs(delta, shown.chars);
+        shown.chars += logprobs.map_or(0, |logprobs| logprobs.chars());
+        let usage = match (head.options.continuous_usage, head.options.include_usage) {
+            (true, _) => Some(UsageField::so_far(head.prompt_tokens, shown.tokens)),
+            (_, true) => Some(UsageField::None),
+            _ => None,
+        };
+        let choice = Choice { logprobs, token_ids, ..head.choice(delta.sample, said) };
+        serialized(&Body { usage, ..head.body(true, vec![choice]) })
+    }
+
+    #[test]
+    fn random_chunks_are_what_serde_writes() {
+        let mut random = StdRng::seed_from_u64(1);
+        let (mut plain, mut with_logprobs) = (0, 0);
+        for round in 0..4_000 {
+            let endpoint = [Endpoint::Chat, Endpoint::Completions][round % 2];
+            let options = AnswerOptions {
+                stream: true,
+                include_usage: random.random(),
+                continuous_usage: random.random_bool(0.2),
+                return_token_ids: random.random_bool(0.2),
+            };
+            let head = AnswerHead {
+                id: any_text(&mut random),
+                model: any_text(&mut random),
+                created: random.random(),
+                samples: [1, 2, 128][random.random_range(0..3)],
+                options,
+                ..crate::openai::tests::head(endpoint)
+            };
+            let (mut chunks, mut shown) = (Chunks::new(head.clone()), vec![Shown::default(); head.samples as usize]);
+            for _ in 0..6 {
+                let delta = any_delta(head.samples, &mut random);
+                let mut written = Vec::new();
+                chunks.delta(&delta, &mut written).unwrap();
+                let written = String::from_utf8(written).unwrap();
+                assert_eq!(written, expected(&head, &delta, &mut shown[delta.sample as usize]), "{delta:?}");
+                let Some(chunk) = written.strip_prefix("data: ") else { continue };
+                // Not only as serde writes it: a client reads what was said.
+                let choice = &serde_json::from_str::<Value>(chunk).unwrap()["choices"][0];
+                let said = if endpoint == Endpoint::Chat { &choice["delta"]["content"] } else { &choice["text"] };
+                assert_eq!((said, &choice["index"]), (&json!(delta.text), &json!(delta.sample)));
+                plain += usize::from(chunks.plain.is_some() && delta.logprobs.is_empty());
+                with_logprobs += usize::from(!delta.logprobs.is_empty());
+            }
+        }
+        assert!(plain > 5_000 && with_logprobs > 2_000, "{plain} plain ones, {with_logprobs} with log-probabilities");
+    }
+}

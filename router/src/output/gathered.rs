@@ -1,0 +1,60 @@
+//! A whole answer, gathered in the room that there is.
+
+use super::events::{Events, lost};
+use super::room::make_room;
+use super::{Delta, Event, Finished, Total};
+use baton_node::intake::Hold;
+use baton_types::RequestError;
+use futures::StreamExt as _;
+use std::collections::BTreeMap;
+
+/// A whole answer, and the room for it and for what is written of it.
+#[derive(Debug)]
+pub(crate) struct Gathered {
+    /// Every sample, in order.
+    pub(crate) samples: Vec<(Delta, Finished)>,
+    /// All of them together.
+    pub(crate) total: Total,
+    /// What it takes.
+    pub(crate) hold: Hold,
+    /// How much of that is for what is written.
+    pub(crate) written: u64,
+}
+
+impl Events {
+    /// All of it at once, in the room that there is. `written` is how many bytes a delta will take in the answer, and `before` how many that
+    /// takes besides.
+    pub(crate) async fn gather(
+        mut self,
+        hold: Hold,
+        before: u64,
+        written: impl Fn(&Delta) -> u64,
+    ) -> Result<Gathered, RequestError> {
+        let mut deltas: BTreeMap<u32, Delta> = BTreeMap::new();
+        let mut whole = Gathered { samples: Vec::new(), total: Total::default(), hold, written: before };
+        let mut kept = 0;
+        make_room(&mut whole.hold, whole.written)?;
+        loop {
+            match self.next().await.unwrap_or_else(|| Err(lost()))? {
+                Event::Delta(delta) => {
+                    kept += delta.bytes();
+                    whole.written += written(&delta);
+                    make_room(&mut whole.hold, kept + whole.written)?;
+                    let sample = deltas.entry(delta.sample).or_default();
+                    sample.text += &delta.text;
+                    sample.token_ids.extend(delta.token_ids);
+                    sample.logprobs.extend(delta.logprobs);
+                }
+                Event::Finished(mut finished) => {
+                    let total = finished.total.take();
+                    whole.samples.push((deltas.remove(&finished.sample).unwrap_or_default(), finished));
+                    if let Some(total) = total {
+                        whole.total = total;
+                        whole.samples.sort_by_key(|(_, finished)| finished.sample);
+                        return Ok(whole);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! What a request yields, whatever the front: deltas and an end of each sample, or an error.
+
+mod events;
+mod gathered;
+mod opening;
+mod room;
+#[cfg(test)]
+mod tests;
+
+pub use events::Events;
+pub(crate) use gathered::Gathered;
+pub(crate) use opening::{EVENT_BYTES, Opened, Opening};
+pub(crate) use room::no_room;
+
+use crate::prices::Cost;
+use baton_types::{FinishReason, PhaseTimings, RequestError, TokenId, TokenLogprobs, Usage};
+use room::{ALLOCATION_BYTES, DOUBLES};
+
+/// Some tokens and the text that they complete. Text lags tokens while a character or a stop string is incomplete.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Delta {
+    /// Which of the samples.
+    pub sample: u32,
+    /// Text to show.
+    pub text: String,
+    /// Tokens generated.
+    pub token_ids: Vec<TokenId>,
+    /// One for each token, where asked for.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// With the first delta of each sample: tokens of the prompt whose KV was cached.
+    pub cached_tokens: Option<u32>,
+}
+
+impl Delta {
+    /// Most memory that it takes, by itself or as a part of a whole answer.
+    fn bytes(&self) -> u64 {
+        let top = |logprobs: &TokenLogprobs| ALLOCATION_BYTES + logprobs.top.capacity() * size_of::<(TokenId, f32)>();
+        let lists = self.text.len() + size_of_val(&self.token_ids[..]) + size_of_val(&self.logprobs[..]);
+        (DOUBLES * lists + self.logprobs.iter().map(top).sum::<usize>()) as u64
+    }
+}
+
+/// The cached share of a prompt in percent, rounded down: 0 to 100.
+pub(crate) fn cache_hit_percent(cached_tokens: u32, prompt_tokens: usize) -> u64 {
+    (100 * u64::from(cached_tokens) / (prompt_tokens as u64).max(1)).min(100)
+}
+
+/// How a sample ended well.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finished {
+    /// Which of the samples.
+    pub sample: u32,
+    /// Why.
+    pub reason: FinishReason,
+    /// Where the time went.
+    pub timings: PhaseTimings,
+    /// Numerics classes that generated the answer, in order, where it is more than one.
+    pub crossed_classes: Vec<String>,
+    /// With the last sample that ends.
+    pub total: Option<Total>,
+}
+
+impl Finished {
+    /// Why, as OpenAI's API and OpenTelemetry's conventions call it.
+    pub(crate) const fn reason_name(&self) -> &'static str {
+        match self.reason {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+            FinishReason::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// All samples of a request together.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Total {
+    /// Tokens counted.
+    pub usage: Usage,
+    /// What it costs, where its model has a price.
+    pub cost: Option<Cost>,
+}
+
+/// Counts of several samples as one. The prompt counts once: what any sample computed of it was computed for the request.
+pub(crate) fn usage_of_all(started: impl Iterator<Item = Usage>) -> Option<Usage> {
+    started.reduce(|a, b| Usage {
+        prompt_tokens: a.prompt_tokens,
+        completion_tokens: a.completion_tokens.saturating_add(b.completion_tokens),
+        cached_tokens: a.cached_tokens.min(b.cached_tokens),
+        cache_write_tokens: a.cache_write_tokens.max(b.cache_write_tokens),
+        recomputed_tokens: a.recomputed_tokens.saturating_add(b.recomputed_tokens),
+    })
+}
+
+/// One event; the last [`Event::Finished`], which has the total, or an error is the last.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Event {
+    /// More of the answer.
+    Delta(Delta),
+    /// The end of a sample.
+    Finished(Finished),
+}
+
+/// What a front receives.
+pub type EventResult = Result<Event, RequestError>;

@@ -1,0 +1,110 @@
+//! Prompts as they come, and the memory that they take.
+
+use baton_text::{Content, Message};
+use baton_types::TokenId;
+use serde_json::{Map, Value};
+
+/// What the model is to continue.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Prompt {
+    /// Messages, to be laid out by the model's chat template.
+    Chat {
+        /// In order.
+        messages: Vec<Message>,
+        /// Given to the template besides the messages.
+        template_kwargs: Map<String, Value>,
+    },
+    /// Text and token ids, in order.
+    Segments(Vec<Segment>),
+}
+
+/// Memory of a message besides its text.
+const MESSAGE_BYTES: usize = 256;
+/// Memory of a JSON value in a list that has grown, besides its text.
+const VALUE_BYTES: usize = 64;
+/// Memory of a member of a JSON object besides its value and its name.
+const MEMBER_BYTES: usize = 128;
+
+/// About what JSON takes in memory. How deep it is was bounded where it was read.
+fn members_bytes(members: &Map<String, Value>) -> usize {
+    members.iter().map(|(name, value)| MEMBER_BYTES + name.len() + value_bytes(value)).sum()
+}
+
+fn value_bytes(value: &Value) -> usize {
+    let more = match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(value_bytes).sum(),
+        Value::Object(members) => members_bytes(members),
+    };
+    VALUE_BYTES + more
+}
+
+impl Prompt {
+    /// About what it takes in memory, and what it becomes on the way to tokens once more.
+    pub(crate) fn bytes(&self) -> u64 {
+        let bytes: usize = match self {
+            Self::Chat { messages, template_kwargs } => {
+                let text = |content: &Content| match content {
+                    Content::Text(text) => text.len(),
+                    Content::Parts(parts) => parts.iter().map(|part| part.len() + MESSAGE_BYTES).sum(),
+                };
+                let message = |Message { role: _, content, extra }: &Message| {
+                    MESSAGE_BYTES + content.as_ref().map_or(0, text) + members_bytes(extra)
+                };
+                messages.iter().map(message).sum::<usize>() + members_bytes(template_kwargs)
+            }
+            Self::Segments(segments) => segments
+                .iter()
+                .map(|segment| {
+                    size_of::<Segment>()
+                        + match segment {
+                            Segment::Text(text) => text.len(),
+                            Segment::Tokens(ids) => size_of_val(&ids[..]),
+                        }
+                })
+                .sum(),
+        };
+        2 * bytes as u64
+    }
+}
+
+/// One piece of a plain prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Segment {
+    /// To be tokenized; text that spells a control token stays text.
+    Text(String),
+    /// Taken as they are.
+    Tokens(Vec<TokenId>),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_counts_for_all_that_it_keeps() {
+        const LONG: usize = 1 << 20;
+        let long = || "x".repeat(LONG);
+        let chat = |message: Message| Prompt::Chat { messages: vec![message], template_kwargs: Map::new() };
+        let with = |name: &str, value: Value| {
+            let mut message = Message::text(baton_text::Role::User, "x");
+            message.extra.insert(name.into(), value);
+            chat(message)
+        };
+        let kwargs = [("a".to_owned(), serde_json::json!(long()))].into_iter().collect();
+        for (what, prompt) in [
+            ("text", chat(Message::text(baton_text::Role::User, long()))),
+            ("name", with("name", serde_json::json!(long()))),
+            ("the name of a field", with(&long(), Value::Null)),
+            ("nested", with("tool_calls", serde_json::json!([{"function": {"arguments": [long()]}}]))),
+            ("many", with("tool_calls", serde_json::json!(vec![0; LONG / 32]))),
+            ("arguments of the template", Prompt::Chat { messages: vec![], template_kwargs: kwargs }),
+            ("segments", Prompt::Segments(vec![Segment::Text(String::new()); LONG / size_of::<Segment>()])),
+            ("tokens", Prompt::Segments(vec![Segment::Tokens(vec![0; LONG / 4])])),
+        ] {
+            let bytes = prompt.bytes();
+            assert!((2 * LONG as u64..6 * LONG as u64).contains(&bytes), "{what}: {bytes}");
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Calls from routers to workers: a stand-in for gRPC streams, with delays, broken connections and peers that fall silent.
+//!
+//! A call runs the worker's service in the worker's process. What it says travels one event at a time; whoever drops the stream is
+//! noticed at the other end a little later.
+
+use crate::executor::{Executor, Process, Time, ms};
+use crate::network::Network;
+use baton_router::simulate::{CallError, WorkerEvents};
+use baton_types::{BoxFuture, ErrorKind, RequestError};
+use futures::StreamExt as _;
+use parking_lot::Mutex;
+use std::future::Future;
+use std::sync::Arc;
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+/// A caller counts a worker that stands still as gone after this, give or take.
+const SILENT: Time = ms(450);
+
+/// What a service answers with.
+pub type Answers<T> = mpsc::Receiver<Result<T, RequestError>>;
+
+/// All calls of one schedule. Clones are the same ones.
+#[derive(Clone)]
+pub struct Calls {
+    executor: Executor,
+    network: Network,
+    open: Arc<Mutex<Vec<Open>>>,
+}
+
+/// One call that is not over.
+struct Open {
+    ends: [Process; 2],
+    /// The caller, then the worker hears that the other is gone.
+    broken: [CancellationToken; 2],
+}
+
+fn gone() -> CallError {
+    CallError::Lost(RequestError::new(ErrorKind::Unavailable, "the worker is gone or cannot be reached"))
+}
+
+impl Calls {
+    /// No calls yet. They take as long as messages of `network`.
+    pub fn new(executor: Executor, network: Network) -> Self {
+        Self { executor, network, open: Arc::default() }
+    }
+
+    /// Calls the service of `worker` from `caller`. `serve` runs in the worker's process and answers with the stream of what it says.
+    pub fn call<T, F>(
+        &self,
+        caller: Process,
+        worker: Process,
+        serve: impl FnOnce() -> F + Send + 'static,
+    ) -> BoxFuture<'static, Result<WorkerEvents<T>, CallError>>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<Answers<T>, RequestError>> + Send + 'static,
+    {
+        let calls = self.clone();
+        let [caller_hears, worker_hears] = [(); 2].map(|()| CancellationToken::new());
+        let open = Open { ends: [caller, worker], broken: [caller_hears.clone(), worker_hears.clone()] };
+        self.open.lock().push(open);
+        Box::pin(async move {
+            let (opened, answer) = oneshot::channel();
+            let (said, stream) = mpsc::channel(1);
+            calls.executor.spawn(Process::WORLD, calls.clone().carry(worker, serve, opened, said, worker_hears));
+            tokio::select! {
+                biased;
+                () = caller_hears.cancelled() => return Err(gone()),
+                answer = answer => answer.unwrap_or_else(|_| Err(gone()))?,
+            }
+            let events = futures::stream::unfold((stream, caller_hears, false), |(mut stream, broken, ended)| async move {
+                if ended {
+                    return None;
+                }
+                let (event, ends) = tokio::select! {
+                    biased;
+                    event = stream.recv() => (event?, false),
+                    () = broken.cancelled() => (Err(gone()), true),
+                };
+                Some((event, (stream, broken, ends)))
+            });
+            Ok(events.boxed())
+        })
+    }
+
+    /// Carries one call there and its answers back.
+    async fn carry<T, F>(
+        self,
+        worker: Process,
+        serve: impl FnOnce() -> F + Send + 'static,
+        opened: oneshot::Sender<Result<(), CallError>>,
+        said: mpsc::Sender<Result<T, CallError>>,
+        broken: CancellationToken,
+    ) where
+        T: Send + 'static,
+        F: Future<Output = Result<Answers<T>, RequestError>> + Send + 'static,
+    {
+        self.travel().await;
+        if self.executor.is_dead(worker) {
+            drop(opened.send(Err(gone())));
+            return;
+        }
+        let (answers, answered) = oneshot::channel();
+        self.executor.spawn(worker, async move {
+            let answer = serve().await;
+            drop(answers.send(answer));
+        });
+        let answer = tokio::select! {
+            biased;
+            () = broken.cancelled() => return,
+            // Dropped with its process: the caller hears of that in its time.
+            answer = answered => match answer { Ok(answer) => answer, Err(_) => return broken.cancelled().await },
+        };
+        self.travel().await;
+        let mut answers = match answer {
+            Ok(answers) => answers,
+            Err(refused) => return drop(opened.send(Err(CallError::Refused(refused)))),
+        };
+        if opened.send(Ok(())).is_err() {
+            return;
+        }
+        loop {
+            let event = tokio::select! {
+                biased;
+                () = broken.cancelled() => return,
+                () = said.closed() => break,
+                event = answers.recv() => event,
+            };
+            let Some(event) = event else {
+                // A worker that died says nothing; one that lives ended its stream.
+                if self.executor.is_dead(worker) {
+                    broken.cancelled().await;
+                }
+                break;
+            };
+            self.travel().await;
+            if said.send(event.map_err(CallError::Refused)).await.is_err() {
+                break;
+            }
+        }
+        // The other end notices a little later.
+        self.travel().await;
+    }
+
+    async fn travel(&self) {
+        let at = self.executor.instant(self.executor.time() + self.network.delay());
+        self.executor.runtime(Process::WORLD).sleep_until(at).await;
+    }
+
+    /// Calls of a process that is dead: the other ends hear it soon, or by silence.
+    pub fn died(&self, process: Process, silent: bool) {
+        let mut open = self.open.lock();
+        open.retain(|call| call.broken.iter().any(|token| !token.is_cancelled()));
+        for call in open.iter().filter(|call| call.ends.contains(&process)) {
+            let soon = if silent { ms(500) } else { ms(20) };
+            let at = self.executor.time() + self.executor.draw(|random| random.below(soon));
+            self.breaks(at, call);
+        }
+    }
+
+    /// Calls of a process that stands still break, unless it `is_back` by then.
+    pub fn silent(&self, process: Process, is_back: impl Fn() -> bool + Send + Sync + Clone + 'static) {
+        for call in self.open.lock().iter().filter(|call| call.ends.contains(&process)) {
+            let at = self.executor.time() + SILENT + self.executor.draw(|random| random.below(ms(200)));
+            let (broken, is_back) = (call.broken.clone(), is_back.clone());
+            self.executor.call(at, Process::WORLD, move || {
+                if !is_back() {
+                    broken.iter().for_each(CancellationToken::cancel);
+                }
+            });
+        }
+    }
+
+    fn breaks(&self, at: Time, call: &Open) {
+        let broken = call.broken.clone();
+        self.executor.call(at, Process::WORLD, move || broken.iter().for_each(CancellationToken::cancel));
+    }
+}

@@ -1,0 +1,207 @@
+//! A stand-in for the model: what it keeps of the past is a chain of hashes in KV blocks, and what may come next is a hash of all of it
+//! *as read from there*. One wrong, stale or missing byte gives other tokens than the [`Oracle`], which never sees a block.
+
+use baton_engine::sampler;
+use baton_kv_transfer::Region;
+use baton_types::{BlockId, Dtype, KvLayout, KvPoolMap, PoolMemory, SamplingParams, TokenId};
+use std::sync::Arc;
+
+const LAYERS: usize = 2;
+const PLANES: usize = 2;
+const LANES: usize = LAYERS * PLANES;
+/// Of one token in one plane: two words.
+const TOKEN_BYTES: usize = 16;
+/// Tokens of the vocabulary.
+pub const VOCAB: u32 = 257;
+/// Token ids below this end a sequence.
+const END_TOKENS: u32 = 8;
+
+/// Layers of the stand-in.
+pub const fn layers() -> u32 {
+    LAYERS as u32
+}
+
+/// Layout of the stand-in's KV.
+pub fn layout(block_tokens: u32) -> KvLayout {
+    let layout = KvLayout::llama(block_tokens, LAYERS as u32, 1, (TOKEN_BYTES / 2) as u32, Dtype::Bf16);
+    layout.expect("two layers of one head")
+}
+
+/// Tokens that end a sequence.
+pub fn end_tokens() -> Vec<TokenId> {
+    (0..END_TOKENS).collect()
+}
+
+/// Finalizer of SplitMix64.
+const fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// KV of one token: a function of the token, its position and the KV before it.
+fn words(lane: usize, token: TokenId, position: usize, before: u64) -> [u64; 2] {
+    let first = mix(before ^ mix(u64::from(token) << 8 | lane as u64) ^ position as u64);
+    [first, mix(first.wrapping_add(0x9e37_79b9_7f4a_7c15))]
+}
+
+fn fold(all: u64, [first, second]: [u64; 2]) -> u64 {
+    mix(all ^ first).wrapping_add(second)
+}
+
+/// Two tokens may come next, one a little likelier: samples of one prompt go different ways.
+fn logits_of(folds: [u64; LANES]) -> Vec<f32> {
+    let hash = folds.into_iter().fold(0, |all, fold| mix(all ^ fold));
+    let mut logits = vec![-1e9; VOCAB as usize];
+    logits[(hash >> 32) as usize % VOCAB as usize] = 1.0;
+    logits[(hash & 0xffff_ffff) as usize % VOCAB as usize] = 1.5;
+    logits
+}
+
+/// The right answer, computed without any block.
+#[derive(Clone, Debug, Default)]
+pub struct Oracle {
+    before: [u64; LANES],
+    folds: [u64; LANES],
+    tokens: Vec<TokenId>,
+}
+
+impl Oracle {
+    /// Behind these tokens.
+    pub fn of(tokens: &[TokenId]) -> Self {
+        let mut oracle = Self::default();
+        tokens.iter().for_each(|&token| oracle.push(token));
+        oracle
+    }
+
+    fn push(&mut self, token: TokenId) {
+        for lane in 0..LANES {
+            let words = words(lane, token, self.tokens.len(), self.before[lane]);
+            (self.before[lane], self.folds[lane]) = (words[0], fold(self.folds[lane], words));
+        }
+        self.tokens.push(token);
+    }
+
+    /// All tokens of the answer of one sample.
+    pub fn answer(mut self, params: &SamplingParams, sample: u32) -> Vec<TokenId> {
+        let mut answer = Vec::new();
+        let mut history = sampler::History::of(&self.tokens, self.tokens.len());
+        while answer.len() < params.max_tokens as usize {
+            let position = self.tokens.len() as u64;
+            let sampled = sampler::sample(params, &logits_of(self.folds), &history, position, sample);
+            let token = sampled.expect("two finite logits").token;
+            answer.push(token);
+            if token < END_TOKENS {
+                break;
+            }
+            history.push(token);
+            self.push(token);
+        }
+        answer
+    }
+}
+
+/// One worker's memory, and how the stand-in reads and writes it.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    pub region: Arc<Region>,
+    pub map: KvPoolMap,
+}
+
+impl Memory {
+    /// A pool of so many blocks.
+    pub fn new(block_tokens: u32, blocks: u32) -> Self {
+        let map = KvPoolMap::try_new(layout(block_tokens), blocks).expect("a small pool");
+        Self { region: Region::anonymous(map.bytes()).expect("some kilobytes"), map }
+    }
+
+    /// The blocks that hold these bytes of the region.
+    pub fn blocks_of(&self, range: std::ops::Range<usize>) -> impl Iterator<Item = BlockId> + use<'_> {
+        let block_bytes = TOKEN_BYTES * self.map.layout().block_tokens() as usize;
+        let blocks = self.map.blocks() as usize;
+        (range.start / block_bytes..range.end.div_ceil(block_bytes)).map(move |at| BlockId((at % blocks) as u32))
+    }
+
+    fn at(&self, lane: usize, blocks: &[BlockId], position: usize) -> usize {
+        let size = self.map.layout().block_tokens();
+        let within = position as u32 % size;
+        let block = blocks[position / size as usize];
+        self.map.token_range(0, lane / PLANES, block, lane % PLANES, within..within + 1).start
+    }
+
+    fn read(&self, offset: usize) -> [u64; 2] {
+        let mut bytes = [0; TOKEN_BYTES];
+        self.region.read(offset, &mut bytes);
+        let (first, second) = bytes.split_at(8);
+        [first, second].map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")))
+    }
+
+    /// Computes the KV of one position from the one before it, as it stands in the blocks.
+    pub fn compute(&self, blocks: &[BlockId], position: usize, token: TokenId) {
+        for lane in 0..LANES {
+            let before = if position == 0 { 0 } else { self.read(self.at(lane, blocks, position - 1))[0] };
+            let [first, second] = words(lane, token, position, before).map(u64::to_le_bytes);
+            let mut bytes = [0; TOKEN_BYTES];
+            bytes[..8].copy_from_slice(&first);
+            bytes[8..].copy_from_slice(&second);
+            self.region.write(self.at(lane, blocks, position), &bytes);
+        }
+    }
+
+    /// Logits behind the first `len` positions.
+    pub fn logits(&self, blocks: &[BlockId], len: usize) -> Vec<f32> {
+        let mut folds = [0; LANES];
+        for (lane, all) in folds.iter_mut().enumerate() {
+            *all = (0..len).fold(0, |all, position| fold(all, self.read(self.at(lane, blocks, position))));
+        }
+        logits_of(folds)
+    }
+
+    /// Copies the first `tokens` positions of one block into another.
+    pub fn copy(&self, from: BlockId, to: BlockId, tokens: usize) {
+        for lane in 0..LANES {
+            for position in 0..tokens {
+                let mut bytes = [0; TOKEN_BYTES];
+                self.region.read(self.at(lane, &[from], position), &mut bytes);
+                self.region.write(self.at(lane, &[to], position), &bytes);
+            }
+        }
+    }
+
+    /// The first position whose KV is not that of `tokens`.
+    pub fn wrong(&self, blocks: &[BlockId], tokens: &[TokenId]) -> Option<usize> {
+        let mut before = [0; LANES];
+        tokens.iter().enumerate().position(|(position, &token)| {
+            let mut is_wrong = false;
+            for (lane, before) in before.iter_mut().enumerate() {
+                let right = words(lane, token, position, *before);
+                is_wrong |= self.read(self.at(lane, blocks, position)) != right;
+                *before = right[0];
+            }
+            is_wrong
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_depend_on_every_byte_of_the_past() {
+        let memory = Memory::new(16, 4);
+        let blocks = [3, 1, 0].map(BlockId);
+        let tokens: Vec<TokenId> = (100..140).collect();
+        tokens.iter().enumerate().for_each(|(i, &token)| memory.compute(&blocks, i, token));
+        let right = logits_of(Oracle::of(&tokens).folds);
+        assert_eq!((memory.logits(&blocks, 40), memory.wrong(&blocks, &tokens)), (right.clone(), None));
+        for position in [0, 17, 39] {
+            let at = memory.at(1, &blocks, position);
+            let kept = memory.read(at);
+            memory.region.write(at, &[!(kept[0] as u8)]);
+            assert_eq!(memory.wrong(&blocks, &tokens), Some(position));
+            assert_ne!(memory.logits(&blocks, 40), right);
+            memory.region.write(at, &[kept[0] as u8]);
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! What a seed decides before anything happens: the cluster, its bounds, the requests and the faults.
+
+use crate::executor::{Time, ms};
+use crate::network::Lane;
+use crate::random::Random;
+use baton_types::TokenId;
+use std::time::Duration;
+
+/// Requests come until then, faults a little longer.
+const ARRIVALS: Time = ms(1_200);
+/// The first comes when routers may know their workers.
+const FIRST: Time = ms(260);
+/// From here on nothing breaks, and everybody runs.
+pub const HEALED: Time = ms(1_800);
+/// Long enough after that for views, leases and probations: whoever comes now is served.
+const WELL: Time = HEALED + ms(1_600);
+/// A request that came before repairs or later ends within this after both, whatever its deadline: five attempts may each wait for the
+/// longest handoff, and clients that have time for more than that have nine seconds.
+pub const ENDS_WITHIN: Time = ms(5_000);
+/// Patience of clients, in milliseconds, whose deadlines are no help to a request that is stuck.
+const PATIENCE: u64 = 9_000;
+/// Everything must be quiet then.
+pub const END: Time = WELL + ms(300) + ms(PATIENCE) + ms(3_000);
+
+/// Tenants by number, with their weights.
+pub const WEIGHTS: [u32; 3] = [1, 1, 4];
+
+/// Cluster and bounds of one schedule.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    pub routers: usize,
+    pub prefills: usize,
+    pub decodes: usize,
+    /// Blocks in the pool of a decode worker.
+    pub blocks: u32,
+    /// And of a prefill worker.
+    pub prefill_blocks: u32,
+    pub decode_block_tokens: u32,
+    pub lane: Lane,
+    /// Prefill workers get cached prefixes from decode workers,
+    pub gets: bool,
+    /// by themselves, where the lane lets them.
+    pub gets_by_itself: bool,
+    /// Routers keep the leases themselves, without etcd.
+    pub is_embedded: bool,
+    pub watermark_blocks: u32,
+    pub running_max: usize,
+    pub chunk_tokens: usize,
+    pub epoch_bytes: u64,
+    pub put_bytes_max: usize,
+    pub handoff_max: Duration,
+    pub abort_max: Duration,
+    pub stall_max: Duration,
+    pub attempts_max: u32,
+    pub ready_max: Duration,
+    /// Requests that a router serves at once, and that wait for their turn.
+    pub admits: (usize, usize),
+    /// Messages take a few milliseconds, and once in so many times up to two hundred.
+    pub slow_once_in: u64,
+}
+
+impl Shape {
+    fn draw(random: &mut Random) -> Self {
+        let blocks = random.of(&[8, 10, 16, 24]);
+        Self {
+            routers: random.between(1, 2) as usize,
+            prefills: random.between(1, 2) as usize,
+            decodes: random.between(1, 2) as usize,
+            blocks,
+            prefill_blocks: blocks * random.of(&[1, 1, 2]),
+            decode_block_tokens: random.of(&[16, 16, 32]),
+            lane: random.of(&Lane::ALL),
+            gets: random.once_in(2),
+            gets_by_itself: random.once_in(2),
+            is_embedded: random.once_in(4),
+            watermark_blocks: random.between(0, 2) as u32,
+            running_max: random.between(2, 6) as usize,
+            chunk_tokens: random.of(&[16, 32, 64]),
+            epoch_bytes: random.of(&[256, 1024, 8192]),
+            put_bytes_max: random.of(&[128, 512, 4096]),
+            handoff_max: Duration::from_millis(random.between(120, 900)),
+            abort_max: Duration::from_millis(random.between(20, 120)),
+            stall_max: Duration::from_millis(400),
+            attempts_max: random.between(3, 5) as u32,
+            ready_max: Duration::from_millis(random.of(&[0, 100])),
+            admits: (random.of(&[3, 8, 32]), random.of(&[2, 8])),
+            slow_once_in: random.of(&[8, 25, 200]),
+        }
+    }
+
+    /// Name of a slot: routers come first, then prefill workers, then decode workers.
+    pub fn name(&self, slot: usize) -> String {
+        match slot.checked_sub(self.routers) {
+            None => format!("router{slot}"),
+            Some(w) if w < self.prefills => format!("p{w}"),
+            Some(w) => format!("d{}", w - self.prefills),
+        }
+    }
+
+    /// Whether a slot is a decode worker's.
+    pub fn is_decode(&self, slot: usize) -> bool {
+        slot >= self.routers + self.prefills
+    }
+
+    /// How many slots there are.
+    pub fn slots(&self) -> usize {
+        self.routers + self.prefills + self.decodes
+    }
+}
+
+/// Where a request is prefilled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    Auto,
+    Remote,
+    Local,
+}
+
+/// What one client asks.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub prompt: Vec<TokenId>,
+    pub max_tokens: u32,
+    pub samples: u32,
+    /// 0 takes the likeliest token, 1 draws.
+    pub temperature: f32,
+    pub seed: u64,
+    pub policy: Policy,
+    pub priority: i32,
+    /// Of [`WEIGHTS`].
+    pub tenant: usize,
+    pub at: Time,
+    pub deadline: Time,
+    /// When its client goes.
+    pub gone: Option<Time>,
+    /// The router that it asks.
+    pub to: usize,
+    /// Nothing is broken when it comes.
+    pub must_succeed: bool,
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    Crash { slot: usize, silent: bool },
+    Restart { slot: usize },
+    Stall { slot: usize },
+    Resume { slot: usize },
+    /// All data links between two workers break.
+    Cut { slot: usize, other: usize },
+    /// The next write of a worker arrives damaged.
+    Damage { slot: usize },
+    DeviceFails { slot: usize },
+    /// An operator drains a worker, which is restarted later.
+    Drain { slot: usize },
+    BreakWatch { router: usize },
+    EtcdAway { ms: u64 },
+    EtcdWiped { all: bool },
+    EtcdLosesRecords,
+    /// Everything is repaired.
+    Heal,
+}
+
+/// Everything that a seed decides beforehand.
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    pub shape: Shape,
+    pub requests: Vec<Request>,
+    pub faults: Vec<(Time, Fault)>,
+}
+
+impl Schedule {
+    /// The schedule of a seed; `vocab` tokens are known.
+    pub fn draw(random: &mut Random, vocab: u32) -> Self {
+        let shape = Shape::draw(random);
+        let requests = requests(&shape, vocab, random);
+        let faults = faults(&shape, random);
+        Self { shape, requests, faults }
+    }
+}
+
+fn requests(shape: &Shape, vocab: u32, random: &mut Random) -> Vec<Request> {
+    let mut requests: Vec<Request> = (0..random.between(9, 16)).map(|_| request(shape, vocab, random)).collect();
+    if random.once_in(4) {
+        crowd(shape, vocab, &mut requests, random);
+    }
+    requests.extend((0..2).map(|_| late(shape, vocab, random)));
+    requests
+}
+
+/// Makes some of the requests long, of which no two fit a decode worker's pool, and come at once.
+fn crowd(shape: &Shape, vocab: u32, requests: &mut [Request], random: &mut Random) {
+    let at = FIRST + random.below(ARRIVALS - FIRST);
+    for (n, request) in requests.iter_mut().take(5).enumerate() {
+        let len = random.between(u64::from(shape.blocks) * 9, u64::from(shape.blocks) * 13);
+        request.prompt = (0..len).map(|i| ((i * 31 + n as u64 * 7) % u64::from(vocab)) as TokenId).collect();
+        (request.policy, request.samples) = (Policy::Remote, 1);
+        request.deadline += at.saturating_sub(request.at);
+        (request.at, request.gone) = (at + random.below(ms(60)), None);
+    }
+}
+
+/// A small request after all repairs, by a patient client: it must succeed.
+fn late(shape: &Shape, vocab: u32, random: &mut Random) -> Request {
+    let mut late = request(shape, vocab, random);
+    late.prompt.truncate(32);
+    late.at = WELL + random.below(ms(300));
+    (late.deadline, late.gone, late.must_succeed) = (late.at + ms(PATIENCE), None, true);
+    (late.policy, late.samples) = (Policy::Auto, 1);
+    late
+}
+
+fn request(shape: &Shape, vocab: u32, random: &mut Random) -> Request {
+    let pool = u64::from(shape.blocks);
+    let longest = if random.once_in(12) { pool * 16 + 20 } else { pool * 8 };
+    let len = random.between(1, longest.min(150));
+    // Some share their beginnings, so that caches hit, and a block of another request looks almost right.
+    let base = random.below(3) * 1000;
+    let shared = if random.once_in(3) { random.between(1, len) } else { 0 };
+    let mut prompt: Vec<TokenId> = Vec::with_capacity(len as usize);
+    for i in 0..len {
+        let is_odd = i >= shared && random.once_in(9);
+        prompt.push(if is_odd { random.below(u64::from(vocab)) } else { (base + i * 31) % u64::from(vocab) } as TokenId);
+    }
+    let at = FIRST + random.below(ARRIVALS - FIRST);
+    let patience = match random.below(6) {
+        0 => random.between(30, 300),
+        1 | 2 => PATIENCE,
+        _ => random.between(800, 2_400),
+    };
+    Request {
+        prompt,
+        max_tokens: random.between(1, 14) as u32,
+        samples: random.of(&[1, 1, 1, 1, 2, 3]),
+        temperature: random.of(&[0.0, 1.0]),
+        seed: random.any(),
+        policy: random.of(&[Policy::Auto, Policy::Auto, Policy::Auto, Policy::Remote, Policy::Remote, Policy::Local]),
+        priority: random.of(&[0, 0, 0, 1]),
+        tenant: random.below(WEIGHTS.len() as u64) as usize,
+        at,
+        deadline: at + ms(patience),
+        gone: random.once_in(6).then(|| at + random.below(ms(400))),
+        to: random.below(shape.routers as u64) as usize,
+        must_succeed: false,
+    }
+}
+
+/// The faults, with the end of each.
+fn faults(shape: &Shape, random: &mut Random) -> Vec<(Time, Fault)> {
+    let mut faults = Vec::new();
+    for _ in 0..random.of(&[0, 1, 2, 3, 4, 6, 8]) {
+        let at = random.below(HEALED - ms(200));
+        let any = random.below(shape.slots() as u64) as usize;
+        let worker = random.between(shape.routers as u64, shape.slots() as u64 - 1) as usize;
+        let other = random.between(shape.routers as u64, shape.slots() as u64 - 1) as usize;
+        let later = at + ms(1) + random.below(ms(1) * random.of(&[3, 3, 40, 400]));
+        let slot = if random.once_in(5) { any } else { worker };
+        match random.below(23) {
+            0..=5 => {
+                faults.push((at, Fault::Crash { slot, silent: random.once_in(3) }));
+                faults.push((later, Fault::Restart { slot }));
+            }
+            6..=10 => {
+                faults.push((at, Fault::Stall { slot }));
+                faults.push((later + ms(random.of(&[5, 300, 1_000])), Fault::Resume { slot }));
+            }
+            11..=13 => faults.push((at, Fault::Cut { slot: worker, other })),
+            14 | 15 => {
+                faults.push((at, Fault::Drain { slot: worker }));
+                faults.push((later + ms(200), Fault::Crash { slot: worker, silent: false }));
+                faults.push((later + ms(210), Fault::Restart { slot: worker }));
+            }
+            16 => faults.push((at, Fault::BreakWatch { router: random.below(shape.routers as u64) as usize })),
+            17 => faults.push((at, Fault::EtcdWiped { all: random.once_in(2) })),
+            18 => faults.push((at, Fault::EtcdAway { ms: random.between(50, 900) })),
+            19 => faults.push((at, Fault::EtcdLosesRecords)),
+            20 | 21 => faults.push((at, Fault::Damage { slot: worker })),
+            // One, or all: a request that breaks two workers is given up.
+            _ if random.once_in(2) => faults.push((at, Fault::DeviceFails { slot: worker })),
+            _ => faults.extend((shape.routers..shape.slots()).map(|slot| (at, Fault::DeviceFails { slot }))),
+        }
+    }
+    faults.push((HEALED, Fault::Heal));
+    faults
+}

@@ -1,0 +1,119 @@
+//! The shipped driver of transfers, turned in the process of its worker.
+
+use crate::executor::{Executor, Process, Time};
+use crate::network::{Network, Writable};
+use baton_kv_transfer::simulation::{Call, Calls, Driver, Job, Ports, Verifier};
+use baton_kv_transfer::{KvTransfer, Region, SinkHandler, TransferConfig, TransferError};
+use baton_types::KvPoolMap;
+use parking_lot::Mutex;
+use send_wrapper::SendWrapper;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::Notify;
+
+/// Most that a turn which found something to do takes.
+const TURN_MAX: Time = 60;
+/// Most that a checksum or a call of the handler waits for its thread.
+const THREAD_MAX: Time = 400;
+
+/// Where a worker is.
+#[allow(missing_docs)] // The types say it.
+pub struct Site {
+    pub executor: Executor,
+    pub network: Network,
+    pub process: Process,
+    pub address: SocketAddr,
+}
+
+/// Starts the transfer service of a worker. `writable` says what peers may write of its region, see [`Writable`].
+///
+/// # Errors
+/// As [`KvTransfer::start`], for a configuration that it refuses.
+pub fn start(
+    site: Site,
+    config: TransferConfig,
+    region: Arc<Region>,
+    handler: Arc<dyn SinkHandler>,
+    writable: Writable,
+) -> Result<KvTransfer, TransferError> {
+    let Site { executor, network, process, address } = site;
+    let (moved, map) = (Arc::new(Notify::new()), config.map.clone());
+    let transport = network.join(process, address, region.clone(), moved.clone(), writable);
+    let thread = |executor: &Executor| Thread { executor: executor.clone(), process, free_at: Mutex::default() };
+    let (wakes, draws) = (moved.clone(), executor.clone());
+    let ports = Ports {
+        transport: Box::new(transport),
+        wake: Box::new(move || wakes.notify_one()),
+        verifier: Box::new(OnThread { thread: thread(&executor), does: (region, map) }),
+        calls: Box::new(OnThread { thread: thread(&executor), does: handler }),
+        draw: Box::new(move || draws.draw(|random| random.any())),
+    };
+    let abort = Duration::from_millis(config.limits.abort_ms);
+    let (service, driver) = KvTransfer::drive(config, ports)?;
+    // It stays on its thread, and all tasks of a schedule are polled on one.
+    executor.spawn(process, SendWrapper::new(turns(executor.clone(), process, driver, moved, abort)));
+    Ok(service)
+}
+
+/// As the progress thread of a service: turns the driver until it is stopped.
+async fn turns(executor: Executor, process: Process, mut driver: Driver, moved: Arc<Notify>, abort: Duration) {
+    let runtime = executor.runtime(process);
+    loop {
+        let now = runtime.now();
+        let turn = driver.turn(now);
+        if turn.over {
+            return driver.finish(now, now + abort);
+        }
+        let wakes_at = match turn.worked {
+            true => now + Duration::from_micros(executor.draw(|random| 1 + random.below(TURN_MAX))),
+            false if !driver.park() => continue,
+            false => turn.wake_at,
+        };
+        tokio::select! {
+            biased;
+            () = moved.notified(), if !turn.worked => {}
+            () = runtime.sleep_until(wakes_at) => {}
+        }
+    }
+}
+
+/// A thread of a worker that does one thing after the other.
+struct Thread {
+    executor: Executor,
+    process: Process,
+    free_at: Mutex<Time>,
+}
+
+impl Thread {
+    fn does(&self, what: impl FnOnce() + Send + 'static) {
+        let mut free_at = self.free_at.lock();
+        let begins = self.executor.time().max(*free_at);
+        *free_at = begins + 1 + self.executor.draw(|random| random.below(THREAD_MAX));
+        self.executor.call(*free_at, self.process, what);
+    }
+}
+
+/// A port of the driver behind a thread.
+struct OnThread<T> {
+    thread: Thread,
+    does: T,
+}
+
+impl Verifier for OnThread<(Arc<Region>, KvPoolMap)> {
+    fn submit(&mut self, job: Job) {
+        let (region, map) = self.does.clone();
+        self.thread.does(move || job.run(&*region, &map));
+    }
+}
+
+impl Calls for OnThread<Arc<dyn SinkHandler>> {
+    fn submit(&mut self, call: Call) {
+        let handler = self.does.clone();
+        self.thread.does(move || call.make(&*handler));
+    }
+
+    fn joins_legs(&self) -> bool {
+        self.does.joins_legs()
+    }
+}

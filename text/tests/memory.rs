@@ -1,0 +1,52 @@
+//! What encoding a long text takes of memory: a hazard of the tokenizers crate, and the fast path's bound.
+
+mod common;
+
+use baton_text::Specials;
+use common::corpus::Corpus;
+use common::families;
+use peak_alloc::PeakAlloc;
+
+#[global_allocator]
+static MEMORY: PeakAlloc = PeakAlloc;
+
+/// Most bytes of memory at the peak for each byte of a text: 12 for ids while their vector doubles, 3 for the text in composed form, and
+/// where the whole text is one word, 20 for its symbols and pairs.
+const TIMES_MAX: f64 = 40.0;
+
+/// Bytes of memory at the peak, for each byte of the text.
+fn taken<T>(text: &str, work: impl FnOnce(&str) -> T) -> f64 {
+    let before = MEMORY.current_usage();
+    MEMORY.reset_peak_usage();
+    work(text);
+    (MEMORY.peak_usage() - before) as f64 / text.len() as f64
+}
+
+#[test]
+fn encoding_takes_a_few_bytes_for_each_of_the_text() {
+    let mixed: String = Corpus::new(10).take(4_000).flat_map(|line| [line, "\n".to_owned()]).collect();
+    let long = mixed.repeat((16 << 20) / mixed.len() + 1);
+    let letters: String = Corpus::new(11)
+        .flat_map(|line| line.into_bytes())
+        .filter(u8::is_ascii_lowercase)
+        .take(1_200_000)
+        .map(char::from)
+        .collect();
+    let texts = [
+        ("16 MiB, mixed", long),
+        ("one letter", "a".repeat(1_200_000)),
+        ("one word", letters),
+        ("spaces", " ".repeat(1_200_000)),
+        ("a token for each byte", "\u{1}".repeat(1_200_000)),
+        ("decomposed", "e\u{301}".repeat(600_000)),
+    ];
+    let family = families::gguf("qwen2");
+    for (name, text) in &texts {
+        let times = taken(text, |text| family.ours.encode(text, Specials::AsText).unwrap());
+        println!("{name}: {times:.1} bytes a byte of text");
+        assert!(times < TIMES_MAX, "{name}: {times}");
+    }
+    let library = taken(&mixed, |text| family.theirs(text, Specials::AsText));
+    println!("the library, mixed: {library:.1}");
+    assert!(library > 2.0 * TIMES_MAX, "the hazard is gone: {library}");
+}

@@ -1,0 +1,243 @@
+//! Gets of cached prefixes: a worker gets what another has into its own cache, before it computes the rest.
+//!
+//! The name of a get is the chain of block hashes, 16 bytes each. They are keyed with the tenant's salt: who cannot name a
+//! prefix cannot get it.
+
+use baton_engine::{EngineHandle, SequenceRequest};
+use baton_kv_cache::{HASH_TOKENS, Lease, PrefixHash, Reserve, SharedPool};
+use baton_kv_transfer::{
+    GetRequest, HandoffFailure, KvTransfer, Peer, PinQuestion, PinReply, RefuseReason, TransferError,
+};
+use baton_node::membership::Members;
+use baton_types::{GroupBlocks, KvLayout};
+use std::time::Duration;
+
+/// Most tokens that are got at once, by the length of their name.
+const TOKENS_MAX: usize = GetRequest::NAME_BYTES_MAX / HASH_BYTES * HASH_TOKENS;
+const HASH_BYTES: usize = 16;
+/// A get may take this many times what the measured rate says that computing the same takes; beyond that it is not worth it.
+const PATIENCE: f64 = 2.0;
+/// And at least so long, whatever was measured.
+const TIME_MIN: Duration = Duration::from_millis(250);
+
+/// What is to be got, and from whom.
+#[derive(Clone, Debug)]
+pub struct PrefixGet {
+    owner: Peer,
+    tokens: usize,
+    block_tokens: usize,
+    time_min: Duration,
+}
+
+/// A block size that no layout has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no worker has blocks of {0} tokens: a multiple of 16 between 16 and 128")]
+pub struct BlockTokens(u32);
+
+impl PrefixGet {
+    /// Of so many tokens of the prompt, which `owner` has cached in blocks of `block_tokens`.
+    ///
+    /// # Errors
+    /// Where no layout has such blocks.
+    pub fn try_new(owner: Peer, tokens: u32, block_tokens: u32) -> Result<Self, BlockTokens> {
+        let sizes = KvLayout::GRANULE_TOKENS..=KvLayout::BLOCK_TOKENS_MAX;
+        if !sizes.contains(&block_tokens) || !block_tokens.is_multiple_of(KvLayout::GRANULE_TOKENS) {
+            return Err(BlockTokens(block_tokens));
+        }
+        Ok(Self { owner, tokens: tokens as usize, block_tokens: block_tokens as usize, time_min: TIME_MIN })
+    }
+
+    /// The same, which may take so long, whatever was measured.
+    #[must_use]
+    pub fn patient(self, time_min: Duration) -> Self {
+        Self { time_min, ..self }
+    }
+
+    /// Who has it.
+    pub fn owner(&self) -> &Peer {
+        &self.owner
+    }
+}
+
+/// What was got. It stays cached while this value lives, and then as long as anything does.
+#[derive(Debug)]
+pub struct CachedPrefix {
+    /// Tokens of the prompt that are cached here now.
+    pub tokens: usize,
+    /// KV bytes that came.
+    pub bytes: u64,
+    _lease: Lease,
+}
+
+/// Why nothing was got. Nothing is lost: the prompt is computed.
+#[derive(Debug, thiserror::Error)]
+pub enum PrefixGetError {
+    /// There is no room for it now.
+    #[error("there is no room for {0} tokens now")]
+    NoRoom(usize),
+    /// It could not be asked for.
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+    /// The get failed.
+    #[error(transparent)]
+    Failed(#[from] HandoffFailure),
+}
+
+/// Gets what `get` says and this worker lacks of a prompt into its cache. `None` where it lacks nothing of it, or shares nothing.
+pub async fn get_prefix(
+    engine: &EngineHandle,
+    transfer: &KvTransfer,
+    request: &SequenceRequest,
+    get: &PrefixGet,
+) -> Result<Option<CachedPrefix>, PrefixGetError> {
+    let Some(keep) = engine.keep(request) else { return Ok(None) };
+    let hashes = request.block_hashes();
+    let (pool, ours) = (engine.pool(), engine.config().block_tokens as usize);
+    // Whole blocks of this side; the last token is computed here in any case.
+    let tokens_max = (request.tokens.len() - 1).min(hashes.len() * HASH_TOKENS).min(TOKENS_MAX);
+    let tokens = get.tokens.min(tokens_max) / ours * ours;
+    let boundary = boundary(ours, get.block_tokens);
+    let from = pool.cached_tokens(&hashes).min(tokens) / boundary * boundary;
+    if tokens <= from {
+        return Ok(None);
+    }
+    let blocks = tokens / ours;
+    let keep_free = engine.config().watermark_blocks as usize;
+    let wanted = Reserve { names: &hashes, reuse_tokens_max: from, blocks, keep_free, now: engine.now() };
+    let room = (!engine.lacks_blocks()).then(|| reserve_exactly(&pool, wanted, from / ours)).flatten();
+    let lease = room.ok_or(PrefixGetError::NoRoom(tokens))?;
+    let patience = patience(tokens - from, engine.load().prefill_tokens_per_s).max(get.time_min);
+    let deadline = request.deadline.min(engine.now() + patience);
+    let wanted = GetRequest {
+        request_id: request.id.clone(),
+        name: hashes[..tokens / HASH_TOKENS].iter().flat_map(|hash| hash.0).collect(),
+        from: from as u32,
+        tokens: tokens as u32,
+        blocks: behind(&lease, from / ours),
+        deadline,
+        hold: Box::new(lease),
+    };
+    let got = transfer.get(&get.owner, wanted)?.outcome().await?;
+    let Ok(mut lease) = got.hold.downcast::<Lease>() else { return Ok(None) };
+    lease.store(&hashes, tokens, keep, engine.now());
+    lease.let_go_of_spares();
+    Ok(Some(CachedPrefix { tokens, bytes: got.bytes, _lease: *lease }))
+}
+
+/// Lets a peer read what is cached here, or says that it is not. Only registered workers get it: names of prefixes are no secret to them.
+pub fn pin_prefix(engine: &EngineHandle, members: &Members, question: &PinQuestion, reply: PinReply) {
+    if !members.stands(&question.reader) {
+        let detail = format!("{} is no worker that is registered here, or not as this start", question.reader);
+        return reply.refuse(RefuseReason::UnknownRequest, detail);
+    }
+    let (ours, tokens) = (engine.config().block_tokens as usize, question.tokens as usize);
+    let (hashes, rest) = question.name.as_chunks::<HASH_BYTES>();
+    if !rest.is_empty() || hashes.len() * HASH_TOKENS < tokens {
+        return reply.refuse(RefuseReason::Protocol, "the name is no chain of prefixes as long as what is asked for");
+    }
+    let hashes: Vec<PrefixHash> = hashes.iter().map(|hash| PrefixHash(*hash)).collect();
+    let blocks = tokens.div_ceil(ours);
+    // Only a look at what is there: nothing is allocated for it.
+    if engine.pool().cached_tokens(&hashes) < blocks * ours {
+        return reply.refuse(RefuseReason::UnknownRequest, "that prefix is not cached here, or not all of it");
+    }
+    let reuse_tokens_max = blocks * ours;
+    let wanted = Reserve { names: &hashes, reuse_tokens_max, blocks, keep_free: 0, now: engine.now() };
+    match reserve_exactly(&engine.pool(), wanted, blocks) {
+        Some(lease) => reply.pin(behind(&lease, question.from as usize / ours), Box::new(lease)),
+        None => reply.refuse(RefuseReason::UnknownRequest, "that prefix was evicted just now"),
+    }
+}
+
+/// A lease that has so many blocks from the cache, as was found when it was looked. Others use the cache meanwhile: what is gone by now
+/// would be read without ever having been written, and what came would be written although others share it.
+fn reserve_exactly(pool: &SharedPool, wanted: Reserve<'_>, cached_blocks: usize) -> Option<Lease> {
+    pool.try_reserve(wanted).filter(|lease| lease.cached_blocks() == cached_blocks)
+}
+
+/// The blocks of a lease from this one on.
+fn behind(lease: &Lease, first: usize) -> GroupBlocks {
+    GroupBlocks(lease.blocks().0.iter().map(|group| group[first..].to_vec()).collect())
+}
+
+/// The smallest number of tokens that is whole blocks of both sides: the least common multiple.
+fn boundary(ours: usize, theirs: usize) -> usize {
+    let (mut a, mut b) = (ours, theirs);
+    while b > 0 {
+        (a, b) = (b, a % b);
+    }
+    ours / a * theirs
+}
+
+fn patience(tokens: usize, tokens_per_s: f32) -> Duration {
+    let seconds = PATIENCE * tokens as f64 / f64::from(tokens_per_s);
+    Duration::try_from_secs_f64(seconds).unwrap_or(TIME_MIN).max(TIME_MIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+    use baton_kv_cache::{CacheConfig, Keep};
+    use baton_kv_transfer::TransferAddress;
+    use baton_types::{Incarnation, InstanceId, Party};
+
+    #[test]
+    fn whole_blocks_of_both() {
+        let cases = [(16, 16, 16), (16, 64, 64), (64, 16, 64), (48, 64, 192), (112, 128, 896), (128, 128, 128)];
+        for (ours, theirs, expected) in cases {
+            assert_eq!(boundary(ours, theirs), expected, "{ours}, {theirs}");
+        }
+    }
+
+    #[test]
+    fn blocks_that_no_layout_has_are_refused_at_once() {
+        let party = Party { instance: InstanceId::try_new("d").unwrap(), incarnation: Incarnation(1) };
+        let address = TransferAddress::from_bytes(b"t127.0.0.1:9").unwrap();
+        let get = |block_tokens| {
+            PrefixGet::try_new(Peer { party: party.clone(), address: address.clone(), shard: 0 }, 64, block_tokens)
+        };
+        for block_tokens in [0, 1, 15, 24, 129, 144, 4_294_967_291, u32::MAX] {
+            assert_eq!(get(block_tokens).unwrap_err(), BlockTokens(block_tokens));
+        }
+        let begin = engine.now();
+        for theirs in (16..=128).step_by(16) {
+            assert_eq!(get(theirs).unwrap().block_tokens, theirs as usize);
+            // However large: arithmetic, not a search.
+            assert!(boundary(16 * theirs as usize, (1 << 40) + 1) > 1 << 40);
+        }
+        assert!(begin.elapsed() < Duration::from_millis(100));
+    }
+
+    /// A pool with the names of three blocks of 16 tokens, of which so many are cached.
+    fn pool_with(cached: usize) -> (SharedPool, Vec<PrefixHash>) {
+        let cache = CacheConfig { block_tokens: 16, pinned_max: 0, pinned_of_one_max: 0, changes_max: 8 };
+        let pool = SharedPool::with_cache(1, 8, cache).unwrap();
+        let names: Vec<PrefixHash> = (1..=3).map(|n| PrefixHash([n; 16])).collect();
+        let wanted = Reserve { names: &names, reuse_tokens_max: 0, blocks: 3, keep_free: 0, now: engine.now() };
+        let mut lease = pool.try_reserve(wanted).unwrap();
+        lease.store(&names, cached * 16, Keep::idle(Duration::from_secs(60)), engine.now());
+        drop(lease);
+        assert_eq!(pool.cached_tokens(&names), cached * 16);
+        (pool, names)
+    }
+
+    #[test]
+    fn what_was_evicted_since_it_was_looked_is_not_pinned() {
+        for (cached, looked) in [(3, 3), (2, 3), (0, 3), (3, 2)] {
+            let (pool, names) = pool_with(cached);
+            let reuse_tokens_max = 48;
+            let wanted = Reserve { names: &names, reuse_tokens_max, blocks: 3, keep_free: 0, now: engine.now() };
+            let lease = reserve_exactly(&pool, wanted, looked);
+            assert_eq!(lease.is_some(), cached == looked, "{cached} blocks are cached, {looked} were when it looked");
+            drop(lease);
+            assert_eq!(pool.counts().referenced, 0, "nothing stays reserved");
+        }
+    }
+
+    #[test]
+    fn it_is_given_up_when_computing_would_have_been_faster() {
+        assert_eq!(patience(1000, 1000.0), Duration::from_secs(2));
+        assert_eq!([patience(10, 1000.0), patience(10, 0.0)], [TIME_MIN; 2]);
+    }
+}

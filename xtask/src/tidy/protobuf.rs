@@ -1,0 +1,86 @@
+//! Generated protobuf types stop at the conversions of `proto` and at one `grpc` module per process: what lies behind speaks `types`.
+
+use super::{Exceptions, Source};
+
+/// Shipped files that name them elsewhere. To be emptied: a file that no longer does has to go from here.
+const EXCEPTIONS: &[&str] = &[
+    "cli/src/bench/replay/ask.rs",
+    "cli/src/drain.rs",
+    "cli/src/generate.rs",
+    "cli/src/status/json.rs",
+    "cli/src/status/mod.rs",
+    "cli/src/status/table.rs",
+    "cli/src/trace/mod.rs",
+    "cli/src/trace/waterfall.rs",
+    "decode-worker/src/lib.rs",
+    "decode-worker/src/service.rs",
+    "prefill-worker/src/lib.rs",
+    "prefill-worker/src/service.rs",
+    "worker/src/bring_up.rs",
+    "worker/src/process.rs",
+    "worker/src/report.rs",
+    "worker/src/service.rs",
+];
+
+pub(super) fn check(sources: &[Source]) -> Vec<String> {
+    findings(sources, EXCEPTIONS)
+}
+
+fn findings(sources: &[Source], exceptions: &[&str]) -> Vec<String> {
+    let mut exceptions = Exceptions::new(exceptions, "names protobuf types outside of `grpc`");
+    let mut found = Vec::new();
+    for source in sources.iter().filter(|s| s.is_product_code() && !may_name(&s.path)) {
+        let Some((line, _)) = source.product_lines().find(|(_, line)| names(line)) else { continue };
+        if !exceptions.cover(&source.path) {
+            found.push(format!("{}:{line}: protobuf types stop at the crate's `grpc` module", source.path));
+        }
+    }
+    found.extend(exceptions.unneeded());
+    found
+}
+
+/// `proto` itself, `grpc` below the sources of a crate, and the registry that routers keep, which is a service of its own.
+fn may_name(path: &str) -> bool {
+    let below = path.split_once("/src/").map_or("", |(_, below)| below);
+    let edge = below == "grpc.rs" || below.starts_with("grpc/");
+    path.starts_with("proto/") || path.starts_with("node/src/membership/embedded/grpc/") || edge
+}
+
+fn names(line: &str) -> bool {
+    let code = line.split("//").next().unwrap_or_default();
+    let imported = code.split("baton_proto").skip(1).any(|rest| !rest.starts_with("::convert"));
+    // Through a name of another module; `opentelemetry_proto::…::v1::` is not ours.
+    let begins = |at: usize| !code[..at].ends_with(|c: char| c == ':' || c == '_' || c.is_alphanumeric());
+    imported || code.match_indices("v1::").any(|(at, _)| begins(at))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(path: &str, text: &str) -> Source {
+        Source { path: path.into(), text: text.into() }
+    }
+
+    #[test]
+    fn types_are_named_at_the_edge_alone() {
+        let named = "use baton_proto::v1::LoadReport;";
+        let at = |path: &str| findings(&[source(path, named)], &[]).len();
+        assert_eq!(["router/src/flow/mod.rs", "cli/src/grpc_of.rs"].map(at), [1, 1]);
+        assert_eq!(["proto/src/convert.rs", "router/src/grpc/mod.rs", "cli/src/grpc.rs"].map(at), [0; 3]);
+        assert_eq!(["router/src/tests/http.rs", "tests/src/load.rs", "node/src/grpc/tests.rs"].map(at), [0; 3]);
+        let with = |text: &str| findings(&[source("worker/src/a.rs", text)], &[]).len();
+        assert_eq!(with("use baton_proto::{convert, v1};"), 1);
+        assert_eq!(with("fn f(report: &v1::LoadReport) {}"), 1);
+        assert_eq!(with("use baton_proto::convert::status;\n// as v1::LoadReport says\nuse otlp::v1::AnyValue;"), 0);
+        assert_eq!(with("fn f() {}\n#[cfg(test)]\nmod tests { use baton_proto::v1; }"), 0);
+    }
+
+    #[test]
+    fn an_exception_is_needed_or_goes() {
+        let old = source("worker/src/old.rs", "use baton_proto::v1;");
+        assert_eq!(findings(std::slice::from_ref(&old), &["worker/src/old.rs"]), [""; 0]);
+        assert_eq!(findings(&[old], &["worker/src/old.rs", "worker/src/gone.rs"]).len(), 1);
+        assert_eq!(findings(&[source("worker/src/old.rs", "")], &["worker/src/old.rs"]).len(), 1);
+    }
+}
