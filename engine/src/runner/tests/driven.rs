@@ -106,13 +106,13 @@ fn turns_run_sequences_to_their_end_whatever_happens_while_a_step_runs() {
 
 #[test]
 fn time_is_the_clocks() {
-    let mut world = World::new(8, EngineConfig { step_max: Duration::from_secs(60), ..config() });
+    let mut world = World::new(8, EngineConfig { step_max: Duration::from_secs(10), ..config() });
     world.engine.set_gate(Some(Arc::new(|_: &RequestId, stage: SequencePhase| stage != SequencePhase::Decode)));
     let held = submit(&world.engine, world.request(&prompt(1, 5), 4), Run::Full);
     assert_eq!(world.driven.turn(), Turn::Launched);
-    world.clock.pass(Duration::from_secs(59));
+    world.clock.pass(Duration::from_secs(9));
     assert!(world.engine.healthy());
-    assert_eq!(world.engine.still(), Duration::from_secs(59));
+    assert_eq!(world.engine.still(), Duration::from_secs(9));
     world.clock.pass(Duration::from_secs(1));
     assert!(!world.engine.healthy());
     assert!(world.run().is_some_and(|until| until > world.engine.now()), "it looks again at what a gate holds");
