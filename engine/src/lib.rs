@@ -41,7 +41,7 @@ pub use config::{EngineConfig, PrefixCacheConfig};
 pub use engine::Driven;
 pub use engine::Engine;
 pub use error::EngineError;
-pub use gate::{LogitObserver, SequencePhase, SequenceGate};
+pub use gate::{LogitObserver, SequenceGate, SequencePhase};
 pub use handle::{EngineHandle, SequenceControl};
 pub use health::Heartbeat;
 pub use model::{Logits, Model, ModelConfig, ModelError, StepBatch};

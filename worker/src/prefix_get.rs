@@ -177,10 +177,10 @@ fn patience(tokens: usize, tokens_per_s: f32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Instant;
     use baton_kv_cache::{CacheConfig, Keep};
     use baton_kv_transfer::TransferAddress;
     use baton_types::{Incarnation, InstanceId, Party};
+    use std::time::Instant;
 
     #[test]
     fn whole_blocks_of_both() {
@@ -200,7 +200,7 @@ mod tests {
         for block_tokens in [0, 1, 15, 24, 129, 144, 4_294_967_291, u32::MAX] {
             assert_eq!(get(block_tokens).unwrap_err(), BlockTokens(block_tokens));
         }
-        let begin = engine.now();
+        let begin = Instant::now();
         for theirs in (16..=128).step_by(16) {
             assert_eq!(get(theirs).unwrap().block_tokens, theirs as usize);
             // However large: arithmetic, not a search.
@@ -214,9 +214,9 @@ mod tests {
         let cache = CacheConfig { block_tokens: 16, pinned_max: 0, pinned_of_one_max: 0, changes_max: 8 };
         let pool = SharedPool::with_cache(1, 8, cache).unwrap();
         let names: Vec<PrefixHash> = (1..=3).map(|n| PrefixHash([n; 16])).collect();
-        let wanted = Reserve { names: &names, reuse_tokens_max: 0, blocks: 3, keep_free: 0, now: engine.now() };
+        let wanted = Reserve { names: &names, reuse_tokens_max: 0, blocks: 3, keep_free: 0, now: Instant::now() };
         let mut lease = pool.try_reserve(wanted).unwrap();
-        lease.store(&names, cached * 16, Keep::idle(Duration::from_secs(60)), engine.now());
+        lease.store(&names, cached * 16, Keep::idle(Duration::from_secs(60)), Instant::now());
         drop(lease);
         assert_eq!(pool.cached_tokens(&names), cached * 16);
         (pool, names)
@@ -227,7 +227,7 @@ mod tests {
         for (cached, looked) in [(3, 3), (2, 3), (0, 3), (3, 2)] {
             let (pool, names) = pool_with(cached);
             let reuse_tokens_max = 48;
-            let wanted = Reserve { names: &names, reuse_tokens_max, blocks: 3, keep_free: 0, now: engine.now() };
+            let wanted = Reserve { names: &names, reuse_tokens_max, blocks: 3, keep_free: 0, now: Instant::now() };
             let lease = reserve_exactly(&pool, wanted, looked);
             assert_eq!(lease.is_some(), cached == looked, "{cached} blocks are cached, {looked} were when it looked");
             drop(lease);

@@ -17,7 +17,6 @@ use baton_kernels::ops::Ops;
 use baton_kv_transfer::{KvTransfer, NoHooks, SinkHandler, TransferConfig, TransferHooks};
 use baton_node::admin;
 use baton_node::announce::{Announcement, Announcer};
-use baton_node::grpc::TelemetryService;
 use baton_node::grpc::{self, Router};
 use baton_node::identity::{self, Identity};
 use baton_node::membership::embedded::JoinConfig;
@@ -25,9 +24,7 @@ use baton_node::membership::{self, Members};
 use baton_node::metrics::Metrics;
 use baton_node::telemetry::{ExportCounters, Traces};
 use baton_node::{Shutdown, TokioRuntime, id};
-use baton_types::{
-    Digest, ErrorKind, InstanceRecord, Party, ProtocolRange, RequestError, Role, Runtime, Shard,
-};
+use baton_types::{Digest, ErrorKind, InstanceRecord, Party, ProtocolRange, RequestError, Role, Runtime, Shard};
 use opentelemetry_sdk::trace::SdkTracer;
 use std::net::SocketAddr;
 use std::pin::pin;

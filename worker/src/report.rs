@@ -87,8 +87,7 @@ impl WorkerService {
     /// Reports until the router goes or the worker stops.
     pub(crate) async fn report(self, reports: mpsc::Sender<Report>, cache_events: bool) {
         let runtime = &*self.runtime;
-        let mut cache =
-            cache_events.then(|| Cache::new(self.engine.pool(), self.cache_changed.clone(), runtime.now()));
+        let mut cache = cache_events.then(|| Cache::new(self.engine.pool(), self.cache_changed.clone(), runtime.now()));
         let (mut last, mut quiet, mut tick) = (None, 0, runtime.now() + PERIOD);
         let (mut load_due, mut cache_due) = (true, false);
         loop {

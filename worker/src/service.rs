@@ -67,11 +67,7 @@ impl WorkerService {
     ///
     /// # Errors
     /// Why it does not, for the operator: it drains already, or another start was meant.
-    pub fn start_drain(
-        &self,
-        meant: &Party,
-        bound: Option<Duration>,
-    ) -> Result<watch::Receiver<DrainState>, String> {
+    pub fn start_drain(&self, meant: &Party, bound: Option<Duration>) -> Result<watch::Receiver<DrainState>, String> {
         if *meant != self.party {
             return Err(format!("{} is another start than the one that was to drain", self.party));
         }

@@ -7,7 +7,7 @@ mod step;
 mod tests;
 
 use crate::api::{SequenceEvent, SubmitError};
-use crate::gate::{SequencePhase, SequenceGate};
+use crate::gate::{SequenceGate, SequencePhase};
 use crate::mailbox::{Submission, is_counted};
 use crate::model::ModelError;
 use crate::rates::Rates;
@@ -17,11 +17,11 @@ use crate::step_model::StepModel;
 use baton_kv_cache::{ForkCopy, Lease};
 use baton_types::{ErrorKind, FinishReason};
 use sequence::Sequence;
-use step::Step;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
+use step::Step;
 
 /// How soon the engine looks again at sequences that are paused or held: short beside a token, long beside a look.
 const RECHECK: Duration = Duration::from_millis(5);

@@ -46,9 +46,8 @@ impl Entry {
         if self.computed / block_tokens > has {
             return 0;
         }
-        let both = (has..).map_while(|block| {
-            Some(self.hash_of(block, block_tokens)? == other.hash_of(block, block_tokens)?)
-        });
+        let both =
+            (has..).map_while(|block| Some(self.hash_of(block, block_tokens)? == other.hash_of(block, block_tokens)?));
         // The block of its last token is the other's own.
         let max = (other.len - 1) / block_tokens;
         both.take(max.saturating_sub(has)).take_while(|same| *same).count() * block_tokens

@@ -6,8 +6,8 @@ use crate::service::PrefillService;
 use crate::sink::NoSink;
 use baton_engine::SequencePhase;
 use baton_kv_transfer::{HoldPoint, KvTransfer, NoHooks, Region, TransferConfig, TransferHooks, TransportChoice};
-use baton_node::membership::Members;
 use baton_node::TokioRuntime;
+use baton_node::membership::Members;
 use baton_node::metrics::Metrics;
 use baton_proto::convert::status::to_error;
 use baton_proto::v1::{self, prefill_event::Event, prefill_server::Prefill};
@@ -145,7 +145,10 @@ async fn a_call_for_another_start_computes_nothing() {
 async fn a_refused_handoff_ends_the_prefill() {
     let (service, refusing) = pair();
     // Computing the prompt would take for ever.
-    service.parts.engine.set_gate(Some(Arc::new(|_: &RequestId, phase: SequencePhase| phase != SequencePhase::Prefill)));
+    service
+        .parts
+        .engine
+        .set_gate(Some(Arc::new(|_: &RequestId, phase: SequencePhase| phase != SequencePhase::Prefill)));
     let mut stream = service.run(Request::new(request(&service, &refusing))).await.unwrap().into_inner();
     let mut next = async || tokio::time::timeout(FOREVER, stream.next()).await.expect("it does not wait for ever");
     let started = next().await;

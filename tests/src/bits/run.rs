@@ -7,7 +7,7 @@ use super::ledger::{Compared, Difference, Ledger};
 use super::side::{Events, Place, Said, Side};
 use super::world::{PATIENCE, World, index_of, prefix};
 use anyhow::{Context, bail, ensure};
-use baton_engine::{SequencePhase, Run, SequenceEvent, SequenceRequest};
+use baton_engine::{Run, SequenceEvent, SequencePhase, SequenceRequest};
 use baton_kv_cache::SharedPool;
 use baton_kv_transfer::PutHandle;
 use baton_types::{RequestId, TokenId};

@@ -12,14 +12,6 @@ const EXCEPTIONS: &[&str] = &[
     "cli/src/status/table.rs",
     "cli/src/trace/mod.rs",
     "cli/src/trace/waterfall.rs",
-    "decode-worker/src/lib.rs",
-    "decode-worker/src/service.rs",
-    "prefill-worker/src/lib.rs",
-    "prefill-worker/src/service.rs",
-    "worker/src/bring_up.rs",
-    "worker/src/process.rs",
-    "worker/src/report.rs",
-    "worker/src/service.rs",
 ];
 
 pub(super) fn check(sources: &[Source]) -> Vec<String> {

@@ -1,7 +1,7 @@
 //! Prefill here, decode there: observers, leases out, leases in.
 
 use super::*;
-use crate::{SequencePhase, PrefillObserver};
+use crate::{PrefillObserver, SequencePhase};
 use baton_kv_cache::Lease;
 use baton_types::{Fence, GroupBlocks};
 use stand_in::{Hook, LAYERS, continuation};

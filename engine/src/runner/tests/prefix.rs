@@ -1,7 +1,7 @@
 //! Prefixes in common: what is cached is not computed, what is being computed is waited for, and tenants have nothing in common.
 
 use super::*;
-use crate::{SequencePhase, PinFor, Reuse};
+use crate::{PinFor, Reuse, SequencePhase};
 use stand_in::continuation;
 
 /// Runs a sequence to its end; its answer, and what it reused.
@@ -146,7 +146,9 @@ fn one_that_is_held_is_not_waited_for() {
     let (engine, _) = start(40, config(), Hooks::default());
     let held = RequestId::try_new("held").unwrap();
     let gate = held.clone();
-    engine.set_gate(Some(Arc::new(move |id: &RequestId, phase: SequencePhase| *id != gate || phase == SequencePhase::Queue)));
+    engine.set_gate(Some(Arc::new(move |id: &RequestId, phase: SequencePhase| {
+        *id != gate || phase == SequencePhase::Queue
+    })));
     let tokens = prompt(1, 40);
     let slow = SequenceRequest { id: held, ..shared_request(&tokens, 4, "a") };
     let slow = submit(&engine, slow, Run::Full);
