@@ -1,4 +1,8 @@
 //! What every request shares: the router without its servers.
+//!
+//! [`Core::start`] takes what it stands on ([`Outside`]) and follows the workers of the membership; [`Core::generate`] takes a request and
+//! gives the stream of its answer; [`Core::drain`] and [`Core::abort`] end it. None of them names gRPC, HTTP or tokio's time: a simulation
+//! gives its own `Runtime`, `Connector` and membership, and runs all of this in one thread (`tests/port.rs` is the smallest one).
 
 use super::tokenize::Tokenizing;
 use crate::RouterConfig;

@@ -13,6 +13,7 @@ mod exact;
 mod http;
 mod intake;
 mod limits;
+mod port;
 mod recovery;
 mod remote;
 mod retries;
