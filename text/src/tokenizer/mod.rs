@@ -57,11 +57,11 @@ struct Head<'a> {
     pre_tokenizer: Value,
     #[serde(default)]
     decoder: Value,
-    #[serde(borrow)]
+    #[serde(borrow, default)]
     model: HeadModel<'a>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct HeadModel<'a> {
     #[serde(borrow, default)]
     merges: Option<&'a RawValue>,
