@@ -18,6 +18,7 @@ use serde_json::json;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tokio::sync::RwLock;
 use tokio::time::{sleep, timeout};
 
 /// A model that computes in no time.
@@ -28,6 +29,8 @@ const PREFIX: &str = "/baton/test/";
 /// Leases of workers and routers, and the wait for everyone after a wipe.
 const SHORT: [(&str, &str); 2] =
     [("BATON_MEMBERSHIP__ETCD__LEASE_TTL_S", "2"), ("BATON_MEMBERSHIP__ETCD__VIEW_GRACE_MS", "5000")];
+/// Leases of two seconds need a machine that other clusters do not keep busy: the test of all faults runs alone in this process.
+static MACHINE: RwLock<()> = RwLock::const_new(());
 /// Longer than a lease, and than a probe of a silent connection.
 const LONG: Duration = Duration::from_secs(7);
 /// Longest wait for what must come.
@@ -86,6 +89,7 @@ async fn records(config: &EtcdConfig) -> anyhow::Result<i64> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_cluster_under_the_same_prefix_is_refused() -> anyhow::Result<()> {
+    let _shared = MACHINE.read().await;
     let etcd = EtcdServer::start()?;
     let url = format!("--etcd={}", etcd.url());
     let start = |prefix: &str| {
@@ -130,6 +134,7 @@ async fn has_decoders(metrics: &str, wanted: f64) -> anyhow::Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_router_that_is_cut_off_from_etcd_serves_from_its_last_view() -> anyhow::Result<()> {
+    let _shared = MACHINE.read().await;
     let etcd = EtcdServer::start()?;
     let direct = EtcdConfig { prefix: PREFIX.into(), ..etcd.config() };
     let relay = Relay::start(etcd.address()).await?;
@@ -201,6 +206,7 @@ async fn answer(router: &Service, http: &str) -> anyhow::Result<Vec<u64>> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_router_that_starts_while_etcd_is_away_serves() -> anyhow::Result<()> {
+    let _shared = MACHINE.read().await;
     let mut etcd = EtcdServer::start()?;
     let (url, folder) = (etcd.url(), tempfile::tempdir()?);
     let listens = free_addresses::<5>()?;
@@ -280,6 +286,7 @@ async fn a_long_loss_of_quorum_loses_no_answer() -> anyhow::Result<()> {
 }
 
 async fn etcd_fails(quorum_lost: Duration) -> anyhow::Result<()> {
+    let _alone = MACHINE.write().await;
     let mut etcd = EtcdCluster::start(3)?;
     let direct = EtcdConfig { prefix: PREFIX.into(), view_grace_ms: 5_000, ..etcd.config() };
     let mut relays = Vec::new();
