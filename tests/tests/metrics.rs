@@ -218,7 +218,7 @@ fn labels_have_the_values_that_the_table_tells() -> anyhow::Result<()> {
         ("baton_spans_lost_total", "reason", &[lost], &[]),
         ("baton_router_requests_total", "outcome", &[Enum("types/src/error.rs", "ErrorKind")], &["ok"]),
         ("baton_router_placements_total", "reason", &[Enum("router/src/placement/decision.rs", "Reason")], &[]),
-        ("baton_router_retries_total", "reason", &[Enum("router/src/recovery/mod.rs", "Phase")], &[]),
+        ("baton_router_retries_total", "reason", &[Enum("router/src/recovery/mod.rs", "Step")], &[]),
         ("baton_router_given_up_total", "reason", &[Enum("router/src/recovery/mod.rs", "GiveUp")], &[]),
         ("baton_router_auth_refused_total", "reason", &[Enum("router/src/auth/denied.rs", "Denied")], &[]),
         ("baton_router_problems", "kind", &[Enum("router/src/status/judge.rs", "Kind")], &[]),
