@@ -228,7 +228,7 @@ fn labels_have_the_values_that_the_table_tells() -> anyhow::Result<()> {
         ("baton_router_membership_changes_total", "change", &[change], &[]),
         ("baton_cache_hit_ratio", "window", &[window], &[]),
         ("baton_prefix_cache_removed_blocks_total", "reason", &[Between(worker, "(\"reason\", \"", "\")")], &[]),
-        ("baton_router_index_events_total", "kind", &[Enum(follower, "Told")], &[]),
+        ("baton_router_index_events_total", "kind", &[Between(follower, "(\"", "\", CacheChange::")], &[]),
         ("baton_router_index_snapshots_total", "reason", &[Between(follower, "{ \"", "\" }")], &[]),
         ("baton_router_index_forgotten_total", "reason", &[Enum(follower, "Forgotten")], &[]),
         ("baton_kv_blocks", "state", &[Between(worker, "(\"", "\", load.blocks.")], &[]),
