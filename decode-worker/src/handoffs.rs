@@ -7,7 +7,8 @@ use baton_engine::api::{Run, SequenceRequest};
 use baton_engine::scheduler::SequenceKey;
 use baton_kv_cache::{HASH_TOKENS, PrefixHash};
 use baton_kv_transfer::{
-    GrantReply, HandoffFailure, PinQuestion, PinReply, RefuseReason, ReserveOffer, SinkHandler, VerifiedHandoff,
+    AdoptReply, GrantReply, HandoffFailure, PinQuestion, PinReply, RefuseReason, ReserveOffer, SinkHandler,
+    VerifiedHandoff,
 };
 use baton_node::membership::Members;
 use baton_types::{ErrorKind, Party, RequestError, RequestId};
@@ -103,7 +104,7 @@ impl Handoffs {
     pub(crate) fn forget(&self, request: &RequestId) {
         self.claims.lock().end(request);
         self.waiting.lock().retain(|_, w| w.offer.request_id != *request);
-        self.arrived(request);
+        self.over(request);
     }
 
     /// Whether the KV of a request is offered and waits for room.
@@ -153,9 +154,25 @@ impl Handoffs {
     }
 
     /// The KV of a request is here, or will not come.
-    fn arrived(&self, request: &RequestId) {
+    fn over(&self, request: &RequestId) {
         self.arriving.lock().remove(request);
         self.grant_waiting();
+    }
+
+    /// Starts what arrived, or says why not, with the stream that waits for it.
+    fn take_in(&self, handoff: VerifiedHandoff) -> Result<(), (Option<ClaimStream>, String)> {
+        let request = handoff.request_id.clone();
+        let claim = self.claims.lock().take(&request).ok_or_else(|| (None, "the claim is gone".to_owned()))?;
+        let Claim { stream, .. } = claim;
+        let result = adopt(&self.engine, &stream, handoff);
+        self.over(&request);
+        match result {
+            Ok(adopted) => {
+                let _ = stream.adopted.send(adopted);
+                Ok(())
+            }
+            Err(message) => Err((Some(stream), message)),
+        }
     }
 
     fn lease(&self, waiting: &Waiting) -> Option<LeaseHold> {
@@ -182,21 +199,21 @@ impl SinkHandler for Handoffs {
     }
 
     fn verified(&self, handoff: VerifiedHandoff) -> Result<(), String> {
-        let claim = self.claims.lock().take(&handoff.request_id).ok_or("the claim is gone")?;
-        let Claim { stream, .. } = claim;
-        let request = handoff.request_id.clone();
-        let result = adopt(&self.engine, &stream, handoff);
-        self.arrived(&request);
-        match result {
-            Ok(adopted) => {
-                let _ = stream.adopted.send(adopted);
-                Ok(())
-            }
-            Err(message) => {
-                stream.sink.fail(ErrorKind::Unavailable, format!("the prefilled sequence was not adopted: {message}"));
-                Err(message)
-            }
-        }
+        self.take_in(handoff).map_err(|(stream, message)| {
+            tell_of_refusal(stream, &message);
+            message
+        })
+    }
+
+    fn arrived(&self, handoff: VerifiedHandoff, reply: AdoptReply) -> Option<Result<(), String>> {
+        let Err((stream, message)) = self.take_in(handoff) else {
+            reply.answer(Ok(()));
+            return None;
+        };
+        // First the source hears why: the end of the stream cancels what is left of the handoff.
+        reply.answer(Err(message.clone()));
+        tell_of_refusal(stream, &message);
+        None
     }
 
     fn pin(&self, question: PinQuestion, reply: PinReply) {
@@ -204,10 +221,16 @@ impl SinkHandler for Handoffs {
     }
 
     fn failed(&self, request_id: &RequestId, reason: HandoffFailure) {
-        self.arrived(request_id);
+        self.over(request_id);
         if let Some(claim) = self.claims.lock().take(request_id) {
             claim.stream.sink.fail(reason.kind(), format!("the handoff failed: {reason}"));
         }
+    }
+}
+
+fn tell_of_refusal(stream: Option<ClaimStream>, message: &str) {
+    if let Some(stream) = stream {
+        stream.sink.fail(ErrorKind::Unavailable, format!("the prefilled sequence was not adopted: {message}"));
     }
 }
 
