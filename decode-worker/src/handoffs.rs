@@ -160,7 +160,7 @@ impl Handoffs {
     }
 
     /// Starts what arrived, or says why not, with the stream that waits for it.
-    fn take_in(&self, handoff: VerifiedHandoff) -> Result<(), (Option<ClaimStream>, String)> {
+    fn take_in(&self, handoff: VerifiedHandoff) -> Result<(), (Option<Box<ClaimStream>>, String)> {
         let request = handoff.request_id.clone();
         let claim = self.claims.lock().take(&request).ok_or_else(|| (None, "the claim is gone".to_owned()))?;
         let Claim { stream, .. } = claim;
@@ -171,7 +171,7 @@ impl Handoffs {
                 let _ = stream.adopted.send(adopted);
                 Ok(())
             }
-            Err(message) => Err((Some(stream), message)),
+            Err(message) => Err((Some(Box::new(stream)), message)),
         }
     }
 
@@ -228,7 +228,7 @@ impl SinkHandler for Handoffs {
     }
 }
 
-fn tell_of_refusal(stream: Option<ClaimStream>, message: &str) {
+fn tell_of_refusal(stream: Option<Box<ClaimStream>>, message: &str) {
     if let Some(stream) = stream {
         stream.sink.fail(ErrorKind::Unavailable, format!("the prefilled sequence was not adopted: {message}"));
     }
