@@ -1,7 +1,7 @@
 //! Ownership of blocks by value: dropping a [`Lease`] gives its blocks back, dropping a [`Quarantined`] does not.
 
 use crate::{Keep, PrefixHash, SharedPool};
-use baton_types::GroupBlocks;
+use baton_types::{GroupBlocks, seeded};
 use std::fmt;
 use std::time::Instant;
 
@@ -84,6 +84,9 @@ impl Lease {
 
     /// Gives back what [`Lease::store`] exchanged: nobody reads it any more.
     pub fn let_go_of_spares(&mut self) {
+        if seeded!(DoubleFree) {
+            return self.pool.give_back(&self.spare);
+        }
         let groups = self.spare.0.len();
         let spare = std::mem::replace(&mut self.spare, GroupBlocks(vec![Vec::new(); groups]));
         self.pool.give_back(&spare);
@@ -102,7 +105,10 @@ impl Lease {
         block_tokens: usize,
         (fresh, keep_free): (usize, usize),
     ) -> Option<(Self, Option<ForkCopy>)> {
-        let (whole, rest) = (tokens / block_tokens, tokens % block_tokens);
+        let (mut whole, mut rest) = (tokens / block_tokens, tokens % block_tokens);
+        if seeded!(ForkShares) && rest > 0 {
+            (whole, rest) = (whole + 1, 0);
+        }
         assert!(tokens.div_ceil(block_tokens) <= self.blocks_min(), "{tokens} tokens of {}", self.blocks_min());
         assert!(rest == 0 || fresh > 0, "a block for the last {rest} of {tokens} tokens");
         let (mut blocks, own) = self.pool.change(|books| {

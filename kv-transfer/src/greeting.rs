@@ -5,7 +5,7 @@ use crate::heads::Cut;
 use crate::message::{Hello, PARTIAL_SINCE, RemoteRegion};
 use crate::plan::check_from;
 use crate::{HandoffFailure, Party, RefuseReason, TransferConfig};
-use baton_types::{KvPoolMap, Mismatch};
+use baton_types::{KvPoolMap, Mismatch, seeded};
 
 /// What a greeting settled.
 #[derive(Debug)]
@@ -109,7 +109,7 @@ pub(crate) fn check_hello(config: &TransferConfig, hello: &Hello) -> Result<KvPo
     if hello.required != 0 {
         return unwelcome(RefuseReason::Protocol, format!("unknown required extensions {:#x}", hello.required));
     }
-    if hello.expects != config.party && !hazard!(config, AnyIncarnation) {
+    if hello.expects != config.party && !hazard!(config, AnyIncarnation) && !seeded!(OtherIncarnation) {
         return unwelcome(RefuseReason::WrongIncarnation, "another instance, or another start of it, is here".into());
     }
     match hello.map() {

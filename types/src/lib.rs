@@ -8,6 +8,7 @@ pub mod attention;
 pub mod bundle;
 mod capacity;
 pub mod class;
+pub mod defect;
 pub mod dtype;
 pub mod error;
 pub mod events;

@@ -2,7 +2,7 @@
 
 use baton_kv_cache::{Lease, Quarantined};
 use baton_kv_transfer::{BlockHold, QuarantinedBlocks};
-use baton_types::{GroupBlocks, Party};
+use baton_types::{GroupBlocks, Party, seeded};
 use std::any::Any;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -17,7 +17,10 @@ pub struct LeaseHold {
 impl LeaseHold {
     /// Holds `lease` for writes of `peer`, of blocks of `block_tokens`: what it found cached the peer leaves out.
     pub fn new(lease: Lease, peer: &Party, block_tokens: u32) -> Self {
-        let cached_tokens = lease.cached_blocks() as u32 * block_tokens;
+        let mut cached_tokens = lease.cached_blocks() as u32 * block_tokens;
+        if seeded!(PartialGrantOffByOne) && cached_tokens > 0 && lease.blocks_min() > lease.cached_blocks() + 1 {
+            cached_tokens += block_tokens;
+        }
         Self { lease, owner: owner(peer), cached_tokens }
     }
 

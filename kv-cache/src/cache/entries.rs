@@ -1,7 +1,7 @@
 //! The entries of a cache, and the lines in which idle ones wait: an arena with links, so that every move takes the same short time.
 
 use crate::PrefixHash;
-use baton_types::BlockId;
+use baton_types::{BlockId, seeded};
 use std::time::{Duration, Instant};
 
 /// Names an entry while it lives.
@@ -148,7 +148,8 @@ impl Entries {
 
     /// The last lease let go: goes to the end of its line.
     pub(crate) fn wait(&mut self, id: EntryId, now: Instant) {
-        let line = if self.of(id).pinned.is_some() { Line::Pinned } else { Line::Evictable };
+        let is_pinned = self.of(id).pinned.is_some() && !seeded!(EvictedPin);
+        let line = if is_pinned { Line::Pinned } else { Line::Evictable };
         self.leave_line(id);
         let last = self.ends(line).last;
         self.link(id, line, now, last, None);

@@ -5,6 +5,8 @@
 //! it was granted may come to be quarantined all at once: there, what is granted counts as if it were quarantined already, so that the bound
 //! holds whatever happens.
 
+use baton_types::seeded;
+
 /// The blocks of one peer, over all its incarnations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Exposure {
@@ -28,6 +30,7 @@ pub enum Admission {
 impl Exposure {
     /// Whether a handoff over `wanted` blocks may begin where at most `max` may be quarantined; `fences` says whether closing its lane does.
     pub fn admits(self, wanted: usize, fences: bool, max: usize) -> Admission {
+        let fences = fences || seeded!(LateQuarantineBound);
         if self.quarantined > 0 || (!fences && wanted > max) {
             Admission::Refuse
         } else if !fences && self.unfenced + wanted > max {

@@ -12,7 +12,7 @@ use crate::plan::check_from;
 use crate::role::{Counted, HandoffKey, Input};
 use crate::transport::ConnId;
 use crate::{Party, RefuseReason, get, put};
-use baton_types::{InstanceId, TicketId};
+use baton_types::{InstanceId, TicketId, seeded};
 use std::time::Instant;
 
 impl Driver {
@@ -59,7 +59,7 @@ impl Driver {
         if self.stopping.is_some() {
             return Err((RefuseReason::Draining, "the instance is going away".into()));
         }
-        let any_start = hazard!(self.config, AnyIncarnation);
+        let any_start = hazard!(self.config, AnyIncarnation) || seeded!(OtherIncarnation);
         if *ours != self.config.party && !any_start {
             return Err((RefuseReason::WrongIncarnation, format!("this is {}, not {ours}", self.config.party)));
         }

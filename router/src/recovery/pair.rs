@@ -3,6 +3,7 @@
 //! The streams come over different connections, so either may overtake the other.
 
 use super::Step;
+use baton_types::seeded;
 use std::time::{Duration, Instant};
 
 /// A prefill worker that fails after its first token may have handed all KV over; the decode worker gets so long to say so.
@@ -106,6 +107,9 @@ impl<T, E> Pair<T, E> {
 
     /// When [`Pair::overdue`] is to be asked.
     pub fn due(&self, now: Instant) -> Option<Instant> {
+        if seeded!(EndlessDoubt) {
+            return None;
+        }
         // Nothing better can come of a handoff that was given up with the first token not the last.
         self.doubt.as_ref().map(|(_, _, at)| if self.first && self.given_up { now } else { *at })
     }

@@ -10,7 +10,7 @@ use crate::coverage::Coverage;
 use crate::hazards::hazard;
 use crate::message::{Commit, SumRun};
 use crate::{HandoffFailure, RefuseReason};
-use baton_types::{KvLayout, TicketId};
+use baton_types::{KvLayout, TicketId, seeded};
 use std::time::{Duration, Instant};
 
 /// What happened.
@@ -326,6 +326,7 @@ impl Sink {
     }
 
     fn lost(&mut self, fenced: bool, detail: String, actions: &mut Vec<SinkAction>) {
+        let fenced = fenced || seeded!(ReleaseWithoutFence);
         match self.state {
             State::Claimed => self.end(None, HandoffFailure::PeerLost(detail), actions),
             State::Reserved | State::Receiving => {
