@@ -11,7 +11,7 @@ use baton_kv_transfer::{
     VerifiedHandoff,
 };
 use baton_node::membership::Members;
-use baton_types::{ErrorKind, Party, RequestError, RequestId};
+use baton_types::{ErrorKind, Party, RequestError, RequestId, Runtime};
 use baton_worker::hold::LeaseHold;
 use baton_worker::prefix_get;
 use baton_worker::service::Claimed;
@@ -21,7 +21,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, oneshot};
-use tokio::time::timeout;
 
 /// How often offers that wait are looked at without a reason.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -68,8 +67,9 @@ impl Waiting {
 }
 
 /// All handoffs towards this instance.
-pub(crate) struct Handoffs {
+pub struct Handoffs {
     engine: EngineHandle,
+    runtime: Arc<dyn Runtime>,
     /// Who may read what is cached.
     members: Members,
     claims: Mutex<Claims<ClaimStream>>,
@@ -81,12 +81,33 @@ pub(crate) struct Handoffs {
 }
 
 impl Handoffs {
-    pub(crate) fn new(engine: EngineHandle, members: Members, limits: ClaimLimits) -> Arc<Self> {
+    /// Takes handoffs in for an engine from now on: at most `claims_max` are claimed at once.
+    pub fn start(
+        engine: &EngineHandle,
+        members: Members,
+        claims_max: usize,
+        runtime: Arc<dyn Runtime>,
+    ) -> Arc<Self> {
+        let pool_tokens = u64::from(engine.pool().blocks_per_group()) * u64::from(engine.config().block_tokens);
+        // Twice the pool: while one poolful runs, the next may be on its way.
+        let limits = ClaimLimits { claims_max, tokens_max: 2 * pool_tokens };
+        let handoffs = Self::new(engine.clone(), members, limits, runtime.clone());
+        runtime.spawn(Box::pin(handoffs.clone().grant_when_freed()));
+        handoffs
+    }
+
+    pub(crate) fn new(
+        engine: EngineHandle,
+        members: Members,
+        limits: ClaimLimits,
+        runtime: Arc<dyn Runtime>,
+    ) -> Arc<Self> {
         let freed = Arc::new(Notify::new());
         let wake = Arc::clone(&freed);
         engine.pool().on_freed(move || wake.notify_one());
         Arc::new(Self {
             engine,
+            runtime,
             members,
             claims: Mutex::new(Claims::new(limits)),
             waiting: Mutex::default(),
@@ -113,7 +134,7 @@ impl Handoffs {
     }
 
     /// What is claimed and not adopted yet.
-    pub(crate) fn claimed(&self) -> Claimed {
+    pub fn claimed(&self) -> Claimed {
         let claims = self.claims.lock();
         Claimed { sequences: claims.len(), tokens: claims.tokens() }
     }
@@ -122,7 +143,8 @@ impl Handoffs {
     pub(crate) async fn grant_when_freed(self: Arc<Self>) {
         loop {
             // The engine also keeps room back while one of its own sequences lacks blocks, and says nothing when it no longer does.
-            let _ = timeout(LOOK_AGAIN, self.freed.notified()).await;
+            let look_again = self.runtime.now() + LOOK_AGAIN;
+            let _ = self.runtime.until(look_again, self.freed.notified()).await;
             self.grant_waiting();
         }
     }

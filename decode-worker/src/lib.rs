@@ -16,13 +16,19 @@ mod slot;
 #[cfg(test)]
 mod tests;
 
+/// The service without a server. No part of the API.
+#[doc(hidden)]
+pub mod simulation {
+    pub use crate::handoffs::Handoffs;
+    pub use crate::service::{DecodeRequest, DecodeService};
+}
+
 use baton_engine::EngineHandle;
 use baton_node::grpc::Router;
 use baton_node::membership::Members;
-use baton_types::Role;
+use baton_types::{Role, Runtime};
 use baton_worker::config::WorkerConfig;
 use baton_worker::process::{BoundRole, Parts, WorkerRole};
-use claims::ClaimLimits;
 use handoffs::Handoffs;
 use service::DecodeService;
 use std::sync::Arc;
@@ -45,12 +51,8 @@ impl WorkerRole for DecodeRole {
         Role::Decode
     }
 
-    fn bind(self, engine: &EngineHandle, members: Members) -> BoundRole {
-        let pool_tokens = u64::from(engine.pool().blocks_per_group()) * u64::from(engine.config().block_tokens);
-        // Twice the pool: while one poolful runs, the next may be on its way.
-        let limits = ClaimLimits { claims_max: self.claims_max, tokens_max: 2 * pool_tokens };
-        let handoffs = Handoffs::new(engine.clone(), members, limits);
-        tokio::spawn(handoffs.clone().grant_when_freed());
+    fn bind(self, engine: &EngineHandle, members: Members, runtime: Arc<dyn Runtime>) -> BoundRole {
+        let handoffs = Handoffs::start(engine, members, self.claims_max, runtime);
         let counted = handoffs.clone();
         let sink = handoffs.clone();
         let serve = move |server: Router, parts: Parts| grpc::add(server, DecodeService { handoffs, parts });

@@ -25,24 +25,30 @@ const WAITS_SAID_EVERY: Duration = Duration::from_secs(1);
 
 /// Runs sequences for routers.
 #[derive(Clone)]
-pub(crate) struct DecodeService {
-    pub(crate) handoffs: Arc<Handoffs>,
-    pub(crate) parts: Parts,
+pub struct DecodeService {
+    /// Where the KV of its sequences comes in.
+    pub handoffs: Arc<Handoffs>,
+    /// What it is made of.
+    pub parts: Parts,
 }
 
 /// What a router is told, at last perhaps an error.
 pub(crate) type Reply = Result<DecodeEvent, RequestError>;
 
 /// A sequence that a router claims room for.
-pub(crate) struct DecodeRequest {
-    pub(crate) sequence: SequenceSpec,
+pub struct DecodeRequest {
+    /// Prompt, and what was generated so far.
+    pub sequence: SequenceSpec,
     /// Who prefills it; `None` where this worker does.
-    pub(crate) source: Option<Party>,
+    pub source: Option<Party>,
 }
 
 impl DecodeService {
     /// Runs a sequence from its claim on; what comes of it. It is cancelled where nobody listens any more.
-    pub(crate) fn decode(
+    ///
+    /// # Errors
+    /// Where it fits nowhere here, or too much is claimed or waits already.
+    pub fn decode(
         &self,
         call: CallContext,
         request: DecodeRequest,
@@ -141,6 +147,7 @@ impl Call {
         let (replies, deadline, cut_off) = (self.replies.clone(), self.deadline, self.running.cut_off());
         let (engine, runtime) = (self.service.parts.engine.clone(), self.service.parts.runtime.clone());
         tokio::select! {
+            biased;
             () = replies.closed() => tracing::debug!(request_id = %self.request, "cancels a request whose stream is gone"),
             () = self.forward() => {}
             // A stream without room ends without a word, which routers take in the same way.

@@ -2,8 +2,8 @@
 
 use crate::books::{Books, Reserve};
 use crate::cache::{Change, ChangeCursor};
-use crate::{BlockCounts, CacheConfig, CacheCounts, Lease, PoolError, PrefixHash};
-use baton_types::GroupBlocks;
+use crate::{BlockCounts, BlockState, CacheConfig, CacheCounts, Lease, PoolError, PrefixHash};
+use baton_types::{BlockId, GroupBlocks};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
@@ -69,6 +69,14 @@ impl SharedPool {
     /// Blocks quarantined under `owner`, over all groups: what a bound per peer compares with.
     pub fn quarantined_by(&self, owner: u64) -> usize {
         self.lock().pool().quarantined_by(owner)
+    }
+
+    /// Whether a peer may still write a block, in every group.
+    #[doc(hidden)] // For simulations.
+    pub fn is_quarantined(&self, block: BlockId) -> bool {
+        let books = self.lock();
+        let pool = books.pool();
+        (0..pool.groups()).all(|group| matches!(pool.state(group, block), BlockState::Quarantined { .. }))
     }
 
     /// Leases `blocks_per_group[g]` blocks of each group, or none at all.

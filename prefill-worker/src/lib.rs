@@ -14,10 +14,17 @@ mod tests;
 #[doc(hidden)] // For the simulation.
 pub use put::handoff_error;
 
+/// The service without a server. No part of the API.
+#[doc(hidden)]
+pub mod simulation {
+    pub use crate::service::{PrefillRequest, PrefillService};
+    pub use crate::sink::NoSink;
+}
+
 use baton_engine::EngineHandle;
 use baton_node::grpc::Router;
 use baton_node::membership::Members;
-use baton_types::Role;
+use baton_types::{Role, Runtime};
 use baton_worker::process::{BoundRole, Parts, WorkerRole};
 use baton_worker::service::Claimed;
 use service::PrefillService;
@@ -32,7 +39,7 @@ impl WorkerRole for PrefillRole {
         Role::Prefill
     }
 
-    fn bind(self, engine: &EngineHandle, members: Members) -> BoundRole {
+    fn bind(self, engine: &EngineHandle, members: Members, _: Arc<dyn Runtime>) -> BoundRole {
         let serve = |server: Router, parts: Parts| grpc::add(server, PrefillService { parts });
         BoundRole {
             sink: Arc::new(sink::NoSink { engine: engine.clone(), members }),

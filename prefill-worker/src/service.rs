@@ -24,24 +24,30 @@ const MESSAGES_MAX: usize = 4;
 
 /// Runs prompts for routers.
 #[derive(Clone)]
-pub(crate) struct PrefillService {
-    pub(crate) parts: Parts,
+pub struct PrefillService {
+    /// What it is made of.
+    pub parts: Parts,
 }
 
 /// What a router is told, at last perhaps an error.
 pub(crate) type Reply = Result<PrefillEvent, RequestError>;
 
 /// A prompt that a router sends.
-pub(crate) struct PrefillRequest {
-    pub(crate) sequence: SequenceSpec,
+pub struct PrefillRequest {
+    /// Prompt, and what was generated so far.
+    pub sequence: SequenceSpec,
     /// Who decodes it.
-    pub(crate) peer: Peer,
-    pub(crate) get: Option<PrefixGet>,
+    pub peer: Peer,
+    /// What is to be got from another worker's cache first.
+    pub get: Option<PrefixGet>,
 }
 
 impl PrefillService {
     /// Runs a prompt; what comes of it. It is cancelled where nobody listens any more.
-    pub(crate) fn prefill(
+    ///
+    /// # Errors
+    /// Where it fits nowhere here, or too much waits already.
+    pub fn prefill(
         &self,
         call: CallContext,
         request: PrefillRequest,
@@ -128,6 +134,7 @@ impl Call {
     async fn run(mut self) {
         let (replies, cut_off) = (self.replies.clone(), self.running.cut_off());
         let end = tokio::select! {
+            biased;
             () = replies.closed() => None,
             error = cut_off => Some(Err(error)),
             end = self.forward() => Some(end),

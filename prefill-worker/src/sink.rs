@@ -10,10 +10,11 @@ use baton_worker::prefix_get;
 
 /// Takes nothing in.
 #[derive(Clone, Debug)]
-pub(crate) struct NoSink {
-    pub(crate) engine: EngineHandle,
+pub struct NoSink {
+    /// Whose cache others may get from.
+    pub engine: EngineHandle,
     /// Who may get what is cached.
-    pub(crate) members: Members,
+    pub members: Members,
 }
 
 impl SinkHandler for NoSink {

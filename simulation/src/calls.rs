@@ -5,9 +5,10 @@
 
 use crate::executor::{Executor, Process, Time, ms};
 use crate::network::Network;
-use baton_router::simulate::{CallError, WorkerEvents};
+use baton_router::port::{CallError, WorkerEvents};
 use baton_types::{BoxFuture, ErrorKind, RequestError};
 use futures::StreamExt as _;
+use futures::stream::BoxStream;
 use parking_lot::Mutex;
 use std::future::Future;
 use std::sync::Arc;
@@ -17,8 +18,8 @@ use tokio_util::sync::CancellationToken;
 /// A caller counts a worker that stands still as gone after this, give or take.
 const SILENT: Time = ms(450);
 
-/// What a service answers with.
-pub type Answers<T> = mpsc::Receiver<Result<T, RequestError>>;
+/// What a service answers with. Dropping it cancels the call there.
+pub type Answers<T> = BoxStream<'static, Result<T, RequestError>>;
 
 /// All calls of one schedule. Clones are the same ones.
 #[derive(Clone)]
@@ -125,7 +126,7 @@ impl Calls {
                 biased;
                 () = broken.cancelled() => return,
                 () = said.closed() => break,
-                event = answers.recv() => event,
+                event = answers.next() => event,
             };
             let Some(event) = event else {
                 // A worker that died says nothing; one that lives ended its stream.

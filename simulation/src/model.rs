@@ -32,6 +32,11 @@ pub fn end_tokens() -> Vec<TokenId> {
     (0..END_TOKENS).collect()
 }
 
+/// Whether a sequence ends with this token.
+pub const fn is_end(token: TokenId) -> bool {
+    token < END_TOKENS
+}
+
 /// Finalizer of SplitMix64.
 const fn mix(mut x: u64) -> u64 {
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -85,7 +90,7 @@ impl Oracle {
     /// All tokens of the answer of one sample.
     pub fn answer(mut self, params: &SamplingParams, sample: u32) -> Vec<TokenId> {
         let mut answer = Vec::new();
-        let mut history = sampler::History::of(&self.tokens, self.tokens.len());
+        let mut history = sampler::History::rebuild(&self.tokens, self.tokens.len());
         while answer.len() < params.max_tokens as usize {
             let position = self.tokens.len() as u64;
             let sampled = sampler::sample(params, &logits_of(self.folds), &history, position, sample);

@@ -13,7 +13,7 @@ const FIRST: Time = ms(260);
 /// From here on nothing breaks, and everybody runs.
 pub const HEALED: Time = ms(1_800);
 /// Long enough after that for views, leases and probations: whoever comes now is served.
-const WELL: Time = HEALED + ms(1_600);
+pub const WELL: Time = HEALED + ms(1_600);
 /// A request that came before repairs or later ends within this after both, whatever its deadline: five attempts may each wait for the
 /// longest handoff, and clients that have time for more than that have nine seconds.
 pub const ENDS_WITHIN: Time = ms(5_000);
@@ -45,6 +45,12 @@ pub struct Shape {
     pub is_embedded: bool,
     pub watermark_blocks: u32,
     pub running_max: usize,
+    /// Sequences that wait at an engine, and claims of a decode worker.
+    pub waiting_max: usize,
+    /// Workers keep prefixes.
+    pub caches: bool,
+    /// Longest time for which blocks are pinned for a peer that gets them.
+    pub pin_max: Duration,
     pub chunk_tokens: usize,
     pub epoch_bytes: u64,
     pub put_bytes_max: usize,
@@ -75,6 +81,9 @@ impl Shape {
             is_embedded: random.once_in(4),
             watermark_blocks: random.between(0, 2) as u32,
             running_max: random.between(2, 6) as usize,
+            waiting_max: random.of(&[4, 16, 64]),
+            caches: !random.once_in(8),
+            pin_max: Duration::from_millis(random.of(&[30, 200, 2_000])),
             chunk_tokens: random.of(&[16, 32, 64]),
             epoch_bytes: random.of(&[256, 1024, 8192]),
             put_bytes_max: random.of(&[128, 512, 4096]),
@@ -95,6 +104,11 @@ impl Shape {
             Some(w) if w < self.prefills => format!("p{w}"),
             Some(w) => format!("d{}", w - self.prefills),
         }
+    }
+
+    /// Most blocks of a pool of so many that a peer may come to leave in quarantine, on lanes that nothing fences.
+    pub fn quarantined_max(&self, blocks: u32) -> usize {
+        (blocks / 2).max(1) as usize
     }
 
     /// Whether a slot is a decode worker's.
@@ -253,7 +267,8 @@ fn faults(shape: &Shape, random: &mut Random) -> Vec<(Time, Fault)> {
         let any = random.below(shape.slots() as u64) as usize;
         let worker = random.between(shape.routers as u64, shape.slots() as u64 - 1) as usize;
         let other = random.between(shape.routers as u64, shape.slots() as u64 - 1) as usize;
-        let later = at + ms(1) + random.below(ms(1) * random.of(&[3, 3, 40, 400]));
+        let range = ms(random.of(&[3, 3, 40, 400]));
+        let later = at + ms(1) + random.below(range);
         let slot = if random.once_in(5) { any } else { worker };
         match random.below(23) {
             0..=5 => {

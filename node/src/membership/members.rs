@@ -27,7 +27,8 @@ impl Members {
     }
 
     /// Everyone whom `source` knows.
-    pub(super) fn replace(&self, source: usize, parties: impl IntoIterator<Item = Party>) {
+    #[doc(hidden)] // For simulations.
+    pub fn replace(&self, source: usize, parties: impl IntoIterator<Item = Party>) {
         self.change(source, Change { anew: true, joined: parties.into_iter().collect(), left: vec![] }, usize::MAX);
     }
 

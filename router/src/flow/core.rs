@@ -4,6 +4,7 @@
 //! gives the stream of its answer; [`Core::drain`] and [`Core::abort`] end it. None of them names gRPC, HTTP or tokio's time: a simulation
 //! gives its own `Runtime`, `Connector` and membership, and runs all of this in one thread (`tests/port.rs` is the smallest one).
 
+use super::prepare::Prepared;
 use super::tokenize::Tokenizing;
 use crate::RouterConfig;
 use crate::admission::Admission;
@@ -22,7 +23,7 @@ use baton_node::intake::Intake;
 use baton_node::membership::RouterMembership;
 use baton_node::metrics::Metrics;
 use baton_node::telemetry::Traces;
-use baton_types::Runtime;
+use baton_types::{Party, Runtime};
 use futures::FutureExt as _;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -179,6 +180,15 @@ impl Core {
         };
         runtime.spawn(supervise(supervisor, stop).boxed());
         core
+    }
+
+    /// Of each worker that tells of its cache, how many tokens of a request's prompt it has, as far as this router knows.
+    #[doc(hidden)] // For simulations.
+    pub fn known_of(&self, request: &Prepared) -> Vec<(Party, usize)> {
+        let found = self.prefixes.lookup(&request.hashes, &*self.runtime);
+        let mut known: Vec<_> = found.all().map(|(party, tokens)| (party.clone(), tokens)).collect();
+        known.sort();
+        known
     }
 
     /// Requests running or queued.

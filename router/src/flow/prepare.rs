@@ -31,6 +31,14 @@ pub struct Prepared {
     pub(crate) policy: PrefillPolicy,
 }
 
+impl Prepared {
+    /// Names of what could be cached of its prompt.
+    #[doc(hidden)] // For simulations.
+    pub fn hashes(&self) -> &[PrefixHash] {
+        &self.hashes
+    }
+}
+
 impl Deref for Prepared {
     type Target = Request;
 

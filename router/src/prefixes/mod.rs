@@ -63,6 +63,11 @@ impl Found {
     pub(crate) fn tokens(&self, worker: &Party) -> usize {
         self.0.get(worker).copied().unwrap_or(0)
     }
+
+    /// All, in no order.
+    pub(crate) fn all(&self) -> impl Iterator<Item = (&Party, usize)> {
+        self.0.iter().map(|(party, tokens)| (party, *tokens))
+    }
 }
 
 impl Prefixes {

@@ -1,3 +1,311 @@
-//! One start of a worker: what a process holds together, over simulated ports.
+//! One start of a worker: the shipped services, engine, pool and transfer, put together in one simulated process.
 
+pub mod engine;
 pub mod transfer;
+mod watched;
+
+use crate::executor::{Executor, Process};
+use crate::invariant::Breaches;
+use crate::model::{self, Memory};
+use crate::network::Network;
+use crate::schedule::Shape;
+use baton_decode_worker::simulation::{DecodeRequest, DecodeService, Handoffs};
+use baton_engine::{EngineConfig, EngineHandle, PrefixCacheConfig};
+use baton_kv_transfer::{KvTransfer, SinkHandler, TransferConfig, TransportChoice};
+use baton_node::membership::Members;
+use baton_prefill_worker::simulation::{NoSink, PrefillRequest, PrefillService};
+use baton_types::{
+    Compatibility, DecodeEvent, Digest, Dtype, Incarnation, InstanceId, InstanceRecord, ModelCard, NumericsClass,
+    Party, PrefillEvent, ProtocolRange, RequestError, Role, Runtime, SamplingDefaults, Shard,
+};
+use baton_worker::call::CallContext;
+use baton_worker::drain::Drain;
+use baton_worker::phases::Phases;
+use baton_worker::process::Parts;
+use baton_worker::report::{Report, cache_changes};
+use baton_worker::service::{Claimed, WorkerService};
+use baton_worker::spans::Parent;
+use engine::Device;
+use opentelemetry::trace::TracerProvider as _;
+use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use watched::Watched;
+
+/// The model that all serve.
+pub const MODEL: &str = "m";
+/// Longest call.
+const CALL_MAX: Duration = Duration::from_secs(60);
+/// Longest drain where none is stated.
+const DRAIN_MAX: Duration = Duration::from_secs(2);
+
+/// Where a worker starts, and what it is told.
+#[allow(missing_docs)] // The types say it.
+pub struct Place<'a> {
+    pub executor: &'a Executor,
+    pub network: &'a Network,
+    pub shape: &'a Shape,
+    pub breaches: &'a Breaches,
+    pub slot: usize,
+    pub process: Process,
+    pub incarnation: u64,
+    /// Who is registered, as it hears it.
+    pub members: Members,
+    /// Called when its engine ended because the device failed.
+    pub ended: Box<dyn FnOnce() + Send>,
+}
+
+/// What a role adds.
+#[derive(Clone)]
+enum Serves {
+    Prefill(PrefillService),
+    Decode(DecodeService),
+}
+
+/// One start of a worker. Clones are the same one.
+#[derive(Clone)]
+pub struct SimulatedWorker {
+    /// What it registers.
+    pub record: Arc<InstanceRecord>,
+    /// Its process.
+    pub process: Process,
+    /// Its pool's memory.
+    pub memory: Memory,
+    /// Its engine.
+    pub engine: EngineHandle,
+    /// Its data plane.
+    pub transfer: KvTransfer,
+    /// Its device.
+    pub device: Device,
+    /// Its way out.
+    pub drain: Drain,
+    /// Who is registered, as it hears it.
+    pub members: Members,
+    serves: Serves,
+    service: WorkerService,
+    parts: Parts,
+}
+
+/// Where the data plane of a slot listens, in any start.
+fn address(slot: usize) -> SocketAddr {
+    ([10, 0, 0, slot as u8 + 1], 7000).into()
+}
+
+fn tracer() -> SdkTracer {
+    SdkTracerProvider::builder().with_sampler(Sampler::AlwaysOff).build().tracer("simulation")
+}
+
+impl SimulatedWorker {
+    /// Starts a worker.
+    pub fn start(place: Place<'_>) -> Self {
+        let Place { executor, network, shape, breaches, slot, process, incarnation, members, ended } = place;
+        let is_decode = shape.is_decode(slot);
+        let (block_tokens, blocks) = match is_decode {
+            true => (shape.decode_block_tokens, shape.blocks * 16 / shape.decode_block_tokens),
+            false => (16, shape.prefill_blocks),
+        };
+        let runtime: Arc<dyn Runtime> = executor.runtime(process);
+        let (memory, device) = (Memory::new(block_tokens, blocks), Device::default());
+        let engine = engine::start(executor, process, &memory, &device, engine_config(shape, block_tokens), ended);
+        let engine = engine.expect("a sound configuration");
+        let name = InstanceId::try_new(shape.name(slot)).expect("a short name");
+        let party = Party { instance: name, incarnation: Incarnation(incarnation) };
+        let (handoffs, handler): (Option<Arc<Handoffs>>, Arc<dyn SinkHandler>) = if is_decode {
+            let handoffs = Handoffs::start(&engine, members.clone(), shape.waiting_max, runtime.clone());
+            (Some(handoffs.clone()), handoffs)
+        } else {
+            (None, Arc::new(NoSink { engine: engine.clone(), members: members.clone() }))
+        };
+        let compatibility = Compatibility {
+            model: Digest([1; 32]),
+            layout: memory.map.layout().clone(),
+            class: NumericsClass { isa: "simulated".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 1 },
+        };
+        let class = compatibility.class.clone();
+        let transfer = {
+            let choice = TransportChoice::tcp(address(slot).ip());
+            let mut config = TransferConfig::new(party.clone(), compatibility, memory.map.clone(), choice);
+            let limits = &mut config.limits;
+            limits.put_bytes_max = shape.put_bytes_max;
+            limits.epoch_bytes = shape.epoch_bytes as usize;
+            limits.handoff_ms = shape.handoff_max.as_millis() as u64;
+            limits.abort_ms = shape.abort_max.as_millis() as u64;
+            limits.pin_ms = shape.pin_max.as_millis() as u64;
+            limits.quarantined_blocks_max = shape.quarantined_max(blocks);
+            let site = transfer::Site {
+                executor: executor.clone(),
+                network: network.clone(),
+                process,
+                address: address(slot),
+            };
+            let handler = Arc::new(Watched { handler, memory: memory.clone(), breaches: breaches.clone() });
+            let (pool, books) = (engine.pool(), memory.clone());
+            let writable = move |range| books.blocks_of(range).all(|block| pool.is_quarantined(block));
+            let started = transfer::start(site, config, memory.region.clone(), handler, Box::new(writable));
+            started.expect("a sound configuration")
+        };
+        let drain = Drain::new(runtime.clone());
+        let record = Arc::new(record(shape, slot, party.clone(), class, &memory, &transfer));
+        let claims = handoffs.clone();
+        let service = WorkerService {
+            party,
+            record: InstanceRecord::clone(&record),
+            engine: engine.clone(),
+            transfer: transfer.clone(),
+            bundle: None,
+            claimed: Arc::new(move || claims.as_ref().map_or_else(Claimed::default, |handoffs| handoffs.claimed())),
+            cache_changed: cache_changes(&engine.pool()),
+            drain: drain.clone(),
+            drain_max: DRAIN_MAX,
+            stop: CancellationToken::new(),
+            runtime: runtime.clone(),
+        };
+        let parts = Parts {
+            engine: engine.clone(),
+            transfer: transfer.clone(),
+            drain: drain.clone(),
+            tracer: tracer(),
+            phases: Phases::register(&mut Default::default(), MODEL, "default"),
+            call_max: CALL_MAX,
+            message_max: usize::MAX,
+            model: record.card.fingerprint,
+            runtime,
+        };
+        let serves = match handoffs {
+            Some(handoffs) => Serves::Decode(DecodeService { handoffs, parts: parts.clone() }),
+            None => Serves::Prefill(PrefillService { parts: parts.clone() }),
+        };
+        Self { record, process, memory, engine, transfer, device, drain, members, serves, service, parts }
+    }
+
+    /// Which start of which worker it is.
+    pub fn party(&self) -> &Party {
+        &self.record.party
+    }
+
+    /// Whether it is a decode worker.
+    pub fn decodes(&self) -> bool {
+        matches!(self.serves, Serves::Decode(_))
+    }
+
+    /// What is claimed and not adopted.
+    pub fn claimed(&self) -> Claimed {
+        (self.service.claimed)()
+    }
+
+    /// As a call that came just now for this start of it.
+    fn take_up(&self, meant: &Party, deadline: Instant) -> Result<CallContext, RequestError> {
+        self.parts.check_party(meant)?;
+        let since = self.parts.runtime.now();
+        let parent = Parent::of(&Default::default(), &self.parts.tracer);
+        Ok(CallContext { since, deadline: deadline.min(since + CALL_MAX), running: self.parts.drain.enter()?, parent })
+    }
+
+    /// Decodes, as the service does that is called over gRPC.
+    ///
+    /// # Errors
+    /// As the service.
+    pub fn decode(
+        &self,
+        meant: &Party,
+        deadline: Instant,
+        request: DecodeRequest,
+    ) -> Result<mpsc::Receiver<Result<DecodeEvent, RequestError>>, RequestError> {
+        match &self.serves {
+            Serves::Decode(service) => service.decode(self.take_up(meant, deadline)?, request),
+            Serves::Prefill(_) => Err(no_such_service()),
+        }
+    }
+
+    /// Prefills, as the service does that is called over gRPC.
+    ///
+    /// # Errors
+    /// As the service.
+    pub fn prefill(
+        &self,
+        meant: &Party,
+        deadline: Instant,
+        request: PrefillRequest,
+    ) -> Result<mpsc::Receiver<Result<PrefillEvent, RequestError>>, RequestError> {
+        match &self.serves {
+            Serves::Prefill(service) => service.prefill(self.take_up(meant, deadline)?, request),
+            Serves::Decode(_) => Err(no_such_service()),
+        }
+    }
+
+    /// Reports to a router.
+    pub fn reports(&self, cache_events: bool) -> mpsc::Receiver<Report> {
+        self.service.reports(cache_events)
+    }
+
+    /// An operator drains it.
+    pub fn start_drain(&self) {
+        // Where it drains already, that goes on.
+        let _ = self.service.start_drain(self.party(), Some(DRAIN_MAX));
+    }
+}
+
+fn no_such_service() -> RequestError {
+    RequestError::new(baton_types::ErrorKind::Unsupported, "a worker of another role was called")
+}
+
+fn engine_config(shape: &Shape, block_tokens: u32) -> EngineConfig {
+    EngineConfig {
+        block_tokens,
+        model_len_max: 512,
+        chunk_tokens_max: shape.chunk_tokens,
+        running_max: shape.running_max,
+        waiting_max: shape.waiting_max,
+        watermark_blocks: shape.watermark_blocks,
+        stall: shape.stall_max,
+        end_tokens: model::end_tokens(),
+        prefix_cache: shape.caches.then(PrefixCacheConfig::default),
+        ..EngineConfig::default()
+    }
+}
+
+fn record(
+    shape: &Shape,
+    slot: usize,
+    party: Party,
+    class: NumericsClass,
+    memory: &Memory,
+    transfer: &KvTransfer,
+) -> InstanceRecord {
+    let layout = memory.map.layout().clone();
+    let role = if shape.is_decode(slot) { Role::Decode } else { Role::Prefill };
+    InstanceRecord {
+        party,
+        role,
+        labels: BTreeMap::new(),
+        pool: "default".into(),
+        endpoint: shape.name(slot),
+        card: ModelCard {
+            id: MODEL.into(),
+            served_names: Vec::new(),
+            revision: String::new(),
+            fingerprint: Digest([1; 32]),
+            context_max: 512,
+            vocab: model::VOCAB,
+            end_tokens: model::end_tokens(),
+            defaults: SamplingDefaults::default(),
+            bundle: None,
+        },
+        protocol: ProtocolRange::CURRENT,
+        capacity_tokens: u64::from(memory.map.blocks()) * u64::from(layout.block_tokens()),
+        layout,
+        class,
+        running_max: shape.running_max as u32,
+        waiting_max: shape.waiting_max as u32,
+        shards: vec![Shard {
+            transfer_address: transfer.address().to_bytes(),
+            layers: 0..model::layers(),
+            kv_heads: 0..1,
+        }],
+        capabilities: Vec::new(),
+    }
+}

@@ -6,7 +6,7 @@
 //! then doubted too.
 
 use crate::membership::{Member, MembershipView};
-use baton_types::{InstanceId, InstanceRecord, Party, seeded};
+use baton_types::{InstanceId, InstanceRecord, Party};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -82,8 +82,8 @@ impl EtcdView {
 
     /// Whether a watch may go on from [`EtcdView::position`] in an etcd that stands at `found`: same history, not gone back.
     pub fn continues(&self, found: Position) -> bool {
-        let is_ahead = |p: Position| p.revision <= found.revision || seeded!(ViewGoesBack);
-        self.position.is_some_and(|p| p.cluster == found.cluster && p.epoch == found.epoch && is_ahead(p))
+        self.position
+            .is_some_and(|p| p.cluster == found.cluster && p.epoch == found.epoch && p.revision <= found.revision)
     }
 
     /// Records since the last list, that included, for which there was no room.

@@ -134,6 +134,11 @@ impl Client {
         if usage {
             body["stream_options"] = json!({"include_usage": true});
         }
-        Ok(self.http.post(&self.url).json(&body).send().await?.error_for_status()?)
+        let response = self.http.post(&self.url).json(&body).send().await?;
+        let status = response.status();
+        if !status.is_success() {
+            anyhow::bail!("{status}: {}", response.text().await?);
+        }
+        Ok(response)
     }
 }

@@ -1,0 +1,169 @@
+//! Clients: they ask a router, read what comes, compare it with the right answer, and note how it ended.
+
+use crate::executor::{Executor, Time, ms};
+use crate::invariant::{Breaches, Invariant};
+use crate::model::Oracle;
+use crate::schedule::{self, Policy};
+use crate::worker::MODEL;
+use baton_router::{Core, Event, Generation, Parameters, PrefillPolicy, Prepared, Prompt, Request, Segment};
+use baton_types::{ErrorKind, FinishReason, RequestId, Runtime, TenantId, TokenId};
+use futures::StreamExt as _;
+use parking_lot::Mutex;
+use std::sync::Arc;
+
+/// A client that reads slowly takes nothing for so long, at most.
+const PAUSE_MAX: Time = ms(900);
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum End {
+    /// With all of its answer.
+    Whole,
+    /// With a typed error.
+    Failed(ErrorKind),
+    /// With the router that served it.
+    WithRouter,
+    /// No router was there to ask.
+    NoRouter,
+    /// Its client went.
+    Gone,
+}
+
+/// Ends of the requests of a schedule, with their times. Clones are the same ones.
+#[derive(Clone, Default)]
+pub struct Ends(Arc<Mutex<Vec<Option<(Time, End)>>>>);
+
+impl Ends {
+    /// None of so many ended.
+    pub fn new(requests: usize) -> Self {
+        Self(Arc::new(Mutex::new(vec![None; requests])))
+    }
+
+    /// A request ended: the first end counts.
+    pub fn add(&self, request: usize, at: Time, end: End) {
+        self.0.lock()[request].get_or_insert((at, end));
+    }
+
+    /// All, by request.
+    pub fn all(&self) -> Vec<Option<(Time, End)>> {
+        self.0.lock().clone()
+    }
+
+    /// Whether all ended.
+    pub fn are_all(&self) -> bool {
+        self.0.lock().iter().all(Option::is_some)
+    }
+}
+
+/// Notes the end of a request, whatever ends its task.
+struct Noted {
+    ends: Ends,
+    request: usize,
+    executor: Executor,
+}
+
+impl Drop for Noted {
+    fn drop(&mut self) {
+        self.ends.add(self.request, self.executor.time(), End::WithRouter);
+    }
+}
+
+/// What a client stands on.
+#[allow(missing_docs)] // The types say it.
+pub struct Client {
+    pub executor: Executor,
+    pub runtime: Arc<dyn Runtime>,
+    pub breaches: Breaches,
+    pub ends: Ends,
+    /// What routers made of requests.
+    pub prepared: Arc<Mutex<Vec<Arc<Prepared>>>>,
+    pub request: usize,
+    pub spec: schedule::Request,
+}
+
+impl Client {
+    /// Asks, reads and compares. To be run in the process of the router that is asked.
+    pub async fn ask(self, core: Arc<Core>) {
+        let noted = Noted { ends: self.ends.clone(), request: self.request, executor: self.executor.clone() };
+        let gone = async {
+            match self.spec.gone {
+                Some(at) => self.runtime.sleep_until(self.executor.instant(at)).await,
+                None => std::future::pending().await,
+            }
+        };
+        let end = tokio::select! {
+            biased;
+            end = self.read(&core) => end,
+            () = gone => End::Gone,
+        };
+        noted.ends.add(self.request, self.executor.time(), end);
+    }
+
+    async fn read(&self, core: &Arc<Core>) -> End {
+        let spec = &self.spec;
+        let mut parameters = Parameters { model: MODEL.into(), samples: spec.samples, ..Parameters::default() };
+        parameters.sampling.max_tokens = Some(spec.max_tokens);
+        parameters.sampling.temperature = Some(spec.temperature);
+        parameters.sampling.seed = Some(spec.seed);
+        parameters.priority = spec.priority;
+        parameters.prefill_policy = Some(match spec.policy {
+            Policy::Auto => PrefillPolicy::Auto,
+            Policy::Remote => PrefillPolicy::Remote,
+            Policy::Local => PrefillPolicy::Local,
+        });
+        let id = RequestId::try_new(format!("r{}", self.request)).expect("a short name");
+        let tenant = TenantId::try_new(format!("t{}", spec.tenant)).expect("a short name");
+        let deadline = self.executor.instant(spec.deadline);
+        let request = Request::new(id, tenant, self.runtime.now(), deadline, parameters);
+        let prompt = Prompt::Segments(vec![Segment::Tokens(spec.prompt.clone())]);
+        match core.generate(request, prompt, &http::HeaderMap::new()).await {
+            Ok(generation) => {
+                self.prepared.lock().push(generation.request.clone());
+                self.compare(generation).await
+            }
+            Err(refused) => End::Failed(refused.error.kind),
+        }
+    }
+
+    /// Reads to the end; each token is the right one.
+    async fn compare(&self, mut generation: Generation) -> End {
+        let sampling = generation.request.sampling.clone();
+        let right = |sample| Oracle::of(&self.spec.prompt).answer(&sampling, sample);
+        let right: Vec<Vec<TokenId>> = (0..self.spec.samples).map(right).collect();
+        let mut read = vec![0; right.len()];
+        let pauses = self.executor.draw(|random| random.once_in(10).then(|| random.below(PAUSE_MAX)));
+        while let Some(event) = generation.events.next().await {
+            match event {
+                Ok(Event::Delta(delta)) => {
+                    let sample = delta.sample as usize;
+                    let next = &right[sample][read[sample]..];
+                    if !next.starts_with(&delta.token_ids) {
+                        let what = format!("request {} is sent {:?}, and {next:?} is right", self.request, delta.token_ids);
+                        self.breaches.add(Invariant::RightAnswer, what);
+                        return End::Whole;
+                    }
+                    read[sample] += delta.token_ids.len();
+                    if let Some(pause) = pauses.filter(|_| read[sample] == 2) {
+                        self.runtime.sleep_until(self.executor.instant(self.executor.time() + pause)).await;
+                    }
+                }
+                Ok(Event::Finished(finished)) => {
+                    let sample = finished.sample as usize;
+                    let is_stop = finished.reason == FinishReason::Stop;
+                    let ends_by_itself = right[sample].last().is_some_and(|token| crate::model::is_end(*token));
+                    if read[sample] != right[sample].len() || is_stop != ends_by_itself {
+                        let (sent, all) = (read[sample], right[sample].len());
+                        let what = format!("request {} ends with {sent} of {all} tokens: {finished:?}", self.request);
+                        self.breaches.add(Invariant::RightAnswer, what);
+                    }
+                    if finished.total.is_some() {
+                        return End::Whole;
+                    }
+                }
+                Err(error) => return End::Failed(error.kind),
+            }
+        }
+        self.breaches.add(Invariant::EveryEnd, format!("request {} has a stream without an end", self.request));
+        End::Whole
+    }
+}

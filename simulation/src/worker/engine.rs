@@ -1,0 +1,194 @@
+//! The shipped engine over the stand-in model, turned in the process of its worker.
+
+use crate::executor::{Executor, Process, Time, ms};
+use crate::model::{Memory, VOCAB};
+use baton_engine::{
+    Driven, Engine, EngineConfig, EngineError, EngineHandle, Logits, ModelError, StepBatch, StepModel, Turn,
+};
+use baton_kernels::ops::OpsError;
+use baton_kv_cache::ForkCopy;
+use baton_types::{Fence, FencePoll, FenceStatus};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Shortest and longest step.
+const STEP: (Time, Time) = (ms(2), ms(10));
+
+/// The device of a worker: fails with the next step once it is told to.
+#[derive(Clone, Debug, Default)]
+pub struct Device(Arc<AtomicBool>);
+
+impl Device {
+    /// No step fails any more.
+    pub fn repair(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+
+    /// The next step fails.
+    pub fn fail(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// When the device computes what was launched, and what came of it.
+struct Launched {
+    batch: StepBatch,
+    /// All logits, once it is computed.
+    logits: Mutex<Option<Vec<f32>>>,
+    fails: bool,
+    computed: AtomicBool,
+}
+
+impl Launched {
+    /// Computes the step, once: whoever waits for it first has it computed.
+    fn compute(&self, memory: &Memory) {
+        if self.computed.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let mut first = 0;
+        let mut rows = Vec::with_capacity(self.batch.ids.len());
+        for segment in &self.batch.segments {
+            for row in 0..segment.rows {
+                memory.compute(&segment.blocks, segment.position + row, self.batch.ids[first + row]);
+                rows.push((segment, segment.position + row + 1));
+            }
+            first += segment.rows;
+        }
+        let wanted = self.batch.logit_rows.iter().map(|row| rows[*row]);
+        let logits = wanted.flat_map(|(segment, len)| memory.logits(&segment.blocks, len)).collect();
+        *self.logits.lock() = Some(logits);
+    }
+}
+
+/// Of one layer: done some time after the step was computed.
+struct LayerFence {
+    step: Arc<Launched>,
+    is_over: AtomicBool,
+}
+
+impl FencePoll for LayerFence {
+    fn poll(&self) -> FenceStatus {
+        match self.is_over.load(Ordering::Relaxed) {
+            false => FenceStatus::Pending,
+            true if self.step.fails => FenceStatus::Failed,
+            true => FenceStatus::Done,
+        }
+    }
+}
+
+/// The stand-in model on its device.
+struct OnDevice {
+    memory: Memory,
+    executor: Executor,
+    process: Process,
+    device: Device,
+    step: Option<Arc<Launched>>,
+    /// When the step is over.
+    over_at: Arc<Mutex<Time>>,
+}
+
+impl StepModel for OnDevice {
+    fn vocab(&self) -> usize {
+        VOCAB as usize
+    }
+
+    fn launch(&mut self, batch: &StepBatch, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
+        let batch = StepBatch {
+            ids: batch.ids.clone(),
+            segments: batch.segments.clone(),
+            logit_rows: batch.logit_rows.clone(),
+        };
+        let fails = self.device.0.swap(false, Ordering::Relaxed);
+        let step = Arc::new(Launched { batch, logits: Mutex::default(), fails, computed: AtomicBool::new(false) });
+        let (shortest, longest) = STEP;
+        let mut at = self.executor.time() + self.executor.draw(|random| random.between(shortest, longest)) / 2;
+        let (computed, memory) = (step.clone(), self.memory.clone());
+        self.executor.call(at, self.process, move || computed.compute(&memory));
+        for layer in 0..crate::model::layers() {
+            at += 1 + self.executor.draw(|random| random.below(shortest));
+            let fence = Arc::new(LayerFence { step: step.clone(), is_over: AtomicBool::new(false) });
+            observer(layer, &(fence.clone() as Fence));
+            self.executor.call(at, self.process, move || fence.is_over.store(true, Ordering::Relaxed));
+        }
+        *self.over_at.lock() = at;
+        self.step = Some(step);
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<Logits, ModelError> {
+        let step = self.step.take().expect("a step was launched");
+        step.compute(&self.memory);
+        let logits = step.logits.lock().take();
+        match logits {
+            Some(logits) if !step.fails => Ok(Logits::new(VOCAB as usize, logits)),
+            _ => Err(OpsError::Device("the simulated device failed".into()).into()),
+        }
+    }
+
+    fn copy(&mut self, copy: &ForkCopy) -> Result<(), ModelError> {
+        for (from, to) in copy.from.0[0].iter().zip(&copy.to.0[0]) {
+            self.memory.copy(*from, *to, copy.tokens);
+        }
+        Ok(())
+    }
+}
+
+/// Starts the engine of a worker. `ended` is called where its device failed.
+///
+/// # Errors
+/// As [`Engine::driven`], for a configuration that it refuses.
+pub fn start(
+    executor: &Executor,
+    process: Process,
+    memory: &Memory,
+    device: &Device,
+    config: EngineConfig,
+    ended: impl FnOnce() + Send + 'static,
+) -> Result<EngineHandle, EngineError> {
+    let over_at = Arc::new(Mutex::new(0));
+    let model = OnDevice {
+        memory: memory.clone(),
+        executor: executor.clone(),
+        process,
+        device: device.clone(),
+        step: None,
+        over_at: over_at.clone(),
+    };
+    let (engine, driven) = Engine::driven(model, &memory.map, config, executor.runtime(process))?;
+    executor.spawn(process, turns(executor.clone(), process, driven, over_at, ended));
+    Ok(engine)
+}
+
+/// As the thread of an engine: turns it until its device fails.
+async fn turns(
+    executor: Executor,
+    process: Process,
+    mut driven: Driven<OnDevice>,
+    over_at: Arc<Mutex<Time>>,
+    ended: impl FnOnce() + Send + 'static,
+) {
+    let runtime = executor.runtime(process);
+    loop {
+        match driven.turn() {
+            Turn::Launched => {
+                let over_at = *over_at.lock();
+                runtime.sleep_until(executor.instant(over_at + 1)).await;
+            }
+            Turn::Idle { until } => {
+                let due = async {
+                    match until {
+                        Some(until) => runtime.sleep_until(until).await,
+                        None => std::future::pending().await,
+                    }
+                };
+                tokio::select! {
+                    biased;
+                    () = driven.work() => {}
+                    () = due => {}
+                }
+            }
+            Turn::Ended => return ended(),
+        }
+    }
+}

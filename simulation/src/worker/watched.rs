@@ -1,0 +1,63 @@
+//! Looks at what the transfer tells a worker, before the worker hears it.
+
+use crate::invariant::{Breaches, Invariant};
+use crate::model::Memory;
+use baton_kv_transfer::{
+    AdoptReply, GrantReply, HandoffFailure, PinQuestion, PinReply, ReserveOffer, SinkHandler, VerifiedHandoff,
+};
+use baton_types::RequestId;
+use std::sync::Arc;
+
+/// A worker's handler, with the memory that its peers write.
+pub(super) struct Watched {
+    pub(super) handler: Arc<dyn SinkHandler>,
+    pub(super) memory: Memory,
+    pub(super) breaches: Breaches,
+}
+
+impl Watched {
+    /// KV that is called verified is that of its tokens.
+    fn check(&self, handoff: &VerifiedHandoff) {
+        let tokens = &handoff.tokens[..handoff.kv_tokens as usize];
+        if let Some(position) = self.memory.wrong(&handoff.hold.blocks().0[0], tokens) {
+            let what = format!("KV of {} is adopted, and wrong from position {position} on", handoff.request_id);
+            self.breaches.add(Invariant::VerifiedKv, what);
+        }
+    }
+}
+
+impl SinkHandler for Watched {
+    fn reserve(&self, offer: ReserveOffer, reply: GrantReply) {
+        self.handler.reserve(offer, reply);
+    }
+
+    fn verified(&self, handoff: VerifiedHandoff) -> Result<(), String> {
+        self.check(&handoff);
+        self.handler.verified(handoff)
+    }
+
+    fn arrived(&self, handoff: VerifiedHandoff, reply: AdoptReply) -> Option<Result<(), String>> {
+        self.check(&handoff);
+        self.handler.arrived(handoff, reply)
+    }
+
+    fn failed(&self, request_id: &RequestId, reason: HandoffFailure) {
+        self.handler.failed(request_id, reason);
+    }
+
+    fn ended(&self, offer: &ReserveOffer, reason: HandoffFailure) {
+        // Correct workers never send what another does not understand.
+        if let HandoffFailure::Protocol(detail) = &reason {
+            self.breaches.add(Invariant::NoProtocolError, format!("{}: {detail}", offer.request_id));
+        }
+        self.handler.ended(offer, reason);
+    }
+
+    fn pin(&self, question: PinQuestion, reply: PinReply) {
+        self.handler.pin(question, reply);
+    }
+
+    fn joins_legs(&self) -> bool {
+        self.handler.joins_legs()
+    }
+}

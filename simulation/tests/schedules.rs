@@ -1,0 +1,97 @@
+//! Seeded schedules of a whole cluster: see `baton_simulation`.
+
+use baton_simulation::{Broken, Counts, Ran, run};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+/// What many schedules left.
+#[derive(Default)]
+struct Sum {
+    schedules: u64,
+    events: u64,
+    fewest: u64,
+    counts: Counts,
+}
+
+impl Sum {
+    fn add(&mut self, ran: &Ran) {
+        self.fewest = if self.schedules == 0 { ran.events } else { self.fewest.min(ran.events) };
+        self.schedules += 1;
+        self.events += ran.events;
+        self.counts.merge(&ran.counts);
+    }
+
+    fn join(mut self, other: Self) -> Self {
+        let none = self.schedules == 0;
+        self.fewest = if none { other.fewest } else { self.fewest.min(other.fewest) };
+        self.schedules += other.schedules;
+        self.events += other.events;
+        self.counts.merge(&other.counts);
+        self
+    }
+}
+
+/// Runs the schedules of these seeds, each on one of as many threads as there are cores, up to the first that breaks.
+fn run_all(seeds: Range<u64>) -> Result<Sum, Broken> {
+    let next = AtomicU64::new(seeds.start);
+    let work = || {
+        let mut sum = Sum::default();
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds.end {
+                return Ok(sum);
+            }
+            match run(seed) {
+                Ok(ran) => sum.add(&ran),
+                Err(broken) => {
+                    next.store(seeds.end, Ordering::Relaxed);
+                    return Err(broken);
+                }
+            }
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let sums: Vec<_> = std::thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        running.into_iter().map(|thread| thread.join().expect("it returns")).collect()
+    });
+    sums.into_iter().try_fold(Sum::default(), |all, sum| Ok(all.join(sum?)))
+}
+
+/// Small and fixed: part of every `make test`.
+#[test]
+fn a_fixed_set_of_schedules_breaks_nothing() {
+    let sum = run_all(0..1_500).unwrap_or_else(|broken| panic!("{broken}"));
+    assert!(sum.fewest >= 200, "a schedule has {} events only", sum.fewest);
+    assert_eq!(sum.counts.rare(1), [""; 0], "never happened:\n{}", sum.counts);
+}
+
+/// The recorded run; `BATON_SIMULATION_SEEDS=7..8` runs one schedule again.
+#[test]
+#[ignore = "minutes; `make test-full` runs it"]
+fn a_hundred_thousand_schedules_break_nothing() {
+    let given = std::env::var("BATON_SIMULATION_SEEDS").ok();
+    let seeds = given.as_ref().map_or(1_000_000..1_100_000, |given| {
+        let (from, to) = given.split_once("..").expect("BATON_SIMULATION_SEEDS is FROM..TO");
+        from.parse().expect("a seed")..to.parse().expect("a seed")
+    });
+    let began = Instant::now();
+    let sum = run_all(seeds).unwrap_or_else(|broken| panic!("{broken}"));
+    let seconds = began.elapsed().as_secs_f64();
+    println!("{} schedules, {} events, at least {} each, {seconds:.0} s", sum.schedules, sum.events, sum.fewest);
+    println!("{}", sum.counts);
+    if given.is_none() {
+        assert!(sum.fewest >= 200);
+        assert_eq!(sum.counts.rare(100), [""; 0]);
+    }
+}
+
+/// A failure can be replayed: a seed gives one schedule.
+#[test]
+fn a_seed_gives_one_schedule() {
+    for seed in 0..50 {
+        let [one, two] = [(); 2].map(|()| run(seed).unwrap_or_else(|broken| panic!("{broken}")));
+        assert_eq!((one.events, one.digest), (two.events, two.digest), "seed {seed}");
+    }
+}
