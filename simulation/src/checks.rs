@@ -42,7 +42,8 @@ fn ends(
     let wrong = |what: String| cluster.breaches.add(Invariant::EveryEnd, format!("request {number} {what}"));
     let Some((at, end)) = end else { return wrong("never ended".into()) };
     // A router that stood still ends nothing before it goes on.
-    let by = request.deadline.max(HEALED) + HEARD_WITHIN;
+    let pauses = Time::from(request.samples) * request.pause;
+    let by = request.deadline.max(HEALED) + HEARD_WITHIN + pauses;
     if at > by {
         return wrong(format!("ended at {at} us, after its deadline: {end:?}"));
     }
@@ -54,7 +55,7 @@ fn ends(
     });
     let fits: Vec<bool> = fits.collect();
     // No deadline of a client is to be what ends a request once nothing disturbs it.
-    let soon = request.at.max(HEALED) + ENDS_WITHIN;
+    let soon = request.at.max(HEALED) + ENDS_WITHIN + pauses;
     if at > soon && !fits.contains(&false) {
         return wrong(format!("ended at {at} us, {soon} was time enough: {end:?}"));
     }

@@ -1,6 +1,6 @@
 //! Clients: they ask a router, read what comes, compare it with the right answer, and note how it ended.
 
-use crate::executor::{Executor, Time, ms};
+use crate::executor::{Executor, Time};
 use crate::invariant::{Breaches, Invariant};
 use crate::model::Oracle;
 use crate::schedule::{self, Policy};
@@ -10,9 +10,6 @@ use baton_types::{ErrorKind, FinishReason, RequestId, Runtime, TenantId, TokenId
 use futures::StreamExt as _;
 use parking_lot::Mutex;
 use std::sync::Arc;
-
-/// A client that reads slowly takes nothing for so long, at most.
-const PAUSE_MAX: Time = ms(900);
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -131,7 +128,6 @@ impl Client {
         let right = |sample| Oracle::of(&self.spec.prompt).answer(&sampling, sample);
         let right: Vec<Vec<TokenId>> = (0..self.spec.samples).map(right).collect();
         let mut read = vec![0; right.len()];
-        let pauses = self.executor.draw(|random| random.once_in(10).then(|| random.below(PAUSE_MAX)));
         while let Some(event) = generation.events.next().await {
             match event {
                 Ok(Event::Delta(delta)) => {
@@ -143,8 +139,8 @@ impl Client {
                         return End::Whole;
                     }
                     read[sample] += delta.token_ids.len();
-                    if let Some(pause) = pauses.filter(|_| read[sample] == 2) {
-                        self.runtime.sleep_until(self.executor.instant(self.executor.time() + pause)).await;
+                    if read[sample] == 2 {
+                        self.runtime.sleep_until(self.executor.instant(self.executor.time() + self.spec.pause)).await;
                     }
                 }
                 Ok(Event::Finished(finished)) => {

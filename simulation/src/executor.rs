@@ -7,7 +7,7 @@
 use crate::random::Random;
 use baton_types::{BoxFuture, Clock, Runtime};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -62,6 +62,8 @@ struct Schedule {
     items: BTreeMap<(Time, u32, u64), Item>,
     numbers: u64,
     tasks: HashMap<u64, Task>,
+    /// Tasks that were woken by what happens now.
+    woken: BTreeSet<u64>,
     processes: HashMap<Process, Life>,
     process_numbers: u64,
     random: Random,
@@ -104,12 +106,19 @@ impl Schedule {
     }
 
     fn wake(&mut self, task: u64) {
-        let Some(woken) = self.tasks.get_mut(&task) else { return };
-        if std::mem::replace(&mut woken.is_woken, true) {
-            return;
+        if let Some(woken) = self.tasks.get_mut(&task)
+            && !std::mem::replace(&mut woken.is_woken, true)
+        {
+            self.woken.insert(task);
         }
-        let late = if self.random.once_in(2) { 0 } else { self.random.below(self.late_max + 1) };
-        self.post(self.now + late, Item::Poll(task));
+    }
+
+    /// Posts the polls of what was woken, by number: channels wake those who wait in an order of their own, which no seed gives.
+    fn post_polls(&mut self) {
+        for task in std::mem::take(&mut self.woken) {
+            let late = if self.random.once_in(2) { 0 } else { self.random.below(self.late_max + 1) };
+            self.post(self.now + late, Item::Poll(task));
+        }
     }
 
     fn process_of(&self, item: &Item) -> Option<Process> {
@@ -122,6 +131,7 @@ impl Schedule {
 
     /// The next thing that happens, unless it is after `end`. Time is then its time.
     fn next(&mut self, end: Time) -> Option<Item> {
+        self.post_polls();
         loop {
             let entry = self.items.first_entry().filter(|entry| entry.key().0 <= end)?;
             let ((at, ..), item) = entry.remove_entry();
@@ -147,6 +157,7 @@ impl Executor {
             items: BTreeMap::new(),
             numbers: 0,
             tasks: HashMap::new(),
+            woken: BTreeSet::new(),
             processes: HashMap::new(),
             process_numbers: 0,
             random: Random::new(seed),

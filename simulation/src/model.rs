@@ -122,7 +122,7 @@ impl Memory {
 
     /// The blocks that hold these bytes of the region.
     pub fn blocks_of(&self, range: std::ops::Range<usize>) -> impl Iterator<Item = BlockId> + use<'_> {
-        let block_bytes = TOKEN_BYTES * self.map.layout().block_tokens() as usize;
+        let block_bytes = PLANES * TOKEN_BYTES * self.map.layout().block_tokens() as usize;
         let blocks = self.map.blocks() as usize;
         (range.start / block_bytes..range.end.div_ceil(block_bytes)).map(move |at| BlockId((at % blocks) as u32))
     }
@@ -191,6 +191,17 @@ impl Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bytes_are_of_the_block_that_the_map_says() {
+        let memory = Memory::new(32, 5);
+        for block in (0..5).map(BlockId) {
+            for (layer, plane) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+                let range = memory.map.token_range(0, layer, block, plane, 0..32);
+                assert_eq!(memory.blocks_of(range).collect::<Vec<_>>(), [block]);
+            }
+        }
+    }
 
     #[test]
     fn tokens_depend_on_every_byte_of_the_past() {

@@ -147,6 +147,8 @@ pub struct Request {
     pub deadline: Time,
     /// When its client goes.
     pub gone: Option<Time>,
+    /// It takes nothing for so long after its first tokens.
+    pub pause: Time,
     /// The router that it asks.
     pub to: usize,
     /// Nothing is broken when it comes.
@@ -219,7 +221,7 @@ fn late(shape: &Shape, vocab: u32, random: &mut Random) -> Request {
     let mut late = request(shape, vocab, random);
     late.prompt.truncate(32);
     late.at = WELL + random.below(ms(300));
-    (late.deadline, late.gone, late.must_succeed) = (late.at + ms(PATIENCE), None, true);
+    (late.deadline, late.gone, late.pause, late.must_succeed) = (late.at + ms(PATIENCE), None, 0, true);
     (late.policy, late.samples) = (Policy::Auto, 1);
     late
 }
@@ -254,6 +256,7 @@ fn request(shape: &Shape, vocab: u32, random: &mut Random) -> Request {
         at,
         deadline: at + ms(patience),
         gone: random.once_in(6).then(|| at + random.below(ms(400))),
+        pause: if random.once_in(10) { random.below(ms(900)) } else { 0 },
         to: random.below(shape.routers as u64) as usize,
         must_succeed: false,
     }

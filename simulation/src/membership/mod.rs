@@ -32,6 +32,8 @@ const PROBE_MAX: Time = ms(150);
 struct Watch {
     /// Grows with each watch: news of earlier ones are not heard.
     number: u64,
+    /// Whether etcd tells it anything.
+    is_open: bool,
     /// When the last news arrives: later ones come behind.
     last: Time,
 }
@@ -190,7 +192,7 @@ impl Membership {
     fn tell(&self, follower: &Arc<Follower>, news: News) {
         let delay = self.network.delay();
         let mut watches = self.watches.lock();
-        let watch = watches.entry(follower.slot).or_default();
+        let Some(watch) = watches.get_mut(&follower.slot).filter(|watch| watch.is_open) else { return };
         watch.last = watch.last.max(self.executor.time() + delay) + 1;
         let (at, number) = (watch.last, watch.number);
         drop(watches);
@@ -213,7 +215,11 @@ impl Membership {
             let process = follower.process;
             return self.executor.call(at, process, move || membership.watch(&follower));
         }
-        self.watches.lock().entry(follower.slot).or_default().number += 1;
+        {
+            let mut watches = self.watches.lock();
+            let watch = watches.entry(follower.slot).or_default();
+            (watch.number, watch.is_open) = (watch.number + 1, true);
+        }
         let news = {
             let etcd = self.etcd.lock();
             let position = etcd.position;
@@ -258,7 +264,11 @@ impl Membership {
     /// A watch breaks off; its router asks again after a while.
     pub fn break_watch(&self, slot: usize) {
         let Some(follower) = self.follower(slot).filter(|_| !self.is_embedded) else { return };
-        self.watches.lock().entry(slot).or_default().number += 1;
+        {
+            let mut watches = self.watches.lock();
+            let watch = watches.entry(slot).or_default();
+            (watch.number, watch.is_open) = (watch.number + 1, false);
+        }
         let at = self.executor.time() + ms(5) + self.executor.draw(|random| random.below(ms(300)));
         let membership = self.clone();
         self.executor.call(at, follower.process, move || membership.watch(&follower));

@@ -315,6 +315,7 @@ impl Network {
         let sink = &connection.sides[1 - from];
         let (sink_open, sink_address, sink_process) = (sink.is_open, sink.address, sink.process);
         let range = run.to..run.to + run.len;
+        let windows = sink.windows.len();
         let is_granted = sink.windows.get(&ticket).is_some_and(|window| window.allows(&range));
         if writer_open && self.lane != Lane::Window {
             state.tell(writer_address, writer_process, Event::PutDone(ConnId(conn), run.len));
@@ -325,7 +326,8 @@ impl Network {
                 state.tell(sink_address, sink_process, Event::PutRefused(ConnId(conn)));
             } else if let Some(endpoint) = state.endpoints.get(&sink_address).filter(|e| e.process == sink_process) {
                 if !is_granted && !(endpoint.writable)(range.clone()) {
-                    (self.breach)(format!("a write under {ticket} reached memory that is not granted to it"));
+                    let lane = self.lane;
+                    (self.breach)(format!("a write of {writer_process:?} under {ticket} over {lane:?} reached memory of {sink_process:?} at {range:?} that is not granted to it; the sink is open: {sink_open}, {windows} windows stand there"));
                 }
                 endpoint.region.write(range.start, &bytes);
             }
