@@ -40,6 +40,13 @@ enum Item {
     Wake(Waker),
 }
 
+/// What becomes of the next item.
+enum Next {
+    Happen(Item),
+    /// Its process is dead.
+    Drop(Item),
+}
+
 struct Task {
     process: Process,
     /// Out while it is polled.
@@ -130,7 +137,7 @@ impl Schedule {
     }
 
     /// The next thing that happens, unless it is after `end`. Time is then its time.
-    fn next(&mut self, end: Time) -> Option<Item> {
+    fn next(&mut self, end: Time) -> Option<Next> {
         self.post_polls();
         loop {
             let entry = self.items.first_entry().filter(|entry| entry.key().0 <= end)?;
@@ -138,11 +145,11 @@ impl Schedule {
             self.now = at;
             let Some(process) = self.process_of(&item) else { continue };
             match self.processes.get_mut(&process) {
-                Some(Life { is_dead: true, .. }) => drop(item),
+                Some(Life { is_dead: true, .. }) => return Some(Next::Drop(item)),
                 Some(Life { held: Some(held), .. }) => held.push(item),
                 _ => {
                     self.steps += 1;
-                    return Some(item);
+                    return Some(Next::Happen(item));
                 }
             }
         }
@@ -281,11 +288,13 @@ impl Executor {
 
     /// Lets one thing happen that is not after `end`; `false` if there is none.
     pub fn step(&self, end: Time) -> bool {
-        let Some(item) = self.schedule.lock().next(end) else { return false };
-        match item {
-            Item::Call(_, call) => call(),
-            Item::Wake(waker) => waker.wake(),
-            Item::Poll(task) => self.poll(task),
+        let Some(next) = self.schedule.lock().next(end) else { return false };
+        match next {
+            Next::Happen(Item::Call(_, call)) => call(),
+            Next::Happen(Item::Wake(waker)) => waker.wake(),
+            Next::Happen(Item::Poll(task)) => self.poll(task),
+            // Without the lock: what it holds may wake others.
+            Next::Drop(item) => drop(item),
         }
         true
     }
