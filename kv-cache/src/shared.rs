@@ -71,12 +71,12 @@ impl SharedPool {
         self.lock().pool().quarantined_by(owner)
     }
 
-    /// Whether a peer may still write a block, in every group.
+    /// Whether leases hold a block, or a peer may still write it, in every group.
     #[doc(hidden)] // For simulations.
-    pub fn is_quarantined(&self, block: BlockId) -> bool {
+    pub fn is_held(&self, block: BlockId) -> bool {
         let books = self.lock();
         let pool = books.pool();
-        (0..pool.groups()).all(|group| matches!(pool.state(group, block), BlockState::Quarantined { .. }))
+        (0..pool.groups()).all(|group| matches!(pool.state(group, block), BlockState::Referenced { .. } | BlockState::Quarantined { .. }))
     }
 
     /// Leases `blocks_per_group[g]` blocks of each group, or none at all.

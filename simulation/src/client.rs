@@ -52,14 +52,8 @@ impl Ends {
     }
 }
 
-/// Notes the end of a request, whatever ends its task.
-struct Noted {
-    ends: Ends,
-    request: usize,
-    executor: Executor,
-}
-
-impl Drop for Noted {
+/// Dropping a client before it has an answer is the end of the router that it asks.
+impl Drop for Client {
     fn drop(&mut self) {
         self.ends.add(self.request, self.executor.time(), End::WithRouter);
     }
@@ -81,7 +75,6 @@ pub struct Client {
 impl Client {
     /// Asks, reads and compares. To be run in the process of the router that is asked.
     pub async fn ask(self, core: Arc<Core>) {
-        let noted = Noted { ends: self.ends.clone(), request: self.request, executor: self.executor.clone() };
         let gone = async {
             match self.spec.gone {
                 Some(at) => self.runtime.sleep_until(self.executor.instant(at)).await,
@@ -93,7 +86,7 @@ impl Client {
             end = self.read(&core) => end,
             () = gone => End::Gone,
         };
-        noted.ends.add(self.request, self.executor.time(), end);
+        self.ends.add(self.request, self.executor.time(), end);
     }
 
     async fn read(&self, core: &Arc<Core>) -> End {

@@ -235,7 +235,7 @@ impl Cluster {
             }
             Fault::Drain { slot } => {
                 self.count("fault: drain");
-                if let Some(worker) = self.live_worker(slot) {
+                if let Some(worker) = self.live_worker(slot).filter(|worker| self.executor.is_running(worker.process)) {
                     let process = worker.process;
                     self.executor.call(self.executor.time(), process, move || worker.start_drain());
                 }

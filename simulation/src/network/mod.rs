@@ -47,7 +47,8 @@ impl Lane {
 /// What a write did that no correct driver lets happen.
 pub type Breach = Box<dyn Fn(String) + Send + Sync>;
 
-/// Says whether a peer may write these bytes of a worker's region, whatever window is open: its blocks are granted or quarantined.
+/// Says whether a peer may write these bytes of a worker's region, whatever window is open: somebody holds its blocks, or they are
+/// quarantined.
 pub type Writable = Box<dyn Fn(Range<usize>) -> bool + Send + Sync>;
 
 /// One worker's end of the network.
@@ -315,7 +316,6 @@ impl Network {
         let sink = &connection.sides[1 - from];
         let (sink_open, sink_address, sink_process) = (sink.is_open, sink.address, sink.process);
         let range = run.to..run.to + run.len;
-        let windows = sink.windows.len();
         let is_granted = sink.windows.get(&ticket).is_some_and(|window| window.allows(&range));
         if writer_open && self.lane != Lane::Window {
             state.tell(writer_address, writer_process, Event::PutDone(ConnId(conn), run.len));
@@ -327,7 +327,7 @@ impl Network {
             } else if let Some(endpoint) = state.endpoints.get(&sink_address).filter(|e| e.process == sink_process) {
                 if !is_granted && !(endpoint.writable)(range.clone()) {
                     let lane = self.lane;
-                    (self.breach)(format!("a write of {writer_process:?} under {ticket} over {lane:?} reached memory of {sink_process:?} at {range:?} that is not granted to it; the sink is open: {sink_open}, {windows} windows stand there"));
+                    (self.breach)(format!("a write over {lane:?} under {ticket} reached {range:?}, which nobody holds"));
                 }
                 endpoint.region.write(range.start, &bytes);
             }

@@ -144,7 +144,8 @@ impl SimulatedWorker {
             };
             let handler = Arc::new(Watched { handler, memory: memory.clone(), breaches: breaches.clone() });
             let (pool, books) = (engine.pool(), memory.clone());
-            let writable = move |range| books.blocks_of(range).all(|block| pool.is_quarantined(block));
+            // A reader that gave a get up holds its blocks until the owner says that it writes no more, and its window is closed by then.
+            let writable = move |range| books.blocks_of(range).all(|block| pool.is_held(block));
             let started = transfer::start(site, config, memory.region.clone(), handler, Box::new(writable));
             started.expect("a sound configuration")
         };
