@@ -20,7 +20,7 @@ fn explore() {
             loop {
                 let seed = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                 if seed >= seeds.end { break }
-                eprintln!("begin {seed}"); match { let r = run(seed); eprintln!("end {seed}"); r } { Ok(ran) => sum.lock().unwrap().merge(&ran.counts), Err(b) => println!("{}", b.to_string().chars().take(330).collect::<String>()) }
+                eprintln!("begin {seed}"); match { let r = run(seed); eprintln!("end {seed}"); r } { Ok(ran) => sum.lock().unwrap().merge(&ran.counts), Err(b) => println!("{}", b.to_string().chars().take(3300).collect::<String>()) }
             }
         }); }
     });
