@@ -198,6 +198,9 @@ impl Network {
             self.executor.call(at, Process::WORLD, move || {
                 if !is_back() {
                     network.lost(conn, side, "the peer is silent");
+                    // It closes its end, which the other one finds once it goes on.
+                    let at = network.executor.time() + network.delay();
+                    network.loses(at, conn, 1 - side, "the peer closed the connection");
                 }
             });
         }
