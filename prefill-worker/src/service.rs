@@ -15,12 +15,16 @@ use baton_worker::spans::Parent;
 use baton_worker::stream::{self, StreamSink};
 use baton_worker::submit::{engine_request, reused, submit_error};
 use std::pin::pin;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tracing::Instrument as _;
 
 /// A prefill says at most three things; its stream never waits for its reader.
 const MESSAGES_MAX: usize = 4;
+
+/// A prompt that waits in the engine's queue keeps what was got for it so long. Then it is left to the cache: a pool that is nearly full may
+/// have no room for the prompt while somebody holds even one of its blocks.
+const GOT_KEPT_MAX: Duration = Duration::from_millis(250);
 
 /// Runs prompts for routers.
 #[derive(Clone)]
@@ -145,8 +149,8 @@ impl Call {
     }
 
     async fn forward(&mut self) -> Result<TransferReport, RequestError> {
-        // What was got stays until the prompt has it.
         let mut cached = self.get_prefix().await?;
+        let mut kept = self.parts.runtime.sleep(GOT_KEPT_MAX);
         let put = self.put.clone();
         let mut failure = pin!(put.failure());
         loop {
@@ -156,6 +160,10 @@ impl Call {
                 event = self.events.recv() => event,
                 // Nobody will want this KV: the rest of the prompt need not be computed. Dropping the call cancels it.
                 error = &mut failure, if self.first.is_none() => return Err(error),
+                () = &mut kept, if cached.is_some() => {
+                    cached = None;
+                    continue;
+                }
                 // The handoff of a prompt that is computed needs no engine, and goes on.
                 error = hung(&self.parts.engine, &*self.parts.runtime) => return Err(error),
             };
