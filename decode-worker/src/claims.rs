@@ -3,7 +3,7 @@
 //! A claim holds no blocks. It bounds how much may be on its way, names who may turn it into a reservation (once), and ends with the
 //! stream that booked it.
 
-use baton_types::{ErrorKind, Party, RequestError, RequestId};
+use baton_types::{ErrorKind, Party, RequestError, RequestId, seeded};
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
@@ -81,7 +81,8 @@ impl<T> Claims<T> {
         let Some(claim) = self.by_request.get_mut(request) else {
             return Err(OfferError::NotClaimed(format!("no claim stands for request {request}")));
         };
-        if claim.source != *source {
+        let is_older = seeded!(OlderIncarnation) && claim.source.instance == source.instance;
+        if claim.source != *source && !is_older {
             let message = format!("request {request} is claimed for {}, not for {source}", claim.source);
             return Err(OfferError::NotClaimed(message));
         }

@@ -2,7 +2,7 @@
 
 use crate::calls::Calls;
 use crate::client::{Client, End, Ends};
-use crate::counts::Counts;
+use crate::counts::Counting;
 use crate::executor::{Executor, Process, ms};
 use crate::invariant::{Breaches, Invariant};
 use crate::link::{Directory, Links};
@@ -14,6 +14,7 @@ use baton_node::metrics::Metrics;
 use baton_node::membership::Members;
 use baton_node::telemetry::Traces;
 use baton_router::{Core, Outside, Prepared, RouterConfig};
+use baton_types::TenantId;
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +24,9 @@ use tokio_util::sync::CancellationToken;
 const BACK: Duration = Duration::from_millis(50);
 /// A woken task is polled at most so late.
 const LATE_MAX: Duration = Duration::from_micros(300);
+
+/// Prompts of the first tenant are pinned for so long.
+const PIN_MS: u64 = 1_000;
 
 /// What runs in a slot.
 struct Slot {
@@ -42,7 +46,7 @@ pub struct Cluster {
     /// How requests ended.
     pub ends: Ends,
     /// What happened.
-    pub counts: Arc<Mutex<Counts>>,
+    pub counts: Counting,
     /// What routers made of requests.
     pub prepared: Arc<Mutex<Vec<Arc<Prepared>>>>,
     /// Who listens where.
@@ -133,6 +137,7 @@ impl Cluster {
             router: process,
             calls: self.calls.clone(),
             directory: self.directory.clone(),
+            counts: self.counts.clone(),
         };
         let outside = Outside {
             runtime,
@@ -159,6 +164,7 @@ impl Cluster {
             network: &self.network,
             shape: self.shape(),
             breaches: &self.breaches,
+            counts: &self.counts,
             slot,
             process,
             incarnation,
@@ -360,5 +366,7 @@ fn router_config(shape: &Shape) -> RouterConfig {
     config.retry.adopted_ms_max = 1_000;
     config.retry.probation_ms_max = 1_000;
     config.placement.local_prefill_tokens_max = 24;
+    let pinned = TenantId::try_new("t0").expect("a short name");
+    config.cache.pins.insert(pinned, PIN_MS);
     config
 }

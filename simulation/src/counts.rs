@@ -1,7 +1,9 @@
 //! How often what happened, over many schedules.
 
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 /// What a set of schedules has to come to: without one of these it would look at less than it says.
 pub const EXPECTED: &[&str] = &[
@@ -9,7 +11,7 @@ pub const EXPECTED: &[&str] = &[
     "cache: found tokens",
     "engine: preempted",
     "engine: recomputed tokens",
-    "engine: shared by samples",
+    "engine: copies of shared blocks",
     "fault: crash",
     "fault: cut",
     "fault: damage",
@@ -33,8 +35,11 @@ pub const EXPECTED: &[&str] = &[
     "request: unavailable",
     "request: whole",
     "request: with its router",
-    "retries",
+    "router: attempts",
 ];
+
+/// Counts of a schedule that runs.
+pub type Counting = Arc<Mutex<Counts>>;
 
 /// Counts of one or many schedules.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]

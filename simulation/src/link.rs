@@ -1,6 +1,7 @@
 //! How a simulated router reaches simulated workers: the router's port over [`Calls`].
 
 use crate::calls::{Answers, Calls};
+use crate::counts::Counting;
 use crate::executor::Process;
 use crate::worker::SimulatedWorker;
 use baton_decode_worker::simulation::DecodeRequest;
@@ -61,6 +62,8 @@ pub struct Links {
     pub calls: Calls,
     /// Who answers them.
     pub directory: Directory,
+    /// Of what happens.
+    pub counts: Counting,
 }
 
 impl fmt::Debug for Links {
@@ -100,6 +103,7 @@ impl ToWorker {
 
 impl Link for ToWorker {
     fn decode(&self, call: DecodeCall<'_>) -> BoxFuture<'static, Result<WorkerEvents<DecodeEvent>, CallError>> {
+        self.links.counts.lock().add("router: attempts", 1);
         let (party, deadline) = (self.party.clone(), call.deadline);
         let request = DecodeRequest { sequence: call.sequence, source: call.source.cloned() };
         self.call(move |worker| Ok(ReceiverStream::new(worker.decode(&party, deadline, request)?).boxed()))

@@ -1,6 +1,7 @@
 //! Seeded schedules of a whole cluster: see `baton_simulation`.
 
-use baton_simulation::{Broken, Counts, Ran, run};
+use baton_simulation::{Broken, Counts, Invariant, Ran, run};
+use baton_types::defect::{self, Defect};
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -93,5 +94,34 @@ fn a_seed_gives_one_schedule() {
     for seed in 0..50 {
         let [one, two] = [(); 2].map(|()| run(seed).unwrap_or_else(|broken| panic!("{broken}")));
         assert_eq!((one.events, one.digest), (two.events, two.digest), "seed {seed}");
+    }
+}
+
+/// Each defect, with what it breaks, and how many schedules that takes at most.
+const DEFECTS: [(Defect, Invariant, u64); 12] = [
+    (Defect::ReleaseWithoutFence, Invariant::GrantedMemory, 5_000),
+    (Defect::OtherIncarnation, Invariant::NoOtherStart, 1_000),
+    (Defect::OlderIncarnation, Invariant::NoOtherStart, 5_000),
+    (Defect::DoubleFree, Invariant::OneOwner, 1_000),
+    (Defect::ViewGoesBack, Invariant::ForwardViews, 1_000),
+    (Defect::UnverifiedKv, Invariant::VerifiedKv, 1_000),
+    (Defect::LateQuarantineBound, Invariant::QuarantineBound, 1_000),
+    (Defect::EndlessDoubt, Invariant::EveryEnd, 1_000),
+    (Defect::PartialGrantOffByOne, Invariant::VerifiedKv, 1_000),
+    (Defect::ForkShares, Invariant::RightAnswer, 1_000),
+    (Defect::EvictedPin, Invariant::Core, 1_000),
+    (Defect::IndexKeepsTheDead, Invariant::TrueIndex, 1_000),
+];
+
+/// Each defect that is seeded into shipped code is found, by the invariant that it breaks.
+#[test]
+fn seeded_defects_are_found() {
+    for (defect, breaks, schedules) in DEFECTS {
+        defect::seed(Some(defect));
+        let found = (0..schedules).find_map(|seed| run(seed).err());
+        defect::seed(None);
+        let broken = found.unwrap_or_else(|| panic!("{defect:?} is not found in {schedules} schedules"));
+        println!("{defect:?}: {broken}");
+        assert_eq!(broken.breach.invariant, breaks, "{defect:?}: {broken}");
     }
 }

@@ -35,8 +35,6 @@ pub enum Defect {
     EvictedPin,
     /// The prefix index keeps what a worker had that left.
     IndexKeepsTheDead,
-    /// Offers that wait for room are granted in any order in which they fit.
-    StarvingGrant,
 }
 
 #[cfg(feature = "testing")]

@@ -265,7 +265,11 @@ impl PrefixCache {
     }
 
     /// Takes out a block that makes room.
+    ///
+    /// # Panics
+    /// If it is pinned.
     pub(crate) fn evict(&mut self, id: EntryId) {
+        assert!(self.entries.of(id).pinned.is_none(), "a pinned block makes room");
         self.counts.evicted += 1;
         self.remove(id);
     }

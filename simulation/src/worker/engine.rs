@@ -1,5 +1,6 @@
 //! The shipped engine over the stand-in model, turned in the process of its worker.
 
+use crate::counts::Counting;
 use crate::executor::{Executor, Process, Time, ms};
 use crate::model::{Memory, VOCAB};
 use baton_engine::{
@@ -16,18 +17,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const STEP: (Time, Time) = (ms(2), ms(10));
 
 /// The device of a worker: fails with the next step once it is told to.
-#[derive(Clone, Debug, Default)]
-pub struct Device(Arc<AtomicBool>);
+#[derive(Clone, Debug)]
+pub struct Device {
+    fails: Arc<AtomicBool>,
+    counts: Counting,
+}
 
 impl Device {
+    /// One that works.
+    pub fn new(counts: Counting) -> Self {
+        Self { fails: Arc::default(), counts }
+    }
+
     /// No step fails any more.
     pub fn repair(&self) {
-        self.0.store(false, Ordering::Relaxed);
+        self.fails.store(false, Ordering::Relaxed);
     }
 
     /// The next step fails.
     pub fn fail(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.fails.store(true, Ordering::Relaxed);
     }
 }
 
@@ -99,7 +108,7 @@ impl StepModel for OnDevice {
             segments: batch.segments.clone(),
             logit_rows: batch.logit_rows.clone(),
         };
-        let fails = self.device.0.swap(false, Ordering::Relaxed);
+        let fails = self.device.fails.swap(false, Ordering::Relaxed);
         let step = Arc::new(Launched { batch, logits: Mutex::default(), fails, computed: AtomicBool::new(false) });
         let (shortest, longest) = STEP;
         let mut at = self.executor.time() + self.executor.draw(|random| random.between(shortest, longest)) / 2;
@@ -127,6 +136,7 @@ impl StepModel for OnDevice {
     }
 
     fn copy(&mut self, copy: &ForkCopy) -> Result<(), ModelError> {
+        self.device.counts.lock().add("engine: copies of shared blocks", 1);
         for (from, to) in copy.from.0[0].iter().zip(&copy.to.0[0]) {
             self.memory.copy(*from, *to, copy.tokens);
         }

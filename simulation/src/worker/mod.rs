@@ -4,8 +4,9 @@ pub mod engine;
 pub mod transfer;
 mod watched;
 
+use crate::counts::Counting;
 use crate::executor::{Executor, Process};
-use crate::invariant::Breaches;
+use crate::invariant::{Breaches, Invariant};
 use crate::model::{self, Memory};
 use crate::network::Network;
 use crate::schedule::Shape;
@@ -34,7 +35,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use watched::Watched;
+use watched::{Claims, Watched};
 
 /// The model that all serve.
 pub const MODEL: &str = "m";
@@ -50,6 +51,7 @@ pub struct Place<'a> {
     pub network: &'a Network,
     pub shape: &'a Shape,
     pub breaches: &'a Breaches,
+    pub counts: &'a Counting,
     pub slot: usize,
     pub process: Process,
     pub incarnation: u64,
@@ -88,6 +90,8 @@ pub struct SimulatedWorker {
     serves: Serves,
     service: WorkerService,
     parts: Parts,
+    claims: Claims,
+    breaches: Breaches,
 }
 
 /// Where the data plane of a slot listens, in any start.
@@ -102,14 +106,14 @@ fn tracer() -> SdkTracer {
 impl SimulatedWorker {
     /// Starts a worker.
     pub fn start(place: Place<'_>) -> Self {
-        let Place { executor, network, shape, breaches, slot, process, incarnation, members, ended } = place;
+        let Place { executor, network, shape, breaches, counts, slot, process, incarnation, members, ended } = place;
         let is_decode = shape.is_decode(slot);
         let (block_tokens, blocks) = match is_decode {
             true => (shape.decode_block_tokens, shape.blocks * 16 / shape.decode_block_tokens),
             false => (16, shape.prefill_blocks),
         };
         let runtime: Arc<dyn Runtime> = executor.runtime(process);
-        let (memory, device) = (Memory::new(block_tokens, blocks), Device::default());
+        let (memory, device) = (Memory::new(block_tokens, blocks), Device::new(counts.clone()));
         let engine = engine::start(executor, process, &memory, &device, engine_config(shape, block_tokens), ended);
         let engine = engine.expect("a sound configuration");
         let name = InstanceId::try_new(shape.name(slot)).expect("a short name");
@@ -126,6 +130,7 @@ impl SimulatedWorker {
             class: NumericsClass { isa: "simulated".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 1 },
         };
         let class = compatibility.class.clone();
+        let claimed = Claims::default();
         let transfer = {
             let choice = TransportChoice::tcp(address(slot).ip());
             let mut config = TransferConfig::new(party.clone(), compatibility, memory.map.clone(), choice);
@@ -142,7 +147,13 @@ impl SimulatedWorker {
                 process,
                 address: address(slot),
             };
-            let handler = Arc::new(Watched { handler, memory: memory.clone(), breaches: breaches.clone() });
+            let handler = Arc::new(Watched {
+                handler,
+                memory: memory.clone(),
+                claims: claimed.clone(),
+                counts: counts.clone(),
+                breaches: breaches.clone(),
+            });
             let (pool, books) = (engine.pool(), memory.clone());
             // A reader that gave a get up holds its blocks until the owner says that it writes no more, and its window is closed by then.
             let writable = move |range| books.blocks_of(range).all(|block| pool.is_held(block));
@@ -180,7 +191,22 @@ impl SimulatedWorker {
             Some(handoffs) => Serves::Decode(DecodeService { handoffs, parts: parts.clone() }),
             None => Serves::Prefill(PrefillService { parts: parts.clone() }),
         };
-        Self { record, process, memory, engine, transfer, device, drain, members, serves, service, parts }
+        let breaches = breaches.clone();
+        Self {
+            record,
+            process,
+            memory,
+            engine,
+            transfer,
+            device,
+            drain,
+            members,
+            serves,
+            service,
+            parts,
+            claims: claimed,
+            breaches,
+        }
     }
 
     /// Which start of which worker it is.
@@ -201,6 +227,10 @@ impl SimulatedWorker {
     /// As a call that came just now for this start of it.
     fn take_up(&self, meant: &Party, deadline: Instant) -> Result<CallContext, RequestError> {
         self.parts.check_party(meant)?;
+        if meant != self.party() {
+            let what = format!("a call for {meant} is served by {}", self.party());
+            self.breaches.add(Invariant::NoOtherStart, what);
+        }
         let since = self.parts.runtime.now();
         let parent = Parent::of(&Default::default(), &self.parts.tracer);
         Ok(CallContext { since, deadline: deadline.min(since + CALL_MAX), running: self.parts.drain.enter()?, parent })
@@ -217,7 +247,13 @@ impl SimulatedWorker {
         request: DecodeRequest,
     ) -> Result<mpsc::Receiver<Result<DecodeEvent, RequestError>>, RequestError> {
         match &self.serves {
-            Serves::Decode(service) => service.decode(self.take_up(meant, deadline)?, request),
+            Serves::Decode(service) => {
+                let call = self.take_up(meant, deadline)?;
+                let (id, source) = (request.sequence.request_id.clone(), request.source.clone());
+                let events = service.decode(call, request)?;
+                self.claims.add(id, source);
+                Ok(events)
+            }
             Serves::Prefill(_) => Err(no_such_service()),
         }
     }
@@ -264,7 +300,11 @@ fn engine_config(shape: &Shape, block_tokens: u32) -> EngineConfig {
         watermark_blocks: shape.watermark_blocks,
         stall: shape.stall_max,
         end_tokens: model::end_tokens(),
-        prefix_cache: shape.caches.then(PrefixCacheConfig::default),
+        prefix_cache: shape.caches.then(|| PrefixCacheConfig {
+            pinned_percent_max: 50,
+            pinned_percent_of_one_max: 50,
+            ..PrefixCacheConfig::default()
+        }),
         ..EngineConfig::default()
     }
 }
