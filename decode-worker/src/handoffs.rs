@@ -82,12 +82,7 @@ pub struct Handoffs {
 
 impl Handoffs {
     /// Takes handoffs in for an engine from now on: at most `claims_max` are claimed at once.
-    pub fn start(
-        engine: &EngineHandle,
-        members: Members,
-        claims_max: usize,
-        runtime: Arc<dyn Runtime>,
-    ) -> Arc<Self> {
+    pub fn start(engine: &EngineHandle, members: Members, claims_max: usize, runtime: Arc<dyn Runtime>) -> Arc<Self> {
         let pool_tokens = u64::from(engine.pool().blocks_per_group()) * u64::from(engine.config().block_tokens);
         // Twice the pool: while one poolful runs, the next may be on its way.
         let limits = ClaimLimits { claims_max, tokens_max: 2 * pool_tokens };

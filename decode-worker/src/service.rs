@@ -48,11 +48,7 @@ impl DecodeService {
     ///
     /// # Errors
     /// Where it fits nowhere here, or too much is claimed or waits already.
-    pub fn decode(
-        &self,
-        call: CallContext,
-        request: DecodeRequest,
-    ) -> Result<mpsc::Receiver<Reply>, RequestError> {
+    pub fn decode(&self, call: CallContext, request: DecodeRequest) -> Result<mpsc::Receiver<Reply>, RequestError> {
         let CallContext { since, deadline, running, parent } = call;
         let DecodeRequest { sequence, source } = request;
         self.parts.engine.check_fits(sequence.tokens.len()).map_err(|e| submit_error(&e))?;

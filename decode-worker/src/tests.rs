@@ -56,16 +56,21 @@ fn transfer_config(name: &str, loaded: &Loaded, identity: &Identity) -> Transfer
     TransferConfig { credentials: credentials::of(identity), ..config }
 }
 
+fn runtime() -> Arc<TokioRuntime> {
+    Arc::new(TokioRuntime::current())
+}
+
 fn service() -> DecodeService {
     service_as(&Identity::default(), Members::default())
 }
 
 fn service_as(identity: &Identity, members: Members) -> DecodeService {
     let loaded = loaded();
-    let handoffs = Handoffs::new(loaded.engine.clone(), members, ClaimLimits { claims_max: 8, tokens_max: 1000 });
+    let handoffs =
+        Handoffs::new(loaded.engine.clone(), members, ClaimLimits { claims_max: 8, tokens_max: 1000 }, runtime());
     let transfer = KvTransfer::start(transfer_config("d", &loaded, identity), loaded.region, handoffs.clone()).unwrap();
     let tracer = SdkTracerProvider::builder().build().tracer("baton");
-    let runtime = Arc::new(TokioRuntime::current());
+    let runtime = runtime();
     let parts = Parts {
         engine: loaded.engine,
         transfer,
@@ -180,8 +185,12 @@ fn source() -> KvTransfer {
 
 fn source_as(identity: &Identity) -> KvTransfer {
     let loaded = loaded();
-    let handler =
-        Handoffs::new(loaded.engine.clone(), Members::default(), ClaimLimits { claims_max: 0, tokens_max: 0 });
+    let handler = Handoffs::new(
+        loaded.engine.clone(),
+        Members::default(),
+        ClaimLimits { claims_max: 0, tokens_max: 0 },
+        runtime(),
+    );
     KvTransfer::start(transfer_config("p", &loaded, identity), loaded.region, handler).unwrap()
 }
 

@@ -76,7 +76,9 @@ impl SharedPool {
     pub fn is_held(&self, block: BlockId) -> bool {
         let books = self.lock();
         let pool = books.pool();
-        (0..pool.groups()).all(|group| matches!(pool.state(group, block), BlockState::Referenced { .. } | BlockState::Quarantined { .. }))
+        (0..pool.groups()).all(|group| {
+            matches!(pool.state(group, block), BlockState::Referenced { .. } | BlockState::Quarantined { .. })
+        })
     }
 
     /// Leases `blocks_per_group[g]` blocks of each group, or none at all.

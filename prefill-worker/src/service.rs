@@ -51,11 +51,7 @@ impl PrefillService {
     ///
     /// # Errors
     /// Where it fits nowhere here, or too much waits already.
-    pub fn prefill(
-        &self,
-        call: CallContext,
-        request: PrefillRequest,
-    ) -> Result<mpsc::Receiver<Reply>, RequestError> {
+    pub fn prefill(&self, call: CallContext, request: PrefillRequest) -> Result<mpsc::Receiver<Reply>, RequestError> {
         let CallContext { since, deadline, running, parent } = call;
         let PrefillRequest { sequence, peer, get } = request;
         let (transfer, request_id) = (self.parts.transfer.clone(), sequence.request_id.clone());

@@ -70,17 +70,18 @@ impl Calls {
                 () = caller_hears.cancelled() => return Err(gone()),
                 answer = answer => answer.unwrap_or_else(|_| Err(gone()))?,
             }
-            let events = futures::stream::unfold((stream, caller_hears, false), |(mut stream, broken, ended)| async move {
-                if ended {
-                    return None;
-                }
-                let (event, ends) = tokio::select! {
-                    biased;
-                    event = stream.recv() => (event?, false),
-                    () = broken.cancelled() => (Err(gone()), true),
-                };
-                Some((event, (stream, broken, ends)))
-            });
+            let events =
+                futures::stream::unfold((stream, caller_hears, false), |(mut stream, broken, ended)| async move {
+                    if ended {
+                        return None;
+                    }
+                    let (event, ends) = tokio::select! {
+                        biased;
+                        event = stream.recv() => (event?, false),
+                        () = broken.cancelled() => (Err(gone()), true),
+                    };
+                    Some((event, (stream, broken, ends)))
+                });
             Ok(events.boxed())
         })
     }

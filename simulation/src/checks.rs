@@ -1,6 +1,6 @@
 //! What must hold once all is quiet.
 
-use crate::client::End;
+use crate::client::Ending;
 use crate::cluster::Cluster;
 use crate::executor::{Time, ms};
 use crate::invariant::Invariant;
@@ -32,13 +32,7 @@ pub(crate) fn quiet(cluster: &Cluster) {
 }
 
 /// A request ended in time, and as it may.
-fn ends(
-    cluster: &Cluster,
-    workers: &[SimulatedWorker],
-    number: usize,
-    request: &Request,
-    end: Option<(Time, End)>,
-) {
+fn ends(cluster: &Cluster, workers: &[SimulatedWorker], number: usize, request: &Request, end: Option<(Time, Ending)>) {
     let wrong = |what: String| cluster.breaches.add(Invariant::EveryEnd, format!("request {number} {what}"));
     let Some((at, end)) = end else { return wrong(format!("never ended: {request:?}")) };
     // A router that stood still ends nothing before it goes on.
@@ -62,9 +56,11 @@ fn ends(
         return wrong(format!("ended at {at} us, {soon} was time enough: {end:?}"));
     }
     match end {
-        End::Failed(ErrorKind::Internal) if !cluster.may_break() => wrong("failed for a reason inside".into()),
-        End::Whole | End::Gone => {}
-        _ if request.must_succeed && fits.contains(&true) => wrong(format!("came when all was well, and ended: {end:?}")),
+        Ending::Failed(ErrorKind::Internal) if !cluster.may_break() => wrong("failed for a reason inside".into()),
+        Ending::Whole | Ending::Gone => {}
+        _ if request.must_succeed && fits.contains(&true) => {
+            wrong(format!("came when all was well, and ended: {end:?}"))
+        }
         _ => {}
     }
 }
@@ -103,7 +99,8 @@ fn indexes(cluster: &Cluster, workers: &[SimulatedWorker]) {
                 let told = known.iter().find(|(who, _)| who == party).map_or(0, |(_, tokens)| *tokens);
                 let has = worker.engine.pool().cached_tokens(request.hashes());
                 if told != has {
-                    let what = format!("router{number} takes {party} to have {told} tokens of {}, it has {has}", request.id);
+                    let what =
+                        format!("router{number} takes {party} to have {told} tokens of {}, it has {has}", request.id);
                     cluster.breaches.add(Invariant::TrueIndex, what);
                 }
             }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 /// How a request ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum End {
+pub enum Ending {
     /// With all of its answer.
     Whole,
     /// With a typed error.
@@ -26,23 +26,26 @@ pub enum End {
     Gone,
 }
 
-/// Ends of the requests of a schedule, with their times. Clones are the same ones.
-#[derive(Clone, Default)]
-pub struct Ends(Arc<Mutex<Vec<Option<(Time, End)>>>>);
+/// When and how a request ended, if it did.
+pub type AtEnd = Option<(Time, Ending)>;
 
-impl Ends {
+/// Endings of the requests of a schedule, with their times. Clones are the same ones.
+#[derive(Clone, Default)]
+pub struct Endings(Arc<Mutex<Vec<AtEnd>>>);
+
+impl Endings {
     /// None of so many ended.
     pub fn new(requests: usize) -> Self {
         Self(Arc::new(Mutex::new(vec![None; requests])))
     }
 
     /// A request ended: the first end counts.
-    pub fn add(&self, request: usize, at: Time, end: End) {
+    pub fn add(&self, request: usize, at: Time, end: Ending) {
         self.0.lock()[request].get_or_insert((at, end));
     }
 
     /// All, by request.
-    pub fn all(&self) -> Vec<Option<(Time, End)>> {
+    pub fn all(&self) -> Vec<AtEnd> {
         self.0.lock().clone()
     }
 
@@ -55,7 +58,7 @@ impl Ends {
 /// Dropping a client before it has an answer is the end of the router that it asks.
 impl Drop for Client {
     fn drop(&mut self) {
-        self.ends.add(self.request, self.executor.time(), End::WithRouter);
+        self.ends.add(self.request, self.executor.time(), Ending::WithRouter);
     }
 }
 
@@ -65,7 +68,7 @@ pub struct Client {
     pub executor: Executor,
     pub runtime: Arc<dyn Runtime>,
     pub breaches: Breaches,
-    pub ends: Ends,
+    pub ends: Endings,
     /// What routers made of requests.
     pub prepared: Arc<Mutex<Vec<Arc<Prepared>>>>,
     pub request: usize,
@@ -84,12 +87,12 @@ impl Client {
         let end = tokio::select! {
             biased;
             end = self.read(&core) => end,
-            () = gone => End::Gone,
+            () = gone => Ending::Gone,
         };
         self.ends.add(self.request, self.executor.time(), end);
     }
 
-    async fn read(&self, core: &Arc<Core>) -> End {
+    async fn read(&self, core: &Arc<Core>) -> Ending {
         let spec = &self.spec;
         let mut parameters = Parameters { model: MODEL.into(), samples: spec.samples, ..Parameters::default() };
         parameters.sampling.max_tokens = Some(spec.max_tokens);
@@ -111,12 +114,12 @@ impl Client {
                 self.prepared.lock().push(generation.request.clone());
                 self.compare(generation).await
             }
-            Err(refused) => End::Failed(refused.error.kind),
+            Err(refused) => Ending::Failed(refused.error.kind),
         }
     }
 
     /// Reads to the end; each token is the right one.
-    async fn compare(&self, mut generation: Generation) -> End {
+    async fn compare(&self, mut generation: Generation) -> Ending {
         let sampling = generation.request.sampling.clone();
         let right = |sample| Oracle::of(&self.spec.prompt).answer(&sampling, sample);
         let right: Vec<Vec<TokenId>> = (0..self.spec.samples).map(right).collect();
@@ -127,9 +130,10 @@ impl Client {
                     let sample = delta.sample as usize;
                     let next = &right[sample][read[sample]..];
                     if !next.starts_with(&delta.token_ids) {
-                        let what = format!("request {} is sent {:?}, and {next:?} is right", self.request, delta.token_ids);
+                        let what =
+                            format!("request {} is sent {:?}, and {next:?} is right", self.request, delta.token_ids);
                         self.breaches.add(Invariant::RightAnswer, what);
-                        return End::Whole;
+                        return Ending::Whole;
                     }
                     read[sample] += delta.token_ids.len();
                     if read[sample] == 2 {
@@ -146,13 +150,13 @@ impl Client {
                         self.breaches.add(Invariant::RightAnswer, what);
                     }
                     if finished.total.is_some() {
-                        return End::Whole;
+                        return Ending::Whole;
                     }
                 }
-                Err(error) => return End::Failed(error.kind),
+                Err(error) => return Ending::Failed(error.kind),
             }
         }
         self.breaches.add(Invariant::EveryEnd, format!("request {} has a stream without an end", self.request));
-        End::Whole
+        Ending::Whole
     }
 }

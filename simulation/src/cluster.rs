@@ -1,7 +1,7 @@
 //! A cluster of simulated processes: starts, ends and troubles of each slot.
 
 use crate::calls::Calls;
-use crate::client::{Client, End, Ends};
+use crate::client::{Client, Ending, Endings};
 use crate::counts::Counting;
 use crate::executor::{Executor, Process, ms};
 use crate::invariant::{Breaches, Invariant};
@@ -10,8 +10,8 @@ use crate::membership::Membership;
 use crate::network::{Delays, Network};
 use crate::schedule::{Fault, HEALED, Schedule, Shape};
 use crate::worker::{Place, SimulatedWorker};
-use baton_node::metrics::Metrics;
 use baton_node::membership::Members;
+use baton_node::metrics::Metrics;
 use baton_node::telemetry::Traces;
 use baton_router::{Core, Outside, Prepared, RouterConfig};
 use baton_types::TenantId;
@@ -29,7 +29,7 @@ const LATE_MAX: Duration = Duration::from_micros(300);
 const PIN_MS: u64 = 1_000;
 
 /// What runs in a slot.
-struct Slot {
+struct Occupant {
     process: Process,
     is_alive: bool,
     core: Option<Arc<Core>>,
@@ -44,7 +44,7 @@ pub struct Cluster {
     /// What broke.
     pub breaches: Breaches,
     /// How requests ended.
-    pub ends: Ends,
+    pub ends: Endings,
     /// What happened.
     pub counts: Counting,
     /// What routers made of requests.
@@ -56,7 +56,7 @@ pub struct Cluster {
     schedule: Arc<Schedule>,
     network: Network,
     calls: Calls,
-    slots: Arc<Mutex<Vec<Slot>>>,
+    slots: Arc<Mutex<Vec<Occupant>>>,
 }
 
 impl Cluster {
@@ -71,14 +71,9 @@ impl Cluster {
         let delays = Delays { slow_once_in: shape.slow_once_in, slow_until: HEALED };
         let network = Network::new(executor.clone(), shape.lane, shape.gets_by_itself, delays, breach);
         let calls = Calls::new(executor.clone(), network.clone());
-        let membership = Membership::new(
-            executor.clone(),
-            network.clone(),
-            directory.clone(),
-            breaches.clone(),
-            shape.is_embedded,
-        );
-        let ends = Ends::new(schedule.requests.len());
+        let membership =
+            Membership::new(executor.clone(), network.clone(), directory.clone(), breaches.clone(), shape.is_embedded);
+        let ends = Endings::new(schedule.requests.len());
         let (counts, slots, prepared) = Default::default();
         let cluster =
             Self { executor, breaches, ends, counts, prepared, directory, membership, schedule, network, calls, slots };
@@ -122,13 +117,13 @@ impl Cluster {
     }
 
     /// Starts what belongs into a slot.
-    fn started(&self, slot: usize, incarnation: u64) -> Slot {
+    fn started(&self, slot: usize, incarnation: u64) -> Occupant {
         let process = self.executor.start();
         let (core, worker) = match slot < self.shape().routers {
             true => (Some(self.router(slot, process)), None),
             false => (None, Some(self.worker(slot, process, incarnation))),
         };
-        Slot { process, is_alive: true, core, worker }
+        Occupant { process, is_alive: true, core, worker }
     }
 
     fn router(&self, slot: usize, process: Process) -> Arc<Core> {
@@ -185,7 +180,7 @@ impl Cluster {
             let slot = &slots[spec.to];
             (slot.core.clone().filter(|_| slot.is_alive), slot.process)
         };
-        let Some(core) = core else { return self.ends.add(request, self.executor.time(), End::NoRouter) };
+        let Some(core) = core else { return self.ends.add(request, self.executor.time(), Ending::NoRouter) };
         let client = Client {
             executor: self.executor.clone(),
             runtime: self.executor.runtime(process),
@@ -347,7 +342,7 @@ impl Cluster {
         }
     }
 
-    /// Ends everything.
+    /// Endings everything.
     pub fn end(&self) {
         self.executor.end();
         self.directory.clear();

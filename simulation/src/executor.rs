@@ -41,7 +41,7 @@ enum Item {
 }
 
 /// What becomes of the next item.
-enum Next {
+enum Due {
     Happen(Item),
     /// Its process is dead.
     Drop(Item),
@@ -137,7 +137,7 @@ impl Schedule {
     }
 
     /// The next thing that happens, unless it is after `end`. Time is then its time.
-    fn next(&mut self, end: Time) -> Option<Next> {
+    fn next(&mut self, end: Time) -> Option<Due> {
         self.post_polls();
         loop {
             let entry = self.items.first_entry().filter(|entry| entry.key().0 <= end)?;
@@ -145,11 +145,11 @@ impl Schedule {
             self.now = at;
             let Some(process) = self.process_of(&item) else { continue };
             match self.processes.get_mut(&process) {
-                Some(Life { is_dead: true, .. }) => return Some(Next::Drop(item)),
+                Some(Life { is_dead: true, .. }) => return Some(Due::Drop(item)),
                 Some(Life { held: Some(held), .. }) => held.push(item),
                 _ => {
                     self.steps += 1;
-                    return Some(Next::Happen(item));
+                    return Some(Due::Happen(item));
                 }
             }
         }
@@ -290,11 +290,11 @@ impl Executor {
     pub fn step(&self, end: Time) -> bool {
         let Some(next) = self.schedule.lock().next(end) else { return false };
         match next {
-            Next::Happen(Item::Call(_, call)) => call(),
-            Next::Happen(Item::Wake(waker)) => waker.wake(),
-            Next::Happen(Item::Poll(task)) => self.poll(task),
+            Due::Happen(Item::Call(_, call)) => call(),
+            Due::Happen(Item::Wake(waker)) => waker.wake(),
+            Due::Happen(Item::Poll(task)) => self.poll(task),
             // Without the lock: what it holds may wake others.
-            Next::Drop(item) => drop(item),
+            Due::Drop(item) => drop(item),
         }
         true
     }

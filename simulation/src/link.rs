@@ -13,9 +13,7 @@ use baton_router::port::{
     CacheReport, CacheReportChange, CallError, ConnectError, Connector, DecodeCall, Link, PrefillCall, WorkerEvents,
     WorkerReport,
 };
-use baton_types::{
-    BoxFuture, DecodeEvent, Digest, ErrorKind, InstanceRecord, Party, PrefillEvent, RequestError,
-};
+use baton_types::{BoxFuture, DecodeEvent, Digest, ErrorKind, InstanceRecord, Party, PrefillEvent, RequestError};
 use baton_worker::prefix_get::PrefixGet;
 use baton_worker::report::Report;
 use futures::{FutureExt as _, StreamExt as _};

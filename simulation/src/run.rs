@@ -1,7 +1,7 @@
 //! One schedule from its seed to quiet.
 
 use crate::checks;
-use crate::client::End;
+use crate::client::Ending;
 use crate::cluster::Cluster;
 use crate::counts::Counts;
 use crate::executor::{Time, ms};
@@ -101,11 +101,11 @@ fn to_quiet(cluster: &Cluster) {
     for (_, end) in cluster.ends.all().into_iter().flatten() {
         counts.add(
             match end {
-                End::Whole => "request: whole".to_owned(),
-                End::Failed(kind) => format!("request: {}", kind.name()),
-                End::WithRouter => "request: with its router".to_owned(),
-                End::NoRouter => "request: no router".to_owned(),
-                End::Gone => "request: cancelled".to_owned(),
+                Ending::Whole => "request: whole".to_owned(),
+                Ending::Failed(kind) => format!("request: {}", kind.name()),
+                Ending::WithRouter => "request: with its router".to_owned(),
+                Ending::NoRouter => "request: no router".to_owned(),
+                Ending::Gone => "request: cancelled".to_owned(),
             },
             1,
         );

@@ -158,20 +158,44 @@ pub struct Request {
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    Crash { slot: usize, silent: bool },
-    Restart { slot: usize },
-    Stall { slot: usize },
-    Resume { slot: usize },
+    Crash {
+        slot: usize,
+        silent: bool,
+    },
+    Restart {
+        slot: usize,
+    },
+    Stall {
+        slot: usize,
+    },
+    Resume {
+        slot: usize,
+    },
     /// All data links between two workers break.
-    Cut { slot: usize, other: usize },
+    Cut {
+        slot: usize,
+        other: usize,
+    },
     /// The next write of a worker arrives damaged.
-    Damage { slot: usize },
-    DeviceFails { slot: usize },
+    Damage {
+        slot: usize,
+    },
+    DeviceFails {
+        slot: usize,
+    },
     /// An operator drains a worker, which is restarted later.
-    Drain { slot: usize },
-    BreakWatch { router: usize },
-    EtcdAway { ms: u64 },
-    EtcdWiped { all: bool },
+    Drain {
+        slot: usize,
+    },
+    BreakWatch {
+        router: usize,
+    },
+    EtcdAway {
+        ms: u64,
+    },
+    EtcdWiped {
+        all: bool,
+    },
     EtcdLosesRecords,
     /// Everything is repaired.
     Heal,
@@ -236,7 +260,8 @@ fn request(shape: &Shape, vocab: u32, random: &mut Random) -> Request {
     let mut prompt: Vec<TokenId> = Vec::with_capacity(len as usize);
     for i in 0..len {
         let is_odd = i >= shared && random.once_in(9);
-        prompt.push(if is_odd { random.below(u64::from(vocab)) } else { (base + i * 31) % u64::from(vocab) } as TokenId);
+        prompt
+            .push(if is_odd { random.below(u64::from(vocab)) } else { (base + i * 31) % u64::from(vocab) } as TokenId);
     }
     let at = FIRST + random.below(ARRIVALS - FIRST);
     let patience = match random.below(6) {

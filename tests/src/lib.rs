@@ -18,5 +18,4 @@ pub mod processes;
 pub mod quiet;
 pub mod scrape;
 pub mod service;
-pub mod simulation;
 pub mod skewed;

@@ -24,7 +24,9 @@ use baton_node::membership::{self, Members};
 use baton_node::metrics::Metrics;
 use baton_node::telemetry::{ExportCounters, Traces};
 use baton_node::{Shutdown, TokioRuntime, id};
-use baton_types::{Digest, ErrorKind, InstanceRecord, Party, ProtocolRange, RequestError, Role, Runtime, Shard, seeded};
+use baton_types::{
+    Digest, ErrorKind, InstanceRecord, Party, ProtocolRange, RequestError, Role, Runtime, Shard, seeded,
+};
 use opentelemetry_sdk::trace::SdkTracer;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -177,7 +179,8 @@ impl RunningWorker {
         let membership = membership::worker(&JoinConfig { etcd, ..config.membership.clone() }, &identity);
         let instance = config.instance.id.clone().unwrap_or_else(|| id::default_instance_id(role_name.name()));
         let party = Party { instance, incarnation: id::incarnation() };
-        let BoundRole { sink, claimed, service_name, serve } = role.bind(&loaded.engine, membership.members(), runtime.clone());
+        let BoundRole { sink, claimed, service_name, serve } =
+            role.bind(&loaded.engine, membership.members(), runtime.clone());
         let mut settings = transfer_config(&config, &party, &loaded)?;
         (settings.hooks, settings.protocol) = (around.hooks, around.protocol);
         settings.credentials = credentials::of(&identity);

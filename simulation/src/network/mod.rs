@@ -330,7 +330,9 @@ impl Network {
             } else if let Some(endpoint) = state.endpoints.get(&sink_address).filter(|e| e.process == sink_process) {
                 if !is_granted && !(endpoint.writable)(range.clone()) {
                     let lane = self.lane;
-                    (self.breach)(format!("a write over {lane:?} under {ticket} reached {range:?}, which nobody holds"));
+                    (self.breach)(format!(
+                        "a write over {lane:?} under {ticket} reached {range:?}, which nobody holds"
+                    ));
                 }
                 endpoint.region.write(range.start, &bytes);
             }

@@ -41,7 +41,7 @@ impl Device {
 }
 
 /// When the device computes what was launched, and what came of it.
-struct Launched {
+struct DeviceStep {
     batch: StepBatch,
     /// All logits, once it is computed.
     logits: Mutex<Option<Vec<f32>>>,
@@ -49,7 +49,7 @@ struct Launched {
     computed: AtomicBool,
 }
 
-impl Launched {
+impl DeviceStep {
     /// Computes the step, once: whoever waits for it first has it computed.
     fn compute(&self, memory: &Memory) {
         if self.computed.swap(true, Ordering::Relaxed) {
@@ -72,7 +72,7 @@ impl Launched {
 
 /// Of one layer: done some time after the step was computed.
 struct LayerFence {
-    step: Arc<Launched>,
+    step: Arc<DeviceStep>,
     is_over: AtomicBool,
 }
 
@@ -92,7 +92,7 @@ struct OnDevice {
     executor: Executor,
     process: Process,
     device: Device,
-    step: Option<Arc<Launched>>,
+    step: Option<Arc<DeviceStep>>,
     /// When the step is over.
     over_at: Arc<Mutex<Time>>,
 }
@@ -109,7 +109,7 @@ impl StepModel for OnDevice {
             logit_rows: batch.logit_rows.clone(),
         };
         let fails = self.device.fails.swap(false, Ordering::Relaxed);
-        let step = Arc::new(Launched { batch, logits: Mutex::default(), fails, computed: AtomicBool::new(false) });
+        let step = Arc::new(DeviceStep { batch, logits: Mutex::default(), fails, computed: AtomicBool::new(false) });
         let (shortest, longest) = STEP;
         let mut at = self.executor.time() + self.executor.draw(|random| random.between(shortest, longest)) / 2;
         let (computed, memory) = (step.clone(), self.memory.clone());

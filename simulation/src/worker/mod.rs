@@ -35,7 +35,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use watched::{Claims, Watched};
+use watched::{Sources, Watched};
 
 /// The model that all serve.
 pub const MODEL: &str = "m";
@@ -90,7 +90,7 @@ pub struct SimulatedWorker {
     serves: Serves,
     service: WorkerService,
     parts: Parts,
-    claims: Claims,
+    claims: Sources,
     breaches: Breaches,
 }
 
@@ -130,7 +130,7 @@ impl SimulatedWorker {
             class: NumericsClass { isa: "simulated".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 1 },
         };
         let class = compatibility.class.clone();
-        let claimed = Claims::default();
+        let claimed = Sources::default();
         let transfer = {
             let choice = TransportChoice::tcp(address(slot).ip());
             let mut config = TransferConfig::new(party.clone(), compatibility, memory.map.clone(), choice);

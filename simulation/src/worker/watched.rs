@@ -13,9 +13,9 @@ use std::sync::Arc;
 
 /// Which start of which worker the KV of each request is claimed from, as the last call says. Clones are the same ones.
 #[derive(Clone, Default)]
-pub(super) struct Claims(Arc<Mutex<BTreeMap<RequestId, Option<Party>>>>);
+pub(super) struct Sources(Arc<Mutex<BTreeMap<RequestId, Option<Party>>>>);
 
-impl Claims {
+impl Sources {
     /// A call claims room for what `source` will put.
     pub(super) fn add(&self, request: RequestId, source: Option<Party>) {
         self.0.lock().insert(request, source);
@@ -26,7 +26,7 @@ impl Claims {
 pub(super) struct Watched {
     pub(super) handler: Arc<dyn SinkHandler>,
     pub(super) memory: Memory,
-    pub(super) claims: Claims,
+    pub(super) claims: Sources,
     pub(super) counts: Counting,
     pub(super) breaches: Breaches,
 }
@@ -36,7 +36,9 @@ impl Watched {
     fn check(&self, handoff: &VerifiedHandoff) {
         self.counts.lock().add("put: parts", u64::from(handoff.cached_tokens > 0));
         let source = Some(&handoff.source);
-        if let Some(claimed) = self.claims.0.lock().get(&handoff.request_id).filter(|claimed| claimed.as_ref() != source) {
+        if let Some(claimed) =
+            self.claims.0.lock().get(&handoff.request_id).filter(|claimed| claimed.as_ref() != source)
+        {
             let what = format!("{} comes from {}, claimed is {claimed:?}", handoff.request_id, handoff.source);
             self.breaches.add(Invariant::NoOtherStart, what);
         }

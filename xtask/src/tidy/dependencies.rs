@@ -21,7 +21,18 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("baton-decode-worker", &["types", "proto", "node", "kernels", "kv-cache", "engine", "kv-transfer", "worker"]),
     (
         "baton-simulation",
-        &["types", "kv-cache", "kv-transfer", "engine", "node", "router", "worker", "prefill-worker", "decode-worker"],
+        &[
+            "types",
+            "kernels",
+            "kv-cache",
+            "kv-transfer",
+            "engine",
+            "node",
+            "router",
+            "worker",
+            "prefill-worker",
+            "decode-worker",
+        ],
     ),
     (
         "baton-cli",
