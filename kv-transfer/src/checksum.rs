@@ -16,12 +16,12 @@ use baton_types::{BlockId, KvLayout, KvPoolMap, PoolMemory};
 use std::ops::Range;
 
 /// Id of the only algorithm.
-pub const ALGORITHM: u16 = 1;
+pub(crate) const ALGORITHM: u16 = 1;
 
 const CHUNK_WORDS: usize = 128;
 pub(crate) const CHUNK_BYTES: usize = CHUNK_WORDS * 8;
 /// Tokens under one sum.
-pub const GRANULE: u32 = KvLayout::GRANULE_TOKENS;
+pub(crate) const GRANULE: u32 = KvLayout::GRANULE_TOKENS;
 
 /// Finalizer of SplitMix64: a bijection in which every output bit depends on every input bit.
 const fn mix(mut x: u64) -> u64 {
@@ -78,7 +78,7 @@ fn sum_by(len: usize, read: impl Fn(usize, &mut [u8])) -> u64 {
 
 /// Sums of `heads` of one layer over `tokens`, which starts at a granule: `[granules, planes]`, the last granule over its valid tokens
 /// only. Bytes enter in the order token, head, element, so that pools that hold different heads agree on those that both hold.
-pub fn layer_sums(
+pub(crate) fn layer_sums(
     memory: &dyn PoolMemory,
     map: &KvPoolMap,
     blocks: &[BlockId],

@@ -41,7 +41,6 @@ mod checksum;
 mod config;
 mod coverage;
 pub mod credentials;
-#[allow(missing_docs)] // Public through `pure` alone, in part.
 mod driver;
 mod error;
 mod get;
@@ -52,13 +51,10 @@ mod heads;
 mod hooks;
 mod inbox;
 pub mod inventory;
-#[allow(missing_docs)] // Public through `pure` and `simulation` alone.
+#[allow(missing_docs)] // Public through `simulation` alone.
 mod message;
-#[allow(missing_docs)] // Public through `pure` and `simulation` alone.
+#[allow(missing_docs)] // Public through `simulation` alone.
 mod plan;
-#[doc(hidden)]
-pub mod pure;
-#[allow(missing_docs)] // Public through `pure` alone, in part.
 mod put;
 mod region;
 mod role;

@@ -42,11 +42,11 @@ fn parse(request: v1::PrefillRequest) -> Result<PrefillRequest, RequestError> {
     let sequence = required("sequence", request.sequence)?;
     let party = required("sink", request.sink)?;
     let peer = Peer { party, address: address("sink_address", &request.sink_address)?, shard: 0 };
-    let get = request.pull.map(|pull| {
-        let owner = required("owner", pull.owner).map_err(|e| e.within("pull"))?;
-        let owner = Peer { party: owner, address: address("pull.owner_address", &pull.owner_address)?, shard: 0 };
-        let refused = |e: prefix_get::BlockTokens| RequestError::invalid("pull.block_tokens", e.to_string());
-        PrefixGet::try_new(owner, pull.tokens, pull.block_tokens).map_err(refused)
+    let get = request.get.map(|get| {
+        let owner = required("owner", get.owner).map_err(|e| e.within("get"))?;
+        let owner = Peer { party: owner, address: address("get.owner_address", &get.owner_address)?, shard: 0 };
+        let refused = |e: prefix_get::BlockTokens| RequestError::invalid("get.block_tokens", e.to_string());
+        PrefixGet::try_new(owner, get.tokens, get.block_tokens).map_err(refused)
     });
     Ok(PrefillRequest { sequence, peer, get: get.transpose()? })
 }

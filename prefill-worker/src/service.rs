@@ -222,13 +222,13 @@ impl Call {
         let (engine, transfer) = (&self.parts.engine, &self.parts.transfer);
         let outcome = prefix_get::get_prefix(engine, transfer, &prompt.request, &get).await;
         self.queued_since = self.parts.runtime.now();
-        self.parts.phases.over(WorkerPhase::PrefillPull, self.since, self.queued_since);
+        self.parts.phases.over(WorkerPhase::PrefillGet, self.since, self.queued_since);
         let (tokens, bytes) = match &outcome {
             Ok(Some(cached)) => (cached.tokens as i64, cached.bytes as i64),
             Ok(None) | Err(_) => (0, 0),
         };
-        let attributes = [("baton.pulled_tokens", tokens.into()), ("baton.kv.bytes", bytes.into())];
-        self.parent.record("prefill.pull", self.since, self.queued_since, attributes);
+        let attributes = [("baton.get.tokens", tokens.into()), ("baton.kv.bytes", bytes.into())];
+        self.parent.record("prefill.get", self.since, self.queued_since, attributes);
         let cached = outcome.unwrap_or_else(|error| {
             tracing::info!(owner = %get.owner().party, %error, "computes a prefix that could not be got");
             None

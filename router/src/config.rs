@@ -377,7 +377,7 @@ impl RouterConfig {
                 policy: self.placement.policy,
                 prefill_doubles_at_tokens: self.placement.prefill_doubles_at_tokens,
                 transfer_bytes_per_s: self.placement.transfer_bytes_per_s_default,
-                pulls: true,
+                gets: true,
             },
             retry: RetryLimits {
                 attempts_max: self.retry.attempts_max,

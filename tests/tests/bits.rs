@@ -24,9 +24,9 @@ fn check(seed: u64, models: u64, cases: usize) -> Coverage {
         // Both routes with both sizes of blocks, over two models.
         let routes = if model % 2 == 0 { [Route::Local, Route::Remote] } else { [Route::Remote, Route::Local] };
         let made = [16, 64].into_iter().zip(routes).map(|(block, route)| Case::preempting(block, route, &sizes));
-        let pulling = Dealer::BLOCKS.map(|blocks| Case::pulling(blocks, model % 2 == 1, Read::Undisturbed, &sizes));
-        let evicted = Dealer::BLOCKS.map(|blocks| Case::pulling(blocks, false, Read::Evicted, &sizes));
-        let made = made.chain(pulling).chain(evicted);
+        let getting = Dealer::BLOCKS.map(|blocks| Case::getting(blocks, model % 2 == 1, Read::Undisturbed, &sizes));
+        let evicted = Dealer::BLOCKS.map(|blocks| Case::getting(blocks, false, Read::Evicted, &sizes));
+        let made = made.chain(getting).chain(evicted);
         let dealt = (0..cases).map(|_| dealer.deal(&sizes));
         coverage.merge(&equal(&truth, made.chain(dealt)));
     }
@@ -64,12 +64,12 @@ fn wanted() -> Vec<(&'static str, &'static [&'static str])> {
         ("shipped over", &["ucx", "tcp"]),
         (
             "requests",
-            &["Remote fresh", "Remote continued", "Pulled fresh", "Pulled continued", "Local fresh", "Local continued"],
+            &["Remote fresh", "Remote continued", "Got fresh", "Got continued", "Local fresh", "Local continued"],
         ),
         ("P caches", &["Off", "On", "Churned", "tokens found", "blocks evicted"]),
         ("D caches", &["Off", "On", "Churned", "tokens found", "blocks evicted"]),
         ("handoffs", &["tokens left out"]),
-        ("pulls", &["tokens", "of evicted blocks"]),
+        ("gets", &["tokens", "of evicted blocks"]),
         ("arrivals", &["Together", "Staggered", "Gathered", "InTurn"]),
         ("D", &["calm", "preempting"]),
         ("D preempting, block", &["16 preempting", "64 preempting"]),
@@ -147,17 +147,17 @@ fn samples_part_with_a_copy_and_without_it_come_to_other_bits() {
     }
 }
 
-/// The cases of `pulling`, with the guard of gets left out: they show what it is for.
+/// The cases of `getting`, with the guard of gets left out: they show what it is for.
 #[test]
 fn without_the_pin_evicted_blocks_come_to_other_bits() {
     let world = World::random(Family::Cpu, 1, 2, &[150], 4).unwrap();
     let truth = Truth::compute(world.with_samples(0, 1)).unwrap();
     for blocks in Dealer::BLOCKS {
-        let case = |read| Case::pulling(blocks, false, read, &truth.sizes());
+        let case = |read| Case::getting(blocks, false, read, &truth.sizes());
         let guarded = truth.observe(&case(Read::Evicted)).unwrap();
         assert!(guarded.equal.is_ok(), "{blocks:?}: {:?}", guarded.equal);
         assert_eq!(
-            guarded.coverage.missing(&[("pulls", &["of evicted blocks"])]),
+            guarded.coverage.missing(&[("gets", &["of evicted blocks"])]),
             [],
             "{blocks:?}: nothing was evicted"
         );
@@ -172,9 +172,9 @@ fn blocks_that_are_gone_when_they_are_asked_for_are_refused() {
     let world = World::random(Family::Cpu, 1, 2, &[150], 4).unwrap();
     let truth = Truth::compute(world.with_samples(0, 1)).unwrap();
     for blocks in Dealer::BLOCKS {
-        let gone = truth.observe(&Case::pulling(blocks, false, Read::Gone, &truth.sizes())).unwrap();
+        let gone = truth.observe(&Case::getting(blocks, false, Read::Gone, &truth.sizes())).unwrap();
         assert!(gone.equal.is_ok(), "{blocks:?}: {:?}", gone.equal);
-        assert_eq!(gone.coverage.missing(&[("pulls", &["of blocks that were gone"])]), [], "{blocks:?}: it was served");
+        assert_eq!(gone.coverage.missing(&[("gets", &["of blocks that were gone"])]), [], "{blocks:?}: it was served");
     }
 }
 

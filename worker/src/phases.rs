@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WorkerPhase {
     /// From the call until a cached prefix came from another worker, or did not.
-    PrefillPull,
-    /// From the call, or the end of the pull, to the first step.
+    PrefillGet,
+    /// From the call, or the end of the get, to the first step.
     PrefillQueue,
     /// From the first step to the first token.
     PrefillCompute,
@@ -32,7 +32,7 @@ pub enum WorkerPhase {
 impl WorkerPhase {
     /// All, in the order of a request.
     pub const ALL: [Self; 8] = [
-        Self::PrefillPull,
+        Self::PrefillGet,
         Self::PrefillQueue,
         Self::PrefillCompute,
         Self::DecodeReserve,
@@ -45,7 +45,7 @@ impl WorkerPhase {
     /// Value of the label `phase`.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::PrefillPull => "prefill.pull",
+            Self::PrefillGet => "prefill.get",
             Self::PrefillQueue => "prefill.queue",
             Self::PrefillCompute => "prefill.compute",
             Self::DecodeReserve => "decode.reserve",

@@ -9,7 +9,7 @@ use baton_types::seeded;
 
 /// The blocks of one peer, over all its incarnations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Exposure {
+pub(crate) struct Exposure {
     /// Quarantined.
     pub quarantined: usize,
     /// Granted or being asked for, on lanes that nothing fences.
@@ -18,7 +18,7 @@ pub struct Exposure {
 
 /// What becomes of a peer's offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Admission {
+pub(crate) enum Admission {
     /// The worker is asked for room.
     Ask,
     /// Not before other handoffs of the peer are over.
@@ -29,7 +29,7 @@ pub enum Admission {
 
 impl Exposure {
     /// Whether a handoff over `wanted` blocks may begin where at most `max` may be quarantined; `fences` says whether closing its lane does.
-    pub fn admits(self, wanted: usize, fences: bool, max: usize) -> Admission {
+    pub(crate) fn admits(self, wanted: usize, fences: bool, max: usize) -> Admission {
         let fences = fences || seeded!(LateQuarantineBound);
         if self.quarantined > 0 || (!fences && wanted > max) {
             Admission::Refuse

@@ -45,7 +45,7 @@ pub(crate) enum Direction {
 
 /// Checksums of one layer: `sums[granule - first_granule][plane]`, flattened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SumRun {
+pub(crate) struct SumRun {
     pub group: u8,
     /// Layer of the group, not of the model.
     pub layer: u16,
@@ -76,7 +76,7 @@ pub(crate) struct Offer {
 
 /// The end of a source's writing under a ticket. Posted only from a flush's completion.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Commit {
+pub(crate) struct Commit {
     pub ticket: TicketId,
     /// Of the checksums sent for this ticket, see `crate::checksum`.
     pub algorithm: u16,

@@ -16,7 +16,7 @@ pub struct CopyRun {
 
 /// One side of a copy: a pool, and the blocks of one group that hold the sequence.
 #[derive(Clone, Copy)]
-pub struct Side<'a> {
+pub(crate) struct Side<'a> {
     pub map: &'a KvPoolMap,
     pub blocks: &'a [BlockId],
     /// Which of its heads take part.
@@ -42,7 +42,7 @@ impl Side<'_> {
 /// The copies that move positions `tokens` of one layer of one group (layer *of the group*), in memory order of the source, neighbours
 /// merged and nothing longer than `len_max`. Runs are as long as both sides are contiguous: whole runs of neighbouring blocks where
 /// block sizes agree, one plane of the finer block otherwise, one token where the two pools hold different heads.
-pub fn copies(
+pub(crate) fn copies(
     source: Side<'_>,
     sink: Side<'_>,
     group: usize,

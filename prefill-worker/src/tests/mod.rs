@@ -102,7 +102,7 @@ fn request(service: &PrefillService, sink: &KvTransfer) -> v1::PrefillRequest {
         sink: Some(sink.party().clone().into()),
         sink_address: sink.address().to_bytes().into(),
         party: Some(service.parts.transfer.party().clone().into()),
-        pull: None,
+        get: None,
     }
 }
 

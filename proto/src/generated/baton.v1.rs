@@ -1197,11 +1197,11 @@ pub struct PrefillRequest {
     pub party: ::core::option::Option<Party>,
     /// Read before anything is computed. Where that fails, the prompt is computed all the same.
     #[prost(message, optional, tag = "5")]
-    pub pull: ::core::option::Option<PullPrefix>,
+    pub get: ::core::option::Option<GetPrefix>,
 }
 /// A prefix that another worker has cached.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct PullPrefix {
+pub struct GetPrefix {
     #[prost(message, optional, tag = "1")]
     pub owner: ::core::option::Option<Party>,
     /// Where its data plane listens.

@@ -84,7 +84,7 @@ impl Sample<'_> {
             baton.placement.reason = Empty,
             baton.placement.prefill_cached_tokens = Empty,
             baton.placement.decode_cached_tokens = Empty,
-            baton.placement.pull_to_tokens = Empty,
+            baton.placement.get_to_tokens = Empty,
             baton.placement.cost_s = Empty,
             baton.placement.runner_up_s = Empty,
         );
@@ -185,7 +185,7 @@ impl Sample<'_> {
         let time = predicted.map_or(COMING_MAX, |p| p.first_token.saturating_mul(2).saturating_add(COMING_MORE));
         let computes = prefill.as_ref().unwrap_or(&decode).party();
         let coming = core.prefixes.coming(computes, &self.job.hashes, *now + time.min(COMING_MAX));
-        Ok(Chosen { decode, prefill, get_to_tokens: decision.pull_to_tokens, predicted, _coming: coming })
+        Ok(Chosen { decode, prefill, get_to_tokens: decision.get_to_tokens, predicted, _coming: coming })
     }
 }
 
@@ -195,7 +195,7 @@ fn explain(decision: &Decision) {
     span.record("baton.placement.reason", decision.reason.name());
     span.record("baton.placement.prefill_cached_tokens", numbers.prefill_cached_tokens);
     span.record("baton.placement.decode_cached_tokens", numbers.decode_cached_tokens);
-    span.record("baton.placement.pull_to_tokens", decision.pull_to_tokens);
+    span.record("baton.placement.get_to_tokens", decision.get_to_tokens);
     span.record("baton.placement.cost_s", numbers.cost_s);
     if let Some(runner_up_s) = numbers.runner_up_s {
         span.record("baton.placement.runner_up_s", runner_up_s);

@@ -77,7 +77,7 @@ impl Link for GrpcLink {
     fn prefill(&self, call: PrefillCall<'_>) -> BoxFuture<'static, Result<WorkerEvents<PrefillEvent>, CallError>> {
         let (sink, tokens) = (call.sink, call.get_to_tokens);
         let address = sink.shards.first().map(|s| s.transfer_address.clone()).unwrap_or_default();
-        let pull = (tokens > 0).then(|| v1::PullPrefix {
+        let get = (tokens > 0).then(|| v1::GetPrefix {
             owner: Some(sink.party.clone().into()),
             owner_address: address.clone().into(),
             tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
@@ -88,7 +88,7 @@ impl Link for GrpcLink {
             sink: Some(sink.party.clone().into()),
             sink_address: address.into(),
             party: Some(self.party.clone().into()),
-            pull,
+            get,
         });
         set_deadline(request.metadata_mut(), call.deadline, Instant::now());
         inject_call(call.spans.call, call.spans.request, request.metadata_mut());

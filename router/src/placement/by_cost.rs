@@ -53,7 +53,7 @@ pub(super) fn choose(costs: &Costs<'_>, decoders: &[usize], pairs: &Pairs, reaso
     }
     let most = most_cached(costs, partners.iter());
     let reason = match costs.cached(prefill) {
-        _ if plan.pull_to_tokens > 0 => Reason::RemotePull,
+        _ if plan.get_to_tokens > 0 => Reason::RemoteGet,
         _ if most == 0 => reason,
         cached if cached < most => Reason::RemoteReplicated,
         _ => Reason::RemoteCached,

@@ -65,7 +65,7 @@ pub fn place(
     Ok(Decision {
         decode,
         prefill,
-        pull_to_tokens: plan.pull_to_tokens,
+        get_to_tokens: plan.get_to_tokens,
         work_tokens: plan.work_tokens.round() as u64,
         reason,
         numbers: Numbers {

@@ -9,8 +9,8 @@ const COMPUTE_COUNTS: f64 = 2.0;
 const FULL_BATCH_S: f64 = 10.0;
 /// A worker whose pool has no room for the prompt now comes after all that have.
 const NO_ROOM_S: f64 = 1e7;
-/// Around a pull: its ticket, and the word of its owner that the pin still stood.
-const PULL_S: f64 = 0.001;
+/// Around a get: its ticket, and the word of its owner that the pin still stood.
+const GET_S: f64 = 0.001;
 
 /// Tokens `from..to` of a prompt, each counted by how much longer it takes than one without context, where one with `doubles_at`
 /// tokens before it takes twice as long; 0 counts all alike.
@@ -24,7 +24,7 @@ pub fn work_tokens(from: u64, to: u64, doubles_at: f64) -> f64 {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Plan {
     /// Where what it reads from the decode worker ends; 0 reads nothing.
-    pub(super) pull_to_tokens: u64,
+    pub(super) get_to_tokens: u64,
     /// What it computes, as [`work_tokens`].
     pub(super) work_tokens: f64,
     /// Until the first token.
@@ -80,7 +80,7 @@ impl Costs<'_> {
         let work_tokens = work_tokens(cached, self.demand.prompt_tokens, self.thresholds.prefill_doubles_at_tokens);
         let (queue_s, compute_s) = (self.queue_s(w, fastest), work_tokens / self.rate(w, fastest));
         Plan {
-            pull_to_tokens: 0,
+            get_to_tokens: 0,
             work_tokens,
             first_token_s: queue_s + compute_s,
             cost_s: queue_s + COMPUTE_COUNTS * compute_s,
@@ -92,20 +92,20 @@ impl Costs<'_> {
         self.computed(w, self.cached(w), fastest)
     }
 
-    /// What prefill worker `p` would do for a decode worker that has `there` tokens of the prompt cached, with a pull where that is cheaper;
+    /// What prefill worker `p` would do for a decode worker that has `there` tokens of the prompt cached, with a get where that is cheaper;
     /// what of the transfer nothing hides is in its cost.
     pub(super) fn remote(&self, p: usize, there: u64, fastest: f64) -> Plan {
         let have = self.cached(p);
         let mut plan = self.computed(p, have, fastest);
-        if self.thresholds.pulls && there > have {
-            let read_s = PULL_S + self.moved_s(p, there - have);
-            let pulled = self.computed(p, there, fastest);
-            if read_s + pulled.cost_s < plan.cost_s {
+        if self.thresholds.gets && there > have {
+            let read_s = GET_S + self.moved_s(p, there - have);
+            let got = self.computed(p, there, fastest);
+            if read_s + got.cost_s < plan.cost_s {
                 plan = Plan {
-                    pull_to_tokens: there,
-                    first_token_s: read_s + pulled.first_token_s,
-                    cost_s: read_s + pulled.cost_s,
-                    ..pulled
+                    get_to_tokens: there,
+                    first_token_s: read_s + got.first_token_s,
+                    cost_s: read_s + got.cost_s,
+                    ..got
                 };
             }
         }

@@ -14,7 +14,7 @@ pub enum Reason {
     /// Another prefill worker has more of it cached, but would begin so late that computing it here is cheaper.
     RemoteReplicated,
     /// The decode worker has more of it cached, which the prefill worker reads from there.
-    RemotePull,
+    RemoteGet,
     /// The policy says local.
     LocalPolicy,
     /// At most `local_prefill_tokens_max` tokens.
@@ -37,7 +37,7 @@ impl Reason {
             Self::RemoteLongPrompt => "remote_long_prompt",
             Self::RemoteCached => "remote_cached",
             Self::RemoteReplicated => "remote_replicated",
-            Self::RemotePull => "remote_pull",
+            Self::RemoteGet => "remote_get",
             Self::LocalPolicy => "local_policy",
             Self::LocalShortPrompt => "local_short_prompt",
             Self::LocalShortRest => "local_short_rest",
@@ -70,7 +70,7 @@ pub struct Decision {
     pub prefill: Option<usize>,
     /// Tokens of the prompt up to which the prefill worker reads what the decode worker has cached, from where its own end; 0 reads
     /// nothing.
-    pub pull_to_tokens: u64,
+    pub get_to_tokens: u64,
     /// What is to be computed, in tokens, those far into the prompt counted by the time that they take.
     pub work_tokens: u64,
     /// Why.

@@ -3,7 +3,7 @@
 //! Cost is time, from measured rates: first token = queue + what is left to prefill, each token by its context + what of the
 //! transfer nothing hides; later tokens = the decode worker's steps and how full it is. A prefix counts where it is: on a prefill
 //! worker it is not computed again; on the decode worker it need not cross the wire, and can be read from there by the prefill
-//! worker (a *pull*) or gone on with in place. So a prefix that many ask for is copied to other workers once the queue where it is
+//! worker (a *get*) or gone on with in place. So a prefix that many ask for is copied to other workers once the queue where it is
 //! costs more than computing it again.
 //!
 //! What nobody has cached costs what it always cost: predicted first token = (queued tokens + own tokens) / measured prefill rate;
@@ -105,7 +105,7 @@ pub struct Thresholds {
     /// Rate at which KV moves between two workers, in bytes per second; 0 counts it as no time.
     pub transfer_bytes_per_s: f64,
     /// Whether prefill workers can read cached blocks from decode workers.
-    pub pulls: bool,
+    pub gets: bool,
 }
 
 /// Why a request runs nowhere.

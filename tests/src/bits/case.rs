@@ -57,7 +57,7 @@ pub enum Route {
     /// On P, and its KV is shipped to D.
     Remote,
     /// As that, and P reads first what D has cached of it.
-    Pulled,
+    Got,
     /// On D.
     Local,
 }
@@ -135,7 +135,7 @@ impl Case {
     }
 
     /// Requests in turn, every other one on D alone, so that the ones between find there what P has not, and read it. Blocks of P and D.
-    pub fn pulling((p, d): (u32, u32), churn: bool, read: Read, sizes: &[(usize, u32)]) -> Self {
+    pub fn getting((p, d): (u32, u32), churn: bool, read: Read, sizes: &[(usize, u32)]) -> Self {
         let cache = if churn { Caching::Churned } else { Caching::On };
         let setup = |block_tokens, cache| Setup {
             block_tokens,
@@ -147,7 +147,7 @@ impl Case {
             cache,
             copies: true,
         };
-        let routes = [Route::Local, Route::Pulled].into_iter().cycle();
+        let routes = [Route::Local, Route::Got].into_iter().cycle();
         let plans = routes.map(|route| Plan { route, continued: 0 }).take(sizes.len()).collect();
         let (arrivals, order) = (Arrivals::InTurn, (0..sizes.len()).collect());
         Self { p: setup(p, Caching::On), d: setup(d, cache), ucx: p == d, arrivals, read, plans, order }
@@ -231,7 +231,7 @@ impl Dealer {
     /// The same seed deals the same cases.
     pub fn new(seed: u64) -> Self {
         use Caching::{Churned, Off, On};
-        use Route::{Local, Pulled, Remote};
+        use Route::{Local, Got, Remote};
         let pairs = [(false, false), (true, false), (false, true), (true, true)];
         Self {
             rng: StdRng::seed_from_u64(seed),
@@ -248,8 +248,8 @@ impl Dealer {
                 (Remote, false),
                 (Remote, false),
                 (Remote, true),
-                (Pulled, false),
-                (Pulled, true),
+                (Got, false),
+                (Got, true),
                 (Local, false),
                 (Local, true),
             ]),

@@ -94,22 +94,22 @@ impl Link {
     }
 
     /// Reads what D has cached of `request` into P's cache. What came stays while the answer lives; `None` where nothing did.
-    pub(super) fn pull(&self, request: &SequenceRequest) -> anyhow::Result<Option<CachedPrefix>> {
+    pub(super) fn get(&self, request: &SequenceRequest) -> anyhow::Result<Option<CachedPrefix>> {
         let names = request.block_hashes();
         let tokens = self.adopter.engine.pool().cached_tokens(&names);
         if self.read == Read::Gone {
             self.adopter.engine.pool().clear_cache();
         }
-        let pull = PrefixGet::try_new(self.peer.clone(), tokens as u32, self.d_block_tokens)?.patient(PATIENCE);
+        let get = PrefixGet::try_new(self.peer.clone(), tokens as u32, self.d_block_tokens)?.patient(PATIENCE);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         // What cannot be read is computed.
-        let pulled = runtime.block_on(prefix_get::get_prefix(&self.p, &self.source, request, &pull));
+        let got = runtime.block_on(prefix_get::get_prefix(&self.p, &self.source, request, &get));
         let is_gone = matches!(
-            &pulled,
+            &got,
             Err(PrefixGetError::Failed(HandoffFailure::Refused { reason: RefuseReason::UnknownRequest, .. }))
         );
         self.gone.fetch_add(usize::from(is_gone), Ordering::SeqCst);
-        Ok(pulled.ok().flatten())
+        Ok(got.ok().flatten())
     }
 
     pub(super) fn stop(&self) {

@@ -174,7 +174,7 @@ struct Running<'a> {
     finished: usize,
     /// What was read for prompts that have not begun.
     reading: HashMap<usize, Option<CachedPrefix>>,
-    pulled: usize,
+    got: usize,
     churn: Vec<Churn>,
 }
 
@@ -225,7 +225,7 @@ impl<'a> Running<'a> {
             preempted,
             finished: 0,
             reading: HashMap::new(),
-            pulled: 0,
+            got: 0,
             churn,
         })
     }
@@ -279,10 +279,10 @@ impl<'a> Running<'a> {
         let (place, engine, run) = match self.case.plans[index].route {
             Route::Local => (Place::D, &self.d.engine, Run::Full),
             route => {
-                if route == Route::Pulled {
-                    let pulled = self.link.pull(&request)?;
-                    self.pulled += pulled.as_ref().map_or(0, |pulled| pulled.tokens);
-                    self.reading.insert(index, pulled);
+                if route == Route::Got {
+                    let got = self.link.get(&request)?;
+                    self.got += got.as_ref().map_or(0, |got| got.tokens);
+                    self.reading.insert(index, got);
                 }
                 let (run, shipment) = self.link.ship(request.clone());
                 self.shipments.insert(index, shipment);
@@ -371,9 +371,9 @@ impl<'a> Running<'a> {
             coverage.add(name, "tokens found", side.engine.load().cached_tokens as usize);
             coverage.add(name, "blocks evicted", side.engine.pool().cache_counts().evicted as usize);
         }
-        coverage.add("pulls", "tokens", self.pulled);
-        coverage.add("pulls", "of evicted blocks", self.link.evicted.load(Ordering::SeqCst));
-        coverage.add("pulls", "of blocks that were gone", self.link.gone.load(Ordering::SeqCst));
+        coverage.add("gets", "tokens", self.got);
+        coverage.add("gets", "of evicted blocks", self.link.evicted.load(Ordering::SeqCst));
+        coverage.add("gets", "of blocks that were gone", self.link.gone.load(Ordering::SeqCst));
         let preemptions = self.d.engine.load().preemptions;
         let happened = if preemptions > 0 { "preempting" } else { "calm" };
         coverage.note("D", happened);

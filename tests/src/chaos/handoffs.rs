@@ -79,7 +79,7 @@ impl Handoffs {
             sink: Some(sink_party),
             sink_address: address.into(),
             party,
-            pull: None,
+            get: None,
         };
         let run =
             timeout(WORD_MAX, at_prefill.run(run)).await.with_context(|| format!("{prefill} takes no prompt"))??;

@@ -33,7 +33,7 @@ pub(crate) struct SimulateArgs {
     pub(super) ttl_s: Option<u64>,
     /// Prefill workers read nothing from decode workers.
     #[arg(long, requires = "simulate")]
-    pub(super) no_pulls: bool,
+    pub(super) no_gets: bool,
     /// What workers do, and how fast; the built-in file where absent.
     #[arg(long, value_name = "FILE", requires = "simulate")]
     pub(super) rates: Option<PathBuf>,

@@ -25,7 +25,7 @@ pub(super) enum Event {
     /// Its claim, or its local prefill, comes to the decode worker.
     AtDecode(usize),
     /// The prefill worker has read what the decode worker had.
-    Pulled(usize),
+    Got(usize),
     /// The prompt is computed.
     Prefilled(usize),
     /// The first token comes to the router.
@@ -110,7 +110,7 @@ impl<'a> Cluster<'a> {
                 Event::Arrives(r) => self.arrives(r),
                 Event::AtPrefill(r) => self.at_prefill(r),
                 Event::AtDecode(r) => self.at_decode(r),
-                Event::Pulled(r) => self.pulled(r),
+                Event::Got(r) => self.got(r),
                 Event::Prefilled(r) => self.prefilled(r),
                 Event::FirstToken(r) => self.first_token(r),
                 Event::Adopted(r) => self.adopted(r),

@@ -33,11 +33,11 @@ pub(crate) fn run(args: &SimulateArgs, trace: &Trace, seed: u64, slo: Slo) -> an
                 prefill_blocks: blocks.in_pool(pools),
                 decode_blocks: blocks.in_pool(decode_pools),
                 ttl: args.ttl_s.map(Duration::from_secs),
-                pulls: !args.no_pulls,
+                gets: !args.no_gets,
                 seed,
             };
             let start = Instant::now();
-            let Simulated { outcomes, pulled_tokens } = simulate(&settings, &rates, trace, &names)?;
+            let Simulated { outcomes, got_tokens } = simulate(&settings, &rates, trace, &names)?;
             let took = start.elapsed();
             let mut about = About { title: format!("simulated, {policy}, {pools}"), ..About::default() };
             let facts = [
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &SimulateArgs, trace: &Trace, seed: u64, slo: Slo) -> an
                 ("decode_workers", args.decode.into()),
                 ("prefill_pool_blocks", settings.prefill_blocks.into()),
                 ("decode_pool_blocks", settings.decode_blocks.into()),
-                ("pulled_tokens", pulled_tokens.into()),
+                ("got_tokens", got_tokens.into()),
                 ("seed", seed.into()),
                 ("simulated_in_s", took.as_secs_f64().into()),
             ];
@@ -61,7 +61,7 @@ pub(crate) fn run(args: &SimulateArgs, trace: &Trace, seed: u64, slo: Slo) -> an
                 settings.prefill_blocks,
                 settings.decode_blocks,
             );
-            table.row(policy.name(), &report, pulled_tokens, took);
+            table.row(policy.name(), &report, got_tokens, took);
             reasons.push(format!("{policy}: {}", told(&report)));
             reports.push(report);
         }
@@ -119,12 +119,12 @@ impl Table {
         let _ = writeln!(
             text,
             "{:<13} {:>7} {:>8} {:>7} {:>9} {:>9} {:>9} {:>9} {:>8} {:>8} {:>7} {:>6}",
-            "policy", "hits", "of inf.", "pulled", "TTFT p50", "p95", "p99", "mean", "ITL p50", "p99", "failed", "took"
+            "policy", "hits", "of inf.", "got", "TTFT p50", "p95", "p99", "mean", "ITL p50", "p99", "failed", "took"
         );
         Self(text)
     }
 
-    fn row(&mut self, policy: &str, report: &Report, pulled_tokens: u64, took: Duration) {
+    fn row(&mut self, policy: &str, report: &Report, got_tokens: u64, took: Duration) {
         let (ttft, cache) = (&report.ttft_ms, &report.cache);
         let share = |tokens: u64| 100.0 * tokens as f64 / cache.prompt_tokens.max(1) as f64;
         let _ = writeln!(
@@ -133,7 +133,7 @@ impl Table {
             policy,
             cache.hit_rate * 100.0,
             cache.of_infinite.unwrap_or(1.0) * 100.0,
-            share(pulled_tokens),
+            share(got_tokens),
             ttft.p50 / 1e3,
             ttft.p95 / 1e3,
             ttft.p99 / 1e3,

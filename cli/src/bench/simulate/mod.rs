@@ -49,7 +49,7 @@ struct Settings {
     /// Time after which a block that nobody uses leaves a cache, where there is such a time.
     ttl: Option<Duration>,
     /// Whether prefill workers may read from decode workers.
-    pulls: bool,
+    gets: bool,
     seed: u64,
 }
 
@@ -57,15 +57,15 @@ struct Settings {
 struct Simulated {
     outcomes: Vec<Outcome>,
     /// Tokens that prefill workers read from decode workers.
-    pulled_tokens: u64,
+    got_tokens: u64,
 }
 
 /// Runs a trace to the end of its last answer.
 fn simulate(settings: &Settings, rates: &Rates, trace: &Trace, names: &Names) -> anyhow::Result<Simulated> {
     let requests = Cluster::new(settings, rates, trace, names)?.run();
-    let pulled_tokens = requests.iter().map(|request| request.pulled_tokens).sum();
+    let got_tokens = requests.iter().map(|request| request.got_tokens).sum();
     let infinite = trace.infinite_cache().tokens_hit_by_request;
     let told = requests.into_iter().zip(&trace.requests).zip(infinite);
     let outcome = |((request, of), infinite): ((Request, _), u32)| request.outcome(of, infinite);
-    Ok(Simulated { outcomes: told.map(outcome).collect(), pulled_tokens })
+    Ok(Simulated { outcomes: told.map(outcome).collect(), got_tokens })
 }

@@ -33,10 +33,10 @@ impl Cluster<'_> {
         self.requests[r].cached_tokens = self.tokens_of(lease.cached_blocks());
         self.requests[r].prefill_lease = Some(lease);
         self.tell(p);
-        match self.pull(r) {
+        match self.get(r) {
             Some(read) => {
                 self.prefill[p].running = Some((r, read));
-                self.clock.post(read, Event::Pulled(r));
+                self.clock.post(read, Event::Got(r));
             }
             None => self.compute(r, now),
         }
@@ -44,8 +44,8 @@ impl Cluster<'_> {
     }
 
     /// Begins to read what the decode worker has beyond the prefill worker's own; when it is read.
-    pub(super) fn pull(&mut self, r: usize) -> Option<Time> {
-        let (wanted, now) = (self.requests[r].decision?.pull_to_tokens, self.clock.now());
+    pub(super) fn get(&mut self, r: usize) -> Option<Time> {
+        let (wanted, now) = (self.requests[r].decision?.get_to_tokens, self.clock.now());
         let (_, d) = self.placed(r)?;
         let names = self.reusable_names(r);
         let store = &mut self.decode[d].store;
@@ -58,11 +58,11 @@ impl Cluster<'_> {
         let pin = store.reserve(names, there, there, self.clock.instant())?;
         let sent = store.send(now, self.rates.moved_s(tokens));
         self.requests[r].pin = Some(pin);
-        self.requests[r].pulled_tokens = tokens;
+        self.requests[r].got_tokens = tokens;
         Some(sent + ns(self.rates.transfer.latency_s))
     }
 
-    pub(super) fn pulled(&mut self, r: usize) {
+    pub(super) fn got(&mut self, r: usize) {
         self.requests[r].pin = None;
         if let Some((_, d)) = self.placed(r) {
             self.has_room(d);
@@ -73,7 +73,7 @@ impl Cluster<'_> {
     /// Computes what a prefill worker lacks.
     pub(super) fn compute(&mut self, r: usize, now: Time) {
         let Some((Some(p), _)) = self.placed(r) else { return };
-        let there = self.requests[r].cached_tokens + self.requests[r].pulled_tokens;
+        let there = self.requests[r].cached_tokens + self.requests[r].got_tokens;
         let took = self.rates.prefill.prompt_s + self.rates.compute_s(there, self.prompt_tokens(r));
         self.requests[r].computes_from = now;
         self.prefill[p].running = Some((r, now + ns(took)));

@@ -57,8 +57,8 @@ impl Cluster<'_> {
                 let prefill = &self.prefill[worker];
                 let queued_s = prefill.queue.iter().map(|&r| {
                     let cached = self.tokens_of(prefill.store.cached(self.reusable_names(r)));
-                    let pulled = self.requests[r].decision.map_or(0, |decision| decision.pull_to_tokens);
-                    self.rates.compute_s(cached.max(pulled), self.prompt_tokens(r))
+                    let got = self.requests[r].decision.map_or(0, |decision| decision.get_to_tokens);
+                    self.rates.compute_s(cached.max(got), self.prompt_tokens(r))
                 });
                 let running_s =
                     prefill.running.map_or(0.0, |(_, until)| seconds(until.saturating_sub(self.clock.now())));

@@ -20,7 +20,7 @@ pub(super) struct Request {
     /// Tokens that the worker which computed the prompt had.
     pub(super) cached_tokens: u64,
     /// Tokens that the prefill worker read from the decode worker.
-    pub(super) pulled_tokens: u64,
+    pub(super) got_tokens: u64,
     /// Tokens that did not have to be sent.
     pub(super) decode_cached_tokens: u64,
     pub(super) computes_from: Time,
@@ -40,7 +40,7 @@ impl Request {
             (None, Some(_)) => Ending::Ok,
             (None, None) => Ending::Cancelled,
         };
-        let cached_tokens = u32::try_from(self.cached_tokens + self.pulled_tokens).unwrap_or(u32::MAX);
+        let cached_tokens = u32::try_from(self.cached_tokens + self.got_tokens).unwrap_or(u32::MAX);
         Outcome {
             at: of.at,
             ttft: self.first_token.map(|at| since_start(at).saturating_sub(of.at)),

@@ -70,7 +70,7 @@ impl Router {
             policy: settings.policy,
             prefill_doubles_at_tokens: rates.prefill_doubles_at_tokens(),
             transfer_bytes_per_s: rates.transfer.bytes_per_s,
-            pulls: settings.pulls,
+            gets: settings.gets,
         };
         let mut index = PrefixIndex::new(BLOCKS_MAX);
         let mut workers = Vec::new();

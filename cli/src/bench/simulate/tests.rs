@@ -7,7 +7,7 @@ use rand::{Rng as _, SeedableRng as _};
 
 fn settings(policy: PlacementPolicy, blocks: u32) -> Settings {
     let (prefill_blocks, decode_blocks) = (blocks, blocks);
-    Settings { policy, prefill: 4, decode: 3, prefill_blocks, decode_blocks, ttl: None, pulls: true, seed: 7 }
+    Settings { policy, prefill: 4, decode: 3, prefill_blocks, decode_blocks, ttl: None, gets: true, seed: 7 }
 }
 
 fn request(at_s: f64, prompt_tokens: u32, output_tokens: u32, blocks: Vec<u64>) -> TraceRequest {
@@ -87,7 +87,7 @@ fn the_same_seed_gives_the_same_times() {
 fn one_request_takes_what_the_rates_say() {
     let rates = Rates::read(None).unwrap();
     let trace = trace(vec![request(0.0, 5_000, 4, (0..10).collect()), request(60.0, 5_000, 1, (0..10).collect())]);
-    let one = Settings { prefill: 1, decode: 1, pulls: false, ..settings(PlacementPolicy::RoundRobin, 100) };
+    let one = Settings { prefill: 1, decode: 1, gets: false, ..settings(PlacementPolicy::RoundRobin, 100) };
     let told = simulate(&one, &rates, &trace, &Names::of_trace(&trace)).unwrap().outcomes;
     let near = |got: f64, wanted: f64| assert!((got - wanted).abs() < 2e-6, "{got} s, not {wanted}");
     let first = rates.router.round_trip_s + rates.prefill.prompt_s + rates.compute_s(0, 5_000);
@@ -124,10 +124,10 @@ fn what_only_the_decode_worker_has_is_read_from_there() {
     let busy = trace_with(&trace, request(30.0, 20_480, 2_000, (900..940).collect()));
     let told = simulate(&small, &rates, &busy, &Names::of_trace(&busy)).unwrap();
     let back = told.outcomes.iter().rposition(|outcome| outcome.at == Duration::from_secs(40)).unwrap();
-    assert_eq!(told.outcomes[back].placement.as_deref(), Some("remote_pull"));
-    assert_eq!((told.pulled_tokens, told.outcomes[back].cached_tokens), (20 * 512, 20 * 512));
-    let never = Settings { pulls: false, ..small };
-    assert_eq!(simulate(&never, &rates, &busy, &Names::of_trace(&busy)).unwrap().pulled_tokens, 0);
+    assert_eq!(told.outcomes[back].placement.as_deref(), Some("remote_get"));
+    assert_eq!((told.got_tokens, told.outcomes[back].cached_tokens), (20 * 512, 20 * 512));
+    let never = Settings { gets: false, ..small };
+    assert_eq!(simulate(&never, &rates, &busy, &Names::of_trace(&busy)).unwrap().got_tokens, 0);
 }
 
 fn trace_with(before: &Trace, more: TraceRequest) -> Trace {

@@ -22,13 +22,13 @@ fn decide(workers: &[Worker], demand: &Demand, thresholds: &Thresholds) -> Decis
     place(workers, demand, thresholds, &mut |_| 0).unwrap()
 }
 
-/// `decode<-prefill: reason`, and `pull` where there is one.
+/// `decode<-prefill: reason`, and `get` where there is one.
 fn told(workers: &[Worker], prompt_tokens: u64, thresholds: &Thresholds) -> String {
     let decision = decide(workers, &demand(Auto, prompt_tokens), thresholds);
     let name = |w: usize| workers[w].record.party.instance.as_str();
-    let pull = if decision.pull_to_tokens > 0 { format!(" pull {}", decision.pull_to_tokens) } else { String::new() };
+    let get = if decision.get_to_tokens > 0 { format!(" get {}", decision.get_to_tokens) } else { String::new() };
     let prefill = decision.prefill.map_or("local", name);
-    format!("{}<-{prefill}: {}{pull}", name(decision.decode), decision.reason.name())
+    format!("{}<-{prefill}: {}{get}", name(decision.decode), decision.reason.name())
 }
 
 #[test]
@@ -47,18 +47,18 @@ fn a_prefix_is_used_where_it_is_unless_the_queue_there_costs_more() {
 }
 
 #[test]
-fn what_only_the_decode_worker_has_is_pulled_or_gone_on_with_there() {
+fn what_only_the_decode_worker_has_is_got_or_gone_on_with_there() {
     let held = |tokens| has(d("d"), tokens);
     let busy = |tokens| worker(Role::Decode, "d", |_, l| l.running = 3).with(tokens);
     let slow = Thresholds { transfer_bytes_per_s: thresholds().transfer_bytes_per_s / 100.0, ..thresholds() };
-    let never = Thresholds { pulls: false, ..thresholds() };
+    let never = Thresholds { gets: false, ..thresholds() };
     let cases: Vec<(Vec<Worker>, Thresholds, &str)> = vec![
         // 3,000 tokens are read in 0.3 s and computed in 3.
-        (vec![busy(3000), p("p")], thresholds(), "d<-p: remote_pull pull 3000"),
-        (vec![busy(3000), has(p("p"), 1000)], thresholds(), "d<-p: remote_pull pull 3000"),
+        (vec![busy(3000), p("p")], thresholds(), "d<-p: remote_get get 3000"),
+        (vec![busy(3000), has(p("p"), 1000)], thresholds(), "d<-p: remote_get get 3000"),
         (vec![busy(3000), has(p("p"), 3000)], thresholds(), "d<-p: remote_cached"),
         (vec![busy(3000), has(p("p"), 3500)], thresholds(), "d<-p: remote_cached"),
-        // No pull is worth 30 s, and none is possible where workers cannot.
+        // No get is worth 30 s, and none is possible where workers cannot.
         (vec![busy(3000), p("p")], slow, "d<-local: local_cached"),
         (vec![held(3000), p("p")], never, "d<-local: local_cached"),
         // The rest takes its time from everybody in the batch.
@@ -68,7 +68,7 @@ fn what_only_the_decode_worker_has_is_pulled_or_gone_on_with_there() {
         // An idle one need not read anything to anywhere.
         (vec![held(3000), p("p")], thresholds(), "d<-local: local_cached"),
         (vec![held(3800), p("p")], thresholds(), "d<-local: local_short_rest"),
-        (vec![queue(held(3800), 90_000), p("p")], thresholds(), "d<-p: remote_pull pull 3800"),
+        (vec![queue(held(3800), 90_000), p("p")], thresholds(), "d<-p: remote_get get 3800"),
     ];
     for (i, (workers, thresholds, expected)) in cases.into_iter().enumerate() {
         assert_eq!(told(&workers, 4000, &thresholds), expected, "case {i}");
@@ -88,7 +88,7 @@ impl With for Worker {
 #[test]
 fn the_decode_worker_that_need_not_be_sent_everything_is_preferred() {
     let slow =
-        Thresholds { transfer_bytes_per_s: thresholds().transfer_bytes_per_s / 20.0, pulls: false, ..thresholds() };
+        Thresholds { transfer_bytes_per_s: thresholds().transfer_bytes_per_s / 20.0, gets: false, ..thresholds() };
     let workers =
         |cached| vec![d("d0"), worker(Role::Decode, "d1", |_, l| l.running = 1).with(cached), has(p("p"), 4000)];
     assert_eq!(told(&workers(0), 4001, &slow), "d0<-p: remote_cached", "d1 is fuller");

@@ -75,7 +75,7 @@ fn scan_by_cost(costs: &Costs<'_>, decoders: &[usize], pairs: &[Scanned], reason
     let plan = plan_of(prefill);
     let most = partners.iter().map(|&p| costs.cached(p)).max().unwrap_or(0);
     let reason = match costs.cached(prefill) {
-        _ if plan.pull_to_tokens > 0 => Reason::RemotePull,
+        _ if plan.get_to_tokens > 0 => Reason::RemoteGet,
         _ if most == 0 => reason,
         cached if cached < most => Reason::RemoteReplicated,
         _ => Reason::RemoteCached,
@@ -105,7 +105,7 @@ fn scan_blindly(costs: &Costs<'_>, pairs: &[Scanned], reason: Reason, draw: Draw
 /// A decision as far as groups could change it.
 #[derive(Debug, PartialEq)]
 enum Picked {
-    Pair { decode: usize, prefill: Option<usize>, pull_to_tokens: u64, cost_s: f64, runner_up_s: Option<f64> },
+    Pair { decode: usize, prefill: Option<usize>, get_to_tokens: u64, cost_s: f64, runner_up_s: Option<f64> },
     Nobody(baton_types::ErrorKind),
 }
 
@@ -138,16 +138,16 @@ fn scan(costs: &Costs<'_>, draw: Draw<'_>) -> (Picked, Option<Reason>) {
         }
     };
     let Choice { decode, prefill, plan, reason, cost_s, runner_up_s } = choice;
-    (Picked::Pair { decode, prefill, pull_to_tokens: plan.pull_to_tokens, cost_s, runner_up_s }, Some(reason))
+    (Picked::Pair { decode, prefill, get_to_tokens: plan.get_to_tokens, cost_s, runner_up_s }, Some(reason))
 }
 
 /// What is shipped picks, and why.
 fn pick(costs: &Costs<'_>, draw: Draw<'_>) -> (Picked, Option<Reason>) {
     match place(costs.workers, costs.demand, costs.thresholds, draw) {
         Err(refusal) => (Picked::Nobody(refusal.kind()), None),
-        Ok(Decision { decode, prefill, pull_to_tokens, reason, numbers, .. }) => {
+        Ok(Decision { decode, prefill, get_to_tokens, reason, numbers, .. }) => {
             let Numbers { cost_s, runner_up_s, .. } = numbers;
-            (Picked::Pair { decode, prefill, pull_to_tokens, cost_s, runner_up_s }, Some(reason))
+            (Picked::Pair { decode, prefill, get_to_tokens, cost_s, runner_up_s }, Some(reason))
         }
     }
 }
@@ -211,7 +211,7 @@ fn a_choice_by_group_is_that_of_a_scan_over_all_pairs() {
             policy: PlacementPolicy::ALL[random.random_range(0..3)],
             transfer_bytes_per_s: [0.0, 1e6, 1e9][random.random_range(0..3)],
             prefill_doubles_at_tokens: [0.0, 1000.0][random.random_range(0..2)],
-            pulls: random.random_bool(0.5),
+            gets: random.random_bool(0.5),
             ..THRESHOLDS
         };
         let demand = Demand {

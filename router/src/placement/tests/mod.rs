@@ -15,7 +15,7 @@ const THRESHOLDS: Thresholds = Thresholds {
     policy: PlacementPolicy::Cost,
     prefill_doubles_at_tokens: 0.0,
     transfer_bytes_per_s: 0.0,
-    pulls: true,
+    gets: true,
 };
 
 fn worker(role: Role, name: &str, change: impl FnOnce(&mut baton_types::InstanceRecord, &mut Measured)) -> Worker {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// What happened.
 #[derive(Debug)]
-pub enum SinkInput {
+pub(crate) enum SinkInput {
     /// The worker reserved blocks, which hold the positions before `from` already: a multiple of a granule, below the positions expected.
     Granted { from: u32 },
     /// The worker has none.
@@ -44,7 +44,7 @@ pub enum SinkInput {
 
 /// What to do about it.
 #[derive(Debug, PartialEq, Eq)]
-pub enum SinkAction {
+pub(crate) enum SinkAction {
     /// Positions from [`Sink::from`] on.
     SendGrant,
     SendRefuse {
@@ -89,7 +89,7 @@ enum State {
 
 /// One handoff, seen from its sink.
 #[derive(Debug)]
-pub struct Sink {
+pub(crate) struct Sink {
     pub ticket: TicketId,
     layout: KvLayout,
     /// What the blocks take: fixed by the offer and the grant, so that a source cannot commit less.
@@ -110,7 +110,7 @@ pub struct Sink {
 
 /// The size of a handoff.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Expected {
+pub(crate) struct Expected {
     pub tokens: u32,
     /// Of one position, in all layers.
     pub token_bytes: u64,
@@ -118,7 +118,7 @@ pub struct Expected {
 }
 
 impl Sink {
-    pub fn new(
+    pub(crate) fn new(
         ticket: TicketId,
         layout: &KvLayout,
         expected: Expected,
@@ -151,40 +151,27 @@ impl Sink {
     }
 
     /// First position that is moved; 0 before the grant.
-    pub fn from(&self) -> u32 {
+    pub(crate) fn from(&self) -> u32 {
         self.from
     }
 
     /// KV bytes that are moved.
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.expected.token_bytes * u64::from(self.expected.tokens.saturating_sub(self.from))
     }
 
     /// Whether a grant stands whose blocks the source may write.
-    pub fn is_granted(&self) -> bool {
+    pub(crate) fn is_granted(&self) -> bool {
         matches!(self.state, State::Reserved | State::Receiving | State::Aborting(_))
     }
 
     /// Whether the blocks wait for a fence.
-    pub fn is_quarantined(&self) -> bool {
+    pub(crate) fn is_quarantined(&self) -> bool {
         matches!(self.state, State::Quarantined)
     }
 
-    /// Name of its state, for the counts of a simulation.
-    pub fn state(&self) -> &'static str {
-        match self.state {
-            State::Claimed => "claimed",
-            State::Reserved => "reserved",
-            State::Receiving => "receiving",
-            State::Running => "running",
-            State::Aborting(_) => "aborting",
-            State::Quarantined => "quarantined",
-            State::Free => "free",
-        }
-    }
-
     /// Takes an input in, and says what to do, in order.
-    pub fn handle(&mut self, now: Instant, input: SinkInput) -> Vec<SinkAction> {
+    pub(crate) fn handle(&mut self, now: Instant, input: SinkInput) -> Vec<SinkAction> {
         let mut actions = Vec::new();
         match input {
             SinkInput::Granted { from } => match self.state {

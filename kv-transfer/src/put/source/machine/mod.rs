@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 /// What happened.
 #[derive(Debug)]
-pub enum SourceInput {
+pub(crate) enum SourceInput {
     /// The sink gave blocks, and has the positions before `from` already.
     Granted { ticket: TicketId, from: u32 },
     /// It gave none, or cannot be asked.
@@ -47,7 +47,7 @@ pub enum SourceInput {
 
 /// What to do about it.
 #[derive(Debug, PartialEq, Eq)]
-pub enum SourceAction {
+pub(crate) enum SourceAction {
     /// Copy positions `tokens` of a layer (of the group) to the sink, and sum them.
     Copy {
         epoch: u32,
@@ -104,7 +104,7 @@ enum State {
 
 /// One handoff, seen from its source.
 #[derive(Debug)]
-pub struct Source {
+pub(crate) struct Source {
     layout: KvLayout,
     /// Bytes that move of one token in one layer, by group.
     token_bytes: Vec<usize>,
@@ -129,7 +129,7 @@ pub struct Source {
 }
 
 impl Source {
-    pub fn new(layout: KvLayout, tokens: u32, deadline: Instant, epoch_bytes: u64, flush_wait: Duration) -> Self {
+    pub(crate) fn new(layout: KvLayout, tokens: u32, deadline: Instant, epoch_bytes: u64, flush_wait: Duration) -> Self {
         let last = layout.groups().iter().flat_map(|g| &g.layers).max().copied().unwrap_or(0);
         let mut layers = vec![None; last as usize + 1];
         for (g, group) in layout.groups().iter().enumerate() {
@@ -163,36 +163,25 @@ impl Source {
     }
 
     /// Only so many bytes of each token move: some of its heads. To be told before the grant.
-    pub fn cut(&mut self, token_bytes: Vec<usize>) {
+    pub(crate) fn cut(&mut self, token_bytes: Vec<usize>) {
         self.token_bytes = token_bytes;
     }
 
-    pub fn ticket(&self) -> Option<TicketId> {
+    pub(crate) fn ticket(&self) -> Option<TicketId> {
         self.ticket
     }
 
     /// Positions that are moved, or will be as far as is known.
-    pub fn tokens_moved(&self) -> u32 {
+    pub(crate) fn tokens_moved(&self) -> u32 {
         self.tokens - self.from
     }
 
-    pub fn deadline(&self) -> Instant {
+    pub(crate) fn deadline(&self) -> Instant {
         self.deadline
     }
 
-    /// Name of its state, for the counts of a simulation.
-    pub fn state(&self) -> &'static str {
-        match self.state {
-            State::Offering => "offering",
-            State::Writing => "writing",
-            State::Committed => "committed",
-            State::Flushing(..) => "flushing",
-            State::Ended => "ended",
-        }
-    }
-
     /// Takes an input in, and says what to do, in order.
-    pub fn handle(&mut self, now: Instant, input: SourceInput) -> Vec<SourceAction> {
+    pub(crate) fn handle(&mut self, now: Instant, input: SourceInput) -> Vec<SourceAction> {
         let mut actions = Vec::new();
         if matches!(self.state, State::Ended) {
             return actions;
@@ -386,7 +375,7 @@ impl Source {
 }
 
 /// Number of the flush that an abort waits for; no handoff has that many epochs.
-pub const ABORT_EPOCH: u32 = u32::MAX;
+pub(crate) const ABORT_EPOCH: u32 = u32::MAX;
 
 #[cfg(test)]
 mod tests;
