@@ -83,7 +83,7 @@ impl EngineHandle {
             return None;
         }
         let wanted = || Reserve {
-            names: block_hashes,
+            hashes: block_hashes,
             reuse_tokens_max: tokens.saturating_sub(1),
             blocks: tokens.div_ceil(shared.block_tokens),
             keep_free: shared.config.watermark_blocks as usize,

@@ -12,7 +12,7 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug)]
 pub struct Reserve<'a> {
     /// Names of its prefixes, one every 16 tokens; empty where nothing is to be shared.
-    pub names: &'a [PrefixHash],
+    pub hashes: &'a [PrefixHash],
     /// At most so many tokens are taken from the cache. One less than there are, for the logits of the last.
     pub reuse_tokens_max: usize,
     /// Blocks of each group, those from the cache included.
@@ -83,7 +83,7 @@ impl Books {
     }
 
     pub(crate) fn reserve(&mut self, wanted: Reserve<'_>) -> Option<Table> {
-        let found = self.find(wanted.names, wanted.reuse_tokens_max, wanted.blocks);
+        let found = self.find(wanted.hashes, wanted.reuse_tokens_max, wanted.blocks);
         let fresh = wanted.blocks - found.len();
         // What it finds is no longer there to make room of.
         let idle = self.cache.as_ref().map_or(0, |cache| found.iter().filter(|id| cache.is_evictable(**id)).count());
@@ -108,15 +108,15 @@ impl Books {
         Some(Table { blocks, cached: found.len() })
     }
 
-    fn find(&self, names: &[PrefixHash], tokens_max: usize, blocks_max: usize) -> Vec<EntryId> {
+    fn find(&self, hashes: &[PrefixHash], tokens_max: usize, blocks_max: usize) -> Vec<EntryId> {
         let Some(cache) = &self.cache else { return Vec::new() };
-        cache.find(names, blocks_max.min(tokens_max / cache.block_tokens()))
+        cache.find(hashes, blocks_max.min(tokens_max / cache.block_tokens()))
     }
 
     /// Tokens of the longest prefix that is cached, whole blocks.
-    pub(crate) fn cached_tokens(&self, names: &[PrefixHash]) -> usize {
+    pub(crate) fn cached_tokens(&self, hashes: &[PrefixHash]) -> usize {
         let Some(cache) = &self.cache else { return 0 };
-        cache.find(names, usize::MAX).len() * cache.block_tokens()
+        cache.find(hashes, usize::MAX).len() * cache.block_tokens()
     }
 
     /// Gives a table back; whether anything can be had now that could not before.
@@ -152,7 +152,7 @@ impl Books {
         table: &mut GroupBlocks,
         spare: &mut GroupBlocks,
         stored: usize,
-        (names, tokens): (&[PrefixHash], usize),
+        (hashes, tokens): (&[PrefixHash], usize),
         (keep, now): (Keep, Instant),
     ) -> (usize, usize) {
         let Some(cache) = &mut self.cache else { return (0, 0) };
@@ -161,9 +161,9 @@ impl Books {
         let mut parent = stored.checked_sub(1).and_then(|row| cache.by_block(table.0[0][row]));
         let (mut done, mut added) = (stored, 0);
         for row in stored..rows {
-            let Some(name) = cache.name_of(names, row) else { break };
+            let Some(name) = cache.hash_of(hashes, row) else { break };
             let known = cache.by_block(table.0[0][row]);
-            let id = match (known, cache.by_name(&name)) {
+            let id = match (known, cache.by_hash(&name)) {
                 (Some(known), there) => {
                     assert!(there == Some(known), "block {row} of a table is cached under another name");
                     known
@@ -260,9 +260,9 @@ impl Books {
         any
     }
 
-    pub(crate) fn chill(&mut self, names: &[PrefixHash]) {
+    pub(crate) fn chill(&mut self, hashes: &[PrefixHash]) {
         if let Some(cache) = &mut self.cache {
-            cache.chill(names);
+            cache.chill(hashes);
         }
     }
 
@@ -281,7 +281,7 @@ impl Books {
     /// Names of all cached blocks, and the place in the order of changes behind them.
     pub(crate) fn snapshot(&self) -> Option<(Vec<PrefixHash>, ChangeCursor)> {
         let cache = self.cache.as_ref()?;
-        Some((cache.names(), cache.changes().end()))
+        Some((cache.hashes(), cache.changes().end()))
     }
 
     /// Number of changes so far: differs once there was another.

@@ -13,8 +13,8 @@ use crate::{CacheChange, CacheUpdate, Change, ChangeCursor, PrefixHash, SharedPo
 use baton_types::Incarnation;
 use std::collections::BTreeMap;
 
-/// Most names of one update: 8 KiB of them. Whoever takes an update up does so at once, under a lock that others wait for.
-pub const FEED_NAMES_MAX: usize = 512;
+/// Most hashes of one update: 8 KiB of them. Whoever takes an update up does so at once, under a lock that others wait for.
+pub const FEED_HASHES_MAX: usize = 512;
 
 /// An update as it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub struct FeedUpdate {
     pub change: FeedChange,
 }
 
-/// As [`CacheChange`], with its names.
+/// As [`CacheChange`], with its hashes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FeedChange {
     /// Blocks that are cached from now on.
@@ -68,7 +68,7 @@ enum State {
     /// A snapshot is due.
     Behind,
     Snapshot {
-        names: Vec<PrefixHash>,
+        hashes: Vec<PrefixHash>,
         told: usize,
         part: u32,
         cursor: ChangeCursor,
@@ -96,16 +96,16 @@ impl CacheFeed {
         loop {
             match std::mem::replace(&mut self.state, State::Behind) {
                 State::Behind => {
-                    let (names, cursor) = self.pool.snapshot()?;
-                    self.state = State::Snapshot { names, told: 0, part: 0, cursor };
+                    let (hashes, cursor) = self.pool.snapshot()?;
+                    self.state = State::Snapshot { hashes, told: 0, part: 0, cursor };
                 }
-                State::Snapshot { names, told, part, cursor } => {
-                    let end = names.len().min(told + FEED_NAMES_MAX);
-                    let (last, blocks) = (end == names.len(), names[told..end].to_vec());
+                State::Snapshot { hashes, told, part, cursor } => {
+                    let end = hashes.len().min(told + FEED_HASHES_MAX);
+                    let (last, blocks) = (end == hashes.len(), hashes[told..end].to_vec());
                     self.state = if last {
                         State::At { cursor, full: true }
                     } else {
-                        State::Snapshot { names, told: end, part: part + 1, cursor }
+                        State::Snapshot { hashes, told: end, part: part + 1, cursor }
                     };
                     return Some(self.update(FeedChange::Snapshot { part, last, blocks }));
                 }
@@ -114,11 +114,11 @@ impl CacheFeed {
                     return Some(self.event(FeedChange::Stored(stored)));
                 }
                 State::At { cursor, .. } => {
-                    let Some((changes, next)) = self.pool.changes_since(cursor, FEED_NAMES_MAX) else {
+                    let Some((changes, next)) = self.pool.changes_since(cursor, FEED_HASHES_MAX) else {
                         self.sequence += 1; // The snapshot takes the place of what was forgotten.
                         continue;
                     };
-                    let full = changes.iter().map(|change| change.names().len()).sum::<usize>() == FEED_NAMES_MAX;
+                    let full = changes.iter().map(|change| change.hashes().len()).sum::<usize>() == FEED_HASHES_MAX;
                     let (removed, stored) = net(&changes);
                     self.state = State::At { cursor: next, full };
                     return match (removed.is_empty(), stored.is_empty()) {
@@ -156,8 +156,8 @@ fn net(changes: &[Change]) -> (Vec<PrefixHash>, Vec<PrefixHash>) {
     let mut last: BTreeMap<PrefixHash, bool> = BTreeMap::new();
     for change in changes {
         let stored = matches!(change, Change::Stored(_));
-        last.extend(change.names().iter().map(|name| (*name, stored)));
+        last.extend(change.hashes().iter().map(|name| (*name, stored)));
     }
-    let names = |is: bool| last.iter().filter(|(_, stored)| **stored == is).map(|(name, _)| *name).collect();
-    (names(false), names(true))
+    let hashes = |is: bool| last.iter().filter(|(_, stored)| **stored == is).map(|(name, _)| *name).collect();
+    (hashes(false), hashes(true))
 }

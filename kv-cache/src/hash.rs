@@ -2,12 +2,12 @@
 //!
 //! A name stands for *all* tokens up to its end, not for its last group alone, and for no storage format. It is 128 bits of
 //! keyed BLAKE3 over a versioned, length-delimited record; the key comes from the model's fingerprint and the tenant's
-//! secret salt, so tenants never see each other's blocks and cannot guess each other's names.
+//! secret salt, so tenants never see each other's blocks and cannot guess each other's hashes.
 
 use baton_types::{Digest, TokenId};
 use std::fmt;
 
-/// Tokens per hashed group: the smallest `block_tokens`, so that pools of every block size share names.
+/// Tokens per hashed group: the smallest `block_tokens`, so that pools of every block size share hashes.
 pub const HASH_TOKENS: usize = 16;
 
 /// Version of the record below. Changing what is hashed changes this, and no old name meets a new one.
@@ -69,7 +69,7 @@ impl PrefixHasher {
         truncate(blake3::keyed_hash(&self.key, &record))
     }
 
-    /// The names of every whole group of `tokens`, shortest prefix first; a ragged tail has no name. `extra` holds for all groups.
+    /// The hashes of every whole group of `tokens`, shortest prefix first; a ragged tail has no name. `extra` holds for all groups.
     pub fn prompt(&self, tokens: &[TokenId], extra: &[&[u8]]) -> Vec<PrefixHash> {
         let (groups, _tail) = tokens.as_chunks::<HASH_TOKENS>();
         let extend = |parent: &mut PrefixHash, group: &[TokenId; HASH_TOKENS]| {
@@ -80,13 +80,13 @@ impl PrefixHasher {
     }
 
     /// The name of all of `tokens`, their ragged tail included, which is never that of a prefix: whoever has the same has the same
-    /// tokens. `names` are those that [`PrefixHasher::prompt`] gave them, or more tokens that begin with them.
+    /// tokens. `hashes` are those that [`PrefixHasher::prompt`] gave them, or more tokens that begin with them.
     ///
     /// # Panics
-    /// If there are fewer names than whole groups.
-    pub fn whole(&self, names: &[PrefixHash], tokens: &[TokenId], extra: &[&[u8]]) -> PrefixHash {
+    /// If there are fewer hashes than whole groups.
+    pub fn whole(&self, hashes: &[PrefixHash], tokens: &[TokenId], extra: &[&[u8]]) -> PrefixHash {
         let (groups, tail) = tokens.as_chunks::<HASH_TOKENS>();
-        self.name(names[..groups.len()].last().copied().unwrap_or(self.root), tail, extra)
+        self.name(hashes[..groups.len()].last().copied().unwrap_or(self.root), tail, extra)
     }
 }
 
@@ -119,14 +119,14 @@ mod tests {
     #[test]
     fn names_are_pinned() {
         // Caches and routers of different releases meet: a change here needs a new RECORD_VERSION.
-        let names = hasher(1, b"salt").prompt(&(0..40).collect::<Vec<_>>(), &[b"adapter"]);
+        let hashes = hasher(1, b"salt").prompt(&(0..40).collect::<Vec<_>>(), &[b"adapter"]);
         expect_test::expect![[r#"
             [
                 PrefixHash(e422f61d877010d83f780cb7942dcb84),
                 PrefixHash(679a11c506e69b8b8050a02ea15a870d),
             ]
         "#]]
-        .assert_debug_eq(&names);
+        .assert_debug_eq(&hashes);
     }
 
     #[test]
@@ -146,16 +146,16 @@ mod tests {
         let (hasher, tokens) = (hasher(1, b""), (0..33).collect::<Vec<u32>>());
         let whole = |tokens: &[u32]| hasher.whole(&hasher.prompt(tokens, &[]), tokens, &[]);
         assert_eq!(whole(&tokens), whole(&tokens.clone()));
-        let mut names: Vec<_> = (0..=33).map(|n| whole(&tokens[..n])).chain(hasher.prompt(&tokens, &[])).collect();
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), 34 + 2);
+        let mut hashes: Vec<_> = (0..=33).map(|n| whole(&tokens[..n])).chain(hasher.prompt(&tokens, &[])).collect();
+        hashes.sort_unstable();
+        hashes.dedup();
+        assert_eq!(hashes.len(), 34 + 2);
     }
 
     #[test]
     fn model_tenant_and_extra_keys_separate() {
         let tokens: Vec<u32> = (0..16).collect();
-        let mut names = vec![
+        let mut hashes = vec![
             hasher(1, b"a").prompt(&tokens, &[])[0],
             hasher(2, b"a").prompt(&tokens, &[])[0],
             hasher(1, b"b").prompt(&tokens, &[])[0],
@@ -164,9 +164,9 @@ mod tests {
             hasher(1, b"a").prompt(&tokens, &[b"x", b"y"])[0],
             hasher(1, b"a").root(),
         ];
-        let n = names.len();
-        names.sort_unstable();
-        names.dedup();
-        assert_eq!(names.len(), n);
+        let n = hashes.len();
+        hashes.sort_unstable();
+        hashes.dedup();
+        assert_eq!(hashes.len(), n);
     }
 }

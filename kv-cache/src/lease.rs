@@ -70,15 +70,15 @@ impl Lease {
         self.blocks.0.iter().map(Vec::len).min().unwrap_or(0)
     }
 
-    /// Caches the whole blocks among the first `tokens` tokens, whose KV is complete and is never written again, under `names` (one
+    /// Caches the whole blocks among the first `tokens` tokens, whose KV is complete and is never written again, under `hashes` (one
     /// every 16 tokens). Where others stored the same before, the lease goes on with theirs; its own stay readable until
     /// [`Lease::let_go_of_spares`]. A pool without a cache stores nothing. What this lease stored before is not looked at again.
     ///
     /// # Panics
     /// If one of the blocks is cached under another name: the tokens are not those that it was stored for.
-    pub fn store(&mut self, names: &[PrefixHash], tokens: usize, keep: Keep, now: Instant) {
+    pub fn store(&mut self, hashes: &[PrefixHash], tokens: usize, keep: Keep, now: Instant) {
         let Self { pool, blocks, spare, stored, .. } = self;
-        let (stored, added) = pool.change(|books| books.store(blocks, spare, *stored, (names, tokens), (keep, now)));
+        let (stored, added) = pool.change(|books| books.store(blocks, spare, *stored, (hashes, tokens), (keep, now)));
         (self.stored, self.added) = (stored, self.added + added);
     }
 

@@ -28,7 +28,7 @@ mod tests;
 
 pub use books::Reserve;
 pub use cache::{CacheConfig, CacheCounts, Change, ChangeCursor, Keep, Pin};
-pub use feed::{CacheFeed, FEED_NAMES_MAX, FeedChange, FeedUpdate};
+pub use feed::{CacheFeed, FEED_HASHES_MAX, FeedChange, FeedUpdate};
 pub use hash::{HASH_TOKENS, PrefixHash, PrefixHasher};
 pub use index::{Applied, CacheChange, CacheUpdate, CachedPrefix, IndexCounts, JoinError, PrefixIndex};
 pub use lease::{ForkCopy, Lease, Quarantined};

@@ -118,14 +118,14 @@ impl SharedPool {
         result
     }
 
-    /// Tokens of the longest prefix of `names` that is cached, whole blocks. What it finds may be gone a moment later.
-    pub fn cached_tokens(&self, names: &[PrefixHash]) -> usize {
-        self.lock().cached_tokens(names)
+    /// Tokens of the longest prefix of `hashes` that is cached, whole blocks. What it finds may be gone a moment later.
+    pub fn cached_tokens(&self, hashes: &[PrefixHash]) -> usize {
+        self.lock().cached_tokens(hashes)
     }
 
     /// Lets the idle end of a prefix go before everything else: nobody is expected to come back to it soon.
-    pub fn chill(&self, names: &[PrefixHash]) {
-        self.lock().chill(names);
+    pub fn chill(&self, hashes: &[PrefixHash]) {
+        self.lock().chill(hashes);
     }
 
     /// Takes out what nobody used for its whole time, and ends pins that are over. To be called from time to time.

@@ -147,12 +147,12 @@ fn load_report(party: &Party, sequence: &mut u64, report: Report) -> v1::LoadRep
 }
 
 fn cache_update(update: FeedUpdate) -> v1::CacheUpdate {
-    let names = |hashes: Vec<PrefixHash>| hashes.iter().flat_map(|hash| hash.0).collect::<Bytes>();
+    let bytes = |hashes: Vec<PrefixHash>| hashes.iter().flat_map(|hash| hash.0).collect::<Bytes>();
     let change = match update.change {
-        FeedChange::Stored(blocks) => Change::Stored(names(blocks)),
-        FeedChange::Removed(blocks) => Change::Removed(names(blocks)),
+        FeedChange::Stored(blocks) => Change::Stored(bytes(blocks)),
+        FeedChange::Removed(blocks) => Change::Removed(bytes(blocks)),
         FeedChange::Snapshot { part, last, blocks } => {
-            Change::Snapshot(v1::CacheSnapshot { part, last, names: names(blocks) })
+            Change::Snapshot(v1::CacheSnapshot { part, last, hashes: bytes(blocks) })
         }
     };
     v1::CacheUpdate { sequence: update.sequence, change: Some(change) }

@@ -103,7 +103,7 @@ pub async fn get_prefix(
     }
     let blocks = tokens / ours;
     let keep_free = engine.config().watermark_blocks as usize;
-    let wanted = Reserve { names: &hashes, reuse_tokens_max: from, blocks, keep_free, now: engine.now() };
+    let wanted = Reserve { hashes: &hashes, reuse_tokens_max: from, blocks, keep_free, now: engine.now() };
     let room = (!engine.lacks_blocks()).then(|| reserve_exactly(&pool, wanted, from / ours)).flatten();
     let lease = room.ok_or(PrefixGetError::NoRoom(tokens))?;
     let patience = patience(tokens - from, engine.load().prefill_tokens_per_s).max(get.time_min);
@@ -124,7 +124,7 @@ pub async fn get_prefix(
     Ok(Some(CachedPrefix { tokens, bytes: got.bytes, _lease: *lease }))
 }
 
-/// Lets a peer read what is cached here, or says that it is not. Only registered workers get it: names of prefixes are no secret to them.
+/// Lets a peer read what is cached here, or says that it is not. Only registered workers get it: hashes of prefixes are no secret to them.
 pub fn pin_prefix(engine: &EngineHandle, members: &Members, question: &PinQuestion, reply: PinReply) {
     if !members.stands(&question.reader) {
         let detail = format!("{} is no worker that is registered here, or not as this start", question.reader);
@@ -142,7 +142,7 @@ pub fn pin_prefix(engine: &EngineHandle, members: &Members, question: &PinQuesti
         return reply.refuse(RefuseReason::UnknownRequest, "that prefix is not cached here, or not all of it");
     }
     let reuse_tokens_max = blocks * ours;
-    let wanted = Reserve { names: &hashes, reuse_tokens_max, blocks, keep_free: 0, now: engine.now() };
+    let wanted = Reserve { hashes: &hashes, reuse_tokens_max, blocks, keep_free: 0, now: engine.now() };
     match reserve_exactly(&engine.pool(), wanted, blocks) {
         Some(lease) => reply.pin(behind(&lease, question.from as usize / ours), Box::new(lease)),
         None => reply.refuse(RefuseReason::UnknownRequest, "that prefix was evicted just now"),
@@ -209,25 +209,25 @@ mod tests {
         assert!(begin.elapsed() < Duration::from_millis(100));
     }
 
-    /// A pool with the names of three blocks of 16 tokens, of which so many are cached.
+    /// A pool with the hashes of three blocks of 16 tokens, of which so many are cached.
     fn pool_with(cached: usize) -> (SharedPool, Vec<PrefixHash>) {
         let cache = CacheConfig { block_tokens: 16, pinned_max: 0, pinned_of_one_max: 0, changes_max: 8 };
         let pool = SharedPool::with_cache(1, 8, cache).unwrap();
-        let names: Vec<PrefixHash> = (1..=3).map(|n| PrefixHash([n; 16])).collect();
-        let wanted = Reserve { names: &names, reuse_tokens_max: 0, blocks: 3, keep_free: 0, now: Instant::now() };
+        let hashes: Vec<PrefixHash> = (1..=3).map(|n| PrefixHash([n; 16])).collect();
+        let wanted = Reserve { hashes: &hashes, reuse_tokens_max: 0, blocks: 3, keep_free: 0, now: Instant::now() };
         let mut lease = pool.try_reserve(wanted).unwrap();
-        lease.store(&names, cached * 16, Keep::idle(Duration::from_secs(60)), Instant::now());
+        lease.store(&hashes, cached * 16, Keep::idle(Duration::from_secs(60)), Instant::now());
         drop(lease);
-        assert_eq!(pool.cached_tokens(&names), cached * 16);
-        (pool, names)
+        assert_eq!(pool.cached_tokens(&hashes), cached * 16);
+        (pool, hashes)
     }
 
     #[test]
     fn what_was_evicted_since_it_was_looked_is_not_pinned() {
         for (cached, looked) in [(3, 3), (2, 3), (0, 3), (3, 2)] {
-            let (pool, names) = pool_with(cached);
+            let (pool, hashes) = pool_with(cached);
             let reuse_tokens_max = 48;
-            let wanted = Reserve { names: &names, reuse_tokens_max, blocks: 3, keep_free: 0, now: Instant::now() };
+            let wanted = Reserve { hashes: &hashes, reuse_tokens_max, blocks: 3, keep_free: 0, now: Instant::now() };
             let lease = reserve_exactly(&pool, wanted, looked);
             assert_eq!(lease.is_some(), cached == looked, "{cached} blocks are cached, {looked} were when it looked");
             drop(lease);

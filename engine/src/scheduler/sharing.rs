@@ -79,8 +79,8 @@ impl Scheduler {
     pub(super) fn reserve(&self, key: SequenceKey, keep_free: usize, now: Instant) -> Option<Lease> {
         let entry = &self.entries[&key];
         let blocks = entry.len.div_ceil(self.config.block_tokens);
-        let (names, reuse_tokens_max) = (entry.hashes(), entry.len - 1);
-        self.pool.try_reserve(Reserve { names, reuse_tokens_max, blocks, keep_free, now })
+        let (hashes, reuse_tokens_max) = (entry.hashes(), entry.len - 1);
+        self.pool.try_reserve(Reserve { hashes, reuse_tokens_max, blocks, keep_free, now })
     }
 
     /// Whether a waiting sequence had better let one that runs go on with what both begin with.

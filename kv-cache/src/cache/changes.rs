@@ -14,9 +14,9 @@ pub enum Change {
 
 impl Change {
     /// The blocks.
-    pub fn names(&self) -> &[PrefixHash] {
+    pub fn hashes(&self) -> &[PrefixHash] {
         match self {
-            Self::Stored(names) | Self::Removed(names) => names,
+            Self::Stored(hashes) | Self::Removed(hashes) => hashes,
         }
     }
 }
@@ -60,7 +60,7 @@ impl Changes {
         for &(stored, name) in self.log.iter().skip(skip).take(max) {
             taken += 1;
             match (runs.last_mut(), stored) {
-                (Some(Change::Stored(names)), true) | (Some(Change::Removed(names)), false) => names.push(name),
+                (Some(Change::Stored(hashes)), true) | (Some(Change::Removed(hashes)), false) => hashes.push(name),
                 (_, true) => runs.push(Change::Stored(vec![name])),
                 (_, false) => runs.push(Change::Removed(vec![name])),
             }

@@ -81,9 +81,9 @@ pub struct CacheCounts {
 
 /// Names are spread evenly as they are.
 #[derive(Clone, Copy, Debug, Default)]
-struct NameHasher(u64);
+struct SpreadHasher(u64);
 
-impl Hasher for NameHasher {
+impl Hasher for SpreadHasher {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -99,7 +99,7 @@ impl Hasher for NameHasher {
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixCache {
     config: CacheConfig,
-    by_name: HashMap<PrefixHash, EntryId, BuildHasherDefault<NameHasher>>,
+    by_hash: HashMap<PrefixHash, EntryId, BuildHasherDefault<SpreadHasher>>,
     entries: Entries,
     /// By block of the first group.
     entry_of: Vec<Option<EntryId>>,
@@ -114,7 +114,7 @@ impl PrefixCache {
     pub(crate) fn new(config: CacheConfig, groups: usize, blocks: u32) -> Self {
         Self {
             config,
-            by_name: HashMap::default(),
+            by_hash: HashMap::default(),
             entries: Entries::new(groups),
             entry_of: vec![None; blocks as usize],
             pinned_by: HashMap::new(),
@@ -134,18 +134,18 @@ impl PrefixCache {
     }
 
     /// Name of the block at `index` of a prompt, if the whole of it is named.
-    pub(crate) fn name_of(&self, names: &[PrefixHash], index: usize) -> Option<PrefixHash> {
-        names.get((index + 1) * self.stride() - 1).copied()
+    pub(crate) fn hash_of(&self, hashes: &[PrefixHash], index: usize) -> Option<PrefixHash> {
+        hashes.get((index + 1) * self.stride() - 1).copied()
     }
 
     /// The cached blocks that a prompt begins with, at most `blocks_max`.
-    pub(crate) fn find(&self, names: &[PrefixHash], blocks_max: usize) -> Vec<EntryId> {
-        let name = |index| self.name_of(names, index);
-        (0..blocks_max).map_while(|index| self.by_name.get(&name(index)?).copied()).collect()
+    pub(crate) fn find(&self, hashes: &[PrefixHash], blocks_max: usize) -> Vec<EntryId> {
+        let name = |index| self.hash_of(hashes, index);
+        (0..blocks_max).map_while(|index| self.by_hash.get(&name(index)?).copied()).collect()
     }
 
-    pub(crate) fn by_name(&self, name: &PrefixHash) -> Option<EntryId> {
-        self.by_name.get(name).copied()
+    pub(crate) fn by_hash(&self, name: &PrefixHash) -> Option<EntryId> {
+        self.by_hash.get(name).copied()
     }
 
     pub(crate) fn by_block(&self, first_group: BlockId) -> Option<EntryId> {
@@ -199,7 +199,7 @@ impl PrefixCache {
     ) -> EntryId {
         let id = self.entries.add(name, parent, ttl, blocks);
         self.entry_of[self.entries.blocks(id)[0].0 as usize] = Some(id);
-        self.by_name.insert(name, id);
+        self.by_hash.insert(name, id);
         self.counts.stored += 1;
         self.changes.push(true, name);
         id
@@ -277,7 +277,7 @@ impl PrefixCache {
     fn remove(&mut self, id: EntryId) {
         let (name, block) = (self.entries.of(id).name, self.entries.blocks(id)[0]);
         self.entries.remove(id);
-        self.by_name.remove(&name);
+        self.by_hash.remove(&name);
         self.entry_of[block.0 as usize] = None;
         self.changes.push(false, name);
     }
@@ -310,8 +310,8 @@ impl PrefixCache {
     }
 
     /// Lets the idle end of a prefix go before everything else: nobody is expected to continue it.
-    pub(crate) fn chill(&mut self, names: &[PrefixHash]) {
-        let chain = self.find(names, usize::MAX);
+    pub(crate) fn chill(&mut self, hashes: &[PrefixHash]) {
+        let chain = self.find(hashes, usize::MAX);
         let mut next = 0;
         let cold = chain.iter().rev().take_while(|id| {
             let entry = self.entries.of(**id);
@@ -332,7 +332,7 @@ impl PrefixCache {
     }
 
     /// Names of all cached blocks.
-    pub(crate) fn names(&self) -> Vec<PrefixHash> {
-        self.by_name.keys().copied().collect()
+    pub(crate) fn hashes(&self) -> Vec<PrefixHash> {
+        self.by_hash.keys().copied().collect()
     }
 }

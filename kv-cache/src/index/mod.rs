@@ -1,4 +1,4 @@
-//! Which worker has which prefix cached: a flat map from names to sets of workers, kept by the workers' own numbered events.
+//! Which worker has which prefix cached: a flat map from hashes to sets of workers, kept by the workers' own numbered events.
 //!
 //! ```text
 //! join ──> lost ── Snapshot 0..last ──> current ── Stored, Removed in order ──> current
@@ -268,7 +268,7 @@ impl PrefixIndex {
         Applied::Done
     }
 
-    /// What each worker has of a prompt, whose names are `chain` from its first group on; workers that have none of it are
+    /// What each worker has of a prompt, whose hashes are `chain` from its first group on; workers that have none of it are
     /// left out. In no particular order.
     pub fn lookup(&self, chain: &[PrefixHash]) -> Vec<CachedPrefix<'_>> {
         let mut found = Vec::new();

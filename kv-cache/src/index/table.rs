@@ -116,7 +116,7 @@ impl Segment {
 }
 
 impl Table {
-    /// An empty table of at most `blocks_max` names.
+    /// An empty table of at most `blocks_max` hashes.
     pub(super) fn new(blocks_max: usize) -> Self {
         let mut segments = Vec::new();
         segments.resize_with(1 << SEGMENT_BITS, Segment::default);
@@ -160,7 +160,7 @@ impl Table {
         held
     }
 
-    /// Holders of up to [`BATCH`] names. All first places are read before any is looked at, so that reads of memory overlap
+    /// Holders of up to [`BATCH`] hashes. All first places are read before any is looked at, so that reads of memory overlap
     /// instead of waiting for one another.
     pub(super) fn holders<'a>(&self, hashes: impl Iterator<Item = &'a PrefixHash>) -> ([Holders; BATCH], usize) {
         let (mut keys, mut first, mut out) = ([[0; 2]; BATCH], [Entry::default(); BATCH], [Holders::default(); BATCH]);

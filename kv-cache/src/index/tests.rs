@@ -308,12 +308,12 @@ fn steps(workers: usize, blocks: usize) -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..400)
 }
 
-fn compare(workers: usize, steps: Vec<Step>, names: &[PrefixHash]) -> Result<(), TestCaseError> {
+fn compare(workers: usize, steps: Vec<Step>, hashes: &[PrefixHash]) -> Result<(), TestCaseError> {
     let (mut index, mut model) = (index_of(workers, 10_000), Model::default());
     model.current.extend(0..workers);
     let (mut sequences, mut incarnations) = (vec![0; workers], vec![1; workers]);
     for step in steps {
-        let range = |from: usize, count: usize| &names[from..names.len().min(from + count)];
+        let range = |from: usize, count: usize| &hashes[from..hashes.len().min(from + count)];
         let (worker, change) = match step {
             Step::Store(w, f, n) => (w, CacheChange::Stored(range(f, n))),
             Step::Remove(w, f, n) => (w, CacheChange::Removed(range(f, n))),
@@ -357,15 +357,15 @@ fn compare(workers: usize, steps: Vec<Step>, names: &[PrefixHash]) -> Result<(),
         for worker in 0..workers {
             prop_assert_eq!(index.blocks_of(&name(worker)), model.blocks_of(worker));
         }
-        for from in [0, names.len() / 2] {
-            let found: BTreeMap<_, _> = hits(&index, &names[from..]).into_iter().collect();
+        for from in [0, hashes.len() / 2] {
+            let found: BTreeMap<_, _> = hits(&index, &hashes[from..]).into_iter().collect();
             for worker in 0..workers {
                 let groups = found.get(name(worker).as_str()).copied().unwrap_or(0);
-                prop_assert!(model.may_hit(worker, &names[from..], groups), "worker {} has {} groups", worker, groups);
+                prop_assert!(model.may_hit(worker, &hashes[from..], groups), "worker {} has {} groups", worker, groups);
             }
         }
     }
-    for block in names {
+    for block in hashes {
         let held: Vec<_> = hits(&index, std::slice::from_ref(block));
         let mut expected: Vec<_> = (0..workers).filter(|w| model.has(*w, block)).map(|w| hit(w, 1)).collect();
         expected.sort();

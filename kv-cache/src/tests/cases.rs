@@ -1,22 +1,22 @@
 //! What a reader expects of the cache, a case each. Blocks of 16 tokens unless said otherwise: a symbol of a prompt is a block.
 
-use super::{TTL, names, pool};
+use super::{TTL, hashes, pool};
 use crate::{BlockCounts, Change, Keep, Lease, Pin, PrefixHash, Reserve, SharedPool};
 use std::time::{Duration, Instant};
 
-fn reserve(pool: &SharedPool, names: &[PrefixHash], blocks: usize, now: Instant) -> Option<Lease> {
-    pool.try_reserve(Reserve { names, reuse_tokens_max: blocks * 128, blocks, keep_free: 0, now })
+fn reserve(pool: &SharedPool, hashes: &[PrefixHash], blocks: usize, now: Instant) -> Option<Lease> {
+    pool.try_reserve(Reserve { hashes, reuse_tokens_max: blocks * 128, blocks, keep_free: 0, now })
 }
 
 /// Computes and caches a prompt of whole blocks, and lets go of it.
 fn cache(pool: &SharedPool, symbols: &[u8], now: Instant) {
-    let names = names(symbols);
-    let mut lease = reserve(pool, &names, symbols.len(), now).unwrap();
-    lease.store(&names, symbols.len() * 16, Keep::idle(TTL), now);
+    let hashes = hashes(symbols);
+    let mut lease = reserve(pool, &hashes, symbols.len(), now).unwrap();
+    lease.store(&hashes, symbols.len() * 16, Keep::idle(TTL), now);
 }
 
 fn cached(pool: &SharedPool, symbols: &[u8]) -> usize {
-    pool.cached_tokens(&names(symbols)) / 16
+    pool.cached_tokens(&hashes(symbols)) / 16
 }
 
 #[test]
@@ -24,8 +24,8 @@ fn what_was_stored_is_found_and_shared() {
     let (pool, now) = (pool(2, 8, 16), Instant::now());
     cache(&pool, b"abcd", now);
     assert_eq!(pool.counts(), BlockCounts { total: 16, free: 8, cached: 8, ..BlockCounts::default() });
-    let one = reserve(&pool, &names(b"abcx"), 4, now).unwrap();
-    let two = reserve(&pool, &names(b"abyz"), 4, now).unwrap();
+    let one = reserve(&pool, &hashes(b"abcx"), 4, now).unwrap();
+    let two = reserve(&pool, &hashes(b"abyz"), 4, now).unwrap();
     assert_eq!((one.cached_blocks(), two.cached_blocks()), (3, 2));
     for group in 0..2 {
         assert_eq!(one.blocks().0[group][..2], two.blocks().0[group][..2]);
@@ -41,15 +41,15 @@ fn what_was_stored_is_found_and_shared() {
 fn the_last_token_is_always_computed() {
     let (pool, now) = (pool(1, 8, 16), Instant::now());
     cache(&pool, b"ab", now);
-    let names = names(b"ab");
-    let again = pool.try_reserve(Reserve { names: &names, reuse_tokens_max: 31, blocks: 2, keep_free: 0, now });
+    let hashes = hashes(b"ab");
+    let again = pool.try_reserve(Reserve { hashes: &hashes, reuse_tokens_max: 31, blocks: 2, keep_free: 0, now });
     assert_eq!(again.unwrap().cached_blocks(), 1);
 }
 
 #[test]
 fn larger_blocks_are_found_whole_or_not_at_all() {
     let (pool, now) = (pool(1, 8, 64), Instant::now());
-    let stored = names(b"abcdefghijk");
+    let stored = hashes(b"abcdefghijk");
     let mut lease = reserve(&pool, &stored, 3, now).unwrap();
     lease.store(&stored, 11 * 16, Keep::idle(TTL), now);
     drop(lease);
@@ -59,7 +59,7 @@ fn larger_blocks_are_found_whole_or_not_at_all() {
 #[test]
 fn the_same_prefix_computed_twice_is_kept_once() {
     let (pool, now) = (pool(1, 8, 16), Instant::now());
-    let prompt = names(b"abc");
+    let prompt = hashes(b"abc");
     let mut leases = [reserve(&pool, &prompt, 3, now).unwrap(), reserve(&pool, &prompt, 3, now).unwrap()];
     leases.iter_mut().for_each(|lease| lease.store(&prompt, 48, Keep::idle(TTL), now));
     assert_eq!(leases[0].blocks(), leases[1].blocks());
@@ -89,7 +89,7 @@ fn room_is_made_of_what_was_idle_longest_leaves_first() {
 fn nothing_that_is_used_makes_room() {
     let (pool, now) = (pool(1, 4, 16), Instant::now());
     cache(&pool, b"abc", now);
-    let user = reserve(&pool, &names(b"ab"), 2, now).unwrap();
+    let user = reserve(&pool, &hashes(b"ab"), 2, now).unwrap();
     assert_eq!(pool.free_min(), 2);
     assert!(pool.try_lease(&[3]).is_none());
     assert_eq!(cached(&pool, b"abc"), 3, "a refused lease costs nobody anything");
@@ -97,7 +97,7 @@ fn nothing_that_is_used_makes_room() {
     assert_eq!((cached(&pool, b"abc"), user.cached_blocks()), (2, 2));
     drop((user, rest));
     // What a reservation finds is not room for the rest of it.
-    assert!(reserve(&pool, &names(b"abcde"), 5, now).is_none());
+    assert!(reserve(&pool, &hashes(b"abcde"), 5, now).is_none());
     assert_eq!(cached(&pool, b"ab"), 2);
 }
 
@@ -109,7 +109,7 @@ fn time_without_use_ends_it_and_use_begins_it_again() {
     cache(&pool, b"ab", later);
     pool.expire(start + TTL);
     assert_eq!(cached(&pool, b"abc"), 2);
-    let long = reserve(&pool, &names(b"ab"), 2, start + TTL).unwrap();
+    let long = reserve(&pool, &hashes(b"ab"), 2, start + TTL).unwrap();
     pool.expire(start + 10 * TTL);
     drop(long);
     pool.expire(start + 11 * TTL - Duration::from_secs(1));
@@ -123,8 +123,8 @@ fn of_two_times_to_live_the_longer_counts() {
     for times in [[3 * TTL, TTL], [TTL, 3 * TTL]] {
         let (pool, now) = (pool(1, 8, 16), Instant::now());
         for ttl in times {
-            let mut lease = reserve(&pool, &names(b"ab"), 2, now).unwrap();
-            lease.store(&names(b"ab"), 32, Keep::idle(ttl), now);
+            let mut lease = reserve(&pool, &hashes(b"ab"), 2, now).unwrap();
+            lease.store(&hashes(b"ab"), 32, Keep::idle(ttl), now);
         }
         pool.expire(now + 3 * TTL - Duration::from_secs(1));
         assert_eq!(cached(&pool, b"ab"), 2, "{times:?}");
@@ -136,7 +136,7 @@ fn of_two_times_to_live_the_longer_counts() {
 #[test]
 fn pins_outlive_room_and_time_within_their_quota() {
     let (pool, now) = (pool(1, 8, 16), Instant::now());
-    let (prompt, until) = (names(b"abcdef"), now + 10 * TTL);
+    let (prompt, until) = (hashes(b"abcdef"), now + 10 * TTL);
     let mut lease = reserve(&pool, &prompt, 6, now).unwrap();
     lease.store(&prompt, 96, Keep { ttl: TTL, pin: Some(Pin { owner: 1, until }) }, now);
     drop(lease);
@@ -156,7 +156,7 @@ fn what_is_cold_goes_first_up_to_where_others_join() {
     let (pool, now) = (pool(1, 6, 16), Instant::now());
     cache(&pool, b"abc", now);
     cache(&pool, b"abxy", now);
-    pool.chill(&names(b"abxy"));
+    pool.chill(&hashes(b"abxy"));
     drop(pool.try_lease(&[2]).unwrap());
     assert_eq!((cached(&pool, b"abxy"), cached(&pool, b"abc")), (3, 3));
     drop(pool.try_lease(&[3]).unwrap());
@@ -184,7 +184,7 @@ fn a_fork_shares_whole_blocks_and_copies_the_one_that_both_write() {
 fn a_quarantine_takes_only_what_a_peer_was_given_to_write() {
     let (pool, now) = (pool(1, 6, 16), Instant::now());
     cache(&pool, b"ab", now);
-    let quarantined = reserve(&pool, &names(b"abcd"), 4, now).unwrap().quarantine(9);
+    let quarantined = reserve(&pool, &hashes(b"abcd"), 4, now).unwrap().quarantine(9);
     assert_eq!(quarantined.blocks().total(), 2);
     assert_eq!((pool.counts().quarantined, pool.counts().cached, cached(&pool, b"ab")), (2, 2, 2));
     quarantined.release();
@@ -198,7 +198,7 @@ fn followers_hear_everything_or_that_they_missed_something() {
     assert!(known.is_empty());
     cache(&pool, b"abc", now);
     drop(pool.try_lease(&[3]).unwrap());
-    let abc = names(b"abc");
+    let abc = hashes(b"abc");
     let (changes, next) = pool.changes_since(start, 100).unwrap();
     assert_eq!(changes, [Change::Stored(abc.clone()), Change::Removed(vec![abc[2], abc[1]])]);
     assert_eq!((pool.changes_since(next, 100).unwrap().0, pool.snapshot().unwrap()), (vec![], (vec![abc[0]], next)));
@@ -209,6 +209,6 @@ fn followers_hear_everything_or_that_they_missed_something() {
 fn a_block_has_one_name() {
     let (pool, now) = (pool(1, 4, 16), Instant::now());
     cache(&pool, b"ab", now);
-    let mut lease = reserve(&pool, &names(b"ab"), 2, now).unwrap();
-    lease.store(&names(b"xy"), 32, Keep::idle(TTL), now);
+    let mut lease = reserve(&pool, &hashes(b"ab"), 2, now).unwrap();
+    lease.store(&hashes(b"xy"), 32, Keep::idle(TTL), now);
 }

@@ -1,8 +1,8 @@
 //! Feeds, and an index that follows a pool over a wire that loses, doubles and turns around.
 
-use super::{TTL, names};
+use super::{TTL, hashes};
 use crate::{
-    Applied, CacheConfig, CacheFeed, FEED_NAMES_MAX, FeedChange, FeedUpdate, Keep, PrefixHash, PrefixIndex, Reserve,
+    Applied, CacheConfig, CacheFeed, FEED_HASHES_MAX, FeedChange, FeedUpdate, Keep, PrefixHash, PrefixIndex, Reserve,
     SharedPool,
 };
 use baton_types::{Incarnation, InstanceId};
@@ -16,10 +16,10 @@ fn pool(blocks: u32, changes_max: usize) -> SharedPool {
 }
 
 /// Caches a prompt, or as much of it as there is room for.
-fn cache(pool: &SharedPool, names: &[PrefixHash], now: Instant) {
-    let wanted = Reserve { names, reuse_tokens_max: usize::MAX, blocks: names.len(), keep_free: 0, now };
+fn cache(pool: &SharedPool, hashes: &[PrefixHash], now: Instant) {
+    let wanted = Reserve { hashes, reuse_tokens_max: usize::MAX, blocks: hashes.len(), keep_free: 0, now };
     if let Some(mut lease) = pool.try_reserve(wanted) {
-        lease.store(names, names.len() * 16, Keep::idle(TTL), now);
+        lease.store(hashes, hashes.len() * 16, Keep::idle(TTL), now);
     }
 }
 
@@ -28,14 +28,14 @@ fn told(feed: &mut CacheFeed) -> Vec<FeedUpdate> {
     std::iter::from_fn(|| feed.next_update()).collect()
 }
 
-fn set(names: &[PrefixHash]) -> BTreeSet<PrefixHash> {
-    names.iter().copied().collect()
+fn set(hashes: &[PrefixHash]) -> BTreeSet<PrefixHash> {
+    hashes.iter().copied().collect()
 }
 
 #[test]
 fn a_snapshot_comes_first_and_then_what_changes() {
     let (pool, now) = (pool(4, 100), Instant::now());
-    let (old, new) = (names(b"ab"), names(b"xyz"));
+    let (old, new) = (hashes(b"ab"), hashes(b"xyz"));
     cache(&pool, &old, now);
     let mut feed = CacheFeed::new(pool.clone());
     let first = told(&mut feed);
@@ -62,7 +62,7 @@ fn what_came_and_went_since_is_told_as_gone() {
     let (pool, now) = (pool(8, 100), Instant::now());
     let mut feed = CacheFeed::new(pool.clone());
     told(&mut feed);
-    cache(&pool, &names(b"ab"), now);
+    cache(&pool, &hashes(b"ab"), now);
     pool.clear_cache();
     let both = told(&mut feed);
     assert!(matches!(&both[..], [FeedUpdate { sequence: 1, change: FeedChange::Removed(n) }] if n.len() == 2));
@@ -73,13 +73,13 @@ fn who_is_behind_the_log_gets_a_snapshot_with_the_next_number() {
     let (pool, now) = (pool(64, 4), Instant::now());
     let mut feed = CacheFeed::new(pool.clone());
     told(&mut feed);
-    cache(&pool, &names(b"abcdefgh"), now);
+    cache(&pool, &hashes(b"abcdefgh"), now);
     let late = told(&mut feed);
     let [FeedUpdate { sequence: 1, change: FeedChange::Snapshot { part: 0, last: true, blocks } }] = &late[..] else {
         panic!("{late:?}");
     };
-    assert_eq!(set(blocks), set(&names(b"abcdefgh")));
-    cache(&pool, &names(b"z"), now);
+    assert_eq!(set(blocks), set(&hashes(b"abcdefgh")));
+    cache(&pool, &hashes(b"z"), now);
     assert!(matches!(&told(&mut feed)[..], [FeedUpdate { sequence: 2, change: FeedChange::Stored(_) }]));
 }
 
@@ -88,17 +88,17 @@ fn snapshots_come_in_parts_and_changes_in_the_meantime_behind_them() {
     let (pool, now) = (pool(2000, 4000), Instant::now());
     for first in 0..6 {
         let symbols: Vec<u8> = [first; 200].into();
-        cache(&pool, &names(&symbols), now);
+        cache(&pool, &hashes(&symbols), now);
     }
     let mut feed = CacheFeed::new(pool.clone());
     let first = feed.next_update();
-    cache(&pool, &names(b"zz"), now);
+    cache(&pool, &hashes(b"zz"), now);
     let rest = told(&mut feed);
     let sizes = first.iter().chain(&rest).map(|update| match &update.change {
         FeedChange::Snapshot { part, last, blocks } => (Some((*part, *last)), blocks.len()),
         FeedChange::Stored(blocks) | FeedChange::Removed(blocks) => (None, blocks.len()),
     });
-    let most = FEED_NAMES_MAX;
+    let most = FEED_HASHES_MAX;
     let expected = [(Some((0, false)), most), (Some((1, false)), most), (Some((2, true)), 1200 - 2 * most), (None, 2)];
     assert_eq!(sizes.collect::<Vec<_>>(), expected);
 }
@@ -183,7 +183,7 @@ proptest! {
         blocks in 6u32..40,
         changes_max in 1usize..30,
     ) {
-        let prompts: Vec<_> = PROMPTS.iter().map(|symbols| names(symbols)).collect();
+        let prompts: Vec<_> = PROMPTS.iter().map(|symbols| hashes(symbols)).collect();
         let (pool, mut now) = (pool(blocks, changes_max), Instant::now());
         let id = InstanceId::try_new("w").unwrap();
         let mut follower = Follower { index: PrefixIndex::new(1000), worker: id, incarnation: Incarnation(1) };
@@ -227,7 +227,7 @@ proptest! {
         // A loss at the very end is seen with the next update only.
         let blind = follower.believes(&prompts) != cached;
         if blind {
-            cache(&pool, &names(b"!"), now);
+            cache(&pool, &hashes(b"!"), now);
             if !told(&mut feed).iter().all(|update| follower.take(update)) {
                 feed = follower.reopen(&pool);
                 prop_assert!(told(&mut feed).iter().all(|update| follower.take(update)));
@@ -235,7 +235,7 @@ proptest! {
         }
         let cached = set(&pool.snapshot().unwrap().0);
         let mut all = prompts.clone();
-        all.push(names(b"!"));
+        all.push(hashes(b"!"));
         prop_assert_eq!(follower.believes(&all), cached);
         prop_assert_eq!(follower.index.blocks_of(&follower.worker), follower.believes(&all).len());
     }

@@ -20,7 +20,7 @@ pub(super) enum Content {
 /// A lease, and what its user believes of it.
 pub(super) struct Held {
     pub(super) lease: Lease,
-    pub(super) names: Vec<PrefixHash>,
+    pub(super) hashes: Vec<PrefixHash>,
     /// Leading rows whose KV is complete, and those that were stored.
     pub(super) complete: usize,
     stored: usize,
@@ -71,18 +71,18 @@ impl Model {
     }
 
     /// Names of whole blocks.
-    fn rows_of(&self, names: &[PrefixHash]) -> Vec<PrefixHash> {
-        names.chunks_exact(self.stride).map(|block| block[self.stride - 1]).collect()
+    fn rows_of(&self, hashes: &[PrefixHash]) -> Vec<PrefixHash> {
+        hashes.chunks_exact(self.stride).map(|block| block[self.stride - 1]).collect()
     }
 
     /// Leading rows of a prompt that are cached.
-    pub(super) fn find(&self, names: &[PrefixHash], rows_max: usize) -> usize {
-        self.rows_of(names).iter().take(rows_max).take_while(|name| self.cached.contains_key(*name)).count()
+    pub(super) fn find(&self, hashes: &[PrefixHash], rows_max: usize) -> usize {
+        self.rows_of(hashes).iter().take(rows_max).take_while(|name| self.cached.contains_key(*name)).count()
     }
 
     /// Rows that a lease may be made of, if it finds so many of a prompt.
-    pub(super) fn room(&self, names: &[PrefixHash], found: usize) -> usize {
-        let finds: Vec<_> = self.rows_of(names).into_iter().take(found).collect();
+    pub(super) fn room(&self, hashes: &[PrefixHash], found: usize) -> usize {
+        let finds: Vec<_> = self.rows_of(hashes).into_iter().take(found).collect();
         let idle = self.cached.iter().filter(|(name, c)| self.may_go(c) && !finds.contains(name)).count();
         self.pool.counts().free / self.groups + idle
     }
@@ -100,16 +100,16 @@ impl Model {
         lease.blocks().0.iter().map(|group| group[row]).collect()
     }
 
-    /// A new lease: what it found must be what its names say, and the rest nobody's.
-    pub(super) fn take(&mut self, lease: Lease, names: Vec<PrefixHash>, pin: Option<Pin>) {
+    /// A new lease: what it found must be what its hashes say, and the rest nobody's.
+    pub(super) fn take(&mut self, lease: Lease, hashes: Vec<PrefixHash>, pin: Option<Pin>) {
         let found = lease.cached_blocks();
-        for (row, name) in self.rows_of(&names).into_iter().take(found).enumerate() {
+        for (row, name) in self.rows_of(&hashes).into_iter().take(found).enumerate() {
             let cached = self.cached.get_mut(&name).expect("what it found is cached");
             assert_eq!(cached.row, Self::row(&lease, row), "the row of another name");
             cached.idle = None;
         }
         self.follow(None);
-        self.held.push(Held { lease, names, complete: found, stored: 0, pin, spare: vec![] });
+        self.held.push(Held { lease, hashes, complete: found, stored: 0, pin, spare: vec![] });
         let rows = self.held[self.held.len() - 1].lease.blocks_min();
         self.draft(self.held.len() - 1, found..rows);
     }
@@ -144,9 +144,9 @@ impl Model {
 
     /// Computes rows of a lease up to `rows`.
     pub(super) fn complete(&mut self, index: usize, rows: usize) {
-        let names = self.rows_of(&self.held[index].names);
-        let rows = rows.min(names.len()).min(self.held[index].lease.blocks_min());
-        for (row, name) in names.into_iter().enumerate().take(rows).skip(self.held[index].complete) {
+        let hashes = self.rows_of(&self.held[index].hashes);
+        let rows = rows.min(hashes.len()).min(self.held[index].lease.blocks_min());
+        for (row, name) in hashes.into_iter().enumerate().take(rows).skip(self.held[index].complete) {
             for place in Self::row(&self.held[index].lease, row).into_iter().enumerate() {
                 self.assert_writable(index, place);
                 self.contents.insert(place, Content::Kv(name));
@@ -157,15 +157,15 @@ impl Model {
 
     /// Caches what is complete of a lease.
     pub(super) fn store(&mut self, index: usize) {
-        let names = self.rows_of(&self.held[index].names);
+        let hashes = self.rows_of(&self.held[index].hashes);
         let held = &mut self.held[index];
         let (rows, pin) = (held.complete, held.pin);
         let before: Vec<_> = (0..rows).map(|row| Self::row(&held.lease, row)).collect();
         let tokens = rows * self.stride * 16;
-        held.lease.store(&held.names, tokens, Keep { ttl: TTL, pin }, self.now);
+        held.lease.store(&held.hashes, tokens, Keep { ttl: TTL, pin }, self.now);
         for (row, before) in before.into_iter().enumerate() {
             let after = Self::row(&self.held[index].lease, row);
-            let known = self.cached.get_mut(&names[row]).map(|cached| {
+            let known = self.cached.get_mut(&hashes[row]).map(|cached| {
                 cached.idle = None;
                 cached.row.clone()
             });
@@ -181,20 +181,20 @@ impl Model {
         self.follow(Some(index));
         let stored = std::mem::replace(&mut self.held[index].stored, rows);
         if let Some(pin) = pin {
-            self.pinned(&names, stored..rows, pin);
+            self.pinned(&hashes, stored..rows, pin);
         }
     }
 
     /// How many the quota took is counted by the pool; the first ones come first, and each behind one that is pinned.
-    fn pinned(&mut self, names: &[PrefixHash], rows: std::ops::Range<usize>, pin: Pin) {
+    fn pinned(&mut self, hashes: &[PrefixHash], rows: std::ops::Range<usize>, pin: Pin) {
         let known = self.cached.values().filter(|c| c.pinned_until.is_some()).count();
         let mut new = self.pool.cache_counts().pinned - known;
         for row in rows {
-            let before = row.checked_sub(1).map(|row| self.cached[&names[row]].pinned_until);
+            let before = row.checked_sub(1).map(|row| self.cached[&hashes[row]].pinned_until);
             let Some(until) = before.map_or(Some(pin.until), |until| until.map(|until| until.min(pin.until))) else {
                 break;
             };
-            let cached = self.cached.get_mut(&names[row]).expect("just stored");
+            let cached = self.cached.get_mut(&hashes[row]).expect("just stored");
             match &mut cached.pinned_until {
                 Some(had) => *had = (*had).max(until),
                 None if new == 0 => break,
@@ -215,10 +215,10 @@ impl Model {
         assert_eq!(forked.is_some(), needs <= room);
         self.follow(None);
         let Some((lease, copy)) = forked else { return };
-        let (whole, names) = (tokens / block_tokens, self.held[index].names.clone());
+        let (whole, hashes) = (tokens / block_tokens, self.held[index].hashes.clone());
         let complete = self.held[index].complete.min(whole);
         let pin = self.held[index].pin;
-        self.held.push(Held { lease, names, complete, stored: 0, pin, spare: vec![] });
+        self.held.push(Held { lease, hashes, complete, stored: 0, pin, spare: vec![] });
         assert_eq!(copy.is_some(), needs == 1);
         self.draft(self.held.len() - 1, whole..whole + needs);
     }
@@ -269,9 +269,9 @@ impl Model {
         }
     }
 
-    pub(super) fn chill(&mut self, names: &[PrefixHash]) {
-        self.pool.chill(names);
-        let chain = &self.rows_of(names)[..self.find(names, usize::MAX)];
+    pub(super) fn chill(&mut self, hashes: &[PrefixHash]) {
+        self.pool.chill(hashes);
+        let chain = &self.rows_of(hashes)[..self.find(hashes, usize::MAX)];
         let mut next = 0;
         let mut cold = vec![];
         for name in chain.iter().rev() {
@@ -316,10 +316,10 @@ impl Model {
         let mut removed = 0;
         for change in changes {
             match change {
-                Change::Stored(names) => {
+                Change::Stored(hashes) => {
                     let held = &self.held[stored_by.expect("somebody stores")];
-                    let rows = self.rows_of(&held.names);
-                    for name in names {
+                    let rows = self.rows_of(&held.hashes);
+                    for name in hashes {
                         let row = rows.iter().position(|n| *n == name).expect("a row of the lease that stores");
                         let parent = row.checked_sub(1).map(|row| rows[row]);
                         assert!(row < held.complete && parent.is_none_or(|parent| self.cached.contains_key(&parent)));
@@ -327,7 +327,7 @@ impl Model {
                         self.cached.insert(name, Cached { row, parent, idle: None, pinned_until: None });
                     }
                 }
-                Change::Removed(names) => names.into_iter().for_each(|name| {
+                Change::Removed(hashes) => hashes.into_iter().for_each(|name| {
                     removed += 1;
                     self.removed(name, why);
                 }),
@@ -359,7 +359,7 @@ impl Model {
         assert_eq!(counts.free, counts.total - used.len() - idle - quarantined, "nothing is lost");
         assert_eq!(self.pool.cache_counts().blocks, self.cached.len());
         for held in &self.held {
-            for (row, name) in self.rows_of(&held.names).into_iter().take(held.complete).enumerate() {
+            for (row, name) in self.rows_of(&held.hashes).into_iter().take(held.complete).enumerate() {
                 for place in Self::row(&held.lease, row).into_iter().enumerate() {
                     assert_eq!(self.contents[&place], Content::Kv(name), "a block changed under a lease");
                 }
@@ -377,8 +377,8 @@ impl Model {
                 assert!(blocks.iter().all(|block| used.binary_search(&(group, *block)).is_err()));
             }
         }
-        let (names, cursor) = self.pool.snapshot().expect("there is a cache");
-        assert_eq!((names.len(), cursor), (self.cached.len(), self.cursor));
-        assert!(names.iter().all(|name| self.cached.contains_key(name)));
+        let (hashes, cursor) = self.pool.snapshot().expect("there is a cache");
+        assert_eq!((hashes.len(), cursor), (self.cached.len(), self.cursor));
+        assert!(hashes.iter().all(|name| self.cached.contains_key(name)));
     }
 }

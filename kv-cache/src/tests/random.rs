@@ -1,7 +1,7 @@
 //! Random operations on the real pool, each held against the model: never two owners, never lost, never evicted in flight.
 
 use super::model::Model;
-use super::{TTL, names};
+use super::{TTL, hashes};
 use crate::{Pin, PrefixHash, Reserve};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
@@ -14,18 +14,19 @@ const SHAPES: [(usize, u32, usize); 5] = [(1, 12, 16), (1, 40, 16), (2, 16, 32),
 fn prompt(random: &mut StdRng, stride: usize) -> Vec<PrefixHash> {
     let len = random.random_range(1..7 * stride);
     let symbols: Vec<u8> = (0..len).map(|i| if i % stride == 0 { random.random_range(0..3) } else { 0 }).collect();
-    names(&symbols)
+    hashes(&symbols)
 }
 
 fn reserve(model: &mut Model, random: &mut StdRng, stride: usize) {
-    let names = prompt(random, stride);
-    let blocks = names.len().div_ceil(stride) + random.random_range(0..2);
-    let reuse_tokens_max = (names.len() * 16 + random.random_range(0..16)).saturating_sub(1);
+    let hashes = prompt(random, stride);
+    let blocks = hashes.len().div_ceil(stride) + random.random_range(0..2);
+    let reuse_tokens_max = (hashes.len() * 16 + random.random_range(0..16)).saturating_sub(1);
     let keep_free = random.random_range(0..3);
-    let found = model.find(&names, blocks.min(reuse_tokens_max / (16 * stride)));
+    let found = model.find(&hashes, blocks.min(reuse_tokens_max / (16 * stride)));
     let margin = if model.pool.counts().referenced > 0 { keep_free } else { 0 };
-    let fits = model.room(&names, found) >= blocks - found + margin;
-    let lease = model.pool.try_reserve(Reserve { names: &names, reuse_tokens_max, blocks, keep_free, now: model.now });
+    let fits = model.room(&hashes, found) >= blocks - found + margin;
+    let lease =
+        model.pool.try_reserve(Reserve { hashes: &hashes, reuse_tokens_max, blocks, keep_free, now: model.now });
     assert_eq!(lease.is_some(), fits);
     if let Some(lease) = lease {
         assert_eq!((lease.cached_blocks(), lease.blocks_min()), (found, blocks));
@@ -33,7 +34,7 @@ fn reserve(model: &mut Model, random: &mut StdRng, stride: usize) {
             let until = model.now + TTL.mul_f64(random.random_range(0.5..3.0));
             Pin { owner: random.random_range(0..2), until }
         });
-        model.take(lease, names, pin);
+        model.take(lease, hashes, pin);
     }
 }
 
@@ -65,8 +66,8 @@ fn step(model: &mut Model, random: &mut StdRng, stride: usize) {
             }
         }
         92..95 => {
-            let names = prompt(random, stride);
-            model.chill(&names);
+            let hashes = prompt(random, stride);
+            model.chill(&hashes);
         }
         95..98 => {
             model.now += TTL.mul_f64(random.random_range(0.0..0.7));

@@ -68,19 +68,19 @@ fn prompt(salt: u32, groups: u32) -> Vec<PrefixHash> {
     PrefixHasher::new(&Digest([1; 32]), b"").prompt(&tokens, &[])
 }
 
-fn cache(pool: &SharedPool, names: &[PrefixHash]) {
+fn cache(pool: &SharedPool, hashes: &[PrefixHash]) {
     let now = Instant::now();
-    let wanted = Reserve { names, reuse_tokens_max: usize::MAX, blocks: names.len(), keep_free: 0, now };
+    let wanted = Reserve { hashes, reuse_tokens_max: usize::MAX, blocks: hashes.len(), keep_free: 0, now };
     let mut lease = pool.try_reserve(wanted).unwrap();
-    lease.store(names, names.len() * 16, Keep::idle(FOREVER), now);
+    lease.store(hashes, hashes.len() * 16, Keep::idle(FOREVER), now);
 }
 
-fn names(bytes: &[u8]) -> Vec<PrefixHash> {
+fn hashes(bytes: &[u8]) -> Vec<PrefixHash> {
     bytes.as_chunks().0.iter().map(|name| PrefixHash(*name)).collect()
 }
 
-fn sorted(names: &[PrefixHash]) -> Vec<u8> {
-    let mut sorted = names.to_vec();
+fn sorted(hashes: &[PrefixHash]) -> Vec<u8> {
+    let mut sorted = hashes.to_vec();
     sorted.sort();
     sorted.iter().flat_map(|name| name.0).collect()
 }
@@ -95,7 +95,7 @@ async fn routers_hear_of_the_cache_from_the_start_on() {
     let first = told(&mut reports).await;
     let Some(Change::Snapshot(snapshot)) = first.change else { panic!("{first:?}") };
     assert_eq!((first.sequence, snapshot.part, snapshot.last), (0, 0, true));
-    assert_eq!(sorted(&names(&snapshot.names)), sorted(&old));
+    assert_eq!(sorted(&hashes(&snapshot.hashes)), sorted(&old));
     // Long before the next report of load is due: many times in a row, so that no chance is at work.
     let mut slowest = Duration::ZERO;
     for round in 0..20 {
@@ -151,8 +151,8 @@ async fn a_slow_router_holds_nothing_up_and_is_told_all_in_the_end() {
             continue;
         };
         let blocks = match change.as_ref().unwrap() {
-            Change::Stored(bytes) | Change::Removed(bytes) => names(bytes),
-            Change::Snapshot(snapshot) => names(&snapshot.names),
+            Change::Stored(bytes) | Change::Removed(bytes) => hashes(bytes),
+            Change::Snapshot(snapshot) => hashes(&snapshot.hashes),
         };
         let change = match change.unwrap() {
             Change::Stored(_) => CacheChange::Stored(&blocks),

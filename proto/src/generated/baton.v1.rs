@@ -1403,7 +1403,7 @@ pub struct LoadReport {
     #[prost(bool, optional, tag = "22")]
     pub lacks_blocks: ::core::option::Option<bool>,
 }
-/// A change of a prefix cache, or a part of all that is in it. Blocks are named by the prefixes that end with them, names are 16 bytes
+/// A change of a prefix cache, or a part of all that is in it. Blocks are named by the prefixes that end with them, hashes are 16 bytes
 /// each, one behind the other, at most 512 of them.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CacheUpdate {
@@ -1437,7 +1437,7 @@ pub struct CacheSnapshot {
     #[prost(bool, tag = "2")]
     pub last: bool,
     #[prost(bytes = "bytes", tag = "3")]
-    pub names: ::prost::bytes::Bytes,
+    pub hashes: ::prost::bytes::Bytes,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct BlockCounts {

@@ -4,7 +4,7 @@ use crate::port::{
     CacheReport, CacheReportChange, CallError, ConnectError, Connector, DecodeCall, Link, PrefillCall, WorkerEvents,
     WorkerReport,
 };
-use baton_kv_cache::{FEED_NAMES_MAX, PrefixHash};
+use baton_kv_cache::{FEED_HASHES_MAX, PrefixHash};
 use baton_node::grpc::{Channel, ChannelConfig, channel, set_deadline};
 use baton_node::identity::{Identity, Role};
 use baton_node::telemetry::{TraceId, inject_call};
@@ -174,19 +174,19 @@ fn worker_report(report: v1::LoadReport, party: &Party) -> WorkerReport {
 
 /// What an update says, if it is one.
 fn cache_report(update: &v1::CacheUpdate) -> Result<CacheReport, &'static str> {
-    let (change, names) = match &update.change {
-        Some(Change::Stored(names)) => (CacheReportChange::Stored, names),
-        Some(Change::Removed(names)) => (CacheReportChange::Removed, names),
-        Some(Change::Snapshot(v1::CacheSnapshot { part, last, names })) => {
-            (CacheReportChange::Snapshot { part: *part, last: *last }, names)
+    let (change, hashes) = match &update.change {
+        Some(Change::Stored(hashes)) => (CacheReportChange::Stored, hashes),
+        Some(Change::Removed(hashes)) => (CacheReportChange::Removed, hashes),
+        Some(Change::Snapshot(v1::CacheSnapshot { part, last, hashes })) => {
+            (CacheReportChange::Snapshot { part: *part, last: *last }, hashes)
         }
         None => return Err("it sent an update of its cache that says nothing known here"),
     };
-    let (names, rest) = names.as_chunks();
-    if !rest.is_empty() || names.len() > FEED_NAMES_MAX {
+    let (hashes, rest) = hashes.as_chunks();
+    if !rest.is_empty() || hashes.len() > FEED_HASHES_MAX {
         return Err("it sent hashes of cached blocks that are too many, or not whole");
     }
-    let blocks = names.iter().map(|name| PrefixHash(*name)).collect();
+    let blocks = hashes.iter().map(|hash| PrefixHash(*hash)).collect();
     Ok(CacheReport { sequence: update.sequence, change, blocks })
 }
 
@@ -198,15 +198,16 @@ mod tests {
     fn what_is_no_update_of_a_cache_is_none() {
         let of = |change| cache_report(&v1::CacheUpdate { sequence: 3, change });
         let blocks = |bytes: usize| vec![7; bytes].into();
-        let snapshot = v1::CacheSnapshot { part: 1, last: true, names: blocks(16) };
+        let snapshot = v1::CacheSnapshot { part: 1, last: true, hashes: blocks(16) };
         let read = CacheReport {
             sequence: 3,
             change: CacheReportChange::Snapshot { part: 1, last: true },
             blocks: vec![PrefixHash([7; 16])],
         };
         assert_eq!(of(Some(Change::Snapshot(snapshot))), Ok(read));
-        assert!(of(Some(Change::Stored(blocks(16 * FEED_NAMES_MAX)))).is_ok());
-        for change in [None, Some(Change::Stored(blocks(17))), Some(Change::Removed(blocks(16 * (FEED_NAMES_MAX + 1))))]
+        assert!(of(Some(Change::Stored(blocks(16 * FEED_HASHES_MAX)))).is_ok());
+        for change in
+            [None, Some(Change::Stored(blocks(17))), Some(Change::Removed(blocks(16 * (FEED_HASHES_MAX + 1))))]
         {
             assert!(of(change).is_err());
         }

@@ -10,7 +10,7 @@ use std::time::Instant;
 #[derive(Debug)]
 pub struct PendingPrefixes {
     workers: HashMap<InstanceId, HashMap<PrefixHash, Made>>,
-    names: usize,
+    hashes: usize,
     names_max: usize,
 }
 
@@ -24,21 +24,21 @@ struct Made {
 impl PendingPrefixes {
     /// At most `names_max` prefixes; more are not remembered.
     pub fn new(names_max: usize) -> Self {
-        Self { workers: HashMap::new(), names: 0, names_max }
+        Self { workers: HashMap::new(), hashes: 0, names_max }
     }
 
-    /// A prompt with these names was placed on a worker, and is believed to be computed there before `until`.
-    pub fn placed(&mut self, worker: &InstanceId, names: &[PrefixHash], until: Instant) {
+    /// A prompt with these hashes was placed on a worker, and is believed to be computed there before `until`.
+    pub fn placed(&mut self, worker: &InstanceId, hashes: &[PrefixHash], until: Instant) {
         if !self.workers.contains_key(worker) {
             self.workers.insert(worker.clone(), HashMap::new());
         }
         let Some(made) = self.workers.get_mut(worker) else { return };
-        for name in names {
+        for name in hashes {
             if let Some(known) = made.get_mut(name) {
                 (known.by, known.until) = (known.by.saturating_add(1), known.until.max(until));
-            } else if self.names < self.names_max {
+            } else if self.hashes < self.names_max {
                 made.insert(*name, Made { by: 1, until });
-                self.names += 1;
+                self.hashes += 1;
             } else {
                 return; // What is behind a hole counts for nothing.
             }
@@ -46,15 +46,15 @@ impl PendingPrefixes {
     }
 
     /// The prompt is computed, or was given up: from now on the worker's own word counts. To be called once for each
-    /// [`PendingPrefixes::placed`], with the same names.
-    pub fn ended(&mut self, worker: &InstanceId, names: &[PrefixHash]) {
+    /// [`PendingPrefixes::placed`], with the same hashes.
+    pub fn ended(&mut self, worker: &InstanceId, hashes: &[PrefixHash]) {
         let Some(made) = self.workers.get_mut(worker) else { return };
-        for name in names {
+        for name in hashes {
             let Some(known) = made.get_mut(name) else { continue };
             known.by -= 1;
             if known.by == 0 {
                 made.remove(name);
-                self.names -= 1;
+                self.hashes -= 1;
             }
         }
         if made.is_empty() {
@@ -64,22 +64,22 @@ impl PendingPrefixes {
 
     /// Forgets a worker.
     pub fn left(&mut self, worker: &InstanceId) {
-        self.names -= self.workers.remove(worker).map_or(0, |made| made.len());
+        self.hashes -= self.workers.remove(worker).map_or(0, |made| made.len());
     }
 
-    /// Tokens that a worker has of a prompt with these names, or will have before it begins with it, if `cached` tokens are there now.
+    /// Tokens that a worker has of a prompt with these hashes, or will have before it begins with it, if `cached` tokens are there now.
     /// Whole blocks of `block_tokens` tokens.
     pub fn tokens(
         &self,
         worker: &InstanceId,
-        names: &[PrefixHash],
+        hashes: &[PrefixHash],
         cached: usize,
         block_tokens: usize,
         now: Instant,
     ) -> usize {
         let Some(made) = self.workers.get(worker) else { return cached };
         let is_coming = |name: &&PrefixHash| made.get(name).is_some_and(|made| made.until > now);
-        let coming = names.iter().skip(cached / HASH_TOKENS).take_while(is_coming).count();
+        let coming = hashes.iter().skip(cached / HASH_TOKENS).take_while(is_coming).count();
         (cached + coming * HASH_TOKENS) / block_tokens * block_tokens
     }
 }
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn names(ids: &[u8]) -> Vec<PrefixHash> {
+    fn hashes(ids: &[u8]) -> Vec<PrefixHash> {
         ids.iter().map(|id| PrefixHash([*id; 16])).collect()
     }
 
@@ -98,13 +98,13 @@ mod tests {
         let (p, q) = (InstanceId::try_new("p").unwrap(), InstanceId::try_new("q").unwrap());
         let (now, later) = (Instant::now(), Instant::now() + Duration::from_secs(9));
         let mut pending = PendingPrefixes::new(100);
-        let (a, b) = (names(&[1, 2, 3, 4]), names(&[1, 2, 9]));
+        let (a, b) = (hashes(&[1, 2, 3, 4]), hashes(&[1, 2, 9]));
         pending.placed(&p, &a, later);
         pending.placed(&p, &b, later);
         assert_eq!(pending.tokens(&p, &a, 0, 16, now), 64);
         assert_eq!(pending.tokens(&p, &a, 16, 16, now), 64, "what is cached comes before");
-        assert_eq!(pending.tokens(&p, &names(&[7, 2]), 0, 16, now), 0);
-        assert_eq!(pending.tokens(&p, &names(&[7, 2]), 16, 16, now), 32, "the chain goes on where the cache ends");
+        assert_eq!(pending.tokens(&p, &hashes(&[7, 2]), 0, 16, now), 0);
+        assert_eq!(pending.tokens(&p, &hashes(&[7, 2]), 16, 16, now), 32, "the chain goes on where the cache ends");
         assert_eq!(pending.tokens(&p, &b, 0, 32, now), 32, "whole blocks");
         assert_eq!(pending.tokens(&q, &a, 0, 16, now), 0, "another worker");
         assert_eq!(pending.tokens(&p, &a, 0, 16, later), 0, "it never came");
@@ -112,7 +112,7 @@ mod tests {
         assert_eq!(pending.tokens(&p, &a, 0, 16, now), 32, "the other one is still to compute these");
         pending.ended(&p, &b);
         assert_eq!(pending.tokens(&p, &b, 0, 16, now), 0);
-        assert_eq!((pending.names, pending.workers.len()), (0, 0));
+        assert_eq!((pending.hashes, pending.workers.len()), (0, 0));
     }
 
     #[test]
@@ -120,14 +120,14 @@ mod tests {
         let (p, q) = (InstanceId::try_new("p").unwrap(), InstanceId::try_new("q").unwrap());
         let (now, later) = (Instant::now(), Instant::now() + Duration::from_secs(9));
         let mut pending = PendingPrefixes::new(3);
-        pending.placed(&p, &names(&[1, 2]), later);
-        pending.placed(&q, &names(&[1, 2]), later);
-        assert_eq!(pending.tokens(&q, &names(&[1, 2]), 0, 16, now), 16);
-        pending.ended(&q, &names(&[1, 2]));
+        pending.placed(&p, &hashes(&[1, 2]), later);
+        pending.placed(&q, &hashes(&[1, 2]), later);
+        assert_eq!(pending.tokens(&q, &hashes(&[1, 2]), 0, 16, now), 16);
+        pending.ended(&q, &hashes(&[1, 2]));
         pending.left(&p);
-        pending.ended(&p, &names(&[1, 2]));
-        assert_eq!(pending.names, 0);
-        pending.placed(&q, &names(&[5, 6, 7]), later);
-        assert_eq!(pending.tokens(&q, &names(&[5, 6, 7]), 0, 16, now), 48);
+        pending.ended(&p, &hashes(&[1, 2]));
+        assert_eq!(pending.hashes, 0);
+        pending.placed(&q, &hashes(&[5, 6, 7]), later);
+        assert_eq!(pending.tokens(&q, &hashes(&[5, 6, 7]), 0, 16, now), 48);
     }
 }

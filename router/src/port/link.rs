@@ -124,7 +124,7 @@ pub struct CacheReport {
     pub sequence: u64,
     /// What became of the blocks.
     pub change: CacheReportChange,
-    /// At most [`baton_kv_cache::FEED_NAMES_MAX`].
+    /// At most [`baton_kv_cache::FEED_HASHES_MAX`].
     pub blocks: Vec<PrefixHash>,
 }
 

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! A worker counts as long as its stream stands and nothing of it is missing. The index is read on the way of every request and
-//! written by every event, so whoever writes holds the lock for one message: [`FEED_NAMES_MAX`] blocks.
+//! written by every event, so whoever writes holds the lock for one message: [`FEED_HASHES_MAX`] blocks.
 
 mod follower;
 #[cfg(test)]
@@ -18,7 +18,7 @@ pub(crate) use follower::{Follower, Forgotten};
 
 use crate::metrics::PrefixMetrics;
 use crate::placement::{PendingPrefixes, Worker};
-use baton_kv_cache::{FEED_NAMES_MAX, HASH_TOKENS, IndexCounts, PrefixHash, PrefixIndex};
+use baton_kv_cache::{FEED_HASHES_MAX, HASH_TOKENS, IndexCounts, PrefixHash, PrefixIndex};
 use baton_types::{Clock, Incarnation, InstanceId, InstanceRecord, Party, Runtime};
 use parking_lot::{Mutex, RwLock};
 use std::collections::HashMap;
@@ -31,7 +31,7 @@ const PENDING_MAX: usize = 1024 * 8192 / HASH_TOKENS;
 /// How often what nobody holds is swept out, where no events do it.
 const SWEEP_EVERY: Duration = Duration::from_millis(100);
 /// Entries that are swept at once: well under a millisecond.
-const SWEEP_MAX: usize = 32 * FEED_NAMES_MAX;
+const SWEEP_MAX: usize = 32 * FEED_HASHES_MAX;
 
 /// Where prefixes are cached.
 pub(crate) struct Prefixes {
@@ -82,9 +82,9 @@ impl Prefixes {
         Follower::new(self.clone(), record.party.clone(), record.layout.block_tokens())
     }
 
-    /// Who has how much of a prompt with these names; nobody is asked where there are none.
-    pub(crate) fn lookup(&self, names: &[PrefixHash], clock: &dyn Clock) -> Found {
-        if names.is_empty() {
+    /// Who has how much of a prompt with these hashes; nobody is asked where there are none.
+    pub(crate) fn lookup(&self, hashes: &[PrefixHash], clock: &dyn Clock) -> Found {
+        if hashes.is_empty() {
             return Found::default();
         }
         let begun = clock.now();
@@ -93,7 +93,7 @@ impl Prefixes {
             let incarnation = state.streams.get(instance)?.incarnation;
             Some(Party { instance: instance.clone(), incarnation })
         };
-        let found = state.index.lookup(names).into_iter();
+        let found = state.index.lookup(hashes).into_iter();
         let found = found.filter_map(|cached| Some((party(cached.worker)?, cached.tokens))).collect();
         drop(state);
         self.metrics.looked_up(clock.now().saturating_duration_since(begun));
@@ -101,32 +101,32 @@ impl Prefixes {
     }
 
     /// Tells placement what is, or will be in time, where.
-    pub(crate) fn fill(&self, names: &[PrefixHash], found: &Found, view: &mut [Worker], now: Instant) {
-        if names.is_empty() {
+    pub(crate) fn fill(&self, hashes: &[PrefixHash], found: &Found, view: &mut [Worker], now: Instant) {
+        if hashes.is_empty() {
             return;
         }
         let pending = self.pending.lock();
         for worker in view {
             let (party, block_tokens) = (&worker.record.party, worker.record.layout.block_tokens() as usize);
-            let tokens = pending.tokens(&party.instance, names, found.tokens(party), block_tokens, now);
+            let tokens = pending.tokens(&party.instance, hashes, found.tokens(party), block_tokens, now);
             worker.cached_tokens = tokens as u64;
         }
     }
 
-    /// A prompt with these names is computed on `worker` from now on, before `until` as far as is known. `None` where nothing will be
+    /// A prompt with these hashes is computed on `worker` from now on, before `until` as far as is known. `None` where nothing will be
     /// left of it, or nothing heard: the worker tells of no cache.
     pub(crate) fn coming(
         self: &Arc<Self>,
         worker: &Party,
-        names: &Arc<[PrefixHash]>,
+        hashes: &Arc<[PrefixHash]>,
         until: Instant,
     ) -> Option<Coming> {
         let stream = self.state.read().streams.get(&worker.instance).copied();
-        if names.is_empty() || stream.is_none_or(|stream| stream.incarnation != worker.incarnation) {
+        if hashes.is_empty() || stream.is_none_or(|stream| stream.incarnation != worker.incarnation) {
             return None;
         }
-        self.pending.lock().placed(&worker.instance, names, until);
-        Some(Coming { prefixes: self.clone(), worker: worker.instance.clone(), names: names.clone() })
+        self.pending.lock().placed(&worker.instance, hashes, until);
+        Some(Coming { prefixes: self.clone(), worker: worker.instance.clone(), hashes: hashes.clone() })
     }
 
     /// Sizes of the index.
@@ -158,17 +158,17 @@ impl std::fmt::Debug for Prefixes {
 pub(crate) struct Coming {
     prefixes: Arc<Prefixes>,
     worker: InstanceId,
-    names: Arc<[PrefixHash]>,
+    hashes: Arc<[PrefixHash]>,
 }
 
 impl Drop for Coming {
     fn drop(&mut self) {
-        self.prefixes.pending.lock().ended(&self.worker, &self.names);
+        self.prefixes.pending.lock().ended(&self.worker, &self.hashes);
     }
 }
 
 impl std::fmt::Debug for Coming {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Coming").field("worker", &self.worker).field("names", &self.names.len()).finish()
+        f.debug_struct("Coming").field("worker", &self.worker).field("hashes", &self.hashes.len()).finish()
     }
 }

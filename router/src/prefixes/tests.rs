@@ -10,7 +10,7 @@ fn prefixes(blocks_max: usize) -> Arc<Prefixes> {
     Arc::new(Prefixes::new(blocks_max, PrefixMetrics::register(&mut Registry::default())))
 }
 
-fn names(groups: usize) -> Arc<[PrefixHash]> {
+fn hashes(groups: usize) -> Arc<[PrefixHash]> {
     let tokens: Vec<u32> = (0..16 * groups as u32).collect();
     PrefixHasher::new(&Digest([1; 32]), b"salt").prompt(&tokens, &[]).into()
 }
@@ -38,7 +38,7 @@ fn start(name: &str, incarnation: u64) -> InstanceRecord {
 #[test]
 fn a_worker_counts_from_its_snapshot_to_the_end_of_its_stream() {
     let (prefixes, p) = (prefixes(100), start("p", 1));
-    let prompt = names(6);
+    let prompt = hashes(6);
     let tokens = || prefixes.lookup(&prompt, &SystemClock).tokens(&p.party);
     let mut follower = prefixes.follow(&p);
     assert_eq!(prefixes.counts().workers, 0, "who says nothing of its cache is no worker without a snapshot");
@@ -61,7 +61,7 @@ fn a_worker_counts_from_its_snapshot_to_the_end_of_its_stream() {
 #[test]
 fn of_the_starts_of_an_instance_the_last_one_counts() {
     let (prefixes, old, new) = (prefixes(100), start("p", 1), start("p", 2));
-    let prompt = names(6);
+    let prompt = hashes(6);
     let tokens = |of: &InstanceRecord| prefixes.lookup(&prompt, &SystemClock).tokens(&of.party);
     let (mut before, mut after) = (prefixes.follow(&old), prefixes.follow(&new));
     before.take(&snapshot(&prompt)).unwrap();
@@ -77,7 +77,7 @@ fn of_the_starts_of_an_instance_the_last_one_counts() {
 fn what_is_no_update_is_not_taken() {
     let (prefixes, p) = (prefixes(100), start("p", 1));
     assert_eq!(prefixes.follow(&p).take(&Err("broken")), Err(Forgotten::Malformed("broken")));
-    assert_eq!(prefixes.follow(&p).take(&snapshot(&names(1))), Ok(()));
+    assert_eq!(prefixes.follow(&p).take(&snapshot(&hashes(1))), Ok(()));
     assert_eq!(prefixes.counts().workers, 0);
     let mut followers: Vec<_> =
         (0..PrefixIndex::WORKERS_MAX).map(|worker| prefixes.follow(&start(&format!("w{worker}"), 1))).collect();
@@ -89,7 +89,7 @@ fn what_is_no_update_is_not_taken() {
 fn placement_sees_what_is_cached_and_what_is_coming() {
     let (prefixes, p) = (prefixes(100), start("p", 1));
     let q = InstanceRecord { layout: layout(32, 2), ..start("q", 1) };
-    let prompt = names(7);
+    let prompt = hashes(7);
     let (now, later) = (Instant::now(), Instant::now() + Duration::from_secs(9));
     let seen = |now| {
         let mut view: Vec<Worker> = [&p, &q]
@@ -125,7 +125,7 @@ fn placement_sees_what_is_cached_and_what_is_coming() {
 #[test]
 fn a_full_index_refuses_the_rest() {
     let (prefixes, p) = (prefixes(4), start("p", 1));
-    let prompt = names(6);
+    let prompt = hashes(6);
     prefixes.follow(&p).take(&snapshot(&prompt)).unwrap();
     let mut follower = prefixes.follow(&p);
     while prefixes.state.write().index.sweep(1 << 20) {}
@@ -138,10 +138,10 @@ fn the_index_follows_a_real_pool() {
     let config = CacheConfig { block_tokens: 16, pinned_max: 0, pinned_of_one_max: 0, changes_max: 8 };
     let pool = SharedPool::with_cache(1, 16, config).unwrap();
     let (prefixes, p, now) = (prefixes(100), start("p", 1), Instant::now());
-    let prompt = names(12);
+    let prompt = hashes(12);
     let (mut follower, mut feed) = (prefixes.follow(&p), CacheFeed::new(pool.clone()));
     for groups in [3, 6, 12] {
-        let wanted = Reserve { names: &prompt, reuse_tokens_max: 16 * groups, blocks: groups, keep_free: 0, now };
+        let wanted = Reserve { hashes: &prompt, reuse_tokens_max: 16 * groups, blocks: groups, keep_free: 0, now };
         let mut lease = pool.try_reserve(wanted).unwrap();
         lease.store(&prompt, 16 * groups, Keep::idle(Duration::from_secs(9)), now);
         drop(lease);

@@ -15,14 +15,14 @@ fn prompt() -> Vec<PrefixHash> {
     PrefixHasher::new(&Digest([1; 32]), b"salt").prompt(&(0..160).collect::<Vec<_>>(), &[])
 }
 
-fn snapshot(names: &[PrefixHash]) -> CacheUpdate {
-    let names = names.iter().flat_map(|name| name.0).collect();
-    CacheUpdate { sequence: 0, change: Some(Change::Snapshot(CacheSnapshot { part: 0, last: true, names })) }
+fn snapshot(hashes: &[PrefixHash]) -> CacheUpdate {
+    let hashes = hashes.iter().flat_map(|name| name.0).collect();
+    CacheUpdate { sequence: 0, change: Some(Change::Snapshot(CacheSnapshot { part: 0, last: true, hashes })) }
 }
 
-fn stored(sequence: u64, names: &[PrefixHash]) -> CacheUpdate {
-    let names = names.iter().flat_map(|name| name.0).collect();
-    CacheUpdate { sequence, change: Some(Change::Stored(names)) }
+fn stored(sequence: u64, hashes: &[PrefixHash]) -> CacheUpdate {
+    let hashes = hashes.iter().flat_map(|name| name.0).collect();
+    CacheUpdate { sequence, change: Some(Change::Stored(hashes)) }
 }
 
 /// Workers that the router places on.

@@ -231,7 +231,7 @@ impl Dealer {
     /// The same seed deals the same cases.
     pub fn new(seed: u64) -> Self {
         use Caching::{Churned, Off, On};
-        use Route::{Local, Got, Remote};
+        use Route::{Got, Local, Remote};
         let pairs = [(false, false), (true, false), (false, true), (true, true)];
         Self {
             rng: StdRng::seed_from_u64(seed),

@@ -17,7 +17,7 @@ const FOR_EVER: Duration = Duration::from_secs(1 << 30);
 const SWEEP: Duration = Duration::from_secs(1);
 
 /// What a worker stores in a pool: one block of the trace is one block of the pool, with one name. To the pool it is a block of
-/// [`HASH_TOKENS`] tokens, the smallest that it knows, so that names are made for no more tokens than ids tell apart.
+/// [`HASH_TOKENS`] tokens, the smallest that it knows, so that hashes are made for no more tokens than ids tell apart.
 pub(super) struct Store {
     pub(super) pool: SharedPool,
     keep: Keep,
@@ -44,19 +44,19 @@ impl Store {
     }
 
     /// A lease over so many blocks, of which at most the first `reuse` come from the cache.
-    pub(super) fn reserve(&self, names: &[PrefixHash], reuse: usize, blocks: usize, now: Instant) -> Option<Lease> {
+    pub(super) fn reserve(&self, hashes: &[PrefixHash], reuse: usize, blocks: usize, now: Instant) -> Option<Lease> {
         let reuse_tokens_max = reuse * HASH_TOKENS;
-        self.pool.try_reserve(Reserve { names, reuse_tokens_max, blocks, keep_free: 0, now })
+        self.pool.try_reserve(Reserve { hashes, reuse_tokens_max, blocks, keep_free: 0, now })
     }
 
     /// Blocks of a prompt that are cached.
-    pub(super) fn cached(&self, names: &[PrefixHash]) -> usize {
-        self.pool.cached_tokens(names) / HASH_TOKENS
+    pub(super) fn cached(&self, hashes: &[PrefixHash]) -> usize {
+        self.pool.cached_tokens(hashes) / HASH_TOKENS
     }
 
     /// The KV of all named blocks is there.
-    pub(super) fn store(&self, lease: &mut Lease, names: &[PrefixHash], now: Instant) {
-        lease.store(names, names.len() * HASH_TOKENS, self.keep, now);
+    pub(super) fn store(&self, lease: &mut Lease, hashes: &[PrefixHash], now: Instant) {
+        lease.store(hashes, hashes.len() * HASH_TOKENS, self.keep, now);
         lease.let_go_of_spares();
     }
 
@@ -88,8 +88,8 @@ impl Store {
 pub(super) fn updates(first: u64, changes: &[Change]) -> impl Iterator<Item = CacheUpdate<'_>> {
     changes.iter().zip(first..).map(|(change, sequence)| {
         let change = match change {
-            Change::Stored(names) => CacheChange::Stored(names),
-            Change::Removed(names) => CacheChange::Removed(names),
+            Change::Stored(hashes) => CacheChange::Stored(hashes),
+            Change::Removed(hashes) => CacheChange::Removed(hashes),
         };
         CacheUpdate { incarnation: INCARNATION, sequence, change }
     })

@@ -221,7 +221,7 @@ impl Service {
 
     /// A snapshot of an empty cache, and loads from then on.
     fn reports(self) -> impl Stream<Item = Result<v1::LoadReport, Status>> {
-        let snapshot = v1::CacheSnapshot { part: 0, last: true, names: Vec::new().into() };
+        let snapshot = v1::CacheSnapshot { part: 0, last: true, hashes: Vec::new().into() };
         let cache = v1::CacheUpdate { sequence: 0, change: Some(v1::cache_update::Change::Snapshot(snapshot)) };
         let first = v1::LoadReport { party: Some(self.party.clone().into()), cache: Some(cache), ..Default::default() };
         let state = (self, tokio::time::interval(REPORT_EVERY), None::<v1::LoadReport>, 0);

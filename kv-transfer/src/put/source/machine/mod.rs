@@ -129,7 +129,13 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    pub(crate) fn new(layout: KvLayout, tokens: u32, deadline: Instant, epoch_bytes: u64, flush_wait: Duration) -> Self {
+    pub(crate) fn new(
+        layout: KvLayout,
+        tokens: u32,
+        deadline: Instant,
+        epoch_bytes: u64,
+        flush_wait: Duration,
+    ) -> Self {
         let last = layout.groups().iter().flat_map(|g| &g.layers).max().copied().unwrap_or(0);
         let mut layers = vec![None; last as usize + 1];
         for (g, group) in layout.groups().iter().enumerate() {
