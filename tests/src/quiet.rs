@@ -55,8 +55,8 @@ pub(crate) struct Counts {
     quarantined: u64,
     waiting: u64,
     running: u64,
-    outgoing: u64,
-    incoming: u64,
+    sources: u64,
+    sinks: u64,
     tickets: u64,
     claimed_tokens: u64,
 }
@@ -72,8 +72,8 @@ impl Counts {
             quarantined: blocks.quarantined as u64,
             waiting: load.waiting as u64,
             running: load.running as u64,
-            outgoing: transfer.sources as u64,
-            incoming: transfer.sinks as u64,
+            sources: transfer.sources as u64,
+            sinks: transfer.sinks as u64,
             tickets: transfer.tickets as u64,
             claimed_tokens: claimed_tokens(&worker.grpc.to_string(), &Identity::default()).await?,
         })
@@ -90,8 +90,8 @@ impl Counts {
             quarantined: blocks("quarantined")?,
             waiting: count("baton_sequences_waiting", &[])?,
             running: count("baton_sequences_running", &[])?,
-            outgoing: count("baton_kv_handoffs_outgoing", &[])?,
-            incoming: count("baton_kv_handoffs_incoming", &[])?,
+            sources: count("baton_kv_put_sources", &[])?,
+            sinks: count("baton_kv_put_sinks", &[])?,
             tickets: count("baton_kv_tickets", &[])?,
             claimed_tokens: claimed_tokens(grpc, identity).await?,
         })
@@ -109,8 +109,8 @@ impl Counts {
             ("blocks quarantined", self.quarantined),
             ("sequences waiting", self.waiting),
             ("sequences running", self.running),
-            ("handoffs outgoing", self.outgoing),
-            ("handoffs incoming", self.incoming),
+            ("put sources", self.sources),
+            ("put sinks", self.sinks),
             ("tickets", self.tickets),
             ("tokens claimed", self.claimed_tokens),
         ];

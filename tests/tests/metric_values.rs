@@ -32,7 +32,7 @@ impl Told {
         loop {
             let told = Self::of(up).await?;
             let busy = |s: &Scrape| {
-                let open = ["sequences_running", "kv_handoffs_outgoing", "kv_handoffs_incoming", "kv_tickets"];
+                let open = ["sequences_running", "kv_put_sources", "kv_put_sinks", "kv_tickets"];
                 let open: f64 = open.iter().map(|name| s.sum(&format!("baton_{name}"), &[])).sum();
                 open + s.sum("baton_kv_blocks", &["referenced"]) + s.sum("baton_kv_blocks", &["quarantined"])
             };

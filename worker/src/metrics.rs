@@ -196,8 +196,8 @@ impl WorkerMetrics {
             &lanes.collect::<Vec<_>>(),
         )?;
         self.gauge(to, "kv_tickets", "Tickets granted here and not ended", stats.tickets as f64)?;
-        self.gauge(to, "kv_handoffs_outgoing", "Handoffs being sent", stats.sources as f64)?;
-        self.gauge(to, "kv_handoffs_incoming", "Handoffs being received", stats.sinks as f64)
+        self.gauge(to, "kv_put_sources", "Puts whose source this worker is", stats.sources as f64)?;
+        self.gauge(to, "kv_put_sinks", "Puts whose sink this worker is", stats.sinks as f64)
     }
 }
 

@@ -62,7 +62,7 @@ async fn at(stage: &Stage, worker: Node) -> BTreeSet<Phase> {
         let claimed = if let Node::Decode(_) = worker { stage.claimed_tokens(worker).await? } else { 0 };
         let has = |name: &str| anyhow::Ok(scrape.find(name, &[])? > 0.0);
         let (runs, queued) = (has("baton_sequences_running")?, has("baton_sequences_waiting")?);
-        let handoffs = has("baton_kv_handoffs_outgoing")? || has("baton_kv_handoffs_incoming")?;
+        let handoffs = has("baton_kv_put_sources")? || has("baton_kv_put_sinks")?;
         anyhow::Ok((runs, queued, has("baton_waiting_tokens")?, handoffs, claimed))
     };
     let Ok(Ok((runs, queued, uncomputed, handoffs, claimed))) = timeout(LOOK_MAX, look).await else {
