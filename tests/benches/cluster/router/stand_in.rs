@@ -129,7 +129,7 @@ impl StandIn {
     ) -> anyhow::Result<(AbortHandle, RegistrationHandle)> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let record = record(role, name, listener.local_addr()?, &script)?;
-        let service = Service { script, party: record.party.clone(), running: Arc::default() };
+        let service = Service { script, party: record.party.clone(), running: Arc::default(), calls: Arc::default() };
         let incoming = stream::unfold(listener, async |listener| {
             let accepted = listener.accept().await.and_then(|(stream, _)| {
                 stream.set_nodelay(true)?;
@@ -184,6 +184,8 @@ struct Service {
     script: Arc<Script>,
     party: Party,
     running: Arc<AtomicU32>,
+    /// Calls so far. Real workers report as often as they compute: what was placed on them counts until then.
+    calls: Arc<AtomicU64>,
 }
 
 /// Counts a call as long as its stream lives.
@@ -197,6 +199,7 @@ impl Drop for Running {
 
 impl Service {
     fn counted<T: Send + 'static>(&self, events: impl Stream<Item = T> + Send + 'static) -> Answer<T> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
         self.running.fetch_add(1, Ordering::Relaxed);
         let running = Running(self.running.clone());
         let events = events.map(move |event| {
@@ -211,6 +214,7 @@ impl Service {
         v1::LoadReport {
             party: Some(self.party.clone().into()),
             running: self.running.load(Ordering::Relaxed),
+            steps: self.calls.load(Ordering::Relaxed),
             blocks: Some(v1::BlockCounts { total: blocks, free: blocks, ..Default::default() }),
             prefill_tokens_per_s: 50_000.0,
             decode_steps_per_s: 100.0,
