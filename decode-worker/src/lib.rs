@@ -3,12 +3,12 @@
 //! Place in the house: above `worker`, which brings engine and data plane up; this crate joins the two for sequences that arrive.
 //!
 //! ```text
-//! Decode/Generate ── claim ──> Claims ── offer ──> reservation ── verified ──> running sequence ──> tokens
+//! Decode/Generate ── claim ──> Grants ── offer ──> reservation ── verified ──> running sequence ──> tokens
 //! ```
 //!
 //! It must never know text or placement, and never runs a sequence on KV that the transfer did not verify whole.
 
-pub mod claims;
+pub mod grants;
 mod grpc;
 mod handoffs;
 mod service;
@@ -19,10 +19,10 @@ mod tests;
 use baton_engine::EngineHandle;
 use baton_node::grpc::Router;
 use baton_node::membership::Members;
-use baton_types::Role;
+use baton_types::{Role, Runtime};
 use baton_worker::config::WorkerConfig;
 use baton_worker::process::{BoundRole, Parts, WorkerRole};
-use claims::ClaimLimits;
+use grants::claims::ClaimLimits;
 use handoffs::Handoffs;
 use service::DecodeService;
 use std::sync::Arc;
@@ -45,12 +45,13 @@ impl WorkerRole for DecodeRole {
         Role::Decode
     }
 
-    fn bind(self, engine: &EngineHandle, members: Members) -> BoundRole {
+    fn bind(self, engine: &EngineHandle, members: Members, runtime: Arc<dyn Runtime>) -> BoundRole {
         let pool_tokens = u64::from(engine.pool().blocks_per_group()) * u64::from(engine.config().block_tokens);
         // Twice the pool: while one poolful runs, the next may be on its way.
         let limits = ClaimLimits { claims_max: self.claims_max, tokens_max: 2 * pool_tokens };
         let handoffs = Handoffs::new(engine.clone(), members, limits);
-        tokio::spawn(handoffs.clone().grant_when_freed());
+        let look_again = handoffs.grant_when_freed(runtime.clone());
+        runtime.spawn(Box::pin(look_again));
         let counted = handoffs.clone();
         let sink = handoffs.clone();
         let serve = move |server: Router, parts: Parts| grpc::add(server, DecodeService { handoffs, parts });

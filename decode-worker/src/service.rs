@@ -141,6 +141,7 @@ impl Call {
         let (replies, deadline, cut_off) = (self.replies.clone(), self.deadline, self.running.cut_off());
         let (engine, runtime) = (self.service.parts.engine.clone(), self.service.parts.runtime.clone());
         tokio::select! {
+            biased;
             () = replies.closed() => tracing::debug!(request_id = %self.request, "cancels a request whose stream is gone"),
             () = self.forward() => {}
             // A stream without room ends without a word, which routers take in the same way.

@@ -17,7 +17,7 @@ pub use put::handoff_error;
 use baton_engine::EngineHandle;
 use baton_node::grpc::Router;
 use baton_node::membership::Members;
-use baton_types::Role;
+use baton_types::{Role, Runtime};
 use baton_worker::process::{BoundRole, Parts, WorkerRole};
 use baton_worker::service::Claimed;
 use service::PrefillService;
@@ -32,7 +32,7 @@ impl WorkerRole for PrefillRole {
         Role::Prefill
     }
 
-    fn bind(self, engine: &EngineHandle, members: Members) -> BoundRole {
+    fn bind(self, engine: &EngineHandle, members: Members, _: Arc<dyn Runtime>) -> BoundRole {
         let serve = |server: Router, parts: Parts| grpc::add(server, PrefillService { parts });
         BoundRole {
             sink: Arc::new(sink::NoSink { engine: engine.clone(), members }),

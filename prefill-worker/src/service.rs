@@ -128,6 +128,7 @@ impl Call {
     async fn run(mut self) {
         let (replies, cut_off) = (self.replies.clone(), self.running.cut_off());
         let end = tokio::select! {
+            biased;
             () = replies.closed() => None,
             error = cut_off => Some(Err(error)),
             end = self.forward() => Some(end),

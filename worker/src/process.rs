@@ -45,9 +45,9 @@ const CUT_OFF_MAX: Duration = Duration::from_secs(3);
 pub trait WorkerRole: Send + 'static {
     /// Which one.
     fn role(&self) -> Role;
-    /// Joins it with the engine that it will run on; called within the runtime.
+    /// Joins it with the engine that it will run on, and with `runtime`, which runs its tasks.
     /// `members` are those whom it lets read what it has cached.
-    fn bind(self, engine: &EngineHandle, members: Members) -> BoundRole;
+    fn bind(self, engine: &EngineHandle, members: Members, runtime: Arc<dyn Runtime>) -> BoundRole;
 }
 
 /// What a role adds to a worker.
@@ -177,7 +177,8 @@ impl RunningWorker {
         let membership = membership::worker(&JoinConfig { etcd, ..config.membership.clone() }, &identity);
         let instance = config.instance.id.clone().unwrap_or_else(|| id::default_instance_id(role_name.name()));
         let party = Party { instance, incarnation: id::incarnation() };
-        let BoundRole { sink, claimed, service_name, serve } = role.bind(&loaded.engine, membership.members());
+        let BoundRole { sink, claimed, service_name, serve } =
+            role.bind(&loaded.engine, membership.members(), runtime.clone());
         let mut settings = transfer_config(&config, &party, &loaded)?;
         (settings.hooks, settings.protocol) = (around.hooks, around.protocol);
         settings.credentials = credentials::of(&identity);

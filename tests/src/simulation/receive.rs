@@ -8,7 +8,7 @@ use super::pieces::take_pieces;
 use super::wire::Wire;
 use super::worker::Worker;
 use super::world::World;
-use baton_decode_worker::claims::OfferError;
+use baton_decode_worker::grants::claims::OfferError;
 use baton_engine::scheduler::{Awaited, SequenceKey};
 use baton_kv_cache::{Lease, Quarantined};
 use baton_kv_transfer::pure::{ALGORITHM, Admission, Expected, Exposure, Sink, SinkAction, SinkInput};

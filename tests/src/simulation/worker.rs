@@ -7,7 +7,7 @@ use super::handoff::{Pouch, Sending, Shipment};
 use super::model::{Memory, layout};
 use super::receive::{Incoming, Waiting};
 use super::world::World;
-use baton_decode_worker::claims::{Claim, ClaimLimits, Claims, OfferError};
+use baton_decode_worker::grants::claims::{Claim, ClaimLimits, Claims, OfferError};
 use baton_engine::scheduler::{Scheduler, SchedulerConfig, SequenceKey};
 use baton_kv_cache::{Lease, SharedPool};
 use baton_kv_transfer::HandoffFailure;

@@ -1,0 +1,1 @@
+//! Tables of offers against a room of tokens, under virtual time.
