@@ -3,12 +3,12 @@
 //! Place in the house: above `worker`, which brings engine and data plane up; this crate joins the two for sequences that arrive.
 //!
 //! ```text
-//! Decode/Generate ── claim ──> Claims ── offer ──> reservation ── verified ──> running sequence ──> tokens
+//! Decode/Generate ── claim ──> Grants ── offer ──> reservation ── verified ──> running sequence ──> tokens
 //! ```
 //!
 //! It must never know text or placement, and never runs a sequence on KV that the transfer did not verify whole.
 
-pub mod claims;
+pub mod grants;
 mod grpc;
 mod handoffs;
 mod service;

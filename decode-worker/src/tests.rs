@@ -1,6 +1,6 @@
 //! The service over a real engine and transfer: claims whose KV never comes, and KV that is not what was claimed.
 
-use crate::claims::ClaimLimits;
+use crate::grants::claims::ClaimLimits;
 use crate::handoffs::Handoffs;
 use crate::service::DecodeService;
 use baton_kv_transfer::{
@@ -66,8 +66,7 @@ fn service() -> DecodeService {
 
 fn service_as(identity: &Identity, members: Members) -> DecodeService {
     let loaded = loaded();
-    let handoffs =
-        Handoffs::new(loaded.engine.clone(), members, ClaimLimits { claims_max: 8, tokens_max: 1000 }, runtime());
+    let handoffs = Handoffs::new(loaded.engine.clone(), members, ClaimLimits { claims_max: 8, tokens_max: 1000 });
     let transfer = KvTransfer::start(transfer_config("d", &loaded, identity), loaded.region, handoffs.clone()).unwrap();
     let tracer = SdkTracerProvider::builder().build().tracer("baton");
     let runtime = runtime();
@@ -185,12 +184,8 @@ fn source() -> KvTransfer {
 
 fn source_as(identity: &Identity) -> KvTransfer {
     let loaded = loaded();
-    let handler = Handoffs::new(
-        loaded.engine.clone(),
-        Members::default(),
-        ClaimLimits { claims_max: 0, tokens_max: 0 },
-        runtime(),
-    );
+    let handler =
+        Handoffs::new(loaded.engine.clone(), Members::default(), ClaimLimits { claims_max: 0, tokens_max: 0 });
     KvTransfer::start(transfer_config("p", &loaded, identity), loaded.region, handler).unwrap()
 }
 
@@ -257,7 +252,7 @@ async fn eventually(what: &str, mut done: impl FnMut() -> bool) {
 #[tokio::test]
 async fn offers_wait_by_priority_and_then_as_they_came() {
     let (service, source) = (service(), source());
-    tokio::spawn(service.handoffs.clone().grant_when_freed());
+    tokio::spawn(service.handoffs.grant_when_freed(service.parts.runtime.clone()));
     let (engine, transfer) = (&service.parts.engine, &service.parts.transfer);
     let mut taken: Vec<_> = std::iter::from_fn(|| engine.reserve(BLOCK_TOKENS as usize, &[])).collect();
     taken.truncate(taken.len() - 2); // Room for a short prompt, and for its answer, but not for a long one.

@@ -14,7 +14,7 @@ pub(super) const PURE: &[&str] = &[
     "router/src/admission.rs",
     "router/src/placement/",
     "router/src/recovery/",
-    "decode-worker/src/claims.rs",
+    "decode-worker/src/grants/",
 ];
 
 const CLOCKS: &[&str] =

@@ -96,10 +96,10 @@ impl<T> Claims<T> {
         Ok(claim)
     }
 
-    /// Ends a claim whose stream ended.
-    pub fn end(&mut self, request: &RequestId) {
-        self.take(request);
+    /// Ends a claim whose stream ended, if it was not taken before.
+    pub fn end(&mut self, request: &RequestId) -> Option<Claim<T>> {
         self.streams.remove(request);
+        self.take(request)
     }
 
     /// Takes a claim out that was adopted or failed. Its id stays taken until its stream ends.

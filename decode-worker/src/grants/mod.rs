@@ -1,0 +1,232 @@
+//! Which offers of KV get room, and when. Pure: `now` and the room in, decisions out.
+//!
+//! A claim stands for a request whose KV is to come. Its source offers the KV once it computes; the offer then waits here until it is
+//! granted, and its KV counts as arriving until it is adopted or fails. Rules:
+//! - Offers are granted by priority, then as they came.
+//! - Nobody overtakes an offer that lacks room: a large one is not starved by small ones, and the room that it waits for is kept from
+//!   sequences of the engine that come after it.
+//! - An offer whose next block is arriving already waits for that, at most [`ARRIVES_MAX`]. It lacks no room meanwhile, and nobody
+//!   waits for it.
+//! - Each claim has one offer at most, so that what waits is bounded by the claims.
+
+pub mod claims;
+#[cfg(test)]
+mod tests;
+
+use baton_engine::scheduler::SequenceKey;
+use baton_kv_cache::{HASH_TOKENS, PrefixHash};
+use baton_kv_transfer::{RefuseReason, ReserveOffer};
+use baton_types::{RequestError, RequestId};
+use claims::{Claim, ClaimLimits, Claims, OfferError};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long an offer waits for KV that is on its way already: then it comes twice, which costs about as much.
+pub const ARRIVES_MAX: Duration = Duration::from_millis(500);
+
+/// The pool, as grants see it.
+pub trait Room {
+    /// Blocks for one offer.
+    type Lease;
+    /// Blocks for so many tokens, with what is cached of these prefixes; `None` where there is no room now.
+    fn reserve(&mut self, tokens: usize, block_hashes: &[PrefixHash]) -> Option<Self::Lease>;
+    /// Tokens of these prefixes that are cached.
+    fn cached_tokens(&self, block_hashes: &[PrefixHash]) -> usize;
+    /// Tokens of a block.
+    fn block_tokens(&self) -> usize;
+}
+
+/// Where the answer to an offer goes.
+pub trait Reply {
+    /// Whether somebody still waits for it.
+    fn is_wanted(&self) -> bool;
+}
+
+/// What the stream behind a claim wants of its grant.
+pub trait Wanted {
+    /// Higher is granted first.
+    fn priority(&self) -> i32;
+    /// Of the prompt, for what is cached of it.
+    fn block_hashes(&self) -> Arc<[PrefixHash]>;
+}
+
+/// An offer that has room now.
+#[derive(Debug)]
+pub struct Granted<R, L> {
+    /// The offer.
+    pub offer: ReserveOffer,
+    /// Where its source waits.
+    pub reply: R,
+    /// Its blocks.
+    pub lease: L,
+}
+
+/// An offer that never gets room.
+#[derive(Debug)]
+pub struct Refused<R> {
+    /// Where its source waits.
+    pub reply: R,
+    /// For the source.
+    pub reason: RefuseReason,
+    /// For a person.
+    pub detail: String,
+}
+
+/// The offer that everybody after it waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeptRoom {
+    /// Its turn among the sequences of the engine.
+    pub turn: SequenceKey,
+    /// What it needs room for.
+    pub tokens: usize,
+}
+
+/// What to do now.
+#[derive(Debug)]
+pub struct Decisions<R, L> {
+    /// In this order.
+    pub granted: Vec<Granted<R, L>>,
+    /// Room to keep from sequences that come after it; `None` keeps nothing.
+    pub keep_room: Option<KeptRoom>,
+    /// When to decide again even if nothing happens; `None` where nothing waits. In the past where room may come unnoticed.
+    pub wake_at: Option<Instant>,
+}
+
+/// An offer that waits.
+#[derive(Debug)]
+struct Waiting<R> {
+    offer: ReserveOffer,
+    reply: R,
+    /// Of prefixes that may be here already.
+    block_hashes: Arc<[PrefixHash]>,
+    /// Waits at most until then for KV that is on its way and begins with the same.
+    arrives_by: Instant,
+}
+
+/// All claims, the offers that wait, and what arrives. `S` is what a claim's stream needs, `R` answers an offer.
+#[derive(Debug)]
+pub struct Grants<S, R> {
+    claims: Claims<S>,
+    waiting: BTreeMap<SequenceKey, Waiting<R>>,
+    /// Block hashes of what was granted and has not arrived.
+    arriving: HashMap<RequestId, Arc<[PrefixHash]>>,
+}
+
+impl<S: Wanted, R: Reply> Grants<S, R> {
+    /// Nothing is claimed.
+    pub fn new(limits: ClaimLimits) -> Self {
+        Self { claims: Claims::new(limits), waiting: BTreeMap::new(), arriving: HashMap::new() }
+    }
+
+    /// Books a claim, or says why not.
+    pub fn book(&mut self, request: RequestId, claim: Claim<S>) -> Result<(), RequestError> {
+        self.claims.book(request, claim)
+    }
+
+    /// The stream of a claim is gone: its offer, if there is one, waits no more and finds no claim any more.
+    pub fn end(&mut self, request: &RequestId) -> Option<Claim<S>> {
+        self.waiting.retain(|_, waiting| waiting.offer.request_id != *request);
+        self.arriving.remove(request);
+        self.claims.end(request)
+    }
+
+    /// Takes the claim of a request whose KV is here, or will not come. What of it was on its way is awaited until
+    /// [`Grants::arrived`].
+    pub fn take(&mut self, request: &RequestId) -> Option<Claim<S>> {
+        self.claims.take(request)
+    }
+
+    /// The KV of a request is in the cache, or will not come.
+    pub fn arrived(&mut self, request: &RequestId) {
+        self.arriving.remove(request);
+    }
+
+    /// An offer came. `turn` gives its place among the sequences of the engine, of this priority. [`Grants::decide`] decides the rest.
+    pub fn offered(
+        &mut self,
+        offer: ReserveOffer,
+        reply: R,
+        now: Instant,
+        turn: impl FnOnce(i32) -> SequenceKey,
+    ) -> Result<(), Refused<R>> {
+        let claim = match self.claims.offered(&offer.request_id, &offer.source, offer.tokens) {
+            Ok(claim) => claim,
+            Err(OfferError::NotClaimed(detail)) => {
+                return Err(Refused { reply, reason: RefuseReason::UnknownRequest, detail });
+            }
+            Err(OfferError::Contradicts(detail)) => {
+                return Err(Refused { reply, reason: RefuseReason::Protocol, detail });
+            }
+        };
+        // A source that cannot leave anything out writes all of it: then nothing may be shared.
+        let block_hashes = if offer.partial { claim.stream.block_hashes() } else { Arc::default() };
+        let turn = turn(claim.stream.priority());
+        self.waiting.insert(turn, Waiting { offer, reply, block_hashes, arrives_by: now + ARRIVES_MAX });
+        Ok(())
+    }
+
+    /// Grants all that may be granted now. Every decision is in force when this returns.
+    pub fn decide<O: Room>(&mut self, now: Instant, room: &mut O) -> Decisions<R, O::Lease> {
+        self.waiting.retain(|_, waiting| waiting.reply.is_wanted());
+        let (mut granted, mut keep_room, mut wake_at) = (Vec::new(), None, None);
+        let mut next = self.waiting.first_key_value().map(|(turn, _)| *turn);
+        while let Some(turn) = next {
+            next = self.waiting.range(turn..).nth(1).map(|(turn, _)| *turn);
+            let Some(waiting) = self.waiting.get(&turn) else { continue };
+            if awaits(waiting, &self.arriving, room, now) {
+                wake_at = wake_at.into_iter().chain([waiting.arrives_by]).min();
+                continue;
+            }
+            let tokens = waiting.offer.tokens as usize;
+            let Some(lease) = room.reserve(tokens, &waiting.block_hashes) else {
+                keep_room = Some(KeptRoom { turn, tokens });
+                // Of what keeps room back not everything says when it ends.
+                wake_at = Some(now);
+                break;
+            };
+            if let Some(Waiting { offer, reply, block_hashes, .. }) = self.waiting.remove(&turn) {
+                self.arriving.insert(offer.request_id.clone(), block_hashes);
+                granted.push(Granted { offer, reply, lease });
+            }
+        }
+        Decisions { granted, keep_room, wake_at }
+    }
+
+    /// Whether the KV of a request is offered and waits for room.
+    pub fn is_waiting(&self, request: &RequestId) -> bool {
+        self.waiting.values().any(|waiting| waiting.offer.request_id == *request)
+    }
+
+    /// Whether any offer waits.
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Tokens claimed and not adopted yet.
+    pub fn claimed_tokens(&self) -> u64 {
+        self.claims.tokens()
+    }
+
+    /// Number of claims that are not adopted yet.
+    pub fn claimed(&self) -> usize {
+        self.claims.len()
+    }
+}
+
+/// Whether KV that is on its way will be the next that an offer lacks.
+fn awaits<R, O: Room>(
+    waiting: &Waiting<R>,
+    arriving: &HashMap<RequestId, Arc<[PrefixHash]>>,
+    room: &O,
+    now: Instant,
+) -> bool {
+    let hashes = &waiting.block_hashes;
+    let Some(last) = hashes.len().checked_sub(1) else { return false };
+    if arriving.is_empty() || now >= waiting.arrives_by {
+        return false;
+    }
+    // The end of the first block that is not here.
+    let next = (room.cached_tokens(hashes) + room.block_tokens()) / HASH_TOKENS - 1;
+    next < last && arriving.values().any(|others| others.get(next) == Some(&hashes[next]))
+}

@@ -1,0 +1,185 @@
+//! Offers against a room of tokens, under a time of the tests' own.
+
+use super::*;
+use baton_types::{Incarnation, InstanceId, Party};
+
+/// A pool of so many free tokens in blocks of 16; of each prompt so many tokens are cached.
+struct Tokens {
+    free: usize,
+    cached: usize,
+}
+
+impl Room for Tokens {
+    type Lease = usize;
+
+    fn reserve(&mut self, tokens: usize, _: &[PrefixHash]) -> Option<usize> {
+        self.free = self.free.checked_sub(tokens)?;
+        Some(tokens)
+    }
+
+    fn cached_tokens(&self, _: &[PrefixHash]) -> usize {
+        self.cached
+    }
+
+    fn block_tokens(&self) -> usize {
+        16
+    }
+}
+
+/// Somebody who waits for an answer, or does not.
+#[derive(Debug)]
+struct Asks(bool);
+
+impl Reply for Asks {
+    fn is_wanted(&self) -> bool {
+        self.0
+    }
+}
+
+/// A stream with a priority and the hashes of its prompt.
+#[derive(Debug)]
+struct Stream(i32, Vec<u8>);
+
+impl Wanted for Stream {
+    fn priority(&self) -> i32 {
+        self.0
+    }
+
+    fn block_hashes(&self) -> Arc<[PrefixHash]> {
+        self.1.iter().map(|n| PrefixHash([*n; 16])).collect()
+    }
+}
+
+fn id(name: &str) -> RequestId {
+    RequestId::try_new(name).unwrap()
+}
+
+fn source() -> Party {
+    Party { instance: InstanceId::try_new("p").unwrap(), incarnation: Incarnation(1) }
+}
+
+struct World {
+    grants: Grants<Stream, Asks>,
+    room: Tokens,
+    now: Instant,
+    turns: u64,
+}
+
+impl World {
+    fn new(free: usize) -> Self {
+        let grants = Grants::new(ClaimLimits { claims_max: 16, tokens_max: 10_000 });
+        Self { grants, room: Tokens { free, cached: 0 }, now: Instant::now(), turns: 0 }
+    }
+
+    /// A claim and its offer, of so many tokens whose prompt has these hashes.
+    fn offer(&mut self, name: &str, priority: i32, tokens: u32, hashes: &[u8]) {
+        let stream = Stream(priority, hashes.to_vec());
+        let claim = Claim { source: source(), tokens, deadline: self.now, offered: false, stream };
+        self.grants.book(id(name), claim).unwrap();
+        self.asks(name, tokens, true).unwrap();
+    }
+
+    fn asks(&mut self, name: &str, tokens: u32, is_wanted: bool) -> Result<(), RefuseReason> {
+        let deadline = self.now + Duration::from_secs(9);
+        let offer =
+            ReserveOffer { request_id: id(name), source: source(), tokens, partial: true, deadline, shard: 0, legs: 1 };
+        self.turns += 1;
+        let turn = self.turns;
+        let turn = |priority| SequenceKey::new(priority, turn);
+        self.grants.offered(offer, Asks(is_wanted), self.now, turn).map_err(|refused| refused.reason)
+    }
+
+    /// Who is granted now, for whom room is kept, and how soon it is looked again.
+    fn decides(&mut self) -> (Vec<String>, Option<usize>, Option<Duration>) {
+        let Decisions { granted, keep_room, wake_at } = self.grants.decide(self.now, &mut self.room);
+        let granted = granted.into_iter().map(|granted| granted.offer.request_id.to_string()).collect();
+        (granted, keep_room.map(|kept| kept.tokens), wake_at.map(|at| at.saturating_duration_since(self.now)))
+    }
+}
+
+#[test]
+fn offers_are_granted_by_priority_and_then_as_they_came() {
+    let mut world = World::new(0);
+    for (name, priority) in [("a", 0), ("b", 1), ("c", 0), ("d", 1)] {
+        world.offer(name, priority, 16, &[]);
+    }
+    assert_eq!(world.decides(), (vec![], Some(16), Some(Duration::ZERO)), "the first of all has its room kept");
+    world.room.free = 48;
+    assert_eq!(world.decides().0, ["b", "d", "a"]);
+    world.room.free = 16;
+    assert_eq!(world.decides(), (vec!["c".to_owned()], None, None));
+}
+
+#[test]
+fn a_large_offer_is_not_overtaken_by_small_ones() {
+    let mut world = World::new(64);
+    world.offer("large", 0, 160, &[]);
+    world.offer("small", 0, 16, &[]);
+    for free in [64, 100, 159] {
+        world.room.free = free;
+        assert_eq!(world.decides(), (vec![], Some(160), Some(Duration::ZERO)), "{free} are free");
+    }
+    world.room.free = 176;
+    assert_eq!(world.decides(), (vec!["large".to_owned(), "small".to_owned()], None, None));
+}
+
+#[test]
+fn an_offer_waits_for_kv_that_is_on_its_way_for_a_while() {
+    let mut world = World::new(1_000);
+    world.offer("first", 0, 64, &[1, 2, 3, 4]);
+    assert_eq!(world.decides().0, ["first"]);
+    world.offer("same", 0, 64, &[1, 2, 3, 4]);
+    world.offer("other", 0, 64, &[1, 9, 9, 9]);
+    world.offer("unlike", 0, 64, &[7, 8, 9, 10]);
+    // Its first block is on its way for both, and nobody waits for them.
+    assert_eq!(world.decides(), (vec!["unlike".to_owned()], None, Some(ARRIVES_MAX)));
+    // One block is here: the next of one of them is still on its way.
+    world.room.cached = 16;
+    assert_eq!(world.decides(), (vec!["other".to_owned()], None, Some(ARRIVES_MAX)));
+    world.now += ARRIVES_MAX - Duration::from_millis(1);
+    assert_eq!(world.decides().0, [""; 0]);
+    world.now += Duration::from_millis(1);
+    assert_eq!(world.decides(), (vec!["same".to_owned()], None, None), "then it comes twice");
+
+    let mut world = World::new(1_000);
+    world.offer("first", 0, 64, &[1, 2, 3, 4]);
+    world.decides();
+    world.offer("same", 0, 64, &[1, 2, 3, 4]);
+    assert_eq!(world.decides().0, [""; 0]);
+    world.grants.arrived(&id("first"));
+    assert_eq!(world.decides().0, ["same"], "what does not come is not awaited");
+}
+
+#[test]
+fn the_end_of_a_claim_takes_its_offer_along() {
+    let mut world = World::new(0);
+    world.offer("gone", 0, 160, &[]);
+    world.offer("stays", 0, 16, &[]);
+    assert!(world.grants.is_waiting(&id("gone")));
+    assert_eq!((world.grants.claimed(), world.grants.claimed_tokens()), (2, 176));
+    world.grants.end(&id("gone"));
+    assert!(!world.grants.is_waiting(&id("gone")));
+    assert_eq!((world.grants.claimed(), world.grants.claimed_tokens()), (1, 16));
+    world.room.free = 16;
+    assert_eq!(world.decides(), (vec!["stays".to_owned()], None, None));
+    assert!(!world.grants.has_waiting());
+}
+
+#[test]
+fn nobody_waits_for_an_offer_that_is_given_up() {
+    let mut world = World::new(16);
+    let stream = Stream(0, Vec::new());
+    let claim = Claim { source: source(), tokens: 160, deadline: world.now, offered: false, stream };
+    world.grants.book(id("given-up"), claim).unwrap_or_else(|error| panic!("{error}"));
+    world.asks("given-up", 160, false).unwrap();
+    world.offer("next", 0, 16, &[]);
+    assert_eq!(world.decides().0, ["next"]);
+}
+
+#[test]
+fn what_nobody_claimed_is_refused() {
+    let mut world = World::new(100);
+    assert_eq!(world.asks("a", 16, true), Err(RefuseReason::UnknownRequest));
+    world.offer("a", 0, 16, &[]);
+    assert_eq!(world.asks("a", 16, true), Err(RefuseReason::Protocol), "one offer each");
+}
