@@ -72,9 +72,9 @@ fn idle(cluster: &Cluster, worker: &SimulatedWorker) {
     let (counts, load, claimed) = (worker.engine.pool().counts(), worker.engine.load(), worker.claimed());
     let stats = worker.transfer.stats();
     let is_fenced = cluster.schedule().shape.lane != Lane::SharedMemory;
-    // A reader holds what an owner that lives may still write.
-    let unfenced: usize = stats.quarantined.values().sum();
-    let referenced = counts.referenced.saturating_sub(if is_fenced { 0 } else { unfenced });
+    // The reader of a get that it gave up holds what an owner that lives may still write.
+    let given_up = stats.total.readers.iter().any(|(end, _)| *end != "adopted");
+    let referenced = if is_fenced || !given_up { counts.referenced } else { 0 };
     if referenced + load.waiting + load.running + claimed.sequences > 0 || claimed.tokens > 0 {
         wrong(Invariant::Quiet, format!("{counts:?}, {load:?}, {claimed:?} when all is quiet"));
     }
