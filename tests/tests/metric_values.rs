@@ -26,7 +26,7 @@ impl Told {
         Ok(Self { router: one("router").await?, prefill: one("prefill-0").await?, decode: one("decode-0").await? })
     }
 
-    /// Once nothing runs any more.
+    /// Once nothing runs any more, and the router has heard what workers stored: it does a moment later.
     async fn at_rest(up: &Up) -> anyhow::Result<Self> {
         let deadline = Instant::now() + REST_MAX;
         loop {
@@ -36,7 +36,10 @@ impl Told {
                 let open: f64 = open.iter().map(|name| s.sum(&format!("baton_{name}"), &[])).sum();
                 open + s.sum("baton_kv_blocks", &["referenced"]) + s.sum("baton_kv_blocks", &["quarantined"])
             };
-            let left = busy(&told.prefill) + busy(&told.decode);
+            let stored = |s: &Scrape| s.sum("baton_prefix_cache_stored_blocks_total", &[]);
+            let heard = told.router.sum("baton_router_index_events_total", &["kind=\"stored\""]);
+            let unheard = stored(&told.prefill) + stored(&told.decode) - heard;
+            let left = busy(&told.prefill) + busy(&told.decode) + unheard.abs();
             if left + told.router.sum("baton_router_requests_in_flight", &[]) == 0.0 {
                 return Ok(told);
             }
