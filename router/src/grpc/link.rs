@@ -147,7 +147,6 @@ where
     Ok(messages.map(event).boxed())
 }
 
-/// Whose error a status is.
 /// What a worker says within so long.
 async fn within<T>(most: Duration, answer: impl Future<Output = Result<T, Status>>) -> Result<T, CallError> {
     let silent =
@@ -155,6 +154,7 @@ async fn within<T>(most: Duration, answer: impl Future<Output = Result<T, Status
     timeout(most, answer).await.map_err(silent)?.map_err(|status| failed(&status))
 }
 
+/// Whose error a status is: the worker's own, or the connection's.
 fn failed(status: &Status) -> CallError {
     match stated_error(status) {
         Some(error) => CallError::Refused(error),
