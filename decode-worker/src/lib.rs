@@ -1,12 +1,12 @@
 //! A decode worker: receives KV, or prefills short prompts itself, and generates.
 //!
-//! Place in the house: above `worker`, which brings engine and data plane up; this crate joins the two for sequences that arrive.
+//! Layer: above `worker`, which starts engine and data plane; this crate joins the two for sequences that arrive.
 //!
 //! ```text
 //! Decode/Generate ── claim ──> Grants ── offer ──> reservation ── verified ──> running sequence ──> tokens
 //! ```
 //!
-//! It must never know text or placement, and never runs a sequence on KV that the transfer did not verify whole.
+//! It knows no text and no placement, and never runs a sequence on KV that the transfer did not verify whole.
 
 pub mod grants;
 mod grpc;

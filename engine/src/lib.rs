@@ -1,8 +1,8 @@
 //! The engine: token ids in, token ids out.
 //!
-//! Place in the house: above `kernels` (what a device computes) and `kv-cache` (who owns which block); below the workers, which
-//! join it to the network. A runner owns model, scheduler and running sequences; everybody else holds an [`EngineHandle`]. A thread
-//! calls its turns, or a simulation does; what time it is, a [`baton_types::Clock`] says.
+//! Layer: above `kernels` (what a device computes) and `kv-cache` (who owns which block); below the workers, which
+//! join it to the network. A runner owns model, scheduler and running sequences; other code holds an [`EngineHandle`]. A
+//! thread, or the simulation, drives the runner; the time comes from a [`baton_types::Clock`].
 //!
 //! ```text
 //! EngineHandle ── submit, cancel ──> runner ── plan ──> scheduler (pure)
@@ -10,10 +10,10 @@
 //!       └── SequenceSink <── tokens ── sampler <── logits ── model ── ops ──> device
 //! ```
 //!
-//! Exactness is the model's and the sampler's: a row's bits depend on its own past alone. The scheduler may therefore mix,
-//! chunk, preempt and recompute as it likes, and no token changes.
+//! Model and sampler keep results exact: a row's bits depend on its own past alone. The scheduler may therefore batch, chunk,
+//! preempt and recompute in any way without changing a token.
 //!
-//! This crate must never know a network, a peer, text, or an environment variable. Blocks leave and enter as leases.
+//! This crate knows no network, peer, text or environment variable. Blocks leave and enter as leases.
 
 pub mod api;
 pub mod config;

@@ -1,12 +1,13 @@
-//! The arithmetic of Baton: one ops trait and the backends that stand behind it.
+//! The arithmetic of Baton: one ops trait and the backends that implement it.
 //!
-//! Place in the house: above `types`, below `engine`. The engine speaks [`ops::Ops`] alone and never learns which backend answers.
-//! This crate must never know what a model, a request, a scheduler or a network is.
+//! Layer: above `types`, below `engine`. The engine uses [`ops::Ops`] alone and does not know which backend runs.
+//! This crate knows no model, request, scheduler or network.
 //!
-//! * [`mod@reference`]: scalar, no `unsafe`; the written orders below, word for word. The truth.
+//! * [`mod@reference`]: scalar, no `unsafe`; the written orders below, literally. Every other backend must equal it.
 //! * [`cpu`]: SIMD (AVX2 + FMA, chosen at run time, portable Rust elsewhere), several threads. Equals the reference bit for bit.
-//! * [`lagging`]: any backend behind a thread of its own, with late fences and poisoned outputs, to keep callers honest.
-//! * [`roofline`]: what this machine could do at best, to compare with.
+//! * [`lagging`]: any backend on a thread of its own, with late fences and outputs that are poisoned until then. It finds callers that
+//!   read too early.
+//! * [`roofline`]: peak arithmetic rate and memory bandwidth of this machine, for comparison.
 //!
 //! # Canonical numerics (revision [`numerics::KERNEL_REVISION`], family [`numerics::ISA`])
 //!

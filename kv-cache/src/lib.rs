@@ -1,7 +1,7 @@
-//! KV blocks as things that are owned: the block pool, leases over it, the hashes that name a prompt's prefixes, and the index
-//! of who has which prefix cached.
+//! Ownership of KV blocks: the block pool, leases of its blocks, the hashes that name a prompt's prefixes, and the index of which
+//! worker has which prefix cached.
 //!
-//! Place in the house: above `types`, below `engine` (which runs sequences on leases), the workers (which hand leases to the
+//! Layer: above `types`, below `engine` (which runs sequences on leases), the workers (which hand leases to the
 //! transfer) and `router` (which hashes prompts and keeps the index).
 //!
 //! ```text
@@ -10,10 +10,10 @@
 //!                                            └── quarantine ──> Quarantined ── release ──> free
 //! ```
 //!
-//! Every block has one owner at any instant: the free list, one [`Lease`], the cache, or one [`Quarantined`]. Leases share what the
-//! cache owns, and what a fork has in common with its origin; nobody writes that.
+//! Every block is in one state at any instant: free, referenced by one or more [`Lease`]s, cached without a lease, or in one
+//! [`Quarantined`]. Leases share cached blocks, and the blocks that a fork has in common with its origin. Shared blocks are never written.
 //!
-//! This crate must never know a kernel, the bytes inside a block, I/O, a clock or a thread of its own.
+//! This crate knows no kernel and no bytes of a block. It does no I/O, reads no clock and has no thread.
 
 mod books;
 mod cache;

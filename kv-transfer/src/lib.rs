@@ -2,12 +2,12 @@
 //!
 //! A *handoff* is one sequence's move. The source offers it, the sink answers with a grant (blocks under a ticket), the source writes
 //! finished blocks into them while later layers compute, flushes, and commits; the sink verifies checksums and adopts. Source and
-//! sink are parties of a ticket, never roles: what prefills for what is the workers' business.
+//! sink are the sides of one handoff. They do not depend on whether a worker prefills or decodes.
 //!
-//! What the sink has already of the beginning of a sequence is left out of its handoff: a grant says from which position on.
+//! The positions that the sink has cached are left out of a handoff: a grant says from which position on.
 //!
 //! A *get* is the mirror image: a reader asks an owner for blocks, which pins them for a bounded time; the reader adopts only what it
-//! got whole, once the owner confirmed that the pin still held and the checksums matched.
+//! got whole, once the owner has confirmed that the pin still held and the checksums matched.
 //!
 //! ```text
 //!  worker's threads           progress thread (one)                      verifier and worker threads (one each)
@@ -17,8 +17,8 @@
 //!                                      transport: ucx | tcp  ──► region (pool memory)
 //! ```
 //!
-//! Place in the house: above `types` only; a worker joins it with the engine. It must never know a model, a scheduler, a block
-//! pool's policy, gRPC or membership. Blocks come as opaque holds and go back by being dropped.
+//! Layer: above `types` only; a worker joins it with the engine. It knows no model, scheduler, pool policy, gRPC or
+//! membership. Blocks come as opaque holds; dropping a hold gives them back.
 //!
 //! Invariants, each with its test in `tests/conformance.rs`:
 //! - no write is posted without a grant, and none after an abort was acknowledged;
@@ -26,7 +26,7 @@
 //! - blocks that hold what was left out are never written: others may share them;
 //! - the source's hold outlives every operation that reads its blocks;
 //! - the sink adopts only what passed its checksums, under the right ticket, between the right incarnations;
-//! - a reader adopts nothing whose pin did not hold until it was got;
+//! - a reader adopts only blocks whose pin held until they were read;
 //! - blocks of a failed handoff return to the pool only behind a fence, and are quarantined until then.
 
 #[cfg(test)]

@@ -1,13 +1,13 @@
 //! What every Baton process has: configuration, telemetry, metrics, health, membership, listening, gRPC plumbing, drain.
 //!
-//! Place in the house: above `types` and `proto`, below the router, the workers and the command line. A main is thin because of it:
+//! Layer: above `types` and `proto`, below the router, the workers and the command line. It keeps each `main` short:
 //!
 //! ```text
 //! parse flags -> config::load_or_dump -> telemetry::init -> Shutdown::install -> run(config) -> bounded drain
 //! ```
 //!
-//! This is the only crate that reads environment variables. It must never know tokens, KV or placement: it carries records
-//! and leases without judging them.
+//! This is the only crate that reads environment variables. It knows no tokens, KV or placement: it carries records
+//! and leases without interpreting them.
 
 pub mod admin;
 pub mod announce;

@@ -1,8 +1,8 @@
 //! A prefill worker: runs prompts and puts their KV to the decode worker that the router named.
 //!
-//! Place in the house: above `worker`, which brings engine and data plane up; this crate joins the two for prompts.
+//! Layer: above `worker`, which starts engine and data plane; this crate joins the two for prompts.
 //!
-//! It must never know text, placement or what happens to a sequence after its commit.
+//! It knows no text and no placement, and not what happens to a sequence after its commit.
 
 mod grpc;
 mod put;

@@ -1,6 +1,6 @@
 //! The wire: protobuf messages and services of `baton.v1`, and their fallible conversions to [`baton_types`].
 //!
-//! Place in the house: above `types`, below `node`. Protobuf types stop at [`convert`]: what lies behind a service speaks `types`.
+//! Layer: above `types`, below `node`. Protobuf types end at [`convert`]: the code behind a service uses `types`.
 
 /// Package `baton.v1`, written by `cargo codegen` from the files in `proto/`.
 #[allow(missing_docs, unreachable_pub, clippy::all)]

@@ -6,12 +6,12 @@
 //!  grpc/ ─────────┘     admission, models/, workers/   └─ Prefill/Run ─────> prefill worker
 //! ```
 //!
-//! Both fronts turn what came into one validated `request::Request`; `flow` takes it through admission, tokenizing,
-//! placement and the workers' streams; `placement` decides, purely, from loads that `workers` hear and from what `prefixes` knows to
-//! be cached where; `models` knows cards and text.
+//! Both APIs turn a call into one validated `request::Request`. `flow` takes it through admission, tokenization, placement and the
+//! workers' streams. `placement` is a pure function of the load reports that `workers` receives and of the index in `prefixes`.
+//! `models` has model cards and text.
 //!
-//! The router must never know a tensor, a KV byte or a kernel: it links neither engine, kernels nor kv-transfer. It knows tokens,
-//! costs and gRPC. It holds no model files: cards, tokenizers and templates come from the workers.
+//! The router knows tokens, costs and gRPC, and no tensor, KV byte or kernel: it links neither engine, kernels nor kv-transfer. It holds
+//! no model files: cards, tokenizers and templates come from the workers.
 
 mod admission;
 mod auth;

@@ -1,4 +1,4 @@
-//! The shipped code of a whole cluster in one thread, under virtual time: seeded schedules of requests and faults, and what must hold in
+//! The shipped code of a whole cluster in one thread, under virtual time: seeded schedules of requests and faults, and the invariants of
 //! each.
 //!
 //! ```text
@@ -8,7 +8,7 @@
 //! ```
 //!
 //! Shipped are the router's core, the services of both roles, engine and scheduler, pools and caches, the transfer's driver and the views
-//! of membership. Stand-ins are the wires, etcd, the device with its model, and time. [`run()`] runs the schedule of one seed.
+//! of membership. Network, etcd, device, model and clock are simulated. [`run()`] runs the schedule of one seed.
 
 #![allow(missing_docs)] // No API: what has to be said of a field is said.
 

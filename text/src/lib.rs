@@ -1,13 +1,13 @@
 //! Text in, token ids out, and back: tokenizer, chat template, incremental detokenizer and stop strings.
 //!
-//! Place in the house: between a request's text and the engine's token ids. Workers make a [`TextBundle`] from their model files with
+//! Layer: between a request's text and the engine's token ids. Workers make a [`TextBundle`] from their model files with
 //! [`bundle`]; routers fetch it by digest and serve it with [`Tokenizer`], [`ChatTemplate`], [`Detokenizer`] and [`StopMatcher`].
 //!
-//! The promise kept here: text of the user never becomes a control token. A [`Prompt`] is one whole text with a list of the spans that
-//! are control tokens; only those spans may yield control ids, wherever else the same spelling stands it is ordinary characters. The
-//! text is tokenized whole, so that the borders between template and content are pre-tokenized as in training.
+//! Invariant: text of the user never becomes a control token. A [`Prompt`] is one text with a list of the spans that are control
+//! tokens. Only those spans yield control ids; the same spelling elsewhere is ordinary characters. The text is tokenized whole, so that
+//! the borders between template and content are pre-tokenized as in training.
 //!
-//! This crate must never know a network, a clock (the caller gives the time), an async runtime or a numeric kernel.
+//! This crate uses no network, no clock (the caller gives the time), no async runtime and no numeric kernel.
 
 pub mod bundle;
 pub mod chat;

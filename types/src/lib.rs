@@ -1,8 +1,8 @@
 //! Shared vocabulary of every Baton crate: ids, tokens, sampling parameters, KV layout, memory, limits and errors.
 //!
-//! Place in the house: the root of the dependency graph. Everything depends on `types`; `types` depends on nothing of ours.
+//! Layer: the root of the dependency graph. Every crate depends on `types`; `types` depends on none of them.
 //!
-//! This crate must never know I/O, an async runtime (it only says what tasks ask of one), protobuf or a numeric kernel.
+//! This crate does no I/O and knows no protobuf and no numeric kernel. Of an async runtime it has only the trait that tasks use.
 
 pub mod attention;
 pub mod bundle;

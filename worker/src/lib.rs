@@ -1,9 +1,9 @@
-//! What prefill and decode workers share: finding and loading a model, bringing an engine and its pool up, serving the model's bundle
-//! and load reports, reading cached prefixes from each other, joining a cluster, draining.
+//! What prefill and decode workers share: finding and loading a model, starting an engine and its pool, serving the model's bundle and
+//! load reports, getting cached prefixes from each other, joining a cluster, draining.
 //!
-//! Place in the house: above `engine`, `kv-transfer`, `text` and `node`; below the two workers, each of which adds its one gRPC service.
+//! Layer: above `engine`, `kv-transfer`, `text` and `node`; below the two workers, each of which adds its one gRPC service.
 //!
-//! This crate must never know what a prefill or a decode worker does with a sequence.
+//! This crate does not know what a prefill or a decode worker does with a sequence.
 
 pub mod bring_up;
 pub mod call;
