@@ -67,7 +67,7 @@ impl Room for &EngineHandle {
     }
 
     fn block_tokens(&self) -> usize {
-        self.config().block_tokens as usize
+        EngineHandle::block_tokens(self)
     }
 }
 
@@ -84,7 +84,7 @@ pub struct Handoffs {
 impl Handoffs {
     /// Takes handoffs in for an engine from now on: at most `claims_max` are claimed at once.
     pub fn start(engine: &EngineHandle, members: Members, claims_max: usize, runtime: Arc<dyn Runtime>) -> Arc<Self> {
-        let pool_tokens = u64::from(engine.pool().blocks_per_group()) * u64::from(engine.config().block_tokens);
+        let pool_tokens = u64::from(engine.pool().blocks_per_group()) * engine.block_tokens() as u64;
         // Twice the pool: while one poolful runs, the next may be on its way.
         let limits = ClaimLimits { claims_max, tokens_max: 2 * pool_tokens };
         let handoffs = Self::new(engine.clone(), members, limits);
@@ -154,7 +154,7 @@ impl Handoffs {
         // Under the lock: the engine is told in the order of the decisions.
         self.engine.keep_room(keep_room.map(|kept| (kept.turn, kept.tokens)));
         for Granted { offer, reply, lease } in granted {
-            reply.grant(Box::new(LeaseHold::new(lease, &offer.source, self.engine.config().block_tokens)));
+            reply.grant(Box::new(LeaseHold::new(lease, &offer.source, self.engine.block_tokens())));
         }
         wake_at
     }

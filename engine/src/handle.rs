@@ -131,6 +131,11 @@ impl EngineHandle {
         &self.shared().config
     }
 
+    /// Tokens of a block, as the map of the pool says.
+    pub fn block_tokens(&self) -> usize {
+        self.shared().block_tokens
+    }
+
     /// Load as of the last step; blocks as of now.
     pub fn load(&self) -> Load {
         Load { blocks: self.shared().pool.counts(), ..*self.shared().load.lock() }

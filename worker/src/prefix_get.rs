@@ -92,7 +92,7 @@ pub async fn get_prefix(
 ) -> Result<Option<CachedPrefix>, PrefixGetError> {
     let Some(keep) = engine.keep(request) else { return Ok(None) };
     let hashes = request.block_hashes();
-    let (pool, ours) = (engine.pool(), engine.config().block_tokens as usize);
+    let (pool, ours) = (engine.pool(), engine.block_tokens());
     // Whole blocks of this side; the last token is computed here in any case.
     let tokens_max = (request.tokens.len() - 1).min(hashes.len() * HASH_TOKENS).min(TOKENS_MAX);
     let tokens = get.tokens.min(tokens_max) / ours * ours;
@@ -130,7 +130,7 @@ pub fn pin_prefix(engine: &EngineHandle, members: &Members, question: &PinQuesti
         let detail = format!("{} is no worker that is registered here, or not as this start", question.reader);
         return reply.refuse(RefuseReason::UnknownRequest, detail);
     }
-    let (ours, tokens) = (engine.config().block_tokens as usize, question.tokens as usize);
+    let (ours, tokens) = (engine.block_tokens(), question.tokens as usize);
     let (hashes, rest) = question.name.as_chunks::<HASH_BYTES>();
     if !rest.is_empty() || hashes.len() * HASH_TOKENS < tokens {
         return reply.refuse(RefuseReason::Protocol, "the name is no chain of prefixes as long as what is asked for");
