@@ -140,8 +140,11 @@ impl Drop for Generating {
 
 impl Call {
     async fn run(mut self) {
-        let (replies, deadline, cut_off) = (self.replies.clone(), self.deadline, self.running.cut_off());
-        let (engine, runtime) = (self.service.parts.engine.clone(), self.service.parts.runtime.clone());
+        let replies = self.replies.clone();
+        let deadline = self.deadline;
+        let cut_off = self.running.cut_off();
+        let engine = self.service.parts.engine.clone();
+        let runtime = self.service.parts.runtime.clone();
         tokio::select! {
             biased;
             () = replies.closed() => tracing::debug!(request_id = %self.request, "cancels a request whose stream is gone"),
@@ -216,7 +219,8 @@ impl Call {
     }
 
     fn generating(&self) -> Generating {
-        let (phases, runtime) = (self.service.parts.phases.clone(), self.service.parts.runtime.clone());
+        let phases = self.service.parts.phases.clone();
+        let runtime = self.service.parts.runtime.clone();
         Generating { span: Some(self.parent.span("decode.generate")), tokens: 0, since: runtime.now(), phases, runtime }
     }
 

@@ -23,6 +23,17 @@ pub struct Reserve<'a> {
     pub now: Instant,
 }
 
+/// What is to be cached of a table.
+#[derive(Clone, Copy)]
+pub(crate) struct Computed<'a> {
+    /// Names of its prefixes, one every 16 tokens.
+    pub(crate) hashes: &'a [PrefixHash],
+    /// The first tokens, whose KV is complete.
+    pub(crate) tokens: usize,
+    pub(crate) keep: Keep,
+    pub(crate) now: Instant,
+}
+
 /// What a reservation was given.
 pub(crate) struct Table {
     pub(crate) blocks: GroupBlocks,
@@ -144,7 +155,7 @@ impl Books {
         self.cache.as_ref()?.by_block(*table.0[0].get(row)?)
     }
 
-    /// Caches the whole blocks that hold the first `tokens` tokens, whose KV is complete. A row that is cached already, from elsewhere,
+    /// Caches the whole blocks that hold the computed tokens. A row that is cached already, from elsewhere,
     /// is exchanged for that one; what it was goes to `spare`, since somebody may be reading it. The first `stored` rows are cached, and
     /// kept, already; returns how many are now, and how many nobody had stored before.
     pub(crate) fn store(
@@ -152,10 +163,10 @@ impl Books {
         table: &mut GroupBlocks,
         spare: &mut GroupBlocks,
         stored: usize,
-        (hashes, tokens): (&[PrefixHash], usize),
-        (keep, now): (Keep, Instant),
+        computed: &Computed<'_>,
     ) -> (usize, usize) {
         let Some(cache) = &mut self.cache else { return (0, 0) };
+        let Computed { hashes, tokens, keep, now } = *computed;
         cache.at(now);
         let rows = table.0.iter().map(Vec::len).min().unwrap_or(0).min(tokens / cache.block_tokens());
         let mut parent = stored.checked_sub(1).and_then(|row| cache.by_block(table.0[0][row]));

@@ -1,5 +1,6 @@
 //! Ownership of blocks by value: dropping a [`Lease`] gives its blocks back, dropping a [`Quarantined`] does not.
 
+use crate::books::Computed;
 use crate::{Keep, PrefixHash, SharedPool};
 use baton_types::{GroupBlocks, seeded};
 use std::fmt;
@@ -78,7 +79,8 @@ impl Lease {
     /// If one of the blocks is cached under another name: the tokens are not those that it was stored for.
     pub fn store(&mut self, hashes: &[PrefixHash], tokens: usize, keep: Keep, now: Instant) {
         let Self { pool, blocks, spare, stored, .. } = self;
-        let (stored, added) = pool.change(|books| books.store(blocks, spare, *stored, (hashes, tokens), (keep, now)));
+        let computed = Computed { hashes, tokens, keep, now };
+        let (stored, added) = pool.change(|books| books.store(blocks, spare, *stored, &computed));
         (self.stored, self.added) = (stored, self.added + added);
     }
 

@@ -174,7 +174,8 @@ impl Router {
             move || core.ready()
         });
         metrics.register_health(&health);
-        let (mut admin_addr, mut open) = (None, admin::routes(health.clone(), metrics.clone()));
+        let mut admin_addr = None;
+        let mut open = admin::routes(health.clone(), metrics.clone());
         if let Some(address) = config.admin.listen {
             let listener = admin::bind(address).await?;
             admin_addr = Some(listener.address());

@@ -54,7 +54,9 @@ impl Vitals {
         announcer: Announcer,
     ) {
         let _ = self.left.set(Left { drain: drain.clone(), max: drained_max });
-        let (mut state, seen, drain) = (registration.state(), registration.state(), drain.state());
+        let mut state = registration.state();
+        let seen = registration.state();
+        let drain = drain.state();
         let _ = self.ready.set(Box::new(move || match (drain.borrow().phase, &*seen.borrow()) {
             (DrainPhase::Draining, _) => Err("it drains".into()),
             (DrainPhase::Drained { .. }, _) => Err("it is drained; restart it to serve again".into()),

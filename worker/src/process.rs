@@ -164,12 +164,14 @@ impl RunningWorker {
         let (grpc_addr, http) = (listener.address(), admin_listener.address());
         around.announcer.say(&Announcement::Listening { grpc: grpc_addr, http, cluster: None });
 
-        let (vitals, metrics) = (Arc::new(Vitals::default()), Metrics::new(service_name(role.role())));
+        let vitals = Arc::new(Vitals::default());
+        let metrics = Metrics::new(service_name(role.role()));
         let role_name = role.role();
         if let Some(counters) = &around.export {
             metrics.register_export(counters);
         }
-        let (stop, runtime) = (CancellationToken::new(), Arc::new(TokioRuntime::current()));
+        let stop = CancellationToken::new();
+        let runtime = Arc::new(TokioRuntime::current());
         metrics.register_health(&vitals.health());
         tokio::spawn(admin::serve(admin_listener, admin::routes(vitals.health(), metrics.clone()), stop.clone()));
 

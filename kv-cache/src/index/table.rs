@@ -163,7 +163,9 @@ impl Table {
     /// Holders of up to [`BATCH`] hashes. All first places are read before any is looked at, so that reads of memory overlap
     /// instead of waiting for one another.
     pub(super) fn holders<'a>(&self, hashes: impl Iterator<Item = &'a PrefixHash>) -> ([Holders; BATCH], usize) {
-        let (mut keys, mut first, mut out) = ([[0; 2]; BATCH], [Entry::default(); BATCH], [Holders::default(); BATCH]);
+        let mut keys = [[0; 2]; BATCH];
+        let mut first = [Entry::default(); BATCH];
+        let mut out = [Holders::default(); BATCH];
         let (mut count, mut nearby) = (0, 0);
         for (hash, (wanted, entry)) in hashes.zip(keys.iter_mut().zip(&mut first)) {
             *wanted = key(hash);

@@ -67,7 +67,9 @@ struct Prefilling<'a> {
 impl Attempt<'_> {
     /// Runs until the answer ends.
     pub(super) async fn run(&self, answer: &mut Answer<'_>) -> Result<FinishReason, Failed> {
-        let (job, decode, replayed) = (self.sample.job, &self.chosen.decode, answer.tokens().len());
+        let job = self.sample.job;
+        let decode = &self.chosen.decode;
+        let replayed = answer.tokens().len();
         let claim = tracing::info_span!(
             parent: &job.span, "claim", otel.kind = "client", otel.status_code = Empty, error.type = Empty,
             baton.worker = %decode.party(), baton.attempt = self.number, baton.sample = self.sample.index, baton.replayed_tokens = replayed,
@@ -113,7 +115,9 @@ impl Attempt<'_> {
 
     /// Opens the call that holds the claim on the decode worker, which has a bounded time to say that the claim stands.
     async fn claim(&self, sequence: SequenceSpec, span: &Span) -> Result<WorkerEvents<DecodeEvent>, Failed> {
-        let (job, worker, runtime) = (self.sample.job, &self.chosen.decode, &*self.core.runtime);
+        let job = self.sample.job;
+        let worker = &self.chosen.decode;
+        let runtime = &*self.core.runtime;
         let max = self.core.limits.claim_max;
         let claimed = async {
             self.check_deadline()?;

@@ -90,7 +90,8 @@ impl Sample<'_> {
         );
         let _entered = span.enter();
         let now = core.runtime.now();
-        let (demand, found) = (self.demand(core, answer, now), core.prefixes.lookup(&self.job.hashes, &*core.runtime));
+        let demand = self.demand(core, answer, now);
+        let found = core.prefixes.lookup(&self.job.hashes, &*core.runtime);
         let search = Search { demand, found, avoided: &tried.avoided, now };
         let mut refusal = Refusal::NoDecodeWorker;
         for class in answer.class().map(Some).into_iter().chain([None]) {

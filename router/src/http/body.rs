@@ -31,7 +31,8 @@ pub(super) enum BodyError {
 pub(super) async fn read(
     body: Body,
     limits: BodyLimits,
-    (received, deadline): (Instant, Instant),
+    received: Instant,
+    deadline: Instant,
     hold: &mut Hold,
 ) -> Result<Vec<u8>, BodyError> {
     let slow = received + limits.time_max;

@@ -110,7 +110,8 @@ pub(crate) async fn supervise(supervisor: Supervisor, stop: CancellationToken) {
 }
 
 async fn follow(supervisor: Supervisor, worker: Arc<WorkerHandle>, stop: CancellationToken) {
-    let (runtime, mut backoff) = (supervisor.runtime.clone(), Backoff::new(BACKOFF_MIN, BACKOFF_MAX));
+    let runtime = supervisor.runtime.clone();
+    let mut backoff = Backoff::new(BACKOFF_MIN, BACKOFF_MAX);
     let listen = async {
         let mut missed = None;
         loop {
@@ -145,7 +146,9 @@ impl Supervisor {
     /// Hears one stream of reports to its end, and says why it ended. `heard` becomes true once the worker is admitted on it.
     async fn listen(&self, worker: &WorkerHandle, heard: &mut bool) -> End {
         let mut follower = self.prefixes.as_ref().map(|prefixes| prefixes.follow(&worker.record));
-        let (runtime, silent_max, endpoint) = (&*self.runtime, self.silent_max, &worker.record.endpoint);
+        let runtime = &*self.runtime;
+        let silent_max = self.silent_max;
+        let endpoint = &worker.record.endpoint;
         let watch = worker.link().watch(&self.name, follower.is_some());
         let mut reports = match runtime.until(runtime.now() + silent_max, watch).await {
             Some(Ok(reports)) => reports,

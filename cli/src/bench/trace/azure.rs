@@ -28,10 +28,10 @@ pub(super) fn parse(text: &str) -> Result<Trace, TraceError> {
     let problem = || format!("no header; the first line names the columns {}", COLUMNS.join(","));
     let places = places(header).ok_or_else(|| TraceError::Line { line, problem: problem() })?;
     let rows = lines.map(|(line, number)| row(line, number, places)).collect::<Result<Vec<_>, _>>()?;
-    let start = rows.iter().map(|row| row.0).min().unwrap_or_default();
+    let start = rows.iter().map(|row| row.at).min().unwrap_or_default();
     let mut block = 0..;
-    let requests = rows.into_iter().map(|(time, prompt_tokens, output_tokens)| TraceRequest {
-        at: (time - start).to_std().unwrap_or_default(),
+    let requests = rows.into_iter().map(|Row { at, prompt_tokens, output_tokens }| TraceRequest {
+        at: (at - start).to_std().unwrap_or_default(),
         prompt_tokens,
         output_tokens,
         // Each id once: nothing is shared.
@@ -40,7 +40,13 @@ pub(super) fn parse(text: &str) -> Result<Trace, TraceError> {
     Ok(Trace { requests: requests.collect(), block_tokens: BLOCK_TOKENS, sharing_known: false })
 }
 
-fn row(text: &str, line: usize, places: Places) -> Result<(NaiveDateTime, u32, u32), TraceError> {
+struct Row {
+    at: NaiveDateTime,
+    prompt_tokens: u32,
+    output_tokens: u32,
+}
+
+fn row(text: &str, line: usize, places: Places) -> Result<Row, TraceError> {
     let wrong = |problem: String| TraceError::Line { line, problem };
     let cells: Vec<&str> = text.split(',').map(str::trim).collect();
     let cell = |column: usize| {
@@ -55,7 +61,7 @@ fn row(text: &str, line: usize, places: Places) -> Result<(NaiveDateTime, u32, u
     let time = cell(0)?;
     let at = time_of(time)
         .ok_or_else(|| wrong(format!("{} is {time:?}; it looks like 2023-11-16 18:17:03.9799600", COLUMNS[0])))?;
-    Ok((at, tokens(1)?, tokens(2)?))
+    Ok(Row { at, prompt_tokens: tokens(1)?, output_tokens: tokens(2)? })
 }
 
 /// A time of day in UTC: the release of 2023 writes no zone, that of 2024 writes `+00:00`.

@@ -100,7 +100,8 @@ pub(super) async fn remember(shared: &Shared, from: &Recall) {
         sleep(GATHER).await;
         let Some(position) = shared.heard_at() else { continue };
         let members = view.borrow_and_update().members.values().cloned().collect();
-        let (memory, remembered) = (Memory::new(folder, &shared.config.prefix), Remembered { position, members });
+        let memory = Memory::new(folder, &shared.config.prefix);
+        let remembered = Remembered { position, members };
         let written = tokio::task::spawn_blocking(move || memory.write(&remembered)).await;
         match written {
             Ok(Err(error)) if !std::mem::replace(&mut refused, true) => {
