@@ -33,7 +33,6 @@ pub(crate) struct ClaimStream {
     pub(crate) adopted: oneshot::Sender<Adopted>,
 }
 
-/// What arrived.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Adopted {
     pub(crate) bytes: u64,
@@ -99,7 +98,6 @@ impl Handoffs {
         Arc::new(Self { engine, members, grants: Mutex::new(Grants::new(limits)), changed })
     }
 
-    /// Books a claim.
     pub(crate) fn book(&self, request: RequestId, claim: Claim<ClaimStream>) -> Result<(), RequestError> {
         self.grants.lock().book(request, claim)
     }

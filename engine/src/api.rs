@@ -89,7 +89,6 @@ impl PrefixUse {
 pub struct PinFor {
     /// Label of the tenant, for the quota.
     pub owner: u64,
-    /// How long.
     pub time: Duration,
 }
 
@@ -142,13 +141,9 @@ pub trait PrefillObserver: Send {
 #[derive(Debug)]
 pub enum SequenceEvent {
     /// Left the queue.
-    Started {
-        /// When.
-        at: Instant,
-    },
+    Started { at: Instant },
     /// A token was generated.
     Token {
-        /// Its id.
         token: TokenId,
         /// Where asked for.
         logprobs: Option<TokenLogprobs>,
@@ -168,10 +163,7 @@ pub enum SequenceEvent {
         at: Instant,
     },
     /// The end of a sequence that ran here.
-    Finished {
-        /// Why.
-        reason: FinishReason,
-    },
+    Finished { reason: FinishReason },
     /// The end of a sequence that could not go on.
     Failed {
         /// Row of the error table.
@@ -196,21 +188,14 @@ pub enum SubmitError {
     /// Prompt plus one token exceed the context or the whole pool.
     #[error("{tokens} tokens can never fit: {limit} is the limit of {what}")]
     NeverFits {
-        /// Tokens asked for.
         tokens: usize,
-        /// The bound.
         limit: usize,
         /// `the context` or `the KV pool`.
         what: &'static str,
     },
     /// Too many sequences wait.
     #[error("{waiting} sequences wait already, the queue holds {waiting_max}")]
-    Full {
-        /// Waiting now.
-        waiting: usize,
-        /// The bound.
-        waiting_max: usize,
-    },
+    Full { waiting: usize, waiting_max: usize },
     /// Empty prompt, token out of the vocabulary and the like.
     #[error("{0}")]
     Invalid(String),
@@ -222,7 +207,6 @@ pub enum SubmitError {
 /// A point-in-time view of an engine's load.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
-    /// Sequences waiting.
     pub waiting: usize,
     /// Prompt tokens not yet computed, of waiting and running sequences.
     pub waiting_tokens: usize,

@@ -13,7 +13,6 @@ use baton_types::{Clock, KvPoolMap, PoolMemory, SystemClock};
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
 
-/// Starts engines.
 #[derive(Debug)]
 pub struct Engine;
 

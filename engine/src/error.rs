@@ -14,7 +14,6 @@ pub enum EngineError {
         name: &'static str,
         /// The accepted range.
         expected: String,
-        /// What came.
         got: String,
     },
     /// The KV memory does not hold a pool that could run anything.
@@ -22,7 +21,6 @@ pub enum EngineError {
         "kv_cache_bytes = {got} holds {blocks} blocks of {block_bytes} bytes; at least {blocks_min} are needed, that is {needed} bytes"
     )]
     PoolTooSmall {
-        /// Bytes given.
         got: u64,
         /// Blocks they hold.
         blocks: u64,

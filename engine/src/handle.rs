@@ -121,7 +121,6 @@ impl EngineHandle {
         self.shared().starved.load(Ordering::Acquire) || self.shared().awaited.lock().is_some()
     }
 
-    /// The block pool.
     pub fn pool(&self) -> SharedPool {
         self.shared().pool.clone()
     }
@@ -141,7 +140,6 @@ impl EngineHandle {
         Load { blocks: self.shared().pool.counts(), ..*self.shared().load.lock() }
     }
 
-    /// Signs of life.
     pub fn heartbeat(&self) -> Heartbeat {
         self.shared().health.beat()
     }

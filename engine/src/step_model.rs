@@ -6,7 +6,6 @@ use baton_types::Fence;
 
 /// Computes one step at a time.
 pub trait StepModel: Send + 'static {
-    /// Vocabulary size.
     fn vocab(&self) -> usize;
 
     /// See [`Model::launch`]. Until [`StepModel::finish`] returned, the blocks of the batch stay as they are and with their owners.

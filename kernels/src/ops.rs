@@ -12,18 +12,10 @@ use std::sync::Arc;
 pub enum OpsError {
     /// Not enough device memory.
     #[error("{kind}: cannot allocate {bytes} bytes for {what}")]
-    OutOfMemory {
-        /// Where.
-        kind: MemoryKind,
-        /// How much.
-        bytes: usize,
-        /// For what.
-        what: String,
-    },
+    OutOfMemory { kind: MemoryKind, bytes: usize, what: String },
     /// A shape, type or handle that does not fit the operation.
     #[error("{op}: {message}")]
     Shape {
-        /// Operation.
         op: &'static str,
         /// What does not fit.
         message: String,
@@ -39,7 +31,6 @@ pub struct Tensor {
     pub(crate) id: u32,
     /// Rows allocated.
     pub rows_max: usize,
-    /// Columns.
     pub cols: usize,
 }
 
@@ -84,7 +75,6 @@ impl Tensor {
 pub struct PlanSegment {
     /// First position of this segment in its sequence (= tokens whose KV is already in the pool).
     pub position: usize,
-    /// Rows.
     pub rows: usize,
     /// Block table of the group, covering at least `position + rows` tokens.
     pub blocks: Vec<BlockId>,
@@ -93,7 +83,6 @@ pub struct PlanSegment {
 /// The batch of one step: its segments own the rows `0 .. sum(rows)` in order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// The segments.
     pub segments: Vec<PlanSegment>,
 }
 

@@ -19,7 +19,6 @@ pub struct Reserve<'a> {
     pub blocks: usize,
     /// Blocks of each group that must be left for others; waived while nothing is referenced.
     pub keep_free: usize,
-    /// The time.
     pub now: Instant,
 }
 

@@ -21,7 +21,6 @@ pub const FEED_HASHES_MAX: usize = 512;
 pub struct FeedUpdate {
     /// As in [`CacheUpdate`].
     pub sequence: u64,
-    /// What it says.
     pub change: FeedChange,
 }
 

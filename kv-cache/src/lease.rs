@@ -175,7 +175,6 @@ pub struct Quarantined {
 }
 
 impl Quarantined {
-    /// The blocks.
     pub fn blocks(&self) -> &GroupBlocks {
         &self.blocks
     }

@@ -36,7 +36,6 @@ impl SharedPool {
         Ok(Self(Arc::new(Inner { books, on_freed: RwLock::default(), on_changed: RwLock::default() })))
     }
 
-    /// Number of groups.
     pub fn groups(&self) -> usize {
         self.lock().pool().groups()
     }

@@ -81,7 +81,6 @@ impl Trial {
         self.map.blocks() / 2 * self.map.layout().block_tokens()
     }
 
-    /// The service.
     pub const fn transfer(&self) -> &KvTransfer {
         &self.transfer
     }
@@ -138,7 +137,6 @@ pub enum TrialError {
     /// The service could not start, or not offer.
     #[error(transparent)]
     Service(#[from] TransferError),
-    /// It failed.
     #[error("the handoff failed: {0}")]
     Failed(#[from] HandoffFailure),
 }

@@ -130,7 +130,6 @@ impl Admission {
         self.0.running_max
     }
 
-    /// Requests inside.
     pub fn inside(&self) -> usize {
         self.0.state.lock().inside
     }

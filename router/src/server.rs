@@ -55,7 +55,6 @@ pub enum RouterError {
     Server(&'static str, String),
 }
 
-/// Starts routers.
 #[derive(Clone, Copy, Debug)]
 pub struct Router;
 
@@ -66,7 +65,6 @@ pub struct RunningRouter {
     pub grpc_addr: SocketAddr,
     /// Where workers join.
     pub cluster_addr: SocketAddr,
-    /// Where HTTP listens.
     pub http_addr: SocketAddr,
     /// Where health and metrics have a port of their own, if they do.
     pub admin_addr: Option<SocketAddr>,

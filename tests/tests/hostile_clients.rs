@@ -299,7 +299,6 @@ const CALLS: usize = 1_000;
 /// Heads over HTTP/1 that never end.
 const HALF_HEADS: usize = 2_000;
 
-/// What is called.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Called {
     /// With few long headers.

@@ -8,7 +8,6 @@ pub enum TextError {
     /// The model's tokenizer needs something that is not implemented; serving it anyway would give wrong tokens.
     #[error("the tokenizer's {what} `{name}` is not supported; supported: {supported}")]
     Unsupported {
-        /// Which part.
         what: &'static str,
         /// Its name in the model's files.
         name: String,

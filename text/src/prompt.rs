@@ -9,7 +9,6 @@ pub struct ControlSpan {
     pub start: usize,
     /// One past its last byte.
     pub end: usize,
-    /// The token.
     pub token: TokenId,
 }
 
@@ -36,7 +35,6 @@ impl Prompt {
         &self.controls
     }
 
-    /// Adds ordinary text.
     pub(crate) fn push_text(&mut self, text: &str) {
         self.text.push_str(text);
     }

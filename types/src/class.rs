@@ -74,7 +74,6 @@ pub struct Compatibility {
     pub model: Digest,
     /// Groups and planes; block sizes may differ between peers.
     pub layout: KvLayout,
-    /// Numerics class.
     pub class: NumericsClass,
 }
 
@@ -82,7 +81,6 @@ pub struct Compatibility {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} differs: this side has {ours}, the peer has {theirs}")]
 pub struct Mismatch {
-    /// What differs.
     pub what: &'static str,
     /// Value on this side.
     pub ours: String,

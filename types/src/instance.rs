@@ -10,7 +10,6 @@ use std::ops::Range;
 /// One process start of one instance: what tickets name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Party {
-    /// Which instance.
     pub instance: InstanceId,
     /// Which start of it.
     pub incarnation: Incarnation,
@@ -55,7 +54,6 @@ pub struct ModelCard {
     pub fingerprint: Digest,
     /// Longest context served, in tokens.
     pub context_max: u32,
-    /// Vocabulary size.
     pub vocab: u32,
     /// All end tokens.
     pub end_tokens: Vec<TokenId>,
@@ -138,13 +136,11 @@ pub struct InstanceRecord {
     pub pool: String,
     /// Where its gRPC listens, `host:port`.
     pub endpoint: String,
-    /// Its model.
     pub card: ModelCard,
     /// Protocol versions it speaks.
     pub protocol: ProtocolRange,
     /// Layout of its KV.
     pub layout: KvLayout,
-    /// Its numerics class.
     pub class: NumericsClass,
     /// Tokens whose KV its pool holds.
     pub capacity_tokens: u64,

@@ -53,7 +53,6 @@ impl KvPlane {
     pub fn name(&self) -> &str {
         &self.name
     }
-    /// Number of heads.
     pub fn heads(&self) -> u32 {
         self.heads
     }
@@ -61,7 +60,6 @@ impl KvPlane {
     pub fn dim(&self) -> u32 {
         self.dim
     }
-    /// Element type.
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
@@ -131,7 +129,6 @@ pub enum LayoutError {
     Plane {
         /// Name of the plane.
         name: String,
-        /// Its heads.
         heads: u32,
         /// Its head dimension.
         dim: u32,
@@ -141,10 +138,7 @@ pub enum LayoutError {
     Groups(String),
     /// The pool would not fit an address space.
     #[error("a pool of {blocks} blocks overflows")]
-    PoolSize {
-        /// Blocks asked for.
-        blocks: u32,
-    },
+    PoolSize { blocks: u32 },
 }
 
 impl LayoutError {
@@ -203,12 +197,10 @@ impl KvLayout {
         Attention { layers, kv: TokenKv::Heads { kv_heads, head_dim }, window: None }.layout(block_tokens, dtype)
     }
 
-    /// Tokens per block.
     pub fn block_tokens(&self) -> u32 {
         self.block_tokens
     }
 
-    /// The groups.
     pub fn groups(&self) -> &[KvGroup] {
         &self.groups
     }
@@ -270,7 +262,6 @@ impl KvPoolMap {
         Ok(Self { layout, blocks })
     }
 
-    /// The layout.
     pub fn layout(&self) -> &KvLayout {
         &self.layout
     }

@@ -57,7 +57,6 @@ pub struct SamplingError {
     pub name: &'static str,
     /// The accepted range.
     pub expected: &'static str,
-    /// What came.
     pub got: String,
 }
 

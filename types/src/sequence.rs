@@ -70,7 +70,6 @@ pub enum FinishReason {
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Tokens generated.
     pub completion_tokens: u32,
     /// Tokens of the prompt whose KV was not computed for this request, as of the prefill that made its first token.
     pub cached_tokens: u32,

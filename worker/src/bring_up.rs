@@ -20,7 +20,6 @@ use std::time::Duration;
 /// A worker's engine and what others must know of it.
 #[derive(Clone)]
 pub struct Loaded {
-    /// The engine.
     pub engine: EngineHandle,
     /// Its pool's memory.
     pub region: Arc<Region>,

@@ -95,7 +95,6 @@ impl Vitals {
         self.ready.get().map_or_else(|| Err("loads the model".into()), |ready| ready())
     }
 
-    /// The probes.
     pub(crate) fn health(self: &Arc<Self>) -> Health {
         let (live, ready) = (self.clone(), self.clone());
         let started = self.clone();

@@ -53,7 +53,6 @@ impl PrefixGet {
         Self { time_min, ..self }
     }
 
-    /// Who has it.
     pub fn owner(&self) -> &Peer {
         &self.owner
     }

@@ -45,7 +45,6 @@ const CUT_OFF_MAX: Duration = Duration::from_secs(3);
 
 /// One of the two things that a worker does.
 pub trait WorkerRole: Send + 'static {
-    /// Which one.
     fn role(&self) -> Role;
     /// Joins it with the engine that it will run on. `members` are those whom it lets read what it has cached; `runtime` runs its tasks.
     fn bind(self, engine: &EngineHandle, members: Members, runtime: Arc<dyn Runtime>) -> BoundRole;
@@ -66,19 +65,13 @@ pub struct BoundRole {
 /// What a role's service is made of.
 #[derive(Clone)]
 pub struct Parts {
-    /// The engine.
     pub engine: EngineHandle,
-    /// The data plane.
     pub transfer: KvTransfer,
     /// Takes each call up.
     pub drain: Drain,
-    /// Records spans.
     pub tracer: SdkTracer,
-    /// Counts phases.
     pub phases: Phases,
-    /// Longest call.
     pub call_max: Duration,
-    /// Largest message.
     pub message_max: usize,
     /// Fingerprint of the model.
     pub model: Digest,
@@ -101,13 +94,11 @@ impl Parts {
 
 /// What a worker is started with beside its configuration.
 pub struct Surroundings {
-    /// Records spans.
     pub tracer: SdkTracer,
     /// Fate of exported spans, for `/metrics`.
     pub export: Option<ExportCounters>,
     /// Recent traces, for routers.
     pub traces: Traces,
-    /// Tells the starter.
     pub announcer: Announcer,
     /// Holds sequences in a phase, in tests.
     pub gate: Option<Arc<dyn SequenceGate>>,
@@ -143,9 +134,7 @@ pub struct RunningWorker {
     pub http: SocketAddr,
     /// Which start of which instance it is.
     pub party: Party,
-    /// Engine and pool.
     pub loaded: Loaded,
-    /// Data plane.
     pub transfer: KvTransfer,
     /// Its way out.
     pub drain: Drain,

@@ -66,7 +66,6 @@ pub struct EngineSettings {
     pub stall_ms_max: u64,
     /// A step that takes longer counts as hung: routers go on elsewhere with what runs here. Well above the longest chunk of prefill.
     pub step_ms_max: u64,
-    /// The prefix cache.
     pub prefix_cache: PrefixCacheSettings,
 }
 
@@ -136,7 +135,6 @@ pub enum Device {
     Cuda,
 }
 
-/// The data plane.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TransferSettings {

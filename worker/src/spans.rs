@@ -93,7 +93,6 @@ impl Parent {
 }
 
 impl Phase {
-    /// Adds an attribute.
     #[must_use]
     pub fn attribute(mut self, key: &'static str, value: impl Into<Value>) -> Self {
         self.span.set_attribute(KeyValue::new(key, value));

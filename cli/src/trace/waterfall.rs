@@ -18,10 +18,8 @@ pub(super) struct Waterfall {
     pub(super) silent: Vec<String>,
 }
 
-/// One span.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Row {
-    /// Spans above it.
     pub(super) depth: usize,
     /// Name of the span.
     pub(super) name: String,
@@ -31,14 +29,12 @@ pub(super) struct Row {
     pub(super) start_ns: u64,
     /// Length, nanoseconds.
     pub(super) length_ns: u64,
-    /// Whether it failed.
     pub(super) failed: bool,
     /// What else is known.
     pub(super) attributes: BTreeMap<String, String>,
 }
 
 impl Row {
-    /// An attribute.
     pub(super) fn get(&self, key: &str) -> Option<&str> {
         self.attributes.get(key).map(String::as_str)
     }

@@ -73,7 +73,6 @@ impl Logits {
         Self { vocab, data }
     }
 
-    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.data.len().checked_div(self.vocab).unwrap_or(0)
     }

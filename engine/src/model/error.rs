@@ -20,17 +20,14 @@ pub enum ModelError {
     /// A bound that the model or the device cannot meet.
     #[error("{name} must be {expected}, got {got}")]
     Config {
-        /// Field or dimension.
         name: &'static str,
         /// The accepted range.
         expected: String,
-        /// What came.
         got: usize,
     },
     /// A source returned a tensor of another size than its shape states.
     #[error("tensor {name} has {got} elements, its shape needs {expected}")]
     TensorSize {
-        /// Tensor.
         name: TensorName,
         /// Elements that the shape needs.
         expected: usize,

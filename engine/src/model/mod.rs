@@ -49,7 +49,6 @@ struct Pool {
     map: KvPoolMap,
 }
 
-/// A loaded model.
 pub struct Model {
     ops: Arc<dyn Ops>,
     shape: ModelShape,
@@ -84,12 +83,10 @@ impl Model {
         Ok(Self { ops, shape, config, fingerprint: source.fingerprint(), weights, buffers, pool: None, logit_rows: 0 })
     }
 
-    /// Dimensions.
     pub fn shape(&self) -> &ModelShape {
         &self.shape
     }
 
-    /// Formats and bounds.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }

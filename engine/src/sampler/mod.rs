@@ -22,10 +22,8 @@ pub use logprobs::{log_sum_exp, token_logprobs};
 use baton_types::{SamplingParams, TokenId, TokenLogprobs};
 use std::borrow::Cow;
 
-/// What was sampled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampled {
-    /// The token.
     pub token: TokenId,
     /// Where [`SamplingParams::logprobs`] asks for them.
     pub logprobs: Option<TokenLogprobs>,
@@ -39,7 +37,6 @@ pub enum SampleError {
     NotFinite {
         /// First such token.
         token: TokenId,
-        /// Its logit.
         value: f32,
     },
     /// An empty vocabulary.

@@ -47,10 +47,7 @@ pub enum RopeScaling {
     /// Not at all.
     None,
     /// All frequencies divided by `factor`.
-    Linear {
-        /// The divisor.
-        factor: f32,
-    },
+    Linear { factor: f32 },
     /// Llama 3.1: by wavelength.
     Llama3 {
         /// Divisor of low frequencies.
@@ -115,7 +112,6 @@ pub enum TextSource {
 
 /// An opened, checked model: everything but the tensor data is in memory and known to fit together.
 pub trait ModelSource: Send + Sync {
-    /// Dimensions.
     fn shape(&self) -> &ModelShape;
     /// One tensor, dequantized to f32, row-major.
     fn tensor(&self, name: TensorName) -> Result<Vec<f32>, WeightsError>;

@@ -76,7 +76,6 @@ pub struct CpuKernels {
     threads: Threads,
 }
 
-/// The SIMD backend.
 pub type CpuBackend = HostBackend<CpuKernels>;
 
 impl CpuBackend {

@@ -14,7 +14,6 @@ use parking_lot::Mutex;
 /// Where the rows of a step stand in a KV pool.
 #[derive(Clone, Copy, Debug)]
 pub struct KvStep<'a> {
-    /// The pool.
     pub kv: &'a KvBinding,
     /// Layer within group 0.
     pub layer: usize,
@@ -27,7 +26,6 @@ pub trait HostKernels: Send + Sync {
     /// A weight as these kernels like it.
     type Matrix: Send + Sync;
 
-    /// Human-readable name.
     fn name(&self) -> String;
 
     /// Revision of the written orders that they follow.

@@ -3,7 +3,6 @@
 use crate::kv::KvBinding;
 use crate::ops::{IdsHandle, KvHandle, OpsError, Plan, PlanHandle, RopeHandle, RopeTable, Tensor, Weight};
 
-/// A prepared weight.
 pub(super) struct Prepared<M> {
     pub(super) matrix: M,
     /// Row 0 widened, where the weight is a vector.

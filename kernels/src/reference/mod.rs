@@ -18,7 +18,6 @@ pub struct Rows {
     pub(crate) data: Vec<f32>,
 }
 
-/// Scalar kernels.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReferenceKernels;
 

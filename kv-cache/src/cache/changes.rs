@@ -13,7 +13,6 @@ pub enum Change {
 }
 
 impl Change {
-    /// The blocks.
     pub fn hashes(&self) -> &[PrefixHash] {
         match self {
             Self::Stored(hashes) | Self::Removed(hashes) => hashes,

@@ -75,7 +75,6 @@ impl Entries {
         Self { groups, entries: Vec::new(), blocks: Vec::new(), vacant: Vec::new(), evictable, pinned }
     }
 
-    /// Number of entries.
     pub(crate) fn len(&self) -> usize {
         self.entries.len() - self.vacant.len()
     }

@@ -44,7 +44,6 @@ pub struct CacheUpdate<'a> {
     pub incarnation: Incarnation,
     /// Number of the event, one more than that of the event before; of a snapshot, the number of the last event in it.
     pub sequence: u64,
-    /// What it says.
     pub change: CacheChange<'a>,
 }
 
@@ -93,7 +92,6 @@ pub enum JoinError {
 /// What a worker has of one prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CachedPrefix<'a> {
-    /// The worker.
     pub worker: &'a InstanceId,
     /// Tokens from the prompt's start, whole blocks of the worker.
     pub tokens: usize,

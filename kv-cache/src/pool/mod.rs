@@ -50,7 +50,6 @@ pub struct BlockCounts {
     BlockPool::GROUPS_MAX
 )]
 pub struct PoolError {
-    /// Groups asked for.
     pub groups: usize,
     /// Blocks asked for in each.
     pub blocks: u32,
@@ -84,7 +83,6 @@ impl BlockPool {
         Ok(Self { groups: vec![group; groups], counts: BlockCounts { total, free: total, ..BlockCounts::default() } })
     }
 
-    /// Number of groups.
     pub fn groups(&self) -> usize {
         self.groups.len()
     }

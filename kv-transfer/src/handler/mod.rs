@@ -48,7 +48,6 @@ pub trait SinkHandler: Send + Sync {
 pub struct ReserveOffer {
     /// The request, to be matched with its claim.
     pub request_id: RequestId,
-    /// Who asks.
     pub source: Party,
     /// Positions of the sequence; those that [`BlockHold::cached_tokens`] covers are not moved.
     pub tokens: u32,
@@ -64,9 +63,7 @@ pub struct ReserveOffer {
 
 /// A handoff that arrived whole.
 pub struct VerifiedHandoff {
-    /// The request.
     pub request_id: RequestId,
-    /// Who sent it.
     pub source: Party,
     /// The shard of the source that put it.
     pub shard: u16,

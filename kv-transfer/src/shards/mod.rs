@@ -38,7 +38,6 @@ struct Joint {
     legs_max: u16,
     /// Those that wait for blocks, by shard of the source.
     waiting: BTreeMap<u16, GrantReply>,
-    /// All of them.
     offers: BTreeMap<u16, Arc<dyn StandingOffer>>,
     shared: Option<Arc<Shared>>,
     /// Legs that were verified, and where to say what becomes of them.

@@ -20,7 +20,6 @@ pub(crate) fn version() -> String {
     format!("{major}.{minor}.{patch}")
 }
 
-/// A UCP context.
 pub(crate) struct Context {
     pub(super) handle: sys::ucp_context_h,
     next_token: Cell<u64>,

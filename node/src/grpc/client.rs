@@ -58,7 +58,6 @@ impl Default for ChannelConfig {
 #[derive(Debug, thiserror::Error)]
 #[error("{address:?} is no address of a gRPC server; write host:port or http://host:port")]
 pub struct ChannelError {
-    /// The address.
     pub address: String,
 }
 

@@ -52,7 +52,6 @@ impl Held {
     }
 }
 
-/// The layer.
 #[derive(Clone)]
 pub struct Messages {
     pub(super) message_max: Duration,

@@ -10,7 +10,6 @@ use tonic::{Request, Response, Status};
 /// Most traces of one `Keep`.
 pub const KEEP_TRACES_MAX: usize = 1024;
 
-/// The service.
 #[derive(Clone, Debug)]
 pub struct TelemetryService(Traces);
 

@@ -44,7 +44,6 @@ const WITHOUT_ROOM: Duration = Duration::from_millis(100);
 pub struct BindError {
     /// The address asked for.
     pub address: SocketAddr,
-    /// Why.
     pub source: std::io::Error,
 }
 

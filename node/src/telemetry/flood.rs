@@ -16,7 +16,6 @@ use tracing_subscriber::layer::{Context, Filter};
 
 /// Lines of one place within [`WINDOW`]; those of a cluster of hundreds of workers that register at once are still told one by one.
 const LINES_MAX: u32 = 200;
-/// The while.
 const WINDOW: Duration = Duration::from_secs(10);
 
 /// How much one place may say, and what it has said.

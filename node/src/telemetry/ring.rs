@@ -48,7 +48,6 @@ struct Held {
 }
 
 impl Ring {
-    /// An empty ring.
     pub(super) fn new(limits: RingLimits) -> Self {
         Self { limits, traces: HashMap::new(), order: VecDeque::new(), spans: 0, bytes: 0 }
     }
@@ -96,7 +95,6 @@ impl Ring {
         self.order.iter().rev().find(|trace| self.traces.get(trace).is_some_and(has)).copied()
     }
 
-    /// Spans held.
     pub(super) fn spans(&self) -> usize {
         self.spans
     }
@@ -106,7 +104,6 @@ impl Ring {
         self.bytes
     }
 
-    /// Traces held.
     pub(super) fn traces(&self) -> usize {
         self.order.len()
     }

@@ -21,7 +21,6 @@ use tracing::Instrument;
 /// A sample of a request.
 pub(super) struct Sample<'a> {
     pub(super) job: &'a Job,
-    /// Which one.
     pub(super) index: u32,
     queued: OnceLock<Duration>,
     /// When the first attempt began, and when its answer was predicted; `None` once there was another.
@@ -30,7 +29,6 @@ pub(super) struct Sample<'a> {
     pub(super) moved: AtomicBool,
 }
 
-/// Attempts so far.
 #[derive(Debug, Default)]
 pub(super) struct Tried {
     pub(super) avoided: Avoided,

@@ -21,7 +21,6 @@ const NAMED_MAX: usize = 16;
 /// Longest wait for a worker's first answer.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
-/// The service.
 #[derive(Clone, Debug)]
 pub(crate) struct AdminService {
     workers: Arc<WorkerSet>,

@@ -23,7 +23,6 @@ const CACHE_HIT: &str = "x-baton-cache-hit";
 
 type Responses = BoxStream<'static, Result<v1::GenerateResponse, Status>>;
 
-/// The service.
 #[derive(Clone, Debug)]
 pub(crate) struct InferenceService {
     core: Arc<Core>,

@@ -56,7 +56,6 @@ impl From<Row> for v1::WorkerStatus {
     }
 }
 
-/// As of now.
 pub(super) fn status_response(status: &ClusterStatus, now: Instant) -> v1::StatusResponse {
     let rows = status.rows(now);
     let problems = status.problems(&rows, now).into_iter().map(Into::into).collect();

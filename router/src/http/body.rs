@@ -6,10 +6,8 @@ use futures::StreamExt as _;
 use std::time::{Duration, Instant};
 use tokio::time::timeout_at;
 
-/// Bounds of bodies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BodyLimits {
-    /// Most bytes.
     pub(crate) bytes_max: usize,
     /// From the head of the request to the last byte.
     pub(crate) time_max: Duration,

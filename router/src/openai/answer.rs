@@ -21,7 +21,6 @@ pub(crate) enum Endpoint {
 /// What all parts of one answer share.
 #[derive(Clone)]
 pub(crate) struct AnswerHead {
-    /// Shape.
     pub(crate) endpoint: Endpoint,
     /// `chatcmpl-…` or `cmpl-…`.
     pub(crate) id: String,

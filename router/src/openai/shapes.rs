@@ -74,7 +74,6 @@ impl<'a> Said<'a> {
         Self::Delta { role: Some(ROLE), content: Some("") }
     }
 
-    /// More of it.
     pub(super) fn more(content: &'a str) -> Self {
         Self::Delta { role: None, content: Some(content) }
     }
@@ -134,7 +133,6 @@ struct Details {
 }
 
 impl<'a> UsageField<'a> {
-    /// Tokens so far.
     pub(super) fn so_far(prompt_tokens: usize, completion_tokens: usize) -> Self {
         Self::SoFar { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
     }

@@ -91,7 +91,6 @@ impl Prediction {
     }
 }
 
-/// Thresholds.
 #[derive(Clone, Copy, Debug)]
 pub struct Thresholds {
     /// `auto` prefills prompts of at most this many tokens where they decode.

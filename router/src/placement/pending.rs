@@ -62,7 +62,6 @@ impl PendingPrefixes {
         }
     }
 
-    /// Forgets a worker.
     pub fn left(&mut self, worker: &InstanceId) {
         self.hashes -= self.workers.remove(worker).map_or(0, |made| made.len());
     }

@@ -90,7 +90,6 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Every kind.
     pub(crate) const ALL: [Self; 12] = [
         Self::NotReady,
         Self::Etcd,
@@ -128,7 +127,6 @@ impl Kind {
 /// Something that somebody should look at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Problem {
-    /// Of which kind.
     pub(crate) kind: Kind,
     /// Which worker it is about; empty where it is about the whole.
     pub(crate) worker: String,

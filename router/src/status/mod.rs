@@ -43,7 +43,6 @@ pub(crate) struct ClusterStatus {
 }
 
 impl ClusterStatus {
-    /// Of this router.
     pub(crate) fn new(core: Arc<Core>, membership: RouterBackend) -> Self {
         Self { core, membership, board: Arc::default() }
     }

@@ -18,7 +18,6 @@ struct Report {
 pub struct Heard {
     /// When it came.
     pub at: Instant,
-    /// What it said.
     pub report: LoadReport,
 }
 

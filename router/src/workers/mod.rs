@@ -29,7 +29,6 @@ pub(crate) struct WorkerHandle {
     pub(crate) record: Arc<InstanceRecord>,
     /// Its model, of that record.
     key: ModelKey,
-    /// Its load.
     pub(crate) load: Load,
     /// Whether it failed of late.
     pub(crate) probation: Probation,

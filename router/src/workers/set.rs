@@ -94,7 +94,6 @@ const LEFT_MAX: usize = 1024;
 pub(crate) struct ServedModel {
     /// Names its workers.
     pub(crate) key: ModelKey,
-    /// Its card.
     pub(crate) card: ModelCard,
     /// Its text, where it has one.
     pub(crate) text: Option<Arc<ModelText>>,
@@ -115,10 +114,7 @@ pub(crate) struct Candidates {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Unnamed {
     /// Nobody has it.
-    Nobody {
-        /// Who is registered.
-        known: Vec<String>,
-    },
+    Nobody { known: Vec<String> },
     /// More than one start of an instance has it: one replaces the other.
     Several {
         /// Which, as they may be named.
@@ -139,7 +135,6 @@ impl WorkerSet {
         });
     }
 
-    /// Removes a worker.
     pub(crate) fn remove(&self, party: &Party, now: Instant) {
         if let Some(worker) = self.known.load().workers.get(party).filter(|w| w.record.role == Role::Decode) {
             let mut left = self.left.lock();

@@ -24,7 +24,6 @@ const MISSED_EVERY: Duration = Duration::from_secs(1);
 /// What all workers' tasks share.
 #[derive(Clone)]
 pub(crate) struct Supervisor {
-    /// Who is registered.
     pub(crate) membership: Arc<dyn RouterMembership>,
     /// Time, tasks and chance.
     pub(crate) runtime: Arc<dyn Runtime>,

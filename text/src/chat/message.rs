@@ -14,9 +14,7 @@ pub enum Role {
     System,
     /// The same under its newer name; templates that do not know it are given `system`.
     Developer,
-    /// The user.
     User,
-    /// The model.
     Assistant,
     /// The result of a tool call.
     Tool,
@@ -45,7 +43,6 @@ impl Role {
 /// What a message says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// One text.
     Text(String),
     /// Text parts. Templates that know no parts are given one text, the parts on lines of their own.
     Parts(Vec<String>),
@@ -54,7 +51,6 @@ pub enum Content {
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
-    /// Who wrote it.
     pub role: Role,
     /// What it says; nothing for an assistant that only calls tools.
     pub content: Option<Content>,

@@ -84,7 +84,6 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// Renders the conversation.
     pub fn render(&self, request: &ChatRequest<'_>) -> Result<Prompt, TextError> {
         if let Some(name) = request.arguments.keys().find(|name| RESERVED.contains(&name.as_str())) {
             return Err(TextError::ReservedArgument(name.clone()));

@@ -274,7 +274,6 @@ impl Reader {
         }
     }
 
-    /// Queues everything.
     fn queue_copies(&mut self, link: &Link<'_>) {
         if let Some(moves) = link.inward(&self.blocks, &self.remote) {
             self.copies.extend(LayerCopy::all_layers(&moves, self.moved));

@@ -84,12 +84,7 @@ pub enum JoinError {
     Waits(String),
     /// It cannot tell the others that it has no data.
     #[error("cannot listen at {address}, the address of peers")]
-    Listen {
-        /// Which.
-        address: SocketAddr,
-        /// Why.
-        source: io::Error,
-    },
+    Listen { address: SocketAddr, source: io::Error },
 }
 
 /// A member of a cluster, as one of its nodes lists it.

@@ -35,7 +35,6 @@ pub struct Position {
     pub revision: i64,
 }
 
-/// One watch event.
 #[derive(Clone, Debug)]
 pub enum Change {
     /// Registered, or registered again.
