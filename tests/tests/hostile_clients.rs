@@ -354,7 +354,7 @@ async fn open_calls(
                 let Ok(answer) = answer.await else { return false };
                 let status = answer.headers().get("grpc-status").is_some_and(|status| status == "8");
                 if !status && answer.status() != 429 {
-                    // Held open, and nothing of it read.
+                    // MessageHold open, and nothing of it read.
                     std::future::pending::<()>().await;
                 }
                 true

@@ -125,7 +125,7 @@ pub async fn get_prefix(
 
 /// Lets a peer read what is cached here, or says that it is not. Only registered workers get it: hashes of prefixes are no secret to them.
 pub fn pin_prefix(engine: &EngineHandle, members: &Members, question: &PinQuestion, reply: PinReply) {
-    if !members.stands(&question.reader) {
+    if !members.contains(&question.reader) {
         let detail = format!("{} is no worker that is registered here, or not as this start", question.reader);
         return reply.refuse(RefuseReason::UnknownRequest, detail);
     }

@@ -1,8 +1,9 @@
 //! An HTTP server over a listener, with the bounds that `axum::serve` has no settings for.
 
-use super::{LOCAL_RESETS_MAX, Listener, RESET_STREAMS_MAX, gives_way};
+use super::{LOCAL_RESETS_MAX, Listener, RESET_STREAMS_MAX};
 use crate::intake::Client;
 use axum::Router;
+use baton_types::places::place_to_free;
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -43,25 +44,25 @@ pub async fn serve_http(listener: Listener, routes: Router, idle_max: Duration, 
 /// The same over HTTP/1 alone, for routes whose answers are short and come at once, so that no connection holds more than one. Where they take
 /// all places, one gives way: the oldest of whoever holds most.
 pub async fn serve_probes(listener: Listener, routes: Router, idle_max: Duration, stop: CancellationToken) {
-    let crowd = Crowd { max: listener.connections_max(), open: BTreeMap::new(), taken: 0 };
-    serve(listener, routes, builder(idle_max).http1_only(), Some(crowd), stop).await;
+    let bounded = OpenConnections { max: listener.connections_max(), open: BTreeMap::new(), taken: 0 };
+    serve(listener, routes, builder(idle_max).http1_only(), Some(bounded), stop).await;
 }
 
 /// Connections that are open, in the order in which they came.
-struct Crowd {
+struct OpenConnections {
     max: usize,
     open: BTreeMap<u64, (Option<Client>, JoinHandle<()>)>,
     taken: u64,
 }
 
-impl Crowd {
+impl OpenConnections {
     /// Takes one more in; where that was the last place, one gives way.
-    fn enter(&mut self, client: Option<Client>, task: JoinHandle<()>) {
+    fn add(&mut self, client: Option<Client>, task: JoinHandle<()>) {
         self.open.retain(|_, (_, task)| !task.is_finished());
         self.taken += 1;
         self.open.insert(self.taken, (client, task));
         if self.open.len() >= self.max
-            && let Some(oldest) = gives_way(self.open.iter().map(|(number, (client, _))| (*number, client.as_ref())))
+            && let Some(oldest) = place_to_free(self.open.iter().map(|(number, (client, _))| (*number, client)))
             && let Some((_, task)) = self.open.remove(&oldest)
         {
             task.abort();
@@ -86,7 +87,7 @@ async fn serve(
     listener: Listener,
     routes: Router,
     http: auto::Builder<TokioExecutor>,
-    mut crowd: Option<Crowd>,
+    mut bounded: Option<OpenConnections>,
     stop: CancellationToken,
 ) {
     let (connections, ended) = (TaskTracker::new(), CancellationToken::new());
@@ -120,8 +121,8 @@ async fn serve(
                 () = ended.cancelled() => {}
             }
         });
-        if let Some(crowd) = &mut crowd {
-            crowd.enter(client, task);
+        if let Some(open) = &mut bounded {
+            open.add(client, task);
         }
     }
     drop(listener);

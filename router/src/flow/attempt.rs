@@ -234,7 +234,7 @@ impl Attempt<'_> {
                         PrefillFault::NotAdopted => not_adopted(prefill, decode),
                     };
                     let next = pair.prefill(from_prefill(prefill, event)?, fault, runtime.now());
-                    if !pair.hears_prefill() {
+                    if !pair.reads_prefill() {
                         prefilling = None;
                     }
                     match next {
@@ -252,7 +252,7 @@ impl Attempt<'_> {
                         }
                     }
                 }
-                event = decoding.next(), if pair.hears_decode() => {
+                event = decoding.next(), if pair.reads_decode() => {
                     match &event {
                         Some(Ok(DecodeEvent::Started { .. })) => continue,
                         Some(Ok(DecodeEvent::Waits)) => {

@@ -1,7 +1,7 @@
 //! The index of cached prefixes.
 
 use super::Name;
-use crate::prefixes::{Forgotten, Prefixes};
+use crate::prefixes::{Dropped, Prefixes};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -53,7 +53,7 @@ impl PrefixMetrics {
         for reason in SNAPSHOTS {
             drop(new.snapshots.get_or_create(&ReasonLabels { reason: Name(reason) }));
         }
-        for reason in Forgotten::NAMES {
+        for reason in Dropped::NAMES {
             drop(new.forgotten.get_or_create(&ReasonLabels { reason: Name(reason) }));
         }
         registry.register("router_index_events", "Blocks that workers told of, by what", new.events.clone());
@@ -67,7 +67,7 @@ impl PrefixMetrics {
     }
 
     /// So many blocks were told of.
-    pub(crate) fn told(&self, kind: &'static str, blocks: usize) {
+    pub(crate) fn count_blocks(&self, kind: &'static str, blocks: usize) {
         self.events.get_or_create(&KindLabels { kind: Name(kind) }).inc_by(blocks as u64);
     }
 

@@ -89,12 +89,12 @@ impl<T, E> Pair<T, E> {
     }
 
     /// Whether the prefill worker's stream is to be heard.
-    pub fn hears_prefill(&self) -> bool {
+    pub fn reads_prefill(&self) -> bool {
         self.prefilling
     }
 
     /// Whether the decode worker's stream is to be heard.
-    pub fn hears_decode(&self) -> bool {
+    pub fn reads_decode(&self) -> bool {
         self.early.is_none() && !self.given_up
     }
 

@@ -7,8 +7,8 @@ mod load;
 mod set;
 mod supervise;
 
-pub use load::{Heard, Load};
-pub(crate) use set::{ModelKey, ServedModel, Unnamed, WorkerSet};
+pub use load::{LastReport, Load};
+pub(crate) use set::{ModelKey, NotNamed, ServedModel, WorkerSet};
 pub(crate) use supervise::{Supervisor, supervise};
 
 use crate::models::ModelText;

@@ -5,7 +5,7 @@ use crate::metrics::{MembershipChange, MembershipChanges};
 use crate::models::TextCache;
 use crate::placement::why_unpaired;
 use crate::port::{Connector, WorkerReport};
-use crate::prefixes::{Forgotten, Prefixes};
+use crate::prefixes::{Dropped, Prefixes};
 use baton_node::backoff::Backoff;
 use baton_node::membership::RouterMembership;
 use baton_types::{Party, Runtime};
@@ -166,7 +166,7 @@ impl Supervisor {
                 WorkerReport::Cache(update) => {
                     match follower.as_mut().map_or(Ok(()), |follower| follower.take(&update)) {
                         Ok(()) => {}
-                        Err(Forgotten::Missed) => {
+                        Err(Dropped::Missed) => {
                             tracing::info!(worker = %worker.party(), "misses something of what a worker has cached, and asks for all of it");
                             return End::Missed;
                         }

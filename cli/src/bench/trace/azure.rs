@@ -7,17 +7,17 @@ use chrono::NaiveDateTime;
 const COLUMNS: [&str; 3] = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"];
 
 /// Where each of [`COLUMNS`] stands in a line.
-type Places = [usize; 3];
+type ColumnIndexes = [usize; 3];
 
 /// Whether a line names the columns.
 pub(super) fn is_header(line: &str) -> bool {
-    places(line).is_some()
+    columns(line).is_some()
 }
 
-fn places(line: &str) -> Option<Places> {
+fn columns(line: &str) -> Option<ColumnIndexes> {
     let names: Vec<&str> = line.split(',').map(str::trim).collect();
-    let place = |column: &str| names.iter().position(|name| name.eq_ignore_ascii_case(column));
-    Some([place(COLUMNS[0])?, place(COLUMNS[1])?, place(COLUMNS[2])?])
+    let index_of = |column: &str| names.iter().position(|name| name.eq_ignore_ascii_case(column));
+    Some([index_of(COLUMNS[0])?, index_of(COLUMNS[1])?, index_of(COLUMNS[2])?])
 }
 
 /// Reads the header, then every line that is not empty.
@@ -26,8 +26,8 @@ pub(super) fn parse(text: &str) -> Result<Trace, TraceError> {
     let mut lines = lines.filter(|(line, _)| !line.trim().is_empty());
     let (header, line) = lines.next().ok_or(TraceError::Empty)?;
     let problem = || format!("no header; the first line names the columns {}", COLUMNS.join(","));
-    let places = places(header).ok_or_else(|| TraceError::Line { line, problem: problem() })?;
-    let rows = lines.map(|(line, number)| row(line, number, places)).collect::<Result<Vec<_>, _>>()?;
+    let columns = columns(header).ok_or_else(|| TraceError::Line { line, problem: problem() })?;
+    let rows = lines.map(|(line, number)| row(line, number, columns)).collect::<Result<Vec<_>, _>>()?;
     let start = rows.iter().map(|row| row.at).min().unwrap_or_default();
     let mut block = 0..;
     let requests = rows.into_iter().map(|Row { at, prompt_tokens, output_tokens }| TraceRequest {
@@ -46,12 +46,12 @@ struct Row {
     output_tokens: u32,
 }
 
-fn row(text: &str, line: usize, places: Places) -> Result<Row, TraceError> {
+fn row(text: &str, line: usize, columns: ColumnIndexes) -> Result<Row, TraceError> {
     let wrong = |problem: String| TraceError::Line { line, problem };
     let cells: Vec<&str> = text.split(',').map(str::trim).collect();
     let cell = |column: usize| {
         let missing = || wrong(format!("no {}; each line has the columns of the first", COLUMNS[column]));
-        cells.get(places[column]).copied().ok_or_else(missing)
+        cells.get(columns[column]).copied().ok_or_else(missing)
     };
     let tokens = |column: usize| {
         let (name, text) = (COLUMNS[column], cell(column)?);
