@@ -85,6 +85,7 @@ impl PrefixUse {
 }
 
 /// A pin asked for.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PinFor {
     /// Label of the tenant, for the quota.
@@ -138,6 +139,7 @@ pub trait PrefillObserver: Send {
 }
 
 /// What happens to a sequence, in order; `Prefilled`, `Finished` or `Failed` is always the last.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Debug)]
 pub enum SequenceEvent {
     /// Left the queue.
@@ -183,6 +185,7 @@ pub trait SequenceSink: Send {
 }
 
 /// Why a sequence was not accepted.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
     /// Prompt plus one token exceed the context or the whole pool.
@@ -205,6 +208,7 @@ pub enum SubmitError {
 }
 
 /// A point-in-time view of an engine's load.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
     pub waiting: usize,

@@ -13,6 +13,7 @@ use baton_types::{Clock, KvPoolMap, PoolMemory, SystemClock};
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
 
+/// Puts model, pool and thread together; holds nothing itself.
 #[derive(Debug)]
 pub struct Engine;
 

@@ -5,6 +5,7 @@ use baton_kv_cache::PoolError;
 use baton_types::LayoutError;
 
 /// Failures of configuring and starting an engine. None is retryable: each needs another configuration or another machine.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// A bound out of its range.

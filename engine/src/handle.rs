@@ -24,6 +24,7 @@ impl Drop for Owner {
     }
 }
 
+#[allow(missing_docs, reason = "the names of methods say it")]
 impl EngineHandle {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
         Self(Arc::new(Owner(shared)))

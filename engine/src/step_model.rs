@@ -5,6 +5,7 @@ use baton_kv_cache::ForkCopy;
 use baton_types::Fence;
 
 /// Computes one step at a time.
+#[allow(missing_docs, reason = "the names of methods say it")]
 pub trait StepModel: Send + 'static {
     fn vocab(&self) -> usize;
 

@@ -8,6 +8,7 @@ use baton_types::{BlockId, Dtype, Fence, KvPoolMap, MemoryKind, PoolMemory};
 use std::sync::Arc;
 
 /// A device failed or was misused. Shapes are checked at enqueue: a wrong one is a defect of the caller.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpsError {
     /// Not enough device memory.
@@ -26,6 +27,7 @@ pub enum OpsError {
 }
 
 /// A dense `[rows_max, cols]` f32 activation on the device. Operations use its first `rows` rows.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tensor {
     pub(crate) id: u32,
@@ -71,6 +73,7 @@ impl Tensor {
 }
 
 /// Rows of one sequence in a step: `rows` consecutive rows of the batch at positions `position ..`.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanSegment {
     /// First position of this segment in its sequence (= tokens whose KV is already in the pool).
@@ -81,6 +84,7 @@ pub struct PlanSegment {
 }
 
 /// The batch of one step: its segments own the rows `0 .. sum(rows)` in order.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     pub segments: Vec<PlanSegment>,

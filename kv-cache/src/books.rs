@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 /// Blocks for one sequence.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug)]
 pub struct Reserve<'a> {
     /// Names of its prefixes, one every 16 tokens; empty where nothing is to be shared.

@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 pub const FEED_HASHES_MAX: usize = 512;
 
 /// An update as it is sent.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FeedUpdate {
     /// As in [`CacheUpdate`].

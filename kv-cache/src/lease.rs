@@ -174,6 +174,7 @@ pub struct Quarantined {
     owner: u64,
 }
 
+#[allow(missing_docs, reason = "the names of methods say it")]
 impl Quarantined {
     pub fn blocks(&self) -> &GroupBlocks {
         &self.blocks

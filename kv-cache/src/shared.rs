@@ -20,6 +20,7 @@ struct Inner {
     on_changed: RwLock<Vec<Listener>>,
 }
 
+#[allow(missing_docs, reason = "the names of methods say it")]
 impl SharedPool {
     /// A pool without a prefix cache, see [`crate::BlockPool::try_new`].
     pub fn try_new(groups: usize, blocks: u32) -> Result<Self, PoolError> {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Whom to hand a sequence to, as membership tells it.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Peer {
     /// The instance, in the incarnation that the record names. Another one answering there is an error.
@@ -206,6 +207,7 @@ impl TransferLimits {
 }
 
 /// Everything that [`crate::KvTransfer::start`] needs.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone)]
 pub struct TransferConfig {
     pub party: Party,

@@ -5,6 +5,7 @@ use baton_types::{ErrorKind, Mismatch};
 use std::time::Duration;
 
 /// The service could not start, or did not take a handoff.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum TransferError {
     /// A setting makes no sense.
@@ -81,6 +82,7 @@ impl RefuseReason {
 }
 
 /// How a handoff failed. The sequence can be handed off anew, to the same sink or another one, unless it says otherwise.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandoffFailure {
     /// The two instances cannot exchange KV at all.

@@ -44,6 +44,7 @@ pub struct Moved {
     pub took: Duration,
 }
 
+#[allow(missing_docs, reason = "the names of methods say it")]
 impl Trial {
     /// Configuration of a service that matches every other of a trial with the same pool.
     pub fn config(name: InstanceId, transport: TransportChoice, map: KvPoolMap) -> TransferConfig {
@@ -129,6 +130,7 @@ pub fn finish(put: &PutHandle, tokens: u32) {
 }
 
 /// Why a trial did not come to its end.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum TrialError {
     /// The pool's memory cannot be had.

@@ -3,6 +3,7 @@
 use baton_types::TokenId;
 
 /// One control token in a text: `text[start..end]` spells it.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControlSpan {
     /// First byte of the spelling.

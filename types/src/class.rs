@@ -68,6 +68,7 @@ impl fmt::Display for NumericsClass {
 }
 
 /// The compatibility fingerprint of one instance.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Compatibility {
     /// Digest over the model's configuration and weights.
@@ -78,6 +79,7 @@ pub struct Compatibility {
 }
 
 /// Why two instances cannot exchange KV: both sides of the first difference.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} differs: this side has {ours}, the peer has {theirs}")]
 pub struct Mismatch {

@@ -8,6 +8,7 @@ use std::fmt;
 use std::ops::Range;
 
 /// One process start of one instance: what tickets name.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Party {
     pub instance: InstanceId,
@@ -42,6 +43,7 @@ impl Role {
 }
 
 /// Everything a router needs to serve a model; owned by the workers.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelCard {
     /// Id of the model, e.g. `smollm2-135m-instruct`.
@@ -124,6 +126,7 @@ impl fmt::Display for ProtocolRange {
 }
 
 /// The unit of placement.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InstanceRecord {
     /// Which start of which instance.

@@ -38,6 +38,7 @@ pub struct KvPlane {
     head_stride: u32,
 }
 
+#[allow(missing_docs, reason = "the names of methods say it")]
 impl KvPlane {
     /// A dense plane of shape `[block_tokens, heads, dim]`.
     pub fn try_new(name: impl Into<String>, heads: u32, dim: u32, dtype: Dtype) -> Result<Self, LayoutError> {
@@ -119,6 +120,7 @@ impl From<KvLayout> for RawLayout {
 }
 
 /// A layout that cannot exist.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// Block size outside 16..=128 or not a multiple of 16.
@@ -148,6 +150,7 @@ impl LayoutError {
     pub const DIM_MAX: u32 = 16_384;
 }
 
+#[allow(missing_docs, reason = "the names of methods say it")]
 impl KvLayout {
     /// Granule of checksums, of prefix hashes and of quantization groups: every block size is a multiple of it.
     pub const GRANULE_TOKENS: u32 = 16;
@@ -252,6 +255,7 @@ pub struct KvPoolMap {
     blocks: u32,
 }
 
+#[allow(missing_docs, reason = "the names of methods say it")]
 impl KvPoolMap {
     /// Lays `layout` over a pool with `blocks` blocks in each group.
     pub fn try_new(layout: KvLayout, blocks: u32) -> Result<Self, LayoutError> {

@@ -66,6 +66,7 @@ pub enum FinishReason {
 }
 
 /// Tokens counted for one request.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// Tokens of the prompt.

@@ -63,6 +63,7 @@ pub struct Logits {
     pub(super) data: Vec<f32>,
 }
 
+#[allow(missing_docs, reason = "the names of methods say it")]
 impl Logits {
     /// Rows of `vocab` logits each.
     ///

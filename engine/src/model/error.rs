@@ -6,6 +6,7 @@ use baton_kernels::ops::OpsError;
 use baton_types::LayoutError;
 
 /// Failures of loading, binding and stepping.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// The model's files are at fault.

@@ -22,6 +22,7 @@ pub use logprobs::{log_sum_exp, token_logprobs};
 use baton_types::{SamplingParams, TokenId, TokenLogprobs};
 use std::borrow::Cow;
 
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampled {
     pub token: TokenId,
@@ -30,6 +31,7 @@ pub struct Sampled {
 }
 
 /// Logits nobody should sample from.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum SampleError {
     /// The model is broken, or its numbers overflowed. The sequence must fail: any token would be garbage.

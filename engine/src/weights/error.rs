@@ -1,6 +1,7 @@
 //! Why a model is refused.
 
 /// A model that cannot be served, with the tensor or key at fault.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
     #[error("cannot read {path}: {source}")]

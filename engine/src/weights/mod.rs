@@ -42,6 +42,7 @@ pub struct Rope {
 }
 
 /// How rotary frequencies are stretched beyond the trained context.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     /// Not at all.
@@ -111,6 +112,7 @@ pub enum TextSource {
 }
 
 /// An opened, checked model: everything but the tensor data is in memory and known to fit together.
+#[allow(missing_docs, reason = "the names of methods say it")]
 pub trait ModelSource: Send + Sync {
     fn shape(&self) -> &ModelShape;
     /// One tensor, dequantized to f32, row-major.

@@ -76,6 +76,7 @@ pub struct CpuKernels {
     threads: Threads,
 }
 
+/// The CPU's kernels as [`crate::Ops`].
 pub type CpuBackend = HostBackend<CpuKernels>;
 
 impl CpuBackend {

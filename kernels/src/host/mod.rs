@@ -12,6 +12,7 @@ use baton_types::Dtype;
 use parking_lot::Mutex;
 
 /// Where the rows of a step stand in a KV pool.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug)]
 pub struct KvStep<'a> {
     pub kv: &'a KvBinding,
@@ -22,6 +23,7 @@ pub struct KvStep<'a> {
 }
 
 /// The arithmetic of a host backend. Shapes are checked before a call; all activations are dense and row-major.
+#[allow(missing_docs, reason = "the names of methods say it")]
 pub trait HostKernels: Send + Sync {
     /// A weight as these kernels like it.
     type Matrix: Send + Sync;

@@ -12,6 +12,7 @@ pub enum Change {
     Removed(Vec<PrefixHash>),
 }
 
+#[allow(missing_docs, reason = "the names of methods say it")]
 impl Change {
     pub fn hashes(&self) -> &[PrefixHash] {
         match self {

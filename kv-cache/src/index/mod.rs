@@ -38,6 +38,7 @@ const READS: usize = 16;
 const BLOCK_GROUPS_MAX: usize = 8;
 
 /// What a worker says of its cache.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug)]
 pub struct CacheUpdate<'a> {
     /// Which start of the worker says so. Others than the one that joined are not listened to.
@@ -90,6 +91,7 @@ pub enum JoinError {
 }
 
 /// What a worker has of one prompt.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CachedPrefix<'a> {
     pub worker: &'a InstanceId,

@@ -44,6 +44,7 @@ pub struct BlockCounts {
 }
 
 /// A pool that cannot exist.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a pool needs 1 to {} groups and at least 1 block, got {groups} groups of {blocks} blocks",
@@ -69,6 +70,7 @@ struct Group {
     free: FreeRuns,
 }
 
+#[allow(missing_docs, reason = "the names of methods say it")]
 impl BlockPool {
     /// Most groups of a layout, as in `types`.
     pub const GROUPS_MAX: usize = 8;

@@ -44,6 +44,7 @@ pub trait SinkHandler: Send + Sync {
 }
 
 /// A source's question for room.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug)]
 pub struct ReserveOffer {
     /// The request, to be matched with its claim.
@@ -62,6 +63,7 @@ pub struct ReserveOffer {
 }
 
 /// A handoff that arrived whole.
+#[allow(missing_docs, reason = "the names of fields say it")]
 pub struct VerifiedHandoff {
     pub request_id: RequestId,
     pub source: Party,

@@ -295,6 +295,7 @@ impl StandingOffer for OfferOf {
         self.inbox.is_offered(self.key)
     }
 
+    #[cfg(any(test, feature = "testing"))]
     fn cancel(&self, reason: String) {
         self.inbox.cancel_one(self.key, reason);
     }

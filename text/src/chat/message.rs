@@ -7,6 +7,7 @@ use serde_json::Map;
 use super::json;
 
 /// Who wrote a message. A closed set, since templates build control tokens from it.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
@@ -41,6 +42,7 @@ impl Role {
 }
 
 /// What a message says.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
     Text(String),
@@ -49,6 +51,7 @@ pub enum Content {
 }
 
 /// One message of a conversation.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
     pub role: Role,

@@ -64,6 +64,7 @@ pub struct ChatTemplate {
     comparable: Vec<String>,
 }
 
+#[allow(missing_docs, reason = "the names of methods say it")]
 impl ChatTemplate {
     /// Compiles the bundle's template; [`TextError::NoChatTemplate`] where it has none.
     pub fn from_bundle(bundle: &TextBundle, tokenizer: &Tokenizer) -> Result<Self, TextError> {
