@@ -125,13 +125,6 @@ impl Lease {
         Some((Self::new(self.pool.clone(), blocks, self.cached.min(whole)), copy))
     }
 
-    /// A second owner of the same blocks: the defect that ownership by value rules out, for tests that show that it would be found.
-    #[cfg(feature = "testing")]
-    #[doc(hidden)]
-    pub fn alias(&self) -> Self {
-        Self::new(self.pool.clone(), self.blocks.clone(), self.cached)
-    }
-
     /// Sets the blocks aside that are this lease's alone, because `owner` (a label for one peer) may still write them. They are counted
     /// as quarantined until [`Quarantined::release`]. Cached ones no peer was given to write; they go back.
     ///
@@ -146,11 +139,6 @@ impl Lease {
         Quarantined { pool: self.pool.clone(), blocks, owner }
     }
 }
-
-/// What `cargo xtask hazards` finds in a binary that was built with [`Lease::alias`].
-#[cfg(feature = "testing")]
-#[used]
-static MARKER: &str = "BATON_TESTING_HAZARD kv-cache";
 
 impl Drop for Lease {
     fn drop(&mut self) {
