@@ -12,7 +12,7 @@ use std::time::Instant;
 #[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug)]
 pub struct Reserve<'a> {
-    /// Names of its prefixes, one every 16 tokens; empty where nothing is to be shared.
+    /// Hashes of its prefixes, one every 16 tokens; empty where nothing is to be shared.
     pub hashes: &'a [PrefixHash],
     /// At most so many tokens are taken from the cache. One less than there are, for the logits of the last.
     pub reuse_tokens_max: usize,
@@ -26,7 +26,7 @@ pub struct Reserve<'a> {
 /// What is to be cached of a table.
 #[derive(Clone, Copy)]
 pub(crate) struct Computed<'a> {
-    /// Names of its prefixes, one every 16 tokens.
+    /// Hashes of its prefixes, one every 16 tokens.
     pub(crate) hashes: &'a [PrefixHash],
     /// The first tokens, whose KV is complete.
     pub(crate) tokens: usize,
@@ -172,11 +172,11 @@ impl Books {
         let mut parent = stored.checked_sub(1).and_then(|row| cache.by_block(table.0[0][row]));
         let (mut done, mut added) = (stored, 0);
         for row in stored..rows {
-            let Some(name) = cache.hash_of(hashes, row) else { break };
+            let Some(hash) = cache.hash_of(hashes, row) else { break };
             let known = cache.by_block(table.0[0][row]);
-            let id = match (known, cache.by_hash(&name)) {
+            let id = match (known, cache.by_hash(&hash)) {
                 (Some(known), there) => {
-                    assert!(there == Some(known), "block {row} of a table is cached under another name");
+                    assert!(there == Some(known), "block {row} of a table is cached under another hash");
                     known
                 }
                 (None, Some(there)) => {
@@ -190,7 +190,7 @@ impl Books {
                 (None, None) => {
                     added += 1;
                     let blocks = table.0.iter().map(|group| group[row]);
-                    cache.add(name, parent, keep.ttl, blocks)
+                    cache.add(hash, parent, keep.ttl, blocks)
                 }
             };
             cache.keep(id, keep);
@@ -289,7 +289,7 @@ impl Books {
         self.cache.as_ref()?.changes().since(cursor, max)
     }
 
-    /// Names of all cached blocks, and the place in the order of changes behind them.
+    /// Hashes of all cached blocks, and the place in the order of changes behind them.
     pub(crate) fn snapshot(&self) -> Option<(Vec<PrefixHash>, ChangeCursor)> {
         let cache = self.cache.as_ref()?;
         Some((cache.hashes(), cache.changes().end()))

@@ -150,14 +150,14 @@ impl CacheFeed {
     }
 }
 
-/// What changes come to, removed and stored: the last word on each name. Told in this order, who follows never believes in
+/// What changes come to, removed and stored: the last word on each hash. Told in this order, who follows never believes in
 /// more than there was before or is behind them.
 fn net(changes: &[Change]) -> (Vec<PrefixHash>, Vec<PrefixHash>) {
     let mut last: BTreeMap<PrefixHash, bool> = BTreeMap::new();
     for change in changes {
         let stored = matches!(change, Change::Stored(_));
-        last.extend(change.hashes().iter().map(|name| (*name, stored)));
+        last.extend(change.hashes().iter().map(|hash| (*hash, stored)));
     }
-    let hashes = |is: bool| last.iter().filter(|(_, stored)| **stored == is).map(|(name, _)| *name).collect();
+    let hashes = |is: bool| last.iter().filter(|(_, stored)| **stored == is).map(|(hash, _)| *hash).collect();
     (hashes(false), hashes(true))
 }

@@ -76,7 +76,7 @@ impl Lease {
     /// [`Lease::let_go_of_spares`]. A pool without a cache stores nothing. What this lease stored before is not looked at again.
     ///
     /// # Panics
-    /// If one of the blocks is cached under another name: the tokens are not those that it was stored for.
+    /// If one of the blocks is cached under another hash: the tokens are not those that it was stored for.
     pub fn store(&mut self, hashes: &[PrefixHash], tokens: usize, keep: Keep, now: Instant) {
         let Self { pool, blocks, spare, stored, .. } = self;
         let computed = Computed { hashes, tokens, keep, now };

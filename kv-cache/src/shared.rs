@@ -168,7 +168,7 @@ impl SharedPool {
         self.lock().changes_since(cursor, max)
     }
 
-    /// Names of all cached blocks, in no order, and the place behind all changes so far; `None` where there is no cache.
+    /// Hashes of all cached blocks, in no order, and the place behind all changes so far; `None` where there is no cache.
     pub fn snapshot(&self) -> Option<(Vec<PrefixHash>, ChangeCursor)> {
         self.lock().snapshot()
     }

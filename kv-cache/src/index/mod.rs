@@ -85,7 +85,7 @@ pub enum JoinError {
     /// The bound on workers.
     #[error("the prefix index holds at most {} workers", PrefixIndex::WORKERS_MAX)]
     Workers,
-    /// Names end every 16 tokens.
+    /// Hashes end every 16 tokens.
     #[error("block_tokens must be a multiple of 16 between 16 and 128, got {0}")]
     BlockTokens(u32),
 }
@@ -199,7 +199,7 @@ impl PrefixIndex {
     }
 
     /// Listens to this incarnation of a worker from now on, whose blocks have `block_tokens` tokens. What another one of the
-    /// same name held is forgotten. Changes nothing where the very same joined already.
+    /// same hash held is forgotten. Changes nothing where the very same joined already.
     pub fn join(&mut self, worker: &InstanceId, incarnation: Incarnation, block_tokens: u32) -> Result<(), JoinError> {
         let block_groups = block_tokens as usize / HASH_TOKENS;
         if !(block_tokens as usize).is_multiple_of(HASH_TOKENS) || !(1..=BLOCK_GROUPS_MAX).contains(&block_groups) {
