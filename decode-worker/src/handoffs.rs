@@ -149,7 +149,7 @@ impl Handoffs {
     fn decide(&self) -> Option<Instant> {
         let mut grants = self.grants.lock();
         let Decisions { granted, keep_room, wake_at } = grants.decide(self.engine.now(), &mut &self.engine);
-        // Under the lock: the engine is told in the order of the decisions.
+        // Under the lock: the engine learns of decisions in their order.
         self.engine.keep_room(keep_room.map(|kept| (kept.turn, kept.tokens)));
         for Granted { offer, reply, lease } in granted {
             reply.grant(Box::new(LeaseHold::new(lease, &offer.source, self.engine.block_tokens())));

@@ -32,7 +32,7 @@ pub struct DecodeService {
     pub parts: Parts,
 }
 
-/// What a router is told, at last perhaps an error.
+/// Messages to a router; the last one may be an error.
 pub(crate) type Reply = Result<DecodeEvent, RequestError>;
 
 /// A sequence that a router claims room for.
@@ -238,7 +238,7 @@ impl Call {
         self.replies.send(Ok(event)).await.is_ok()
     }
 
-    /// What the router is told of an event, and whether it is the last.
+    /// The message to the router for an event, and whether it is the last.
     fn reply(&mut self, event: SequenceEvent) -> (Option<Reply>, bool) {
         match event {
             SequenceEvent::Started { at } => {

@@ -1,4 +1,4 @@
-//! What somebody who follows a cache is told: all that is in it, then what comes and goes, numbered.
+//! Updates for a follower of a cache: all that is in it, then what comes and goes, numbered.
 //!
 //! ```text
 //! start ──> snapshot in parts ──> Removed, Stored ──> Removed, Stored ──> …
@@ -73,7 +73,7 @@ enum State {
         part: u32,
         cursor: ChangeCursor,
     },
-    /// What left was told, and this came.
+    /// Removals were sent; this was stored meanwhile.
     Removed {
         stored: Vec<PrefixHash>,
         cursor: ChangeCursor,

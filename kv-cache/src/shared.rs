@@ -1,4 +1,4 @@
-//! The pool as threads share it: who takes blocks, who is told of blocks that came back, and who follows what is cached.
+//! The pool as threads share it: allocation, wake-ups when blocks come back, and the changes of the cache for those who follow it.
 
 use crate::books::{Books, Reserve};
 use crate::cache::{Change, ChangeCursor};

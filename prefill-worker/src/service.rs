@@ -33,7 +33,7 @@ pub struct PrefillService {
     pub parts: Parts,
 }
 
-/// What a router is told, at last perhaps an error.
+/// Messages to a router; the last one may be an error.
 pub(crate) type Reply = Result<PrefillEvent, RequestError>;
 
 /// A prompt that a router sends.

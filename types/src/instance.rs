@@ -71,7 +71,7 @@ impl ModelCard {
         std::iter::once(&self.id).chain(&self.served_names).map(String::as_str)
     }
 
-    /// What clients are told that they may call it: the further names where it has any, since the id may be that of a file.
+    /// The names that clients see: the further names where it has any, since the id may be that of a file.
     pub fn public_names(&self) -> impl Iterator<Item = &str> {
         let further = || self.served_names.iter().filter(|name| **name != self.id);
         std::iter::once(&self.id).filter(move |_| further().next().is_none()).chain(further()).map(String::as_str)

@@ -33,7 +33,7 @@ pub struct Loaded {
     pub bundle: Option<bytes::Bytes>,
 }
 
-/// Opens the model, loads its weights and starts the engine. Blocks for as long as that takes; `progress` is told 0 to 1.
+/// Opens the model, loads its weights and starts the engine. Blocks for as long as that takes; `progress` gets 0 to 1.
 pub fn load(
     model: &ModelSettings,
     engine: &EngineSettings,

@@ -111,7 +111,7 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    /// Spans go to `tracer`; nothing is held and nobody is told.
+    /// Spans go to `tracer`; nothing is held back or announced.
     pub fn new(tracer: SdkTracer) -> Self {
         Self {
             tracer,

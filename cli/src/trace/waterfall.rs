@@ -14,7 +14,7 @@ pub(super) struct Waterfall {
     pub(super) rows: Vec<Row>,
     /// Processes whose clock differs, and by how much they were moved, nanoseconds.
     pub(super) moved: Vec<(String, i64)>,
-    /// Workers that told nothing, and why.
+    /// Workers that sent no spans, and why.
     pub(super) silent: Vec<String>,
 }
 

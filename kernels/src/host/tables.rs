@@ -16,7 +16,7 @@ pub(super) struct Step<T> {
     pub(super) value: T,
 }
 
-/// Everything a stream has been told.
+/// What the operations of a stream refer to.
 pub(super) struct Tables<M> {
     pub(super) tensors: Vec<Vec<f32>>,
     pub(super) weights: Vec<Prepared<M>>,

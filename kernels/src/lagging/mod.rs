@@ -40,7 +40,7 @@ impl Default for LagConfig {
     }
 }
 
-/// What the stream was told, as of the last enqueued operation.
+/// What operations refer to, as of the last enqueued one.
 #[derive(Default)]
 struct Enqueued {
     pools: HashMap<KvHandle, KvBinding>,

@@ -106,7 +106,7 @@ pub(crate) struct PrefixCache {
     pinned_by: HashMap<u64, usize>,
     changes: Changes,
     counts: CacheCounts,
-    /// The latest time that anybody told.
+    /// The latest time given.
     now: Option<Instant>,
 }
 

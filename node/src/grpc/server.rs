@@ -25,7 +25,7 @@ const HEADER_BYTES_MAX: u32 = 8 << 10;
 /// What anybody may send to health and reflection: names of services.
 const NAME_BYTES_MAX: usize = 1 << 10;
 
-/// Refused peers are told of no more often than this: whoever reaches the port can be one, again and again.
+/// Refused peers are logged no more often than this: whoever reaches the port can be one, again and again.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// Calls are checked by the roles of who calls, and their messages come whole, in time.

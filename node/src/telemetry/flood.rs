@@ -1,7 +1,7 @@
-//! Keeps one line of the code from filling the log: each place may say so much within a while, and what it says beyond is counted, and told
-//! in one line at the end of that while.
+//! Keeps one line of the code from filling the log: a callsite may log [`LINES_MAX`] lines in a [`WINDOW`]. Further ones are counted, and one
+//! line at the end of the window says how many.
 //!
-//! [`Limiter`] decides and takes the time; [`Flood`] is the filter in front of the log, and a thread tells what was left out.
+//! [`Limiter`] decides and takes the time; [`Flood`] is the filter in front of the log, and a thread logs how many lines were left out.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -14,11 +14,11 @@ use tracing::subscriber::Interest;
 use tracing::{Dispatch, Event, Level, Metadata};
 use tracing_subscriber::layer::{Context, Filter};
 
-/// Lines of one place within [`WINDOW`]; those of a cluster of hundreds of workers that register at once are still told one by one.
+/// Lines of one callsite within a window: those of hundreds of workers that register at once are still logged one by one.
 const LINES_MAX: u32 = 200;
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// How much one place may say, and what it has said.
+/// How many lines a callsite may log, and how many it has.
 #[derive(Debug)]
 struct Limiter {
     lines_max: u32,
@@ -35,7 +35,7 @@ struct CallsiteLines {
     left_out: u64,
 }
 
-/// A place that said too much.
+/// A callsite that logged too much.
 #[derive(Debug, PartialEq, Eq)]
 struct LeftOut {
     /// File and line.
@@ -48,11 +48,11 @@ impl Limiter {
         Self { lines_max, window, places: HashMap::new() }
     }
 
-    /// Whether the place may say one more line at `now`.
+    /// Whether the callsite may log one more line at `now`.
     fn admits(&mut self, metadata: &'static Metadata<'static>, now: Instant) -> bool {
         let fresh = CallsiteLines { metadata, since: now, lines: 0, left_out: 0 };
         let place = self.places.entry(metadata.callsite()).or_insert(fresh);
-        // What was left out is told first, whoever asks for it.
+        // What was left out is reported before a new window begins.
         if place.left_out == 0 && now.saturating_duration_since(place.since) >= self.window {
             (place.since, place.lines) = (now, 0);
         }
@@ -65,7 +65,7 @@ impl Limiter {
         may
     }
 
-    /// Places whose while is over, with what they could not say; they may speak again.
+    /// Callsites whose window is over, with the lines left out; they may log again.
     fn over(&mut self, now: Instant) -> Vec<LeftOut> {
         let mut over = Vec::new();
         for place in self.places.values_mut() {

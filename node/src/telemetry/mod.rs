@@ -3,7 +3,7 @@
 //! Spans of Baton's own crates become OpenTelemetry spans, whether or not a collector is configured: a response can always carry
 //! its trace id. Exporting never blocks and never fails a request; what is lost is counted ([`ExportCounters`]). Spans of recent requests
 //! are held besides ([`Traces`]), whether exported or not. Log lines carry the fields of their spans; [`log_span`] names the request and
-//! its trace in every line below it. A place of the code that repeats itself too often is cut short, and told of.
+//! its trace in every line below it. A callsite that logs too often is cut short, and the log says so.
 
 mod config;
 mod export;

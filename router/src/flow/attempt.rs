@@ -28,7 +28,7 @@ const REPORT_WAIT_MAX: Duration = Duration::from_millis(100);
 /// An attempt that failed.
 #[derive(Clone, Debug)]
 pub(super) struct Failed {
-    /// What the client is told if nothing else helps.
+    /// The error for the client if nothing else helps.
     pub(super) error: RequestError,
     /// Where a worker failed; `None` where the request itself ended.
     pub(super) step: Option<Step>,
@@ -324,7 +324,7 @@ async fn sleep_until(runtime: &dyn Runtime, at: Option<std::time::Instant>) {
     }
 }
 
-/// What the pairing is told of a prefill worker.
+/// An event of the prefill worker, for the pairing.
 fn from_prefill(
     worker: &WorkerHandle,
     event: Option<Result<PrefillEvent, CallError>>,
@@ -342,7 +342,7 @@ fn from_prefill(
     })
 }
 
-/// What the pairing is told of a decode worker.
+/// An event of the decode worker, for the pairing.
 fn from_decode(
     worker: &WorkerHandle,
     event: Option<Result<DecodeEvent, CallError>>,

@@ -157,7 +157,7 @@ impl Refusal {
         }
     }
 
-    /// What the client is told.
+    /// The error for the client.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::NoDecodeWorker | Self::NoPrefillWorker => ErrorKind::Unavailable,

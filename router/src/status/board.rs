@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A worker that vanished without a drain is told of for so long, or until it is back.
+/// A worker that vanished without a drain is shown for so long, or until it is back.
 pub(super) const GONE_KEPT: Duration = Duration::from_secs(300);
 /// Most workers that vanished; older ones are forgotten first.
 const GONE_MAX: usize = 64;
@@ -39,7 +39,7 @@ struct WorkerHistory {
 #[derive(Debug, Default)]
 pub(crate) struct Board(BTreeMap<Party, WorkerHistory>);
 
-/// A worker as it is told of.
+/// A worker as it is shown.
 #[derive(Debug)]
 pub(crate) struct Row {
     /// The last that was seen of it.
@@ -95,7 +95,7 @@ impl WorkerHistory {
         }
     }
 
-    /// How fast a count grew over the window; unknown where fewer than two reports told it.
+    /// How fast a count grew over the window; unknown with fewer than two reports.
     fn rate(&self, count: impl Fn(&Sample) -> Option<u64>) -> Option<f64> {
         let counted = |sample: &Sample| Some((sample.at, count(sample)?));
         let ((since, before), (at, now)) = (self.samples.iter().find_map(counted)?, counted(self.samples.back()?)?);

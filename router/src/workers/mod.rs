@@ -64,7 +64,7 @@ impl WorkerHandle {
         self.text.get()
     }
 
-    /// Whether the worker was told that it is admitted, and not evicted since.
+    /// Whether the worker knows that it is admitted, and was not evicted since.
     pub(crate) fn is_admitted(&self) -> bool {
         self.admitted.load(Ordering::Acquire)
     }

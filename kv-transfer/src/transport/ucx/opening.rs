@@ -28,7 +28,7 @@ impl Ucx {
         Ok((Lanes { endpoint: None, writing: Writing::new(door), worker }, attach))
     }
 
-    /// The peer told which worker it keeps for this connection.
+    /// The peer sent which worker it keeps for this connection.
     pub(super) fn attached(&mut self, conn: ConnId, body: &[u8]) -> Result<(), String> {
         let (nonce, address) = body.split_first_chunk::<NONCE_BYTES>().ok_or("a worker without an address")?;
         let Some(connection) = self.connections.get(&conn).filter(|c| !c.forced) else { return Ok(()) };

@@ -112,7 +112,7 @@ fn decode(nonce: &Nonce, header: &[u8]) -> Option<(TicketId, usize)> {
 }
 
 impl Ucx {
-    /// The peer told where its region is: from now on it can be written.
+    /// The peer sent the address of its region: from now on it can be written.
     pub(super) fn aim(&mut self, conn: ConnId, region: &RemoteRegion) -> Result<(), String> {
         let Some(connection) = self.connections.get_mut(&conn).filter(|c| !c.forced) else { return Ok(()) };
         let lanes = connection.lanes.as_mut().ok_or("it has no lanes")?;

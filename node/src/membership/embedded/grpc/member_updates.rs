@@ -1,4 +1,4 @@
-//! What a router tells one worker over its stream: words as they are said, and in between who is registered.
+//! The stream from a router to one worker: its own messages as they come, and in between changes of the members.
 
 use crate::membership::MembershipView;
 use baton_proto::v1::{self, join_response};
@@ -56,7 +56,7 @@ impl MemberUpdates {
     }
 }
 
-/// What a worker was told of the view. Pure.
+/// The members that a worker knows of from this stream. Pure.
 #[derive(Debug, Default)]
 struct SentMembers {
     began: bool,
@@ -66,7 +66,7 @@ struct SentMembers {
 }
 
 impl SentMembers {
-    /// What it has to be told next; `None` where it knows everything.
+    /// The next message; `None` where the worker knows all members.
     fn next_message(&mut self, view: &MembershipView) -> Option<v1::Members> {
         if self.whole == Some(view.revision) {
             return None;
