@@ -6,6 +6,10 @@ mod status;
 mod trace;
 
 pub(crate) use admin::{Admin, DrainEvent, Drained};
-pub(crate) use inference::{Answer, Last, Options, Prompt, Question};
-pub(crate) use status::{BlockCounts, ClusterStatus, Problem, RouterStatus, WorkerStatus};
-pub(crate) use trace::{ProcessSpans, RequestTrace, Span};
+pub(crate) use inference::{Last, Options, Prompt, Question};
+#[cfg(test)]
+pub(crate) use status::Problem;
+pub(crate) use status::{BlockCounts, ClusterStatus, RouterStatus, WorkerStatus};
+#[cfg(test)]
+pub(crate) use trace::ProcessSpans;
+pub(crate) use trace::{RequestTrace, Span};

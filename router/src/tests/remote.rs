@@ -143,7 +143,7 @@ async fn has_free(cluster: &Cluster, worker: &Fake, free: u64) {
         loop {
             let all = cluster.router.core().workers.all();
             let of_it = all.iter().find(|known| *known.party() == worker.record.party);
-            let report = of_it.and_then(|known| known.load.heard()).map(|heard| heard.report);
+            let report = of_it.and_then(|known| known.load.last_report()).map(|heard| heard.report);
             if report.is_some_and(|report| report.blocks.is_some_and(|blocks| blocks.free == free)) {
                 return;
             }
