@@ -8,7 +8,7 @@
 //! The call itself is counted, too ([`calls`]). Who calls reflection is answered message by message, and may leave answers unread and send on:
 //! what its window holds then no service has asked for, and so it is counted from the start.
 
-use super::server::STREAM_WINDOW_BYTES;
+use super::STREAM_WINDOW_BYTES;
 use crate::calls::{self, Counted, Meter};
 use crate::intake::{Hold, IntakeFull};
 use baton_proto::convert::status;

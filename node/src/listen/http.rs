@@ -1,6 +1,7 @@
 //! An HTTP server over a listener, with the bounds that `axum::serve` has no settings for.
 
 use super::{LOCAL_RESETS_MAX, Listener, RESET_STREAMS_MAX};
+use crate::grpc::{KEEPALIVE_MS, KEEPALIVE_WAIT_MS};
 use crate::intake::Client;
 use axum::Router;
 use baton_types::places::place_to_free;
@@ -24,10 +25,6 @@ const BUFFER_BYTES_MAX: usize = 16 << 10;
 
 /// The head of an HTTP/2 request. Heads that have come are kept before anything may count them, those of all streams of a connection.
 const HEAD_BYTES_MAX: u32 = 8 << 10;
-
-/// How often an HTTP/2 connection is probed, and how long its answer may take: as gRPC's by default.
-const PROBED_EVERY: Duration = Duration::from_secs(2);
-const ANSWER_MAX: Duration = Duration::from_secs(4);
 
 /// hyper does not look for the end of an HTTP/1 connection while bytes of it lie unread, those of a pipelined request or a stray line end. So
 /// this looks beside it, so often, and gives answers that are nearly done so long to leave: who has closed its side may still read.
@@ -75,8 +72,8 @@ fn builder(idle_max: Duration) -> auto::Builder<TokioExecutor> {
     http.http1().timer(TokioTimer::new()).header_read_timeout(idle_max).max_buf_size(BUFFER_BYTES_MAX);
     http.http2()
         .timer(TokioTimer::new())
-        .keep_alive_interval(PROBED_EVERY)
-        .keep_alive_timeout(ANSWER_MAX)
+        .keep_alive_interval(Duration::from_millis(KEEPALIVE_MS))
+        .keep_alive_timeout(Duration::from_millis(KEEPALIVE_WAIT_MS))
         .max_header_list_size(HEAD_BYTES_MAX)
         .max_pending_accept_reset_streams(RESET_STREAMS_MAX)
         .max_local_error_reset_streams(LOCAL_RESETS_MAX);
