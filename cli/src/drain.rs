@@ -1,8 +1,8 @@
 //! `baton drain`: takes one worker out of a running cluster, and says what becomes of the requests that it runs.
 
+use crate::grpc::{Admin, DrainEvent, Drained};
 use crate::router::{OperatorArgs, explain};
 use anyhow::{Context, bail};
-use baton_proto::v1::{self, admin_client::AdminClient};
 use clap::Args;
 use tonic::{Code, Status};
 
@@ -23,18 +23,20 @@ pub(crate) async fn run(args: DrainArgs) -> anyhow::Result<()> {
     let channel = args.router.connect("").await?;
     let name = &args.worker;
     let timeout_ms = args.timeout_s.map(|s| s.saturating_mul(1_000));
-    let request = v1::DrainWorkerRequest { worker: name.clone(), timeout_ms };
-    let mut events = AdminClient::new(channel).drain(request).await.map_err(refused)?.into_inner();
-    let mut told = None;
+    let mut drain = Admin::new(channel).drain(name.clone(), timeout_ms).await.map_err(refused)?;
+    let mut printed = None;
     let goes_on = || format!("lost the router while {name} drained, which goes on there");
-    while let Some(event) = events.message().await.map_err(refused).with_context(goes_on)? {
-        if let Some(drained) = event.drained {
-            println!("{}", summary(name, drained));
-            return Ok(());
-        }
-        if told != Some(event.running) {
-            println!("{name} drains: {} there", requests(event.running));
-            told = Some(event.running);
+    while let Some(event) = drain.next().await.map_err(refused).with_context(goes_on)? {
+        match event {
+            DrainEvent::Drained(drained) => {
+                println!("{}", summary(name, drained));
+                return Ok(());
+            }
+            DrainEvent::Running(running) if printed != Some(running) => {
+                println!("{name} drains: {} there", requests(running));
+                printed = Some(running);
+            }
+            DrainEvent::Running(_) => {}
         }
     }
     bail!(goes_on())
@@ -53,8 +55,8 @@ fn requests(count: u32) -> String {
     if count == 1 { "1 request".into() } else { format!("{count} requests") }
 }
 
-fn summary(name: &str, drained: v1::Drained) -> String {
-    let v1::Drained { finished, cut_off, deregistered } = drained;
+fn summary(name: &str, drained: Drained) -> String {
+    let Drained { finished, cut_off, deregistered } = drained;
     let ended = format!("{} ended there, {cut_off} cut off to go on elsewhere", requests(finished));
     let left = if deregistered { "" } else { " It could not deregister in time; its lease ends by itself." };
     format!("{name} is drained: {ended}.{left} It takes no work until it is restarted.")
@@ -67,7 +69,7 @@ mod tests {
     #[test]
     fn the_end_says_what_became_of_the_requests() {
         let summary =
-            |finished, cut_off, deregistered| summary("decode-0", v1::Drained { finished, cut_off, deregistered });
+            |finished, cut_off, deregistered| summary("decode-0", Drained { finished, cut_off, deregistered });
         assert_eq!(
             summary(1, 2, true),
             "decode-0 is drained: 1 request ended there, 2 cut off to go on elsewhere. It takes no work until it is restarted."

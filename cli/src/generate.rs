@@ -1,8 +1,8 @@
 //! `baton generate`: one prompt, the streamed answer, and a line that says where its time went.
 
+use crate::grpc::{Last, Options, Prompt, Question};
 use crate::router::{RouterArgs, explain};
 use anyhow::{Context, ensure};
-use baton_proto::v1::{self, inference_client::InferenceClient, segment::Kind};
 use clap::Args;
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -50,39 +50,22 @@ pub(crate) struct GenerateArgs {
 }
 
 impl GenerateArgs {
-    fn request(&self) -> v1::GenerateRequest {
-        let message = |role: &str, content: &str| v1::Segment {
-            kind: Some(Kind::Message(v1::ChatMessage {
-                role: role.into(),
-                content: content.into(),
-                name: String::new(),
-            })),
-        };
-        let prompt = if self.raw {
-            vec![v1::Segment { kind: Some(Kind::Text(self.prompt.clone())) }]
-        } else {
-            self.system.iter().map(|s| message("system", s)).chain([message("user", &self.prompt)]).collect()
-        };
-        let sampling = v1::Sampling {
-            temperature: Some(self.temperature),
-            top_p: self.top_p,
-            top_k: self.top_k,
-            seed: self.seed,
-            max_tokens: self.max_tokens,
-            // An answer that ends with its first token needs no decode worker.
-            ignore_eos: self.expect_transfer,
-            ..Default::default()
-        };
-        let policy = if self.expect_transfer { v1::PrefillPolicy::Remote } else { v1::PrefillPolicy::Unspecified };
-        v1::GenerateRequest {
+    fn question(&self) -> Question {
+        let user = self.prompt.clone();
+        Question {
             model: self.model.clone(),
-            prompt,
-            sampling: Some(sampling),
-            stop: self.stop.clone(),
-            prefill_policy: policy.into(),
-            // What is cached would not move.
-            cache: self.expect_transfer.then(|| v1::CacheOptions { off: true, ..Default::default() }),
-            ..Default::default()
+            prompt: if self.raw { Prompt::Text(user) } else { Prompt::Chat { system: self.system.clone(), user } },
+            options: Options {
+                temperature: self.temperature,
+                top_p: self.top_p,
+                top_k: self.top_k,
+                seed: self.seed,
+                max_tokens: self.max_tokens,
+                // An answer that ends with its first token needs no decode worker.
+                ignore_eos: self.expect_transfer,
+                stop: self.stop.clone(),
+                remote_uncached: self.expect_transfer,
+            },
         }
     }
 }
@@ -91,25 +74,23 @@ impl GenerateArgs {
 pub(crate) async fn run(args: GenerateArgs) -> anyhow::Result<()> {
     ensure!(!(args.raw && args.system.is_some()), "--system needs a chat; leave --raw out");
     let channel = args.router.connect("start a cluster with `baton up`, or ").await?;
-    let mut request = tonic::Request::new(args.request());
-    request.set_timeout(Duration::from_secs(args.timeout_s));
     let sent = Instant::now();
-    let mut stream = InferenceClient::new(channel).generate(request).await.map_err(|s| explain(&s))?.into_inner();
-    let (mut first, mut last) = (None, None);
-    while let Some(message) = stream.message().await.map_err(|s| explain(&s))? {
-        if first.is_none() && !message.token_ids.is_empty() {
-            first = Some(sent.elapsed());
+    let mut answer =
+        args.question().ask(channel, Duration::from_secs(args.timeout_s)).await.map_err(|s| explain(&s))?;
+    let mut first = None;
+    let mut last = None;
+    while let Some(part) = answer.next().await.map_err(|s| explain(&s))? {
+        if part.tokens > 0 {
+            first.get_or_insert_with(|| sent.elapsed());
         }
-        print!("{}", message.text);
+        print!("{}", part.text);
         std::io::stdout().flush()?;
-        if message.usage.is_some() {
-            last = Some(message);
-        }
+        last = part.last.or(last);
     }
     println!();
     let last = last.context("the answer ended without its last message")?;
     eprintln!("{}", timings_line(&last, first.unwrap_or_default(), sent.elapsed()));
-    let bytes = last.timings.and_then(|timings| timings.transfer_bytes).unwrap_or(0);
+    let bytes = last.transfer_bytes.unwrap_or(0);
     ensure!(
         !args.expect_transfer || bytes > 0,
         "no KV moved from a prefill worker to a decode worker: `baton status` shows who is ready"
@@ -124,22 +105,20 @@ pub(crate) async fn run(args: GenerateArgs) -> anyhow::Result<()> {
 }
 
 /// One line: queue, prefill, transfer with its exposed part, TTFT as seen here, tokens per second after the first, and the request's id.
-fn timings_line(last: &v1::GenerateResponse, ttft: Duration, total: Duration) -> String {
-    let timings = last.timings.unwrap_or_default();
-    let usage = last.usage.unwrap_or_default();
+fn timings_line(last: &Last, ttft: Duration, total: Duration) -> String {
     let ms = |us: u64| format!("{:.1} ms", us as f64 / 1e3);
     let mut parts = Vec::new();
-    parts.extend(timings.queue_us.map(|us| format!("queue {}", ms(us))));
-    let cached = if usage.cached_tokens > 0 { format!(", {} cached,", usage.cached_tokens) } else { String::new() };
-    parts.extend(timings.prefill_us.map(|us| format!("prefill {} tokens{cached} in {}", usage.prompt_tokens, ms(us))));
-    if let (Some(transfer), Some(bytes)) = (timings.transfer_us, timings.transfer_bytes) {
-        let exposed = timings.exposed_us.map(|us| format!(", {} exposed", ms(us))).unwrap_or_default();
+    parts.extend(last.queue_us.map(|us| format!("queue {}", ms(us))));
+    let cached = if last.cached_tokens > 0 { format!(", {} cached,", last.cached_tokens) } else { String::new() };
+    parts.extend(last.prefill_us.map(|us| format!("prefill {} tokens{cached} in {}", last.prompt_tokens, ms(us))));
+    if let (Some(transfer), Some(bytes)) = (last.transfer_us, last.transfer_bytes) {
+        let exposed = last.exposed_us.map(|us| format!(", {} exposed", ms(us))).unwrap_or_default();
         parts.push(format!("transfer {:.1} MiB in {}{exposed}", bytes as f64 / f64::from(1 << 20), ms(transfer)));
     }
     parts.push(format!("TTFT {:.1} ms", ttft.as_secs_f64() * 1e3));
-    if usage.completion_tokens > 1 {
-        let rate = f64::from(usage.completion_tokens - 1) / (total - ttft).as_secs_f64().max(1e-6);
-        parts.push(format!("{} tokens at {rate:.1} tokens/s", usage.completion_tokens));
+    if last.completion_tokens > 1 {
+        let rate = f64::from(last.completion_tokens - 1) / (total - ttft).as_secs_f64().max(1e-6);
+        parts.push(format!("{} tokens at {rate:.1} tokens/s", last.completion_tokens));
     }
     // What `baton trace` asks for.
     if !last.request_id.is_empty() {
@@ -161,43 +140,30 @@ mod tests {
 
     #[test]
     fn a_check_of_an_installation_asks_for_what_moves_kv() {
-        let request = |line: &[&str]| Line::parse_from([&["generate"], line].concat()).args.request();
-        let check = request(&["hello", "--expect-transfer", "--max-tokens=8"]);
-        assert_eq!(check.prefill_policy(), v1::PrefillPolicy::Remote);
-        assert!(
-            check.cache.is_some_and(|cache| cache.off) && check.sampling.is_some_and(|sampling| sampling.ignore_eos)
-        );
-        let plain = request(&["hello"]);
-        assert_eq!(plain.prefill_policy(), v1::PrefillPolicy::Unspecified);
-        assert!(plain.cache.is_none());
+        let options = |line: &[&str]| Line::parse_from([&["generate", "hello"], line].concat()).args.question().options;
+        let check = options(&["--expect-transfer", "--max-tokens=8"]);
+        assert!(check.remote_uncached && check.ignore_eos);
+        let plain = options(&[]);
+        assert!(!plain.remote_uncached && !plain.ignore_eos);
     }
 
     #[test]
     fn timings_are_told_in_one_line() {
-        let timings = v1::Timings {
+        let last = Last {
+            request_id: "chat-7".into(),
+            prompt_tokens: 42,
+            completion_tokens: 11,
             queue_us: Some(200),
             prefill_us: Some(12_300),
             transfer_us: Some(9_000),
             exposed_us: Some(400),
             transfer_bytes: Some(3 << 20),
-            ..Default::default()
+            ..Last::default()
         };
-        let usage = v1::Usage { prompt_tokens: 42, completion_tokens: 11, ..Default::default() };
-        let last = v1::GenerateResponse {
-            timings: Some(timings),
-            usage: Some(usage),
-            request_id: "chat-7".into(),
-            ..Default::default()
-        };
-        let line = timings_line(&last, Duration::from_millis(20), Duration::from_millis(120));
+        let line = |last: &Last| timings_line(last, Duration::from_millis(20), Duration::from_millis(120));
         let expected = "[queue 0.2 ms | prefill 42 tokens in 12.3 ms | transfer 3.0 MiB in 9.0 ms, 0.4 ms exposed | TTFT 20.0 ms | 11 tokens at 100.0 tokens/s | request chat-7]";
-        assert_eq!(line, expected);
-        let usage = v1::Usage { cached_tokens: 32, ..usage };
-        let line = timings_line(
-            &v1::GenerateResponse { usage: Some(usage), ..last },
-            Duration::from_millis(20),
-            Duration::from_millis(120),
-        );
-        assert_eq!(line, expected.replace("42 tokens in", "42 tokens, 32 cached, in"));
+        assert_eq!(line(&last), expected);
+        let last = Last { cached_tokens: 32, ..last };
+        assert_eq!(line(&last), expected.replace("42 tokens in", "42 tokens, 32 cached, in"));
     }
 }

@@ -9,6 +9,7 @@ mod drain;
 mod etcd;
 mod etcd_join;
 mod generate;
+mod grpc;
 mod identity;
 mod kv_size;
 mod page;

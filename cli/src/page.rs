@@ -17,7 +17,6 @@ pub(crate) fn open(title: &str, style: &str) -> String {
     )
 }
 
-/// The whole page.
 pub(crate) fn close(mut page: String) -> String {
     page.push_str("</body></html>\n");
     page

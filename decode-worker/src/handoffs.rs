@@ -33,7 +33,6 @@ pub(crate) struct ClaimStream {
     pub(crate) adopted: oneshot::Sender<Adopted>,
 }
 
-/// What arrived.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Adopted {
     pub(crate) bytes: u64,
@@ -67,7 +66,7 @@ impl Room for &EngineHandle {
     }
 
     fn block_tokens(&self) -> usize {
-        self.config().block_tokens as usize
+        EngineHandle::block_tokens(self)
     }
 }
 
@@ -84,7 +83,7 @@ pub struct Handoffs {
 impl Handoffs {
     /// Takes handoffs in for an engine from now on: at most `claims_max` are claimed at once.
     pub fn start(engine: &EngineHandle, members: Members, claims_max: usize, runtime: Arc<dyn Runtime>) -> Arc<Self> {
-        let pool_tokens = u64::from(engine.pool().blocks_per_group()) * u64::from(engine.config().block_tokens);
+        let pool_tokens = u64::from(engine.pool().blocks_per_group()) * engine.block_tokens() as u64;
         // Twice the pool: while one poolful runs, the next may be on its way.
         let limits = ClaimLimits { claims_max, tokens_max: 2 * pool_tokens };
         let handoffs = Self::new(engine.clone(), members, limits);
@@ -99,7 +98,6 @@ impl Handoffs {
         Arc::new(Self { engine, members, grants: Mutex::new(Grants::new(limits)), changed })
     }
 
-    /// Books a claim.
     pub(crate) fn book(&self, request: RequestId, claim: Claim<ClaimStream>) -> Result<(), RequestError> {
         self.grants.lock().book(request, claim)
     }
@@ -151,10 +149,10 @@ impl Handoffs {
     fn decide(&self) -> Option<Instant> {
         let mut grants = self.grants.lock();
         let Decisions { granted, keep_room, wake_at } = grants.decide(self.engine.now(), &mut &self.engine);
-        // Under the lock: the engine is told in the order of the decisions.
+        // Under the lock: the engine learns of decisions in their order.
         self.engine.keep_room(keep_room.map(|kept| (kept.turn, kept.tokens)));
         for Granted { offer, reply, lease } in granted {
-            reply.grant(Box::new(LeaseHold::new(lease, &offer.source, self.engine.config().block_tokens)));
+            reply.grant(Box::new(LeaseHold::new(lease, &offer.source, self.engine.block_tokens())));
         }
         wake_at
     }

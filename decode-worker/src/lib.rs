@@ -8,6 +8,8 @@
 //!
 //! It knows no text and no placement, and never runs a sequence on KV that the transfer did not verify whole.
 
+#![allow(missing_docs, reason = "parts of one program: most names say what they hold")]
+
 pub mod grants;
 mod grpc;
 mod handoffs;

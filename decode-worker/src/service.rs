@@ -32,7 +32,7 @@ pub struct DecodeService {
     pub parts: Parts,
 }
 
-/// What a router is told, at last perhaps an error.
+/// Messages to a router; the last one may be an error.
 pub(crate) type Reply = Result<DecodeEvent, RequestError>;
 
 /// A sequence that a router claims room for.
@@ -140,8 +140,11 @@ impl Drop for Generating {
 
 impl Call {
     async fn run(mut self) {
-        let (replies, deadline, cut_off) = (self.replies.clone(), self.deadline, self.running.cut_off());
-        let (engine, runtime) = (self.service.parts.engine.clone(), self.service.parts.runtime.clone());
+        let replies = self.replies.clone();
+        let deadline = self.deadline;
+        let cut_off = self.running.cut_off();
+        let engine = self.service.parts.engine.clone();
+        let runtime = self.service.parts.runtime.clone();
         tokio::select! {
             biased;
             () = replies.closed() => tracing::debug!(request_id = %self.request, "cancels a request whose stream is gone"),
@@ -216,7 +219,8 @@ impl Call {
     }
 
     fn generating(&self) -> Generating {
-        let (phases, runtime) = (self.service.parts.phases.clone(), self.service.parts.runtime.clone());
+        let phases = self.service.parts.phases.clone();
+        let runtime = self.service.parts.runtime.clone();
         Generating { span: Some(self.parent.span("decode.generate")), tokens: 0, since: runtime.now(), phases, runtime }
     }
 
@@ -234,7 +238,7 @@ impl Call {
         self.replies.send(Ok(event)).await.is_ok()
     }
 
-    /// What the router is told of an event, and whether it is the last.
+    /// The message to the router for an event, and whether it is the last.
     fn reply(&mut self, event: SequenceEvent) -> (Option<Reply>, bool) {
         match event {
             SequenceEvent::Started { at } => {

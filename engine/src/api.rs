@@ -85,11 +85,11 @@ impl PrefixUse {
 }
 
 /// A pin asked for.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PinFor {
     /// Label of the tenant, for the quota.
     pub owner: u64,
-    /// How long.
     pub time: Duration,
 }
 
@@ -139,16 +139,13 @@ pub trait PrefillObserver: Send {
 }
 
 /// What happens to a sequence, in order; `Prefilled`, `Finished` or `Failed` is always the last.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Debug)]
 pub enum SequenceEvent {
     /// Left the queue.
-    Started {
-        /// When.
-        at: Instant,
-    },
+    Started { at: Instant },
     /// A token was generated.
     Token {
-        /// Its id.
         token: TokenId,
         /// Where asked for.
         logprobs: Option<TokenLogprobs>,
@@ -168,10 +165,7 @@ pub enum SequenceEvent {
         at: Instant,
     },
     /// The end of a sequence that ran here.
-    Finished {
-        /// Why.
-        reason: FinishReason,
-    },
+    Finished { reason: FinishReason },
     /// The end of a sequence that could not go on.
     Failed {
         /// Row of the error table.
@@ -191,26 +185,20 @@ pub trait SequenceSink: Send {
 }
 
 /// Why a sequence was not accepted.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
     /// Prompt plus one token exceed the context or the whole pool.
     #[error("{tokens} tokens can never fit: {limit} is the limit of {what}")]
     NeverFits {
-        /// Tokens asked for.
         tokens: usize,
-        /// The bound.
         limit: usize,
         /// `the context` or `the KV pool`.
         what: &'static str,
     },
     /// Too many sequences wait.
     #[error("{waiting} sequences wait already, the queue holds {waiting_max}")]
-    Full {
-        /// Waiting now.
-        waiting: usize,
-        /// The bound.
-        waiting_max: usize,
-    },
+    Full { waiting: usize, waiting_max: usize },
     /// Empty prompt, token out of the vocabulary and the like.
     #[error("{0}")]
     Invalid(String),
@@ -220,9 +208,9 @@ pub enum SubmitError {
 }
 
 /// A point-in-time view of an engine's load.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Load {
-    /// Sequences waiting.
     pub waiting: usize,
     /// Prompt tokens not yet computed, of waiting and running sequences.
     pub waiting_tokens: usize,

@@ -13,8 +13,6 @@ pub struct EngineConfig {
     pub weights: Dtype,
     /// Element type of KV.
     pub kv: Dtype,
-    /// Tokens of a KV block: a multiple of 16 from 16 to 128.
-    pub block_tokens: u32,
     /// Memory for KV blocks.
     pub kv_cache_bytes: u64,
     /// Longest sequence, prompt and output together.
@@ -77,14 +75,13 @@ impl Default for EngineConfig {
         Self {
             weights: Dtype::Bf16,
             kv: Dtype::Bf16,
-            block_tokens: 16,
             kv_cache_bytes: 1 << 30,
             model_len_max: 4096,
             chunk_tokens_max: 256,
             running_max: 64,
             waiting_max: 256,
             watermark_blocks: WATERMARK_BLOCKS,
-            stall: Duration::from_secs(10),
+            stall: Duration::from_secs(30),
             step_max: Duration::from_secs(60),
             end_tokens: Vec::new(),
             prefix_cache: Some(PrefixCacheConfig::default()),

@@ -13,7 +13,7 @@ use baton_types::{Clock, KvPoolMap, PoolMemory, SystemClock};
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
 
-/// Starts engines.
+/// Puts model, pool and thread together; holds nothing itself.
 #[derive(Debug)]
 pub struct Engine;
 
@@ -73,7 +73,7 @@ fn assemble<M: StepModel>(
     Ok((EngineHandle::new(shared.clone()), Runner::new(model, shared)))
 }
 
-/// An engine that moves only when it is told to. Dropping it is the end of a process that crashes: nobody hears of it.
+/// An engine that moves only on [`Driven::turn`]. Dropping it is a crash of its process: no sink gets an end.
 #[doc(hidden)]
 pub struct Driven<M>(Runner<M>);
 

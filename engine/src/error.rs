@@ -5,6 +5,7 @@ use baton_kv_cache::PoolError;
 use baton_types::LayoutError;
 
 /// Failures of configuring and starting an engine. None is retryable: each needs another configuration or another machine.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// A bound out of its range.
@@ -14,7 +15,6 @@ pub enum EngineError {
         name: &'static str,
         /// The accepted range.
         expected: String,
-        /// What came.
         got: String,
     },
     /// The KV memory does not hold a pool that could run anything.
@@ -22,7 +22,6 @@ pub enum EngineError {
         "kv_cache_bytes = {got} holds {blocks} blocks of {block_bytes} bytes; at least {blocks_min} are needed, that is {needed} bytes"
     )]
     PoolTooSmall {
-        /// Bytes given.
         got: u64,
         /// Blocks they hold.
         blocks: u64,

@@ -24,6 +24,7 @@ impl Drop for Owner {
     }
 }
 
+#[allow(missing_docs, reason = "the names of methods say it")]
 impl EngineHandle {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
         Self(Arc::new(Owner(shared)))
@@ -121,7 +122,6 @@ impl EngineHandle {
         self.shared().starved.load(Ordering::Acquire) || self.shared().awaited.lock().is_some()
     }
 
-    /// The block pool.
     pub fn pool(&self) -> SharedPool {
         self.shared().pool.clone()
     }
@@ -131,12 +131,16 @@ impl EngineHandle {
         &self.shared().config
     }
 
+    /// Tokens of a block, as the map of the pool says.
+    pub fn block_tokens(&self) -> usize {
+        self.shared().block_tokens
+    }
+
     /// Load as of the last step; blocks as of now.
     pub fn load(&self) -> Load {
         Load { blocks: self.shared().pool.counts(), ..*self.shared().load.lock() }
     }
 
-    /// Signs of life.
     pub fn heartbeat(&self) -> Heartbeat {
         self.shared().health.beat()
     }

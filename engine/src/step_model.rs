@@ -5,8 +5,8 @@ use baton_kv_cache::ForkCopy;
 use baton_types::Fence;
 
 /// Computes one step at a time.
+#[allow(missing_docs, reason = "the names of methods say it")]
 pub trait StepModel: Send + 'static {
-    /// Vocabulary size.
     fn vocab(&self) -> usize;
 
     /// See [`Model::launch`]. Until [`StepModel::finish`] returned, the blocks of the batch stay as they are and with their owners.

@@ -40,7 +40,6 @@ struct Served {
 fn serve(setup: Setup) -> Served {
     let source = RandomModel::parse(MODEL).unwrap();
     let config = EngineConfig {
-        block_tokens: setup.block_tokens,
         model_len_max: source.shape().context,
         chunk_tokens_max: setup.chunk,
         running_max: setup.running,

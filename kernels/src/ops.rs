@@ -8,22 +8,15 @@ use baton_types::{BlockId, Dtype, Fence, KvPoolMap, MemoryKind, PoolMemory};
 use std::sync::Arc;
 
 /// A device failed or was misused. Shapes are checked at enqueue: a wrong one is a defect of the caller.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OpsError {
     /// Not enough device memory.
     #[error("{kind}: cannot allocate {bytes} bytes for {what}")]
-    OutOfMemory {
-        /// Where.
-        kind: MemoryKind,
-        /// How much.
-        bytes: usize,
-        /// For what.
-        what: String,
-    },
+    OutOfMemory { kind: MemoryKind, bytes: usize, what: String },
     /// A shape, type or handle that does not fit the operation.
     #[error("{op}: {message}")]
     Shape {
-        /// Operation.
         op: &'static str,
         /// What does not fit.
         message: String,
@@ -34,12 +27,12 @@ pub enum OpsError {
 }
 
 /// A dense `[rows_max, cols]` f32 activation on the device. Operations use its first `rows` rows.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tensor {
     pub(crate) id: u32,
     /// Rows allocated.
     pub rows_max: usize,
-    /// Columns.
     pub cols: usize,
 }
 
@@ -80,20 +73,20 @@ impl Tensor {
 }
 
 /// Rows of one sequence in a step: `rows` consecutive rows of the batch at positions `position ..`.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanSegment {
     /// First position of this segment in its sequence (= tokens whose KV is already in the pool).
     pub position: usize,
-    /// Rows.
     pub rows: usize,
     /// Block table of the group, covering at least `position + rows` tokens.
     pub blocks: Vec<BlockId>,
 }
 
 /// The batch of one step: its segments own the rows `0 .. sum(rows)` in order.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// The segments.
     pub segments: Vec<PlanSegment>,
 }
 

@@ -9,9 +9,10 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 /// Blocks for one sequence.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug)]
 pub struct Reserve<'a> {
-    /// Names of its prefixes, one every 16 tokens; empty where nothing is to be shared.
+    /// Hashes of its prefixes, one every 16 tokens; empty where nothing is to be shared.
     pub hashes: &'a [PrefixHash],
     /// At most so many tokens are taken from the cache. One less than there are, for the logits of the last.
     pub reuse_tokens_max: usize,
@@ -19,8 +20,18 @@ pub struct Reserve<'a> {
     pub blocks: usize,
     /// Blocks of each group that must be left for others; waived while nothing is referenced.
     pub keep_free: usize,
-    /// The time.
     pub now: Instant,
+}
+
+/// What is to be cached of a table.
+#[derive(Clone, Copy)]
+pub(crate) struct Computed<'a> {
+    /// Hashes of its prefixes, one every 16 tokens.
+    pub(crate) hashes: &'a [PrefixHash],
+    /// The first tokens, whose KV is complete.
+    pub(crate) tokens: usize,
+    pub(crate) keep: Keep,
+    pub(crate) now: Instant,
 }
 
 /// What a reservation was given.
@@ -144,7 +155,7 @@ impl Books {
         self.cache.as_ref()?.by_block(*table.0[0].get(row)?)
     }
 
-    /// Caches the whole blocks that hold the first `tokens` tokens, whose KV is complete. A row that is cached already, from elsewhere,
+    /// Caches the whole blocks that hold the computed tokens. A row that is cached already, from elsewhere,
     /// is exchanged for that one; what it was goes to `spare`, since somebody may be reading it. The first `stored` rows are cached, and
     /// kept, already; returns how many are now, and how many nobody had stored before.
     pub(crate) fn store(
@@ -152,20 +163,20 @@ impl Books {
         table: &mut GroupBlocks,
         spare: &mut GroupBlocks,
         stored: usize,
-        (hashes, tokens): (&[PrefixHash], usize),
-        (keep, now): (Keep, Instant),
+        computed: &Computed<'_>,
     ) -> (usize, usize) {
         let Some(cache) = &mut self.cache else { return (0, 0) };
+        let Computed { hashes, tokens, keep, now } = *computed;
         cache.at(now);
         let rows = table.0.iter().map(Vec::len).min().unwrap_or(0).min(tokens / cache.block_tokens());
         let mut parent = stored.checked_sub(1).and_then(|row| cache.by_block(table.0[0][row]));
         let (mut done, mut added) = (stored, 0);
         for row in stored..rows {
-            let Some(name) = cache.hash_of(hashes, row) else { break };
+            let Some(hash) = cache.hash_of(hashes, row) else { break };
             let known = cache.by_block(table.0[0][row]);
-            let id = match (known, cache.by_hash(&name)) {
+            let id = match (known, cache.by_hash(&hash)) {
                 (Some(known), there) => {
-                    assert!(there == Some(known), "block {row} of a table is cached under another name");
+                    assert!(there == Some(known), "block {row} of a table is cached under another hash");
                     known
                 }
                 (None, Some(there)) => {
@@ -179,7 +190,7 @@ impl Books {
                 (None, None) => {
                     added += 1;
                     let blocks = table.0.iter().map(|group| group[row]);
-                    cache.add(name, parent, keep.ttl, blocks)
+                    cache.add(hash, parent, keep.ttl, blocks)
                 }
             };
             cache.keep(id, keep);
@@ -278,7 +289,7 @@ impl Books {
         self.cache.as_ref()?.changes().since(cursor, max)
     }
 
-    /// Names of all cached blocks, and the place in the order of changes behind them.
+    /// Hashes of all cached blocks, and the place in the order of changes behind them.
     pub(crate) fn snapshot(&self) -> Option<(Vec<PrefixHash>, ChangeCursor)> {
         let cache = self.cache.as_ref()?;
         Some((cache.hashes(), cache.changes().end()))

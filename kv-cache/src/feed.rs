@@ -1,4 +1,4 @@
-//! What somebody who follows a cache is told: all that is in it, then what comes and goes, numbered.
+//! Updates for a follower of a cache: all that is in it, then what comes and goes, numbered.
 //!
 //! ```text
 //! start ──> snapshot in parts ──> Removed, Stored ──> Removed, Stored ──> …
@@ -17,11 +17,11 @@ use std::collections::BTreeMap;
 pub const FEED_HASHES_MAX: usize = 512;
 
 /// An update as it is sent.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FeedUpdate {
     /// As in [`CacheUpdate`].
     pub sequence: u64,
-    /// What it says.
     pub change: FeedChange,
 }
 
@@ -73,7 +73,7 @@ enum State {
         part: u32,
         cursor: ChangeCursor,
     },
-    /// What left was told, and this came.
+    /// Removals were sent; this was stored meanwhile.
     Removed {
         stored: Vec<PrefixHash>,
         cursor: ChangeCursor,
@@ -150,14 +150,14 @@ impl CacheFeed {
     }
 }
 
-/// What changes come to, removed and stored: the last word on each name. Told in this order, who follows never believes in
+/// What changes come to, removed and stored: the last word on each hash. Told in this order, who follows never believes in
 /// more than there was before or is behind them.
 fn net(changes: &[Change]) -> (Vec<PrefixHash>, Vec<PrefixHash>) {
     let mut last: BTreeMap<PrefixHash, bool> = BTreeMap::new();
     for change in changes {
         let stored = matches!(change, Change::Stored(_));
-        last.extend(change.hashes().iter().map(|name| (*name, stored)));
+        last.extend(change.hashes().iter().map(|hash| (*hash, stored)));
     }
-    let hashes = |is: bool| last.iter().filter(|(_, stored)| **stored == is).map(|(name, _)| *name).collect();
+    let hashes = |is: bool| last.iter().filter(|(_, stored)| **stored == is).map(|(hash, _)| *hash).collect();
     (hashes(false), hashes(true))
 }

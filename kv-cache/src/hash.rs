@@ -1,6 +1,6 @@
-//! Names for prefixes of a prompt.
+//! Hashes for prefixes of a prompt.
 //!
-//! A name stands for *all* tokens up to its end, not for its last group alone, and for no storage format. It is 128 bits of
+//! A hash stands for *all* tokens up to its end, not for its last group alone, and for no storage format. It is 128 bits of
 //! keyed BLAKE3 over a versioned, length-delimited record; the key comes from the model's fingerprint and the tenant's
 //! secret salt, so tenants never see each other's blocks and cannot guess each other's hashes.
 
@@ -10,11 +10,11 @@ use std::fmt;
 /// Tokens per hashed group: the smallest `block_tokens`, so that pools of every block size share hashes.
 pub const HASH_TOKENS: usize = 16;
 
-/// Version of the record below. Changing what is hashed changes this, and no old name meets a new one.
+/// Version of the record below. Changing what is hashed changes this, and no old hash meets a new one.
 const RECORD_VERSION: u8 = 1;
 const KEY_CONTEXT: &str = "baton 2026-11 prefix hash key";
 
-/// The name of one prefix.
+/// The hash of one prefix.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PrefixHash(pub [u8; 16]);
 
@@ -53,12 +53,12 @@ impl PrefixHasher {
         self.root
     }
 
-    /// The name of `parent` followed by `tokens`. `extra` tells apart what equal tokens do not (adapter, digest of an image).
+    /// The hash of `parent` followed by `tokens`. `extra` tells apart what equal tokens do not (adapter, digest of an image).
     pub fn next(&self, parent: PrefixHash, tokens: &[TokenId; HASH_TOKENS], extra: &[&[u8]]) -> PrefixHash {
-        self.name(parent, tokens, extra)
+        self.hash(parent, tokens, extra)
     }
 
-    fn name(&self, parent: PrefixHash, tokens: &[TokenId], extra: &[&[u8]]) -> PrefixHash {
+    fn hash(&self, parent: PrefixHash, tokens: &[TokenId], extra: &[&[u8]]) -> PrefixHash {
         let mut record = Vec::with_capacity(32 + 4 * HASH_TOKENS);
         record.push(RECORD_VERSION);
         record.extend_from_slice(&parent.0);
@@ -69,7 +69,7 @@ impl PrefixHasher {
         truncate(blake3::keyed_hash(&self.key, &record))
     }
 
-    /// The hashes of every whole group of `tokens`, shortest prefix first; a ragged tail has no name. `extra` holds for all groups.
+    /// The hashes of every whole group of `tokens`, shortest prefix first; a ragged tail has no hash. `extra` holds for all groups.
     pub fn prompt(&self, tokens: &[TokenId], extra: &[&[u8]]) -> Vec<PrefixHash> {
         let (groups, _tail) = tokens.as_chunks::<HASH_TOKENS>();
         let extend = |parent: &mut PrefixHash, group: &[TokenId; HASH_TOKENS]| {
@@ -79,14 +79,14 @@ impl PrefixHasher {
         groups.iter().scan(self.root, extend).collect()
     }
 
-    /// The name of all of `tokens`, their ragged tail included, which is never that of a prefix: whoever has the same has the same
+    /// The hash of all of `tokens`, their ragged tail included, which is never that of a prefix: whoever has the same has the same
     /// tokens. `hashes` are those that [`PrefixHasher::prompt`] gave them, or more tokens that begin with them.
     ///
     /// # Panics
     /// If there are fewer hashes than whole groups.
     pub fn whole(&self, hashes: &[PrefixHash], tokens: &[TokenId], extra: &[&[u8]]) -> PrefixHash {
         let (groups, tail) = tokens.as_chunks::<HASH_TOKENS>();
-        self.name(hashes[..groups.len()].last().copied().unwrap_or(self.root), tail, extra)
+        self.hash(hashes[..groups.len()].last().copied().unwrap_or(self.root), tail, extra)
     }
 }
 
@@ -138,7 +138,7 @@ mod tests {
         b[17] = 99;
         let (a, b) = (hasher.prompt(&a, &[]), hasher.prompt(&b, &[]));
         assert_eq!(a[0], b[0]);
-        assert!((1..4).all(|i| a[i] != b[i]), "a difference in group 1 reaches every later name");
+        assert!((1..4).all(|i| a[i] != b[i]), "a difference in group 1 reaches every later hash");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Ownership of blocks by value: dropping a [`Lease`] gives its blocks back, dropping a [`Quarantined`] does not.
 
+use crate::books::Computed;
 use crate::{Keep, PrefixHash, SharedPool};
 use baton_types::{GroupBlocks, seeded};
 use std::fmt;
@@ -75,10 +76,11 @@ impl Lease {
     /// [`Lease::let_go_of_spares`]. A pool without a cache stores nothing. What this lease stored before is not looked at again.
     ///
     /// # Panics
-    /// If one of the blocks is cached under another name: the tokens are not those that it was stored for.
+    /// If one of the blocks is cached under another hash: the tokens are not those that it was stored for.
     pub fn store(&mut self, hashes: &[PrefixHash], tokens: usize, keep: Keep, now: Instant) {
         let Self { pool, blocks, spare, stored, .. } = self;
-        let (stored, added) = pool.change(|books| books.store(blocks, spare, *stored, (hashes, tokens), (keep, now)));
+        let computed = Computed { hashes, tokens, keep, now };
+        let (stored, added) = pool.change(|books| books.store(blocks, spare, *stored, &computed));
         (self.stored, self.added) = (stored, self.added + added);
     }
 
@@ -123,13 +125,6 @@ impl Lease {
         Some((Self::new(self.pool.clone(), blocks, self.cached.min(whole)), copy))
     }
 
-    /// A second owner of the same blocks: the defect that ownership by value rules out, for tests that show that it would be found.
-    #[cfg(feature = "testing")]
-    #[doc(hidden)]
-    pub fn alias(&self) -> Self {
-        Self::new(self.pool.clone(), self.blocks.clone(), self.cached)
-    }
-
     /// Sets the blocks aside that are this lease's alone, because `owner` (a label for one peer) may still write them. They are counted
     /// as quarantined until [`Quarantined::release`]. Cached ones no peer was given to write; they go back.
     ///
@@ -144,11 +139,6 @@ impl Lease {
         Quarantined { pool: self.pool.clone(), blocks, owner }
     }
 }
-
-/// What `cargo xtask hazards` finds in a binary that was built with [`Lease::alias`].
-#[cfg(feature = "testing")]
-#[used]
-static MARKER: &str = "BATON_TESTING_HAZARD kv-cache";
 
 impl Drop for Lease {
     fn drop(&mut self) {
@@ -172,8 +162,8 @@ pub struct Quarantined {
     owner: u64,
 }
 
+#[allow(missing_docs, reason = "the names of methods say it")]
 impl Quarantined {
-    /// The blocks.
     pub fn blocks(&self) -> &GroupBlocks {
         &self.blocks
     }

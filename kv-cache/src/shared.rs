@@ -1,4 +1,4 @@
-//! The pool as threads share it: who takes blocks, who is told of blocks that came back, and who follows what is cached.
+//! The pool as threads share it: allocation, wake-ups when blocks come back, and the changes of the cache for those who follow it.
 
 use crate::books::{Books, Reserve};
 use crate::cache::{Change, ChangeCursor};
@@ -20,6 +20,7 @@ struct Inner {
     on_changed: RwLock<Vec<Listener>>,
 }
 
+#[allow(missing_docs, reason = "the names of methods say it")]
 impl SharedPool {
     /// A pool without a prefix cache, see [`crate::BlockPool::try_new`].
     pub fn try_new(groups: usize, blocks: u32) -> Result<Self, PoolError> {
@@ -36,7 +37,6 @@ impl SharedPool {
         Ok(Self(Arc::new(Inner { books, on_freed: RwLock::default(), on_changed: RwLock::default() })))
     }
 
-    /// Number of groups.
     pub fn groups(&self) -> usize {
         self.lock().pool().groups()
     }
@@ -168,7 +168,7 @@ impl SharedPool {
         self.lock().changes_since(cursor, max)
     }
 
-    /// Names of all cached blocks, in no order, and the place behind all changes so far; `None` where there is no cache.
+    /// Hashes of all cached blocks, in no order, and the place behind all changes so far; `None` where there is no cache.
     pub fn snapshot(&self) -> Option<(Vec<PrefixHash>, ChangeCursor)> {
         self.lock().snapshot()
     }

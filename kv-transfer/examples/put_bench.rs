@@ -9,7 +9,7 @@ mod authority;
 
 use anyhow::{Context, Result, bail};
 use authority::Authority;
-use baton_kv_transfer::bench::{Bare, Tuning};
+use baton_kv_transfer::bench::{Bare, Card, Tuning};
 use baton_kv_transfer::*;
 use baton_types::fence::AlreadyDone;
 use baton_types::{Dtype, Fence, InstanceId, KvLayout, KvPoolMap};
@@ -134,7 +134,7 @@ fn tuning_of(name: &str) -> Result<Tuning> {
 
 fn sink_bare(tuning: Tuning) -> Result<()> {
     let mut bare = Bare::start(BARE_TLS, tuning, ROUND_BYTES).map_err(anyhow::Error::msg)?;
-    let (address, key, base) = bare.card().map_err(anyhow::Error::msg)?;
+    let Card { address, key, base } = bare.card().map_err(anyhow::Error::msg)?;
     println!("{} {} {base}", hex(&address), hex(&key));
     std::io::stdout().flush()?;
     let done = parent_is_done();
@@ -185,7 +185,8 @@ impl BareLoop {
             bail!("no card from the sink: {card:?}")
         };
         let mut bare = Bare::start(BARE_TLS, tuning, ROUND_BYTES).map_err(anyhow::Error::msg)?;
-        bare.connect((unhex(address)?, unhex(key)?, base.parse()?)).map_err(anyhow::Error::msg)?;
+        let card = Card { address: unhex(address)?, key: unhex(key)?, base: base.parse()? };
+        bare.connect(&card).map_err(anyhow::Error::msg)?;
         bare.put(size, 4 << 20, WINDOW); // Wires the lanes up.
         Ok(Self { bare, sink })
     }

@@ -19,6 +19,16 @@ pub enum Tuning {
     Ours,
 }
 
+/// Where one side of the bare loop can be written to.
+pub struct Card {
+    /// Of the UCX worker.
+    pub address: Vec<u8>,
+    /// Remote key of the region.
+    pub key: Vec<u8>,
+    /// Address of the region's first byte.
+    pub base: u64,
+}
+
 /// One side of the bare loop.
 pub struct Bare {
     connected: Option<(RemoteKey, u64, Endpoint)>,
@@ -44,18 +54,18 @@ impl Bare {
         Ok(Self { connected: None, sleeper, memory, worker, base })
     }
 
-    /// Worker address, region key and region base, for the other side.
-    pub fn card(&self) -> Result<(Vec<u8>, Vec<u8>, u64), String> {
+    /// What the other side connects with.
+    pub fn card(&self) -> Result<Card, String> {
         let address = self.worker.address().map_err(|e| e.to_string())?;
-        Ok((address, self.memory.key().map_err(|e| e.to_string())?, self.base))
+        Ok(Card { address, key: self.memory.key().map_err(|e| e.to_string())?, base: self.base })
     }
 
     /// Connects to the other side's card; its lanes.
-    pub fn connect(&mut self, (address, key, base): (Vec<u8>, Vec<u8>, u64)) -> Result<String, String> {
-        let endpoint = Endpoint::new(&self.worker, &address, 0).map_err(|e| e.to_string())?;
-        let key = endpoint.unpack(&key).map_err(|e| e.to_string())?;
+    pub fn connect(&mut self, card: &Card) -> Result<String, String> {
+        let endpoint = Endpoint::new(&self.worker, &card.address, 0).map_err(|e| e.to_string())?;
+        let key = endpoint.unpack(&card.key).map_err(|e| e.to_string())?;
         let lanes = endpoint.lanes().join(",");
-        self.connected = Some((key, base, endpoint));
+        self.connected = Some((key, card.base, endpoint));
         Ok(lanes)
     }
 

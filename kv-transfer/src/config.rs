@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Whom to hand a sequence to, as membership tells it.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Peer {
     /// The instance, in the incarnation that the record names. Another one answering there is an error.
     pub party: Party,
-    /// Where it listens.
     pub address: TransferAddress,
     /// Which of its shards that is.
     pub shard: u16,
@@ -207,9 +207,9 @@ impl TransferLimits {
 }
 
 /// Everything that [`crate::KvTransfer::start`] needs.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone)]
 pub struct TransferConfig {
-    /// This instance.
     pub party: Party,
     /// Compared with each peer's before the first byte. Its layout is that of the whole instance.
     pub compatibility: Compatibility,
@@ -221,7 +221,6 @@ pub struct TransferConfig {
     pub map: KvPoolMap,
     /// Transport of the data plane.
     pub transport: TransportChoice,
-    /// Bounds.
     pub limits: TransferLimits,
     /// Host to publish in place of the bound address, where the two differ.
     pub advertise: Option<IpAddr>,

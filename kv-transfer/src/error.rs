@@ -5,6 +5,7 @@ use baton_types::{ErrorKind, Mismatch};
 use std::time::Duration;
 
 /// The service could not start, or did not take a handoff.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum TransferError {
     /// A setting makes no sense.
@@ -15,15 +16,11 @@ pub enum TransferError {
     Transport {
         /// `ucx` or `tcp`.
         transport: &'static str,
-        /// What it said.
         detail: String,
     },
     /// As many handoffs as allowed are open; try later or elsewhere.
     #[error("{limit} handoffs are open already")]
-    TooManyHandoffs {
-        /// The bound.
-        limit: usize,
-    },
+    TooManyHandoffs { limit: usize },
     /// The blocks given do not hold the positions to be moved, or are none of the pool.
     #[error("blocks do not fit the handoff: {0}")]
     Blocks(String),
@@ -85,24 +82,15 @@ impl RefuseReason {
 }
 
 /// How a handoff failed. The sequence can be handed off anew, to the same sink or another one, unless it says otherwise.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandoffFailure {
     /// The two instances cannot exchange KV at all.
     #[error("{peer} cannot take this KV: {mismatch}")]
-    Incompatible {
-        /// The other side.
-        peer: Party,
-        /// The first difference.
-        mismatch: Mismatch,
-    },
+    Incompatible { peer: Party, mismatch: Mismatch },
     /// The sink gave no grant.
     #[error("refused ({}): {detail}", reason.name())]
-    Refused {
-        /// Why.
-        reason: RefuseReason,
-        /// In words.
-        detail: String,
-    },
+    Refused { reason: RefuseReason, detail: String },
     /// The deadline passed.
     #[error("the deadline passed while {0}")]
     Deadline(&'static str),

@@ -25,7 +25,6 @@ pub(crate) struct Terms {
     pub(crate) outward: Option<Cut>,
     /// What moves from there to here, in the same way.
     pub(crate) inward: Option<Cut>,
-    /// The peer's pool.
     pub(crate) map: KvPoolMap,
 }
 

@@ -59,6 +59,7 @@ mod put;
 mod region;
 mod role;
 mod service;
+#[cfg(any(test, feature = "testing"))]
 pub mod shards;
 #[doc(hidden)]
 pub mod simulation;

@@ -44,6 +44,7 @@ pub struct Moved {
     pub took: Duration,
 }
 
+#[allow(missing_docs, reason = "the names of methods say it")]
 impl Trial {
     /// Configuration of a service that matches every other of a trial with the same pool.
     pub fn config(name: InstanceId, transport: TransportChoice, map: KvPoolMap) -> TransferConfig {
@@ -81,7 +82,6 @@ impl Trial {
         self.map.blocks() / 2 * self.map.layout().block_tokens()
     }
 
-    /// The service.
     pub const fn transfer(&self) -> &KvTransfer {
         &self.transfer
     }
@@ -130,6 +130,7 @@ pub fn finish(put: &PutHandle, tokens: u32) {
 }
 
 /// Why a trial did not come to its end.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum TrialError {
     /// The pool's memory cannot be had.
@@ -138,7 +139,6 @@ pub enum TrialError {
     /// The service could not start, or not offer.
     #[error(transparent)]
     Service(#[from] TransferError),
-    /// It failed.
     #[error("the handoff failed: {0}")]
     Failed(#[from] HandoffFailure),
 }

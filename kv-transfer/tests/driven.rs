@@ -186,7 +186,6 @@ impl SinkHandler for Worker {
     }
 }
 
-/// One side.
 struct Side {
     transfer: KvTransfer,
     driver: Driver,

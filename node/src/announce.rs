@@ -4,7 +4,6 @@ use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::net::SocketAddr;
 
-/// One announcement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Announcement {
@@ -12,12 +11,10 @@ pub enum Announcement {
     Progress {
         /// What, in two or three words.
         what: String,
-        /// Part done.
         fraction: f32,
     },
     /// The process answers at these addresses.
     Listening {
-        /// gRPC.
         grpc: SocketAddr,
         /// HTTP: the OpenAI API on a router, health and metrics on a worker.
         http: SocketAddr,

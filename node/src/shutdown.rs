@@ -66,7 +66,8 @@ impl Shutdown {
     /// If the signals cannot be had.
     pub fn install(config: &DrainConfig) -> std::io::Result<Self> {
         let shutdown = Self::new(config);
-        let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
         tokio::spawn({
             let shutdown = shutdown.clone();
             async move {

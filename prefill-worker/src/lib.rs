@@ -4,6 +4,8 @@
 //!
 //! It knows no text and no placement, and not what happens to a sequence after its commit.
 
+#![allow(missing_docs, reason = "parts of one program: most names say what they hold")]
+
 mod grpc;
 mod put;
 mod service;

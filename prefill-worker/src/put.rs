@@ -115,7 +115,7 @@ impl PromptPut {
     }
 }
 
-/// What the router is told of a handoff that failed. A handoff has deadlines of its own: the request may have time for another.
+/// The error for the router of a handoff that failed. A handoff has deadlines of its own: the request may have time for another.
 pub fn handoff_error(failure: &HandoffFailure, first_token_sent: bool) -> RequestError {
     let kind = match failure.kind() {
         ErrorKind::DeadlineExceeded => ErrorKind::Unavailable,

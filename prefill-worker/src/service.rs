@@ -33,7 +33,7 @@ pub struct PrefillService {
     pub parts: Parts,
 }
 
-/// What a router is told, at last perhaps an error.
+/// Messages to a router; the last one may be an error.
 pub(crate) type Reply = Result<PrefillEvent, RequestError>;
 
 /// A prompt that a router sends.
@@ -54,7 +54,8 @@ impl PrefillService {
     pub fn prefill(&self, call: CallContext, request: PrefillRequest) -> Result<mpsc::Receiver<Reply>, RequestError> {
         let CallContext { since, deadline, running, parent } = call;
         let PrefillRequest { sequence, peer, get } = request;
-        let (transfer, request_id) = (self.parts.transfer.clone(), sequence.request_id.clone());
+        let transfer = self.parts.transfer.clone();
+        let request_id = sequence.request_id.clone();
         let log = parent.log_span(request_id.as_str());
         let target = PutTarget { transfer, peer, request_id, tokens: sequence.tokens.len() as u32, deadline };
         let (observer, put) = prompt_put(target);

@@ -1,4 +1,4 @@
-//! Bounded admission: so many requests run, so many wait, the rest is told at once to come again: whoever came last, of the lowest
+//! Bounded admission: so many requests run, so many wait, the rest is refused at once with a time to come again: whoever came last, of the lowest
 //! priority, and of keys never one for another.
 
 use crate::auth::KeyId;
@@ -130,7 +130,6 @@ impl Admission {
         self.0.running_max
     }
 
-    /// Requests inside.
     pub fn inside(&self) -> usize {
         self.0.state.lock().inside
     }

@@ -45,17 +45,13 @@ pub struct RouterConfig {
     pub identity: IdentityConfig,
     /// The OpenAI API, health and metrics over HTTP.
     pub http: HttpConfig,
-    /// Who may call.
     pub auth: AuthConfig,
-    /// Placement.
     pub placement: PlacementConfig,
     /// What follows when a worker fails.
     pub retry: RetryConfig,
-    /// Bounds of requests.
     pub limits: LimitsConfig,
     /// How requests use the prefix caches of workers.
     pub cache: CacheConfig,
-    /// What tokens cost.
     pub prices: PricesConfig,
 }
 

@@ -10,4 +10,4 @@ pub use crate::recovery::{
     ProbationLimits, Recovery, Retry, RetryBucket, RetryLimits, Step,
 };
 pub use crate::request::PrefillPolicy;
-pub use crate::workers::{Heard, Load};
+pub use crate::workers::{LastReport, Load};

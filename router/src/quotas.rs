@@ -39,7 +39,7 @@ impl Quotas {
                 return Err(RequestError::invalid("priority", message));
             }
             let more = InFlight { requests: u64::from(samples), tokens: 0 };
-            quota.take(more, |now| now.requests, ("n", "requests", *requests_max))?;
+            quota.take(more, |now| now.requests, "n", "requests", *requests_max)?;
         }
         Ok(quota)
     }
@@ -50,14 +50,16 @@ impl Quota {
     pub(crate) fn add_tokens(&mut self, tokens: u64) -> Result<(), RequestError> {
         let Some(Key { limits, .. }) = self.key else { return Ok(()) };
         let more = InFlight { requests: 0, tokens };
-        self.take(more, |now| now.tokens, ("max_tokens", "tokens", limits.tokens_max))
+        self.take(more, |now| now.tokens, "max_tokens", "tokens", limits.tokens_max)
     }
 
     fn take(
         &mut self,
         more: InFlight,
         of: impl Fn(&InFlight) -> u64,
-        (param, what, max): (&str, &str, u64),
+        param: &str,
+        what: &str,
+        max: u64,
     ) -> Result<(), RequestError> {
         let Some(key) = self.key else { return Ok(()) };
         let asked = of(&more);

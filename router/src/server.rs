@@ -55,7 +55,6 @@ pub enum RouterError {
     Server(&'static str, String),
 }
 
-/// Starts routers.
 #[derive(Clone, Copy, Debug)]
 pub struct Router;
 
@@ -66,7 +65,6 @@ pub struct RunningRouter {
     pub grpc_addr: SocketAddr,
     /// Where workers join.
     pub cluster_addr: SocketAddr,
-    /// Where HTTP listens.
     pub http_addr: SocketAddr,
     /// Where health and metrics have a port of their own, if they do.
     pub admin_addr: Option<SocketAddr>,
@@ -174,7 +172,8 @@ impl Router {
             move || core.ready()
         });
         metrics.register_health(&health);
-        let (mut admin_addr, mut open) = (None, admin::routes(health.clone(), metrics.clone()));
+        let mut admin_addr = None;
+        let mut open = admin::routes(health.clone(), metrics.clone());
         if let Some(address) = config.admin.listen {
             let listener = admin::bind(address).await?;
             admin_addr = Some(listener.address());

@@ -50,11 +50,9 @@ pub fn worker(model: &str) -> WorkerConfig {
 
 /// A running cluster. Stop it with [`Cluster::stop`]; a dropped one leaves its tasks to the end of the test's runtime.
 pub struct Cluster {
-    /// The router.
     pub router: RunningRouter,
     /// Prefill workers, in the order of the specification.
     pub prefill: Vec<RunningWorker>,
-    /// Decode workers.
     pub decode: Vec<RunningWorker>,
     /// Holds phases open.
     pub gates: Arc<Gates>,

@@ -23,7 +23,6 @@ pub enum Phase {
 }
 
 impl Phase {
-    /// All of them.
     pub const ALL: [Self; 4] = [Self::Queue, Self::Prefill, Self::Transfer, Self::Decode];
 }
 

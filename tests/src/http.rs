@@ -14,7 +14,6 @@ pub struct Api {
 pub struct Answer {
     /// HTTP status.
     pub status: u16,
-    /// Its headers.
     pub headers: HeaderMap,
     /// Its body; a string where it is no JSON.
     pub body: Value,

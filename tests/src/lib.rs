@@ -2,6 +2,8 @@
 //!
 //! Tests that need separate processes (kills, spans per service, `baton up`) start the binaries instead: see [`processes`].
 
+#![allow(missing_docs, reason = "parts of one program: most names say what they hold")]
+
 pub mod bits;
 pub mod chaos;
 pub mod cluster;

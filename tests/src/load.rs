@@ -63,12 +63,10 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// The request.
     pub(crate) fn request(&self) -> GenerateRequest {
         request(self.case, self.salt)
     }
 
-    /// Its prompt.
     pub(crate) fn prompt(&self) -> Vec<u32> {
         prompt(self.case, self.salt)
     }
@@ -210,7 +208,6 @@ async fn ask(router: &Channel, case: Case, salt: u32) -> Result<Vec<Tokens>, (St
 /// What came of an answer so far.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
-    /// By sample.
     samples: Vec<Tokens>,
     finish: Vec<FinishReason>,
     usage: Option<Usage>,

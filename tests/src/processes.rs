@@ -316,7 +316,6 @@ fn processes() -> anyhow::Result<Vec<Process>> {
 pub struct Resources {
     /// Open file descriptors.
     pub fds: usize,
-    /// Threads.
     pub threads: usize,
     /// Resident memory.
     pub rss_kib: usize,

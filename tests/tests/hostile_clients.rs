@@ -299,7 +299,6 @@ const CALLS: usize = 1_000;
 /// Heads over HTTP/1 that never end.
 const HALF_HEADS: usize = 2_000;
 
-/// What is called.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Called {
     /// With few long headers.
@@ -355,7 +354,7 @@ async fn open_calls(
                 let Ok(answer) = answer.await else { return false };
                 let status = answer.headers().get("grpc-status").is_some_and(|status| status == "8");
                 if !status && answer.status() != 429 {
-                    // Held open, and nothing of it read.
+                    // MessageHold open, and nothing of it read.
                     std::future::pending::<()>().await;
                 }
                 true

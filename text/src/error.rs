@@ -3,12 +3,12 @@
 use baton_types::{ErrorKind, RequestError};
 
 /// Errors of this crate. Those of a bundle are met when it is made or loaded, the others belong to one request.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
     /// The model's tokenizer needs something that is not implemented; serving it anyway would give wrong tokens.
     #[error("the tokenizer's {what} `{name}` is not supported; supported: {supported}")]
     Unsupported {
-        /// Which part.
         what: &'static str,
         /// Its name in the model's files.
         name: String,

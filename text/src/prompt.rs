@@ -3,13 +3,13 @@
 use baton_types::TokenId;
 
 /// One control token in a text: `text[start..end]` spells it.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ControlSpan {
     /// First byte of the spelling.
     pub start: usize,
     /// One past its last byte.
     pub end: usize,
-    /// The token.
     pub token: TokenId,
 }
 
@@ -36,7 +36,6 @@ impl Prompt {
         &self.controls
     }
 
-    /// Adds ordinary text.
     pub(crate) fn push_text(&mut self, text: &str) {
         self.text.push_str(text);
     }

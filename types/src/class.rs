@@ -68,21 +68,21 @@ impl fmt::Display for NumericsClass {
 }
 
 /// The compatibility fingerprint of one instance.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Compatibility {
     /// Digest over the model's configuration and weights.
     pub model: Digest,
     /// Groups and planes; block sizes may differ between peers.
     pub layout: KvLayout,
-    /// Numerics class.
     pub class: NumericsClass,
 }
 
 /// Why two instances cannot exchange KV: both sides of the first difference.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} differs: this side has {ours}, the peer has {theirs}")]
 pub struct Mismatch {
-    /// What differs.
     pub what: &'static str,
     /// Value on this side.
     pub ours: String,

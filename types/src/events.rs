@@ -3,7 +3,6 @@
 
 use crate::{FinishReason, TokenId, TokenLogprobs};
 
-/// A generated token.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GeneratedToken {
     pub id: TokenId,

@@ -19,7 +19,7 @@ pub trait FencePoll: Send + Sync {
     fn poll(&self) -> FenceStatus;
 }
 
-/// A shared fence.
+/// A fence that several parts wait for.
 pub type Fence = Arc<dyn FencePoll>;
 
 /// A fence that is done from the start, for work that was finished when it was asked for.

@@ -8,9 +8,9 @@ use std::fmt;
 use std::ops::Range;
 
 /// One process start of one instance: what tickets name.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Party {
-    /// Which instance.
     pub instance: InstanceId,
     /// Which start of it.
     pub incarnation: Incarnation,
@@ -43,6 +43,7 @@ impl Role {
 }
 
 /// Everything a router needs to serve a model; owned by the workers.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelCard {
     /// Id of the model, e.g. `smollm2-135m-instruct`.
@@ -55,7 +56,6 @@ pub struct ModelCard {
     pub fingerprint: Digest,
     /// Longest context served, in tokens.
     pub context_max: u32,
-    /// Vocabulary size.
     pub vocab: u32,
     /// All end tokens.
     pub end_tokens: Vec<TokenId>,
@@ -71,7 +71,7 @@ impl ModelCard {
         std::iter::once(&self.id).chain(&self.served_names).map(String::as_str)
     }
 
-    /// What clients are told that they may call it: the further names where it has any, since the id may be that of a file.
+    /// The names that clients see: the further names where it has any, since the id may be that of a file.
     pub fn public_names(&self) -> impl Iterator<Item = &str> {
         let further = || self.served_names.iter().filter(|name| **name != self.id);
         std::iter::once(&self.id).filter(move |_| further().next().is_none()).chain(further()).map(String::as_str)
@@ -126,6 +126,7 @@ impl fmt::Display for ProtocolRange {
 }
 
 /// The unit of placement.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InstanceRecord {
     /// Which start of which instance.
@@ -138,13 +139,11 @@ pub struct InstanceRecord {
     pub pool: String,
     /// Where its gRPC listens, `host:port`.
     pub endpoint: String,
-    /// Its model.
     pub card: ModelCard,
     /// Protocol versions it speaks.
     pub protocol: ProtocolRange,
     /// Layout of its KV.
     pub layout: KvLayout,
-    /// Its numerics class.
     pub class: NumericsClass,
     /// Tokens whose KV its pool holds.
     pub capacity_tokens: u64,

@@ -38,6 +38,7 @@ pub struct KvPlane {
     head_stride: u32,
 }
 
+#[allow(missing_docs, reason = "the names of methods say it")]
 impl KvPlane {
     /// A dense plane of shape `[block_tokens, heads, dim]`.
     pub fn try_new(name: impl Into<String>, heads: u32, dim: u32, dtype: Dtype) -> Result<Self, LayoutError> {
@@ -53,7 +54,6 @@ impl KvPlane {
     pub fn name(&self) -> &str {
         &self.name
     }
-    /// Number of heads.
     pub fn heads(&self) -> u32 {
         self.heads
     }
@@ -61,7 +61,6 @@ impl KvPlane {
     pub fn dim(&self) -> u32 {
         self.dim
     }
-    /// Element type.
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
@@ -121,6 +120,7 @@ impl From<KvLayout> for RawLayout {
 }
 
 /// A layout that cannot exist.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LayoutError {
     /// Block size outside 16..=128 or not a multiple of 16.
@@ -131,7 +131,6 @@ pub enum LayoutError {
     Plane {
         /// Name of the plane.
         name: String,
-        /// Its heads.
         heads: u32,
         /// Its head dimension.
         dim: u32,
@@ -141,10 +140,7 @@ pub enum LayoutError {
     Groups(String),
     /// The pool would not fit an address space.
     #[error("a pool of {blocks} blocks overflows")]
-    PoolSize {
-        /// Blocks asked for.
-        blocks: u32,
-    },
+    PoolSize { blocks: u32 },
 }
 
 impl LayoutError {
@@ -154,6 +150,7 @@ impl LayoutError {
     pub const DIM_MAX: u32 = 16_384;
 }
 
+#[allow(missing_docs, reason = "the names of methods say it")]
 impl KvLayout {
     /// Granule of checksums, of prefix hashes and of quantization groups: every block size is a multiple of it.
     pub const GRANULE_TOKENS: u32 = 16;
@@ -203,12 +200,10 @@ impl KvLayout {
         Attention { layers, kv: TokenKv::Heads { kv_heads, head_dim }, window: None }.layout(block_tokens, dtype)
     }
 
-    /// Tokens per block.
     pub fn block_tokens(&self) -> u32 {
         self.block_tokens
     }
 
-    /// The groups.
     pub fn groups(&self) -> &[KvGroup] {
         &self.groups
     }
@@ -260,6 +255,7 @@ pub struct KvPoolMap {
     blocks: u32,
 }
 
+#[allow(missing_docs, reason = "the names of methods say it")]
 impl KvPoolMap {
     /// Lays `layout` over a pool with `blocks` blocks in each group.
     pub fn try_new(layout: KvLayout, blocks: u32) -> Result<Self, LayoutError> {
@@ -270,7 +266,6 @@ impl KvPoolMap {
         Ok(Self { layout, blocks })
     }
 
-    /// The layout.
     pub fn layout(&self) -> &KvLayout {
         &self.layout
     }

@@ -17,6 +17,7 @@ pub mod ids;
 pub mod instance;
 pub mod layout;
 pub mod memory;
+pub mod places;
 pub mod runtime;
 pub mod sampling;
 pub mod sequence;

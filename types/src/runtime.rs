@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// A future that may move between threads.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// The time.
+/// Where instants come from: the system, or a simulation.
 pub trait Clock: Send + Sync + Debug {
     /// Now; never earlier than what it said before.
     fn now(&self) -> Instant;

@@ -50,6 +50,7 @@ impl Default for SamplingParams {
 }
 
 /// A parameter out of its range.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{name} must be {expected}, got {got}")]
 pub struct SamplingError {
@@ -57,7 +58,6 @@ pub struct SamplingError {
     pub name: &'static str,
     /// The accepted range.
     pub expected: &'static str,
-    /// What came.
     pub got: String,
 }
 

@@ -66,11 +66,11 @@ pub enum FinishReason {
 }
 
 /// Tokens counted for one request.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Tokens generated.
     pub completion_tokens: u32,
     /// Tokens of the prompt whose KV was not computed for this request, as of the prefill that made its first token.
     pub cached_tokens: u32,

@@ -20,7 +20,6 @@ use std::time::Duration;
 /// A worker's engine and what others must know of it.
 #[derive(Clone)]
 pub struct Loaded {
-    /// The engine.
     pub engine: EngineHandle,
     /// Its pool's memory.
     pub region: Arc<Region>,
@@ -34,7 +33,7 @@ pub struct Loaded {
     pub bundle: Option<bytes::Bytes>,
 }
 
-/// Opens the model, loads its weights and starts the engine. Blocks for as long as that takes; `progress` is told 0 to 1.
+/// Opens the model, loads its weights and starts the engine. Blocks for as long as that takes; `progress` gets 0 to 1.
 pub fn load(
     model: &ModelSettings,
     engine: &EngineSettings,
@@ -56,7 +55,6 @@ pub fn load_on(
     let config = EngineConfig {
         weights: engine.weights,
         kv: engine.kv,
-        block_tokens: engine.block_tokens,
         kv_cache_bytes: engine.kv_cache_bytes.0,
         model_len_max: context_max,
         chunk_tokens_max: engine.chunk_tokens_max,
@@ -74,7 +72,7 @@ pub fn load_on(
     let layout = source.shape().kv_layout(engine.block_tokens, engine.kv).map_err(EngineError::from)?;
     let map = config.pool_map(layout.clone())?;
     // Files may state any context; rotary tables are made for no more positions than the pool holds.
-    let pool_tokens = map.blocks() as usize * engine.block_tokens as usize;
+    let pool_tokens = map.blocks() as usize * layout.block_tokens() as usize;
     let bounds = ModelConfig { model_len_max: context_max.min(pool_tokens), ..config.model_config() };
     let load = |fraction| progress("loading weights", fraction);
     let network = Model::load(source.as_ref(), ops, bounds, &load).map_err(EngineError::from)?;

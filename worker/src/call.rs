@@ -12,6 +12,5 @@ pub struct CallContext {
     pub deadline: Instant,
     /// Counts it for the drain until it is dropped.
     pub running: RunningCall,
-    /// Its caller's span.
     pub parent: Parent,
 }

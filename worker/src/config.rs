@@ -31,7 +31,6 @@ pub struct WorkerConfig {
     pub membership: JoinConfig,
     /// Name and place in the cluster.
     pub instance: InstanceSettings,
-    /// Which model.
     pub model: ModelSettings,
     /// How it runs.
     pub engine: EngineSettings,

@@ -40,7 +40,6 @@ pub enum DrainPhase {
 pub struct DrainState {
     /// How far it is.
     pub phase: DrainPhase,
-    /// Calls that run.
     pub running: u32,
     /// Calls that ended by themselves since the drain began.
     pub finished: u32,

@@ -22,7 +22,6 @@ pub enum WorkerError {
     Text {
         /// Where it stands in the model's files.
         key: &'static str,
-        /// Why not.
         #[source]
         source: baton_text::TextError,
     },
@@ -37,7 +36,6 @@ pub enum WorkerError {
         "max_model_len = {asked}, but the model's context is {context} tokens: lower --max-model-len, or leave it out for all of it"
     )]
     ModelLen {
-        /// Tokens asked for.
         asked: u32,
         /// Tokens that the model can hold.
         context: usize,
@@ -45,7 +43,6 @@ pub enum WorkerError {
     /// A KV pool that cannot be held.
     #[error("kv_cache_bytes = {asked}, but this process may use {memory} of memory: lower --kv-cache-bytes")]
     KvMemory {
-        /// Size asked for.
         asked: ByteSize,
         /// Memory of the host, or of its control group.
         memory: ByteSize,
@@ -55,10 +52,7 @@ pub enum WorkerError {
         "lanes of ucx_tls = \"{lanes}\" have no fence, so peers bound what this worker leaves in quarantine by its name, through restarts: \
          give it one that lasts (--instance), or leave those lanes out"
     )]
-    Unnamed {
-        /// What is configured.
-        lanes: String,
-    },
+    Unnamed { lanes: String },
     /// UCX has no lane to other hosts.
     #[error(
         "transfer.transport is \"ucx\", UCX finds no lane of RDMA, and peers at {bind} may be on other hosts: set it to \"auto\" or \"tcp\", or \

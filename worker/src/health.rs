@@ -54,7 +54,9 @@ impl Vitals {
         announcer: Announcer,
     ) {
         let _ = self.left.set(Left { drain: drain.clone(), max: drained_max });
-        let (mut state, seen, drain) = (registration.state(), registration.state(), drain.state());
+        let mut state = registration.state();
+        let seen = registration.state();
+        let drain = drain.state();
         let _ = self.ready.set(Box::new(move || match (drain.borrow().phase, &*seen.borrow()) {
             (DrainPhase::Draining, _) => Err("it drains".into()),
             (DrainPhase::Drained { .. }, _) => Err("it is drained; restart it to serve again".into()),
@@ -93,7 +95,6 @@ impl Vitals {
         self.ready.get().map_or_else(|| Err("loads the model".into()), |ready| ready())
     }
 
-    /// The probes.
     pub(crate) fn health(self: &Arc<Self>) -> Health {
         let (live, ready) = (self.clone(), self.clone());
         let started = self.clone();

@@ -16,12 +16,12 @@ pub struct LeaseHold {
 
 impl LeaseHold {
     /// Holds `lease` for writes of `peer`, of blocks of `block_tokens`: what it found cached the peer leaves out.
-    pub fn new(lease: Lease, peer: &Party, block_tokens: u32) -> Self {
-        let mut cached_tokens = lease.cached_blocks() as u32 * block_tokens;
+    pub fn new(lease: Lease, peer: &Party, block_tokens: usize) -> Self {
+        let mut cached_tokens = lease.cached_blocks() * block_tokens;
         if seeded!(PartialGrantOffByOne) && cached_tokens > 0 && lease.blocks_min() > lease.cached_blocks() + 1 {
             cached_tokens += block_tokens;
         }
-        Self { lease, owner: owner(peer), cached_tokens }
+        Self { lease, owner: owner(peer), cached_tokens: cached_tokens as u32 }
     }
 
     /// Takes the lease back out of what the transfer returned.

@@ -5,6 +5,8 @@
 //!
 //! This crate does not know what a prefill or a decode worker does with a sequence.
 
+#![allow(missing_docs, reason = "parts of one program: most names say what they hold")]
+
 pub mod bring_up;
 pub mod call;
 pub mod config;

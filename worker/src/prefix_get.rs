@@ -53,7 +53,6 @@ impl PrefixGet {
         Self { time_min, ..self }
     }
 
-    /// Who has it.
     pub fn owner(&self) -> &Peer {
         &self.owner
     }
@@ -92,7 +91,7 @@ pub async fn get_prefix(
 ) -> Result<Option<CachedPrefix>, PrefixGetError> {
     let Some(keep) = engine.keep(request) else { return Ok(None) };
     let hashes = request.block_hashes();
-    let (pool, ours) = (engine.pool(), engine.config().block_tokens as usize);
+    let (pool, ours) = (engine.pool(), engine.block_tokens());
     // Whole blocks of this side; the last token is computed here in any case.
     let tokens_max = (request.tokens.len() - 1).min(hashes.len() * HASH_TOKENS).min(TOKENS_MAX);
     let tokens = get.tokens.min(tokens_max) / ours * ours;
@@ -126,11 +125,11 @@ pub async fn get_prefix(
 
 /// Lets a peer read what is cached here, or says that it is not. Only registered workers get it: hashes of prefixes are no secret to them.
 pub fn pin_prefix(engine: &EngineHandle, members: &Members, question: &PinQuestion, reply: PinReply) {
-    if !members.stands(&question.reader) {
+    if !members.contains(&question.reader) {
         let detail = format!("{} is no worker that is registered here, or not as this start", question.reader);
         return reply.refuse(RefuseReason::UnknownRequest, detail);
     }
-    let (ours, tokens) = (engine.config().block_tokens as usize, question.tokens as usize);
+    let (ours, tokens) = (engine.block_tokens(), question.tokens as usize);
     let (hashes, rest) = question.name.as_chunks::<HASH_BYTES>();
     if !rest.is_empty() || hashes.len() * HASH_TOKENS < tokens {
         return reply.refuse(RefuseReason::Protocol, "the name is no chain of prefixes as long as what is asked for");

@@ -45,7 +45,6 @@ const CUT_OFF_MAX: Duration = Duration::from_secs(3);
 
 /// One of the two things that a worker does.
 pub trait WorkerRole: Send + 'static {
-    /// Which one.
     fn role(&self) -> Role;
     /// Joins it with the engine that it will run on. `members` are those whom it lets read what it has cached; `runtime` runs its tasks.
     fn bind(self, engine: &EngineHandle, members: Members, runtime: Arc<dyn Runtime>) -> BoundRole;
@@ -66,19 +65,13 @@ pub struct BoundRole {
 /// What a role's service is made of.
 #[derive(Clone)]
 pub struct Parts {
-    /// The engine.
     pub engine: EngineHandle,
-    /// The data plane.
     pub transfer: KvTransfer,
     /// Takes each call up.
     pub drain: Drain,
-    /// Records spans.
     pub tracer: SdkTracer,
-    /// Counts phases.
     pub phases: Phases,
-    /// Longest call.
     pub call_max: Duration,
-    /// Largest message.
     pub message_max: usize,
     /// Fingerprint of the model.
     pub model: Digest,
@@ -101,13 +94,11 @@ impl Parts {
 
 /// What a worker is started with beside its configuration.
 pub struct Surroundings {
-    /// Records spans.
     pub tracer: SdkTracer,
     /// Fate of exported spans, for `/metrics`.
     pub export: Option<ExportCounters>,
     /// Recent traces, for routers.
     pub traces: Traces,
-    /// Tells the starter.
     pub announcer: Announcer,
     /// Holds sequences in a phase, in tests.
     pub gate: Option<Arc<dyn SequenceGate>>,
@@ -120,7 +111,7 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    /// Spans go to `tracer`; nothing is held and nobody is told.
+    /// Spans go to `tracer`; nothing is held back or announced.
     pub fn new(tracer: SdkTracer) -> Self {
         Self {
             tracer,
@@ -143,9 +134,7 @@ pub struct RunningWorker {
     pub http: SocketAddr,
     /// Which start of which instance it is.
     pub party: Party,
-    /// Engine and pool.
     pub loaded: Loaded,
-    /// Data plane.
     pub transfer: KvTransfer,
     /// Its way out.
     pub drain: Drain,
@@ -164,12 +153,14 @@ impl RunningWorker {
         let (grpc_addr, http) = (listener.address(), admin_listener.address());
         around.announcer.say(&Announcement::Listening { grpc: grpc_addr, http, cluster: None });
 
-        let (vitals, metrics) = (Arc::new(Vitals::default()), Metrics::new(service_name(role.role())));
+        let vitals = Arc::new(Vitals::default());
+        let metrics = Metrics::new(service_name(role.role()));
         let role_name = role.role();
         if let Some(counters) = &around.export {
             metrics.register_export(counters);
         }
-        let (stop, runtime) = (CancellationToken::new(), Arc::new(TokioRuntime::current()));
+        let stop = CancellationToken::new();
+        let runtime = Arc::new(TokioRuntime::current());
         metrics.register_health(&vitals.health());
         tokio::spawn(admin::serve(admin_listener, admin::routes(vitals.health(), metrics.clone()), stop.clone()));
 

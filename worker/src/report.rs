@@ -13,9 +13,9 @@ use tokio::sync::{mpsc, watch};
 pub(crate) const PERIOD: Duration = Duration::from_millis(50);
 /// Longest time between two load reports, in units of [`PERIOD`]: 1 s.
 const QUIET_TICKS_MAX: u32 = 20;
-/// After what changed in the cache was told, what changes next waits so long for company. Placement is wrong by no more.
+/// After an update of the cache was sent, further changes are gathered for so long. Placement is wrong by no more.
 const CACHE_PAUSE: Duration = Duration::from_millis(5);
-/// Fineness with which it is told how long an engine's loop stands still. Steps take less.
+/// Resolution of the report how long an engine's loop stands still. Steps take less.
 const STILL_MS: u64 = 250;
 
 /// What a router hears.
@@ -46,7 +46,7 @@ struct Cache {
     changed: watch::Receiver<()>,
     /// When it is looked at next; `None` where that is once it changes.
     due: Option<Instant>,
-    /// Before then nothing is told.
+    /// No report before then.
     earliest: Instant,
 }
 

@@ -45,7 +45,6 @@ pub struct WorkerService {
     pub claimed: Claims,
     /// See [`crate::report::cache_changes`].
     pub cache_changed: watch::Receiver<()>,
-    /// Drains the worker.
     pub drain: Drain,
     /// Bound of a drain that states none.
     pub drain_max: Duration,

@@ -1,6 +1,6 @@
 //! What an operator may set of a worker's model, engine and data plane. Checked when the worker starts.
 
-use baton_engine::PrefixCacheConfig;
+use baton_engine::{EngineConfig, PrefixCacheConfig};
 use baton_kv_transfer::TransferLimits;
 use baton_node::config::{ByteSize, Check, Checker, Secret};
 use baton_types::Dtype;
@@ -66,7 +66,6 @@ pub struct EngineSettings {
     pub stall_ms_max: u64,
     /// A step that takes longer counts as hung: routers go on elsewhere with what runs here. Well above the longest chunk of prefill.
     pub step_ms_max: u64,
-    /// The prefix cache.
     pub prefix_cache: PrefixCacheSettings,
 }
 
@@ -86,7 +85,8 @@ pub struct PrefixCacheSettings {
 
 impl Default for PrefixCacheSettings {
     fn default() -> Self {
-        Self { enabled: true, ttl_ms: 300_000, pinned_percent_max: 25, pinned_percent_of_one_max: 10 }
+        let PrefixCacheConfig { ttl, pinned_percent_max, pinned_percent_of_one_max } = PrefixCacheConfig::default();
+        Self { enabled: true, ttl_ms: ttl.as_millis() as u64, pinned_percent_max, pinned_percent_of_one_max }
     }
 }
 
@@ -103,18 +103,19 @@ impl PrefixCacheSettings {
 
 impl Default for EngineSettings {
     fn default() -> Self {
+        let engine = EngineConfig::default();
         Self {
             device: Device::Cpu,
             threads: 0,
-            weights: Dtype::Bf16,
-            kv: Dtype::Bf16,
+            weights: engine.weights,
+            kv: engine.kv,
             block_tokens: 16,
-            kv_cache_bytes: ByteSize(1 << 30),
-            chunk_tokens_max: 256,
-            running_max: 64,
-            waiting_max: 256,
-            stall_ms_max: 30_000,
-            step_ms_max: 60_000,
+            kv_cache_bytes: ByteSize(engine.kv_cache_bytes),
+            chunk_tokens_max: engine.chunk_tokens_max,
+            running_max: engine.running_max,
+            waiting_max: engine.waiting_max,
+            stall_ms_max: engine.stall.as_millis() as u64,
+            step_ms_max: engine.step_max.as_millis() as u64,
             prefix_cache: PrefixCacheSettings::default(),
         }
     }
@@ -134,7 +135,6 @@ pub enum Device {
     Cuda,
 }
 
-/// The data plane.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TransferSettings {

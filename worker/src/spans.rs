@@ -51,7 +51,7 @@ impl Parent {
         end: Instant,
         attributes: [(&'static str, Value); N],
     ) {
-        self.record_under(&self.context, name, (start, end), attributes);
+        self.record_under(&self.context, name, start, end, attributes);
     }
 
     /// Records a phase of the request that is no part of the call: it may outlast it.
@@ -62,14 +62,15 @@ impl Parent {
         end: Instant,
         attributes: [(&'static str, Value); N],
     ) {
-        self.record_under(&self.request, name, (start, end), attributes);
+        self.record_under(&self.request, name, start, end, attributes);
     }
 
     fn record_under<const N: usize>(
         &self,
         parent: &Context,
         name: &'static str,
-        (start, end): (Instant, Instant),
+        start: Instant,
+        end: Instant,
         attributes: [(&'static str, Value); N],
     ) {
         let mut span = self.start(parent, name, start);
@@ -92,7 +93,6 @@ impl Parent {
 }
 
 impl Phase {
-    /// Adds an attribute.
     #[must_use]
     pub fn attribute(mut self, key: &'static str, value: impl Into<Value>) -> Self {
         self.span.set_attribute(KeyValue::new(key, value));

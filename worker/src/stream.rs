@@ -18,7 +18,7 @@ pub fn channel() -> (StreamSink, mpsc::Receiver<SequenceEvent>) {
 }
 
 impl StreamSink {
-    /// Tells the reader of an end that came before the engine had the sequence. A full or closed stream is told nothing.
+    /// Tells the reader of an end that came before the engine had the sequence. A full or closed stream gets nothing.
     pub fn fail(&self, kind: baton_types::ErrorKind, message: impl Into<String>) {
         let _ = self.0.try_send(SequenceEvent::Failed { kind, message: message.into() });
     }

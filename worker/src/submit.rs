@@ -1,4 +1,4 @@
-//! A sequence on its way from the wire into the engine, and what a client is told when the engine does not take it.
+//! A sequence on its way from the wire into the engine, and the error for the client when the engine does not take it.
 
 use baton_engine::EngineHandle;
 use baton_engine::api::{PinFor, PrefixUse, Reuse, SequenceRequest, SubmitError};

@@ -1,4 +1,4 @@
-//! What `baton bench` is told.
+//! Flags of `baton bench`.
 
 use super::load::{Fit, Pace, Synthetic, TokenRange, TooLong};
 use super::report::Slo;

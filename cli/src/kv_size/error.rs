@@ -1,4 +1,4 @@
-//! Why no size can be told.
+//! Why no size can be computed.
 
 use baton_types::LayoutError;
 use baton_worker::models::ModelsError;

@@ -16,7 +16,7 @@ use error::KvSizeError;
 use report::Report;
 use std::path::Path;
 
-/// Context lengths that are told where none is asked for, as far as the model goes.
+/// Context lengths that are printed where none is asked for, as far as the model goes.
 const CONTEXTS: [u64; 4] = [2_048, 8_192, 32_768, 131_072];
 /// Bytes of a parameter as GPUs hold it where nothing else is known: bf16.
 const PARAMETER_BYTES: u64 = 2;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 /// Units of sizes that people read.
 const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
 
-/// What is told of one model.
+/// The sizes of one model.
 pub(super) struct Report {
     pub(super) model: String,
     pub(super) layout: KvLayout,

@@ -1,12 +1,11 @@
 //! `baton status`: what the cluster does, and before that what is the matter with it.
 
-mod json;
 mod table;
 
-use crate::router::{OperatorArgs, RouterChannel, explain};
+use crate::grpc::{Admin, ClusterStatus};
+use crate::router::{OperatorArgs, explain};
 use crate::stdout;
 use anyhow::Context;
-use baton_proto::v1::{self, admin_client::AdminClient};
 use clap::Args;
 use std::io::IsTerminal as _;
 use std::process::ExitCode;
@@ -38,11 +37,11 @@ pub(crate) struct StatusArgs {
 
 /// Shows the status. The exit code of one that is shown once tells whether anything is the matter.
 pub(crate) async fn run(args: StatusArgs) -> anyhow::Result<ExitCode> {
-    let mut admin = AdminClient::new(args.router.connect("start a cluster with `baton up`, or ").await?);
+    let mut admin = Admin::new(args.router.connect("start a cluster with `baton up`, or ").await?);
     if !args.watch {
         let status = ask(&mut admin).await?;
-        tell(&shown(&args, &status))?;
-        return Ok(if status.problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        tell(&shown(&args, &status)?)?;
+        return Ok(if status.healthy { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     tokio::select! {
         end = watch(&args, &mut admin) => end,
@@ -51,10 +50,10 @@ pub(crate) async fn run(args: StatusArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn ask(admin: &mut AdminClient<RouterChannel>) -> anyhow::Result<v1::StatusResponse> {
-    let answer = timeout(ANSWER_MAX, admin.status(v1::StatusRequest {})).await;
+async fn ask(admin: &mut Admin) -> anyhow::Result<ClusterStatus> {
+    let answer = timeout(ANSWER_MAX, admin.status()).await;
     let answer = answer.with_context(|| format!("the router did not answer within {ANSWER_MAX:?}"))?;
-    answer.map(tonic::Response::into_inner).map_err(|status| match status.code() {
+    answer.map_err(|status| match status.code() {
         tonic::Code::Unimplemented if status.message().is_empty() => {
             anyhow::anyhow!("this router is of a release that tells no status")
         }
@@ -68,13 +67,13 @@ fn tell(text: &str) -> anyhow::Result<bool> {
 }
 
 /// Shows it again and again; a router that does not answer may be back.
-async fn watch(args: &StatusArgs, admin: &mut AdminClient<RouterChannel>) -> anyhow::Result<()> {
+async fn watch(args: &StatusArgs, admin: &mut Admin) -> anyhow::Result<()> {
     let clear = if std::io::stdout().is_terminal() && !args.json { CLEAR } else { "" };
     let mut ticks = interval(EVERY);
     loop {
         ticks.tick().await;
         let text = match ask(admin).await {
-            Ok(status) => shown(args, &status),
+            Ok(status) => shown(args, &status)?,
             Err(error) if args.json => {
                 eprintln!("baton: {error:#}");
                 continue;
@@ -87,49 +86,6 @@ async fn watch(args: &StatusArgs, admin: &mut AdminClient<RouterChannel>) -> any
     }
 }
 
-fn shown(args: &StatusArgs, status: &v1::StatusResponse) -> String {
-    if args.json { json::of(status).to_string() } else { table::of(status) }
-}
-
-/// A role as it is shown.
-fn role(code: i32) -> &'static str {
-    match v1::Role::try_from(code) {
-        Ok(v1::Role::Prefill) => "prefill",
-        Ok(v1::Role::Decode) => "decode",
-        _ => "unknown",
-    }
-}
-
-/// A state as it is shown.
-fn state(code: i32) -> &'static str {
-    match v1::WorkerState::try_from(code) {
-        Ok(v1::WorkerState::Starting) => "starting",
-        Ok(v1::WorkerState::Ready) => "ready",
-        Ok(v1::WorkerState::Draining) => "draining",
-        Ok(v1::WorkerState::Avoided) => "avoided",
-        Ok(v1::WorkerState::Failing) => "failing",
-        Ok(v1::WorkerState::Silent) => "silent",
-        Ok(v1::WorkerState::Gone) => "gone",
-        _ => "unknown",
-    }
-}
-
-/// Name and start of a worker.
-fn party(worker: &v1::WorkerStatus) -> (&str, String) {
-    let party = worker.party.as_ref();
-    (party.map_or("", |p| &p.instance), party.map(|p| format!("{:016x}", p.incarnation)).unwrap_or_default())
-}
-
-/// A numerics class in one word.
-fn class(worker: &v1::WorkerStatus) -> String {
-    let class = worker.class.as_ref();
-    class.map(|c| format!("{}/{}/{}/{}", c.isa, c.weights, c.kv, c.kernel_revision)).unwrap_or_default()
-}
-
-/// A range of protocol versions.
-fn protocol(worker: &v1::WorkerStatus) -> String {
-    worker
-        .protocol
-        .map(|p| if p.min == p.max { p.min.to_string() } else { format!("{}-{}", p.min, p.max) })
-        .unwrap_or_default()
+fn shown(args: &StatusArgs, status: &ClusterStatus) -> serde_json::Result<String> {
+    if args.json { serde_json::to_string(status) } else { Ok(table::of(status)) }
 }

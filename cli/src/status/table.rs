@@ -1,7 +1,6 @@
 //! The status for people: problems, the router in a line, a row a worker.
 
-use super::{class, party, protocol, role, state};
-use baton_proto::v1;
+use crate::grpc::{BlockCounts, ClusterStatus, RouterStatus, WorkerStatus};
 
 /// What is not known.
 const UNKNOWN: &str = "-";
@@ -29,7 +28,7 @@ const COLUMNS: [(&str, bool); 17] = [
 ];
 
 /// The whole status.
-pub(super) fn of(status: &v1::StatusResponse) -> String {
+pub(super) fn of(status: &ClusterStatus) -> String {
     let mut lines = Vec::new();
     match status.problems.len() {
         0 => lines.push("Nothing is the matter.".into()),
@@ -54,7 +53,7 @@ fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-fn router_line(router: &v1::RouterStatus) -> String {
+fn router_line(router: &RouterStatus) -> String {
     let requests = format!("Router: {} of {} requests run, {} wait", router.running, router.running_max, router.queued);
     let models = if router.models.is_empty() { "no model is ready".into() } else { router.models.join(", ") };
     let mut parts = vec![requests, models];
@@ -71,7 +70,7 @@ fn router_line(router: &v1::RouterStatus) -> String {
     printable(&parts.join(" | "))
 }
 
-fn rows(workers: &[v1::WorkerStatus]) -> Vec<String> {
+fn rows(workers: &[WorkerStatus]) -> Vec<String> {
     let head = COLUMNS.map(|(title, _)| title.to_owned());
     let cells: Vec<[String; 17]> = std::iter::once(head).chain(workers.iter().map(row)).collect();
     let widths: Vec<usize> =
@@ -86,19 +85,19 @@ fn rows(workers: &[v1::WorkerStatus]) -> Vec<String> {
     cells.iter().map(line).collect()
 }
 
-fn row(w: &v1::WorkerStatus) -> [String; 17] {
+fn row(w: &WorkerStatus) -> [String; 17] {
     let number = |n: Option<u64>| n.map_or_else(|| UNKNOWN.to_owned(), |n| n.to_string());
-    let blocks = |of: fn(&v1::BlockCounts) -> u64| number(w.blocks.as_ref().map(of));
+    let blocks = |of: fn(&BlockCounts) -> u64| number(w.blocks.as_ref().map(of));
     let used = w.blocks.filter(|b| b.total > 0).map(|b| 100 * (b.referenced + b.quarantined) / b.total);
     let with_max = |n: Option<u32>, max: u32| n.map_or_else(|| UNKNOWN.to_owned(), |n| format!("{n}/{max}"));
     let decimal = |n: Option<f64>, digits: usize| n.map_or_else(|| UNKNOWN.to_owned(), |n| format!("{n:.digits$}"));
     let cell = |text: &str| printable(&text.chars().take(CELL_CHARS_MAX).collect::<String>());
     [
-        cell(party(w).0),
-        role(w.role).into(),
+        cell(&w.instance),
+        w.role.into(),
         cell(&w.model),
         cell(&w.pool),
-        state(w.state).into(),
+        w.state.into(),
         seconds(w.since_ms),
         with_max(w.running, w.running_max),
         with_max(w.waiting, w.waiting_max),
@@ -110,7 +109,7 @@ fn row(w: &v1::WorkerStatus) -> [String; 17] {
         decimal(w.tokens_per_s, 1),
         decimal(w.kv_bytes_per_s.map(|bytes| bytes / 1e9), 3),
         w.heard_ms.map_or_else(|| UNKNOWN.to_owned(), |ms| format!("{:.1} s", ms as f64 / 1e3)),
-        cell(&format!("{}, {}", class(w), protocol(w))),
+        cell(&format!("{}, {}", w.class, w.protocol)),
     ]
 }
 
@@ -126,47 +125,45 @@ fn seconds(ms: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::grpc::Problem;
 
-    fn worker(name: &str) -> v1::WorkerStatus {
-        v1::WorkerStatus {
-            party: Some(v1::Party { instance: name.into(), incarnation: 7 }),
-            role: v1::Role::Decode.into(),
+    fn worker(name: &str) -> WorkerStatus {
+        WorkerStatus {
+            instance: name.into(),
+            role: "decode",
             model: "m".into(),
             pool: "default".into(),
-            state: v1::WorkerState::Ready.into(),
+            state: "ready",
             since_ms: 130_000,
             heard_ms: Some(420),
             running: Some(3),
             running_max: 64,
             waiting: Some(0),
             waiting_max: 256,
-            blocks: Some(v1::BlockCounts { total: 100, free: 60, referenced: 30, cached: 8, quarantined: 2 }),
+            blocks: Some(BlockCounts { total: 100, free: 60, referenced: 30, cached: 8, quarantined: 2 }),
             tokens_per_s: Some(88.04),
             kv_bytes_per_s: Some(1.25e9),
-            class: Some(v1::NumericsClass {
-                isa: "avx2".into(),
-                weights: "bf16".into(),
-                kv: "bf16".into(),
-                kernel_revision: 1,
-            }),
-            protocol: Some(v1::ProtocolRange { min: 1, max: 2 }),
+            class: "avx2/bf16/bf16/1".into(),
+            protocol: "1-2".into(),
             ..Default::default()
         }
     }
 
     #[test]
     fn problems_come_first_and_columns_stand_under_each_other() {
-        let gone = v1::WorkerStatus {
-            party: Some(v1::Party { instance: "decode-10".into(), incarnation: 7 }),
-            state: v1::WorkerState::Gone.into(),
+        let gone = WorkerStatus {
+            instance: "decode-10".into(),
+            role: "unknown",
+            state: "gone",
             since_ms: 3_000,
             ..Default::default()
         };
         let problem =
-            |worker: &str, text: &str| v1::Problem { worker: worker.into(), kind: String::new(), text: text.into() };
-        let status = v1::StatusResponse {
+            |worker: &str, text: &str| Problem { worker: worker.into(), kind: String::new(), text: text.into() };
+        let status = ClusterStatus {
+            healthy: false,
             problems: vec![problem("", "requests are refused"), problem("decode-10", "gone 3 s\u{1b}[2J ago")],
-            router: Some(v1::RouterStatus {
+            router: Some(RouterStatus {
                 running: 3,
                 running_max: 1024,
                 models: vec!["m".into()],
@@ -195,12 +192,12 @@ decode-10  unknown                  gone     3 s     -      -        -     -    
     #[test]
     fn names_of_pods_are_shown_whole() {
         let name = "llm-baton-decode-meta-llama-3-1-8b-h100-5d8f9c7b64-x2x7z";
-        let status = v1::StatusResponse { workers: vec![worker(name)], ..Default::default() };
+        let status = ClusterStatus { workers: vec![worker(name)], ..Default::default() };
         assert!(of(&status).contains(&format!("\n{name}  decode")), "{}", of(&status));
     }
 
     #[test]
     fn a_cluster_without_problems_says_so() {
-        assert!(of(&v1::StatusResponse::default()).starts_with("Nothing is the matter.\n"));
+        assert!(of(&ClusterStatus::default()).starts_with("Nothing is the matter.\n"));
     }
 }

@@ -17,7 +17,6 @@ details{border-bottom:1px solid var(--line)}summary{list-style:none;cursor:point
 .note{grid-column:5;color:var(--dim);font-size:12px}.failed .name,.failed .note{color:var(--bad)}\
 table{margin:.25rem 0 .75rem 1rem;border-collapse:collapse;font-size:12px}td{padding:.05rem 1.25rem .05rem 0;vertical-align:top;overflow-wrap:anywhere}td:first-child{color:var(--dim);white-space:nowrap}";
 
-/// The whole page.
 pub(super) fn page(waterfall: &Waterfall) -> String {
     let facts = notes::of_request(waterfall);
     let (title, rest) = facts.split_first().map_or(("trace", &[][..]), |(first, rest)| (first.as_str(), rest));

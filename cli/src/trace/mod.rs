@@ -5,9 +5,9 @@ mod notes;
 mod terminal;
 mod waterfall;
 
+use crate::grpc::Admin;
 use crate::router::{OperatorArgs, explain};
 use anyhow::Context;
-use baton_proto::v1::{self, admin_client::AdminClient};
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,8 +16,6 @@ use waterfall::Waterfall;
 
 /// Longest wait for the answer: the router gives workers 2 s.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// A trace of very many requests is some ten MB.
-const ANSWER_BYTES_MAX: usize = 64 << 20;
 
 /// Arguments of `baton trace`.
 #[derive(Args, Debug)]
@@ -35,11 +33,8 @@ pub(crate) struct TraceArgs {
 /// Asks the router and draws.
 pub(crate) async fn run(args: TraceArgs) -> anyhow::Result<()> {
     let channel = args.router.connect("").await?;
-    let mut client = AdminClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
-    let mut request = tonic::Request::new(v1::TraceRequest { id: args.id.clone() });
-    request.set_timeout(ANSWER_MAX);
-    let answer = client.trace(request).await.map_err(refused)?;
-    let waterfall = Waterfall::of(answer.into_inner());
+    let trace = Admin::new(channel).trace(args.id, ANSWER_MAX).await.map_err(refused)?;
+    let waterfall = Waterfall::of(trace);
     match args.html {
         None => print!("{}", terminal::draw(&waterfall)),
         Some(file) => {

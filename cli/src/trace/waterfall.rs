@@ -1,6 +1,6 @@
 //! One request's spans in the order in which a person reads them: each under its parent, by its start, in time since the first. Pure.
 
-use baton_proto::v1::{TraceResponse, TraceSpan};
+use crate::grpc::{RequestTrace, Span};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// What is drawn.
@@ -14,14 +14,12 @@ pub(super) struct Waterfall {
     pub(super) rows: Vec<Row>,
     /// Processes whose clock differs, and by how much they were moved, nanoseconds.
     pub(super) moved: Vec<(String, i64)>,
-    /// Workers that told nothing, and why.
+    /// Workers that sent no spans, and why.
     pub(super) silent: Vec<String>,
 }
 
-/// One span.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Row {
-    /// Spans above it.
     pub(super) depth: usize,
     /// Name of the span.
     pub(super) name: String,
@@ -31,14 +29,12 @@ pub(super) struct Row {
     pub(super) start_ns: u64,
     /// Length, nanoseconds.
     pub(super) length_ns: u64,
-    /// Whether it failed.
     pub(super) failed: bool,
     /// What else is known.
     pub(super) attributes: BTreeMap<String, String>,
 }
 
 impl Row {
-    /// An attribute.
     pub(super) fn get(&self, key: &str) -> Option<&str> {
         self.attributes.get(key).map(String::as_str)
     }
@@ -51,7 +47,7 @@ impl Row {
 
 /// A span with its process and its instants, clocks aligned.
 struct Node {
-    span: TraceSpan,
+    span: Span,
     process: usize,
     start: i128,
     end: i128,
@@ -59,15 +55,15 @@ struct Node {
 
 impl Waterfall {
     /// Orders what a router gathered.
-    pub(super) fn of(response: TraceResponse) -> Self {
+    pub(super) fn of(trace: RequestTrace) -> Self {
         // An incarnation tells a person little; where two starts took part, it tells them apart.
-        let short: Vec<&str> = response.processes.iter().map(|p| name(&p.process)).collect();
+        let short: Vec<&str> = trace.processes.iter().map(|p| name(&p.process)).collect();
         let is_alone = |name: &str| short.iter().filter(|other| **other == name).count() == 1;
-        let names = response.processes.iter().zip(&short);
+        let names = trace.processes.iter().zip(&short);
         let names: Vec<String> =
             names.map(|(p, short)| if is_alone(short) { (*short).into() } else { p.process.clone() }).collect();
         let mut nodes = Vec::new();
-        for (process, spans) in response.processes.into_iter().enumerate() {
+        for (process, spans) in trace.processes.into_iter().enumerate() {
             nodes.extend(spans.spans.into_iter().map(|span| {
                 let (start, end) = (i128::from(span.start_ns), i128::from(span.end_ns.max(span.start_ns)));
                 Node { span, process, start, end }
@@ -80,11 +76,11 @@ impl Waterfall {
         let last = nodes.iter().map(|node| node.end).max().unwrap_or(first);
         let rows = in_order(&nodes).into_iter().map(|(depth, at)| row(&nodes[at], depth, first, &names)).collect();
         Self {
-            trace_id: response.trace_id.iter().map(|byte| format!("{byte:02x}")).collect(),
+            trace_id: trace.trace_id,
             total_ns: (last - first) as u64,
             rows,
             moved: moved.into_iter().map(|(process, by)| (names[process].clone(), by as i64)).collect(),
-            silent: response.silent,
+            silent: trace.silent,
         }
     }
 }
@@ -102,16 +98,16 @@ fn row(node: &Node, depth: usize, first: i128, names: &[String]) -> Row {
         start_ns: (node.start - first) as u64,
         length_ns: (node.end - node.start) as u64,
         failed: span.failed,
-        attributes: span.attributes.iter().map(|(key, value)| (key.clone(), value.clone())).collect(),
+        attributes: span.attributes.clone(),
     }
 }
 
 /// Hosts' clocks differ. A span that begins before the call that caused it, or after that was over, shows by how much: its process is
 /// moved so that the span stands in the middle of the call, as if both ways took the same time.
 fn align(nodes: &mut [Node], processes: usize) -> Vec<(usize, i128)> {
-    let by_id: HashMap<_, usize> = nodes.iter().enumerate().map(|(at, n)| (n.span.span_id.clone(), at)).collect();
+    let by_id: HashMap<_, usize> = nodes.iter().enumerate().map(|(at, n)| (n.span.id.clone(), at)).collect();
     let wrong_by = |node: &Node| {
-        let parent = &nodes[*by_id.get(&node.span.parent_span_id)?];
+        let parent = &nodes[*by_id.get(&node.span.parent_id)?];
         let is_possible = parent.process == node.process || (parent.start..=parent.end).contains(&node.start);
         let spare = (parent.end - parent.start) - (node.end - node.start);
         (!is_possible).then(|| parent.start + (spare / 2).max(0) - node.start)
@@ -134,12 +130,12 @@ fn align(nodes: &mut [Node], processes: usize) -> Vec<(usize, i128)> {
 
 /// Depth and index of each node, parents before children. Who has no parent here stands at the top.
 fn in_order(nodes: &[Node]) -> Vec<(usize, usize)> {
-    let ids: HashSet<_> = nodes.iter().map(|node| &node.span.span_id).collect();
+    let ids: HashSet<_> = nodes.iter().map(|node| &node.span.id).collect();
     let mut below: HashMap<_, Vec<usize>> = HashMap::new();
     let mut open = Vec::new();
     for (at, node) in nodes.iter().enumerate().rev() {
-        match ids.contains(&node.span.parent_span_id) && node.span.parent_span_id != node.span.span_id {
-            true => below.entry(&node.span.parent_span_id).or_default().push(at),
+        match ids.contains(&node.span.parent_id) && node.span.parent_id != node.span.id {
+            true => below.entry(&node.span.parent_id).or_default().push(at),
             false => open.push((0, at)),
         }
     }
@@ -147,7 +143,7 @@ fn in_order(nodes: &[Node]) -> Vec<(usize, usize)> {
     // Lists stand in reverse: the first child is taken last of all from the stack's end, so it comes first.
     while let Some((depth, at)) = open.pop() {
         order.push((depth, at));
-        let children = below.remove(&nodes[at].span.span_id).unwrap_or_default();
+        let children = below.remove(&nodes[at].span.id).unwrap_or_default();
         open.extend(children.into_iter().map(|child| (depth + 1, child)));
     }
     order
@@ -156,12 +152,12 @@ fn in_order(nodes: &[Node]) -> Vec<(usize, usize)> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use baton_proto::v1::ProcessSpans;
+    use crate::grpc::ProcessSpans;
 
-    pub(in super::super) fn span(id: u8, parent: u8, name: &str, start_us: u64, end_us: u64) -> TraceSpan {
-        TraceSpan {
-            span_id: vec![id; 8].into(),
-            parent_span_id: if parent == 0 { Default::default() } else { vec![parent; 8].into() },
+    pub(in super::super) fn span(id: u8, parent: u8, name: &str, start_us: u64, end_us: u64) -> Span {
+        Span {
+            id: vec![id; 8],
+            parent_id: if parent == 0 { Vec::new() } else { vec![parent; 8] },
             name: name.into(),
             start_ns: 1_700_000_000_000_000_000 + start_us * 1_000,
             end_ns: 1_700_000_000_000_000_000 + end_us * 1_000,
@@ -169,10 +165,10 @@ pub(super) mod tests {
         }
     }
 
-    pub(in super::super) fn response(processes: Vec<(&str, Vec<TraceSpan>)>) -> TraceResponse {
+    pub(in super::super) fn response(processes: Vec<(&str, Vec<Span>)>) -> RequestTrace {
         let processes =
             processes.into_iter().map(|(process, spans)| ProcessSpans { process: process.into(), spans }).collect();
-        TraceResponse { trace_id: vec![0xab; 16].into(), processes, silent: Vec::new() }
+        RequestTrace { trace_id: "ab".repeat(16), processes, silent: Vec::new() }
     }
 
     fn lines(waterfall: &Waterfall) -> Vec<String> {
@@ -227,7 +223,7 @@ pub(super) mod tests {
         let circle = vec![span(1, 2, "a", 0, 1), span(2, 1, "b", 0, 1), span(3, 3, "c", 2, 3), span(4, 77, "d", 1, 2)];
         let waterfall = Waterfall::of(response(vec![("router", circle)]));
         assert_eq!(lines(&waterfall), ["d router 1..2", "c router 2..3"], "a circle has no top and is left out");
-        assert!(Waterfall::of(TraceResponse::default()).rows.is_empty());
+        assert!(Waterfall::of(RequestTrace::default()).rows.is_empty());
         let two = response(vec![("d@1", vec![span(1, 0, "a", 0, 1)]), ("d@2", vec![span(2, 0, "b", 0, 1)])]);
         assert_eq!(lines(&Waterfall::of(two)), ["a d@1 0..1", "b d@2 0..1"], "two starts are told apart");
     }

@@ -112,7 +112,8 @@ enum Membership {
 impl UpArgs {
     fn router_flags(&self, standing: &Standing) -> Vec<String> {
         let policy = format!("{:?}", self.prefill_policy).to_lowercase();
-        let (grpc, http) = (SocketAddr::new(self.host, self.grpc_port), SocketAddr::new(self.host, self.http_port));
+        let grpc = SocketAddr::new(self.host, self.grpc_port);
+        let http = SocketAddr::new(self.host, self.http_port);
         let mut flags = vec![format!("--grpc-listen={grpc}"), format!("--http-listen={http}")];
         flags.push(format!("--advertise={}", from_here(grpc)));
         flags.push(format!("--prefill-policy={policy}"));
@@ -192,12 +193,11 @@ async fn serve(
     let deadline = Instant::now() + Duration::from_secs(START_S_MAX);
     fetch(args).await?;
     children.push(Child::spawn("router", "baton-router", &args.router_flags(standing), variables.not_for_routers())?);
-    let (grpc, http, cluster) = listening(&mut children[0], deadline).await?;
-    let (grpc, http) = (from_here(grpc), from_here(http));
-    standing.listens(grpc, cluster)?;
+    let addresses = listening(&mut children[0], deadline).await?;
+    standing.listens(addresses.grpc, addresses.cluster)?;
     for (role, count) in [("decode", args.decode), ("prefill", args.prefill)] {
         for index in 0..count {
-            let flags = args.worker_flags(standing, cluster, index, role);
+            let flags = args.worker_flags(standing, addresses.cluster, index, role);
             let (name, program) = (format!("{role}-{index}"), format!("baton-{role}-worker"));
             children.push(Child::spawn(&name, &program, &flags, variables.not_for_workers())?);
         }
@@ -205,7 +205,7 @@ async fn serve(
     let (router, workers) = children.split_at_mut(1);
     // Together: a router that dies is noticed while weights load.
     try_join(progress::until_ready(workers, deadline), wait_ready(&mut router[0], deadline)).await?;
-    let _ = greet(args, (grpc, http, cluster), standing, workers);
+    let _ = greet(args, &addresses, standing, workers);
     let ends = children.iter_mut().map(|c| c.ended().boxed());
     let (failure, ..) = select_all(ends).await;
     Err(failure)
@@ -222,11 +222,18 @@ async fn fetch(args: &UpArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn listening(router: &mut Child, deadline: Instant) -> anyhow::Result<(SocketAddr, SocketAddr, SocketAddr)> {
+/// Where the router is called from this host.
+struct Addresses {
+    grpc: SocketAddr,
+    http: SocketAddr,
+    cluster: SocketAddr,
+}
+
+async fn listening(router: &mut Child, deadline: Instant) -> anyhow::Result<Addresses> {
     loop {
         let next = timeout_at(deadline, router.next()).await.context("the router does not start")??;
         if let Announcement::Listening { grpc, http, cluster: Some(cluster) } = next {
-            return Ok((grpc, http, cluster));
+            return Ok(Addresses { grpc: from_here(grpc), http: from_here(http), cluster });
         }
     }
 }
@@ -246,12 +253,8 @@ async fn wait_ready(router: &mut Child, deadline: Instant) -> anyhow::Result<()>
 }
 
 /// Says where to call and how. An error means that nobody reads stdout, which is no reason to stop serving.
-fn greet(
-    args: &UpArgs,
-    (grpc, http, cluster): (SocketAddr, SocketAddr, SocketAddr),
-    standing: &Standing,
-    workers: &[Child],
-) -> std::io::Result<()> {
+fn greet(args: &UpArgs, addresses: &Addresses, standing: &Standing, workers: &[Child]) -> std::io::Result<()> {
+    let Addresses { grpc, http, cluster } = addresses;
     let mut out = std::io::stdout().lock();
     writeln!(out, "\nBaton serves {} with {} prefill and {} decode workers.", args.model, args.prefill, args.decode)?;
     writeln!(out, "  gRPC     {grpc}    baton.v1.Inference/Generate, reflection on")?;

@@ -1,4 +1,4 @@
-//! A taken port is told before anything starts.
+//! A taken port is reported before anything starts.
 
 use anyhow::{Context, bail};
 use std::io::ErrorKind;

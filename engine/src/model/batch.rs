@@ -63,6 +63,7 @@ pub struct Logits {
     pub(super) data: Vec<f32>,
 }
 
+#[allow(missing_docs, reason = "the names of methods say it")]
 impl Logits {
     /// Rows of `vocab` logits each.
     ///
@@ -73,7 +74,6 @@ impl Logits {
         Self { vocab, data }
     }
 
-    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.data.len().checked_div(self.vocab).unwrap_or(0)
     }

@@ -6,6 +6,7 @@ use baton_kernels::ops::OpsError;
 use baton_types::LayoutError;
 
 /// Failures of loading, binding and stepping.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// The model's files are at fault.
@@ -20,17 +21,14 @@ pub enum ModelError {
     /// A bound that the model or the device cannot meet.
     #[error("{name} must be {expected}, got {got}")]
     Config {
-        /// Field or dimension.
         name: &'static str,
         /// The accepted range.
         expected: String,
-        /// What came.
         got: usize,
     },
     /// A source returned a tensor of another size than its shape states.
     #[error("tensor {name} has {got} elements, its shape needs {expected}")]
     TensorSize {
-        /// Tensor.
         name: TensorName,
         /// Elements that the shape needs.
         expected: usize,

@@ -49,7 +49,7 @@ struct Pool {
     map: KvPoolMap,
 }
 
-/// A loaded model.
+/// A model whose weights are on its device, with the buffers of one step.
 pub struct Model {
     ops: Arc<dyn Ops>,
     shape: ModelShape,
@@ -68,6 +68,7 @@ impl std::fmt::Debug for Model {
     }
 }
 
+#[allow(missing_docs, reason = "the names of methods say it")]
 impl Model {
     /// Reads and prepares every weight, one tensor at a time: never more than one tensor of the model is in memory as f32.
     /// `progress` is told the finished share, 0 to 1, after each tensor.
@@ -84,12 +85,10 @@ impl Model {
         Ok(Self { ops, shape, config, fingerprint: source.fingerprint(), weights, buffers, pool: None, logit_rows: 0 })
     }
 
-    /// Dimensions.
     pub fn shape(&self) -> &ModelShape {
         &self.shape
     }
 
-    /// Formats and bounds.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }

@@ -39,7 +39,7 @@ pub enum Turn {
         /// Or until this instant.
         until: Option<Instant>,
     },
-    /// It was told to stop.
+    /// It was asked to stop.
     Ended,
 }
 
@@ -237,7 +237,7 @@ impl<M: StepModel> Runner<M> {
         if let Some(hashes) = sequence.cold_hashes() {
             self.shared.pool.chill(hashes);
         }
-        // Nobody left to tell is as good as told.
+        // A receiver that is gone needs no answer.
         let _ = sequence.sink.send(event);
     }
 

@@ -1,4 +1,4 @@
-//! One sequence as the engine thread sees it: tokens, parameters, and who is told.
+//! One sequence as the engine thread sees it: tokens, parameters and its sink.
 
 use crate::api::{PrefillObserver, Run, SequenceEvent, SequenceRequest, SequenceSink};
 use crate::mailbox::Submission;

@@ -22,16 +22,16 @@ pub use logprobs::{log_sum_exp, token_logprobs};
 use baton_types::{SamplingParams, TokenId, TokenLogprobs};
 use std::borrow::Cow;
 
-/// What was sampled.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampled {
-    /// The token.
     pub token: TokenId,
     /// Where [`SamplingParams::logprobs`] asks for them.
     pub logprobs: Option<TokenLogprobs>,
 }
 
 /// Logits nobody should sample from.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 pub enum SampleError {
     /// The model is broken, or its numbers overflowed. The sequence must fail: any token would be garbage.
@@ -39,7 +39,6 @@ pub enum SampleError {
     NotFinite {
         /// First such token.
         token: TokenId,
-        /// Its logit.
         value: f32,
     },
     /// An empty vocabulary.

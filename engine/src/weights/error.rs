@@ -1,21 +1,18 @@
 //! Why a model is refused.
 
 /// A model that cannot be served, with the tensor or key at fault.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
-    /// Reading failed.
     #[error("cannot read {path}: {source}")]
     Io {
-        /// File.
         path: String,
-        /// Cause.
         #[source]
         source: std::io::Error,
     },
     /// The file is damaged, truncated or lies about its sizes.
     #[error("{path}: {message}")]
     Damaged {
-        /// File.
         path: String,
         /// What does not fit, naming the tensor or key.
         message: String,
@@ -23,7 +20,6 @@ pub enum WeightsError {
     /// Right file, but something in it is not implemented.
     #[error("{path}: {what} is not supported: {hint}")]
     Unsupported {
-        /// File.
         path: String,
         /// Key or tensor.
         what: String,

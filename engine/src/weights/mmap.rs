@@ -41,7 +41,6 @@ impl MappedFile {
         Ok(Self { path: shown, map: Some(map) })
     }
 
-    /// The file's bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.map.as_deref().unwrap_or(&[])
     }

@@ -42,15 +42,13 @@ pub struct Rope {
 }
 
 /// How rotary frequencies are stretched beyond the trained context.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Debug, PartialEq)]
 pub enum RopeScaling {
     /// Not at all.
     None,
     /// All frequencies divided by `factor`.
-    Linear {
-        /// The divisor.
-        factor: f32,
-    },
+    Linear { factor: f32 },
     /// Llama 3.1: by wavelength.
     Llama3 {
         /// Divisor of low frequencies.
@@ -114,8 +112,8 @@ pub enum TextSource {
 }
 
 /// An opened, checked model: everything but the tensor data is in memory and known to fit together.
+#[allow(missing_docs, reason = "the names of methods say it")]
 pub trait ModelSource: Send + Sync {
-    /// Dimensions.
     fn shape(&self) -> &ModelShape;
     /// One tensor, dequantized to f32, row-major.
     fn tensor(&self, name: TensorName) -> Result<Vec<f32>, WeightsError>;

@@ -76,7 +76,7 @@ pub struct CpuKernels {
     threads: Threads,
 }
 
-/// The SIMD backend.
+/// The CPU's kernels as [`crate::Ops`].
 pub type CpuBackend = HostBackend<CpuKernels>;
 
 impl CpuBackend {

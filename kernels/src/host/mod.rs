@@ -12,9 +12,9 @@ use baton_types::Dtype;
 use parking_lot::Mutex;
 
 /// Where the rows of a step stand in a KV pool.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug)]
 pub struct KvStep<'a> {
-    /// The pool.
     pub kv: &'a KvBinding,
     /// Layer within group 0.
     pub layer: usize,
@@ -23,11 +23,11 @@ pub struct KvStep<'a> {
 }
 
 /// The arithmetic of a host backend. Shapes are checked before a call; all activations are dense and row-major.
+#[allow(missing_docs, reason = "the names of methods say it")]
 pub trait HostKernels: Send + Sync {
     /// A weight as these kernels like it.
     type Matrix: Send + Sync;
 
-    /// Human-readable name.
     fn name(&self) -> String;
 
     /// Revision of the written orders that they follow.

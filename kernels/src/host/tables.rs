@@ -3,7 +3,6 @@
 use crate::kv::KvBinding;
 use crate::ops::{IdsHandle, KvHandle, OpsError, Plan, PlanHandle, RopeHandle, RopeTable, Tensor, Weight};
 
-/// A prepared weight.
 pub(super) struct Prepared<M> {
     pub(super) matrix: M,
     /// Row 0 widened, where the weight is a vector.
@@ -17,7 +16,7 @@ pub(super) struct Step<T> {
     pub(super) value: T,
 }
 
-/// Everything a stream has been told.
+/// What the operations of a stream refer to.
 pub(super) struct Tables<M> {
     pub(super) tensors: Vec<Vec<f32>>,
     pub(super) weights: Vec<Prepared<M>>,

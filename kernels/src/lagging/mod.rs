@@ -40,9 +40,9 @@ impl Default for LagConfig {
     }
 }
 
-/// What the stream was told, as of the last enqueued operation.
+/// What operations refer to, as of the last enqueued one.
 #[derive(Default)]
-struct Told {
+struct Enqueued {
     pools: HashMap<KvHandle, KvBinding>,
     ropes: HashMap<RopeHandle, RopeTable>,
     ids: (u32, Vec<u32>),
@@ -54,7 +54,7 @@ fn unknown(op: &'static str, what: &str) -> OpsError {
     OpsError::Shape { op, message: format!("{what} is not of this backend, or of an earlier step") }
 }
 
-impl Told {
+impl Enqueued {
     fn pool(&self, op: &'static str, kv: KvHandle) -> Result<&KvBinding, OpsError> {
         self.pools.get(&kv).ok_or_else(|| unknown(op, "the KV pool"))
     }
@@ -83,7 +83,7 @@ pub struct Lagging {
     inner: Arc<dyn Ops>,
     config: LagConfig,
     stream: Arc<Stream>,
-    told: Mutex<Told>,
+    enqueued: Mutex<Enqueued>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -97,7 +97,7 @@ impl Lagging {
             .name("lagging".into())
             .spawn(move || served.serve(behind.as_ref(), config.delay))
             .map_err(|e| OpsError::Device(format!("cannot start a thread: {e}")))?;
-        Ok(Arc::new(Self { inner, config, stream, told: Mutex::default(), thread: Some(thread) }))
+        Ok(Arc::new(Self { inner, config, stream, enqueued: Mutex::default(), thread: Some(thread) }))
     }
 
     /// Stops the stream between two operations; for tests that look at the state before a fence.
@@ -141,31 +141,31 @@ impl Ops for Lagging {
     fn bind_kv(&self, memory: Arc<dyn PoolMemory>, map: &KvPoolMap) -> Result<KvHandle, OpsError> {
         let binding = KvBinding::try_new(memory.clone(), map)?;
         let handle = self.inner.bind_kv(memory, map)?;
-        self.told.lock().pools.insert(handle, binding);
+        self.enqueued.lock().pools.insert(handle, binding);
         Ok(handle)
     }
 
     fn upload_rope(&self, table: &RopeTable) -> Result<RopeHandle, OpsError> {
         let handle = self.inner.upload_rope(table)?;
-        self.told.lock().ropes.insert(handle, table.clone());
+        self.enqueued.lock().ropes.insert(handle, table.clone());
         Ok(handle)
     }
 
     fn upload_ids(&self, ids: &[u32]) -> Result<IdsHandle, OpsError> {
-        let mut told = self.told.lock();
-        told.ids = (told.ids.0.wrapping_add(1), ids.to_vec());
+        let mut enqueued = self.enqueued.lock();
+        enqueued.ids = (enqueued.ids.0.wrapping_add(1), ids.to_vec());
         let ids = ids.to_vec();
         self.push(None, Box::new(move |ops, current| ops.upload_ids(&ids).map(|ids| current.ids = Some(ids))))?;
-        Ok(IdsHandle(told.ids.0))
+        Ok(IdsHandle(enqueued.ids.0))
     }
 
     fn plan(&self, plan: &Plan) -> Result<PlanHandle, OpsError> {
         shape::plan(plan)?;
-        let mut told = self.told.lock();
+        let mut enqueued = self.enqueued.lock();
         let plan = Arc::new(plan.clone());
-        told.plan = (told.plan.0.wrapping_add(1), plan.clone());
+        enqueued.plan = (enqueued.plan.0.wrapping_add(1), plan.clone());
         self.push(None, Box::new(move |ops, current| ops.plan(&plan).map(|plan| current.plan = Some(plan))))?;
-        Ok(PlanHandle(told.plan.0))
+        Ok(PlanHandle(enqueued.plan.0))
     }
 
     fn upload(&self, tensor: Tensor, data: &[f32]) -> Result<(), OpsError> {
@@ -175,11 +175,11 @@ impl Ops for Lagging {
     }
 
     fn embed(&self, table: Weight, ids: IdsHandle, out: Tensor, rows: usize) -> Result<(), OpsError> {
-        let told = self.told.lock();
-        if ids.0 != told.ids.0 {
+        let enqueued = self.enqueued.lock();
+        if ids.0 != enqueued.ids.0 {
             return Err(OpsError::Shape { op: "embed", message: "the id list is of an earlier step".into() });
         }
-        shape::embed(table, &told.ids.1, out, rows)?;
+        shape::embed(table, &enqueued.ids.1, out, rows)?;
         let work: Work =
             Box::new(move |ops, current| ops.embed(table, current.ids.ok_or_else(|| gone("embed"))?, out, rows));
         self.push(poison_rows(out, rows), work).map(|_| ())
@@ -215,13 +215,13 @@ impl Ops for Lagging {
         v: Tensor,
     ) -> Result<(), OpsError> {
         let op = "rope_store";
-        let told = self.told.lock();
-        let (pool, batch) = told.step(op, kv, plan)?;
-        let table = told.ropes.get(&rope);
+        let enqueued = self.enqueued.lock();
+        let (pool, batch) = enqueued.step(op, kv, plan)?;
+        let table = enqueued.ropes.get(&rope);
         let table =
             table.ok_or_else(|| OpsError::Shape { op, message: "the rope table is not of this backend".into() })?;
         shape::rope_store(pool, layer, batch, table, q, k, v)?;
-        told.poison(kv, pool, layer, batch, self.stream.finished());
+        enqueued.poison(kv, pool, layer, batch, self.stream.finished());
         let (late_pool, late_batch) = (pool.clone(), batch.clone());
         let poison: Work = Box::new(move |_, _| {
             poison(&late_pool, layer, &late_batch);
@@ -243,26 +243,26 @@ impl Ops for Lagging {
         out: Tensor,
     ) -> Result<(), OpsError> {
         let op = "attend";
-        let mut told = self.told.lock();
-        let (pool, batch) = told.step(op, kv, plan)?;
+        let mut enqueued = self.enqueued.lock();
+        let (pool, batch) = enqueued.step(op, kv, plan)?;
         shape::attend(pool, layer, batch, q, out)?;
         let batch = batch.clone();
         let work: Work =
             Box::new(move |ops, current| ops.attend(kv, layer, current.plan.ok_or_else(|| gone(op))?, q, scale, out));
         let job = self.push(poison_rows(out, batch.rows()), work)?;
         let finished = self.stream.finished();
-        told.reads.retain(|read| read.job > finished);
-        told.reads.push(PendingRead { job, kv, layer, plan: batch });
+        enqueued.reads.retain(|read| read.job > finished);
+        enqueued.reads.push(PendingRead { job, kv, layer, plan: batch });
         Ok(())
     }
 
     fn copy_kv(&self, kv: KvHandle, from: BlockId, to: BlockId, tokens: usize) -> Result<(), OpsError> {
-        let told = self.told.lock();
-        let pool = told.pool("copy_kv", kv)?;
+        let enqueued = self.enqueued.lock();
+        let pool = enqueued.pool("copy_kv", kv)?;
         shape::copy_kv(pool, from, to, tokens)?;
         let stored = Plan { segments: vec![PlanSegment { position: 0, rows: tokens, blocks: vec![to] }] };
         let finished = self.stream.finished();
-        (0..pool.layers()).for_each(|layer| told.poison(kv, pool, layer, &stored, finished));
+        (0..pool.layers()).for_each(|layer| enqueued.poison(kv, pool, layer, &stored, finished));
         let late_pool = pool.clone();
         let poison: Work = Box::new(move |_, _| {
             (0..late_pool.layers()).for_each(|layer| poison(&late_pool, layer, &stored));

@@ -17,7 +17,6 @@ pub(super) struct Current {
 
 pub(super) type Work = Box<dyn FnOnce(&dyn Ops, &mut Current) -> Result<(), OpsError> + Send>;
 
-/// One operation.
 pub(super) struct Job {
     /// Ruins the outputs; runs when the stream comes to the job, before the delay.
     pub(super) poison: Option<Work>,

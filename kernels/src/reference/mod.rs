@@ -18,7 +18,7 @@ pub struct Rows {
     pub(crate) data: Vec<f32>,
 }
 
-/// Scalar kernels.
+/// Scalar loops in the written order of reduction.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReferenceKernels;
 

@@ -12,8 +12,8 @@ pub enum Change {
     Removed(Vec<PrefixHash>),
 }
 
+#[allow(missing_docs, reason = "the names of methods say it")]
 impl Change {
-    /// The blocks.
     pub fn hashes(&self) -> &[PrefixHash] {
         match self {
             Self::Stored(hashes) | Self::Removed(hashes) => hashes,
@@ -39,12 +39,12 @@ impl Changes {
         Self { log: VecDeque::new(), first: 0, max }
     }
 
-    pub(crate) fn push(&mut self, stored: bool, name: PrefixHash) {
+    pub(crate) fn push(&mut self, stored: bool, hash: PrefixHash) {
         if self.log.len() == self.max {
             self.log.pop_front();
             self.first += 1;
         }
-        self.log.push_back((stored, name));
+        self.log.push_back((stored, hash));
     }
 
     /// The place behind all changes so far.
@@ -57,12 +57,12 @@ impl Changes {
         let skip = cursor.0.checked_sub(self.first)? as usize;
         let mut runs: Vec<Change> = Vec::new();
         let mut taken = 0;
-        for &(stored, name) in self.log.iter().skip(skip).take(max) {
+        for &(stored, hash) in self.log.iter().skip(skip).take(max) {
             taken += 1;
             match (runs.last_mut(), stored) {
-                (Some(Change::Stored(hashes)), true) | (Some(Change::Removed(hashes)), false) => hashes.push(name),
-                (_, true) => runs.push(Change::Stored(vec![name])),
-                (_, false) => runs.push(Change::Removed(vec![name])),
+                (Some(Change::Stored(hashes)), true) | (Some(Change::Removed(hashes)), false) => hashes.push(hash),
+                (_, true) => runs.push(Change::Stored(vec![hash])),
+                (_, false) => runs.push(Change::Removed(vec![hash])),
             }
         }
         Some((runs, ChangeCursor(cursor.0 + taken)))
@@ -73,7 +73,7 @@ impl Changes {
 mod tests {
     use super::*;
 
-    fn name(i: u8) -> PrefixHash {
+    fn hash(i: u8) -> PrefixHash {
         PrefixHash([i; 16])
     }
 
@@ -81,14 +81,14 @@ mod tests {
     fn runs_of_one_kind_come_together_and_what_is_forgotten_is_said() {
         let mut changes = Changes::new(4);
         let start = changes.end();
-        [(true, 1), (true, 2), (false, 1), (true, 3)].iter().for_each(|&(stored, i)| changes.push(stored, name(i)));
+        [(true, 1), (true, 2), (false, 1), (true, 3)].iter().for_each(|&(stored, i)| changes.push(stored, hash(i)));
         let (runs, next) = changes.since(start, 9).unwrap();
         let expected =
-            [Change::Stored(vec![name(1), name(2)]), Change::Removed(vec![name(1)]), Change::Stored(vec![name(3)])];
+            [Change::Stored(vec![hash(1), hash(2)]), Change::Removed(vec![hash(1)]), Change::Stored(vec![hash(3)])];
         assert_eq!((runs.as_slice(), next), (expected.as_slice(), changes.end()));
         let (runs, next) = changes.since(start, 1).unwrap();
-        assert_eq!(runs, [Change::Stored(vec![name(1)])]);
-        changes.push(true, name(4));
+        assert_eq!(runs, [Change::Stored(vec![hash(1)])]);
+        changes.push(true, hash(4));
         assert_eq!(changes.since(start, 9), None);
         assert!(changes.since(next, 9).is_some());
         assert_eq!(changes.since(changes.end(), 9), Some((vec![], changes.end())));

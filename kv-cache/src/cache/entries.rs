@@ -27,7 +27,7 @@ pub(crate) struct Pinned {
 /// One cached block (one of each group) and its place in the tree of prefixes.
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
-    pub(crate) name: PrefixHash,
+    pub(crate) hash: PrefixHash,
     pub(crate) parent: Option<EntryId>,
     /// Cached blocks that continue this one.
     pub(crate) children: u32,
@@ -75,7 +75,6 @@ impl Entries {
         Self { groups, entries: Vec::new(), blocks: Vec::new(), vacant: Vec::new(), evictable, pinned }
     }
 
-    /// Number of entries.
     pub(crate) fn len(&self) -> usize {
         self.entries.len() - self.vacant.len()
     }
@@ -83,12 +82,12 @@ impl Entries {
     /// Adds an entry that a lease holds; `blocks` has one of each group.
     pub(crate) fn add(
         &mut self,
-        name: PrefixHash,
+        hash: PrefixHash,
         parent: Option<EntryId>,
         ttl: Duration,
         blocks: impl Iterator<Item = BlockId>,
     ) -> EntryId {
-        let entry = Entry { name, parent, children: 0, ttl, pinned: None, idle: None, before: None, behind: None };
+        let entry = Entry { hash, parent, children: 0, ttl, pinned: None, idle: None, before: None, behind: None };
         let id = match self.vacant.pop() {
             Some(id) => {
                 self.entries[id.0 as usize] = entry;

@@ -1,4 +1,4 @@
-//! The prefix cache of one pool: which whole blocks are kept under which name, and which of them go first.
+//! The prefix cache of one pool: which whole blocks are kept under which hash, and which of them go first.
 //!
 //! ```text
 //! store ──> in use ── last lease gone ──> evictable, oldest first ── evict, TTL ──> free
@@ -79,7 +79,7 @@ pub struct CacheCounts {
     pub unpinned: u64,
 }
 
-/// Names are spread evenly as they are.
+/// Hashes are spread evenly as they are.
 #[derive(Clone, Copy, Debug, Default)]
 struct SpreadHasher(u64);
 
@@ -106,7 +106,7 @@ pub(crate) struct PrefixCache {
     pinned_by: HashMap<u64, usize>,
     changes: Changes,
     counts: CacheCounts,
-    /// The latest time that anybody told.
+    /// The latest time given.
     now: Option<Instant>,
 }
 
@@ -133,19 +133,19 @@ impl PrefixCache {
         self.config.block_tokens
     }
 
-    /// Name of the block at `index` of a prompt, if the whole of it is named.
+    /// Hash of the block at `index` of a prompt, if the whole of it is named.
     pub(crate) fn hash_of(&self, hashes: &[PrefixHash], index: usize) -> Option<PrefixHash> {
         hashes.get((index + 1) * self.stride() - 1).copied()
     }
 
     /// The cached blocks that a prompt begins with, at most `blocks_max`.
     pub(crate) fn find(&self, hashes: &[PrefixHash], blocks_max: usize) -> Vec<EntryId> {
-        let name = |index| self.hash_of(hashes, index);
-        (0..blocks_max).map_while(|index| self.by_hash.get(&name(index)?).copied()).collect()
+        let hash = |index| self.hash_of(hashes, index);
+        (0..blocks_max).map_while(|index| self.by_hash.get(&hash(index)?).copied()).collect()
     }
 
-    pub(crate) fn by_hash(&self, name: &PrefixHash) -> Option<EntryId> {
-        self.by_hash.get(name).copied()
+    pub(crate) fn by_hash(&self, hash: &PrefixHash) -> Option<EntryId> {
+        self.by_hash.get(hash).copied()
     }
 
     pub(crate) fn by_block(&self, first_group: BlockId) -> Option<EntryId> {
@@ -192,16 +192,16 @@ impl PrefixCache {
     /// Caches a block that a lease holds and that continues `parent`.
     pub(crate) fn add(
         &mut self,
-        name: PrefixHash,
+        hash: PrefixHash,
         parent: Option<EntryId>,
         ttl: Duration,
         blocks: impl Iterator<Item = BlockId>,
     ) -> EntryId {
-        let id = self.entries.add(name, parent, ttl, blocks);
+        let id = self.entries.add(hash, parent, ttl, blocks);
         self.entry_of[self.entries.blocks(id)[0].0 as usize] = Some(id);
-        self.by_hash.insert(name, id);
+        self.by_hash.insert(hash, id);
         self.counts.stored += 1;
-        self.changes.push(true, name);
+        self.changes.push(true, hash);
         id
     }
 
@@ -222,7 +222,7 @@ impl PrefixCache {
             self.counts.unpinned += 1;
             return;
         };
-        // Names are a tenant's own, so one label pins them.
+        // Hashes are a tenant's own, so one label pins them.
         let owner = had.map_or(pin.owner, |had| had.owner);
         if had.is_none() {
             *self.pinned_by.entry(owner).or_default() += 1;
@@ -275,11 +275,11 @@ impl PrefixCache {
     }
 
     fn remove(&mut self, id: EntryId) {
-        let (name, block) = (self.entries.of(id).name, self.entries.blocks(id)[0]);
+        let (hash, block) = (self.entries.of(id).hash, self.entries.blocks(id)[0]);
         self.entries.remove(id);
-        self.by_hash.remove(&name);
+        self.by_hash.remove(&hash);
         self.entry_of[block.0 as usize] = None;
-        self.changes.push(false, name);
+        self.changes.push(false, hash);
     }
 
     /// Ends pins that are over, and takes out the blocks whose time is; returns these blocks, rows of one of each group.
@@ -331,7 +331,7 @@ impl PrefixCache {
         &self.changes
     }
 
-    /// Names of all cached blocks.
+    /// Hashes of all cached blocks.
     pub(crate) fn hashes(&self) -> Vec<PrefixHash> {
         self.by_hash.keys().copied().collect()
     }

@@ -38,13 +38,13 @@ const READS: usize = 16;
 const BLOCK_GROUPS_MAX: usize = 8;
 
 /// What a worker says of its cache.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug)]
 pub struct CacheUpdate<'a> {
     /// Which start of the worker says so. Others than the one that joined are not listened to.
     pub incarnation: Incarnation,
     /// Number of the event, one more than that of the event before; of a snapshot, the number of the last event in it.
     pub sequence: u64,
-    /// What it says.
     pub change: CacheChange<'a>,
 }
 
@@ -85,15 +85,15 @@ pub enum JoinError {
     /// The bound on workers.
     #[error("the prefix index holds at most {} workers", PrefixIndex::WORKERS_MAX)]
     Workers,
-    /// Names end every 16 tokens.
+    /// Hashes end every 16 tokens.
     #[error("block_tokens must be a multiple of 16 between 16 and 128, got {0}")]
     BlockTokens(u32),
 }
 
 /// What a worker has of one prompt.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CachedPrefix<'a> {
-    /// The worker.
     pub worker: &'a InstanceId,
     /// Tokens from the prompt's start, whole blocks of the worker.
     pub tokens: usize,
@@ -199,7 +199,7 @@ impl PrefixIndex {
     }
 
     /// Listens to this incarnation of a worker from now on, whose blocks have `block_tokens` tokens. What another one of the
-    /// same name held is forgotten. Changes nothing where the very same joined already.
+    /// same hash held is forgotten. Changes nothing where the very same joined already.
     pub fn join(&mut self, worker: &InstanceId, incarnation: Incarnation, block_tokens: u32) -> Result<(), JoinError> {
         let block_groups = block_tokens as usize / HASH_TOKENS;
         if !(block_tokens as usize).is_multiple_of(HASH_TOKENS) || !(1..=BLOCK_GROUPS_MAX).contains(&block_groups) {

@@ -1,6 +1,6 @@
-//! The flat map from a block's name to its holders.
+//! The flat map from a block's hash to its holders.
 //!
-//! Names are 128 uniformly random bits, so they hash themselves: the top bits choose one of 4,096 segments, others the
+//! Hashes are 128 uniformly random bits, so they hash themselves: the top bits choose one of 4,096 segments, others the
 //! place in it. A segment is an open-addressing table that grows by itself, so no operation moves more than some thousand
 //! entries, and memory follows what is held. An entry is 32 aligned bytes: it never straddles a cache line.
 
@@ -12,7 +12,7 @@ use std::hint::black_box;
 const SEGMENT_BITS: u32 = 12;
 /// Fewest entries of a segment that holds any.
 const ENTRIES_MIN: usize = 8;
-/// Names that are looked for together. A core has at most some dozen reads of memory in flight.
+/// Hashes that are looked for together. A core has at most some dozen reads of memory in flight.
 pub(super) const BATCH: usize = 32;
 
 #[derive(Clone, Copy, Default)]
@@ -39,8 +39,8 @@ pub(super) struct Table {
 }
 
 fn key(hash: &PrefixHash) -> [u64; 2] {
-    let name = u128::from_le_bytes(hash.0);
-    [name as u64, (name >> 64) as u64]
+    let hash = u128::from_le_bytes(hash.0);
+    [hash as u64, (hash >> 64) as u64]
 }
 
 fn segment(key: [u64; 2]) -> usize {
@@ -124,7 +124,7 @@ impl Table {
         Self { segments, spill: Spill::new(blocks_max / 16), held: 0, blocks_max, cursor: 0 }
     }
 
-    /// Names that somebody holds, those of retired slots included.
+    /// Hashes that somebody holds, those of retired slots included.
     pub(super) fn held(&self) -> usize {
         self.held
     }
@@ -163,7 +163,9 @@ impl Table {
     /// Holders of up to [`BATCH`] hashes. All first places are read before any is looked at, so that reads of memory overlap
     /// instead of waiting for one another.
     pub(super) fn holders<'a>(&self, hashes: impl Iterator<Item = &'a PrefixHash>) -> ([Holders; BATCH], usize) {
-        let (mut keys, mut first, mut out) = ([[0; 2]; BATCH], [Entry::default(); BATCH], [Holders::default(); BATCH]);
+        let mut keys = [[0; 2]; BATCH];
+        let mut first = [Entry::default(); BATCH];
+        let mut out = [Holders::default(); BATCH];
         let (mut count, mut nearby) = (0, 0);
         for (hash, (wanted, entry)) in hashes.zip(keys.iter_mut().zip(&mut first)) {
             *wanted = key(hash);

@@ -44,13 +44,13 @@ pub struct BlockCounts {
 }
 
 /// A pool that cannot exist.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a pool needs 1 to {} groups and at least 1 block, got {groups} groups of {blocks} blocks",
     BlockPool::GROUPS_MAX
 )]
 pub struct PoolError {
-    /// Groups asked for.
     pub groups: usize,
     /// Blocks asked for in each.
     pub blocks: u32,
@@ -70,6 +70,7 @@ struct Group {
     free: FreeRuns,
 }
 
+#[allow(missing_docs, reason = "the names of methods say it")]
 impl BlockPool {
     /// Most groups of a layout, as in `types`.
     pub const GROUPS_MAX: usize = 8;
@@ -84,7 +85,6 @@ impl BlockPool {
         Ok(Self { groups: vec![group; groups], counts: BlockCounts { total, free: total, ..BlockCounts::default() } })
     }
 
-    /// Number of groups.
     pub fn groups(&self) -> usize {
         self.groups.len()
     }

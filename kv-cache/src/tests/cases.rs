@@ -205,7 +205,7 @@ fn followers_hear_everything_or_that_they_missed_something() {
 }
 
 #[test]
-#[should_panic(expected = "cached under another name")]
+#[should_panic(expected = "cached under another hash")]
 fn a_block_has_one_name() {
     let (pool, now) = (pool(1, 4, 16), Instant::now());
     cache(&pool, b"ab", now);

@@ -16,7 +16,7 @@ fn pool(groups: usize, blocks: u32, block_tokens: usize) -> SharedPool {
     SharedPool::with_cache(groups, blocks, config).unwrap()
 }
 
-/// Names of a prompt that is given by one symbol for each 16 tokens.
+/// Hashes of a prompt that is given by one symbol for each 16 tokens.
 fn hashes(symbols: &[u8]) -> Vec<PrefixHash> {
     let tokens: Vec<TokenId> = symbols.iter().flat_map(|s| [TokenId::from(*s); 16]).collect();
     PrefixHasher::new(&Digest([7; 32]), b"tenant").prompt(&tokens, &[])

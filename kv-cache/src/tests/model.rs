@@ -70,20 +70,20 @@ impl Model {
         Self { pool, held, quarantined, now, groups, stride, contents, cached, cursor, drafts, order, coldest }
     }
 
-    /// Names of whole blocks.
+    /// Hashes of whole blocks.
     fn rows_of(&self, hashes: &[PrefixHash]) -> Vec<PrefixHash> {
         hashes.chunks_exact(self.stride).map(|block| block[self.stride - 1]).collect()
     }
 
     /// Leading rows of a prompt that are cached.
     pub(super) fn find(&self, hashes: &[PrefixHash], rows_max: usize) -> usize {
-        self.rows_of(hashes).iter().take(rows_max).take_while(|name| self.cached.contains_key(*name)).count()
+        self.rows_of(hashes).iter().take(rows_max).take_while(|hash| self.cached.contains_key(*hash)).count()
     }
 
     /// Rows that a lease may be made of, if it finds so many of a prompt.
     pub(super) fn room(&self, hashes: &[PrefixHash], found: usize) -> usize {
         let finds: Vec<_> = self.rows_of(hashes).into_iter().take(found).collect();
-        let idle = self.cached.iter().filter(|(name, c)| self.may_go(c) && !finds.contains(name)).count();
+        let idle = self.cached.iter().filter(|(hash, c)| self.may_go(c) && !finds.contains(hash)).count();
         self.pool.counts().free / self.groups + idle
     }
 
@@ -103,9 +103,9 @@ impl Model {
     /// A new lease: what it found must be what its hashes say, and the rest nobody's.
     pub(super) fn take(&mut self, lease: Lease, hashes: Vec<PrefixHash>, pin: Option<Pin>) {
         let found = lease.cached_blocks();
-        for (row, name) in self.rows_of(&hashes).into_iter().take(found).enumerate() {
-            let cached = self.cached.get_mut(&name).expect("what it found is cached");
-            assert_eq!(cached.row, Self::row(&lease, row), "the row of another name");
+        for (row, hash) in self.rows_of(&hashes).into_iter().take(found).enumerate() {
+            let cached = self.cached.get_mut(&hash).expect("what it found is cached");
+            assert_eq!(cached.row, Self::row(&lease, row), "the row of another hash");
             cached.idle = None;
         }
         self.follow(None);
@@ -146,10 +146,10 @@ impl Model {
     pub(super) fn complete(&mut self, index: usize, rows: usize) {
         let hashes = self.rows_of(&self.held[index].hashes);
         let rows = rows.min(hashes.len()).min(self.held[index].lease.blocks_min());
-        for (row, name) in hashes.into_iter().enumerate().take(rows).skip(self.held[index].complete) {
+        for (row, hash) in hashes.into_iter().enumerate().take(rows).skip(self.held[index].complete) {
             for place in Self::row(&self.held[index].lease, row).into_iter().enumerate() {
                 self.assert_writable(index, place);
-                self.contents.insert(place, Content::Kv(name));
+                self.contents.insert(place, Content::Kv(hash));
             }
         }
         self.held[index].complete = self.held[index].complete.max(rows);
@@ -255,16 +255,16 @@ impl Model {
     fn end_use(&self, index: usize) -> Vec<PrefixHash> {
         let lease = &self.held[index].lease;
         let rows = (0..lease.blocks_min()).rev().map(|row| Self::row(lease, row));
-        rows.filter_map(|row| self.cached.iter().find(|(_, c)| c.row == row).map(|(name, _)| *name)).collect()
+        rows.filter_map(|row| self.cached.iter().find(|(_, c)| c.row == row).map(|(hash, _)| *hash)).collect()
     }
 
     fn idle(&mut self, rows: Vec<PrefixHash>) {
-        for name in rows {
-            let row = self.cached[&name].row[0];
+        for hash in rows {
+            let row = self.cached[&hash].row[0];
             if !self.held.iter().any(|held| held.lease.blocks().0[0].contains(&row)) {
                 self.order += 1;
                 let idle = Some((self.order, self.now));
-                self.cached.get_mut(&name).expect("it is cached").idle = idle;
+                self.cached.get_mut(&hash).expect("it is cached").idle = idle;
             }
         }
     }
@@ -274,17 +274,17 @@ impl Model {
         let chain = &self.rows_of(hashes)[..self.find(hashes, usize::MAX)];
         let mut next = 0;
         let mut cold = vec![];
-        for name in chain.iter().rev() {
-            let children = self.cached.values().filter(|c| c.parent == Some(*name)).count();
-            if children != next || !self.may_go(&self.cached[name]) {
+        for hash in chain.iter().rev() {
+            let children = self.cached.values().filter(|c| c.parent == Some(*hash)).count();
+            if children != next || !self.may_go(&self.cached[hash]) {
                 break;
             }
             next = 1;
-            cold.push(*name);
+            cold.push(*hash);
         }
-        for name in cold.into_iter().rev() {
+        for hash in cold.into_iter().rev() {
             self.coldest -= 1;
-            let cached = self.cached.get_mut(&name).expect("it is cached");
+            let cached = self.cached.get_mut(&hash).expect("it is cached");
             cached.idle = cached.idle.map(|(_, since)| (self.coldest, since));
         }
     }
@@ -294,9 +294,9 @@ impl Model {
         let mut over: Vec<_> =
             self.cached.iter().filter(|(_, c)| c.pinned_until.is_some_and(|u| u <= self.now)).collect();
         over.sort_by_key(|(_, c)| c.idle);
-        for name in over.into_iter().map(|(name, _)| *name).collect::<Vec<_>>() {
+        for hash in over.into_iter().map(|(hash, _)| *hash).collect::<Vec<_>>() {
             self.order += 1;
-            let cached = self.cached.get_mut(&name).expect("it is cached");
+            let cached = self.cached.get_mut(&hash).expect("it is cached");
             cached.pinned_until = None;
             cached.idle = cached.idle.map(|_| (self.order, self.now));
         }
@@ -319,27 +319,27 @@ impl Model {
                 Change::Stored(hashes) => {
                     let held = &self.held[stored_by.expect("somebody stores")];
                     let rows = self.rows_of(&held.hashes);
-                    for name in hashes {
-                        let row = rows.iter().position(|n| *n == name).expect("a row of the lease that stores");
+                    for hash in hashes {
+                        let row = rows.iter().position(|n| *n == hash).expect("a row of the lease that stores");
                         let parent = row.checked_sub(1).map(|row| rows[row]);
                         assert!(row < held.complete && parent.is_none_or(|parent| self.cached.contains_key(&parent)));
                         let row = Self::row(&held.lease, row);
-                        self.cached.insert(name, Cached { row, parent, idle: None, pinned_until: None });
+                        self.cached.insert(hash, Cached { row, parent, idle: None, pinned_until: None });
                     }
                 }
-                Change::Removed(hashes) => hashes.into_iter().for_each(|name| {
+                Change::Removed(hashes) => hashes.into_iter().for_each(|hash| {
                     removed += 1;
-                    self.removed(name, why);
+                    self.removed(hash, why);
                 }),
             }
         }
         removed
     }
 
-    fn removed(&mut self, name: PrefixHash, why: Why) {
-        let gone = self.cached.remove(&name).expect("it was cached");
+    fn removed(&mut self, hash: PrefixHash, why: Why) {
+        let gone = self.cached.remove(&hash).expect("it was cached");
         assert!(self.may_go(&gone), "a block that is used or pinned went");
-        assert!(self.cached.values().all(|c| c.parent != Some(name)), "leaves go first");
+        assert!(self.cached.values().all(|c| c.parent != Some(hash)), "leaves go first");
         let older =
             self.cached.values().filter(|c| self.may_go(c)).filter_map(|c| c.idle).map(|(order, _)| order).min();
         let oldest = older.is_none_or(|older| gone.idle.is_some_and(|(order, _)| order < older));
@@ -359,15 +359,15 @@ impl Model {
         assert_eq!(counts.free, counts.total - used.len() - idle - quarantined, "nothing is lost");
         assert_eq!(self.pool.cache_counts().blocks, self.cached.len());
         for held in &self.held {
-            for (row, name) in self.rows_of(&held.hashes).into_iter().take(held.complete).enumerate() {
+            for (row, hash) in self.rows_of(&held.hashes).into_iter().take(held.complete).enumerate() {
                 for place in Self::row(&held.lease, row).into_iter().enumerate() {
-                    assert_eq!(self.contents[&place], Content::Kv(name), "a block changed under a lease");
+                    assert_eq!(self.contents[&place], Content::Kv(hash), "a block changed under a lease");
                 }
             }
         }
-        for (name, cached) in &self.cached {
+        for (hash, cached) in &self.cached {
             for place in cached.row.iter().copied().enumerate() {
-                assert_eq!(self.contents[&place], Content::Kv(*name), "a cached block changed");
+                assert_eq!(self.contents[&place], Content::Kv(*hash), "a cached block changed");
                 let in_use = used.binary_search(&place).is_ok();
                 assert_eq!(cached.idle.is_none(), in_use);
             }
@@ -379,6 +379,6 @@ impl Model {
         }
         let (hashes, cursor) = self.pool.snapshot().expect("there is a cache");
         assert_eq!((hashes.len(), cursor), (self.cached.len(), self.cursor));
-        assert!(hashes.iter().all(|name| self.cached.contains_key(name)));
+        assert!(hashes.iter().all(|hash| self.cached.contains_key(hash)));
     }
 }

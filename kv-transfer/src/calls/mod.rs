@@ -27,7 +27,7 @@ pub struct Call {
     pub(crate) what: Question,
 }
 
-/// What the handler is asked, or told.
+/// A call of the handler.
 pub(crate) enum Question {
     Reserve(ReserveOffer),
     Pin(PinQuestion),

@@ -16,7 +16,6 @@ pub(super) enum Greeting {
     Done(Box<Terms>),
 }
 
-/// One connection.
 pub(super) struct Connection {
     pub(super) greeting: Greeting,
     /// Who is there: expected until greeted, known afterwards.

@@ -10,7 +10,6 @@ use baton_types::seeded;
 /// The blocks of one peer, over all its incarnations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Exposure {
-    /// Quarantined.
     pub quarantined: usize,
     /// Granted or being asked for, on lanes that nothing fences.
     pub unfenced: usize,

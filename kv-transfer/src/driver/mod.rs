@@ -271,7 +271,7 @@ impl Driver {
             },
             Command::Input(key, Input::Granted(hold)) => match self.barred_since(key) {
                 Some(detail) => {
-                    drop(hold); // Nobody was told of these blocks.
+                    drop(hold); // No peer knows of these blocks.
                     self.input(key, Input::Barred(detail), now);
                 }
                 None => self.input(key, Input::Granted(hold), now),

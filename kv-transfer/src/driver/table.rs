@@ -30,12 +30,12 @@ impl Role {
     }
 
     /// Whether a peer says such a thing to this role.
-    fn hears(&self, message: &Message) -> bool {
+    fn accepts(&self, message: &Message) -> bool {
         match self {
-            Self::Source(_) => Source::hears(message),
-            Self::Sink(_) => Sink::hears(message),
-            Self::Reader(_) => Reader::hears(message),
-            Self::Owner(_) => Owner::hears(message),
+            Self::Source(_) => Source::accepts(message),
+            Self::Sink(_) => Sink::accepts(message),
+            Self::Reader(_) => Reader::accepts(message),
+            Self::Owner(_) => Owner::accepts(message),
         }
     }
 
@@ -158,7 +158,7 @@ impl Table {
             Message::Hello(_) | Message::Welcome(_) | Message::Reject { .. } | Message::Offer(_) => return None,
         };
         let speaks = |entry: &Entry| entry.conn == conn || (by_ticket && of_anyone);
-        key.filter(|key| self.entries.get(key).is_some_and(|entry| speaks(entry) && entry.role.hears(message)))
+        key.filter(|key| self.entries.get(key).is_some_and(|entry| speaks(entry) && entry.role.accepts(message)))
     }
 
     pub(super) fn has_number(&self, conn: ConnId, number: u64) -> bool {

@@ -1,4 +1,4 @@
-//! What is got, and what is told of it.
+//! A request to get KV, and the report of it.
 
 use crate::HandoffFailure;
 use baton_types::{GroupBlocks, RequestId};

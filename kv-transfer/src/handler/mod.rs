@@ -44,11 +44,11 @@ pub trait SinkHandler: Send + Sync {
 }
 
 /// A source's question for room.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug)]
 pub struct ReserveOffer {
     /// The request, to be matched with its claim.
     pub request_id: RequestId,
-    /// Who asks.
     pub source: Party,
     /// Positions of the sequence; those that [`BlockHold::cached_tokens`] covers are not moved.
     pub tokens: u32,
@@ -63,10 +63,9 @@ pub struct ReserveOffer {
 }
 
 /// A handoff that arrived whole.
+#[allow(missing_docs, reason = "the names of fields say it")]
 pub struct VerifiedHandoff {
-    /// The request.
     pub request_id: RequestId,
-    /// Who sent it.
     pub source: Party,
     /// The shard of the source that put it.
     pub shard: u16,

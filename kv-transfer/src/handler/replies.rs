@@ -13,6 +13,7 @@ pub(crate) trait StandingOffer: Send + Sync {
     fn refused(&self, reason: RefuseReason, detail: String);
     fn is_wanted(&self) -> bool;
     /// Gives up what the offer became, whatever that is by now.
+    #[cfg(any(test, feature = "testing"))]
     fn cancel(&self, reason: String);
 }
 
@@ -24,6 +25,7 @@ impl GrantReply {
         Self(Some(offer))
     }
 
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn offer(&self) -> Option<&Arc<dyn StandingOffer>> {
         self.0.as_ref()
     }

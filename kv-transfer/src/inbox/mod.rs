@@ -209,7 +209,6 @@ impl Inbox {
         !self.state.lock().queue.is_empty() || self.has_failed()
     }
 
-    /// Takes everything queued.
     pub(crate) fn drain(&self) -> Vec<Command> {
         let mut state = self.state.lock();
         if state.queue.is_empty() {
@@ -296,6 +295,7 @@ impl StandingOffer for OfferOf {
         self.inbox.is_offered(self.key)
     }
 
+    #[cfg(any(test, feature = "testing"))]
     fn cancel(&self, reason: String) {
         self.inbox.cancel_one(self.key, reason);
     }

@@ -167,7 +167,6 @@ impl LayerCopy {
         self.runs.front().copied()
     }
 
-    /// Takes it.
     pub(crate) fn next(&mut self) -> Option<CopyRun> {
         self.peek()?;
         self.runs.pop_front()

@@ -5,7 +5,6 @@ use baton_types::{Dtype, GroupKind, KvGroup, KvLayout, KvPlane};
 use proptest::prelude::*;
 use std::sync::Arc;
 
-/// All of them.
 fn heads(map: &KvPoolMap) -> Arc<Heads> {
     Cut::new(map.layout(), HeadShard::WHOLE, HeadShard::WHOLE).unwrap().source
 }

@@ -1,4 +1,4 @@
-//! What is put, and what is told of it.
+//! A request to put KV, and the report of it.
 
 use crate::HandoffFailure;
 use baton_types::{GroupBlocks, RequestId, TokenId};
@@ -48,7 +48,7 @@ impl CommitPayload {
     pub const EXTRA_BYTES_MAX: usize = 64 << 10;
 }
 
-/// How a handoff went, told to the source once the sink has adopted it.
+/// How a handoff went, for the source once the sink has adopted it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PutReport {
     /// KV bytes written.

@@ -54,7 +54,6 @@ impl Drop for Shared {
     }
 }
 
-/// One leg's share.
 pub(super) struct Leg(Arc<Shared>);
 
 impl BlockHold for Leg {

@@ -1,5 +1,6 @@
 //! Instances of several shards, as a layer on top: several shards of a source put a part each into the blocks of one reservation here, and
-//! all of it is adopted or nothing. A service of a single shard is not built with it.
+//! all of it is adopted or nothing. A service of a single shard is not built with it: no shipped binary holds it until engines compute several
+//! shards.
 //!
 //! To the service each leg is a put of its own, with a connection, a ticket, checksums and fences of its own. [`Joined`] stands between the
 //! service and the worker's handler: it asks for blocks once, gives each leg its share of them, and hands the whole on when the last leg is
@@ -38,7 +39,6 @@ struct Joint {
     legs_max: u16,
     /// Those that wait for blocks, by shard of the source.
     waiting: BTreeMap<u16, GrantReply>,
-    /// All of them.
     offers: BTreeMap<u16, Arc<dyn StandingOffer>>,
     shared: Option<Arc<Shared>>,
     /// Legs that were verified, and where to say what becomes of them.

@@ -20,7 +20,6 @@ pub(crate) fn version() -> String {
     format!("{major}.{minor}.{patch}")
 }
 
-/// A UCP context.
 pub(crate) struct Context {
     pub(super) handle: sys::ucp_context_h,
     next_token: Cell<u64>,
@@ -33,7 +32,8 @@ impl Context {
         // SAFETY: null takes UCX's default prefix and no file; `config` receives a new descriptor.
         Status::check(unsafe { sys::ucp_config_read(null(), null(), &mut config) })?;
         let applied = settings.iter().try_for_each(|(name, value)| {
-            let (name, value) = (CString::new(*name).unwrap_or_default(), CString::new(*value).unwrap_or_default());
+            let name = CString::new(*name).unwrap_or_default();
+            let value = CString::new(*value).unwrap_or_default();
             // SAFETY: `config` is live; both strings outlive the call, which copies them.
             Status::check(unsafe { sys::ucp_config_modify(config, name.as_ptr(), value.as_ptr()) })
         });

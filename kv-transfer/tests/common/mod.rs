@@ -63,7 +63,6 @@ pub enum Room {
     Claimed,
     /// Drops the reply.
     None,
-    /// Panics.
     Panic,
 }
 

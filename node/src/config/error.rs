@@ -8,16 +8,10 @@ use std::path::PathBuf;
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the configuration file {path}")]
-    Read {
-        /// Its path.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     /// The file is no TOML.
     #[error("{path} is not valid TOML: {problem}")]
     Syntax {
-        /// Its path.
         path: PathBuf,
         /// Line, column and what is wrong.
         problem: String,
@@ -39,7 +33,6 @@ pub enum ConfigError {
         key: String,
         /// Where it was set.
         origin: String,
-        /// What is wrong.
         problem: String,
     },
     /// Values out of their range, all of them.

@@ -40,7 +40,6 @@ pub struct Layers {
     pub file: Option<PathBuf>,
     /// All variables of the process, or those of a test; other prefixes are ignored.
     pub env: Vec<(String, String)>,
-    /// Flags.
     pub flags: Overlay,
 }
 

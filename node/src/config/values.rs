@@ -96,7 +96,6 @@ impl Secret {
         Self(secret)
     }
 
-    /// The secret itself.
     pub fn expose(&self) -> &str {
         &self.0
     }

@@ -6,6 +6,7 @@
 //! can be (windows of streams bound what is held), and new calls take a new connection before the rest can matter.
 
 use super::deadline::{TIMEOUT_HEADER, parse_timeout};
+use super::{KEEPALIVE_MS, KEEPALIVE_WAIT_MS, STREAM_WINDOW_BYTES};
 use crate::identity::{Identity, Protocol, Role};
 use futures::future::BoxFuture;
 use http::uri::{Authority, PathAndQuery, Scheme};
@@ -50,7 +51,12 @@ pub struct ChannelConfig {
 
 impl Default for ChannelConfig {
     fn default() -> Self {
-        Self { connect_ms_max: 2_000, keepalive_ms: 2_000, keepalive_wait_ms_max: 4_000, stream_window_bytes: 1 << 20 }
+        Self {
+            connect_ms_max: 2_000,
+            keepalive_ms: KEEPALIVE_MS,
+            keepalive_wait_ms_max: KEEPALIVE_WAIT_MS,
+            stream_window_bytes: STREAM_WINDOW_BYTES,
+        }
     }
 }
 
@@ -58,7 +64,6 @@ impl Default for ChannelConfig {
 #[derive(Debug, thiserror::Error)]
 #[error("{address:?} is no address of a gRPC server; write host:port or http://host:port")]
 pub struct ChannelError {
-    /// The address.
     pub address: String,
 }
 

@@ -1,5 +1,6 @@
 //! The section `grpc`.
 
+use super::{KEEPALIVE_MS, KEEPALIVE_WAIT_MS};
 use crate::config::{ByteSize, Check, Checker};
 use serde::{Deserialize, Serialize};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -37,8 +38,8 @@ impl Default for GrpcConfig {
             message_ms_max: 30_000,
             connections_max: 16_384,
             streams_max: 1_024,
-            keepalive_ms: 2_000,
-            keepalive_wait_ms_max: 4_000,
+            keepalive_ms: KEEPALIVE_MS,
+            keepalive_wait_ms_max: KEEPALIVE_WAIT_MS,
         }
     }
 }

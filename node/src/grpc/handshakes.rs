@@ -2,7 +2,8 @@
 //! whoever holds most of them loses the oldest.
 
 use crate::intake::Client;
-use crate::listen::{Connection, gives_way};
+use crate::listen::Connection;
+use baton_types::places::place_to_free;
 use rustls::ServerConfig;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -20,12 +21,12 @@ pub(super) struct Handshakes {
     max: usize,
     tasks: JoinSet<io::Result<Connection>>,
     /// In the order in which they began.
-    places: BTreeMap<u64, Place>,
+    places: BTreeMap<u64, Handshake>,
     by_task: HashMap<Id, u64>,
     begun: u64,
 }
 
-struct Place {
+struct Handshake {
     client: Option<Client>,
     task: AbortHandle,
 }
@@ -40,7 +41,8 @@ impl Handshakes {
     /// Begins one; where there is no place, another ends.
     pub(super) fn begin(&mut self, connection: Connection, tls: Arc<ServerConfig>) {
         if self.places.len() >= self.max
-            && let Some(oldest) = gives_way(self.places.iter().map(|(number, place)| (*number, place.client.as_ref())))
+            && let Some(oldest) =
+                place_to_free(self.places.iter().map(|(number, handshake)| (*number, &handshake.client)))
         {
             self.places[&oldest].task.abort();
             self.forget(oldest);
@@ -49,7 +51,7 @@ impl Handshakes {
         let task = self.tasks.spawn(connection.proven(tls));
         self.begun += 1;
         self.by_task.insert(task.id(), self.begun);
-        self.places.insert(self.begun, Place { client, task });
+        self.places.insert(self.begun, Handshake { client, task });
     }
 
     /// The next one to end: a proven connection, or why it is none. `None` where none is under way.

@@ -8,7 +8,7 @@
 //! The call itself is counted, too ([`calls`]). Who calls reflection is answered message by message, and may leave answers unread and send on:
 //! what its window holds then no service has asked for, and so it is counted from the start.
 
-use super::server::STREAM_WINDOW_BYTES;
+use super::STREAM_WINDOW_BYTES;
 use crate::calls::{self, Counted, Meter};
 use crate::intake::{Hold, IntakeFull};
 use baton_proto::convert::status;
@@ -43,16 +43,15 @@ const REFLECTION: &str = "/grpc.reflection.";
 
 /// What a message's bytes are taken from; services find it in the extensions of a call, to hold it for as long as they keep the message.
 #[derive(Clone, Debug)]
-pub struct Held(Arc<Mutex<Hold>>);
+pub struct MessageHold(Arc<Mutex<Hold>>);
 
-impl Held {
+impl MessageHold {
     /// Changes what is held.
     pub fn with<T>(&self, change: impl FnOnce(&mut Hold) -> T) -> T {
         change(&mut self.0.lock())
     }
 }
 
-/// The layer.
 #[derive(Clone)]
 pub struct Messages {
     pub(super) message_max: Duration,
@@ -100,7 +99,7 @@ where
             Ok(call) => call,
             Err(full) => return std::future::ready(Ok(status::from_error(&full.into()).into_http())).boxed(),
         };
-        let held = self.messages.meter.as_ref().map(|meter| Held(Arc::new(Mutex::new(meter(&parts)))));
+        let held = self.messages.meter.as_ref().map(|meter| MessageHold(Arc::new(Mutex::new(meter(&parts)))));
         if let Some(held) = held.clone() {
             parts.extensions.insert(held);
         }
@@ -168,7 +167,7 @@ struct Stream {
     until: Pin<Box<Sleep>>,
     /// Whether the answer has begun.
     answered: Arc<AtomicBool>,
-    held: Option<Held>,
+    held: Option<MessageHold>,
 }
 
 impl Stream {

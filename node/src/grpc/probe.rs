@@ -14,9 +14,7 @@ use tokio::time::timeout;
 /// Asks for a load report.
 #[derive(Clone, Debug)]
 pub struct WatchProbe {
-    /// Longest wait.
     pub max: Duration,
-    /// Who asks.
     pub identity: Identity,
 }
 

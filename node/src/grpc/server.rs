@@ -1,7 +1,7 @@
 //! Servers: settings, reflection, health.
 
 use super::handshakes::Handshakes;
-use super::{GrpcConfig, Messages};
+use super::{GrpcConfig, Messages, STREAM_WINDOW_BYTES};
 use crate::calls::Meter;
 use crate::identity::{GuardLayer, Identity, Protocol};
 use crate::listen::{BindError, Connection, LOCAL_RESETS_MAX, Listener, RESET_STREAMS_MAX};
@@ -15,9 +15,7 @@ use tonic_reflection::pb::v1::server_reflection_server as v1_server;
 use tonic_reflection::pb::v1alpha::server_reflection_server as v1alpha_server;
 use tower_layer::{Identity as NoLayer, Stack};
 
-/// Bytes that a peer may send on one stream before it waits. A long prompt is a few MiB, so it takes a few round trips.
-pub(super) const STREAM_WINDOW_BYTES: u32 = 1 << 20;
-/// The same for all streams of one connection.
+/// As [`STREAM_WINDOW_BYTES`], for all streams of one connection.
 const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
 /// Request headers: names, deadline, trace context; far below this.
 const HEADER_BYTES_MAX: u32 = 8 << 10;
@@ -25,8 +23,8 @@ const HEADER_BYTES_MAX: u32 = 8 << 10;
 /// What anybody may send to health and reflection: names of services.
 const NAME_BYTES_MAX: usize = 1 << 10;
 
-/// Refused peers are told of no more often than this: whoever reaches the port can be one, again and again.
-const TOLD_EVERY: Duration = Duration::from_secs(60);
+/// Refused peers are logged no more often than this: whoever reaches the port can be one, again and again.
+const LOGGED_EVERY: Duration = Duration::from_secs(60);
 
 /// Calls are checked by the roles of who calls, and their messages come whole, in time.
 type Layers = Stack<Messages, Stack<GuardLayer, NoLayer>>;
@@ -111,15 +109,15 @@ impl Incoming {
 #[derive(Default)]
 struct Refused {
     since: u64,
-    told: Option<Instant>,
+    logged_at: Option<Instant>,
 }
 
 impl Refused {
     fn note(&mut self, error: &dyn std::error::Error) {
         self.since += 1;
-        if self.told.is_none_or(|told| told.elapsed() >= TOLD_EVERY) {
+        if self.logged_at.is_none_or(|at| at.elapsed() >= LOGGED_EVERY) {
             tracing::warn!(refused = self.since, %error, "refuses connections that do not prove to be of this cluster");
-            (self.since, self.told) = (0, Some(Instant::now()));
+            (self.since, self.logged_at) = (0, Some(Instant::now()));
         }
     }
 }

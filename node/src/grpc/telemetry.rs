@@ -10,7 +10,6 @@ use tonic::{Request, Response, Status};
 /// Most traces of one `Keep`.
 pub const KEEP_TRACES_MAX: usize = 1024;
 
-/// The service.
 #[derive(Clone, Debug)]
 pub struct TelemetryService(Traces);
 
@@ -44,7 +43,7 @@ fn trace_id(bytes: &[u8]) -> Result<TraceId, Status> {
     id.ok_or_else(|| Status::invalid_argument("a trace id is 16 bytes, not all zero"))
 }
 
-/// The finished spans that are held of a trace, as they are told to others.
+/// The finished spans that are held of a trace, as messages.
 pub fn summaries(traces: &Traces, trace: TraceId) -> Vec<v1::TraceSpan> {
     traces.spans_of(trace).iter().map(|span| summary(span)).collect()
 }

@@ -25,12 +25,7 @@ const CLOCKS_DIFFER: Duration = Duration::from_secs(3600);
 pub enum AuthorityError {
     /// A file or folder.
     #[error("{path}", path = .path.display())]
-    Io {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
+    Io { path: PathBuf, source: io::Error },
     /// A key or a certificate.
     #[error("cannot make certificates")]
     Certificate(#[from] rcgen::Error),
@@ -44,7 +39,6 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// A new one.
     pub fn new() -> Result<Self, AuthorityError> {
         let (params, key) = (of_authority()?, KeyPair::generate()?);
         let pem = params.self_signed(&key)?.pem();

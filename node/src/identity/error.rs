@@ -10,47 +10,29 @@ use std::path::PathBuf;
 pub enum IdentityError {
     /// A file is not there, or cannot be read.
     #[error("cannot read {path} of identity.dir, which holds {CA_FILE}, {CERTIFICATE_FILE} and {KEY_FILE}", path = .path.display())]
-    Read {
-        /// Which.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     /// A file is larger than any of its kind.
     #[error("{path} has more than {max} bytes", path = .path.display())]
-    TooLarge {
-        /// Which.
-        path: PathBuf,
-        /// Most bytes.
-        max: u64,
-    },
+    TooLarge { path: PathBuf, max: u64 },
     /// A file holds nothing of what it is for.
     #[error("{path} holds no {what} in PEM", path = .path.display())]
     Empty {
-        /// Which.
         path: PathBuf,
         /// What should be there.
         what: &'static str,
     },
     /// They do not fit together.
     #[error("the files of {dir} cannot be used", dir = .dir.display())]
-    Unusable {
-        /// Which folder.
-        dir: PathBuf,
-        /// Why.
-        source: rustls::Error,
-    },
+    Unusable { dir: PathBuf, source: rustls::Error },
     /// The certificate is not what this process needs.
     #[error(
         "{CERTIFICATE_FILE} of {dir} does not make this process a {role}: it must bear the DNS name {name}, be signed by an authority of {CA_FILE}, \
          and be in force, for servers and for clients", dir = .dir.display(), name = .role.dns_name()
     )]
     Role {
-        /// Which folder.
         dir: PathBuf,
         /// Who this process is.
         role: Role,
-        /// Why not.
         source: rustls::Error,
     },
 }

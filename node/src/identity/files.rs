@@ -46,7 +46,6 @@ impl Files {
         self.certificates(CERTIFICATE_FILE, &self.certificate)
     }
 
-    /// Its key.
     pub(super) fn key(&self) -> Result<PrivateKeyDer<'static>, IdentityError> {
         let path = || self.dir.join(KEY_FILE);
         PrivateKeyDer::from_pem_slice(&self.key).map_err(|_| IdentityError::Empty { path: path(), what: "private key" })

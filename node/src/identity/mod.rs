@@ -10,7 +10,7 @@
 //! A certificate names *roles*: `router.baton.internal`, `worker.baton.internal`, `operator.baton.internal`, as DNS names. Both sides of a
 //! connection show one, and which of its names it bears is asked by ordinary name verification. It names no instance: replicas share their
 //! Secret, so workers trust workers. A process without an identity speaks in clear and trusts whoever reaches it, and therefore listens on
-//! loopback alone, unless it was told that the network lets nobody else in.
+//! loopback alone, unless it is configured for a network that lets nobody else in.
 
 mod authority;
 mod config;
@@ -134,7 +134,7 @@ async fn read(dir: &Path, within: Duration) -> Result<Files, IdentityError> {
     read.unwrap_or_else(|panic| Err(IdentityError::Read { path: dir.into(), source: std::io::Error::other(panic) }))
 }
 
-/// Puts files in force as they change; what is wrong changes nothing, and is told once.
+/// Puts files in force as they change; what is wrong changes nothing, and is logged once.
 async fn follow(shared: Weak<Shared>, mut seen: Files, every: Duration) {
     let dir = seen.dir().to_path_buf();
     let mut told = String::new();

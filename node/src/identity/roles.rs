@@ -19,7 +19,6 @@ pub enum Role {
 }
 
 impl Role {
-    /// All of them.
     pub const ALL: [Self; 3] = [Self::Router, Self::Worker, Self::Operator];
 
     /// Its name.

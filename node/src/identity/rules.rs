@@ -29,7 +29,7 @@ pub(super) fn allowed(path: &str) -> &'static [Role] {
     RULES.iter().find(|(prefix, _)| path.starts_with(prefix)).map_or(&[], |(_, allowed)| allowed)
 }
 
-/// Whether a peer that has proven `roles` may call the method with this path; else what it is told.
+/// Whether a peer that has proven `roles` may call the method with this path; else the message of the refusal.
 pub fn may_call(roles: &Roles, path: &str) -> Result<(), Status> {
     let allowed = allowed(path);
     if allowed.iter().any(|role| roles.has(*role)) {

@@ -16,7 +16,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// What is spoken over a connection, said in its handshake: a connection for one is none for the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
-    /// gRPC.
     Grpc,
     /// KV between workers.
     DataPlane,

@@ -22,7 +22,6 @@ const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Who is at the other end of a connection; servers find it in the extensions of each request.
 #[derive(Clone, Debug)]
 pub struct Peer {
-    /// Both addresses.
     pub addresses: TcpConnectInfo,
     /// What it has proven; `None` where it speaks in clear, and was asked nothing.
     pub roles: Option<Roles>,

@@ -1,8 +1,10 @@
 //! An HTTP server over a listener, with the bounds that `axum::serve` has no settings for.
 
-use super::{LOCAL_RESETS_MAX, Listener, RESET_STREAMS_MAX, gives_way};
+use super::{LOCAL_RESETS_MAX, Listener, RESET_STREAMS_MAX};
+use crate::grpc::{KEEPALIVE_MS, KEEPALIVE_WAIT_MS};
 use crate::intake::Client;
 use axum::Router;
+use baton_types::places::place_to_free;
 use hyper::Request;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -24,10 +26,6 @@ const BUFFER_BYTES_MAX: usize = 16 << 10;
 /// The head of an HTTP/2 request. Heads that have come are kept before anything may count them, those of all streams of a connection.
 const HEAD_BYTES_MAX: u32 = 8 << 10;
 
-/// How often an HTTP/2 connection is probed, and how long its answer may take: as gRPC's by default.
-const PROBED_EVERY: Duration = Duration::from_secs(2);
-const ANSWER_MAX: Duration = Duration::from_secs(4);
-
 /// hyper does not look for the end of an HTTP/1 connection while bytes of it lie unread, those of a pipelined request or a stray line end. So
 /// this looks beside it, so often, and gives answers that are nearly done so long to leave: who has closed its side may still read.
 const LEFT_SEEN_EVERY: Duration = Duration::from_secs(2);
@@ -43,25 +41,25 @@ pub async fn serve_http(listener: Listener, routes: Router, idle_max: Duration, 
 /// The same over HTTP/1 alone, for routes whose answers are short and come at once, so that no connection holds more than one. Where they take
 /// all places, one gives way: the oldest of whoever holds most.
 pub async fn serve_probes(listener: Listener, routes: Router, idle_max: Duration, stop: CancellationToken) {
-    let crowd = Crowd { max: listener.connections_max(), open: BTreeMap::new(), taken: 0 };
-    serve(listener, routes, builder(idle_max).http1_only(), Some(crowd), stop).await;
+    let bounded = OpenConnections { max: listener.connections_max(), open: BTreeMap::new(), taken: 0 };
+    serve(listener, routes, builder(idle_max).http1_only(), Some(bounded), stop).await;
 }
 
 /// Connections that are open, in the order in which they came.
-struct Crowd {
+struct OpenConnections {
     max: usize,
     open: BTreeMap<u64, (Option<Client>, JoinHandle<()>)>,
     taken: u64,
 }
 
-impl Crowd {
+impl OpenConnections {
     /// Takes one more in; where that was the last place, one gives way.
-    fn enter(&mut self, client: Option<Client>, task: JoinHandle<()>) {
+    fn add(&mut self, client: Option<Client>, task: JoinHandle<()>) {
         self.open.retain(|_, (_, task)| !task.is_finished());
         self.taken += 1;
         self.open.insert(self.taken, (client, task));
         if self.open.len() >= self.max
-            && let Some(oldest) = gives_way(self.open.iter().map(|(number, (client, _))| (*number, client.as_ref())))
+            && let Some(oldest) = place_to_free(self.open.iter().map(|(number, (client, _))| (*number, client)))
             && let Some((_, task)) = self.open.remove(&oldest)
         {
             task.abort();
@@ -74,8 +72,8 @@ fn builder(idle_max: Duration) -> auto::Builder<TokioExecutor> {
     http.http1().timer(TokioTimer::new()).header_read_timeout(idle_max).max_buf_size(BUFFER_BYTES_MAX);
     http.http2()
         .timer(TokioTimer::new())
-        .keep_alive_interval(PROBED_EVERY)
-        .keep_alive_timeout(ANSWER_MAX)
+        .keep_alive_interval(Duration::from_millis(KEEPALIVE_MS))
+        .keep_alive_timeout(Duration::from_millis(KEEPALIVE_WAIT_MS))
         .max_header_list_size(HEAD_BYTES_MAX)
         .max_pending_accept_reset_streams(RESET_STREAMS_MAX)
         .max_local_error_reset_streams(LOCAL_RESETS_MAX);
@@ -86,7 +84,7 @@ async fn serve(
     listener: Listener,
     routes: Router,
     http: auto::Builder<TokioExecutor>,
-    mut crowd: Option<Crowd>,
+    mut bounded: Option<OpenConnections>,
     stop: CancellationToken,
 ) {
     let (connections, ended) = (TaskTracker::new(), CancellationToken::new());
@@ -120,8 +118,8 @@ async fn serve(
                 () = ended.cancelled() => {}
             }
         });
-        if let Some(crowd) = &mut crowd {
-            crowd.enter(client, task);
+        if let Some(open) = &mut bounded {
+            open.add(client, task);
         }
     }
     drop(listener);

@@ -5,14 +5,12 @@
 //! is its protocol's matter: HTTP/2 probes it, HTTP/1 waits a bounded time for a whole request head.
 
 mod connection;
-mod crowd;
 mod http;
 mod socket;
 #[cfg(test)]
 mod tests;
 
 pub use connection::{Connection, Peer};
-pub(crate) use crowd::gives_way;
 pub use http::{serve_http, serve_probes};
 
 use socket2::{SockRef, TcpKeepalive};
@@ -44,7 +42,6 @@ const WITHOUT_ROOM: Duration = Duration::from_millis(100);
 pub struct BindError {
     /// The address asked for.
     pub address: SocketAddr,
-    /// Why.
     pub source: std::io::Error,
 }
 

@@ -21,7 +21,6 @@ impl Socket {
         Self(Arc::new(stream))
     }
 
-    /// Its two addresses.
     pub(super) fn addresses(&self) -> TcpConnectInfo {
         self.0.connect_info()
     }

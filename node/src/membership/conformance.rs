@@ -216,7 +216,7 @@ pub async fn workers_know_each_other(fixture: &mut impl Fixture) {
     let (members, lease) = (side.members(), cluster.0.lease());
     let knows = async |what: &str, party: &Party, stands: bool| {
         let settles = async {
-            while members.stands(party) != stands {
+            while members.contains(party) != stands {
                 tokio::time::sleep(lease / 50).await;
             }
         };
@@ -224,20 +224,20 @@ pub async fn workers_know_each_other(fixture: &mut impl Fixture) {
         assert!(settled.is_ok(), "{what}: {party} never comes to stand: {stands}");
     };
     let old_worker = cluster.admitted(&old).await;
-    assert!(!members.stands(&old.party), "it is not registered itself");
+    assert!(!members.contains(&old.party), "it is not registered itself");
     let _own_worker = side.register(own.clone());
     knows("who was there", &old.party, true).await;
     knows("itself", &own.party, true).await;
-    assert!(!members.stands(&new.party), "another start");
+    assert!(!members.contains(&new.party), "another start");
     assert!(old_worker.leave(cluster.0.lease() / 2).await);
     knows("it left", &old.party, false).await;
     let _new_worker = cluster.admitted(&new).await;
     knows("another start came", &new.party, true).await;
-    assert!(!members.stands(&old.party));
+    assert!(!members.contains(&old.party));
 
     cluster.0.set_silent(true);
     tokio::time::sleep(cluster.0.lease() * 3).await;
-    assert!(members.stands(&new.party), "the last view stands");
+    assert!(members.contains(&new.party), "the last view stands");
     cluster.0.set_silent(false);
     cluster.view("both return", |view| view.members.len() == 2).await;
     knows("heard again", &new.party, true).await;

@@ -18,7 +18,6 @@ pub enum JoinError {
          two running processes need two instance ids"
     )]
     Replaced {
-        /// The instance.
         instance: InstanceId,
         /// The start that holds the name.
         current: Incarnation,
@@ -30,7 +29,6 @@ pub enum JoinError {
         "instance {instance} with incarnation {incarnation} is alive at {endpoint}; an incarnation belongs to one process start"
     )]
     Duplicate {
-        /// The instance.
         instance: InstanceId,
         /// The incarnation that two processes claim.
         incarnation: Incarnation,
@@ -39,10 +37,7 @@ pub enum JoinError {
     },
     /// No room.
     #[error("{members_max} instances are registered already, which is the limit (membership.members_max)")]
-    Full {
-        /// The bound.
-        members_max: usize,
-    },
+    Full { members_max: usize },
 }
 
 #[derive(Debug)]
@@ -146,7 +141,6 @@ impl LeaseTable {
         self.revision
     }
 
-    /// Who is registered.
     pub fn view(&self) -> MembershipView {
         let member = |e: &Entry| Member { record: e.record.clone(), registration: e.registration };
         MembershipView {

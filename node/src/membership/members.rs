@@ -22,7 +22,7 @@ impl Members {
     }
 
     /// Whether this very start is registered, in the word of any source.
-    pub fn stands(&self, party: &Party) -> bool {
+    pub fn contains(&self, party: &Party) -> bool {
         self.0.read().iter().any(|roll| roll.get(&party.instance) == Some(&party.incarnation))
     }
 
@@ -74,19 +74,19 @@ mod tests {
             let joined = joined.iter().map(|party| (*party).clone()).collect();
             members.change(source, Change { anew: false, joined, left: left.iter().map(|l| (*l).into()).collect() }, 2)
         };
-        assert!(members.stands(&old) && !members.stands(&new));
+        assert!(members.contains(&old) && !members.contains(&new));
         assert!(says(1, &[&new], &[]));
-        assert!(members.stands(&old) && members.stands(&new), "the sources differ");
+        assert!(members.contains(&old) && members.contains(&new), "the sources differ");
         assert!(says(0, &[&new], &[]));
-        assert!(!members.stands(&old), "replaced");
+        assert!(!members.contains(&old), "replaced");
         assert!(says(0, &[], &["p-0"]));
-        assert!(members.stands(&new), "the other source knows it");
+        assert!(members.contains(&new), "the other source knows it");
         members.replace(1, []);
-        assert!(!members.stands(&new));
+        assert!(!members.contains(&new));
 
         let other = |index| record(&format!("d-{index}"), index).party;
         assert!(!says(0, &[&other(0), &other(1), &other(2)], &[]), "no source fills the memory");
-        assert!(members.stands(&other(1)) && !members.stands(&other(2)));
+        assert!(members.contains(&other(1)) && !members.contains(&other(2)));
         assert!(says(0, &[&other(2)], &["d-0"]), "there is room again");
         assert!(says(0, &[&Party { incarnation: Incarnation(9), ..other(2) }], &[]), "no new name");
     }

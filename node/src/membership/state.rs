@@ -5,7 +5,6 @@ pub(super) use baton_proto::convert::stored::Word;
 /// What one router said last, and whether it can be heard now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RouterOpinion {
-    /// Registered there now.
     pub connected: bool,
     /// Its last word; outlives the connection.
     pub word: Option<Word>,
@@ -26,7 +25,6 @@ pub enum WorkerState {
 }
 
 impl WorkerState {
-    /// Readiness.
     pub fn is_ready(&self) -> bool {
         matches!(self, Self::Admitted)
     }

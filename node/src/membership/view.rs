@@ -25,7 +25,6 @@ pub struct Member {
 /// Everybody who is registered at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MembershipView {
-    /// By instance.
     pub members: BTreeMap<InstanceId, Member>,
     /// Grows with every change.
     pub revision: u64,

@@ -1,7 +1,7 @@
-//! Keeps one line of the code from filling the log: each place may say so much within a while, and what it says beyond is counted, and told
-//! in one line at the end of that while.
+//! Keeps one line of the code from filling the log: a callsite may log [`LINES_MAX`] lines in a [`WINDOW`]. Further ones are counted, and one
+//! line at the end of the window says how many.
 //!
-//! [`Limiter`] decides and takes the time; [`Flood`] is the filter in front of the log, and a thread tells what was left out.
+//! [`Limiter`] decides and takes the time; [`Flood`] is the filter in front of the log, and a thread logs how many lines were left out.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -14,29 +14,28 @@ use tracing::subscriber::Interest;
 use tracing::{Dispatch, Event, Level, Metadata};
 use tracing_subscriber::layer::{Context, Filter};
 
-/// Lines of one place within [`WINDOW`]; those of a cluster of hundreds of workers that register at once are still told one by one.
+/// Lines of one callsite within a window: those of hundreds of workers that register at once are still logged one by one.
 const LINES_MAX: u32 = 200;
-/// The while.
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// How much one place may say, and what it has said.
+/// How many lines a callsite may log, and how many it has.
 #[derive(Debug)]
 struct Limiter {
     lines_max: u32,
     window: Duration,
     /// Bounded by the places in the code that log.
-    places: HashMap<Identifier, Place>,
+    places: HashMap<Identifier, CallsiteLines>,
 }
 
 #[derive(Debug)]
-struct Place {
+struct CallsiteLines {
     metadata: &'static Metadata<'static>,
     since: Instant,
-    said: u32,
+    lines: u32,
     left_out: u64,
 }
 
-/// A place that said too much.
+/// A callsite that logged too much.
 #[derive(Debug, PartialEq, Eq)]
 struct LeftOut {
     /// File and line.
@@ -49,24 +48,24 @@ impl Limiter {
         Self { lines_max, window, places: HashMap::new() }
     }
 
-    /// Whether the place may say one more line at `now`.
-    fn may_say(&mut self, metadata: &'static Metadata<'static>, now: Instant) -> bool {
-        let fresh = Place { metadata, since: now, said: 0, left_out: 0 };
+    /// Whether the callsite may log one more line at `now`.
+    fn admits(&mut self, metadata: &'static Metadata<'static>, now: Instant) -> bool {
+        let fresh = CallsiteLines { metadata, since: now, lines: 0, left_out: 0 };
         let place = self.places.entry(metadata.callsite()).or_insert(fresh);
-        // What was left out is told first, whoever asks for it.
+        // What was left out is reported before a new window begins.
         if place.left_out == 0 && now.saturating_duration_since(place.since) >= self.window {
-            (place.since, place.said) = (now, 0);
+            (place.since, place.lines) = (now, 0);
         }
-        let may = place.said < self.lines_max;
+        let may = place.lines < self.lines_max;
         if may {
-            place.said += 1;
+            place.lines += 1;
         } else {
             place.left_out += 1;
         }
         may
     }
 
-    /// Places whose while is over, with what they could not say; they may speak again.
+    /// Callsites whose window is over, with the lines left out; they may log again.
     fn over(&mut self, now: Instant) -> Vec<LeftOut> {
         let mut over = Vec::new();
         for place in self.places.values_mut() {
@@ -74,7 +73,7 @@ impl Limiter {
                 let of = place.metadata;
                 let at = format!("{}:{}", of.file().unwrap_or_else(|| of.target()), of.line().unwrap_or(0));
                 over.push(LeftOut { at, lines: std::mem::take(&mut place.left_out) });
-                (place.since, place.said) = (now, 0);
+                (place.since, place.lines) = (now, 0);
             }
         }
         over
@@ -134,7 +133,7 @@ impl<S> Filter<S> for Flood {
 
     fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
         // Who asks for more than is logged by default wants all of it.
-        *event.metadata().level() > Level::INFO || self.0.lock().may_say(event.metadata(), Instant::now())
+        *event.metadata().level() > Level::INFO || self.0.lock().admits(event.metadata(), Instant::now())
     }
 }
 
@@ -166,15 +165,15 @@ mod tests {
         let at = |ms| start + Duration::from_millis(ms);
         let (one, two) = places();
         let mut limiter = Limiter::new(3, Duration::from_secs(1));
-        let said = (0..10).filter(|_| limiter.may_say(one, start)).count();
+        let said = (0..10).filter(|_| limiter.admits(one, start)).count();
         assert_eq!(said, 3);
-        assert!(limiter.may_say(two, start), "others are heard");
+        assert!(limiter.admits(two, start), "others are heard");
         assert_eq!(limiter.over(at(999)), []);
-        assert!(!limiter.may_say(one, at(1_500)), "what was left out is told first");
+        assert!(!limiter.admits(one, at(1_500)), "what was left out is told first");
         let over = limiter.over(at(1_500));
         assert_eq!((over.len(), over[0].lines), (1, 8));
         assert!(over[0].at.contains("flood.rs:"), "{over:?}");
-        assert!(limiter.may_say(one, at(1_600)));
+        assert!(limiter.admits(one, at(1_600)));
         assert_eq!(limiter.over(at(9_000)), []);
     }
 

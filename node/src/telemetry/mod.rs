@@ -3,7 +3,7 @@
 //! Spans of Baton's own crates become OpenTelemetry spans, whether or not a collector is configured: a response can always carry
 //! its trace id. Exporting never blocks and never fails a request; what is lost is counted ([`ExportCounters`]). Spans of recent requests
 //! are held besides ([`Traces`]), whether exported or not. Log lines carry the fields of their spans; [`log_span`] names the request and
-//! its trace in every line below it. A place of the code that repeats itself too often is cut short, and told of.
+//! its trace in every line below it. A callsite that logs too often is cut short, and the log says so.
 
 mod config;
 mod export;
@@ -52,25 +52,16 @@ pub enum TelemetryError {
     /// The collector's address cannot be used.
     #[error("telemetry.otlp_url: cannot export to {url:?}: {problem}")]
     Otlp {
-        /// The address.
         url: String,
         /// What is wrong with it.
         problem: String,
     },
     /// The file of the collector's authorities cannot be read.
     #[error("telemetry.otlp_ca_file: cannot read certificates from {path}")]
-    CaFile {
-        /// Its path.
-        path: PathBuf,
-        /// Why.
-        source: rustls::pki_types::pem::Error,
-    },
+    CaFile { path: PathBuf, source: rustls::pki_types::pem::Error },
     /// It holds none.
     #[error("telemetry.otlp_ca_file: {path} holds no certificate that can be used; it takes PEM, BEGIN CERTIFICATE")]
-    NoAuthority {
-        /// Its path.
-        path: PathBuf,
-    },
+    NoAuthority { path: PathBuf },
     /// An `https://` collector, and nobody to vouch for it.
     #[error(
         "telemetry.otlp_url: this host trusts no authority{problem}; install ca-certificates, or name a file in telemetry.otlp_ca_file"

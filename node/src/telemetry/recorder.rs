@@ -57,7 +57,6 @@ impl Traces {
         self.0.ring.lock().trace_with(key, text)
     }
 
-    /// Traces held.
     pub fn held(&self) -> usize {
         self.0.ring.lock().traces()
     }

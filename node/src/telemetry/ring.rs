@@ -33,7 +33,7 @@ pub(super) struct RingLimits {
 #[derive(Debug)]
 pub(super) struct Ring {
     limits: RingLimits,
-    traces: HashMap<TraceId, Held>,
+    traces: HashMap<TraceId, TraceSpans>,
     /// In the order in which they came.
     order: VecDeque<TraceId>,
     spans: usize,
@@ -41,14 +41,13 @@ pub(super) struct Ring {
 }
 
 #[derive(Debug, Default)]
-struct Held {
+struct TraceSpans {
     spans: Vec<Finished>,
     bytes: usize,
     keep: bool,
 }
 
 impl Ring {
-    /// An empty ring.
     pub(super) fn new(limits: RingLimits) -> Self {
         Self { limits, traces: HashMap::new(), order: VecDeque::new(), spans: 0, bytes: 0 }
     }
@@ -92,11 +91,10 @@ impl Ring {
     /// The newest trace in which a span has this string attribute.
     pub(super) fn trace_with(&self, key: &str, text: &str) -> Option<TraceId> {
         let says = |pair: &KeyValue| pair.key.as_str() == key && is_text(&pair.value, text);
-        let has = |held: &Held| held.spans.iter().any(|span| span.attributes.iter().any(says));
+        let has = |held: &TraceSpans| held.spans.iter().any(|span| span.attributes.iter().any(says));
         self.order.iter().rev().find(|trace| self.traces.get(trace).is_some_and(has)).copied()
     }
 
-    /// Spans held.
     pub(super) fn spans(&self) -> usize {
         self.spans
     }
@@ -106,18 +104,17 @@ impl Ring {
         self.bytes
     }
 
-    /// Traces held.
     pub(super) fn traces(&self) -> usize {
         self.order.len()
     }
 
-    fn entry(&mut self, trace: TraceId) -> &mut Held {
+    fn entry(&mut self, trace: TraceId) -> &mut TraceSpans {
         match self.traces.entry(trace) {
             Entry::Occupied(held) => held.into_mut(),
             Entry::Vacant(place) => {
                 self.order.push_back(trace);
                 self.bytes += TRACE_BYTES;
-                place.insert(Held::default())
+                place.insert(TraceSpans::default())
             }
         }
     }

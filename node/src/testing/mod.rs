@@ -37,11 +37,9 @@ pub struct CollectedSpan {
     pub service: String,
     /// What else its process says of itself.
     pub resource: BTreeMap<String, String>,
-    /// Name.
     pub name: String,
     /// Id of its trace.
     pub trace_id: String,
-    /// Its own id.
     pub span_id: String,
     /// Id of its parent; `None` for a root.
     pub parent_id: Option<String>,
@@ -65,7 +63,6 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// Starts listening.
     pub async fn start() -> std::io::Result<Self> {
         Self::serve("http", Server::builder()).await
     }

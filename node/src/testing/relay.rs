@@ -65,7 +65,6 @@ impl Relay {
         &self.address
     }
 
-    /// Connections so far.
     pub fn accepted(&self) -> usize {
         self.accepted.load(Ordering::Relaxed)
     }

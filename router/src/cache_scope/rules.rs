@@ -1,4 +1,4 @@
-//! What a request may ask of prefix caches, and what workers are told.
+//! What a request may ask of prefix caches, and what workers get of it.
 
 use super::CacheConfig;
 use super::salt::salt;
@@ -47,7 +47,7 @@ impl CacheRules {
         Self(config.clone())
     }
 
-    /// What workers are told of a request of `tenant`; `None` where it uses no cache. What it asks for is checked in any case.
+    /// What workers get for a request of `tenant`; `None` where it uses no cache. What it asks for is checked in any case.
     pub(crate) fn resolve(&self, tenant: &TenantId, options: &CacheOptions) -> Result<Option<CacheUse>, RequestError> {
         let CacheConfig { enabled, ttl_ms, ttl_ms_max, pin_ms_max, pins, secret, index_blocks_max: _ } = &self.0;
         if options.salt.as_ref().is_some_and(|salt| salt.is_empty() || salt.len() > SALT_BYTES_MAX) {

@@ -28,7 +28,7 @@ const REPORT_WAIT_MAX: Duration = Duration::from_millis(100);
 /// An attempt that failed.
 #[derive(Clone, Debug)]
 pub(super) struct Failed {
-    /// What the client is told if nothing else helps.
+    /// The error for the client if nothing else helps.
     pub(super) error: RequestError,
     /// Where a worker failed; `None` where the request itself ended.
     pub(super) step: Option<Step>,
@@ -67,7 +67,9 @@ struct Prefilling<'a> {
 impl Attempt<'_> {
     /// Runs until the answer ends.
     pub(super) async fn run(&self, answer: &mut Answer<'_>) -> Result<FinishReason, Failed> {
-        let (job, decode, replayed) = (self.sample.job, &self.chosen.decode, answer.tokens().len());
+        let job = self.sample.job;
+        let decode = &self.chosen.decode;
+        let replayed = answer.tokens().len();
         let claim = tracing::info_span!(
             parent: &job.span, "claim", otel.kind = "client", otel.status_code = Empty, error.type = Empty,
             baton.worker = %decode.party(), baton.attempt = self.number, baton.sample = self.sample.index, baton.replayed_tokens = replayed,
@@ -113,7 +115,9 @@ impl Attempt<'_> {
 
     /// Opens the call that holds the claim on the decode worker, which has a bounded time to say that the claim stands.
     async fn claim(&self, sequence: SequenceSpec, span: &Span) -> Result<WorkerEvents<DecodeEvent>, Failed> {
-        let (job, worker, runtime) = (self.sample.job, &self.chosen.decode, &*self.core.runtime);
+        let job = self.sample.job;
+        let worker = &self.chosen.decode;
+        let runtime = &*self.core.runtime;
         let max = self.core.limits.claim_max;
         let claimed = async {
             self.check_deadline()?;
@@ -230,7 +234,7 @@ impl Attempt<'_> {
                         PrefillFault::NotAdopted => not_adopted(prefill, decode),
                     };
                     let next = pair.prefill(from_prefill(prefill, event)?, fault, runtime.now());
-                    if !pair.hears_prefill() {
+                    if !pair.reads_prefill() {
                         prefilling = None;
                     }
                     match next {
@@ -248,7 +252,7 @@ impl Attempt<'_> {
                         }
                     }
                 }
-                event = decoding.next(), if pair.hears_decode() => {
+                event = decoding.next(), if pair.reads_decode() => {
                     match &event {
                         Some(Ok(DecodeEvent::Started { .. })) => continue,
                         Some(Ok(DecodeEvent::Waits)) => {
@@ -320,7 +324,7 @@ async fn sleep_until(runtime: &dyn Runtime, at: Option<std::time::Instant>) {
     }
 }
 
-/// What the pairing is told of a prefill worker.
+/// An event of the prefill worker, for the pairing.
 fn from_prefill(
     worker: &WorkerHandle,
     event: Option<Result<PrefillEvent, CallError>>,
@@ -338,7 +342,7 @@ fn from_prefill(
     })
 }
 
-/// What the pairing is told of a decode worker.
+/// An event of the decode worker, for the pairing.
 fn from_decode(
     worker: &WorkerHandle,
     event: Option<Result<DecodeEvent, CallError>>,

@@ -36,7 +36,6 @@ use tokio_util::task::TaskTracker;
 pub(crate) struct Limits {
     /// Where prompts are prefilled unless the request says otherwise.
     pub(crate) policy: PrefillPolicy,
-    /// Thresholds of placement.
     pub(crate) placement: Thresholds,
     /// Retries of one request.
     pub(crate) retry: RetryLimits,
@@ -62,7 +61,6 @@ impl Limits {
 pub struct Core {
     /// Time, tasks and chance.
     pub(crate) runtime: Arc<dyn Runtime>,
-    /// Bounds.
     pub(crate) limits: Limits,
     /// Running and queued requests.
     pub(crate) admission: Admission,
@@ -76,17 +74,14 @@ pub struct Core {
     pub(crate) retries: RetryBucket,
     /// How requests use prefix caches.
     pub(crate) cache: CacheRules,
-    /// What tokens cost.
     pub(crate) prices: PricesConfig,
     /// What answers so far teach.
     pub(crate) experience: Experience,
     /// Prompts that become tokens.
     pub(crate) tokenizing: Tokenizing,
-    /// The workers.
     pub(crate) workers: Arc<WorkerSet>,
     /// What they have cached.
     pub(crate) prefixes: Arc<Prefixes>,
-    /// Router-side metrics.
     pub(crate) metrics: RouterMetrics,
     /// What prefix caches spared.
     pub(crate) cache_metrics: CacheMetrics,
@@ -96,7 +91,6 @@ pub struct Core {
     pub(crate) draining: CancellationToken,
     /// Requests still running are ended.
     pub(crate) abort: CancellationToken,
-    /// Placements so far.
     pub(crate) placements: AtomicU64,
     /// Times that KV without room was left to wait where it was.
     #[cfg(test)]
@@ -113,7 +107,6 @@ pub struct Outside {
     pub runtime: Arc<dyn Runtime>,
     /// How workers are reached.
     pub connector: Arc<dyn Connector>,
-    /// Who is registered.
     pub membership: Arc<dyn RouterMembership>,
     /// Recent traces of the process.
     pub traces: Traces,

@@ -36,7 +36,6 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tracing::{Instrument, Span, field};
 
-/// A running request.
 #[derive(Debug)]
 pub struct Generation {
     /// What is known of it.
@@ -50,7 +49,6 @@ pub struct Generation {
 /// A request that was refused before anything was asked of a worker.
 #[derive(Debug)]
 pub struct Refused {
-    /// Why.
     pub error: RequestError,
     /// Id of its trace; empty where tracing is off.
     pub trace_id: String,

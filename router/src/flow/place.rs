@@ -5,7 +5,7 @@ use super::attempt::Failed;
 use super::core::Core;
 use super::sample::{Sample, Tried};
 use crate::placement::{Decision, Demand, Prediction, Refusal, alone, has_room, place, retry_after};
-use crate::prefixes::{Coming, Found};
+use crate::prefixes::{Found, PrefixInProgress};
 use crate::recovery::{Avoided, Circle, ProbationLimits, Retry, Step};
 use crate::workers::WorkerHandle;
 use baton_types::{NumericsClass, RequestError, Role};
@@ -31,7 +31,7 @@ pub(super) struct Chosen {
     /// When its answer comes, as of now; `None` while nothing is measured.
     pub(super) predicted: Option<Prediction>,
     /// Its prompt, in the making where it is prefilled.
-    _coming: Option<Coming>,
+    _coming: Option<PrefixInProgress>,
 }
 
 impl Chosen {
@@ -90,7 +90,8 @@ impl Sample<'_> {
         );
         let _entered = span.enter();
         let now = core.runtime.now();
-        let (demand, found) = (self.demand(core, answer, now), core.prefixes.lookup(&self.job.hashes, &*core.runtime));
+        let demand = self.demand(core, answer, now);
+        let found = core.prefixes.lookup(&self.job.hashes, &*core.runtime);
         let search = Search { demand, found, avoided: &tried.avoided, now };
         let mut refusal = Refusal::NoDecodeWorker;
         for class in answer.class().map(Some).into_iter().chain([None]) {

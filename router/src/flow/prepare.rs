@@ -17,7 +17,6 @@ use tracing::{Instrument, Span};
 #[derive(Debug)]
 pub struct Prepared {
     request: Request,
-    /// Its model.
     pub(crate) model: Arc<ServedModel>,
     /// Of its prompt.
     pub tokens: Arc<[TokenId]>,

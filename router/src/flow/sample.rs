@@ -21,7 +21,6 @@ use tracing::Instrument;
 /// A sample of a request.
 pub(super) struct Sample<'a> {
     pub(super) job: &'a Job,
-    /// Which one.
     pub(super) index: u32,
     queued: OnceLock<Duration>,
     /// When the first attempt began, and when its answer was predicted; `None` once there was another.
@@ -30,7 +29,6 @@ pub(super) struct Sample<'a> {
     pub(super) moved: AtomicBool,
 }
 
-/// Attempts so far.
 #[derive(Debug, Default)]
 pub(super) struct Tried {
     pub(super) avoided: Avoided,
@@ -43,7 +41,9 @@ pub(super) struct Tried {
 
 impl<'a> Sample<'a> {
     pub(super) fn new(job: &'a Job, index: u32) -> Self {
-        let (queued, predicted, moved) = (OnceLock::new(), Mutex::default(), AtomicBool::new(false));
+        let queued = OnceLock::new();
+        let predicted = Mutex::default();
+        let moved = AtomicBool::new(false);
         Self { job, index, queued, predicted, moved }
     }
 
@@ -69,7 +69,8 @@ impl<'a> Sample<'a> {
     ) -> Result<Finished, RequestError> {
         self.turn(&mut slot).await?;
         let _ = self.queued.set(core.runtime.now().saturating_duration_since(self.job.received));
-        let (mut recovery, mut tried) = (Recovery::new(core.limits.retry), Tried::default());
+        let mut recovery = Recovery::new(core.limits.retry);
+        let mut tried = Tried::default();
         loop {
             let chosen = self.place(core, &tried, answer);
             let Failed { error, step } = match &chosen {

@@ -4,7 +4,7 @@ use super::link::GrpcConnector;
 use super::status::status_response;
 use super::trace::trace;
 use crate::status::ClusterStatus;
-use crate::workers::{Unnamed, WorkerHandle, WorkerSet};
+use crate::workers::{NotNamed, WorkerHandle, WorkerSet};
 use baton_node::telemetry::Traces;
 use baton_proto::v1::{self, admin_server::Admin, worker_client::WorkerClient};
 use futures::StreamExt as _;
@@ -21,7 +21,6 @@ const NAMED_MAX: usize = 16;
 /// Longest wait for a worker's first answer.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 
-/// The service.
 #[derive(Clone, Debug)]
 pub(crate) struct AdminService {
     workers: Arc<WorkerSet>,
@@ -69,15 +68,15 @@ impl Admin for AdminService {
     }
 }
 
-fn refused(name: &str, unnamed: &Unnamed) -> Status {
+fn refused(name: &str, unnamed: &NotNamed) -> Status {
     match unnamed {
-        Unnamed::Nobody { known } if known.is_empty() => {
+        NotNamed::Nobody { known } if known.is_empty() => {
             Status::not_found(format!("no worker {name:?}: none is registered at this router"))
         }
-        Unnamed::Nobody { known } => {
+        NotNamed::Nobody { known } => {
             Status::not_found(format!("no worker {name:?} is registered at this router; there are {}", list(known)))
         }
-        Unnamed::Several { starts } => {
+        NotNamed::Several { starts } => {
             Status::invalid_argument(format!("several starts of {name:?} are registered; name one: {}", list(starts)))
         }
     }

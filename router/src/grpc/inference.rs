@@ -5,7 +5,7 @@ use crate::deadline::Deadlines;
 use crate::flow::{Core, Generation, Refused};
 use crate::output::{EventResult, Opened, Opening, cache_hit_percent};
 use crate::request::{Prompt, Request};
-use baton_node::grpc::Held;
+use baton_node::grpc::MessageHold;
 use baton_node::intake::Hold;
 use baton_proto::convert::status;
 use baton_proto::v1::{self, inference_server::Inference};
@@ -23,7 +23,6 @@ const CACHE_HIT: &str = "x-baton-cache-hit";
 
 type Responses = BoxStream<'static, Result<v1::GenerateResponse, Status>>;
 
-/// The service.
 #[derive(Clone, Debug)]
 pub(crate) struct InferenceService {
     core: Arc<Core>,
@@ -106,7 +105,7 @@ impl Inference for InferenceService {
 }
 
 /// A request that was read takes no more than reading it.
-fn hold_less(held: Option<&Held>, request: &Request, prompt: &Prompt) {
+fn hold_less(held: Option<&MessageHold>, request: &Request, prompt: &Prompt) {
     let bytes = prompt.bytes() + request.model.len() as u64;
     let less = held.map(|held| held.with(|hold| hold.set(bytes.min(hold.bytes())))).transpose();
     debug_assert!(less.is_ok());

@@ -5,7 +5,7 @@
 
 use super::convert::SEGMENTS_MAX;
 use crate::config::READING_COSTS;
-use baton_node::grpc::{Held, PREFIX_BYTES, message_bytes};
+use baton_node::grpc::{MessageHold, PREFIX_BYTES, message_bytes};
 use baton_proto::convert::status;
 use baton_text::STOPS_MAX;
 use baton_types::RequestError;
@@ -73,7 +73,7 @@ where
 }
 
 /// The first message of a call with its prefix, and the room to read it.
-async fn read(mut body: Body, message_bytes_max: usize, held: Option<&Held>) -> Result<Bytes, Status> {
+async fn read(mut body: Body, message_bytes_max: usize, held: Option<&MessageHold>) -> Result<Bytes, Status> {
     let mut bytes = Vec::new();
     while let Some(frame) = body.frame().await {
         if let Ok(data) = frame?.into_data() {

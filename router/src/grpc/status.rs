@@ -32,7 +32,7 @@ impl From<Row> for v1::WorkerStatus {
     fn from(row: Row) -> Self {
         let record = row.record().clone();
         // What a worker that is gone did last says nothing of now.
-        let report = row.seen.heard.filter(|_| row.state != State::Gone).map(|heard| heard.report);
+        let report = row.seen.last_report.filter(|_| row.state != State::Gone).map(|last| last.report);
         Self {
             party: Some(record.party.clone().into()),
             role: v1::Role::from(record.role).into(),
@@ -41,7 +41,7 @@ impl From<Row> for v1::WorkerStatus {
             endpoint: record.endpoint.clone(),
             state: v1::WorkerState::from(row.state).into(),
             since_ms: ms(row.since),
-            heard_ms: row.heard.map(ms),
+            heard_ms: row.report_age.map(ms),
             still_ms: row.still.map(ms),
             running: report.as_ref().map(|r| r.running),
             running_max: record.running_max,
@@ -56,7 +56,6 @@ impl From<Row> for v1::WorkerStatus {
     }
 }
 
-/// As of now.
 pub(super) fn status_response(status: &ClusterStatus, now: Instant) -> v1::StatusResponse {
     let rows = status.rows(now);
     let problems = status.problems(&rows, now).into_iter().map(Into::into).collect();

@@ -6,10 +6,8 @@ use futures::StreamExt as _;
 use std::time::{Duration, Instant};
 use tokio::time::timeout_at;
 
-/// Bounds of bodies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BodyLimits {
-    /// Most bytes.
     pub(crate) bytes_max: usize,
     /// From the head of the request to the last byte.
     pub(crate) time_max: Duration,
@@ -31,7 +29,8 @@ pub(super) enum BodyError {
 pub(super) async fn read(
     body: Body,
     limits: BodyLimits,
-    (received, deadline): (Instant, Instant),
+    received: Instant,
+    deadline: Instant,
     hold: &mut Hold,
 ) -> Result<Vec<u8>, BodyError> {
     let slow = received + limits.time_max;

@@ -77,8 +77,8 @@ async fn answer(state: HttpState, caller: Caller, call: Call, endpoint: Endpoint
 /// body takes is held until it is tokens.
 async fn answer_within(state: &HttpState, body: Body, endpoint: Endpoint, head: Head) -> Response {
     let mut hold = state.core.intake.hold(head.client.clone());
-    match body::read(body, state.body, (head.received, head.deadline), &mut hold).await {
-        Ok(body) => generate(state, body, endpoint, (head, hold)).await,
+    match body::read(body, state.body, head.received, head.deadline, &mut hold).await {
+        Ok(body) => generate(state, body, endpoint, head, hold).await,
         Err(BodyError::TooLarge) => {
             let message = format!("the body is over the limit of {} bytes", state.body.bytes_max);
             error::plain(StatusCode::PAYLOAD_TOO_LARGE, &message, "request_too_large")
@@ -120,7 +120,7 @@ async fn parse(body: Vec<u8>, endpoint: Endpoint, mut hold: Hold) -> Result<((Pr
     tokio::task::spawn_blocking(parse).await.map_err(failed)?
 }
 
-async fn generate(state: &HttpState, body: Vec<u8>, endpoint: Endpoint, (head, hold): (Head, Hold)) -> Response {
+async fn generate(state: &HttpState, body: Vec<u8>, endpoint: Endpoint, head: Head, hold: Hold) -> Response {
     let ((prompt, common), hold) = match parse(body, endpoint, hold).await {
         Ok(parsed) => parsed,
         Err(e) => return error::response(&e),

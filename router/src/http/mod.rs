@@ -24,13 +24,10 @@ use std::time::Duration;
 /// What handlers share.
 #[derive(Clone, Debug)]
 pub(crate) struct HttpState {
-    /// The flow.
     pub(crate) core: Arc<Core>,
-    /// Who may call.
     pub(crate) access: Access,
     /// Default and longest deadline.
     pub(crate) deadlines: Deadlines,
-    /// Bounds of bodies.
     pub(crate) body: BodyLimits,
     /// Keepalive interval of streams.
     pub(crate) sse_keepalive: Duration,

@@ -17,7 +17,7 @@ fn entry(name: &str, model: &ServedModel) -> Value {
     })
 }
 
-/// Every name that clients are told of and under which a request would be served now.
+/// Every public name under which a request would be served now.
 pub(super) async fn list(State(state): State<HttpState>) -> Json<Value> {
     let models = state.core.workers.models(Instant::now());
     let names: BTreeSet<&str> = models.iter().flat_map(|m| m.card.public_names()).collect();

@@ -14,12 +14,12 @@ use baton_types::{ErrorKind, RequestError};
 const LONG_ANSWER_BYTES: u64 = 256 << 10;
 
 /// A body, and the room for it: whoever writes it to a connection keeps both until that is done.
-struct Held {
+struct HeldBody {
     json: Vec<u8>,
     _hold: Hold,
 }
 
-impl AsRef<[u8]> for Held {
+impl AsRef<[u8]> for HeldBody {
     fn as_ref(&self) -> &[u8] {
         &self.json
     }
@@ -51,5 +51,5 @@ fn write(head: &AnswerHead, whole: Gathered) -> Result<Bytes, RequestError> {
     drop(answer);
     drop(samples);
     hold.set(json.capacity() as u64).map_err(no_room)?;
-    Ok(Bytes::from_owner(Held { json, _hold: hold }))
+    Ok(Bytes::from_owner(HeldBody { json, _hold: hold }))
 }

@@ -77,7 +77,8 @@ impl CacheMetrics {
 /// One family, its series given as labels and values.
 fn family<'a, M: EncodeMetric + TypedMetric>(
     to: &mut DescriptorEncoder<'_>,
-    (name, help): (&str, &str),
+    name: &str,
+    help: &str,
     series: impl Iterator<Item = (Vec<(&'a str, &'a str)>, M)>,
 ) -> fmt::Result {
     let mut family = to.encode_descriptor(name, help, None, M::TYPE)?;
@@ -106,21 +107,25 @@ impl CacheMetrics {
         let by_model = |count: fn(&OfModel) -> u64| {
             all().map(move |(model, of)| (vec![("model", model)], ConstCounter::new(count(of))))
         };
-        let prompt = ("prompt_tokens", "Tokens of prompts whose first token was made");
-        family(to, prompt, by_tenant(|of| of.prompt))?;
-        let cached = ("cached_tokens", "Those of them whose KV was cached");
-        family(to, cached, by_tenant(|of| of.cached))?;
-        let written = ("cache_write_tokens", "Those of them whose KV was computed and left in a prefix cache");
-        family(to, written, by_model(|of| of.cache_write))?;
-        let recomputed =
-            ("recomputed_tokens", "Tokens that were computed once more, since a request went on elsewhere");
-        family(to, recomputed, by_model(|of| of.recomputed))?;
-        let ratio = ("cache_hit_ratio", "Cached share of the tokens of prompts in the window, 0 to 1");
+        family(to, "prompt_tokens", "Tokens of prompts whose first token was made", by_tenant(|of| of.prompt))?;
+        family(to, "cached_tokens", "Those of them whose KV was cached", by_tenant(|of| of.cached))?;
+        family(
+            to,
+            "cache_write_tokens",
+            "Those of them whose KV was computed and left in a prefix cache",
+            by_model(|of| of.cache_write),
+        )?;
+        family(
+            to,
+            "recomputed_tokens",
+            "Tokens that were computed once more, since a request went on elsewhere",
+            by_model(|of| of.recomputed),
+        )?;
         let ratios = ratios.iter().map(|(model, tenant, ratio)| {
             let labels = vec![("model", model.as_str()), ("tenant", tenant.as_str()), ("window", "24h")];
             (labels, ConstGauge::new(*ratio))
         });
-        family(to, ratio, ratios)?;
+        family(to, "cache_hit_ratio", "Cached share of the tokens of prompts in the window, 0 to 1", ratios)?;
         let costs = all().flat_map(|(model, of)| {
             of.tenants.iter().filter_map(move |(tenant, of)| {
                 let (currency, cost) = of.cost.as_ref()?;
@@ -128,7 +133,7 @@ impl CacheMetrics {
                 Some((labels, ConstCounter::new(*cost)))
             })
         });
-        family(to, ("cost", "What requests cost, where their model has a price"), costs)
+        family(to, "cost", "What requests cost, where their model has a price", costs)
     }
 }
 

@@ -58,7 +58,6 @@ impl MembershipChanges {
         new
     }
 
-    /// Counts one.
     pub(crate) fn count(&self, of: &InstanceRecord, change: MembershipChange) {
         let (model, pool) = (of.card.id.clone(), of.pool.clone());
         let labels = Labels { model, pool, role: Name(of.role.name()), change: Name(change.name()) };

@@ -17,7 +17,6 @@ use std::time::Instant;
 /// The collector of one router.
 #[derive(Debug)]
 pub(crate) struct MembershipMetrics {
-    /// Who is registered.
     membership: RouterBackend,
     /// Who is placed on.
     workers: Arc<WorkerSet>,

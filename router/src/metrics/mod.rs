@@ -119,15 +119,12 @@ pub(crate) struct ModelMetrics {
     all: RouterMetricsOf,
     /// Requests running or queued.
     in_flight: Gauge,
-    /// Tokens of prompts.
     pub(crate) prompt_tokens: Counter,
-    /// Tokens generated.
     pub(crate) completion_tokens: Counter,
     /// Tokens generated before, and prefilled anew.
     pub(crate) replayed_tokens: Counter,
     /// Request received to first token sent.
     pub(crate) time_to_first_token: Histogram,
-    /// Token to token.
     pub(crate) inter_token: Histogram,
     /// Request received to end.
     pub(crate) end_to_end: Histogram,
@@ -243,12 +240,10 @@ impl ModelMetrics {
         self.all.requests.get_or_create(&labels).inc();
     }
 
-    /// Counts a placement.
     fn placed(&self, reason: Reason) {
         self.all.count(&self.all.placements, reason.name());
     }
 
-    /// Counts another attempt.
     pub(crate) fn retried(&self, failed: Step) {
         self.all.count(&self.all.retries, failed.name());
     }

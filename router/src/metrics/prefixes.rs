@@ -1,7 +1,7 @@
 //! The index of cached prefixes.
 
 use super::Name;
-use crate::prefixes::{Forgotten, Prefixes};
+use crate::prefixes::{Dropped, Prefixes};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric};
 use prometheus_client::metrics::MetricType;
@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Seconds, from a miss at the first block to a lock that somebody holds.
 const LOOKUP_SECONDS: [f64; 10] = [1e-6, 2.5e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2.5e-4, 1e-3, 1e-2];
 
-/// What blocks were told as.
+/// Kinds of reported blocks.
 const KINDS: [&str; 3] = ["stored", "removed", "snapshot"];
 /// What a snapshot was for.
 const SNAPSHOTS: [&str; 2] = ["start", "behind"];
@@ -32,7 +32,7 @@ struct ReasonLabels {
     reason: Name,
 }
 
-/// Counts what the index is told and asked. Clones share the counters.
+/// Counts updates of the index and questions to it. Clones share the counters.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixMetrics {
     events: Family<KindLabels, Counter>,
@@ -53,7 +53,7 @@ impl PrefixMetrics {
         for reason in SNAPSHOTS {
             drop(new.snapshots.get_or_create(&ReasonLabels { reason: Name(reason) }));
         }
-        for reason in Forgotten::NAMES {
+        for reason in Dropped::NAMES {
             drop(new.forgotten.get_or_create(&ReasonLabels { reason: Name(reason) }));
         }
         registry.register("router_index_events", "Blocks that workers told of, by what", new.events.clone());
@@ -66,8 +66,8 @@ impl PrefixMetrics {
         new
     }
 
-    /// So many blocks were told of.
-    pub(crate) fn told(&self, kind: &'static str, blocks: usize) {
+    /// So many blocks were reported.
+    pub(crate) fn count_blocks(&self, kind: &'static str, blocks: usize) {
         self.events.get_or_create(&KindLabels { kind: Name(kind) }).inc_by(blocks as u64);
     }
 

@@ -29,7 +29,6 @@ impl HitWindow {
         Self { start, last: 0, buckets: Box::new([Counts::default(); BUCKETS as usize]) }
     }
 
-    /// Counts a prompt.
     pub(super) fn add(&mut self, prompt: u64, cached: u64, now: Instant) {
         self.turn(now);
         let bucket = &mut self.buckets[(self.last % BUCKETS) as usize];

@@ -21,12 +21,7 @@ const IDLE_MAX: usize = 8;
 pub(crate) enum BundleError {
     /// The worker did not give it.
     #[error("the worker does not give bundle {digest}: {error}")]
-    Fetch {
-        /// Asked for.
-        digest: Digest,
-        /// The answer.
-        error: RequestError,
-    },
+    Fetch { digest: Digest, error: RequestError },
     /// It took too long.
     #[error("bundle {0} was not complete after {FETCH_MAX:?}")]
     Timeout(Digest),
@@ -36,19 +31,13 @@ pub(crate) enum BundleError {
     /// Its bytes are not what was asked for.
     #[error("bundle {asked} came with digest {got}: the worker's copy is damaged")]
     Digest {
-        /// Asked for.
         asked: Digest,
         /// Of the bytes that came.
         got: Digest,
     },
     /// Its content cannot be served.
     #[error("bundle {digest}: {source}")]
-    Content {
-        /// Which.
-        digest: Digest,
-        /// Why.
-        source: TextError,
-    },
+    Content { digest: Digest, source: TextError },
 }
 
 /// Loaded bundles by digest.

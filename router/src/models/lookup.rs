@@ -30,7 +30,7 @@ pub(crate) fn lookup(models: &[Arc<ServedModel>], name: &str) -> Result<Arc<Serv
     })
 }
 
-/// Names that clients are told of, of all models, once each.
+/// The public names of all models, once each.
 fn names(models: &[Arc<ServedModel>]) -> String {
     let names: BTreeSet<&str> = models.iter().flat_map(|m| m.card.public_names()).collect();
     names.into_iter().collect::<Vec<_>>().join(", ")

@@ -6,7 +6,6 @@ use baton_types::{ErrorKind, RequestError, TokenId};
 use serde_json::{Map, Value};
 use std::time::SystemTime;
 
-/// A loaded bundle.
 #[derive(Debug)]
 pub(crate) struct ModelText {
     tokenizer: Tokenizer,

@@ -2,7 +2,7 @@
 
 use super::common::AnswerOptions;
 use super::logprobs::{Logprobs, TextOfToken};
-use super::shapes::{Body, Choice, Ended, Said, UsageField};
+use super::shapes::{Body, Choice, ChoiceContent, Ended, UsageField};
 use super::written::length;
 use crate::output::{Delta, Finished, Total};
 use baton_types::TokenId;
@@ -21,7 +21,6 @@ pub(crate) enum Endpoint {
 /// What all parts of one answer share.
 #[derive(Clone)]
 pub(crate) struct AnswerHead {
-    /// Shape.
     pub(crate) endpoint: Endpoint,
     /// `chatcmpl-…` or `cmpl-…`.
     pub(crate) id: String,
@@ -60,10 +59,10 @@ impl AnswerHead {
         Body { id: &self.id, object, created: self.created, model: &self.model, choices, ..Body::default() }
     }
 
-    pub(super) fn choice<'a>(&self, index: u32, said: Said<'a>) -> Choice<'a> {
+    pub(super) fn choice<'a>(&self, index: u32, content: ChoiceContent<'a>) -> Choice<'a> {
         Choice {
             index,
-            said,
+            content,
             logprobs: None,
             finish_reason: None,
             token_ids: None,
@@ -111,15 +110,15 @@ impl AnswerHead {
     }
 
     fn whole_choice<'a>(&'a self, answer: &'a Delta, finished: &'a Finished) -> Choice<'a> {
-        let said = match self.endpoint {
-            Endpoint::Chat => Said::all(&answer.text),
-            Endpoint::Completions => Said::Text(&answer.text),
+        let content = match self.endpoint {
+            Endpoint::Chat => ChoiceContent::all(&answer.text),
+            Endpoint::Completions => ChoiceContent::Text(&answer.text),
         };
         Choice {
             logprobs: self.logprobs(answer, 0),
             finish_reason: Some(finished.reason_name()),
             token_ids: self.token_ids(answer),
-            ..self.choice(finished.sample, said)
+            ..self.choice(finished.sample, content)
         }
     }
 

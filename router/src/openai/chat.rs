@@ -40,7 +40,6 @@ fn is_none_or_auto(value: &Value) -> bool {
     matches!(value.as_str(), Some("none" | "auto"))
 }
 
-/// The parsed request.
 pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     let table: Vec<Row> = CHAT.iter().chain(COMMON).copied().collect();
     let mut fields = Fields::parse(body, &table)?;

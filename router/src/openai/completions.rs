@@ -17,7 +17,6 @@ const COMPLETIONS: &[Row] = &[
 /// OpenAI's default for this endpoint.
 const MAX_TOKENS_DEFAULT: u32 = 16;
 
-/// The parsed request.
 pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     let table: Vec<Row> = COMPLETIONS.iter().chain(COMMON).copied().collect();
     let mut fields = Fields::parse(body, &table)?;

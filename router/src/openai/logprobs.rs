@@ -27,7 +27,6 @@ fn text(bytes: Option<&[u8]>, token: TokenId) -> String {
 pub(super) struct Logprobs<'a> {
     /// Which of the shapes.
     pub(super) endpoint: Endpoint,
-    /// The tokens.
     pub(super) delta: &'a Delta,
     /// What they say.
     pub(super) token_text: &'a TextOfToken,

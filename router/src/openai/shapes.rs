@@ -28,7 +28,7 @@ pub(super) struct Body<'a> {
 pub(super) struct Choice<'a> {
     pub(super) index: u32,
     #[serde(flatten)]
-    pub(super) said: Said<'a>,
+    pub(super) content: ChoiceContent<'a>,
     pub(super) logprobs: Option<Logprobs<'a>>,
     pub(super) finish_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -42,7 +42,7 @@ pub(super) struct Choice<'a> {
 /// What a choice says: `message`, `delta` or `text`.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Said<'a> {
+pub(super) enum ChoiceContent<'a> {
     /// All of a chat's answer.
     Message {
         role: &'static str,
@@ -63,7 +63,7 @@ pub(super) enum Said<'a> {
 
 const ROLE: &str = "assistant";
 
-impl<'a> Said<'a> {
+impl<'a> ChoiceContent<'a> {
     /// A chat's whole answer.
     pub(super) fn all(content: &'a str) -> Self {
         Self::Message { role: ROLE, content, refusal: () }
@@ -74,7 +74,6 @@ impl<'a> Said<'a> {
         Self::Delta { role: Some(ROLE), content: Some("") }
     }
 
-    /// More of it.
     pub(super) fn more(content: &'a str) -> Self {
         Self::Delta { role: None, content: Some(content) }
     }
@@ -134,7 +133,6 @@ struct Details {
 }
 
 impl<'a> UsageField<'a> {
-    /// Tokens so far.
     pub(super) fn so_far(prompt_tokens: usize, completion_tokens: usize) -> Self {
         Self::SoFar { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
     }

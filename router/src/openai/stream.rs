@@ -3,7 +3,7 @@
 //! Most chunks say a text and nothing else. The first of them is written as all others are; then only index and text change.
 
 use super::answer::{AnswerHead, Endpoint};
-use super::shapes::{Body, Choice, Ended, Said, UsageField};
+use super::shapes::{Body, Choice, ChoiceContent, Ended, UsageField};
 use super::written::not_written;
 use crate::output::{Delta, Finished};
 use baton_types::RequestError;
@@ -53,12 +53,12 @@ impl Chunks {
     /// If it cannot be written; `to` is as it was then. The same holds for the others.
     pub(crate) fn opening(&self, sample: u32, to: &mut Vec<u8>) -> Result<(), RequestError> {
         let ids = self.head.options.return_token_ids;
-        let said = match self.head.endpoint {
-            Endpoint::Chat => Said::opening(),
-            Endpoint::Completions if ids => Said::Text(""),
+        let content = match self.head.endpoint {
+            Endpoint::Chat => ChoiceContent::opening(),
+            Endpoint::Completions if ids => ChoiceContent::Text(""),
             Endpoint::Completions => return Ok(()),
         };
-        let mut chunk = chunk(&self.head, self.head.choice(sample, said), Shown::default());
+        let mut chunk = chunk(&self.head, self.head.choice(sample, content), Shown::default());
         if ids {
             self.head.add_prompt_tokens(&mut chunk);
         }
@@ -86,11 +86,11 @@ impl Chunks {
     /// The chunks that close a choice: finish reason, and with the last one the usage where asked for, and the end of the stream.
     pub(crate) fn finished(&self, finished: &Finished, to: &mut Vec<u8>) -> Result<(), RequestError> {
         let head = &self.head;
-        let said = match head.endpoint {
-            Endpoint::Chat => Said::nothing(),
-            Endpoint::Completions => Said::Text(""),
+        let content = match head.endpoint {
+            Endpoint::Chat => ChoiceContent::nothing(),
+            Endpoint::Completions => ChoiceContent::Text(""),
         };
-        let choice = Choice { finish_reason: Some(finished.reason_name()), ..head.choice(finished.sample, said) };
+        let choice = Choice { finish_reason: Some(finished.reason_name()), ..head.choice(finished.sample, content) };
         let shown = self.shown.get(finished.sample as usize).copied().unwrap_or_default();
         let end = Body { ended: Some(Ended::new(finished)), seed: Some(head.seed), ..chunk(head, choice, shown) };
         event(&end, to)?;
@@ -103,10 +103,10 @@ impl Chunks {
     }
 }
 
-fn text<'a>(head: &AnswerHead, text: &'a str) -> Said<'a> {
+fn text<'a>(head: &AnswerHead, text: &'a str) -> ChoiceContent<'a> {
     match head.endpoint {
-        Endpoint::Chat => Said::more(text),
-        Endpoint::Completions => Said::Text(text),
+        Endpoint::Chat => ChoiceContent::more(text),
+        Endpoint::Completions => ChoiceContent::Text(text),
     }
 }
 
@@ -214,9 +214,9 @@ mod tests {
         if delta.text.is_empty() && delta.logprobs.is_empty() && token_ids.is_none() {
             return String::new();
         }
-        let said = match head.endpoint {
-            Endpoint::Chat => Said::Delta { role: None, content: Some(&delta.text) },
-            Endpoint::Completions => Said::Text(&delta.text),
+        let content = match head.endpoint {
+            Endpoint::Chat => ChoiceContent::Delta { role: None, content: Some(&delta.text) },
+            Endpoint::Completions => ChoiceContent::Text(&delta.text),
         };
         let logprobs = head.logprobs(delta, shown.chars);
         shown.chars += logprobs.map_or(0, |logprobs| logprobs.chars());
@@ -225,7 +225,7 @@ mod tests {
             (_, true) => Some(UsageField::None),
             _ => None,
         };
-        let choice = Choice { logprobs, token_ids, ..head.choice(delta.sample, said) };
+        let choice = Choice { logprobs, token_ids, ..head.choice(delta.sample, content) };
         serialized(&Body { usage, ..head.body(true, vec![choice]) })
     }
 
@@ -259,8 +259,8 @@ mod tests {
                 let Some(chunk) = written.strip_prefix("data: ") else { continue };
                 // Not only as serde writes it: a client reads what was said.
                 let choice = &serde_json::from_str::<Value>(chunk).unwrap()["choices"][0];
-                let said = if endpoint == Endpoint::Chat { &choice["delta"]["content"] } else { &choice["text"] };
-                assert_eq!((said, &choice["index"]), (&json!(delta.text), &json!(delta.sample)));
+                let content = if endpoint == Endpoint::Chat { &choice["delta"]["content"] } else { &choice["text"] };
+                assert_eq!((content, &choice["index"]), (&json!(delta.text), &json!(delta.sample)));
                 plain += usize::from(chunks.plain.is_some() && delta.logprobs.is_empty());
                 with_logprobs += usize::from(!delta.logprobs.is_empty());
             }

@@ -23,7 +23,6 @@ pub struct Delta {
     pub sample: u32,
     /// Text to show.
     pub text: String,
-    /// Tokens generated.
     pub token_ids: Vec<TokenId>,
     /// One for each token, where asked for.
     pub logprobs: Vec<TokenLogprobs>,
@@ -50,7 +49,6 @@ pub(crate) fn cache_hit_percent(cached_tokens: u32, prompt_tokens: usize) -> u64
 pub struct Finished {
     /// Which of the samples.
     pub sample: u32,
-    /// Why.
     pub reason: FinishReason,
     /// Where the time went.
     pub timings: PhaseTimings,

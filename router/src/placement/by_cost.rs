@@ -24,7 +24,9 @@ pub(super) fn choose(costs: &Costs<'_>, decoders: &[usize], pairs: &Pairs, reaso
     let best: Vec<(usize, f64)> = pairs.pairs.iter().map(best).collect();
     let decode = least(&best, draw);
     let partners = pairs.partners_of(decode);
-    let (there, fastest, later_s) = (costs.cached(decode), costs.fastest(partners), costs.later_s(decode, step_s));
+    let there = costs.cached(decode);
+    let fastest = costs.fastest(partners);
+    let later_s = costs.later_s(decode, step_s);
     let remote: Vec<(usize, f64)> = partners.iter().map(|&p| (p, costs.remote(p, there, fastest).cost_s)).collect();
     let prefill = least(&remote, draw);
     let plan = costs.remote(prefill, there, fastest);

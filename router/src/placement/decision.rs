@@ -64,7 +64,6 @@ pub struct Numbers {
 /// Where a request runs. Indices into the view that was given.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decision {
-    /// The decode worker.
     pub decode: usize,
     /// The prefill worker; `None` prefills on the decode worker.
     pub prefill: Option<usize>,
@@ -73,9 +72,7 @@ pub struct Decision {
     pub get_to_tokens: u64,
     /// What is to be computed, in tokens, those far into the prompt counted by the time that they take.
     pub work_tokens: u64,
-    /// Why.
     pub reason: Reason,
-    /// By what.
     pub numbers: Numbers,
     /// `None` while nothing is measured.
     pub predicted: Option<Prediction>,

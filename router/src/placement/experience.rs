@@ -15,7 +15,6 @@ const MODELS_MAX: usize = 1024;
 /// An answer that ended, by itself or not.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ended {
-    /// Its tokens.
     pub(crate) tokens: u32,
     /// Not cut off by its client, its deadline or a fault.
     pub(crate) finished: bool,

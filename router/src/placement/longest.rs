@@ -26,7 +26,6 @@ impl Longest {
         });
     }
 
-    /// The bound.
     pub(super) fn get(self) -> Duration {
         super::choose::duration(self.0.unwrap_or_default())
     }

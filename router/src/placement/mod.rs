@@ -91,7 +91,6 @@ impl Prediction {
     }
 }
 
-/// Thresholds.
 #[derive(Clone, Copy, Debug)]
 pub struct Thresholds {
     /// `auto` prefills prompts of at most this many tokens where they decode.
@@ -158,7 +157,7 @@ impl Refusal {
         }
     }
 
-    /// What the client is told.
+    /// The error for the client.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::NoDecodeWorker | Self::NoPrefillWorker => ErrorKind::Unavailable,

@@ -33,11 +33,11 @@ impl PendingPrefixes {
             self.workers.insert(worker.clone(), HashMap::new());
         }
         let Some(made) = self.workers.get_mut(worker) else { return };
-        for name in hashes {
-            if let Some(known) = made.get_mut(name) {
+        for hash in hashes {
+            if let Some(known) = made.get_mut(hash) {
                 (known.by, known.until) = (known.by.saturating_add(1), known.until.max(until));
             } else if self.hashes < self.names_max {
-                made.insert(*name, Made { by: 1, until });
+                made.insert(*hash, Made { by: 1, until });
                 self.hashes += 1;
             } else {
                 return; // What is behind a hole counts for nothing.
@@ -49,11 +49,11 @@ impl PendingPrefixes {
     /// [`PendingPrefixes::placed`], with the same hashes.
     pub fn ended(&mut self, worker: &InstanceId, hashes: &[PrefixHash]) {
         let Some(made) = self.workers.get_mut(worker) else { return };
-        for name in hashes {
-            let Some(known) = made.get_mut(name) else { continue };
+        for hash in hashes {
+            let Some(known) = made.get_mut(hash) else { continue };
             known.by -= 1;
             if known.by == 0 {
-                made.remove(name);
+                made.remove(hash);
                 self.hashes -= 1;
             }
         }
@@ -62,7 +62,6 @@ impl PendingPrefixes {
         }
     }
 
-    /// Forgets a worker.
     pub fn left(&mut self, worker: &InstanceId) {
         self.hashes -= self.workers.remove(worker).map_or(0, |made| made.len());
     }
@@ -78,7 +77,7 @@ impl PendingPrefixes {
         now: Instant,
     ) -> usize {
         let Some(made) = self.workers.get(worker) else { return cached };
-        let is_coming = |name: &&PrefixHash| made.get(name).is_some_and(|made| made.until > now);
+        let is_coming = |hash: &&PrefixHash| made.get(hash).is_some_and(|made| made.until > now);
         let coming = hashes.iter().skip(cached / HASH_TOKENS).take_while(is_coming).count();
         (cached + coming * HASH_TOKENS) / block_tokens * block_tokens
     }

@@ -18,7 +18,6 @@ pub enum PlacementPolicy {
 }
 
 impl PlacementPolicy {
-    /// All of them.
     pub const ALL: [Self; 3] = [Self::Cost, Self::RoundRobin, Self::LeastLoaded];
 
     /// Its name in configurations and on command lines.

@@ -31,7 +31,7 @@ pub(crate) fn pair_alike(one: &InstanceRecord, other: &InstanceRecord) -> bool {
         && one.layout == other.layout
 }
 
-/// What keeps a worker from all workers of the other role, told of one of them; `None` where it has a partner, or its model no worker of
+/// What keeps a worker from all workers of the other role, as found with one of them; `None` where it has a partner, or its model no worker of
 /// the other role: then nothing is amiss, since decode workers prefill by themselves.
 pub(crate) fn why_unpaired(worker: &InstanceRecord, all: &[&InstanceRecord]) -> Option<Mismatch> {
     let others = all.iter().filter(|other| other.role != worker.role && other.card.id == worker.card.id);

@@ -6,7 +6,6 @@ use std::sync::Arc;
 /// Load as last measured, joined with what this router placed since.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Measured {
-    /// Sequences waiting.
     pub waiting: u32,
     /// Prompt tokens not yet computed and not cached; those far into a prompt may count by the time that they take.
     pub waiting_tokens: u64,
@@ -41,7 +40,6 @@ pub struct Worker {
     pub record: Arc<InstanceRecord>,
     /// Workers with the same number pair with the same workers; `None` is like no other.
     pub group: Option<u32>,
-    /// Its load.
     pub load: Measured,
     /// Decode workers that it is not to be paired with.
     pub not_with: Vec<Party>,

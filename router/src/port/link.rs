@@ -100,9 +100,7 @@ pub struct PrefillCall<'a> {
 /// The spans of one call.
 #[derive(Clone, Copy, Debug)]
 pub struct CallSpans<'a> {
-    /// Of the call.
     pub call: &'a Span,
-    /// Of the request.
     pub request: &'a Span,
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 /// Why a worker counts for nothing until its next snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Forgotten {
+pub(crate) enum Dropped {
     /// Its stream ended, or the worker is gone.
     Ended,
     /// A number is missing.
@@ -19,7 +19,7 @@ pub(crate) enum Forgotten {
     Refused(JoinError),
 }
 
-impl Forgotten {
+impl Dropped {
     /// Names of all, for labels.
     pub(crate) const NAMES: [&'static str; 4] = ["ended", "missed", "malformed", "refused"];
 
@@ -34,7 +34,7 @@ impl Forgotten {
     }
 }
 
-impl std::fmt::Display for Forgotten {
+impl std::fmt::Display for Dropped {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Ended => f.write_str("its stream ended"),
@@ -52,19 +52,19 @@ pub(crate) struct Follower {
     block_tokens: u32,
     /// Number of the stream, from the first update on: who sends none is not in the index.
     stream: Option<Stream>,
-    ended: Forgotten,
+    ended: Dropped,
 }
 
 impl Follower {
     pub(super) fn new(prefixes: Arc<Prefixes>, party: Party, block_tokens: u32) -> Self {
-        Self { prefixes, party, block_tokens, stream: None, ended: Forgotten::Ended }
+        Self { prefixes, party, block_tokens, stream: None, ended: Dropped::Ended }
     }
 
     /// Takes a report up. After an error nothing more of this stream is of use.
-    pub(crate) fn take(&mut self, report: &Result<CacheReport, &'static str>) -> Result<(), Forgotten> {
+    pub(crate) fn take(&mut self, report: &Result<CacheReport, &'static str>) -> Result<(), Dropped> {
         let result = match report {
             Ok(report) => self.apply(report),
-            Err(what) => Err(Forgotten::Malformed(what)),
+            Err(what) => Err(Dropped::Malformed(what)),
         };
         if let Err(why) = &result {
             self.ended = why.clone();
@@ -72,7 +72,7 @@ impl Follower {
         result
     }
 
-    fn apply(&mut self, report: &CacheReport) -> Result<(), Forgotten> {
+    fn apply(&mut self, report: &CacheReport) -> Result<(), Dropped> {
         let CacheReport { sequence, change, blocks } = report;
         let (name, change, ends_snapshot) = match *change {
             CacheReportChange::Stored => ("stored", CacheChange::Stored(blocks), false),
@@ -88,7 +88,7 @@ impl Follower {
             None => {
                 state.index.leave(instance);
                 state.streams.remove(instance);
-                state.index.join(instance, incarnation, self.block_tokens).map_err(Forgotten::Refused)?;
+                state.index.join(instance, incarnation, self.block_tokens).map_err(Dropped::Refused)?;
                 state.opened += 1;
                 let stream = Stream { incarnation, number: state.opened };
                 state.streams.insert(instance.clone(), stream);
@@ -103,14 +103,14 @@ impl Follower {
         match applied {
             Applied::Done => {
                 let metrics = &self.prefixes.metrics;
-                metrics.told(name, blocks.len());
+                metrics.count_blocks(name, blocks.len());
                 if ends_snapshot {
                     metrics.snapshot(if *sequence == 0 { "start" } else { "behind" });
                 }
                 Ok(())
             }
             Applied::Stale | Applied::Unknown => Ok(()),
-            Applied::SnapshotNeeded => Err(Forgotten::Missed),
+            Applied::SnapshotNeeded => Err(Dropped::Missed),
         }
     }
 }
@@ -118,7 +118,7 @@ impl Follower {
 impl Drop for Follower {
     fn drop(&mut self) {
         let instance = &self.party.instance;
-        if self.stream.is_some() || self.ended != Forgotten::Ended {
+        if self.stream.is_some() || self.ended != Dropped::Ended {
             self.prefixes.metrics.forgotten(self.ended.name());
         }
         let Some(stream) = self.stream else { return };
@@ -128,7 +128,7 @@ impl Drop for Follower {
             state.index.leave(instance);
             drop(state);
             // What is missing says nothing of what is computed there at this moment.
-            if self.ended == Forgotten::Ended {
+            if self.ended == Dropped::Ended {
                 self.prefixes.pending.lock().left(instance);
             }
         }

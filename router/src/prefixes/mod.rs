@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! worker's stream ──> Follower ──> index ──┐
-//!                                          ├──> lookup, fill ──> placement ──> Coming
+//!                                          ├──> lookup, fill ──> placement ──> PrefixInProgress
 //!               prefixes being computed ───┘                                     │
 //!                          ^─────────────────────────────────────────────────────┘
 //! ```
@@ -14,7 +14,7 @@ mod follower;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use follower::{Follower, Forgotten};
+pub(crate) use follower::{Dropped, Follower};
 
 use crate::metrics::PrefixMetrics;
 use crate::placement::{PendingPrefixes, Worker};
@@ -120,13 +120,13 @@ impl Prefixes {
         worker: &Party,
         hashes: &Arc<[PrefixHash]>,
         until: Instant,
-    ) -> Option<Coming> {
+    ) -> Option<PrefixInProgress> {
         let stream = self.state.read().streams.get(&worker.instance).copied();
         if hashes.is_empty() || stream.is_none_or(|stream| stream.incarnation != worker.incarnation) {
             return None;
         }
         self.pending.lock().placed(&worker.instance, hashes, until);
-        Some(Coming { prefixes: self.clone(), worker: worker.instance.clone(), hashes: hashes.clone() })
+        Some(PrefixInProgress { prefixes: self.clone(), worker: worker.instance.clone(), hashes: hashes.clone() })
     }
 
     /// Sizes of the index.
@@ -155,20 +155,20 @@ impl std::fmt::Debug for Prefixes {
 }
 
 /// A prefix in the making: once this is dropped, the worker's own word counts alone.
-pub(crate) struct Coming {
+pub(crate) struct PrefixInProgress {
     prefixes: Arc<Prefixes>,
     worker: InstanceId,
     hashes: Arc<[PrefixHash]>,
 }
 
-impl Drop for Coming {
+impl Drop for PrefixInProgress {
     fn drop(&mut self) {
         self.prefixes.pending.lock().ended(&self.worker, &self.hashes);
     }
 }
 
-impl std::fmt::Debug for Coming {
+impl std::fmt::Debug for PrefixInProgress {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Coming").field("worker", &self.worker).field("hashes", &self.hashes.len()).finish()
+        f.debug_struct("PrefixInProgress").field("worker", &self.worker).field("hashes", &self.hashes.len()).finish()
     }
 }

@@ -48,7 +48,7 @@ fn a_worker_counts_from_its_snapshot_to_the_end_of_its_stream() {
     assert_eq!(tokens(), 80);
     follower.take(&report(2, Change::Removed, &prompt[4..5])).unwrap();
     assert_eq!(tokens(), 64);
-    assert_eq!(follower.take(&stored(4, &prompt[4..])), Err(Forgotten::Missed));
+    assert_eq!(follower.take(&stored(4, &prompt[4..])), Err(Dropped::Missed));
     assert_eq!((tokens(), prefixes.counts().workers_lost), (0, 1));
     let mut again = prefixes.follow(&p);
     again.take(&snapshot(&prompt)).unwrap();
@@ -76,13 +76,13 @@ fn of_the_starts_of_an_instance_the_last_one_counts() {
 #[test]
 fn what_is_no_update_is_not_taken() {
     let (prefixes, p) = (prefixes(100), start("p", 1));
-    assert_eq!(prefixes.follow(&p).take(&Err("broken")), Err(Forgotten::Malformed("broken")));
+    assert_eq!(prefixes.follow(&p).take(&Err("broken")), Err(Dropped::Malformed("broken")));
     assert_eq!(prefixes.follow(&p).take(&snapshot(&hashes(1))), Ok(()));
     assert_eq!(prefixes.counts().workers, 0);
     let mut followers: Vec<_> =
         (0..PrefixIndex::WORKERS_MAX).map(|worker| prefixes.follow(&start(&format!("w{worker}"), 1))).collect();
     followers.iter_mut().for_each(|follower| follower.take(&snapshot(&[])).unwrap());
-    assert!(matches!(prefixes.follow(&p).take(&snapshot(&[])), Err(Forgotten::Refused(_))));
+    assert!(matches!(prefixes.follow(&p).take(&snapshot(&[])), Err(Dropped::Refused(_))));
 }
 
 #[test]

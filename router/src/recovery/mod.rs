@@ -49,7 +49,6 @@ impl Step {
 /// What failed.
 #[derive(Clone, Copy, Debug)]
 pub struct Failure {
-    /// Where.
     pub step: Step,
     /// How. Never the client's own doing: that ends a request at once.
     pub kind: ErrorKind,
@@ -109,7 +108,6 @@ pub enum GiveUp {
 }
 
 impl GiveUp {
-    /// Name in metrics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Futile => "futile",
@@ -128,7 +126,6 @@ pub struct RetryLimits {
     pub attempts_max: u32,
     /// Wait before the first retry; doubles with each.
     pub backoff_min: Duration,
-    /// Longest wait.
     pub backoff_max: Duration,
     /// A started answer waits at most so long for a worker to go on with.
     pub place_max: Duration,

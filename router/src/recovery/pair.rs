@@ -15,7 +15,6 @@ const LAST_WORD_WAIT_MAX: Duration = Duration::from_millis(500);
 /// What the prefill worker's stream says: a token `T`, or an error `E`.
 #[derive(Debug)]
 pub enum FromPrefill<T, E> {
-    /// Its token.
     Token(T),
     /// The KV is handed over, or need not be.
     Done,
@@ -45,7 +44,6 @@ pub enum FromDecode<T, E> {
     Stated {
         /// Its kind is `Cancelled`.
         cancelled: bool,
-        /// The error.
         error: E,
     },
     /// The stream broke, or said what does not belong there.
@@ -91,12 +89,12 @@ impl<T, E> Pair<T, E> {
     }
 
     /// Whether the prefill worker's stream is to be heard.
-    pub fn hears_prefill(&self) -> bool {
+    pub fn reads_prefill(&self) -> bool {
         self.prefilling
     }
 
     /// Whether the decode worker's stream is to be heard.
-    pub fn hears_decode(&self) -> bool {
+    pub fn reads_decode(&self) -> bool {
         self.early.is_none() && !self.given_up
     }
 

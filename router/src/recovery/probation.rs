@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 pub struct ProbationLimits {
     /// After one failure; doubles with each further one.
     pub min: Duration,
-    /// The longest.
     pub max: Duration,
 }
 

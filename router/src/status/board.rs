@@ -1,12 +1,12 @@
 //! What became of each worker since this router knows it. Pure: looks come in with their time.
 
-use super::judge::{Kind, Problem, Seen, State, told};
+use super::judge::{Kind, Problem, State, WorkerSnapshot, duration_text};
 use baton_types::{InstanceRecord, Party, Role};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A worker that vanished without a drain is told of for so long, or until it is back.
+/// A worker that vanished without a drain is shown for so long, or until it is back.
 pub(super) const GONE_KEPT: Duration = Duration::from_secs(300);
 /// Most workers that vanished; older ones are forgotten first.
 const GONE_MAX: usize = 64;
@@ -24,8 +24,8 @@ struct Sample {
 }
 
 #[derive(Debug)]
-struct Known {
-    seen: Seen,
+struct WorkerHistory {
+    seen: WorkerSnapshot,
     state: State,
     /// Since when it is in that state.
     since: Instant,
@@ -37,19 +37,19 @@ struct Known {
 
 /// All workers since a while.
 #[derive(Debug, Default)]
-pub(crate) struct Board(BTreeMap<Party, Known>);
+pub(crate) struct Board(BTreeMap<Party, WorkerHistory>);
 
-/// A worker as it is told of.
+/// A worker as it is shown.
 #[derive(Debug)]
 pub(crate) struct Row {
     /// The last that was seen of it.
-    pub(crate) seen: Seen,
+    pub(crate) seen: WorkerSnapshot,
     /// Where it stands.
     pub(crate) state: State,
     /// For how long.
     pub(crate) since: Duration,
     /// Age of its last report.
-    pub(crate) heard: Option<Duration>,
+    pub(crate) report_age: Option<Duration>,
     /// How long the step that runs has taken.
     pub(crate) still: Option<Duration>,
     /// Tokens a second: of prompts on a prefill worker, of answers on a decode worker.
@@ -60,13 +60,13 @@ pub(crate) struct Row {
     pub(crate) problems: Vec<Problem>,
 }
 
-impl Known {
-    fn new(seen: Seen, now: Instant) -> Self {
+impl WorkerHistory {
+    fn new(seen: WorkerSnapshot, now: Instant) -> Self {
         let state = seen.state(now);
         Self { seen, state, since: now, first: now, full_since: None, samples: VecDeque::new() }
     }
 
-    fn look(&mut self, seen: Seen, now: Instant) {
+    fn look(&mut self, seen: WorkerSnapshot, now: Instant) {
         self.full_since = if seen.pool_is_full() { self.full_since.or(Some(now)) } else { None };
         self.seen = seen;
         self.sample();
@@ -81,21 +81,21 @@ impl Known {
 
     /// Remembers what the last report counted.
     fn sample(&mut self) {
-        let Some(heard) = &self.seen.heard else { return };
-        if self.samples.back().is_some_and(|last| last.at >= heard.at) {
+        let Some(last) = &self.seen.last_report else { return };
+        if self.samples.back().is_some_and(|sample| sample.at >= last.at) {
             return;
         }
         let tokens = match self.seen.record.role {
-            Role::Prefill => heard.report.prefilled_tokens,
-            Role::Decode => heard.report.generated_tokens,
+            Role::Prefill => last.report.prefilled_tokens,
+            Role::Decode => last.report.generated_tokens,
         };
-        self.samples.push_back(Sample { at: heard.at, tokens, kv_bytes: heard.report.kv_bytes });
-        while self.samples.front().is_some_and(|s| heard.at.saturating_duration_since(s.at) > RATE_WINDOW) {
+        self.samples.push_back(Sample { at: last.at, tokens, kv_bytes: last.report.kv_bytes });
+        while self.samples.front().is_some_and(|s| last.at.saturating_duration_since(s.at) > RATE_WINDOW) {
             self.samples.pop_front();
         }
     }
 
-    /// How fast a count grew over the window; unknown where fewer than two reports told it.
+    /// How fast a count grew over the window; unknown with fewer than two reports.
     fn rate(&self, count: impl Fn(&Sample) -> Option<u64>) -> Option<f64> {
         let counted = |sample: &Sample| Some((sample.at, count(sample)?));
         let ((since, before), (at, now)) = (self.samples.iter().find_map(counted)?, counted(self.samples.back()?)?);
@@ -105,10 +105,10 @@ impl Known {
 
     fn row(&self, now: Instant) -> Row {
         let age = |at: Instant| now.saturating_duration_since(at);
-        let is_heard = !matches!(self.state, State::Silent | State::Gone);
+        let is_reporting = !matches!(self.state, State::Silent | State::Gone);
         let is_full = self.full_since.is_some_and(|since| age(since) >= FULL_AFTER);
         let found = match self.state {
-            State::Gone => vec![(Kind::Gone, format!("gone {} ago", told(age(self.since))))],
+            State::Gone => vec![(Kind::Gone, format!("gone {} ago", duration_text(age(self.since))))],
             _ => self.seen.problems(age(self.first), is_full, now),
         };
         let worker = self.seen.record.party.instance.as_str();
@@ -116,10 +116,10 @@ impl Known {
         Row {
             state: self.state,
             since: age(self.since),
-            heard: self.seen.heard.as_ref().map(|heard| age(heard.at)),
-            still: self.seen.still(now).filter(|_| is_heard),
-            tokens_per_s: self.rate(|s| s.tokens).filter(|_| is_heard),
-            kv_bytes_per_s: self.rate(|s| s.kv_bytes).filter(|_| is_heard),
+            report_age: self.seen.last_report.as_ref().map(|last| age(last.at)),
+            still: self.seen.still(now).filter(|_| is_reporting),
+            tokens_per_s: self.rate(|s| s.tokens).filter(|_| is_reporting),
+            kv_bytes_per_s: self.rate(|s| s.kv_bytes).filter(|_| is_reporting),
             problems: found.into_iter().map(problem).collect(),
             seen: self.seen.clone(),
         }
@@ -128,8 +128,9 @@ impl Known {
 
 impl Board {
     /// Takes in everybody who is registered now.
-    pub(crate) fn look(&mut self, all: Vec<Seen>, now: Instant) {
-        let there: BTreeMap<Party, Seen> = all.into_iter().map(|seen| (seen.record.party.clone(), seen)).collect();
+    pub(crate) fn look(&mut self, all: Vec<WorkerSnapshot>, now: Instant) {
+        let there: BTreeMap<Party, WorkerSnapshot> =
+            all.into_iter().map(|seen| (seen.record.party.clone(), seen)).collect();
         let back = |party: &Party| there.keys().any(|other| other.instance == party.instance);
         self.0.retain(|party, known| match known.state {
             _ if there.contains_key(party) => true,
@@ -142,7 +143,7 @@ impl Board {
             }
         });
         for (party, seen) in there {
-            self.0.entry(party).or_insert_with(|| Known::new(seen.clone(), now)).look(seen, now);
+            self.0.entry(party).or_insert_with(|| WorkerHistory::new(seen.clone(), now)).look(seen, now);
         }
         self.forget();
     }
@@ -174,7 +175,7 @@ mod tests {
     use super::super::judge::Draining;
     use super::*;
     use crate::testing::record;
-    use crate::workers::Heard;
+    use crate::workers::LastReport;
     use baton_types::{BlockCounts, Incarnation, LoadReport};
     use std::sync::atomic::Ordering;
 
@@ -183,19 +184,19 @@ mod tests {
         start: Instant,
     }
 
-    fn seen(name: &str, report: Option<LoadReport>, at: Instant) -> Seen {
-        Seen {
+    fn seen(name: &str, report: Option<LoadReport>, at: Instant) -> WorkerSnapshot {
+        WorkerSnapshot {
             record: Arc::new(record(Role::Decode, name)),
             admitted: true,
             draining: Draining::default(),
             avoided: false,
             trouble: None,
-            heard: report.map(|report| Heard { at, report }),
+            last_report: report.map(|report| LastReport { at, report }),
         }
     }
 
     /// What makes a healthy worker another.
-    type Change = fn(&mut Seen);
+    type Change = fn(&mut WorkerSnapshot);
 
     fn healthy() -> LoadReport {
         LoadReport { healthy: true, ..Default::default() }
@@ -282,8 +283,8 @@ mod tests {
         let mut case = Case::new();
         let full: Change = |s| {
             let blocks = BlockCounts { total: 512, free: 2, referenced: 510, ..Default::default() };
-            let heard = s.heard.as_mut().expect("heard");
-            (heard.report.blocks, heard.report.waiting) = (Some(blocks), 12);
+            let last = s.last_report.as_mut().expect("a report");
+            (last.report.blocks, last.report.waiting) = (Some(blocks), 12);
         };
         assert_eq!(case.look(0, &[("a", full)]), "a Ready 0");
         assert_eq!(case.look(900, &[("a", SAME)]), "a Ready 0");

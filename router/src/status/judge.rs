@@ -1,6 +1,6 @@
 //! What is the matter with one worker. Pure: what was seen comes in, a state and problems go out.
 
-use crate::workers::Heard;
+use crate::workers::LastReport;
 use baton_types::{InstanceRecord, WATERMARK_BLOCKS};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +26,7 @@ impl Draining {
 
 /// One worker at one moment.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct WorkerSnapshot {
     /// What it says of itself.
     pub(crate) record: Arc<InstanceRecord>,
     /// Whether this router would place on it, load aside.
@@ -38,7 +38,7 @@ pub(crate) struct Seen {
     /// Why it cannot be heard, where that is known.
     pub(crate) trouble: Option<String>,
     /// Its last report.
-    pub(crate) heard: Option<Heard>,
+    pub(crate) last_report: Option<LastReport>,
 }
 
 /// Where a worker stands.
@@ -90,7 +90,6 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// Every kind.
     pub(crate) const ALL: [Self; 12] = [
         Self::NotReady,
         Self::Etcd,
@@ -128,7 +127,6 @@ impl Kind {
 /// Something that somebody should look at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Problem {
-    /// Of which kind.
     pub(crate) kind: Kind,
     /// Which worker it is about; empty where it is about the whole.
     pub(crate) worker: String,
@@ -137,7 +135,7 @@ pub(crate) struct Problem {
 }
 
 /// A time as people say it: whole seconds, minutes or hours.
-pub(crate) fn told(time: Duration) -> String {
+pub(crate) fn duration_text(time: Duration) -> String {
     match time.as_secs() {
         s if s < 120 => format!("{s} s"),
         s if s < 7_200 => format!("{} min", s / 60),
@@ -145,20 +143,20 @@ pub(crate) fn told(time: Duration) -> String {
     }
 }
 
-impl Seen {
+impl WorkerSnapshot {
     /// Whether its last report is too old, or known to be its last.
     fn is_silent(&self, now: Instant) -> bool {
-        let age = |heard: &Heard| now.saturating_duration_since(heard.at);
-        self.heard.as_ref().is_some_and(|heard| self.trouble.is_some() || age(heard) > SILENT_AFTER)
+        let age = |report: &LastReport| now.saturating_duration_since(report.at);
+        self.last_report.as_ref().is_some_and(|report| self.trouble.is_some() || age(report) > SILENT_AFTER)
     }
 
     /// Where it stands, as far as one look tells.
     pub(super) fn state(&self, now: Instant) -> State {
-        let Some(heard) = &self.heard else { return State::Starting };
+        let Some(report) = &self.last_report else { return State::Starting };
         match () {
             () if self.is_silent(now) => State::Silent,
             () if self.draining.is_said() => State::Draining,
-            () if !heard.report.healthy => State::Failing,
+            () if !report.report.healthy => State::Failing,
             () if !self.admitted => State::Starting,
             () if self.avoided => State::Avoided,
             () => State::Ready,
@@ -167,14 +165,14 @@ impl Seen {
 
     /// How long the step that runs there has taken, as of now; unknown of workers that do not say.
     pub(super) fn still(&self, now: Instant) -> Option<Duration> {
-        let heard = self.heard.as_ref()?;
-        let said = Duration::from_millis(heard.report.still_ms?);
-        Some(if said.is_zero() { said } else { said + now.saturating_duration_since(heard.at) })
+        let report = self.last_report.as_ref()?;
+        let still = Duration::from_millis(report.report.still_ms?);
+        Some(if still.is_zero() { still } else { still + now.saturating_duration_since(report.at) })
     }
 
     /// Whether somebody waits for blocks of its pool, or would have to, however small a sequence.
     pub(super) fn pool_is_full(&self) -> bool {
-        let Some(report) = self.heard.as_ref().map(|heard| &heard.report) else { return false };
+        let Some(report) = self.last_report.as_ref().map(|report| &report.report) else { return false };
         let kept = u64::from(WATERMARK_BLOCKS);
         let has_none = report.blocks.is_some_and(|b| b.total > 0 && b.free + b.cached <= kept);
         has_none || report.lacks_blocks == Some(true)
@@ -184,26 +182,26 @@ impl Seen {
     pub(super) fn problems(&self, known: Duration, is_full: bool, now: Instant) -> Vec<(Kind, String)> {
         let mut found = Vec::new();
         let why = self.trouble.as_ref().map(|trouble| format!(": {trouble}")).unwrap_or_default();
-        let Some(heard) = &self.heard else {
+        let Some(report) = &self.last_report else {
             if known > STARTING_MAX {
-                found.push((Kind::Silent, format!("registered {} ago and never heard{why}", told(known))));
+                found.push((Kind::Silent, format!("registered {} ago and never heard{why}", duration_text(known))));
             }
             return found;
         };
         if self.is_silent(now) {
-            let age = now.saturating_duration_since(heard.at);
-            found.push((Kind::Silent, format!("has said nothing for {}{why}", told(age))));
+            let age = now.saturating_duration_since(report.at);
+            found.push((Kind::Silent, format!("has said nothing for {}{why}", duration_text(age))));
             return found;
         }
         let still = self.still(now).filter(|still| *still >= STILL_AFTER);
-        let stands = still.map(|still| format!("engine loop has not moved for {}", told(still)));
-        match (heard.report.healthy, stands) {
+        let stands = still.map(|still| format!("engine loop has not moved for {}", duration_text(still)));
+        match (report.report.healthy, stands) {
             (true, None) => {}
             (true, Some(stands)) => found.push((Kind::Still, stands)),
             (false, Some(stands)) => found.push((Kind::Failing, format!("{stands}; it is given no work"))),
             (false, None) => found.push((Kind::Failing, "its engine or its data plane failed: restart it".into())),
         }
-        let (waiting, waiting_max) = (heard.report.waiting, self.record.waiting_max);
+        let (waiting, waiting_max) = (report.report.waiting, self.record.waiting_max);
         if is_full {
             found.push((Kind::PoolFull, format!("pool full, {waiting} wait")));
         }
@@ -230,19 +228,19 @@ mod tests {
     }
 
     /// State and problems of a worker whose last report is so old, in milliseconds.
-    fn check(age_ms: u64, change: impl FnOnce(&mut Seen, &mut LoadReport), state: State, problems: &[&str]) {
+    fn check(age_ms: u64, change: impl FnOnce(&mut WorkerSnapshot, &mut LoadReport), state: State, problems: &[&str]) {
         let now = Instant::now() + Duration::from_secs(60);
         let mut report = report();
-        let mut seen = Seen {
+        let mut seen = WorkerSnapshot {
             record: Arc::new(record(Role::Decode, "d")),
             admitted: true,
             draining: Draining::default(),
             avoided: false,
             trouble: None,
-            heard: None,
+            last_report: None,
         };
         change(&mut seen, &mut report);
-        seen.heard = Some(Heard { at: now - Duration::from_millis(age_ms), report });
+        seen.last_report = Some(LastReport { at: now - Duration::from_millis(age_ms), report });
         let is_full = seen.pool_is_full();
         let found = seen.problems(Duration::from_secs(60), is_full, now);
         let found: Vec<_> = found.iter().map(|(kind, text)| format!("{}: {text}", kind.name())).collect();
@@ -265,7 +263,7 @@ mod tests {
     fn silence_is_told_before_the_load_goes_stale() {
         check(2_500, |_, _| (), State::Ready, &[]);
         check(3_100, |_, _| (), State::Silent, &["silent: has said nothing for 3 s"]);
-        let trouble = |s: &mut Seen, _: &mut LoadReport| s.trouble = Some("its reports broke off".into());
+        let trouble = |s: &mut WorkerSnapshot, _: &mut LoadReport| s.trouble = Some("its reports broke off".into());
         check(900, trouble, State::Silent, &["silent: has said nothing for 0 s: its reports broke off"]);
     }
 
@@ -273,7 +271,7 @@ mod tests {
     fn an_engine_that_stands_still_is_told_long_before_it_counts_as_hung() {
         check(0, |_, r| r.still_ms = Some(1_900), State::Ready, &[]);
         check(400, |_, r| r.still_ms = Some(1_600), State::Ready, &["still: engine loop has not moved for 2 s"]);
-        let hung = |_: &mut Seen, r: &mut LoadReport| (r.healthy, r.still_ms) = (false, Some(61_000));
+        let hung = |_: &mut WorkerSnapshot, r: &mut LoadReport| (r.healthy, r.still_ms) = (false, Some(61_000));
         check(0, hung, State::Failing, &["failing: engine loop has not moved for 61 s; it is given no work"]);
         let failed = ["failing: its engine or its data plane failed: restart it"];
         check(0, |_, r| r.healthy = false, State::Failing, &failed);
@@ -284,7 +282,7 @@ mod tests {
         let blocks = |free, cached| Some(BlockCounts { total: 512, free, cached, ..Default::default() });
         check(0, |_, r| r.blocks = blocks(3, 2), State::Ready, &[]);
         check(0, |_, r| r.blocks = blocks(3, 1), State::Ready, &["pool_full: pool full, 0 wait"]);
-        let waits = |lacks| move |_: &mut Seen, r: &mut LoadReport| (r.waiting, r.lacks_blocks) = (2, lacks);
+        let waits = |lacks| move |_: &mut WorkerSnapshot, r: &mut LoadReport| (r.waiting, r.lacks_blocks) = (2, lacks);
         // Two that wait for rows of a step have all the room they need.
         check(0, waits(Some(false)), State::Ready, &[]);
         check(0, waits(None), State::Ready, &[]);
@@ -297,13 +295,13 @@ mod tests {
     #[test]
     fn a_worker_that_is_never_heard_is_told_after_a_while() {
         let now = Instant::now();
-        let seen = Seen {
+        let seen = WorkerSnapshot {
             record: Arc::new(record(Role::Decode, "d")),
             admitted: false,
             draining: Draining::default(),
             avoided: false,
             trouble: Some("it cannot be reached at 127.0.0.1:9".into()),
-            heard: None,
+            last_report: None,
         };
         assert_eq!(seen.state(now), State::Starting);
         assert_eq!(seen.problems(STARTING_MAX, false, now), []);
@@ -314,7 +312,7 @@ mod tests {
     #[test]
     fn times_are_told_in_one_unit() {
         for (s, text) in [(0, "0 s"), (119, "119 s"), (120, "2 min"), (7_199, "119 min"), (7_200, "2 h")] {
-            assert_eq!(told(Duration::from_secs(s)), text);
+            assert_eq!(duration_text(Duration::from_secs(s)), text);
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::placement::why_unpaired;
 use baton_node::membership::RouterBackend;
 use baton_types::InstanceRecord;
 use board::Board;
-use judge::{Draining, Seen, told};
+use judge::{Draining, WorkerSnapshot, duration_text};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -43,7 +43,6 @@ pub(crate) struct ClusterStatus {
 }
 
 impl ClusterStatus {
-    /// Of this router.
     pub(crate) fn new(core: Arc<Core>, membership: RouterBackend) -> Self {
         Self { core, membership, board: Arc::default() }
     }
@@ -63,13 +62,13 @@ impl ClusterStatus {
     }
 
     fn look(&self, now: Instant) {
-        let seen = self.core.workers.all().into_iter().map(|worker| Seen {
+        let seen = self.core.workers.all().into_iter().map(|worker| WorkerSnapshot {
             record: worker.record.clone(),
             admitted: worker.is_admitted(),
             draining: Draining(worker.drains()),
             avoided: worker.probation.lasts(now),
             trouble: worker.trouble(),
-            heard: worker.load.heard(),
+            last_report: worker.load.last_report(),
         });
         self.board.lock().look(seen.collect(), now);
     }
@@ -101,7 +100,7 @@ impl ClusterStatus {
         if let Some(store) = self.membership.store().filter(|store| !store.reachable) {
             let since = now.saturating_duration_since(store.since);
             if since >= ETCD_AFTER {
-                let since = told(since);
+                let since = duration_text(since);
                 add(
                     Kind::Etcd,
                     match self.membership.unconfirmed() {

@@ -25,7 +25,6 @@ pub(crate) struct Percentiles {
 }
 
 impl RecentTimes {
-    /// Adds one.
     pub(crate) fn add(&self, time: Duration, now: Instant) {
         let mut times = self.0.lock();
         if times.len() == TIMES_MAX {

@@ -5,6 +5,7 @@ use super::text::byte_bundle;
 use crate::{Router, RouterConfig, RunningRouter};
 use baton_proto::v1::{self, inference_client::InferenceClient};
 use baton_types::{InstanceRecord, Role};
+use std::path::PathBuf;
 use std::time::Duration;
 use tonic::transport::Channel;
 use tonic::{Request, Streaming};
@@ -37,6 +38,15 @@ impl Cluster {
         let router = Router::start(config).await.unwrap();
         let client = InferenceClient::connect(format!("http://{}", router.grpc_addr)).await.unwrap();
         Self { router, client }
+    }
+
+    /// With a router that takes the keys of this file.
+    pub(crate) async fn with_keys(file: PathBuf, change: impl FnOnce(&mut RouterConfig)) -> Self {
+        Self::start(|c| {
+            change(c);
+            c.auth.keys_file = Some(file);
+        })
+        .await
     }
 
     /// A worker of the model `m` with the byte tokenizer.

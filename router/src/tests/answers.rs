@@ -71,12 +71,7 @@ async fn held(cluster: &Cluster, is: impl Fn(u64) -> bool) {
 #[tokio::test]
 async fn an_answer_beyond_its_share_is_refused_and_a_stream_of_it_passes() {
     let keys = KeysFile::new(&[("sk-mallory", "mallory"), ("sk-alice", "alice")]);
-    let path = Some(keys.path());
-    let cluster = Cluster::start(|c| {
-        narrow(c);
-        c.auth.keys_file = path;
-    })
-    .await;
+    let cluster = Cluster::with_keys(keys.path(), narrow).await;
     let d = cluster.worker(Role::Decode, "d").await;
     cluster.router.ready().await;
     let to = cluster.router.http_addr;

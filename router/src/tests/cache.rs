@@ -43,8 +43,7 @@ async fn answers(d: &Fake, of_prompt: (u32, u32)) -> Option<v1::CacheUse> {
 #[tokio::test]
 async fn tenants_have_salts_of_their_own_whatever_they_ask_for() {
     let keys = KeysFile::new(&[("sk-alice", "alice"), ("sk-alice-2", "alice"), ("sk-bob", "bob")]);
-    let path = Some(keys.path());
-    let cluster = Cluster::start(|c| c.auth.keys_file = path).await;
+    let cluster = Cluster::with_keys(keys.path(), |_| ()).await;
     let d = cluster.worker(Role::Decode, "d").await;
     cluster.router.ready().await;
     let (to, d) = (cluster.router.http_addr, &d);

@@ -67,12 +67,7 @@ fn narrow(c: &mut RouterConfig) {
 #[tokio::test]
 async fn a_client_that_uploads_without_end_has_its_share_and_others_are_served() {
     let keys = KeysFile::new(&[("sk-mallory", "mallory"), ("sk-alice", "alice")]);
-    let path = Some(keys.path());
-    let cluster = Cluster::start(|c| {
-        narrow(c);
-        c.auth.keys_file = path;
-    })
-    .await;
+    let cluster = Cluster::with_keys(keys.path(), narrow).await;
     let d = cluster.worker(Role::Decode, "d").await;
     cluster.router.ready().await;
     let to = cluster.router.http_addr;
@@ -227,8 +222,7 @@ async fn a_key_has_its_limits_and_others_have_theirs() {
         ("sk-wide", "d requests_max=8 tokens_max=50"),
     ];
     let keys = KeysFile::new(&lines);
-    let path = Some(keys.path());
-    let cluster = Cluster::start(|c| c.auth.keys_file = path).await;
+    let cluster = Cluster::with_keys(keys.path(), |_| ()).await;
     let d = cluster.worker(Role::Decode, "d").await;
     cluster.router.ready().await;
     let to = cluster.router.http_addr;

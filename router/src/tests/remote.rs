@@ -1,7 +1,7 @@
 //! Requests over two workers, and what happens when one of them fails.
 
-use crate::testing::cluster::{Cluster, ask, remote};
-use crate::testing::fake::{DecodeCall, Fake};
+use crate::testing::cluster::{Cluster, Reader, ask, remote};
+use crate::testing::fake::{DecodeCall, Fake, PrefillCall};
 use crate::testing::text::{byte_bundle, tokens};
 use crate::testing::two::either;
 use baton_proto::convert::status::from_error;
@@ -10,6 +10,14 @@ use baton_types::{ErrorKind, RequestError, Role};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tonic::Status;
+
+/// A request whose prompt `p` has, for a claim that `d` took.
+async fn begin(cluster: &Cluster, p: &Fake, d: &Fake) -> (Reader, DecodeCall, PrefillCall) {
+    let answer = cluster.generate(ask("x")).await;
+    let decode = d.decode().await;
+    decode.claimed().await;
+    (answer, decode, p.prefill().await)
+}
 
 #[tokio::test]
 async fn the_first_token_does_not_wait_for_the_transfer() {
@@ -56,10 +64,7 @@ async fn the_first_token_does_not_wait_for_the_transfer() {
 async fn a_decode_token_that_overtakes_the_first_one_waits() {
     let cluster = Cluster::start(|_| ()).await;
     let (p, d) = cluster.pair().await;
-    let mut answer = cluster.generate(ask("x")).await;
-    let decode = d.decode().await;
-    decode.claimed().await;
-    let prefill = p.prefill().await;
+    let (mut answer, decode, prefill) = begin(&cluster, &p, &d).await;
     decode.adopted().await;
     decode.token(u32::from(b'2')).await;
     decode.last(u32::from(b'3'), FinishReason::Length).await;
@@ -121,10 +126,7 @@ async fn a_prompt_whose_handoff_fails_is_prefilled_where_it_decodes() {
     let (p, d) = cluster.pair().await;
     // Refused for want of room, lost, given up by the prefill worker, damaged.
     for kind in [ErrorKind::Overloaded, ErrorKind::Unavailable, ErrorKind::Cancelled, ErrorKind::Internal] {
-        let mut answer = cluster.generate(ask("x")).await;
-        let mut decode = d.decode().await;
-        decode.claimed().await;
-        let prefill = p.prefill().await;
+        let (mut answer, mut decode, prefill) = begin(&cluster, &p, &d).await;
         decode.fail(from_error(&RequestError::new(kind, "the handoff failed"))).await;
         prefill.cancelled().await;
         let local = d.decode().await;
@@ -141,7 +143,7 @@ async fn has_free(cluster: &Cluster, worker: &Fake, free: u64) {
         loop {
             let all = cluster.router.core().workers.all();
             let of_it = all.iter().find(|known| *known.party() == worker.record.party);
-            let report = of_it.and_then(|known| known.load.heard()).map(|heard| heard.report);
+            let report = of_it.and_then(|known| known.load.last_report()).map(|heard| heard.report);
             if report.is_some_and(|report| report.blocks.is_some_and(|blocks| blocks.free == free)) {
                 return;
             }
@@ -227,10 +229,7 @@ async fn a_decode_worker_that_dies_is_an_error_never_an_end() {
     let cluster = Cluster::start(|c| c.retry.attempts_max = 1).await;
     let (p, d) = cluster.pair().await;
     for silent in [true, false] {
-        let mut answer = cluster.generate(ask("x")).await;
-        let mut decode = d.decode().await;
-        decode.claimed().await;
-        let prefill = p.prefill().await;
+        let (mut answer, mut decode, prefill) = begin(&cluster, &p, &d).await;
         prefill.token(u32::from(b'1'), None).await;
         assert_eq!(answer.next().await.text, "1");
         if silent {
@@ -249,10 +248,7 @@ async fn a_decode_worker_that_dies_is_an_error_never_an_end() {
 async fn a_prefill_worker_that_dies_during_the_transfer_is_an_error() {
     let cluster = Cluster::start(|c| c.retry.attempts_max = 1).await;
     let (p, d) = cluster.pair().await;
-    let mut answer = cluster.generate(ask("x")).await;
-    let decode = d.decode().await;
-    decode.claimed().await;
-    let mut prefill = p.prefill().await;
+    let (mut answer, decode, mut prefill) = begin(&cluster, &p, &d).await;
     prefill.token(u32::from(b'1'), None).await;
     assert_eq!(answer.next().await.text, "1");
     prefill.fail(Status::unavailable("gone")).await;
@@ -265,10 +261,7 @@ async fn a_prefill_worker_that_dies_during_the_transfer_is_an_error() {
 async fn a_prefill_failure_after_the_adoption_does_no_harm() {
     let cluster = Cluster::start(|_| ()).await;
     let (p, d) = cluster.pair().await;
-    let mut answer = cluster.generate(ask("x")).await;
-    let decode = d.decode().await;
-    decode.claimed().await;
-    let mut prefill = p.prefill().await;
+    let (mut answer, decode, mut prefill) = begin(&cluster, &p, &d).await;
     prefill.token(u32::from(b'1'), None).await;
     prefill.fail(Status::unavailable("gone")).await;
     decode.adopted().await;

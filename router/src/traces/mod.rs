@@ -46,7 +46,6 @@ impl TailMetrics {
 /// How a request ended, for the verdict.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct End {
-    /// With which error.
     pub(crate) failed: Option<ErrorKind>,
     /// From its arrival.
     pub(crate) took: Duration,

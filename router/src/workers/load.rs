@@ -15,10 +15,9 @@ struct Report {
 
 /// The last report as it came, for those who look on.
 #[derive(Clone, Debug)]
-pub struct Heard {
+pub struct LastReport {
     /// When it came.
     pub at: Instant,
-    /// What it said.
     pub report: LoadReport,
 }
 
@@ -31,7 +30,7 @@ struct State {
     rates_at: Option<Instant>,
     report: Option<Report>,
     /// Outlives the loss of the worker.
-    heard: Option<Heard>,
+    last_report: Option<LastReport>,
     placed: u32,
     placed_prefill_tokens: u64,
     placed_kv_tokens: u64,
@@ -61,18 +60,19 @@ impl Load {
         let rates = |of: &Measured| (of.prefill_tokens_per_s, of.decode_steps_per_s);
         let same = state.report.is_some_and(|r| rates(&r.measured) == rates(&measured));
         let rates_at = state.rates_at.filter(|_| idle && same).or(Some(now));
-        let heard = Some(Heard { at: now, report: report.clone() });
-        *state = State { rates_at, heard, report: Some(Report { at: now, measured, usable }), ..State::default() };
+        let last_report = Some(LastReport { at: now, report: report.clone() });
+        *state =
+            State { rates_at, last_report, report: Some(Report { at: now, measured, usable }), ..State::default() };
     }
 
-    /// The worker cannot be heard any more.
+    /// The worker does not report any more.
     pub fn lost(&self) {
         self.0.lock().report = None;
     }
 
     /// The last report, however old.
-    pub fn heard(&self) -> Option<Heard> {
-        self.0.lock().heard.clone()
+    pub fn last_report(&self) -> Option<LastReport> {
+        self.0.lock().last_report.clone()
     }
 
     /// Counts a sequence placed now: prompt tokens to compute there, and tokens of KV to hold there.
@@ -166,7 +166,7 @@ mod tests {
         assert!(load.measured(now + stale + Duration::from_millis(1), stale).is_none(), "stale");
         load.lost();
         assert!(load.measured(now, stale).is_none(), "lost");
-        assert_eq!(load.heard().unwrap().at, now, "what it said last is known all the same");
+        assert_eq!(load.last_report().unwrap().at, now, "what it said last is known all the same");
         for (healthy, draining) in [(false, false), (true, true)] {
             load.report(&LoadReport { healthy, draining, ..report() }, &record, now);
             assert!(load.measured(now, stale).is_none());

@@ -7,8 +7,8 @@ mod load;
 mod set;
 mod supervise;
 
-pub use load::{Heard, Load};
-pub(crate) use set::{ModelKey, ServedModel, Unnamed, WorkerSet};
+pub use load::{LastReport, Load};
+pub(crate) use set::{ModelKey, NotNamed, ServedModel, WorkerSet};
 pub(crate) use supervise::{Supervisor, supervise};
 
 use crate::models::ModelText;
@@ -29,7 +29,6 @@ pub(crate) struct WorkerHandle {
     pub(crate) record: Arc<InstanceRecord>,
     /// Its model, of that record.
     key: ModelKey,
-    /// Its load.
     pub(crate) load: Load,
     /// Whether it failed of late.
     pub(crate) probation: Probation,
@@ -65,7 +64,7 @@ impl WorkerHandle {
         self.text.get()
     }
 
-    /// Whether the worker was told that it is admitted, and not evicted since.
+    /// Whether the worker knows that it is admitted, and was not evicted since.
     pub(crate) fn is_admitted(&self) -> bool {
         self.admitted.load(Ordering::Acquire)
     }

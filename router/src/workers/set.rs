@@ -33,7 +33,7 @@ impl From<&ModelCard> for ModelKey {
 /// The workers of this moment. Reads are lock-free; the supervisor alone writes.
 #[derive(Debug)]
 pub(crate) struct WorkerSet {
-    known: ArcSwap<Known>,
+    known: ArcSwap<WorkersByModel>,
     /// Models as they were served when they were last asked for.
     served: ArcSwap<Served>,
     /// Names of models whose workers left, and when.
@@ -43,7 +43,7 @@ pub(crate) struct WorkerSet {
 
 /// Everybody, sorted into models and groups once they join or leave.
 #[derive(Debug, Default)]
-struct Known {
+struct WorkersByModel {
     workers: BTreeMap<Party, Arc<WorkerHandle>>,
     /// The workers of each model, in order.
     models: BTreeMap<ModelKey, Vec<Member>>,
@@ -57,7 +57,7 @@ struct Member {
     group: u32,
 }
 
-impl Known {
+impl WorkersByModel {
     fn new(workers: BTreeMap<Party, Arc<WorkerHandle>>) -> Self {
         let mut models: BTreeMap<ModelKey, Vec<Member>> = BTreeMap::new();
         for worker in workers.values() {
@@ -78,7 +78,7 @@ impl Known {
 /// Models, and what they follow from.
 #[derive(Debug, Default)]
 struct Served {
-    known: Arc<Known>,
+    known: Arc<WorkersByModel>,
     /// Which of its decode workers were ready.
     ready: Vec<bool>,
     models: Arc<[Arc<ServedModel>]>,
@@ -94,7 +94,6 @@ const LEFT_MAX: usize = 1024;
 pub(crate) struct ServedModel {
     /// Names its workers.
     pub(crate) key: ModelKey,
-    /// Its card.
     pub(crate) card: ModelCard,
     /// Its text, where it has one.
     pub(crate) text: Option<Arc<ModelText>>,
@@ -113,12 +112,9 @@ pub(crate) struct Candidates {
 
 /// Why a name names no worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Unnamed {
+pub(crate) enum NotNamed {
     /// Nobody has it.
-    Nobody {
-        /// Who is registered.
-        known: Vec<String>,
-    },
+    Nobody { known: Vec<String> },
     /// More than one start of an instance has it: one replaces the other.
     Several {
         /// Which, as they may be named.
@@ -139,7 +135,6 @@ impl WorkerSet {
         });
     }
 
-    /// Removes a worker.
     pub(crate) fn remove(&self, party: &Party, now: Instant) {
         if let Some(worker) = self.known.load().workers.get(party).filter(|w| w.record.role == Role::Decode) {
             let mut left = self.left.lock();
@@ -156,7 +151,7 @@ impl WorkerSet {
     fn change(&self, change: impl FnOnce(&mut BTreeMap<Party, Arc<WorkerHandle>>)) {
         let mut all = self.known.load().workers.clone();
         change(&mut all);
-        self.known.store(Arc::new(Known::new(all)));
+        self.known.store(Arc::new(WorkersByModel::new(all)));
     }
 
     /// Every worker known, admitted or not.
@@ -174,17 +169,17 @@ impl WorkerSet {
     }
 
     /// The worker that an operator means: the name of an instance, or `name@incarnation`.
-    pub(crate) fn named(&self, name: &str) -> Result<Arc<WorkerHandle>, Unnamed> {
+    pub(crate) fn named(&self, name: &str) -> Result<Arc<WorkerHandle>, NotNamed> {
         let known = self.known.load();
         let workers = &known.workers;
         let is_meant = |party: &Party| party.instance.as_str() == name || party.to_string() == name;
         let mut meant = workers.iter().filter(|(party, _)| is_meant(party));
         match (meant.next(), meant.next()) {
             (Some((_, worker)), None) => Ok(worker.clone()),
-            (None, _) => Err(Unnamed::Nobody { known: workers.keys().map(|p| p.instance.to_string()).collect() }),
+            (None, _) => Err(NotNamed::Nobody { known: workers.keys().map(|p| p.instance.to_string()).collect() }),
             (Some(_), Some(_)) => {
                 let starts = workers.keys().filter(|p| is_meant(p)).map(Party::to_string).collect();
-                Err(Unnamed::Several { starts })
+                Err(NotNamed::Several { starts })
             }
         }
     }
@@ -267,20 +262,20 @@ mod tests {
     #[test]
     fn operators_name_one_start() {
         let set = WorkerSet::new(Duration::from_secs(3));
-        assert_eq!(set.named("d").unwrap_err(), Unnamed::Nobody { known: vec![] });
+        assert_eq!(set.named("d").unwrap_err(), NotNamed::Nobody { known: vec![] });
         let d = admitted(Role::Decode, "d", "m", 100);
         set.insert(d.clone());
         set.insert(admitted(Role::Prefill, "d-1", "m", 100));
         assert_eq!(set.named("d").unwrap().party(), d.party());
         assert_eq!(set.named(&d.party().to_string()).unwrap().party(), d.party());
         let known = vec!["d".to_owned(), "d-1".to_owned()];
-        assert_eq!(set.named("d-").unwrap_err(), Unnamed::Nobody { known }, "a part of a name may mean somebody else");
+        assert_eq!(set.named("d-").unwrap_err(), NotNamed::Nobody { known }, "a part of a name may mean somebody else");
         let mut again = (*d.record).clone();
         again.party.incarnation.0 += 1;
         let again = Arc::new(handle(again));
         set.insert(again.clone());
         let starts = vec![d.party().to_string(), again.party().to_string()];
-        assert_eq!(set.named("d").unwrap_err(), Unnamed::Several { starts });
+        assert_eq!(set.named("d").unwrap_err(), NotNamed::Several { starts });
         assert_eq!(set.named(&again.party().to_string()).unwrap().party(), again.party());
     }
 

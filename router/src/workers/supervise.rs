@@ -5,7 +5,7 @@ use crate::metrics::{MembershipChange, MembershipChanges};
 use crate::models::TextCache;
 use crate::placement::why_unpaired;
 use crate::port::{Connector, WorkerReport};
-use crate::prefixes::{Forgotten, Prefixes};
+use crate::prefixes::{Dropped, Prefixes};
 use baton_node::backoff::Backoff;
 use baton_node::membership::RouterMembership;
 use baton_types::{Party, Runtime};
@@ -24,7 +24,6 @@ const MISSED_EVERY: Duration = Duration::from_secs(1);
 /// What all workers' tasks share.
 #[derive(Clone)]
 pub(crate) struct Supervisor {
-    /// Who is registered.
     pub(crate) membership: Arc<dyn RouterMembership>,
     /// Time, tasks and chance.
     pub(crate) runtime: Arc<dyn Runtime>,
@@ -110,7 +109,8 @@ pub(crate) async fn supervise(supervisor: Supervisor, stop: CancellationToken) {
 }
 
 async fn follow(supervisor: Supervisor, worker: Arc<WorkerHandle>, stop: CancellationToken) {
-    let (runtime, mut backoff) = (supervisor.runtime.clone(), Backoff::new(BACKOFF_MIN, BACKOFF_MAX));
+    let runtime = supervisor.runtime.clone();
+    let mut backoff = Backoff::new(BACKOFF_MIN, BACKOFF_MAX);
     let listen = async {
         let mut missed = None;
         loop {
@@ -145,7 +145,9 @@ impl Supervisor {
     /// Hears one stream of reports to its end, and says why it ended. `heard` becomes true once the worker is admitted on it.
     async fn listen(&self, worker: &WorkerHandle, heard: &mut bool) -> End {
         let mut follower = self.prefixes.as_ref().map(|prefixes| prefixes.follow(&worker.record));
-        let (runtime, silent_max, endpoint) = (&*self.runtime, self.silent_max, &worker.record.endpoint);
+        let runtime = &*self.runtime;
+        let silent_max = self.silent_max;
+        let endpoint = &worker.record.endpoint;
         let watch = worker.link().watch(&self.name, follower.is_some());
         let mut reports = match runtime.until(runtime.now() + silent_max, watch).await {
             Some(Ok(reports)) => reports,
@@ -164,7 +166,7 @@ impl Supervisor {
                 WorkerReport::Cache(update) => {
                     match follower.as_mut().map_or(Ok(()), |follower| follower.take(&update)) {
                         Ok(()) => {}
-                        Err(Forgotten::Missed) => {
+                        Err(Dropped::Missed) => {
                             tracing::info!(worker = %worker.party(), "misses something of what a worker has cached, and asks for all of it");
                             return End::Missed;
                         }

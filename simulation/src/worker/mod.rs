@@ -114,7 +114,7 @@ impl SimulatedWorker {
         };
         let runtime: Arc<dyn Runtime> = executor.runtime(process);
         let (memory, device) = (Memory::new(block_tokens, blocks), Device::new(counts.clone()));
-        let engine = engine::start(executor, process, &memory, &device, engine_config(shape, block_tokens), ended);
+        let engine = engine::start(executor, process, &memory, &device, engine_config(shape), ended);
         let engine = engine.expect("a sound configuration");
         let name = InstanceId::try_new(shape.name(slot)).expect("a short name");
         let party = Party { instance: name, incarnation: Incarnation(incarnation) };
@@ -290,9 +290,8 @@ fn no_such_service() -> RequestError {
     RequestError::new(baton_types::ErrorKind::Unsupported, "a worker of another role was called")
 }
 
-fn engine_config(shape: &Shape, block_tokens: u32) -> EngineConfig {
+fn engine_config(shape: &Shape) -> EngineConfig {
     EngineConfig {
-        block_tokens,
         model_len_max: 512,
         chunk_tokens_max: shape.chunk_tokens,
         running_max: shape.running_max,

@@ -142,7 +142,7 @@ impl Adopter {
             let Some(lease) = self.engine.reserve(offer.tokens as usize, &names) else { return };
             let Some((offer, reply)) = waiting.pop_front() else { return };
             self.in_flight.fetch_add(1, Ordering::SeqCst);
-            let block_tokens = self.engine.config().block_tokens;
+            let block_tokens = self.engine.block_tokens();
             reply.grant(Box::new(LeaseHold::new(lease, &offer.source, block_tokens)));
         }
     }

@@ -32,7 +32,6 @@ pub struct Truth {
 }
 
 impl Truth {
-    /// Computes it.
     pub fn compute(world: World) -> anyhow::Result<Self> {
         let chunk = world.len_max();
         let setup = Setup {

@@ -41,7 +41,6 @@ impl Side {
     /// Starts an engine that writes what it computes into `ledger`.
     pub(super) fn start(world: &World, setup: &Setup, ledger: &Arc<Mutex<Ledger>>) -> anyhow::Result<Self> {
         let config = EngineConfig {
-            block_tokens: setup.block_tokens,
             model_len_max: world.len_max() + 1,
             chunk_tokens_max: setup.chunk,
             running_max: setup.running,

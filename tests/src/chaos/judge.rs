@@ -63,7 +63,6 @@ pub struct Try {
     pub router: Node,
     /// Whether it insists on a prefill worker.
     pub remote: bool,
-    /// When.
     pub from: Instant,
 }
 
@@ -202,7 +201,6 @@ impl Judge {
         }
     }
 
-    /// A request ended.
     pub fn ended(&self, request: Ended) {
         let now = Instant::now();
         let live = self.live(request.sent, now, request.remote);

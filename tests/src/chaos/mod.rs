@@ -59,7 +59,6 @@ pub struct ActPlan {
     pub transport: &'static str,
     /// KV pool of each worker, as it is told: a small one is full now and then.
     pub kv_cache_bytes: &'static str,
-    /// How long.
     pub time: Duration,
 }
 

@@ -44,7 +44,6 @@ const LINE_CHARS: usize = 600;
 pub struct Act {
     /// Its name.
     pub model: String,
-    /// Its requests.
     pub requests: Tally,
 }
 

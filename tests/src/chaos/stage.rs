@@ -41,7 +41,6 @@ pub enum Node {
 }
 
 impl Node {
-    /// All of them.
     pub const ALL: [Self; 6] =
         [Self::Router(0), Self::Router(1), Self::Prefill(0), Self::Prefill(1), Self::Decode(0), Self::Decode(1)];
     /// All routers.

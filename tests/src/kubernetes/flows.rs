@@ -11,9 +11,7 @@ pub(crate) type Labels = BTreeMap<String, String>;
 /// One end of a connection.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct End {
-    /// Its namespace.
     pub(crate) namespace: String,
-    /// Labels of that.
     pub(crate) namespace_labels: Labels,
     /// Labels of the pod.
     pub(crate) labels: Labels,

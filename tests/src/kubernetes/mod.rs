@@ -47,7 +47,6 @@ impl Settings {
 /// How one case went.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
-    /// Which one.
     pub case: &'static str,
     /// What it counted, in words.
     pub counts: Vec<String>,
@@ -104,7 +103,6 @@ impl Bench {
         ["base.yaml"].iter().chain(own).map(|file| self.settings.values.join(file)).collect()
     }
 
-    /// The images.
     pub(crate) fn images(&self) -> Vec<String> {
         vec![format!("image.registry={}", self.settings.registry), format!("image.tag={}", self.settings.tag)]
     }

@@ -85,7 +85,6 @@ pub(crate) fn render(case: &str) -> anyhow::Result<String> {
     helm(&["template", "baton"], Some(case), "")?.map_err(|said| anyhow::anyhow!("{case}: {said}"))
 }
 
-/// What values render.
 pub(crate) fn render_values(values: &str) -> anyhow::Result<Result<String, String>> {
     helm(&["template", "baton"], None, values)
 }

@@ -7,6 +7,7 @@ use serde_json::Map;
 use super::json;
 
 /// Who wrote a message. A closed set, since templates build control tokens from it.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
@@ -14,9 +15,7 @@ pub enum Role {
     System,
     /// The same under its newer name; templates that do not know it are given `system`.
     Developer,
-    /// The user.
     User,
-    /// The model.
     Assistant,
     /// The result of a tool call.
     Tool,
@@ -43,18 +42,18 @@ impl Role {
 }
 
 /// What a message says.
+#[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// One text.
     Text(String),
     /// Text parts. Templates that know no parts are given one text, the parts on lines of their own.
     Parts(Vec<String>),
 }
 
 /// One message of a conversation.
+#[allow(missing_docs, reason = "the names of fields say it")]
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
-    /// Who wrote it.
     pub role: Role,
     /// What it says; nothing for an assistant that only calls tools.
     pub content: Option<Content>,

@@ -64,6 +64,7 @@ pub struct ChatTemplate {
     comparable: Vec<String>,
 }
 
+#[allow(missing_docs, reason = "the names of methods say it")]
 impl ChatTemplate {
     /// Compiles the bundle's template; [`TextError::NoChatTemplate`] where it has none.
     pub fn from_bundle(bundle: &TextBundle, tokenizer: &Tokenizer) -> Result<Self, TextError> {
@@ -84,7 +85,6 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// Renders the conversation.
     pub fn render(&self, request: &ChatRequest<'_>) -> Result<Prompt, TextError> {
         if let Some(name) = request.arguments.keys().find(|name| RESERVED.contains(&name.as_str())) {
             return Err(TextError::ReservedArgument(name.clone()));

@@ -25,7 +25,6 @@ pub enum ModelsError {
     NotFetched {
         /// Where it should lie.
         path: PathBuf,
-        /// The cache folder.
         cache: PathBuf,
     },
     /// Fetching the default model failed; the script has said why on stderr.
@@ -49,23 +48,19 @@ pub enum ModelsError {
     Network {
         /// What was asked for.
         url: String,
-        /// The last failure.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The cache cannot be written or read.
     #[error("cannot write {path}: {source}")]
     Cache {
-        /// File or folder.
         path: PathBuf,
-        /// Cause.
         #[source]
         source: std::io::Error,
     },
     /// Another process holds the lock of a download.
     #[error("another process has held {path} for {waited_s} s: is it stuck?")]
     Locked {
-        /// The lock file.
         path: PathBuf,
         /// How long was waited.
         waited_s: u64,

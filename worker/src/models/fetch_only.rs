@@ -17,10 +17,10 @@ pub(crate) async fn fetch_only(
     shutdown: &Shutdown,
 ) -> anyhow::Result<()> {
     let model = settings.model.clone();
-    let told = Told::default();
+    let printed = PrintedTenths::default();
     let progress = move |what: &str, fraction: f32| {
         announcer.say(&Announcement::Progress { what: what.into(), fraction });
-        if let Some(percent) = told.news(fraction) {
+        if let Some(percent) = printed.next_line(fraction) {
             tracing::info!(percent, "{what}");
         }
     };
@@ -33,13 +33,13 @@ pub(crate) async fn fetch_only(
     Ok(())
 }
 
-/// The tenth that was told last: a log has no line that counts up.
+/// The tenth that was printed last: a log has no line that counts up.
 #[derive(Default)]
-struct Told(AtomicU32);
+struct PrintedTenths(AtomicU32);
 
-impl Told {
-    /// Percent to tell, in whole tenths; nothing where that was told.
-    fn news(&self, fraction: f32) -> Option<u32> {
+impl PrintedTenths {
+    /// Percent to tell, in whole tenths; nothing where that was printed.
+    fn next_line(&self, fraction: f32) -> Option<u32> {
         // A fraction is 0 to 1, so the cast cuts off what is behind the point and nothing else.
         let tenth = (fraction.clamp(0.0, 1.0) * 10.0) as u32;
         (self.0.swap(tenth, Ordering::Relaxed) != tenth).then_some(tenth * 10)
@@ -105,9 +105,9 @@ mod tests {
 
     #[test]
     fn progress_is_told_by_tenths() {
-        let told = Told::default();
+        let printed = PrintedTenths::default();
         let news: Vec<_> =
-            [0.0, 0.05, 0.1, 0.19, 0.55, 1.0, 1.0, 0.0].map(|f| told.news(f)).into_iter().flatten().collect();
+            [0.0, 0.05, 0.1, 0.19, 0.55, 1.0, 1.0, 0.0].map(|f| printed.next_line(f)).into_iter().flatten().collect();
         assert_eq!(news, [10, 50, 100, 0]);
     }
 }

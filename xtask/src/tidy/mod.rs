@@ -8,7 +8,6 @@ use std::process::{Command, ExitCode};
 mod clocks;
 mod dependencies;
 mod environment;
-mod exceptions;
 mod fences;
 mod hazards;
 mod images;
@@ -18,8 +17,6 @@ mod modules;
 mod protobuf;
 mod simulation;
 mod words;
-
-use exceptions::Exceptions;
 
 /// What `tidy` looks at, in one line.
 pub(crate) const SUMMARY: &str = "dependency direction, unsafe fences, protobuf edges, clocks of pure cores, environment, hazards, \

@@ -1,33 +1,14 @@
 //! Generated protobuf types stop at the conversions of `proto` and at one `grpc` module per process: what lies behind speaks `types`.
 
-use super::{Exceptions, Source};
-
-/// Shipped files that name them elsewhere. To be emptied: a file that no longer does has to go from here.
-const EXCEPTIONS: &[&str] = &[
-    "cli/src/bench/replay/ask.rs",
-    "cli/src/drain.rs",
-    "cli/src/generate.rs",
-    "cli/src/status/json.rs",
-    "cli/src/status/mod.rs",
-    "cli/src/status/table.rs",
-    "cli/src/trace/mod.rs",
-    "cli/src/trace/waterfall.rs",
-];
+use super::Source;
 
 pub(super) fn check(sources: &[Source]) -> Vec<String> {
-    findings(sources, EXCEPTIONS)
-}
-
-fn findings(sources: &[Source], exceptions: &[&str]) -> Vec<String> {
-    let mut exceptions = Exceptions::new(exceptions, "names protobuf types outside of `grpc`");
     let mut found = Vec::new();
     for source in sources.iter().filter(|s| s.is_product_code() && !may_name(&s.path)) {
-        let Some((line, _)) = source.product_lines().find(|(_, line)| names(line)) else { continue };
-        if !exceptions.cover(&source.path) {
+        if let Some((line, _)) = source.product_lines().find(|(_, line)| names(line)) {
             found.push(format!("{}:{line}: protobuf types stop at the crate's `grpc` module", source.path));
         }
     }
-    found.extend(exceptions.unneeded());
     found
 }
 
@@ -57,22 +38,14 @@ mod tests {
     #[test]
     fn types_are_named_at_the_edge_alone() {
         let named = "use baton_proto::v1::LoadReport;";
-        let at = |path: &str| findings(&[source(path, named)], &[]).len();
+        let at = |path: &str| check(&[source(path, named)]).len();
         assert_eq!(["router/src/flow/mod.rs", "cli/src/grpc_of.rs"].map(at), [1, 1]);
         assert_eq!(["proto/src/convert.rs", "router/src/grpc/mod.rs", "cli/src/grpc.rs"].map(at), [0; 3]);
         assert_eq!(["router/src/tests/http.rs", "tests/src/load.rs", "node/src/grpc/tests.rs"].map(at), [0; 3]);
-        let with = |text: &str| findings(&[source("worker/src/a.rs", text)], &[]).len();
+        let with = |text: &str| check(&[source("worker/src/a.rs", text)]).len();
         assert_eq!(with("use baton_proto::{convert, v1};"), 1);
         assert_eq!(with("fn f(report: &v1::LoadReport) {}"), 1);
         assert_eq!(with("use baton_proto::convert::status;\n// as v1::LoadReport says\nuse otlp::v1::AnyValue;"), 0);
         assert_eq!(with("fn f() {}\n#[cfg(test)]\nmod tests { use baton_proto::v1; }"), 0);
-    }
-
-    #[test]
-    fn an_exception_is_needed_or_goes() {
-        let old = source("worker/src/old.rs", "use baton_proto::v1;");
-        assert_eq!(findings(std::slice::from_ref(&old), &["worker/src/old.rs"]), [""; 0]);
-        assert_eq!(findings(&[old], &["worker/src/old.rs", "worker/src/gone.rs"]).len(), 1);
-        assert_eq!(findings(&[source("worker/src/old.rs", "")], &["worker/src/old.rs"]).len(), 1);
     }
 }

@@ -1,9 +1,9 @@
 //! One request, as its client sees it.
 
 use crate::bench::report::{Ending, Outcome};
+use crate::grpc::{self, Last, Options, Prompt};
 use crate::router::RouterChannel;
 use baton_proto::convert::status::to_error;
-use baton_proto::v1::{self, inference_client::InferenceClient, segment::Kind};
 use baton_types::ErrorKind;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -96,38 +96,25 @@ impl Clock {
 
 /// Reads the answer. Whether it ended with its last message.
 async fn stream(target: Target, question: Question, outcome: &mut Outcome, clock: &mut Clock) -> Result<bool, Status> {
-    let tokens = v1::TokenIds { ids: question.prompt };
-    let sampling = v1::Sampling {
-        temperature: Some(0.0),
-        max_tokens: Some(question.output_tokens),
-        ignore_eos: true,
-        ..Default::default()
-    };
-    let message = v1::GenerateRequest {
-        model: target.model,
-        prompt: vec![v1::Segment { kind: Some(Kind::Tokens(tokens)) }],
-        sampling: Some(sampling),
-        ..Default::default()
-    };
-    let mut request = tonic::Request::new(message);
-    request.set_timeout(target.timeout);
+    let options = Options { max_tokens: Some(question.output_tokens), ignore_eos: true, ..Options::default() };
+    let request = grpc::Question { model: target.model, prompt: Prompt::Tokens(question.prompt), options };
     clock.begin = Instant::now();
-    let mut stream = InferenceClient::new(target.channel).generate(request).await?.into_inner();
+    let mut answer = request.ask(target.channel, target.timeout).await?;
     let mut ended = false;
-    while let Some(message) = stream.message().await? {
-        clock.tokens(message.token_ids.len(), outcome);
-        if let Some(usage) = message.usage {
-            ended = message.finish_reason() == v1::FinishReason::Length;
-            outcome.cached_tokens = usage.cached_tokens;
-            outcome.placement = message.timings.and_then(|timings| prefilled(&timings, outcome.output_tokens));
+    while let Some(part) = answer.next().await? {
+        clock.tokens(part.tokens, outcome);
+        if let Some(last) = part.last {
+            ended = last.is_full_length;
+            outcome.cached_tokens = last.cached_tokens;
+            outcome.placement = prefilled(&last, outcome.output_tokens);
         }
     }
     Ok(ended)
 }
 
 /// Where the prompt was prefilled. An answer of one token moves no KV, and its timings do not tell.
-fn prefilled(timings: &v1::Timings, output_tokens: u32) -> Option<String> {
-    let moved = timings.transfer_bytes.is_some() || timings.transfer_us.is_some();
+fn prefilled(last: &Last, output_tokens: u32) -> Option<String> {
+    let moved = last.transfer_bytes.is_some() || last.transfer_us.is_some();
     match (moved, output_tokens) {
         (true, _) => Some("prefilled remotely".into()),
         (false, 0..=1) => None,
@@ -155,9 +142,9 @@ mod tests {
 
     #[test]
     fn kv_that_moved_tells_where_a_prompt_was_prefilled() {
-        let moved = v1::Timings { transfer_bytes: Some(5), ..Default::default() };
+        let moved = Last { transfer_bytes: Some(5), ..Last::default() };
         assert_eq!(prefilled(&moved, 2).as_deref(), Some("prefilled remotely"));
-        assert_eq!(prefilled(&v1::Timings::default(), 2).as_deref(), Some("prefilled where they decode"));
-        assert_eq!(prefilled(&v1::Timings::default(), 1), None);
+        assert_eq!(prefilled(&Last::default(), 2).as_deref(), Some("prefilled where they decode"));
+        assert_eq!(prefilled(&Last::default(), 1), None);
     }
 }

@@ -21,7 +21,6 @@ svg text{font-size:11px;fill:var(--dim)}svg line,svg polyline{stroke:var(--line)
 .legend span:before{content:\"\";display:inline-block;width:1.25em;height:2px;margin-right:.4em;vertical-align:middle}\
 .legend .a:before{background:var(--router)}.legend .b:before{background:var(--prefill)}";
 
-/// The whole page.
 pub(super) fn page(report: &Report) -> String {
     let mut out = page::open(&report.about.title, STYLE);
     // Writing into a String cannot fail.

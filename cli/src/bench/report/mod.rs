@@ -1,4 +1,4 @@
-//! What a load gave. Made of outcomes alone, so that a replay and a simulation are told in the same way.
+//! What a load gave. Made of outcomes alone, so that a replay and a simulation are reported alike.
 
 mod distribution;
 mod html;
@@ -23,7 +23,7 @@ pub(crate) struct Slo {
     pub(crate) itl_ms: Option<f64>,
 }
 
-/// What load it was: a title, and facts in the order in which they are told.
+/// What load it was: a title, and facts in the order in which they are printed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct About {
     /// One line.
@@ -32,7 +32,7 @@ pub(crate) struct About {
     pub(crate) facts: serde_json::Map<String, serde_json::Value>,
 }
 
-/// Everything that is told of a load. Serialized, it is the JSON file.
+/// The report of a load. Serialized, it is the JSON file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Report {
     pub(crate) about: About,
@@ -49,7 +49,7 @@ pub(crate) struct Report {
     /// Absent where no SLO was given.
     pub(crate) goodput: Option<Goodput>,
     pub(crate) cache: Cache,
-    /// Requests by where they were placed, or why, as far as that was told.
+    /// Requests by where they were placed, or why, as far as that is known.
     pub(crate) placement: BTreeMap<String, u64>,
     /// For plots.
     pub(crate) series: Series,
@@ -92,7 +92,7 @@ pub(crate) struct Goodput {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Cache {
     pub(crate) prompt_tokens: u64,
-    /// As usage told them.
+    /// From the usage of answers.
     pub(crate) cached_tokens: u64,
     pub(crate) hit_rate: f64,
     /// What an infinite cache would have hit of the same requests.

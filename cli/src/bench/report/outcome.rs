@@ -16,13 +16,13 @@ pub(crate) struct Outcome {
     pub(crate) end: Duration,
     /// As sent.
     pub(crate) prompt_tokens: u32,
-    /// As usage told them; 0 where it did not come to that.
+    /// From the usage of the answer; 0 where there was none.
     pub(crate) cached_tokens: u32,
     /// What an infinite cache would have hit.
     pub(crate) infinite_tokens: u32,
     /// Tokens that came.
     pub(crate) output_tokens: u32,
-    /// Where it was placed, or why, where that was told.
+    /// Where it was placed, or why, where that is known.
     pub(crate) placement: Option<String>,
     pub(crate) result: Ending,
 }

@@ -90,7 +90,7 @@ fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
 }
 
-/// The text without what a terminal would obey: placement is told by another process.
+/// The text without what a terminal would obey: placement comes from another process.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() && c != '\n' { ' ' } else { c }).collect()
 }

@@ -7,17 +7,17 @@ use chrono::NaiveDateTime;
 const COLUMNS: [&str; 3] = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"];
 
 /// Where each of [`COLUMNS`] stands in a line.
-type Places = [usize; 3];
+type ColumnIndexes = [usize; 3];
 
 /// Whether a line names the columns.
 pub(super) fn is_header(line: &str) -> bool {
-    places(line).is_some()
+    columns(line).is_some()
 }
 
-fn places(line: &str) -> Option<Places> {
+fn columns(line: &str) -> Option<ColumnIndexes> {
     let names: Vec<&str> = line.split(',').map(str::trim).collect();
-    let place = |column: &str| names.iter().position(|name| name.eq_ignore_ascii_case(column));
-    Some([place(COLUMNS[0])?, place(COLUMNS[1])?, place(COLUMNS[2])?])
+    let index_of = |column: &str| names.iter().position(|name| name.eq_ignore_ascii_case(column));
+    Some([index_of(COLUMNS[0])?, index_of(COLUMNS[1])?, index_of(COLUMNS[2])?])
 }
 
 /// Reads the header, then every line that is not empty.
@@ -26,12 +26,12 @@ pub(super) fn parse(text: &str) -> Result<Trace, TraceError> {
     let mut lines = lines.filter(|(line, _)| !line.trim().is_empty());
     let (header, line) = lines.next().ok_or(TraceError::Empty)?;
     let problem = || format!("no header; the first line names the columns {}", COLUMNS.join(","));
-    let places = places(header).ok_or_else(|| TraceError::Line { line, problem: problem() })?;
-    let rows = lines.map(|(line, number)| row(line, number, places)).collect::<Result<Vec<_>, _>>()?;
-    let start = rows.iter().map(|row| row.0).min().unwrap_or_default();
+    let columns = columns(header).ok_or_else(|| TraceError::Line { line, problem: problem() })?;
+    let rows = lines.map(|(line, number)| row(line, number, columns)).collect::<Result<Vec<_>, _>>()?;
+    let start = rows.iter().map(|row| row.at).min().unwrap_or_default();
     let mut block = 0..;
-    let requests = rows.into_iter().map(|(time, prompt_tokens, output_tokens)| TraceRequest {
-        at: (time - start).to_std().unwrap_or_default(),
+    let requests = rows.into_iter().map(|Row { at, prompt_tokens, output_tokens }| TraceRequest {
+        at: (at - start).to_std().unwrap_or_default(),
         prompt_tokens,
         output_tokens,
         // Each id once: nothing is shared.
@@ -40,12 +40,18 @@ pub(super) fn parse(text: &str) -> Result<Trace, TraceError> {
     Ok(Trace { requests: requests.collect(), block_tokens: BLOCK_TOKENS, sharing_known: false })
 }
 
-fn row(text: &str, line: usize, places: Places) -> Result<(NaiveDateTime, u32, u32), TraceError> {
+struct Row {
+    at: NaiveDateTime,
+    prompt_tokens: u32,
+    output_tokens: u32,
+}
+
+fn row(text: &str, line: usize, columns: ColumnIndexes) -> Result<Row, TraceError> {
     let wrong = |problem: String| TraceError::Line { line, problem };
     let cells: Vec<&str> = text.split(',').map(str::trim).collect();
     let cell = |column: usize| {
         let missing = || wrong(format!("no {}; each line has the columns of the first", COLUMNS[column]));
-        cells.get(places[column]).copied().ok_or_else(missing)
+        cells.get(columns[column]).copied().ok_or_else(missing)
     };
     let tokens = |column: usize| {
         let (name, text) = (COLUMNS[column], cell(column)?);
@@ -55,7 +61,7 @@ fn row(text: &str, line: usize, places: Places) -> Result<(NaiveDateTime, u32, u
     let time = cell(0)?;
     let at = time_of(time)
         .ok_or_else(|| wrong(format!("{} is {time:?}; it looks like 2023-11-16 18:17:03.9799600", COLUMNS[0])))?;
-    Ok((at, tokens(1)?, tokens(2)?))
+    Ok(Row { at, prompt_tokens: tokens(1)?, output_tokens: tokens(2)? })
 }
 
 /// A time of day in UTC: the release of 2023 writes no zone, that of 2024 writes `+00:00`.

@@ -42,7 +42,6 @@ pub(crate) struct Trace {
     pub(crate) sharing_known: bool,
 }
 
-/// One request.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct TraceRequest {
     /// Arrival, from the first request's on.

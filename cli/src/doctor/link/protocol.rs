@@ -50,7 +50,6 @@ impl Line {
         Ok(Self(BufStream::new(stream)))
     }
 
-    /// The socket.
     pub(super) fn socket(&self) -> &TcpStream {
         self.0.get_ref()
     }

@@ -25,7 +25,7 @@ enum Trouble {
 
 /// How a port came to be looked at.
 #[derive(Clone, Copy, PartialEq)]
-enum Asked {
+enum Selection {
     ByName,
     /// Nothing was named, or others were to be left out.
     WithAll,
@@ -94,24 +94,24 @@ impl Port {
     /// `others` says whether some port can be used.
     fn judge(&self, wanted: bool, devices: &NetDevices, others: bool) -> Finding {
         let asked = if !devices.takes(&self.name) {
-            Asked::Not
+            Selection::Not
         } else if devices.named().is_empty() {
-            Asked::WithAll
+            Selection::WithAll
         } else {
-            Asked::ByName
+            Selection::ByName
         };
         let (check, tells) = (format!("rdma {}", self.name), self.tells.join(", "));
         match self.trouble() {
             None => Finding::ok(check, tells),
             Some(Trouble::Closed { found, remedy }) => {
-                let fails = asked == Asked::ByName || (asked == Asked::WithAll && wanted && !others);
+                let fails = asked == Selection::ByName || (asked == Selection::WithAll && wanted && !others);
                 Finding::new(check, Verdict::Failure.if_wanted(fails), format!("{tells}; {found}"), remedy)
             }
             Some(Trouble::Down) => {
                 let (verdict, remedy) = match asked {
-                    Asked::Not => (Verdict::Absent, DOWN),
-                    Asked::WithAll if others => (Verdict::Warning, IDLE),
-                    Asked::WithAll if !wanted => (Verdict::Warning, DOWN),
+                    Selection::Not => (Verdict::Absent, DOWN),
+                    Selection::WithAll if others => (Verdict::Warning, IDLE),
+                    Selection::WithAll if !wanted => (Verdict::Warning, DOWN),
                     _ => (Verdict::Failure, DOWN),
                 };
                 Finding::new(check, verdict, tells, remedy)

@@ -19,7 +19,6 @@ impl<'a> Cursor<'a> {
         self.at
     }
 
-    /// Bytes left.
     pub(super) fn left(&self) -> usize {
         self.bytes.len() - self.at
     }

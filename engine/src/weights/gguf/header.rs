@@ -65,7 +65,7 @@ impl<'a> Header<'a> {
                 let hint = "re-quantize to one of F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q5_K, Q6_K";
                 WeightsError::unsupported(path, format!("tensor {name} of type {kind}"), hint)
             })?;
-            let place = Place { data_start, alignment, file: bytes.len() as u64 };
+            let place = TensorPlace { data_start, alignment, file: bytes.len() as u64 };
             let entry = place.locate(dims, storage, offset).map_err(|r| damaged(format!("tensor {name}: {r}")))?;
             if tensors.insert(name, entry).is_some() {
                 return Err(damaged(format!("tensor {name} is listed twice")));
@@ -121,13 +121,13 @@ fn read_directory<'a>(cursor: &mut Cursor<'a>, count: usize) -> Result<Vec<RawTe
 }
 
 /// What bounds a tensor's place.
-struct Place {
+struct TensorPlace {
     data_start: u64,
     alignment: u64,
     file: u64,
 }
 
-impl Place {
+impl TensorPlace {
     fn locate(&self, dims: Vec<u64>, storage: Storage, offset: u64) -> Result<TensorEntry, Reason> {
         let (block, block_bytes) = storage.block();
         let absurd = || format!("dimensions {dims:?} are absurd");
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn an_absurd_offset_is_named() {
-        let place = Place { data_start: 64, alignment: 32, file: 1 << 20 };
+        let place = TensorPlace { data_start: 64, alignment: 32, file: 1 << 20 };
         let reason = place.locate(vec![8, 8], Storage::F32, u64::MAX - 31).unwrap_err();
         assert_eq!(reason, "its 256 bytes at offset 18446744073709551584 end past every file");
     }

@@ -17,7 +17,6 @@ const U64: u32 = 10;
 const I64: u32 = 11;
 const F64: u32 = 12;
 
-/// One metadata value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Value<'a> {
     Unsigned(u64),

@@ -23,10 +23,10 @@ const LENGTH_BYTES: usize = 8;
 pub(super) struct Tensors {
     /// By file name.
     shards: Vec<(String, MappedFile)>,
-    places: HashMap<TensorName, Place>,
+    places: HashMap<TensorName, TensorPlace>,
 }
 
-struct Place {
+struct TensorPlace {
     shard: usize,
     dtype: Dtype,
     bytes: Range<usize>,
@@ -72,7 +72,7 @@ impl Tensors {
             }
             let canonical = check_tensor(file.path(), &name, info, shape)?;
             let bytes = data_start + info.data_offsets.0..data_start + info.data_offsets.1;
-            let place = Place { shard: self.shards.len(), dtype: info.dtype, bytes };
+            let place = TensorPlace { shard: self.shards.len(), dtype: info.dtype, bytes };
             if self.places.insert(canonical, place).is_some() {
                 return Err(damaged(format!("tensor {name} is there twice")));
             }
@@ -101,7 +101,7 @@ impl Tensors {
         Err(WeightsError::damaged(self.shards[copy.shard].1.path(), message))
     }
 
-    fn bytes(&self, place: &Place) -> &[u8] {
+    fn bytes(&self, place: &TensorPlace) -> &[u8] {
         &self.shards[place.shard].1.bytes()[place.bytes.clone()]
     }
 

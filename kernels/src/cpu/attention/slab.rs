@@ -108,22 +108,23 @@ pub(super) unsafe fn weighted_values<S: Simd, const R: usize>(
     weights: [*const f32; R],
     values: *const f32,
     stride: usize,
-    (from, to): (usize, usize),
+    from: usize,
+    to: usize,
     o: [*mut f32; R],
 ) {
     let mut d = 0;
     // SAFETY: every strip ends at or before `stride`.
     unsafe {
         while R == 1 && d + 8 * LANES <= stride {
-            strip::<S, R, 8>(s, weights, values.add(d), stride, (from, to), o.map(|o| o.add(d)));
+            strip::<S, R, 8>(s, weights, values.add(d), stride, from, to, o.map(|o| o.add(d)));
             d += 8 * LANES;
         }
         while d + 4 * LANES <= stride {
-            strip::<S, R, 4>(s, weights, values.add(d), stride, (from, to), o.map(|o| o.add(d)));
+            strip::<S, R, 4>(s, weights, values.add(d), stride, from, to, o.map(|o| o.add(d)));
             d += 4 * LANES;
         }
         while d < stride {
-            strip::<S, R, 1>(s, weights, values.add(d), stride, (from, to), o.map(|o| o.add(d)));
+            strip::<S, R, 1>(s, weights, values.add(d), stride, from, to, o.map(|o| o.add(d)));
             d += LANES;
         }
     }
@@ -136,7 +137,8 @@ unsafe fn strip<S: Simd, const R: usize, const V: usize>(
     weights: [*const f32; R],
     values: *const f32,
     stride: usize,
-    (from, to): (usize, usize),
+    from: usize,
+    to: usize,
     o: [*mut f32; R],
 ) {
     let mut acc = [[s.splat(0.0); V]; R];

@@ -179,12 +179,12 @@ unsafe fn compute<S: Simd>(
         }
         let [a, b] = [weights[0].as_ptr(), weights[1].as_ptr()];
         if pair == 1 {
-            weighted_values(s, [a], values, stride, (0, tokens[0]), [slab]);
+            weighted_values(s, [a], values, stride, 0, tokens[0], [slab]);
         } else {
             // Together as far as both see, then the later row alone.
-            weighted_values(s, [a, b], values, stride, (0, tokens[0]), [slab, slab.add(size)]);
+            weighted_values(s, [a, b], values, stride, 0, tokens[0], [slab, slab.add(size)]);
             if tokens[1] > tokens[0] {
-                weighted_values(s, [b], values, stride, (tokens[0], tokens[1]), [slab.add(size)]);
+                weighted_values(s, [b], values, stride, tokens[0], tokens[1], [slab.add(size)]);
             }
         }
     }

@@ -34,15 +34,17 @@ pub(super) fn linear(
 ) {
     assert!(x.len() == rows * w.k && out.len() == rows * w.n);
     match &w.format {
-        Format::Pairs(steps) => blocks(kernels, x, (w, steps), partitions, store, out, rows),
-        Format::Wide(steps) => blocks(kernels, x, (w, steps), partitions, store, out, rows),
+        Format::Pairs(steps) => blocks(kernels, x, w, steps, partitions, store, out, rows),
+        Format::Wide(steps) => blocks(kernels, x, w, steps, partitions, store, out, rows),
     }
 }
 
+#[allow(clippy::too_many_arguments, reason = "the product as the op states it, and its panels by their format")]
 fn blocks<W: Step>(
     kernels: &CpuKernels,
     x: &[f32],
-    (w, steps): (&Panels, &[W]),
+    w: &Panels,
+    steps: &[W],
     partitions: usize,
     store: Store,
     out: &mut [f32],

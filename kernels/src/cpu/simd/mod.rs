@@ -16,7 +16,6 @@ pub(super) use crate::numerics::lanes::LANES;
 
 /// Code to be compiled for a level.
 pub(super) trait Kernel {
-    /// What it returns.
     type Out;
     /// The code; `#[inline(always)]` in every implementation.
     fn call<S: Simd>(self, simd: S) -> Self::Out;
@@ -24,7 +23,6 @@ pub(super) trait Kernel {
 
 /// Eight f32 at a time. Every arithmetic operation rounds once, to nearest even.
 pub(super) trait Simd: Copy + Send + Sync + 'static {
-    /// The vector.
     type F: Copy;
 
     /// Runs `kernel` compiled for this level.

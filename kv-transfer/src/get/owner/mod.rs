@@ -75,7 +75,7 @@ impl Owner {
         self.machine.ticket
     }
 
-    pub(crate) fn hears(message: &Message) -> bool {
+    pub(crate) fn accepts(message: &Message) -> bool {
         matches!(message, Message::Ask { .. } | Message::Confirm { .. } | Message::Unpin { .. })
     }
 

@@ -94,7 +94,7 @@ impl Reader {
         self.machine.is_quarantined()
     }
 
-    pub(crate) fn hears(message: &Message) -> bool {
+    pub(crate) fn accepts(message: &Message) -> bool {
         matches!(
             message,
             Message::Grant { .. }
@@ -109,7 +109,7 @@ impl Reader {
         let input = match input {
             Input::Greeted => return self.offer(link, now, effects),
             Input::Abort(failure) => ReaderInput::Abort(failure),
-            Input::Heard(message) => match self.heard(message, link, effects) {
+            Input::Heard(message) => match self.on_message(message, link, effects) {
                 Some(input) => input,
                 None => return self.go_on(link, now, effects),
             },
@@ -162,7 +162,7 @@ impl Reader {
         effects.push(Effect::Send(Message::Offer(Box::new(offer))));
     }
 
-    fn heard(&mut self, message: Message, link: &Link<'_>, effects: &mut Vec<Effect>) -> Option<ReaderInput> {
+    fn on_message(&mut self, message: Message, link: &Link<'_>, effects: &mut Vec<Effect>) -> Option<ReaderInput> {
         Some(match message {
             Message::Grant { from: 1.., .. } => {
                 let failure = HandoffFailure::Protocol("the owner leaves out what was asked for".into());
@@ -274,7 +274,6 @@ impl Reader {
         }
     }
 
-    /// Queues everything.
     fn queue_copies(&mut self, link: &Link<'_>) {
         if let Some(moves) = link.inward(&self.blocks, &self.remote) {
             self.copies.extend(LayerCopy::all_layers(&moves, self.moved));

@@ -113,7 +113,7 @@ impl Sink {
         self.blocks.0.iter().map(|group| group.len().saturating_sub(kept)).sum()
     }
 
-    pub(crate) fn hears(message: &Message) -> bool {
+    pub(crate) fn accepts(message: &Message) -> bool {
         matches!(message, Message::Checksums { .. } | Message::Commit(_) | Message::Aborted { .. })
     }
 

@@ -37,7 +37,7 @@ pub(crate) struct Source {
     /// Launched layers whose fences are not done, in order of launch.
     fences: VecDeque<Launched>,
     commit: Option<CommitPayload>,
-    held: Option<Held>,
+    held: Option<HeldStep>,
     timings: Timings,
 }
 
@@ -49,12 +49,12 @@ struct Launched {
 }
 
 /// What waits where a test holds the put.
-enum Held {
+enum HeldStep {
     Granted { ticket: TicketId, from: u32 },
     Commit { sums: u64, bytes: u64 },
 }
 
-impl Held {
+impl HeldStep {
     const fn point(&self) -> HoldPoint {
         match self {
             Self::Granted { .. } => HoldPoint::Puts,
@@ -107,7 +107,7 @@ impl Source {
         self.fences.front().is_some_and(|launched| !matches!(launched.fence.poll(), FenceStatus::Pending))
     }
 
-    pub(crate) fn hears(message: &Message) -> bool {
+    pub(crate) fn accepts(message: &Message) -> bool {
         matches!(
             message,
             Message::Grant { .. }
@@ -135,7 +135,7 @@ impl Source {
             Input::Verified(Verified::Summed { epoch, run }) => {
                 self.feed(SourceInput::Summed { epoch, run }, link, now, effects);
             }
-            Input::Heard(message) => self.heard(message, link, now, effects),
+            Input::Heard(message) => self.on_message(message, link, now, effects),
             Input::Rejected(failure) => self.feed(SourceInput::Refused(failure), link, now, effects),
             Input::Posted { epoch, bytes } => self.timings.put(epoch, bytes, now),
             Input::Flushed { epoch } => {
@@ -208,7 +208,7 @@ impl Source {
         }
     }
 
-    fn heard(&mut self, message: Message, link: &Link<'_>, now: Instant, effects: &mut Vec<Effect>) {
+    fn on_message(&mut self, message: Message, link: &Link<'_>, now: Instant, effects: &mut Vec<Effect>) {
         let input = match message {
             Message::Grant { ticket, blocks, from, .. } => match self.check_grant(&blocks, from, link) {
                 Ok(()) => {
@@ -218,7 +218,7 @@ impl Source {
                     self.moves = link.outward(&self.blocks, &Arc::new(blocks));
                     self.timings.granted_at = Some(now);
                     effects.push(Effect::Heed(ticket));
-                    self.held = Some(Held::Granted { ticket, from });
+                    self.held = Some(HeldStep::Granted { ticket, from });
                     return self.go_on(link, now, effects);
                 }
                 Err(detail) => {
@@ -248,10 +248,10 @@ impl Source {
     /// Goes on where a test held it, unless it still does.
     fn go_on(&mut self, link: &Link<'_>, now: Instant, effects: &mut Vec<Effect>) {
         match self.held.take_if(|held| !link.holds(held.point(), &self.request_id)) {
-            Some(Held::Granted { ticket, from }) => {
+            Some(HeldStep::Granted { ticket, from }) => {
                 self.feed(SourceInput::Granted { ticket, from }, link, now, effects);
             }
-            Some(Held::Commit { sums, bytes }) => {
+            Some(HeldStep::Commit { sums, bytes }) => {
                 let (Some(ticket), Some(commit)) = (self.machine.ticket(), self.commit.take()) else { return };
                 let CommitPayload { tokens, prompt_len, extra } = commit;
                 let commit = Commit { ticket, algorithm: checksum::ALGORITHM, sums, bytes, prompt_len, tokens, extra };
@@ -276,7 +276,7 @@ impl Source {
                     effects.extend(checksum_messages(ticket, runs).map(Effect::Send));
                 }
                 SourceAction::SendCommit { sums, bytes } => {
-                    self.held = Some(Held::Commit { sums, bytes });
+                    self.held = Some(HeldStep::Commit { sums, bytes });
                     self.go_on(link, now, effects);
                 }
                 SourceAction::SendAborted { flushed, detail } if self.offered => {

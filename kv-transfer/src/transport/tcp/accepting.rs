@@ -2,33 +2,19 @@
 //! peers: where they are all taken, the host that holds most of them loses its oldest.
 
 use crate::transport::ConnId;
-use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv6Addr};
+use baton_types::places::{host_of, place_to_free};
+use std::net::IpAddr;
 
 /// Whom to close to make room for one more: `None` while there are fewer than `max`. Connections are given in the order in which they came.
-pub(super) fn gives_way(unsettled: impl Iterator<Item = (ConnId, IpAddr)>, max: usize) -> Option<ConnId> {
-    let mut by_host: BTreeMap<IpAddr, (usize, ConnId)> = BTreeMap::new();
-    let mut all = 0;
-    for (conn, from) in unsettled {
-        all += 1;
-        by_host.entry(host(from)).or_insert((0, conn)).0 += 1;
-    }
-    let most = by_host.into_values().max_by_key(|(count, oldest)| (*count, std::cmp::Reverse(*oldest)));
-    most.filter(|_| all >= max).map(|(_, oldest)| oldest)
-}
-
-/// The address of a host: of IPv6 its network, in which it may have any other.
-fn host(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(v6) => Ipv6Addr::from_bits(v6.to_bits() >> 64 << 64).into(),
-        v4 => v4,
-    }
+pub(super) fn to_close(unsettled: impl Iterator<Item = (ConnId, IpAddr)>, max: usize) -> Option<ConnId> {
+    let unsettled: Vec<_> = unsettled.map(|(conn, from)| (conn, host_of(from))).collect();
+    if unsettled.len() < max { None } else { place_to_free(unsettled) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::Ipv4Addr;
+    use std::net::{Ipv4Addr, Ipv6Addr};
 
     fn at(host: u8) -> IpAddr {
         Ipv4Addr::new(10, 0, 0, host).into()
@@ -36,7 +22,7 @@ mod tests {
 
     #[test]
     fn the_oldest_of_who_holds_most_gives_way() {
-        let of = |places: &[(u64, u8)]| gives_way(places.iter().map(|&(conn, host)| (ConnId(conn), at(host))), 64);
+        let of = |places: &[(u64, u8)]| to_close(places.iter().map(|&(conn, host)| (ConnId(conn), at(host))), 64);
         let full = 64;
         assert_eq!(of(&[]), None);
         let almost: Vec<_> = (1..full).map(|conn| (conn, 1)).collect();
@@ -49,6 +35,6 @@ mod tests {
         // One host with an address for each connection.
         let v6 = |network: u16, host: u16| Ipv6Addr::new(0x2001, 0xdb8, 0, network, 0, 0, 0, host).into();
         let many = (0..full).map(|conn| (ConnId(conn), if conn == 0 { v6(1, 1) } else { v6(2, conn as u16) }));
-        assert_eq!(gives_way(many, 64), Some(ConnId(1)));
+        assert_eq!(to_close(many, 64), Some(ConnId(1)));
     }
 }

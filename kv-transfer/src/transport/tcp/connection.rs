@@ -75,7 +75,7 @@ pub(super) struct Connection {
     region: Arc<Region>,
     pub(super) origin: Origin,
     secured: Option<Secured>,
-    /// The service was told of it.
+    /// The service has its event.
     announced: bool,
     pub(super) readable: bool,
     pub(super) writable: bool,
@@ -341,7 +341,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The service was told of it, and has to be told of its end.
+    /// The service has its event, and has to get one of its end.
     pub(super) fn was_announced(&self) -> bool {
         self.announced
     }

@@ -17,7 +17,7 @@ use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
 use crate::window::Window;
 use crate::{Credentials, Region, TransferAddress, TransferConfig, TransferError};
-use accepting::gives_way;
+use accepting::to_close;
 use baton_types::TicketId;
 pub(super) use connection::LaneFrame;
 use connection::{Connection, Origin, Secured};
@@ -212,7 +212,7 @@ impl Tcp {
             Origin::Accepted { from, .. } if c.is_unsettled() => Some((id, from)),
             _ => None,
         });
-        if let Some(conn) = gives_way(unsettled, self.ungreeted_max) {
+        if let Some(conn) = to_close(unsettled, self.ungreeted_max) {
             self.remove(conn, "too many have connected without a greeting".into(), false, events);
         }
     }

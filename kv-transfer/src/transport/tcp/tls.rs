@@ -63,7 +63,7 @@ impl Outbox {
 }
 
 /// What is to be done with a session.
-enum Wish<'a> {
+enum Request<'a> {
     /// Every whole record that came is decrypted for this one.
     Read(&'a mut dyn FnMut(&[u8]) -> Result<(), String>),
     /// These bytes are encrypted.
@@ -121,16 +121,16 @@ impl Session {
         out: &mut Outbox,
         mut take: impl FnMut(&[u8]) -> Result<(), String>,
     ) -> Result<usize, String> {
-        self.run(bytes, out, Wish::Read(&mut take))
+        self.run(bytes, out, Request::Read(&mut take))
     }
 
     /// Encrypts `plain`, at most [`RECORD_BYTES_MAX`], behind what waits in `out`. `unread` is what is left of [`Session::read`]. Nothing
     /// before the handshake is over.
     pub(super) fn write(&mut self, plain: &[u8], unread: &mut [u8], out: &mut Outbox) -> Result<(), String> {
-        self.run(unread, out, Wish::Write(Some(plain))).map(drop)
+        self.run(unread, out, Request::Write(Some(plain))).map(drop)
     }
 
-    fn run(&mut self, bytes: &mut [u8], out: &mut Outbox, mut wish: Wish<'_>) -> Result<usize, String> {
+    fn run(&mut self, bytes: &mut [u8], out: &mut Outbox, mut wish: Request<'_>) -> Result<usize, String> {
         let mut used = 0;
         loop {
             let (discard, next) = match self {
@@ -159,7 +159,7 @@ impl Session {
     /// What the library has to say to the peer about an error. It remembers where half of a handshake message lies in `unread`, and panics
     /// where that is not there any more.
     fn tell_alert(&mut self, unread: &mut [u8], out: &mut Outbox) {
-        let mut nothing = Wish::Write(None);
+        let mut nothing = Request::Write(None);
         match self {
             Self::Client(client) => act(client.process_tls_records(unread).state, out, &mut nothing).ok(),
             Self::Server(server) => act(server.process_tls_records(unread).state, out, &mut nothing).ok(),
@@ -170,15 +170,15 @@ impl Session {
 fn act<Data>(
     state: Result<ConnectionState<'_, '_, Data>, Error>,
     out: &mut Outbox,
-    wish: &mut Wish<'_>,
+    wish: &mut Request<'_>,
 ) -> Result<Next, String> {
     match state.map_err(|e| format!("TLS: {e}"))? {
         ConnectionState::ReadTraffic(mut traffic) => {
             while let Some(record) = traffic.next_record() {
                 let record = record.map_err(|e| format!("TLS: {e}"))?;
                 match wish {
-                    Wish::Read(take) => take(record.payload)?,
-                    Wish::Write(_) => return Err("TLS: a record that was read before".into()),
+                    Request::Read(take) => take(record.payload)?,
+                    Request::Write(_) => return Err("TLS: a record that was read before".into()),
                 }
             }
             Ok(Next::Again)
@@ -196,7 +196,7 @@ fn act<Data>(
             Ok(Next::Again)
         }
         ConnectionState::WriteTraffic(mut traffic) => {
-            if let Wish::Write(plain) = wish
+            if let Request::Write(plain) = wish
                 && let Some(plain) = plain.take()
             {
                 let more = |error: &EncryptError| match error {

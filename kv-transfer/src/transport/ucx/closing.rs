@@ -57,7 +57,8 @@ impl Ucx {
         if connection.outstanding > 0 {
             self.operations.retain(|_, (of, _)| *of != conn);
         }
-        let (reason, unproven) = (connection.closing.take().unwrap_or_default(), connection.unproven);
+        let reason = connection.closing.take().unwrap_or_default();
+        let unproven = connection.unproven;
         let fenced = match connection.lanes.take() {
             lanes @ Some(_) if hazard!(self, PretendedFences) => {
                 connection.lanes = lanes;

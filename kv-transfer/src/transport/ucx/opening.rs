@@ -1,7 +1,7 @@
 //! How connections begin: a control channel, a worker on each side, and lanes between the two.
 
 use super::connection::{Connection, Lanes};
-use super::writing::{Door, NONCE_BYTES, Nonce, Writing};
+use super::writing::{NONCE_BYTES, Nonce, WriteWindows, Writing};
 use super::{Purpose, Ucx};
 use crate::transport::ConnId;
 use crate::ucx::{Endpoint, Worker};
@@ -20,7 +20,7 @@ impl Ucx {
     /// A worker for one connection, and what its peer has to know of it: a nonce without which nothing is stored here, and its address.
     fn new_lanes(&self) -> Result<(Lanes, Vec<u8>), String> {
         let nonce: Nonce = rand::random();
-        let door = Door::new(self.region.clone(), nonce);
+        let door = WriteWindows::new(self.region.clone(), nonce);
         let worker = Worker::new(&self.context, self.events.clone(), Some(door.clone()));
         let worker = worker.map_err(|e| format!("no worker for a connection: {e}"))?;
         let address = worker.address().map_err(|e| e.to_string())?;
@@ -28,7 +28,7 @@ impl Ucx {
         Ok((Lanes { endpoint: None, writing: Writing::new(door), worker }, attach))
     }
 
-    /// The peer told which worker it keeps for this connection.
+    /// The peer sent which worker it keeps for this connection.
     pub(super) fn attached(&mut self, conn: ConnId, body: &[u8]) -> Result<(), String> {
         let (nonce, address) = body.split_first_chunk::<NONCE_BYTES>().ok_or("a worker without an address")?;
         let Some(connection) = self.connections.get(&conn).filter(|c| !c.forced) else { return Ok(()) };

@@ -41,13 +41,13 @@ pub(super) struct Writing {
     ready: bool,
     /// Writes posted as messages.
     posted: u64,
-    pub(super) door: Rc<Door>,
+    pub(super) door: Rc<WriteWindows>,
     /// Flushes that the peer asked for, with the number of writes that each waits for.
     flushes: Vec<(u64, u64)>,
 }
 
 impl Writing {
-    pub(super) fn new(door: Rc<Door>) -> Self {
+    pub(super) fn new(door: Rc<WriteWindows>) -> Self {
         Self { key: None, nonce: [0; NONCE_BYTES], ready: false, posted: 0, door, flushes: Vec::new() }
     }
 
@@ -63,7 +63,7 @@ impl Writing {
 }
 
 /// What stores the peer's messages, if a window is open for them.
-pub(super) struct Door {
+pub(super) struct WriteWindows {
     region: Arc<Region>,
     nonce: Nonce,
     pub(super) windows: RefCell<Windows>,
@@ -74,14 +74,14 @@ pub(super) struct Door {
     broken: Cell<bool>,
 }
 
-impl Door {
+impl WriteWindows {
     pub(super) fn new(region: Arc<Region>, nonce: Nonce) -> Rc<Self> {
         let (windows, came, refused, broken) = Default::default();
         Rc::new(Self { region, nonce, windows, came, refused, broken })
     }
 }
 
-impl Landing for Door {
+impl Landing for WriteWindows {
     fn land(&self, header: &[u8], bytes: &[u8]) {
         let place = decode(&self.nonce, header)
             .and_then(|(ticket, offset)| Some((ticket, offset..offset.checked_add(bytes.len())?)));
@@ -112,7 +112,7 @@ fn decode(nonce: &Nonce, header: &[u8]) -> Option<(TicketId, usize)> {
 }
 
 impl Ucx {
-    /// The peer told where its region is: from now on it can be written.
+    /// The peer sent the address of its region: from now on it can be written.
     pub(super) fn aim(&mut self, conn: ConnId, region: &RemoteRegion) -> Result<(), String> {
         let Some(connection) = self.connections.get_mut(&conn).filter(|c| !c.forced) else { return Ok(()) };
         let lanes = connection.lanes.as_mut().ok_or("it has no lanes")?;

@@ -12,7 +12,6 @@ use std::time::Duration;
 use tokio_stream::Empty;
 use tonic::{Request, Response, Status};
 
-/// Reports this.
 struct Reporter(v1::LoadReport);
 
 #[tonic::async_trait]

@@ -1,6 +1,6 @@
 //! Membership without a server of its own: routers keep leases over a gRPC stream (`baton.v1.Membership/Join`).
 //!
-//! A worker joins every router it is told of. The router's [`EmbeddedRouter`] is the service and the view in one.
+//! A worker joins every router of its configuration. The router's [`EmbeddedRouter`] is the service and the view in one.
 
 mod config;
 mod grpc;

@@ -14,12 +14,9 @@ pub(super) struct Standing {
     pub(super) revision: i64,
 }
 
-/// Who is registered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Holder {
-    /// Which start.
     pub(super) party: Party,
-    /// Where it listens.
     pub(super) endpoint: String,
 }
 
@@ -35,7 +32,6 @@ pub(super) enum Refusal {
          this one; two running processes need two instance ids"
     )]
     Unreadable {
-        /// The instance.
         instance: InstanceId,
         /// What is wrong with the record.
         problem: String,

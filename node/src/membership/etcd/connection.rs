@@ -78,7 +78,6 @@ async fn read(path: &Path) -> Result<String, EtcdError> {
     tokio::fs::read_to_string(path).await.map_err(|source| EtcdError::File { path: path.into(), source })
 }
 
-/// Bounds a call.
 pub(super) async fn within<T>(
     max: Duration,
     what: &'static str,

@@ -14,12 +14,7 @@ pub(super) enum EtcdError {
     Failed(#[from] etcd_client::Error),
     /// A file that the configuration names.
     #[error("cannot read {path}: {source}; it is named in membership.etcd")]
-    File {
-        /// Which.
-        path: std::path::PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
+    File { path: std::path::PathBuf, source: std::io::Error },
     /// A live etcd says that the lease is over.
     #[error("the lease is gone, as etcd says")]
     LeaseGone,

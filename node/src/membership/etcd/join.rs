@@ -84,12 +84,7 @@ pub enum JoinError {
     Waits(String),
     /// It cannot tell the others that it has no data.
     #[error("cannot listen at {address}, the address of peers")]
-    Listen {
-        /// Which.
-        address: SocketAddr,
-        /// Why.
-        source: io::Error,
-    },
+    Listen { address: SocketAddr, source: io::Error },
 }
 
 /// A member of a cluster, as one of its nodes lists it.
@@ -103,7 +98,7 @@ struct Member {
 
 /// What another node said.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Said {
+enum NodeAnswer {
     Cluster { id: u64, members: Vec<Member> },
     NoData,
     Nothing,
@@ -129,11 +124,11 @@ enum Step {
 }
 
 /// What a node without data does, given what the others said, by their place in the list.
-fn step(nodes: &[ListedNode], own: usize, said: &BTreeMap<usize, Said>) -> Step {
+fn step(nodes: &[ListedNode], own: usize, said: &BTreeMap<usize, NodeAnswer>) -> Step {
     let peer = &nodes[own].peer;
     let mut clusters: BTreeMap<u64, (usize, &[Member])> = BTreeMap::new();
     for (at, said) in said {
-        if let Said::Cluster { id, members } = said {
+        if let NodeAnswer::Cluster { id, members } = said {
             clusters.entry(*id).or_insert((*at, members));
         }
     }
@@ -167,11 +162,11 @@ fn step(nodes: &[ListedNode], own: usize, said: &BTreeMap<usize, Said>) -> Step 
 }
 
 /// The same where no cluster answers.
-fn first(nodes: &[ListedNode], own: usize, said: &BTreeMap<usize, Said>) -> Step {
+fn first(nodes: &[ListedNode], own: usize, said: &BTreeMap<usize, NodeAnswer>) -> Step {
     if own != 0 {
         return Step::Wait(format!("{} does not answer, and it alone may begin a cluster", nodes[0].name));
     }
-    let empty = 1 + said.values().filter(|said| **said == Said::NoData).count();
+    let empty = 1 + said.values().filter(|said| **said == NodeAnswer::NoData).count();
     if 2 * empty > nodes.len() {
         return Step::Begin;
     }
@@ -216,9 +211,9 @@ pub async fn join(
                 says.end().await;
                 return Ok(Start::Join { nodes });
             }
-            Step::Add { through } => told("asks to be added", add(&etcd, through, &nodes[own].peer).await),
+            Step::Add { through } => describe("asks to be added", add(&etcd, through, &nodes[own].peer).await),
             Step::Remove { member, through } => {
-                told("removes what it was before its data were lost", remove(&etcd, through, member).await)
+                describe("removes what it was before its data were lost", remove(&etcd, through, member).await)
             }
             Step::Wait(why) => why,
         };
@@ -239,20 +234,20 @@ fn has_data(data: &Path) -> bool {
     files.flatten().any(|file| file.path().extension().is_some_and(|extension| extension == "wal"))
 }
 
-fn told(what: &str, result: Result<(), EtcdError>) -> String {
+fn describe(what: &str, result: Result<(), EtcdError>) -> String {
     match result {
         Ok(()) => what.to_owned(),
         Err(error) => format!("{what}, which is refused: {error}"),
     }
 }
 
-async fn ask(etcd: &EtcdConfig, at: usize, node: &ListedNode) -> Said {
+async fn ask(etcd: &EtcdConfig, at: usize, node: &ListedNode) -> NodeAnswer {
     if let Ok((id, members)) = list(etcd, at).await {
-        return Said::Cluster { id, members };
+        return NodeAnswer::Cluster { id, members };
     }
     match timeout(SAY_MAX, hear(&node.peer)).await {
-        Ok(Ok(true)) => Said::NoData,
-        _ => Said::Nothing,
+        Ok(Ok(true)) => NodeAnswer::NoData,
+        _ => NodeAnswer::Nothing,
     }
 }
 
@@ -327,18 +322,18 @@ mod tests {
     }
 
     /// A cluster of nodes of the list; those behind a `+` were added and have not started.
-    fn cluster(id: u64, of: &str) -> Said {
+    fn cluster(id: u64, of: &str) -> NodeAnswer {
         let member = |word: &str| {
             let at = word.trim_start_matches('+');
             let name = if word.starts_with('+') { String::new() } else { format!("e-{at}") };
             Member { id: 100 + at.parse::<u64>().unwrap(), name, peers: vec![format!("http://e-{at}:2380")] }
         };
-        Said::Cluster { id, members: of.split(' ').map(member).collect() }
+        NodeAnswer::Cluster { id, members: of.split(' ').map(member).collect() }
     }
 
     #[test]
     fn a_node_without_data_begins_joins_or_waits() {
-        let of = |own: usize, count: usize, said: &[(usize, Said)]| match step(
+        let of = |own: usize, count: usize, said: &[(usize, NodeAnswer)]| match step(
             &nodes(count),
             own,
             &said.iter().cloned().collect(),
@@ -349,7 +344,7 @@ mod tests {
             Step::Remove { member, through } => format!("remove {member} through {through}"),
             Step::Wait(why) => format!("wait: {why}"),
         };
-        let (silent, empty) = (Said::Nothing, Said::NoData);
+        let (silent, empty) = (NodeAnswer::Nothing, NodeAnswer::NoData);
         // The first installation, of one and of three.
         assert_eq!(of(0, 1, &[]), "begin");
         assert_eq!(of(0, 3, &[(1, empty.clone()), (2, silent.clone())]), "begin");

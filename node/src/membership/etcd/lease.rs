@@ -19,7 +19,8 @@ pub(super) struct Lease {
 
 impl Lease {
     async fn grant(client: &Client, config: &EtcdConfig) -> Result<Self, EtcdError> {
-        let (mut leases, ttl) = (client.lease_client(), config.lease_ttl().as_secs() as i64);
+        let mut leases = client.lease_client();
+        let ttl = config.lease_ttl().as_secs() as i64;
         let answer = within(config.request_max(), "grant a lease", leases.grant(ttl, None)).await?;
         Ok(Self { id: answer.id(), ends: ends_in(answer.ttl()) })
     }

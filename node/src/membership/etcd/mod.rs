@@ -30,13 +30,14 @@ mod recall;
 mod remembered;
 mod router;
 
+mod cluster_check;
 #[cfg(test)]
 mod tests;
-mod unity;
 pub mod view;
 mod worker;
 
 pub use crate::grpc::WatchProbe;
+pub use cluster_check::Nodes;
 pub use config::EtcdConfig;
 pub use join::{JoinError, ListedNode, Start, join};
 pub use prefix::{PrefixError, ensure_free};
@@ -44,5 +45,4 @@ pub use probe::{Probe, Verdict};
 pub use reach::{Reached, reach};
 pub use recall::Recall;
 pub use router::EtcdRouter;
-pub use unity::Nodes;
 pub use worker::EtcdWorker;

@@ -28,9 +28,9 @@ pub trait Probe: Send + Sync {
 
 /// Asks nobody: whoever is doubted has so long to register again.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience(pub(super) Duration);
+pub(super) struct WaitForReregistration(pub(super) Duration);
 
-impl Probe for Patience {
+impl Probe for WaitForReregistration {
     fn ask(&self, _record: Arc<InstanceRecord>) -> BoxFuture<'static, Verdict> {
         let wait = tokio::time::sleep(self.0);
         Box::pin(async move {

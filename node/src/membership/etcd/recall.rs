@@ -33,7 +33,7 @@ pub(super) async fn recall(shared: &Shared, from: &Recall) {
     for _ in 0..shared.config.endpoints.len() {
         shared.missed.notified().await;
     }
-    if shared.is_heard() || *from == Recall::default() {
+    if shared.has_answered() || *from == Recall::default() {
         return;
     }
     tracing::warn!(
@@ -43,7 +43,7 @@ pub(super) async fn recall(shared: &Shared, from: &Recall) {
     let remembered = remembered(shared, from).await;
     let position = remembered.as_ref().map(|remembered| remembered.position);
     let remembered = remembered.map(|remembered| remembered.members).unwrap_or_default();
-    while !shared.is_heard() {
+    while !shared.has_answered() {
         let round = Instant::now();
         let found = find(shared, &from.seeds).await;
         let known = shared.view.borrow().clone();
@@ -98,9 +98,10 @@ pub(super) async fn remember(shared: &Shared, from: &Recall) {
         && view.changed().await.is_ok()
     {
         sleep(GATHER).await;
-        let Some(position) = shared.heard_at() else { continue };
+        let Some(position) = shared.confirmed_position() else { continue };
         let members = view.borrow_and_update().members.values().cloned().collect();
-        let (memory, remembered) = (Memory::new(folder, &shared.config.prefix), Remembered { position, members });
+        let memory = Memory::new(folder, &shared.config.prefix);
+        let remembered = Remembered { position, members };
         let written = tokio::task::spawn_blocking(move || memory.write(&remembered)).await;
         match written {
             Ok(Err(error)) if !std::mem::replace(&mut refused, true) => {

@@ -35,7 +35,6 @@ pub struct Position {
     pub revision: i64,
 }
 
-/// One watch event.
 #[derive(Clone, Debug)]
 pub enum Change {
     /// Registered, or registered again.
@@ -45,7 +44,7 @@ pub enum Change {
 }
 
 #[derive(Clone, Debug)]
-struct Held {
+struct ViewEntry {
     member: Member,
     /// Set while doubted: when to ask.
     ask: Option<Instant>,
@@ -60,7 +59,7 @@ pub struct EtcdView {
     position: Option<Position>,
     /// Whether etcd was ever heard; what is known before was recalled.
     listed: bool,
-    members: BTreeMap<InstanceId, Held>,
+    members: BTreeMap<InstanceId, ViewEntry>,
     /// Members whose record went and was believed, and when, within the window.
     departed: VecDeque<(Instant, Member)>,
     /// Records since the last list, that included, for which there was no room.
@@ -173,7 +172,7 @@ impl EtcdView {
         }
         let same = held.is_some_and(|h| h.member == member);
         self.departed.retain(|(_, m)| m.record.party.instance != instance);
-        self.members.insert(instance, Held { member, ask: None, rival: None });
+        self.members.insert(instance, ViewEntry { member, ask: None, rival: None });
         self.revision += u64::from(!same);
     }
 

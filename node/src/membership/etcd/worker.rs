@@ -2,13 +2,13 @@
 
 use super::EtcdConfig;
 use super::claim::{Claim, Holder, Standing, claim};
+use super::cluster_check::ClusterCheck;
 use super::connection::{Node, within};
 use super::error::EtcdError;
 use super::keys::{Keys, decode_record};
 use super::lease::{Lease, Renewal, connect_for, give_back};
 use super::opinions::Opinions;
 use super::router::EtcdRouter;
-use super::unity::Unity;
 use crate::membership::{Members, RegistrationHandle, RouterMembership as _, WorkerMembership, WorkerState};
 use baton_proto::convert::stored::{decode_word, encode_record};
 use baton_types::InstanceRecord;
@@ -47,7 +47,7 @@ impl WorkerMembership for EtcdWorker {
             lease: None,
             held_before: false,
             opinions: Opinions::default(),
-            unity: Unity::default(),
+            cluster_check: ClusterCheck::default(),
             state,
             leave: leave.clone(),
         };
@@ -86,7 +86,7 @@ struct Keeper {
     lease: Option<Lease>,
     held_before: bool,
     opinions: Opinions,
-    unity: Unity,
+    cluster_check: ClusterCheck,
     state: watch::Sender<WorkerState>,
     leave: CancellationToken,
 }
@@ -120,13 +120,13 @@ impl Keeper {
     /// From connecting to the first failure. `worked` becomes true once the name was looked up.
     async fn session(&mut self, worked: &mut bool) -> Result<std::convert::Infallible, EtcdError> {
         let client = connect_for(self.lease, &self.config, self.node).await?;
-        self.unity.check(&self.config, self.node, &client).await?;
+        self.cluster_check.check(&self.config, self.node, &client).await?;
         let mut renewal = Renewal::start(&mut self.lease, &client, &self.config).await?;
         let lease = renewal.lease().id;
-        let (unity, config, node) = (self.unity.clone(), self.config.clone(), self.node);
+        let (cluster_check, config, node) = (self.cluster_check.clone(), self.config.clone(), self.node);
         let end = tokio::select! {
             error = renewal.keep() => Err(error),
-            end = unity.keep(&config, node, &client) => end,
+            end = cluster_check.keep(&config, node, &client) => end,
             end = self.follow(&client, lease, worked) => end,
         };
         self.lease = Some(renewal.lease());

@@ -42,7 +42,6 @@ impl EtcdCluster {
         self.0.iter().map(EtcdServer::address).collect()
     }
 
-    /// One node.
     pub fn node(&mut self, index: usize) -> &mut EtcdServer {
         &mut self.0[index]
     }
@@ -60,7 +59,6 @@ impl EtcdCluster {
         make_space(&self.0.iter().collect::<Vec<_>>()).await
     }
 
-    /// Kills all nodes.
     pub fn kill_all(&mut self) {
         self.0.iter_mut().for_each(EtcdServer::kill);
     }

@@ -77,7 +77,6 @@ impl Growing {
         server.wait_serving()
     }
 
-    /// Kills a node.
     pub fn kill(&mut self, node: usize) {
         self.0[node].kill();
     }

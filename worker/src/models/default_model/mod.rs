@@ -14,7 +14,6 @@ fn place(cache: &Path) -> PathBuf {
     cache.join(DEFAULT_MODEL).join(FILE)
 }
 
-/// The fetched file.
 pub(super) fn find(cache: &Path) -> Result<PathBuf, ModelsError> {
     let path = place(cache);
     if path.is_file() { Ok(path) } else { Err(ModelsError::NotFetched { path, cache: cache.to_owned() }) }

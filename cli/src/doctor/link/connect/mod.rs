@@ -96,7 +96,9 @@ async fn transfer(line: &mut Line, way: &Way) -> anyhow::Result<Vec<Moved>> {
     let bind = line.socket().local_addr()?.ip().to_canonical();
     let ask = Ask::Sink { tls: way.tls.clone(), blocks: kv::BLOCKS };
     let Answer::Sink { address } = line.ask(&ask).await? else { bail!("the other side answers something else") };
-    let (address, tls, devices) = (kv::from_text(&address)?, way.tls.clone(), way.devices.given().map(str::to_owned));
+    let address = kv::from_text(&address)?;
+    let tls = way.tls.clone();
+    let devices = way.devices.given().map(str::to_owned);
     let moved = spawn_blocking(move || {
         let trial = kv::start("doctor-connects", bind, tls, devices, kv::BLOCKS)?;
         kv::rounds(trial, listen::NAME, address, ROUNDS)

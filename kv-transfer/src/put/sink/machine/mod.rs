@@ -80,7 +80,7 @@ enum State {
     Receiving,
     /// Adopted by the worker.
     Running,
-    /// Given up here; the source was told and has until then to answer.
+    /// Given up here; the source got an abort and has until then to acknowledge it.
     Aborting(Instant),
     /// It did not.
     Quarantined,
@@ -181,7 +181,7 @@ impl Sink {
                     self.received = Coverage::new(&self.layout, from..self.expected.tokens);
                     actions.push(SinkAction::SendGrant);
                 }
-                // Ended meanwhile: nobody was told of these blocks.
+                // Ended meanwhile: no peer knows of these blocks.
                 _ => actions.push(SinkAction::Release),
             },
             SinkInput::Refused { reason, detail } => {

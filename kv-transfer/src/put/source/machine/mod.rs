@@ -168,7 +168,7 @@ impl Source {
         }
     }
 
-    /// Only so many bytes of each token move: some of its heads. To be told before the grant.
+    /// Only so many bytes of each token move: some of its heads. To be called before the grant.
     pub(crate) fn cut(&mut self, token_bytes: Vec<usize>) {
         self.token_bytes = token_bytes;
     }

@@ -1,7 +1,7 @@
 //! The router's side: the lease table behind a gRPC service.
 
+use super::member_updates::member_updates;
 use super::session::Session;
-use super::telling::telling;
 use crate::membership::embedded::LeaseConfig;
 use crate::membership::{JoinError, LeaseTable, MembershipView, Registration, RouterMembership};
 use baton_proto::convert;
@@ -192,7 +192,7 @@ impl Membership for EmbeddedRouter {
         })?;
         tracing::info!(instance = %party, role = role.name(), endpoint, revision = registration.revision, "registers an instance");
         tokio::spawn(Session { shared: self.0.clone(), party, registration }.run(requests, alive));
-        Ok(Response::new(telling(outbox, self.0.view.subscribe())))
+        Ok(Response::new(member_updates(outbox, self.0.view.subscribe())))
     }
 }
 

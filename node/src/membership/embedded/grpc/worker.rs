@@ -178,7 +178,8 @@ impl Membership {
     fn know(&self, said: v1::Members) {
         // A name that is none is nobody's.
         let joined = said.joined.into_iter().filter_map(|party| Party::try_from(party).ok()).collect();
-        let (change, members_max) = (Change { anew: said.anew, joined, left: said.left }, self.config.members_max);
+        let change = Change { anew: said.anew, joined, left: said.left };
+        let members_max = self.config.members_max;
         if !self.members.change(self.index, change, members_max) {
             tracing::warn!(
                 router = self.address,

@@ -2,13 +2,13 @@
 
 mod words;
 
+use super::cluster_check::{ClusterCheck, Nodes};
 use super::connection::{Node, within};
 use super::error::EtcdError;
 use super::keys::Keys;
 use super::lease::{Lease, connect_for, give_back};
-use super::probe::{Patience, Probe, Verdict};
+use super::probe::{Probe, Verdict, WaitForReregistration};
 use super::recall::{Recall, recall, remember};
-use super::unity::{Nodes, Unity};
 use super::view::{Change, EtcdView, Position, ViewLimits};
 use super::{EtcdConfig, history};
 use crate::grpc::WatchProbe;
@@ -59,7 +59,7 @@ pub(super) struct Shared {
     probes_max: usize,
     /// Has no word.
     looks_on: bool,
-    unity: Unity,
+    cluster_check: ClusterCheck,
     inner: Mutex<Inner>,
     pub(super) view: watch::Sender<Arc<MembershipView>>,
     /// A session with etcd ended, or none could begin.
@@ -99,7 +99,12 @@ impl EtcdRouter {
 
     /// The same view for a worker, which has no word and asks nobody: a doubted member has the grace to register again.
     pub(super) fn look_on(config: &EtcdConfig, members_max: usize) -> Self {
-        Self::follow(config, members_max, Box::new(Patience(Duration::from_millis(config.view_grace_ms))), None)
+        Self::follow(
+            config,
+            members_max,
+            Box::new(WaitForReregistration(Duration::from_millis(config.view_grace_ms))),
+            None,
+        )
     }
 
     fn follow(config: &EtcdConfig, members_max: usize, probe: Box<dyn Probe>, own: Option<(Words, Recall)>) -> Self {
@@ -123,7 +128,7 @@ impl EtcdRouter {
             probe,
             probes_max: if words.is_some() { PROBES_MAX } else { members_max },
             looks_on: words.is_none(),
-            unity: Unity::default(),
+            cluster_check: ClusterCheck::default(),
             view: watch::Sender::new(Arc::new(view.view())),
             inner: Mutex::new(Inner {
                 store: StoreState::unheard(Instant::now().into_std()),
@@ -163,7 +168,7 @@ impl EtcdRouter {
 
     /// What the nodes of etcd said of themselves when they were last asked.
     pub fn nodes(&self) -> Nodes {
-        self.shared.unity.nodes()
+        self.shared.cluster_check.nodes()
     }
 
     /// Records that the view had no room for when it was last listed, or since.
@@ -198,18 +203,18 @@ impl Shared {
     }
 
     /// Whether etcd was ever heard.
-    pub(super) fn is_heard(&self) -> bool {
+    pub(super) fn has_answered(&self) -> bool {
         self.inner.lock().view.unconfirmed().is_none()
     }
 
     /// Up to where etcd was heard; `None` where it never was.
-    pub(super) fn heard_at(&self) -> Option<Position> {
+    pub(super) fn confirmed_position(&self) -> Option<Position> {
         let inner = self.inner.lock();
         inner.view.position().filter(|_| inner.view.unconfirmed().is_none())
     }
 
     /// Whether etcd answers now.
-    fn heard(&self, answers: bool) {
+    fn note_answer(&self, answers: bool) {
         self.inner.lock().store.answers(answers, Instant::now().into_std());
     }
 
@@ -253,7 +258,7 @@ impl Follower {
             loop {
                 let mut worked = false;
                 let Err(error) = self.session(resume, &mut worked).await;
-                shared.heard(false);
+                shared.note_answer(false);
                 shared.missed.notify_one();
                 self.node = self.node.next();
                 // After a failed connect, another etcd may stand at the same address: list, whatever its revision.
@@ -277,7 +282,7 @@ impl Follower {
     async fn session(&mut self, resume: bool, worked: &mut bool) -> Result<Infallible, EtcdError> {
         let shared = self.shared.clone();
         let client = connect_for(self.lease(), &shared.config, self.node).await?;
-        shared.unity.check(&shared.config, self.node, &client).await?;
+        shared.cluster_check.check(&shared.config, self.node, &client).await?;
         let from = match resume_from(&shared, &client).await? {
             Some(revision) if resume => revision,
             _ => {
@@ -286,19 +291,19 @@ impl Follower {
             }
         };
         *worked = true;
-        shared.heard(true);
-        let unity = shared.unity.keep(&shared.config, self.node, &client);
+        shared.note_answer(true);
+        let cluster_check = shared.cluster_check.keep(&shared.config, self.node, &client);
         let Some(words) = &mut self.words else {
             return tokio::select! {
                 end = follow(&shared, &client, from) => end,
-                end = unity => end,
+                end = cluster_check => end,
             };
         };
         let mut renewal = None;
         let end = tokio::select! {
             end = follow(&shared, &client, from) => end,
             end = words.keep(&shared, &client, &mut renewal) => end,
-            end = unity => end,
+            end = cluster_check => end,
         };
         words.ended(renewal);
         end

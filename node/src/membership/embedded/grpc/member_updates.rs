@@ -1,4 +1,4 @@
-//! What a router tells one worker over its stream: words as they are said, and in between who is registered.
+//! The stream from a router to one worker: its own messages as they come, and in between changes of the members.
 
 use crate::membership::MembershipView;
 use baton_proto::v1::{self, join_response};
@@ -16,23 +16,23 @@ type Reply = Result<v1::JoinResponse, Status>;
 
 /// The stream of one worker. Who is registered is read only when the connection takes another message: a worker that reads slowly gets
 /// what changed meanwhile in one, and nothing waits for it.
-pub(super) fn telling(
+pub(super) fn member_updates(
     words: mpsc::Receiver<Reply>,
     view: watch::Receiver<Arc<MembershipView>>,
 ) -> BoxStream<'static, Reply> {
-    let telling = Telling { words, view, is_registered: false, told: Told::default() };
-    Box::pin(unfold(telling, |mut telling| async move { Some((telling.next().await?, telling)) }))
+    let updates = MemberUpdates { words, view, is_registered: false, sent: SentMembers::default() };
+    Box::pin(unfold(updates, |mut updates| async move { Some((updates.next().await?, updates)) }))
 }
 
-struct Telling {
+struct MemberUpdates {
     words: mpsc::Receiver<Reply>,
     view: watch::Receiver<Arc<MembershipView>>,
     /// The first word is the registration, and comes first of all.
     is_registered: bool,
-    told: Told,
+    sent: SentMembers,
 }
 
-impl Telling {
+impl MemberUpdates {
     /// `None` once the session is over.
     async fn next(&mut self) -> Option<Reply> {
         loop {
@@ -41,7 +41,7 @@ impl Telling {
                     return Some(word);
                 }
                 let view = self.view.borrow_and_update().clone();
-                if let Some(members) = self.told.news(&view) {
+                if let Some(members) = self.sent.next_message(&view) {
                     return Some(Ok(v1::JoinResponse { message: Some(join_response::Message::Members(members)) }));
                 }
             }
@@ -56,18 +56,18 @@ impl Telling {
     }
 }
 
-/// What a worker was told of the view. Pure.
+/// The members that a worker knows of from this stream. Pure.
 #[derive(Debug, Default)]
-struct Told {
+struct SentMembers {
     began: bool,
     members: BTreeMap<InstanceId, Incarnation>,
     /// Up to which revision of the view it is whole.
     whole: Option<u64>,
 }
 
-impl Told {
-    /// What it has to be told next; `None` where it knows everything.
-    fn news(&mut self, view: &MembershipView) -> Option<v1::Members> {
+impl SentMembers {
+    /// The next message; `None` where the worker knows all members.
+    fn next_message(&mut self, view: &MembershipView) -> Option<v1::Members> {
         if self.whole == Some(view.revision) {
             return None;
         }
@@ -106,19 +106,19 @@ mod tests {
     }
 
     /// `anew? +joined.. -left..` of each message until nothing is left to say.
-    fn told(told: &mut Told, view: &MembershipView) -> Vec<String> {
+    fn told(told: &mut SentMembers, view: &MembershipView) -> Vec<String> {
         let line = |message: v1::Members| {
             let joined = message.joined.iter().map(|p| format!(" +{}{}", p.instance, p.incarnation));
             let left = message.left.iter().map(|name| format!(" -{name}"));
             let anew = if message.anew { "anew" } else { "" };
             format!("{anew}{}", joined.chain(left).collect::<String>())
         };
-        std::iter::from_fn(|| told.news(view)).map(line).collect()
+        std::iter::from_fn(|| told.next_message(view)).map(line).collect()
     }
 
     #[test]
     fn a_worker_is_told_everyone_then_what_changes() {
-        let (mut state, of) = (Told::default(), |members: &[(&str, u64)]| {
+        let (mut state, of) = (SentMembers::default(), |members: &[(&str, u64)]| {
             members.iter().map(|(name, incarnation)| ((*name).to_owned(), *incarnation)).collect::<Vec<_>>()
         });
         assert_eq!(told(&mut state, &view(1, of(&[("a", 1), ("b", 2)]))), ["anew +a1 +b2"]);
@@ -128,15 +128,15 @@ mod tests {
             told(&mut state, &view(5, of(&[("b", 3), ("c", 4)]))).is_empty(),
             "another registration of the same start"
         );
-        assert_eq!(told(&mut Told::default(), &view(1, [])), ["anew"], "nobody is news as well");
+        assert_eq!(told(&mut SentMembers::default(), &view(1, [])), ["anew"], "nobody is news as well");
     }
 
     #[test]
     fn no_message_is_larger_than_its_bound() {
-        let mut state = Told::default();
+        let mut state = SentMembers::default();
         let many = view(1, (0..2_500).map(|n| (format!("w{n:04}"), n)));
-        let sizes = |state: &mut Told, view: &MembershipView| {
-            std::iter::from_fn(|| state.news(view)).map(|m| m.joined.len() + m.left.len()).collect::<Vec<_>>()
+        let sizes = |state: &mut SentMembers, view: &MembershipView| {
+            std::iter::from_fn(|| state.next_message(view)).map(|m| m.joined.len() + m.left.len()).collect::<Vec<_>>()
         };
         assert_eq!(sizes(&mut state, &many), [1_024, 1_024, 452]);
         assert_eq!(sizes(&mut state, &view(2, (2_400..2_600).map(|n| (format!("w{n:04}"), n)))), [1_024, 1_024, 452]);

@@ -77,9 +77,9 @@ impl Nodes {
 
 /// What was last heard of the nodes; clones share it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Unity(Arc<Mutex<Nodes>>);
+pub(super) struct ClusterCheck(Arc<Mutex<Nodes>>);
 
-impl Unity {
+impl ClusterCheck {
     pub(super) fn nodes(&self) -> Nodes {
         self.0.lock().clone()
     }
