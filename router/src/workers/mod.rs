@@ -7,7 +7,7 @@ mod load;
 mod set;
 mod supervise;
 
-pub use load::{Heard, Load};
+pub(crate) use load::{Heard, Load};
 pub(crate) use set::{ModelKey, ServedModel, Unnamed, WorkerSet};
 pub(crate) use supervise::{Supervisor, supervise};
 
