@@ -26,6 +26,7 @@ pub mod link;
 pub mod membership;
 pub mod model;
 pub mod network;
+mod numbered;
 pub mod plan;
 pub mod random;
 mod rated;

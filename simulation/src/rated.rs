@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 pub(crate) const VOCAB: u32 = 64;
 
 /// Layers: so many parts of a step leave for the decode worker while the rest is computed.
-pub(crate) const LAYERS: u32 = 8;
+pub(crate) const LAYERS: u32 = 4;
 
 /// Layout of its KV: nobody reads it, so it is as small as layouts are.
 pub(crate) fn layout(block_tokens: u32) -> KvLayout {

@@ -112,8 +112,9 @@ impl Fleet {
     }
 
     fn got_tokens(&self, cluster: &Cluster) -> u64 {
-        let prefills = cluster.workers().into_iter().filter(|worker| !worker.decodes());
-        let bytes: u64 = prefills.map(|worker| worker.transfer.stats().total.bytes_adopted).sum();
+        // Decode workers put nothing but what others get from them.
+        let owners = cluster.workers().into_iter().filter(|worker| worker.decodes());
+        let bytes: u64 = owners.map(|worker| worker.transfer.stats().total.bytes_put).sum();
         bytes / rated::layout(self.block_tokens).bytes_per_token() as u64
     }
 

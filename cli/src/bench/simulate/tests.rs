@@ -109,8 +109,8 @@ fn one_request_takes_what_the_rates_say() {
     let first = calls_s + rates.prefill.prompt_s + rates.compute_s(0, 5_000);
     near(told[0].ttft.unwrap().as_secs_f64(), first);
     let gaps: Vec<f64> = told[0].gaps_us.iter().map(|us| f64::from(*us) / 1e6).collect();
-    // Of the last chunk, all but the last of eight layers left while layers were computed.
-    let last_layer = rates.moved_s(5_000 - 2 * 2_048) / 8.0;
+    // Of the last chunk, all but the last of four layers left while layers were computed.
+    let last_layer = rates.moved_s(5_000 - 2 * 2_048) / 4.0;
     let handoff = gaps[0] - rates.step_s(1, 5_000);
     assert!((last_layer..last_layer + 2.0 * rates.transfer.latency_s).contains(&handoff), "{handoff} s");
     near(gaps[1], rates.step_s(1, 5_001));
