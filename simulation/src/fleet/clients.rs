@@ -65,9 +65,15 @@ impl Clients {
         }
     }
 
-    /// Each request with its time.
+    /// Each request with its time. Those that come at the same time come in their order, a microsecond apart.
     pub(super) fn arrivals(&self) -> Vec<(usize, Time)> {
-        self.asks.iter().map(|ask| ask.at.as_micros() as Time).enumerate().collect()
+        let mut next = 0;
+        let times = self.asks.iter().map(|ask| {
+            let at = next.max(ask.at.as_micros() as Time);
+            next = at + 1;
+            at
+        });
+        times.enumerate().collect()
     }
 
     /// Whether all ended.
