@@ -115,9 +115,10 @@ fn one_request_takes_what_the_rates_say() {
     assert!((last_layer..last_layer + 2.0 * rates.transfer.latency_s).contains(&handoff), "{handoff} s");
     near(gaps[1], rates.step_s(1, 5_001));
     assert_eq!((told[0].output_tokens, gaps.len()), (4, 3));
-    // The block of the last token is computed again.
+    // The block of the last token is computed again, where it decodes: that takes one round trip.
+    assert_eq!(told[1].placement.as_deref(), Some("local_short_rest"));
     assert_eq!((told[1].cached_tokens, told[1].output_tokens), (39 * 128, 1));
-    let rest = calls_s + rates.prefill.prompt_s + rates.compute_s(39 * 128, 5_000);
+    let rest = rates.router.round_trip_s + rates.prefill.prompt_s + rates.compute_s(39 * 128, 5_000);
     near(told[1].ttft.unwrap().as_secs_f64(), rest);
 }
 
