@@ -16,7 +16,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The gate that every request passes. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Admission(Arc<Gate>);
+pub(crate) struct Admission(Arc<Gate>);
 
 #[derive(Debug)]
 struct Gate {
@@ -41,7 +41,7 @@ struct State {
 
 /// A slot inside the gate; dropping it leaves.
 #[derive(Debug)]
-pub struct Slot {
+pub(crate) struct Slot {
     gate: Arc<Gate>,
     order: Order,
     who: Who,
@@ -93,19 +93,14 @@ impl Gate {
 
 impl Admission {
     /// At most `running_max` requests run and `queued_max` more wait.
-    pub fn new(running_max: usize, queued_max: usize) -> Self {
+    pub(crate) fn new(running_max: usize, queued_max: usize) -> Self {
         let state = Mutex::default();
         Self(Arc::new(Gate { running_max, inside_max: running_max + queued_max, state }))
     }
 
-    /// A slot without a key, at once or never. Higher priorities get their turn first, and where all slots are taken, that of one that
-    /// waits with a lower one.
-    pub fn enter(&self, priority: i32) -> Result<Slot, RequestError> {
-        self.0.state.lock().enter(&self.0, priority, None)
-    }
-
-    /// Slots for all samples of a request of this key, or none. It takes no slot of another key's.
-    pub fn enter_all(&self, samples: u32, priority: i32, who: Option<KeyId>) -> Result<Vec<Slot>, RequestError> {
+    /// Slots for all samples of a request of this key, or none, at once or never. Higher priorities get their turn first, and where all
+    /// slots are taken, that of one that waits with a lower one. It takes no slot of another key's.
+    pub(crate) fn enter_all(&self, samples: u32, priority: i32, who: Option<KeyId>) -> Result<Vec<Slot>, RequestError> {
         if samples as usize > self.0.inside_max {
             let message =
                 format!("n must be at most {}: so many may run or wait here; got {samples}", self.0.inside_max);
@@ -130,14 +125,14 @@ impl Admission {
         self.0.running_max
     }
 
-    pub fn inside(&self) -> usize {
+    pub(crate) fn inside(&self) -> usize {
         self.0.state.lock().inside
     }
 }
 
 impl Slot {
     /// Waits for its turn, or until another needs its slot. The caller bounds the wait by the deadline.
-    pub async fn turn(&mut self) -> Result<(), RequestError> {
+    pub(crate) async fn turn(&mut self) -> Result<(), RequestError> {
         if let Turn::Inside = self.turn {
             let mut state = self.gate.state.lock();
             // Nobody waits while there is room: who leaves passes the room on.
@@ -186,6 +181,12 @@ impl Drop for Slot {
 mod tests {
     use super::*;
     use futures::FutureExt as _;
+
+    impl Admission {
+        fn enter(&self, priority: i32) -> Result<Slot, RequestError> {
+            self.0.state.lock().enter(&self.0, priority, None)
+        }
+    }
 
     #[test]
     fn over_the_limit_is_refused_and_places_come_back() {

@@ -31,8 +31,6 @@ mod placement;
 pub mod port;
 mod prefixes;
 mod prices;
-#[doc(hidden)]
-pub mod pure;
 mod quotas;
 mod readiness;
 mod recovery;
@@ -51,6 +49,7 @@ pub use cache_scope::{CacheConfig, CacheOptions};
 pub use config::{HttpConfig, LimitsConfig, PlacementConfig, RetryConfig, RouterConfig};
 pub use flow::{Core, Generation, Outside, Prepared, Refused};
 pub use output::{Delta, Event, EventResult, Events, Finished, Total};
+pub use placement::PlacementPolicy;
 pub use prices::{Cost, Price, PricesConfig};
 pub use request::{Parameters, PrefillPolicy, Prompt, Request, Sampling, Segment};
 pub use server::{Router, RouterError, RunningRouter, run};

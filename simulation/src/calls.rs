@@ -26,6 +26,8 @@ pub type Answers<T> = BoxStream<'static, Result<T, RequestError>>;
 pub struct Calls {
     executor: Executor,
     network: Network,
+    /// What a call, an event or the end of either takes on its way; as messages of the network where absent.
+    half_trip: Option<Time>,
     open: Arc<Mutex<Vec<Open>>>,
 }
 
@@ -41,9 +43,9 @@ fn gone() -> CallError {
 }
 
 impl Calls {
-    /// No calls yet. They take as long as messages of `network`.
-    pub fn new(executor: Executor, network: Network) -> Self {
-        Self { executor, network, open: Arc::default() }
+    /// No calls yet. Each way takes `half_trip`, or as long as messages of `network`.
+    pub fn new(executor: Executor, network: Network, half_trip: Option<Time>) -> Self {
+        Self { executor, network, half_trip, open: Arc::default() }
     }
 
     /// Calls the service of `worker` from `caller`. `serve` runs in the worker's process and answers with the stream of what it says.
@@ -146,7 +148,7 @@ impl Calls {
     }
 
     async fn travel(&self) {
-        let at = self.executor.instant(self.executor.time() + self.network.delay());
+        let at = self.executor.instant(self.executor.time() + self.half_trip.unwrap_or_else(|| self.network.delay()));
         self.executor.runtime(Process::WORLD).sleep_until(at).await;
     }
 

@@ -1,11 +1,11 @@
 //! What must hold once all is quiet.
 
 use crate::client::Ending;
-use crate::cluster::Cluster;
 use crate::executor::{Time, ms};
 use crate::invariant::Invariant;
 use crate::network::Lane;
 use crate::schedule::{ENDS_WITHIN, HEALED, Request};
+use crate::scheduled::Scheduled;
 use crate::worker::SimulatedWorker;
 use baton_types::ErrorKind;
 
@@ -13,7 +13,7 @@ use baton_types::ErrorKind;
 const HEARD_WITHIN: Time = ms(20);
 
 /// Looks at everything, and notes what is wrong.
-pub(crate) fn quiet(cluster: &Cluster) {
+pub(crate) fn quiet(cluster: &Scheduled) {
     let workers = cluster.workers();
     for (number, (request, end)) in cluster.schedule().requests.iter().zip(cluster.ends.all()).enumerate() {
         ends(cluster, &workers, number, request, end);
@@ -32,7 +32,13 @@ pub(crate) fn quiet(cluster: &Cluster) {
 }
 
 /// A request ended in time, and as it may.
-fn ends(cluster: &Cluster, workers: &[SimulatedWorker], number: usize, request: &Request, end: Option<(Time, Ending)>) {
+fn ends(
+    cluster: &Scheduled,
+    workers: &[SimulatedWorker],
+    number: usize,
+    request: &Request,
+    end: Option<(Time, Ending)>,
+) {
     let wrong = |what: String| cluster.breaches.add(Invariant::EveryEnd, format!("request {number} {what}"));
     let Some((at, end)) = end else { return wrong(format!("never ended: {request:?}")) };
     // A router that stood still ends nothing before it goes on.
@@ -66,7 +72,7 @@ fn ends(cluster: &Cluster, workers: &[SimulatedWorker], number: usize, request: 
 }
 
 /// Nothing is held by a worker that nobody asks anything of.
-fn idle(cluster: &Cluster, worker: &SimulatedWorker) {
+fn idle(cluster: &Scheduled, worker: &SimulatedWorker) {
     let wrong =
         |invariant, what: String| cluster.breaches.add(invariant, format!("{}: {what}", worker.record.party.instance));
     let (counts, load, claimed) = (worker.engine.pool().counts(), worker.engine.load(), worker.claimed());
@@ -89,7 +95,7 @@ fn idle(cluster: &Cluster, worker: &SimulatedWorker) {
 }
 
 /// Each router knows what its workers have cached.
-fn indexes(cluster: &Cluster, workers: &[SimulatedWorker]) {
+fn indexes(cluster: &Scheduled, workers: &[SimulatedWorker]) {
     let prepared = cluster.prepared.lock().clone();
     for (number, router) in cluster.routers().iter().enumerate() {
         for request in &prepared {

@@ -1,20 +1,19 @@
 //! A cluster of simulated processes: starts, ends and troubles of each slot.
 
 use crate::calls::Calls;
-use crate::client::{Client, Ending, Endings};
 use crate::counts::Counting;
 use crate::executor::{Executor, Process, ms};
 use crate::invariant::{Breaches, Invariant};
 use crate::link::{Directory, Links};
 use crate::membership::Membership;
-use crate::network::{Delays, Network};
-use crate::schedule::{Fault, HEALED, Schedule, Shape};
+use crate::network::Network;
+use crate::plan::ClusterPlan;
+use crate::schedule::Fault;
 use crate::worker::{Place, SimulatedWorker};
 use baton_node::membership::Members;
 use baton_node::metrics::Metrics;
 use baton_node::telemetry::Traces;
-use baton_router::{Core, Outside, Prepared, RouterConfig};
-use baton_types::TenantId;
+use baton_router::{Core, Outside};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,11 +21,6 @@ use tokio_util::sync::CancellationToken;
 
 /// A process that is started again after its device failed is back so soon.
 const BACK: Duration = Duration::from_millis(50);
-/// A woken task is polled at most so late.
-const LATE_MAX: Duration = Duration::from_micros(300);
-
-/// Prompts of the first tenant are pinned for so long.
-const PIN_MS: u64 = 1_000;
 
 /// What runs in a slot.
 struct Occupant {
@@ -36,24 +30,20 @@ struct Occupant {
     worker: Option<SimulatedWorker>,
 }
 
-/// The cluster of one schedule. Clones are the same one.
+/// A cluster. Clones are the same one.
 #[derive(Clone)]
 pub struct Cluster {
     /// Time and tasks.
     pub executor: Executor,
     /// What broke.
     pub breaches: Breaches,
-    /// How requests ended.
-    pub ends: Endings,
     /// What happened.
     pub counts: Counting,
-    /// What routers made of requests.
-    pub prepared: Arc<Mutex<Vec<Arc<Prepared>>>>,
     /// Who listens where.
     pub directory: Directory,
     /// Who is registered.
     pub membership: Membership,
-    schedule: Arc<Schedule>,
+    plan: Arc<ClusterPlan>,
     network: Network,
     calls: Calls,
     slots: Arc<Mutex<Vec<Occupant>>>,
@@ -61,55 +51,21 @@ pub struct Cluster {
 
 impl Cluster {
     /// Starts everybody.
-    pub fn start(seed: u64, draw: impl FnOnce(&mut crate::random::Random) -> Schedule) -> Self {
-        let executor = Executor::new(seed, LATE_MAX);
-        let schedule = Arc::new(executor.draw(draw));
-        let shape = &schedule.shape;
-        let (breaches, directory) = (Breaches::default(), Directory::default());
+    pub fn start(executor: Executor, plan: ClusterPlan, breaches: Breaches) -> Self {
+        let directory = Directory::default();
         let broken = breaches.clone();
         let breach = Box::new(move |what| broken.add(Invariant::GrantedMemory, what));
-        let delays = Delays { slow_once_in: shape.slow_once_in, slow_until: HEALED };
-        let network = Network::new(executor.clone(), shape.lane, shape.gets_by_itself, delays, breach);
-        let calls = Calls::new(executor.clone(), network.clone());
+        let network = Network::new(executor.clone(), plan.lane, plan.gets_by_itself, plan.delays, breach);
+        let calls = Calls::new(executor.clone(), network.clone(), plan.half_trip);
         let membership =
-            Membership::new(executor.clone(), network.clone(), directory.clone(), breaches.clone(), shape.is_embedded);
-        let ends = Endings::new(schedule.requests.len());
-        let (counts, slots, prepared) = Default::default();
-        let cluster =
-            Self { executor, breaches, ends, counts, prepared, directory, membership, schedule, network, calls, slots };
-        for slot in 0..cluster.schedule.shape.slots() {
+            Membership::new(executor.clone(), network.clone(), directory.clone(), breaches.clone(), plan.is_embedded);
+        let (counts, slots, plan) = (Counting::default(), Arc::default(), Arc::new(plan));
+        let cluster = Self { executor, breaches, counts, directory, membership, plan, network, calls, slots };
+        for slot in 0..cluster.plan.slots() {
             let started = cluster.started(slot, 1);
             cluster.slots.lock().push(started);
         }
-        cluster.plan();
         cluster
-    }
-
-    /// Requests and faults happen when their times come.
-    fn plan(&self) {
-        for request in 0..self.schedule.requests.len() {
-            let (cluster, at) = (self.clone(), self.schedule.requests[request].at);
-            self.executor.call(at, Process::WORLD, move || cluster.ask(request));
-        }
-        for &(at, fault) in self.schedule.faults.iter().filter(|(at, fault)| *at < HEALED || *fault == Fault::Heal) {
-            let cluster = self.clone();
-            self.executor.call(at, Process::WORLD, move || cluster.trouble(fault));
-        }
-    }
-
-    /// What the seed decided.
-    pub fn schedule(&self) -> &Schedule {
-        &self.schedule
-    }
-
-    /// Whether a worker may fail for a reason inside: its device does, or its bytes are damaged.
-    pub fn may_break(&self) -> bool {
-        let breaks = |fault: &Fault| matches!(fault, Fault::DeviceFails { .. } | Fault::Damage { .. });
-        self.schedule.faults.iter().any(|(_, fault)| breaks(fault))
-    }
-
-    fn shape(&self) -> &Shape {
-        &self.schedule.shape
     }
 
     fn count(&self, what: &str) {
@@ -119,7 +75,7 @@ impl Cluster {
     /// Starts what belongs into a slot.
     fn started(&self, slot: usize, incarnation: u64) -> Occupant {
         let process = self.executor.start();
-        let (core, worker) = match slot < self.shape().routers {
+        let (core, worker) = match slot < self.plan.routers.len() {
             true => (Some(self.router(slot, process)), None),
             false => (None, Some(self.worker(slot, process, incarnation))),
         };
@@ -139,10 +95,10 @@ impl Cluster {
             connector: Arc::new(links),
             membership: self.membership.follow(slot, process),
             traces: Traces::default(),
-            name: self.shape().name(slot),
+            name: self.plan.name(slot).to_owned(),
             stop: CancellationToken::new(),
         };
-        Core::start(&router_config(self.shape()), outside, &Metrics::new("baton-router"))
+        Core::start(&self.plan.routers[slot].config, outside, &Metrics::new("baton-router"))
     }
 
     fn worker(&self, slot: usize, process: Process, incarnation: u64) -> SimulatedWorker {
@@ -157,7 +113,7 @@ impl Cluster {
         let worker = SimulatedWorker::start(Place {
             executor: &self.executor,
             network: &self.network,
-            shape: self.shape(),
+            plan: self.plan.worker(slot),
             breaches: &self.breaches,
             counts: &self.counts,
             slot,
@@ -172,25 +128,11 @@ impl Cluster {
         worker
     }
 
-    /// A client asks the router that it knows.
-    fn ask(&self, request: usize) {
-        let spec = self.schedule.requests[request].clone();
-        let (core, process) = {
-            let slots = self.slots.lock();
-            let slot = &slots[spec.to];
-            (slot.core.clone().filter(|_| slot.is_alive), slot.process)
-        };
-        let Some(core) = core else { return self.ends.add(request, self.executor.time(), Ending::NoRouter) };
-        let client = Client {
-            executor: self.executor.clone(),
-            runtime: self.executor.runtime(process),
-            breaches: self.breaches.clone(),
-            ends: self.ends.clone(),
-            prepared: self.prepared.clone(),
-            request,
-            spec,
-        };
-        self.executor.spawn(process, client.ask(core));
+    /// The router of a slot, if it runs, with its process.
+    pub(crate) fn router_at(&self, slot: usize) -> (Option<Arc<Core>>, Process) {
+        let slots = self.slots.lock();
+        let slot = &slots[slot];
+        (slot.core.clone().filter(|_| slot.is_alive), slot.process)
     }
 
     fn process(&self, slot: usize) -> Process {
@@ -204,7 +146,7 @@ impl Cluster {
 
     /// Workers that run.
     pub fn workers(&self) -> Vec<SimulatedWorker> {
-        (0..self.shape().slots()).filter_map(|slot| self.live_worker(slot)).collect()
+        (0..self.plan.slots()).filter_map(|slot| self.live_worker(slot)).collect()
     }
 
     /// Routers that run.
@@ -213,7 +155,7 @@ impl Cluster {
     }
 
     /// Something goes wrong.
-    fn trouble(&self, fault: Fault) {
+    pub(crate) fn trouble(&self, fault: Fault) {
         match fault {
             Fault::Crash { slot, silent } => {
                 self.count("fault: crash");
@@ -305,7 +247,7 @@ impl Cluster {
     /// Everything is repaired: who stands still goes on, who is dead or drained starts again.
     fn heal(&self) {
         self.network.heal();
-        for slot in 0..self.shape().slots() {
+        for slot in 0..self.plan.slots() {
             self.executor.resume(self.process(slot));
             if let Some(worker) = self.live_worker(slot) {
                 worker.device.repair();
@@ -349,19 +291,4 @@ impl Cluster {
         let slots = std::mem::take(&mut *self.slots.lock());
         drop(slots);
     }
-}
-
-fn router_config(shape: &Shape) -> RouterConfig {
-    let mut config = RouterConfig::default();
-    (config.limits.running_max, config.limits.queued_max) = shape.admits;
-    config.limits.claim_ms_max = 400;
-    config.limits.client_stall_ms_max = 600;
-    config.retry.attempts_max = shape.attempts_max;
-    config.retry.ready_ms_max = shape.ready_max.as_millis() as u64;
-    config.retry.adopted_ms_max = 1_000;
-    config.retry.probation_ms_max = 1_000;
-    config.placement.local_prefill_tokens_max = 24;
-    let pinned = TenantId::try_new("t0").expect("a short name");
-    config.cache.pins.insert(pinned, PIN_MS);
-    config
 }

@@ -4,10 +4,11 @@
 //! order that the seed gives, and a task that was woken may be polled a little later, as threads and sockets delay it in a process.
 //! Each belongs to a [`Process`], one start of one; nothing happens in a process that stands still or is dead.
 
+use crate::numbered::Numbered;
 use crate::random::Random;
 use baton_types::{BoxFuture, Clock, Runtime};
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
@@ -68,10 +69,10 @@ struct Schedule {
     /// By instant, then by chance, then by number.
     items: BTreeMap<(Time, u32, u64), Item>,
     numbers: u64,
-    tasks: HashMap<u64, Task>,
+    tasks: Numbered<u64, Task>,
     /// Tasks that were woken by what happens now.
     woken: BTreeSet<u64>,
-    processes: HashMap<Process, Life>,
+    processes: Numbered<Process, Life>,
     process_numbers: u64,
     random: Random,
     /// Most microseconds by which a woken task is late.
@@ -163,9 +164,9 @@ impl Executor {
             now: 0,
             items: BTreeMap::new(),
             numbers: 0,
-            tasks: HashMap::new(),
+            tasks: Numbered::default(),
             woken: BTreeSet::new(),
-            processes: HashMap::new(),
+            processes: Numbered::default(),
             process_numbers: 0,
             random: Random::new(seed),
             late_max: late_max.as_micros() as u64,

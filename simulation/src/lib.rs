@@ -1,5 +1,5 @@
-//! The shipped code of a whole cluster in one thread, under virtual time: seeded schedules of requests and faults, and the invariants of
-//! each.
+//! The shipped code of a whole cluster in one thread, under virtual time. Two drivers use it: seeded schedules of requests and faults with
+//! the invariants of each, and fleets whose workers take the times of a file of rates, for `baton bench --simulate`.
 //!
 //! ```text
 //!  client ──> router: Core ──Link──> calls ──> worker: services, engine, pool, transfer ──> network
@@ -8,7 +8,9 @@
 //! ```
 //!
 //! Shipped are the router's core, the services of both roles, engine and scheduler, pools and caches, the transfer's driver and the views
-//! of membership. Network, etcd, device, model and clock are simulated. [`run()`] runs the schedule of one seed.
+//! of membership. Network, etcd, device, model and clock are simulated. Both drivers fill a [`plan::ClusterPlan`], which says what
+//! [`cluster::Cluster`] starts. [`run()`] runs the schedule of one seed: delays and faults are drawn, and KV is checked by its content.
+//! [`fleet::Fleet::serve`] serves requests where nothing fails: steps and transfers take their time, and KV has no content.
 
 #![allow(missing_docs)] // No API: what has to be said of a field is said.
 
@@ -18,14 +20,20 @@ pub mod client;
 pub mod cluster;
 pub mod counts;
 pub mod executor;
+pub mod fleet;
 pub mod invariant;
 pub mod link;
 pub mod membership;
 pub mod model;
 pub mod network;
+mod numbered;
+pub mod plan;
 pub mod random;
+mod rated;
+pub mod rates;
 pub mod run;
 pub mod schedule;
+pub mod scheduled;
 pub mod worker;
 
 pub use counts::{Counts, EXPECTED};

@@ -116,13 +116,18 @@ pub struct Memory {
 impl Memory {
     /// A pool of so many blocks.
     pub fn new(block_tokens: u32, blocks: u32) -> Self {
-        let map = KvPoolMap::try_new(layout(block_tokens), blocks).expect("a small pool");
-        Self { region: Region::anonymous(map.bytes()).expect("some kilobytes"), map }
+        Self::of(KvPoolMap::try_new(layout(block_tokens), blocks).expect("a small pool"))
+    }
+
+    /// A pool that is laid out so. Its pages are taken from the system when they are first touched.
+    pub fn of(map: KvPoolMap) -> Self {
+        Self { region: Region::anonymous(map.bytes()).expect("address space"), map }
     }
 
     /// The blocks that hold these bytes of the region.
     pub fn blocks_of(&self, range: std::ops::Range<usize>) -> impl Iterator<Item = BlockId> + use<'_> {
-        let block_bytes = PLANES * TOKEN_BYTES * self.map.layout().block_tokens() as usize;
+        let layout = self.map.layout();
+        let block_bytes = layout.bytes_per_block() / layout.groups()[0].layers.len();
         let blocks = self.map.blocks() as usize;
         (range.start / block_bytes..range.end.div_ceil(block_bytes)).map(move |at| BlockId((at % blocks) as u32))
     }

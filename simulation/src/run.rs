@@ -2,12 +2,12 @@
 
 use crate::checks;
 use crate::client::Ending;
-use crate::cluster::Cluster;
 use crate::counts::Counts;
 use crate::executor::{Time, ms};
 use crate::invariant::{Breach, Invariant};
 use crate::model::VOCAB;
 use crate::schedule::{END, Schedule, WELL};
+use crate::scheduled::Scheduled;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -51,7 +51,7 @@ impl fmt::Display for Broken {
 /// # Errors
 /// What broke first.
 pub fn run(seed: u64) -> Result<Ran, Broken> {
-    let cluster = Cluster::start(seed, |random| Schedule::draw(random, VOCAB));
+    let cluster = Scheduled::start(seed, |random| Schedule::draw(random, VOCAB));
     let ran = catch_unwind(AssertUnwindSafe(|| to_quiet(&cluster)));
     let at = cluster.executor.time();
     let events = cluster.executor.steps();
@@ -79,7 +79,7 @@ pub fn run(seed: u64) -> Result<Ran, Broken> {
 }
 
 /// Lets everything happen until all is quiet, or something broke.
-fn to_quiet(cluster: &Cluster) {
+fn to_quiet(cluster: &Scheduled) {
     let (executor, breaches) = (&cluster.executor, &cluster.breaches);
     let mut quiet_at = END;
     while executor.step(quiet_at) {

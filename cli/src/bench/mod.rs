@@ -65,7 +65,7 @@ fn simulated(args: &BenchArgs) -> anyhow::Result<()> {
     let (json, html) = (json?, html?);
     let (trace, _) = args.replay.fit().apply(&Trace::read(path, args.replay.format)?);
     ensure!(!trace.requests.is_empty(), "no request is left of the trace; see --from, --limit and --context-max");
-    let reports = simulate::run(&args.simulate, &trace, args.seed.unwrap_or(1), args.slo())?;
+    let reports = simulate::run(&args.simulate, trace, args.seed.unwrap_or(1), args.slo())?;
     let page = reports.first().map(Report::html).unwrap_or_default();
     for (mut file, text) in
         [(json, serde_json::to_string(&reports)?), (html, page)].into_iter().filter_map(|(f, t)| Some((f?, t)))

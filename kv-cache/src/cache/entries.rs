@@ -44,6 +44,11 @@ impl Entry {
         self.idle.map(|(line, _)| line)
     }
 
+    /// When it will have been idle for its whole time, if nobody uses it before.
+    fn over_at(&self) -> Option<Instant> {
+        self.idle.and_then(|(_, since)| since.checked_add(self.ttl))
+    }
+
     /// Whether it was idle for its whole time.
     pub(crate) fn is_over(&self, now: Instant) -> bool {
         self.idle.is_some_and(|(_, since)| now.saturating_duration_since(since) >= self.ttl)
@@ -67,12 +72,14 @@ pub(crate) struct Entries {
     vacant: Vec<EntryId>,
     evictable: Ends,
     pinned: Ends,
+    /// No evictable entry is over before then; `None` where none ever is.
+    over_from: Option<Instant>,
 }
 
 impl Entries {
     pub(crate) fn new(groups: usize) -> Self {
-        let (evictable, pinned) = Default::default();
-        Self { groups, entries: Vec::new(), blocks: Vec::new(), vacant: Vec::new(), evictable, pinned }
+        let (evictable, pinned, over_from) = Default::default();
+        Self { groups, entries: Vec::new(), blocks: Vec::new(), vacant: Vec::new(), evictable, pinned, over_from }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -145,6 +152,17 @@ impl Entries {
         std::iter::successors(self.first(line), |id| self.of(*id).behind).collect()
     }
 
+    /// Evictable entries that are over, in the order of their line. It is looked through only where there may be some.
+    pub(crate) fn over(&mut self, now: Instant) -> Vec<EntryId> {
+        if self.over_from.is_none_or(|from| now < from) {
+            return Vec::new();
+        }
+        let (over, rest): (Vec<EntryId>, Vec<EntryId>) =
+            self.in_line(Line::Evictable).into_iter().partition(|id| self.of(*id).is_over(now));
+        self.over_from = rest.into_iter().filter_map(|id| self.of(id).over_at()).chain(over.first().map(|_| now)).min();
+        over
+    }
+
     /// The last lease let go: goes to the end of its line.
     pub(crate) fn wait(&mut self, id: EntryId, now: Instant) {
         let is_pinned = self.of(id).pinned.is_some() && !seeded!(EvictedPin);
@@ -181,6 +199,8 @@ impl Entries {
     fn link(&mut self, id: EntryId, line: Line, since: Instant, before: Option<EntryId>, behind: Option<EntryId>) {
         let entry = self.of_mut(id);
         (entry.idle, entry.before, entry.behind) = (Some((line, since)), before, behind);
+        let over_at = entry.over_at().filter(|_| line == Line::Evictable);
+        self.over_from = self.over_from.into_iter().chain(over_at).min();
         match before {
             Some(before) => self.of_mut(before).behind = Some(id),
             None => self.ends(line).first = Some(id),

@@ -295,8 +295,7 @@ impl PrefixCache {
                 }
             }
         }
-        let over = self.entries.in_line(Line::Evictable).into_iter();
-        let over: Vec<EntryId> = over.filter(|id| self.entries.of(*id).is_over(now)).collect();
+        let over = self.entries.over(now);
         let mut rows = Vec::with_capacity(over.len());
         for id in over {
             // Its leaves are in front of it and were kept as long at most; one that somebody pinned keeps it.

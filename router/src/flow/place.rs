@@ -175,6 +175,7 @@ impl Sample<'_> {
         core.placements.fetch_add(1, Ordering::Relaxed);
         explain(&decision);
         self.job.span.record("baton.placement.reason", decision.reason.name());
+        let _ = self.job.placed.set(decision.reason);
         let decode = candidates.handles[decision.decode].clone();
         self.job.metrics.placed(&decode.record.pool, decision.reason);
         let prefill = decision.prefill.map(|p| candidates.handles[p].clone());

@@ -4,13 +4,14 @@ use super::core::Core;
 use super::hashes::prompt_hashes;
 use crate::admission::Slot;
 use crate::models::lookup;
+use crate::placement::Reason;
 use crate::quotas::Quota;
 use crate::request::{PrefillPolicy, Prompt, Request, check_tokens, check_vocab};
 use crate::workers::ServedModel;
 use baton_kv_cache::PrefixHash;
 use baton_types::{CacheUse, ErrorKind, RequestError, SamplingParams, TokenId};
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use tracing::{Instrument, Span};
 
 /// A request with what became known of it before a worker was asked. Its own `sampling` and `cache` are the resolved ones.
@@ -28,6 +29,8 @@ pub struct Prepared {
     pub sampling: SamplingParams,
     /// Where its prompt is prefilled.
     pub(crate) policy: PrefillPolicy,
+    /// Why its first attempt ran where it did.
+    pub(crate) placed: OnceLock<Reason>,
 }
 
 impl Prepared {
@@ -35,6 +38,12 @@ impl Prepared {
     #[doc(hidden)] // For simulations.
     pub fn hashes(&self) -> &[PrefixHash] {
         &self.hashes
+    }
+
+    /// Name of the reason why its first attempt ran where it did.
+    #[doc(hidden)] // For simulations.
+    pub fn placed(&self) -> Option<&'static str> {
+        self.placed.get().map(|reason| reason.name())
     }
 }
 
@@ -98,7 +107,8 @@ impl Core {
         let tokens: Arc<[TokenId]> = tokens.into();
         let hashes = prompt_hashes(&*self.runtime, cache.as_ref(), &model.card.fingerprint, &tokens).await?;
         let policy = request.prefill_policy.unwrap_or(self.limits.policy);
-        let request = Arc::new(Prepared { request, model, tokens, hashes, cache, sampling, policy });
+        let request =
+            Arc::new(Prepared { request, model, tokens, hashes, cache, sampling, policy, placed: OnceLock::new() });
         Ok(Admitted { request, slots, quota })
     }
 

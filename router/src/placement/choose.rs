@@ -30,7 +30,7 @@ pub(super) struct Choice {
 }
 
 /// Chooses workers for one request among `workers`, all of one model. `draw(n)` gives a random number below `n`, for ties.
-pub fn place(
+pub(crate) fn place(
     workers: &[Worker],
     demand: &Demand,
     thresholds: &Thresholds,

@@ -14,7 +14,7 @@ const GET_S: f64 = 0.001;
 
 /// Tokens `from..to` of a prompt, each counted by how much longer it takes than one without context, where one with `doubles_at`
 /// tokens before it takes twice as long; 0 counts all alike.
-pub fn work_tokens(from: u64, to: u64, doubles_at: f64) -> f64 {
+pub(crate) fn work_tokens(from: u64, to: u64, doubles_at: f64) -> f64 {
     let (from, to) = (from.min(to) as f64, to as f64);
     let context = if doubles_at > 0.0 { (from + to) / 2.0 / doubles_at } else { 0.0 };
     (to - from) * (1.0 + context)

@@ -4,7 +4,7 @@ use super::Prediction;
 
 /// Why a request runs where it does; also a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reason {
+pub(crate) enum Reason {
     /// The policy says remote.
     RemotePolicy,
     /// Too long to be prefilled beside a running batch, and no prefill worker that it may go to has any of it cached.
@@ -31,7 +31,7 @@ pub enum Reason {
 
 impl Reason {
     /// Name in spans and metrics.
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::RemotePolicy => "remote_policy",
             Self::RemoteLongPrompt => "remote_long_prompt",
@@ -50,7 +50,7 @@ impl Reason {
 
 /// The numbers behind a decision.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Numbers {
+pub(crate) struct Numbers {
     /// Tokens of the prompt that the prefill worker has cached; 0 where there is none.
     pub prefill_cached_tokens: u64,
     /// Tokens of the prompt that the decode worker has cached.
@@ -63,7 +63,7 @@ pub struct Numbers {
 
 /// Where a request runs. Indices into the view that was given.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Decision {
+pub(crate) struct Decision {
     pub decode: usize,
     /// The prefill worker; `None` prefills on the decode worker.
     pub prefill: Option<usize>,

@@ -28,17 +28,14 @@ mod view;
 #[cfg(test)]
 mod tests;
 
-pub use choose::place;
-pub(crate) use choose::{alone, has_room, retry_after};
-pub use cost::work_tokens;
-pub use decision::{Decision, Numbers, Reason};
+pub(crate) use choose::{alone, has_room, place, retry_after};
+pub(crate) use decision::{Decision, Numbers, Reason};
 pub(crate) use experience::{Ended, Experience};
-pub use pending::PendingPrefixes;
+pub(crate) use pending::PendingPrefixes;
 pub use policy::PlacementPolicy;
 pub(crate) use skew::{Kind, pair_alike, unpaired, why_unpaired};
-pub use slowness::Slowness;
-pub(crate) use view::tokens_max;
-pub use view::{Measured, Worker};
+pub(crate) use slowness::Slowness;
+pub(crate) use view::{Measured, Worker, tokens_max};
 
 use crate::request::PrefillPolicy;
 use baton_types::{ErrorKind, Role};
@@ -46,7 +43,7 @@ use std::time::Duration;
 
 /// What placement needs to know of a request.
 #[derive(Clone, Copy, Debug)]
-pub struct Demand {
+pub(crate) struct Demand {
     /// Tokens of the prompt (and of what was generated so far).
     pub prompt_tokens: u64,
     /// Prompt and the longest possible answer.
@@ -75,7 +72,7 @@ impl Demand {
 
 /// When an answer comes, from the rates at the time of asking.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Prediction {
+pub(crate) struct Prediction {
     /// Until the first token.
     pub first_token: Duration,
     /// From each token to the next, the wait for a place in the batch spread over all.
@@ -86,13 +83,13 @@ pub struct Prediction {
 
 impl Prediction {
     /// Until an answer of so many tokens has ended.
-    pub fn end(&self, tokens: u32) -> Duration {
+    pub(crate) fn end(&self, tokens: u32) -> Duration {
         self.first_token.saturating_add(self.token.saturating_mul(tokens.saturating_sub(1)))
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct Thresholds {
+pub(crate) struct Thresholds {
     /// `auto` prefills prompts of at most this many tokens where they decode.
     pub local_prefill_tokens_max: u64,
     /// Prefill rate assumed of a worker that has measured none, in tokens per second.
@@ -109,7 +106,7 @@ pub struct Thresholds {
 
 /// Why a request runs nowhere.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Refusal {
+pub(crate) enum Refusal {
     /// No decode worker of this model is alive.
     NoDecodeWorker,
     /// The policy demands a prefill worker and there is none.
@@ -149,7 +146,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// The role of which no worker could serve the request, even if it were idle; `None` where there are such workers.
-    pub fn missing(&self) -> Option<Role> {
+    pub(crate) fn missing(&self) -> Option<Role> {
         match self {
             Self::NoDecodeWorker | Self::NeverFits { .. } => Some(Role::Decode),
             Self::NoPrefillWorker | Self::NeverPrefilled { .. } => Some(Role::Prefill),
@@ -158,7 +155,7 @@ impl Refusal {
     }
 
     /// The error for the client.
-    pub fn kind(&self) -> ErrorKind {
+    pub(crate) fn kind(&self) -> ErrorKind {
         match self {
             Self::NoDecodeWorker | Self::NoPrefillWorker => ErrorKind::Unavailable,
             Self::NeverFits { .. } => ErrorKind::ContextLengthExceeded,

@@ -8,7 +8,7 @@ use std::time::Instant;
 /// What was placed and not heard back. A prompt that begins like one that waits on a worker finds that prefix there when its own turn
 /// comes, so it counts as cached: requests that come together follow the first one instead of computing the same everywhere.
 #[derive(Debug)]
-pub struct PendingPrefixes {
+pub(crate) struct PendingPrefixes {
     workers: HashMap<InstanceId, HashMap<PrefixHash, Made>>,
     hashes: usize,
     names_max: usize,
@@ -23,12 +23,12 @@ struct Made {
 
 impl PendingPrefixes {
     /// At most `names_max` prefixes; more are not remembered.
-    pub fn new(names_max: usize) -> Self {
+    pub(crate) fn new(names_max: usize) -> Self {
         Self { workers: HashMap::new(), hashes: 0, names_max }
     }
 
     /// A prompt with these hashes was placed on a worker, and is believed to be computed there before `until`.
-    pub fn placed(&mut self, worker: &InstanceId, hashes: &[PrefixHash], until: Instant) {
+    pub(crate) fn placed(&mut self, worker: &InstanceId, hashes: &[PrefixHash], until: Instant) {
         if !self.workers.contains_key(worker) {
             self.workers.insert(worker.clone(), HashMap::new());
         }
@@ -47,7 +47,7 @@ impl PendingPrefixes {
 
     /// The prompt is computed, or was given up: from now on the worker's own word counts. To be called once for each
     /// [`PendingPrefixes::placed`], with the same hashes.
-    pub fn ended(&mut self, worker: &InstanceId, hashes: &[PrefixHash]) {
+    pub(crate) fn ended(&mut self, worker: &InstanceId, hashes: &[PrefixHash]) {
         let Some(made) = self.workers.get_mut(worker) else { return };
         for hash in hashes {
             let Some(known) = made.get_mut(hash) else { continue };
@@ -62,13 +62,13 @@ impl PendingPrefixes {
         }
     }
 
-    pub fn left(&mut self, worker: &InstanceId) {
+    pub(crate) fn left(&mut self, worker: &InstanceId) {
         self.hashes -= self.workers.remove(worker).map_or(0, |made| made.len());
     }
 
     /// Tokens that a worker has of a prompt with these hashes, or will have before it begins with it, if `cached` tokens are there now.
     /// Whole blocks of `block_tokens` tokens.
-    pub fn tokens(
+    pub(crate) fn tokens(
         &self,
         worker: &InstanceId,
         hashes: &[PrefixHash],

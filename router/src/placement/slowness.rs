@@ -21,7 +21,7 @@ const HALF_LIFE: Duration = Duration::from_secs(60);
 
 /// Factors as they stand at some instant.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Slowness([f64; LEVELS]);
+pub(crate) struct Slowness([f64; LEVELS]);
 
 impl Default for Slowness {
     fn default() -> Self {
@@ -31,7 +31,7 @@ impl Default for Slowness {
 
 impl Slowness {
     /// The factor for a request that finds so many sequences ahead of it.
-    pub fn of(&self, ahead: u32) -> f64 {
+    pub(crate) fn of(&self, ahead: u32) -> f64 {
         self.0[level(ahead)]
     }
 

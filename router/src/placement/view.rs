@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 /// Load as last measured, joined with what this router placed since.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Measured {
+pub(crate) struct Measured {
     pub waiting: u32,
     /// Prompt tokens not yet computed and not cached; those far into a prompt may count by the time that they take.
     pub waiting_tokens: u64,
@@ -35,7 +35,7 @@ pub(crate) fn tokens_max(record: &InstanceRecord) -> u64 {
 
 /// One worker. Draining, unhealthy and stale workers are not in a view.
 #[derive(Clone, Debug)]
-pub struct Worker {
+pub(crate) struct Worker {
     /// What it says of itself.
     pub record: Arc<InstanceRecord>,
     /// Workers with the same number pair with the same workers; `None` is like no other.

@@ -5,7 +5,7 @@ use baton_types::{InstanceRecord, Party, Role};
 
 /// Workers that failed one request, and whether they may be asked again.
 #[derive(Debug, Default)]
-pub struct Avoided {
+pub(crate) struct Avoided {
     workers: Vec<(Party, Avoid)>,
     /// Prefill and decode workers of attempts that the prefill worker may have failed: its way to that decode worker may be what is broken.
     pairs: Vec<(Party, Party)>,
@@ -13,7 +13,7 @@ pub struct Avoided {
 
 /// Ever wider circles of workers: the next one is asked where nothing fits in those before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Circle {
+pub(crate) enum Circle {
     /// Nobody failed anybody.
     Trusted,
     /// Nobody failed this request.
@@ -28,13 +28,14 @@ pub enum Circle {
 
 impl Circle {
     /// In the order in which they are asked.
-    pub const WIDENING: [Self; 5] = [Self::Trusted, Self::Untried, Self::DecodersAgain, Self::OtherPairs, Self::All];
+    pub(crate) const WIDENING: [Self; 5] =
+        [Self::Trusted, Self::Untried, Self::DecodersAgain, Self::OtherPairs, Self::All];
 }
 
 impl Avoided {
     /// An attempt on these two failed, the prompt to be computed by the decode worker where there is no other; `retry` says who may be at
     /// fault.
-    pub fn failed(&mut self, prefill: Option<&Party>, decode: &Party, retry: &Retry) {
+    pub(crate) fn failed(&mut self, prefill: Option<&Party>, decode: &Party, retry: &Retry) {
         self.workers.extend(retry.avoids(prefill, decode).map(|(party, how)| (party.clone(), how)));
         if retry.started {
             // Such an answer is carried on wherever there may be room by now.
@@ -46,7 +47,7 @@ impl Avoided {
     }
 
     /// Whether a worker is in the circle. `on_probation`: it failed other requests of late.
-    pub fn admits(&self, party: &Party, role: Role, on_probation: bool, circle: Circle) -> bool {
+    pub(crate) fn admits(&self, party: &Party, role: Role, on_probation: bool, circle: Circle) -> bool {
         let is_avoided = || self.workers.iter().any(|(p, _)| p == party);
         if self.excludes(party) {
             return false;
@@ -60,7 +61,7 @@ impl Avoided {
     }
 
     /// Whether one of the workers that are `ready` may be what is missing, and is asked no more: another may not come.
-    pub fn excludes_missing<'a>(
+    pub(crate) fn excludes_missing<'a>(
         &self,
         missing: Option<Role>,
         ready: impl IntoIterator<Item = &'a InstanceRecord>,
@@ -74,7 +75,7 @@ impl Avoided {
     }
 
     /// Decode workers that a prefill worker is not to be paired with in the circle.
-    pub fn not_with(&self, prefill: &Party, circle: Circle) -> Vec<Party> {
+    pub(crate) fn not_with(&self, prefill: &Party, circle: Circle) -> Vec<Party> {
         let failed = self.pairs.iter().filter(|(p, _)| p == prefill && circle != Circle::All);
         failed.map(|(_, decode)| decode.clone()).collect()
     }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 /// A token bucket. One retry takes one token.
 #[derive(Debug)]
-pub struct RetryBucket {
+pub(crate) struct RetryBucket {
     burst_max: f64,
     per_s: f64,
     state: Mutex<(f64, Option<Instant>)>,
@@ -13,13 +13,13 @@ pub struct RetryBucket {
 
 impl RetryBucket {
     /// A full bucket of `burst_max` retries, which refills by `per_s` a second.
-    pub fn new(burst_max: u32, per_s: f64) -> Self {
+    pub(crate) fn new(burst_max: u32, per_s: f64) -> Self {
         let burst_max = f64::from(burst_max);
         Self { burst_max, per_s, state: Mutex::new((burst_max, None)) }
     }
 
     /// Pays for one retry, if there is something left.
-    pub fn take(&self, now: Instant) -> bool {
+    pub(crate) fn take(&self, now: Instant) -> bool {
         let mut state = self.state.lock();
         let (left, at) = *state;
         let passed = at.map_or(0.0, |at| now.saturating_duration_since(at).as_secs_f64());

@@ -10,17 +10,17 @@ mod probation;
 #[cfg(test)]
 mod tests;
 
-pub use avoided::{Avoided, Circle};
-pub use bucket::RetryBucket;
-pub use pair::{FromDecode, FromPrefill, Next, Pair, PrefillFault};
-pub use probation::{Probation, ProbationLimits};
+pub(crate) use avoided::{Avoided, Circle};
+pub(crate) use bucket::RetryBucket;
+pub(crate) use pair::{FromDecode, FromPrefill, Next, Pair, PrefillFault};
+pub(crate) use probation::{Probation, ProbationLimits};
 
 use baton_types::ErrorKind;
 use std::time::{Duration, Instant};
 
 /// The steps of an attempt: where it failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Step {
+pub(crate) enum Step {
     /// No worker to run on.
     Place,
     /// The decode worker took no claim, or has no room for what it claimed.
@@ -35,7 +35,7 @@ pub enum Step {
 
 impl Step {
     /// Name in spans and metrics.
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Place => "place",
             Self::Claim => "claim",
@@ -48,7 +48,7 @@ impl Step {
 
 /// What failed.
 #[derive(Clone, Copy, Debug)]
-pub struct Failure {
+pub(crate) struct Failure {
     pub step: Step,
     /// How. Never the client's own doing: that ends a request at once.
     pub kind: ErrorKind,
@@ -62,7 +62,7 @@ pub struct Failure {
 
 /// Who is avoided in the next attempts of this request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Avoid {
+pub(crate) enum Avoid {
     /// As long as there is another.
     Softly,
     /// In any case, until the answer has begun.
@@ -71,7 +71,7 @@ pub enum Avoid {
 
 /// Another attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Retry {
+pub(crate) struct Retry {
     /// Wait before it.
     pub after: Duration,
     /// Whether the prefill worker of the failed attempt is avoided.
@@ -86,7 +86,7 @@ pub struct Retry {
 
 impl Retry {
     /// Which workers of the failed attempt are avoided, and how.
-    pub fn avoids<T>(&self, prefill: Option<T>, decode: T) -> impl Iterator<Item = (T, Avoid)> {
+    pub(crate) fn avoids<T>(&self, prefill: Option<T>, decode: T) -> impl Iterator<Item = (T, Avoid)> {
         let workers = [(prefill, self.prefill), (Some(decode), self.decode)];
         workers.into_iter().filter_map(|(worker, how)| worker.zip(how))
     }
@@ -94,7 +94,7 @@ impl Retry {
 
 /// Why there is no other attempt; also a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum GiveUp {
+pub(crate) enum GiveUp {
     /// It would fail in the same way.
     Futile,
     /// The request had all its attempts.
@@ -108,7 +108,7 @@ pub enum GiveUp {
 }
 
 impl GiveUp {
-    pub const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Futile => "futile",
             Self::Attempts => "attempts",
@@ -121,7 +121,7 @@ impl GiveUp {
 
 /// Bounds of one request's retries.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RetryLimits {
+pub(crate) struct RetryLimits {
     /// Most attempts, the first one included.
     pub attempts_max: u32,
     /// Wait before the first retry; doubles with each.
@@ -140,7 +140,7 @@ const BROKEN_WORKERS_MAX: u32 = 2;
 
 /// The retries of one request so far.
 #[derive(Clone, Copy, Debug)]
-pub struct Recovery {
+pub(crate) struct Recovery {
     limits: RetryLimits,
     failed: u32,
     broken: u32,
@@ -150,12 +150,12 @@ pub struct Recovery {
 
 impl Recovery {
     /// Nothing failed yet.
-    pub fn new(limits: RetryLimits) -> Self {
+    pub(crate) fn new(limits: RetryLimits) -> Self {
         Self { limits, failed: 0, broken: 0, unplaced: None }
     }
 
     /// What follows `failure`. `bucket` pays for calls of workers; `jitter` is drawn from 0 to 1.
-    pub fn after(
+    pub(crate) fn after(
         &mut self,
         failure: &Failure,
         now: Instant,

@@ -14,7 +14,7 @@ const LAST_WORD_WAIT_MAX: Duration = Duration::from_millis(500);
 
 /// What the prefill worker's stream says: a token `T`, or an error `E`.
 #[derive(Debug)]
-pub enum FromPrefill<T, E> {
+pub(crate) enum FromPrefill<T, E> {
     Token(T),
     /// The KV is handed over, or need not be.
     Done,
@@ -26,7 +26,7 @@ pub enum FromPrefill<T, E> {
 
 /// What is wrong with a prefill worker's event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PrefillFault {
+pub(crate) enum PrefillFault {
     /// It does not belong there.
     OutOfOrder,
     /// It has handed the KV over, and the decode worker says nothing of it.
@@ -35,7 +35,7 @@ pub enum PrefillFault {
 
 /// What the decode worker's stream says.
 #[derive(Debug)]
-pub enum FromDecode<T, E> {
+pub(crate) enum FromDecode<T, E> {
     /// The KV is verified and adopted.
     Adopted,
     /// A token behind the prefill worker's.
@@ -52,7 +52,7 @@ pub enum FromDecode<T, E> {
 
 /// What follows for the answer.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Next<T, E> {
+pub(crate) enum Next<T, E> {
     /// Nothing yet.
     Nothing,
     /// The answer goes on with this token.
@@ -65,7 +65,7 @@ pub enum Next<T, E> {
 
 /// Both streams of one attempt, and what is known so far.
 #[derive(Debug)]
-pub struct Pair<T, E> {
+pub(crate) struct Pair<T, E> {
     /// The prefill worker's stream is open.
     prefilling: bool,
     /// The prefill worker's token came. Whatever the decode worker says comes after it.
@@ -83,28 +83,28 @@ pub struct Pair<T, E> {
 impl<T, E> Pair<T, E> {
     /// Both streams are open and said nothing. Once the prefill worker says that it has handed the KV over, the decode worker has
     /// `adopted_max` to say that it adopted it: whoever took the KV may not have been the decode worker.
-    pub fn new(adopted_max: Duration) -> Self {
+    pub(crate) fn new(adopted_max: Duration) -> Self {
         let (early, doubt) = (None, None);
         Self { prefilling: true, first: false, early, adopted: false, given_up: false, doubt, adopted_max }
     }
 
     /// Whether the prefill worker's stream is to be heard.
-    pub fn reads_prefill(&self) -> bool {
+    pub(crate) fn reads_prefill(&self) -> bool {
         self.prefilling
     }
 
     /// Whether the decode worker's stream is to be heard.
-    pub fn reads_decode(&self) -> bool {
+    pub(crate) fn reads_decode(&self) -> bool {
         self.early.is_none() && !self.given_up
     }
 
     /// The token that came too early, once it is its turn.
-    pub fn early(&mut self) -> Option<T> {
+    pub(crate) fn early(&mut self) -> Option<T> {
         if self.first { self.early.take() } else { None }
     }
 
     /// When [`Pair::overdue`] is to be asked.
-    pub fn due(&self, now: Instant) -> Option<Instant> {
+    pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
         if seeded!(EndlessDoubt) {
             return None;
         }
@@ -113,12 +113,12 @@ impl<T, E> Pair<T, E> {
     }
 
     /// Nothing better was heard in time.
-    pub fn overdue(self) -> Option<(Step, E)> {
+    pub(crate) fn overdue(self) -> Option<(Step, E)> {
         self.doubt.map(|(step, error, _)| (step, error))
     }
 
     /// The prefill worker says something. `fault` makes the error of an event out of order, or of KV that nobody adopts.
-    pub fn prefill(
+    pub(crate) fn prefill(
         &mut self,
         event: FromPrefill<T, E>,
         fault: impl FnOnce(PrefillFault) -> E,
@@ -152,7 +152,7 @@ impl<T, E> Pair<T, E> {
     }
 
     /// The decode worker says something.
-    pub fn decode(&mut self, event: FromDecode<T, E>, now: Instant) -> Next<T, E> {
+    pub(crate) fn decode(&mut self, event: FromDecode<T, E>, now: Instant) -> Next<T, E> {
         match event {
             FromDecode::Adopted => (self.adopted, self.doubt) = (true, None),
             FromDecode::Token(token) => {

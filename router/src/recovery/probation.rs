@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// How long workers are avoided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProbationLimits {
+pub(crate) struct ProbationLimits {
     /// After one failure; doubles with each further one.
     pub min: Duration,
     pub max: Duration,
@@ -13,7 +13,7 @@ pub struct ProbationLimits {
 
 /// Failures of one worker since it last served a request to its end.
 #[derive(Debug, Default)]
-pub struct Probation(Mutex<State>);
+pub(crate) struct Probation(Mutex<State>);
 
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
@@ -23,7 +23,7 @@ struct State {
 
 impl Probation {
     /// The worker failed. Requests that fail together count once.
-    pub fn failed(&self, now: Instant, limits: &ProbationLimits) {
+    pub(crate) fn failed(&self, now: Instant, limits: &ProbationLimits) {
         let mut state = self.0.lock();
         if state.until.is_some_and(|until| now < until) {
             return;
@@ -33,12 +33,12 @@ impl Probation {
     }
 
     /// The worker served a request to its end.
-    pub fn served(&self) {
+    pub(crate) fn served(&self) {
         *self.0.lock() = State::default();
     }
 
     /// Whether others come first.
-    pub fn lasts(&self, now: Instant) -> bool {
+    pub(crate) fn lasts(&self, now: Instant) -> bool {
         self.0.lock().until.is_some_and(|until| now < until)
     }
 }

@@ -15,7 +15,7 @@ struct Report {
 
 /// The last report as it came, for those who look on.
 #[derive(Clone, Debug)]
-pub struct LastReport {
+pub(crate) struct LastReport {
     /// When it came.
     pub at: Instant,
     pub report: LoadReport,
@@ -38,11 +38,11 @@ struct State {
 
 /// Joins reports with placements. A report replaces what was placed before it: the worker has counted that itself.
 #[derive(Debug, Default)]
-pub struct Load(Mutex<State>);
+pub(crate) struct Load(Mutex<State>);
 
 impl Load {
     /// Takes a report of the worker with this record.
-    pub fn report(&self, report: &LoadReport, record: &InstanceRecord, now: Instant) {
+    pub(crate) fn report(&self, report: &LoadReport, record: &InstanceRecord, now: Instant) {
         let blocks = report.blocks.unwrap_or_default();
         let block_tokens = record.capacity_tokens.checked_div(blocks.total).unwrap_or(0);
         let measured = Measured {
@@ -66,17 +66,17 @@ impl Load {
     }
 
     /// The worker does not report any more.
-    pub fn lost(&self) {
+    pub(crate) fn lost(&self) {
         self.0.lock().report = None;
     }
 
     /// The last report, however old.
-    pub fn last_report(&self) -> Option<LastReport> {
+    pub(crate) fn last_report(&self) -> Option<LastReport> {
         self.0.lock().last_report.clone()
     }
 
     /// Counts a sequence placed now: prompt tokens to compute there, and tokens of KV to hold there.
-    pub fn placed(&self, prefill_tokens: u64, kv_tokens: u64) {
+    pub(crate) fn placed(&self, prefill_tokens: u64, kv_tokens: u64) {
         let mut state = self.0.lock();
         state.placed += 1;
         state.placed_prefill_tokens += prefill_tokens;
@@ -84,7 +84,7 @@ impl Load {
     }
 
     /// The load now; `None` where the worker is not to be placed on: unheard, stale, unhealthy or draining.
-    pub fn measured(&self, now: Instant, stale_max: Duration) -> Option<Measured> {
+    pub(crate) fn measured(&self, now: Instant, stale_max: Duration) -> Option<Measured> {
         let state = self.0.lock();
         let report = state.report.filter(|r| r.usable && now.saturating_duration_since(r.at) <= stale_max)?;
         let m = report.measured;

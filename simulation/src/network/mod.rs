@@ -99,15 +99,27 @@ struct Traffic {
     numbers: u64,
     /// Processes whose next write is damaged.
     damage: Vec<Process>,
+    /// When the wire of a process has sent what it was given.
+    sent_at: BTreeMap<Process, Time>,
 }
 
 /// How long things take.
 #[derive(Clone, Copy, Debug)]
-pub struct Delays {
-    /// Messages and writes take a few milliseconds, and once in so many times up to two hundred,
-    pub slow_once_in: u64,
-    /// until then.
-    pub slow_until: Time,
+pub enum Delays {
+    /// Messages and writes alike take a few milliseconds.
+    Drawn {
+        /// Once in so many times up to two hundred,
+        slow_once_in: u64,
+        /// until then.
+        slow_until: Time,
+    },
+    /// As on wires of one speed, of which each process has one to send by. The bytes are counted and not carried: nobody reads them.
+    Steady {
+        /// What a message takes, and a write once its last byte left.
+        message: Time,
+        /// How fast a process sends.
+        bytes_per_s: f64,
+    },
 }
 
 /// The data network of one schedule. Clones are the same one.
@@ -131,6 +143,7 @@ impl Network {
             writes: HashMap::new(),
             numbers: 0,
             damage: Vec::new(),
+            sent_at: BTreeMap::new(),
         };
         let gets_by_itself = gets_by_itself && lane != Lane::Window;
         Self { executor, lane, gets_by_itself, delays, breach: Arc::new(breach), state: Arc::new(Mutex::new(state)) }
@@ -153,11 +166,29 @@ impl Network {
 
     /// How long a message takes.
     pub fn delay(&self) -> Time {
-        let slow_max = if self.executor.time() < self.delays.slow_until { self.delays.slow_once_in } else { 0 };
+        let (slow_once_in, slow_until) = match self.delays {
+            Delays::Drawn { slow_once_in, slow_until } => (slow_once_in, slow_until),
+            Delays::Steady { message, .. } => return message,
+        };
+        let slow_max = if self.executor.time() < slow_until { slow_once_in } else { 0 };
         self.executor.draw(|random| {
             let is_slow = slow_max > 0 && random.once_in(slow_max);
             50 + random.below(if is_slow { ms(200) } else { ms(4) })
         })
+    }
+
+    /// When so many bytes that `process` sends now arrive.
+    fn arrival(&self, process: Process, bytes: usize) -> Time {
+        let (now, delay) = (self.executor.time(), self.delay());
+        let Delays::Steady { bytes_per_s, .. } = self.delays else { return now + delay };
+        let mut state = self.state.lock();
+        let sent_at = state.sent_at.entry(process).or_default();
+        *sent_at = now.max(*sent_at) + (bytes as f64 * 1e6 / bytes_per_s).ceil() as Time;
+        *sent_at + delay
+    }
+
+    fn carries(&self) -> bool {
+        matches!(self.delays, Delays::Drawn { .. })
     }
 
     /// The next write of `process` arrives damaged.
@@ -290,9 +321,12 @@ impl Network {
             return;
         };
         let Some(endpoint) = state.endpoints.get(&side.address).filter(|e| e.process == side.process) else { return };
-        let mut bytes = vec![0; write.run.len];
-        endpoint.region.read(write.run.from, &mut bytes);
-        bytes[0] ^= u8::from(write.is_damaged);
+        let mut bytes = Vec::new();
+        if self.carries() {
+            bytes.resize(write.run.len, 0);
+            endpoint.region.read(write.run.from, &mut bytes);
+            bytes[0] ^= u8::from(write.is_damaged);
+        }
         write.bytes = Some(bytes);
     }
 
@@ -367,10 +401,12 @@ impl Network {
             return;
         }
         let (address, process) = (ours.address, ours.process);
-        let mut bytes = vec![0; run.len];
         let (Some(owner), Some(here)) = (state.endpoint(theirs), state.endpoint(ours)) else { return };
-        owner.region.read(run.from, &mut bytes);
-        here.region.write(run.to, &bytes);
+        if self.carries() {
+            let mut bytes = vec![0; run.len];
+            owner.region.read(run.from, &mut bytes);
+            here.region.write(run.to, &bytes);
+        }
         state.tell(address, process, Event::Got(number, run.len));
     }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::executor::ms;
-use crate::worker::transfer::{Site, start};
+use crate::worker::transfer::{Site, Tempo, start};
 use baton_kv_transfer::{
     BlockHold, CommitPayload, GrantReply, HandoffFailure, KvTransfer, Party, Peer, PutOutcome, PutRequest,
     QuarantinedBlocks, ReserveOffer, SinkHandler, TransferConfig, TransportChoice, VerifiedHandoff,
@@ -80,7 +80,7 @@ impl Pair {
         let executor = Executor::new(seed, Duration::from_micros(300));
         let (notes, breaches) = (Notes::default(), Arc::new(Mutex::new(Vec::new())));
         let tell = breaches.clone();
-        let delays = Delays { slow_once_in: 10, slow_until: ms(1_000) };
+        let delays = Delays::Drawn { slow_once_in: 10, slow_until: ms(1_000) };
         let network =
             Network::new(executor.clone(), lane, false, delays, Box::new(move |breach| tell.lock().push(breach)));
         let ends = [("a", 1), ("b", 2)].map(|(name, host)| {
@@ -90,6 +90,8 @@ impl Pair {
                 network: network.clone(),
                 process,
                 address: ([127, 0, 0, host], 1).into(),
+                tempo: Tempo::DRAWN,
+                moved: Arc::default(),
             };
             let layout = map().layout().clone();
             let class = NumericsClass { isa: "t".into(), weights: Dtype::Bf16, kv: Dtype::Bf16, kernel_revision: 0 };
@@ -217,4 +219,14 @@ fn the_death_of_a_source_frees_what_it_was_granted() {
             assert_eq!(*pair.breaches.lock(), [""; 0]);
         }
     }
+}
+
+#[test]
+fn a_wire_of_one_speed_sends_one_write_after_the_other() {
+    let executor = Executor::new(1, Duration::ZERO);
+    let delays = Delays::Steady { message: 125, bytes_per_s: 1e6 };
+    let network = Network::new(executor.clone(), Lane::QueuePair, false, delays, Box::new(|_| {}));
+    let [one, other] = [(); 2].map(|()| executor.start());
+    assert_eq!([1_000, 500].map(|bytes| network.arrival(one, bytes)), [1_125, 1_625]);
+    assert_eq!((network.arrival(other, 10), network.delay()), (135, 125), "each has its own");
 }

@@ -122,7 +122,7 @@ impl Transport for SimulatedTransport {
             let done = Event::PutDone(conn, run.len);
             self.network.state.lock().tell(self.address, self.process, done);
         }
-        let (network, at) = (self.network.clone(), self.network.executor.time() + self.network.delay());
+        let (network, at) = (self.network.clone(), self.network.arrival(self.process, run.len));
         self.network.executor.call(at, storing, move || network.write_arrives(number));
     }
 
@@ -145,7 +145,8 @@ impl Transport for SimulatedTransport {
 
     fn get(&mut self, conn: ConnId, number: u64, run: CopyRun) {
         let Some(side) = self.side(conn) else { return };
-        let (network, at) = (self.network.clone(), self.network.executor.time() + self.network.delay());
+        let owner = self.network.state.lock().connections[&conn.0].sides[1 - side].process;
+        let (network, at) = (self.network.clone(), self.network.arrival(owner, run.len));
         self.network.executor.call(at, self.process, move || network.got(conn.0, side, number, run));
     }
 

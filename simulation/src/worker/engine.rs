@@ -8,7 +8,7 @@ use baton_engine::{
 };
 use baton_kernels::ops::OpsError;
 use baton_kv_cache::ForkCopy;
-use baton_types::{Fence, FencePoll, FenceStatus};
+use baton_types::{Fence, FencePoll, FenceStatus, KvPoolMap};
 use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -87,7 +87,7 @@ impl FencePoll for LayerFence {
 }
 
 /// The stand-in model on its device.
-struct OnDevice {
+pub(super) struct OnDevice {
     memory: Memory,
     executor: Executor,
     process: Process,
@@ -144,37 +144,48 @@ impl StepModel for OnDevice {
     }
 }
 
+/// A stand-in for a model on its device, which says when the step is over that was launched last.
+pub trait TimedModel: StepModel {
+    fn over_at(&self) -> Arc<Mutex<Time>>;
+}
+
+impl TimedModel for OnDevice {
+    fn over_at(&self) -> Arc<Mutex<Time>> {
+        self.over_at.clone()
+    }
+}
+
+impl OnDevice {
+    /// The stand-in model of a worker.
+    pub(super) fn new(executor: &Executor, process: Process, memory: &Memory, device: &Device) -> Self {
+        let (memory, executor, device) = (memory.clone(), executor.clone(), device.clone());
+        Self { memory, executor, process, device, step: None, over_at: Arc::default() }
+    }
+}
+
 /// Starts the engine of a worker. `ended` is called where its device failed.
 ///
 /// # Errors
 /// As [`Engine::driven`], for a configuration that it refuses.
-pub fn start(
+pub fn start<M: TimedModel>(
     executor: &Executor,
     process: Process,
-    memory: &Memory,
-    device: &Device,
+    model: M,
+    map: &KvPoolMap,
     config: EngineConfig,
     ended: impl FnOnce() + Send + 'static,
 ) -> Result<EngineHandle, EngineError> {
-    let over_at = Arc::new(Mutex::new(0));
-    let model = OnDevice {
-        memory: memory.clone(),
-        executor: executor.clone(),
-        process,
-        device: device.clone(),
-        step: None,
-        over_at: over_at.clone(),
-    };
-    let (engine, driven) = Engine::driven(model, &memory.map, config, executor.runtime(process))?;
+    let over_at = model.over_at();
+    let (engine, driven) = Engine::driven(model, map, config, executor.runtime(process))?;
     executor.spawn(process, turns(executor.clone(), process, driven, over_at, ended));
     Ok(engine)
 }
 
 /// As the thread of an engine: turns it until its device fails.
-async fn turns(
+async fn turns<M: TimedModel>(
     executor: Executor,
     process: Process,
-    mut driven: Driven<OnDevice>,
+    mut driven: Driven<M>,
     over_at: Arc<Mutex<Time>>,
     ended: impl FnOnce() + Send + 'static,
 ) {

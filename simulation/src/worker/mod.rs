@@ -7,17 +7,18 @@ mod watched;
 use crate::counts::Counting;
 use crate::executor::{Executor, Process};
 use crate::invariant::{Breaches, Invariant};
-use crate::model::{self, Memory};
+use crate::model::Memory;
 use crate::network::Network;
-use crate::schedule::Shape;
+use crate::plan::{DevicePlan, WorkerPlan};
+use crate::rated::Rated;
 use baton_decode_worker::simulation::{DecodeRequest, DecodeService, Handoffs};
-use baton_engine::{EngineConfig, EngineHandle, PrefixCacheConfig};
+use baton_engine::EngineHandle;
 use baton_kv_transfer::{KvTransfer, SinkHandler, TransferConfig, TransportChoice};
 use baton_node::membership::Members;
 use baton_prefill_worker::simulation::{NoSink, PrefillRequest, PrefillService};
 use baton_types::{
-    Compatibility, DecodeEvent, Digest, Dtype, Incarnation, InstanceId, InstanceRecord, ModelCard, NumericsClass,
-    Party, PrefillEvent, ProtocolRange, RequestError, Role, Runtime, SamplingDefaults, Shard,
+    Compatibility, DecodeEvent, Digest, Dtype, Incarnation, InstanceId, InstanceRecord, KvPoolMap, ModelCard,
+    NumericsClass, Party, PrefillEvent, ProtocolRange, RequestError, Role, Runtime, SamplingDefaults, Shard,
 };
 use baton_worker::call::CallContext;
 use baton_worker::drain::Drain;
@@ -26,21 +27,19 @@ use baton_worker::process::Parts;
 use baton_worker::report::{Report, cache_changes};
 use baton_worker::service::{Claimed, WorkerService};
 use baton_worker::spans::Parent;
-use engine::Device;
+use engine::{Device, OnDevice};
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 use watched::{Sources, Watched};
 
 /// The model that all serve.
 pub const MODEL: &str = "m";
-/// Longest call.
-const CALL_MAX: Duration = Duration::from_secs(60);
 /// Longest drain where none is stated.
 const DRAIN_MAX: Duration = Duration::from_secs(2);
 
@@ -49,7 +48,7 @@ const DRAIN_MAX: Duration = Duration::from_secs(2);
 pub struct Place<'a> {
     pub executor: &'a Executor,
     pub network: &'a Network,
-    pub shape: &'a Shape,
+    pub plan: &'a WorkerPlan,
     pub breaches: &'a Breaches,
     pub counts: &'a Counting,
     pub slot: usize,
@@ -96,7 +95,7 @@ pub struct SimulatedWorker {
 
 /// Where the data plane of a slot listens, in any start.
 fn address(slot: usize) -> SocketAddr {
-    ([10, 0, 0, slot as u8 + 1], 7000).into()
+    (Ipv4Addr::from_bits(Ipv4Addr::new(10, 0, 0, 1).to_bits() + slot as u32), 7000).into()
 }
 
 fn tracer() -> SdkTracer {
@@ -106,20 +105,25 @@ fn tracer() -> SdkTracer {
 impl SimulatedWorker {
     /// Starts a worker.
     pub fn start(place: Place<'_>) -> Self {
-        let Place { executor, network, shape, breaches, counts, slot, process, incarnation, members, ended } = place;
-        let is_decode = shape.is_decode(slot);
-        let (block_tokens, blocks) = match is_decode {
-            true => (shape.decode_block_tokens, shape.blocks * 16 / shape.decode_block_tokens),
-            false => (16, shape.prefill_blocks),
-        };
+        let Place { executor, network, plan, breaches, counts, slot, process, incarnation, members, ended } = place;
         let runtime: Arc<dyn Runtime> = executor.runtime(process);
-        let (memory, device) = (Memory::new(block_tokens, blocks), Device::new(counts.clone()));
-        let engine = engine::start(executor, process, &memory, &device, engine_config(shape), ended);
+        let map = KvPoolMap::try_new(plan.layout.clone(), plan.blocks).expect("a pool that has an address space");
+        let (memory, device, moved) = (Memory::of(map), Device::new(counts.clone()), Arc::new(Notify::new()));
+        let engine = match &plan.device {
+            DevicePlan::Checked => {
+                let model = OnDevice::new(executor, process, &memory, &device);
+                engine::start(executor, process, model, &memory.map, plan.engine.clone(), ended)
+            }
+            DevicePlan::Rated(rates) => {
+                let model = Rated::new(executor, process, plan.role, rates.clone(), moved.clone());
+                engine::start(executor, process, model, &memory.map, plan.engine.clone(), ended)
+            }
+        };
         let engine = engine.expect("a sound configuration");
-        let name = InstanceId::try_new(shape.name(slot)).expect("a short name");
+        let name = InstanceId::try_new(&plan.name).expect("a short name");
         let party = Party { instance: name, incarnation: Incarnation(incarnation) };
-        let (handoffs, handler): (Option<Arc<Handoffs>>, Arc<dyn SinkHandler>) = if is_decode {
-            let handoffs = Handoffs::start(&engine, members.clone(), shape.waiting_max, runtime.clone());
+        let (handoffs, handler): (Option<Arc<Handoffs>>, Arc<dyn SinkHandler>) = if plan.role == Role::Decode {
+            let handoffs = Handoffs::start(&engine, members.clone(), plan.claims_max(), runtime.clone());
             (Some(handoffs.clone()), handoffs)
         } else {
             (None, Arc::new(NoSink { engine: engine.clone(), members: members.clone() }))
@@ -134,22 +138,18 @@ impl SimulatedWorker {
         let transfer = {
             let choice = TransportChoice::tcp(address(slot).ip());
             let mut config = TransferConfig::new(party.clone(), compatibility, memory.map.clone(), choice);
-            let limits = &mut config.limits;
-            limits.put_bytes_max = shape.put_bytes_max;
-            limits.epoch_bytes = shape.epoch_bytes as usize;
-            limits.handoff_ms = shape.handoff_max.as_millis() as u64;
-            limits.abort_ms = shape.abort_max.as_millis() as u64;
-            limits.pin_ms = shape.pin_max.as_millis() as u64;
-            limits.quarantined_blocks_max = shape.quarantined_max(blocks);
+            config.limits = plan.transfer.clone();
             let site = transfer::Site {
                 executor: executor.clone(),
                 network: network.clone(),
                 process,
                 address: address(slot),
+                tempo: plan.tempo,
+                moved,
             };
             let handler = Arc::new(Watched {
                 handler,
-                memory: memory.clone(),
+                memory: Some(memory.clone()).filter(|_| matches!(plan.device, DevicePlan::Checked)),
                 claims: claimed.clone(),
                 counts: counts.clone(),
                 breaches: breaches.clone(),
@@ -161,7 +161,7 @@ impl SimulatedWorker {
             started.expect("a sound configuration")
         };
         let drain = Drain::new(runtime.clone());
-        let record = Arc::new(record(shape, slot, party.clone(), class, &memory, &transfer));
+        let record = Arc::new(record(plan, party.clone(), class, &memory, &transfer));
         let claims = handoffs.clone();
         let service = WorkerService {
             party,
@@ -182,7 +182,7 @@ impl SimulatedWorker {
             drain: drain.clone(),
             tracer: tracer(),
             phases: Phases::register(&mut Default::default(), MODEL, "default"),
-            call_max: CALL_MAX,
+            call_max: plan.call_max,
             message_max: usize::MAX,
             model: record.card.fingerprint,
             runtime,
@@ -233,7 +233,12 @@ impl SimulatedWorker {
         }
         let since = self.parts.runtime.now();
         let parent = Parent::of(&Default::default(), &self.parts.tracer);
-        Ok(CallContext { since, deadline: deadline.min(since + CALL_MAX), running: self.parts.drain.enter()?, parent })
+        Ok(CallContext {
+            since,
+            deadline: deadline.min(since + self.parts.call_max),
+            running: self.parts.drain.enter()?,
+            parent,
+        })
     }
 
     /// Decodes, as the service does that is called over gRPC.
@@ -290,62 +295,42 @@ fn no_such_service() -> RequestError {
     RequestError::new(baton_types::ErrorKind::Unsupported, "a worker of another role was called")
 }
 
-fn engine_config(shape: &Shape) -> EngineConfig {
-    EngineConfig {
-        model_len_max: 512,
-        chunk_tokens_max: shape.chunk_tokens,
-        running_max: shape.running_max,
-        waiting_max: shape.waiting_max,
-        watermark_blocks: shape.watermark_blocks,
-        stall: shape.stall_max,
-        end_tokens: model::end_tokens(),
-        prefix_cache: shape.caches.then(|| PrefixCacheConfig {
-            pinned_percent_max: 50,
-            pinned_percent_of_one_max: 50,
-            ..PrefixCacheConfig::default()
-        }),
-        ..EngineConfig::default()
-    }
-}
-
 fn record(
-    shape: &Shape,
-    slot: usize,
+    plan: &WorkerPlan,
     party: Party,
     class: NumericsClass,
     memory: &Memory,
     transfer: &KvTransfer,
 ) -> InstanceRecord {
     let layout = memory.map.layout().clone();
-    let role = if shape.is_decode(slot) { Role::Decode } else { Role::Prefill };
     InstanceRecord {
         party,
-        role,
+        role: plan.role,
         labels: BTreeMap::new(),
         pool: "default".into(),
-        endpoint: shape.name(slot),
+        endpoint: plan.name.clone(),
         card: ModelCard {
             id: MODEL.into(),
             served_names: Vec::new(),
             revision: String::new(),
             fingerprint: Digest([1; 32]),
-            context_max: 512,
-            vocab: model::VOCAB,
-            end_tokens: model::end_tokens(),
+            context_max: plan.engine.model_len_max as u32,
+            vocab: plan.vocab(),
+            end_tokens: plan.engine.end_tokens.clone(),
             defaults: SamplingDefaults::default(),
             bundle: None,
         },
         protocol: ProtocolRange::CURRENT,
         capacity_tokens: u64::from(memory.map.blocks()) * u64::from(layout.block_tokens()),
-        layout,
-        class,
-        running_max: shape.running_max as u32,
-        waiting_max: shape.waiting_max as u32,
         shards: vec![Shard {
             transfer_address: transfer.address().to_bytes(),
-            layers: 0..model::layers(),
+            layers: 0..layout.groups()[0].layers.len() as u32,
             kv_heads: 0..1,
         }],
+        layout,
+        class,
+        running_max: plan.engine.running_max as u32,
+        waiting_max: plan.engine.waiting_max as u32,
         capabilities: Vec::new(),
     }
 }

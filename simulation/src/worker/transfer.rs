@@ -12,10 +12,23 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 
-/// Most that a turn which found something to do takes.
-const TURN_MAX: Time = 60;
-/// Most that a checksum or a call of the handler waits for its thread.
-const THREAD_MAX: Time = 400;
+/// How long things take within a worker.
+#[derive(Clone, Copy, Debug)]
+pub struct Tempo {
+    /// Most that a turn which found something to do takes.
+    turn_max: Time,
+    /// Most that a checksum or a call of the handler waits for its thread.
+    thread_max: Time,
+    /// Shortest rest of a driver that is not woken.
+    rest_min: Duration,
+}
+
+impl Tempo {
+    /// Threads wait for their turns, and fences and deadlines are looked at as often as the driver asks for.
+    pub const DRAWN: Self = Self { turn_max: 60, thread_max: 400, rest_min: Duration::ZERO };
+    /// Nothing waits for a thread. Fences wake the driver, and deadlines, which nothing runs into, are looked at now and then.
+    pub const STEADY: Self = Self { turn_max: 1, thread_max: 1, rest_min: Duration::from_millis(100) };
+}
 
 /// Where a worker is.
 #[allow(missing_docs)] // The types say it.
@@ -24,6 +37,9 @@ pub struct Site {
     pub network: Network,
     pub process: Process,
     pub address: SocketAddr,
+    pub tempo: Tempo,
+    /// Wakes the driver.
+    pub moved: Arc<Notify>,
 }
 
 /// Starts the transfer service of a worker. `writable` says what peers may write of its region, see [`Writable`].
@@ -37,10 +53,15 @@ pub fn start(
     handler: Arc<dyn SinkHandler>,
     writable: Writable,
 ) -> Result<KvTransfer, TransferError> {
-    let Site { executor, network, process, address } = site;
-    let (moved, map) = (Arc::new(Notify::new()), config.map.clone());
+    let Site { executor, network, process, address, tempo, moved } = site;
+    let map = config.map.clone();
     let transport = network.join(process, address, region.clone(), moved.clone(), writable);
-    let thread = |executor: &Executor| Thread { executor: executor.clone(), process, free_at: Mutex::default() };
+    let thread = |executor: &Executor| Thread {
+        executor: executor.clone(),
+        process,
+        longest: tempo.thread_max,
+        free_at: Mutex::default(),
+    };
     let (wakes, draws) = (moved.clone(), executor.clone());
     let ports = Ports {
         transport: Box::new(transport),
@@ -52,12 +73,19 @@ pub fn start(
     let abort = Duration::from_millis(config.limits.abort_ms);
     let (service, driver) = KvTransfer::drive(config, ports)?;
     // It stays on its thread, and all tasks of a schedule are polled on one.
-    executor.spawn(process, SendWrapper::new(turns(executor.clone(), process, driver, moved, abort)));
+    executor.spawn(process, SendWrapper::new(turns(executor.clone(), process, driver, moved, tempo, abort)));
     Ok(service)
 }
 
 /// As the progress thread of a service: turns the driver until it is stopped.
-async fn turns(executor: Executor, process: Process, mut driver: Driver, moved: Arc<Notify>, abort: Duration) {
+async fn turns(
+    executor: Executor,
+    process: Process,
+    mut driver: Driver,
+    moved: Arc<Notify>,
+    tempo: Tempo,
+    abort: Duration,
+) {
     let runtime = executor.runtime(process);
     loop {
         let now = runtime.now();
@@ -66,9 +94,9 @@ async fn turns(executor: Executor, process: Process, mut driver: Driver, moved: 
             return driver.finish(now, now + abort);
         }
         let wakes_at = match turn.worked {
-            true => now + Duration::from_micros(executor.draw(|random| 1 + random.below(TURN_MAX))),
+            true => now + Duration::from_micros(executor.draw(|random| 1 + random.below(tempo.turn_max))),
             false if !driver.park() => continue,
-            false => turn.wake_at,
+            false => turn.wake_at.max(now + tempo.rest_min),
         };
         tokio::select! {
             biased;
@@ -82,6 +110,7 @@ async fn turns(executor: Executor, process: Process, mut driver: Driver, moved: 
 struct Thread {
     executor: Executor,
     process: Process,
+    longest: Time,
     free_at: Mutex<Time>,
 }
 
@@ -89,7 +118,7 @@ impl Thread {
     fn does(&self, what: impl FnOnce() + Send + 'static) {
         let mut free_at = self.free_at.lock();
         let begins = self.executor.time().max(*free_at);
-        *free_at = begins + 1 + self.executor.draw(|random| random.below(THREAD_MAX));
+        *free_at = begins + 1 + self.executor.draw(|random| random.below(self.longest));
         self.executor.call(*free_at, self.process, what);
     }
 }

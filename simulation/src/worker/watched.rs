@@ -25,7 +25,8 @@ impl Sources {
 /// A worker's handler, with the memory that its peers write.
 pub(super) struct Watched {
     pub(super) handler: Arc<dyn SinkHandler>,
-    pub(super) memory: Memory,
+    /// Absent where KV has no content.
+    pub(super) memory: Option<Memory>,
     pub(super) claims: Sources,
     pub(super) counts: Counting,
     pub(super) breaches: Breaches,
@@ -43,7 +44,8 @@ impl Watched {
             self.breaches.add(Invariant::NoOtherStart, what);
         }
         let tokens = &handoff.tokens[..handoff.kv_tokens as usize];
-        if let Some(position) = self.memory.wrong(&handoff.hold.blocks().0[0], tokens) {
+        let wrong = |memory: &Memory| memory.wrong(&handoff.hold.blocks().0[0], tokens);
+        if let Some(position) = self.memory.as_ref().and_then(wrong) {
             let what = format!("KV of {} is adopted, and wrong from position {position} on", handoff.request_id);
             self.breaches.add(Invariant::VerifiedKv, what);
         }

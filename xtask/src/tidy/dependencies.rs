@@ -36,7 +36,18 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     (
         "baton-cli",
-        &["types", "proto", "node", "kv-cache", "kv-transfer", "router", "worker", "prefill-worker", "decode-worker"],
+        &[
+            "types",
+            "proto",
+            "node",
+            "kv-cache",
+            "kv-transfer",
+            "router",
+            "worker",
+            "prefill-worker",
+            "decode-worker",
+            "simulation",
+        ],
     ),
 ];
 

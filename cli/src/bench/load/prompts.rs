@@ -39,6 +39,11 @@ impl FromStr for TokenRange {
 }
 
 impl TokenRange {
+    /// These ids, at least 2.
+    pub(crate) fn of(ids: RangeInclusive<u32>) -> Self {
+        Self(ids)
+    }
+
     /// How many ids there are, at least 2.
     fn count(&self) -> u64 {
         u64::from(*self.0.end()) - u64::from(*self.0.start()) + 1

@@ -1,6 +1,6 @@
 //! The command line.
 
-use baton_router::pure::PlacementPolicy;
+use baton_router::PlacementPolicy;
 use clap::Args;
 use std::path::PathBuf;
 use std::str::FromStr;

@@ -1,73 +1,95 @@
 //! Several policies over one trace, and what each gave.
 
 use super::args::{PoolSize, SimulateArgs};
-use super::names::Names;
-use super::rates::Rates;
-use super::{Settings, Simulated, simulate};
+use super::rates;
+use super::{Simulated, Traffic};
 use crate::bench::report::{About, Report, Slo};
 use crate::bench::trace::Trace;
 use crate::stdout;
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, anyhow, ensure};
+use baton_simulation::fleet::Fleet;
+use baton_simulation::rates::Rates;
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Blocks beyond the trace's different ones in a pool with room for everything, in the longest requests: what is computed or generated at
 /// once.
 const BESIDE_REQUESTS: u64 = 64;
 
-/// Simulates each policy over each size of pools, and prints one table a size.
-pub(crate) fn run(args: &SimulateArgs, trace: &Trace, seed: u64, slo: Slo) -> anyhow::Result<Vec<Report>> {
-    let rates = Rates::read(args.rates.as_deref())?;
-    let names = Names::of_trace(trace);
+/// Simulates each policy over each size of pools, as many at once as there are processors, and prints one table a size.
+pub(crate) fn run(args: &SimulateArgs, trace: Trace, seed: u64, slo: Slo) -> anyhow::Result<Vec<Report>> {
+    let rates = Arc::new(rates::read(args.rates.as_deref())?);
+    let traffic = Traffic::new(trace, seed);
+    let trace = &*traffic.trace;
     let blocks = Blocks::of(trace, &rates);
+    let at_once = std::thread::available_parallelism().map_or(1, usize::from);
     let mut reports = Vec::new();
     for &pools in &args.pools {
-        let decode_pools = args.decode_pools.unwrap_or(pools);
+        let fleet = |policy| Fleet {
+            rates: rates.clone(),
+            policy,
+            prefill: args.prefill.into(),
+            decode: args.decode.into(),
+            block_tokens: blocks.block_tokens,
+            prefill_blocks: blocks.in_pool(pools),
+            decode_blocks: blocks.in_pool(args.decode_pools.unwrap_or(pools)),
+            len_max: blocks.longest_tokens,
+            ttl: args.ttl_s.map(Duration::from_secs),
+            gets: !args.no_gets,
+            seed,
+        };
         let mut reasons = Vec::new();
         let mut table = Table::new(args, trace, (pools, &blocks));
-        for &policy in &args.policies {
-            let settings = Settings {
-                policy,
-                prefill: args.prefill.into(),
-                decode: args.decode.into(),
-                prefill_blocks: blocks.in_pool(pools),
-                decode_blocks: blocks.in_pool(decode_pools),
-                ttl: args.ttl_s.map(Duration::from_secs),
-                gets: !args.no_gets,
-                seed,
-            };
-            let start = Instant::now();
-            let Simulated { outcomes, got_tokens } = simulate(&settings, &rates, trace, &names)?;
-            let took = start.elapsed();
-            let mut about = About { title: format!("simulated, {policy}, {pools}"), ..About::default() };
-            let facts = [
-                ("policy", policy.name().into()),
-                ("prefill_workers", args.prefill.into()),
-                ("decode_workers", args.decode.into()),
-                ("prefill_pool_blocks", settings.prefill_blocks.into()),
-                ("decode_pool_blocks", settings.decode_blocks.into()),
-                ("got_tokens", got_tokens.into()),
-                ("seed", seed.into()),
-                ("simulated_in_s", took.as_secs_f64().into()),
-            ];
-            about.facts.extend(facts.into_iter().map(|(name, value): (_, serde_json::Value)| (name.to_owned(), value)));
-            let report = Report::of(about, &outcomes, slo);
-            ensure!(
-                report.counts.ok > 0,
-                "{pools}: of {} requests none fits; the longest takes {} blocks of {} tokens, prefill pools hold {} and decode pools {}: give larger --pools",
-                report.counts.requests,
-                blocks.longest,
-                trace.block_tokens,
-                settings.prefill_blocks,
-                settings.decode_blocks,
-            );
-            table.row(policy.name(), &report, got_tokens, took);
-            reasons.push(format!("{policy}: {}", told(&report)));
-            reports.push(report);
+        for some in args.policies.chunks(at_once) {
+            let fleets: Vec<Fleet> = some.iter().map(|&policy| fleet(policy)).collect();
+            for (fleet, simulated) in fleets.iter().zip(simulate_all(&traffic, &fleets)) {
+                let (Simulated { outcomes, got_tokens, events }, took) = simulated?;
+                let policy = fleet.policy;
+                let title = format!("simulated, {policy}, {pools}");
+                let facts = [
+                    ("policy", policy.name().into()),
+                    ("prefill_workers", args.prefill.into()),
+                    ("decode_workers", args.decode.into()),
+                    ("block_tokens", fleet.block_tokens.into()),
+                    ("prefill_pool_blocks", fleet.prefill_blocks.into()),
+                    ("decode_pool_blocks", fleet.decode_blocks.into()),
+                    ("got_tokens", got_tokens.into()),
+                    ("seed", seed.into()),
+                    ("simulated_in_s", took.as_secs_f64().into()),
+                    ("simulated_events", events.into()),
+                ];
+                let facts = facts.into_iter().map(|(name, value): (_, serde_json::Value)| (name.to_owned(), value));
+                let report = Report::of(About { title, facts: facts.collect() }, &outcomes, slo);
+                ensure!(
+                    report.counts.ok > 0,
+                    "{pools}: of {} requests none fits; the longest has {} tokens, prefill pools hold {} and decode pools {}: give larger --pools",
+                    report.counts.requests,
+                    blocks.longest_tokens,
+                    u64::from(fleet.prefill_blocks) * u64::from(fleet.block_tokens),
+                    u64::from(fleet.decode_blocks) * u64::from(fleet.block_tokens),
+                );
+                table.row(policy.name(), &report, got_tokens, took);
+                reasons.push(format!("{policy}: {}", told(&report)));
+                reports.push(report);
+            }
         }
         stdout::tell(&format!("{}placed, {}\n", table.0, reasons.join("; "))).context("cannot print")?;
     }
     Ok(reports)
+}
+
+/// Each on a thread of its own, with the time that it took.
+fn simulate_all(traffic: &Traffic, fleets: &[Fleet]) -> Vec<anyhow::Result<(Simulated, Duration)>> {
+    let simulate = |fleet| {
+        let start = Instant::now();
+        Ok((traffic.simulate(fleet)?, start.elapsed()))
+    };
+    std::thread::scope(|scope| {
+        let running: Vec<_> = fleets.iter().map(|fleet| scope.spawn(move || simulate(fleet))).collect();
+        let ended = running.into_iter().map(|thread| thread.join());
+        ended.map(|ended| ended.unwrap_or_else(|_| Err(anyhow!("a simulation panicked")))).collect()
+    })
 }
 
 /// Requests by the reason of their placement.
@@ -75,29 +97,46 @@ fn told(report: &Report) -> String {
     report.placement.iter().map(|(reason, count)| format!("{reason} {count}")).collect::<Vec<_>>().join(", ")
 }
 
-/// What pools are sized by.
+/// What pools are sized by: blocks of the trace, unless said otherwise.
 struct Blocks {
     unique: u64,
     longest: u64,
     rates: u64,
+    /// Tokens of the longest request.
+    longest_tokens: u32,
+    /// Tokens of a block of the trace.
+    trace_tokens: u32,
+    /// Tokens of a block of a pool.
+    block_tokens: u32,
 }
 
 impl Blocks {
     fn of(trace: &Trace, rates: &Rates) -> Self {
-        let block_tokens = u64::from(trace.block_tokens);
-        let tokens = |r: &crate::bench::trace::TraceRequest| u64::from(r.prompt_tokens) + u64::from(r.output_tokens);
-        let longest = trace.requests.iter().map(tokens).max().unwrap_or(1).div_ceil(block_tokens);
-        let unique = trace.infinite_cache().blocks_unique;
-        Self { unique, longest, rates: rates.kv.pool_tokens / block_tokens }
+        let trace_tokens = trace.block_tokens;
+        let longest_tokens = trace.requests.iter().map(|r| r.prompt_tokens + r.output_tokens).max().unwrap_or(1);
+        Self {
+            unique: trace.infinite_cache().blocks_unique,
+            longest: longest_tokens.div_ceil(trace_tokens).into(),
+            rates: rates.kv.pool_tokens / u64::from(trace_tokens),
+            longest_tokens,
+            trace_tokens,
+            block_tokens: Fleet::block_tokens(trace_tokens),
+        }
     }
 
-    fn in_pool(&self, size: PoolSize) -> u32 {
+    fn each(&self, size: PoolSize) -> u64 {
         let blocks = match size {
             PoolSize::All => self.unique + BESIDE_REQUESTS * self.longest,
             PoolSize::Rates => self.rates,
             PoolSize::Share(share) => (self.unique as f64 * share) as u64,
             PoolSize::Blocks(blocks) => blocks.into(),
         };
+        blocks.max(1)
+    }
+
+    /// Blocks of a pool of this size.
+    fn in_pool(&self, size: PoolSize) -> u32 {
+        let blocks = self.each(size) * u64::from(self.trace_tokens) / u64::from(self.block_tokens);
         // Block numbers have 32 bits.
         blocks.clamp(1, u64::from(u32::MAX)) as u32
     }
@@ -109,7 +148,7 @@ struct Table(String);
 impl Table {
     fn new(args: &SimulateArgs, trace: &Trace, (pools, blocks): (PoolSize, &Blocks)) -> Self {
         let (requests, seconds) = (trace.requests.len(), trace.span().as_secs_f64());
-        let (p, d, each) = (args.prefill, args.decode, blocks.in_pool(pools));
+        let (p, d, each) = (args.prefill, args.decode, blocks.each(pools));
         let infinite = trace.infinite_cache();
         let mut text = format!(
             "{requests} requests in {seconds:.0} s on {p} prefill and {d} decode workers; {pools} ({each} blocks of {} tokens each)\n",

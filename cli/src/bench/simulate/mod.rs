@@ -1,71 +1,67 @@
-//! `baton bench --simulate`: a trace under virtual time. Placement, pools, caches and the index are those that run in earnest; what
-//! workers compute and send is time by a file of rates.
-//!
-//! ```text
-//!  trace ──> Router: placement, index, loads ──> Prefill: queue, pool ──> Decode: pool, batch ──> outcomes
-//!               ^──────── load reports, cache events, half a round trip later ────┴──────┘
-//! ```
+//! `baton bench --simulate`: a trace under virtual time. A cluster of the shipped code serves it, over stand-ins for the wires and the
+//! devices that take the times of a file of rates; see [`baton_simulation::fleet`].
 
 mod args;
-mod batch;
-mod clock;
-mod cluster;
 mod compare;
-mod decode;
-mod names;
-mod prefill;
 mod rates;
-mod reports;
-mod request;
-mod router;
 #[cfg(test)]
 mod tests;
-mod worker;
 
 pub(crate) use args::SimulateArgs;
-use baton_router::pure::PlacementPolicy;
-use cluster::Cluster;
 pub(crate) use compare::run;
-use names::Names;
-use rates::Rates;
-use request::Request;
-use std::time::Duration;
 
-use super::report::Outcome;
-use super::trace::Trace;
+use super::load::{Prompts, TokenRange};
+use super::report::{Ending, Outcome};
+use super::trace::{Trace, TraceRequest};
+use baton_simulation::fleet::{self, Ask, Fleet, Served};
+use std::sync::Arc;
 
-/// One simulation.
-#[derive(Clone, Copy, Debug)]
-struct Settings {
-    policy: PlacementPolicy,
-    /// Prefill workers.
-    prefill: usize,
-    /// Decode workers.
-    decode: usize,
-    /// Blocks of each prefill worker's pool.
-    prefill_blocks: u32,
-    /// Blocks of each decode worker's pool.
-    decode_blocks: u32,
-    /// Time after which a block that nobody uses leaves a cache, where there is such a time.
-    ttl: Option<Duration>,
-    /// Whether prefill workers may read from decode workers.
-    gets: bool,
-    seed: u64,
+/// A trace with the prompts that it is simulated with.
+struct Traffic {
+    trace: Arc<Trace>,
+    prompts: Arc<Prompts>,
 }
 
-/// What came of one.
+/// What came of one simulation.
 struct Simulated {
     outcomes: Vec<Outcome>,
-    /// Tokens that prefill workers read from decode workers.
+    /// Tokens that prefill workers got from decode workers.
     got_tokens: u64,
+    /// What the simulation took, in polls and calls.
+    events: u64,
 }
 
-/// Runs a trace to the end of its last answer.
-fn simulate(settings: &Settings, rates: &Rates, trace: &Trace, names: &Names) -> anyhow::Result<Simulated> {
-    let requests = Cluster::new(settings, rates, trace, names)?.run();
-    let got_tokens = requests.iter().map(|request| request.got_tokens).sum();
-    let infinite = trace.infinite_cache().tokens_hit_by_request;
-    let told = requests.into_iter().zip(&trace.requests).zip(infinite);
-    let outcome = |((request, of), infinite): ((Request, _), u32)| request.outcome(of, infinite);
-    Ok(Simulated { outcomes: told.map(outcome).collect(), got_tokens })
+impl Traffic {
+    fn new(trace: Trace, seed: u64) -> Self {
+        let prompts = Prompts::new(&trace, TokenRange::of(fleet::TOKENS), seed);
+        Self { trace: Arc::new(trace), prompts: Arc::new(prompts) }
+    }
+
+    /// Runs the trace to the end of its last answer.
+    fn simulate(&self, fleet: &Fleet) -> anyhow::Result<Simulated> {
+        let asks = self.trace.requests.iter().map(|of| Ask { at: of.at, answer_tokens: of.output_tokens });
+        let (trace, prompts) = (self.trace.clone(), self.prompts.clone());
+        let served = fleet.serve(asks.collect(), move |request| prompts.prompt(&trace, request));
+        let served = served.map_err(|breach| anyhow::anyhow!("a defect: {:?}: {}", breach.invariant, breach.what))?;
+        let infinite = self.trace.infinite_cache().tokens_hit_by_request;
+        let told = served.served.into_iter().zip(&self.trace.requests).zip(infinite);
+        let outcomes = told.map(|((served, of), infinite)| outcome(served, of, infinite)).collect();
+        Ok(Simulated { outcomes, got_tokens: served.got_tokens, events: served.events })
+    }
+}
+
+/// A request as its client saw it.
+fn outcome(served: Served, of: &TraceRequest, infinite_tokens: u32) -> Outcome {
+    Outcome {
+        at: of.at,
+        ttft: served.first_token.map(|at| at.saturating_sub(of.at)),
+        output_tokens: served.gaps_us.len() as u32 + u32::from(served.first_token.is_some()),
+        gaps_us: served.gaps_us,
+        end: served.end,
+        prompt_tokens: of.prompt_tokens,
+        cached_tokens: served.cached_tokens,
+        infinite_tokens,
+        placement: served.placement.map(str::to_owned),
+        result: served.failed.map_or(Ending::Ok, |kind| Ending::Failed(kind.name().to_owned())),
+    }
 }

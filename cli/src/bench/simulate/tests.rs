@@ -1,13 +1,29 @@
-use super::worker::Store;
 use super::*;
-use crate::bench::report::{About, Ending, Report, Slo};
-use crate::bench::trace::TraceRequest;
+use crate::bench::report::{About, Report, Slo};
+use baton_router::PlacementPolicy;
 use rand::rngs::StdRng;
 use rand::{Rng as _, SeedableRng as _};
+use std::time::Duration;
 
-fn settings(policy: PlacementPolicy, blocks: u32) -> Settings {
-    let (prefill_blocks, decode_blocks) = (blocks, blocks);
-    Settings { policy, prefill: 4, decode: 3, prefill_blocks, decode_blocks, ttl: None, gets: true, seed: 7 }
+/// With room for so many blocks of the trace in each pool.
+fn fleet(policy: PlacementPolicy, blocks: u32) -> Fleet {
+    Fleet {
+        rates: Arc::new(rates::read(None).unwrap()),
+        policy,
+        prefill: 4,
+        decode: 3,
+        block_tokens: 128,
+        prefill_blocks: 4 * blocks,
+        decode_blocks: 4 * blocks,
+        len_max: 200_000,
+        ttl: None,
+        gets: true,
+        seed: 7,
+    }
+}
+
+fn simulate(fleet: &Fleet, trace: &Trace) -> Simulated {
+    Traffic::new(trace.clone(), 1).simulate(fleet).unwrap()
 }
 
 fn request(at_s: f64, prompt_tokens: u32, output_tokens: u32, blocks: Vec<u64>) -> TraceRequest {
@@ -37,9 +53,8 @@ fn conversations() -> Trace {
     trace(requests)
 }
 
-fn report(settings: &Settings, trace: &Trace) -> Report {
-    let rates = Rates::read(None).unwrap();
-    let told = simulate(settings, &rates, trace, &Names::of_trace(trace)).unwrap();
+fn report(fleet: &Fleet, trace: &Trace) -> Report {
+    let told = simulate(fleet, trace);
     assert!(told.outcomes.iter().all(|outcome| outcome.result == Ending::Ok), "{:?}", told.outcomes[0]);
     Report::of(About::default(), &told.outcomes, Slo::default())
 }
@@ -49,7 +64,7 @@ fn cost_hits_more_and_answers_sooner_than_turns_do() {
     let trace = conversations();
     // Room for everything, and for a fraction of it.
     for blocks in [4_000, 150] {
-        let of = |policy| report(&settings(policy, blocks), &trace);
+        let of = |policy| report(&fleet(policy, blocks), &trace);
         let (cost, turns) = (of(PlacementPolicy::Cost), of(PlacementPolicy::RoundRobin));
         let (hits, blind_hits) = (cost.cache.of_infinite.unwrap(), turns.cache.of_infinite.unwrap());
         assert!(hits > 1.4 * blind_hits, "{blocks} blocks: {hits} to {blind_hits}");
@@ -57,27 +72,25 @@ fn cost_hits_more_and_answers_sooner_than_turns_do() {
         assert!(cost.ttft_ms.p95 < 0.9 * turns.ttft_ms.p95, "{:?} to {:?}", cost.ttft_ms, turns.ttft_ms);
         assert!(hits <= 1.0, "nothing hits more than an infinite cache");
     }
-    assert!(report(&settings(PlacementPolicy::Cost, 4_000), &trace).cache.of_infinite.unwrap() > 0.9);
+    assert!(report(&fleet(PlacementPolicy::Cost, 4_000), &trace).cache.of_infinite.unwrap() > 0.9);
 }
 
 #[test]
 fn requests_that_come_together_follow_the_first_one() {
-    let rates = Rates::read(None).unwrap();
     // A new prefix of 6 blocks, and a block of their own each. No worker says anything before the last one is placed.
     let asked = |own: u64| request(1.0, 3_600, 2, (0..6).chain([100 + own]).collect());
     let trace = trace((0..5).map(asked).collect());
-    let told = simulate(&settings(PlacementPolicy::Cost, 500), &rates, &trace, &Names::of_trace(&trace)).unwrap();
+    let told = simulate(&fleet(PlacementPolicy::Cost, 500), &trace);
     let cached: Vec<u32> = told.outcomes.iter().map(|outcome| outcome.cached_tokens).collect();
     assert_eq!(cached, [0, 6 * 512, 6 * 512, 6 * 512, 6 * 512]);
-    let blind =
-        simulate(&settings(PlacementPolicy::LeastLoaded, 500), &rates, &trace, &Names::of_trace(&trace)).unwrap();
+    let blind = simulate(&fleet(PlacementPolicy::LeastLoaded, 500), &trace);
     assert!(blind.outcomes.iter().filter(|outcome| outcome.cached_tokens == 0).count() >= 4, "on each worker anew");
 }
 
 #[test]
 fn the_same_seed_gives_the_same_times() {
     let trace = conversations();
-    let of = |seed| report(&Settings { seed, ..settings(PlacementPolicy::Cost, 150) }, &trace);
+    let of = |seed| report(&Fleet { seed, ..fleet(PlacementPolicy::Cost, 150) }, &trace);
     let (first, again, other) = (of(1), of(1), of(2));
     assert_eq!(first, again);
     assert_ne!(first.ttft_ms, other.ttft_ms, "ties are drawn");
@@ -85,49 +98,52 @@ fn the_same_seed_gives_the_same_times() {
 
 #[test]
 fn one_request_takes_what_the_rates_say() {
-    let rates = Rates::read(None).unwrap();
     let trace = trace(vec![request(0.0, 5_000, 4, (0..10).collect()), request(60.0, 5_000, 1, (0..10).collect())]);
-    let one = Settings { prefill: 1, decode: 1, gets: false, ..settings(PlacementPolicy::RoundRobin, 100) };
-    let told = simulate(&one, &rates, &trace, &Names::of_trace(&trace)).unwrap().outcomes;
-    let near = |got: f64, wanted: f64| assert!((got - wanted).abs() < 2e-6, "{got} s, not {wanted}");
-    let first = rates.router.round_trip_s + rates.prefill.prompt_s + rates.compute_s(0, 5_000);
+    let one = Fleet { prefill: 1, decode: 1, gets: false, ..fleet(PlacementPolicy::RoundRobin, 100) };
+    let rates = one.rates.clone();
+    let told = simulate(&one, &trace).outcomes;
+    // Each step is rounded to microseconds, and the next one begins a microsecond later.
+    let near = |got: f64, wanted: f64| assert!((got - wanted).abs() < 1e-5, "{got} s, not {wanted}");
+    // The claim is opened and confirmed before the prompt is sent: a round trip and a half, and one for the prompt.
+    let calls_s = 2.5 * rates.router.round_trip_s;
+    let first = calls_s + rates.prefill.prompt_s + rates.compute_s(0, 5_000);
     near(told[0].ttft.unwrap().as_secs_f64(), first);
-    // All but the last layer left while layers were computed.
-    let last_layer = rates.moved_s(5_000) / f64::from(rates.transfer.layers) + rates.transfer.latency_s;
     let gaps: Vec<f64> = told[0].gaps_us.iter().map(|us| f64::from(*us) / 1e6).collect();
-    near(gaps[0], last_layer + rates.step_s(1, 5_000));
+    // Of the last chunk, all but the last of four layers left while layers were computed.
+    let last_layer = rates.moved_s(5_000 - 2 * 2_048) / 4.0;
+    let handoff = gaps[0] - rates.step_s(1, 5_000);
+    assert!((last_layer..last_layer + 2.0 * rates.transfer.latency_s).contains(&handoff), "{handoff} s");
     near(gaps[1], rates.step_s(1, 5_001));
     assert_eq!((told[0].output_tokens, gaps.len()), (4, 3));
-    // The block of the last token is computed again, and the last block is not whole.
-    assert_eq!((told[1].cached_tokens, told[1].output_tokens), (9 * 512, 1));
-    let rest = rates.router.round_trip_s + rates.prefill.prompt_s + rates.compute_s(9 * 512, 5_000);
+    // The block of the last token is computed again, where it decodes: that takes one round trip.
+    assert_eq!(told[1].placement.as_deref(), Some("local_short_rest"));
+    assert_eq!((told[1].cached_tokens, told[1].output_tokens), (39 * 128, 1));
+    let rest = rates.router.round_trip_s + rates.prefill.prompt_s + rates.compute_s(39 * 128, 5_000);
     near(told[1].ttft.unwrap().as_secs_f64(), rest);
 }
 
 #[test]
 fn what_only_the_decode_worker_has_is_read_from_there() {
-    let rates = Rates::read(None).unwrap();
     // The prefill worker has room for one prompt alone: the second displaces the first, whose first half then comes again.
     let asked = |at_s, first: u64| request(at_s, 20_480, 40, (first..first + 40).collect());
     let half = request(40.0, 20_480, 40, (0..20).chain(200..220).collect());
     let trace = trace(vec![asked(0.0, 0), asked(20.0, 100), half]);
-    let small = Settings {
+    let small = Fleet {
         prefill: 1,
         decode: 1,
-        prefill_blocks: 45,
-        decode_blocks: 1_000,
-        ..settings(PlacementPolicy::Cost, 0)
+        prefill_blocks: 4 * 45,
+        decode_blocks: 4 * 1_000,
+        ..fleet(PlacementPolicy::Cost, 0)
     };
-    let names = Names::of_trace(&trace);
-    let told = simulate(&small, &rates, &trace, &names).unwrap();
+    let told = simulate(&small, &trace);
     assert_eq!(told.outcomes[2].placement.as_deref(), Some("local_cached"), "an idle decode worker needs nobody");
     let busy = trace_with(&trace, request(30.0, 20_480, 2_000, (900..940).collect()));
-    let told = simulate(&small, &rates, &busy, &Names::of_trace(&busy)).unwrap();
+    let told = simulate(&small, &busy);
     let back = told.outcomes.iter().rposition(|outcome| outcome.at == Duration::from_secs(40)).unwrap();
     assert_eq!(told.outcomes[back].placement.as_deref(), Some("remote_get"));
     assert_eq!((told.got_tokens, told.outcomes[back].cached_tokens), (20 * 512, 20 * 512));
-    let never = Settings { gets: false, ..small };
-    assert_eq!(simulate(&never, &rates, &busy, &Names::of_trace(&busy)).unwrap().got_tokens, 0);
+    let never = Fleet { gets: false, ..small };
+    assert_eq!(simulate(&never, &busy).got_tokens, 0);
 }
 
 fn trace_with(before: &Trace, more: TraceRequest) -> Trace {
@@ -135,39 +151,10 @@ fn trace_with(before: &Trace, more: TraceRequest) -> Trace {
 }
 
 #[test]
-fn when_all_is_over_nothing_is_held_and_the_index_knows_what_is_cached() {
-    let (trace, rates) = (conversations(), Rates::read(None).unwrap());
-    let names = Names::of_trace(&trace);
-    for policy in PlacementPolicy::ALL {
-        let settings = settings(policy, 150);
-        let mut cluster = Cluster::new(&settings, &rates, &trace, &names).unwrap();
-        drop(cluster.run());
-        for (worker, store) in cluster.stores().enumerate() {
-            let Store { pool, .. } = store;
-            assert_eq!(pool.counts().referenced, 0, "{policy}, worker {worker}");
-            let cached = pool.cache_counts().blocks;
-            assert_eq!(cluster.router.blocks_of(worker), cached, "{policy}, worker {worker}");
-            assert!(cached > 0, "{policy}, worker {worker}");
-        }
-    }
-}
-
-#[test]
 fn a_prompt_that_fits_nowhere_fails_alone() {
-    let rates = Rates::read(None).unwrap();
     let long = request(1.0, 512 * 200, 10, (0..200).collect());
     let trace = trace(vec![long, request(2.0, 700, 10, vec![7, 8])]);
-    let told = simulate(&settings(PlacementPolicy::Cost, 150), &rates, &trace, &Names::of_trace(&trace)).unwrap();
+    let told = simulate(&fleet(PlacementPolicy::Cost, 150), &trace);
     assert_eq!(told.outcomes[0].result, Ending::Failed("context_length_exceeded".into()));
     assert_eq!(told.outcomes[1].result, Ending::Ok);
-}
-
-#[test]
-fn prompts_share_names_as_far_as_they_share_blocks() {
-    let trace = trace(vec![request(0.0, 1_600, 1, vec![1, 2, 3, 4]), request(1.0, 1_536, 1, vec![1, 9, 3])]);
-    let names = Names::of_trace(&trace);
-    let (a, b) = (names.of(0), names.of(1));
-    assert_eq!((a.len(), b.len()), (3, 3), "the last block of the first is cut");
-    assert_eq!(a[0], b[0]);
-    assert!(a[1] != b[1] && a[2] != b[2], "a name stands for all before it");
 }

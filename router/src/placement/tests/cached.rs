@@ -1,6 +1,7 @@
 //! What is cached where, and what follows from it.
 
 use super::*;
+use crate::placement::cost::work_tokens;
 
 /// 1 s for 1,000 tokens of prompt; 2 KiB of KV a token in the records of tests, so that 1,000 tokens move in about `1 / 10` s here.
 fn thresholds() -> Thresholds {

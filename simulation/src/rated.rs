@@ -1,0 +1,115 @@
+//! A stand-in for the model whose steps take as long as a file of rates says. Its KV has no content, and its tokens say nothing: one of
+//! them follows whatever came before.
+
+use crate::executor::{Executor, Process, Time};
+use crate::rates::Rates;
+use crate::worker::engine::TimedModel;
+use baton_engine::{Logits, ModelError, StepBatch, StepModel};
+use baton_kv_cache::ForkCopy;
+use baton_types::{Dtype, Fence, FencePoll, FenceStatus, KvLayout, Role};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use tokio::sync::Notify;
+
+/// Tokens of the vocabulary: few, since each token that is generated looks at all of them.
+pub(crate) const VOCAB: u32 = 64;
+
+/// Layers: so many parts of a step leave for the decode worker while the rest is computed.
+pub(crate) const LAYERS: u32 = 4;
+
+/// Layout of its KV: nobody reads it, so it is as small as layouts are.
+pub(crate) fn layout(block_tokens: u32) -> KvLayout {
+    KvLayout::llama(block_tokens, LAYERS, 1, 1, Dtype::Bf16).expect("whole granules of tokens")
+}
+
+/// The model on its device.
+pub(crate) struct Rated {
+    executor: Executor,
+    process: Process,
+    role: Role,
+    rates: Arc<Rates>,
+    /// Wakes the transfer, which waits for fences.
+    moved: Arc<Notify>,
+    over_at: Arc<Mutex<Time>>,
+    /// Rows whose logits are wanted of the step that runs.
+    rows: usize,
+}
+
+/// Done at a time.
+struct DoneAt {
+    executor: Executor,
+    at: Time,
+}
+
+impl FencePoll for DoneAt {
+    fn poll(&self) -> FenceStatus {
+        if self.executor.time() >= self.at { FenceStatus::Done } else { FenceStatus::Pending }
+    }
+}
+
+impl Rated {
+    pub(crate) fn new(
+        executor: &Executor,
+        process: Process,
+        role: Role,
+        rates: Arc<Rates>,
+        moved: Arc<Notify>,
+    ) -> Self {
+        Self { executor: executor.clone(), process, role, rates, moved, over_at: Arc::default(), rows: 0 }
+    }
+
+    /// Seconds of a step: of decode, and of what is computed of prompts beside it.
+    fn step_s(&self, batch: &StepBatch) -> f64 {
+        let (mut sequences, mut context, mut prompts_s) = (0, 0, 0.0);
+        let (mut end, mut wanted) = (0, batch.logit_rows.iter().peekable());
+        for segment in &batch.segments {
+            end += segment.rows;
+            let is_last_of_prompt = wanted.next_if(|row| **row + 1 == end).is_some();
+            let (from, to) = (segment.position as u64, (segment.position + segment.rows) as u64);
+            if self.role == Role::Decode && segment.rows == 1 {
+                sequences += 1;
+                context += from;
+            } else {
+                prompts_s += self.rates.compute_s(from, to);
+                prompts_s += if is_last_of_prompt { self.rates.prefill.prompt_s } else { 0.0 };
+            }
+        }
+        self.rates.step_s(sequences, context) + prompts_s
+    }
+}
+
+impl StepModel for Rated {
+    fn vocab(&self) -> usize {
+        VOCAB as usize
+    }
+
+    fn launch(&mut self, batch: &StepBatch, observer: &mut dyn FnMut(u32, &Fence)) -> Result<(), ModelError> {
+        let (now, took) = (self.executor.time(), (self.step_s(batch) * 1e6).round() as Time);
+        for layer in 0..LAYERS {
+            let at = now + took * Time::from(layer + 1) / Time::from(LAYERS);
+            observer(layer, &(Arc::new(DoneAt { executor: self.executor.clone(), at }) as Fence));
+            // Only who prefills for others is waited for.
+            if self.role == Role::Prefill {
+                let moved = self.moved.clone();
+                self.executor.call(at, self.process, move || moved.notify_one());
+            }
+        }
+        *self.over_at.lock() = now + took;
+        self.rows = batch.logit_rows.len();
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<Logits, ModelError> {
+        Ok(Logits::new(VOCAB as usize, vec![0.0; self.rows * VOCAB as usize]))
+    }
+
+    fn copy(&mut self, _: &ForkCopy) -> Result<(), ModelError> {
+        Ok(())
+    }
+}
+
+impl TimedModel for Rated {
+    fn over_at(&self) -> Arc<Mutex<Time>> {
+        self.over_at.clone()
+    }
+}
