@@ -130,6 +130,8 @@ pub struct PlacementConfig {
     pub prefill_doubles_at_tokens: f64,
     /// Rate at which KV is assumed to move between two workers.
     pub transfer_bytes_per_s_default: f64,
+    /// Whether prefill workers get prefixes that decode workers have cached, where that is cheaper than computing them.
+    pub gets: bool,
     /// A worker whose load was last heard longer ago is not placed on. Workers report at least every second.
     pub load_stale_ms_max: u64,
 }
@@ -145,6 +147,7 @@ impl Default for PlacementConfig {
             prefill_doubles_at_tokens: 0.0,
             // 10 Gb/s, the least that any data centre has.
             transfer_bytes_per_s_default: 1.25e9,
+            gets: true,
             load_stale_ms_max: 5_000,
         }
     }
@@ -377,7 +380,7 @@ impl RouterConfig {
                 policy: self.placement.policy,
                 prefill_doubles_at_tokens: self.placement.prefill_doubles_at_tokens,
                 transfer_bytes_per_s: self.placement.transfer_bytes_per_s_default,
-                gets: true,
+                gets: self.placement.gets,
             },
             retry: RetryLimits {
                 attempts_max: self.retry.attempts_max,
