@@ -8,12 +8,13 @@ use crate::invariant::{Breaches, Invariant};
 use crate::link::{Directory, Links};
 use crate::membership::Membership;
 use crate::network::{Delays, Network};
+use crate::prompts::Prompts;
 use crate::schedule::{Fault, HEALED, Schedule, Shape};
 use crate::worker::{Place, SimulatedWorker};
 use baton_node::membership::Members;
 use baton_node::metrics::Metrics;
 use baton_node::telemetry::Traces;
-use baton_router::{Core, Outside, Prepared, RouterConfig};
+use baton_router::{Core, Outside, RouterConfig};
 use baton_types::TenantId;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -48,7 +49,7 @@ pub struct Cluster {
     /// What happened.
     pub counts: Counting,
     /// What routers made of requests.
-    pub prepared: Arc<Mutex<Vec<Arc<Prepared>>>>,
+    pub prompts: Prompts,
     /// Who listens where.
     pub directory: Directory,
     /// Who is registered.
@@ -74,9 +75,9 @@ impl Cluster {
         let membership =
             Membership::new(executor.clone(), network.clone(), directory.clone(), breaches.clone(), shape.is_embedded);
         let ends = Endings::new(schedule.requests.len());
-        let (counts, slots, prepared) = Default::default();
+        let (counts, slots, prompts) = Default::default();
         let cluster =
-            Self { executor, breaches, ends, counts, prepared, directory, membership, schedule, network, calls, slots };
+            Self { executor, breaches, ends, counts, prompts, directory, membership, schedule, network, calls, slots };
         for slot in 0..cluster.schedule.shape.slots() {
             let started = cluster.started(slot, 1);
             cluster.slots.lock().push(started);
@@ -160,6 +161,7 @@ impl Cluster {
             shape: self.shape(),
             breaches: &self.breaches,
             counts: &self.counts,
+            prompts: &self.prompts,
             slot,
             process,
             incarnation,
@@ -186,7 +188,7 @@ impl Cluster {
             runtime: self.executor.runtime(process),
             breaches: self.breaches.clone(),
             ends: self.ends.clone(),
-            prepared: self.prepared.clone(),
+            prompts: self.prompts.clone(),
             request,
             spec,
         };
@@ -361,6 +363,7 @@ fn router_config(shape: &Shape) -> RouterConfig {
     config.retry.adopted_ms_max = 1_000;
     config.retry.probation_ms_max = 1_000;
     config.placement.local_prefill_tokens_max = 24;
+    config.placement.gets = shape.gets;
     let pinned = TenantId::try_new("t0").expect("a short name");
     config.cache.pins.insert(pinned, PIN_MS);
     config

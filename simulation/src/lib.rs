@@ -23,6 +23,7 @@ pub mod link;
 pub mod membership;
 pub mod model;
 pub mod network;
+pub mod prompts;
 pub mod random;
 pub mod run;
 pub mod schedule;

@@ -1,6 +1,8 @@
 //! One start of a worker: the shipped services, engine, pool and transfer, put together in one simulated process.
 
+mod cached;
 pub mod engine;
+mod held;
 pub mod transfer;
 mod watched;
 
@@ -9,6 +11,7 @@ use crate::executor::{Executor, Process};
 use crate::invariant::{Breaches, Invariant};
 use crate::model::{self, Memory};
 use crate::network::Network;
+use crate::prompts::Prompts;
 use crate::schedule::Shape;
 use baton_decode_worker::simulation::{DecodeRequest, DecodeService, Handoffs};
 use baton_engine::{EngineConfig, EngineHandle, PrefixCacheConfig};
@@ -26,6 +29,8 @@ use baton_worker::process::Parts;
 use baton_worker::report::{Report, cache_changes};
 use baton_worker::service::{Claimed, WorkerService};
 use baton_worker::spans::Parent;
+
+use cached::Cached;
 use engine::Device;
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
@@ -52,6 +57,7 @@ pub struct Place<'a> {
     pub shape: &'a Shape,
     pub breaches: &'a Breaches,
     pub counts: &'a Counting,
+    pub prompts: &'a Prompts,
     pub slot: usize,
     pub process: Process,
     pub incarnation: u64,
@@ -91,6 +97,7 @@ pub struct SimulatedWorker {
     service: WorkerService,
     parts: Parts,
     claims: Sources,
+    _cached: Arc<Cached>,
     breaches: Breaches,
 }
 
@@ -106,7 +113,8 @@ fn tracer() -> SdkTracer {
 impl SimulatedWorker {
     /// Starts a worker.
     pub fn start(place: Place<'_>) -> Self {
-        let Place { executor, network, shape, breaches, counts, slot, process, incarnation, members, ended } = place;
+        let Place { executor, network, shape, breaches, counts, prompts, slot, process, incarnation, members, ended } =
+            place;
         let is_decode = shape.is_decode(slot);
         let (block_tokens, blocks) = match is_decode {
             true => (shape.decode_block_tokens, shape.blocks * 16 / shape.decode_block_tokens),
@@ -116,6 +124,7 @@ impl SimulatedWorker {
         let (memory, device) = (Memory::new(block_tokens, blocks), Device::new(counts.clone()));
         let engine = engine::start(executor, process, &memory, &device, engine_config(shape, block_tokens), ended);
         let engine = engine.expect("a sound configuration");
+        let cached = Cached::look(engine.pool(), memory.clone(), prompts.clone(), breaches.clone());
         let name = InstanceId::try_new(shape.name(slot)).expect("a short name");
         let party = Party { instance: name, incarnation: Incarnation(incarnation) };
         let (handoffs, handler): (Option<Arc<Handoffs>>, Arc<dyn SinkHandler>) = if is_decode {
@@ -154,10 +163,8 @@ impl SimulatedWorker {
                 counts: counts.clone(),
                 breaches: breaches.clone(),
             });
-            let (pool, books) = (engine.pool(), memory.clone());
-            // A reader that gave a get up holds its blocks until the owner says that it writes no more, and its window is closed by then.
-            let writable = move |range| books.blocks_of(range).all(|block| pool.is_held(block));
-            let started = transfer::start(site, config, memory.region.clone(), handler, Box::new(writable));
+            let held = held::OfPool::new(engine.pool(), memory.clone());
+            let started = transfer::start(site, config, memory.region.clone(), handler, held);
             started.expect("a sound configuration")
         };
         let drain = Drain::new(runtime.clone());
@@ -205,6 +212,7 @@ impl SimulatedWorker {
             service,
             parts,
             claims: claimed,
+            _cached: cached,
             breaches,
         }
     }
