@@ -53,8 +53,9 @@ fn ends(cluster: &Cluster, workers: &[SimulatedWorker], number: usize, request: 
     let fits: Vec<bool> = fits.collect();
     // No deadline of a client is to be what ends a request once nothing disturbs it.
     let soon = request.at.max(HEALED) + ENDS_WITHIN + pauses;
-    // A prefill worker whose writes nothing fences is granted nothing where its blocks are quarantined, for as long as it lives.
-    let is_barred = workers.iter().any(|worker| worker.decodes() && !worker.transfer.stats().quarantined.is_empty());
+    // A prefill worker whose writes nothing fences is granted nothing where its blocks are quarantined, for as long as it lives. And what
+    // a reader gave up to get counts as referenced, so that its pool keeps its margin: a prompt may not fit beside both.
+    let is_barred = workers.iter().any(|worker| !worker.transfer.stats().quarantined.is_empty());
     if at > soon && !fits.contains(&false) && !is_barred {
         return wrong(format!("ended at {at} us, {soon} was time enough: {end:?}"));
     }
@@ -99,9 +100,14 @@ fn idle(cluster: &Cluster, worker: &SimulatedWorker) {
     let (counts, load, claimed) = (worker.engine.pool().counts(), worker.engine.load(), worker.claimed());
     let stats = worker.transfer.stats();
     let is_fenced = cluster.schedule().shape.lane != Lane::SharedMemory;
-    // What nothing fences stays held while its writer lives: the pool's quarantine has what was put, a reader what it gave up to get.
-    let quarantined = if is_fenced { 0 } else { stats.quarantined.values().sum() };
-    let is_held = counts.referenced + counts.quarantined != quarantined;
+    // What nothing fences stays held while its writer lives: the pool's quarantine has what was put. A reader refers to what it gave up to
+    // get, and to what of the prefix it had before.
+    let quarantined: usize = stats.quarantined.values().sum();
+    let is_held = match quarantined.checked_sub(counts.quarantined) {
+        Some(0) => counts.referenced > 0,
+        Some(by_readers) => is_fenced || counts.referenced < by_readers,
+        None => true,
+    } || (is_fenced && counts.quarantined > 0);
     if is_held || load.waiting + load.running + claimed.sequences > 0 || claimed.tokens > 0 {
         wrong(Invariant::Quiet, format!("{counts:?}, {load:?}, {claimed:?}, {stats:?} when all is quiet"));
     }

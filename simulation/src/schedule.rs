@@ -171,6 +171,14 @@ pub struct Request {
     pub must_succeed: bool,
 }
 
+impl Request {
+    /// It comes then, by a client as patient as before.
+    fn come_at(&mut self, at: Time) {
+        (self.deadline, self.gone) = (at + self.deadline - self.at, self.gone.map(|gone| at + gone - self.at));
+        self.at = at;
+    }
+}
+
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -262,8 +270,8 @@ fn crowd(shape: &Shape, vocab: u32, requests: &mut [Request], random: &mut Rando
         let len = random.between(u64::from(shape.blocks) * 9, u64::from(shape.blocks) * 13);
         request.prompt = (0..len).map(|i| ((i * 31 + n as u64 * 7) % u64::from(vocab)) as TokenId).collect();
         (request.policy, request.samples) = (Policy::Remote, 1);
-        request.deadline += at.saturating_sub(request.at);
-        (request.at, request.gone) = (at + random.below(ms(60)), None);
+        request.come_at(at + random.below(ms(60)));
+        request.gone = None;
     }
 }
 
@@ -279,9 +287,7 @@ fn turns(shape: &Shape, vocab: u32, requests: &mut [Request], random: &mut Rando
         next.prompt = first.prompt.clone();
         next.prompt.extend((0..more).map(|_| random.below(u64::from(vocab)) as TokenId));
         (first.policy, next.policy, next.tenant) = (Policy::Local, Policy::Remote, first.tenant);
-        let at = first.at + ms(40) + random.below(ms(400));
-        next.deadline = at + (next.deadline - next.at);
-        (next.at, next.gone) = (at, next.gone.map(|gone| at + (gone - next.at)));
+        next.come_at(first.at + ms(40) + random.below(ms(400)));
         (first.samples, next.samples) = (1, 1);
     }
 }
