@@ -130,6 +130,16 @@ impl Books {
         cache.find(hashes, usize::MAX).len() * cache.block_tokens()
     }
 
+    /// The blocks of the longest prefix that is cached.
+    pub(crate) fn cached_blocks(&self, hashes: &[PrefixHash]) -> GroupBlocks {
+        let mut blocks = GroupBlocks(vec![Vec::new(); self.pool.groups()]);
+        let Some(cache) = &self.cache else { return blocks };
+        for id in cache.find(hashes, usize::MAX) {
+            blocks.0.iter_mut().zip(cache.blocks(id)).for_each(|(group, block)| group.push(*block));
+        }
+        blocks
+    }
+
     /// Gives a table back; whether anything can be had now that could not before.
     pub(crate) fn let_go(&mut self, table: &GroupBlocks) -> bool {
         let rows = table.0.iter().map(Vec::len).max().unwrap_or(0);

@@ -123,6 +123,12 @@ impl SharedPool {
         self.lock().cached_tokens(hashes)
     }
 
+    /// The blocks in which that prefix is cached.
+    #[doc(hidden)] // For simulations.
+    pub fn cached_blocks(&self, hashes: &[PrefixHash]) -> GroupBlocks {
+        self.lock().cached_blocks(hashes)
+    }
+
     /// Lets the idle end of a prefix go before everything else: nobody is expected to come back to it soon.
     pub fn chill(&self, hashes: &[PrefixHash]) {
         self.lock().chill(hashes);

@@ -126,7 +126,7 @@ pub struct PlacementConfig {
     pub prefill_doubles_at_tokens: f64,
     /// Rate at which KV is assumed to move between two workers.
     pub transfer_bytes_per_s_default: f64,
-    /// Whether prefill workers get from decode workers what those have cached.
+    /// Whether prefill workers get prefixes that decode workers have cached, where that is cheaper than computing them.
     pub gets: bool,
     /// A worker whose load was last heard longer ago is not placed on. Workers report at least every second.
     pub load_stale_ms_max: u64,

@@ -12,6 +12,9 @@ use baton_types::ErrorKind;
 /// A deadline is heard at most so late.
 const HEARD_WITHIN: Time = ms(20);
 
+/// A router hears at most so late that there is room in a queue again.
+const HEARD_AGAIN: Time = ms(100);
+
 /// Looks at everything, and notes what is wrong.
 pub(crate) fn quiet(cluster: &Scheduled) {
     let workers = cluster.workers();
@@ -56,19 +59,44 @@ fn ends(
     let fits: Vec<bool> = fits.collect();
     // No deadline of a client is to be what ends a request once nothing disturbs it.
     let soon = request.at.max(HEALED) + ENDS_WITHIN + pauses;
-    // A prefill worker whose writes nothing fences is granted nothing where its blocks are quarantined, for as long as it lives.
-    let is_barred = workers.iter().any(|worker| worker.decodes() && !worker.transfer.stats().quarantined.is_empty());
+    // A prefill worker whose writes nothing fences is granted nothing where its blocks are quarantined, for as long as it lives. And what
+    // a reader gave up to get counts as referenced, so that its pool keeps its margin: a prompt may not fit beside both.
+    let is_barred = workers.iter().any(|worker| !worker.transfer.stats().quarantined.is_empty());
     if at > soon && !fits.contains(&false) && !is_barred {
         return wrong(format!("ended at {at} us, {soon} was time enough: {end:?}"));
     }
     match end {
-        Ending::Failed(ErrorKind::Internal) if !cluster.may_break() => wrong("failed for a reason inside".into()),
+        Ending::Failed(ErrorKind::Internal, _) if !cluster.may_break() => wrong("failed for a reason inside".into()),
         Ending::Whole | Ending::Gone => {}
+        // Queues have bounds, and whoever is there first stays.
+        Ending::Failed(ErrorKind::Overloaded, _) if is_crowded(cluster, request, at) => {}
+        // What is asked for may be more than the cluster has.
+        Ending::Failed(ErrorKind::ContextLengthExceeded, _) if tokens as u32 > cluster.schedule().shape.blocks * 16 => {
+        }
         _ if request.must_succeed && fits.contains(&true) => {
             wrong(format!("came when all was well, and ended: {end:?}"))
         }
         _ => {}
     }
+}
+
+/// Whether a request that was refused then may have found a queue full, of a router or of a worker, or more claimed than a decode worker
+/// takes: whatever was open anywhere may have been there.
+fn is_crowded(cluster: &Scheduled, request: &Request, at: Time) -> bool {
+    let (schedule, ends) = (cluster.schedule(), cluster.ends.all());
+    let is_open = |(other, end): &(&Request, Option<(Time, Ending)>)| {
+        let is_open = end.as_ref().is_none_or(|(end, _)| *end + HEARD_AGAIN >= at);
+        other.at <= at && is_open && !std::ptr::eq(*other, request)
+    };
+    let wants = |request: &Request| request.samples * (request.prompt.len() as u32 + request.max_tokens);
+    let (mut samples, mut tokens) = (request.samples as usize, wants(request));
+    for (other, _) in schedule.requests.iter().zip(ends).filter(is_open) {
+        samples += other.samples as usize;
+        tokens += wants(other);
+    }
+    let shape = &schedule.shape;
+    let queued_max = shape.waiting_max.min(shape.admits.0 + shape.admits.1);
+    samples > queued_max || tokens > 2 * shape.blocks * 16
 }
 
 /// Nothing is held by a worker that nobody asks anything of.
@@ -78,14 +106,19 @@ fn idle(cluster: &Scheduled, worker: &SimulatedWorker) {
     let (counts, load, claimed) = (worker.engine.pool().counts(), worker.engine.load(), worker.claimed());
     let stats = worker.transfer.stats();
     let is_fenced = cluster.schedule().shape.lane != Lane::SharedMemory;
-    // The reader of a get that it gave up holds what an owner that lives may still write.
-    let given_up = stats.total.readers.iter().any(|(end, _)| *end != "adopted");
-    let referenced = if is_fenced || !given_up { counts.referenced } else { 0 };
-    if referenced + load.waiting + load.running + claimed.sequences > 0 || claimed.tokens > 0 {
-        wrong(Invariant::Quiet, format!("{counts:?}, {load:?}, {claimed:?} when all is quiet"));
+    // What nothing fences stays held while its writer lives: the pool's quarantine has what was put. A reader refers to what it gave up to
+    // get, and to what of the prefix it had before.
+    let quarantined: usize = stats.quarantined.values().sum();
+    let is_held = match quarantined.checked_sub(counts.quarantined) {
+        Some(0) => counts.referenced > 0,
+        Some(by_readers) => is_fenced || counts.referenced < by_readers,
+        None => true,
+    } || (is_fenced && counts.quarantined > 0);
+    if is_held || load.waiting + load.running + claimed.sequences > 0 || claimed.tokens > 0 {
+        wrong(Invariant::Quiet, format!("{counts:?}, {load:?}, {claimed:?}, {stats:?} when all is quiet"));
     }
     let left = stats.sources + stats.readers + stats.owners + if is_fenced { stats.sinks + stats.tickets } else { 0 };
-    if left > 0 || (is_fenced && counts.quarantined > 0) {
+    if left > 0 {
         wrong(Invariant::Quiet, format!("handoffs are left when all is quiet: {stats:?}, {counts:?}"));
     }
     let max = cluster.schedule().shape.quarantined_max(worker.memory.map.blocks());
@@ -96,9 +129,9 @@ fn idle(cluster: &Scheduled, worker: &SimulatedWorker) {
 
 /// Each router knows what its workers have cached.
 fn indexes(cluster: &Scheduled, workers: &[SimulatedWorker]) {
-    let prepared = cluster.prepared.lock().clone();
+    let prompts = cluster.prompts.all();
     for (number, router) in cluster.routers().iter().enumerate() {
-        for request in &prepared {
+        for request in &prompts {
             let known = router.known_of(request);
             for worker in workers {
                 let party = worker.party();

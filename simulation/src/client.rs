@@ -3,21 +3,22 @@
 use crate::executor::{Executor, Time};
 use crate::invariant::{Breaches, Invariant};
 use crate::model::Oracle;
+use crate::prompts::Prompts;
 use crate::schedule::{self, Policy};
 use crate::worker::MODEL;
-use baton_router::{Core, Event, Generation, Parameters, PrefillPolicy, Prepared, Prompt, Request, Segment};
+use baton_router::{Core, Event, Generation, Parameters, PrefillPolicy, Prompt, Request, Segment};
 use baton_types::{ErrorKind, FinishReason, RequestId, Runtime, TenantId, TokenId};
 use futures::StreamExt as _;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// How a request ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Ending {
     /// With all of its answer.
     Whole,
-    /// With a typed error.
-    Failed(ErrorKind),
+    /// With a typed error, and what it says.
+    Failed(ErrorKind, String),
     /// With the router that served it.
     WithRouter,
     /// No router was there to ask.
@@ -70,7 +71,7 @@ pub struct Client {
     pub breaches: Breaches,
     pub ends: Endings,
     /// What routers made of requests.
-    pub prepared: Arc<Mutex<Vec<Arc<Prepared>>>>,
+    pub prompts: Prompts,
     pub request: usize,
     pub spec: schedule::Request,
 }
@@ -111,10 +112,10 @@ impl Client {
         let prompt = Prompt::Segments(vec![Segment::Tokens(spec.prompt.clone())]);
         match core.generate(request, prompt, &http::HeaderMap::new()).await {
             Ok(generation) => {
-                self.prepared.lock().push(generation.request.clone());
+                self.prompts.add(&generation.request);
                 self.compare(generation).await
             }
-            Err(refused) => Ending::Failed(refused.error.kind),
+            Err(refused) => Ending::Failed(refused.error.kind, refused.error.message),
         }
     }
 
@@ -153,7 +154,7 @@ impl Client {
                         return Ending::Whole;
                     }
                 }
-                Err(error) => return Ending::Failed(error.kind),
+                Err(error) => return Ending::Failed(error.kind, error.message),
             }
         }
         self.breaches.add(Invariant::EveryEnd, format!("request {} has a stream without an end", self.request));

@@ -8,6 +8,7 @@ use crate::link::{Directory, Links};
 use crate::membership::Membership;
 use crate::network::Network;
 use crate::plan::ClusterPlan;
+use crate::prompts::Prompts;
 use crate::schedule::Fault;
 use crate::worker::{Place, SimulatedWorker};
 use baton_node::membership::Members;
@@ -39,6 +40,8 @@ pub struct Cluster {
     pub breaches: Breaches,
     /// What happened.
     pub counts: Counting,
+    /// What routers made of requests.
+    pub prompts: Prompts,
     /// Who listens where.
     pub directory: Directory,
     /// Who is registered.
@@ -60,7 +63,8 @@ impl Cluster {
         let membership =
             Membership::new(executor.clone(), network.clone(), directory.clone(), breaches.clone(), plan.is_embedded);
         let (counts, slots, plan) = (Counting::default(), Arc::default(), Arc::new(plan));
-        let cluster = Self { executor, breaches, counts, directory, membership, plan, network, calls, slots };
+        let prompts = Prompts::default();
+        let cluster = Self { executor, breaches, counts, prompts, directory, membership, plan, network, calls, slots };
         for slot in 0..cluster.plan.slots() {
             let started = cluster.started(slot, 1);
             cluster.slots.lock().push(started);
@@ -116,6 +120,7 @@ impl Cluster {
             plan: self.plan.worker(slot),
             breaches: &self.breaches,
             counts: &self.counts,
+            prompts: &self.prompts,
             slot,
             process,
             incarnation,

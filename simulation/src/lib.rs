@@ -28,6 +28,7 @@ pub mod model;
 pub mod network;
 mod numbered;
 pub mod plan;
+pub mod prompts;
 pub mod random;
 mod rated;
 pub mod rates;

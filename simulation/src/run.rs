@@ -89,7 +89,7 @@ fn to_quiet(cluster: &Scheduled) {
         if executor.steps() > EVENTS_MAX {
             return breaches.add(Invariant::Core, format!("{EVENTS_MAX} events, and no end"));
         }
-        if quiet_at == END && executor.time() >= WELL + ms(300) && cluster.ends.are_all() {
+        if quiet_at == END && executor.time() >= WELL && cluster.ends.are_all() {
             quiet_at = (executor.time() + SETTLES).min(END);
         }
     }
@@ -102,7 +102,7 @@ fn to_quiet(cluster: &Scheduled) {
         counts.add(
             match end {
                 Ending::Whole => "request: whole".to_owned(),
-                Ending::Failed(kind) => format!("request: {}", kind.name()),
+                Ending::Failed(kind, _) => format!("request: {}", kind.name()),
                 Ending::WithRouter => "request: with its router".to_owned(),
                 Ending::NoRouter => "request: no router".to_owned(),
                 Ending::Gone => "request: cancelled".to_owned(),

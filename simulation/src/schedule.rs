@@ -19,8 +19,13 @@ pub const WELL: Time = HEALED + ms(1_600);
 pub const ENDS_WITHIN: Time = ms(5_000);
 /// Patience of clients, in milliseconds, whose deadlines are no help to a request that is stuck.
 const PATIENCE: u64 = 9_000;
+/// No deadline of those that came before [`HEALED`] is later.
+const ALONE: Time = HEALED + ms(PATIENCE);
 /// Everything must be quiet then.
-pub const END: Time = WELL + ms(300) + ms(PATIENCE) + ms(3_000);
+pub const END: Time = ALONE + ms(300) + ms(PATIENCE) + ms(3_000);
+
+/// One schedule in so many is calm.
+const CALM_ONCE_IN: u64 = 8;
 
 /// Tenants by number, with their weights.
 pub const WEIGHTS: [u32; 3] = [1, 1, 4];
@@ -37,7 +42,7 @@ pub struct Shape {
     pub prefill_blocks: u32,
     pub decode_block_tokens: u32,
     pub lane: Lane,
-    /// Prefill workers get cached prefixes from decode workers,
+    /// Routers let prefill workers get prefixes that decode workers have cached,
     pub gets: bool,
     /// by themselves, where the lane lets them.
     pub gets_by_itself: bool,
@@ -61,13 +66,16 @@ pub struct Shape {
     pub ready_max: Duration,
     /// Requests that a router serves at once, and that wait for their turn.
     pub admits: (usize, usize),
-    /// Messages take a few milliseconds, and once in so many times up to two hundred.
+    /// Messages take a few milliseconds, and once in so many times up to two hundred; 0 is never.
     pub slow_once_in: u64,
+    /// Nothing breaks: what fails then has its reason in what was asked.
+    pub is_calm: bool,
 }
 
 impl Shape {
     fn draw(random: &mut Random) -> Self {
         let blocks = random.of(&[8, 10, 16, 24]);
+        let is_calm = random.once_in(CALM_ONCE_IN);
         Self {
             routers: random.between(1, 2) as usize,
             prefills: random.between(1, 2) as usize,
@@ -83,7 +91,7 @@ impl Shape {
             running_max: random.between(2, 6) as usize,
             waiting_max: random.of(&[4, 16, 64]),
             caches: !random.once_in(8),
-            pin_max: Duration::from_millis(random.of(&[30, 200, 2_000])),
+            pin_max: Duration::from_millis(random.of(&[5, 30, 200, 2_000])),
             chunk_tokens: random.of(&[16, 32, 64]),
             epoch_bytes: random.of(&[256, 1024, 8192]),
             put_bytes_max: random.of(&[128, 512, 4096]),
@@ -93,7 +101,8 @@ impl Shape {
             attempts_max: random.between(3, 5) as u32,
             ready_max: Duration::from_millis(random.of(&[0, 100])),
             admits: (random.of(&[3, 8, 32]), random.of(&[2, 8])),
-            slow_once_in: random.of(&[8, 25, 200]),
+            slow_once_in: if is_calm { 0 } else { random.of(&[8, 25, 200]) },
+            is_calm,
         }
     }
 
@@ -109,6 +118,13 @@ impl Shape {
     /// Most blocks of a pool of so many that a peer may come to leave in quarantine, on lanes that nothing fences.
     pub fn quarantined_max(&self, blocks: u32) -> usize {
         (blocks / 2).max(1) as usize
+    }
+
+    /// Whether the KV of a request may be put where its policy says: what nothing fences has a bound.
+    fn moves(&self, request: &Request) -> bool {
+        let blocks = self.blocks * 16 / self.decode_block_tokens;
+        let moved = (request.prompt.len() as u32).div_ceil(self.decode_block_tokens) as usize;
+        request.policy != Policy::Remote || self.lane.closing_fences() || moved <= self.quarantined_max(blocks)
     }
 
     /// Whether a slot is a decode worker's.
@@ -151,8 +167,16 @@ pub struct Request {
     pub pause: Time,
     /// The router that it asks.
     pub to: usize,
-    /// Nothing is broken when it comes.
+    /// Nothing is broken while it runs, and its client waits.
     pub must_succeed: bool,
+}
+
+impl Request {
+    /// It comes then, by a client as patient as before.
+    fn come_at(&mut self, at: Time) {
+        (self.deadline, self.gone) = (at + self.deadline - self.at, self.gone.map(|gone| at + gone - self.at));
+        self.at = at;
+    }
 }
 
 /// What goes wrong.
@@ -214,7 +238,7 @@ impl Schedule {
     pub fn draw(random: &mut Random, vocab: u32) -> Self {
         let shape = Shape::draw(random);
         let requests = requests(&shape, vocab, random);
-        let faults = faults(&shape, random);
+        let faults = if shape.is_calm { vec![(HEALED, Fault::Heal)] } else { faults(&shape, random) };
         Self { shape, requests, faults }
     }
 }
@@ -224,7 +248,18 @@ fn requests(shape: &Shape, vocab: u32, random: &mut Random) -> Vec<Request> {
     if random.once_in(4) {
         crowd(shape, vocab, &mut requests, random);
     }
-    requests.extend((0..2).map(|_| late(shape, vocab, random)));
+    if shape.gets {
+        turns(shape, vocab, &mut requests, random);
+    }
+    for request in &mut requests {
+        let waits = request.deadline - request.at >= ms(PATIENCE) && request.gone.is_none() && request.pause == 0;
+        request.must_succeed = shape.is_calm && waits && shape.moves(request);
+    }
+    requests.extend((0..2).map(|_| late(shape, vocab, WELL, random)));
+    // Where nothing fences, whatever does not fit beside the quarantine stays in queues to its deadline, and may fill them.
+    if shape.lane == Lane::SharedMemory {
+        requests.push(late(shape, vocab, ALONE, random));
+    }
     requests
 }
 
@@ -235,16 +270,33 @@ fn crowd(shape: &Shape, vocab: u32, requests: &mut [Request], random: &mut Rando
         let len = random.between(u64::from(shape.blocks) * 9, u64::from(shape.blocks) * 13);
         request.prompt = (0..len).map(|i| ((i * 31 + n as u64 * 7) % u64::from(vocab)) as TokenId).collect();
         (request.policy, request.samples) = (Policy::Remote, 1);
-        request.deadline += at.saturating_sub(request.at);
-        (request.at, request.gone) = (at + random.below(ms(60)), None);
+        request.come_at(at + random.below(ms(60)));
+        request.gone = None;
+    }
+}
+
+/// Makes pairs of the last requests: one is prefilled where it decodes, and another goes on with its prompt on a prefill worker, which has
+/// to get that from there or to compute it.
+fn turns(shape: &Shape, vocab: u32, requests: &mut [Request], random: &mut Random) {
+    let longest = u64::from(shape.blocks.min(shape.prefill_blocks)) * 16;
+    for pair in requests.rchunks_exact_mut(2).take(3) {
+        let [first, next] = pair else { continue };
+        let len = random.between(longest / 4, longest / 2);
+        first.prompt = (0..len).map(|_| random.below(u64::from(vocab)) as TokenId).collect();
+        let more = random.between(1, longest / 4);
+        next.prompt = first.prompt.clone();
+        next.prompt.extend((0..more).map(|_| random.below(u64::from(vocab)) as TokenId));
+        (first.policy, next.policy, next.tenant) = (Policy::Local, Policy::Remote, first.tenant);
+        next.come_at(first.at + ms(40) + random.below(ms(400)));
+        (first.samples, next.samples) = (1, 1);
     }
 }
 
 /// A small request after all repairs, by a patient client: it must succeed.
-fn late(shape: &Shape, vocab: u32, random: &mut Random) -> Request {
+fn late(shape: &Shape, vocab: u32, from: Time, random: &mut Random) -> Request {
     let mut late = request(shape, vocab, random);
     late.prompt.truncate(32);
-    late.at = WELL + random.below(ms(300));
+    late.at = from + random.below(ms(300));
     (late.deadline, late.gone, late.pause, late.must_succeed) = (late.at + ms(PATIENCE), None, 0, true);
     (late.policy, late.samples) = (Policy::Auto, 1);
     late

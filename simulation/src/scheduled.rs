@@ -12,9 +12,8 @@ use crate::schedule::{Fault, HEALED, Schedule, Shape};
 use crate::worker::transfer::Tempo;
 use baton_engine::{EngineConfig, PrefixCacheConfig};
 use baton_kv_transfer::TransferLimits;
-use baton_router::{Prepared, RouterConfig};
+use baton_router::RouterConfig;
 use baton_types::{Role, TenantId};
-use parking_lot::Mutex;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,8 +32,6 @@ pub struct Scheduled {
     schedule: Arc<Schedule>,
     /// How requests ended.
     pub ends: Endings,
-    /// What routers made of requests.
-    pub prepared: Arc<Mutex<Vec<Arc<Prepared>>>>,
 }
 
 impl Deref for Scheduled {
@@ -52,7 +49,7 @@ impl Scheduled {
         let schedule = Arc::new(executor.draw(draw));
         let cluster = Cluster::start(executor, schedule.shape.plan(), Breaches::default());
         let ends = Endings::new(schedule.requests.len());
-        let scheduled = Self { cluster, schedule, ends, prepared: Arc::default() };
+        let scheduled = Self { cluster, schedule, ends };
         scheduled.plan();
         scheduled
     }
@@ -90,7 +87,7 @@ impl Scheduled {
             runtime: self.executor.runtime(process),
             breaches: self.breaches.clone(),
             ends: self.ends.clone(),
-            prepared: self.prepared.clone(),
+            prompts: self.prompts.clone(),
             request,
             spec,
         };
@@ -169,6 +166,7 @@ fn router_config(shape: &Shape) -> RouterConfig {
     config.retry.adopted_ms_max = 1_000;
     config.retry.probation_ms_max = 1_000;
     config.placement.local_prefill_tokens_max = 24;
+    config.placement.gets = shape.gets;
     let pinned = TenantId::try_new("t0").expect("a short name");
     config.cache.pins.insert(pinned, PIN_MS);
     config

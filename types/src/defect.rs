@@ -35,6 +35,8 @@ pub enum Defect {
     EvictedPin,
     /// The prefix index keeps what a worker had that left.
     IndexKeepsTheDead,
+    /// An expired pin is confirmed as if it had held, with checksums of what stands there by then.
+    ExpiredPinAdopted,
 }
 
 #[cfg(feature = "testing")]

@@ -171,7 +171,9 @@ pub(super) fn has_room_now(worker: &Worker, demand: &Demand) -> bool {
     let block = u64::from(worker.record.layout.block_tokens());
     let whole = (demand.prompt_tokens + 1).next_multiple_of(block);
     let is_empty = worker.load.free_tokens >= worker.record.capacity_tokens;
-    worker.load.free_tokens >= whole + if is_empty { 0 } else { u64::from(baton_types::WATERMARK_BLOCKS) * block }
+    worker.load.free_tokens
+        >= whole
+            + if is_empty || worker.load.waives_margin { 0 } else { u64::from(baton_types::WATERMARK_BLOCKS) * block }
 }
 
 /// A cost without what only says that there is no room.

@@ -13,6 +13,8 @@ pub(crate) struct Measured {
     pub running: u32,
     /// Tokens of KV that could be taken now.
     pub free_tokens: u64,
+    /// No sequence refers to any block, so that the worker keeps no margin: what is not free is quarantined, perhaps for long.
+    pub waives_margin: bool,
     /// Prefill tokens per second; 0 while unmeasured.
     pub prefill_tokens_per_s: f64,
     /// Decode steps per second, each a token of every running sequence; 0 while unmeasured.

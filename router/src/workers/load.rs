@@ -50,6 +50,7 @@ impl Load {
             waiting_tokens: report.waiting_tokens,
             running: report.running,
             free_tokens: ((blocks.free + blocks.cached) * block_tokens).saturating_sub(report.claimed_tokens),
+            waives_margin: blocks.total > 0 && blocks.referenced == 0 && report.claimed_tokens == 0,
             prefill_tokens_per_s: f64::from(report.prefill_tokens_per_s).max(0.0),
             decode_steps_per_s: f64::from(report.decode_steps_per_s).max(0.0),
             rates_are_old: false,
@@ -92,6 +93,7 @@ impl Load {
             waiting: m.waiting + state.placed,
             waiting_tokens: m.waiting_tokens + state.placed_prefill_tokens,
             free_tokens: m.free_tokens.saturating_sub(state.placed_kv_tokens),
+            waives_margin: m.waives_margin && state.placed == 0,
             rates_are_old: state.placed == 0
                 && state.rates_at.is_some_and(|at| now.saturating_duration_since(at) > RATES_AGE_MAX),
             ..m
@@ -115,6 +117,20 @@ mod tests {
             blocks: Some(BlockCounts { total: 512, free: 10, referenced: 500, cached: 2, quarantined: 0 }),
             ..Default::default()
         }
+    }
+
+    #[test]
+    fn only_a_worker_whose_blocks_nobody_refers_to_waives_its_margin() {
+        let (load, record, now) = (Load::default(), record(Role::Decode, "d"), Instant::now());
+        let waives = |referenced, claimed_tokens| {
+            let blocks = BlockCounts { total: 512, free: 4, referenced, cached: 0, quarantined: 508 - referenced };
+            load.report(&LoadReport { blocks: Some(blocks), claimed_tokens, ..report() }, &record, now);
+            load.measured(now, Duration::from_secs(3)).unwrap().waives_margin
+        };
+        assert_eq!([(0, 0), (1, 0), (0, 1)].map(|(r, c)| waives(r, c)), [true, false, false]);
+        assert!(waives(0, 0));
+        load.placed(0, 16);
+        assert!(!load.measured(now, Duration::from_secs(3)).unwrap().waives_margin, "it will refer to some");
     }
 
     #[test]

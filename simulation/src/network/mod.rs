@@ -47,9 +47,13 @@ impl Lane {
 /// What a write did that no correct driver lets happen.
 pub type Breach = Box<dyn Fn(String) + Send + Sync>;
 
-/// Says whether a peer may write these bytes of a worker's region, whatever window is open: somebody holds its blocks, or they are
-/// quarantined.
-pub type Writable = Box<dyn Fn(Range<usize>) -> bool + Send + Sync>;
+/// Since when the blocks of a worker's region are held: by leases, or in quarantine. Blocks that were free meanwhile may be somebody else's.
+pub trait HeldBlocks: Send + Sync {
+    /// This instant.
+    fn mark(&self) -> u64;
+    /// Whether these bytes are of blocks that were never free since.
+    fn are_held_since(&self, mark: u64, range: Range<usize>) -> bool;
+}
 
 /// One worker's end of the network.
 struct Endpoint {
@@ -57,7 +61,15 @@ struct Endpoint {
     region: Arc<Region>,
     events: VecDeque<Event>,
     wake: Arc<Notify>,
-    writable: Writable,
+    held: Arc<dyn HeldBlocks>,
+}
+
+/// What one side lets the other write under a ticket.
+struct Opened {
+    window: Window,
+    /// When it was opened.
+    mark: u64,
+    is_open: bool,
 }
 
 /// One side of a connection.
@@ -67,8 +79,8 @@ struct Side {
     is_open: bool,
     /// When the last message to it arrives: later ones come behind.
     last: Time,
-    /// Ranges that the other side may write, by ticket.
-    windows: HashMap<TicketId, Window>,
+    /// What the other side may write, or might before, by ticket.
+    windows: HashMap<TicketId, Opened>,
     /// Writes of this side on their way.
     writes: Vec<u64>,
     /// Flushes of this side that wait for writes.
@@ -156,10 +168,10 @@ impl Network {
         address: SocketAddr,
         region: Arc<Region>,
         wake: Arc<Notify>,
-        writable: Writable,
+        held: Arc<dyn HeldBlocks>,
     ) -> SimulatedTransport {
         let bytes = region.len() as u64;
-        let endpoint = Endpoint { process, region, events: VecDeque::new(), wake, writable };
+        let endpoint = Endpoint { process, region, events: VecDeque::new(), wake, held };
         self.state.lock().endpoints.insert(address, endpoint);
         SimulatedTransport { network: self.clone(), process, address, bytes }
     }
@@ -353,7 +365,10 @@ impl Network {
         let sink = &connection.sides[1 - from];
         let (sink_open, sink_address, sink_process) = (sink.is_open, sink.address, sink.process);
         let range = run.to..run.to + run.len;
-        let is_granted = sink.windows.get(&ticket).is_some_and(|window| window.allows(&range));
+        // Also behind a window that was closed: what is still under way may come, but only to blocks that wait for it.
+        let opened = sink.windows.get(&ticket).filter(|opened| opened.window.allows(&range));
+        let is_granted = opened.is_some_and(|opened| opened.is_open);
+        let mark = opened.map(|opened| opened.mark);
         if writer_open && self.lane != Lane::Window {
             state.tell(writer_address, writer_process, Event::PutDone(ConnId(conn), run.len));
         }
@@ -362,11 +377,10 @@ impl Network {
             if self.lane == Lane::Window && !is_granted {
                 state.tell(sink_address, sink_process, Event::PutRefused(ConnId(conn)));
             } else if let Some(endpoint) = state.endpoints.get(&sink_address).filter(|e| e.process == sink_process) {
-                if !is_granted && !(endpoint.writable)(range.clone()) {
+                if !mark.is_some_and(|mark| endpoint.held.are_held_since(mark, range.clone())) {
                     let lane = self.lane;
-                    (self.breach)(format!(
-                        "a write over {lane:?} under {ticket} reached {range:?}, which nobody holds"
-                    ));
+                    let why = "which that ticket never gave, or which was free since";
+                    (self.breach)(format!("a write over {lane:?} under {ticket} reached {range:?}, {why}"));
                 }
                 endpoint.region.write(range.start, &bytes);
             }
@@ -392,8 +406,8 @@ impl Network {
         });
     }
 
-    /// A read of a peer's region is over: it read what stands there now.
-    fn got(&self, conn: u64, reader: usize, number: u64, run: CopyRun) {
+    /// A read of a peer's region is over: it read what stands there now. Its reader has held the blocks since `mark`, when it was posted.
+    fn got(&self, conn: u64, reader: usize, number: u64, run: CopyRun, mark: u64) {
         let mut state = self.state.lock();
         let Some(connection) = state.connections.get(&conn).filter(|connection| !connection.is_cut) else { return };
         let [ours, theirs] = [reader, 1 - reader].map(|side| &connection.sides[side]);
@@ -402,6 +416,10 @@ impl Network {
         }
         let (address, process) = (ours.address, ours.process);
         let (Some(owner), Some(here)) = (state.endpoint(theirs), state.endpoint(ours)) else { return };
+        let range = run.to..run.to + run.len;
+        if !here.held.are_held_since(mark, range.clone()) {
+            (self.breach)(format!("a read over {:?} reached {range:?}, which was free since it was posted", self.lane));
+        }
         if self.carries() {
             let mut bytes = vec![0; run.len];
             owner.region.read(run.from, &mut bytes);

@@ -13,6 +13,7 @@ use baton_types::{
     NumericsClass, RequestId,
 };
 use std::any::Any;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 const TOKENS: u32 = 40;
@@ -21,7 +22,26 @@ const SINK_BLOCKS: [u32; 3] = [3, 0, 2];
 /// What became of the sink's blocks, in order.
 type Notes = Arc<Mutex<Vec<&'static str>>>;
 
-struct Held(Notes, GroupBlocks);
+/// How often blocks of a worker were given back.
+#[derive(Default)]
+struct GivenBack(AtomicU64);
+
+impl HeldBlocks for GivenBack {
+    fn mark(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+    fn are_held_since(&self, mark: u64, _: Range<usize>) -> bool {
+        self.mark() == mark
+    }
+}
+
+struct Held(Notes, GroupBlocks, Arc<GivenBack>);
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.2.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
 
 impl BlockHold for Held {
     fn blocks(&self) -> &GroupBlocks {
@@ -43,11 +63,11 @@ impl QuarantinedBlocks for Held {
 }
 
 /// Grants [`SINK_BLOCKS`] to whoever asks.
-struct Sink(Notes);
+struct Sink(Notes, Arc<GivenBack>);
 
 impl SinkHandler for Sink {
     fn reserve(&self, _: ReserveOffer, reply: GrantReply) {
-        reply.grant(Box::new(Held(self.0.clone(), blocks(SINK_BLOCKS))));
+        reply.grant(Box::new(Held(self.0.clone(), blocks(SINK_BLOCKS), self.1.clone())));
     }
     fn verified(&self, _: VerifiedHandoff) -> Result<(), String> {
         self.0.lock().push("adopted");
@@ -101,8 +121,9 @@ impl Pair {
             let mut config = TransferConfig::new(party, compatibility, map(), choice);
             config.limits.quarantined_blocks_max = 4;
             let region = Region::anonymous(map().bytes()).unwrap();
-            let sink = Arc::new(Sink(notes.clone()));
-            (process, start(site, config, region.clone(), sink, Box::new(|_| false)).unwrap(), region)
+            let held = Arc::new(GivenBack::default());
+            let sink = Arc::new(Sink(notes.clone(), held.clone()));
+            (process, start(site, config, region.clone(), sink, held).unwrap(), region)
         });
         Self { executor, network, ends, notes, breaches }
     }

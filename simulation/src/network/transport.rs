@@ -1,6 +1,6 @@
 //! One worker's end of the network, as its driver sees it.
 
-use super::{Lane, Network, Side, Wire, Write};
+use super::{Lane, Network, Opened, Side, Wire, Write};
 use crate::executor::Process;
 use baton_kv_transfer::TransferAddress;
 use baton_kv_transfer::simulation::{ConnId, CopyRun, Event, RemoteRegion, Transport, Window};
@@ -31,6 +31,13 @@ impl SimulatedTransport {
         let mut state = self.network.state.lock();
         let side = &mut state.connections.get_mut(&conn.0)?.sides[side];
         side.is_open.then(|| act(side))
+    }
+
+    /// This instant, as the blocks of this worker count.
+    fn mark(&self) -> Option<u64> {
+        let state = self.network.state.lock();
+        let endpoint = state.endpoints.get(&self.address).filter(|endpoint| endpoint.process == self.process);
+        endpoint.map(|endpoint| endpoint.held.mark())
     }
 }
 
@@ -145,17 +152,21 @@ impl Transport for SimulatedTransport {
 
     fn get(&mut self, conn: ConnId, number: u64, run: CopyRun) {
         let Some(side) = self.side(conn) else { return };
+        let Some(mark) = self.mark() else { return };
         let owner = self.network.state.lock().connections[&conn.0].sides[1 - side].process;
         let (network, at) = (self.network.clone(), self.network.arrival(owner, run.len));
-        self.network.executor.call(at, self.process, move || network.got(conn.0, side, number, run));
+        self.network.executor.call(at, self.process, move || network.got(conn.0, side, number, run, mark));
     }
 
     fn open_window(&mut self, conn: ConnId, ticket: TicketId, window: Window) {
-        self.with_side(conn, |side| side.windows.insert(ticket, window));
+        let Some(mark) = self.mark() else { return };
+        self.with_side(conn, |side| side.windows.insert(ticket, Opened { window, mark, is_open: true }));
     }
 
     fn close_window(&mut self, conn: ConnId, ticket: TicketId) {
-        self.with_side(conn, |side| side.windows.remove(&ticket));
+        self.with_side(conn, |side| {
+            side.windows.get_mut(&ticket).into_iter().for_each(|opened| opened.is_open = false)
+        });
     }
 
     fn close(&mut self, conn: ConnId, reason: &str) {

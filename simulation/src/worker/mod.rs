@@ -1,6 +1,8 @@
 //! One start of a worker: the shipped services, engine, pool and transfer, put together in one simulated process.
 
+mod cached;
 pub mod engine;
+mod held;
 pub mod transfer;
 mod watched;
 
@@ -8,8 +10,9 @@ use crate::counts::Counting;
 use crate::executor::{Executor, Process};
 use crate::invariant::{Breaches, Invariant};
 use crate::model::Memory;
-use crate::network::Network;
+use crate::network::{HeldBlocks, Network};
 use crate::plan::{DevicePlan, WorkerPlan};
+use crate::prompts::Prompts;
 use crate::rated::Rated;
 use baton_decode_worker::simulation::{DecodeRequest, DecodeService, Handoffs};
 use baton_engine::EngineHandle;
@@ -27,6 +30,7 @@ use baton_worker::process::Parts;
 use baton_worker::report::{Report, cache_changes};
 use baton_worker::service::{Claimed, WorkerService};
 use baton_worker::spans::Parent;
+use cached::Cached;
 use engine::{Device, OnDevice};
 use opentelemetry::trace::TracerProvider as _;
 use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
@@ -51,6 +55,7 @@ pub struct Place<'a> {
     pub plan: &'a WorkerPlan,
     pub breaches: &'a Breaches,
     pub counts: &'a Counting,
+    pub prompts: &'a Prompts,
     pub slot: usize,
     pub process: Process,
     pub incarnation: u64,
@@ -90,6 +95,7 @@ pub struct SimulatedWorker {
     service: WorkerService,
     parts: Parts,
     claims: Sources,
+    _cached: Option<Arc<Cached>>,
     breaches: Breaches,
 }
 
@@ -105,7 +111,8 @@ fn tracer() -> SdkTracer {
 impl SimulatedWorker {
     /// Starts a worker.
     pub fn start(place: Place<'_>) -> Self {
-        let Place { executor, network, plan, breaches, counts, slot, process, incarnation, members, ended } = place;
+        let Place { executor, network, plan, breaches, counts, prompts, slot, process, incarnation, members, ended } =
+            place;
         let runtime: Arc<dyn Runtime> = executor.runtime(process);
         let map = KvPoolMap::try_new(plan.layout.clone(), plan.blocks).expect("a pool that has an address space");
         let (memory, device, moved) = (Memory::of(map), Device::new(counts.clone()), Arc::new(Notify::new()));
@@ -120,6 +127,9 @@ impl SimulatedWorker {
             }
         };
         let engine = engine.expect("a sound configuration");
+        let is_checked = matches!(plan.device, DevicePlan::Checked);
+        let look = || Cached::look(engine.pool(), memory.clone(), prompts.clone(), breaches.clone());
+        let cached = is_checked.then(look);
         let name = InstanceId::try_new(&plan.name).expect("a short name");
         let party = Party { instance: name, incarnation: Incarnation(incarnation) };
         let (handoffs, handler): (Option<Arc<Handoffs>>, Arc<dyn SinkHandler>) = if plan.role == Role::Decode {
@@ -149,15 +159,16 @@ impl SimulatedWorker {
             };
             let handler = Arc::new(Watched {
                 handler,
-                memory: Some(memory.clone()).filter(|_| matches!(plan.device, DevicePlan::Checked)),
+                memory: is_checked.then(|| memory.clone()),
                 claims: claimed.clone(),
                 counts: counts.clone(),
                 breaches: breaches.clone(),
             });
-            let (pool, books) = (engine.pool(), memory.clone());
-            // A reader that gave a get up holds its blocks until the owner says that it writes no more, and its window is closed by then.
-            let writable = move |range| books.blocks_of(range).all(|block| pool.is_held(block));
-            let started = transfer::start(site, config, memory.region.clone(), handler, Box::new(writable));
+            let held: Arc<dyn HeldBlocks> = match is_checked {
+                true => held::OfPool::new(engine.pool(), memory.clone()),
+                false => Arc::new(held::Unchecked),
+            };
+            let started = transfer::start(site, config, memory.region.clone(), handler, held);
             started.expect("a sound configuration")
         };
         let drain = Drain::new(runtime.clone());
@@ -205,6 +216,7 @@ impl SimulatedWorker {
             service,
             parts,
             claims: claimed,
+            _cached: cached,
             breaches,
         }
     }

@@ -1,7 +1,7 @@
 //! The shipped driver of transfers, turned in the process of its worker.
 
 use crate::executor::{Executor, Process, Time};
-use crate::network::{Network, Writable};
+use crate::network::{HeldBlocks, Network};
 use baton_kv_transfer::simulation::{Call, Calls, Driver, Job, Ports, Verifier};
 use baton_kv_transfer::{KvTransfer, Region, SinkHandler, TransferConfig, TransferError};
 use baton_types::KvPoolMap;
@@ -42,7 +42,7 @@ pub struct Site {
     pub moved: Arc<Notify>,
 }
 
-/// Starts the transfer service of a worker. `writable` says what peers may write of its region, see [`Writable`].
+/// Starts the transfer service of a worker. `held` knows since when blocks of its region are held.
 ///
 /// # Errors
 /// As [`KvTransfer::start`], for a configuration that it refuses.
@@ -51,11 +51,11 @@ pub fn start(
     config: TransferConfig,
     region: Arc<Region>,
     handler: Arc<dyn SinkHandler>,
-    writable: Writable,
+    held: Arc<dyn HeldBlocks>,
 ) -> Result<KvTransfer, TransferError> {
     let Site { executor, network, process, address, tempo, moved } = site;
     let map = config.map.clone();
-    let transport = network.join(process, address, region.clone(), moved.clone(), writable);
+    let transport = network.join(process, address, region.clone(), moved.clone(), held);
     let thread = |executor: &Executor| Thread {
         executor: executor.clone(),
         process,

@@ -9,11 +9,16 @@ use crate::plan::{LayerCopy, Move, check_blocks};
 use crate::role::{Effect, Input, Link};
 use crate::verify::work::{Verified, Work};
 use crate::{HandoffFailure, RefuseReason, checksum};
-use baton_types::{GroupBlocks, RequestId, TicketId};
+use baton_types::{GroupBlocks, RequestId, TicketId, seeded};
 use machine::{OwnerAction, OwnerInput};
 use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// Whether pins that expired are confirmed, on purpose.
+fn pretends(link: &Link<'_>) -> bool {
+    hazard!(link.config, PretendedPins) || seeded!(ExpiredPinAdopted)
+}
 
 /// Writes of a get are of one epoch.
 const EPOCH: u32 = 0;
@@ -45,8 +50,7 @@ impl Owner {
         let limits = &link.config.limits;
         let deadline = now + Duration::from_millis(u64::from(offer.deadline_ms).min(limits.pin_ms));
         // With the hazard, what has expired is confirmed all the same.
-        let pretended = hazard!(link.config, PretendedPins);
-        let confirm_by = if pretended { deadline + Duration::from_secs(3600) } else { deadline };
+        let confirm_by = if pretends(link) { deadline + Duration::from_secs(3600) } else { deadline };
         let layers = link.config.map.layout().groups().iter().map(|group| group.layers.len()).sum();
         let Offer { handoff: number, request_id, sink: reader, name, from, tokens, .. } = offer;
         let question = PinQuestion { request_id: request_id.clone(), reader, proven, name, from, tokens, deadline };
@@ -117,7 +121,7 @@ impl Owner {
             Input::Verified(Verified::Summed { run, .. }) => OwnerInput::Summed(run),
             Input::Lost { .. } => OwnerInput::ConnectionLost,
             Input::Tick => {
-                if hazard!(link.config, PretendedPins) && now >= self.deadline {
+                if pretends(link) && now >= self.deadline {
                     self.hold = None;
                 }
                 OwnerInput::Tick
@@ -139,7 +143,7 @@ impl Owner {
                 OwnerAction::SendRefuse { reason, detail } => {
                     effects.push(Effect::Send(Message::Refuse { handoff, reason, detail }));
                 }
-                OwnerAction::Sum if hazard!(link.config, PretendedPins) => {}
+                OwnerAction::Sum if pretends(link) => {}
                 OwnerAction::Sum => self.sum(link, effects),
                 OwnerAction::Write => self.write(effects),
                 OwnerAction::LetGo => self.hold = None,
@@ -172,7 +176,7 @@ impl Owner {
 
     /// With the hazard, what is got is taken for what was pinned.
     fn sum_late(&self, link: &Link<'_>, effects: &mut Vec<Effect>) {
-        if hazard!(link.config, PretendedPins) {
+        if pretends(link) {
             self.sum(link, effects);
         }
     }

@@ -57,6 +57,18 @@ fn check(workers: &[Worker], demand: Demand) -> String {
 }
 
 #[test]
+fn a_worker_with_a_little_room_beside_its_quarantine_comes_before_one_with_none() {
+    let left = |free_tokens| {
+        move |_: &mut baton_types::InstanceRecord, l: &mut Measured| {
+            (l.free_tokens, l.waives_margin) = (free_tokens, true);
+        }
+    };
+    let workers = [worker(Role::Decode, "none", left(0)), worker(Role::Decode, "little", left(16))];
+    assert_eq!(check(&workers, demand(Local, 10)), "little<-local: local_policy");
+    assert_eq!(check(&workers, demand(Local, 16)), "none<-local: local_policy", "neither has room");
+}
+
+#[test]
 fn policies() {
     let cases: Vec<(Vec<Worker>, Demand, &str)> = vec![
         (vec![d("d"), p("p")], demand(Auto, 256), "d<-local: local_short_prompt"),

@@ -1,0 +1,66 @@
+//! Since when blocks of a worker's pool are held.
+
+use crate::model::Memory;
+use crate::network::HeldBlocks;
+use baton_kv_cache::SharedPool;
+use parking_lot::Mutex;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The blocks of one pool.
+pub(super) struct OfPool {
+    pool: SharedPool,
+    memory: Memory,
+    freed: Mutex<Freed>,
+}
+
+/// Whenever blocks become free, the pool says so, before anybody can take them again.
+struct Freed {
+    times: u64,
+    /// At which of them each block was free last.
+    last: Vec<u64>,
+}
+
+impl OfPool {
+    pub(super) fn new(pool: SharedPool, memory: Memory) -> Arc<Self> {
+        let freed = Freed { times: 0, last: vec![0; memory.map.blocks() as usize] };
+        let held = Arc::new(Self { pool, memory, freed: Mutex::new(freed) });
+        // Weak: the pool keeps its listeners.
+        let told = Arc::downgrade(&held);
+        held.pool.on_freed(move || told.upgrade().iter().for_each(|held| held.look()));
+        held
+    }
+
+    fn look(&self) {
+        let mut freed = self.freed.lock();
+        freed.times += 1;
+        let times = freed.times;
+        let blocks = (0..).map(baton_types::BlockId).zip(&mut freed.last);
+        blocks.filter(|(block, _)| !self.pool.is_held(*block)).for_each(|(_, last)| *last = times);
+    }
+}
+
+impl HeldBlocks for OfPool {
+    fn mark(&self) -> u64 {
+        self.freed.lock().times
+    }
+
+    fn are_held_since(&self, mark: u64, range: Range<usize>) -> bool {
+        let freed = self.freed.lock();
+        let mut blocks = self.memory.blocks_of(range);
+        blocks.all(|block| self.pool.is_held(block) && freed.last[block.0 as usize] <= mark)
+    }
+}
+
+/// Where bytes are counted and not carried, nothing is written.
+pub(super) struct Unchecked;
+
+impl HeldBlocks for Unchecked {
+    fn mark(&self) -> u64 {
+        0
+    }
+
+    fn are_held_since(&self, _mark: u64, _range: Range<usize>) -> bool {
+        true
+    }
+}
