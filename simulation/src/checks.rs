@@ -3,6 +3,7 @@
 use crate::client::Ending;
 use crate::cluster::Cluster;
 use crate::executor::{Time, ms};
+use crate::flood;
 use crate::invariant::Invariant;
 use crate::network::Lane;
 use crate::schedule::{ENDS_WITHIN, HEALED, Request};
@@ -14,6 +15,7 @@ const HEARD_WITHIN: Time = ms(20);
 
 /// Looks at everything, and notes what is wrong.
 pub(crate) fn quiet(cluster: &Cluster) {
+    flood::check(cluster);
     let workers = cluster.workers();
     for (number, (request, end)) in cluster.schedule().requests.iter().zip(cluster.ends.all()).enumerate() {
         ends(cluster, &workers, number, request, end);

@@ -18,6 +18,7 @@ pub mod client;
 pub mod cluster;
 pub mod counts;
 pub mod executor;
+pub mod flood;
 pub mod invariant;
 pub mod link;
 pub mod membership;

@@ -98,7 +98,7 @@ fn a_seed_gives_one_schedule() {
 }
 
 /// Each defect, with what it may break first, and how many schedules that takes at most.
-const DEFECTS: [(Defect, &[Invariant], u64); 12] = [
+const DEFECTS: [(Defect, &[Invariant], u64); 14] = [
     (Defect::ReleaseWithoutFence, &[Invariant::GrantedMemory], 5_000),
     (Defect::OtherIncarnation, &[Invariant::NoOtherStart], 1_000),
     (Defect::OlderIncarnation, &[Invariant::NoOtherStart], 5_000),
@@ -111,6 +111,8 @@ const DEFECTS: [(Defect, &[Invariant], u64); 12] = [
     (Defect::ForkShares, &[Invariant::RightAnswer, Invariant::Core], 1_000),
     (Defect::EvictedPin, &[Invariant::Core], 1_000),
     (Defect::IndexKeepsTheDead, &[Invariant::TrueIndex], 1_000),
+    (Defect::StarvingGrant, &[Invariant::FairShare], 1_000),
+    (Defect::IgnoredShares, &[Invariant::FairShare], 1_000),
 ];
 
 /// Each defect that is seeded into shipped code is found, by the invariant that it breaks.

@@ -35,6 +35,10 @@ pub enum Defect {
     EvictedPin,
     /// The prefix index keeps what a worker had that left.
     IndexKeepsTheDead,
+    /// Offers that fit are granted although one before them does not.
+    StarvingGrant,
+    /// All tenants are one to workers: whoever came first is served first.
+    IgnoredShares,
 }
 
 #[cfg(feature = "testing")]

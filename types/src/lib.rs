@@ -20,6 +20,7 @@ pub mod memory;
 pub mod runtime;
 pub mod sampling;
 pub mod sequence;
+pub mod share;
 
 pub use attention::{Attention, SlidingWindow, TokenKv};
 pub use bundle::{GgufTokenizer, SamplingDefaults, TextBundle};
@@ -35,3 +36,4 @@ pub use memory::{MemoryKind, PoolMemory};
 pub use runtime::{BoxFuture, Clock, Runtime, SystemClock};
 pub use sampling::{SamplingError, SamplingParams};
 pub use sequence::{CacheUse, FinishReason, PhaseTimings, SequenceSpec, TokenLogprobs, Usage};
+pub use share::{Share, TenantLabel, Weight, WeightError};
