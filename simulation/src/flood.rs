@@ -125,9 +125,9 @@ fn grants(shape: &Shape, tenants: Tenants, vocab: u32, random: &mut Random) -> V
 /// Small offers come all the time, each of which finds room. One comes that needs most of the pool.
 fn starves(shape: &Shape, tenants: Tenants, vocab: u32, random: &mut Random) -> Vec<Request> {
     let (small, answer) = (30, 14);
-    let mut requests: Vec<Request> = (0..random.between(60, 80))
+    let mut requests: Vec<Request> = (0..random.between(100, 140))
         .map(|n| {
-            let (len, at) = (random.between(1, small), BEGINS + n * ms(5) + random.below(ms(20)));
+            let (len, at) = (random.between(1, small), BEGINS + n * ms(8) + random.below(ms(20)));
             request(tenants.floods, Policy::Remote, len, answer, at, vocab, random)
         })
         .collect();

@@ -111,7 +111,7 @@ const DEFECTS: [(Defect, &[Invariant], u64); 14] = [
     (Defect::ForkShares, &[Invariant::RightAnswer, Invariant::Core], 1_000),
     (Defect::EvictedPin, &[Invariant::Core], 1_000),
     (Defect::IndexKeepsTheDead, &[Invariant::TrueIndex], 1_000),
-    (Defect::StarvingGrant, &[Invariant::FairShare], 1_000),
+    (Defect::StarvingGrant, &[Invariant::FairShare], 2_000),
     (Defect::IgnoredShares, &[Invariant::FairShare], 1_000),
 ];
 

@@ -218,7 +218,7 @@ fn a_reservation_below_its_share_takes_blocks_from_those_beyond_theirs() {
     w.share = tenant(1, 1);
     let turn = w.turn(0, 8);
     w.scheduler.keep_for(Some(Awaited { turn, share: w.share, blocks: 6 }));
-    assert_eq!(w.step(), "a:8+1* b:8+1* c:8+1*");
+    assert_eq!(w.step(), "a:8+1* b:8+1* c:8+1* starved", "the one that was preempted lacks blocks");
 }
 
 #[test]
