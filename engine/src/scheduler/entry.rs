@@ -35,13 +35,13 @@ impl SequenceKey {
 
 /// The order of sequences in one plan: in a priority, who is beyond the share of its tenant comes last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct Standing {
     priority: Reverse<i32>,
     is_beyond: bool,
     key: SequenceKey,
 }
 
-impl Place {
+impl Standing {
     pub(super) fn new(key: SequenceKey, is_beyond: bool) -> Self {
         Self { priority: key.priority, is_beyond, key }
     }

@@ -1,6 +1,6 @@
 //! Blocks and places for those who come first, if need be from those who come last.
 
-use super::entry::{Place, Stage};
+use super::entry::{Stage, Standing};
 use super::{Awaited, Scheduler, SequenceKey};
 use baton_kv_cache::Lease;
 use std::time::Instant;
@@ -74,7 +74,7 @@ impl Scheduler {
 
     fn last_preemptable_after(&self, key: SequenceKey) -> Option<SequenceKey> {
         let after = self.after(self.place(key)).filter(|(_, e)| e.is_preemptable());
-        after.map(|(place, _)| place).max().map(Place::key)
+        after.map(|(place, _)| place).max().map(Standing::key)
     }
 
     fn preempt_last_after(&mut self, key: SequenceKey, preempted: &mut Vec<SequenceKey>) -> bool {
@@ -101,6 +101,6 @@ impl Scheduler {
     /// The last running sequence after `key` that may lose its place.
     pub(super) fn last_parkable_after(&self, key: SequenceKey) -> Option<SequenceKey> {
         let after = self.after(self.place(key)).filter(|(_, e)| e.stage == Stage::Running && e.is_preemptable());
-        after.map(|(place, _)| place).max().map(Place::key)
+        after.map(|(place, _)| place).max().map(Standing::key)
     }
 }

@@ -1,6 +1,6 @@
 //! The decisions for one step, made in one pass from the first sequence to the last.
 
-use super::entry::{Place, Stage};
+use super::entry::{Stage, Standing};
 use super::shares::PrefillRows;
 use super::{Conditions, Scheduler, SequenceKey};
 use baton_kv_cache::Lease;
@@ -54,7 +54,7 @@ struct Pass<'a> {
     prefill: PrefillRows,
     running: usize,
     /// The last sequence that ran when the pass began and may lose its place: nobody after it can take one.
-    last_parkable: Option<Place>,
+    last_parkable: Option<Standing>,
     /// Nobody else is admitted in this pass: one who comes before them lacks blocks or rows.
     closed: bool,
     /// Somebody is held or paused.
@@ -115,7 +115,7 @@ impl Scheduler {
         let rows = self.config.chunk_tokens_max.saturating_sub(single_rows).max(1);
         let running = self.entries.iter().filter(|(_, e)| e.stage == Stage::Running);
         let parkable = running.filter(|(_, e)| e.is_preemptable());
-        let last_parkable = parkable.map(|(key, entry)| Place::new(*key, entry.is_beyond)).max();
+        let last_parkable = parkable.map(|(key, entry)| Standing::new(*key, entry.is_beyond)).max();
         Pass {
             prefill: self.divide_rows(ready, rows),
             running: self.totals().running,

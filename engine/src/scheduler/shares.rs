@@ -5,7 +5,7 @@
 //! else asks for. Who is within depends on which sequences there are, not on which run. So between two arrivals or ends nobody takes from
 //! one that takes it back.
 
-use super::entry::{Entry, Place, Stage};
+use super::entry::{Entry, Stage, Standing};
 use super::{Awaited, Scheduler, SequenceKey};
 use crate::fair::Wish;
 use baton_types::{Share, TenantLabel};
@@ -106,19 +106,19 @@ impl Scheduler {
         }
     }
 
-    /// Place of a sequence in the order of all.
-    pub(super) fn place(&self, key: SequenceKey) -> Place {
-        Place::new(key, self.entries.get(&key).is_some_and(|entry| entry.is_beyond))
+    /// Standing of a sequence in the order of all.
+    pub(super) fn place(&self, key: SequenceKey) -> Standing {
+        Standing::new(key, self.entries.get(&key).is_some_and(|entry| entry.is_beyond))
     }
 
-    /// Place of the reservation that waits.
-    pub(super) fn awaited_place(&self, awaited: &Awaited) -> Place {
-        Place::new(awaited.turn, self.awaited_is_beyond)
+    /// Standing of the reservation that waits.
+    pub(super) fn awaited_place(&self, awaited: &Awaited) -> Standing {
+        Standing::new(awaited.turn, self.awaited_is_beyond)
     }
 
     /// Those who come after a place, in no order.
-    pub(super) fn after(&self, place: Place) -> impl Iterator<Item = (Place, &Entry)> {
-        let all = self.entries.iter().map(|(key, entry)| (Place::new(*key, entry.is_beyond), entry));
+    pub(super) fn after(&self, place: Standing) -> impl Iterator<Item = (Standing, &Entry)> {
+        let all = self.entries.iter().map(|(key, entry)| (Standing::new(*key, entry.is_beyond), entry));
         all.filter(move |(other, _)| *other > place)
     }
 
