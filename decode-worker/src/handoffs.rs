@@ -5,12 +5,13 @@ use crate::grants::{Decisions, Granted, Grants, Refused, Reply, Room, Wanted};
 use crate::slot::Slot;
 use baton_engine::EngineHandle;
 use baton_engine::api::{Run, SequenceRequest};
+use baton_engine::scheduler::SequenceKey;
 use baton_kv_cache::{Lease, PrefixHash};
 use baton_kv_transfer::{
     AdoptReply, GrantReply, HandoffFailure, PinQuestion, PinReply, ReserveOffer, SinkHandler, VerifiedHandoff,
 };
 use baton_node::membership::Members;
-use baton_types::{ErrorKind, Party, RequestError, RequestId, Runtime};
+use baton_types::{ErrorKind, Party, RequestError, RequestId, Runtime, Share};
 use baton_worker::hold::LeaseHold;
 use baton_worker::prefix_get;
 use baton_worker::service::Claimed;
@@ -43,6 +44,10 @@ impl Wanted for ClaimStream {
         self.sequence.priority
     }
 
+    fn share(&self) -> Share {
+        self.sequence.share
+    }
+
     fn block_hashes(&self) -> Arc<[PrefixHash]> {
         self.sequence.block_hashes()
     }
@@ -67,6 +72,10 @@ impl Room for &EngineHandle {
 
     fn block_tokens(&self) -> usize {
         EngineHandle::block_tokens(self)
+    }
+
+    fn turn_came(&mut self, turn: SequenceKey) {
+        EngineHandle::turn_came(self, turn);
     }
 }
 
@@ -150,7 +159,7 @@ impl Handoffs {
         let mut grants = self.grants.lock();
         let Decisions { granted, keep_room, wake_at } = grants.decide(self.engine.now(), &mut &self.engine);
         // Under the lock: the engine learns of decisions in their order.
-        self.engine.keep_room(keep_room.map(|kept| (kept.turn, kept.tokens)));
+        self.engine.keep_room(keep_room);
         for Granted { offer, reply, lease } in granted {
             reply.grant(Box::new(LeaseHold::new(lease, &offer.source, self.engine.block_tokens())));
         }
@@ -188,8 +197,8 @@ impl Drop for Handoffs {
 
 impl SinkHandler for Handoffs {
     fn reserve(&self, offer: ReserveOffer, reply: GrantReply) {
-        let offered =
-            self.grants.lock().offered(offer, reply, self.engine.now(), |priority| self.engine.take_turn(priority));
+        let turn = |priority, share, tokens| self.engine.take_turn(priority, share, tokens);
+        let offered = self.grants.lock().offered(offer, reply, self.engine.now(), turn);
         match offered {
             Ok(()) => self.grant_waiting(),
             Err(Refused { reply, reason, detail }) => reply.refuse(reason, detail),
@@ -263,7 +272,7 @@ pub(crate) fn claim(
     slot: Slot,
 ) -> (Claim<ClaimStream>, oneshot::Receiver<Adopted>) {
     let (adopted, arrives) = oneshot::channel();
-    let (tokens, deadline) = (sequence.tokens.len() as u32, sequence.deadline);
+    let (tokens, share, deadline) = (sequence.tokens.len() as u32, sequence.share, sequence.deadline);
     let stream = ClaimStream { sequence, sink, slot, adopted };
-    (Claim { source, tokens, deadline, offered: false, stream }, arrives)
+    (Claim { source, tokens, share, deadline, offered: false, stream }, arrives)
 }

@@ -16,7 +16,7 @@ use baton_proto::v1::{self, decode_event::Event, decode_request::Prefill, decode
 use baton_types::fence::AlreadyDone;
 use baton_types::{
     BlockId, Digest, ErrorKind, Fence, GroupBlocks, Incarnation, InstanceId, Party, RequestId, SamplingParams,
-    SequenceSpec, TokenId,
+    SequenceSpec, Share, TokenId,
 };
 use baton_worker::bring_up::{self, Loaded};
 use baton_worker::config::WorkerConfig;
@@ -112,6 +112,7 @@ fn request(service: &DecodeService, id: &str, len: u32, priority: i32) -> v1::De
         sample_index: 0,
         priority,
         cache: None,
+        share: Share::default(),
     };
     let prefill = Prefill::AwaitKv(v1::AwaitKv { source: Some(party("p").into()) });
     let party = Some(service.parts.transfer.party().clone().into());

@@ -5,7 +5,7 @@
 //! whoever holds the lease owns the blocks, dropping it frees them.
 
 use baton_kv_cache::{HASH_TOKENS, Lease, PrefixHash, PrefixHasher};
-use baton_types::{ErrorKind, Fence, FinishReason, RequestId, SamplingParams, TokenId, TokenLogprobs};
+use baton_types::{ErrorKind, Fence, FinishReason, RequestId, SamplingParams, Share, TokenId, TokenLogprobs};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,8 @@ pub struct SequenceRequest {
     pub deadline: Instant,
     /// Higher is preempted later. Default 0.
     pub priority: i32,
+    /// Whose it is, where tenants of one priority share what the engine has.
+    pub share: Share,
     /// What is shared of it; `None` takes nothing from the prefix cache and leaves nothing there.
     pub prefix: Option<PrefixUse>,
 }

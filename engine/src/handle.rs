@@ -4,13 +4,25 @@ use crate::api::{Load, Run, SequenceRequest, SequenceSink, SubmitError};
 use crate::config::EngineConfig;
 use crate::gate::{LogitObserver, SequenceGate};
 use crate::health::Heartbeat;
-use crate::mailbox::{Submission, is_counted};
+use crate::mailbox::{Asked, Submission, is_counted};
 use crate::scheduler::{Awaited, SequenceKey};
 use crate::shared::Shared;
 use baton_kv_cache::{HASH_TOKENS, Keep, Lease, PrefixHash, Reserve, SharedPool};
+use baton_types::{Share, seeded};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+/// Blocks that a peer waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reservation {
+    /// Its turn, see [`EngineHandle::take_turn`].
+    pub turn: SequenceKey,
+    /// Whose it is.
+    pub share: Share,
+    /// Tokens that the blocks are to hold.
+    pub tokens: usize,
+}
 
 /// A running engine. Clones are the same engine; it stops when the last one is dropped.
 #[derive(Clone)]
@@ -42,19 +54,33 @@ impl EngineHandle {
     /// Hands a sequence to the engine. What happens to it comes through `sink`; dropping the returned control cancels it.
     pub fn submit(
         &self,
-        request: SequenceRequest,
+        mut request: SequenceRequest,
         run: Run,
         sink: Box<dyn SequenceSink>,
     ) -> Result<SequenceControl, SubmitError> {
         let shared = self.shared();
+        if seeded!(IgnoredShares) {
+            request.share = Share::default();
+        }
         self.check(&request, &run)?;
         let cancelled = Arc::new(AtomicBool::new(false));
         let control = SequenceControl { shared: shared.clone(), cancelled: cancelled.clone(), detached: false };
         let prompt = request.tokens.len() - usize::from(matches!(run, Run::Adopted { .. }));
         let prefix = shared.prefix(&request, prompt);
-        shared.mailbox.submit(shared.config.waiting_max, is_counted(&run), |arrival| {
-            let key = SequenceKey::new(request.priority, arrival);
-            Submission { key, request, prefix, run, sink, cancelled }
+        let asked = Asked {
+            priority: request.priority,
+            share: request.share,
+            tokens: if is_counted(&run) { prompt } else { request.tokens.len() - prompt },
+            prompt: prefix.as_ref().map(|prefix| prefix.whole),
+        };
+        shared.mailbox.submit(shared.config.waiting_max, is_counted(&run), asked, |key, charged| Submission {
+            key,
+            request,
+            prefix,
+            charged,
+            run,
+            sink,
+            cancelled,
         })?;
         Ok(control)
     }
@@ -102,16 +128,26 @@ impl EngineHandle {
         self.shared().keep(request)
     }
 
-    /// A turn among the sequences, as of now, for blocks that a peer will ask for.
-    pub fn take_turn(&self, priority: i32) -> SequenceKey {
-        SequenceKey::new(priority, self.shared().mailbox.next_arrival())
+    /// A turn among the sequences, as of now, for blocks of so many tokens that a peer asks for.
+    pub fn take_turn(&self, priority: i32, share: Share, tokens: usize) -> SequenceKey {
+        let share = if seeded!(IgnoredShares) { Share::default() } else { share };
+        self.shared().mailbox.take_turn(Asked { priority, share, tokens, prompt: None })
     }
 
-    /// Keeps room for a reservation of so many tokens that waits since its turn, or for none any more: sequences that come after it
-    /// are admitted only where as much stays free, so that no stream of small ones starves it.
-    pub fn keep_room(&self, reservation: Option<(SequenceKey, usize)>) {
+    /// Who took this turn has what it waited for.
+    pub fn turn_came(&self, turn: SequenceKey) {
+        self.shared().mailbox.turn_came(turn);
+    }
+
+    /// Keeps room for a reservation that waits since its turn, or for none any more: sequences that come after it are admitted only where
+    /// as much stays free, so that no stream of small ones starves it. Those beyond the share of their tenants give theirs for one that is
+    /// not.
+    pub fn keep_room(&self, reservation: Option<Reservation>) {
         let shared = self.shared();
-        let awaited = reservation.map(|(turn, tokens)| Awaited { turn, blocks: tokens.div_ceil(shared.block_tokens) });
+        let awaited = reservation.map(|Reservation { turn, share, tokens }| {
+            let share = if seeded!(IgnoredShares) { Share::default() } else { share };
+            Awaited { turn, share, blocks: tokens.div_ceil(shared.block_tokens) }
+        });
         if std::mem::replace(&mut *shared.awaited.lock(), awaited) != awaited {
             shared.mailbox.wake();
         }

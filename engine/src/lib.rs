@@ -19,6 +19,7 @@ pub mod api;
 pub mod config;
 mod engine;
 pub mod error;
+pub mod fair;
 pub mod gate;
 mod handle;
 mod health;
@@ -42,7 +43,7 @@ pub use engine::Driven;
 pub use engine::Engine;
 pub use error::EngineError;
 pub use gate::{LogitObserver, SequenceGate, SequencePhase};
-pub use handle::{EngineHandle, SequenceControl};
+pub use handle::{EngineHandle, Reservation, SequenceControl};
 pub use health::Heartbeat;
 pub use model::{Logits, Model, ModelConfig, ModelError, StepBatch};
 #[doc(hidden)] // See `Driven`.

@@ -1,8 +1,13 @@
 //! What reaches the engine's runner: new sequences, wake-ups, the order to stop.
 
 use crate::api::{Run, SequenceRequest, SequenceSink, SubmitError};
+use crate::fair::{Entered, FairOrder, is_within};
 use crate::scheduler::{Prefix, SequenceKey};
+use baton_kv_cache::PrefixHash;
+use baton_types::{Share, TenantLabel};
 use parking_lot::{Mutex, MutexGuard};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::task::{Context, Poll, Waker};
@@ -12,6 +17,8 @@ pub(crate) struct Submission {
     pub(crate) key: SequenceKey,
     pub(crate) request: SequenceRequest,
     pub(crate) prefix: Option<Prefix>,
+    /// Tokens that its tenant was charged.
+    pub(crate) charged: usize,
     pub(crate) run: Run,
     pub(crate) sink: Box<dyn SequenceSink>,
     pub(crate) cancelled: Arc<AtomicBool>,
@@ -22,7 +29,8 @@ pub(crate) fn is_counted(run: &Run) -> bool {
     !matches!(run, Run::Adopted { .. })
 }
 
-/// Bounded by `waiting_max`: places are taken at [`Mailbox::submit`] and given back by [`Mailbox::left_queue`].
+/// Bounded by `waiting_max`, and by twice as many where several tenants wait: one that has less than its share of the places does not
+/// find them taken by others. Places are taken at [`Mailbox::submit`] and given back by [`Mailbox::left_queue`].
 #[derive(Default)]
 pub(crate) struct Mailbox {
     state: Mutex<State>,
@@ -32,14 +40,35 @@ pub(crate) struct Mailbox {
 struct State {
     submissions: Vec<Submission>,
     arrivals: u64,
+    order: FairOrder,
     waiting: usize,
+    /// Of each tenant.
+    waiting_of: BTreeMap<TenantLabel, (Share, u64)>,
     woken: bool,
     stopped: bool,
     /// Who waits for something to come.
     waiter: Option<Waker>,
 }
 
+/// What something asks to be computed, for its place in the order.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) priority: i32,
+    pub(crate) share: Share,
+    /// Tokens to compute.
+    pub(crate) tokens: usize,
+    /// Its prompt, where it shares what is computed of it.
+    pub(crate) prompt: Option<PrefixHash>,
+}
+
 impl State {
+    /// A place in the order, and the tokens that are charged for it.
+    fn enter(&mut self, asked: Asked) -> (SequenceKey, usize) {
+        let Entered { start, tokens } = self.order.enter(asked.priority, asked.share, asked.tokens, asked.prompt);
+        self.arrivals += 1;
+        (SequenceKey::new(asked.priority, start, self.arrivals), tokens)
+    }
+
     fn has_something(&self) -> bool {
         self.woken || self.stopped || !self.submissions.is_empty()
     }
@@ -52,38 +81,55 @@ pub(crate) struct Taken {
 }
 
 impl Mailbox {
-    /// Queues a sequence; `make` gets its place in the order of arrivals.
+    /// Queues a sequence; `make` gets its place in the order, and what is charged for that.
     pub(crate) fn submit(
         &self,
         waiting_max: usize,
         counted: bool,
-        make: impl FnOnce(u64) -> Submission,
+        asked: Asked,
+        make: impl FnOnce(SequenceKey, usize) -> Submission,
     ) -> Result<(), SubmitError> {
         let mut state = self.state.lock();
         if state.stopped {
             return Err(SubmitError::Stopped);
         }
         if counted && state.waiting >= waiting_max {
-            return Err(SubmitError::Full { waiting: state.waiting, waiting_max });
+            let have = state.waiting_of.values().copied();
+            if state.waiting >= 2 * waiting_max || !is_within(have, asked.share, 1, waiting_max as u64) {
+                return Err(SubmitError::Full { waiting: state.waiting, waiting_max });
+            }
         }
-        state.waiting += usize::from(counted);
-        state.arrivals += 1;
-        let submission = make(state.arrivals);
-        state.submissions.push(submission);
+        if counted {
+            state.waiting += 1;
+            state.waiting_of.entry(asked.share.tenant).or_insert((asked.share, 0)).1 += 1;
+        }
+        let (key, charged) = state.enter(asked);
+        state.submissions.push(make(key, charged));
         wake(state);
         Ok(())
     }
 
-    /// A place in the order of arrivals for something that is no sequence yet.
-    pub(crate) fn next_arrival(&self) -> u64 {
-        let mut state = self.state.lock();
-        state.arrivals += 1;
-        state.arrivals
+    /// A place in the order for something that is no sequence yet.
+    pub(crate) fn take_turn(&self, asked: Asked) -> SequenceKey {
+        self.state.lock().enter(asked).0
     }
 
-    /// Gives `n` places in the queue back.
-    pub(crate) fn left_queue(&self, n: usize) {
-        self.state.lock().waiting -= n;
+    /// The turn of something came.
+    pub(crate) fn turn_came(&self, key: SequenceKey) {
+        self.state.lock().order.served(key.priority(), key.start());
+    }
+
+    /// A sequence left the queue. Of what its tenant was charged, so many tokens are not computed.
+    pub(crate) fn left_queue(&self, key: SequenceKey, share: Share, unused: usize) {
+        let mut state = self.state.lock();
+        state.waiting -= 1;
+        if let Entry::Occupied(mut of) = state.waiting_of.entry(share.tenant) {
+            of.get_mut().1 -= 1;
+            if of.get().1 == 0 {
+                of.remove();
+            }
+        }
+        state.order.give_back(key.priority(), share, unused);
     }
 
     /// Makes the runner look around.

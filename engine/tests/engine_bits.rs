@@ -10,7 +10,9 @@ use baton_kernels::cpu::{CpuBackend, CpuConfig, HeapPool};
 use baton_kernels::lagging::{LagConfig, Lagging};
 use baton_kernels::ops::Ops;
 use baton_kv_cache::{Lease, PrefixHasher};
-use baton_types::{BlockId, Digest, Fence, GroupBlocks, KvPoolMap, PoolMemory, RequestId, SamplingParams, TokenId};
+use baton_types::{
+    BlockId, Digest, Fence, GroupBlocks, KvPoolMap, PoolMemory, RequestId, SamplingParams, Share, TokenId,
+};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -125,6 +127,7 @@ fn requests() -> Vec<SequenceRequest> {
         sample_index: 0,
         deadline: Instant::now() + FOREVER,
         priority: 0,
+        share: Share::default(),
         prefix: Some(PrefixUse::new(PrefixHasher::new(&Digest([1; 32]), b""), &tokens)),
         tokens,
     };

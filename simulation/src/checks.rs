@@ -2,6 +2,7 @@
 
 use crate::client::Ending;
 use crate::executor::{Time, ms};
+use crate::flood;
 use crate::invariant::Invariant;
 use crate::network::Lane;
 use crate::schedule::{ENDS_WITHIN, HEALED, Request};
@@ -17,6 +18,7 @@ const HEARD_AGAIN: Time = ms(100);
 
 /// Looks at everything, and notes what is wrong.
 pub(crate) fn quiet(cluster: &Scheduled) {
+    flood::check(cluster);
     let workers = cluster.workers();
     for (number, (request, end)) in cluster.schedule().requests.iter().zip(cluster.ends.all()).enumerate() {
         ends(cluster, &workers, number, request, end);

@@ -4,10 +4,10 @@ use crate::executor::{Executor, Time};
 use crate::invariant::{Breaches, Invariant};
 use crate::model::Oracle;
 use crate::prompts::Prompts;
-use crate::schedule::{self, Policy};
+use crate::schedule::{self, Policy, WEIGHTS};
 use crate::worker::MODEL;
 use baton_router::{Core, Event, Generation, Parameters, PrefillPolicy, Prompt, Request, Segment};
-use baton_types::{ErrorKind, FinishReason, RequestId, Runtime, TenantId, TokenId};
+use baton_types::{ErrorKind, FinishReason, RequestId, Runtime, TenantId, TokenId, Weight};
 use futures::StreamExt as _;
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -108,7 +108,8 @@ impl Client {
         let id = RequestId::try_new(format!("r{}", self.request)).expect("a short name");
         let tenant = TenantId::try_new(format!("t{}", spec.tenant)).expect("a short name");
         let deadline = self.executor.instant(spec.deadline);
-        let request = Request::new(id, tenant, self.runtime.now(), deadline, parameters);
+        let weight = Weight::try_new(WEIGHTS[spec.tenant]).expect("1 to 1000");
+        let request = Request::new(id, tenant, self.runtime.now(), deadline, parameters).with_weight(weight);
         let prompt = Prompt::Segments(vec![Segment::Tokens(spec.prompt.clone())]);
         match core.generate(request, prompt, &http::HeaderMap::new()).await {
             Ok(generation) => {

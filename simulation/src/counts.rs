@@ -22,6 +22,7 @@ pub const EXPECTED: &[&str] = &[
     "fault: etcd wiped",
     "fault: stall",
     "fault: watch",
+    "flood: requests below their share",
     "get: adopted",
     "get: failed",
     "put: adopted",

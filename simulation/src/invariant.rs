@@ -24,6 +24,8 @@ pub enum Invariant {
     RightAnswer,
     /// Each request ends by its deadline, and soon after all repairs without it; with an error only where it may.
     EveryEnd,
+    /// A tenant below its share is served in time, whatever others ask for.
+    FairShare,
     /// When all is quiet, nothing is held.
     Quiet,
     /// When all is quiet, a router knows what its workers have cached, and nothing else.

@@ -21,6 +21,7 @@ pub mod cluster;
 pub mod counts;
 pub mod executor;
 pub mod fleet;
+pub mod flood;
 pub mod invariant;
 pub mod link;
 pub mod membership;

@@ -1,6 +1,7 @@
 //! What a seed decides before anything happens: the cluster, its bounds, the requests and the faults.
 
 use crate::executor::{Time, ms};
+use crate::flood;
 use crate::network::Lane;
 use crate::random::Random;
 use baton_types::TokenId;
@@ -73,7 +74,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    fn draw(random: &mut Random) -> Self {
+    pub(crate) fn draw(random: &mut Random) -> Self {
         let blocks = random.of(&[8, 10, 16, 24]);
         let is_calm = random.once_in(CALM_ONCE_IN);
         Self {
@@ -169,6 +170,8 @@ pub struct Request {
     pub to: usize,
     /// Nothing is broken while it runs, and its client waits.
     pub must_succeed: bool,
+    /// Its tenant is below its share, and is due the whole answer after this time.
+    pub fair_within: Option<Time>,
 }
 
 impl Request {
@@ -236,6 +239,9 @@ pub struct Schedule {
 impl Schedule {
     /// The schedule of a seed; `vocab` tokens are known.
     pub fn draw(random: &mut Random, vocab: u32) -> Self {
+        if random.once_in(8) {
+            return flood::draw(random, vocab);
+        }
         let shape = Shape::draw(random);
         let requests = requests(&shape, vocab, random);
         let faults = if shape.is_calm { vec![(HEALED, Fault::Heal)] } else { faults(&shape, random) };
@@ -336,6 +342,7 @@ fn request(shape: &Shape, vocab: u32, random: &mut Random) -> Request {
         pause: if random.once_in(10) { random.below(ms(900)) } else { 0 },
         to: random.below(shape.routers as u64) as usize,
         must_succeed: false,
+        fair_within: None,
     }
 }
 

@@ -37,6 +37,10 @@ pub enum Defect {
     IndexKeepsTheDead,
     /// An expired pin is confirmed as if it had held, with checksums of what stands there by then.
     ExpiredPinAdopted,
+    /// Offers that fit are granted although one before them does not.
+    StarvingGrant,
+    /// All tenants are one to workers: whoever came first is served first.
+    IgnoredShares,
 }
 
 #[cfg(feature = "testing")]

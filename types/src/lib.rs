@@ -21,6 +21,7 @@ pub mod places;
 pub mod runtime;
 pub mod sampling;
 pub mod sequence;
+pub mod share;
 
 pub use attention::{Attention, SlidingWindow, TokenKv};
 pub use bundle::{GgufTokenizer, SamplingDefaults, TextBundle};
@@ -36,3 +37,4 @@ pub use memory::{MemoryKind, PoolMemory};
 pub use runtime::{BoxFuture, Clock, Runtime, SystemClock};
 pub use sampling::{SamplingError, SamplingParams};
 pub use sequence::{CacheUse, FinishReason, PhaseTimings, SequenceSpec, TokenLogprobs, Usage};
+pub use share::{Share, TenantLabel, Weight, WeightError};

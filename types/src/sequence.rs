@@ -1,6 +1,6 @@
 //! A sequence as it travels to a worker, and what is reported of it: why it ended, what it used, where its time went.
 
-use crate::{RequestId, SamplingParams, TokenId};
+use crate::{RequestId, SamplingParams, Share, TokenId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
@@ -20,6 +20,8 @@ pub struct SequenceSpec {
     pub sample_index: u32,
     /// Higher is preempted later.
     pub priority: i32,
+    /// Whose it is, where tenants of one priority share what a worker has.
+    pub share: Share,
     /// How it uses prefix caches; `None` takes nothing from them and leaves nothing there.
     pub cache: Option<CacheUse>,
 }

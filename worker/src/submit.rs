@@ -29,10 +29,10 @@ pub fn engine_request(
     model: &Digest,
     deadline: Instant,
 ) -> SequenceRequest {
-    let SequenceSpec { request_id, tokens, prompt_len, sampling, sample_index, priority, cache } = sequence;
+    let SequenceSpec { request_id, tokens, prompt_len, sampling, sample_index, priority, share, cache } = sequence;
     let cache = cache.filter(|_| engine.config().prefix_cache.is_some());
     let prefix = cache.map(|cache| prefix_use(&cache, &tokens, model));
-    SequenceRequest { id: request_id, tokens, prompt_len, sampling, sample_index, deadline, priority, prefix }
+    SequenceRequest { id: request_id, tokens, prompt_len, sampling, sample_index, deadline, priority, share, prefix }
 }
 
 /// How a sequence shares its prefixes, for the model of this fingerprint.

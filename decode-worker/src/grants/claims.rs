@@ -3,11 +3,13 @@
 //! A claim holds no blocks. It bounds how much may be on its way, names who may turn it into a reservation (once), and ends with the
 //! stream that booked it.
 
-use baton_types::{ErrorKind, Party, RequestError, RequestId, seeded};
+use baton_engine::fair::is_within;
+use baton_types::{ErrorKind, Party, RequestError, RequestId, Share, seeded};
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-/// Bounds of a [`Claims`].
+/// Bounds of a [`Claims`]. Where several tenants have claims, one that has less than its share of them is let in beyond these, up to twice
+/// as much.
 #[derive(Clone, Copy, Debug)]
 pub struct ClaimLimits {
     /// Most claims at once.
@@ -23,6 +25,8 @@ pub struct Claim<T> {
     pub source: Party,
     /// Positions whose KV will come.
     pub tokens: u32,
+    /// Whose it is.
+    pub share: Share,
     /// When its stream ends, and the claim with it.
     pub deadline: Instant,
     /// Whether its offer came.
@@ -61,9 +65,11 @@ impl<T> Claims<T> {
     /// Books a claim, or says why not. A full worker asks to be retried.
     pub fn book(&mut self, request: RequestId, claim: Claim<T>) -> Result<(), RequestError> {
         let wanted = self.tokens + u64::from(claim.tokens);
-        if self.by_request.len() >= self.limits.claims_max
-            || (wanted > self.limits.tokens_max && !self.by_request.is_empty())
-        {
+        let exceeds = |times: usize| {
+            self.by_request.len() >= times * self.limits.claims_max
+                || (wanted > times as u64 * self.limits.tokens_max && !self.by_request.is_empty())
+        };
+        if exceeds(1) && (exceeds(2) || !self.is_within_share(&claim)) {
             let message =
                 format!("{} claims over {} tokens wait for their KV already", self.by_request.len(), self.tokens);
             return Err(RequestError::new(ErrorKind::Overloaded, message).retry_after(Duration::from_millis(500)));
@@ -74,6 +80,13 @@ impl<T> Claims<T> {
         self.tokens = wanted;
         self.by_request.insert(request, claim);
         Ok(())
+    }
+
+    /// Whether a tenant has less than its share of what is claimed, with one more.
+    fn is_within_share(&self, claim: &Claim<T>) -> bool {
+        let have = |of: fn(&Claim<T>) -> u64| self.by_request.values().map(move |claim| (claim.share, of(claim)));
+        is_within(have(|_| 1), claim.share, 1, self.limits.claims_max as u64)
+            && is_within(have(|of| of.tokens.into()), claim.share, claim.tokens.into(), self.limits.tokens_max)
     }
 
     /// The claim behind the offer of `source` to send KV of so many tokens. Each claim has one offer at most.
@@ -128,10 +141,16 @@ impl<T> Claims<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use baton_types::{Incarnation, InstanceId};
+    use baton_types::{Incarnation, InstanceId, TenantLabel, Weight};
 
     fn claim(tokens: u32) -> Claim<()> {
-        Claim { source: party("p", 1), tokens, deadline: Instant::now(), offered: false, stream: () }
+        of(0, tokens)
+    }
+
+    /// One of a tenant.
+    fn of(tenant: u64, tokens: u32) -> Claim<()> {
+        let share = Share { tenant: TenantLabel(tenant), weight: Weight::default() };
+        Claim { source: party("p", 1), tokens, share, deadline: Instant::now(), offered: false, stream: () }
     }
 
     fn party(name: &str, incarnation: u64) -> Party {
@@ -180,6 +199,20 @@ mod tests {
             assert!(got.is_some() == refused.is_some() && got.unwrap_or_default().contains(expected), "{expected:?}");
         }
         assert_eq!(claims.len(), 1);
+    }
+
+    #[test]
+    fn one_below_its_share_does_not_find_all_claimed_by_others() {
+        let mut claims = Claims::new(ClaimLimits { claims_max: 4, tokens_max: 100 });
+        (0..4).for_each(|n| claims.book(id(&format!("a{n}")), of(1, 25)).unwrap());
+        assert!(claims.book(id("a4"), of(1, 1)).is_err());
+        claims.book(id("b0"), of(2, 40)).unwrap();
+        assert!(claims.book(id("b1"), of(2, 11)).is_err(), "half of the tokens are its share");
+        claims.book(id("b1"), of(2, 10)).unwrap();
+        assert!(claims.book(id("b2"), of(2, 0)).is_err(), "and half of the claims");
+        claims.book(id("c0"), of(3, 50)).unwrap();
+        assert!(claims.book(id("d0"), of(4, 1)).is_err(), "twice the tokens are claimed");
+        assert_eq!((claims.len(), claims.tokens()), (7, 200));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! A claim stands for a request whose KV is to come. Its source offers the KV once it computes; the offer then waits here until it is
 //! granted, and its KV counts as arriving until it is adopted or fails. Rules:
-//! - Offers are granted by priority, then as they came.
+//! - Offers are granted by priority, then by the shares of their tenants, then as they came: see [`baton_engine::fair`].
 //! - Nobody overtakes an offer that lacks room: a large one is not starved by small ones, and the room that it waits for is kept from
 //!   sequences of the engine that come after it.
 //! - An offer whose next block is arriving already waits for that, at most [`ARRIVES_MAX`]. It lacks no room meanwhile, and nobody
@@ -13,10 +13,11 @@ pub mod claims;
 #[cfg(test)]
 mod tests;
 
+use baton_engine::Reservation;
 use baton_engine::scheduler::SequenceKey;
 use baton_kv_cache::{HASH_TOKENS, PrefixHash};
 use baton_kv_transfer::{RefuseReason, ReserveOffer};
-use baton_types::{RequestError, RequestId};
+use baton_types::{RequestError, RequestId, Share, seeded};
 use claims::{Claim, ClaimLimits, Claims, OfferError};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -35,6 +36,8 @@ pub trait Room {
     fn cached_tokens(&self, block_hashes: &[PrefixHash]) -> usize;
     /// Tokens of a block.
     fn block_tokens(&self) -> usize;
+    /// An offer with this turn is granted.
+    fn turn_came(&mut self, turn: SequenceKey);
 }
 
 /// Where the answer to an offer goes.
@@ -47,6 +50,8 @@ pub trait Reply {
 pub trait Wanted {
     /// Higher is granted first.
     fn priority(&self) -> i32;
+    /// Whose it is.
+    fn share(&self) -> Share;
     /// Of the prompt, for what is cached of it.
     fn block_hashes(&self) -> Arc<[PrefixHash]>;
 }
@@ -73,22 +78,13 @@ pub struct Refused<R> {
     pub detail: String,
 }
 
-/// The offer that everybody after it waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeptRoom {
-    /// Its turn among the sequences of the engine.
-    pub turn: SequenceKey,
-    /// What it needs room for.
-    pub tokens: usize,
-}
-
 /// What to do now.
 #[derive(Debug)]
 pub struct Decisions<R, L> {
     /// In this order.
     pub granted: Vec<Granted<R, L>>,
-    /// Room to keep from sequences that come after it; `None` keeps nothing.
-    pub keep_room: Option<KeptRoom>,
+    /// The offer that everybody after it waits for: room is to be kept for it; `None` keeps nothing.
+    pub keep_room: Option<Reservation>,
     /// When to decide again even if nothing happens; `None` where nothing waits. In the past where room may come unnoticed.
     pub wake_at: Option<Instant>,
 }
@@ -98,6 +94,7 @@ pub struct Decisions<R, L> {
 struct Waiting<R> {
     offer: ReserveOffer,
     reply: R,
+    share: Share,
     /// Of prefixes that may be here already.
     block_hashes: Arc<[PrefixHash]>,
     /// Waits at most until then for KV that is on its way and begins with the same.
@@ -142,13 +139,14 @@ impl<S: Wanted, R: Reply> Grants<S, R> {
         self.arriving.remove(request);
     }
 
-    /// An offer came. `turn` gives its place among the sequences of the engine, of this priority. [`Grants::decide`] decides the rest.
+    /// An offer came. `turn` gives its place among the sequences of the engine, of this priority, share and number of tokens.
+    /// [`Grants::decide`] decides the rest.
     pub fn offered(
         &mut self,
         offer: ReserveOffer,
         reply: R,
         now: Instant,
-        turn: impl FnOnce(i32) -> SequenceKey,
+        turn: impl FnOnce(i32, Share, usize) -> SequenceKey,
     ) -> Result<(), Refused<R>> {
         let claim = match self.claims.offered(&offer.request_id, &offer.source, offer.tokens) {
             Ok(claim) => claim,
@@ -161,8 +159,9 @@ impl<S: Wanted, R: Reply> Grants<S, R> {
         };
         // A source that cannot leave anything out writes all of it: then nothing may be shared.
         let block_hashes = if offer.partial { claim.stream.block_hashes() } else { Arc::default() };
-        let turn = turn(claim.stream.priority());
-        self.waiting.insert(turn, Waiting { offer, reply, block_hashes, arrives_by: now + ARRIVES_MAX });
+        let share = claim.stream.share();
+        let turn = turn(claim.stream.priority(), share, offer.tokens as usize);
+        self.waiting.insert(turn, Waiting { offer, reply, share, block_hashes, arrives_by: now + ARRIVES_MAX });
         Ok(())
     }
 
@@ -180,11 +179,15 @@ impl<S: Wanted, R: Reply> Grants<S, R> {
             }
             let tokens = waiting.offer.tokens as usize;
             let Some(lease) = room.reserve(tokens, &waiting.block_hashes) else {
-                keep_room = Some(KeptRoom { turn, tokens });
                 // Of what keeps room back not everything says when it ends.
                 wake_at = Some(now);
+                keep_room = keep_room.or(Some(Reservation { turn, share: waiting.share, tokens }));
+                if seeded!(StarvingGrant) {
+                    continue;
+                }
                 break;
             };
+            room.turn_came(turn);
             if let Some(Waiting { offer, reply, block_hashes, .. }) = self.waiting.remove(&turn) {
                 self.arriving.insert(offer.request_id.clone(), block_hashes);
                 granted.push(Granted { offer, reply, lease });

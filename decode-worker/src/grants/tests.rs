@@ -1,12 +1,14 @@
 //! Offers against a room of tokens, under a time of the tests' own.
 
 use super::*;
-use baton_types::{Incarnation, InstanceId, Party};
+use baton_engine::fair::FairOrder;
+use baton_types::{Incarnation, InstanceId, Party, TenantLabel, Weight};
 
 /// A pool of so many free tokens in blocks of 16; of each prompt so many tokens are cached.
 struct Tokens {
     free: usize,
     cached: usize,
+    order: FairOrder,
 }
 
 impl Room for Tokens {
@@ -24,6 +26,10 @@ impl Room for Tokens {
     fn block_tokens(&self) -> usize {
         16
     }
+
+    fn turn_came(&mut self, turn: SequenceKey) {
+        self.order.served(turn.priority(), turn.start());
+    }
 }
 
 /// Somebody who waits for an answer, or does not.
@@ -36,13 +42,17 @@ impl Reply for Asks {
     }
 }
 
-/// A stream with a priority and the hashes of its prompt.
+/// A stream with a priority, the hashes of its prompt, and its tenant.
 #[derive(Debug)]
-struct Stream(i32, Vec<u8>);
+struct Stream(i32, Vec<u8>, Share);
 
 impl Wanted for Stream {
     fn priority(&self) -> i32 {
         self.0
+    }
+
+    fn share(&self) -> Share {
+        self.2
     }
 
     fn block_hashes(&self) -> Arc<[PrefixHash]> {
@@ -63,18 +73,21 @@ struct World {
     room: Tokens,
     now: Instant,
     turns: u64,
+    /// Whose the next offers are.
+    share: Share,
 }
 
 impl World {
     fn new(free: usize) -> Self {
         let grants = Grants::new(ClaimLimits { claims_max: 16, tokens_max: 10_000 });
-        Self { grants, room: Tokens { free, cached: 0 }, now: Instant::now(), turns: 0 }
+        let room = Tokens { free, cached: 0, order: FairOrder::default() };
+        Self { grants, room, now: Instant::now(), turns: 0, share: Share::default() }
     }
 
     /// A claim and its offer, of so many tokens whose prompt has these hashes.
     fn offer(&mut self, name: &str, priority: i32, tokens: u32, hashes: &[u8]) {
-        let stream = Stream(priority, hashes.to_vec());
-        let claim = Claim { source: source(), tokens, deadline: self.now, offered: false, stream };
+        let stream = Stream(priority, hashes.to_vec(), self.share);
+        let claim = Claim { source: source(), tokens, share: self.share, deadline: self.now, offered: false, stream };
         self.grants.book(id(name), claim).unwrap();
         self.asks(name, tokens, true).unwrap();
     }
@@ -84,8 +97,10 @@ impl World {
         let offer =
             ReserveOffer { request_id: id(name), source: source(), tokens, partial: true, deadline, shard: 0, legs: 1 };
         self.turns += 1;
-        let turn = self.turns;
-        let turn = |priority| SequenceKey::new(priority, turn);
+        let (arrival, order) = (self.turns, &mut self.room.order);
+        let turn = |priority, share, tokens| {
+            SequenceKey::new(priority, order.enter(priority, share, tokens, None).start, arrival)
+        };
         self.grants.offered(offer, Asks(is_wanted), self.now, turn).map_err(|refused| refused.reason)
     }
 
@@ -108,6 +123,45 @@ fn offers_are_granted_by_priority_and_then_as_they_came() {
     assert_eq!(world.decides().0, ["b", "d", "a"]);
     world.room.free = 16;
     assert_eq!(world.decides(), (vec!["c".to_owned()], None, None));
+}
+
+/// The tenant of this number.
+fn tenant(number: u64, weight: u32) -> Share {
+    Share { tenant: TenantLabel(number), weight: Weight::try_new(weight).unwrap() }
+}
+
+#[test]
+fn tenants_of_one_priority_take_turns_by_weight() {
+    let mut world = World::new(0);
+    for (names, share) in [(["a0", "a1", "a2", "a3"], tenant(1, 1)), (["b0", "b1", "b2", "b3"], tenant(2, 2))] {
+        world.share = share;
+        names.iter().for_each(|name| world.offer(name, 0, 16, &[]));
+    }
+    world.share = tenant(3, 1);
+    world.offer("urgent", 1, 16, &[]);
+    world.room.free = 160;
+    assert_eq!(world.decides().0, ["urgent", "a0", "b0", "b1", "a1", "b2", "b3", "a2", "a3"]);
+}
+
+#[test]
+fn one_below_its_share_waits_for_no_flood() {
+    let mut world = World::new(64);
+    world.share = tenant(1, 1);
+    let flood: Vec<String> = (0..10).map(|n| format!("flood{n}")).collect();
+    flood.iter().for_each(|name| world.offer(name, 0, 32, &[]));
+    assert_eq!(world.decides().0, flood[..2]);
+    world.share = tenant(2, 1);
+    world.offer("small", 0, 48, &[]);
+    let Decisions { keep_room, .. } = world.grants.decide(world.now, &mut world.room);
+    let kept = keep_room.map(|kept| (kept.share, kept.tokens));
+    assert_eq!(kept, Some((tenant(2, 1), 48)), "the next room is its own, whatever else waits");
+    world.room.free = 48;
+    assert_eq!(world.decides(), (vec!["small".to_owned()], Some(32), Some(Duration::ZERO)));
+    // It does not come before the others for ever: what it takes now, it has had.
+    world.offer("next", 0, 320, &[]);
+    world.offer("over", 0, 16, &[]);
+    world.room.free = 10_000;
+    assert_eq!(world.decides().0[..3], ["flood2", "next", "flood3"]);
 }
 
 #[test]
@@ -168,8 +222,9 @@ fn the_end_of_a_claim_takes_its_offer_along() {
 #[test]
 fn nobody_waits_for_an_offer_that_is_given_up() {
     let mut world = World::new(16);
-    let stream = Stream(0, Vec::new());
-    let claim = Claim { source: source(), tokens: 160, deadline: world.now, offered: false, stream };
+    let stream = Stream(0, Vec::new(), Share::default());
+    let (share, deadline) = (Share::default(), world.now);
+    let claim = Claim { source: source(), tokens: 160, share, deadline, offered: false, stream };
     world.grants.book(id("given-up"), claim).unwrap_or_else(|error| panic!("{error}"));
     world.asks("given-up", 160, false).unwrap();
     world.offer("next", 0, 16, &[]);

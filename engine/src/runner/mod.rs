@@ -220,9 +220,12 @@ impl<M: StepModel> Runner<M> {
             let (Some(sequence), Some(lease)) = (self.sequences.get_mut(key), self.scheduler.lease(*key)) else {
                 continue;
             };
-            sequence.start(lease.blocks(), self.scheduler.computed(*key), &self.shared.layers, now);
+            let cached = self.scheduler.computed(*key);
+            sequence.start(lease.blocks(), cached, &self.shared.layers, now);
+            self.shared.mailbox.turn_came(*key);
             if std::mem::take(&mut sequence.counted) {
-                self.shared.mailbox.left_queue(1);
+                let unused = std::mem::take(&mut sequence.charged).min(cached);
+                self.shared.mailbox.left_queue(*key, sequence.request.share, unused);
             }
         }
     }
@@ -231,7 +234,7 @@ impl<M: StepModel> Runner<M> {
     fn end_sequence(&mut self, key: SequenceKey, lease: Option<Lease>, event: SequenceEvent) {
         let Some(mut sequence) = self.sequences.remove(&key) else { return };
         if sequence.counted {
-            self.shared.mailbox.left_queue(1);
+            self.shared.mailbox.left_queue(key, sequence.request.share, sequence.charged);
         }
         sequence.give_back(lease);
         if let Some(hashes) = sequence.cold_hashes() {

@@ -18,6 +18,8 @@ pub(super) struct Sequence {
     /// Only of a sequence that ends with its first token.
     pub(super) observer: Option<Box<dyn PrefillObserver>>,
     pub(super) history: History,
+    /// Tokens that its tenant was charged.
+    pub(super) charged: usize,
     /// Whether it holds one of the `waiting_max` places.
     pub(super) counted: bool,
     pub(super) launched_at: Option<Instant>,
@@ -31,7 +33,7 @@ pub(super) struct Sequence {
 impl Sequence {
     /// The sequence, and what the scheduler is to know of it.
     pub(super) fn new(submission: Submission, counted: bool) -> (Self, Arrival) {
-        let Submission { request, prefix, run, sink, cancelled, .. } = submission;
+        let Submission { request, prefix, charged, run, sink, cancelled, .. } = submission;
         let block_hashes = prefix.as_ref().map(|prefix| prefix.hashes.clone());
         let len = request.tokens.len();
         let (observer, lease) = match run {
@@ -40,12 +42,22 @@ impl Sequence {
             Run::Adopted { lease } => (None, Some(lease)),
         };
         let computed = if lease.is_some() { len - 1 } else { 0 };
-        let (pinned, deadline) = (observer.is_some(), request.deadline);
-        let arrival = Arrival { len, computed, lease, pinned, deadline, prefix };
+        let (pinned, deadline, share) = (observer.is_some(), request.deadline, request.share);
+        let arrival = Arrival { len, computed, lease, pinned, deadline, share, prefix };
         let history = History::rebuild(&request.tokens, request.prompt_len);
         let (launched_at, generated) = (None, false);
-        let sequence =
-            Self { request, sink, observer, history, counted, launched_at, generated, block_hashes, cancelled };
+        let sequence = Self {
+            request,
+            sink,
+            observer,
+            history,
+            charged,
+            counted,
+            launched_at,
+            generated,
+            block_hashes,
+            cancelled,
+        };
         (sequence, arrival)
     }
 

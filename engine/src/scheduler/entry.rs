@@ -1,21 +1,53 @@
 //! One sequence as the scheduler sees it: lengths and blocks, no tokens.
 
+use crate::fair::Start;
 use crate::gate::SequencePhase;
 use baton_kv_cache::{Keep, Lease, PrefixHash};
+use baton_types::Share;
 use std::cmp::Reverse;
 use std::time::Instant;
 
-/// Names a sequence and orders all of them: whoever is smaller is served first and preempted last.
+/// Names a sequence and orders all of them: whoever is smaller is served first and preempted last, as far as no tenant has more than its
+/// share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SequenceKey {
     priority: Reverse<i32>,
+    start: Start,
     arrival: u64,
 }
 
 impl SequenceKey {
-    /// `arrival` counts up; a higher `priority` comes first.
-    pub fn new(priority: i32, arrival: u64) -> Self {
-        Self { priority: Reverse(priority), arrival }
+    /// `arrival` counts up; a higher `priority` comes first, then whose turn is earlier.
+    pub fn new(priority: i32, start: Start, arrival: u64) -> Self {
+        Self { priority: Reverse(priority), start, arrival }
+    }
+
+    /// Its priority.
+    pub fn priority(self) -> i32 {
+        self.priority.0
+    }
+
+    /// Its turn among those of its priority.
+    pub fn start(self) -> Start {
+        self.start
+    }
+}
+
+/// The order of sequences in one plan: in a priority, who is beyond the share of its tenant comes last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Standing {
+    priority: Reverse<i32>,
+    is_beyond: bool,
+    key: SequenceKey,
+}
+
+impl Standing {
+    pub(super) fn new(key: SequenceKey, is_beyond: bool) -> Self {
+        Self { priority: key.priority, is_beyond, key }
+    }
+
+    pub(super) fn key(self) -> SequenceKey {
+        self.key
     }
 }
 
@@ -32,6 +64,8 @@ pub struct Arrival {
     pub pinned: bool,
     /// After this instant it ends.
     pub deadline: Instant,
+    /// Whose it is.
+    pub share: Share,
     /// Under which hashes its blocks are shared, if they are.
     pub prefix: Option<Prefix>,
 }
@@ -64,6 +98,9 @@ pub(super) struct Entry {
     pub(super) lease: Option<Lease>,
     pub(super) pinned: bool,
     pub(super) deadline: Instant,
+    pub(super) share: Share,
+    /// Whether it is beyond the share of its tenant, as of the plan.
+    pub(super) is_beyond: bool,
     pub(super) stage: Stage,
     /// Whether it ever left the queue.
     pub(super) started: bool,
@@ -79,7 +116,7 @@ pub(super) struct Entry {
 
 impl Entry {
     pub(super) fn new(arrival: Arrival) -> Self {
-        let Arrival { len, computed, lease, pinned, deadline, prefix } = arrival;
+        let Arrival { len, computed, lease, pinned, deadline, share, prefix } = arrival;
         // An adopted sequence has its past in its blocks and goes on with the one token behind it.
         let prefill_end = if computed > 0 && computed + 1 == len { computed } else { len };
         Self {
@@ -90,6 +127,8 @@ impl Entry {
             lease,
             pinned,
             deadline,
+            share,
+            is_beyond: false,
             stage: Stage::Waiting,
             started: false,
             paused_since: None,

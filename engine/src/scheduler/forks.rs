@@ -26,7 +26,8 @@ impl Scheduler {
     /// waits for some, where more hold blocks than run at once, and where there is no room for one of its own above the watermark and
     /// what a reservation before it waits for.
     fn fork(&mut self, computed: SequenceKey, waiting: SequenceKey) -> Option<ForkCopy> {
-        let overtakes = self.entries.range(..waiting).any(|(_, entry)| entry.lease.is_none());
+        let place = self.place(waiting);
+        let overtakes = self.entries.iter().any(|(key, entry)| entry.lease.is_none() && self.place(*key) < place);
         let hold = self.entries.values().filter(|entry| entry.lease.is_some()).count();
         let len = self.entries[&waiting].len;
         if overtakes || hold >= self.config.running_max || len == 1 {

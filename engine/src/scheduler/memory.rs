@@ -1,9 +1,8 @@
 //! Blocks and places for those who come first, if need be from those who come last.
 
-use super::entry::Stage;
+use super::entry::{Stage, Standing};
 use super::{Awaited, Scheduler, SequenceKey};
 use baton_kv_cache::Lease;
-use std::ops::Bound;
 use std::time::Instant;
 
 impl Scheduler {
@@ -49,7 +48,9 @@ impl Scheduler {
 
     /// Ends pins for the first of all sequences: nobody else would make room for it before they end, and everybody waits behind it.
     fn waives_pins(&self, key: SequenceKey) -> bool {
-        self.entries.first_key_value().is_some_and(|(first, _)| *first == key) && self.pool.waive_pins()
+        let place = self.place(key);
+        let is_first = self.entries.keys().all(|other| self.place(*other) >= place);
+        is_first && self.pool.waive_pins()
     }
 
     /// Whether it is blocks in quarantine that keep `len` tokens out, even from a pool that nobody else uses.
@@ -61,19 +62,19 @@ impl Scheduler {
 
     /// The reservation whose turn comes before that of `key`.
     pub(super) fn awaited_before(&self, key: SequenceKey) -> Option<Awaited> {
-        self.awaited.filter(|awaited| awaited.turn < key)
+        self.awaited.filter(|awaited| self.awaited_place(awaited) < self.place(key))
     }
 
     /// Whether `needed` blocks would be free if everyone after `key` gave theirs. Nobody is preempted for nothing.
-    fn can_reclaim(&self, key: SequenceKey, needed: usize) -> bool {
-        let after = self.entries.range((Bound::Excluded(key), Bound::Unbounded));
-        let held = after.filter(|(_, e)| e.is_preemptable()).filter_map(|(_, e)| e.lease.as_ref());
+    pub(super) fn can_reclaim(&self, key: SequenceKey, needed: usize) -> bool {
+        let held =
+            self.after(self.place(key)).filter(|(_, e)| e.is_preemptable()).filter_map(|(_, e)| e.lease.as_ref());
         self.pool.free_min_without(held) >= needed
     }
 
     fn last_preemptable_after(&self, key: SequenceKey) -> Option<SequenceKey> {
-        let mut after = self.entries.range((Bound::Excluded(key), Bound::Unbounded)).rev();
-        after.find(|(_, e)| e.is_preemptable()).map(|(key, _)| *key)
+        let after = self.after(self.place(key)).filter(|(_, e)| e.is_preemptable());
+        after.map(|(place, _)| place).max().map(Standing::key)
     }
 
     fn preempt_last_after(&mut self, key: SequenceKey, preempted: &mut Vec<SequenceKey>) -> bool {
@@ -99,7 +100,7 @@ impl Scheduler {
 
     /// The last running sequence after `key` that may lose its place.
     pub(super) fn last_parkable_after(&self, key: SequenceKey) -> Option<SequenceKey> {
-        let mut after = self.entries.range((Bound::Excluded(key), Bound::Unbounded)).rev();
-        after.find(|(_, e)| e.stage == Stage::Running && e.is_preemptable()).map(|(key, _)| *key)
+        let after = self.after(self.place(key)).filter(|(_, e)| e.stage == Stage::Running && e.is_preemptable());
+        after.map(|(place, _)| place).max().map(Standing::key)
     }
 }

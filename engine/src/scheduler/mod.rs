@@ -1,10 +1,13 @@
 //! Which sequence runs, how far, and on which blocks. Pure: `now` and conditions in, decisions out; it never sleeps.
 //!
-//! Rules, in the order of [`SequenceKey`] (higher priority first, then earlier arrival):
+//! Rules, in the order of sequences (higher priority first; then who is within the share of its tenant; then by [`SequenceKey`], which is
+//! earlier turn, then earlier arrival). With one tenant this is the order of arrivals.
 //! - Every running sequence that needs one row gets it in each step. Prefill shares what is left of `chunk_tokens_max`.
 //! - A waiting sequence is admitted when blocks for *all* its tokens are free above the watermark; nobody overtakes one that
 //!   waits for blocks.
 //! - A reservation for a peer that waits for blocks has its turn among the sequences: who comes after it leaves it that many.
+//! - Tenants of one priority that have prompts to compute share the rows of each chunk by weight.
+//! - A reservation within its tenant's share takes blocks from sequences that are beyond theirs.
 //! - Who lacks a block takes it from the sequence that comes last: that one is preempted, waits, and is recomputed. Nobody takes
 //!   from a sequence that comes before it, so the first of all always progresses and two can never starve each other.
 //! - Where the batch is full, a sequence that comes before others takes the place of the last one, which keeps its blocks and waits.
@@ -19,6 +22,7 @@ mod entry;
 mod forks;
 mod memory;
 mod plan;
+mod shares;
 mod sharing;
 #[cfg(test)]
 mod tests;
@@ -26,8 +30,10 @@ mod tests;
 pub use entry::{Arrival, Prefix, SequenceKey, Totals};
 pub use plan::{Decisions, End, Segment};
 
+use crate::fair::FairOrder;
 use crate::gate::SequencePhase;
 use baton_kv_cache::{Lease, SharedPool};
+use baton_types::Share;
 use entry::Entry;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -54,6 +60,8 @@ pub struct SchedulerConfig {
 pub struct Awaited {
     /// Sequences that come after it are admitted only where the blocks stay free.
     pub turn: SequenceKey,
+    /// Whose it is.
+    pub share: Share,
     /// Blocks of each group.
     pub blocks: usize,
 }
@@ -73,6 +81,12 @@ pub struct Scheduler {
     pool: SharedPool,
     entries: BTreeMap<SequenceKey, Entry>,
     awaited: Option<Awaited>,
+    /// As of the last plan.
+    awaited_is_beyond: bool,
+    /// Tenants that have anything here, as of the last plan.
+    tenants: usize,
+    /// Of rows of prefill.
+    rows: FairOrder,
     prefill_tokens_per_s: f64,
     recomputed: u64,
 }
@@ -80,8 +94,17 @@ pub struct Scheduler {
 impl Scheduler {
     /// A scheduler without sequences over `pool`.
     pub fn new(config: SchedulerConfig, pool: SharedPool) -> Self {
-        let (entries, awaited) = Default::default();
-        Self { config, pool, entries, awaited, prefill_tokens_per_s: 0.0, recomputed: 0 }
+        Self {
+            config,
+            pool,
+            entries: BTreeMap::new(),
+            awaited: None,
+            awaited_is_beyond: false,
+            tenants: 0,
+            rows: FairOrder::default(),
+            prefill_tokens_per_s: 0.0,
+            recomputed: 0,
+        }
     }
 
     /// Adds a sequence; [`Scheduler::plan`] decides the rest.

@@ -1,6 +1,7 @@
 //! The decisions for one step, made in one pass from the first sequence to the last.
 
-use super::entry::Stage;
+use super::entry::{Stage, Standing};
+use super::shares::PrefillRows;
 use super::{Conditions, Scheduler, SequenceKey};
 use baton_kv_cache::Lease;
 use std::time::Instant;
@@ -50,8 +51,10 @@ pub struct Decisions {
 struct Pass<'a> {
     now: Instant,
     ready: &'a [SequenceKey],
-    prefill_left: usize,
+    prefill: PrefillRows,
     running: usize,
+    /// The last sequence that ran when the pass began and may lose its place: nobody after it can take one.
+    last_parkable: Option<Standing>,
     /// Nobody else is admitted in this pass: one who comes before them lacks blocks or rows.
     closed: bool,
     /// Somebody is held or paused.
@@ -63,12 +66,18 @@ impl Scheduler {
     pub fn plan(&mut self, now: Instant, conditions: &dyn Conditions) -> Decisions {
         let mut decisions = Decisions::default();
         self.end_overdue(now, conditions, &mut decisions);
-        let ready: Vec<SequenceKey> =
+        self.note_shares();
+        self.reclaim_for_awaited(&mut decisions.preempted);
+        let mut ready: Vec<SequenceKey> =
             self.entries.keys().copied().filter(|key| self.is_ready(*key, conditions)).collect();
+        if self.tenants > 1 {
+            ready.sort_by_cached_key(|key| self.place(*key));
+        }
         let mut pass = self.open_pass(now, &ready);
         for key in &ready {
             self.visit(*key, conditions, &mut pass, &mut decisions);
         }
+        self.use_up(conditions, &pass, &mut decisions);
         decisions.wake_at = self.wake_at(now, pass.held);
         decisions
     }
@@ -98,14 +107,19 @@ impl Scheduler {
         entry.paused_since.is_none() && conditions.is_open(key, entry.phase())
     }
 
-    fn open_pass<'a>(&self, now: Instant, ready: &'a [SequenceKey]) -> Pass<'a> {
+    fn open_pass<'a>(&mut self, now: Instant, ready: &'a [SequenceKey]) -> Pass<'a> {
         let single_rows =
             ready.iter().map(|key| &self.entries[key]).filter(|e| e.is_decode()).count().min(self.config.running_max);
+        // At least one row: a full batch slows prefill down and never stops it. Rows stay within
+        // `EngineConfig::step_rows_max`, since a sequence in prefill takes one of the `running_max` places.
+        let rows = self.config.chunk_tokens_max.saturating_sub(single_rows).max(1);
+        let running = self.entries.iter().filter(|(_, e)| e.stage == Stage::Running);
+        let parkable = running.filter(|(_, e)| e.is_preemptable());
+        let last_parkable = parkable.map(|(key, entry)| Standing::new(*key, entry.is_beyond)).max();
         Pass {
-            // At least one row: a full batch slows prefill down and never stops it. Rows stay within
-            // `EngineConfig::step_rows_max`, since a sequence in prefill takes one of the `running_max` places.
-            prefill_left: self.config.chunk_tokens_max.saturating_sub(single_rows).max(1),
+            prefill: self.divide_rows(ready, rows),
             running: self.totals().running,
+            last_parkable,
             closed: false,
             held: ready.len() < self.entries.len(),
             now,
@@ -123,8 +137,8 @@ impl Scheduler {
             pass.held = true;
             return;
         }
-        let (position, pending, decode) = (entry.computed, entry.pending(), entry.is_decode());
-        let rows = if decode { 1 } else { pending.min(pass.prefill_left) };
+        let (position, pending, decode, share) = (entry.computed, entry.pending(), entry.is_decode(), entry.share);
+        let rows = if decode { 1 } else { pending.min(pass.prefill.of(key, share)) };
         if rows == 0 {
             return;
         }
@@ -140,7 +154,9 @@ impl Scheduler {
             return;
         }
         self.count_preemptions(before, pass, decisions);
-        pass.prefill_left -= if decode { 0 } else { rows };
+        if !decode {
+            pass.prefill.take(key, share, rows);
+        }
         decisions.batch.push(Segment { key, position, rows, samples: rows == pending, decode });
     }
 
@@ -148,8 +164,11 @@ impl Scheduler {
     fn try_start(&mut self, key: SequenceKey, pass: &mut Pass<'_>, decisions: &mut Decisions) -> bool {
         let entry = &self.entries[&key];
         let (len, brings_blocks, decode) = (entry.len, entry.lease.is_some(), entry.is_decode());
-        let has_place = pass.running < self.config.running_max || self.last_parkable_after(key).is_some();
-        if !has_place || (!decode && pass.prefill_left == 0) {
+        if !decode && pass.prefill.of(key, entry.share) == 0 {
+            return false;
+        }
+        let may_park = pass.last_parkable.is_some_and(|last| last > self.place(key));
+        if pass.running >= self.config.running_max && !(may_park && self.last_parkable_after(key).is_some()) {
             return false;
         }
         if !brings_blocks {
@@ -184,6 +203,28 @@ impl Scheduler {
             }
         }
         true
+    }
+
+    /// Gives rows that a tenant was to have, and could not use for want of blocks or a place, to those that prefill anyway. They have blocks
+    /// for all of their prompts, so nobody loses any. Were these rows lost, two could wait for each other.
+    fn use_up(&self, conditions: &dyn Conditions, pass: &Pass<'_>, decisions: &mut Decisions) {
+        let mut left = pass.prefill.unused();
+        let running = pass.ready.iter().map(|key| (*key, &self.entries[key]));
+        for (key, entry) in running.filter(|(_, entry)| entry.stage == Stage::Running && !entry.is_decode()) {
+            let segment = decisions.batch.iter_mut().find(|segment| segment.key == key);
+            let rows = segment.as_ref().map_or(0, |segment| segment.rows);
+            let covered = entry.lease.as_ref().map_or(0, |lease| lease.blocks_min() * self.config.block_tokens);
+            let more = left.min(entry.pending() - rows).min(covered.saturating_sub(entry.computed + rows));
+            if more == 0 || !conditions.is_open(key, entry.running_phase()) {
+                continue;
+            }
+            left -= more;
+            let (position, samples) = (entry.computed, rows + more == entry.pending());
+            match segment {
+                Some(segment) => (segment.rows, segment.samples) = (rows + more, samples),
+                None => decisions.batch.push(Segment { key, position, rows: more, samples, decode: false }),
+            }
+        }
     }
 
     /// Whoever was preempted in this pass is not admitted again in it: what is left over would not last.

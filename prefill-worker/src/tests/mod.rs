@@ -11,7 +11,7 @@ use baton_node::membership::Members;
 use baton_node::metrics::Metrics;
 use baton_proto::convert::status::to_error;
 use baton_proto::v1::{self, prefill_event::Event, prefill_server::Prefill};
-use baton_types::{Digest, ErrorKind, Incarnation, InstanceId, Party, RequestId, SamplingParams, SequenceSpec};
+use baton_types::{Digest, ErrorKind, Incarnation, InstanceId, Party, RequestId, SamplingParams, SequenceSpec, Share};
 use baton_worker::bring_up;
 use baton_worker::config::WorkerConfig;
 use baton_worker::drain::Drain;
@@ -96,6 +96,7 @@ fn request(service: &PrefillService, sink: &KvTransfer) -> v1::PrefillRequest {
         sample_index: 0,
         priority: 0,
         cache: None,
+        share: Share::default(),
     };
     v1::PrefillRequest {
         sequence: Some(sequence.into()),

@@ -3,7 +3,7 @@
 use super::ConvertError;
 use super::error::{bounded, required};
 use crate::v1;
-use baton_types::{CacheUse, Incarnation, InstanceId, Party, RequestId, SequenceSpec};
+use baton_types::{CacheUse, Incarnation, InstanceId, Party, RequestId, SequenceSpec, Share, TenantLabel, Weight};
 use std::time::Duration;
 
 /// Most tokens of one sequence on the wire: beyond any context served, and 5 MiB of varints at most.
@@ -21,7 +21,23 @@ impl From<SequenceSpec> for v1::Sequence {
             sample_index: s.sample_index,
             priority: s.priority,
             cache: s.cache.map(Into::into),
+            share: Some(s.share.into()),
         }
+    }
+}
+
+impl From<Share> for v1::Share {
+    fn from(s: Share) -> Self {
+        Self { tenant: s.tenant.0, weight: s.weight.get() }
+    }
+}
+
+impl TryFrom<v1::Share> for Share {
+    type Error = ConvertError;
+
+    fn try_from(s: v1::Share) -> Result<Self, ConvertError> {
+        let weight = Weight::try_new(s.weight).map_err(|e| ConvertError::invalid("weight", e))?;
+        Ok(Self { tenant: TenantLabel(s.tenant), weight })
     }
 }
 
@@ -66,6 +82,8 @@ impl TryFrom<v1::Sequence> for SequenceSpec {
             sample_index: s.sample_index,
             priority: s.priority,
             cache: s.cache.map(CacheUse::try_from).transpose().map_err(|e| e.within("cache"))?,
+            // A router of an earlier release does not say: to it, everybody is one tenant.
+            share: s.share.map(Share::try_from).transpose().map_err(|e| e.within("share"))?.unwrap_or_default(),
         })
     }
 }

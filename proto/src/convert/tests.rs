@@ -53,9 +53,11 @@ fn sequence() -> impl Strategy<Value = SequenceSpec> {
         ttl: ttl.map(Duration::from_millis),
         pin: pin.map(Duration::from_millis),
     });
-    let numbers = (any::<(u32, i32)>(), option::of(cache));
+    let share = (any::<u64>(), 1u32..=1000)
+        .prop_map(|(tenant, weight)| Share { tenant: TenantLabel(tenant), weight: Weight::try_new(weight).unwrap() });
+    let numbers = (any::<(u32, i32)>(), option::of(cache), share);
     (name(), vec(any::<u32>(), 1..50), any::<proptest::sample::Index>(), sampling(), numbers).prop_map(
-        |(id, tokens, prompt, sampling, ((sample_index, priority), cache))| SequenceSpec {
+        |(id, tokens, prompt, sampling, ((sample_index, priority), cache, share))| SequenceSpec {
             request_id: RequestId::try_new(id).unwrap(),
             prompt_len: 1 + prompt.index(tokens.len()),
             tokens,
@@ -63,6 +65,7 @@ fn sequence() -> impl Strategy<Value = SequenceSpec> {
             sample_index,
             priority,
             cache,
+            share,
         },
     )
 }
@@ -307,6 +310,16 @@ fn refused_sequences_name_the_field() {
     check("prompt_len", |s| s.prompt_len = 3);
     check("sampling", |s| s.sampling = None);
     check("sampling.top_p", |s| s.sampling.as_mut().unwrap().top_p = f32::NAN);
+    check("share.weight", |s| s.share = Some(v1::Share { tenant: 1, weight: 0 }));
+    check("share.weight", |s| s.share = Some(v1::Share { tenant: 1, weight: 1001 }));
+}
+
+#[test]
+fn sequences_of_routers_that_know_no_shares_are_everybodys() {
+    let sampling = Some(SamplingParams::default().into());
+    let sequence =
+        v1::Sequence { request_id: "r".into(), tokens: vec![1], prompt_len: 1, sampling, ..Default::default() };
+    assert_eq!(SequenceSpec::try_from(sequence).unwrap().share, Share::default());
 }
 
 #[test]

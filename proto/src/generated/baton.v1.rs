@@ -108,6 +108,19 @@ pub struct Sequence {
     /// Unset: nothing of it is taken from a prefix cache or left there.
     #[prost(message, optional, tag = "7")]
     pub cache: ::core::option::Option<CacheUse>,
+    /// Unset: everybody's, with weight 1.
+    #[prost(message, optional, tag = "8")]
+    pub share: ::core::option::Option<Share>,
+}
+/// Whose a sequence is, where tenants share what a worker has.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Share {
+    /// Equal labels are one tenant. Routers derive it from the tenant's name.
+    #[prost(fixed64, tag = "1")]
+    pub tenant: u64,
+    /// 1 to 1000: one of weight 2 is due twice what one of weight 1 is.
+    #[prost(uint32, tag = "2")]
+    pub weight: u32,
 }
 /// How a sequence uses the prefix caches of workers.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -11,8 +11,8 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AuthConfig {
-    /// Hashes of the keys that may call, one a line: `SHA256HEX TENANT [operator] [priority_max=N] [requests_max=N] [tokens_max=N]`. Unset:
-    /// everybody may, as one tenant, and only the router's own limits hold.
+    /// Hashes of the keys that may call, one a line: `SHA256HEX TENANT [operator] [priority_max=N] [requests_max=N] [tokens_max=N]
+    /// [weight=N]`. Unset: everybody may, as one tenant, and only the router's own limits hold.
     pub keys_file: Option<PathBuf>,
     /// The highest priority that requests of a key may ask for, where the file does not say.
     pub priority_max: i32,

@@ -1,7 +1,7 @@
 //! The keys of a file. Pure.
 
 use super::{Caller, Key, KeyLimits};
-use baton_types::TenantId;
+use baton_types::{TenantId, Weight};
 use sha2::{Digest as _, Sha256};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -45,12 +45,22 @@ pub enum Problem {
     Tenant(usize),
     /// The words after it.
     #[error(
-        "line {0} has more than a hash and a tenant: nothing but `operator`, `priority_max=N`, `requests_max=N` and `tokens_max=N` may follow, each once"
+        "line {0} has more than a hash and a tenant: nothing but `operator`, `priority_max=N`, `requests_max=N`, `tokens_max=N` and `weight=N` may follow, each once"
     )]
     More(usize),
     /// A limit that is none.
     #[error("line {0} has a limit that is none: {1}")]
     Limit(usize, &'static str),
+    /// Another weight for a tenant.
+    #[error(
+        "line {again} gives its tenant another weight than line {first}: the weight is the tenant's, whatever the key"
+    )]
+    Weight {
+        /// Where it stands first.
+        first: usize,
+        /// Where it stands again.
+        again: usize,
+    },
     /// The same key again.
     #[error("line {again} has the same hash as line {first}: a key belongs to one tenant")]
     Twice {
@@ -66,8 +76,15 @@ impl Keys {
     pub(super) fn parse(bytes: &[u8], limits: KeyLimits) -> Result<Self, Problem> {
         let text = std::str::from_utf8(bytes).map_err(|_| Problem::NoText)?;
         let (mut keys, mut lines) = (HashMap::new(), HashMap::new());
+        let mut weights: HashMap<TenantId, (Weight, usize)> = HashMap::new();
         for (number, line) in (1..).zip(text.lines()) {
-            let Some((hash, caller)) = read_line(number, line, limits)? else { continue };
+            let Some(Line { hash, caller, weight }) = read_line(number, line, limits)? else { continue };
+            if let Some(weight) = weight {
+                let (known, first) = *weights.entry(caller.tenant.clone()).or_insert((weight, number));
+                if known != weight {
+                    return Err(Problem::Weight { first, again: number });
+                }
+            }
             match lines.entry(hash) {
                 Entry::Occupied(first) => return Err(Problem::Twice { first: *first.get(), again: number }),
                 Entry::Vacant(place) => place.insert(number),
@@ -76,6 +93,9 @@ impl Keys {
             if keys.len() > KEYS_MAX {
                 return Err(Problem::TooMany);
             }
+        }
+        for caller in keys.values_mut() {
+            caller.weight = weights.get(&caller.tenant).map_or_else(Weight::default, |(weight, _)| *weight);
         }
         if keys.is_empty() { Err(Problem::NoKeys) } else { Ok(Self(keys)) }
     }
@@ -91,25 +111,40 @@ impl Keys {
     }
 }
 
+/// What a line says.
+struct Line {
+    hash: Hash,
+    caller: Caller,
+    /// Of its tenant.
+    weight: Option<Weight>,
+}
+
 /// The key of one line; `None` where it holds none.
-fn read_line(number: usize, line: &str, mut limits: KeyLimits) -> Result<Option<(Hash, Caller)>, Problem> {
+fn read_line(number: usize, line: &str, mut limits: KeyLimits) -> Result<Option<Line>, Problem> {
     let mut words = line.split_whitespace().take_while(|word| !word.starts_with('#'));
     let Some(first) = words.next() else { return Ok(None) };
     let mut hash = Hash::default();
     hex::decode_to_slice(first, &mut hash).map_err(|_| Problem::Hash(number))?;
     let tenant = words.next().filter(|word| *word != "-").and_then(|word| TenantId::try_new(word).ok());
     let tenant = tenant.ok_or(Problem::Tenant(number))?;
-    let (mut operator, mut known) = (false, Vec::new());
+    let (mut operator, mut weight, mut known) = (false, None, Vec::new());
     for word in words {
         let name = word.split('=').next().unwrap_or_default();
         let (is_operator, twice) = (word == "operator", known.contains(&name));
-        if twice || !(is_operator || limits.take(word, number)?) {
+        if let Some(of_tenant) = word.strip_prefix("weight=") {
+            let of_tenant = of_tenant.parse().ok().and_then(|n| Weight::try_new(n).ok());
+            weight = Some(of_tenant.ok_or(Problem::Limit(number, "weight is 1 to 1000"))?);
+        } else if !(is_operator || limits.take(word, number)?) {
+            return Err(Problem::More(number));
+        }
+        if twice {
             return Err(Problem::More(number));
         }
         operator |= is_operator;
         known.push(name);
     }
-    Ok(Some((hash, Caller { tenant, operator, key: Some(Key { id: hash, limits }) })))
+    let caller = Caller { tenant, operator, weight: Weight::default(), key: Some(Key { id: hash, limits }) };
+    Ok(Some(Line { hash, caller, weight }))
 }
 
 #[cfg(test)]
@@ -164,6 +199,23 @@ mod tests {
     }
 
     #[test]
+    fn a_weight_is_the_tenants_whatever_the_key() {
+        let text = [
+            line("one", "alice"),
+            line("two", "alice operator weight=3"),
+            line("three", "alice weight=3"),
+            line("four", "bob"),
+            line("five", "carol weight=1000"),
+        ];
+        let keys = parse(text.join("\n").as_bytes()).unwrap();
+        let weights =
+            ["one", "two", "three", "four", "five"].map(|key| keys.caller(key.as_bytes()).unwrap().weight.get());
+        assert_eq!(weights, [3, 3, 3, 1, 1000]);
+        let two = [line("one", "alice weight=3"), line("two", "bob weight=2"), line("three", "alice weight=2")];
+        assert_eq!(parse(two.join("\n").as_bytes()).unwrap_err(), Problem::Weight { first: 1, again: 3 });
+    }
+
+    #[test]
     fn a_hash_is_what_sha256sum_prints() {
         let printed = "2bd806c97f0e00af1a1fc3328fa763a9269723c8db8fac4f93af71db186d6e90 a";
         let keys = parse(printed.as_bytes()).unwrap();
@@ -195,6 +247,10 @@ mod tests {
         for none in ["0", "-1", "", "many"] {
             check(&line("a", &format!("alice requests_max={none}")), Problem::Limit(1, "requests_max is 1 or more"));
         }
+        for none in ["0", "1001", "-1", "", "heavy"] {
+            check(&line("a", &format!("alice weight={none}")), Problem::Limit(1, "weight is 1 to 1000"));
+        }
+        check(&line("a", "alice weight=2 weight=2"), Problem::More(1));
         let twice = format!("{}\n\n{}", line("alice", "alice"), line("alice", "bob"));
         check(&twice, Problem::Twice { first: 1, again: 3 });
         assert_eq!(parse(&[0xff, 0xfe]).unwrap_err(), Problem::NoText);

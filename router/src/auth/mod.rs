@@ -27,7 +27,7 @@ use crate::metrics::AuthMetrics;
 use arc_swap::ArcSwap;
 use baton_node::intake::Client;
 use baton_node::listen::Peer;
-use baton_types::TenantId;
+use baton_types::{TenantId, Weight};
 use file::KeysFile;
 use http::{Extensions, HeaderMap};
 use keys::Keys;
@@ -42,6 +42,8 @@ pub(crate) struct Caller {
     pub(crate) tenant: TenantId,
     /// Whether the key may be used to run the cluster.
     pub(crate) operator: bool,
+    /// What the tenant is due beside others.
+    pub(crate) weight: Weight,
     /// Its key; `None` where nobody is asked for one.
     pub(crate) key: Option<Key>,
 }
@@ -100,7 +102,8 @@ impl Access {
     /// Whose key came with these headers.
     pub(crate) fn caller(&self, headers: &HeaderMap) -> Result<Caller, Denied> {
         let Some(keys) = &self.keys else {
-            return Ok(Caller { tenant: TenantId::default(), operator: self.all_operate, key: None });
+            let (tenant, weight) = Default::default();
+            return Ok(Caller { tenant, operator: self.all_operate, weight, key: None });
         };
         let caller = presented::key(headers).and_then(|key| keys.load().caller(key).ok_or(Denied::UnknownKey));
         caller.inspect_err(|denied| self.metrics.refused(*denied))

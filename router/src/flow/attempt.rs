@@ -110,6 +110,7 @@ impl Attempt<'_> {
             sample_index: self.sample.index,
             priority: job.priority,
             cache: job.cache.clone(),
+            share: job.share(),
         }
     }
 

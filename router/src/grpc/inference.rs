@@ -1,6 +1,7 @@
 //! `baton.v1.Inference` over the flow.
 
 use super::{access, convert};
+use crate::auth::Caller;
 use crate::deadline::Deadlines;
 use crate::flow::{Core, Generation, Refused};
 use crate::output::{EventResult, Opened, Opening, cache_hit_percent};
@@ -72,8 +73,9 @@ impl Inference for InferenceService {
         let (id, given) = convert::id(&message, &headers);
         let request = given.and(stated).and_then(|stated| {
             let (parameters, prompt) = convert::request(message)?;
-            let (tenant, key, deadline) = (caller.tenant, caller.key, self.deadlines.of(stated, received));
-            Ok((Request { id: id.clone(), tenant, key, received, deadline, parameters }, prompt))
+            let Caller { tenant, weight, key, .. } = caller;
+            let deadline = self.deadlines.of(stated, received);
+            Ok((Request { id: id.clone(), tenant, weight, key, received, deadline, parameters }, prompt))
         });
         let generation = match request {
             Ok((request, prompt)) => {

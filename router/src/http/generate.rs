@@ -127,7 +127,8 @@ async fn generate(state: &HttpState, body: Vec<u8>, endpoint: Endpoint, head: He
     };
     let Common { parameters, options } = common;
     let Head { id, caller, client, headers, received, deadline } = head;
-    let request = Request { id, tenant: caller.tenant, key: caller.key, received, deadline, parameters };
+    let Caller { tenant, weight, key, .. } = caller;
+    let request = Request { id, tenant, weight, key, received, deadline, parameters };
     let generation = state.core.generate(request, prompt, &headers).await;
     drop(hold);
     let (response, trace_id) = match generation {

@@ -10,13 +10,15 @@ pub use sampling::Sampling;
 use crate::auth::Key;
 use crate::cache_scope::CacheOptions;
 use baton_text::StopMatcher;
-use baton_types::{ModelCard, RequestError, RequestId, TenantId, TokenId};
+use baton_types::{ModelCard, RequestError, RequestId, Share, TenantId, TenantLabel, TokenId, Weight};
 use serde::{Deserialize, Serialize};
 use std::ops::Deref;
 use std::time::Instant;
 
 /// Highest priority; its negative is the lowest.
 pub(crate) const PRIORITY_MAX: i32 = 100;
+/// What labels of tenants are derived for. With another text, routers of two releases would name one tenant differently.
+const TENANT_LABEL: &str = "baton 2026-11-24 fair share, label of a tenant";
 /// Most samples of one request.
 pub(crate) const SAMPLES_MAX: u32 = 128;
 /// Most messages of one chat.
@@ -92,6 +94,8 @@ pub struct Request {
     pub id: RequestId,
     /// Whose key it came with; never what the request says.
     pub tenant: TenantId,
+    /// What its tenant is due beside others.
+    pub(crate) weight: Weight,
     /// The key itself, where keys are asked for.
     pub(crate) key: Option<Key>,
     /// When it came.
@@ -105,7 +109,19 @@ pub struct Request {
 impl Request {
     /// A request without a key.
     pub fn new(id: RequestId, tenant: TenantId, received: Instant, deadline: Instant, parameters: Parameters) -> Self {
-        Self { id, tenant, key: None, received, deadline, parameters }
+        Self { id, tenant, weight: Weight::default(), key: None, received, deadline, parameters }
+    }
+
+    /// The same of a tenant of this weight.
+    pub fn with_weight(self, weight: Weight) -> Self {
+        Self { weight, ..self }
+    }
+
+    /// Whose it is, as workers are told.
+    pub(crate) fn share(&self) -> Share {
+        let label = blake3::derive_key(TENANT_LABEL, self.tenant.as_str().as_bytes());
+        let label = u64::from_le_bytes(*label.first_chunk().unwrap_or(&[0; 8]));
+        Share { tenant: TenantLabel(label), weight: self.weight }
     }
 }
 

@@ -70,6 +70,31 @@ async fn tenants_have_salts_of_their_own_whatever_they_ask_for() {
 }
 
 #[tokio::test]
+async fn workers_are_told_whose_a_request_is_and_what_that_one_is_due() {
+    let keys = KeysFile::new(&[("sk-alice", "alice weight=3"), ("sk-alice-2", "alice"), ("sk-bob", "bob")]);
+    let path = Some(keys.path());
+    let cluster = Cluster::start(|c| c.auth.keys_file = path).await;
+    let d = cluster.worker(Role::Decode, "d").await;
+    cluster.router.ready().await;
+    let mut shares = Vec::new();
+    for key in ["sk-alice", "sk-alice-2", "sk-bob"] {
+        let (header, body) = (format!("authorization: Bearer {key}\r\n"), json!({"prompt": "x"}).to_string());
+        let request = send(cluster.router.http_addr, "POST /v1/completions", &header, &body);
+        let told = async {
+            let call = d.decode().await;
+            call.claimed().await;
+            call.last(b'K'.into(), FinishReason::Length).await;
+            call.sequence().share.unwrap()
+        };
+        let (answer, share) = tokio::join!(request, told);
+        assert_eq!(answer.status, 200);
+        shares.push(share);
+    }
+    assert_eq!((shares[0], shares[0].weight, shares[2].weight), (shares[1], 3, 1));
+    assert_ne!(shares[0].tenant, shares[2].tenant);
+}
+
+#[tokio::test]
 async fn both_workers_are_told_what_the_request_asks_for() {
     let cluster = Cluster::start(|c| c.cache.pin_ms_max = 1_000).await;
     let (p, d) = cluster.pair().await;
@@ -85,6 +110,7 @@ async fn both_workers_are_told_what_the_request_asks_for() {
         decode.claimed().await;
         let prefill = p.prefill().await;
         assert_eq!(prefill.request.sequence.as_ref().unwrap().cache, told(&decode));
+        assert_eq!(prefill.request.sequence.as_ref().unwrap().share, decode.sequence().share);
         assert_eq!(told(&decode).map(|cache| (cache.ttl_ms, cache.pin_ms)), expected);
         assert!(told(&decode).is_none_or(|cache| cache.cold == expected.is_some_and(|times| times.0.is_some())));
         drop(answer);

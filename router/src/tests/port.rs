@@ -8,7 +8,7 @@ use baton_node::metrics::Metrics;
 use baton_node::telemetry::{TraceId, Traces};
 use baton_types::{
     Clock, DecodeEvent, Digest, ErrorKind, FinishReason, GeneratedToken, InstanceRecord, LoadReport, Party,
-    PrefillEvent, RequestError, RequestId, Role, Runtime, SequenceSpec, TenantId,
+    PrefillEvent, RequestError, RequestId, Role, Runtime, SequenceSpec, TenantId, Weight,
 };
 use futures::future::BoxFuture;
 use futures::{FutureExt as _, StreamExt as _, poll, stream};
@@ -181,7 +181,9 @@ async fn an_answer_goes_on_at_another_worker_after_one_is_lost() {
     let mut parameters = Parameters { model: "m".into(), ..Parameters::default() };
     parameters.sampling.max_tokens = Some(5);
     let (id, deadline) = (RequestId::try_new("r").unwrap(), received + Duration::from_secs(60));
-    let request = Request::new(id, TenantId::default(), received, deadline, parameters);
+    let weight = Weight::try_new(7).unwrap();
+    let request = Request::new(id, TenantId::default(), received, deadline, parameters).with_weight(weight);
+    let share = request.share();
     let prompt = Prompt::Segments(vec![Segment::Tokens((3..23).collect())]);
     let answer = async {
         while core.workers.ready(runtime.now()).len() < 2 {
@@ -200,6 +202,7 @@ async fn an_answer_goes_on_at_another_worker_after_one_is_lost() {
     let calls = workers.calls.lock().clone();
     let [(first, _), (second, sequence)] = &calls[..] else { panic!("{calls:?}") };
     assert_ne!(first, second, "who was lost is avoided");
+    assert_eq!((sequence.share, share.weight), (share, weight), "workers are told whose it is");
     assert_eq!((sequence.prompt_len, &sequence.tokens[20..]), (20, &[11, 12][..]), "it goes on behind what was sent");
     runtime.run(core.drain()).await;
     assert_eq!(core.requests(), 0);

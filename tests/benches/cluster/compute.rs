@@ -9,7 +9,7 @@ use baton_engine::weights::ModelShape;
 use baton_engine::{EngineHandle, SequenceControl};
 use baton_kernels::roofline;
 use baton_tests::golden;
-use baton_types::{RequestId, SamplingParams, TokenId};
+use baton_types::{RequestId, SamplingParams, Share, TokenId};
 use baton_worker::settings::{EngineSettings, ModelSettings};
 use baton_worker::{bring_up, models};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -64,6 +64,7 @@ fn submit(engine: &EngineHandle, prompt: &[u32], max_tokens: usize) -> anyhow::R
         sample_index: 0,
         deadline: Instant::now() + ANSWER_MAX,
         priority: 0,
+        share: Share::default(),
         prefix: None,
     };
     let (sender, events) = sync_channel(max_tokens + 4);

@@ -9,7 +9,7 @@ use baton_kernels::numerics::{K_SLAB, PARTITIONS_MAX};
 use baton_kernels::ops::Ops;
 use baton_kernels::reference::ReferenceBackend;
 use baton_kv_cache::PrefixHasher;
-use baton_types::{Digest, RequestId, SamplingParams, TokenId};
+use baton_types::{Digest, RequestId, SamplingParams, Share, TokenId};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use std::sync::Arc;
@@ -158,6 +158,7 @@ fn request(index: usize, tokens: Vec<TokenId>, outputs: u32) -> SequenceRequest 
         sample_index: 0,
         deadline: Instant::now() + PATIENCE,
         priority: 0,
+        share: Share::default(),
     }
 }
 

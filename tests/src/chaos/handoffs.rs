@@ -114,6 +114,7 @@ fn sequence(request_id: String, known: &Known) -> Sequence {
         sample_index: 0,
         priority: PRIORITY,
         cache: None,
+        share: None,
     }
 }
 

@@ -5,6 +5,7 @@ use super::Source;
 /// Folders and files of the pure cores, each with what it decides.
 pub(super) const PURE: &[&str] = &[
     "kv-cache/src/",
+    "engine/src/fair/",
     "engine/src/scheduler/",
     "kv-transfer/src/driver/",
     "kv-transfer/src/get/",

@@ -1,7 +1,7 @@
 //! What is refused at the door, and what load says.
 
 use super::*;
-use crate::{SequencePhase, SubmitError};
+use crate::{Reservation, SequencePhase, SubmitError};
 
 fn refusal(engine: &EngineHandle, request: SequenceRequest, run: Run) -> SubmitError {
     engine.submit(request, run, TestSink::unread()).expect_err("refused")
@@ -104,9 +104,9 @@ fn a_reservation_that_waits_is_not_overtaken_by_later_sequences() {
     let (engine, _) = start(8, config(), Hooks::default());
     engine.set_gate(Some(Arc::new(|_: &RequestId, phase: SequencePhase| phase != SequencePhase::Prefill)));
     let outside = engine.pool().try_lease(&[2]);
-    let (turn, tokens) = (engine.take_turn(0), 8 * BLOCK);
+    let (turn, tokens) = (engine.take_turn(0, Share::default(), 8 * BLOCK), 8 * BLOCK);
     assert!(engine.reserve(tokens, &[]).is_none());
-    engine.keep_room(Some((turn, tokens)));
+    engine.keep_room(Some(Reservation { turn, share: Share::default(), tokens }));
     let late = submit(&engine, request(&prompt(1, 5), 1), Run::Full);
     eventually("it is there", || engine.load().waiting + engine.load().running > 0);
     drop(outside);

@@ -13,7 +13,9 @@ use crate::{
     Engine, EngineConfig, EngineHandle, PrefixUse, Run, SequenceControl, SequenceEvent, SequenceRequest, SequenceSink,
 };
 use baton_kv_cache::PrefixHasher;
-use baton_types::{Digest, Dtype, ErrorKind, FinishReason, KvLayout, KvPoolMap, RequestId, SamplingParams, TokenId};
+use baton_types::{
+    Digest, Dtype, ErrorKind, FinishReason, KvLayout, KvPoolMap, RequestId, SamplingParams, Share, TokenId,
+};
 use stand_in::{Hooks, Kv, StandIn, VOCAB};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -53,6 +55,7 @@ fn request(tokens: &[TokenId], max_tokens: u32) -> SequenceRequest {
         sample_index: 0,
         deadline: Instant::now() + 10 * FOREVER,
         priority: 0,
+        share: Share::default(),
         prefix: None,
     }
 }

@@ -307,10 +307,8 @@ fn who_comes_after_a_waiting_reservation_leaves_it_its_blocks() {
     "#]],
     );
     let b = w.prompt(12); // Before the reservation: it gets what comes free first.
-    let turn = SequenceKey::new(0, w.next);
-    w.next += 1;
-    w.names.insert(turn, '-');
-    w.scheduler.keep_for(Some(Awaited { turn, blocks: 5 }));
+    let turn = w.turn(0, 20);
+    w.scheduler.keep_for(Some(Awaited { turn, share: w.share, blocks: 5 }));
     w.prompt(4); // After it: fits, and would keep the reservation from ever fitting.
     w.check(
         1,

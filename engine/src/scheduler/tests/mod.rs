@@ -2,6 +2,7 @@
 
 mod memory;
 mod random;
+mod shares;
 mod sharing;
 
 use super::*;
@@ -22,6 +23,9 @@ struct World {
     full: BTreeSet<char>,
     held: BTreeSet<(char, &'static str)>,
     next: u64,
+    order: FairOrder,
+    /// Whose the next ones are.
+    share: Share,
 }
 
 impl Conditions for World {
@@ -55,17 +59,26 @@ impl World {
         let scheduler = Scheduler::new(config, pool.clone());
         let now = Instant::now();
         let (names, full, held) = (HashMap::new(), BTreeSet::new(), BTreeSet::new());
-        Self { scheduler, pool, start: now, now, names, full, held, next: 0 }
+        let (order, share) = Default::default();
+        Self { scheduler, pool, start: now, now, names, full, held, next: 0, order, share }
     }
 
     fn arrival(&self, len: usize) -> Arrival {
-        Arrival { len, computed: 0, lease: None, pinned: false, deadline: self.start + 1000 * SECOND, prefix: None }
+        let (deadline, share) = (self.start + 1000 * SECOND, self.share);
+        Arrival { len, computed: 0, lease: None, pinned: false, deadline, share, prefix: None }
+    }
+
+    /// The next turn, for so many tokens.
+    fn turn(&mut self, priority: i32, tokens: usize) -> SequenceKey {
+        let start = self.order.enter(priority, self.share, tokens, None).start;
+        let key = SequenceKey::new(priority, start, self.next);
+        self.names.insert(key, (b'a' + self.next as u8) as char);
+        self.next += 1;
+        key
     }
 
     fn add(&mut self, priority: i32, arrival: Arrival) -> SequenceKey {
-        let key = SequenceKey::new(priority, self.next);
-        self.names.insert(key, (b'a' + self.next as u8) as char);
-        self.next += 1;
+        let key = self.turn(priority, arrival.len - arrival.computed);
         self.scheduler.add(key, arrival);
         key
     }
@@ -86,6 +99,7 @@ impl World {
             (std::mem::replace(&mut self.scheduler, Scheduler::new(config(), self.pool.clone())), self.now);
         let decisions = scheduler.plan(now, self);
         self.scheduler = scheduler;
+        decisions.started.iter().for_each(|key| self.order.served(key.priority(), key.start()));
         let mut line = Vec::new();
         let names = |keys: &[SequenceKey]| keys.iter().map(|k| self.names[k]).collect::<String>();
         line.extend(decisions.ended.iter().map(|(k, end, lease)| {

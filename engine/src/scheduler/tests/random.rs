@@ -2,6 +2,7 @@
 
 use super::*;
 use baton_kv_cache::{Keep, PrefixHash};
+use baton_types::{TenantLabel, Weight};
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
@@ -54,6 +55,7 @@ impl Run {
         let w = &mut self.world;
         let mut scheduler = std::mem::replace(&mut w.scheduler, Scheduler::new(self.config, w.pool.clone()));
         let decisions = scheduler.plan(w.now, w);
+        decisions.started.iter().for_each(|key| w.order.served(key.priority(), key.start()));
         let totals = scheduler.totals();
         prop_assert!(totals.held_tokens <= totals.blocks * 4, "{:?}", totals);
         let rows: usize = decisions.batch.iter().map(|s| s.rows).sum();
@@ -92,13 +94,15 @@ impl Run {
 proptest! {
     #[test]
     fn every_sequence_comes_to_its_end(
-        chunk in 1usize..12, running in 1usize..6, watermark in 0usize..3, events in events(),
+        chunk in 1usize..12, running in 1usize..6, watermark in 0usize..3, tenants in 1u64..4, events in events(),
     ) {
         let config = SchedulerConfig { chunk_tokens_max: chunk, running_max: running, watermark_blocks: watermark, ..config() };
         let mut run = Run { world: World::new(8, config), config, live: HashMap::new() };
         let mut outside = Vec::new();
         for event in events {
             let w = &mut run.world;
+            let of = w.next % tenants;
+            w.share = Share { tenant: TenantLabel(of), weight: Weight::try_new(1 + of as u32).unwrap() };
             match event {
                 Event::Add { len, priority, pinned } => {
                     let key = w.add(priority, Arrival { pinned, ..w.arrival(len) });

@@ -1,0 +1,168 @@
+//! Weighted fair order among tenants: start-time fair queueing. Pure, and without a clock: its time is virtual.
+//!
+//! ```text
+//!  start  = max(virtual time, end of what the tenant asked for before)
+//!  end    = start + tokens / weight
+//!  virtual time = start of what was served last
+//! ```
+//!
+//! Whoever starts first in virtual time is served first. A tenant that asks for little finds its end behind virtual time, and starts
+//! before all that others have queued. A tenant that asks for much starts later with each request. What nobody used is not saved up.
+//! Each priority has a virtual time of its own: what a higher one is served says nothing of who is due what below.
+//!
+//! Goyal, Vin, Cheng: *Start-time Fair Queueing*, SIGCOMM 1996.
+
+#[cfg(test)]
+mod tests;
+
+use baton_kv_cache::PrefixHash;
+use baton_types::{Share, TenantLabel};
+use std::collections::BTreeMap;
+
+/// Virtual time of one token of a tenant of weight 1. At weight 1000, rounding is less than two percent; the sum of 2^48 tokens fits.
+const TOKEN: u64 = 1 << 16;
+/// Priorities beyond this are one with it, so that levels are few.
+const LEVEL_MAX: i32 = 100;
+/// Most tenants that a level remembers. Beyond that the one that is due first is forgotten: it counts as new when it comes again.
+const TENANTS_MAX: usize = 4096;
+/// A division hands out so many parts at least, so that small shares are exact to a part.
+const PARTS: usize = 64;
+
+/// A point in virtual time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Start(u64);
+
+impl Start {
+    fn after(self, tokens: usize, share: Share) -> Self {
+        let spent = (tokens as u64).saturating_mul(TOKEN).div_ceil(u64::from(share.weight.get()));
+        Self(self.0.saturating_add(spent))
+    }
+}
+
+/// What a tenant is asked to wait for, and what it is charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entered {
+    /// Its turn.
+    pub start: Start,
+    /// Tokens charged.
+    pub tokens: usize,
+}
+
+/// One wish to divide by: whose, and how much of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wish {
+    /// Whose.
+    pub share: Share,
+    /// Most that it can use.
+    pub tokens: usize,
+}
+
+/// Whether a tenant may have `more` of a queue that is full by what all have: it has none yet, or stays within its part of `max` by weight.
+/// One that is alone has no part beyond what all have.
+pub fn is_within(have: impl IntoIterator<Item = (Share, u64)>, share: Share, more: u64, max: u64) -> bool {
+    let mut weights = BTreeMap::from([(share.tenant, u64::from(share.weight.get()))]);
+    let mut own = 0;
+    for (other, has) in have.into_iter().filter(|(_, has)| *has > 0) {
+        weights.entry(other.tenant).or_insert(u64::from(other.weight.get()));
+        own += if other.tenant == share.tenant { has } else { 0 };
+    }
+    let (own_weight, all) = (weights[&share.tenant], weights.values().sum::<u64>());
+    weights.len() > 1 && (own == 0 || (own + more).saturating_mul(all) <= max.saturating_mul(own_weight))
+}
+
+/// Virtual time and what tenants asked for, of each priority.
+#[derive(Debug, Default)]
+pub struct FairOrder {
+    levels: BTreeMap<i32, Level>,
+}
+
+#[derive(Debug, Default)]
+struct Level {
+    time: Start,
+    /// Only those whose next start is not virtual time itself.
+    tenants: BTreeMap<TenantLabel, Tenant>,
+}
+
+#[derive(Debug)]
+struct Tenant {
+    /// Of what it asked for so far.
+    end: Start,
+    /// Its latest start: it never overtakes itself.
+    start: Start,
+    /// Of its latest sequence, where that shares what it computes.
+    prompt: Option<PrefixHash>,
+}
+
+impl FairOrder {
+    /// Something of so many tokens enters; its turn. One with the very prompt of the tenant's sequence before it has the same turn: they share
+    /// what is computed, and only its last token is charged.
+    pub fn enter(&mut self, priority: i32, share: Share, tokens: usize, prompt: Option<PrefixHash>) -> Entered {
+        let level = self.level(priority);
+        let time = level.time;
+        let new = || Tenant { end: time, start: time, prompt: None };
+        let tenant = level.tenants.entry(share.tenant).or_insert_with(new);
+        let is_sibling = prompt.is_some() && tenant.prompt == prompt;
+        let (due, tokens) =
+            if is_sibling { (tenant.start, tokens.min(1)) } else { (tenant.start.max(tenant.end), tokens) };
+        let start = due.max(time);
+        let end = tenant.end.max(start).after(tokens, share);
+        *tenant = Tenant { end, start, prompt };
+        level.forget();
+        Entered { start, tokens }
+    }
+
+    /// The turn of something came.
+    pub fn served(&mut self, priority: i32, start: Start) {
+        let level = self.level(priority);
+        level.time = level.time.max(start);
+        level.forget();
+    }
+
+    /// Of what a tenant was charged, so many tokens are not computed for it after all.
+    pub fn give_back(&mut self, priority: i32, share: Share, tokens: usize) {
+        if let Some(tenant) = self.level(priority).tenants.get_mut(&share.tenant) {
+            let spent = Start::default().after(tokens, share).0;
+            tenant.end = Start(tenant.end.0.saturating_sub(spent)).max(tenant.start);
+        }
+    }
+
+    /// Divides so many tokens by weight among tenants, each of which has one wish: what one cannot use, the others get. Among equals
+    /// the first is first. What a tenant gets too little of now, it gets next time.
+    pub fn divide(&mut self, priority: i32, wishes: &[Wish], tokens: usize) -> Vec<usize> {
+        let (mut gets, mut left, part) = (vec![0; wishes.len()], tokens, (tokens / PARTS).max(1));
+        while left > 0 {
+            let level = self.level(priority);
+            let due = |share: Share| level.tenants.get(&share.tenant).map_or(level.time, |t| t.end.max(level.time));
+            let wants = (0..wishes.len()).filter(|i| gets[*i] < wishes[*i].tokens);
+            let Some(next) = wants.min_by_key(|i| due(wishes[*i].share)) else { break };
+            let Wish { share, tokens } = wishes[next];
+            let part = part.min(left).min(tokens - gets[next]);
+            let Entered { start, .. } = self.enter(priority, share, part, None);
+            self.served(priority, start);
+            gets[next] += part;
+            left -= part;
+        }
+        gets
+    }
+
+    /// Tenants that are remembered.
+    pub fn tenants(&self) -> usize {
+        self.levels.values().map(|level| level.tenants.len()).sum()
+    }
+
+    fn level(&mut self, priority: i32) -> &mut Level {
+        self.levels.entry(priority.clamp(-LEVEL_MAX, LEVEL_MAX)).or_default()
+    }
+}
+
+impl Level {
+    /// Forgets whom virtual time has reached, and the one that is due first where there are too many.
+    fn forget(&mut self) {
+        if self.tenants.len() > TENANTS_MAX
+            && let Some(first) = self.tenants.values().map(|tenant| tenant.end.max(tenant.start)).min()
+        {
+            self.time = self.time.max(first);
+        }
+        self.tenants.retain(|_, tenant| tenant.end.max(tenant.start) > self.time);
+    }
+}

@@ -1,0 +1,66 @@
+//! Whose a sequence is, where tenants share what a worker has.
+
+use std::fmt;
+
+/// Names a tenant to workers, which learn nothing else of it: equal labels are one tenant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TenantLabel(pub u64);
+
+/// How much a tenant is due beside others: one of weight 2 gets twice what one of weight 1 gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Weight(u32);
+
+/// A number that is no weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a weight is 1 to {max}, got {0}", max = Weight::MAX.0)]
+pub struct WeightError(u32);
+
+impl Weight {
+    /// The largest: beside it, one of weight 1 still gets a row of each thousand.
+    pub const MAX: Self = Self(1000);
+
+    /// Checks a weight.
+    pub fn try_new(weight: u32) -> Result<Self, WeightError> {
+        if (1..=Self::MAX.0).contains(&weight) { Ok(Self(weight)) } else { Err(WeightError(weight)) }
+    }
+
+    /// The number.
+    pub fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl Default for Weight {
+    fn default() -> Self {
+        Self(1)
+    }
+}
+
+impl fmt::Display for Weight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Whose a sequence is, and what that one is due. The default is everybody's, where tenants are not told apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Share {
+    /// The tenant.
+    pub tenant: TenantLabel,
+    /// What it is due.
+    pub weight: Weight,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_checked() {
+        assert_eq!([1, 1000].map(|n| Weight::try_new(n).map(Weight::get)), [Ok(1), Ok(1000)]);
+        for none in [0, 1001, u32::MAX] {
+            assert_eq!(Weight::try_new(none), Err(WeightError(none)));
+        }
+        assert_eq!(WeightError(0).to_string(), "a weight is 1 to 1000, got 0");
+    }
+}
