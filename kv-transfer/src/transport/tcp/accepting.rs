@@ -3,6 +3,7 @@
 
 use crate::transport::ConnId;
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv6Addr};
 
 /// Whom to close to make room for one more: `None` while there are fewer than `max`. Connections are given in the order in which they came.
@@ -15,6 +16,26 @@ pub(super) fn gives_way(unsettled: impl Iterator<Item = (ConnId, IpAddr)>, max: 
     }
     let most = by_host.into_values().max_by_key(|(count, oldest)| (*count, std::cmp::Reverse(*oldest)));
     most.filter(|_| all >= max).map(|(_, oldest)| oldest)
+}
+
+/// What a call of `accept` that failed is short of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Missing {
+    /// Nobody waits.
+    Anybody,
+    /// Whoever waited is gone, or a signal came first: the next call may do.
+    One,
+    /// Descriptors or memory: asking again at once does not help.
+    Means,
+}
+
+/// What it says when `accept` fails in this way.
+pub(super) const fn missing(kind: ErrorKind) -> Missing {
+    match kind {
+        ErrorKind::WouldBlock => Missing::Anybody,
+        ErrorKind::Interrupted | ErrorKind::ConnectionAborted => Missing::One,
+        _ => Missing::Means,
+    }
 }
 
 /// The address of a host: of IPv6 its network, in which it may have any other.
@@ -32,6 +53,15 @@ mod tests {
 
     fn at(host: u8) -> IpAddr {
         Ipv4Addr::new(10, 0, 0, host).into()
+    }
+
+    #[test]
+    fn only_want_of_means_ends_a_turn_of_accepting() {
+        assert_eq!(missing(ErrorKind::WouldBlock), Missing::Anybody);
+        assert_eq!(missing(ErrorKind::Interrupted), Missing::One);
+        assert_eq!(missing(ErrorKind::ConnectionAborted), Missing::One);
+        let too_many_open_files = std::io::Error::from_raw_os_error(libc::EMFILE).kind();
+        assert_eq!([missing(too_many_open_files), missing(ErrorKind::OutOfMemory)], [Missing::Means; 2]);
     }
 
     #[test]
