@@ -249,3 +249,46 @@ fn run(mut driver: Driver, spin: Duration, abort: Duration) {
         driver.abandon();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Trial;
+    use baton_types::{BlockId, Dtype, GroupBlocks, InstanceId, KvLayout, KvPoolMap, RequestId};
+
+    fn started(name: &str) -> Trial {
+        let map = KvPoolMap::try_new(KvLayout::llama(16, 1, 1, 8, Dtype::Bf16).unwrap(), 4).unwrap();
+        let transport = TransportChoice::tcp([127, 0, 0, 1].into());
+        Trial::start(Trial::config(InstanceId::try_new(name).unwrap(), transport, map)).unwrap()
+    }
+
+    #[test]
+    fn a_service_that_was_stopped_has_not_failed() {
+        let trial = started("t");
+        trial.transfer().stop(Instant::now() + Duration::from_secs(2));
+        assert!(trial.transfer().healthy());
+    }
+
+    #[test]
+    fn a_get_needs_blocks_of_its_own_pool_for_all_its_positions() {
+        let trial = started("t");
+        let peer = Trial::peer(InstanceId::try_new("p").unwrap(), trial.address());
+        for (blocks, fits) in [(1, false), (2, true), (5, false)] {
+            let request = GetRequest {
+                request_id: RequestId::try_new("r").unwrap(),
+                name: Vec::new(),
+                from: 0,
+                tokens: 20,
+                blocks: GroupBlocks(vec![(0..blocks).map(BlockId).collect()]),
+                deadline: Instant::now() + Duration::from_secs(1),
+                hold: Box::new(()),
+            };
+            let got = trial.transfer().get(&peer, request);
+            assert_eq!(
+                matches!(got, Err(TransferError::Blocks(_))),
+                !fits,
+                "{blocks} blocks for 20 positions: {got:?}"
+            );
+        }
+    }
+}

@@ -178,3 +178,25 @@ impl SinkHandler for Sink {
         tracing::warn!(%reason, "a trial's handoff failed");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use baton_types::KvLayout;
+
+    #[test]
+    fn a_handoff_fills_what_the_pools_hold() {
+        let map = KvPoolMap::try_new(KvLayout::llama(16, 2, 1, 8, Dtype::Bf16).unwrap(), 10).unwrap();
+        let start = |name: &str| {
+            let transport = TransportChoice::Tcp { bind: [127, 0, 0, 1].into(), port: 0 };
+            Trial::start(Trial::config(InstanceId::try_new(name).unwrap(), transport, map.clone())).unwrap()
+        };
+        let (mut source, sink) = (start("source"), start("sink"));
+        let peer = Trial::peer(InstanceId::try_new("sink").unwrap(), sink.address());
+        // Every other of ten blocks.
+        assert_eq!((source.tokens_max(), sink.tokens_max()), (80, 80));
+        let moved = source.hand_off(&peer).unwrap();
+        assert_eq!(moved.report.bytes, (map.bytes() / 2) as u64);
+        [source, sink].into_iter().for_each(Trial::stop);
+    }
+}

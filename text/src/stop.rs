@@ -138,6 +138,15 @@ mod tests {
     type Case<'a> = (&'a [&'a str], &'a [&'a str], &'a str, Option<usize>);
 
     #[test]
+    fn what_a_text_ended_with_is_no_beginning_of_the_next() {
+        for rest in ["ND", "D"] {
+            let mut matcher = StopMatcher::new(&["END"]).unwrap();
+            assert_eq!((matcher.push("the EN"), matcher.finish()), (("the ".into(), None), "EN".into()));
+            assert_eq!(matcher.push(rest), (rest.into(), None));
+        }
+    }
+
+    #[test]
     fn finds_stops_across_pieces() {
         let cases: [Case<'_>; 9] = [
             (&[], &["anything"], "anything", None),

@@ -151,6 +151,31 @@ fn pins_outlive_room_and_time_within_their_quota() {
     assert_eq!(cached(&pool, b"abcdef"), 3, "leaves first");
 }
 
+/// Caches a prompt of whole blocks that nobody shares, pinned for `owner` until then; how many of its blocks the quotas took.
+fn pin(pool: &SharedPool, symbols: &[u8], owner: u64, until: Instant, now: Instant) -> usize {
+    let (hashes, before) = (hashes(symbols), pool.cache_counts().pinned);
+    let mut lease = reserve(pool, &hashes, symbols.len(), now).unwrap();
+    lease.store(&hashes, symbols.len() * 16, Keep { ttl: 20 * TTL, pin: Some(Pin { owner, until }) }, now);
+    pool.cache_counts().pinned - before
+}
+
+#[test]
+fn pins_of_all_have_a_quota_too() {
+    let (pool, now) = (pool(1, 16, 16), Instant::now());
+    let until = now + 10 * TTL;
+    let taken = [(b"abcde", 1), (b"fghij", 2), (b"klmno", 3)].map(|(s, owner)| pin(&pool, s, owner, until, now));
+    assert_eq!(taken, [4, 2, 0], "4 of one, 6 of all");
+}
+
+#[test]
+fn a_pin_that_ends_gives_back_its_own_place_alone() {
+    let (pool, now) = (pool(1, 16, 16), Instant::now());
+    let (soon, late) = (now + TTL, now + 10 * TTL);
+    assert_eq!((pin(&pool, b"ab", 1, soon, now), pin(&pool, b"cd", 1, late, now)), (2, 2));
+    pool.expire(soon);
+    assert_eq!(pin(&pool, b"efgh", 1, late, soon), 2, "two of four still stand");
+}
+
 #[test]
 fn what_is_cold_goes_first_up_to_where_others_join() {
     let (pool, now) = (pool(1, 6, 16), Instant::now());

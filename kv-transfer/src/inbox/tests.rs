@@ -109,6 +109,17 @@ fn cancellations_are_bounded_by_what_is_received() {
 }
 
 #[test]
+fn an_offer_can_be_cancelled_for_itself() {
+    let (inbox, r) = (Arc::new(Inbox::new(1, Box::new(|| {}))), RequestId::try_new("r").unwrap());
+    let (first, _second) = (inbox.offer(&r), inbox.offer(&r));
+    let offer = OfferOf { inbox: inbox.clone(), key: first };
+    assert!(offer.is_wanted());
+    offer.cancel("x".into());
+    let queued = inbox.drain();
+    assert!(matches!(&queued[..], [Command::Input(key, Input::Abort(_))] if *key == first));
+}
+
+#[test]
 fn a_sleeper_is_woken_once() {
     let wakes = Arc::new(AtomicUsize::new(0));
     let count = wakes.clone();

@@ -2,8 +2,9 @@
 
 use super::*;
 use crate::message::MESSAGE_BYTES_MAX;
+use parking_lot::Mutex;
 use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
 fn socket(side: &Side) -> SocketAddr {
     let (TransferAddress::Tcp(socket) | TransferAddress::Ucx(socket)) = side.transport.address();
@@ -94,6 +95,46 @@ fn without_credentials_everybody_gets_through() {
     assert_eq!(greets(&tcp(), &tcp()), Ok(()));
 }
 
+/// Dials on to `address` for whoever dials what it returns, and keeps a copy of what passes.
+fn tapped(address: TransferAddress, copy: &Arc<Mutex<Vec<u8>>>) -> TransferAddress {
+    let (TransferAddress::Tcp(to) | TransferAddress::Ucx(to)) = address;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let (tap, copy) = (listener.local_addr().unwrap(), copy.clone());
+    std::thread::spawn(move || {
+        let (dialler, _) = listener.accept().unwrap();
+        let other = TcpStream::connect(to).unwrap();
+        for (from, to) in [(&dialler, &other), (&other, &dialler)] {
+            let (mut from, mut to, copy) = (from.try_clone().unwrap(), to.try_clone().unwrap(), copy.clone());
+            std::thread::spawn(move || {
+                let mut bytes = [0; 4096];
+                while let Ok(n @ 1..) = from.read(&mut bytes) {
+                    copy.lock().extend_from_slice(&bytes[..n]);
+                    to.write_all(&bytes[..n]).unwrap();
+                }
+            });
+        }
+    });
+    TransferAddress::Tcp(tap)
+}
+
+#[test]
+fn kv_goes_in_clear_where_that_is_allowed_and_only_there() {
+    for encrypt in [true, false] {
+        let copy = Arc::default();
+        let (mut a, from, mut b, to) = connected_by(&Way { encrypt, ..tls() }, |address| tapped(address, &copy));
+        let kv = [0xa5, 0x17, 0x3c].repeat(100);
+        a.region.write(0, &kv);
+        b.transport.open_window(to, TicketId(5), window(0..BYTES));
+        // Between what is always encrypted.
+        a.transport.send(from, vec![3]);
+        a.transport.put(from, TicketId(5), CopyRun { from: 0, to: 0, len: kv.len() });
+        a.transport.flush(from, 1);
+        until(&mut a, &mut b, "flushed", flushed);
+        assert_eq!(b.read(0, kv.len()), kv);
+        assert_eq!(copy.lock().windows(kv.len()).any(|bytes| bytes == kv), !encrypt, "encrypt: {encrypt}");
+    }
+}
+
 #[test]
 fn kv_in_clear_is_refused_where_it_is_to_be_encrypted() {
     let secret = tls();
@@ -111,6 +152,28 @@ fn kv_in_clear_is_refused_where_it_is_to_be_encrypted() {
         _ => None,
     });
     assert!(reason.contains("transfer.encrypt"), "{reason}");
+}
+
+/// Three may be late before silence ends a connection.
+#[test]
+fn a_ping_goes_in_each_quarter_of_the_longest_silence() {
+    let silent_max = Duration::from_millis(10_000);
+    let mut side = Side::start(&Way { connect_ms: 60_000, ..tcp() });
+    let mut stream = TcpStream::connect(socket(&side)).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let began = Instant::now();
+    while !side.events.iter().any(|event| accepted(event).is_some()) {
+        assert!(began.elapsed() < PATIENCE, "never accepted");
+        side.transport.progress(began, &mut side.events);
+    }
+    side.transport.progress(began + silent_max / 4, &mut side.events);
+    stream.set_nonblocking(true).unwrap();
+    assert!(stream.read(&mut [0; 24]).is_err(), "a ping came early");
+    stream.set_nonblocking(false).unwrap();
+    side.transport.progress(began + silent_max / 4 + Duration::from_millis(1), &mut side.events);
+    let mut came = [0; 24];
+    stream.read_exact(&mut came).unwrap();
+    assert_eq!(came[..], head(5, 0, 0, 0));
 }
 
 #[test]

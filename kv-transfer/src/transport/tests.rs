@@ -98,8 +98,13 @@ fn closed(event: &Event) -> Option<ConnId> {
 
 /// Two sides, connected, and the connection on each.
 fn connected(choice: &Way) -> (Side, ConnId, Side, ConnId) {
+    connected_by(choice, |address| address)
+}
+
+/// The same, where the first dials what this makes of the other's address.
+fn connected_by(choice: &Way, dials: impl FnOnce(TransferAddress) -> TransferAddress) -> (Side, ConnId, Side, ConnId) {
     let (mut a, mut b) = (Side::start(choice), Side::start(choice));
-    let from = a.transport.connect(&b.transport.address()).unwrap();
+    let from = a.transport.connect(&dials(b.transport.address())).unwrap();
     let to = until(&mut b, &mut a, "accepted", accepted);
     a.transport.send(from, vec![1]);
     until(&mut b, &mut a, "a first message", message);

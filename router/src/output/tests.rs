@@ -85,6 +85,17 @@ async fn an_answer_grows_as_far_as_there_is_room() {
 }
 
 #[tokio::test]
+async fn what_is_gathered_is_counted_to_the_byte() {
+    let intake = Intake::new(MIB, MIB);
+    // A token takes 8 bytes where it is kept: with what is written of two, that is one step of room, or a byte more.
+    for (each, expected) in [((4096 - 16) / 2, 4096), ((4096 - 16) / 2 + 1, 8192)] {
+        let sent = vec![delta(0, None), delta(0, None), finished(0, Some(Total::default()))];
+        let whole = events(sent).gather(room(&intake), 0, |_| each).await.unwrap();
+        assert_eq!((whole.written, whole.hold.bytes()), (2 * each, expected));
+    }
+}
+
+#[tokio::test]
 async fn a_head_waits_as_long_as_there_is_room() {
     let intake = Intake::new(MIB, MIB);
     let mut other = room(&intake);

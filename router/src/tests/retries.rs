@@ -1,6 +1,7 @@
 //! Whether a failed attempt is followed by another, whom others avoid meanwhile, and what bounds it.
 
-use crate::testing::cluster::remote;
+use crate::testing::cluster::{Reader, remote};
+use crate::testing::fake::DecodeCall;
 use crate::testing::two::{Two, either};
 use baton_proto::convert::status::from_error;
 use baton_proto::v1::FinishReason;
@@ -75,6 +76,43 @@ async fn a_worker_that_failed_is_avoided_for_a_while() {
         prefill.token(b'1'.into(), Some(FinishReason::Length)).await;
         assert_eq!(answer.rest().await.0, "1");
     }
+}
+
+#[tokio::test]
+async fn a_worker_that_serves_again_is_avoided_no_more() {
+    let two = Two::start(|c| (c.retry.probation_ms_min, c.retry.probation_ms_max) = (60_000, 60_000)).await;
+    let serve = async |call: DecodeCall, mut answer: Reader| {
+        call.claimed().await;
+        let (prefill, _) = two.prefill().await;
+        prefill.token(b'1'.into(), Some(FinishReason::Length)).await;
+        assert_eq!(answer.rest().await.0, "1");
+    };
+    let answer = two.cluster.generate(remote("x")).await;
+    let (mut call, worker, other) = either(&two.d).await;
+    call.fail(Status::unavailable("broken")).await;
+    serve(other.decode().await, answer).await;
+    let answer = two.cluster.generate(remote("x")).await;
+    other.decode().await.fail(Status::unavailable("broken")).await;
+    serve(worker.decode().await, answer).await;
+    // Now the other one alone is avoided.
+    for _ in 0..8 {
+        let answer = two.cluster.generate(remote("x")).await;
+        let (call, called, _) = either(&two.d).await;
+        assert!(std::ptr::eq(called, worker), "what it served was not forgiven");
+        serve(call, answer).await;
+    }
+}
+
+#[tokio::test]
+async fn a_failure_too_close_to_the_deadline_counts_as_its_end() {
+    // The first pause is at least half of this.
+    let two = Two::start(|c| (c.retry.backoff_ms_min, c.retry.backoff_ms_max) = (60_000, 60_000)).await;
+    let mut answer = two.cluster.generate_within(remote("x"), Some(Duration::from_secs(20))).await.unwrap();
+    let (mut call, _) = two.claim().await;
+    call.fail(Status::unavailable("broken")).await;
+    let error = answer.error().await;
+    assert_eq!(error.code(), Code::DeadlineExceeded);
+    assert!(error.message().contains("broken"), "{error:?}");
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use crate::testing::cluster::{Cluster, ask};
 use crate::testing::fake::{DecodeCall, first};
-use crate::testing::http::post;
+use crate::testing::http::{post, send};
 use baton_proto::v1::{self, FinishReason, FinishReason::Length};
 use baton_types::Role;
 use serde_json::{Value, json};
@@ -64,6 +64,11 @@ async fn samples_differ_in_their_number_alone_and_count_as_one_request() {
     assert_eq!((usage.prompt_tokens, usage.completion_tokens), (5, 6));
     assert_eq!((usage.cached_tokens, usage.cache_write_tokens), (0, 4), "one of them computed it");
     assert_eq!(cluster.router.requests(), 0);
+    let metrics = send(cluster.router.http_addr, "GET /metrics", "", "").await.text().await;
+    let first_tokens = metrics
+        .lines()
+        .find(|l| l.starts_with("baton_router_time_to_first_token_seconds_count{model=\"m\",pool=\"default\""));
+    assert!(first_tokens.unwrap().ends_with(" 1"), "a request has one first token: {first_tokens:?}");
 }
 
 #[tokio::test]

@@ -19,6 +19,7 @@ use baton_types::{
 };
 use std::any::Any;
 
+mod gets;
 mod starts;
 
 /// What happened, in order.
@@ -166,7 +167,11 @@ impl Driver {
     }
 
     fn noting_limits(region: Arc<Region>) -> (Self, Notes, Arc<Mutex<usize>>) {
-        let (config, notes, limit) = (config("here"), Notes::default(), Arc::default());
+        Self::noting_with(config("here"), region)
+    }
+
+    fn noting_with(config: TransferConfig, region: Arc<Region>) -> (Self, Notes, Arc<Mutex<usize>>) {
+        let (notes, limit) = (Notes::default(), Arc::default());
         let verifier = VerifierThread::start(region, config.map.clone()).unwrap();
         let ports = Ports {
             transport: Box::new(Noting(notes.clone(), Arc::clone(&limit))),
@@ -274,6 +279,41 @@ fn dead_peers_are_fenced_on_a_busy_thread_too() {
         driver.tick(after(then), moving);
         assert_eq!(*notes.lock(), ["quarantined", "let go"], "moving: {moving}");
     }
+}
+
+#[test]
+fn a_stop_ends_what_peers_began() {
+    let (mut driver, notes) = Driver::noting();
+    let now = Instant::now();
+    driver.event(Event::Accepted { conn: CONN, proven: false }, now);
+    driver.hear(&Message::Hello(greeting()), now);
+    driver.hear(&offer(1, 16), now);
+    assert_eq!(driver.table.sinks(), 1);
+    driver.command(Command::Stop(now + Duration::from_secs(60)), now);
+    assert_eq!(driver.table.sinks(), 0, "nobody waits for its worker any more");
+    driver.commands(now);
+    assert_eq!(*notes.lock(), ["let go"], "what the worker granted meanwhile");
+}
+
+#[test]
+fn what_is_said_of_another_kind_of_handoff_is_stale() {
+    let (mut driver, _) = Driver::noting();
+    let now = Instant::now();
+    driver.event(Event::Accepted { conn: CONN, proven: false }, now);
+    driver.hear(&Message::Hello(greeting()), now);
+    driver.hear(&offer(1, 16), now);
+    driver.commands(now);
+    let ticket = driver.ticket_of(1);
+    let mut stale = |message: Message| {
+        driver.hear(&message, now);
+        driver.publish();
+        driver.published().lock().total.stale_messages
+    };
+    // Of a put its source never asks, and nobody unpins it.
+    assert_eq!(stale(Message::Confirm { ticket }), 1);
+    assert_eq!(stale(Message::Ask { ticket, blocks: blocks() }), 2);
+    assert_eq!(stale(Message::Unpin { handoff: 1 }), 3);
+    assert_eq!(driver.granted(), [1]);
 }
 
 #[test]

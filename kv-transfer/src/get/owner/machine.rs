@@ -278,6 +278,10 @@ mod tests {
         check_pinned(vec![(0, OwnerInput::Unpin, "forget")]);
         check_pinned(vec![(0, OwnerInput::ConnectionLost, "forget")]);
         check(vec![(0, OwnerInput::Unpin, "forget"), (0, OwnerInput::Pinned, "")]);
+        // What comes after its end does not end it again.
+        for late in [OwnerInput::Unpin, OwnerInput::ConnectionLost] {
+            check_pinned(vec![(0, OwnerInput::Unpin, "forget"), (0, late, "")]);
+        }
     }
 
     #[test]

@@ -3,12 +3,34 @@
 
 use crate::transport::ConnId;
 use baton_types::places::{host_of, place_to_free};
+use std::io::ErrorKind;
 use std::net::IpAddr;
 
 /// Whom to close to make room for one more: `None` while there are fewer than `max`. Connections are given in the order in which they came.
 pub(super) fn to_close(unsettled: impl Iterator<Item = (ConnId, IpAddr)>, max: usize) -> Option<ConnId> {
     let unsettled: Vec<_> = unsettled.map(|(conn, from)| (conn, host_of(from))).collect();
     if unsettled.len() < max { None } else { place_to_free(unsettled) }
+}
+
+/// Why `accept` failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AcceptFailure {
+    /// No connection waits.
+    NoneWaiting,
+    /// The connection is gone, or a signal came first. The next call may succeed.
+    Retry,
+    /// Descriptors or memory are used up. Another call at once does not help.
+    OutOfResources,
+}
+
+impl From<ErrorKind> for AcceptFailure {
+    fn from(kind: ErrorKind) -> Self {
+        match kind {
+            ErrorKind::WouldBlock => Self::NoneWaiting,
+            ErrorKind::Interrupted | ErrorKind::ConnectionAborted => Self::Retry,
+            _ => Self::OutOfResources,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -18,6 +40,20 @@ mod tests {
 
     fn at(host: u8) -> IpAddr {
         Ipv4Addr::new(10, 0, 0, host).into()
+    }
+
+    #[test]
+    fn an_accept_that_failed_is_retried_unless_resources_are_used_up() {
+        let too_many_open_files = std::io::Error::from_raw_os_error(libc::EMFILE).kind();
+        for (kind, failure) in [
+            (ErrorKind::WouldBlock, AcceptFailure::NoneWaiting),
+            (ErrorKind::Interrupted, AcceptFailure::Retry),
+            (ErrorKind::ConnectionAborted, AcceptFailure::Retry),
+            (too_many_open_files, AcceptFailure::OutOfResources),
+            (ErrorKind::OutOfMemory, AcceptFailure::OutOfResources),
+        ] {
+            assert_eq!(AcceptFailure::from(kind), failure, "{kind}");
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::message::RemoteRegion;
 use crate::plan::CopyRun;
 use crate::window::Window;
 use crate::{Credentials, Region, TransferAddress, TransferConfig, TransferError};
-use accepting::to_close;
+use accepting::{AcceptFailure, to_close};
 use baton_types::TicketId;
 pub(super) use connection::LaneFrame;
 use connection::{Connection, Origin, Secured};
@@ -195,12 +195,14 @@ impl Tcp {
                         tracing::warn!(error, "cannot talk to whoever connects");
                     }
                 }
-                Err(e) if e.kind() == ErrorKind::WouldBlock => self.accepting = false,
-                Err(e) if e.kind() == ErrorKind::Interrupted || e.kind() == ErrorKind::ConnectionAborted => {}
-                Err(error) => {
-                    tracing::warn!(%error, "cannot accept a transfer connection");
-                    break;
-                }
+                Err(error) => match AcceptFailure::from(error.kind()) {
+                    AcceptFailure::NoneWaiting => self.accepting = false,
+                    AcceptFailure::Retry => {}
+                    AcceptFailure::OutOfResources => {
+                        tracing::warn!(%error, "cannot accept a transfer connection");
+                        break;
+                    }
+                },
             }
         }
         any
