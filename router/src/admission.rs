@@ -1,5 +1,6 @@
-//! Bounded admission: so many requests run, so many wait, the rest is refused at once with a time to come again: whoever came last, of the lowest
-//! priority, and of keys never one for another.
+//! Bounded admission: a limited number of requests runs, a limited number waits. Any further request is refused at once
+//! with a retry time. When all slots are taken, the youngest waiting request of the lowest priority loses its slot, but
+//! only to a request of the same key.
 
 use crate::auth::KeyId;
 use baton_types::{ErrorKind, RequestError};
@@ -11,7 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
-/// A retry hint where no rate is known: long enough to matter, short enough to fill what became free.
+/// The retry hint while no completion rate is known: long enough to limit load, short enough to use slots that became
+/// free.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// The gate that every request passes. Clones share it.
@@ -27,7 +29,7 @@ struct Gate {
 
 /// The order in which requests get their turn: higher priorities first, then first come, first served.
 type Order = (Reverse<i32>, u64);
-/// Whose key a request came with; `None` where nobody is asked for one.
+/// The key of a request; `None` if the router does not ask for keys.
 type Who = Option<KeyId>;
 
 #[derive(Debug, Default)]
@@ -35,11 +37,11 @@ struct State {
     inside: usize,
     running: usize,
     arrivals: u64,
-    /// Told when it is their turn, or dropped where another of the same key took their slot.
+    /// Notified when it is the request's turn; dropped if another request of the same key took its slot.
     waiting: BTreeMap<Order, (Who, oneshot::Sender<()>)>,
 }
 
-/// A slot inside the gate; dropping it leaves.
+/// A slot in admission; dropping it frees the slot.
 #[derive(Debug)]
 pub(crate) struct Slot {
     gate: Arc<Gate>,
@@ -50,11 +52,11 @@ pub(crate) struct Slot {
 
 #[derive(Debug)]
 enum Turn {
-    /// Has not asked yet.
+    /// Has not asked for its turn yet.
     Inside,
     Waiting(oneshot::Receiver<()>),
     Running,
-    /// Another has its slot.
+    /// Another request took its slot.
     Displaced,
 }
 
@@ -68,13 +70,13 @@ impl State {
         Ok(Slot { gate: gate.clone(), order: (Reverse(priority), self.arrivals), who, turn: Turn::Inside })
     }
 
-    /// Those of this key that wait with a lower priority than this one, the youngest of the lowest first.
+    /// Waiting requests of this key with a lower priority than `priority`: lowest priority first, then youngest.
     fn displaceable(&self, priority: i32, who: Who) -> impl Iterator<Item = Order> {
         let lower = self.waiting.range((Excluded((Reverse(priority), u64::MAX)), Unbounded));
         lower.rev().filter(move |(_, (whose, _))| *whose == who).map(|(order, _)| *order)
     }
 
-    /// Whether one of its own made room for a request. No key displaces what another has queued.
+    /// Whether a waiting request of the same key made room. A key never displaces requests of another key.
     fn displace(&mut self, priority: i32, who: Who) -> bool {
         let Some(last) = self.displaceable(priority, who).next() else { return false };
         self.waiting.remove(&last);
@@ -98,8 +100,9 @@ impl Admission {
         Self(Arc::new(Gate { running_max, inside_max: running_max + queued_max, state }))
     }
 
-    /// Slots for all samples of a request of this key, or none, at once or never. Higher priorities get their turn first, and where all
-    /// slots are taken, that of one that waits with a lower one. It takes no slot of another key's.
+    /// Slots for all samples of one request of this key, or none. It decides at once. Requests with higher priorities
+    /// run first. If all slots are taken, the request takes the slot of a waiting request with a lower priority and the
+    /// same key.
     pub(crate) fn enter_all(&self, samples: u32, priority: i32, who: Option<KeyId>) -> Result<Vec<Slot>, RequestError> {
         if samples as usize > self.0.inside_max {
             let message =
@@ -114,7 +117,7 @@ impl Admission {
         (0..samples).map(|_| state.enter(&self.0, priority, who)).collect()
     }
 
-    /// Requests that run, and requests that wait for their turn or will.
+    /// Running requests, and requests that have a slot but do not run yet.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let state = self.0.state.lock();
         (state.running, state.inside.saturating_sub(state.running))
@@ -131,11 +134,11 @@ impl Admission {
 }
 
 impl Slot {
-    /// Waits for its turn, or until another needs its slot. The caller bounds the wait by the deadline.
+    /// Waits for its turn, or until another request takes its slot. The caller bounds the wait by the deadline.
     pub(crate) async fn turn(&mut self) -> Result<(), RequestError> {
         if let Turn::Inside = self.turn {
             let mut state = self.gate.state.lock();
-            // Nobody waits while there is room: who leaves passes the room on.
+            // No request waits while there is room: a request that leaves passes its room on.
             if state.running < self.gate.running_max {
                 state.running += 1;
                 self.turn = Turn::Running;
@@ -157,7 +160,7 @@ impl Drop for Slot {
         let mut state = self.gate.state.lock();
         let had_turn = match &mut self.turn {
             Turn::Inside => false,
-            // It may have been told and not have heard it yet.
+            // The notification may have been sent but not received yet.
             Turn::Waiting(turn) => match turn.try_recv() {
                 Ok(()) => true,
                 Err(TryRecvError::Empty) => state.waiting.remove(&self.order).is_none(),
@@ -169,7 +172,7 @@ impl Drop for Slot {
         state.inside -= 1;
         if had_turn {
             match state.waiting.pop_first() {
-                // Heard at the latest when it leaves itself.
+                // It learns of this when it leaves, at the latest.
                 Some((_, (_, next))) => drop(next.send(())),
                 None => state.running -= 1,
             }
@@ -246,7 +249,7 @@ mod tests {
         assert!(urgent.turn().now_or_never().is_none());
         let error = waiting[2].turn().now_or_never().unwrap().unwrap_err();
         assert_eq!((error.kind, error.retry_after), (ErrorKind::Overloaded, Some(RETRY_AFTER)));
-        // One that leaves before it has heard that it lost its place.
+        // One that leaves before it learns that it lost its slot.
         let another = admission.enter(5).unwrap();
         waiting.truncate(1);
         assert_eq!(admission.inside(), 4);
@@ -282,7 +285,7 @@ mod tests {
             assert!(slot.turn().now_or_never().is_none());
         }
         drop(running);
-        // Told, and gone before it heard; then one that was never told.
+        // Notified, but dropped before it received that; then one that was never notified.
         drop(waiting.remove(1));
         drop(waiting.remove(1));
         // The other 5, the 0, the -1.

@@ -21,8 +21,8 @@ use serde::{Deserialize, Serialize};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-/// Memory that reading takes for each byte of a body: the body itself, and what it says. The worst are lists of short token ids: two bytes of
-/// JSON are four, and a byte over gRPC is.
+/// Memory that parsing takes per byte of a body: the body itself and its parsed form. The worst case is lists of short
+/// token ids: two bytes of JSON, or one byte of gRPC, become four.
 pub(crate) const READING_COSTS: u64 = 4;
 
 /// Everything that an operator may set.
@@ -33,21 +33,22 @@ pub struct RouterConfig {
     pub telemetry: TelemetryConfig,
     /// How the process ends.
     pub drain: DrainConfig,
-    /// Health and metrics on an address of their own; the HTTP API has them in any case.
+    /// Health and metrics on a separate address; the HTTP API serves them in any case.
     pub admin: AdminConfig,
-    /// Who is registered, and who keeps the leases.
+    /// Registered workers, and how leases are kept.
     pub membership: LeaseConfig,
-    /// Inference, reflection and health over gRPC, for clients; for operators where they have keys.
+    /// Inference, reflection and health over gRPC, for clients; also operator calls if keys are configured.
     pub grpc: GrpcConfig,
-    /// Where workers join, and operators with certificates ask: for nobody outside of the cluster.
+    /// The port where workers register and operators with certificates call; clients outside of the cluster must not
+    /// reach it.
     pub cluster: GrpcConfig,
-    /// How this router proves who it is, to workers and on its cluster port.
+    /// How this router authenticates itself to workers and on its cluster port.
     pub identity: IdentityConfig,
     /// The OpenAI API, health and metrics over HTTP.
     pub http: HttpConfig,
     pub auth: AuthConfig,
     pub placement: PlacementConfig,
-    /// What follows when a worker fails.
+    /// Retries after a worker fails.
     pub retry: RetryConfig,
     pub limits: LimitsConfig,
     /// How requests use the prefix caches of workers.
@@ -80,17 +81,18 @@ impl Default for RouterConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HttpConfig {
-    /// Where it listens; port 0 takes a free one.
+    /// The listen address; port 0 takes a free one.
     pub listen: SocketAddr,
     /// Largest body.
     pub body_bytes_max: ByteSize,
-    /// A body is whole so long after its head, or it is refused.
+    /// Longest time from the head of a request to the end of its body; slower ones are refused.
     pub body_ms_max: u64,
-    /// Most connections at once; further ones wait until one of them ends.
+    /// Most connections at once; further ones wait until one of them closes.
     pub connections_max: u32,
-    /// A connection that brings no whole request head for so long, be it the first or the next, is closed.
+    /// A connection without a complete request head for this long is closed; this applies to the first request and to
+    /// later ones.
     pub idle_ms_max: u64,
-    /// A stream that waits for its first token so long is opened, and kept alive with comments at this interval.
+    /// A stream whose first token takes longer than this is opened without it; comments keep it alive at this interval.
     pub sse_keepalive_ms: u64,
 }
 
@@ -100,10 +102,11 @@ impl Default for HttpConfig {
         Self {
             listen,
             body_bytes_max: ByteSize(16 << 20),
-            // The largest one, at 4 Mbit/s.
+            // The largest body, at 4 Mbit/s.
             body_ms_max: 30_000,
             connections_max: 16_384,
-            // Longer than the 90 s that clients' pools keep idle connections: who closes first must not be the one that is asked.
+            // Longer than the 90 s for which clients' pools keep idle connections: the client should close first, since
+            // it might be sending a request.
             idle_ms_max: 120_000,
             sse_keepalive_ms: 10_000,
         }
@@ -114,21 +117,23 @@ impl Default for HttpConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PlacementConfig {
-    /// How workers are chosen: `cost`, or to compare with it, `round-robin` or `least-loaded`.
+    /// How workers are chosen: `cost`; for comparison also `round-robin` or `least-loaded`.
     pub policy: PlacementPolicy,
     /// Where prompts are prefilled: `auto`, `remote` or `local`.
     pub prefill_policy: PrefillPolicy,
-    /// `auto` prefills prompts of at most this many tokens where they decode.
+    /// With `auto`, prompts of at most this many tokens are prefilled on the decode worker.
     pub local_prefill_tokens_max: u64,
-    /// Prefill rate assumed of a worker that has measured none.
+    /// Prefill rate assumed for a worker that has measured none.
     pub prefill_tokens_per_s_default: f64,
-    /// A token of a prompt with so many tokens before it takes twice as long to prefill as the first one; 0 counts all alike.
+    /// The position at which a prompt token takes twice as long to prefill as the first one, in tokens; 0: all take the
+    /// same time.
     pub prefill_doubles_at_tokens: f64,
     /// Rate at which KV is assumed to move between two workers.
     pub transfer_bytes_per_s_default: f64,
-    /// Whether prefill workers get prefixes that decode workers have cached, where that is cheaper than computing them.
+    /// Whether prefill workers get prefixes that decode workers have cached if that is cheaper than computing them.
     pub gets: bool,
-    /// A worker whose load was last heard longer ago is not placed on. Workers report at least every second.
+    /// No request is placed on a worker whose last load report is older than this. Workers report at least every
+    /// second.
     pub load_stale_ms_max: u64,
 }
 
@@ -139,9 +144,9 @@ impl Default for PlacementConfig {
             prefill_policy: PrefillPolicy::Auto,
             local_prefill_tokens_max: 256,
             prefill_tokens_per_s_default: 1000.0,
-            // A matter of the model: Llama-3-8B's is at 30,000, that of small models at some thousand.
+            // Depends on the model: about 30,000 for Llama-3-8B, a few thousand for small models.
             prefill_doubles_at_tokens: 0.0,
-            // 10 Gb/s, the least that any data centre has.
+            // 10 Gb/s, a low estimate for a data centre.
             transfer_bytes_per_s_default: 1.25e9,
             gets: true,
             load_stale_ms_max: 5_000,
@@ -159,18 +164,18 @@ pub struct RetryConfig {
     pub backoff_ms_min: u64,
     /// Longest wait before a retry.
     pub backoff_ms_max: u64,
-    /// An answer that has begun waits at most so long for workers to go on with.
+    /// Longest wait for workers that can continue an answer that has begun.
     pub place_ms_max: u64,
-    /// A new request waits at most so long for a worker to be ready, where none is.
+    /// Longest wait of a new request for a ready worker if there is none.
     pub ready_ms_max: u64,
-    /// Where prefill and decode run on two workers: a decode worker that has not adopted the KV so long after the prefill worker said that it
-    /// has handed it over is taken to have failed.
+    /// With prefill and decode on two workers: if the decode worker has not adopted the KV this long after the prefill
+    /// worker reported the handoff, the decode worker counts as failed.
     pub adopted_ms_max: u64,
-    /// Retries of all requests together that may follow at once.
+    /// Size of the burst of retries, all requests together.
     pub burst_max: u32,
-    /// Retries of all requests together, per second, in the long run.
+    /// Sustained rate of retries per second, all requests together.
     pub per_s: f64,
-    /// A worker that failed is avoided for so long; doubles with each failure until it serves a request to its end.
+    /// How long a worker that failed is avoided; doubles with each failure until it completes a request.
     pub probation_ms_min: u64,
     /// The longest time that a worker is avoided.
     pub probation_ms_max: u64,
@@ -179,18 +184,20 @@ pub struct RetryConfig {
 impl Default for RetryConfig {
     fn default() -> Self {
         Self {
-            // A long answer may meet several failures; a request that kills what serves it must not meet many.
+            // A long answer may meet several failures; a request that crashes its workers must not meet many.
             attempts_max: 5,
-            // One round trip within a data centre, many times over: less only finds the same failure.
+            // Many round trips within a data centre: a shorter wait mostly meets the same failure.
             backoff_ms_min: 20,
             backoff_ms_max: 1_000,
-            // A worker process starts again within this time where its model is in the page cache.
+            // A worker process restarts within this time if its model is in the page cache.
             place_ms_max: 10_000,
-            // A worker that was out of sight for a moment is back within this time; whoever balances load asks another router then.
+            // A worker that was briefly unreachable is back within this time; after it, the load balancer tries another
+            // router.
             ready_ms_max: 2_000,
-            // The decode worker adopts before the prefill worker hears of it: this is for its stream alone, from a worker that is busy.
+            // The decode worker adopts the KV before the prefill worker is notified of it: this only waits for the
+            // decode worker's stream, which may be slow on a busy worker.
             adopted_ms_max: 5_000,
-            // All requests that one router runs may lose their worker at the same time.
+            // All requests of one router may lose their worker at the same time.
             burst_max: 1024,
             per_s: 50.0,
             probation_ms_min: 1_000,
@@ -199,19 +206,21 @@ impl Default for RetryConfig {
     }
 }
 
-/// Where there are keys, all who show none have one of so many parts of `limits.intake_bytes_max` together.
+/// With keys, all callers without one share this fraction (one in four) of `limits.intake_bytes_max`.
 const FOR_STRANGERS: u64 = 4;
 
-/// What one running request takes: 16 KiB as an open stream (`router_open_stream` of `make bench`), and the rest for the text, the tokens and the
-/// prefix hashes of a prompt of some ten thousand tokens, and for what its client has not read yet.
+/// Memory of one running request: 16 KiB as an open stream (`router_open_stream` of `make bench`). The rest is for
+/// text, tokens and prefix hashes of a prompt of about ten thousand tokens, and for output that the client has not
+/// read.
 const RUNNING_BYTES: u64 = 256 << 10;
-/// Running requests have one of so many parts of the memory: the other budgets below have more than half of a small router's.
+/// Running requests may use this fraction (one in four) of the memory: the other budgets below take more than half of a
+/// small router's.
 const FOR_RUNNING: u64 = 4;
-/// Where the host does not tell its memory: that of a router with 1 GiB.
+/// Used if the host does not report its memory: the value of a router with 1 GiB.
 const RUNNING_MAX_UNKNOWN: usize = 1024;
 const RUNNING_MAX: std::ops::RangeInclusive<usize> = 1..=1 << 20;
 
-/// How many requests may run in so much memory.
+/// How many requests may run with this much memory.
 fn running_max_in(memory: Option<u64>) -> usize {
     let fit = |bytes: u64| usize::try_from(bytes / FOR_RUNNING / RUNNING_BYTES).unwrap_or(usize::MAX);
     memory.map_or(RUNNING_MAX_UNKNOWN, fit).clamp(*RUNNING_MAX.start(), *RUNNING_MAX.end())
@@ -221,31 +230,32 @@ fn running_max_in(memory: Option<u64>) -> usize {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LimitsConfig {
-    /// Most requests that run at once. By default as many as a quarter of the memory that the process may use holds, at 256 KiB each.
+    /// Most requests that run at once. The default is a quarter of the process's memory limit, at 256 KiB per request.
     pub running_max: usize,
     /// Most requests that wait for their turn; more are refused.
     pub queued_max: usize,
-    /// Most bytes of requests that are not read yet, of all clients together: bodies in part, and what they are read into.
+    /// Most bytes of requests that are not parsed yet, all clients together: partial bodies, and what they are parsed
+    /// into.
     pub intake_bytes_max: ByteSize,
     /// Most of that for one client: a tenant, or where there are no keys, an address.
     pub intake_share_bytes_max: ByteSize,
-    /// Most bytes of answers, of all clients together: what those say that are gathered before they are sent, the bodies made of it, and what
-    /// may wait of streams that their clients do not read.
+    /// Most bytes of answers, all clients together: deltas that are gathered before they are sent, the bodies built
+    /// from them, and streamed output that clients have not read.
     pub answers_bytes_max: ByteSize,
     /// Most of that for one client, as with `intake_share_bytes_max`.
     pub answers_share_bytes_max: ByteSize,
     /// Deadline of requests that state none.
     pub deadline_ms_default: u64,
-    /// Longest deadline that a request can state; a longer one is cut to it.
+    /// Longest deadline that a request can state; longer ones are reduced to it.
     pub deadline_ms_max: u64,
-    /// Longest wait for a decode worker's claim before another is tried.
+    /// Longest wait for a decode worker's claim before another worker is tried.
     pub claim_ms_max: u64,
-    /// Over gRPC, the head of an answer waits so long for the first token, since it tells the cached share of the prompt; it goes without
-    /// that then. 0: at once.
+    /// Over gRPC, how long the head of an answer waits for the first token, since it reports the cached share of the
+    /// prompt. After that it is sent without the share. 0: it is sent at once.
     pub head_ms_max: u64,
-    /// Events held for a client that does not read; the workers pause beyond.
+    /// Events held for a client that does not read; beyond that the workers pause.
     pub client_events_max: usize,
-    /// A client that reads nothing for so long is cancelled.
+    /// A client that reads nothing for this long is cancelled.
     pub client_stall_ms_max: u64,
 }
 
@@ -254,10 +264,11 @@ impl Default for LimitsConfig {
         Self {
             running_max: running_max_in(memory_bytes()),
             queued_max: 1024,
-            // Three eighths of the memory that the chart gives a router: six of the largest bodies while they are read.
+            // Three eighths of the memory that the chart gives a router: six of the largest bodies while they are
+            // parsed.
             intake_bytes_max: ByteSize(384 << 20),
             intake_share_bytes_max: ByteSize(192 << 20),
-            // Half as much: one that is larger is better read as a stream.
+            // Half as much: a larger answer should be read as a stream.
             answers_bytes_max: ByteSize(192 << 20),
             answers_share_bytes_max: ByteSize(96 << 20),
             deadline_ms_default: 600_000,
@@ -286,10 +297,10 @@ impl Check for RouterConfig {
             .section("limits", &self.limits)
             .section("cache", &self.cache)
             .section("prices", &self.prices);
-        // Its own port is for clients, who have keys.
+        // The cluster port is separate from the port of clients, who have keys.
         self.identity.check_listeners(&[("cluster.listen", self.cluster.listen.ip())], at);
         self.identity.check_etcd(&self.membership.etcd, at);
-        // One of the largest must find room, beside what is kept for small ones.
+        // One request of the largest size must fit beside what is reserved for small ones.
         let largest = self.http.body_bytes_max.0.max(self.grpc.message_bytes_max.0);
         at.require(
             "limits.intake_share_bytes_max",
@@ -357,7 +368,7 @@ impl Check for LimitsConfig {
 }
 
 impl RouterConfig {
-    /// The budget of what is not a request yet.
+    /// The budget of requests that are not parsed yet.
     pub(crate) fn intake(&self) -> Intake {
         let (all, share) = (self.limits.intake_bytes_max.0, self.limits.intake_share_bytes_max.0);
         if self.auth.keys_file.is_some() {

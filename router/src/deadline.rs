@@ -1,19 +1,19 @@
-//! Deadlines as clients state them.
+//! Deadlines that clients state.
 
 use baton_types::RequestError;
 use std::time::{Duration, Instant};
 
-/// Default and bound.
+/// Default and longest deadline.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadlines {
-    /// Where the client states none.
+    /// Used if the client states none.
     pub(crate) default: Duration,
-    /// The longest; a longer one is cut to it.
+    /// The longest; a longer one is reduced to it.
     pub(crate) max: Duration,
 }
 
 impl Deadlines {
-    /// The instant at which a request that came at `received` ends.
+    /// The deadline of a request that arrived at `received`.
     pub(crate) fn of(&self, stated: Option<Duration>, received: Instant) -> Instant {
         received + stated.unwrap_or(self.default).min(self.max)
     }

@@ -6,12 +6,12 @@
 //!  grpc/ ─────────┘     admission, models/, workers/   └─ Prefill/Run ─────> prefill worker
 //! ```
 //!
-//! Both APIs turn a call into one validated `request::Request`. `flow` takes it through admission, tokenization, placement and the
-//! workers' streams. `placement` is a pure function of the load reports that `workers` receives and of the index in `prefixes`.
-//! `models` has model cards and text.
+//! Both APIs turn a call into one validated `request::Request`. `flow` takes it through admission, tokenization,
+//! placement and the workers' streams. `placement` is a pure function of the load reports that `workers` receives and
+//! of the index in `prefixes`. `models` has model cards and text.
 //!
-//! The router knows tokens, costs and gRPC, and no tensor, KV byte or kernel: it links neither engine, kernels nor kv-transfer. It holds
-//! no model files: cards, tokenizers and templates come from the workers.
+//! The router knows tokens, costs and gRPC. It handles no tensors, KV bytes or kernels: it links neither engine,
+//! kernels nor kv-transfer. It holds no model files: cards, tokenizers and templates come from the workers.
 
 #![allow(missing_docs, reason = "parts of one program: most names say what they hold")]
 

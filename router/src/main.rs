@@ -9,7 +9,8 @@ use clap::Parser;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 
-/// Bodies are long and come in bursts. glibc's allocator keeps much of what they took, of each of its arenas; this one gives it back.
+/// Bodies are long and arrive in bursts. glibc's allocator keeps much of their memory in each of its arenas; this
+/// allocator returns it.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
@@ -80,7 +81,7 @@ fn start() -> anyhow::Result<()> {
         tokio::task::spawn_blocking(move || drop(telemetry)).await?;
         anyhow::Ok(result?)
     });
-    // A thread may still read standard input; the process does not wait for it.
+    // A thread may still block on standard input; the process does not wait for it.
     runtime.shutdown_background();
     result
 }

@@ -1,13 +1,13 @@
-//! What requests cost: prices of tokens by model, and the one formula.
+//! Cost of requests: token prices by model, and the formula.
 
 use baton_node::config::{Check, Checker};
 use baton_types::Usage;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Prices are of so many tokens.
+/// Prices are per this many tokens.
 const TOKENS: f64 = 1e6;
-/// Highest price; a larger one is a slip of the pen.
+/// Highest price; a larger one is probably a mistake.
 const PRICE_MAX: f64 = 1e9;
 /// Most models with a price.
 const MODELS_MAX: usize = 1024;
@@ -16,9 +16,9 @@ const MODELS_MAX: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PricesConfig {
-    /// What the prices are in, as answers name it.
+    /// The currency of the prices, as answers name it.
     pub currency: String,
-    /// By the id of the model, which is none of its other names.
+    /// Keyed by the id of the model; its aliases are not valid here.
     pub models: BTreeMap<String, Price>,
 }
 
@@ -28,24 +28,25 @@ impl Default for PricesConfig {
     }
 }
 
-/// Prices of a million tokens of one model.
+/// Prices of one model, per million tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Price {
-    /// Of the prompt, computed.
+    /// Prompt tokens, computed.
     pub input: f64,
-    /// Of the prompt, taken from a prefix cache; `input` where unset.
+    /// Prompt tokens read from a prefix cache; `input` where unset.
     #[serde(default)]
     pub cached_input: Option<f64>,
-    /// Of the prompt, computed and left in a prefix cache; `input` where unset.
+    /// Prompt tokens computed and stored in a prefix cache; `input` where unset.
     #[serde(default)]
     pub cache_write: Option<f64>,
-    /// Generated.
+    /// Generated tokens.
     pub output: f64,
 }
 
 impl Price {
-    /// Every token of the prompt is of one kind: cached, written or neither. What was computed once more is not the client's doing.
+    /// Every prompt token is of one kind: cached, written or neither. Tokens that were computed again are not charged,
+    /// since the client did not cause that.
     fn of(&self, usage: &Usage) -> f64 {
         let reused = usage.cached_tokens.saturating_add(usage.cache_write_tokens);
         let parts = [
@@ -54,12 +55,12 @@ impl Price {
             (usage.cache_write_tokens, self.cache_write.unwrap_or(self.input)),
             (usage.completion_tokens, self.output),
         ];
-        // Divided once, at the end: prices in whole cents give sums without a tail of digits.
+        // Divided once, at the end: prices in whole cents then give sums without rounding digits.
         parts.iter().map(|(tokens, price)| f64::from(*tokens) * price).sum::<f64>() / TOKENS
     }
 }
 
-/// What a request costs.
+/// The cost of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cost {
     /// In the currency.
@@ -69,7 +70,7 @@ pub struct Cost {
 }
 
 impl PricesConfig {
-    /// The cost of what a request used; `None` where its model has no price.
+    /// The cost of a request's usage; `None` if its model has no price.
     pub(crate) fn cost(&self, model: &str, usage: &Usage) -> Option<Cost> {
         let price = self.models.get(model)?;
         Some(Cost { amount: price.of(usage), currency: self.currency.clone() })
@@ -119,7 +120,7 @@ mod tests {
             (usage(million, 0, million, 0), 2.5, 2.0),
             (usage(0, 0, 0, million), 8.0, 8.0),
             (usage(1_000, 500, 400, 10), 0.00138, 0.00208),
-            // A worker that says more than there is.
+            // A worker that reports more than the prompt has.
             (usage(10, 10, 10, 0), 0.000_027, 0.000_04),
         ];
         for (usage, expected, expected_plain) in cases {

@@ -7,10 +7,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A retry hint: what is in flight ends at its own time.
+/// A retry hint: there is no estimate of when running requests end.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Counts of all keys that have something in flight. Clones share them.
+/// Counts of all keys with requests in flight. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Quotas(Arc<Mutex<HashMap<KeyId, InFlight>>>);
 
@@ -20,7 +20,7 @@ struct InFlight {
     tokens: u64,
 }
 
-/// What one request has of its key's quota; dropping it gives that back.
+/// One request's part of its key's quota; dropping it returns the part.
 #[derive(Debug)]
 pub(crate) struct Quota {
     quotas: Quotas,
@@ -29,7 +29,7 @@ pub(crate) struct Quota {
 }
 
 impl Quotas {
-    /// A request of so many samples. Without a key nothing bounds it here.
+    /// Admits a request of `samples` samples. Without a key there is no limit here.
     pub(crate) fn enter(&self, key: Option<&Key>, samples: u32, priority: i32) -> Result<Quota, RequestError> {
         let mut quota = Quota { quotas: self.clone(), key: key.copied(), has: InFlight::default() };
         if let Some(Key { limits: KeyLimits { priority_max, requests_max, .. }, .. }) = key {
@@ -46,7 +46,7 @@ impl Quotas {
 }
 
 impl Quota {
-    /// Its prompt and its answer turn out to be of so many tokens.
+    /// Charges the tokens of its prompt and its longest answer, once they are known.
     pub(crate) fn add_tokens(&mut self, tokens: u64) -> Result<(), RequestError> {
         let Some(Key { limits, .. }) = self.key else { return Ok(()) };
         let more = InFlight { requests: 0, tokens };

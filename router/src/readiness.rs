@@ -5,7 +5,7 @@ use crate::request::PrefillPolicy;
 use baton_types::Role;
 
 impl Core {
-    /// `Ok` where a request of some model would be served; else why not.
+    /// `Ok` if a request of some model would be served; else the reason.
     pub fn ready(&self) -> Result<(), String> {
         if self.draining.is_cancelled() {
             return Err("draining".into());

@@ -1,4 +1,4 @@
-//! A router as a whole: listeners, services, supervision, and its end.
+//! A complete router: listeners, services, supervision and shutdown.
 
 use crate::RouterConfig;
 use crate::auth::{Access, KeysError};
@@ -30,12 +30,12 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-/// How often readiness is looked at for the health service.
+/// How often readiness is checked for the health service.
 const READINESS_EVERY: Duration = Duration::from_millis(100);
-/// Requests that are ended get so long to say so, and servers to close.
+/// Time for aborted requests to report their end, and for servers to close.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
-/// Clients have so long, from the end of the last request on, to read what lies ready for them: who takes nothing for so long is taken to be
-/// gone elsewhere too.
+/// Time for clients to read what is ready for them, counted from the end of the last request. A client that reads
+/// nothing for this long also counts as gone elsewhere.
 const UNREAD_MAX: Duration = PEER_GONE_MAX;
 
 /// Why a router does not run.
@@ -44,13 +44,13 @@ pub enum RouterError {
     /// An address cannot be listened on.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// The files that say who this router is cannot be used.
+    /// This router's identity files cannot be used.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// The keys of those who may call cannot be read.
+    /// The keys file cannot be read.
     #[error(transparent)]
     Keys(#[from] KeysError),
-    /// A server ended on its own.
+    /// A server ended unexpectedly.
     #[error("the {0} server ended: {1}")]
     Server(&'static str, String),
 }
@@ -61,12 +61,12 @@ pub struct Router;
 /// A running router. Dropping it ends everything at once; [`RunningRouter::stop`] drains first.
 #[derive(Debug)]
 pub struct RunningRouter {
-    /// Where gRPC listens for clients.
+    /// The gRPC address for clients.
     pub grpc_addr: SocketAddr,
-    /// Where workers join.
+    /// The address where workers register.
     pub cluster_addr: SocketAddr,
     pub http_addr: SocketAddr,
-    /// Where health and metrics have a port of their own, if they do.
+    /// The address of health and metrics, if they have a separate port.
     pub admin_addr: Option<SocketAddr>,
     core: Arc<Core>,
     membership: RouterBackend,
@@ -142,7 +142,7 @@ impl Router {
         let grpc_server = grpc::serve(grpc_router, grpc_listener, Identity::default(), stop.clone());
         servers.spawn(async move { grpc_server.await.map_err(|e| RouterError::Server("gRPC", e.to_string())) });
 
-        // Where nobody shows a certificate, operators show keys, at the other port.
+        // Without client certificates, operators use keys on the other port.
         let admin = identity.is_set().then(|| services::admin(admin));
         let mut names = Vec::from_iter(admin.as_ref().map(|_| services::ADMIN));
         names.extend(membership.service().map(|_| services::MEMBERSHIP));
@@ -177,7 +177,7 @@ impl Router {
         if let Some(address) = config.admin.listen {
             let listener = admin::bind(address).await?;
             admin_addr = Some(listener.address());
-            // Clients reach the other port: who reads metrics is decided by who reaches this one.
+            // Clients use the other port: whoever can reach this one may read metrics.
             let all = std::mem::replace(&mut open, admin::probes(health));
             servers.spawn(admin::serve(listener, all, stop.clone()).map(Ok));
         }
@@ -202,7 +202,7 @@ async fn watch_readiness(
             Ok(()) => tonic_health::ServingStatus::Serving,
             Err(_) => tonic_health::ServingStatus::NotServing,
         };
-        // Each report goes to whoever watches, and anybody may.
+        // Each change goes to all watchers, and any client may watch.
         if told.replace(now.is_ok()) != Some(now.is_ok()) {
             reporter.set_service_status("", status).await;
             reporter.set_service_status(services::INFERENCE, status).await;
@@ -229,13 +229,13 @@ impl RunningRouter {
         self.core.requests()
     }
 
-    /// What its requests share.
+    /// State that its requests share.
     #[cfg(test)]
     pub(crate) fn core(&self) -> &Core {
         &self.core
     }
 
-    /// Ends on its own only when a server fails.
+    /// Returns only when a server fails.
     async fn failed(&mut self) -> RouterError {
         match self.servers.join_next().await {
             Some(Ok(Err(error))) => error,
@@ -244,14 +244,14 @@ impl RunningRouter {
         }
     }
 
-    /// Refuses new requests, waits for those that run, for a bounded time also for answers that are still read, and closes. The caller bounds
-    /// the whole.
+    /// Refuses new requests, waits for running ones, and for a bounded time for answers that clients still read; then
+    /// closes. The caller bounds the whole.
     pub async fn drain(&mut self) {
         self.core.drain().await;
         self.core.unread.close();
         let read = async {
             self.core.unread.wait().await;
-            // What clients have not read of an answer may be with their connections alone.
+            // The unread rest of an answer may be buffered in the connections only.
             self.close().await;
         };
         if timeout(UNREAD_MAX, read).await.is_err() {
@@ -259,14 +259,14 @@ impl RunningRouter {
         }
     }
 
-    /// Leaves the cluster, takes no more connections, and waits until those there are have nothing left to say.
+    /// Leaves the cluster, accepts no more connections, and waits until the open ones have sent everything.
     async fn close(&mut self) {
         self.membership.close();
         self.stop.cancel();
         while self.servers.join_next().await.is_some() {}
     }
 
-    /// Ends requests that still run, tells workers and clients, and closes.
+    /// Ends running requests, notifies workers and clients, and closes.
     pub async fn stop(mut self) {
         self.core.abort();
         let _ = timeout(CLOSE_MAX, self.core.drain()).await;

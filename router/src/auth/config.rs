@@ -7,28 +7,29 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Who may call a router.
+/// API keys and their default limits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AuthConfig {
-    /// Hashes of the keys that may call, one a line: `SHA256HEX TENANT [operator] [priority_max=N] [requests_max=N] [tokens_max=N]
-    /// [weight=N]`. Unset: everybody may, as one tenant, and only the router's own limits hold.
+    /// Hashes of the keys that may call, one per line: `SHA256HEX TENANT [operator] [priority_max=N] [requests_max=N]
+    /// [tokens_max=N] [weight=N]`. Unset: every caller may, all as one tenant, and only the router's own limits apply.
     pub keys_file: Option<PathBuf>,
-    /// The highest priority that requests of a key may ask for, where the file does not say.
+    /// The highest priority that requests of a key may ask for, unless the file sets it.
     pub priority_max: i32,
-    /// Most requests of a key in flight, where the file does not say; 0 is as many as the router takes.
+    /// Most requests of a key in flight, unless the file sets it; 0 means no limit per key.
     pub requests_max: u64,
-    /// Most tokens of a key in flight, where the file does not say: prompts, and answers as long as they may become; 0 is any number.
+    /// Most tokens of a key in flight, unless the file sets it: prompt tokens plus the largest possible number of
+    /// output tokens; 0 means no limit.
     pub tokens_max: u64,
-    /// How often the file is read again.
+    /// Interval between reads of the file.
     pub reread_ms: u64,
 }
 
 impl Default for AuthConfig {
     fn default() -> Self {
-        // Kubernetes itself takes up to a minute to change the file of a secret; more often than this changes nothing that is felt.
+        // Kubernetes takes up to a minute to update the file of a secret, so a shorter interval has no visible effect.
         let reread_ms = 5_000;
-        // Priorities are handed out. Half of the router's places are left to others.
+        // Higher priorities must be granted in the file. Half of the router's slots are left for other keys.
         Self { keys_file: None, priority_max: 0, requests_max: 1024, tokens_max: 0, reread_ms }
     }
 }
@@ -39,7 +40,7 @@ impl AuthConfig {
         Duration::from_millis(self.reread_ms)
     }
 
-    /// Of keys of which the file says nothing else.
+    /// Limits of keys for which the file sets none.
     pub(super) fn limits(&self) -> KeyLimits {
         let bound = |max: u64| if max == 0 { u64::MAX } else { max };
         KeyLimits {

@@ -1,22 +1,22 @@
-//! Why a call is not let in, over both fronts.
+//! Why a call is refused for its key, over HTTP and gRPC.
 
 use crate::request::request_id;
 use http::HeaderMap;
 use tonic::Status;
 
-/// A call that is not let in.
+/// A call that is refused for its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 pub(crate) enum Denied {
-    /// No key came with it, or in no form that is known.
+    /// No key came with it, or not in a known form.
     #[error("an API key is needed: send the header `authorization: Bearer KEY`")]
     NoKey,
-    /// A key that is nobody's.
+    /// No entry of the file has this key.
     #[error("this API key is not known here: ask whoever runs this cluster for a key")]
     UnknownKey,
-    /// The key of somebody who does not run the cluster.
+    /// The key of a caller that is not an operator.
     #[error("this API key may not run the cluster: it takes one that the keys file marks `operator`")]
     NotOperator,
-    /// Nobody has a key, and operators have certificates.
+    /// The router has no keys, and operators have certificates.
     #[error(
         "operators are asked for here, and no key makes anybody one: call the cluster port with an operator's certificate (baton --identity FOLDER), or \
          set auth.keys_file"
@@ -37,7 +37,7 @@ impl Denied {
         }
     }
 
-    /// The answer over gRPC to a call with these headers, whose id it names.
+    /// The gRPC answer to a call with these headers; it names the call's id.
     pub(crate) fn status(self, headers: &HeaderMap) -> Status {
         let mut status = match self {
             Self::NoKey | Self::UnknownKey | Self::NoOperators => Status::unauthenticated(self.to_string()),

@@ -1,4 +1,4 @@
-//! Why there are no keys.
+//! Why the keys cannot be loaded.
 
 use super::file::FILE_BYTES_MAX;
 use super::keys::Problem;
@@ -15,18 +15,18 @@ pub enum KeysError {
         /// Why.
         source: std::io::Error,
     },
-    /// It is larger than a file of keys can be.
+    /// It is larger than a keys file may be.
     #[error("the keys file {path} has more than {FILE_BYTES_MAX} bytes")]
     TooLarge {
         /// Its path.
         path: PathBuf,
     },
-    /// It holds something else.
+    /// Its content is not valid.
     #[error("the keys file {path} is wrong: {problem}")]
     Wrong {
         /// Its path.
         path: PathBuf,
-        /// What, and on which line.
+        /// The problem, and its line.
         problem: Problem,
     },
 }

@@ -1,5 +1,5 @@
-//! The file of keys: read at start, and again and again. Orchestrators swap it under its name, so its content is compared, not its times; it
-//! is parsed when it is another.
+//! The file of keys, read at start and then at an interval. Orchestrators replace the file under the same name, so its
+//! content is compared, not its modification time. It is parsed only if the content changed.
 
 use super::keys::{Hash, Keys, hash};
 use super::{KeyLimits, KeysError};
@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 /// Largest file, in bytes: a Kubernetes Secret holds no more.
 pub(super) const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// What was found when the file was last looked at.
+/// The result of the last read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
     Keys(Hash),
@@ -29,11 +29,11 @@ enum Seen {
 #[derive(Debug)]
 pub(super) struct KeysFile {
     path: PathBuf,
-    /// Of keys of which it says nothing else.
+    /// Limits of keys for which the file sets none.
     limits: KeyLimits,
     seen: Seen,
     metrics: AuthMetrics,
-    /// A read that takes long; there is never a second one beside it.
+    /// A slow read that has not finished; there is never a second one at the same time.
     reading: Option<JoinHandle<io::Result<Vec<u8>>>>,
 }
 
@@ -54,7 +54,8 @@ impl KeysFile {
         Ok((file, keys))
     }
 
-    /// Puts the keys of the file in force whenever it changes, until `stop` is cancelled. A file that is wrong changes nothing.
+    /// Applies the keys of the file whenever it changes, until `stop` is cancelled. A file that is not valid changes
+    /// nothing.
     pub(super) async fn follow(mut self, keys: Arc<ArcSwap<Keys>>, every: Duration, stop: CancellationToken) {
         let reread = async {
             loop {
@@ -82,7 +83,8 @@ impl KeysFile {
         }
     }
 
-    /// The keys of the file, or what is wrong with it; `None` where either is what the last look found, and nothing was parsed.
+    /// The keys of the file, or what is wrong with it. `None` if the content is that of the last read: then nothing was
+    /// parsed.
     async fn look(&mut self, within: Duration) -> Result<Option<Keys>, Option<KeysError>> {
         let bytes = match self.bytes(within).await {
             Ok(bytes) => bytes,
@@ -128,7 +130,7 @@ impl KeysFile {
 /// Longest first read.
 const START_MAX: Duration = Duration::from_secs(30);
 
-/// The file's bytes, at most one more than it may have.
+/// The file's bytes; at most one byte more than the limit.
 fn content(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;

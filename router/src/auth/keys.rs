@@ -21,13 +21,13 @@ pub(super) fn hash(bytes: &[u8]) -> Hash {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Keys(HashMap<Hash, Caller>);
 
-/// What is wrong with a file. No word of the file is in it: somebody may have written a key where its hash belongs.
+/// What is wrong with a file. No text of the file is in it: the operator may have written a key in place of its hash.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
-    /// Bytes that are no text.
+    /// Bytes that are not text.
     #[error("it is no UTF-8 text")]
     NoText,
-    /// Nobody could call.
+    /// No key: no client could call.
     #[error("it holds no key; add one, or let everybody call by leaving auth.keys_file unset")]
     NoKeys,
     /// More than [`KEYS_MAX`].
@@ -48,25 +48,25 @@ pub enum Problem {
         "line {0} has more than a hash and a tenant: nothing but `operator`, `priority_max=N`, `requests_max=N`, `tokens_max=N` and `weight=N` may follow, each once"
     )]
     More(usize),
-    /// A limit that is none.
+    /// A limit that is not valid.
     #[error("line {0} has a limit that is none: {1}")]
     Limit(usize, &'static str),
-    /// Another weight for a tenant.
+    /// A second, different weight for a tenant.
     #[error(
         "line {again} gives its tenant another weight than line {first}: the weight is the tenant's, whatever the key"
     )]
     Weight {
-        /// Where it stands first.
+        /// The line where it is set first.
         first: usize,
-        /// Where it stands again.
+        /// The line where it is set again.
         again: usize,
     },
     /// The same key again.
     #[error("line {again} has the same hash as line {first}: a key belongs to one tenant")]
     Twice {
-        /// Where it stands first.
+        /// The line where it is first.
         first: usize,
-        /// Where it stands again.
+        /// The line where it is again.
         again: usize,
     },
 }
@@ -100,7 +100,7 @@ impl Keys {
         if keys.is_empty() { Err(Problem::NoKeys) } else { Ok(Self(keys)) }
     }
 
-    /// Whose key this is.
+    /// The caller that owns this key.
     pub(super) fn caller(&self, key: &[u8]) -> Option<Caller> {
         self.0.get(&hash(key)).cloned()
     }
@@ -111,15 +111,15 @@ impl Keys {
     }
 }
 
-/// What a line says.
+/// Content of one line.
 struct Line {
     hash: Hash,
     caller: Caller,
-    /// Of its tenant.
+    /// The weight of its tenant.
     weight: Option<Weight>,
 }
 
-/// The key of one line; `None` where it holds none.
+/// The key of one line; `None` if the line holds none.
 fn read_line(number: usize, line: &str, mut limits: KeyLimits) -> Result<Option<Line>, Problem> {
     let mut words = line.split_whitespace().take_while(|word| !word.starts_with('#'));
     let Some(first) = words.next() else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! What a key may have.
+//! Limits of a key.
 
 use super::keys::Problem;
 use crate::request::PRIORITY_MAX;
@@ -10,16 +10,16 @@ pub(crate) struct KeyLimits {
     pub(crate) priority_max: i32,
     /// Most requests in flight, queued ones included; each sample is one.
     pub(crate) requests_max: u64,
-    /// Most tokens in flight: of prompts, and of answers as long as they may become.
+    /// Most tokens in flight: prompt tokens plus the largest possible number of output tokens.
     pub(crate) tokens_max: u64,
 }
 
 impl KeyLimits {
-    /// A key that may have whatever the router has.
+    /// A key that may use everything that the router has.
     #[cfg(test)]
     pub(crate) const NONE: Self = Self { priority_max: PRIORITY_MAX, requests_max: u64::MAX, tokens_max: u64::MAX };
 
-    /// Takes a word of a line, such as `requests_max=8`; `false` where it is none.
+    /// Takes one setting of a line, such as `requests_max=8`; `false` if it is not one.
     pub(super) fn take(&mut self, word: &str, line: usize) -> Result<bool, Problem> {
         let Some((name, value)) = word.split_once('=') else { return Ok(false) };
         let wrong = |range| Problem::Limit(line, range);

@@ -6,9 +6,10 @@
 //!  HTTP, gRPC ──> presented: Bearer KEY ──────┘──> Caller, or Denied
 //! ```
 //!
-//! The file holds SHA-256 hashes of keys, never a key. A presented key is hashed and its hash looked up, so how long that takes tells
-//! nothing of any key. Without a file all callers are one tenant. Who calls is decided here alone: a tenant named in a request counts for
-//! nothing. A key carries its limits: what the file says of it, else what the configuration says of all.
+//! The file holds SHA-256 hashes of keys, never a key. A presented key is hashed before the lookup, so the lookup time
+//! reveals nothing about any key. Without a file all callers are one tenant. Only this module decides who the caller
+//! is: a tenant named in a request is ignored. A key has the limits that the file sets for it, else those of the
+//! configuration.
 
 mod config;
 mod denied;
@@ -35,57 +36,57 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use tokio_util::sync::CancellationToken;
 
-/// Whoever sent a request.
+/// The sender of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Caller {
-    /// To whom the key belongs.
+    /// The tenant that owns the key.
     pub(crate) tenant: TenantId,
-    /// Whether the key may be used to run the cluster.
+    /// Whether the key allows operator calls.
     pub(crate) operator: bool,
-    /// What the tenant is due beside others.
+    /// The tenant's weight in fair sharing.
     pub(crate) weight: Weight,
-    /// Its key; `None` where nobody is asked for one.
+    /// Its key; `None` if the router does not ask for keys.
     pub(crate) key: Option<Key>,
 }
 
-/// A key, as its requests are counted.
+/// A key, for counting its requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
-    /// The hash of it.
+    /// The hash of the key.
     pub(crate) id: KeyId,
-    /// What it may have at once.
+    /// Its limits on what is in flight.
     pub(crate) limits: KeyLimits,
 }
 
-/// What tells keys apart.
+/// Identifies a key.
 pub(crate) type KeyId = keys::Hash;
 
 impl Caller {
-    /// Whose share of the intake its requests are taken from: without keys, that of the address they come from.
+    /// The client whose share of the intake its requests use: without keys, the source address.
     pub(crate) fn client(&self, extensions: &Extensions) -> Client {
         if self.key.is_some() { Client::Tenant(self.tenant.to_string()) } else { address(extensions) }
     }
 }
 
-/// Who sent a request, for whoever has no key.
+/// The client for a caller without a key: its address.
 fn address(extensions: &Extensions) -> Client {
     let address = extensions.get::<Peer>().and_then(|peer| peer.addresses.remote_addr());
     Client::at(address.map_or(Ipv4Addr::UNSPECIFIED.into(), |address| address.ip()))
 }
 
-/// Decides who calls. Clones share the keys.
+/// Authenticates callers. Clones share the keys.
 #[derive(Clone, Debug)]
 pub(crate) struct Access {
-    /// `None` where all callers are one tenant.
+    /// `None` if all callers are one tenant.
     keys: Option<Arc<ArcSwap<Keys>>>,
-    /// Whether all callers are operators, too, where there are no keys.
+    /// Without keys: whether all callers are also operators.
     all_operate: bool,
     metrics: AuthMetrics,
 }
 
 impl Access {
-    /// Reads the keys, where there is a file of them, and goes on reading it until `stop` is cancelled. Without one, `all_operate` says whether
-    /// all callers are operators.
+    /// Reads the keys if a file is configured, and reads it again at an interval until `stop` is cancelled. Without a
+    /// file, `all_operate` says whether all callers are operators.
     pub(crate) async fn start(
         config: &AuthConfig,
         all_operate: bool,
@@ -99,7 +100,7 @@ impl Access {
         Ok(Self { keys: Some(keys), all_operate, metrics })
     }
 
-    /// Whose key came with these headers.
+    /// The caller whose key is in these headers.
     pub(crate) fn caller(&self, headers: &HeaderMap) -> Result<Caller, Denied> {
         let Some(keys) = &self.keys else {
             let (tenant, weight) = Default::default();
@@ -109,14 +110,15 @@ impl Access {
         caller.inspect_err(|denied| self.metrics.refused(*denied))
     }
 
-    /// Whose share of the intake a call with these headers is taken from, let in or not: who has no key that is known is an address.
+    /// The client whose share of the intake a call with these headers uses, allowed or not. A caller without a known
+    /// key counts by its address.
     pub(crate) fn client(&self, headers: &HeaderMap, extensions: &Extensions) -> Client {
         let keys = self.keys.as_ref().map(|keys| keys.load());
         let known = keys.and_then(|keys| keys.caller(presented::key(headers).ok()?));
         known.map_or_else(|| address(extensions), |caller| caller.client(extensions))
     }
 
-    /// The same for what only operators may do.
+    /// As [`Self::caller`], for calls that only operators may make.
     pub(crate) fn operator(&self, headers: &HeaderMap) -> Result<Caller, Denied> {
         let caller = self.caller(headers)?;
         if !caller.operator {

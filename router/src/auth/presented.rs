@@ -1,12 +1,12 @@
-//! The key that came with a call.
+//! Reads the key of a call.
 
 use super::Denied;
 use http::{HeaderMap, header};
 
-/// Longest key that is looked at, in bytes.
+/// Longest key that is accepted, in bytes.
 const KEY_BYTES_MAX: usize = 512;
 
-/// The key in `authorization: Bearer KEY`. Two such headers are no key: whoever stands between may have checked the other one.
+/// The key in `authorization: Bearer KEY`. Two such headers are refused: a proxy may have checked the other one.
 pub(super) fn key(headers: &HeaderMap) -> Result<&[u8], Denied> {
     let mut values = headers.get_all(header::AUTHORIZATION).iter();
     let (Some(value), None) = (values.next(), values.next()) else { return Err(Denied::NoKey) };

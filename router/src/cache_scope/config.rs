@@ -5,7 +5,7 @@ use baton_types::TenantId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Workers keep nothing for longer: a week.
+/// Workers keep no block longer than a week.
 const MS_MAX: u64 = 7 * 24 * 3_600_000;
 /// A secret that is shorter can be guessed.
 const SECRET_BYTES: std::ops::RangeInclusive<usize> = 16..=4096;
@@ -16,20 +16,22 @@ const SECRET_BYTES: std::ops::RangeInclusive<usize> = 16..=4096;
 pub struct CacheConfig {
     /// Whether requests use the prefix caches of workers.
     pub enabled: bool,
-    /// Time without use after which the blocks of a request go, where it states none; unset: the worker's own.
+    /// Idle time after which the blocks of a request are evicted, if the request states none; unset: the worker's own
+    /// default.
     pub ttl_ms: Option<u64>,
-    /// Longest such time that a request may state.
+    /// Longest idle time that a request may state.
     pub ttl_ms_max: u64,
-    /// Longest time for which a request may pin the blocks of its prompt. 0: requests may not pin, since what is pinned takes room from
-    /// everybody else.
+    /// Longest time for which a request may pin the blocks of its prompt. 0: requests may not pin, since pinned blocks
+    /// take memory from all other requests.
     pub pin_ms_max: u64,
-    /// Salts are derived from it; all routers of a cluster have the same one. Without one, tenants share as little, but who reaches the
-    /// workers past the routers can work out a tenant's salt from its name.
+    /// The salts are derived from this secret; all routers of a cluster use the same one. Without it tenants are still
+    /// separated, but a client that reaches the workers directly can compute a tenant's salt from its name.
     pub secret: Option<Secret>,
-    /// Most different blocks in the index of what workers have cached, at 64 to 96 bytes each once they are there; what is more counts as
-    /// not cached. 0 keeps no index: then nobody knows what is cached where.
+    /// Most distinct blocks in the index of what workers have cached, at 64 to 96 bytes each. Blocks beyond it count as
+    /// not cached. 0 keeps no index: then the router does not know what is cached where.
     pub index_blocks_max: usize,
-    /// Tenants whose prompts are pinned, and for how many milliseconds, where a request states no time. Their quota is that of workers.
+    /// Tenants whose prompts are pinned, and for how many milliseconds, if a request states no time. The workers
+    /// enforce their quota.
     pub pins: BTreeMap<TenantId, u64>,
 }
 

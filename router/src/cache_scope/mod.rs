@@ -1,5 +1,5 @@
-//! How requests use the prefix caches of workers: what a router allows, what a request asks for, and under which salt its prefixes are
-//! shared.
+//! How requests use the prefix caches of workers: what the router allows, what a request asks for, and the salt under
+//! which its prefixes are shared.
 //!
 //! ```text
 //!  config: what is allowed ──┐
@@ -7,7 +7,7 @@
 //!  request: salt, TTL, pin ──┘      └─ salt
 //! ```
 //!
-//! Pure. The tenant is the key's alone, so whatever a request says, it shares nothing with another tenant's.
+//! Pure. The tenant comes from the key only, so no field of a request can make it share blocks with another tenant.
 
 mod config;
 mod rules;

@@ -1,4 +1,4 @@
-//! What a request may ask of prefix caches, and what workers get of it.
+//! Checks the cache options of a request, and resolves them into what workers receive.
 
 use super::CacheConfig;
 use super::salt::salt;
@@ -12,22 +12,22 @@ const SALT_BYTES_MAX: usize = 256;
 /// How a request asks to use prefix caches.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct CacheOptions {
-    /// `cache_salt`: it shares with requests that give the same one, within its tenant.
+    /// `cache_salt`: the request shares blocks with requests of the same salt within its tenant.
     pub salt: Option<String>,
-    /// `cache.ttl_ms`: time without use after which its blocks go.
+    /// `cache.ttl_ms`: idle time after which its blocks are evicted.
     pub ttl_ms: Option<u64>,
-    /// `cache.pin_ms`: how long the blocks of its prompt are kept in any case.
+    /// `cache.pin_ms`: how long the blocks of its prompt are kept at least.
     pub pin_ms: Option<u64>,
-    /// `cache.off`: it takes nothing and leaves nothing.
+    /// `cache.off`: it neither reads nor writes the cache.
     pub off: bool,
-    /// `cache.cold`: nobody is expected to go on with it soon.
+    /// `cache.cold`: no request is expected to reuse its blocks soon.
     pub cold: bool,
 }
 
 impl fmt::Debug for CacheOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { salt: _, ttl_ms, pin_ms, off, cold } = self;
-        // Who knows the salt can share.
+        // The salt is secret: a client that knows it can share the blocks.
         f.debug_struct("CacheOptions")
             .field("ttl_ms", ttl_ms)
             .field("pin_ms", pin_ms)
@@ -47,7 +47,8 @@ impl CacheRules {
         Self(config.clone())
     }
 
-    /// What workers get for a request of `tenant`; `None` where it uses no cache. What it asks for is checked in any case.
+    /// The cache use that workers receive for a request of `tenant`; `None` if it uses no cache. The options are
+    /// checked in any case.
     pub(crate) fn resolve(&self, tenant: &TenantId, options: &CacheOptions) -> Result<Option<CacheUse>, RequestError> {
         let CacheConfig { enabled, ttl_ms, ttl_ms_max, pin_ms_max, pins, secret, index_blocks_max: _ } = &self.0;
         if options.salt.as_ref().is_some_and(|salt| salt.is_empty() || salt.len() > SALT_BYTES_MAX) {
@@ -130,11 +131,11 @@ mod tests {
             let (named, message) = times(&plain, ttl, pin).unwrap_err();
             assert!(named == param && message.contains(most), "{named}: {message}");
         }
-        // The operator's own default is not bound by what requests may state.
+        // The limit for requests does not apply to the operator's own default.
         let long = rules(|c| c.ttl_ms = Some(5_000));
         assert_eq!(times(&long, None, None), Ok((Some(5_000), None)));
         assert_eq!(times(&long, Some(9), None), Ok((Some(9), None)));
-        // Nor is a tenant's own pin, which a request may shorten, or do without.
+        // Nor to a tenant's own pin, which a request may shorten or turn off.
         let pinned = rules(|c| c.pins = [(alice(), 9_000)].into());
         for (asked, pin) in [(None, Some(9_000)), (Some(5), Some(5)), (Some(0), None)] {
             assert_eq!(times(&pinned, None, asked), Ok((None, pin)));

@@ -1,12 +1,13 @@
-//! Salts: what keeps the prefixes of tenants apart.
+//! Salts, which separate the prefixes of tenants.
 
 use baton_types::TenantId;
 
-/// What the derivation is for. Another text makes other salts, so what workers hold is lost for all routers that have it.
+/// Domain separation of the derivation. Another text gives other salts, so all routers that use it lose what workers
+/// have cached.
 const CONTEXT: &str = "baton 2026-11-22 prefix cache, salt of a tenant";
 
-/// The salt of a tenant, narrowed by what a request gave, if it did. Parts have their length before them, so two inputs that differ are two
-/// texts: no tenant's name and no request's salt can spell another pair.
+/// The salt of a tenant, combined with the salt of the request if it has one. Each part is preceded by its length, so
+/// different inputs never give the same text: no tenant name and request salt can imitate another pair.
 pub(super) fn salt(secret: &str, tenant: &TenantId, narrowed: Option<&str>) -> Vec<u8> {
     let mut hasher = blake3::Hasher::new_derive_key(CONTEXT);
     for part in [Some(secret), Some(tenant.as_str()), narrowed].into_iter().flatten() {
@@ -43,7 +44,7 @@ mod tests {
     #[test]
     fn all_routers_derive_the_same_one() {
         assert_eq!(of("a secret of ours", "alice", Some("s")), of("a secret of ours", "alice", Some("s")));
-        // Another derivation loses every cached prefix of a cluster while its routers are upgraded.
+        // A changed derivation loses every cached prefix of a cluster while its routers are upgraded.
         let hex = hex::encode(of("a secret of ours", "alice", None));
         expect_test::expect!["605033006d1ebec7c2638f8d2abc70d9d2cf41dac4e15582332e23987d155f7e"].assert_eq(&hex);
     }

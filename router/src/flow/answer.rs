@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 use tracing::Span;
 
-/// The answer in the making.
+/// The answer while it is generated.
 pub(super) struct Answer<'a> {
     core: &'a Core,
     job: &'a Job,
@@ -23,15 +23,15 @@ pub(super) struct Answer<'a> {
     stops: StopMatcher,
     first: Option<Instant>,
     last: Option<Instant>,
-    /// How long the client let it wait.
+    /// How long the client blocked the answer by not reading.
     stalled: Duration,
     timings: PhaseTimings,
     usage: Usage,
-    /// What the client was sent: another attempt goes on behind it.
+    /// Tokens sent to the client so far; another attempt continues after them.
     tokens: Vec<TokenId>,
-    /// How many of them other attempts generated.
+    /// How many of them earlier attempts generated.
     carried: usize,
-    /// Of the workers that generated them, and how many tokens there were before each.
+    /// Numerics classes of the workers that generated them, each with the number of tokens before it.
     classes: Vec<(NumericsClass, usize)>,
     /// From the first token to the end.
     stream: Option<Span>,
@@ -58,12 +58,12 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// Whether the client has seen a token.
+    /// Whether a token was sent to the client.
     pub(super) fn has_started(&self) -> bool {
         self.first.is_some()
     }
 
-    /// What the client was sent so far.
+    /// Tokens sent to the client so far.
     pub(super) fn tokens(&self) -> &[TokenId] {
         &self.tokens
     }
@@ -78,7 +78,7 @@ impl<'a> Answer<'a> {
         self.classes.iter().filter(|(_, before)| *before < self.tokens.len()).map(|(class, _)| class)
     }
 
-    /// Workers of this class go on with it.
+    /// Workers of this class continue the answer.
     pub(super) fn runs_on(&mut self, class: &NumericsClass) {
         self.carried = self.tokens.len();
         self.classes.retain(|(_, before)| *before < self.carried);
@@ -94,14 +94,15 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// Compute before an attempt's first token. What the client waited for counts, not what carried the answer on.
+    /// Compute time before an attempt's first token. Only the time that the client waited for counts, not that of
+    /// attempts that continued the answer.
     pub(super) fn prefilled(&mut self, prefill_us: Option<u64>) {
         if self.carried == 0 {
             self.timings.prefill_us = prefill_us.or(self.timings.prefill_us);
         }
     }
 
-    /// What a transfer took. The last one counts: those before it came to nothing.
+    /// Report of a transfer. The last one counts: the earlier transfers were of failed attempts.
     pub(super) fn transferred(&mut self, done: &TransferReport) {
         self.prefilled(Some(done.prefill_us));
         self.timings.transfer_us = Some(done.transfer_us);
@@ -109,18 +110,18 @@ impl<'a> Answer<'a> {
         self.timings.transfer_bytes = Some(done.transfer_bytes);
     }
 
-    /// How long the client let it wait for room.
+    /// How long the client blocked the answer by not reading.
     pub(super) fn stalled(&self) -> Duration {
         self.stalled
     }
 
-    /// When the first token left.
+    /// When the first token was sent.
     pub(super) fn first_token_at(&self) -> Option<Instant> {
         self.first
     }
 
-    /// Takes a token and sends what it completes; says why the answer ends with it, where it does. The span of the prefill that it comes
-    /// from ends as it is handed on, with nothing between that and the beginning of `stream`.
+    /// Takes a token and sends the output that it completes. Returns the finish reason if the answer ends with it. The
+    /// prefill's span ends when the token is passed on, so no gap is left before the span `stream`.
     pub(super) async fn token(
         &mut self,
         token: GeneratedToken,
@@ -139,7 +140,7 @@ impl<'a> Answer<'a> {
         let mut finish = token.finish.or(spent.then_some(FinishReason::Length));
         let mut text = String::new();
         if let Some(detokenizer) = &mut self.detokenizer {
-            // The token that stops is no part of the answer.
+            // The stop token is not part of the answer.
             let piece = if finish == Some(FinishReason::Stop) { None } else { detokenizer.push(token.id) };
             let rest = finish.and_then(|_| detokenizer.finish());
             let (shown, stop) = self.stops.push(&(piece.unwrap_or_default() + &rest.unwrap_or_default()));
@@ -159,8 +160,8 @@ impl<'a> Answer<'a> {
         Ok(finish)
     }
 
-    /// What an attempt's first token tells of prefix caches. What the client is told counts as of its own first token; attempts that went on
-    /// behind it computed again what they did not find cached.
+    /// Takes the cache figures of an attempt's first token. The client is sent the cached count of its own first token.
+    /// Later attempts recompute what they did not find cached.
     fn reused(&mut self, first: &GeneratedToken) {
         let usage = &mut self.usage;
         let cached = first.cached_tokens.unwrap_or(0);
@@ -181,7 +182,7 @@ impl<'a> Answer<'a> {
             None => {
                 self.first = Some(now);
                 self.stream = Some(tracing::info_span!(parent: &self.job.span, "stream"));
-                // The request's first token is that of the sample whose first token leaves first.
+                // The request's first token is the first one sent by any of its samples.
                 if self.job.starts() {
                     self.job.metrics.first_token(now - self.job.received, now);
                 }
@@ -207,7 +208,8 @@ impl<'a> Answer<'a> {
         self.usage
     }
 
-    /// Sends an event. A client that reads nothing pauses the worker's stream here, and is given up after a while.
+    /// Sends an event. A client that reads nothing pauses the worker's stream here, and is cancelled after a time
+    /// limit.
     async fn send(&mut self, event: Event) -> Result<(), RequestError> {
         let gone = || RequestError::new(ErrorKind::Cancelled, "the client is gone");
         let event = match self.out.try_send(Ok(event)) {

@@ -1,5 +1,5 @@
-//! One attempt at a request on chosen workers: claim, prefill, tokens, end. It goes on where the answer stands: what the client has
-//! been sent so far is prefilled behind the prompt.
+//! One attempt at a request on chosen workers: claim, prefill, tokens, end. It continues the answer: the tokens already
+//! sent to the client are prefilled after the prompt.
 //!
 //! Dropping the attempt drops both calls, which cancels both workers at once.
 
@@ -22,15 +22,15 @@ use std::time::Duration;
 use tracing::Span;
 use tracing::field::Empty;
 
-/// The prefill worker reports its transfer a moment after the decode worker goes on; a short answer may end before.
+/// The prefill worker reports its transfer shortly after the decode worker continues; a short answer may end before.
 const REPORT_WAIT_MAX: Duration = Duration::from_millis(100);
 
 /// An attempt that failed.
 #[derive(Clone, Debug)]
 pub(super) struct Failed {
-    /// The error for the client if nothing else helps.
+    /// The error for the client if no retry succeeds.
     pub(super) error: RequestError,
-    /// Where a worker failed; `None` where the request itself ended.
+    /// The step at which a worker failed; `None` if the request itself ended.
     pub(super) step: Option<Step>,
 }
 
@@ -41,23 +41,23 @@ impl From<RequestError> for Failed {
 }
 
 impl Failed {
-    /// The failure of a worker. What a worker cancelled, no client did.
+    /// The failure of a worker. A sequence that the worker cancelled was not cancelled by the client.
     pub(super) fn at(step: Step, error: RequestError) -> Self {
         let kind = if error.kind == ErrorKind::Cancelled { ErrorKind::Unavailable } else { error.kind };
         Self { error: RequestError { kind, ..error }, step: Some(step) }
     }
 }
 
-/// Workers and bounds of one attempt.
+/// Workers and limits of one attempt.
 pub(super) struct Attempt<'a> {
     pub(super) core: &'a Core,
     pub(super) sample: &'a Sample<'a>,
     pub(super) chosen: &'a Chosen,
-    /// Attempts before this one.
+    /// Number of earlier attempts.
     pub(super) number: u32,
 }
 
-/// A prefill worker that runs the prompt, and the span of that up to its first token: what it tells then is of the handoff.
+/// A prefill worker that runs the prompt, and its span up to the first token. Later reports are about the handoff.
 struct Prefilling<'a> {
     worker: &'a WorkerHandle,
     events: WorkerEvents<PrefillEvent>,
@@ -90,7 +90,7 @@ impl Attempt<'_> {
             self.follow_two(events, prefilling, answer).await
         }
         .await;
-        // Behind the first token, the prefill has its span behind it.
+        // After the first token, the span of the prefill has ended.
         if let Err(Failed { error, step: Some(step) }) = &result
             && (*step != Step::Prefill || answer.tokens().len() > replayed)
         {
@@ -114,7 +114,7 @@ impl Attempt<'_> {
         }
     }
 
-    /// Opens the call that holds the claim on the decode worker, which has a bounded time to say that the claim stands.
+    /// Opens the call that holds the claim on the decode worker. The worker must confirm the claim within a time limit.
     async fn claim(&self, sequence: SequenceSpec, span: &Span) -> Result<WorkerEvents<DecodeEvent>, Failed> {
         let job = self.sample.job;
         let worker = &self.chosen.decode;
@@ -204,8 +204,8 @@ impl Attempt<'_> {
         }
     }
 
-    /// Prefill on one worker, decode on another: follows both until the answer ends or one of the two is at fault. The first token goes out
-    /// when the prefill worker has it, whatever the transfer does.
+    /// Prefill on one worker, decode on another: follows both until the answer ends or one of them fails. The first
+    /// token is sent as soon as the prefill worker has it, independent of the transfer.
     async fn follow_two(
         &self,
         mut decoding: WorkerEvents<DecodeEvent>,
@@ -278,7 +278,7 @@ impl Attempt<'_> {
                 }
             }
         };
-        // The transfer's numbers may not be there yet.
+        // The transfer's figures may not have arrived yet.
         if let Some(mut prefilling) = prefilling {
             let report = async {
                 while let Some(Ok(event)) = prefilling.next().await {
@@ -294,9 +294,9 @@ impl Attempt<'_> {
         Ok(reason)
     }
 
-    /// The decode worker has no room for the KV yet. That is worth nothing elsewhere, so the decode worker is waited for unless another has
-    /// room now; and a request moves once: what others take meanwhile could send it to and fro until it has no attempts left, where waiting
-    /// brings its turn.
+    /// The decode worker has no room for the KV yet. Moving loses the prefill, so the request waits unless another
+    /// decode worker has room now. It moves at most once: competing requests could otherwise make it move until it has
+    /// no attempts left. Waiting guarantees its turn.
     fn wait_or_move(&self, answer: &Answer<'_>) -> Result<(), Failed> {
         let (moved, decode) = (&self.sample.moved, &self.chosen.decode);
         if moved.load(Ordering::Relaxed) || !self.sample.has_room_elsewhere(self.core, decode, answer) {
@@ -310,7 +310,7 @@ impl Attempt<'_> {
     }
 }
 
-/// The next event of a prefill worker that is still heard.
+/// The next event of the prefill worker, while its stream is open.
 async fn next(events: &mut Option<WorkerEvents<PrefillEvent>>) -> Option<Result<PrefillEvent, CallError>> {
     match events {
         Some(events) => events.next().await,
@@ -325,7 +325,7 @@ async fn sleep_until(runtime: &dyn Runtime, at: Option<std::time::Instant>) {
     }
 }
 
-/// An event of the prefill worker, for the pairing.
+/// An event of the prefill worker, as input of the pair's state.
 fn from_prefill(
     worker: &WorkerHandle,
     event: Option<Result<PrefillEvent, CallError>>,
@@ -336,14 +336,14 @@ fn from_prefill(
         }
         Some(Ok(PrefillEvent::Done(_))) => FromPrefill::Done,
         Some(Ok(PrefillEvent::Started { .. })) => FromPrefill::Ended(out_of_order(worker)),
-        // Its own queue had room, or there were no stream: it speaks of the decode worker.
+        // The prefill worker's own queue had room, or there would be no stream: the error is about the decode worker.
         Some(Err(error)) if error.is_no_room() => FromPrefill::NoRoom(of_worker(worker, error)),
         Some(Err(error)) => FromPrefill::Ended(of_worker(worker, error)),
         None => FromPrefill::Ended(ended_early(worker)),
     })
 }
 
-/// An event of the decode worker, for the pairing.
+/// An event of the decode worker, as input of the pair's state.
 fn from_decode(
     worker: &WorkerHandle,
     event: Option<Result<DecodeEvent, CallError>>,
@@ -365,7 +365,7 @@ fn from_decode(
     })
 }
 
-/// A token of the answer. One that comes with a cancel is none: the worker gave the sequence up.
+/// Checks a token of the answer. A token with finish reason cancel is an error: the worker dropped the sequence.
 fn sound(token: GeneratedToken) -> Result<GeneratedToken, RequestError> {
     if token.finish == Some(FinishReason::Cancelled) {
         return Err(RequestError::new(ErrorKind::Unavailable, "the worker cancelled the request; send it again"));
@@ -373,10 +373,11 @@ fn sound(token: GeneratedToken) -> Result<GeneratedToken, RequestError> {
     Ok(token)
 }
 
-/// Hex digits that keep the name of one attempt apart from all others on a worker.
+/// Hex digits that make the id of an attempt unique on a worker.
 const ATTEMPT_HEX: usize = 16;
 
-/// The name of one attempt on the workers: two clients may use one request id, and a retry may meet its own former attempt.
+/// The id of one attempt on the workers: two clients may use the same request id, and a retry may meet its own earlier
+/// attempt.
 fn attempt_id(request: &RequestId, runtime: &dyn Runtime) -> RequestId {
     if seeded!(OlderIncarnation) {
         return request.clone();
@@ -390,7 +391,7 @@ fn name_of(worker: &WorkerHandle) -> String {
     format!("{} worker {}", worker.record.role.name(), worker.party().instance)
 }
 
-/// A worker's refusal, or what became of the connection to it, with its name before the message.
+/// A worker's refusal or the loss of its connection, prefixed with the worker's name.
 fn of_worker(worker: &WorkerHandle, error: CallError) -> RequestError {
     let who = name_of(worker);
     let (is_gone, error) = match error {
@@ -404,13 +405,13 @@ fn of_worker(worker: &WorkerHandle, error: CallError) -> RequestError {
     RequestError { message, ..error }
 }
 
-/// A worker broke the order of its events.
+/// A worker sent its events in the wrong order.
 fn out_of_order(worker: &WorkerHandle) -> RequestError {
     let message = format!("{} sent an event that does not belong here", name_of(worker));
     RequestError::new(ErrorKind::Internal, message)
 }
 
-/// A prefill worker has handed its KV over, and the decode worker says nothing of it.
+/// A prefill worker has handed its KV over, but the decode worker does not report that it adopted it.
 fn not_adopted(prefill: &WorkerHandle, decode: &WorkerHandle) -> RequestError {
     let (prefill, decode) = (&prefill.party().instance, &decode.party().instance);
     let message = format!(
@@ -419,7 +420,7 @@ fn not_adopted(prefill: &WorkerHandle, decode: &WorkerHandle) -> RequestError {
     RequestError::new(ErrorKind::Unavailable, message)
 }
 
-/// The stream of a worker ended although the sequence had not.
+/// The stream of a worker ended before the sequence did.
 fn ended_early(worker: &WorkerHandle) -> RequestError {
     let message =
         format!("{} ended its stream before the sequence was finished; send the request again", name_of(worker));

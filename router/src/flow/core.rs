@@ -1,8 +1,9 @@
 //! What every request shares: the router without its servers.
 //!
-//! [`Core::start`] takes what it stands on ([`Outside`]) and follows the workers of the membership; [`Core::generate`] takes a request and
-//! gives the stream of its answer; [`Core::drain`] and [`Core::abort`] end it. None of them names gRPC, HTTP or tokio's time: a simulation
-//! gives its own `Runtime`, `Connector` and membership, and runs all of this in one thread (`tests/port.rs` is the smallest one).
+//! [`Core::start`] takes its dependencies ([`Outside`]) and follows the workers of the membership. [`Core::generate`]
+//! takes a request and returns the stream of its answer. [`Core::drain`] and [`Core::abort`] end it. None of them uses
+//! gRPC, HTTP or tokio's clock: a simulation passes its own `Runtime`, `Connector` and membership, and runs all of this
+//! in one thread (`tests/port.rs` is the smallest one).
 
 use super::prepare::Prepared;
 use super::tokenize::Tokenizing;
@@ -31,13 +32,13 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-/// Bounds of every request.
+/// Limits of every request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Where prompts are prefilled unless the request says otherwise.
+    /// Where prompts are prefilled unless the request sets it.
     pub(crate) policy: PrefillPolicy,
     pub(crate) placement: Thresholds,
-    /// Retries of one request.
+    /// Retry limits of one request.
     pub(crate) retry: RetryLimits,
     /// How long workers that failed are avoided.
     pub(crate) probation: ProbationLimits,
@@ -45,84 +46,84 @@ pub(crate) struct Limits {
     pub(crate) claim_max: Duration,
     /// Events held for a client that does not read.
     pub(crate) client_events_max: usize,
-    /// A client that takes nothing for so long is cancelled.
+    /// A client that reads nothing for this long is cancelled.
     pub(crate) client_stall_max: Duration,
 }
 
 impl Limits {
-    /// Events that may wait for the reader of an answer with so many samples: ends have slots of their own.
+    /// Events that may wait for the reader of an answer with this many samples; the ends have slots of their own.
     pub(crate) fn events_max(&self, samples: u32) -> usize {
         self.client_events_max + samples as usize
     }
 }
 
-/// What every request shares.
+/// State that all requests share.
 #[derive(Debug)]
 pub struct Core {
-    /// Time, tasks and chance.
+    /// Clock, tasks and random numbers.
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) limits: Limits,
     /// Running and queued requests.
     pub(crate) admission: Admission,
-    /// What the bytes of requests are taken from that are not read yet.
+    /// Budget for bytes of requests that are not parsed yet.
     pub(crate) intake: Intake,
-    /// What the bytes of answers are taken from that are gathered before they are sent, or wait for their reader.
+    /// Budget for bytes of answers that are gathered before they are sent, or are not read yet.
     pub(crate) answers: Intake,
-    /// What keys have in flight.
+    /// What each key has in flight.
     pub(crate) quotas: Quotas,
-    /// Retries of all requests.
+    /// Retry budget of all requests.
     pub(crate) retries: RetryBucket,
     /// How requests use prefix caches.
     pub(crate) cache: CacheRules,
     pub(crate) prices: PricesConfig,
-    /// What answers so far teach.
+    /// Measured times and lengths of past answers.
     pub(crate) experience: Experience,
-    /// Prompts that become tokens.
+    /// Runs tokenization.
     pub(crate) tokenizing: Tokenizing,
     pub(crate) workers: Arc<WorkerSet>,
-    /// What they have cached.
+    /// Index of what workers have cached.
     pub(crate) prefixes: Arc<Prefixes>,
     pub(crate) metrics: RouterMetrics,
-    /// What prefix caches spared.
+    /// Savings by prefix caches.
     pub(crate) cache_metrics: CacheMetrics,
-    /// What becomes of traces.
+    /// Tail sampling of traces.
     pub(crate) tail: Tail,
-    /// No new requests any more.
+    /// Cancelled: no new requests are accepted.
     pub(crate) draining: CancellationToken,
-    /// Requests still running are ended.
+    /// Cancelled: running requests are ended.
     pub(crate) abort: CancellationToken,
     pub(crate) placements: AtomicU64,
-    /// Times that KV without room was left to wait where it was.
+    /// How often a request without room for its KV waited on its decode worker.
     #[cfg(test)]
     pub(crate) stays: AtomicU64,
     /// Tasks of running requests.
     pub(crate) tasks: TaskTracker,
-    /// Answers that their clients have not read to the end.
+    /// Answers that clients have not read to the end.
     pub(crate) unread: TaskTracker,
 }
 
-/// What a core stands on: in a process tokio, gRPC and the configured membership; in a simulation its own.
+/// Dependencies of a core: in a process tokio, gRPC and the configured membership; in a simulation its own.
 pub struct Outside {
-    /// Time, tasks and chance.
+    /// Clock, tasks and random numbers.
     pub runtime: Arc<dyn Runtime>,
-    /// How workers are reached.
+    /// How to connect to workers.
     pub connector: Arc<dyn Connector>,
     pub membership: Arc<dyn RouterMembership>,
     /// Recent traces of the process.
     pub traces: Traces,
     /// Name of this router, for the workers' logs.
     pub name: String,
-    /// Cancelled, it ends what the core does without requests.
+    /// Cancelled, it ends the core's background tasks.
     pub stop: CancellationToken,
 }
 
 impl Core {
-    /// Starts a core, which follows the workers of the membership from now on.
+    /// Starts a core, which follows the workers of the membership from then on.
     pub fn start(config: &RouterConfig, outside: Outside, metrics: &Metrics) -> Arc<Self> {
         let Outside { runtime, connector, membership, traces, name, stop } = outside;
         let (tail, verdicts) = Tail::new(&config.telemetry, traces, metrics.register(TailMetrics::register));
         runtime.spawn(deliver(runtime.clone(), verdicts, tail.lost()).boxed());
-        // Where keys are asked for, whoever reaches the clients' port reads what it exports, without one.
+        // With keys, callers without a key can read the metrics on the clients' port.
         let cache_metrics = CacheMetrics::new(config.auth.keys_file.is_none() || config.admin.listen.is_some());
         let prefixes =
             Arc::new(Prefixes::new(config.cache.index_blocks_max, metrics.register(PrefixMetrics::register)));
@@ -175,7 +176,8 @@ impl Core {
         core
     }
 
-    /// Of each worker that tells of its cache, how many tokens of a request's prompt it has, as far as this router knows.
+    /// For each worker that reports its cache: how many tokens of the request's prompt it has cached, as far as this
+    /// router knows.
     #[doc(hidden)] // For simulations.
     pub fn known_of(&self, request: &Prepared) -> Vec<(Party, usize)> {
         let found = self.prefixes.lookup(&request.hashes, &*self.runtime);
@@ -189,14 +191,14 @@ impl Core {
         self.admission.inside()
     }
 
-    /// Takes no new requests, and waits until those that there are have ended. The caller bounds the wait.
+    /// Accepts no new requests, and waits until the current ones have ended. The caller bounds the wait.
     pub async fn drain(&self) {
         self.draining.cancel();
         self.tasks.close();
         self.tasks.wait().await;
     }
 
-    /// Takes no new requests, and ends those that there are; [`Core::drain`] waits until that is done.
+    /// Accepts no new requests, and ends the current ones; [`Core::drain`] waits until they have ended.
     pub fn abort(&self) {
         self.draining.cancel();
         self.abort.cancel();

@@ -1,4 +1,4 @@
-//! What is written down when a request ends.
+//! What is recorded when a request ends.
 
 use super::core::Core;
 use super::job::Job;
@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 pub(super) struct Summary<'a> {
     pub(super) usage: Usage,
     pub(super) cost: Option<&'a Cost>,
-    /// How long the first of them waited for its turn.
+    /// How long the first of them was queued.
     pub(super) queued: Duration,
-    /// When the first token of any left.
+    /// When the first token of any sample was sent.
     pub(super) first_token: Option<Instant>,
 }
 
-/// Metrics, span, trace and log of one request.
+/// Records metrics, span, trace and log line of one request.
 pub(super) fn record(core: &Core, job: &Job, result: &Result<Finished, RequestError>, summary: &Summary<'_>) {
     let Summary { usage, cost, queued, first_token } = summary;
     let (span, now) = (&job.span, core.runtime.now());

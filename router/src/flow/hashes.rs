@@ -1,15 +1,15 @@
-//! Hashes of a prompt's blocks, which caches and index know it by: computed once a request.
+//! Hashes of a prompt's blocks, by which caches and the index identify them. They are computed once per request.
 
 use baton_kv_cache::{HASH_TOKENS, PrefixHash, PrefixHasher};
 use baton_node::runtime::blocking;
 use baton_types::{CacheUse, Digest, ErrorKind, RequestError, Runtime, TokenId};
 use std::sync::Arc;
 
-/// A longer prompt is hashed beside the threads that answer others: 0.3 µs for 16 tokens come to two milliseconds.
+/// A longer prompt is hashed on another thread: 0.3 µs per 16 tokens add up to two milliseconds.
 const INLINE_TOKENS_MAX: usize = 100_000;
 
-/// Hashes of what could be cached of a prompt: never of the group that holds its last token, which is computed in any case. None where
-/// it shares nothing.
+/// Hashes of the cacheable blocks of a prompt: never of the group that holds its last token, which is always computed.
+/// Empty if the request shares nothing.
 pub(super) async fn prompt_hashes(
     runtime: &dyn Runtime,
     cache: Option<&CacheUse>,

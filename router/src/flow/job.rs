@@ -1,4 +1,4 @@
-//! One request that runs: what all its samples share.
+//! One running request: the state that all its samples share.
 
 use super::prepare::Prepared;
 use crate::metrics::RequestMetrics;
@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tracing::Span;
 
-/// A prepared request, and what becomes of it.
+/// A prepared request, and its progress.
 pub(super) struct Job {
     request: Arc<Prepared>,
     pub(super) span: Span,
     pub(super) metrics: RequestMetrics,
-    /// Whether the first token of any sample left.
+    /// Whether the first token of any sample was sent.
     started: AtomicBool,
-    /// Whether a place was looked for.
+    /// Whether placement has been tried.
     looked: AtomicBool,
     /// Workers that were called, in order.
     called: Mutex<Vec<Arc<WorkerHandle>>>,
@@ -36,7 +36,7 @@ impl Job {
         Self { request, span, metrics, started, looked, called: Mutex::default() }
     }
 
-    /// Remembers a worker that is called: it holds a part of the trace. Attempts are bounded, so these are.
+    /// Records a worker that is called, since it holds a part of the trace. Attempts are bounded, so this list is.
     pub(super) fn calls(&self, worker: &Arc<WorkerHandle>) {
         self.called.lock().push(worker.clone());
     }
@@ -46,12 +46,12 @@ impl Job {
         self.called.lock().clone()
     }
 
-    /// Whether this is the first time that a place is looked for.
+    /// Whether this is the first placement of the request.
     pub(super) fn is_first_look(&self) -> bool {
         !self.looked.swap(true, Ordering::Relaxed)
     }
 
-    /// Whether this is the first time that a token of the request leaves.
+    /// Whether this is the first token sent of the request.
     pub(super) fn starts(&self) -> bool {
         !self.started.swap(true, Ordering::Relaxed)
     }

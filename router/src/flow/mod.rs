@@ -1,5 +1,5 @@
-//! One request in order: look up, admit, tokenize ([`prepare`]), then for each sample place, prefill, decode, stream ([`sample`]), and
-//! the end.
+//! One request in order: look up, admit, tokenize ([`prepare`]), then for each sample place, prefill, decode, stream
+//! ([`sample`]), and the end.
 //!
 //! ```text
 //!  fronts ──> Request ──prepare──> Prepared ──run──> Sample ──attempts──> port::Link ──> workers
@@ -7,8 +7,8 @@
 //!     └───────────────────── Events <──── Answer <──────┘
 //! ```
 //!
-//! The fronts hand in a [`Request`] and receive a [`Generation`]: dropping that cancels the request on all workers. Time, tasks and chance
-//! come from [`baton_types::Runtime`] alone, and workers from [`crate::port::Link`].
+//! The fronts hand in a [`Request`] and receive a [`Generation`]: dropping that cancels the request on all workers.
+//! Clock, tasks and random numbers come from [`baton_types::Runtime`] alone, and workers from [`crate::port::Link`].
 
 mod answer;
 mod attempt;
@@ -38,7 +38,7 @@ use tracing::{Instrument, Span, field};
 
 #[derive(Debug)]
 pub struct Generation {
-    /// What is known of it.
+    /// The prepared request.
     pub request: Arc<Prepared>,
     /// Id of its trace; empty where tracing is off.
     pub trace_id: String,
@@ -46,7 +46,7 @@ pub struct Generation {
     pub events: Events,
 }
 
-/// A request that was refused before anything was asked of a worker.
+/// A request that was refused before any worker was called.
 #[derive(Debug)]
 pub struct Refused {
     pub error: RequestError,

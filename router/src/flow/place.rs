@@ -15,27 +15,27 @@ use std::time::{Duration, Instant};
 use tracing::Span;
 use tracing::field::Empty;
 
-/// A prompt that is not computed so long after it was placed is not believed to be any more.
+/// A prompt that is not computed this long after its placement no longer counts as in progress.
 const COMING_MAX: Duration = Duration::from_secs(30);
-/// What is added to twice the predicted time, for queues that were longer than they seemed.
+/// Added to twice the predicted time, for queues that were longer than predicted.
 const COMING_MORE: Duration = Duration::from_secs(1);
 
 /// The workers of one attempt.
 #[derive(Debug)]
 pub(super) struct Chosen {
     pub(super) decode: Arc<WorkerHandle>,
-    /// `None` prefills where it decodes.
+    /// `None`: the decode worker also prefills.
     pub(super) prefill: Option<Arc<WorkerHandle>>,
-    /// Tokens of the prompt that the prefill worker has once it got from the decode worker what it lacks of them; 0 where it gets nothing.
+    /// The prefill worker gets missing blocks from the decode worker up to this prompt token; 0: it gets none.
     pub(super) get_to_tokens: u64,
-    /// When its answer comes, as of now; `None` while nothing is measured.
+    /// The predicted time of the first token, as of now; `None` while nothing is measured.
     pub(super) predicted: Option<Prediction>,
-    /// Its prompt, in the making where it is prefilled.
+    /// Marks its prompt as being computed on the worker that prefills it.
     _coming: Option<PrefixInProgress>,
 }
 
 impl Chosen {
-    /// Remembers who is to be avoided by this request, and for a while by others.
+    /// Marks the failed workers as avoided: by this request, and for a while by others.
     pub(super) fn failed(&self, retry: &Retry, avoided: &mut Avoided, probation: &ProbationLimits, now: Instant) {
         avoided.failed(self.prefill.as_ref().map(|prefill| prefill.party()), self.decode.party(), retry);
         for (worker, _) in retry.avoids(self.prefill.as_ref(), &self.decode).filter(|_| retry.probation) {
@@ -43,7 +43,7 @@ impl Chosen {
         }
     }
 
-    /// Whether a worker that may have failed at `step` drains.
+    /// Whether the worker that may have failed at `step` is draining.
     pub(super) fn drains(&self, step: Step) -> bool {
         let prefill = || self.prefill.as_ref().is_some_and(|p| p.is_draining());
         match step {
@@ -54,7 +54,7 @@ impl Chosen {
         }
     }
 
-    /// The answer ended well: forgives what was before.
+    /// The answer ended well: clears the failures of its workers.
     pub(super) fn served(&self) {
         for worker in self.prefill.iter().chain([&self.decode]) {
             worker.probation.served();
@@ -62,21 +62,21 @@ impl Chosen {
     }
 }
 
-/// What a place is looked for with.
+/// Inputs of a placement.
 struct Search<'a> {
     demand: Demand,
-    /// Who has the prompt cached.
+    /// Which workers have the prompt cached.
     found: Found,
     avoided: &'a Avoided,
     now: Instant,
 }
 
 impl Sample<'_> {
-    /// Chooses workers for the rest of the answer. One that has begun stays with its numerics class as long as a decode worker of that is
-    /// left that holds it: only then is the rest the very text that it would have been.
+    /// Chooses workers for the rest of the answer. An answer that has begun stays in its numerics class while a decode
+    /// worker of that class has the capacity for it. Only then is the rest identical to what it would have been.
     ///
-    /// Where only workers could serve the request that were full when it asked them, what the last of them said is the refusal: since the
-    /// request asks none of them again, it would wait in vain.
+    /// If every worker that could serve the request was full when asked, the refusal is that of the last one. The
+    /// request asks none of them again, so waiting would not help.
     pub(super) fn place(&self, core: &Core, tried: &Tried, answer: &Answer<'_>) -> Result<Chosen, Failed> {
         let span = tracing::info_span!(
             parent: &self.job.span,
@@ -102,7 +102,7 @@ impl Sample<'_> {
                 }
             }
             if refusal.missing() != Some(Role::Decode) {
-                break; // There are such workers, and room may come.
+                break; // Such workers exist, and may get room.
             }
         }
         let left_are_full = || {
@@ -128,7 +128,7 @@ impl Sample<'_> {
             longest: core.experience.longest(&self.job.model.card.id),
             policy: self.job.policy,
             turn: core.placements.load(Ordering::Relaxed),
-            // No prediction ends an answer that has begun.
+            // An answer that has begun is not refused for its predicted time.
             time_left: if answer.has_started() {
                 Duration::MAX
             } else {
@@ -137,7 +137,7 @@ impl Sample<'_> {
         }
     }
 
-    /// Whether a decode worker other than `than` has room for the rest of the answer at this moment.
+    /// Whether a decode worker other than `than` has room for the rest of the answer now.
     pub(super) fn has_room_elsewhere(&self, core: &Core, than: &WorkerHandle, answer: &Answer<'_>) -> bool {
         let now = core.runtime.now();
         let fits = |worker: &WorkerHandle| {
@@ -148,7 +148,7 @@ impl Sample<'_> {
         has_room(&candidates.view, &self.demand(core, answer, now), &core.limits.placement)
     }
 
-    /// Chooses among the workers of a circle, and of a numerics class where one is given.
+    /// Chooses among the workers of a retry scope, and of one numerics class if given.
     fn place_among(
         &self,
         core: &Core,
@@ -191,7 +191,7 @@ impl Sample<'_> {
     }
 }
 
-/// Tells the current span why.
+/// Records the reason in the current span.
 fn explain(decision: &Decision) {
     let (span, numbers) = (Span::current(), &decision.numbers);
     span.record("baton.placement.reason", decision.reason.name());

@@ -1,4 +1,4 @@
-//! From a request to tokens: everything that needs no worker, and the queue of those that are let in.
+//! From a request to tokens: all steps before workers are involved, and the admission queue.
 
 use super::core::Core;
 use super::hashes::prompt_hashes;
@@ -14,18 +14,18 @@ use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 use tracing::{Instrument, Span};
 
-/// A request with what became known of it before a worker was asked. Its own `sampling` and `cache` are the resolved ones.
+/// A request after validation and tokenization. Its own `sampling` and `cache` are the resolved ones.
 #[derive(Debug)]
 pub struct Prepared {
     request: Request,
     pub(crate) model: Arc<ServedModel>,
-    /// Of its prompt.
+    /// Tokens of its prompt.
     pub tokens: Arc<[TokenId]>,
-    /// What could be cached of its prompt.
+    /// Hashes of the cacheable blocks of its prompt.
     pub(crate) hashes: Arc<[PrefixHash]>,
     /// How it uses prefix caches; `None` shares nothing.
     pub(crate) cache: Option<CacheUse>,
-    /// Complete, with the seed that was drawn where none was given.
+    /// Complete, including the drawn seed if none was given.
     pub sampling: SamplingParams,
     /// Where its prompt is prefilled.
     pub(crate) policy: PrefillPolicy,
@@ -34,7 +34,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Names of what could be cached of its prompt.
+    /// Hashes of the cacheable blocks of its prompt.
     #[doc(hidden)] // For simulations.
     pub fn hashes(&self) -> &[PrefixHash] {
         &self.hashes
@@ -55,7 +55,7 @@ impl Deref for Prepared {
     }
 }
 
-/// A prepared request, and what it holds until it ends.
+/// A prepared request, and the resources that it holds until it ends.
 #[derive(Debug)]
 pub(super) struct Admitted {
     pub(super) request: Arc<Prepared>,
@@ -112,7 +112,7 @@ impl Core {
         Ok(Admitted { request, slots, quota })
     }
 
-    /// The model that is asked for. Where nobody of it is ready, waits a moment: workers that were out of sight come back.
+    /// The requested model. If no worker of it is ready, waits briefly: workers that were unreachable may return.
     async fn served_model(&self, request: &Request) -> Result<Arc<ServedModel>, RequestError> {
         let until = request.deadline.min(self.runtime.now() + self.limits.retry.ready_max);
         loop {

@@ -14,18 +14,20 @@ use std::sync::Arc;
 use tokio::sync::mpsc::{self, OwnedPermit};
 use tracing::Instrument;
 
-/// Starts the task of a job with a sample for each slot; it lives as long as its client listens.
+/// Starts the task of a job with one sample per slot; it ends when the client stops listening.
 pub(super) fn start(core: &Arc<Core>, job: Job, admitted: Admitted, out: mpsc::Sender<EventResult>) {
     let span = job.span.clone();
-    // Within the span for log lines that it is started in.
+    // Within the log span in which it is started.
     let task = run(job, core.clone(), admitted, out).in_current_span().instrument(span);
     core.runtime.spawn(core.tasks.track_future(task).boxed());
 }
 
-/// Runs the request to its end and tells the client about it. Ends early when the client goes, the deadline passes or the router stops.
+/// Runs the request to its end and sends the result to the client. Ends early if the client disconnects, the deadline
+/// passes or the router stops.
 async fn run(job: Job, core: Arc<Core>, admitted: Admitted, out: mpsc::Sender<EventResult>) {
     let Admitted { slots, quota, .. } = admitted;
-    // Taken before anything else is sent: a client that stopped reading still finds out why it was cut off.
+    // Reserved before anything else is sent: a client that stopped reading still receives the reason why it was cut
+    // off.
     let mut ends: Vec<_> = slots.iter().filter_map(|_| out.clone().try_reserve_owned().ok()).collect();
     let samples: Vec<Sample<'_>> = (0..slots.len() as u32).map(|index| Sample::new(&job, index)).collect();
     let mut answers: Vec<_> = samples.iter().map(|sample| Answer::new(&core, &job, sample.index, &out)).collect();
@@ -56,14 +58,14 @@ async fn run(job: Job, core: Arc<Core>, admitted: Admitted, out: mpsc::Sender<Ev
         core.experience.learn(&job.model.card.id, &sample.ended(answer, result.is_ok(), now), now);
     }
     drop(answers);
-    // Who has read the end may ask for the next.
+    // A client that has read the end may send its next request.
     drop(quota);
     if let Some(end) = ends.pop() {
         end.send(result.map(|last| Event::Finished(Finished { total: Some(Total { usage, cost }), ..last })));
     }
 }
 
-/// Tells the client of each sample that ends; the last one is the result.
+/// Sends each sample's end to the client; the last one is the result.
 async fn all(
     mut running: FuturesUnordered<impl Future<Output = Result<Finished, RequestError>>>,
     ends: &mut Vec<OwnedPermit<EventResult>>,

@@ -1,4 +1,4 @@
-//! One sample of a request, from its turn to its end: attempts, until one brings the answer to its end.
+//! One sample of a request, from its turn to its end: attempts, until one completes the answer.
 
 use super::answer::Answer;
 use super::attempt::{Attempt, Failed};
@@ -23,9 +23,9 @@ pub(super) struct Sample<'a> {
     pub(super) job: &'a Job,
     pub(super) index: u32,
     queued: OnceLock<Duration>,
-    /// When the first attempt began, and when its answer was predicted; `None` once there was another.
+    /// When the first attempt began, and its predicted time; `None` after a second attempt.
     predicted: Mutex<Option<(Instant, Prediction)>>,
-    /// Whether it left a decode worker that had no room for one that seemed to have some.
+    /// Whether it moved from a decode worker without room to another one.
     pub(super) moved: AtomicBool,
 }
 
@@ -33,9 +33,9 @@ pub(super) struct Sample<'a> {
 pub(super) struct Tried {
     pub(super) avoided: Avoided,
     retries: u32,
-    /// What the last worker said that failed.
+    /// The last error of a worker that failed.
     said: Option<RequestError>,
-    /// What the last worker said that was full.
+    /// The last refusal of a worker that was full.
     pub(super) full: Option<RequestError>,
 }
 
@@ -47,7 +47,7 @@ impl<'a> Sample<'a> {
         Self { job, index, queued, predicted, moved }
     }
 
-    /// What the end teaches. A client that did not read stopped the workers as well, so that time is none of theirs.
+    /// Feeds the measured times back. If the client did not read, the workers paused, so that time is not theirs.
     pub(super) fn ended(&self, answer: &Answer<'_>, finished: bool, now: Instant) -> Ended {
         let took = |(since, predicted): (Instant, Prediction)| {
             (now.saturating_duration_since(since).saturating_sub(answer.stalled()), predicted)
@@ -55,12 +55,12 @@ impl<'a> Sample<'a> {
         Ended { tokens: answer.usage().completion_tokens, finished, took: self.predicted.lock().map(took) }
     }
 
-    /// How long the sample waited for its turn in this router.
+    /// How long the sample was queued in this router.
     pub(super) fn queued(&self) -> Duration {
         self.queued.get().copied().unwrap_or_default()
     }
 
-    /// Waits for its turn, then places and runs; goes on elsewhere when workers fail.
+    /// Waits for its turn, then places and runs; continues on other workers after failures.
     pub(super) async fn run(
         &self,
         core: &Core,
@@ -98,8 +98,8 @@ impl<'a> Sample<'a> {
                 started: answer.has_started(),
                 drained: chosen.as_ref().is_ok_and(|chosen| chosen.drains(step)),
             };
-            // What a worker said is more than that no other is left; that the others are full says when to come again, and that there is
-            // no time left that nobody should.
+            // A worker's error says more than "no other worker is left". But "the others are full" gives a retry time,
+            // and "no time left" prevents a useless retry.
             let said = match (step, error.kind) {
                 (Step::Place, ErrorKind::Overloaded | ErrorKind::DeadlineExceeded) => error,
                 (Step::Place, _) => tried.said.clone().unwrap_or(error),
@@ -109,11 +109,11 @@ impl<'a> Sample<'a> {
             let retry = match recovery.after(&failure, now, self.job.deadline, &core.retries, jitter) {
                 Ok(retry) => retry,
                 Err(why) => {
-                    // Early refusals are no failures.
+                    // Early refusals do not count as failures.
                     if tried.retries > 0 || chosen.is_ok() {
                         self.job.metrics.current().gave_up(why);
                     }
-                    // What failed so shortly before the deadline mostly failed because of it.
+                    // A failure this shortly before the deadline was mostly caused by it.
                     return Err(if why == GiveUp::Deadline && step != Step::Place {
                         let message = format!("the deadline leaves no time for another attempt: {}", said.message);
                         RequestError::new(ErrorKind::DeadlineExceeded, message)
@@ -138,7 +138,7 @@ impl<'a> Sample<'a> {
         }
     }
 
-    /// Waits for its turn. Only where it waits is there a span.
+    /// Waits for its turn. A span is recorded only if it has to wait.
     async fn turn(&self, slot: &mut Slot) -> Result<(), RequestError> {
         let mut turn = pin!(slot.turn());
         match poll!(turn.as_mut()) {
@@ -147,7 +147,7 @@ impl<'a> Sample<'a> {
         }
     }
 
-    /// Workers of this numerics class go on with the answer.
+    /// Workers of this numerics class continue the answer.
     fn goes_on_with(&self, class: &NumericsClass, answer: &mut Answer<'_>) {
         self.job.metrics.current().replayed_tokens.inc_by(answer.tokens().len() as u64);
         if let Some(began) = answer.class().filter(|began| *began != class) {

@@ -1,4 +1,5 @@
-//! Prompts to token ids: pure compute, so off the I/O threads, a few at a time, and within the request's deadline.
+//! Prompts to token ids: pure compute, so it runs off the I/O threads, with bounded concurrency, and within the
+//! request's deadline.
 
 use crate::admission::Slot;
 use crate::request::{Prompt, Segment};
@@ -9,12 +10,14 @@ use std::sync::Arc;
 use std::time::Instant;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 
-/// A prompt may take a hundred times its text while it is tokenized. One of more text than this is long.
+/// Tokenizing a prompt may take a hundred times the memory of its text. A prompt with more text than this counts as
+/// long.
 const LONG_BYTES: usize = 512 << 10;
-/// Text of long prompts that is tokenized at once. One of more is tokenized alone; short ones pass it.
+/// Total text of long prompts tokenized at once. A prompt with more text is tokenized alone; short prompts do not wait
+/// for long ones.
 const LONG_BYTES_MAX: u32 = 2 << 20;
 
-/// Bounds how many prompts are tokenized at once, and how much text of long ones.
+/// Bounds how many prompts are tokenized at once, and the total text of long ones.
 #[derive(Debug)]
 pub(crate) struct Tokenizing {
     threads: Arc<Semaphore>,
@@ -28,15 +31,16 @@ impl Tokenizing {
         Self { threads: Arc::new(Semaphore::new(threads)), long: Arc::new(Semaphore::new(LONG_BYTES_MAX as usize)) }
     }
 
-    /// A thread, and for a long prompt the room for its text, which it waits for first: no thread is kept from others meanwhile.
+    /// A thread, and for a long prompt its share of the text budget. It waits for the budget first, so it does not hold
+    /// a thread while it waits.
     async fn turn(&self, text_bytes: usize) -> Result<[Option<OwnedSemaphorePermit>; 2], AcquireError> {
         let text = u32::try_from(text_bytes).unwrap_or(u32::MAX).min(LONG_BYTES_MAX);
         let room = if text_bytes > LONG_BYTES { Some(self.long.clone().acquire_many_owned(text).await?) } else { None };
         Ok([room, Some(self.threads.clone().acquire_owned().await?)])
     }
 
-    /// The prompt's tokens. `slots` come back with them; where the request ends before, the tokenizer keeps them until it is done, so
-    /// that requests that were given up do not make room for more work of the same kind.
+    /// The prompt's tokens, and `slots` again. If the request ends first, the tokenizer keeps the slots until it is
+    /// done, so cancelled requests do not admit more work of the same kind.
     pub(super) async fn run(
         &self,
         runtime: &dyn Runtime,
@@ -65,7 +69,7 @@ impl Tokenizing {
     }
 }
 
-/// Text that becomes tokens; token ids are there already.
+/// Bytes of text to tokenize; token ids need no tokenization.
 fn text_bytes(prompt: &Prompt) -> usize {
     match prompt {
         Prompt::Chat { .. } => usize::try_from(prompt.bytes()).unwrap_or(usize::MAX),

@@ -1,25 +1,25 @@
-//! Lets in whoever has a key, and says who that is to the services behind.
+//! Authenticates callers by key, and passes the caller to the services behind.
 
 use crate::auth::{Access, Caller, Denied};
 use http::{HeaderMap, header};
 use tonic::metadata::MetadataMap;
 use tonic::{Extensions, Request, Status};
 
-/// Lets in every caller that has a key.
+/// Accepts every caller that has a key.
 pub(crate) fn callers(
     access: Access,
 ) -> impl FnMut(Request<()>) -> Result<Request<()>, Status> + Clone + Send + Sync + 'static {
     move |request| admit(request, |headers| access.caller(headers))
 }
 
-/// Lets in operators alone.
+/// Accepts operators only.
 pub(crate) fn operators(
     access: Access,
 ) -> impl FnMut(Request<()>) -> Result<Request<()>, Status> + Clone + Send + Sync + 'static {
     move |request| admit(request, |headers| access.operator(headers))
 }
 
-/// Adds the caller to the call, and takes the key from it: it goes no further than here.
+/// Adds the caller to the request, and removes the key: no code behind this sees it.
 fn admit(request: Request<()>, who: impl FnOnce(&HeaderMap) -> Result<Caller, Denied>) -> Result<Request<()>, Status> {
     let (metadata, mut extensions, ()) = request.into_parts();
     let mut headers = metadata.into_headers();
@@ -29,7 +29,7 @@ fn admit(request: Request<()>, who: impl FnOnce(&HeaderMap) -> Result<Caller, De
     Ok(Request::from_parts(MetadataMap::from_headers(headers), extensions, ()))
 }
 
-/// Who was let in. A service that nobody guards serves nobody.
+/// The authenticated caller. A service without this check serves no request.
 pub(super) fn caller(extensions: &Extensions) -> Result<Caller, Status> {
     extensions.get().cloned().ok_or_else(|| Status::internal("nobody asked who calls"))
 }

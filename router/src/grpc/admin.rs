@@ -1,4 +1,4 @@
-//! `baton.v1.Admin`: what operators ask of a router, which knows the cluster and passes on what is for one worker.
+//! `baton.v1.Admin`: operator calls to a router, which knows the cluster and forwards calls that concern one worker.
 
 use super::link::GrpcConnector;
 use super::status::status_response;
@@ -16,7 +16,7 @@ use tonic::{Code, Request, Response, Status};
 
 /// Longer than any name with its incarnation.
 const NAME_CHARS_MAX: usize = 256;
-/// Workers that an error names: a message travels in a header.
+/// Most workers that an error names: the message is sent in a header.
 const NAMED_MAX: usize = 16;
 /// Longest wait for a worker's first answer.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
@@ -30,7 +30,7 @@ pub(crate) struct AdminService {
 }
 
 impl AdminService {
-    /// A service over the workers that this router knows and reaches so, what it sees of them, and its recent traces.
+    /// A service over this router's workers and how to reach them, its view of them, and its recent traces.
     pub(crate) fn new(
         workers: Arc<WorkerSet>,
         connector: GrpcConnector,
@@ -88,7 +88,7 @@ fn list(names: &[String]) -> String {
     if more == 0 { shown } else { format!("{shown} and {more} more") }
 }
 
-/// A worker's refusal, or the loss of it.
+/// A worker's refusal, or the loss of its connection.
 fn of_worker(worker: &WorkerHandle, status: &Status) -> Status {
     match status.code() {
         Code::Unimplemented => {

@@ -31,7 +31,7 @@ pub(super) fn timeout(metadata: &MetadataMap) -> Result<Option<Duration>, Reques
     timeout.map(Some).ok_or_else(|| RequestError::invalid(TIMEOUT_HEADER, message))
 }
 
-/// What a message asks for.
+/// Converts a message to a request.
 pub(super) fn request(message: v1::GenerateRequest) -> Result<(Parameters, Prompt), RequestError> {
     let policy = v1::PrefillPolicy::try_from(message.prefill_policy).map_err(|_| {
         RequestError::invalid("prefill_policy", "prefill_policy is unknown; take a PREFILL_POLICY_ value")

@@ -38,7 +38,8 @@ impl InferenceService {
         Self { core, deadlines, head_max }
     }
 
-    /// The answer with what its first token tells; one whose first token takes longer than others wait is opened without it.
+    /// The answer with what its first token reports. If the first token takes longer than the head may wait, the answer
+    /// is opened without it.
     async fn answer(&self, mut generation: Generation, room: Hold) -> Result<Response<Responses>, RequestError> {
         let mut opening = Opening::new(generation.request.samples, &generation.events, 0, room)?;
         if self.head_max > Duration::ZERO
@@ -106,7 +107,7 @@ impl Inference for InferenceService {
     }
 }
 
-/// A request that was read takes no more than reading it.
+/// A request that was parsed needs no more memory than parsing it.
 fn hold_less(held: Option<&MessageHold>, request: &Request, prompt: &Prompt) {
     let bytes = prompt.bytes() + request.model.len() as u64;
     let less = held.map(|held| held.with(|hold| hold.set(bytes.min(hold.bytes())))).transpose();
@@ -130,7 +131,7 @@ fn responses(known: Opened, generation: Generation) -> Responses {
         Ok(event) => Ok(convert::response(event, &request, trace_id.take())),
         Err(error) => Err(status::from_error(&error)),
     };
-    // What was known stays with the rest: the room for both is there.
+    // What was read before the head stays with the rest: room for both is reserved.
     let all = stream::unfold((known, events), async |(mut known, mut events)| {
         let event = match known.next() {
             Some(event) => Ok(event),

@@ -21,12 +21,12 @@ use std::time::{Duration, Instant};
 use tokio::time::timeout;
 use tonic::{Request, Response, Status, Streaming};
 
-/// A worker that brings no more of a bundle for so long is given up, and another one is asked.
+/// A worker that sends no more of a bundle for this long is given up, and another one is asked.
 const CHUNK_MAX: Duration = Duration::from_secs(5);
-/// A client that does not read pauses its worker once so many bytes are on their way: some hundred tokens.
+/// The worker pauses once this many bytes wait for a client that does not read: a few hundred tokens.
 const STREAM_WINDOW_BYTES: u32 = 16 << 10;
 
-/// Links as the router with this identity.
+/// Links that authenticate with the router's identity.
 #[derive(Clone, Debug)]
 pub(crate) struct GrpcConnector {
     identity: Identity,
@@ -37,7 +37,7 @@ impl GrpcConnector {
         Self { identity }
     }
 
-    /// A channel of its own to a worker, for what operators ask of one.
+    /// A separate channel to a worker, for operator calls.
     pub(super) fn channel(&self, worker: &InstanceRecord) -> Result<Channel, ConnectError> {
         let config = ChannelConfig { stream_window_bytes: STREAM_WINDOW_BYTES, ..ChannelConfig::default() };
         channel(&worker.endpoint, &config, &self.identity, Role::Worker).map_err(|e| ConnectError(e.to_string()))
@@ -147,14 +147,14 @@ where
     Ok(messages.map(event).boxed())
 }
 
-/// What a worker says within so long.
+/// The worker's answer, or an error after `most`.
 async fn within<T>(most: Duration, answer: impl Future<Output = Result<T, Status>>) -> Result<T, CallError> {
     let silent =
         |_| CallError::Lost(RequestError::new(ErrorKind::Unavailable, format!("the worker says nothing for {most:?}")));
     timeout(most, answer).await.map_err(silent)?.map_err(|status| failed(&status))
 }
 
-/// Whose error a status is: the worker's own, or the connection's.
+/// Whether a status is an error of the worker itself or of the connection.
 fn failed(status: &Status) -> CallError {
     match stated_error(status) {
         Some(error) => CallError::Refused(error),
@@ -172,7 +172,7 @@ fn worker_report(report: v1::LoadReport, party: &Party) -> WorkerReport {
     }
 }
 
-/// What an update says, if it is one.
+/// Converts an update, if it is valid.
 fn cache_report(update: &v1::CacheUpdate) -> Result<CacheReport, &'static str> {
     let (change, hashes) = match &update.change {
         Some(Change::Stored(hashes)) => (CacheReportChange::Stored, hashes),

@@ -1,5 +1,5 @@
-//! gRPC, and the only place where protobuf is named: `baton.v1.Inference` over the flow, `baton.v1.Admin` for operators, and the link to
-//! workers.
+//! gRPC, and the only module that uses protobuf: `baton.v1.Inference` over the flow, `baton.v1.Admin` for operators,
+//! and the link to workers.
 
 mod access;
 mod admin;
@@ -40,7 +40,7 @@ pub(crate) fn inference(
     InterceptedService::new(WholeMessage::new(server, config.message_max()), callers(access))
 }
 
-/// `Admin` where who calls was asked before.
+/// `Admin` for a port that has already authenticated the caller.
 pub(crate) fn admin(service: AdminService) -> AdminServer<AdminService> {
     AdminServer::new(service)
 }

@@ -1,7 +1,8 @@
-//! `GenerateRequest` as bytes: it comes whole, and no longer lists than there may be, before anything is built of it.
+//! Checks `GenerateRequest` as bytes: the message must be complete, and its lists within their limits, before it is
+//! decoded.
 //!
-//! Protobuf makes a segment of two bytes and a struct of a hundred of it, so a message of a few MiB would take half a GiB. Looking over its
-//! fields costs little, and what follows them is not read.
+//! A segment takes two bytes on the wire and a hundred bytes as a struct, so a message of a few MiB would take half a
+//! GiB. Scanning its fields is cheap, and bytes after the first message are not read.
 
 use super::convert::SEGMENTS_MAX;
 use crate::config::READING_COSTS;
@@ -21,10 +22,10 @@ use tonic::body::Body;
 use tonic::codegen::Service;
 use tonic::server::NamedService;
 
-/// Numbers of the repeated fields whose items are larger than what they come in, most of them, and their names.
+/// Repeated fields whose items are larger in memory than on the wire: field number, most items, name.
 const LISTS: [(u32, usize, &str); 2] = [(2, SEGMENTS_MAX, "prompt"), (4, STOPS_MAX, "stop")];
 
-/// A service that gets whole requests.
+/// A service that receives complete requests.
 #[derive(Clone, Debug)]
 pub(crate) struct WholeMessage<S> {
     service: S,
@@ -32,7 +33,7 @@ pub(crate) struct WholeMessage<S> {
 }
 
 impl<S> WholeMessage<S> {
-    /// Longer messages are left to the service to refuse.
+    /// Longer messages are passed on, so that the service refuses them.
     pub(crate) fn new(service: S, message_bytes_max: usize) -> Self {
         Self { service, message_bytes_max }
     }
@@ -58,7 +59,7 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let clone = self.service.clone();
-        // The one that is ready.
+        // The clone that is ready.
         let mut service = std::mem::replace(&mut self.service, clone);
         let message_bytes_max = self.message_bytes_max;
         async move {
@@ -72,7 +73,7 @@ where
     }
 }
 
-/// The first message of a call with its prefix, and the room to read it.
+/// The first message of a call with its prefix, and the memory held for it.
 async fn read(mut body: Body, message_bytes_max: usize, held: Option<&MessageHold>) -> Result<Bytes, Status> {
     let mut bytes = Vec::new();
     while let Some(frame) = body.frame().await {
@@ -80,7 +81,7 @@ async fn read(mut body: Body, message_bytes_max: usize, held: Option<&MessageHol
             bytes.extend_from_slice(&data);
         }
         let Some((prefix, message)) = bytes.split_first_chunk() else { continue };
-        // Nothing that follows the first message is of interest.
+        // Bytes after the first message are ignored.
         let length = message_bytes(prefix);
         if length > message_bytes_max || message.len() >= length {
             break;
@@ -94,7 +95,7 @@ async fn read(mut body: Body, message_bytes_max: usize, held: Option<&MessageHol
     Ok(bytes.into())
 }
 
-/// Counts the items of lists. What is no message is left to the service to refuse.
+/// Counts the items of lists. Bytes that are not a valid message are passed on, so that the service refuses them.
 fn check_lists(mut message: &[u8]) -> Result<(), RequestError> {
     let mut counts = LISTS.map(|_| 0);
     while message.has_remaining() {

@@ -1,4 +1,4 @@
-//! The status as `baton.v1.Admin/Status` tells it.
+//! Converts the status for `baton.v1.Admin/Status`.
 
 use crate::status::{ClusterStatus, Problem, Row, State};
 use baton_proto::v1;
@@ -31,7 +31,7 @@ impl From<Problem> for v1::Problem {
 impl From<Row> for v1::WorkerStatus {
     fn from(row: Row) -> Self {
         let record = row.record().clone();
-        // What a worker that is gone did last says nothing of now.
+        // The last report of a worker that is gone does not describe the present.
         let report = row.seen.last_report.filter(|_| row.state != State::Gone).map(|last| last.report);
         Self {
             party: Some(record.party.clone().into()),

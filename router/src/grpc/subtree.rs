@@ -1,9 +1,9 @@
-//! One request out of a trace that may stand over several: a span and all below it. Pure.
+//! Extracts one request from a trace that may contain several: a span and all its descendants. Pure.
 
 use baton_proto::v1::{ProcessSpans, TraceSpan};
 use std::collections::{HashMap, HashSet};
 
-/// Leaves only `root` and its descendants, whichever process recorded them.
+/// Keeps only `root` and its descendants, from all processes.
 pub(super) fn subtree(processes: &mut [ProcessSpans], root: &[u8]) {
     let mut children: HashMap<&[u8], Vec<&[u8]>> = HashMap::new();
     for span in processes.iter().flat_map(|process| &process.spans) {
@@ -12,7 +12,7 @@ pub(super) fn subtree(processes: &mut [ProcessSpans], root: &[u8]) {
     let (mut below, mut open) = (HashSet::from([root.to_vec()]), vec![root]);
     while let Some(parent) = open.pop() {
         for child in children.get(parent).into_iter().flatten() {
-            // Ids come from other processes: a circle ends here.
+            // Ids come from other processes: a cycle ends here.
             if below.insert(child.to_vec()) {
                 open.push(child);
             }
@@ -37,7 +37,7 @@ mod tests {
 
     #[test]
     fn what_stands_under_the_root_stays() {
-        // Two requests, 1 and 5, under a caller's span 9 which nobody here recorded.
+        // Two requests, 1 and 5, under a caller's span 9, which no process here recorded.
         let mut processes =
             [process("router", &[(2, 1), (1, 9), (6, 5), (5, 9)]), process("decode", &[(3, 2), (4, 3), (7, 6)])];
         subtree(&mut processes, &[1]);

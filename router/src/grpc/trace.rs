@@ -1,4 +1,4 @@
-//! `Admin/Trace`: gathers one recent request's spans, this router's own and those of the workers that it asked.
+//! `Admin/Trace`: collects the spans of one recent request: this router's own, and those of the workers that it called.
 
 use super::link::GrpcConnector;
 use super::subtree::subtree;
@@ -16,11 +16,11 @@ use tonic::{Code, Status};
 const ANSWER_MAX: Duration = Duration::from_secs(2);
 /// A worker's 1,024 spans with long attributes are less.
 const ANSWER_BYTES_MAX: usize = 32 << 20;
-/// Most workers asked: far more than one request can have met.
+/// Most workers asked: far more than one request can call.
 const WORKERS_MAX: usize = 64;
 /// Longer than any id.
 const ID_CHARS_MAX: usize = 128;
-/// Where the flow writes the request's id, and which worker it asked.
+/// Attributes in which the flow records the request's id, and the worker that it called.
 const REQUEST_ID: &str = "gen_ai.response.id";
 const WORKER: &str = "baton.worker";
 
@@ -40,7 +40,7 @@ pub(super) async fn trace(
     }
     let asked: BTreeSet<String> = spans.iter().filter_map(|span| span.attributes.get(WORKER).cloned()).collect();
     let named = |span: &&v1::TraceSpan| span.attributes.get(REQUEST_ID).is_some_and(|named| named == id);
-    // One id may have been used twice under one trace: the last one is meant.
+    // One id may occur twice in a trace: the last one is used.
     let root = spans.iter().rev().find(named).map(|span| span.span_id.clone());
     let mut processes = vec![v1::ProcessSpans { process: "router".into(), spans }];
     let mut silent = Vec::new();

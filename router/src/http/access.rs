@@ -1,4 +1,4 @@
-//! Lets in whoever has a key, and says who that is to the handlers behind.
+//! Authenticates callers by key, and passes the caller to the handlers behind.
 
 use super::{error, headers};
 use crate::auth::{Access, Denied};
@@ -7,7 +7,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 
-/// Adds the caller to the request, and takes the key from it: it goes no further than here.
+/// Adds the caller to the request, and removes the key: no code behind this sees it.
 pub(super) async fn admit(State(access): State<Access>, mut request: Request, next: Next) -> Response {
     match access.caller(request.headers()) {
         Ok(caller) => {

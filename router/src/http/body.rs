@@ -1,4 +1,4 @@
-//! The body of a request: as many bytes as there may be, in the time that there is, and none that the budget has no room for.
+//! Reads the body of a request within its size limit, its time limit and the memory budget.
 
 use axum::body::Body;
 use baton_node::intake::{Hold, IntakeFull};
@@ -13,7 +13,7 @@ pub(crate) struct BodyLimits {
     pub(crate) time_max: Duration,
 }
 
-/// Why there is no body.
+/// Why the body was not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BodyError {
     TooLarge,
@@ -25,7 +25,7 @@ pub(super) enum BodyError {
     Unreadable,
 }
 
-/// Reads the body of a request that came at `received`. What has come is held.
+/// Reads the body of a request that arrived at `received`. Memory is held for the bytes received so far.
 pub(super) async fn read(
     body: Body,
     limits: BodyLimits,

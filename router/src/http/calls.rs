@@ -1,4 +1,4 @@
-//! Calls count from their heads on: bodies may take long, and clients may take long to read answers.
+//! Counts calls from their head on: bodies may arrive slowly, and clients may read answers slowly.
 
 use super::{error, headers};
 use axum::body::{Body, HttpBody as _};
@@ -11,8 +11,8 @@ use baton_node::admin::{METRICS, is_probe};
 use baton_node::calls::{Counted, Meter, enter};
 use baton_node::intake::IntakeFull;
 
-/// Counts a call with its head until its answer has ended, whatever it asks for. Metrics count with their text: nobody needs a key for them
-/// where they have no port of their own. Probes always pass: a router that is full works.
+/// Counts each call from its head until its answer has ended, whatever its path. Metrics count with their text: where
+/// they share the clients' port, reading them needs no key. Probes are never refused, since a full router is healthy.
 pub(super) async fn count(State(meter): State<Meter>, request: Request, next: Next) -> Response {
     let (parts, body) = request.into_parts();
     let entered = enter(&meter, &parts);
@@ -36,7 +36,8 @@ pub(super) async fn count(State(meter): State<Meter>, request: Request, next: Ne
     }
 }
 
-/// An answer that takes nothing for as long as nobody reads it. HTTP/1 has one of a connection at most; over HTTP/2 it is its head alone.
+/// An answer that is not charged to the budget while it is unread. HTTP/1 has at most one per connection; over HTTP/2
+/// it has headers only.
 fn uncounted(mut response: Response, version: Version) -> Response {
     if version == Version::HTTP_2 {
         response.headers_mut().remove(CONTENT_LENGTH);
@@ -57,7 +58,7 @@ mod tests {
     use std::sync::Arc;
     use tonic::codegen::Service as _;
 
-    /// Of an HTTP/2 connection a client may leave hundreds of answers unread.
+    /// A client may leave hundreds of answers of an HTTP/2 connection unread.
     #[tokio::test]
     async fn what_nobody_counts_has_no_body_over_http_2() {
         let ask = async |bytes_max: u64, path: &str, version: Version| {

@@ -1,4 +1,4 @@
-//! Errors in OpenAI's shape. Statuses come from the one table in `types`, except for the few that HTTP has of its own.
+//! Errors in OpenAI's shape. Status codes come from the table in `types`, except for a few that only HTTP has.
 
 use axum::http::{HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
@@ -11,7 +11,7 @@ pub(super) fn body(error: &RequestError) -> Value {
     json!({"error": {"message": error.message, "type": kind, "param": error.param, "code": code}})
 }
 
-/// A whole answer that is an error.
+/// A complete answer that is an error.
 pub(super) fn response(error: &RequestError) -> Response {
     let status = StatusCode::from_u16(error.kind.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = (status, axum::Json(body(error))).into_response();

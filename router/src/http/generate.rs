@@ -32,17 +32,18 @@ pub(super) async fn completions(state: State<HttpState>, caller: Extension<Calle
     answer(state.0, caller.0, call, Endpoint::Completions).await
 }
 
-/// Bodies of more bytes are read as requests beside the threads that serve connections: it takes milliseconds.
+/// Larger bodies are parsed off the threads that serve connections: it takes milliseconds.
 const LONG_BODY_BYTES: usize = 256 << 10;
 
-/// What a token id of a prompt takes in a streamed answer that says it: the id, and its digits as they are written, kept and sent.
+/// Memory of one prompt token id in a streamed answer that returns the ids: the id, and its digits as they are written,
+/// kept and sent.
 const ID_COSTS: u64 = 25;
 
-/// What a request brings besides its body.
+/// The request without its body.
 struct Head {
     id: RequestId,
     caller: Caller,
-    /// Whose shares its body and its answer are taken from.
+    /// The client whose shares its body and answer use.
     client: Client,
     headers: HeaderMap,
     received: Instant,
@@ -73,8 +74,8 @@ async fn answer(state: HttpState, caller: Caller, call: Call, endpoint: Endpoint
     headers::add_id(response, &id)
 }
 
-/// The deadline holds from the first byte on: a client that sends its body slowly waits no longer than one that gets no answer. What the
-/// body takes is held until it is tokens.
+/// The deadline counts from the first byte: a client that sends its body slowly waits no longer than one that gets no
+/// answer. The body's memory is held until it is tokenized.
 async fn answer_within(state: &HttpState, body: Body, endpoint: Endpoint, head: Head) -> Response {
     let mut hold = state.core.intake.hold(head.client.clone());
     match body::read(body, state.body, head.received, head.deadline, &mut hold).await {
@@ -98,7 +99,8 @@ async fn answer_within(state: &HttpState, body: Body, endpoint: Endpoint, head: 
     }
 }
 
-/// Reads a body as a request, a long one off the threads that serve connections. Holds for what it says instead of for itself from then on.
+/// Parses a body as a request; a long one off the threads that serve connections. The hold then counts the parsed
+/// request instead of the body.
 async fn parse(body: Vec<u8>, endpoint: Endpoint, mut hold: Hold) -> Result<((Prompt, Common), Hold), RequestError> {
     hold.set(body.len() as u64 * READING_COSTS)?;
     let long = body.len() > LONG_BODY_BYTES;
@@ -108,7 +110,7 @@ async fn parse(body: Vec<u8>, endpoint: Endpoint, mut hold: Hold) -> Result<((Pr
             Endpoint::Completions => completions_request::parse(&body),
         }?;
         drop(body);
-        // It takes no more than reading it.
+        // It needs no more memory than parsing it.
         let held = hold.bytes();
         hold.set((parsed.0.bytes() + parsed.1.parameters.model.len() as u64).min(held))?;
         Ok((parsed, hold))
@@ -152,8 +154,8 @@ async fn respond(
         return whole::response(head, generation, room).await;
     }
     let prompt_tokens = head.prompt_tokens;
-    // An error before the first token still gets its status; a long queue gets an open stream with keepalives instead.
-    // Token ids are kept, and written once, before a client reads any of them.
+    // An error before the first token still gets its status code. After a long queue the client gets an open stream
+    // with keepalives instead. Prompt token ids are kept and written once, before a client reads any of them.
     let head_bytes = if head.options.return_token_ids { prompt_tokens as u64 * ID_COSTS } else { 0 };
     let mut opening = Opening::new(head.samples, &generation.events, head_bytes, room)?;
     if let Ok(read) = timeout(state.sse_keepalive, opening.read(&mut generation.events)).await {
@@ -161,7 +163,7 @@ async fn respond(
     }
     let (first, cached_tokens) = opening.done();
     let response = sse::response(head, first, generation.events, state.sse_keepalive);
-    // A stream that opens before it is known says nothing of it, rather than what may not be so.
+    // A stream that opens before the cached share is known does not report it.
     Ok(match cached_tokens {
         Some(cached) => headers::add_cache_hit(response, cache_hit_percent(cached, prompt_tokens)),
         None => response,

@@ -24,19 +24,20 @@ pub(super) fn deadline(headers: &HeaderMap, deadlines: Deadlines, received: Inst
     Ok(deadlines.of(stated, received))
 }
 
-/// Whether the body is said to be JSON. Anything else is refused: a page of another origin can send other types unasked.
+/// Whether the content type is JSON. Any other is refused: pages of other origins can send other types without a
+/// preflight.
 pub(super) fn is_json(headers: &HeaderMap) -> bool {
     let value = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
     value.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json")
 }
 
-/// Whether the body comes as it is, without a content coding.
+/// Whether the body has no content coding.
 pub(super) fn is_plain(headers: &HeaderMap) -> bool {
     let codings = headers.get_all(header::CONTENT_ENCODING).iter().flat_map(|v| v.as_bytes().split(|b| *b == b','));
     codings.map(<[u8]>::trim_ascii).all(|coding| coding.is_empty() || coding.eq_ignore_ascii_case(b"identity"))
 }
 
-/// Names the request in its answer.
+/// Adds the request's id to its answer.
 pub(super) fn add_id(mut response: Response, id: &RequestId) -> Response {
     if let Ok(value) = HeaderValue::from_str(id.as_str()) {
         response.headers_mut().insert(REQUEST_ID, value);
@@ -44,7 +45,7 @@ pub(super) fn add_id(mut response: Response, id: &RequestId) -> Response {
     response
 }
 
-/// Names the trace, where there is one.
+/// Adds the trace id, if there is one.
 pub(super) fn add_trace(mut response: Response, trace_id: &str) -> Response {
     if let Some(value) = HeaderValue::from_str(trace_id).ok().filter(|v| !v.is_empty()) {
         response.headers_mut().insert(TRACE_ID, value);

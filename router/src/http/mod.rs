@@ -33,9 +33,9 @@ pub(crate) struct HttpState {
     pub(crate) sse_keepalive: Duration,
 }
 
-/// All routes. Those of the API need a key where there are keys; `admin`, health and maybe metrics, is open to whoever reaches the port.
-/// No CORS headers are ever sent: pages of other origins cannot read answers. `meter` counts all calls, those of paths that there are not
-/// included.
+/// All routes. Those of the API need a key if keys are configured. `admin` (health, and metrics unless they have their
+/// own port) is open to every client of the port. No CORS headers are ever sent: pages of other origins cannot read
+/// answers. `meter` counts all calls, also those of unknown paths.
 pub(crate) fn routes(state: HttpState, meter: Meter, admin: Router) -> Router {
     Router::new()
         .route("/v1/chat/completions", post(generate::chat))

@@ -17,7 +17,7 @@ fn entry(name: &str, model: &ServedModel) -> Value {
     })
 }
 
-/// Every public name under which a request would be served now.
+/// Every public model name for which a request would be served now.
 pub(super) async fn list(State(state): State<HttpState>) -> Json<Value> {
     let models = state.core.workers.models(Instant::now());
     let names: BTreeSet<&str> = models.iter().flat_map(|m| m.card.public_names()).collect();
@@ -26,7 +26,7 @@ pub(super) async fn list(State(state): State<HttpState>) -> Json<Value> {
     Json(json!({"object": "list", "data": data}))
 }
 
-/// One name; ids may hold slashes.
+/// One model; ids may contain slashes.
 pub(super) async fn one(State(state): State<HttpState>, Path(name): Path<String>) -> Response {
     match lookup(&state.core.workers.models(Instant::now()), &name) {
         Ok(model) => Json(entry(&name, &model)).into_response(),

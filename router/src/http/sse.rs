@@ -1,4 +1,4 @@
-//! Server-sent events: chunks, then `[DONE]`; or an error, and the end without `[DONE]`.
+//! Server-sent events: chunks, then `[DONE]`. After an error the stream ends without `[DONE]`.
 
 use super::error;
 use crate::openai::AnswerHead;
@@ -15,7 +15,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// What has come meanwhile goes out together, up to about so many bytes.
+/// Events that are ready are sent together, up to about this many bytes.
 const PART_BYTES_MAX: usize = 16 << 10;
 const KEEPALIVE: &[u8] = b": keepalive\n\n";
 
@@ -24,13 +24,13 @@ struct Parts {
     chunks: Chunks,
     /// Samples whose choices are open.
     open: u32,
-    /// Written before anything more is read.
+    /// Sent before any further event.
     first: Opened,
-    /// `None` once all was read.
+    /// `None` once all events were read.
     events: Option<Events>,
-    /// Something was written.
+    /// When something was last written.
     last: Instant,
-    /// Looks from time to time whether that was long ago.
+    /// Timer that checks how long ago that was.
     silence: Pin<Box<Sleep>>,
     keepalive: Duration,
 }
@@ -41,9 +41,9 @@ pub(super) fn response(head: AnswerHead, first: Opened, events: Events, keepaliv
     let silence = Box::pin(sleep_until(last + keepalive));
     let parts = Parts { chunks: Chunks::new(head), open: 0, first, events: Some(events), last, silence, keepalive };
     let mut response = Response::new(Body::from_stream(parts));
-    // Some clients take UTF-8 only where it is said.
+    // Some clients read UTF-8 only if the charset is stated.
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
-    // Proxies that buffer would turn a stream into one late body.
+    // Proxies that buffer would turn the stream into one late body.
     response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     response
@@ -59,7 +59,7 @@ impl Parts {
         }
     }
 
-    /// Writes an event. After an error nothing follows.
+    /// Writes an event. Nothing follows an error.
     fn write(&mut self, next: EventResult, to: &mut Vec<u8>) {
         let written = next.and_then(|next| match next {
             Event::Delta(delta) => self.chunks.delta(&delta, to),
@@ -71,14 +71,14 @@ impl Parts {
     fn end_with_error(&mut self, written: Result<(), RequestError>, to: &mut Vec<u8>) {
         if let Err(error) = written {
             self.events = None;
-            // Texts alone are always written.
+            // A body of strings can always be serialized.
             let _ = event(&error::body(&error), to);
         }
     }
 
-    /// Writes what there is. `true` where nothing can follow.
+    /// Writes all events that are ready. `true` if nothing can follow.
     fn fill(&mut self, to: &mut Vec<u8>, cx: &mut Context<'_>) -> bool {
-        // One at a time: each may carry the prompt.
+        // One at a time: each may contain the prompt.
         while self.open < self.chunks.samples() && self.events.is_some() {
             self.open += 1;
             let opened = self.chunks.opening(self.open - 1, to);

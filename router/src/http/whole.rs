@@ -1,4 +1,4 @@
-//! A whole answer: gathered in the room that there is, written once, and held until it was sent.
+//! A complete answer: gathered within the memory budget, serialized once, and held until it was sent.
 
 use super::headers;
 use crate::flow::Generation;
@@ -10,10 +10,10 @@ use axum::response::Response;
 use baton_node::intake::Hold;
 use baton_types::{ErrorKind, RequestError};
 
-/// Answers of more bytes are written beside the threads that serve connections: it takes milliseconds.
+/// Larger answers are serialized off the threads that serve connections: it takes milliseconds.
 const LONG_ANSWER_BYTES: u64 = 256 << 10;
 
-/// A body, and the room for it: whoever writes it to a connection keeps both until that is done.
+/// A body and its hold on the budget: both live until the body is written to the connection.
 struct HeldBody {
     json: Vec<u8>,
     _hold: Hold,
@@ -25,7 +25,7 @@ impl AsRef<[u8]> for HeldBody {
     }
 }
 
-/// The answer, once it is whole. Without room its generation is dropped.
+/// The answer, once it is complete. If the budget has no room, its generation is dropped.
 pub(super) async fn response(head: AnswerHead, generation: Generation, hold: Hold) -> Result<Response, RequestError> {
     let (prompt_tokens, events) = (head.prompt_tokens, generation.events);
     let whole = events.gather(hold, head.bytes_before(), |delta| head.bytes_of(delta)).await?;

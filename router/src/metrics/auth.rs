@@ -1,4 +1,4 @@
-//! Keys, and calls that are not let in.
+//! Metrics of keys, and of calls that are refused for their key.
 
 use super::Name;
 use crate::auth::Denied;
@@ -13,7 +13,7 @@ struct Labels {
     reason: Name,
 }
 
-/// What a router tells of its keys. Tenants are no labels: there may be thousands.
+/// Metrics of this router's keys. Tenants are not labels: there may be thousands.
 #[derive(Clone, Debug)]
 pub(crate) struct AuthMetrics {
     keys: Gauge,
@@ -35,7 +35,7 @@ impl AuthMetrics {
         new
     }
 
-    /// So many keys are in force.
+    /// This many keys are in force.
     pub(crate) fn keys(&self, count: usize) {
         self.keys.set(i64::try_from(count).unwrap_or(i64::MAX));
     }
@@ -45,7 +45,7 @@ impl AuthMetrics {
         self.file_errors.inc();
     }
 
-    /// A call is not let in.
+    /// A call was refused.
     pub(crate) fn refused(&self, denied: Denied) {
         self.refused.get_or_create(&Labels { reason: Name(denied.name()) }).inc();
     }

@@ -1,8 +1,8 @@
-//! What prefix caches spared, by model and tenant, and what requests cost.
+//! Savings by prefix caches, by model and tenant, and the cost of requests.
 //!
-//! Series of tenants are shown only to those who may see all of them: whoever reads metrics on the port of the clients learns nothing of
-//! one tenant. Tenants come from the keys file, which may hold thousands, so the first ones have series of their own and the others share
-//! one, named by what no tenant is called.
+//! Series of tenants are shown only to readers who may see all of them: metrics on the clients' port reveal nothing
+//! about a tenant. The keys file may hold thousands of tenants, so the first ones have their own series. The others
+//! share one with an empty name, which no tenant has.
 
 use super::window::HitWindow;
 use crate::prices::Cost;
@@ -20,7 +20,7 @@ use std::time::Instant;
 
 /// Most tenants with series of their own, for each model.
 const TENANTS_MAX: usize = 256;
-/// The tenant of a series of several.
+/// The tenant label of the shared series.
 const OTHERS: &str = "";
 
 /// What is counted for one model.
@@ -36,25 +36,25 @@ struct OfTenant {
     prompt: u64,
     cached: u64,
     recent: HitWindow,
-    /// In the one currency that the router has.
+    /// Cost in the router's only currency.
     cost: Option<(String, f64)>,
 }
 
 /// Metrics of prefix caches, as a router sees them. Clones count together.
 #[derive(Clone, Debug)]
 pub(crate) struct CacheMetrics {
-    /// Whether anything is shown: a tenant that sees the sum of all and knows its own part knows that of the others.
+    /// Whether anything is shown: a tenant that sees the sum and knows its own part could compute that of the others.
     shown: bool,
     models: Arc<Mutex<BTreeMap<String, OfModel>>>,
 }
 
 impl CacheMetrics {
-    /// Shows what it counts, or does not.
+    /// `shown`: whether the counts are exported.
     pub(crate) fn new(shown: bool) -> Self {
         Self { shown, models: Arc::default() }
     }
 
-    /// Counts a request that had its first token. The model is one of the workers'.
+    /// Counts a request that had its first token. The model name comes from the workers.
     pub(crate) fn ended(&self, model: &str, tenant: &TenantId, usage: &Usage, cost: Option<&Cost>, now: Instant) {
         let mut models = self.models.lock();
         let model = models.entry(model.to_owned()).or_default();

@@ -1,4 +1,4 @@
-//! Who came and who went, as this router saw it.
+//! Workers that joined and left, as this router saw it.
 
 use super::Name;
 use baton_types::InstanceRecord;
@@ -7,18 +7,18 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-/// What became of a worker.
+/// A change of a worker's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MembershipChange {
     /// Its record appeared.
     Joined,
-    /// Its record stands on another registration, after an etcd that lost it.
+    /// Its record has a new registration, after etcd lost the old one.
     RegisteredAgain,
-    /// It was heard and is placed on.
+    /// Its load reports arrive, and requests are placed on it.
     Admitted,
-    /// It is not placed on any more, since it cannot be heard.
+    /// No requests are placed on it any more, since its load reports stopped.
     Evicted,
-    /// Its record is gone.
+    /// Its record was deleted.
     Left,
 }
 

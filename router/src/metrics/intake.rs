@@ -1,4 +1,4 @@
-//! Bytes of what is not yet a request, and of answers that are not sent yet.
+//! Bytes of requests that are not parsed yet, and of answers that are not sent yet.
 
 use baton_node::intake::Intake;
 use prometheus_client::collector::Collector;
@@ -6,12 +6,12 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-/// The budgets, asked when they are read.
+/// The budgets, read at each scrape.
 #[derive(Debug)]
 pub(crate) struct IntakeMetrics {
-    /// Of requests that are being read.
+    /// Budget of requests that are being read.
     pub(crate) requests: Intake,
-    /// Of answers that are being gathered.
+    /// Budget of answers that are being gathered.
     pub(crate) answers: Intake,
 }
 

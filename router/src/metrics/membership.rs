@@ -1,4 +1,4 @@
-//! Who is registered, as this router sees it; read when it is asked for.
+//! Registered workers, as this router sees them; read at each scrape.
 
 use super::ready::ReadyWorkers;
 use crate::placement::{Kind, unpaired};
@@ -18,13 +18,13 @@ use std::time::Instant;
 #[derive(Debug)]
 pub(crate) struct MembershipMetrics {
     membership: RouterBackend,
-    /// Who is placed on.
+    /// Workers that requests are placed on.
     workers: Arc<WorkerSet>,
     counted: Mutex<ReadyWorkers>,
 }
 
 impl MembershipMetrics {
-    /// Of these.
+    /// A collector over these.
     pub(crate) fn new(membership: RouterBackend, workers: Arc<WorkerSet>) -> Self {
         Self { membership, workers, counted: Mutex::default() }
     }

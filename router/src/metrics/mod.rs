@@ -1,5 +1,5 @@
-//! Router-side metrics. Labels are bounded: models and pools come from workers' records, everything else from enums. The pool is that
-//! of the decode worker which a request is placed on, and empty before.
+//! Router-side metrics. Labels are bounded: models and pools come from workers' records, everything else from enums.
+//! The pool is that of the request's decode worker; it is empty before placement.
 
 mod auth;
 mod cache;
@@ -84,7 +84,7 @@ struct ReasonLabels {
     reason: Name,
 }
 
-/// Seconds, from a token on a GPU to a queue of minutes.
+/// Seconds: from one token on a GPU to minutes in a queue.
 const SECONDS: [f64; 16] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
 
@@ -121,7 +121,7 @@ pub(crate) struct ModelMetrics {
     in_flight: Gauge,
     pub(crate) prompt_tokens: Counter,
     pub(crate) completion_tokens: Counter,
-    /// Tokens generated before, and prefilled anew.
+    /// Tokens that an earlier attempt generated and a later one prefilled again.
     pub(crate) replayed_tokens: Counter,
     /// Request received to first token sent.
     pub(crate) time_to_first_token: Histogram,
@@ -181,12 +181,12 @@ impl RouterMetrics {
         new
     }
 
-    /// Times to the first token of late.
+    /// Recent times to the first token.
     pub(crate) fn recent(&self) -> &RecentTimes {
         &self.recent
     }
 
-    /// The metrics of a request for a served model, which is still to be placed.
+    /// The metrics of a request for a served model that is not placed yet.
     pub(crate) fn of(&self, model: &str) -> RequestMetrics {
         let current = self.in_pool(model, NO_POOL);
         current.in_flight.inc();
@@ -218,7 +218,7 @@ impl RouterMetrics {
         self.models.lock().entry(labels).or_insert(metrics).clone()
     }
 
-    /// Counts a request that never reached a model. A client's name for a model is no label: it is unbounded.
+    /// Counts a request that never reached a model. The model name that a client sends is not a label: it is unbounded.
     pub(crate) fn refused(&self, outcome: Outcome) {
         let labels = OutcomeLabels { model: String::new(), pool: NO_POOL.into(), outcome: Name(outcome.name()) };
         self.requests.get_or_create(&labels).inc();
@@ -248,13 +248,13 @@ impl ModelMetrics {
         self.all.count(&self.all.retries, failed.name());
     }
 
-    /// Counts a failure that no other attempt followed.
+    /// Counts a failure after which the request was not retried.
     pub(crate) fn gave_up(&self, why: GiveUp) {
         self.all.count(&self.all.given_up, why.name());
     }
 }
 
-/// The metrics of one request: in flight as long as this lives, counted for the pool in which it is placed last.
+/// The metrics of one request: in flight while this lives, counted for the pool of its last placement.
 #[derive(Debug)]
 pub(crate) struct RequestMetrics {
     all: RouterMetrics,
@@ -262,13 +262,13 @@ pub(crate) struct RequestMetrics {
 }
 
 impl RequestMetrics {
-    /// The first token was sent now, so long after the request came.
+    /// The first token was sent at `now`, this long after the request arrived.
     pub(crate) fn first_token(&self, after: Duration, now: Instant) {
         self.all.recent.add(after, now);
         self.current().time_to_first_token.observe(after.as_secs_f64());
     }
 
-    /// Those of the pool that it is in now.
+    /// The metrics of its current pool.
     pub(crate) fn current(&self) -> Arc<ModelMetrics> {
         self.current.lock().clone()
     }

@@ -14,12 +14,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Seconds, from a miss at the first block to a lock that somebody holds.
+/// Seconds: from a miss at the first block to waiting for a lock.
 const LOOKUP_SECONDS: [f64; 10] = [1e-6, 2.5e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2.5e-4, 1e-3, 1e-2];
 
 /// Kinds of reported blocks.
 const KINDS: [&str; 3] = ["stored", "removed", "snapshot"];
-/// What a snapshot was for.
+/// Why a snapshot was sent.
 const SNAPSHOTS: [&str; 2] = ["start", "behind"];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -32,7 +32,7 @@ struct ReasonLabels {
     reason: Name,
 }
 
-/// Counts updates of the index and questions to it. Clones share the counters.
+/// Counts updates and lookups of the index. Clones share the counters.
 #[derive(Clone, Debug)]
 pub(crate) struct PrefixMetrics {
     events: Family<KindLabels, Counter>,
@@ -66,28 +66,28 @@ impl PrefixMetrics {
         new
     }
 
-    /// So many blocks were reported.
+    /// This many blocks were reported.
     pub(crate) fn count_blocks(&self, kind: &'static str, blocks: usize) {
         self.events.get_or_create(&KindLabels { kind: Name(kind) }).inc_by(blocks as u64);
     }
 
-    /// A whole snapshot was taken up.
+    /// A complete snapshot was applied.
     pub(crate) fn snapshot(&self, reason: &'static str) {
         self.snapshots.get_or_create(&ReasonLabels { reason: Name(reason) }).inc();
     }
 
-    /// A worker counts for nothing until its next snapshot.
+    /// A worker's blocks are ignored until its next snapshot.
     pub(crate) fn forgotten(&self, reason: &'static str) {
         self.forgotten.get_or_create(&ReasonLabels { reason: Name(reason) }).inc();
     }
 
-    /// A lookup took so long.
+    /// A lookup took this long.
     pub(crate) fn looked_up(&self, took: Duration) {
         self.lookup.observe(took.as_secs_f64());
     }
 }
 
-/// Sizes of the index; read when they are asked for.
+/// Sizes of the index; read at each scrape.
 #[derive(Debug)]
 pub(crate) struct IndexMetrics(pub(crate) Arc<Prefixes>);
 

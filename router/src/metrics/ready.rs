@@ -1,24 +1,25 @@
 //! How many workers are ready, by model, pool and role. Pure.
 //!
-//! Nobody notices a number that is not there, so what was known once stays, at 0, when its last worker goes.
+//! A missing series raises no alert, so a known series stays, at 0, when its last worker leaves.
 
 use crate::placement::Kind;
 use baton_types::{InstanceRecord, Role};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// A kind whose workers went stays known for so long: as far as the alert of missing prefill workers looks back.
+/// How long a kind without workers stays known: the alert on missing prefill workers looks back this far.
 const GONE_MAX: Duration = Duration::from_secs(6 * 3600);
-/// Most kinds without workers that are remembered; those that went first are forgotten first.
+/// Most kinds without workers that are remembered; the oldest are dropped first.
 const GONE_KINDS_MAX: usize = 1024;
 
-/// The kinds of workers that there were of late, and when each had a worker last.
+/// Recently known kinds of workers, and when each last had a worker.
 #[derive(Debug, Default)]
 pub(super) struct ReadyWorkers(BTreeMap<Kind, Instant>);
 
 impl ReadyWorkers {
-    /// Counts the ready ones of each known kind. `known` are workers with a record, ready or not. A model is there with both roles: one
-    /// that no worker has yet is in no pool. Without any model both roles are there without one.
+    /// Counts the ready workers of each known kind. `known` are workers with a record, ready or not. Each model has
+    /// series for both roles; a role that no worker has had yet has an empty pool. Without any model, both roles have a
+    /// series with an empty model.
     pub(super) fn count(
         &mut self,
         known: &[&InstanceRecord],

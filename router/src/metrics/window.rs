@@ -7,7 +7,7 @@ const WINDOW: Duration = Duration::from_secs(24 * 3600);
 /// A quarter of an hour each.
 const BUCKETS: u64 = 96;
 
-/// Tokens of prompts, and those of them that were cached.
+/// Prompt tokens, and how many of them were cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Counts {
     prompt: u64,
@@ -18,13 +18,13 @@ struct Counts {
 #[derive(Clone, Debug)]
 pub(super) struct HitWindow {
     start: Instant,
-    /// Number of the bucket that was used last, counted from the start.
+    /// Number of the newest bucket, counted from the start.
     last: u64,
     buckets: Box<[Counts; BUCKETS as usize]>,
 }
 
 impl HitWindow {
-    /// An empty one. No time given later is before `start`; an earlier one counts as the latest known.
+    /// An empty window. No time passed later may be before `start`; an earlier one counts as the latest known.
     pub(super) fn new(start: Instant) -> Self {
         Self { start, last: 0, buckets: Box::new([Counts::default(); BUCKETS as usize]) }
     }
@@ -36,14 +36,14 @@ impl HitWindow {
         bucket.cached += cached;
     }
 
-    /// The cached share of all tokens of prompts, 0 to 1; `None` where there were none.
+    /// The cached share of all prompt tokens, 0 to 1; `None` if there were none.
     pub(super) fn ratio(&mut self, now: Instant) -> Option<f64> {
         self.turn(now);
         let (prompt, cached) = self.buckets.iter().fold((0, 0), |(p, c), of| (p + of.prompt, c + of.cached));
         (prompt > 0).then(|| cached as f64 / prompt as f64)
     }
 
-    /// Empties the buckets whose time is over.
+    /// Empties expired buckets.
     fn turn(&mut self, now: Instant) {
         let every = WINDOW.as_secs() / BUCKETS;
         let current = (now.saturating_duration_since(self.start).as_secs() / every).max(self.last);
@@ -76,7 +76,7 @@ mod tests {
         assert_eq!(window.ratio(at(2 * day)), None, "quiet for a day");
         window.add(10, 10, at(20 * day));
         assert_eq!(window.ratio(at(20 * day)), Some(1.0), "whatever many days were quiet");
-        // Clocks of threads may be read in another order than they are used.
+        // Threads may read the clock in one order and call this in another.
         window.add(10, 0, at(19 * day));
         assert_eq!(window.ratio(at(20 * day)), Some(0.5));
     }

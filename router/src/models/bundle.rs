@@ -13,13 +13,13 @@ use tokio::sync::OnceCell;
 
 /// Longest wait for a whole bundle: tens of megabytes on a slow link.
 const FETCH_MAX: Duration = Duration::from_secs(60);
-/// Bundles kept although no worker needs them now: a restarted worker finds its text loaded.
+/// Unused bundles that are kept: a restarted worker finds its text loaded.
 const IDLE_MAX: usize = 8;
 
-/// Why a bundle is not there.
+/// Why a bundle is not available.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BundleError {
-    /// The worker did not give it.
+    /// The worker did not send it.
     #[error("the worker does not give bundle {digest}: {error}")]
     Fetch { digest: Digest, error: RequestError },
     /// It took too long.
@@ -28,11 +28,11 @@ pub(crate) enum BundleError {
     /// Too large to be a bundle.
     #[error("bundle {0} is over the limit of {max} bytes", max = bundle::BYTES_MAX)]
     TooLarge(Digest),
-    /// Its bytes are not what was asked for.
+    /// Its digest is not the requested one.
     #[error("bundle {asked} came with digest {got}: the worker's copy is damaged")]
     Digest {
         asked: Digest,
-        /// Of the bytes that came.
+        /// Digest of the received bytes.
         got: Digest,
     },
     /// Its content cannot be served.
@@ -45,8 +45,8 @@ pub(crate) enum BundleError {
 pub(crate) struct TextCache(Mutex<HashMap<Digest, Arc<OnceCell<Arc<ModelText>>>>>);
 
 impl TextCache {
-    /// The text with this digest, from the cache or from the worker behind `link`. Whoever asks while another one loads it waits for that;
-    /// where that fails, the next one asks its own worker.
+    /// The text with this digest, from the cache or from the worker behind `link`. Concurrent callers wait for one
+    /// load. If it fails, the next caller asks its own worker.
     pub(crate) async fn get(
         &self,
         digest: Digest,
@@ -63,7 +63,7 @@ impl TextCache {
         self.slot(digest).get_or_try_init(load).await.cloned()
     }
 
-    /// Where the text is, or will be. Lets go of what nobody uses or waits for.
+    /// The cell of the text, loaded or not. Drops cells that have no users or waiters.
     fn slot(&self, digest: Digest) -> Arc<OnceCell<Arc<ModelText>>> {
         let mut slots = self.0.lock();
         let slot = slots.entry(digest).or_default().clone();
@@ -109,7 +109,7 @@ mod tests {
         Arc::new(ModelText::load(&bundle::decode(&byte_bundle("")).unwrap()).unwrap())
     }
 
-    /// Counts builds, and the most of them at the same time.
+    /// Counts builds, and the highest number of concurrent ones.
     #[derive(Default)]
     struct Builds {
         all: AtomicUsize,
@@ -149,7 +149,7 @@ mod tests {
         for (worker, text) in texts.iter().enumerate() {
             assert!(Arc::ptr_eq(text, &texts[worker % DIGESTS]), "worker {worker} has a text of its own");
         }
-        // The cache's own, and one for each worker.
+        // The cache's own reference, and one for each worker.
         assert_eq!(Arc::strong_count(&texts[0]), WORKERS / DIGESTS + 1);
     }
 

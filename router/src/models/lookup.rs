@@ -1,18 +1,18 @@
-//! A client's name for a model to the model.
+//! Resolves the model name of a request to a model.
 
 use crate::workers::ServedModel;
 use baton_types::{ErrorKind, RequestError};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// The model behind `name`; empty names the only one, by its id. Among several that share a name, ids win over further names, and the rest is
-/// decided by key, so that all routers decide alike.
+/// The model behind `name`; an empty name means the only model. If several share a name, ids win over aliases; further
+/// ties are decided by key, so that all routers decide alike.
 pub(crate) fn lookup(models: &[Arc<ServedModel>], name: &str) -> Result<Arc<ServedModel>, RequestError> {
     if models.is_empty() {
         return Err(RequestError::new(ErrorKind::Unavailable, "no decode worker is ready to serve; try again later"));
     }
     if name.is_empty() {
-        // Workers that are being changed may be several kinds of one model.
+        // During a rolling change, workers may offer several variants of one model.
         let id = &models[0].card.id;
         if models.iter().all(|m| m.card.id == *id) {
             return lookup(models, id);
@@ -30,7 +30,7 @@ pub(crate) fn lookup(models: &[Arc<ServedModel>], name: &str) -> Result<Arc<Serv
     })
 }
 
-/// The public names of all models, once each.
+/// The public names of all models, without duplicates.
 fn names(models: &[Arc<ServedModel>]) -> String {
     let names: BTreeSet<&str> = models.iter().flat_map(|m| m.card.public_names()).collect();
     names.into_iter().collect::<Vec<_>>().join(", ")

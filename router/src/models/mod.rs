@@ -1,6 +1,7 @@
 //! The models of the cluster: by name, with their text.
 //!
-//! Workers own models. The router learns cards from records and fetches text bundles by digest from whichever worker has them.
+//! Workers own models. The router takes cards from records and fetches text bundles by digest from any worker that has
+//! them.
 
 mod bundle;
 mod lookup;

@@ -27,7 +27,8 @@ impl ModelText {
         Ok(Self { tokenizer, template })
     }
 
-    /// Tokens of a chat, laid out by the model's template. What cannot fit in `tokens_max` is refused before it is tokenized.
+    /// Tokens of a chat, rendered with the model's template. A chat that cannot fit in `tokens_max` is refused before
+    /// it is tokenized.
     pub(crate) fn encode_chat(
         &self,
         messages: &[Message],
@@ -42,7 +43,8 @@ impl ModelText {
         Ok(self.tokenizer.encode_prompt(&prompt)?)
     }
 
-    /// Tokens of a plain prompt; one that starts with text gets the model's begin token. Refuses as [`Self::encode_chat`] does.
+    /// Tokens of a plain prompt; a prompt that starts with text gets the model's begin token. Refuses as
+    /// [`Self::encode_chat`] does.
     pub(crate) fn encode_segments(&self, segments: &[Segment], tokens_max: u64) -> Result<Vec<TokenId>, RequestError> {
         let text = |s: &Segment| if let Segment::Text(text) = s { text.len() } else { 0 };
         self.check_bytes(segments.iter().map(text).sum(), tokens_max, "prompt")?;

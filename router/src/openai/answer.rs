@@ -1,4 +1,4 @@
-//! Answers in one body. They borrow what they say, and become JSON only as it is written.
+//! Answers in one body. They borrow their content, and are serialized only when they are written.
 
 use super::common::AnswerOptions;
 use super::logprobs::{Logprobs, TextOfToken};
@@ -9,7 +9,7 @@ use baton_types::TokenId;
 use serde::Serialize;
 use std::sync::Arc;
 
-/// Which of the two shapes.
+/// Which of the two response formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Endpoint {
     /// `/v1/chat/completions`.
@@ -42,9 +42,9 @@ pub(crate) struct AnswerHead {
     pub(crate) token_text: TextOfToken,
 }
 
-/// More than a choice takes besides what was generated: its names, its timings, the classes that it crossed.
+/// Upper bound on a choice's bytes besides the generated text: its names, timings and numerics classes.
 const CHOICE_BYTES: u64 = 1 << 10;
-/// Around a text.
+/// The quotes around a text.
 const QUOTES_BYTES: u64 = 2;
 /// Digits of an offset that counts from the beginning of its choice.
 const OFFSET_BYTES: u64 = 10;
@@ -71,7 +71,8 @@ impl AnswerHead {
         }
     }
 
-    /// The whole answer in one body. What one choice has to itself stands beside it, and in it where there are several.
+    /// The whole answer in one body. The fields of a choice are beside the list of choices if there is one choice, and
+    /// inside each choice if there are several.
     pub(crate) fn whole<'a>(&'a self, samples: &'a [(Delta, Finished)], total: &'a Total) -> impl Serialize + 'a {
         let choices = samples.iter().map(|(answer, finished)| self.whole_choice(answer, finished)).collect();
         let mut body = self.body(false, choices);
@@ -91,15 +92,15 @@ impl AnswerHead {
         body
     }
 
-    /// Bytes of a whole answer that are known before it: at least these, and no less than it will take besides [`AnswerHead::bytes_of`] its
-    /// deltas.
+    /// Bytes of a whole answer that are known before it is generated: an upper bound of all but the
+    /// [`AnswerHead::bytes_of`] its deltas.
     pub(crate) fn bytes_before(&self) -> u64 {
         let prompt = if self.options.return_token_ids { length(&self.prompt_token_ids) } else { 0 };
         let names = (self.id.len() + self.model.len()) as u64;
         CHOICE_BYTES + names + u64::from(self.samples) * (CHOICE_BYTES + prompt)
     }
 
-    /// No fewer bytes than a delta adds to a whole answer.
+    /// An upper bound of the bytes that a delta adds to a whole answer.
     pub(crate) fn bytes_of(&self, delta: &Delta) -> u64 {
         let logprobs = self.logprobs(delta, 0);
         let offsets = logprobs.map_or(0, |_| delta.token_ids.len() as u64 * OFFSET_BYTES);

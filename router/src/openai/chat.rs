@@ -21,7 +21,7 @@ const CHAT: &[Row] = &[
     ("functions", only_empty()),
     ("tool_choice", Policy::Only { accepts: is_none_or_auto, values: r#""none" or "auto""# }),
     ("function_call", Policy::Only { accepts: is_none_or_auto, values: r#""none" or "auto""# }),
-    // Without tools there is nothing to call in parallel.
+    // Without tools, no parallel call is possible.
     ("parallel_tool_calls", Policy::Ignored),
     ("modalities", Policy::Only { accepts: |v| v == &serde_json::json!(["text"]), values: r#"["text"]"# }),
     ("audio", only_null()),
@@ -44,7 +44,7 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     let table: Vec<Row> = CHAT.iter().chain(COMMON).copied().collect();
     let mut fields = Fields::parse(body, &table)?;
     let mut common = take_common(&mut fields)?;
-    // The newer name wins, as it does with OpenAI.
+    // The newer name wins, as in OpenAI's API.
     if let Some(max) = fields.take("max_completion_tokens")? {
         common.parameters.sampling.max_tokens = Some(max);
     }

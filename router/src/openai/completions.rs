@@ -31,7 +31,8 @@ pub(crate) fn parse(body: &[u8]) -> Result<(Prompt, Common), RequestError> {
     Ok((Prompt::Segments(vec![segment]), common))
 }
 
-/// A string, a list of token ids, or a list of one of these. What it is shows at its start, so a long list is read once.
+/// A string, a list of token ids, or a list of one of these. The first character decides the type, so a long list is
+/// parsed once.
 fn segment(prompt: &str) -> Result<Segment, RequestError> {
     let shape =
         || RequestError::invalid("prompt", "prompt must be a string, a list of one string or a list of token ids");
@@ -49,7 +50,7 @@ fn segment(prompt: &str) -> Result<Segment, RequestError> {
     }
     match first(prompt) {
         None if prompt.starts_with('"') => serde_json::from_str(prompt).map(Segment::Text).map_err(|_| shape()),
-        // The message of an error would repeat a text among the numbers.
+        // The error message would repeat a text among the numbers.
         Some(_) if !prompt.contains('"') => serde_json::from_str(prompt).map(Segment::Tokens).map_err(|_| shape()),
         _ => Err(shape()),
     }

@@ -1,7 +1,7 @@
-//! What the router does with each field of a request body: one row a field, so that nothing is dropped in silence.
+//! How the router treats each field of a request body: one row per field, so that no field is ignored silently.
 //!
-//! A body is read where it lies. Its fields are slices of it until something asks for one of them as a type, so a field that nobody reads
-//! costs nothing, and no tree is made of what a client writes.
+//! A body is parsed in place. Its fields are slices of it until they are read as a type, so an unread field costs
+//! nothing. No tree is built from what a client sends.
 
 use super::json;
 use baton_types::{ErrorKind, RequestError};
@@ -16,9 +16,9 @@ pub(crate) enum Policy {
     Supported,
     /// Documented to have no effect on tokens; any value is accepted.
     Ignored,
-    /// Not implemented: accepted at the values that change nothing, else refused.
+    /// Not implemented: accepted only with values that have no effect, else refused.
     Only {
-        /// Whether the value changes nothing.
+        /// Whether the value has no effect.
         accepts: fn(&Value) -> bool,
         /// The accepted values, for the refusal.
         values: &'static str,
@@ -52,10 +52,10 @@ fn is_empty(value: &Value) -> bool {
     value.as_array().is_some_and(Vec::is_empty) || value.as_object().is_some_and(Map::is_empty)
 }
 
-/// What a value that changes nothing takes at most, in bytes of JSON.
+/// Longest value without effect, in bytes of JSON.
 const CHANGES_NOTHING_BYTES_MAX: usize = 256;
 
-/// The fields of one body, checked against a table: at most as many as it has rows.
+/// The fields of one body, checked against a table: at most one per row.
 #[derive(Debug)]
 pub(crate) struct Fields<'a>(Vec<(&'static str, &'a RawValue)>);
 
@@ -68,7 +68,7 @@ impl<'a> Fields<'a> {
         let (mut fields, mut refused) = (Self(Vec::new()), None);
         let read = json::members(body, |name, value| match check(&name, value, table) {
             Ok(Some(row)) => {
-                // The last one of a name counts.
+                // The last field of a name counts.
                 fields.0.retain(|(known, _)| *known != row);
                 fields.0.push((row, value));
                 true
@@ -89,7 +89,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Takes a field as it is written; `null` counts as absent.
+    /// Takes a field as raw JSON; `null` counts as absent.
     pub(crate) fn take_raw(&mut self, name: &str) -> Option<&'a RawValue> {
         let at = self.0.iter().position(|(known, _)| *known == name)?;
         Some(self.0.swap_remove(at).1)
@@ -102,7 +102,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// The name in the table of a field that something reads; `None` where nobody does. Refuses what the table does.
+/// The table's name of a field that is used; `None` if it is ignored. Refuses what the table refuses.
 fn check(name: &str, value: &RawValue, table: &[Row]) -> Result<Option<&'static str>, RequestError> {
     if value.get() == "null" {
         return Ok(None);

@@ -1,4 +1,5 @@
-//! JSON read where it lies: lists and objects as slices of their text, one level at a time, so that nothing is built of what nobody asked for.
+//! JSON parsed in place: lists and objects as slices of their text, one level at a time, so that nothing is built
+//! unless it is needed.
 
 use serde::Deserializer as _;
 use serde::de::{DeserializeOwned, DeserializeSeed, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -7,17 +8,17 @@ use serde_json::{Map, Value};
 use std::borrow::Cow;
 use std::fmt;
 
-/// Most bytes of the arguments of a chat template: switches and short texts. With the nesting that JSON is read with (128) this bounds what
-/// they become.
+/// Most bytes of the arguments of a chat template: flags and short texts. With the parser's nesting limit (128) this
+/// bounds their memory.
 pub(crate) const KWARGS_BYTES_MAX: usize = 16 << 10;
 
-/// Most bytes of a field that is neither prompt nor stop string. Where it has another type than it should, the message of the error repeats it,
-/// with up to eight bytes for one.
+/// Most bytes of a field that is neither prompt nor stop string. If it has the wrong type, the error message repeats
+/// it, with up to eight bytes per byte.
 const FIELD_BYTES_MAX: usize = 64 << 10;
-/// Bytes of such a message that its reader gets.
+/// Bytes of such a message that the client receives.
 const MESSAGE_BYTES_MAX: usize = 512;
 
-/// A value as a type. The message of an error has no place in it: it would be one within the field.
+/// Parses a value as a type. The position in the error message is removed: it would be relative to the field.
 pub(crate) fn read<T: DeserializeOwned>(value: &RawValue) -> Result<T, String> {
     let text = value.get();
     if text.len() > FIELD_BYTES_MAX {
@@ -30,18 +31,18 @@ pub(crate) fn read<T: DeserializeOwned>(value: &RawValue) -> Result<T, String> {
     })
 }
 
-/// As much of a message as its reader gets.
+/// The part of a message that the client receives.
 fn short(message: &str) -> &str {
     &message[..message.floor_char_boundary(MESSAGE_BYTES_MAX)]
 }
 
-/// A value as text, however long; `None` where it is none.
+/// A value as text, of any length; `None` if it is not a string.
 pub(crate) fn text(value: &RawValue) -> Option<String> {
-    // The message of another type's error would repeat the value.
+    // The error message for another type would repeat the value.
     value.get().starts_with('"').then(|| serde_json::from_str(value.get()).ok())?
 }
 
-/// An error that repeats nothing of what was read.
+/// An error that repeats nothing of the input.
 fn is_no(what: &str) -> serde_json::Error {
     serde_json::Error::custom(format_args!("it is no {what}"))
 }
@@ -55,7 +56,7 @@ pub(crate) fn kwargs(text: &str) -> Result<Map<String, Value>, String> {
         .map_err(|e| format!("chat_template_kwargs must be a JSON object: {}", short(&e.to_string())))
 }
 
-/// Gives each member of an object to `with`, until it answers `false`; the rest is not read then.
+/// Passes each member of an object to `with`, until it returns `false`; the rest is not parsed then.
 pub(crate) fn members<'a>(
     text: &'a str,
     with: impl FnMut(Cow<'a, str>, &'a RawValue) -> bool,
@@ -83,7 +84,7 @@ pub(crate) fn members<'a>(
     reader.end()
 }
 
-/// The items of a list of at most `max`; `None` where there are more, which are not kept.
+/// The items of a list of at most `max`; `None` if there are more.
 pub(crate) fn items(text: &str, max: usize) -> Result<Option<Vec<&RawValue>>, serde_json::Error> {
     struct Items(usize);
     impl<'a> Visitor<'a> for Items {
@@ -109,7 +110,7 @@ pub(crate) fn items(text: &str, max: usize) -> Result<Option<Vec<&RawValue>>, se
     serde_json::Deserializer::from_str(text).deserialize_seq(Items(max))
 }
 
-/// A name, from the text itself where nothing in it is escaped.
+/// A name, borrowed from the text if it contains no escapes.
 struct Name;
 
 impl<'a> DeserializeSeed<'a> for Name {

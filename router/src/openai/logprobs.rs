@@ -1,4 +1,5 @@
-//! Log-probabilities in OpenAI's two shapes, written from what the workers sent: nothing is built of them but the text of one token at a time.
+//! Log-probabilities in OpenAI's two formats, serialized directly from what the workers sent: only the text of one
+//! token at a time is built.
 
 use super::Endpoint;
 use crate::output::Delta;
@@ -10,10 +11,10 @@ use std::sync::Arc;
 /// Bytes of a token; `None` where the model has no text.
 pub(crate) type TextOfToken = Arc<dyn Fn(TokenId) -> Option<Vec<u8>> + Send + Sync>;
 
-/// The lowest number that JSON clients are sure to read, as OpenAI writes it; the true value may be minus infinity.
+/// The lowest number that all JSON clients can parse, as OpenAI writes it; the true value may be minus infinity.
 const LOGPROB_MIN: f32 = -9999.0;
 
-/// All of a number's bits: readers know doubles alone.
+/// All bits of a number: JSON readers use doubles.
 fn number(logprob: f32) -> f64 {
     logprob.max(LOGPROB_MIN).into()
 }
@@ -28,7 +29,7 @@ pub(super) struct Logprobs<'a> {
     /// Which of the shapes.
     pub(super) endpoint: Endpoint,
     pub(super) delta: &'a Delta,
-    /// What they say.
+    /// Gives the text of each token.
     pub(super) token_text: &'a TextOfToken,
     /// Characters of the choice before them.
     pub(super) offset: usize,
@@ -43,7 +44,7 @@ impl<'a> Logprobs<'a> {
         text((self.token_text)(token).as_deref(), token)
     }
 
-    /// Characters of all of them. Only completions tell offsets.
+    /// Characters of all of them. Only completions report offsets.
     pub(super) fn chars(&self) -> usize {
         match self.endpoint {
             Endpoint::Chat => 0,
@@ -67,7 +68,7 @@ impl<'a> Logprobs<'a> {
 
     /// `{tokens, token_logprobs, top_logprobs, text_offset}`; offsets count characters of the tokens' own texts.
     fn completion<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        // Several tokens may have one text: the last of them counts.
+        // Several tokens may have the same text: the last of them counts.
         let top = |(_, logprobs): (TokenId, &'a TokenLogprobs)| -> Map<String, Value> {
             logprobs.top.iter().map(|&(t, p)| (self.text(t), json!(number(p)))).collect()
         };
@@ -95,7 +96,7 @@ impl Serialize for Logprobs<'_> {
     }
 }
 
-/// A list that is never built.
+/// A list that is serialized without being built.
 struct List<F>(F);
 
 impl<I: Iterator<Item: Serialize>, F: Fn() -> I> Serialize for List<F> {
@@ -108,7 +109,7 @@ impl<I: Iterator<Item: Serialize>, F: Fn() -> I> Serialize for List<F> {
 struct Entry<'a> {
     token: TokenId,
     logprob: f32,
-    /// Of a chosen one, the most likely in its place.
+    /// The most likely alternatives of a chosen token.
     top: Option<&'a [(TokenId, f32)]>,
     token_text: &'a TextOfToken,
 }

@@ -1,6 +1,7 @@
-//! OpenAI's HTTP shapes: requests in, answers out. Pure: bytes and values, no I/O.
+//! OpenAI's HTTP formats: requests in, answers out. Pure: bytes and values, no I/O.
 //!
-//! Every field of a request is honoured, documented to be ignored, accepted at its default value only, or refused by name.
+//! Every field of a request is honoured, documented to be ignored, accepted at its default value only, or refused by
+//! name.
 
 pub(crate) mod answer;
 pub(crate) mod chat;

@@ -1,4 +1,4 @@
-//! The shapes of answers. They borrow everything that is long.
+//! The JSON structure of answers. They borrow everything that is long.
 
 use super::logprobs::Logprobs;
 use crate::output::{Finished, Total};
@@ -23,7 +23,7 @@ pub(super) struct Body<'a> {
     pub(super) seed: Option<u64>,
 }
 
-/// One choice, or what is new of it.
+/// One choice, or its new part.
 #[derive(Serialize)]
 pub(super) struct Choice<'a> {
     pub(super) index: u32,
@@ -39,18 +39,18 @@ pub(super) struct Choice<'a> {
     pub(super) ended: Option<Ended<'a>>,
 }
 
-/// What a choice says: `message`, `delta` or `text`.
+/// Content of a choice: `message`, `delta` or `text`.
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum ChoiceContent<'a> {
-    /// All of a chat's answer.
+    /// The whole answer of a chat.
     Message {
         role: &'static str,
         content: &'a str,
         /// Always null.
         refusal: (),
     },
-    /// A part of it.
+    /// A part of a chat's answer.
     Delta {
         #[serde(skip_serializing_if = "Option::is_none")]
         role: Option<&'static str>,
@@ -69,7 +69,7 @@ impl<'a> ChoiceContent<'a> {
         Self::Message { role: ROLE, content, refusal: () }
     }
 
-    /// The beginning of a chat's.
+    /// The first chunk of a chat.
     pub(super) fn opening() -> Self {
         Self::Delta { role: Some(ROLE), content: Some("") }
     }
@@ -78,13 +78,13 @@ impl<'a> ChoiceContent<'a> {
         Self::Delta { role: None, content: Some(content) }
     }
 
-    /// No more of it.
+    /// Empty content.
     pub(super) fn nothing() -> Self {
         Self::Delta { role: None, content: None }
     }
 }
 
-/// What is known at the end of a choice; the few that crossed numerics classes say so.
+/// The end of a choice. `crossed_classes` is present only if the answer crossed numerics classes.
 #[derive(Serialize)]
 pub(super) struct Ended<'a> {
     timings: &'a PhaseTimings,
@@ -98,20 +98,20 @@ impl<'a> Ended<'a> {
     }
 }
 
-/// What `usage` says, where it is there.
+/// `usage`, if it is present.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub(super) enum UsageField<'a> {
-    /// Null: not yet.
+    /// Null: not known yet.
     None,
-    /// So far, of one choice.
+    /// The count so far, of one choice.
     SoFar { prompt_tokens: usize, completion_tokens: usize, total_tokens: usize },
     /// At the end.
     Of(Usage<'a>),
 }
 
-/// OpenAI's fields, and Baton's own: `cache_write_tokens` among the details, tokens that were computed again where there are some, and a
-/// cost where there is a price.
+/// OpenAI's fields and Baton's own: `cache_write_tokens` in the details, recomputed tokens if there are some, and the
+/// cost if there is a price.
 #[derive(Serialize)]
 pub(super) struct Usage<'a> {
     prompt_tokens: u32,
@@ -137,7 +137,7 @@ impl<'a> UsageField<'a> {
         Self::SoFar { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
     }
 
-    /// That of a whole answer.
+    /// Usage of a whole answer.
     pub(super) fn of(total: &'a Total) -> Self {
         let (usage, cost) = (&total.usage, total.cost.as_ref());
         Self::Of(Usage {

@@ -1,6 +1,7 @@
 //! Answers in chunks, written as server-sent events.
 //!
-//! Most chunks say a text and nothing else. The first of them is written as all others are; then only index and text change.
+//! Most chunks hold a text and nothing else. The first of them is serialized in full; for later ones only index and
+//! text are replaced.
 
 use super::answer::{AnswerHead, Endpoint};
 use super::shapes::{Body, Choice, ChoiceContent, Ended, UsageField};
@@ -18,7 +19,7 @@ struct Shown {
     chars: usize,
 }
 
-/// A chunk that says a text alone: what stands before its index, before its text, and behind that.
+/// A chunk with text only: the bytes before its index, before its text, and after the text.
 struct Plain {
     before_index: String,
     before_text: String,
@@ -29,12 +30,12 @@ struct Plain {
 pub(crate) struct Chunks {
     head: AnswerHead,
     shown: Vec<Shown>,
-    /// `None` where every chunk says more than its text.
+    /// `None` if every chunk holds more than its text.
     plain: Option<Plain>,
 }
 
 impl Chunks {
-    /// Nothing is shown yet.
+    /// Nothing was sent yet.
     pub(crate) fn new(head: AnswerHead) -> Self {
         let options = &head.options;
         let says_more = options.return_token_ids || options.continuous_usage;
@@ -47,10 +48,10 @@ impl Chunks {
         self.head.samples
     }
 
-    /// The chunk that opens a choice, where the shape has any.
+    /// The chunk that opens a choice, if the format has one.
     ///
     /// # Errors
-    /// If it cannot be written; `to` is as it was then. The same holds for the others.
+    /// If it cannot be serialized; then `to` is unchanged. The same holds for the other methods.
     pub(crate) fn opening(&self, sample: u32, to: &mut Vec<u8>) -> Result<(), RequestError> {
         let ids = self.head.options.return_token_ids;
         let content = match self.head.endpoint {
@@ -65,7 +66,7 @@ impl Chunks {
         event(&chunk, to)
     }
 
-    /// The chunk of a delta; nothing where the client would see nothing new.
+    /// The chunk of a delta; nothing if it holds nothing new for the client.
     pub(crate) fn delta(&mut self, delta: &Delta, to: &mut Vec<u8>) -> Result<(), RequestError> {
         let Some(shown) = self.shown.get_mut(delta.sample as usize) else { return Ok(()) };
         shown.tokens += delta.token_ids.len();
@@ -83,7 +84,8 @@ impl Chunks {
         event(&chunk(head, choice, *shown), to)
     }
 
-    /// The chunks that close a choice: finish reason, and with the last one the usage where asked for, and the end of the stream.
+    /// The chunks that end a choice: the finish reason, and with the last choice the usage if requested, and the end of
+    /// the stream.
     pub(crate) fn finished(&self, finished: &Finished, to: &mut Vec<u8>) -> Result<(), RequestError> {
         let head = &self.head;
         let content = match head.endpoint {
@@ -110,18 +112,18 @@ fn text<'a>(head: &AnswerHead, text: &'a str) -> ChoiceContent<'a> {
     }
 }
 
-/// A chunk of a choice that has shown what `shown` says.
+/// A chunk of a choice after what `shown` counts.
 fn chunk<'a>(head: &'a AnswerHead, choice: Choice<'a>, shown: Shown) -> Body<'a> {
     let usage = if head.options.continuous_usage {
         Some(UsageField::so_far(head.prompt_tokens, shown.tokens))
     } else {
-        // Every chunk but the last carries the field, as OpenAI has it.
+        // Every chunk but the last has the field, as in OpenAI's API.
         head.options.include_usage.then_some(UsageField::None)
     };
     Body { usage, ..head.body(true, vec![choice]) }
 }
 
-/// A value as one event. JSON has no line breaks of its own.
+/// A value as one event. JSON contains no line breaks.
 pub(crate) fn event(value: &impl Serialize, to: &mut Vec<u8>) -> Result<(), RequestError> {
     let before = to.len();
     to.extend_from_slice(b"data: ");
@@ -139,7 +141,7 @@ impl Plain {
         let mut bytes = Vec::new();
         event(&chunk(head, head.choice(0, text(head, "")), Shown::default()), &mut bytes).ok()?;
         let chunk = String::from_utf8(bytes).ok()?;
-        // Quotes within names are escaped, so neither is found in one.
+        // Quotes within names are escaped, so the split cannot match inside a name.
         let (names, choice) = chunk.split_once(INDEX)?;
         let (before_text, after) = choice.strip_prefix('0')?.split_once(r#""""#)?;
         Some(Self { before_index: names.to_owned() + INDEX, before_text: before_text.into(), after: after.into() })

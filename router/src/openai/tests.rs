@@ -99,7 +99,7 @@ fn ignored_fields_take_any_value() {
     }
 }
 
-/// Of what has another type than it should, a message would repeat all, and eight bytes for each of it.
+/// A message about a wrong type would repeat the whole value, with eight bytes for each byte.
 #[test]
 fn no_message_is_as_long_as_what_it_is_about() {
     let long = "\u{7f}".repeat(1 << 20);
@@ -268,7 +268,7 @@ fn usage_so_far_stands_in_every_chunk_that_asks_for_it() {
     }
 }
 
-/// A body of a million nodes in a field that nobody reads, or in one that is refused: nothing is built of either.
+/// A body of a million nodes in a field that is not read, or is refused: no tree is built of either.
 #[test]
 fn what_is_not_read_is_not_built() {
     let many = format!("[{}0]", "0,".repeat(1 << 20));

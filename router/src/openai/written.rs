@@ -1,10 +1,10 @@
-//! JSON written once, into as many bytes as it takes.
+//! JSON serialized once, into a buffer of the exact size.
 
 use baton_types::{ErrorKind, RequestError};
 use serde::Serialize;
 use std::io::{self, Write};
 
-/// Bytes that pass by.
+/// Counts bytes instead of storing them.
 struct Counter(u64);
 
 impl Write for Counter {
@@ -18,12 +18,13 @@ impl Write for Counter {
     }
 }
 
-/// What the client gets instead of an answer that is no JSON.
+/// What the client gets instead of an answer that cannot be serialized.
 pub(crate) fn not_written(error: &serde_json::Error) -> RequestError {
     RequestError::new(ErrorKind::Internal, format!("the answer could not be written: {error}"))
 }
 
-/// How many bytes a value takes as JSON; too few where it cannot be written, which [`write`] then says.
+/// How many bytes a value takes as JSON. If it cannot be serialized the count is too low, and [`write`] returns the
+/// error.
 pub(crate) fn length(value: &impl Serialize) -> u64 {
     let mut counter = Counter(0);
     let written = serde_json::to_writer(&mut counter, value);
@@ -31,10 +32,10 @@ pub(crate) fn length(value: &impl Serialize) -> u64 {
     counter.0
 }
 
-/// A value as JSON of `length` bytes: a buffer that grows would hold it up to three times.
+/// A value as JSON of `length` bytes: a growing buffer would take up to three times its memory.
 ///
 /// # Errors
-/// If it cannot be written.
+/// If it cannot be serialized.
 pub(crate) fn write(value: &impl Serialize, length: u64) -> Result<Vec<u8>, RequestError> {
     let mut json = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
     serde_json::to_writer(&mut json, value).map_err(|error| not_written(&error))?;
@@ -55,7 +56,7 @@ mod tests {
         }
     }
 
-    /// A map whose names are no strings, behind some text.
+    /// A map whose keys are not strings, after some text.
     fn unwritable() -> (String, std::collections::BTreeMap<Vec<u8>, u8>) {
         ("text".into(), [(vec![1], 1)].into())
     }

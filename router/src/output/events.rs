@@ -8,12 +8,13 @@ use std::task::{Context, Poll, ready};
 use tokio::sync::mpsc;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-/// The events of one request, ended by a total or an error, always. Bounded: not reading pauses the workers, dropping it cancels them.
+/// The events of one request; the last is always a total or an error. Bounded: if the reader stops, the workers pause.
+/// Dropping it cancels the request.
 #[derive(Debug)]
 pub struct Events {
-    /// `None` once the end was yielded.
+    /// `None` once the end was returned.
     events: Option<mpsc::Receiver<EventResult>>,
-    /// A request that has ended is not over before its client has read the answer: a drain waits for that.
+    /// A drain waits until the client has read the answer of a request that ended.
     _unread: TaskTrackerToken,
 }
 
@@ -22,7 +23,7 @@ impl Events {
         Self { events: Some(events), _unread: unread }
     }
 
-    /// How many may wait for their reader.
+    /// How many events may wait for the reader.
     pub(super) fn max(&self) -> usize {
         self.events.as_ref().map_or(0, mpsc::Receiver::max_capacity)
     }
@@ -46,7 +47,7 @@ impl Stream for Events {
     }
 }
 
-/// The task of a request ended without an end: a panic.
+/// The request's task ended without sending an end: a panic.
 pub(super) fn lost() -> RequestError {
     RequestError::new(ErrorKind::Internal, "the request was lost inside the router")
 }

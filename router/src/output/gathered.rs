@@ -1,4 +1,4 @@
-//! A whole answer, gathered in the room that there is.
+//! A complete answer, gathered within the memory budget.
 
 use super::events::{Events, lost};
 use super::room::make_room;
@@ -8,22 +8,22 @@ use baton_types::RequestError;
 use futures::StreamExt as _;
 use std::collections::BTreeMap;
 
-/// A whole answer, and the room for it and for what is written of it.
+/// A complete answer, and the memory held for it and for its serialized form.
 #[derive(Debug)]
 pub(crate) struct Gathered {
     /// Every sample, in order.
     pub(crate) samples: Vec<(Delta, Finished)>,
     /// All of them together.
     pub(crate) total: Total,
-    /// What it takes.
+    /// The memory held.
     pub(crate) hold: Hold,
-    /// How much of that is for what is written.
+    /// How much of that is for the serialized form.
     pub(crate) written: u64,
 }
 
 impl Events {
-    /// All of it at once, in the room that there is. `written` is how many bytes a delta will take in the answer, and `before` how many that
-    /// takes besides.
+    /// Gathers the whole answer within the budget. `written` returns the bytes that a delta will add to the answer;
+    /// `before` is the size of the rest.
     pub(crate) async fn gather(
         mut self,
         hold: Hold,

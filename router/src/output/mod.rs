@@ -1,4 +1,4 @@
-//! What a request yields, whatever the front: deltas and an end of each sample, or an error.
+//! What a request yields on every front: deltas and an end of each sample, or an error.
 
 mod events;
 mod gathered;
@@ -31,7 +31,7 @@ pub struct Delta {
 }
 
 impl Delta {
-    /// Most memory that it takes, by itself or as a part of a whole answer.
+    /// Upper bound of its memory, on its own or as a part of a whole answer.
     fn bytes(&self) -> u64 {
         let top = |logprobs: &TokenLogprobs| ALLOCATION_BYTES + logprobs.top.capacity() * size_of::<(TokenId, f32)>();
         let lists = self.text.len() + size_of_val(&self.token_ids[..]) + size_of_val(&self.logprobs[..]);
@@ -44,13 +44,13 @@ pub(crate) fn cache_hit_percent(cached_tokens: u32, prompt_tokens: usize) -> u64
     (100 * u64::from(cached_tokens) / (prompt_tokens as u64).max(1)).min(100)
 }
 
-/// How a sample ended well.
+/// The successful end of a sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Finished {
     /// Which of the samples.
     pub sample: u32,
     pub reason: FinishReason,
-    /// Where the time went.
+    /// Time spent in each phase.
     pub timings: PhaseTimings,
     /// Numerics classes that generated the answer, in order, where it is more than one.
     pub crossed_classes: Vec<String>,
@@ -59,7 +59,7 @@ pub struct Finished {
 }
 
 impl Finished {
-    /// Why, as OpenAI's API and OpenTelemetry's conventions call it.
+    /// The finish reason's name in OpenAI's API and OpenTelemetry's conventions.
     pub(crate) const fn reason_name(&self) -> &'static str {
         match self.reason {
             FinishReason::Stop => "stop",
@@ -78,7 +78,8 @@ pub struct Total {
     pub cost: Option<Cost>,
 }
 
-/// Counts of several samples as one. The prompt counts once: what any sample computed of it was computed for the request.
+/// Usage of several samples together. The prompt counts once: prompt tokens that any sample computed count as computed
+/// for the request.
 pub(crate) fn usage_of_all(started: impl Iterator<Item = Usage>) -> Option<Usage> {
     started.reduce(|a, b| Usage {
         prompt_tokens: a.prompt_tokens,
@@ -89,7 +90,7 @@ pub(crate) fn usage_of_all(started: impl Iterator<Item = Usage>) -> Option<Usage
     })
 }
 
-/// One event; the last [`Event::Finished`], which has the total, or an error is the last.
+/// One event. The last is an error, or the [`Event::Finished`] that has the total.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// More of the answer.

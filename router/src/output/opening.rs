@@ -1,4 +1,4 @@
-//! What comes before the head of an answer.
+//! What is read before the head of an answer is sent.
 
 use super::Event;
 use super::events::{Events, lost};
@@ -8,11 +8,11 @@ use baton_types::RequestError;
 use futures::StreamExt as _;
 use std::collections::VecDeque;
 
-/// What an event takes that waits for its reader. Log-probabilities of twenty tokens are some hundred bytes.
+/// Memory of one event that waits for its reader. Log-probabilities of twenty tokens are a few hundred bytes.
 pub(crate) const EVENT_BYTES: u64 = 512;
 
-/// What comes before the head of an answer: the first token of each sample, since only then it is known what of the prompt was cached. Other
-/// samples go on meanwhile, so it has room like a whole answer.
+/// Reads until the first token of each sample, since only then the cached share of the prompt is known. Other samples
+/// continue meanwhile, so it holds memory as for a whole answer.
 #[derive(Debug)]
 pub(crate) struct Opening {
     events: Opened,
@@ -21,8 +21,8 @@ pub(crate) struct Opening {
     cached_tokens: u32,
 }
 
-/// What was read before the head was written, in order, and the room for it. The rest of the room is for what a client leaves unread: it has
-/// to live as long as the answer.
+/// The events read before the head was sent, in order, and the memory held for them. The rest of the hold is for output
+/// that the client leaves unread: it must live as long as the answer.
 #[derive(Debug)]
 pub(crate) struct Opened {
     events: VecDeque<Event>,
@@ -37,7 +37,7 @@ impl Iterator for Opened {
         let event = self.events.pop_front();
         if event.is_none() && self.hold.bytes() > self.unread {
             self.events = VecDeque::new();
-            // Fewer always fit.
+            // A smaller hold always fits.
             let _ = self.hold.set(self.unread);
         }
         event
@@ -45,11 +45,11 @@ impl Iterator for Opened {
 }
 
 impl Opening {
-    /// Of an answer with so many samples, which takes `head` bytes and as many of its events as there may be until it is read: also one that
-    /// has ended.
+    /// For an answer with this many samples. It holds `head` bytes, and memory for the most events that can wait until
+    /// they are read, even if the answer has ended.
     ///
     /// # Errors
-    /// If there is no room for it.
+    /// If the budget has no room.
     pub(crate) fn new(samples: u32, events: &Events, head: u64, mut hold: Hold) -> Result<Self, RequestError> {
         let unread = head + EVENT_BYTES * events.max() as u64;
         hold.set(unread).map_err(no_room)?;
@@ -57,7 +57,8 @@ impl Opening {
         Ok(Self { events, kept: 0, missing: samples, cached_tokens: u32::MAX })
     }
 
-    /// Reads until all is known, or there is no room to wait for it. What was read is kept where this is given up before.
+    /// Reads until the cached share is known, or the budget has no room. If this call is cancelled, what was read is
+    /// kept.
     pub(crate) async fn read(&mut self, events: &mut Events) -> Result<(), RequestError> {
         while self.missing > 0 {
             let event = events.next().await.unwrap_or_else(|| Err(lost()))?;
@@ -76,7 +77,7 @@ impl Opening {
         Ok(())
     }
 
-    /// What was read, and tokens of the prompt whose KV was cached where that is known.
+    /// What was read, and the cached tokens of the prompt if known.
     pub(crate) fn done(self) -> (Opened, Option<u32>) {
         (self.events, (self.missing == 0).then_some(self.cached_tokens))
     }

@@ -1,20 +1,20 @@
-//! Room for answers that are kept: gathered whole, or not read yet.
+//! Memory budget for answers that are kept: gathered whole, or not read yet.
 
 use baton_node::intake::{Hold, IntakeFull};
 use baton_types::{ErrorKind, RequestError};
 use std::time::Duration;
 
-/// Lists double as they grow.
+/// Lists double their capacity as they grow.
 pub(super) const DOUBLES: usize = 2;
-/// What an allocator takes for itself.
+/// Overhead of the allocator per allocation.
 pub(super) const ALLOCATION_BYTES: usize = 16;
 
-/// Room is taken in steps: one budget serves all answers, and a token takes some bytes.
+/// Memory is reserved in steps: all answers share one budget, and a token takes a few bytes.
 const STEP_BYTES: u64 = 4 << 10;
-/// Answers come and go within seconds.
+/// Answers end within seconds.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Makes room for `bytes` of an answer, before they are kept.
+/// Reserves memory for `bytes` of an answer before they are kept.
 pub(super) fn make_room(hold: &mut Hold, bytes: u64) -> Result<(), RequestError> {
     if bytes <= hold.bytes() {
         return Ok(());
@@ -22,7 +22,7 @@ pub(super) fn make_room(hold: &mut Hold, bytes: u64) -> Result<(), RequestError>
     hold.set(bytes.next_multiple_of(STEP_BYTES)).map_err(no_room)
 }
 
-/// What a client does about an answer that there is no room for.
+/// The error if the budget has no room for an answer; it says what the client can do.
 pub(crate) fn no_room(full: IntakeFull) -> RequestError {
     let whose = match full {
         IntakeFull::Share(max) | IntakeFull::Strangers(max) => {

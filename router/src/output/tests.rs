@@ -73,7 +73,7 @@ async fn an_answer_grows_as_far_as_there_is_room() {
     let whole = of(100, 400 << 10).await.unwrap();
     assert_eq!((whole.written, whole.hold.bytes()), ((800 << 10) + 100, (804 << 10)));
     assert_eq!(intake.used(), whole.hold.bytes());
-    // Beside that one there is no more room, of which a third is enough alone.
+    // With that one there is no more room; a third of it is enough for one alone.
     for (before, each) in [(0, 300 << 10), (300 << 10, 0)] {
         let error = of(before, each).await.unwrap_err();
         assert_eq!((error.kind, error.retry_after), (ErrorKind::Overloaded, Some(RETRY_AFTER)));
@@ -87,7 +87,8 @@ async fn an_answer_grows_as_far_as_there_is_room() {
 #[tokio::test]
 async fn what_is_gathered_is_counted_to_the_byte() {
     let intake = Intake::new(MIB, MIB);
-    // A token takes 8 bytes where it is kept: with what is written of two, that is one step of room, or a byte more.
+    // A kept token takes 8 bytes: with the serialized form of two, that is exactly one step of the budget, or one byte
+    // more.
     for (each, expected) in [((4096 - 16) / 2, 4096), ((4096 - 16) / 2 + 1, 8192)] {
         let sent = vec![delta(0, None), delta(0, None), finished(0, Some(Total::default()))];
         let whole = events(sent).gather(room(&intake), 0, |_| each).await.unwrap();

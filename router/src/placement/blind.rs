@@ -1,4 +1,4 @@
-//! The policies to compare with, which see no cached prefix: workers in turns, or those with the least to do.
+//! The policies for comparison, which ignore cached prefixes: round robin, or least loaded.
 
 use super::choose::{Choice, Draw, least};
 use super::cost::{Costs, has_room_now};
@@ -6,7 +6,7 @@ use super::pairs::Pairs;
 use super::{PlacementPolicy, Reason};
 use crate::request::PrefillPolicy;
 
-/// A remote prefill, unless what the decode worker happens to lack is short.
+/// A remote prefill, unless the tokens that the decode worker lacks are few.
 pub(super) fn choose(costs: &Costs<'_>, pairs: &Pairs, reason: Reason, draw: Draw<'_>) -> Choice {
     let decoders: Vec<usize> = pairs.pairs.iter().map(|pair| pair.decode).collect();
     let decode = decode(costs, &decoders, draw);

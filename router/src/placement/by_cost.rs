@@ -7,11 +7,12 @@ use super::pairs::{Pair, Pairs};
 use crate::request::PrefillPolicy;
 use std::collections::HashMap;
 
-/// A remote prefill, unless a decode worker has so much of the prompt cached that it should go on by itself.
+/// A remote prefill, unless a decode worker has so large a part of the prompt cached that it should compute the rest
+/// itself.
 pub(super) fn choose(costs: &Costs<'_>, decoders: &[usize], pairs: &Pairs, reason: Reason, draw: Draw<'_>) -> Choice {
     let step_s = costs.fastest_step_s(decoders);
     let fastest_of: Vec<f64> = pairs.partners.iter().map(|partners| costs.fastest(partners)).collect();
-    // Decode workers with the same partners that have as much of the prompt cached find the same.
+    // Decode workers with the same partners and the same cached share of the prompt give the same result.
     let mut best_of: HashMap<(usize, u64), f64> = HashMap::new();
     let best = |&Pair { decode, partners }: &Pair| {
         let there = costs.cached(decode);
@@ -38,7 +39,8 @@ pub(super) fn choose(costs: &Costs<'_>, decoders: &[usize], pairs: &Pairs, reaso
     let short = |d: usize| costs.rest(d) <= costs.thresholds.local_prefill_tokens_max;
     let mut here = Vec::new();
     if costs.demand.policy == PrefillPolicy::Auto {
-        // A batch is disturbed for a short rest, or where nobody else has as much: prompts are what prefill workers are for.
+        // A local prefill delays the decode batch. It is worth it only for a short rest, or if no prefill worker has as
+        // much cached.
         let most = most_cached(costs, pairs.partners.iter().flatten());
         let may = |&d: &usize| short(d) || costs.cached(d) > most;
         here.extend(decoders.iter().copied().filter(may));

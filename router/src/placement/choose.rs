@@ -1,4 +1,4 @@
-//! The decision.
+//! The placement decision.
 
 use super::cost::{Costs, has_room_now, token_s, work_tokens};
 use super::pairs::{Found, decoders, pairs};
@@ -11,15 +11,15 @@ use std::time::Duration;
 
 /// A retry sooner than this only adds load.
 const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
-/// A longer wait is no prediction any more.
+/// A longer wait is too uncertain to state.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
-/// Costs closer than this share are equal: load reports are no more exact, and herding is worse than a small loss.
+/// Costs closer than this share are equal: load reports are not more exact, and herding is worse than a small loss.
 const TIE_SHARE: f64 = 0.05;
 
 /// Random numbers below a bound, for ties.
 pub(super) type Draw<'a> = &'a mut dyn FnMut(usize) -> usize;
 
-/// Who computes, who decodes, and what was computed to decide it.
+/// The chosen workers, and the figures behind the decision.
 pub(super) struct Choice {
     pub(super) decode: usize,
     pub(super) prefill: Option<usize>,
@@ -78,19 +78,20 @@ pub(crate) fn place(
     })
 }
 
-/// Whether one that has room for the prompt now would be chosen: what is full comes last.
+/// Whether a worker with room for the prompt now would be chosen: full workers rank last.
 pub(crate) fn has_room(workers: &[Worker], demand: &Demand, thresholds: &Thresholds) -> bool {
-    // Those who take workers in turns pass over those without room only by chance.
+    // The round-robin policy may choose a full worker although another has room.
     let thresholds = Thresholds { policy: PlacementPolicy::Cost, ..*thresholds };
     let chosen = place(workers, demand, &thresholds, &mut |_| 0);
     chosen.is_ok_and(|decision| has_room_now(&workers[decision.decode], demand))
 }
 
-/// What finds others ahead of it is taken where it would be in time even if it took this factor longer. A queue that is as long as deadlines
-/// allow brings no more answers than a shorter one, and each is then late as soon as anything takes longer than predicted.
+/// Behind other requests, a request is accepted only if it would be in time even if it took this factor longer. A queue
+/// as long as deadlines allow does not complete more answers than a shorter one. But each answer is late as soon as
+/// anything takes longer than predicted.
 const BEHIND_OTHERS: f64 = 4.0 / 3.0;
 
-/// When the answer comes; `None` while nothing is measured.
+/// The predicted times of the answer; `None` while nothing is measured.
 fn predicted(workers: &[Worker], choice: &Choice) -> Option<Prediction> {
     let computes = &workers[choice.prefill.unwrap_or(choice.decode)];
     let measured = computes.load.prefill_tokens_per_s > 0.0;
@@ -101,8 +102,8 @@ fn predicted(workers: &[Worker], choice: &Choice) -> Option<Prediction> {
     })
 }
 
-/// The least that the answer would take if nobody else were here, on the fastest workers. What has not shown lately how fast it is may be
-/// as fast as anything.
+/// The shortest time of the answer, on the fastest workers without other requests. A worker without recent measurements
+/// counts as fast as any.
 fn alone_of(costs: &Costs<'_>) -> Prediction {
     let least = |seconds: &mut dyn Iterator<Item = f64>| duration(seconds.reduce(f64::min).unwrap_or(0.0));
     let shown = |w: &Worker, rate: f64, work: f64| if w.load.rates_are_old || rate <= 0.0 { 0.0 } else { work / rate };
@@ -118,14 +119,14 @@ fn alone_of(costs: &Costs<'_>) -> Prediction {
     }
 }
 
-/// How long the answer would take if nobody else were here; `None` where it would be late even so.
+/// The time of the answer without other requests; `None` if it would be late even then.
 pub(crate) fn alone(workers: &[Worker], demand: &Demand, thresholds: &Thresholds) -> Option<Duration> {
     let alone = alone_of(&Costs { workers, demand, thresholds });
     let end = alone.end(u32::try_from(demand.answer_tokens).unwrap_or(u32::MAX));
     Some(end).filter(|end| *end <= demand.time_left)
 }
 
-/// Refuses what would be late.
+/// Refuses an answer that would be late.
 fn in_time(costs: &Costs<'_>, choice: &Choice, predicted: Option<Prediction>) -> Result<(), Refusal> {
     let Some(predicted) = predicted else { return Ok(()) };
     let Costs { workers, demand, .. } = *costs;
@@ -133,14 +134,14 @@ fn in_time(costs: &Costs<'_>, choice: &Choice, predicted: Option<Prediction>) ->
     let others = if predicted.ahead > 0 { BEHIND_OTHERS } else { 1.0 };
     let slowness = demand.slowness.of(predicted.ahead) * others;
     let learned = |time: Duration| duration(time.as_secs_f64() * slowness);
-    // What was measured a while ago, in a disturbance perhaps, refuses nobody: only a request can show what is true now.
+    // Old rates, perhaps measured in a disturbance, refuse no request: only a new request can measure the present rate.
     let fresh = |worker: &Worker, time| if worker.load.rates_are_old { Duration::ZERO } else { time };
     let first_token = fresh(computes, predicted.first_token);
     let judged = Prediction { first_token, token: fresh(&workers[choice.decode], predicted.token), ..predicted };
     let answer_tokens = u32::try_from(demand.answer_tokens).unwrap_or(u32::MAX);
     let alone = alone_of(costs);
     let alone_end = alone.end(answer_tokens);
-    // Never so much that nobody is taken behind anybody.
+    // Bounded, so that a request can always be accepted behind others.
     let longer = demand.longest.min(demand.time_left / 2).saturating_sub(alone_end);
     let longer = if predicted.ahead > 0 { longer } else { Duration::ZERO };
     let end = learned(judged.end(answer_tokens).saturating_add(longer));
@@ -165,7 +166,7 @@ pub(super) fn duration(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }
 
-/// A retry hint where it is not known how long things take.
+/// A retry hint while no rate is known.
 pub(super) const RETRY_SOON: Duration = RETRY_AFTER_MIN;
 
 /// A retry hint from a predicted wait.

@@ -1,39 +1,39 @@
-//! What a choice costs, in seconds.
+//! Cost of a choice, in seconds.
 
 use super::{Demand, Thresholds, Worker};
 
-/// Seconds of compute count once for the request itself, and once more for those that come behind it on the same worker: what is
-/// computed again is lost to them. Without this a prefix is left behind for every short queue elsewhere.
+/// Compute time counts once for the request itself, and once more for the requests queued behind it on the same worker,
+/// which it delays. Without this, every short queue elsewhere would make a request abandon its cached prefix.
 const COMPUTE_COUNTS: f64 = 2.0;
-/// A full batch weighs as much as so many seconds.
+/// Cost of a full batch, in seconds.
 const FULL_BATCH_S: f64 = 10.0;
-/// A worker whose pool has no room for the prompt now comes after all that have.
+/// Added for a worker whose pool has no room for the prompt now, so that it ranks after all workers with room.
 const NO_ROOM_S: f64 = 1e7;
-/// Around a get: its ticket, and the word of its owner that the pin still stood.
+/// Overhead of a get: its ticket, and the owner's confirmation that the pin was held.
 const GET_S: f64 = 0.001;
 
-/// Tokens `from..to` of a prompt, each counted by how much longer it takes than one without context, where one with `doubles_at`
-/// tokens before it takes twice as long; 0 counts all alike.
+/// Work of tokens `from..to` of a prompt. Each token is weighted by its compute time relative to a token without
+/// context. A token with `doubles_at` tokens before it takes twice as long; 0 weights all alike.
 pub(crate) fn work_tokens(from: u64, to: u64, doubles_at: f64) -> f64 {
     let (from, to) = (from.min(to) as f64, to as f64);
     let context = if doubles_at > 0.0 { (from + to) / 2.0 / doubles_at } else { 0.0 };
     (to - from) * (1.0 + context)
 }
 
-/// How a prefill worker would come to the KV of a prompt.
+/// How a prefill worker would obtain the KV of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Plan {
-    /// Where what it reads from the decode worker ends; 0 reads nothing.
+    /// Prompt token at which the get from the decode worker ends; 0: no get.
     pub(super) get_to_tokens: u64,
-    /// What it computes, as [`work_tokens`].
+    /// Tokens that it computes, weighted as by [`work_tokens`].
     pub(super) work_tokens: f64,
-    /// Until the first token.
+    /// Time to the first token.
     pub(super) first_token_s: f64,
-    /// What it is compared by.
+    /// The cost by which plans are compared.
     pub(super) cost_s: f64,
 }
 
-/// A view, and what is asked of it.
+/// A view, and the demand of a request.
 #[derive(Clone, Copy)]
 pub(super) struct Costs<'a> {
     pub(super) workers: &'a [Worker],
@@ -42,40 +42,40 @@ pub(super) struct Costs<'a> {
 }
 
 impl Costs<'_> {
-    /// Tokens of the prompt that a worker need not compute: never the last one, which the first token comes from.
+    /// Cached tokens of the prompt on a worker: never the last one, which must be computed for the first token.
     pub(super) fn cached(&self, w: usize) -> u64 {
         self.workers[w].cached_tokens.min(self.demand.prompt_tokens.saturating_sub(1))
     }
 
-    /// Tokens of the prompt that it lacks.
+    /// Tokens of the prompt that are not cached there.
     pub(super) fn rest(&self, w: usize) -> u64 {
         self.demand.prompt_tokens - self.cached(w)
     }
 
-    /// The largest measured prefill rate, in tokens per second; 0 where nothing is measured.
+    /// The largest measured prefill rate, in tokens per second; 0 if none is measured.
     pub(super) fn fastest(&self, among: &[usize]) -> f64 {
         among.iter().map(|&w| self.workers[w].load.prefill_tokens_per_s).fold(0.0, f64::max)
     }
 
-    /// A worker that was slow a while ago (stopped, cold, disturbed) and has had nothing to do since counts as fast as the `fastest` that it
-    /// is compared with, in tokens per second: else no request would ever show that it is. 0 compares with nobody.
+    /// The rate of a worker. A worker that was slow a while ago (stopped, cold, disturbed) and idle since counts as
+    /// fast as `fastest`, in tokens per second: otherwise no request would ever measure it again. 0: no comparison.
     fn rate(&self, w: usize, fastest: f64) -> f64 {
         let load = &self.workers[w].load;
         let measured = load.prefill_tokens_per_s.max(if load.rates_are_old { fastest } else { 0.0 });
         if measured > 0.0 { measured } else { self.thresholds.prefill_tokens_per_s_default }
     }
 
-    /// Until a worker begins with the prompt.
+    /// Time until a worker begins with the prompt.
     pub(super) fn queue_s(&self, w: usize, fastest: f64) -> f64 {
         self.workers[w].load.waiting_tokens as f64 / self.rate(w, fastest)
     }
 
-    /// What computing the whole prompt takes, whatever is cached.
+    /// Time to compute the whole prompt, ignoring the cache.
     pub(super) fn unseen_s(&self, w: usize, fastest: f64) -> f64 {
         work_tokens(0, self.demand.prompt_tokens, self.thresholds.prefill_doubles_at_tokens) / self.rate(w, fastest)
     }
 
-    /// Until the first token of a prompt of which the worker uses so much of what is cached.
+    /// The plan of a worker that computes the prompt and uses `cached` tokens of it from its cache.
     fn computed(&self, w: usize, cached: u64, fastest: f64) -> Plan {
         let work_tokens = work_tokens(cached, self.demand.prompt_tokens, self.thresholds.prefill_doubles_at_tokens);
         let (queue_s, compute_s) = (self.queue_s(w, fastest), work_tokens / self.rate(w, fastest));
@@ -87,13 +87,13 @@ impl Costs<'_> {
         }
     }
 
-    /// What the worker would do by itself.
+    /// The plan of a worker without a get.
     pub(super) fn alone(&self, w: usize, fastest: f64) -> Plan {
         self.computed(w, self.cached(w), fastest)
     }
 
-    /// What prefill worker `p` would do for a decode worker that has `there` tokens of the prompt cached, with a get where that is cheaper;
-    /// what of the transfer nothing hides is in its cost.
+    /// The plan of prefill worker `p` for a decode worker with `there` cached tokens of the prompt; it includes a get
+    /// if that is cheaper. The cost includes the transfer time that compute does not hide.
     pub(super) fn remote(&self, p: usize, there: u64, fastest: f64) -> Plan {
         let have = self.cached(p);
         let mut plan = self.computed(p, have, fastest);
@@ -114,7 +114,8 @@ impl Costs<'_> {
         plan
     }
 
-    /// What the decode worker would do by itself. A rest that is not short takes its time from each answer of the running batch, too.
+    /// The plan of a decode worker that also prefills. A rest that is not short also delays each answer of the running
+    /// batch.
     pub(super) fn local(&self, d: usize) -> Plan {
         let mut plan = self.alone(d, 0.0);
         if self.rest(d) > self.thresholds.local_prefill_tokens_max {
@@ -124,7 +125,8 @@ impl Costs<'_> {
         plan
     }
 
-    /// What later tokens cost on a decode worker: its steps, by batch and context as measured, and how full it is.
+    /// Cost of later tokens on a decode worker: its step time, as measured for its batch and context, and how full it
+    /// is.
     pub(super) fn later_s(&self, d: usize, fastest_step_s: f64) -> f64 {
         let worker = &self.workers[d];
         let step_s = match token_s(worker) {
@@ -135,7 +137,7 @@ impl Costs<'_> {
         self.demand.answer_tokens as f64 * step_s + FULL_BATCH_S * worker.fullness() + room
     }
 
-    /// The shortest measured time from token to token; 0 where nothing is measured.
+    /// The shortest measured time from token to token; 0 if none is measured.
     pub(super) fn fastest_step_s(&self, among: &[usize]) -> f64 {
         let measured = among.iter().map(|&d| token_s(&self.workers[d])).filter(|step_s| *step_s > 0.0);
         measured.reduce(f64::min).unwrap_or(0.0)
@@ -146,7 +148,8 @@ impl Costs<'_> {
         if rate > 0.0 { tokens as f64 * self.workers[w].record.layout.bytes_per_token() as f64 / rate } else { 0.0 }
     }
 
-    /// KV leaves while layers compute. What is cached leaves at once; the last layer's KV always comes after all compute.
+    /// Transfer time that compute does not hide. KV is sent while layers compute. Cached KV is sent at once; the last
+    /// layer's KV always follows all compute.
     fn exposed_s(&self, p: usize, tokens: u64, compute_s: f64) -> f64 {
         let moved_s = self.moved_s(p, tokens);
         let layers: usize = self.workers[p].record.layout.groups().iter().map(|group| group.layers.len()).sum();
@@ -154,19 +157,20 @@ impl Costs<'_> {
     }
 }
 
-/// From one token to the next, the wait for a place in the batch spread over all; 0 while unmeasured.
+/// Time from one token to the next, with the wait for a place in the batch spread over all tokens; 0 while unmeasured.
 pub(super) fn token_s(worker: &Worker) -> f64 {
     let steps = worker.load.decode_steps_per_s;
     if steps <= 0.0 {
         return 0.0;
     }
     let places = worker.record.running_max.max(1);
-    // Those before it for whom there is no place, if they too have answers like this one.
+    // Sequences before it that have no place in the batch, if their answers are like this one.
     let before = worker.load.sequences().saturating_sub(places.saturating_sub(1));
     (1.0 + f64::from(before) / f64::from(places)) / steps
 }
 
-/// Whether the worker would grant the prompt its blocks at once, by its own rule: whole blocks, and its watermark where others run.
+/// Whether the worker would grant the prompt its blocks at once by its own rule: whole blocks, plus its watermark if
+/// other sequences run.
 pub(super) fn has_room_now(worker: &Worker, demand: &Demand) -> bool {
     let block = u64::from(worker.record.layout.block_tokens());
     let whole = (demand.prompt_tokens + 1).next_multiple_of(block);
@@ -176,7 +180,7 @@ pub(super) fn has_room_now(worker: &Worker, demand: &Demand) -> bool {
             + if is_empty || worker.load.waives_margin { 0 } else { u64::from(baton_types::WATERMARK_BLOCKS) * block }
 }
 
-/// A cost without what only says that there is no room.
+/// A cost without the penalty for a pool without room.
 pub(super) fn without_room(cost_s: f64) -> f64 {
     if cost_s >= NO_ROOM_S { cost_s - NO_ROOM_S } else { cost_s }
 }

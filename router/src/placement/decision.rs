@@ -5,25 +5,26 @@ use super::Prediction;
 /// Why a request runs where it does; also a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Reason {
-    /// The policy says remote.
+    /// The policy is remote.
     RemotePolicy,
-    /// Too long to be prefilled beside a running batch, and no prefill worker that it may go to has any of it cached.
+    /// Too long to be prefilled within a running batch, and no possible prefill worker has any of it cached.
     RemoteLongPrompt,
     /// No prefill worker has more of it cached than this one.
     RemoteCached,
     /// Another prefill worker has more of it cached, but would begin so late that computing it here is cheaper.
     RemoteReplicated,
-    /// The decode worker has more of it cached, which the prefill worker reads from there.
+    /// The decode worker has more of it cached, and the prefill worker gets that from it.
     RemoteGet,
-    /// The policy says local.
+    /// The policy is local.
     LocalPolicy,
     /// At most `local_prefill_tokens_max` tokens.
     LocalShortPrompt,
     /// The decode worker has all but at most `local_prefill_tokens_max` tokens cached.
     LocalShortRest,
-    /// The decode worker has a part of it cached, and computing the longer rest beside its batch is cheaper than anything else.
+    /// The decode worker has a part of it cached, and computing the longer rest within its batch is the cheapest
+    /// choice.
     LocalCached,
-    /// No prefill worker alive that fits this decode worker.
+    /// No live prefill worker is compatible with this decode worker.
     LocalNoPrefillWorker,
     /// All prefill workers are full.
     LocalPrefillFull,
@@ -51,26 +52,26 @@ impl Reason {
 /// The numbers behind a decision.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Numbers {
-    /// Tokens of the prompt that the prefill worker has cached; 0 where there is none.
+    /// Tokens of the prompt that the prefill worker has cached; 0 without a prefill worker.
     pub prefill_cached_tokens: u64,
     /// Tokens of the prompt that the decode worker has cached.
     pub decode_cached_tokens: u64,
-    /// Cost of what was chosen, in seconds.
+    /// Cost of the choice, in seconds.
     pub cost_s: f64,
-    /// Cost of the cheapest other choice, in seconds; `None` where there was none, or where the policy did not look at costs.
+    /// Cost of the second cheapest choice, in seconds; `None` if there was none or the policy ignores costs.
     pub runner_up_s: Option<f64>,
 }
 
-/// Where a request runs. Indices into the view that was given.
+/// Where a request runs. Indices refer to the given view.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Decision {
     pub decode: usize,
-    /// The prefill worker; `None` prefills on the decode worker.
+    /// The prefill worker; `None`: the decode worker prefills.
     pub prefill: Option<usize>,
-    /// Tokens of the prompt up to which the prefill worker reads what the decode worker has cached, from where its own end; 0 reads
-    /// nothing.
+    /// Prompt token up to which the prefill worker gets blocks from the decode worker, starting after its own cached
+    /// ones; 0: no get.
     pub get_to_tokens: u64,
-    /// What is to be computed, in tokens, those far into the prompt counted by the time that they take.
+    /// Tokens to compute, weighted by their compute time at their position in the prompt.
     pub work_tokens: u64,
     pub reason: Reason,
     pub numbers: Numbers,

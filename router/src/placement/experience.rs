@@ -1,4 +1,4 @@
-//! What answers so far teach about the next: how long they come out, and how far predictions were off.
+//! Statistics of past answers: their lengths, and how far predictions were off.
 
 use super::Prediction;
 use super::longest::Longest;
@@ -7,18 +7,19 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// An answer that came out longer than expected lengthens the expectation by this share, and a shorter one takes it back.
+/// An answer longer than expected raises the expected length by this share; a shorter one lowers it again.
 const LONGER_BY: f64 = 1.0 / 16.0;
-/// Models remembered; a cluster serves a handful.
+/// Most models that are remembered; a cluster serves a handful.
 const MODELS_MAX: usize = 1024;
 
-/// An answer that ended, by itself or not.
+/// An answer that ended, complete or not.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ended {
     pub(crate) tokens: u32,
-    /// Not cut off by its client, its deadline or a fault.
+    /// Whether it was not cut off by its client, its deadline or a fault.
     pub(crate) finished: bool,
-    /// From its prediction to its end, and what was predicted; `None` where that says nothing, as after another attempt.
+    /// Time from its prediction to its end, and the prediction; `None` if they cannot be compared, as after another
+    /// attempt.
     pub(crate) took: Option<(Duration, Prediction)>,
 }
 
@@ -29,12 +30,12 @@ struct Model {
     longest: Longest,
 }
 
-/// Of all answers of this router, by model; the newest weigh most.
+/// Statistics of all answers of this router, by model; newer answers weigh more.
 #[derive(Debug, Default)]
 pub(crate) struct Experience(Mutex<BTreeMap<String, Model>>);
 
 impl Experience {
-    /// Learns from an answer that ended now.
+    /// Records an answer that ended now.
     pub(crate) fn learn(&self, model: &str, ended: &Ended, now: Instant) {
         let mut models = self.0.lock();
         if !models.contains_key(model) {
@@ -57,27 +58,27 @@ impl Experience {
         }
     }
 
-    /// Tokens that an answer of at most `max` may be expected to have: the median, or 1 where nothing is known. Not what it may have at
-    /// most: who asks for all that comes until the deadline is not refused for it, and a few endless answers are no measure for the rest.
-    /// One that was cut off counts where it was longer than expected: else long answers would be forgotten where they miss their deadlines.
+    /// Expected tokens of an answer of at most `max`: the median, or 1 while nothing is known. The maximum would refuse
+    /// clients that set none, and a few endless answers would distort a mean. An answer that was cut off counts only if
+    /// it was longer than expected: otherwise long answers that miss their deadlines would not count.
     pub(crate) fn answer_tokens(&self, model: &str, max: u32) -> u64 {
         let median = self.0.lock().get(model).map_or(1.0, |m| m.tokens);
         (median.round() as u64).clamp(1, u64::from(max.max(1)))
     }
 
-    /// Learns from a request that came, whether it is taken or not: it would take so long alone, and be in time.
+    /// Records a request that arrived, accepted or not: its time alone would be `alone`, and it would be in time.
     pub(crate) fn offered(&self, model: &str, alone: Duration) {
         if let Some(known) = self.0.lock().get_mut(model) {
             known.longest.learn(alone);
         }
     }
 
-    /// How long the longest requests of late would take alone.
+    /// The time that the longest recent requests would take alone.
     pub(crate) fn longest(&self, model: &str) -> Duration {
         self.0.lock().get(model).map_or(Duration::ZERO, |m| m.longest.get())
     }
 
-    /// By what factor answers took longer than predicted.
+    /// The factor by which answers took longer than predicted.
     pub(crate) fn slowness(&self, model: &str, now: Instant) -> Slowness {
         self.0.lock().get(model).map_or_else(Slowness::default, |m| m.slowness.at(now))
     }

@@ -1,22 +1,22 @@
-//! How long the longest answers of late would take alone, of those that could be in time.
+//! The time that the longest recent answers would take alone, among those that could meet their deadlines.
 //!
-//! A full cluster has a queue that is nearly as long as deadlines allow. Were each request judged by its own length, the short ones would
-//! fill every gap as it opens, and the queue would never be so short that a long one fits. So where others are ahead, all are judged as
-//! though they were long: who is refused depends on the queue then, and no more on the prompt.
+//! A full cluster has a queue that is nearly as long as deadlines allow. If each request were checked with its own
+//! length, short ones would fill every gap, and the queue would never be short enough for a long one. So behind other
+//! requests, every request is checked as if it were long. Then refusal depends on the queue, not on the prompt.
 
 use std::time::Duration;
 
-/// One request in so many is longer.
+/// The share of longer requests: one in this many.
 const LONGER_ONE_IN: f64 = 20.0;
-/// A longer one raises the bound by this share; the steps cancel where one in [`LONGER_ONE_IN`] is.
+/// A longer request raises the bound by this share; the steps cancel if one in [`LONGER_ONE_IN`] is longer.
 const RISES_BY: f64 = 0.2;
 
-/// A bound that nineteen in twenty keep to; `None` before the first one.
+/// The 95th percentile, estimated; `None` before the first request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Longest(Option<f64>);
 
 impl Longest {
-    /// A request that would take so long alone, and would be in time.
+    /// Records a request that takes `alone` on an idle cluster, and would meet its deadline.
     pub(super) fn learn(&mut self, alone: Duration) {
         let alone_s = alone.as_secs_f64();
         self.0 = Some(match self.0 {

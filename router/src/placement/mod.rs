@@ -1,15 +1,16 @@
 //! Where a request runs: a pure function of a view of the workers. No clock, no I/O, random numbers from the caller.
 //!
-//! Cost is time, from measured rates: first token = queue + what is left to prefill, each token by its context + what of the
-//! transfer nothing hides; later tokens = the decode worker's steps and how full it is. A prefix counts where it is: on a prefill
-//! worker it is not computed again; on the decode worker it need not cross the wire, and can be read from there by the prefill
-//! worker (a *get*) or gone on with in place. So a prefix that many ask for is copied to other workers once the queue where it is
-//! costs more than computing it again.
+//! Cost is time, computed from measured rates. The first token costs the queue, the uncached part of the prompt (each
+//! token weighted by its context), and the transfer time that compute does not hide. Later tokens cost the decode
+//! worker's step time and how full its batch is. A cached prefix counts on the worker that has it. On a prefill worker
+//! it is not computed again. On the decode worker it need not be transferred: the prefill worker can read it from there
+//! (a *get*), or the decode worker continues from it. So a popular prefix is copied to other workers once queueing for
+//! it costs more than computing it again.
 //!
-//! What nobody has cached costs what it always cost: predicted first token = (queued tokens + own tokens) / measured prefill rate;
-//! predicted end = first token + wait for a place in the batch + expected tokens / measured decode rate; both times how much longer
-//! answers with as much ahead of them took than predicted so far, and by a third longer where anything is ahead. Only workers whose
-//! fingerprints match are paired.
+//! Without cached tokens the cost is: predicted first token = (queued tokens + own tokens) / measured prefill rate;
+//! predicted end = first token + wait for a place in the batch + expected tokens / measured decode rate. Both are
+//! multiplied by the factor by which past answers with as many sequences ahead took longer than predicted, and by 4/3
+//! if any sequence is ahead. Only workers whose fingerprints match are paired.
 
 mod blind;
 mod by_cost;
@@ -41,48 +42,49 @@ use crate::request::PrefillPolicy;
 use baton_types::{ErrorKind, Role};
 use std::time::Duration;
 
-/// What placement needs to know of a request.
+/// The properties of a request that placement uses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand {
-    /// Tokens of the prompt (and of what was generated so far).
+    /// Tokens of the prompt, and of the answer so far.
     pub prompt_tokens: u64,
     /// Prompt and the longest possible answer.
     pub total_tokens: u64,
-    /// Tokens that the answer is expected to have.
+    /// Expected tokens of the answer.
     pub answer_tokens: u64,
     /// Where it may be prefilled.
     pub policy: PrefillPolicy,
     /// Time left until the deadline.
     pub time_left: Duration,
-    /// By what factor answers take longer than predicted from rates alone.
+    /// The factor by which answers take longer than the measured rates predict.
     pub slowness: Slowness,
-    /// How long the longest requests of late would take alone: where others are ahead, no request is taken that would be late if it were as
-    /// long. Else short ones would fill each gap before it is one for a long one.
+    /// The time that the longest recent requests would take alone. Behind other requests, a request is accepted only if
+    /// one of this length would still meet the deadline. Otherwise short requests would fill each gap before a long one
+    /// fits.
     pub longest: Duration,
-    /// Number of the request, for the policy that takes workers in turns.
+    /// Number of the request, for the round-robin policy.
     pub turn: u64,
 }
 
 impl Demand {
-    /// Tokens of the prompt and its first token, which must not be the last for want of room.
+    /// Tokens of the prompt and its first token; the answer must not end there for lack of room.
     fn prefill_tokens(&self) -> u64 {
         self.total_tokens.min(self.prompt_tokens + 2)
     }
 }
 
-/// When an answer comes, from the rates at the time of asking.
+/// When an answer is expected, from the rates at the time of the decision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Prediction {
-    /// Until the first token.
+    /// Time to the first token.
     pub first_token: Duration,
-    /// From each token to the next, the wait for a place in the batch spread over all.
+    /// Time from each token to the next, with the wait for a place in the batch spread over all.
     pub token: Duration,
-    /// Sequences that were there before it.
+    /// Sequences that are ahead of it.
     pub ahead: u32,
 }
 
 impl Prediction {
-    /// Until an answer of so many tokens has ended.
+    /// Time until an answer of `tokens` tokens has ended.
     pub(crate) fn end(&self, tokens: u32) -> Duration {
         self.first_token.saturating_add(self.token.saturating_mul(tokens.saturating_sub(1)))
     }
@@ -90,37 +92,38 @@ impl Prediction {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Thresholds {
-    /// `auto` prefills prompts of at most this many tokens where they decode.
+    /// `auto` prefills prompts of at most this many tokens on the decode worker.
     pub local_prefill_tokens_max: u64,
-    /// Prefill rate assumed of a worker that has measured none, in tokens per second.
+    /// Prefill rate assumed for a worker that has measured none, in tokens per second.
     pub prefill_tokens_per_s_default: f64,
     /// How workers are chosen.
     pub policy: PlacementPolicy,
-    /// A token of a prompt with so many tokens before it takes twice as long as the first one; 0 counts all alike.
+    /// The position at which a prompt token takes twice as long to prefill as the first one, in tokens; 0: all take the
+    /// same time.
     pub prefill_doubles_at_tokens: f64,
-    /// Rate at which KV moves between two workers, in bytes per second; 0 counts it as no time.
+    /// Rate at which KV moves between two workers, in bytes per second; 0 counts transfers as instant.
     pub transfer_bytes_per_s: f64,
     /// Whether prefill workers can read cached blocks from decode workers.
     pub gets: bool,
 }
 
-/// Why a request runs nowhere.
+/// Why a request cannot be placed.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Refusal {
     /// No decode worker of this model is alive.
     NoDecodeWorker,
-    /// The policy demands a prefill worker and there is none.
+    /// The policy requires a prefill worker, and there is none.
     NoPrefillWorker,
-    /// Fits no worker, however empty.
+    /// Too large for every worker, even an idle one.
     NeverFits {
-        /// Tokens of the longest sequence that one takes.
+        /// Longest sequence that any worker accepts, in tokens.
         tokens_max: u64,
     },
-    /// The policy demands a prefill worker, and the prompt fits none, however idle.
+    /// The policy requires a prefill worker, and the prompt is too long for every one, even an idle one.
     NeverPrefilled {
         /// Tokens of the prompt.
         prompt_tokens: u64,
-        /// Tokens of the longest prompt that one takes.
+        /// Longest prompt that any prefill worker accepts, in tokens.
         prompt_tokens_max: u64,
     },
     /// Everything is full.
@@ -128,11 +131,11 @@ pub(crate) enum Refusal {
         /// Earliest sensible retry.
         retry_after: Duration,
     },
-    /// Not even workers that have nothing else to do would finish the answer before the deadline.
+    /// Even idle workers would not finish the answer before the deadline.
     Impossible {
-        /// Time to the first token there.
+        /// Time to the first token on an idle worker.
         first_token: Duration,
-        /// Time to the last one.
+        /// Time to the last token.
         end: Duration,
     },
     /// The answer would be finished after the deadline.
@@ -145,7 +148,7 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// The role of which no worker could serve the request, even if it were idle; `None` where there are such workers.
+    /// The role in which no worker could serve the request, even if idle; `None` if such workers exist.
     pub(crate) fn missing(&self) -> Option<Role> {
         match self {
             Self::NoDecodeWorker | Self::NeverFits { .. } => Some(Role::Decode),
@@ -159,7 +162,7 @@ impl Refusal {
         match self {
             Self::NoDecodeWorker | Self::NoPrefillWorker => ErrorKind::Unavailable,
             Self::NeverFits { .. } => ErrorKind::ContextLengthExceeded,
-            // Another policy may serve it.
+            // Another policy may allow it.
             Self::NeverPrefilled { .. } => ErrorKind::InvalidRequest,
             Self::Impossible { .. } => ErrorKind::DeadlineExceeded,
             Self::Full { .. } | Self::TooLate { .. } => ErrorKind::Overloaded,

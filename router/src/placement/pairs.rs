@@ -1,4 +1,4 @@
-//! Who could take a request at all.
+//! Workers that could run a request.
 
 use super::choose::{RETRY_SOON, duration, retry_after};
 use super::cost::Costs;
@@ -8,15 +8,15 @@ use baton_types::Role;
 use std::collections::HashMap;
 use std::time::Duration;
 
-/// A decode worker, and the prefill workers with room in their queue that KV may come from. At least one.
+/// A decode worker, and the compatible prefill workers with room in their queue: at least one.
 #[derive(Clone, Copy)]
 pub(super) struct Pair {
     pub(super) decode: usize,
-    /// Which of [`Pairs::partners`].
+    /// Index into [`Pairs::partners`].
     pub(super) partners: usize,
 }
 
-/// Pairs of which one can be chosen. Decode workers that pair alike have one list of partners.
+/// Candidate pairs. Decode workers with the same compatibility share one list of partners.
 pub(super) struct Pairs {
     pub(super) partners: Vec<Vec<usize>>,
     pub(super) pairs: Vec<Pair>,
@@ -30,21 +30,21 @@ impl Pairs {
     }
 }
 
-/// What a request that is to be prefilled remotely finds.
+/// Candidates for a request that is to be prefilled remotely.
 pub(super) enum Found {
-    /// These. A decode worker that has a partner is preferred to one that has none.
+    /// The candidate pairs. A decode worker with a partner is preferred to one without.
     Some(Pairs),
-    /// Prefill workers fit, and have no room in their queues.
+    /// Compatible prefill workers exist, but their queues are full.
     Full {
-        /// Until the first of them had computed it.
+        /// Time until the first of them could have computed it.
         soonest: Duration,
     },
-    /// No prefill worker fits.
+    /// No compatible prefill worker.
     Nobody,
 }
 
 impl Found {
-    /// What is said where nothing else will do.
+    /// The refusal if no other placement is possible.
     pub(super) fn refusal(&self) -> Refusal {
         match self {
             Self::Full { soonest } => Refusal::Full { retry_after: retry_after(*soonest) },
@@ -53,7 +53,7 @@ impl Found {
     }
 }
 
-/// Whether workers are compatible, asked once for two groups of them.
+/// Compatibility of workers, checked once per pair of groups.
 struct Compatibility<'a> {
     workers: &'a [Worker],
     known: HashMap<(u32, u32), bool>,
@@ -69,7 +69,7 @@ impl Compatibility<'_> {
         }
     }
 
-    /// Whether KV may come from there for this request.
+    /// Whether this request's KV may come from that prefill worker.
     fn fits(&mut self, decode: usize, prefill: usize) -> bool {
         let is_refused = self.workers[prefill].not_with.contains(&self.workers[decode].record.party);
         !is_refused && self.of(decode, prefill)
@@ -85,7 +85,7 @@ pub(super) fn pairs(costs: &Costs<'_>, decoders: &[usize]) -> Found {
     let wary: Vec<usize> = roomy.iter().copied().filter(|&p| !workers[p].not_with.is_empty()).collect();
     let mut compatibility = Compatibility { workers, known: HashMap::new() };
     let mut found = Pairs { partners: Vec::new(), pairs: Vec::new() };
-    // Partners of the decode workers of a group; `None` where they have none.
+    // Partners of the decode workers of a group; `None` if they have none.
     let mut of_group: HashMap<u32, Option<usize>> = HashMap::new();
     for &decode in decoders {
         let is_refused = |p: &usize| workers[*p].not_with.contains(&workers[decode].record.party);
@@ -109,7 +109,8 @@ pub(super) fn pairs(costs: &Costs<'_>, decoders: &[usize]) -> Found {
     Found::Full { soonest: duration(soonest) }
 }
 
-/// Decode workers that take so long a sequence and have room in their queue; refuses what no worker would take if it were idle.
+/// Decode workers that accept a sequence of this length and have room in their queue. Refuses a sequence that no idle
+/// worker would accept.
 pub(super) fn decoders(workers: &[Worker], demand: &Demand) -> Result<Vec<usize>, Refusal> {
     let longest = |role| with_role(workers, role).map(|w| workers[w].tokens_max()).max();
     let tokens_max = longest(Role::Decode).ok_or(Refusal::NoDecodeWorker)?;

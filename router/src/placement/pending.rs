@@ -1,12 +1,13 @@
-//! Prefixes that are being computed because this router placed them, until their worker says itself that it has them.
+//! Prefixes that are being computed because this router placed them, until their worker reports them as cached.
 
 use baton_kv_cache::{HASH_TOKENS, PrefixHash};
 use baton_types::InstanceId;
 use std::collections::HashMap;
 use std::time::Instant;
 
-/// What was placed and not heard back. A prompt that begins like one that waits on a worker finds that prefix there when its own turn
-/// comes, so it counts as cached: requests that come together follow the first one instead of computing the same everywhere.
+/// Placed prompts that are not reported as cached yet. They run before a later prompt with the same prefix, so the
+/// prefix counts as cached for it. Thus concurrent requests follow the first one instead of computing the same prefix
+/// on every worker.
 #[derive(Debug)]
 pub(crate) struct PendingPrefixes {
     workers: HashMap<InstanceId, HashMap<PrefixHash, Made>>,
@@ -16,7 +17,7 @@ pub(crate) struct PendingPrefixes {
 
 #[derive(Debug)]
 struct Made {
-    /// Requests that are to compute it, or wait for it.
+    /// Requests that compute it, or wait for it.
     by: u32,
     until: Instant,
 }
@@ -27,7 +28,7 @@ impl PendingPrefixes {
         Self { workers: HashMap::new(), hashes: 0, names_max }
     }
 
-    /// A prompt with these hashes was placed on a worker, and is believed to be computed there before `until`.
+    /// A prompt with these hashes was placed on a worker, and is expected to be computed there before `until`.
     pub(crate) fn placed(&mut self, worker: &InstanceId, hashes: &[PrefixHash], until: Instant) {
         if !self.workers.contains_key(worker) {
             self.workers.insert(worker.clone(), HashMap::new());
@@ -40,12 +41,12 @@ impl PendingPrefixes {
                 made.insert(*hash, Made { by: 1, until });
                 self.hashes += 1;
             } else {
-                return; // What is behind a hole counts for nothing.
+                return; // Blocks after a gap do not count.
             }
         }
     }
 
-    /// The prompt is computed, or was given up: from now on the worker's own word counts. To be called once for each
+    /// The prompt is computed, or was given up: from now on only the worker's own reports count. Call it once for each
     /// [`PendingPrefixes::placed`], with the same hashes.
     pub(crate) fn ended(&mut self, worker: &InstanceId, hashes: &[PrefixHash]) {
         let Some(made) = self.workers.get_mut(worker) else { return };
@@ -66,8 +67,8 @@ impl PendingPrefixes {
         self.hashes -= self.workers.remove(worker).map_or(0, |made| made.len());
     }
 
-    /// Tokens that a worker has of a prompt with these hashes, or will have before it begins with it, if `cached` tokens are there now.
-    /// Whole blocks of `block_tokens` tokens.
+    /// Tokens that a worker has of a prompt with these hashes, or will have before it begins with it, if `cached`
+    /// tokens are there now. Counted in whole blocks of `block_tokens` tokens.
     pub(crate) fn tokens(
         &self,
         worker: &InstanceId,

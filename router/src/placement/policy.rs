@@ -8,12 +8,12 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum PlacementPolicy {
-    /// By what first and later tokens cost there in seconds, cached prefixes included.
+    /// By the time that first and later tokens take on a worker, cached prefixes included.
     #[default]
     Cost,
-    /// In turns, blindly; to compare with.
+    /// Each worker in turn, ignoring load and cache; for comparison.
     RoundRobin,
-    /// The shortest queue and the emptiest batch, whatever is cached where; to compare with.
+    /// The shortest queue and the emptiest batch, ignoring the cache; for comparison.
     LeastLoaded,
 }
 
@@ -36,7 +36,7 @@ impl fmt::Display for PlacementPolicy {
     }
 }
 
-/// A name of no policy.
+/// The name of an unknown policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no placement policy {0:?}; there are cost, round-robin and least-loaded")]
 pub struct UnknownPolicy(String);

@@ -1,9 +1,10 @@
-//! Which workers KV may pass between, and which are left without any: what differs between versions and configurations of a cluster.
+//! Compatibility between workers of different versions and configurations: which pairs may exchange KV, and which
+//! workers have no partner.
 
 use baton_types::{InstanceRecord, Mismatch};
 use std::collections::BTreeMap;
 
-/// Workers of one kind: the labels under which they are counted.
+/// A kind of workers: the labels under which they are counted.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Kind {
     /// Id of the model.
@@ -15,13 +16,14 @@ pub(crate) struct Kind {
 }
 
 impl Kind {
-    /// That of a worker.
+    /// The kind of a worker.
     pub(crate) fn of(worker: &InstanceRecord) -> Self {
         Self { model: worker.card.id.clone(), pool: worker.pool.clone(), role: worker.role.name() }
     }
 }
 
-/// Whether two workers of one role pair with the same workers: they agree in all that [`InstanceRecord::check_partner`] looks at.
+/// Whether two workers of one role are compatible with the same workers: they agree in all fields that
+/// [`InstanceRecord::check_partner`] compares.
 pub(crate) fn pair_alike(one: &InstanceRecord, other: &InstanceRecord) -> bool {
     let card = |record: &InstanceRecord| (record.card.fingerprint, record.card.bundle);
     one.protocol == other.protocol
@@ -31,8 +33,8 @@ pub(crate) fn pair_alike(one: &InstanceRecord, other: &InstanceRecord) -> bool {
         && one.layout == other.layout
 }
 
-/// What keeps a worker from all workers of the other role, as found with one of them; `None` where it has a partner, or its model no worker of
-/// the other role: then nothing is amiss, since decode workers prefill by themselves.
+/// Why a worker can pair with no worker of the other role, as found with one of them. `None` if it has a partner, or
+/// its model has no worker of the other role: decode workers prefill by themselves then.
 pub(crate) fn why_unpaired(worker: &InstanceRecord, all: &[&InstanceRecord]) -> Option<Mismatch> {
     let others = all.iter().filter(|other| other.role != worker.role && other.card.id == worker.card.id);
     let mut mismatch = None;
@@ -45,7 +47,7 @@ pub(crate) fn why_unpaired(worker: &InstanceRecord, all: &[&InstanceRecord]) -> 
     mismatch
 }
 
-/// How many workers of each kind have no partner. Kinds without such workers are there with 0.
+/// How many workers of each kind have no partner. Kinds without such workers are included with 0.
 pub(crate) fn unpaired(all: &[&InstanceRecord]) -> BTreeMap<Kind, usize> {
     let mut counts = BTreeMap::new();
     for worker in all {
@@ -73,7 +75,7 @@ mod tests {
     const NEWER: Change = |r| r.protocol = ProtocolRange { min: 1, max: 2 };
     const NEWEST: Change = |r| r.protocol = ProtocolRange { min: 2, max: 3 };
 
-    /// `model/pool/role count`, of those that are not 0.
+    /// `model/pool/role count`, of the counts that are not 0.
     fn check(workers: &[(Role, Change)], expected: &str) {
         let records: Vec<InstanceRecord> = workers
             .iter()

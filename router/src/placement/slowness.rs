@@ -1,25 +1,26 @@
-//! How far predictions were off: by what factor answers took longer than rates alone said, by how much was ahead of them.
+//! Prediction error: the factor by which answers took longer than the measured rates predict, by the number of
+//! sequences ahead.
 //!
-//! Rates are measured as things stand. What is asked of an idle cluster meets all that comes after it, and takes many times as long as it
-//! would alone; what is asked of a full one is predicted well. One factor for both would swing between them: a burst that it lets in makes
-//! it so large that the cluster runs empty.
+//! Rates describe the present load. A request to an idle cluster shares it with all that arrive later, and takes many
+//! times as long as alone. A request to a full cluster is predicted well. One factor for both would oscillate: after a
+//! burst it would be so large that the cluster runs empty.
 
 use std::time::{Duration, Instant};
 
-/// Two for each doubling of what is ahead: the last one is of 2,900 sequences and more.
+/// Two for each doubling of the number of sequences ahead: the last level starts at 2,900 sequences.
 const LEVELS: usize = 24;
-/// One answer in so many may take longer than predicted. A full cluster takes what just fits, so that all are near their deadlines: of those
-/// that are late the work was in vain.
+/// The share of answers that may take longer than predicted: one in this many. A full cluster accepts what just fits,
+/// so all answers are near their deadlines, and work on a late answer is wasted.
 const SLOW_ONE_IN: f64 = 10.0;
-/// An answer that took longer lengthens predictions by this share.
+/// An answer that took longer raises the factor by this share.
 const SLOWER_BY: f64 = 0.1;
-/// Bounds of a factor: what a stopped worker does to a few answers is no experience for all.
+/// Bounds of a factor: a stopped worker delays a few answers, which must not affect all predictions.
 const BOUNDS: (f64, f64) = (0.25, 16.0);
-/// A level of which nothing was heard for so long has come half of the way to the one below it, and the lowest to 1: who refuses all for
-/// what was slow once would never learn better.
+/// After this time without answers, a level has moved half of the way to the level below it, and the lowest level half
+/// of the way to 1. Otherwise a factor that refuses every request would never be corrected.
 const HALF_LIFE: Duration = Duration::from_secs(60);
 
-/// Factors as they stand at some instant.
+/// Factors at one instant.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Slowness([f64; LEVELS]);
 
@@ -30,7 +31,7 @@ impl Default for Slowness {
 }
 
 impl Slowness {
-    /// The factor for a request that finds so many sequences ahead of it.
+    /// The factor for a request with `ahead` sequences ahead of it.
     pub(crate) fn of(&self, ahead: u32) -> f64 {
         self.0[level(ahead)]
     }
@@ -47,7 +48,7 @@ fn level(ahead: u32) -> usize {
     (level as usize).min(LEVELS - 1)
 }
 
-/// What was learned, and when.
+/// A learned factor, and its time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Learned([Option<(f64, Instant)>; LEVELS]);
 
@@ -63,10 +64,11 @@ impl Learned {
         }))
     }
 
-    /// An answer that found so many ahead of it took so long, or was cut off after that, where rates alone said `predicted`.
+    /// Records an answer with `ahead` sequences ahead of it. It took `took`, or was cut off after that; the rates alone
+    /// predicted `predicted`.
     pub(super) fn learn(&mut self, ahead: u32, took: Duration, predicted: Duration, finished: bool, now: Instant) {
         let factor = self.at(now).of(ahead);
-        // The steps cancel where one answer in SLOW_ONE_IN is slow. One that was cut off early says nothing.
+        // The steps cancel if one answer in SLOW_ONE_IN is slow. An answer that was cut off early is ignored.
         let step = match (took > predicted.mul_f64(factor), finished) {
             (true, _) => SLOWER_BY,
             (false, true) => -SLOWER_BY / (SLOW_ONE_IN - 1.0),

@@ -1,25 +1,26 @@
-//! What placement sees of one worker.
+//! Placement's view of one worker.
 
 use baton_types::{InstanceRecord, Party, Role};
 use std::sync::Arc;
 
-/// Load as last measured, joined with what this router placed since.
+/// The last measured load, plus what this router placed since.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Measured {
     pub waiting: u32,
-    /// Prompt tokens not yet computed and not cached; those far into a prompt may count by the time that they take.
+    /// Prompt tokens not computed and not cached yet; they may be weighted by their compute time at their position.
     pub waiting_tokens: u64,
     /// Sequences in the running batch.
     pub running: u32,
-    /// Tokens of KV that could be taken now.
+    /// Tokens of KV that could be allocated now.
     pub free_tokens: u64,
-    /// No sequence refers to any block, so that the worker keeps no margin: what is not free is quarantined, perhaps for long.
+    /// No sequence refers to any block, so the worker keeps no watermark. Blocks that are not free are quarantined,
+    /// perhaps for long.
     pub waives_margin: bool,
     /// Prefill tokens per second; 0 while unmeasured.
     pub prefill_tokens_per_s: f64,
-    /// Decode steps per second, each a token of every running sequence; 0 while unmeasured.
+    /// Decode steps per second, each one token per running sequence; 0 while unmeasured.
     pub decode_steps_per_s: f64,
-    /// Nothing was computed since these were measured, a while ago, and nothing waits to be.
+    /// The worker has computed nothing since the rates were measured a while ago, and has no waiting work.
     pub rates_are_old: bool,
 }
 
@@ -30,7 +31,7 @@ impl Measured {
     }
 }
 
-/// Tokens of the longest sequence that a worker takes, prompt and answer together: a longer one it would end early.
+/// Longest sequence that a worker accepts, prompt and answer together, in tokens: a longer one would end early.
 pub(crate) fn tokens_max(record: &InstanceRecord) -> u64 {
     u64::from(record.card.context_max).min(record.capacity_tokens)
 }
@@ -38,12 +39,12 @@ pub(crate) fn tokens_max(record: &InstanceRecord) -> u64 {
 /// One worker. Draining, unhealthy and stale workers are not in a view.
 #[derive(Clone, Debug)]
 pub(crate) struct Worker {
-    /// What it says of itself.
+    /// Its record.
     pub record: Arc<InstanceRecord>,
-    /// Workers with the same number pair with the same workers; `None` is like no other.
+    /// Workers with the same number have the same compatibility; `None` equals no other.
     pub group: Option<u32>,
     pub load: Measured,
-    /// Decode workers that it is not to be paired with.
+    /// Decode workers that it must not be paired with.
     pub not_with: Vec<Party>,
     /// Tokens from the start of this prompt whose KV it has, or will have before it could begin with this prompt.
     pub cached_tokens: u64,

@@ -1,4 +1,4 @@
-//! The port to workers: what a router asks of one.
+//! The port to workers: the calls that a router makes to one.
 
 use baton_kv_cache::PrefixHash;
 use baton_node::telemetry::TraceId;
@@ -16,16 +16,16 @@ pub trait Connector: Debug + Send + Sync {
     /// A link to the worker with this record, which connects when first used.
     ///
     /// # Errors
-    /// If its endpoint is no address.
+    /// If its endpoint is not an address.
     fn connect(&self, record: &InstanceRecord) -> Result<Box<dyn Link>, ConnectError>;
 }
 
-/// Why there is no link to a worker.
+/// Why no link to a worker can be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("its endpoint is no address: {0}")]
 pub struct ConnectError(pub String);
 
-/// One worker in one incarnation. Whoever drops a future or a stream cancels the call at the worker.
+/// A link to one incarnation of a worker. Dropping a future or a stream cancels the call on the worker.
 pub trait Link: Debug + Send + Sync {
     /// Asks a decode worker to claim capacity for a sequence and to generate. The first event is its claim.
     fn decode(&self, call: DecodeCall<'_>) -> BoxFuture<'static, Result<WorkerEvents<DecodeEvent>, CallError>>;
@@ -33,48 +33,50 @@ pub trait Link: Debug + Send + Sync {
     /// Asks a prefill worker to run a prompt for a decode worker that has claimed capacity for it.
     fn prefill(&self, call: PrefillCall<'_>) -> BoxFuture<'static, Result<WorkerEvents<PrefillEvent>, CallError>>;
 
-    /// Asks for reports of its load, and where `cache` of its prefix cache, until the stream is dropped. `router` names who asks, for logs.
+    /// Requests load reports, and with `cache` also reports of its prefix cache, until the stream is dropped. `router`
+    /// names the caller, for logs.
     fn watch(&self, router: &str, cache: bool) -> BoxFuture<'static, Result<WorkerEvents<WorkerReport>, CallError>>;
 
-    /// Asks for the bundle of tokenizer and template with this digest: at most `bytes_max` bytes and one chunk more, unverified.
+    /// Requests the bundle of tokenizer and template with this digest: at most `bytes_max` bytes and one chunk more,
+    /// unverified.
     fn bundle(&self, digest: Digest, bytes_max: usize) -> BoxFuture<'static, Result<Vec<u8>, CallError>>;
 
-    /// Asks to export what it has of these traces.
+    /// Requests the export of all its spans of these traces.
     fn keep(&self, traces: Vec<TraceId>) -> BoxFuture<'static, Result<(), CallError>>;
 }
 
-/// What a worker says, until it ends the call.
+/// Events of a worker, until it ends the call.
 pub type WorkerEvents<T> = BoxStream<'static, Result<T, CallError>>;
 
-/// Why a call failed, as far as it matters for what follows.
+/// Why a call failed, as far as the caller's reaction depends on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CallError {
-    /// The worker itself said so.
+    /// The worker itself returned the error.
     Refused(RequestError),
-    /// Nobody said so: the worker cannot be reached ([`ErrorKind::Unavailable`]), went away, or did not answer in time, or what came is no
-    /// answer.
+    /// No answer from the worker: it cannot be reached ([`ErrorKind::Unavailable`]), went away, did not answer in time,
+    /// or sent something invalid.
     Lost(RequestError),
 }
 
 impl CallError {
-    /// Whether the worker itself said that it has no room.
+    /// Whether the worker itself reported that it has no room.
     pub fn is_no_room(&self) -> bool {
         matches!(self, Self::Refused(error) if error.kind == ErrorKind::Overloaded)
     }
 
-    /// The error without who is at fault.
+    /// The error, whatever its origin.
     pub fn error(&self) -> &RequestError {
         let (Self::Refused(error) | Self::Lost(error)) = self;
         error
     }
 }
 
-/// What a decode worker is asked for.
+/// A call to a decode worker.
 #[derive(Debug)]
 pub struct DecodeCall<'a> {
-    /// Prompt, and what was generated so far.
+    /// Prompt, and the answer so far.
     pub sequence: SequenceSpec,
-    /// The prefill worker whose KV it is to await; `None` prefills there.
+    /// The prefill worker that sends the KV; `None`: the decode worker prefills.
     pub source: Option<&'a Party>,
     /// When the worker may give up.
     pub deadline: Instant,
@@ -82,14 +84,14 @@ pub struct DecodeCall<'a> {
     pub spans: CallSpans<'a>,
 }
 
-/// What a prefill worker is asked for.
+/// A call to a prefill worker.
 #[derive(Debug)]
 pub struct PrefillCall<'a> {
-    /// Prompt, and what was generated so far.
+    /// Prompt, and the answer so far.
     pub sequence: SequenceSpec,
     /// The decode worker that holds the claim.
     pub sink: &'a InstanceRecord,
-    /// Tokens of the prompt that it has once it got from the sink's cache what it lacks of them; 0 gets nothing.
+    /// The prompt token up to which the worker gets missing blocks from the sink's cache; 0: no get.
     pub get_to_tokens: u64,
     /// When the worker may give up.
     pub deadline: Instant,
@@ -104,40 +106,40 @@ pub struct CallSpans<'a> {
     pub request: &'a Span,
 }
 
-/// What a worker reports of itself.
+/// A report of a worker.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WorkerReport {
     /// Its load, from the worker that was called.
     Load(LoadReport),
-    /// A change of its prefix cache; an error says what is wrong with the message.
+    /// A change of its prefix cache; an error says why the message is not valid.
     Cache(Result<CacheReport, &'static str>),
     /// Another process answers at its address.
     AnotherProcess,
 }
 
-/// A change of a worker's prefix cache, or a part of all that is in it.
+/// A change of a worker's prefix cache, or a part of a snapshot of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheReport {
-    /// Counted anew on each stream: 0 for the snapshot that comes first.
+    /// Counts from 0 on each stream; 0 is the snapshot that comes first.
     pub sequence: u64,
-    /// What became of the blocks.
+    /// The kind of change.
     pub change: CacheReportChange,
     /// At most [`baton_kv_cache::FEED_HASHES_MAX`].
     pub blocks: Vec<PrefixHash>,
 }
 
-/// What became of blocks.
+/// A kind of change of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CacheReportChange {
-    /// Cached from now on.
+    /// Now cached.
     Stored,
-    /// Cached no more.
+    /// No longer cached.
     Removed,
-    /// A part of all that is cached.
+    /// A part of a snapshot of all cached blocks.
     Snapshot {
-        /// From 0 on.
+        /// Counts from 0.
         part: u32,
-        /// Whether events come next.
+        /// Whether this is the last part; changes follow.
         last: bool,
     },
 }

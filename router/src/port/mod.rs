@@ -1,12 +1,12 @@
-//! What a router needs from outside: workers to ask, and a clock with tasks. Behind these, all of it runs as well in a simulation, in one
-//! thread and under virtual time.
+//! The router's dependencies: workers to call, and a clock with tasks. With other implementations of these, the whole
+//! router runs in a simulation, in one thread and under virtual time.
 //!
 //! ```text
 //!  flow, workers ──> Link, Connector ───────> grpc (shipped), or scripted workers
 //!                └─> baton_types::Runtime ──> tokio (shipped), or a seeded executor
 //! ```
 //!
-//! Nothing here names protobuf, gRPC or tokio.
+//! This module uses neither protobuf, gRPC nor tokio.
 
 mod link;
 

@@ -1,4 +1,4 @@
-//! One worker's word on its cache, as it comes on one stream.
+//! Applies one worker's cache reports from one stream.
 
 use super::{Prefixes, Stream};
 use crate::port::{CacheReport, CacheReportChange};
@@ -6,21 +6,21 @@ use baton_kv_cache::{Applied, CacheChange, CacheUpdate, JoinError};
 use baton_types::Party;
 use std::sync::Arc;
 
-/// Why a worker counts for nothing until its next snapshot.
+/// Why a worker's blocks are ignored until its next snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Dropped {
     /// Its stream ended, or the worker is gone.
     Ended,
-    /// A number is missing.
+    /// A sequence number is missing.
     Missed,
-    /// It sent what is no update.
+    /// It sent an update that is not valid.
     Malformed(&'static str),
-    /// The index does not take it.
+    /// The index refused it.
     Refused(JoinError),
 }
 
 impl Dropped {
-    /// Names of all, for labels.
+    /// All names, for labels.
     pub(crate) const NAMES: [&'static str; 4] = ["ended", "missed", "malformed", "refused"];
 
     /// Its name, for labels.
@@ -45,12 +45,12 @@ impl std::fmt::Display for Dropped {
     }
 }
 
-/// Hears one stream. Once it is dropped, the worker counts for nothing.
+/// Follows one stream. Once it is dropped, the worker's blocks are ignored.
 pub(crate) struct Follower {
     prefixes: Arc<Prefixes>,
     party: Party,
     block_tokens: u32,
-    /// Number of the stream, from the first update on: who sends none is not in the index.
+    /// Number of the stream, set by the first update: a worker that sends none is not in the index.
     stream: Option<Stream>,
     ended: Dropped,
 }
@@ -60,7 +60,7 @@ impl Follower {
         Self { prefixes, party, block_tokens, stream: None, ended: Dropped::Ended }
     }
 
-    /// Takes a report up. After an error nothing more of this stream is of use.
+    /// Applies a report. After an error the rest of this stream must not be used.
     pub(crate) fn take(&mut self, report: &Result<CacheReport, &'static str>) -> Result<(), Dropped> {
         let result = match report {
             Ok(report) => self.apply(report),
@@ -96,7 +96,7 @@ impl Follower {
             }
         };
         if state.streams.get(instance) != Some(&stream) {
-            return Ok(()); // Another stream of this instance began since; it alone counts.
+            return Ok(()); // A newer stream of this instance has begun; only that one counts.
         }
         let applied = state.index.apply(instance, CacheUpdate { incarnation, sequence: *sequence, change });
         drop(state);
@@ -127,7 +127,7 @@ impl Drop for Follower {
             state.streams.remove(instance);
             state.index.leave(instance);
             drop(state);
-            // What is missing says nothing of what is computed there at this moment.
+            // Missing reports do not affect prefixes that are being computed there now.
             if self.ended == Dropped::Ended {
                 self.prefixes.pending.lock().left(instance);
             }

@@ -1,4 +1,5 @@
-//! What workers have cached, as far as this router knows: what they say themselves, and what was placed on them a moment ago.
+//! What workers have cached, as far as this router knows: blocks that they report, and prompts that were placed on them
+//! recently.
 //!
 //! ```text
 //! worker's stream ──> Follower ──> index ──┐
@@ -7,8 +8,8 @@
 //!                          ^─────────────────────────────────────────────────────┘
 //! ```
 //!
-//! A worker counts as long as its stream stands and nothing of it is missing. The index is read on the way of every request and
-//! written by every event, so whoever writes holds the lock for one message: [`FEED_HASHES_MAX`] blocks.
+//! A worker's blocks count while its stream is open and complete. Every request reads the index and every event writes
+//! it, so a writer holds the lock for one message at most: [`FEED_HASHES_MAX`] blocks.
 
 mod follower;
 #[cfg(test)]
@@ -26,11 +27,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 
-/// Most prefixes in the making that are remembered: those of 1,024 requests with 8,192 tokens each.
+/// Most prefixes in progress that are remembered: those of 1,024 requests with 8,192 tokens each.
 const PENDING_MAX: usize = 1024 * 8192 / HASH_TOKENS;
-/// How often what nobody holds is swept out, where no events do it.
+/// How often blocks without holders are swept if no events do it.
 const SWEEP_EVERY: Duration = Duration::from_millis(100);
-/// Entries that are swept at once: well under a millisecond.
+/// Entries per sweep: well under a millisecond.
 const SWEEP_MAX: usize = 32 * FEED_HASHES_MAX;
 
 /// Where prefixes are cached.
@@ -42,7 +43,7 @@ pub(crate) struct Prefixes {
 
 struct State {
     index: PrefixIndex,
-    /// Whose word counts: of the starts of an instance the one whose stream began last.
+    /// The current stream of each instance: of its incarnations, the one whose stream began last.
     streams: HashMap<InstanceId, Stream>,
     /// Streams so far.
     opened: u64,
@@ -54,35 +55,35 @@ struct Stream {
     number: u64,
 }
 
-/// Who has how many tokens of one prompt.
+/// How many tokens of one prompt each worker has.
 #[derive(Debug, Default)]
 pub(crate) struct Found(HashMap<Party, usize>);
 
 impl Found {
-    /// Tokens from the start of the prompt that a worker said to have.
+    /// Tokens from the start of the prompt that a worker reported.
     pub(crate) fn tokens(&self, worker: &Party) -> usize {
         self.0.get(worker).copied().unwrap_or(0)
     }
 
-    /// All, in no order.
+    /// All workers, in no order.
     pub(crate) fn all(&self) -> impl Iterator<Item = (&Party, usize)> {
         self.0.iter().map(|(party, tokens)| (party, *tokens))
     }
 }
 
 impl Prefixes {
-    /// Knows nothing yet, and at most `blocks_max` blocks later.
+    /// An empty index of at most `blocks_max` blocks.
     pub(crate) fn new(blocks_max: usize, metrics: PrefixMetrics) -> Self {
         let state = State { index: PrefixIndex::new(blocks_max), streams: HashMap::new(), opened: 0 };
         Self { state: RwLock::new(state), pending: Mutex::new(PendingPrefixes::new(PENDING_MAX)), metrics }
     }
 
-    /// Listens to a worker on a stream that has just begun.
+    /// Follows a worker on a stream that has just begun.
     pub(crate) fn follow(self: &Arc<Self>, record: &InstanceRecord) -> Follower {
         Follower::new(self.clone(), record.party.clone(), record.layout.block_tokens())
     }
 
-    /// Who has how much of a prompt with these hashes; nobody is asked where there are none.
+    /// How much of a prompt with these hashes each worker has; without hashes nothing is looked up.
     pub(crate) fn lookup(&self, hashes: &[PrefixHash], clock: &dyn Clock) -> Found {
         if hashes.is_empty() {
             return Found::default();
@@ -100,7 +101,7 @@ impl Prefixes {
         Found(found)
     }
 
-    /// Tells placement what is, or will be in time, where.
+    /// Fills in how much of the prompt each worker of the view has, or will have in time.
     pub(crate) fn fill(&self, hashes: &[PrefixHash], found: &Found, view: &mut [Worker], now: Instant) {
         if hashes.is_empty() {
             return;
@@ -113,8 +114,8 @@ impl Prefixes {
         }
     }
 
-    /// A prompt with these hashes is computed on `worker` from now on, before `until` as far as is known. `None` where nothing will be
-    /// left of it, or nothing heard: the worker tells of no cache.
+    /// A prompt with these hashes is being computed on `worker` from now on, expected to end before `until`. `None` if
+    /// none of it will be cached, or the worker reports no cache.
     pub(crate) fn coming(
         self: &Arc<Self>,
         worker: &Party,
@@ -134,7 +135,7 @@ impl Prefixes {
         self.state.read().index.counts()
     }
 
-    /// Sweeps out what nobody holds any more until `stop` is cancelled.
+    /// Sweeps blocks without holders until `stop` is cancelled.
     pub(crate) async fn sweep(self: Arc<Self>, runtime: Arc<dyn Runtime>, stop: CancellationToken) {
         loop {
             tokio::select! {
@@ -154,7 +155,7 @@ impl std::fmt::Debug for Prefixes {
     }
 }
 
-/// A prefix in the making: once this is dropped, the worker's own word counts alone.
+/// A prefix in progress: once this is dropped, only the worker's own reports count.
 pub(crate) struct PrefixInProgress {
     prefixes: Arc<Prefixes>,
     worker: InstanceId,

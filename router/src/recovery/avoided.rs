@@ -1,4 +1,4 @@
-//! Whom a request asks next after workers failed it.
+//! Which workers a request may retry after failures.
 
 use super::{Avoid, Retry};
 use baton_types::{InstanceRecord, Party, Role};
@@ -7,38 +7,39 @@ use baton_types::{InstanceRecord, Party, Role};
 #[derive(Debug, Default)]
 pub(crate) struct Avoided {
     workers: Vec<(Party, Avoid)>,
-    /// Prefill and decode workers of attempts that the prefill worker may have failed: its way to that decode worker may be what is broken.
+    /// Prefill and decode workers of attempts in which the prefill worker may have failed: the link between the two may
+    /// be broken.
     pairs: Vec<(Party, Party)>,
 }
 
-/// Ever wider circles of workers: the next one is asked where nothing fits in those before.
+/// Retry scopes, each wider than the one before: the next is tried if no worker of the narrower ones fits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Circle {
-    /// Nobody failed anybody.
+    /// Workers without a recent failure.
     Trusted,
-    /// Nobody failed this request.
+    /// Workers that have not failed this request.
     Untried,
-    /// A decode worker that failed is tried again, and without a prefill worker that failed.
+    /// Decode workers that failed are tried again, but not with a prefill worker that failed.
     DecodersAgain,
-    /// All workers, but no two that failed together: where links are broken, another pair may be whole.
+    /// All workers, except pairs that failed together: if a link is broken, another pair may work.
     OtherPairs,
-    /// Everybody who may be asked at all.
+    /// All workers that may be asked at all.
     All,
 }
 
 impl Circle {
-    /// In the order in which they are asked.
+    /// In the order in which they are tried.
     pub(crate) const WIDENING: [Self; 5] =
         [Self::Trusted, Self::Untried, Self::DecodersAgain, Self::OtherPairs, Self::All];
 }
 
 impl Avoided {
-    /// An attempt on these two failed, the prompt to be computed by the decode worker where there is no other; `retry` says who may be at
-    /// fault.
+    /// Records a failed attempt on these workers; without `prefill` the decode worker prefilled. `retry` says which of
+    /// them may be at fault.
     pub(crate) fn failed(&mut self, prefill: Option<&Party>, decode: &Party, retry: &Retry) {
         self.workers.extend(retry.avoids(prefill, decode).map(|(party, how)| (party.clone(), how)));
         if retry.started {
-            // Such an answer is carried on wherever there may be room by now.
+            // An answer that has begun may continue on any worker that may have room now.
             self.workers.iter_mut().for_each(|(_, how)| *how = Avoid::Softly);
         }
         if let Some(prefill) = prefill.filter(|_| retry.prefill.is_some()) {
@@ -46,7 +47,7 @@ impl Avoided {
         }
     }
 
-    /// Whether a worker is in the circle. `on_probation`: it failed other requests of late.
+    /// Whether a worker is in the scope. `on_probation`: it recently failed other requests.
     pub(crate) fn admits(&self, party: &Party, role: Role, on_probation: bool, circle: Circle) -> bool {
         let is_avoided = || self.workers.iter().any(|(p, _)| p == party);
         if self.excludes(party) {
@@ -60,7 +61,8 @@ impl Avoided {
         }
     }
 
-    /// Whether one of the workers that are `ready` may be what is missing, and is asked no more: another may not come.
+    /// Whether one of the `ready` workers could serve in the missing role, but this request must not ask it again.
+    /// There may be no other.
     pub(crate) fn excludes_missing<'a>(
         &self,
         missing: Option<Role>,
@@ -69,12 +71,12 @@ impl Avoided {
         ready.into_iter().any(|worker| Some(worker.role) == missing && self.excludes(&worker.party))
     }
 
-    /// Whether a worker is in no circle: it was full when this request asked.
+    /// Whether a worker is in no scope: it was full when this request asked.
     fn excludes(&self, party: &Party) -> bool {
         self.workers.iter().any(|(p, how)| p == party && *how == Avoid::Strictly)
     }
 
-    /// Decode workers that a prefill worker is not to be paired with in the circle.
+    /// Decode workers that a prefill worker must not be paired with in the scope.
     pub(crate) fn not_with(&self, prefill: &Party, circle: Circle) -> Vec<Party> {
         let failed = self.pairs.iter().filter(|(p, _)| p == prefill && circle != Circle::All);
         failed.map(|(_, decode)| decode.clone()).collect()

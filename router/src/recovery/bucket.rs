@@ -1,4 +1,4 @@
-//! The router's budget of retries: a failing cluster gets its requests, not a flood of them.
+//! The router's retry budget, which keeps retries from overloading a failing cluster.
 
 use parking_lot::Mutex;
 use std::time::Instant;
@@ -12,13 +12,13 @@ pub(crate) struct RetryBucket {
 }
 
 impl RetryBucket {
-    /// A full bucket of `burst_max` retries, which refills by `per_s` a second.
+    /// A full bucket of `burst_max` retries, which refills by `per_s` per second.
     pub(crate) fn new(burst_max: u32, per_s: f64) -> Self {
         let burst_max = f64::from(burst_max);
         Self { burst_max, per_s, state: Mutex::new((burst_max, None)) }
     }
 
-    /// Pays for one retry, if there is something left.
+    /// Takes a token for one retry, if there is one.
     pub(crate) fn take(&self, now: Instant) -> bool {
         let mut state = self.state.lock();
         let (left, at) = *state;
@@ -39,7 +39,7 @@ mod tests {
     fn a_bucket_gives_its_burst_and_then_its_rate() {
         let (bucket, start) = (RetryBucket::new(3, 2.0), Instant::now());
         let given = |ms: u64| (0..10).filter(|_| bucket.take(start + Duration::from_millis(ms))).count();
-        // (time, retries paid for)
+        // (time, retries granted)
         for (ms, expected) in [(0, 3), (400, 0), (500, 1), (1_500, 2), (60_000, 3)] {
             assert_eq!(given(ms), expected, "{ms} ms");
         }

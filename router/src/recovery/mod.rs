@@ -1,7 +1,8 @@
 //! What to do about a failed attempt: a pure decision. No clock, no I/O, random numbers from the caller.
 //!
-//! An answer may go on elsewhere at any point: tokens are exact, so prompt and tokens sent so far, prefilled anew, continue it. What is
-//! decided here is whether that may help, whom to avoid, and how long to wait. The flow only executes it.
+//! An answer can continue on another worker at any point: the prompt and the tokens sent so far are prefilled there,
+//! and generation resumes exactly. This module decides whether that may help, which workers to avoid, and how long to
+//! wait. The flow executes the decision.
 
 mod avoided;
 mod bucket;
@@ -18,16 +19,16 @@ pub(crate) use probation::{Probation, ProbationLimits};
 use baton_types::ErrorKind;
 use std::time::{Duration, Instant};
 
-/// The steps of an attempt: where it failed.
+/// The steps of an attempt, to say where it failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Step {
-    /// No worker to run on.
+    /// No worker could be chosen.
     Place,
-    /// The decode worker took no claim, or has no room for what it claimed.
+    /// The decode worker refused the claim, or has no room for what it claimed.
     Claim,
     /// The prefill worker's stream, before the KV was adopted.
     Prefill,
-    /// The decode worker says that the KV did not come.
+    /// The decode worker reports that the KV did not arrive.
     Handoff,
     /// The decode worker's stream.
     Decode,
@@ -50,22 +51,24 @@ impl Step {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Failure {
     pub step: Step,
-    /// How. Never the client's own doing: that ends a request at once.
+    /// The kind of error. Never one that the client caused: that ends a request at once.
     pub kind: ErrorKind,
-    /// Earliest sensible retry, as the worker says.
+    /// Earliest sensible retry, as stated by the worker.
     pub retry_after: Option<Duration>,
-    /// Whether the client has seen tokens: such an answer is carried on wherever there may be room, another is told early to come again.
+    /// Whether tokens were sent to the client. Such an answer is continued wherever there may be room; any other is
+    /// refused early with a retry time.
     pub started: bool,
-    /// Whether who failed said before that it drains: it takes nothing more, so this happens once a worker, and is nobody's fault.
+    /// Whether the failed worker had announced that it drains. Then it accepts nothing more, so this happens once per
+    /// worker, and it is not a fault.
     pub drained: bool,
 }
 
-/// Who is avoided in the next attempts of this request.
+/// How long a worker is avoided in the next attempts of this request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Avoid {
-    /// As long as there is another.
+    /// While another worker is available.
     Softly,
-    /// In any case, until the answer has begun.
+    /// Always, until the answer has begun.
     Strictly,
 }
 
@@ -78,9 +81,9 @@ pub(crate) struct Retry {
     pub prefill: Option<Avoid>,
     /// Whether its decode worker is.
     pub decode: Option<Avoid>,
-    /// Whether whoever broke is avoided by other requests too, for a while.
+    /// Whether other requests also avoid the failed worker for a while.
     pub probation: bool,
-    /// Whether the client has seen tokens.
+    /// Whether tokens were sent to the client.
     pub started: bool,
 }
 
@@ -92,18 +95,18 @@ impl Retry {
     }
 }
 
-/// Why there is no other attempt; also a metric label.
+/// Why the request is not retried; also a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum GiveUp {
-    /// It would fail in the same way.
+    /// A retry would fail in the same way.
     Futile,
-    /// The request had all its attempts.
+    /// The request has used all its attempts.
     Attempts,
-    /// The router had too many retries of late.
+    /// The router's retry budget is used up.
     Budget,
-    /// No worker came in time.
+    /// No worker became available in time.
     NoWorker,
-    /// The wait would outlast the deadline.
+    /// The wait would exceed the deadline.
     Deadline,
 }
 
@@ -119,7 +122,7 @@ impl GiveUp {
     }
 }
 
-/// Bounds of one request's retries.
+/// Limits of one request's retries.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct RetryLimits {
     /// Most attempts, the first one included.
@@ -127,15 +130,15 @@ pub(crate) struct RetryLimits {
     /// Wait before the first retry; doubles with each.
     pub backoff_min: Duration,
     pub backoff_max: Duration,
-    /// A started answer waits at most so long for a worker to go on with.
+    /// Longest wait of an answer that has begun for a worker that can continue it.
     pub place_max: Duration,
-    /// Another waits at most so long for one to be ready.
+    /// Longest wait of any other request for a ready worker.
     pub ready_max: Duration,
-    /// KV that was handed over is adopted at most so long after.
+    /// Longest time from handing KV over to its adoption.
     pub adopted_max: Duration,
 }
 
-/// A request that breaks two workers is more likely at fault than both of them.
+/// A request after which two workers broke is more likely the cause than both workers.
 const BROKEN_WORKERS_MAX: u32 = 2;
 
 /// The retries of one request so far.
@@ -149,12 +152,12 @@ pub(crate) struct Recovery {
 }
 
 impl Recovery {
-    /// Nothing failed yet.
+    /// No failure yet.
     pub(crate) fn new(limits: RetryLimits) -> Self {
         Self { limits, failed: 0, broken: 0, unplaced: None }
     }
 
-    /// What follows `failure`. `bucket` pays for calls of workers; `jitter` is drawn from 0 to 1.
+    /// The reaction to `failure`. `bucket` is charged for retries that call workers; `jitter` is drawn from 0 to 1.
     pub(crate) fn after(
         &mut self,
         failure: &Failure,
@@ -201,7 +204,7 @@ impl Recovery {
         Ok(Retry { after, prefill, decode, probation, started: failure.started })
     }
 
-    /// Doubling, with jitter down to half. A worker that is full says when to come again, which matters where there may be no other.
+    /// Doubles, with jitter down to half. A full worker states a retry time, which matters if there is no other worker.
     fn wait(&self, failure: &Failure, exponent: u32, jitter: f64) -> Duration {
         let doubled = self.limits.backoff_min.saturating_mul(2u32.saturating_pow(exponent));
         let backoff = doubled.min(self.limits.backoff_max).mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0);
@@ -216,24 +219,24 @@ impl Recovery {
 fn is_futile(failure: &Failure) -> bool {
     match failure.kind {
         ErrorKind::ModelNotFound | ErrorKind::Unsupported => true,
-        // What has begun did fit: a worker as large may come back.
+        // An answer that has begun did fit: a worker of that size may return.
         ErrorKind::ContextLengthExceeded | ErrorKind::InvalidRequest => failure.step != Step::Place || !failure.started,
-        // A handoff has deadlines of its own.
+        // A handoff has separate deadlines.
         ErrorKind::DeadlineExceeded => failure.step != Step::Handoff,
-        // Who has seen nothing is told at once that all are full, and goes elsewhere.
+        // A client that was sent nothing gets the refusal at once when all workers are full, and can go elsewhere.
         ErrorKind::Overloaded => failure.step == Step::Place && !failure.started,
         _ => false,
     }
 }
 
-/// Whom to avoid: prefill and decode worker.
+/// How to avoid the prefill worker and the decode worker.
 fn avoided(failure: &Failure) -> (Option<Avoid>, Option<Avoid>) {
     let how = if failure.kind == ErrorKind::Overloaded { Avoid::Strictly } else { Avoid::Softly };
     match failure.step {
         Step::Place => (None, None),
         Step::Claim | Step::Decode => (None, Some(how)),
         Step::Prefill => (Some(how), None),
-        // Either may be the cause: the decode worker is the first to be tried again, without this prefill worker.
+        // Either may be the cause: the decode worker is tried again first, without this prefill worker.
         Step::Handoff => (Some(how), Some(Avoid::Softly)),
     }
 }

@@ -1,4 +1,4 @@
-//! Prefill on one worker, decode on another: in which order what their streams say counts, and which of the two is at fault.
+//! Prefill on one worker, decode on another: orders the events of their streams, and decides which of the two failed.
 //!
 //! The streams come over different connections, so either may overtake the other.
 
@@ -6,17 +6,18 @@ use super::Step;
 use baton_types::seeded;
 use std::time::{Duration, Instant};
 
-/// A prefill worker that fails after its first token may have handed all KV over; the decode worker gets so long to say so.
+/// A prefill worker that fails after its first token may already have handed all KV over. The decode worker has this
+/// long to report that.
 const ADOPTION_WAIT_MAX: Duration = Duration::from_millis(500);
-/// A prefill worker whose sequence ended with its first token gives the handoff up, and the decode worker's word of that may come before
-/// the token does; the prefill worker gets so long to say it.
+/// If the sequence ends with its first token, the prefill worker abandons the handoff. The decode worker's error may
+/// arrive before that token. The prefill worker has this long to send it.
 const LAST_WORD_WAIT_MAX: Duration = Duration::from_millis(500);
 
-/// What the prefill worker's stream says: a token `T`, or an error `E`.
+/// An event of the prefill worker's stream: a token `T`, or an error `E`.
 #[derive(Debug)]
 pub(crate) enum FromPrefill<T, E> {
     Token(T),
-    /// The KV is handed over, or need not be.
+    /// The KV is handed over, or the handoff is not needed.
     Done,
     /// The decode worker has no room for the KV.
     NoRoom(E),
@@ -24,100 +25,101 @@ pub(crate) enum FromPrefill<T, E> {
     Ended(E),
 }
 
-/// What is wrong with a prefill worker's event.
+/// Why an event of a prefill worker is an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PrefillFault {
-    /// It does not belong there.
+    /// The event is out of order.
     OutOfOrder,
-    /// It has handed the KV over, and the decode worker says nothing of it.
+    /// It has handed the KV over, but the decode worker has not reported it.
     NotAdopted,
 }
 
-/// What the decode worker's stream says.
+/// An event of the decode worker's stream.
 #[derive(Debug)]
 pub(crate) enum FromDecode<T, E> {
     /// The KV is verified and adopted.
     Adopted,
-    /// A token behind the prefill worker's.
+    /// A token after the prefill worker's.
     Token(T),
-    /// The worker stated an error; `cancelled` if it is that the sequence was given up.
+    /// The worker returned an error; `cancelled` if the sequence was abandoned.
     Stated {
         /// Its kind is `Cancelled`.
         cancelled: bool,
         error: E,
     },
-    /// The stream broke, or said what does not belong there.
+    /// The stream broke, or an event was out of order.
     Broke(E),
 }
 
-/// What follows for the answer.
+/// The next action for the answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next<T, E> {
     /// Nothing yet.
     Nothing,
-    /// The answer goes on with this token.
+    /// The answer continues with this token.
     Token(T),
-    /// The prefill worker's part is done.
+    /// The prefill worker has finished its part.
     Done,
     /// The attempt failed.
     Failed(Step, E),
 }
 
-/// Both streams of one attempt, and what is known so far.
+/// Both streams of one attempt, and their state so far.
 #[derive(Debug)]
 pub(crate) struct Pair<T, E> {
     /// The prefill worker's stream is open.
     prefilling: bool,
-    /// The prefill worker's token came. Whatever the decode worker says comes after it.
+    /// The prefill worker's token has arrived. Every event of the decode worker is ordered after it.
     first: bool,
-    /// Token of the decode worker that overtook the first one.
+    /// Token of the decode worker that arrived before the first one.
     early: Option<T>,
     adopted: bool,
-    /// The decode worker's stream ended because the prefill worker gave the handoff up.
+    /// The decode worker's stream ended because the prefill worker abandoned the handoff.
     given_up: bool,
-    /// A failure that stands unless something better is heard until then.
+    /// A suspected failure and its time limit: it becomes final unless a better event arrives before.
     doubt: Option<(Step, E, Instant)>,
     adopted_max: Duration,
 }
 
 impl<T, E> Pair<T, E> {
-    /// Both streams are open and said nothing. Once the prefill worker says that it has handed the KV over, the decode worker has
-    /// `adopted_max` to say that it adopted it: whoever took the KV may not have been the decode worker.
+    /// Both streams are open and have sent nothing. Once the prefill worker reports the handoff, the decode worker has
+    /// `adopted_max` to report the adoption: another process may have received the KV.
     pub(crate) fn new(adopted_max: Duration) -> Self {
         let (early, doubt) = (None, None);
         Self { prefilling: true, first: false, early, adopted: false, given_up: false, doubt, adopted_max }
     }
 
-    /// Whether the prefill worker's stream is to be heard.
+    /// Whether to read the prefill worker's stream.
     pub(crate) fn reads_prefill(&self) -> bool {
         self.prefilling
     }
 
-    /// Whether the decode worker's stream is to be heard.
+    /// Whether to read the decode worker's stream.
     pub(crate) fn reads_decode(&self) -> bool {
         self.early.is_none() && !self.given_up
     }
 
-    /// The token that came too early, once it is its turn.
+    /// The token that arrived early, once it is its turn.
     pub(crate) fn early(&mut self) -> Option<T> {
         if self.first { self.early.take() } else { None }
     }
 
-    /// When [`Pair::overdue`] is to be asked.
+    /// When to call [`Pair::overdue`].
     pub(crate) fn due(&self, now: Instant) -> Option<Instant> {
         if seeded!(EndlessDoubt) {
             return None;
         }
-        // Nothing better can come of a handoff that was given up with the first token not the last.
+        // If the handoff was abandoned although the first token is not the last, no better event can arrive.
         self.doubt.as_ref().map(|(_, _, at)| if self.first && self.given_up { now } else { *at })
     }
 
-    /// Nothing better was heard in time.
+    /// The failure, since no better event arrived in time.
     pub(crate) fn overdue(self) -> Option<(Step, E)> {
         self.doubt.map(|(step, error, _)| (step, error))
     }
 
-    /// The prefill worker says something. `fault` makes the error of an event out of order, or of KV that nobody adopts.
+    /// Handles an event of the prefill worker. `fault` makes the error for an event out of order, or for KV that is not
+    /// adopted.
     pub(crate) fn prefill(
         &mut self,
         event: FromPrefill<T, E>,
@@ -151,7 +153,7 @@ impl<T, E> Pair<T, E> {
         }
     }
 
-    /// The decode worker says something.
+    /// Handles an event of the decode worker.
     pub(crate) fn decode(&mut self, event: FromDecode<T, E>, now: Instant) -> Next<T, E> {
         match event {
             FromDecode::Adopted => (self.adopted, self.doubt) = (true, None),
@@ -162,10 +164,11 @@ impl<T, E> Pair<T, E> {
                 }
                 self.early = Some(token);
             }
-            // What the decode worker itself says before it adopts is about the handoff; a broken stream is about the worker.
+            // An error that the decode worker returns before it adopts is about the handoff; a broken stream is about
+            // the worker.
             FromDecode::Stated { cancelled, error } if !self.adopted => {
                 let may_have_ended = cancelled && !self.first && self.prefilling;
-                // Where the prefill worker failed, that came first, and is the cause.
+                // If the prefill worker failed, that was earlier, and is the cause.
                 let cause = self.doubt.take().filter(|(step, ..)| *step == Step::Prefill);
                 let (step, error) = cause.map_or((Step::Handoff, error), |(step, error, _)| (step, error));
                 if !may_have_ended {
@@ -184,8 +187,9 @@ impl<T, E> Pair<T, E> {
 mod tests {
     use super::*;
 
-    /// Steps `ms:word`. Prefill worker: `t` token, `d` done, `n` no room, `x` its stream ends. Decode worker: `A` adopted, `T` token, `C` says that the
-    /// sequence was cancelled, `E` another error, `X` its stream breaks. `?` lets the time pass.
+    /// Steps `ms:event`. Prefill worker: `t` token, `d` done, `n` no room, `x` its stream ends. Decode worker: `A`
+    /// adopted, `T` token, `C` the sequence was cancelled, `E` another error, `X` its stream breaks. `?` lets the time
+    /// pass.
     fn run(script: &str) -> String {
         let start = Instant::now();
         let (mut pair, mut out) = (Pair::new(Duration::from_millis(2000)), Vec::new());
@@ -228,7 +232,7 @@ mod tests {
             ("0:x", "Prefill(prefill ended)"),
             ("0:n", "Handoff(full)"),
             ("0:t 1:n", "first Handoff(full)"),
-            // All KV may have been handed over before the prefill worker went.
+            // All KV may have been handed over before the prefill worker failed.
             ("0:t 1:x 500:? 501:?", "first - - (Prefill, \"prefill ended\")"),
             ("0:t 1:x 400:T 600:?", "first - second -"),
             ("0:t 1:A 2:x 900:?", "first - - -"),
@@ -237,7 +241,7 @@ mod tests {
             ("0:t 1:C", "first Handoff(given up)"),
             ("0:t 1:A 2:C", "first - Decode(given up)"),
             ("0:t 1:X", "first Decode(broke)"),
-            // Handed over, says the prefill worker, and the decode worker has nothing.
+            // The prefill worker reports the handoff, but the decode worker received nothing.
             ("0:t 1:d 2000:? 2001:?", "first done - (Handoff, \"not adopted\")"),
             ("0:t 1:d 1999:A 2001:? 9000:T", "first done - - second"),
             ("0:t 1:d 1999:T 2001:?", "first done second -"),
@@ -245,7 +249,7 @@ mod tests {
             ("0:t 1:d 2:E", "first done Handoff(stated)"),
             ("0:t 1:d 2:C", "first done Handoff(given up)"),
             ("0:t 1:d 2:X", "first done Decode(broke)"),
-            // The answer may have ended with its first token, which comes later than what the decode worker says of it.
+            // The answer may have ended with its first token, which arrives after the decode worker's event about it.
             ("0:C 100:t", "- first"),
             ("0:C 499:? 500:?", "- - (Handoff, \"given up\")"),
             ("0:C 100:t 100:?", "- first (Handoff, \"given up\")"),

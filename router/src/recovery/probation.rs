@@ -1,4 +1,4 @@
-//! A worker that just failed is avoided for a while: requests go to others first, as long as there are any.
+//! Probation of a worker that just failed: requests prefer other workers for a while.
 
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ pub(crate) struct ProbationLimits {
     pub max: Duration,
 }
 
-/// Failures of one worker since it last served a request to its end.
+/// Failures of one worker since it last completed a request.
 #[derive(Debug, Default)]
 pub(crate) struct Probation(Mutex<State>);
 
@@ -22,7 +22,7 @@ struct State {
 }
 
 impl Probation {
-    /// The worker failed. Requests that fail together count once.
+    /// The worker failed. Failures of concurrent requests count once.
     pub(crate) fn failed(&self, now: Instant, limits: &ProbationLimits) {
         let mut state = self.0.lock();
         if state.until.is_some_and(|until| now < until) {
@@ -32,12 +32,12 @@ impl Probation {
         *state = State { failures: state.failures.saturating_add(1), until: Some(now + spell) };
     }
 
-    /// The worker served a request to its end.
+    /// The worker completed a request.
     pub(crate) fn served(&self) {
         *self.0.lock() = State::default();
     }
 
-    /// Whether others come first.
+    /// Whether other workers are preferred.
     pub(crate) fn lasts(&self, now: Instant) -> bool {
         self.0.lock().until.is_some_and(|until| now < until)
     }

@@ -38,7 +38,7 @@ fn first(failure: Failure) -> String {
     shown(Recovery::new(LIMITS).after(&failure, now, minute, &RetryBucket::new(10, 0.0), 1.0))
 }
 
-/// One retry is left, and who has no time for it leaves it to others.
+/// One retry is left; a request without time for it leaves it to others.
 #[test]
 fn a_retry_that_is_not_made_is_not_paid_for() {
     let (now, bucket) = (Instant::now(), RetryBucket::new(1, 0.0));
@@ -56,7 +56,8 @@ fn a_retry_that_is_not_made_is_not_paid_for() {
 
 #[test]
 fn what_failed_decides_whom_to_avoid() {
-    // step, kind, the client has tokens; p: prefill worker, d: decode worker, s: avoided softly, S: strictly, until it has
+    // step, kind, tokens were sent; p: prefill worker, d: decode worker, s: avoided softly, S: strictly, until tokens
+    // were sent
     let cases = [
         (Place, Unavailable, false, "p- d- 20ms"),
         (Place, Overloaded, false, "futile"),
@@ -93,7 +94,7 @@ fn what_failed_decides_whom_to_avoid() {
     }
 }
 
-/// All failures of one request: (ms since its start, what failed), and what follows each. `deadline` in ms.
+/// All failures of one request: (ms since its start, failure), and the decision after each. `deadline` in ms.
 fn check(deadline: u64, burst: u32, jitter: f64, failures: &[(u64, Failure)], expected: &[&str]) {
     let start = Instant::now();
     let at = |ms| start + Duration::from_millis(ms);
@@ -112,7 +113,7 @@ fn attempts_are_bounded_and_back_off() {
     check(60_000, 1, 1.0, &[(0, died), (10, died)], &[s20, "budget"]);
     check(20, 10, 1.0, &[(0, died)], &["deadline"]);
     check(21, 10, 1.0, &[(0, died)], &[s20]);
-    // A request that breaks workers is not carried through all of them.
+    // A request that breaks workers must not be tried on all of them.
     let broken = failure(Decode, Internal, true);
     check(60_000, 10, 1.0, &[(0, broken), (10, broken)], &[s20, "futile"]);
 }
@@ -155,7 +156,7 @@ fn who_was_full_is_asked_again_once_the_answer_has_begun() {
         let retry = Recovery::new(LIMITS).after(&failure, now, deadline, &RetryBucket::new(1, 0.0), 1.0);
         avoided.failed(None, decode, &retry.unwrap());
     };
-    // Circles that it is in, and whether it may be what is missing.
+    // Retry scopes that include it, and whether it may be what is missing.
     let asked = |avoided: &Avoided| {
         let circles = Circle::WIDENING.into_iter().filter(|circle| avoided.admits(full, Role::Decode, false, *circle));
         (circles.collect::<Vec<_>>(), avoided.excludes_missing(Some(Role::Decode), [&record]))

@@ -1,5 +1,5 @@
-//! The one request that both fronts become: what the body asks for, who asks, and until when. What is only known later (model, tokens,
-//! resolved sampling) is added once, in `flow`.
+//! The common request of both fronts: the parameters of the body, the caller, and the deadline. `flow` later adds the
+//! model, the tokens and the resolved sampling.
 
 mod prompt;
 mod sampling;
@@ -17,7 +17,8 @@ use std::time::Instant;
 
 /// Highest priority; its negative is the lowest.
 pub(crate) const PRIORITY_MAX: i32 = 100;
-/// What labels of tenants are derived for. With another text, routers of two releases would name one tenant differently.
+/// Domain separation of tenant labels. With another text, routers of two releases would give one tenant different
+/// labels.
 const TENANT_LABEL: &str = "baton 2026-11-24 fair share, label of a tenant";
 /// Most samples of one request.
 pub(crate) const SAMPLES_MAX: u32 = 128;
@@ -28,7 +29,7 @@ pub(crate) const MESSAGES_MAX: usize = 4096;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PrefillPolicy {
-    /// Short prompts where they will decode, long ones on a prefill worker.
+    /// Short prompts on the decode worker, long ones on a prefill worker.
     #[default]
     Auto,
     /// Always on a prefill worker; no room there is an error.
@@ -37,27 +38,27 @@ pub enum PrefillPolicy {
     Local,
 }
 
-/// What the body of a request asks for besides its prompt.
+/// The parameters in the body of a request, without its prompt.
 #[derive(Clone, Debug)]
 pub struct Parameters {
-    /// Name of the model; empty where the client leaves it to the cluster.
+    /// Name of the model; empty if the client leaves the choice to the cluster.
     pub model: String,
     /// How to sample.
     pub sampling: Sampling,
-    /// How many answers.
+    /// Number of answers.
     pub samples: u32,
     /// Text that ends generation.
     pub stops: StopMatcher,
     /// Overrides the router's policy.
     pub prefill_policy: Option<PrefillPolicy>,
-    /// Higher goes first where requests wait, and is preempted last.
+    /// Higher priorities are scheduled first and preempted last.
     pub priority: i32,
     /// How it uses prefix caches.
     pub cache: CacheOptions,
 }
 
 impl Default for Parameters {
-    /// One answer, and all else left to the cluster.
+    /// One answer; the cluster decides all else.
     fn default() -> Self {
         Self {
             model: String::new(),
@@ -72,7 +73,7 @@ impl Default for Parameters {
 }
 
 impl Parameters {
-    /// Checks what needs no model.
+    /// Checks everything that does not depend on the model.
     pub(crate) fn check(&self) -> Result<(), RequestError> {
         self.sampling.check()?;
         let (priority, samples) = (self.priority, self.samples);
@@ -87,22 +88,22 @@ impl Parameters {
     }
 }
 
-/// A request, without the text of its prompt, which lives until it is tokens.
+/// A request without the text of its prompt, which is dropped once it is tokenized.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The client's id, or one drawn here.
+    /// The client's id, or a drawn one.
     pub id: RequestId,
-    /// Whose key it came with; never what the request says.
+    /// The tenant that owns the key; never taken from the request.
     pub tenant: TenantId,
-    /// What its tenant is due beside others.
+    /// The tenant's weight in fair sharing.
     pub(crate) weight: Weight,
-    /// The key itself, where keys are asked for.
+    /// The key, if keys are configured.
     pub(crate) key: Option<Key>,
-    /// When it came.
+    /// When it arrived.
     pub received: Instant,
     /// After this instant the answer is [`baton_types::ErrorKind::DeadlineExceeded`].
     pub deadline: Instant,
-    /// What its body says.
+    /// The parameters of its body.
     pub parameters: Parameters,
 }
 
@@ -112,12 +113,12 @@ impl Request {
         Self { id, tenant, weight: Weight::default(), key: None, received, deadline, parameters }
     }
 
-    /// The same of a tenant of this weight.
+    /// The same request, of a tenant with this weight.
     pub fn with_weight(self, weight: Weight) -> Self {
         Self { weight, ..self }
     }
 
-    /// Whose it is, as workers are told.
+    /// The tenant's label and weight, as sent to workers.
     pub(crate) fn share(&self) -> Share {
         let label = blake3::derive_key(TENANT_LABEL, self.tenant.as_str().as_bytes());
         let label = u64::from_le_bytes(*label.first_chunk().unwrap_or(&[0; 8]));
@@ -133,8 +134,8 @@ impl Deref for Request {
     }
 }
 
-/// A request id: the client's, or a random one; also a random one, to name the error with, where the client's is refused. `param` is what
-/// the client calls it.
+/// A request id: the client's, or a random one. If the client's is refused, a random one identifies the error. `param`
+/// is the client's name for the field.
 pub(crate) fn request_id(given: Option<&str>, param: &str) -> (RequestId, Result<(), RequestError>) {
     match given.map(RequestId::try_new) {
         Some(Ok(id)) => (id, Ok(())),

@@ -1,17 +1,17 @@
-//! Prompts as they come, and the memory that they take.
+//! Prompts as received, and their memory.
 
 use baton_text::{Content, Message};
 use baton_types::TokenId;
 use serde_json::{Map, Value};
 
-/// What the model is to continue.
+/// The input that the model continues.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Prompt {
-    /// Messages, to be laid out by the model's chat template.
+    /// Messages, to be rendered by the model's chat template.
     Chat {
         /// In order.
         messages: Vec<Message>,
-        /// Given to the template besides the messages.
+        /// Passed to the template besides the messages.
         template_kwargs: Map<String, Value>,
     },
     /// Text and token ids, in order.
@@ -25,7 +25,7 @@ const VALUE_BYTES: usize = 64;
 /// Memory of a member of a JSON object besides its value and its name.
 const MEMBER_BYTES: usize = 128;
 
-/// About what JSON takes in memory. How deep it is was bounded where it was read.
+/// Approximate memory of JSON. The parser has already bounded its depth.
 fn members_bytes(members: &Map<String, Value>) -> usize {
     members.iter().map(|(name, value)| MEMBER_BYTES + name.len() + value_bytes(value)).sum()
 }
@@ -41,7 +41,7 @@ fn value_bytes(value: &Value) -> usize {
 }
 
 impl Prompt {
-    /// About what it takes in memory, and what it becomes on the way to tokens once more.
+    /// Approximate memory of the prompt, plus that of its intermediate forms during tokenization.
     pub(crate) fn bytes(&self) -> u64 {
         let bytes: usize = match self {
             Self::Chat { messages, template_kwargs } => {
@@ -74,7 +74,7 @@ impl Prompt {
 pub enum Segment {
     /// To be tokenized; text that spells a control token stays text.
     Text(String),
-    /// Taken as they are.
+    /// Used unchanged.
     Tokens(Vec<TokenId>),
 }
 

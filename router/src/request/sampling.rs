@@ -1,8 +1,8 @@
-//! Sampling as clients ask for it, and its resolution against a model card.
+//! Sampling parameters of clients, and their resolution against a model card.
 
 use baton_types::{ErrorKind, RequestError, SamplingDefaults, SamplingError, SamplingParams, TokenId};
 
-/// Sampling as the client asked for it; `None` takes the model card's default, then the server's.
+/// Sampling parameters of the client; for `None` the model card's default applies, then the server's.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Sampling {
     /// See [`SamplingParams`], as for all fields below.
@@ -21,9 +21,9 @@ pub struct Sampling {
     pub seed: Option<u64>,
     /// Most tokens to generate; more than fits the context is refused.
     pub max_tokens: Option<u32>,
-    /// Used where `max_tokens` is absent, cut to what fits; `None` is all that remains of the context.
+    /// Used if `max_tokens` is absent, reduced to what fits; `None`: all that remains of the context.
     pub max_tokens_default: Option<u32>,
-    /// Generate on past the model's end tokens.
+    /// Continue after the model's end tokens.
     pub ignore_eos: bool,
     /// Further token ids that end the sequence.
     pub stop_token_ids: Vec<TokenId>,
@@ -31,15 +31,15 @@ pub struct Sampling {
     pub logprobs: Option<u32>,
 }
 
-/// Temperature where neither client nor model card gives one: OpenAI's default.
+/// Temperature if neither client nor model card sets one: OpenAI's default.
 const TEMPERATURE_DEFAULT: f32 = 1.0;
 
-/// A drawn seed survives JSON readers that know no integers, only doubles: it can be sent again as it was told.
+/// A drawn seed must survive JSON readers that have doubles only, so that a client can send it again unchanged.
 const DRAWN_SEED_BITS: u32 = 53;
 
 impl Sampling {
-    /// The complete parameters for a prompt of `prompt_tokens`, when prompt and answer may hold `context_max` tokens together. `random` is
-    /// where the seed is drawn from.
+    /// The complete parameters for a prompt of `prompt_tokens`, if prompt and answer may have `context_max` tokens
+    /// together. The seed is drawn from `random`.
     pub(crate) fn resolve(
         &self,
         defaults: &SamplingDefaults,
@@ -85,7 +85,7 @@ impl Sampling {
         Ok(params.try_new()?)
     }
 
-    /// Checks the ranges of all fields given, before any queue.
+    /// Checks the ranges of all given fields, before the request is queued.
     pub(crate) fn check(&self) -> Result<(), SamplingError> {
         let d = SamplingParams::default();
         let given = SamplingParams {

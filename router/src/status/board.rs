@@ -1,4 +1,4 @@
-//! What became of each worker since this router knows it. Pure: looks come in with their time.
+//! History of each worker since this router knows it. Pure: observations are passed in with their time.
 
 use super::judge::{Kind, Problem, State, WorkerSnapshot, duration_text};
 use baton_types::{InstanceRecord, Party, Role};
@@ -6,16 +6,16 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A worker that vanished without a drain is shown for so long, or until it is back.
+/// A worker that vanished without a drain is shown for this long, or until it is back.
 pub(super) const GONE_KEPT: Duration = Duration::from_secs(300);
-/// Most workers that vanished; older ones are forgotten first.
+/// Most vanished workers; the oldest are dropped first.
 const GONE_MAX: usize = 64;
-/// A pool that was full for less has just handed its room on.
+/// A pool that is full for less than this is just passing its blocks on.
 const FULL_AFTER: Duration = Duration::from_secs(1);
-/// Rates are those of so much time: three reports of a worker that has nothing to say.
+/// Rates are averaged over this time: three reports of an idle worker.
 const RATE_WINDOW: Duration = Duration::from_secs(3);
 
-/// What a worker has done since its start, when a report said so.
+/// Counters of a worker since its start, and when they were reported.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     at: Instant,
@@ -27,36 +27,36 @@ struct Sample {
 struct WorkerHistory {
     seen: WorkerSnapshot,
     state: State,
-    /// Since when it is in that state.
+    /// When it entered that state.
     since: Instant,
-    /// Since when it is known.
+    /// When it was first seen.
     first: Instant,
     full_since: Option<Instant>,
     samples: VecDeque<Sample>,
 }
 
-/// All workers since a while.
+/// All workers, with their recent history.
 #[derive(Debug, Default)]
 pub(crate) struct Board(BTreeMap<Party, WorkerHistory>);
 
 /// A worker as it is shown.
 #[derive(Debug)]
 pub(crate) struct Row {
-    /// The last that was seen of it.
+    /// The last observation of it.
     pub(crate) seen: WorkerSnapshot,
-    /// Where it stands.
+    /// Its state.
     pub(crate) state: State,
-    /// For how long.
+    /// How long it has been in that state.
     pub(crate) since: Duration,
     /// Age of its last report.
     pub(crate) report_age: Option<Duration>,
-    /// How long the step that runs has taken.
+    /// How long the running step has taken.
     pub(crate) still: Option<Duration>,
-    /// Tokens a second: of prompts on a prefill worker, of answers on a decode worker.
+    /// Tokens per second: prompt tokens on a prefill worker, generated tokens on a decode worker.
     pub(crate) tokens_per_s: Option<f64>,
-    /// KV sent and adopted, bytes a second.
+    /// KV sent and adopted, in bytes per second.
     pub(crate) kv_bytes_per_s: Option<f64>,
-    /// What is the matter with it.
+    /// Its problems.
     pub(crate) problems: Vec<Problem>,
 }
 
@@ -79,7 +79,7 @@ impl WorkerHistory {
         }
     }
 
-    /// Remembers what the last report counted.
+    /// Records the counters of the last report.
     fn sample(&mut self) {
         let Some(last) = &self.seen.last_report else { return };
         if self.samples.back().is_some_and(|sample| sample.at >= last.at) {
@@ -95,7 +95,7 @@ impl WorkerHistory {
         }
     }
 
-    /// How fast a count grew over the window; unknown with fewer than two reports.
+    /// Growth rate of a counter over the window; unknown with fewer than two reports.
     fn rate(&self, count: impl Fn(&Sample) -> Option<u64>) -> Option<f64> {
         let counted = |sample: &Sample| Some((sample.at, count(sample)?));
         let ((since, before), (at, now)) = (self.samples.iter().find_map(counted)?, counted(self.samples.back()?)?);
@@ -127,14 +127,14 @@ impl WorkerHistory {
 }
 
 impl Board {
-    /// Takes in everybody who is registered now.
+    /// Takes an observation of all registered workers.
     pub(crate) fn look(&mut self, all: Vec<WorkerSnapshot>, now: Instant) {
         let there: BTreeMap<Party, WorkerSnapshot> =
             all.into_iter().map(|seen| (seen.record.party.clone(), seen)).collect();
         let back = |party: &Party| there.keys().any(|other| other.instance == party.instance);
         self.0.retain(|party, known| match known.state {
             _ if there.contains_key(party) => true,
-            // One that left in order, or that another start replaced, is nobody's worry.
+            // A worker that left in order, or was replaced by a new incarnation, is not a problem.
             _ if known.seen.draining.is_said() || back(party) => false,
             State::Gone => now.saturating_duration_since(known.since) < GONE_KEPT,
             _ => {
@@ -157,14 +157,14 @@ impl Board {
         oldest.iter().for_each(|party| drop(self.0.remove(party)));
     }
 
-    /// Everybody, by name.
+    /// All workers, by name.
     pub(crate) fn rows(&self, now: Instant) -> Vec<Row> {
         self.0.values().map(|known| known.row(now)).collect()
     }
 }
 
 impl Row {
-    /// What it says of itself.
+    /// Its record.
     pub(crate) fn record(&self) -> &Arc<InstanceRecord> {
         &self.seen.record
     }
@@ -195,7 +195,7 @@ mod tests {
         }
     }
 
-    /// What makes a healthy worker another.
+    /// Turns a healthy worker into another one.
     type Change = fn(&mut WorkerSnapshot);
 
     fn healthy() -> LoadReport {
@@ -211,7 +211,8 @@ mod tests {
             self.start + Duration::from_millis(ms)
         }
 
-        /// Looks at these workers, each just heard, and tells who stands where, for how many seconds, with what problems.
+        /// Observes these workers, each with a fresh report. Returns each one's state, seconds in that state, and
+        /// problems.
         fn look(&mut self, ms: u64, workers: &[(&str, Change)]) -> String {
             let now = self.at(ms);
             let all = workers.iter().map(|(name, change)| {
@@ -307,7 +308,7 @@ mod tests {
         assert_eq!(rate(4_000, Some(1_400)), Some(100.0), "as the first report is too old");
         assert_eq!(rate(7_500, Some(1_400)), None);
         assert_eq!(rate(8_000, None), None, "of a release that does not count");
-        // The same report again is no news.
+        // A repeated report adds no sample.
         let mut case = Case::new();
         for ms in [0, 250, 500] {
             let report = LoadReport { generated_tokens: Some(5), ..healthy() };

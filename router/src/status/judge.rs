@@ -1,4 +1,4 @@
-//! What is the matter with one worker. Pure: what was seen comes in, a state and problems go out.
+//! State and problems of one worker. Pure: an observation comes in, a state and problems go out.
 
 use crate::workers::LastReport;
 use baton_types::{InstanceRecord, WATERMARK_BLOCKS};
@@ -6,19 +6,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Workers report at least every second, so one that said nothing for so long missed two reports.
+/// Workers report at least every second: after this time two reports are missing.
 pub(super) const SILENT_AFTER: Duration = Duration::from_millis(2_500);
-/// A step takes a fraction of a second; one that runs for so long is worth a look, long before the bound at which it counts as hung.
+/// A step takes a fraction of a second. One that runs for this long is reported, long before the bound at which it
+/// counts as hung.
 pub(super) const STILL_AFTER: Duration = Duration::from_secs(2);
-/// A worker registers once it is able to serve; one that was not admitted for so long has an obstacle.
+/// A worker registers once it can serve; if it is not admitted for this long, something prevents it.
 pub(super) const STARTING_MAX: Duration = Duration::from_secs(10);
 
-/// Whether a worker said that it drains. A look remembers it as of later, too: one that has nothing to do leaves between two looks.
+/// Whether a worker announced that it drains. Earlier observations share the flag, since an idle worker may leave
+/// between two observations.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Draining(pub(crate) Arc<AtomicBool>);
 
 impl Draining {
-    /// By now.
+    /// Whether it has been announced by now.
     pub(super) fn is_said(&self) -> bool {
         self.0.load(Ordering::Acquire)
     }
@@ -27,65 +29,65 @@ impl Draining {
 /// One worker at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkerSnapshot {
-    /// What it says of itself.
+    /// Its record.
     pub(crate) record: Arc<InstanceRecord>,
-    /// Whether this router would place on it, load aside.
+    /// Whether this router would place requests on it, apart from its load.
     pub(crate) admitted: bool,
-    /// Whether it said that it drains.
+    /// Whether it announced that it drains.
     pub(crate) draining: Draining,
-    /// Whether it failed of late.
+    /// Whether it failed recently.
     pub(crate) avoided: bool,
-    /// Why it cannot be heard, where that is known.
+    /// Why its reports do not arrive, if known.
     pub(crate) trouble: Option<String>,
     /// Its last report.
     pub(crate) last_report: Option<LastReport>,
 }
 
-/// Where a worker stands.
+/// The state of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// Registered and not admitted yet.
     Starting,
-    /// Is given work.
+    /// Receives requests.
     Ready,
-    /// Takes nothing more, as asked.
+    /// Accepts no more requests, as ordered.
     Draining,
-    /// Failed of late: others come first.
+    /// Failed recently: other workers are preferred.
     Avoided,
-    /// Says that it cannot serve.
+    /// Reports that it cannot serve.
     Failing,
-    /// Says nothing.
+    /// Sends no reports.
     Silent,
-    /// Not registered any more.
+    /// No longer registered.
     Gone,
 }
 
-/// Kinds of problems, the worst first; also a metric label.
+/// Kinds of problems, worst first; also a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Kind {
     /// Requests are refused.
     NotReady,
     /// etcd does not answer.
     Etcd,
-    /// The nodes of etcd are several clusters.
+    /// The etcd nodes belong to several clusters.
     EtcdDivided,
-    /// etcd complains, such as of a lack of space.
+    /// etcd raises an alarm, such as lack of space.
     EtcdAlarm,
     /// A worker vanished.
     Gone,
-    /// A worker says nothing.
+    /// A worker sends no reports.
     Silent,
     /// A worker cannot serve.
     Failing,
-    /// An engine's loop does not move.
+    /// An engine's loop makes no progress.
     Still,
-    /// A pool has no room, and somebody needs some.
+    /// A pool has no room, and a sequence needs some.
     PoolFull,
-    /// A worker's queue has no place left.
+    /// A worker's queue is full.
     QueueFull,
-    /// A worker has nobody to exchange KV with.
+    /// A worker has no partner to exchange KV with.
     Unpaired,
-    /// A worker failed of late.
+    /// A worker failed recently.
     Avoided,
 }
 
@@ -124,17 +126,17 @@ impl Kind {
     }
 }
 
-/// Something that somebody should look at.
+/// A problem that an operator should look at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Problem {
     pub(crate) kind: Kind,
-    /// Which worker it is about; empty where it is about the whole.
+    /// The worker; empty if the problem concerns the whole cluster.
     pub(crate) worker: String,
-    /// In plain words.
+    /// Description for an operator.
     pub(crate) text: String,
 }
 
-/// A time as people say it: whole seconds, minutes or hours.
+/// A time for people: whole seconds, minutes or hours.
 pub(crate) fn duration_text(time: Duration) -> String {
     match time.as_secs() {
         s if s < 120 => format!("{s} s"),
@@ -150,7 +152,7 @@ impl WorkerSnapshot {
         self.last_report.as_ref().is_some_and(|report| self.trouble.is_some() || age(report) > SILENT_AFTER)
     }
 
-    /// Where it stands, as far as one look tells.
+    /// Its state, as far as one observation shows it.
     pub(super) fn state(&self, now: Instant) -> State {
         let Some(report) = &self.last_report else { return State::Starting };
         match () {
@@ -163,14 +165,14 @@ impl WorkerSnapshot {
         }
     }
 
-    /// How long the step that runs there has taken, as of now; unknown of workers that do not say.
+    /// How long its running step has taken, as of now; unknown if the worker does not report it.
     pub(super) fn still(&self, now: Instant) -> Option<Duration> {
         let report = self.last_report.as_ref()?;
         let still = Duration::from_millis(report.report.still_ms?);
         Some(if still.is_zero() { still } else { still + now.saturating_duration_since(report.at) })
     }
 
-    /// Whether somebody waits for blocks of its pool, or would have to, however small a sequence.
+    /// Whether a sequence waits for blocks of its pool, or even the smallest one would have to.
     pub(super) fn pool_is_full(&self) -> bool {
         let Some(report) = self.last_report.as_ref().map(|report| &report.report) else { return false };
         let kept = u64::from(WATERMARK_BLOCKS);
@@ -178,7 +180,7 @@ impl WorkerSnapshot {
         has_none || report.lacks_blocks == Some(true)
     }
 
-    /// What is the matter, given for how long it has been known and whether its pool has been full for a while.
+    /// Its problems, given how long it has been known and whether its pool has been full for a while.
     pub(super) fn problems(&self, known: Duration, is_full: bool, now: Instant) -> Vec<(Kind, String)> {
         let mut found = Vec::new();
         let why = self.trouble.as_ref().map(|trouble| format!(": {trouble}")).unwrap_or_default();
@@ -227,7 +229,7 @@ mod tests {
         LoadReport { healthy: true, still_ms: Some(0), blocks: Some(blocks), ..Default::default() }
     }
 
-    /// State and problems of a worker whose last report is so old, in milliseconds.
+    /// State and problems of a worker whose last report is `age_ms` milliseconds old.
     fn check(age_ms: u64, change: impl FnOnce(&mut WorkerSnapshot, &mut LoadReport), state: State, problems: &[&str]) {
         let now = Instant::now() + Duration::from_secs(60);
         let mut report = report();
@@ -255,7 +257,7 @@ mod tests {
         check(1_000, |_, _| (), State::Ready, &[]);
         check(0, |s, _| s.draining = Draining(Arc::new(true.into())), State::Draining, &[]);
         check(0, |_, r| r.waiting = 3, State::Ready, &[]);
-        // Of a release that did not say how long its step takes.
+        // Of a release that did not report how long its step takes.
         check(0, |_, r| r.still_ms = None, State::Ready, &[]);
     }
 
@@ -283,7 +285,7 @@ mod tests {
         check(0, |_, r| r.blocks = blocks(3, 2), State::Ready, &[]);
         check(0, |_, r| r.blocks = blocks(3, 1), State::Ready, &["pool_full: pool full, 0 wait"]);
         let waits = |lacks| move |_: &mut WorkerSnapshot, r: &mut LoadReport| (r.waiting, r.lacks_blocks) = (2, lacks);
-        // Two that wait for rows of a step have all the room they need.
+        // Two sequences that wait for rows of a step have enough blocks.
         check(0, waits(Some(false)), State::Ready, &[]);
         check(0, waits(None), State::Ready, &[]);
         check(0, waits(Some(true)), State::Ready, &["pool_full: pool full, 2 wait"]);

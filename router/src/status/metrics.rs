@@ -1,4 +1,4 @@
-//! Problems, counted when it is asked for.
+//! Counts of problems, computed at each scrape.
 
 use super::{ClusterStatus, Kind};
 use prometheus_client::collector::Collector;

@@ -1,10 +1,10 @@
-//! What the cluster does and what is the matter with it, as this router sees it: behind `baton status`, and a metric.
+//! State and problems of the cluster, as this router sees them: the source of `baton status` and of a metric.
 //!
 //! ```text
-//!  workers, their reports ──> judge: state, problems ──> board: since when, how fast, who vanished ──> Admin/Status
+//!  workers, their reports ──> judge: state, problems ──> board: times, rates, vanished workers ──> Admin/Status
 //! ```
 //!
-//! It looks on and changes nothing: placement judges by itself, by other bounds.
+//! It only observes: placement makes its own decisions, with other bounds.
 
 mod board;
 mod judge;
@@ -28,13 +28,13 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-/// How often the router looks: far more often than workers have something new to say, so that it knows since when.
+/// Interval between observations: far shorter than that of workers' reports, so that times of changes are accurate.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// A router that changes to another node of etcd is without one for less.
+/// A router that switches to another etcd node has no connection for less than this.
 const ETCD_AFTER: Duration = Duration::from_secs(1);
 
-/// Looks at one router's cluster. Clones share what was seen.
+/// Observes one router's cluster. Clones share the observations.
 #[derive(Clone, Debug)]
 pub(crate) struct ClusterStatus {
     pub(crate) core: Arc<Core>,
@@ -47,7 +47,7 @@ impl ClusterStatus {
         Self { core, membership, board: Arc::default() }
     }
 
-    /// Looks again and again, until `stop` is cancelled.
+    /// Observes at an interval, until `stop` is cancelled.
     pub(crate) async fn follow(self, stop: CancellationToken) {
         let looks = async {
             loop {
@@ -90,7 +90,7 @@ impl ClusterStatus {
         rows
     }
 
-    /// What is the matter with the whole.
+    /// Problems of the whole cluster.
     fn of_whole(&self, now: Instant) -> Vec<Problem> {
         let mut found = Vec::new();
         let mut add = |kind, text| found.push(Problem { kind, worker: String::new(), text });
@@ -125,7 +125,7 @@ impl ClusterStatus {
         found
     }
 
-    /// Everything that somebody should look at, the worst first.
+    /// All problems, worst first.
     pub(crate) fn problems(&self, rows: &[Row], now: Instant) -> Vec<Problem> {
         let mut all = self.of_whole(now);
         all.extend(rows.iter().flat_map(|row| row.problems.iter().cloned()));

@@ -1,4 +1,4 @@
-//! Times to the first token of late, for percentiles that a person reads. Histograms of `/metrics` are for machines and never forget.
+//! Recent times to the first token, for percentiles that people read. The histograms of `/metrics` are cumulative.
 
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -13,10 +13,10 @@ const TIMES_MAX: usize = 1024;
 #[derive(Debug, Default)]
 pub(crate) struct RecentTimes(Mutex<VecDeque<(Instant, Duration)>>);
 
-/// Percentiles of the times that count.
+/// Percentiles of these times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Percentiles {
-    /// How many they are.
+    /// Number of times.
     pub(crate) count: usize,
     /// Half of them are at most this.
     pub(crate) p50: Duration,
@@ -33,7 +33,7 @@ impl RecentTimes {
         times.push_back((now, time));
     }
 
-    /// Their percentiles; `None` where there are none.
+    /// Their percentiles; `None` without any time.
     pub(crate) fn percentiles(&self, now: Instant) -> Option<Percentiles> {
         let mut times = self.0.lock();
         while times.front().is_some_and(|(at, _)| now.saturating_duration_since(*at) > WINDOW) {

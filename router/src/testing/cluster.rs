@@ -16,7 +16,7 @@ pub(crate) struct Cluster {
     pub(crate) client: InferenceClient<Channel>,
 }
 
-/// A configuration on free ports that prefills nothing locally unless told so.
+/// A configuration on free ports, without local prefill unless set.
 pub(crate) fn config() -> RouterConfig {
     let mut config = RouterConfig::default();
     config.grpc.listen.set_port(0);
@@ -24,9 +24,9 @@ pub(crate) fn config() -> RouterConfig {
     config.cluster.listen.set_port(0);
     config.placement.local_prefill_tokens_max = 0;
     config.retry.ready_ms_max = 50;
-    // Not by the memory of whoever runs the tests.
+    // Independent of the memory of the test machine.
     config.limits.running_max = 1024;
-    // Tests play the workers after the answer has begun.
+    // Tests script the workers after the answer has begun.
     config.limits.head_ms_max = 0;
     config
 }
@@ -40,7 +40,7 @@ impl Cluster {
         Self { router, client }
     }
 
-    /// With a router that takes the keys of this file.
+    /// With a router that uses this keys file.
     pub(crate) async fn with_keys(file: PathBuf, change: impl FnOnce(&mut RouterConfig)) -> Self {
         Self::start(|c| {
             change(c);
@@ -58,7 +58,7 @@ impl Cluster {
         Fake::start(self.router.cluster_addr, (role, name), byte_bundle(""), change).await
     }
 
-    /// One prefill and one decode worker.
+    /// Starts a request; its answer begins once the router has accepted it.
     pub(crate) async fn pair(&self) -> (Fake, Fake) {
         (self.worker(Role::Prefill, "p").await, self.worker(Role::Decode, "d").await)
     }

@@ -36,7 +36,7 @@ pub(crate) type DecodeCall = Call<v1::DecodeRequest, v1::DecodeEvent>;
 pub(crate) type PrefillCall = Call<v1::PrefillRequest, v1::PrefillEvent>;
 
 impl<R, E: Send + 'static> Call<R, E> {
-    /// Sends an event; `false` where the router went away, which is what some tests are about.
+    /// Sends an event; `false` if the router cancelled the call, which some tests check.
     async fn send(&self, event: Result<E, Status>) -> bool {
         self.events.as_ref().expect("the stream is open").send(event).await.is_ok()
     }
@@ -47,7 +47,7 @@ impl<R, E: Send + 'static> Call<R, E> {
         self.events = None;
     }
 
-    /// Ends the stream without a word.
+    /// Ends the stream without an error.
     pub(crate) fn end(&mut self) {
         self.events = None;
     }
@@ -65,7 +65,7 @@ pub(crate) fn token(id: u32, finish: Option<v1::FinishReason>) -> v1::Token {
     v1::Token { id, logprobs: None, finish_reason, prefill_us: Some(1000), ..Default::default() }
 }
 
-/// A first token, of which so much of the prompt was cached and so much was left in a cache.
+/// A first token, with this many prompt tokens cached and this many stored in the cache.
 pub(crate) fn first(id: u32, (cached, written): (u32, u32), finish: Option<v1::FinishReason>) -> v1::Token {
     v1::Token { cached_tokens: Some(cached), cache_write_tokens: Some(written), ..token(id, finish) }
 }
@@ -96,7 +96,7 @@ impl DecodeCall {
             self.token(byte.into()).await;
         }
     }
-    /// `false` where the router went away.
+    /// `false` if the router cancelled the call.
     pub(crate) async fn token(&self, id: u32) -> bool {
         self.event(v1::decode_event::Event::Token(token(id, None))).await
     }
@@ -148,7 +148,7 @@ impl Drop for Fake {
     }
 }
 
-/// Streams of reports that routers opened so far, those that want to hear of the cache.
+/// Streams of reports that routers opened so far; separately those that include cache reports.
 type Watchers = Arc<watch::Sender<Vec<Events<v1::LoadReport>>>>;
 
 struct Service {
@@ -217,7 +217,7 @@ impl Fake {
         tokio::time::timeout(WAIT_MAX, calls.recv()).await.expect("the router calls prefill").unwrap()
     }
 
-    /// Says something of its cache on the `stream`th stream of reports that asks for it, from 0 on, once there is such a stream.
+    /// Sends a cache report on the `stream`th stream that asked for them, counted from 0, once that stream is open.
     pub(crate) async fn tell(&self, stream: usize, update: v1::CacheUpdate) {
         let mut watchers = self.watchers.subscribe();
         let opened = watchers.wait_for(|watchers| watchers.len() > stream);
@@ -225,7 +225,7 @@ impl Fake {
         let reports = opened[stream].clone();
         drop(opened);
         let party = Some(self.record.party.clone().into());
-        // A router that found something missing has left already.
+        // A router that noticed a missing report has closed the stream already.
         let _ = reports.send(Ok(v1::LoadReport { party, cache: Some(update), ..Default::default() })).await;
     }
 
@@ -234,7 +234,7 @@ impl Fake {
         self.watchers.borrow().len()
     }
 
-    /// Changes what the worker reports of itself.
+    /// Changes the worker's load report.
     pub(crate) fn report(&self, change: impl FnOnce(&mut v1::LoadReport)) {
         self.load.send_modify(change);
     }
@@ -272,7 +272,7 @@ impl worker_server::Worker for Service {
     type WatchStream = ReceiverStream<Result<v1::LoadReport, Status>>;
     type DrainStream = ReceiverStream<Result<v1::DrainEvent, Status>>;
 
-    /// Refuses where it reports that it drains; otherwise one call ends, and the worker is drained.
+    /// Refuses if it reports that it drains; otherwise one call ends, and the worker is drained.
     async fn drain(&self, request: Request<v1::DrainRequest>) -> Answer<v1::DrainEvent> {
         if self.load.borrow().draining {
             return Err(Status::failed_precondition("it drains already"));

@@ -1,4 +1,4 @@
-//! The smallest HTTP client: HTTP/1.0, so that bodies end with the connection and come as they are written.
+//! A minimal HTTP client: HTTP/1.0, so that bodies end with the connection and arrive as they are written.
 
 use serde_json::Value;
 use std::net::SocketAddr;

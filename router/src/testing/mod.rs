@@ -56,12 +56,12 @@ pub(crate) fn record(role: Role, name: &str) -> InstanceRecord {
     }
 }
 
-/// A worker that is asked for nothing.
+/// A worker that receives no calls.
 pub(crate) fn handle(record: InstanceRecord) -> WorkerHandle {
     WorkerHandle::new(Arc::new(record), Box::new(Nobody))
 }
 
-/// The link to a worker that is asked for nothing.
+/// The link to a worker that receives no calls.
 #[derive(Debug)]
 struct Nobody;
 

@@ -1,4 +1,4 @@
-//! What a scripted worker holds of traces, and what it was told to keep.
+//! The trace spans of a scripted worker, and the traces that it was ordered to keep.
 
 use baton_proto::v1::{self, telemetry_server::Telemetry};
 use parking_lot::Mutex;
@@ -13,15 +13,15 @@ const WAIT_MAX: Duration = Duration::from_secs(20);
 /// A worker's memory of traces. Cloning shares it.
 #[derive(Clone, Default)]
 pub(crate) struct Memory {
-    /// Answered to whoever asks, whatever trace it asks for.
+    /// The answer to every request, for any trace.
     pub(crate) spans: Arc<Mutex<Vec<v1::TraceSpan>>>,
-    /// Answers nobody.
+    /// Never answers.
     pub(crate) hangs: Arc<AtomicBool>,
     kept: Arc<watch::Sender<Vec<String>>>,
 }
 
 impl Memory {
-    /// Traces that it was told to keep so far, as hexadecimal digits; waits until there are so many.
+    /// Traces that it was ordered to keep so far, as hexadecimal digits; waits until there are `count`.
     pub(crate) async fn kept(&self, count: usize) -> Vec<String> {
         let mut kept = self.kept.subscribe();
         let there = kept.wait_for(|kept| kept.len() >= count);

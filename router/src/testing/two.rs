@@ -1,4 +1,4 @@
-//! Two workers, either of which may be asked.
+//! Two workers of a role, either of which may be called.
 
 use super::cluster::Cluster;
 use super::fake::{DecodeCall, Fake, PrefillCall};
@@ -19,7 +19,7 @@ impl Two {
         Self { cluster, p, d }
     }
 
-    /// The next claim, taken, and the other decode worker.
+    /// The next claim, accepted, and the other decode worker.
     pub(crate) async fn claim(&self) -> (DecodeCall, &Fake) {
         let (call, _, other) = either(&self.d).await;
         call.claimed().await;
@@ -35,7 +35,7 @@ impl Two {
     }
 }
 
-/// The next call of `Decode/Generate`, who got it, and the other one.
+/// The next call of `Decode/Generate`, the worker that received it, and the other one.
 pub(crate) async fn either(d: &[Fake; 2]) -> (DecodeCall, &Fake, &Fake) {
     tokio::select! {
         call = d[0].decode() => (call, &d[0], &d[1]),

@@ -1,4 +1,4 @@
-//! What operators ask of a router.
+//! Operator calls to a router.
 
 use crate::testing::cluster::Cluster;
 use crate::testing::http;
@@ -88,7 +88,7 @@ async fn metrics_are_read_where_health_has_a_port_of_its_own() {
     assert_eq!((without.router.admin_addr, status(without.router.http_addr, "/metrics").await), (None, 200));
 }
 
-/// Anybody may watch, and each report goes to all.
+/// Any client may watch, and each report goes to all.
 #[tokio::test]
 async fn health_over_grpc_is_told_when_it_changes() {
     use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
@@ -100,7 +100,7 @@ async fn health_over_grpc_is_told_when_it_changes() {
         watch.message().await.unwrap().map(|told: tonic_health::pb::HealthCheckResponse| told.status())
     };
     assert_eq!(next(&mut watch).await, Some(ServingStatus::NotServing));
-    // It looks ten times a second.
+    // It checks ten times a second.
     assert!(tokio::time::timeout(Duration::from_secs(1), next(&mut watch)).await.is_err(), "it is told the same again");
     let _d = cluster.worker(Role::Decode, "d").await;
     cluster.router.ready().await;

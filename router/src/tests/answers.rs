@@ -1,4 +1,5 @@
-//! Whole answers: they have a bound and a share, until their clients have read them, and others are served meanwhile.
+//! Whole answers have a limit and a share per client until their clients have read them; other answers are served
+//! meanwhile.
 
 use super::auth::KeysFile;
 use crate::RouterConfig;
@@ -32,7 +33,7 @@ fn heavy() -> v1::Token {
     v1::Token { logprobs, ..token(b'a'.into(), None) }
 }
 
-/// Says so many heavy tokens; the last one ends the answer where `ends`.
+/// Sends `tokens` heavy tokens; the last one ends the answer if `ends`.
 async fn say(call: &DecodeCall, tokens: usize, ends: bool) {
     for i in 1..=tokens {
         let finish_reason = if ends && i == tokens { Length as i32 } else { 0 };
@@ -57,7 +58,7 @@ async fn claimed(d: &Fake) -> DecodeCall {
     call
 }
 
-/// Waits until what is held for answers is as `is` says.
+/// Waits until the bytes held for answers satisfy `is`.
 async fn held(cluster: &Cluster, is: impl Fn(u64) -> bool) {
     let wait = async {
         while !is(cluster.router.core().answers.used()) {
@@ -100,7 +101,7 @@ async fn an_answer_beyond_its_share_is_refused_and_a_stream_of_it_passes() {
     assert!(lines > 900 && last == "data: [DONE]", "{lines} {last}");
     held(&cluster, |bytes| bytes == 0).await;
 
-    // One that is half here takes no room from others, and leaves none to its own.
+    // An answer that is half complete takes no room from other clients, and leaves none to its own.
     let long = tokio::spawn({
         let whole = whole.clone();
         async move { asked(to, "sk-mallory", &whole).await }
@@ -169,7 +170,7 @@ async fn an_answer_that_fails_or_is_left_holds_nothing() {
     call.cancelled().await;
 }
 
-/// A client that reads nothing more than it is told to, and has little room.
+/// A client that reads only on request, with small buffers.
 async fn slow(to: SocketAddr, body: &str) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4 << 10).unwrap();
@@ -218,7 +219,7 @@ async fn a_head_over_grpc_waits_in_the_room_that_there_is() {
     let request = v1::GenerateRequest { n: Some(2), sampling: Some(sampling), ..ask("x") };
     let worker = async {
         let calls = [claimed(&d).await, claimed(&d).await];
-        // The other one says nothing.
+        // The other one sends nothing.
         calls[0].send_token(v1::Token { logprobs: heavy().logprobs, ..first(b'a'.into(), (0, 0), None) }).await;
         say(&calls[0], 4000, false).await;
         calls
@@ -229,7 +230,7 @@ async fn a_head_over_grpc_waits_in_the_room_that_there_is() {
         for _ in 0..=4000 {
             assert_eq!(answer.next().await.text, "a");
         }
-        // What it may leave unread counts until its end.
+        // The memory for unread output counts until the end of the answer.
         held(&cluster, |bytes| 0 < bytes && bytes < 64 << 10).await;
     };
     tokio::join!(reader, worker);

@@ -1,4 +1,4 @@
-//! Keys, over both fronts: who is let in, to what, and what the file may do meanwhile.
+//! Keys, over both fronts: which callers are accepted, for which calls, and changes of the file meanwhile.
 
 use crate::testing::cluster::{Cluster, ask, config};
 use crate::testing::http::{Answer, send};
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tonic::{Code, Request, Status};
 
-/// A file of keys in a folder that orchestrators change as they do: by a link that leads elsewhere.
+/// A file of keys in a folder that changes as orchestrators do it: by a link to another folder.
 pub(super) struct KeysFile(tempfile::TempDir);
 
 impl KeysFile {
@@ -62,7 +62,7 @@ fn keyed<T>(message: T, key: &str) -> Request<T> {
     request
 }
 
-/// Waits until a key is let in, or is not any more.
+/// Waits until a key is accepted, or is refused again.
 async fn until(cluster: &Cluster, key: &str, status: u16) {
     for _ in 0..500 {
         if get(cluster, "/v1/models", key).await.status == status {
@@ -206,7 +206,7 @@ async fn the_file_is_read_again_and_one_that_is_wrong_changes_nothing() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     until(&cluster, "sk-bob", 200).await;
-    // What comes back as it was is taken, too.
+    // A file that returns to its former content is applied, too.
     file.become_text(&text(&[BOB, ALICE]));
     until(&cluster, "sk-alice", 200).await;
     assert_eq!(metric(&cluster, "baton_router_auth_keys ").await, 2.0);

@@ -1,4 +1,4 @@
-//! What workers are told of prefix caches, and what clients are told of what workers found there.
+//! Cache options that workers receive, and cached counts that clients receive.
 
 use super::auth::KeysFile;
 use crate::testing::cluster::{Cluster, Reader, ask, remote};
@@ -31,7 +31,7 @@ fn told(call: &DecodeCall) -> Option<v1::CacheUse> {
     call.sequence().cache.clone()
 }
 
-/// Answers the next request of `d` with two tokens, of whose prompt so much was cached and written.
+/// Answers the next request of `d` with two tokens; `of_prompt` is how many prompt tokens were cached and written.
 async fn answers(d: &Fake, of_prompt: (u32, u32)) -> Option<v1::CacheUse> {
     let call = d.decode().await;
     call.claimed().await;
@@ -59,7 +59,7 @@ async fn tenants_have_salts_of_their_own_whatever_they_ask_for() {
     let (plain, narrow) = (json!({}), json!({"cache_salt": "s"}));
     let alice = salt("sk-alice", plain.clone()).await;
     assert_eq!(salt("sk-alice-2", plain.clone()).await, alice, "another key of the same tenant");
-    // Who calls is not for the body to say.
+    // The body does not decide who calls.
     assert_eq!(salt("sk-alice", json!({"user": "bob", "prompt_cache_key": "k"})).await, alice);
     let narrowed = salt("sk-alice", narrow.clone()).await;
     assert_ne!(narrowed, alice);
@@ -219,7 +219,7 @@ async fn what_a_later_attempt_computes_is_counted_apart() {
     let second = other.decode().await;
     second.claimed().await;
     let (again, _) = two.prefill().await;
-    // Of "helloab" two tokens are cached there, so five are computed once more.
+    // Two tokens of "helloab" are cached there, so five are computed again.
     again.send_token(first(b'c'.into(), (2, 4), None)).await;
     second.adopted().await;
     again.done().await;
@@ -268,7 +268,7 @@ async fn the_head_of_a_stream_waits_for_the_first_token() {
     assert_eq!(Reader(answer.into_inner()).rest().await, ("ab".into(), FinishReason::Length));
     let (answer, ()) = tokio::join!(post(to, "/v1/completions", &body), serves());
     assert_eq!(answer.header("x-baton-cache-hit"), Some("50"));
-    // An error before it is no stream.
+    // An error before the head is not a stream.
     let (answer, ()) = tokio::join!(client.generate(ask("abcd")), refuses());
     let status = answer.unwrap_err();
     assert_eq!(status.code(), tonic::Code::InvalidArgument, "{status:?}");

@@ -1,4 +1,4 @@
-//! What workers say of their caches, over real streams.
+//! Workers' cache reports, over real streams.
 
 use crate::prefixes::Prefixes;
 use crate::testing::cluster::Cluster;
@@ -25,12 +25,12 @@ fn stored(sequence: u64, hashes: &[PrefixHash]) -> CacheUpdate {
     CacheUpdate { sequence, change: Some(Change::Stored(hashes)) }
 }
 
-/// Workers that the router places on.
+/// Workers that the router places requests on.
 fn ready(cluster: &Cluster) -> usize {
     cluster.router.core().workers.ready(Instant::now()).len()
 }
 
-/// Waits until the router believes a worker to have so many tokens of the prompt.
+/// Waits until the router counts this many tokens of the prompt as cached on a worker.
 async fn has(prefixes: &Arc<Prefixes>, worker: &Fake, tokens: usize) {
     let (prompt, party) = (prompt(), &worker.record.party);
     let wait = async {
@@ -59,7 +59,7 @@ async fn a_lost_event_hides_a_worker_until_its_next_snapshot() {
     assert_eq!(ready(&cluster), 1, "its load counts all the while");
     p.tell(1, stored(1, &prompt[4..])).await;
     has(prefixes, &p, 160).await;
-    // A stream that loses again and again is not opened in a loop.
+    // A stream that repeatedly loses reports is not reopened in a loop.
     p.tell(1, stored(9, &prompt[..1])).await;
     p.tell(2, snapshot(&prompt[..1])).await;
     has(prefixes, &p, 16).await;

@@ -1,4 +1,4 @@
-//! Answers that go on where workers of other numerics classes are.
+//! Answers that continue on workers of other numerics classes.
 
 use crate::testing::cluster::{Cluster, Reader, ask};
 use crate::testing::fake::Fake;
@@ -51,7 +51,7 @@ async fn an_answer_whose_class_is_gone_goes_on_and_says_so() {
     call.say("1").await;
     answer.reads("1").await;
     d.report(|load| load.draining = true);
-    // Until that report is there, the same worker may be asked again.
+    // Until that report arrives, the same worker may be called again.
     let call = loop {
         call.fail(Status::unavailable("broken")).await;
         tokio::select! {

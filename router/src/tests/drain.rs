@@ -1,4 +1,4 @@
-//! Workers that drain: no request is lost for it, however many do.
+//! Workers that drain: no request is lost by it, however many drain.
 
 use crate::testing::cluster::{Cluster, ask};
 use crate::testing::fake::Fake;
@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use tonic::transport::Endpoint;
 use tonic::{Status, Streaming};
 
-/// Waits until so many decode workers are placed on.
+/// Waits until the router places requests on this many decode workers.
 async fn ready(cluster: &Cluster, count: usize) {
     let line = format!("baton_router_ready_workers{{model=\"m\",pool=\"default\",role=\"decode\"}} {count}");
     let wait = async {
@@ -45,7 +45,7 @@ async fn a_request_goes_on_through_more_drains_than_it_has_attempts() {
     assert_eq!(answer.rest().await, ("1234".into(), FinishReason::Length));
 }
 
-/// An answer that has ended, and of which nothing is read yet, and its tokens: its client is sent little at a time.
+/// An answer that has ended but is entirely unread, and its tokens: its client receives little at a time.
 async fn ended_unread(cluster: &Cluster, d: &Fake) -> (Streaming<GenerateResponse>, u32) {
     const TOKENS: u32 = 60;
     let endpoint = Endpoint::from_shared(format!("http://{}", cluster.router.grpc_addr)).unwrap();
@@ -82,7 +82,7 @@ async fn a_router_drains_no_sooner_than_its_answers_are_read() {
     let (mut answer, tokens) = ended_unread(&cluster, &d).await;
     let mut drain = pin!(cluster.router.drain());
     let mut read = 0;
-    // Message by message: it is looked at whether the drain is over before each of them is taken.
+    // Message by message: before each one it checks whether the drain is over.
     while read < tokens {
         let message = tokio::select! {
             biased;

@@ -1,4 +1,5 @@
-//! Requests at the edges of HTTP and JSON: each gets a refusal or a closed connection, never an answer, and the router goes on.
+//! Requests at the limits of HTTP and JSON: each gets a refusal or a closed connection, never an answer, and the router
+//! keeps serving.
 
 use crate::testing::cluster::Cluster;
 use crate::testing::http::send;
@@ -12,12 +13,12 @@ use tokio::time::timeout;
 const BODY: &str = r#"{"prompt":[1,2,3],"max_tokens":1}"#;
 const POST: &str = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
 
-/// Statuses of what comes back until the router closes or has nothing more to say for a while.
+/// Statuses of the answers until the router closes or sends nothing for a while.
 async fn statuses(to: SocketAddr, request: &[u8]) -> Vec<u16> {
     let mut stream = TcpStream::connect(to).await.unwrap();
     let _ = stream.write_all(request).await;
     let (mut said, mut some) = (Vec::new(), [0; 4096]);
-    // Where something came, the rest comes at once.
+    // After the first bytes, the rest follows at once.
     let mut patience = Duration::from_secs(20);
     while let Ok(Ok(n @ 1..)) = timeout(patience, stream.read(&mut some)).await {
         said.extend_from_slice(&some[..n]);

@@ -1,4 +1,4 @@
-//! How answers end before the workers end them: stop strings, cancel, deadline, readers that stall, drain.
+//! How answers end before the workers end them: stop strings, cancel, deadline, stalled readers, drain.
 
 use crate::testing::cluster::{Cluster, ask};
 use baton_proto::v1::{self, FinishReason};
@@ -96,7 +96,8 @@ async fn a_reader_that_stalls_is_cancelled() {
     prefill.token(u32::from(b'a'), None).await;
     answer.next().await;
     decode.adopted().await;
-    // The client holds the stream and reads nothing: the worker is paused once the windows are full, then cancelled, before max_tokens.
+    // The client holds the stream and reads nothing. Once the windows are full the worker pauses; then the request is
+    // cancelled, before max_tokens.
     let mut taken = 0;
     while decode.token(u32::from(b'b')).await {
         taken += 1;
@@ -104,7 +105,7 @@ async fn a_reader_that_stalls_is_cancelled() {
     }
     decode.cancelled().await;
     prefill.cancelled().await;
-    // Whoever reads on after all finds out why it ended.
+    // A client that reads on after all receives the reason for the end.
     let end = answer.error().await;
     assert_eq!((end.code(), end.message().contains("read nothing")), (tonic::Code::Cancelled, true), "{end}");
 }

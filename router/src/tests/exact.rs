@@ -1,4 +1,4 @@
-//! What an attempt is asked for, and what a client is told, to the byte and to the token.
+//! Requests to workers and answers to clients, checked to the byte and to the token.
 
 use crate::testing::cluster::{Cluster, ask, remote};
 use crate::testing::fake::first;
@@ -42,7 +42,7 @@ async fn an_answer_that_ends_within_a_character_shows_that_there_was_one() {
     assert_eq!(answer.rest().await, ("a\u{fffd}".into(), FinishReason::Length));
 }
 
-/// What is left of a request's time is what its workers get, of both roles.
+/// Workers of both roles receive the remaining time of a request.
 #[tokio::test]
 async fn workers_get_the_time_that_is_left() {
     let cluster = Cluster::start(|_| ()).await;
@@ -59,7 +59,8 @@ async fn workers_get_the_time_that_is_left() {
     }
 }
 
-/// Five tokens of prompt are prefilled where they decode, up to six are: with two of the answer it is too long for that.
+/// Five prompt tokens are prefilled on the decode worker, as are up to six: with two tokens of the answer the prompt is
+/// too long for that.
 #[tokio::test]
 async fn what_is_replayed_counts_where_it_goes_on() {
     let cluster = Cluster::start(|c| c.placement.local_prefill_tokens_max = 6).await;
@@ -77,7 +78,7 @@ async fn what_is_replayed_counts_where_it_goes_on() {
     assert_eq!(p.prefill().await.request.sequence.as_ref(), Some(next.sequence()));
 }
 
-/// The value of the one series of `name` with `labels` in it.
+/// The value of the only series of `name` whose labels include `labels`.
 fn value(metrics: &str, name: &str, labels: &str) -> f64 {
     let mut lines = metrics.lines().filter(|l| l.split(['{', ' ']).next() == Some(name) && l.contains(labels));
     let line = lines.next().unwrap_or_else(|| panic!("no {name} in {metrics}"));
@@ -85,7 +86,7 @@ fn value(metrics: &str, name: &str, labels: &str) -> f64 {
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-/// One answer of four tokens behind a prompt of five, two of them cached; a worker died after two.
+/// One answer of four tokens after a prompt of five, two of them cached; a worker died after two tokens.
 #[tokio::test]
 async fn metrics_count_what_happened() {
     let two = Two::start(|c| c.placement.prefill_policy = crate::PrefillPolicy::Local).await;

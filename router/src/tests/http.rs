@@ -207,7 +207,7 @@ async fn errors_have_statuses_and_openai_shapes() {
         assert_eq!(error["param"].as_str().unwrap_or_default(), param, "{error}");
         assert!(!error["message"].as_str().unwrap().is_empty() && error["type"].is_string());
     }
-    d.decode().await.cancelled().await; // The one of the deadline.
+    d.decode().await.cancelled().await; // The request with the deadline.
     let held = tokio::spawn(async move { post(to, "/v1/completions", &json!({"prompt": "x"})).await.status });
     let _decode = d.decode().await;
     let answer = post(to, "/v1/completions", &json!({"prompt": "x"})).await;

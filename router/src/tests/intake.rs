@@ -1,4 +1,5 @@
-//! What is not yet a request: it has a bound, a share and a time, over both fronts, and others are served meanwhile.
+//! Requests that are not parsed yet have a limit, a share per client and a time, over both fronts; other requests are
+//! served meanwhile.
 
 use super::auth::KeysFile;
 use crate::RouterConfig;
@@ -24,7 +25,7 @@ fn keyed(key: &str) -> String {
     if key.is_empty() { String::new() } else { format!("authorization: Bearer {key}\r\n") }
 }
 
-/// Sends the head of a request with a body of `length` bytes, and so many of them.
+/// Sends the head of a request with a body of `length` bytes, and `sent` bytes of the body.
 async fn upload(to: SocketAddr, key: &str, length: usize, sent: usize) -> TcpStream {
     let mut stream = TcpStream::connect(to).await.unwrap();
     let key = keyed(key);
@@ -72,7 +73,7 @@ async fn a_client_that_uploads_without_end_has_its_share_and_others_are_served()
     cluster.router.ready().await;
     let to = cluster.router.http_addr;
     let mut held = Vec::new();
-    // 7 MiB of its 8 are for bodies that are not small, and the calls themselves count.
+    // 7 MiB of its 8 are for bodies that are not small, and the calls themselves also count.
     for _ in 0..13 {
         held.push(upload(to, "sk-mallory", MIB, MIB / 2).await);
     }
@@ -141,14 +142,14 @@ async fn a_body_that_does_not_come_is_let_go() {
         }
     };
     timeout(LONG, let_go).await.expect("it holds nothing any more");
-    // Its own deadline is nearer.
+    // The request's own deadline is earlier.
     let mut stream = TcpStream::connect(cluster.router.http_addr).await.unwrap();
     let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-timeout: 20ms\r\ncontent-type: application/json\r\ncontent-length: 9\r\n\r\n";
     stream.write_all(head.as_bytes()).await.unwrap();
     assert_eq!(status(&mut stream).await, 504);
 }
 
-/// Each byte comes in time, and all of them never.
+/// Each byte arrives in time, but the body never ends.
 #[tokio::test]
 async fn a_body_that_drips_is_let_go() {
     let cluster = Cluster::start(|c| c.http.body_ms_max = 500).await;
@@ -168,13 +169,13 @@ async fn a_body_that_drips_is_let_go() {
     assert_eq!(&head, b"HTTP/1.1 408");
 }
 
-/// What a client sent is its own again once it is tokens, however long the answer takes.
+/// The memory of a body is released once it is tokenized, however long the answer takes.
 #[tokio::test]
 async fn answers_hold_nothing_of_the_budget_of_bodies() {
     let cluster = Cluster::start(narrow).await;
     let d = cluster.worker(Role::Decode, "d").await;
     cluster.router.ready().await;
-    // Nothing is said before it is let go: only the open call counts then.
+    // No answer is sent before the worker is released: only the open call counts then.
     let decoding = async || {
         let call = d.decode().await;
         call.claimed().await;
@@ -231,7 +232,7 @@ async fn a_key_has_its_limits_and_others_have_theirs() {
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         send(to, "POST /v1/completions", &keyed(key), &body.to_string()).await
     };
-    // Nothing is said of the plain one: no priority is free.
+    // The plain key has no entry: it may not use any priority.
     for (key, more, param) in [
         ("sk-small", json!({"priority": 0}), "priority"),
         ("sk-plain", json!({"priority": 1}), "priority"),
@@ -263,7 +264,7 @@ async fn a_key_has_its_limits_and_others_have_theirs() {
     assert_eq!(vip.status, 200);
     decode.last(b'b'.into(), FinishReason::Length).await;
     assert!(first.text().await.contains("[DONE]"));
-    // Who has read the end may ask again at once.
+    // A client that has read the end may send its next request at once.
     let again = async {
         let call = d.decode().await;
         call.claimed().await;

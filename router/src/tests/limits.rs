@@ -1,4 +1,4 @@
-//! Bounds: admission, context, pools, loads.
+//! Limits: admission, context, pools, loads.
 
 use crate::testing::cluster::{Cluster, ask, remote};
 use crate::testing::http;
@@ -7,7 +7,7 @@ use baton_types::{InstanceRecord, Role};
 use serde_json::json;
 use std::time::Duration;
 
-/// Beside another model, which is served all the time.
+/// With another model, which is served all the time.
 #[tokio::test]
 async fn a_model_whose_worker_restarts_is_waited_for() {
     let cluster = Cluster::start(|c| (c.placement.local_prefill_tokens_max, c.retry.ready_ms_max) = (1_000, 400)).await;
@@ -18,7 +18,7 @@ async fn a_model_whose_worker_restarts_is_waited_for() {
     drop(n);
     let began = std::time::Instant::now();
     let away = loop {
-        // Until the router has heard that it left.
+        // Until the router learns that it left.
         match tokio::time::timeout(Duration::from_secs(20), cluster.generate_within(request(), None)).await.unwrap() {
             Err(status) => break status,
             Ok(_) => assert!(began.elapsed() < Duration::from_secs(20), "a worker that left is served"),
@@ -74,7 +74,7 @@ async fn a_prompt_that_no_prefill_worker_takes_is_refused_where_the_policy_deman
     let cluster = Cluster::start(|c| c.retry.ready_ms_max = 600_000).await;
     let d = cluster.worker(Role::Decode, "d").await;
     let prompt = "x".repeat(63);
-    // Nobody is known, and is waited for; then somebody is.
+    // No worker is known, so the request waits; then one joins.
     let mut answer = cluster.generate(remote(&prompt)).await;
     let p = cluster.worker_with(Role::Prefill, "p", |r| r.card.context_max = 64).await;
     let error = tokio::time::timeout(Duration::from_secs(20), answer.error()).await.expect("nobody is waited for");
@@ -86,7 +86,7 @@ async fn a_prompt_that_no_prefill_worker_takes_is_refused_where_the_policy_deman
     let refused = http::post(cluster.router.http_addr, "/v1/completions", &body).await;
     assert_eq!(refused.status, 400);
     assert_eq!(refused.json().await["error"]["param"], "prefill_policy");
-    // One token less leaves room for the first of the answer, and for another.
+    // One token less leaves room for the first token of the answer, and for another one.
     let _answer = cluster.generate(remote(&prompt[1..])).await;
     let decode = d.decode().await;
     decode.claimed().await;
@@ -100,7 +100,7 @@ async fn an_answer_is_as_long_as_the_largest_context_allows() {
     let cluster = Cluster::start(|_| ()).await;
     let small = cluster.worker_with(Role::Decode, "small", |r| r.card.context_max = 64).await;
     let large = cluster.worker_with(Role::Decode, "large", |r| r.card.context_max = 128).await;
-    // Eight times, since either is chosen where both would do.
+    // Eight times, since either may be chosen if both would do.
     for max_tokens in [None, Some(124), Some(61), None, Some(61), None, Some(61), None] {
         let sampling = v1::Sampling { max_tokens, ..Default::default() };
         let _answer = cluster.generate(v1::GenerateRequest { sampling: Some(sampling), ..ask("xxxx") }).await;
@@ -121,7 +121,7 @@ async fn workers_that_report_trouble_get_nothing() {
     let cluster = Cluster::start(|_| ()).await;
     let (p, d) = cluster.pair().await;
     p.report(|load| load.draining = true);
-    // The report is on its way; until it is there, requests may still go remote.
+    // The report is in transit; until it arrives, requests may still be prefilled remotely.
     loop {
         let answer = cluster.generate(ask("x")).await;
         let decode = d.decode().await;
@@ -143,7 +143,7 @@ async fn workers_that_report_trouble_get_nothing() {
     }
 }
 
-/// Nobody would be in time, however often it is tried.
+/// No worker would be in time, however often it is tried.
 #[tokio::test]
 async fn a_deadline_that_nobody_could_keep_is_missed_at_once_without_advice_to_come_again() {
     let cluster = Cluster::start(|_| ()).await;
@@ -155,7 +155,7 @@ async fn a_deadline_that_nobody_could_keep_is_missed_at_once_without_advice_to_c
         let asked = http::send(cluster.router.http_addr, "POST /v1/completions", "x-request-timeout: 10\r\n", &body);
         tokio::select! {
             answer = asked => break answer,
-            // The report is on its way.
+            // The report is in transit.
             call = d.decode() => drop(call),
         }
     };

@@ -1,4 +1,5 @@
-//! A real router against scripted workers: every test says what workers answer, event by event. Nothing sleeps to be right.
+//! A real router with scripted workers: every test scripts the workers' answers, event by event. No test depends on
+//! sleeping.
 
 mod admin;
 mod answers;

@@ -1,4 +1,5 @@
-//! The core without servers: workers behind the port, in one thread, and time that passes only while everybody waits.
+//! The core without servers: workers behind the port, in one thread, with a clock that advances only while all tasks
+//! wait.
 
 use crate::port::{CallError, ConnectError, Connector, DecodeCall, Link, PrefillCall, WorkerEvents, WorkerReport};
 use crate::testing::record;
@@ -21,7 +22,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
-/// Time that a test lets pass; the tasks are the test's own.
+/// A clock that a test advances; the tasks are the test's own.
 #[derive(Debug)]
 struct Held(Mutex<State>);
 
@@ -58,11 +59,11 @@ impl Runtime for Held {
 }
 
 impl Held {
-    /// What `work` yields. Time passes once all tasks wait.
+    /// The result of `work`. The clock advances once all tasks wait.
     async fn run<T>(&self, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         loop {
-            // More turns than tasks take to tell one another what they heard.
+            // More rounds than tasks need to pass messages to each other.
             for _ in 0..64 {
                 if let Poll::Ready(done) = poll!(work.as_mut()) {
                     return done;
@@ -78,7 +79,7 @@ impl Held {
     }
 }
 
-/// Decode workers, the first of which to be asked is lost after two tokens.
+/// Decode workers, of which the first one called is lost after two tokens.
 #[derive(Clone, Debug)]
 struct Workers {
     runtime: Arc<Held>,

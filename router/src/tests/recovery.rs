@@ -1,4 +1,4 @@
-//! Workers that fail in every phase: the answer goes on elsewhere, without a token lost or doubled.
+//! Workers that fail in every phase: the answer continues elsewhere, and no token is lost or repeated.
 
 use crate::testing::cluster::{Cluster, Reader, ask, remote};
 use crate::testing::fake::{DecodeCall, Fake};
@@ -10,7 +10,7 @@ use baton_proto::v1::{self, FinishReason, decode_request};
 use baton_types::{ErrorKind, RequestError};
 use tonic::Status;
 
-/// Checks that an attempt goes on behind `text`, of which `prompt_len` tokens are prompt.
+/// Checks that an attempt continues after `text`, of which `prompt_len` tokens are prompt.
 fn goes_on(call: &DecodeCall, before: &DecodeCall, text: &str, prompt_len: u32) {
     let (now, then) = (call.sequence(), before.sequence());
     assert_eq!((&now.tokens, now.prompt_len), (&tokens(text), prompt_len));
@@ -43,7 +43,7 @@ async fn a_decode_worker_dies_in_mid_answer() {
     answer.reads("ab").await;
     first.fail(Status::unknown("h2 protocol error: the connection broke")).await;
     let second = other.decode().await;
-    // What is held back for a stop string was generated too.
+    // Text held back for a stop string was also generated.
     goes_on(&second, &first, "helloabEN", 5);
     second.claimed().await;
     let (p, _) = two.prefill().await;
@@ -71,7 +71,7 @@ async fn a_decode_worker_dies_that_prefills_itself() {
     assert_eq!((rest.as_str(), usage.prompt_tokens, usage.completion_tokens), ("c", 5, 3));
 }
 
-/// As where somebody else took the KV in the decode worker's name, and acknowledged it.
+/// As if another process took the KV in the decode worker's name, and acknowledged it.
 #[tokio::test]
 async fn kv_that_was_handed_over_is_adopted_in_time_or_sent_again() {
     let two = Two::start(|c| c.retry.adopted_ms_max = 200).await;
@@ -88,7 +88,7 @@ async fn kv_that_was_handed_over_is_adopted_in_time_or_sent_again() {
     prefill.token(b'b'.into(), None).await;
     prefill.done().await;
     second.adopted().await;
-    // Longer than the bound: nothing is in doubt any more.
+    // Longer than the bound: no failure is suspected any more.
     tokio::time::sleep(std::time::Duration::from_millis(400)).await;
     second.last(b'c'.into(), FinishReason::Length).await;
     let (rest, usage) = end(&mut answer).await;
@@ -101,7 +101,7 @@ async fn a_prefill_worker_dies_before_its_token() {
     let mut answer = two.cluster.generate(remote("hello")).await;
     let (first, _) = two.claim().await;
     let (mut prefill, other) = two.prefill().await;
-    // All KV came over and the decode worker is ahead; only the token was lost.
+    // All KV was transferred and the decode worker is ahead; only the token was lost.
     first.adopted().await;
     first.say("b").await;
     prefill.end();
@@ -221,7 +221,7 @@ async fn workers_may_fail_one_after_the_other() {
     second.say("2").await;
     answer.reads("12").await;
     second.fail(from_error(&RequestError::new(ErrorKind::Unavailable, "stopping"))).await;
-    // Both decode workers failed it: the better one of them is asked again.
+    // Both decode workers failed it: the better one is called again.
     let (third, _) = two.claim().await;
     goes_on(&third, &first, "x12", 1);
     let (prefill, _) = two.prefill().await;

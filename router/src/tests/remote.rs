@@ -1,4 +1,4 @@
-//! Requests over two workers, and what happens when one of them fails.
+//! Requests over two workers, and failures of one of them.
 
 use crate::testing::cluster::{Cluster, Reader, ask, remote};
 use crate::testing::fake::{DecodeCall, Fake, PrefillCall};
@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tonic::Status;
 
-/// A request whose prompt `p` has, for a claim that `d` took.
+/// A request whose prompt runs on `p`, with a claim on `d`.
 async fn begin(cluster: &Cluster, p: &Fake, d: &Fake) -> (Reader, DecodeCall, PrefillCall) {
     let answer = cluster.generate(ask("x")).await;
     let decode = d.decode().await;
@@ -95,7 +95,7 @@ async fn a_last_token_counts_although_the_decode_worker_hears_first_that_nothing
     let given_up =
         RequestError::new(ErrorKind::Cancelled, "aborted by the peer: the sequence ended with its first token");
     decode.fail(from_error(&given_up)).await;
-    // Long enough for the word of the decode worker to be the first, whose stream is another.
+    // Long enough for the decode worker's event to arrive first; it comes on another stream.
     tokio::time::sleep(Duration::from_millis(50)).await;
     prefill.token(u32::from(b'1'), Some(FinishReason::Length)).await;
     assert_eq!(answer.rest().await, ("1".into(), FinishReason::Length));
@@ -124,7 +124,7 @@ async fn a_full_prefill_worker_leaves_the_prompt_to_the_decode_worker() {
 async fn a_prompt_whose_handoff_fails_is_prefilled_where_it_decodes() {
     let cluster = Cluster::start(|_| ()).await;
     let (p, d) = cluster.pair().await;
-    // Refused for want of room, lost, given up by the prefill worker, damaged.
+    // Refused for lack of room, lost, abandoned by the prefill worker, damaged.
     for kind in [ErrorKind::Overloaded, ErrorKind::Unavailable, ErrorKind::Cancelled, ErrorKind::Internal] {
         let (mut answer, mut decode, prefill) = begin(&cluster, &p, &d).await;
         decode.fail(from_error(&RequestError::new(kind, "the handoff failed"))).await;
@@ -137,7 +137,7 @@ async fn a_prompt_whose_handoff_fails_is_prefilled_where_it_decodes() {
     }
 }
 
-/// Waits until the router has heard that a worker has so many free blocks.
+/// Waits until the router's view of a worker shows this many free blocks.
 async fn has_free(cluster: &Cluster, worker: &Fake, free: u64) {
     let heard = async {
         loop {
@@ -153,7 +153,8 @@ async fn has_free(cluster: &Cluster, worker: &Fake, free: u64) {
     tokio::time::timeout(Duration::from_secs(20), heard).await.expect("the router hears of it");
 }
 
-/// A decode worker says that there is no room yet, and the router decides to leave the request there; `otherwise` if it does not.
+/// A decode worker reports that it has no room yet, and the router lets the request wait there; `otherwise` if it does
+/// not.
 async fn waits_on(cluster: &Cluster, call: &DecodeCall, otherwise: &str) {
     let stays = || cluster.router.core().stays.load(Ordering::Relaxed);
     let before = stays();
@@ -176,15 +177,15 @@ async fn kv_without_room_waits_until_another_decode_worker_has_some() {
     let prefill = p.prefill().await;
     prefill.token(u32::from(b'1'), None).await;
     assert_eq!(answer.next().await.text, "1");
-    // Nobody else is there, then nobody who has room.
+    // There is no other worker; then none with room.
     waiting.waits().await;
     let other = cluster.worker(Role::Decode, "other").await;
     let blocks = |free| move |load: &mut v1::LoadReport| load.blocks.as_mut().unwrap().free = free;
-    // One block for the prompt, and three of the four that it keeps free.
+    // One block for the prompt, and three of the four of its watermark.
     other.report(blocks(4));
     has_free(&cluster, &other, 4).await;
     waits_on(&cluster, &waiting, "it goes to a worker that has no room either").await;
-    // Room there counts as soon as it is known here and the full one speaks again.
+    // Room on the other worker counts once this router knows of it and the full worker reports again.
     other.report(blocks(1000));
     let moves = async {
         loop {
@@ -201,7 +202,7 @@ async fn kv_without_room_waits_until_another_decode_worker_has_some() {
     let sequence = goes_on.request.sequence.as_ref().unwrap();
     assert_eq!((sequence.tokens.as_slice(), sequence.prompt_len), (&[tokens("x"), vec![49]].concat()[..], 1));
     goes_on.claimed().await;
-    // It moves once, whoever has room now.
+    // It moves once, whichever worker has room now.
     full.report(blocks(1000));
     has_free(&cluster, &full, 1000).await;
     waits_on(&cluster, &goes_on, "it goes to and fro").await;

@@ -1,4 +1,4 @@
-//! Whether a failed attempt is followed by another, whom others avoid meanwhile, and what bounds it.
+//! Whether a failed attempt is retried, which workers others avoid meanwhile, and the limits of both.
 
 use crate::testing::cluster::{Reader, remote};
 use crate::testing::fake::DecodeCall;
@@ -18,7 +18,7 @@ async fn what_cannot_succeed_is_not_tried_again() {
         first.fail(from_error(&RequestError::new(kind, "never"))).await;
         assert_eq!(answer.error().await.code(), Code::from_i32(kind.grpc_code()));
     }
-    // Nor is a request that breaks what serves it carried through the whole cluster.
+    // A request that breaks its workers is also not tried on the whole cluster.
     let mut answer = two.cluster.generate(remote("x")).await;
     for _ in 0..2 {
         let (mut call, _, _) = either(&two.d).await;
@@ -46,7 +46,7 @@ async fn attempts_and_the_budget_of_all_requests_are_bounded() {
     }
 }
 
-/// It takes the call, and never says whether it has room.
+/// It accepts the call, but never reports whether it has room.
 #[tokio::test]
 async fn a_claim_that_is_not_answered_goes_to_another_worker() {
     let two = Two::start(|c| c.limits.claim_ms_max = 200).await;
@@ -94,7 +94,7 @@ async fn a_worker_that_serves_again_is_avoided_no_more() {
     let answer = two.cluster.generate(remote("x")).await;
     other.decode().await.fail(Status::unavailable("broken")).await;
     serve(worker.decode().await, answer).await;
-    // Now the other one alone is avoided.
+    // Now only the other one is avoided.
     for _ in 0..8 {
         let answer = two.cluster.generate(remote("x")).await;
         let (call, called, _) = either(&two.d).await;

@@ -1,4 +1,4 @@
-//! Answers that fail where other workers have no room: waited for, gone on with elsewhere, or told to the client.
+//! Answers that fail while other workers have no room: they wait, continue elsewhere, or are refused to the client.
 
 use crate::PrefillPolicy;
 use crate::testing::cluster::{Cluster, Reader, ask, remote};
@@ -11,12 +11,12 @@ use baton_types::{ErrorKind, RequestError, Role};
 use std::time::Duration;
 use tonic::{Code, Status};
 
-/// A decode worker that takes no more than 64 tokens a sequence.
+/// A decode worker that accepts at most 64 tokens per sequence.
 async fn small(cluster: &Cluster) -> Fake {
     cluster.worker_with(Role::Decode, "small", |r| r.card.context_max = 64).await
 }
 
-/// An answer of which the client has the token `1`.
+/// An answer of which the client has received the token `1`.
 async fn started(cluster: &Cluster, d: &Fake) -> (Reader, DecodeCall) {
     let mut answer = cluster.generate(ask("x")).await;
     let call = d.decode().await;
@@ -26,7 +26,7 @@ async fn started(cluster: &Cluster, d: &Fake) -> (Reader, DecodeCall) {
     (answer, call)
 }
 
-/// Waits until the router knows of no worker that takes more than `tokens` tokens.
+/// Waits until the router knows no worker that accepts more than `tokens` tokens.
 async fn takes_at_most(cluster: &Cluster, tokens: u64) {
     let seen = async {
         loop {
@@ -79,7 +79,7 @@ async fn that_the_others_are_full_is_told_with_a_time_to_come_again() {
     let (mut call, its, other) = either(&d).await;
     its.report(|load| load.draining = true);
     other.report(|load| load.waiting = 16);
-    // Until both reports are there, one of them takes requests.
+    // Until both reports have arrived, one of them receives requests.
     loop {
         let mut probe = cluster.generate(ask("x")).await;
         tokio::select! {
@@ -93,7 +93,7 @@ async fn that_the_others_are_full_is_told_with_a_time_to_come_again() {
     assert_eq!(error.metadata().get("retry-after-ms").unwrap(), "1000");
 }
 
-/// Checks that a client is told at once what the worker said that was full.
+/// Checks that a client receives the refusal of the full worker at once.
 async fn is_told(answer: &mut Reader, retry_after_ms: &str) {
     let error = tokio::time::timeout(Duration::from_secs(20), answer.error()).await.expect("nobody is waited for");
     assert_eq!(error.code(), Code::ResourceExhausted, "{error:?}");
@@ -112,23 +112,23 @@ async fn where_only_full_workers_are_left_nobody_is_waited_for() {
     let mut answer = cluster.generate(ask("x")).await;
     d.decode().await.fail(full()).await;
     is_told(&mut answer, "700").await;
-    // One that does not say when to come again.
+    // One that states no retry time.
     let mut answer = cluster.generate(ask("x")).await;
     d.decode().await.fail(Status::resource_exhausted("no room here")).await;
     is_told(&mut answer, "1000").await;
-    // Beside one that could never take it, too.
+    // With one that could never accept it, too.
     let _small = small(&cluster).await;
     let mut answer = cluster.generate(ask("x")).await;
     d.decode().await.fail(full()).await;
     is_told(&mut answer, "700").await;
-    // As with a prefill worker, where the request must have one.
+    // The same with a prefill worker, if the request requires one.
     let p = cluster.worker(Role::Prefill, "p").await;
     let mut answer = cluster.generate(remote("x")).await;
     let decode = d.decode().await;
     decode.claimed().await;
     p.prefill().await.fail(full()).await;
     is_told(&mut answer, "700").await;
-    // Beside one that could never take the prompt, too.
+    // With one that could never accept the prompt, too.
     let _small = cluster.worker_with(Role::Prefill, "small-p", |r| r.card.context_max = 2).await;
     let mut answer = cluster.generate(remote("x")).await;
     let decode = d.decode().await;

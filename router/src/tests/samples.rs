@@ -38,7 +38,7 @@ async fn samples_differ_in_their_number_alone_and_count_as_one_request() {
     }
     let ids: std::collections::BTreeSet<_> = calls.iter().map(|call| &call.sequence().request_id).collect();
     assert_eq!(ids.len(), 3, "workers tell them apart");
-    // The last of them begins first, and has nothing to compute but the end of the prompt.
+    // The last of them begins first, and computes only the end of the prompt.
     for (i, cached) in [(2, 4), (0, 0), (1, 4)] {
         calls[i].claimed().await;
         calls[i].send_token(first(u32::from(b'a') + i as u32, (cached, if i == 0 { 4 } else { 0 }), None)).await;

@@ -1,4 +1,4 @@
-//! What a router tells of its cluster, with workers that say of themselves what a test wants.
+//! The status of a cluster, with workers that report what a test sets.
 
 use crate::testing::cluster::Cluster;
 use crate::testing::fake::Fake;
@@ -24,7 +24,7 @@ impl Case {
         self.admin.status(v1::StatusRequest {}).await.unwrap().into_inner()
     }
 
-    /// Waits for a status that is as it should be.
+    /// Waits for a status that satisfies `is_right`.
     async fn until_it(&mut self, is_right: impl Fn(&v1::StatusResponse) -> bool) -> v1::StatusResponse {
         let mut status = self.status().await;
         for _ in 0..500 {
@@ -37,7 +37,7 @@ impl Case {
         panic!("still {status:#?}");
     }
 
-    /// Waits until the problems are these, each `worker kind: text` with the last digits left out.
+    /// Waits until the problems are these, each `worker kind: text` without the last digits.
     async fn until(&mut self, expected: &[&str]) -> v1::StatusResponse {
         let told = |p: &v1::Problem| format!("{} {}: {}", p.worker, p.kind, p.text);
         self.until_it(|status| {
@@ -86,7 +86,7 @@ async fn a_cluster_without_problems_is_told_as_it_is() {
     assert_eq!((router.running, router.running_max, router.queued), (0, 1024, 0));
     assert_eq!((router.models, router.etcd_reachable, router.ttft_p50_ms), (vec!["m".to_owned()], None, None));
 
-    // Its count grows, so it has a rate.
+    // Its counter grows, so it has a rate.
     d.report(|load| load.generated_tokens = Some(300));
     case.until_it(|status| of(status, &d).tokens_per_s.is_some_and(|rate| rate > 0.0)).await;
     assert_eq!(of(&case.status().await, &p).tokens_per_s, None, "it does not count");
@@ -114,7 +114,7 @@ async fn workers_that_go_stand_still_or_are_full_are_told_in_plain_words() {
     assert_eq!((row.state(), row.running, row.blocks), (v1::WorkerState::Gone, None, None));
     assert_eq!(case.problems("gone").await, 1.0);
 
-    // All is well again once it is.
+    // All problems end with it.
     p.report(|load| load.still_ms = Some(0));
     d.report(|load| {
         (load.waiting, load.blocks) = (0, Some(v1::BlockCounts { total: 512, free: 512, ..Default::default() }))

@@ -1,4 +1,4 @@
-//! Traces of requests: who is asked for them, and who is told to keep which.
+//! Traces of requests: which workers are asked for them, and which are ordered to keep which.
 
 use crate::testing::cluster::{Cluster, Reader, ask, config, remote};
 use crate::testing::fake::Fake;
@@ -16,11 +16,11 @@ use tonic::{Code, Request, Status};
 use tracing::Dispatch;
 use tracing::dispatcher::DefaultGuard;
 
-/// While there is one subscriber alone, tracing remembers of each span whether the first thread that met it had that one, and other
-/// tests' threads have none. A second one ends that.
+/// While there is only one subscriber, tracing caches for each span whether the first thread that reached it had that
+/// subscriber; other tests' threads have none. A second subscriber turns this off.
 static SECOND: OnceLock<(Dispatch, TelemetryGuard)> = OnceLock::new();
 
-/// A router that records its spans, as its binary does; on the thread of the test alone.
+/// A router that records its spans, as its binary does, but only on the test's thread.
 async fn traced(change: impl FnOnce(&mut RouterConfig)) -> (Cluster, TelemetryGuard, DefaultGuard) {
     let mut config = config();
     config.telemetry.log = "off".into();
@@ -39,7 +39,7 @@ async fn trace(cluster: &Cluster, id: &str) -> Result<v1::TraceResponse, Status>
     admin.trace(v1::TraceRequest { id: id.into() }).await.map(tonic::Response::into_inner)
 }
 
-/// The trace of a request once all of it has ended.
+/// The trace of a request once all its spans have ended.
 async fn ended(cluster: &Cluster, id: &str) -> v1::TraceResponse {
     let found = async {
         loop {
@@ -87,7 +87,7 @@ async fn one_request_is_gathered_from_who_took_part() {
     assert_eq!(nobody.code(), Code::NotFound);
     assert!(nobody.message().contains("no request or trace \"early\""), "{nobody:?}");
 
-    // Two requests of one caller stand in one trace.
+    // Two requests of one caller are in one trace.
     let of_caller = |id: &str, request| {
         let mut request = Request::new(named(id, request));
         let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";

@@ -1,5 +1,5 @@
-//! The end of a request's trace: whether it is exported although the head's sampling left it out, who has to know, and who is asked
-//! when somebody wants to see it.
+//! The end of a request's trace: whether tail sampling exports it although head sampling did not, which workers must be
+//! notified, and where to find its spans.
 
 mod tell;
 mod verdict;
@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tracing::Span;
 use verdict::{Kept, TailPolicy};
 
-/// Verdicts that wait for their way to the workers; more are lost and counted.
+/// Verdicts queued for workers; further ones are dropped and counted.
 const VERDICTS_MAX: usize = 4096;
 
 /// Counts of verdicts.
@@ -47,13 +47,13 @@ impl TailMetrics {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct End {
     pub(crate) failed: Option<ErrorKind>,
-    /// From its arrival.
+    /// Time since its arrival.
     pub(crate) took: Duration,
-    /// From its arrival to its first token; `None` where there was none.
+    /// Time from its arrival to its first token; `None` without a token.
     pub(crate) first_token: Option<Duration>,
 }
 
-/// Decides and spreads verdicts.
+/// Makes verdicts and distributes them.
 #[derive(Debug)]
 pub(crate) struct Tail {
     policy: TailPolicy,
@@ -63,7 +63,7 @@ pub(crate) struct Tail {
 }
 
 impl Tail {
-    /// A tail, and what [`deliver`] takes.
+    /// A tail sampler, and the input of [`deliver`].
     pub(crate) fn new(
         config: &TelemetryConfig,
         traces: Traces,
@@ -73,14 +73,14 @@ impl Tail {
         (Self { policy: TailPolicy::new(config), traces, verdicts, metrics }, receiver)
     }
 
-    /// Marks the span of a request that ends, and has its trace exported where the end asks for that. Never waits.
+    /// Marks the span of a request that ends, and exports its trace if the verdict is to keep it. Never waits.
     pub(crate) fn ended(&self, span: &Span, end: End, workers: &[Arc<WorkerHandle>]) {
         let slow = self.policy.is_slow(&end);
         if slow {
             span.record("baton.slow", true);
         }
         let Some(kept) = self.policy.keeps(&end) else { return };
-        // What the head chose is exported in any case.
+        // Traces chosen by head sampling are exported in any case.
         let Some((trace, false)) = head_of(span) else { return };
         match kept {
             Kept::Error => self.metrics.kept_errors.inc(),

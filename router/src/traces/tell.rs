@@ -1,4 +1,5 @@
-//! Tells workers which traces are kept: in batches, each call with a deadline, and what does not arrive is counted.
+//! Notifies workers which traces are kept, in batches. Each call has a deadline, and verdicts that do not arrive are
+//! counted.
 
 use crate::workers::WorkerHandle;
 use baton_node::grpc::KEEP_TRACES_MAX;
@@ -11,12 +12,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
 
-/// Verdicts are gathered for so long: during an outage, one call tells of many requests.
+/// Verdicts are collected for this long: during an outage, one call covers many requests.
 const GATHER: Duration = Duration::from_millis(50);
-/// Longest call. A worker that hangs holds back the others' verdicts for so long, and their spans wait in their rings meanwhile.
+/// Longest call. A worker that hangs delays the verdicts of others this long; their spans stay in their rings
+/// meanwhile.
 const CALL_MAX: Duration = Duration::from_secs(1);
 
-/// One worker is to export what it has of one trace.
+/// An order to one worker to export its spans of one trace.
 #[derive(Debug)]
 pub(crate) struct Verdict {
     pub(super) trace: TraceId,
@@ -46,7 +48,7 @@ async fn tell(runtime: &dyn Runtime, worker: Arc<WorkerHandle>, traces: Vec<Trac
     let count = traces.len();
     let told = runtime.until(runtime.now() + CALL_MAX, worker.link().keep(traces)).await;
     if !matches!(told, Some(Ok(()))) {
-        // Older workers know no such call, and one that is gone has no spans either.
+        // Older workers do not have this call, and a worker that is gone has no spans.
         tracing::debug!(worker = %worker.party(), traces = count, "cannot tell a worker which traces are kept");
         lost.inc_by(count as u64);
     }

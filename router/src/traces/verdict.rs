@@ -1,4 +1,4 @@
-//! Which traces the end of their request keeps. Pure.
+//! Which traces are kept by tail sampling. Pure.
 
 use super::End;
 use baton_node::telemetry::TelemetryConfig;
@@ -14,7 +14,7 @@ pub(crate) enum Kept {
     Slow,
 }
 
-/// What is kept at the tail.
+/// The tail sampling settings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TailPolicy {
     errors: bool,
@@ -24,7 +24,7 @@ pub(crate) struct TailPolicy {
 }
 
 impl TailPolicy {
-    /// As an operator set it.
+    /// From the operator's configuration.
     pub(crate) fn new(config: &TelemetryConfig) -> Self {
         Self {
             errors: config.keep_errors,
@@ -34,12 +34,13 @@ impl TailPolicy {
         }
     }
 
-    /// Whether a request was slow, its first token or all of it. One that ended without a token waited for it to its end.
+    /// Whether a request was slow, to its first token or in total. A request without a token counts its whole time as
+    /// time to the first token.
     pub(crate) fn is_slow(&self, end: &End) -> bool {
         end.took > self.whole || end.first_token.unwrap_or(end.took) > self.first_token
     }
 
-    /// Whether its trace is kept. A client that went away is no failure of ours.
+    /// Whether its trace is kept. A client that disconnected is not a failure.
     pub(crate) fn keeps(&self, end: &End) -> Option<Kept> {
         if self.errors && end.failed.is_some_and(|kind| kind != ErrorKind::Cancelled) {
             return Some(Kept::Error);
@@ -61,7 +62,7 @@ mod tests {
         let failed = end(Some(ErrorKind::Unavailable), 50, None);
         let waited = end(Some(ErrorKind::Cancelled), 101, None);
         let gone = end(Some(ErrorKind::Cancelled), 99, None);
-        // end, kept with both settings, with errors alone, with slow alone
+        // end, kept with both settings, with errors only, with slow only
         let cases = [
             (fine, None, None, None),
             (late, Some(Kept::Slow), None, Some(Kept::Slow)),

@@ -5,7 +5,7 @@ use baton_types::{InstanceRecord, LoadReport};
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
-/// What the last report said.
+/// Content of the last report.
 #[derive(Clone, Copy, Debug)]
 struct Report {
     at: Instant,
@@ -13,30 +13,30 @@ struct Report {
     usable: bool,
 }
 
-/// The last report as it came, for those who look on.
+/// The last report as received, for the status.
 #[derive(Clone, Debug)]
 pub(crate) struct LastReport {
-    /// When it came.
+    /// When it arrived.
     pub at: Instant,
     pub report: LoadReport,
 }
 
-/// Rates of an idle worker say little of it after this time.
+/// After this time the rates of an idle worker count as old.
 const RATES_AGE_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 struct State {
-    /// When the rates were last confirmed by work.
+    /// When work last confirmed the rates.
     rates_at: Option<Instant>,
     report: Option<Report>,
-    /// Outlives the loss of the worker.
+    /// Kept after the worker is lost.
     last_report: Option<LastReport>,
     placed: u32,
     placed_prefill_tokens: u64,
     placed_kv_tokens: u64,
 }
 
-/// Joins reports with placements. A report replaces what was placed before it: the worker has counted that itself.
+/// Combines reports with placements. A report replaces all earlier placements: the worker has already counted them.
 #[derive(Debug, Default)]
 pub(crate) struct Load(Mutex<State>);
 
@@ -71,12 +71,12 @@ impl Load {
         self.0.lock().report = None;
     }
 
-    /// The last report, however old.
+    /// The last report, of any age.
     pub(crate) fn last_report(&self) -> Option<LastReport> {
         self.0.lock().last_report.clone()
     }
 
-    /// Counts a sequence placed now: prompt tokens to compute there, and tokens of KV to hold there.
+    /// Counts a sequence placed now: prompt tokens to compute there, and tokens of KV to store there.
     pub(crate) fn placed(&self, prefill_tokens: u64, kv_tokens: u64) {
         let mut state = self.0.lock();
         state.placed += 1;
@@ -84,7 +84,7 @@ impl Load {
         state.placed_kv_tokens += kv_tokens;
     }
 
-    /// The load now; `None` where the worker is not to be placed on: unheard, stale, unhealthy or draining.
+    /// The load now; `None` if requests must not be placed on the worker: no report yet, stale, unhealthy or draining.
     pub(crate) fn measured(&self, now: Instant, stale_max: Duration) -> Option<Measured> {
         let state = self.0.lock();
         let report = state.report.filter(|r| r.usable && now.saturating_duration_since(r.at) <= stale_max)?;

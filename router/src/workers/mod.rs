@@ -1,7 +1,7 @@
 //! The workers that this router knows: a link, a load and a text each.
 //!
-//! A worker is *admitted* once it answered on its own address and the text of its model is loaded; only admitted workers with a
-//! fresh, healthy load are placed on.
+//! A worker is *admitted* once it has answered on its own address and the text of its model is loaded. Requests are
+//! placed only on admitted workers with a fresh, healthy load.
 
 mod load;
 mod set;
@@ -19,18 +19,18 @@ use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Longest reason that is remembered; some of it comes from whoever answers at a worker's address.
+/// Longest reason that is stored; a part of it comes from the process that answers at the worker's address.
 const TROUBLE_CHARS_MAX: usize = 256;
 
 /// One worker in one incarnation.
 #[derive(Debug)]
 pub(crate) struct WorkerHandle {
-    /// What it says of itself.
+    /// Its record.
     pub(crate) record: Arc<InstanceRecord>,
     /// Its model, of that record.
     key: ModelKey,
     pub(crate) load: Load,
-    /// Whether it failed of late.
+    /// Whether it failed recently.
     pub(crate) probation: Probation,
     link: Box<dyn Link>,
     text: OnceLock<Option<Arc<ModelText>>>,
@@ -40,7 +40,7 @@ pub(crate) struct WorkerHandle {
 }
 
 impl WorkerHandle {
-    /// A worker that nothing was heard of yet.
+    /// A worker that has not reported yet.
     pub(crate) fn new(record: Arc<InstanceRecord>, link: Box<dyn Link>) -> Self {
         let (load, probation) = (Load::default(), Probation::default());
         let key = ModelKey::from(&record.card);
@@ -49,12 +49,12 @@ impl WorkerHandle {
         Self { record, key, load, probation, link, text, admitted, draining, trouble }
     }
 
-    /// How it is asked for anything.
+    /// The link for calls to it.
     pub(crate) fn link(&self) -> &dyn Link {
         &*self.link
     }
 
-    /// Which incarnation of which instance.
+    /// Its instance and incarnation.
     pub(crate) fn party(&self) -> &Party {
         &self.record.party
     }
@@ -64,7 +64,7 @@ impl WorkerHandle {
         self.text.get()
     }
 
-    /// Whether the worker knows that it is admitted, and was not evicted since.
+    /// Whether the worker is admitted and was not evicted since.
     pub(crate) fn is_admitted(&self) -> bool {
         self.admitted.load(Ordering::Acquire)
     }
@@ -73,12 +73,12 @@ impl WorkerHandle {
         self.admitted.swap(admitted, Ordering::AcqRel)
     }
 
-    /// Whether it said that it drains, which no start ever takes back.
+    /// Whether it announced that it drains; an incarnation never takes that back.
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.load(Ordering::Acquire)
     }
 
-    /// The same for whoever looks on after the worker left.
+    /// The same flag, for readers that outlive the worker.
     pub(crate) fn drains(&self) -> Arc<AtomicBool> {
         self.draining.clone()
     }
@@ -89,7 +89,7 @@ impl WorkerHandle {
         }
     }
 
-    /// Why it cannot be heard; `None` while it is.
+    /// Why its reports do not arrive; `None` while they do.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.trouble.lock().clone()
     }

@@ -19,7 +19,7 @@ pub(crate) struct ModelKey {
     pub(crate) fingerprint: Digest,
     /// Digest of the text bundle.
     pub(crate) bundle: Option<Digest>,
-    /// What ends an answer.
+    /// Tokens that end an answer.
     pub(crate) end_tokens: Vec<TokenId>,
 }
 
@@ -30,18 +30,18 @@ impl From<&ModelCard> for ModelKey {
     }
 }
 
-/// The workers of this moment. Reads are lock-free; the supervisor alone writes.
+/// The current workers. Reads are lock-free; only the supervisor writes.
 #[derive(Debug)]
 pub(crate) struct WorkerSet {
     known: ArcSwap<WorkersByModel>,
-    /// Models as they were served when they were last asked for.
+    /// Models that were served at the last lookup.
     served: ArcSwap<Served>,
-    /// Names of models whose workers left, and when.
+    /// Names of models whose workers left, and when they left.
     left: Mutex<BTreeMap<String, Instant>>,
     stale_max: Duration,
 }
 
-/// Everybody, sorted into models and groups once they join or leave.
+/// All workers, sorted into models and groups when one joins or leaves.
 #[derive(Debug, Default)]
 struct WorkersByModel {
     workers: BTreeMap<Party, Arc<WorkerHandle>>,
@@ -53,7 +53,7 @@ struct WorkersByModel {
 #[derive(Debug)]
 struct Member {
     worker: Arc<WorkerHandle>,
-    /// Those that pair with the same workers have the same number.
+    /// Workers with the same number have the same compatibility.
     group: u32,
 }
 
@@ -75,16 +75,16 @@ impl WorkersByModel {
     }
 }
 
-/// Models, and what they follow from.
+/// Served models, and the readiness that they were computed from.
 #[derive(Debug, Default)]
 struct Served {
     known: Arc<WorkersByModel>,
-    /// Which of its decode workers were ready.
+    /// Which decode workers were ready.
     ready: Vec<bool>,
     models: Arc<[Arc<ServedModel>]>,
 }
 
-/// A model whose workers left is remembered for so long: one that restarts is no model that nobody knows.
+/// A model whose workers left is remembered this long: a model whose workers restart is not an unknown model.
 const REMEMBERED: Duration = Duration::from_secs(60);
 /// Most names remembered.
 const LEFT_MAX: usize = 1024;
@@ -92,43 +92,43 @@ const LEFT_MAX: usize = 1024;
 /// A model as served now.
 #[derive(Clone, Debug)]
 pub(crate) struct ServedModel {
-    /// Names its workers.
+    /// The key of its workers.
     pub(crate) key: ModelKey,
     pub(crate) card: ModelCard,
-    /// Its text, where it has one.
+    /// Its text, if it has one.
     pub(crate) text: Option<Arc<ModelText>>,
-    /// Prompt and answer together may hold so many tokens: the context, or the largest pool where that is smaller.
+    /// Most tokens of prompt and answer together: the context, or the largest pool if that is smaller.
     pub(crate) tokens_max: u64,
 }
 
-/// Workers that a request may be placed on: a view for the decision, and the handles behind it.
+/// Workers that a request may be placed on: the view for the decision, and their handles.
 #[derive(Debug, Default)]
 pub(crate) struct Candidates {
-    /// What placement sees.
+    /// The view for placement.
     pub(crate) view: Vec<Worker>,
     /// In the same order.
     pub(crate) handles: Vec<Arc<WorkerHandle>>,
 }
 
-/// Why a name names no worker.
+/// Why a name identifies no worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NotNamed {
-    /// Nobody has it.
+    /// No worker has it.
     Nobody { known: Vec<String> },
-    /// More than one start of an instance has it: one replaces the other.
+    /// More than one incarnation of an instance has it: one replaces the other.
     Several {
-        /// Which, as they may be named.
+        /// Their names, as the operator can use them.
         starts: Vec<String>,
     },
 }
 
 impl WorkerSet {
-    /// An empty set. Load older than `stale_max` counts as none.
+    /// An empty set. A load older than `stale_max` is ignored.
     pub(crate) fn new(stale_max: Duration) -> Self {
         Self { known: ArcSwap::default(), served: ArcSwap::default(), left: Mutex::default(), stale_max }
     }
 
-    /// Adds a worker; an older incarnation stays until its lease ends, which is what its streams go by.
+    /// Adds a worker. An older incarnation stays until its lease ends, since its streams depend on that.
     pub(crate) fn insert(&self, worker: Arc<WorkerHandle>) {
         self.change(|all| {
             all.insert(worker.party().clone(), worker);
@@ -168,7 +168,7 @@ impl WorkerSet {
         worker.text().is_some() && worker.load.measured(now, self.stale_max).is_some()
     }
 
-    /// The worker that an operator means: the name of an instance, or `name@incarnation`.
+    /// The worker that an operator names: an instance, or `name@incarnation`.
     pub(crate) fn named(&self, name: &str) -> Result<Arc<WorkerHandle>, NotNamed> {
         let known = self.known.load();
         let workers = &known.workers;
@@ -184,7 +184,7 @@ impl WorkerSet {
         }
     }
 
-    /// Admitted workers of a model with a fresh load, as far as they fit.
+    /// Admitted workers of a model with a fresh load that satisfy `fits`.
     pub(crate) fn candidates(&self, key: &ModelKey, fits: impl Fn(&WorkerHandle) -> bool, now: Instant) -> Candidates {
         let mut candidates = Candidates::default();
         for Member { worker, group } in self.known.load().models.get(key).into_iter().flatten() {
@@ -200,7 +200,7 @@ impl WorkerSet {
         candidates
     }
 
-    /// Whether a decode worker serves this name that is registered and not ready, or left a while ago: it may be back in a moment.
+    /// Whether a decode worker with this model name is registered but not ready, or left recently: it may be back soon.
     pub(crate) fn may_be_back(&self, name: &str, now: Instant) -> bool {
         let is_it = |worker: &Arc<WorkerHandle>| {
             worker.record.role == Role::Decode && worker.record.card.names().any(|n| n == name)
@@ -209,7 +209,7 @@ impl WorkerSet {
         self.known.load().workers.values().any(is_it) || self.left.lock().get(name).is_some_and(left)
     }
 
-    /// Models that a request would be served for now, by key.
+    /// Models for which a request would be served now, by key.
     pub(crate) fn models(&self, now: Instant) -> Arc<[Arc<ServedModel>]> {
         let known = self.known.load_full();
         let ready: Vec<bool> = known.decode_workers().map(|worker| self.is_ready(worker, now)).collect();
@@ -233,7 +233,7 @@ fn served_by<'a>(ready: impl Iterator<Item = &'a Arc<WorkerHandle>>) -> Arc<[Arc
         let served = || ServedModel { key: key.clone(), card: card.clone(), text, tokens_max };
         let entry = models.entry(key.clone()).or_insert_with(served);
         entry.tokens_max = entry.tokens_max.max(tokens_max);
-        // A further name that is rolled out counts from the first worker on that has it.
+        // During a rollout, a new alias is valid as soon as one worker has it.
         for name in &card.served_names {
             if !entry.card.served_names.contains(name) {
                 entry.card.served_names.push(name.clone());

@@ -1,4 +1,4 @@
-//! Follows membership: one task a worker that hears its load, loads its text, and admits or evicts it.
+//! Follows membership: one task per worker receives its load reports, loads its text, and admits or evicts it.
 
 use super::{WorkerHandle, WorkerSet};
 use crate::metrics::{MembershipChange, MembershipChanges};
@@ -18,36 +18,36 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 /// Wait before a worker is called again; doubles to the maximum, with jitter.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(2);
-/// A stream of which something is missing is opened again at once, but no more often than this.
+/// A stream with missing reports is reopened at once, but no more often than this.
 const MISSED_EVERY: Duration = Duration::from_secs(1);
 
 /// What all workers' tasks share.
 #[derive(Clone)]
 pub(crate) struct Supervisor {
     pub(crate) membership: Arc<dyn RouterMembership>,
-    /// Time, tasks and chance.
+    /// Clock, tasks and random numbers.
     pub(crate) runtime: Arc<dyn Runtime>,
-    /// How workers are reached.
+    /// How to connect to workers.
     pub(crate) connector: Arc<dyn Connector>,
     /// Where workers are kept.
     pub(crate) workers: Arc<WorkerSet>,
-    /// Counts who comes and goes.
+    /// Counts workers that join and leave.
     pub(crate) changes: MembershipChanges,
-    /// What they have cached; `None` where that is not kept.
+    /// What they have cached; `None` without an index.
     pub(crate) prefixes: Option<Arc<Prefixes>>,
     /// Loaded texts.
     pub(crate) texts: Arc<TextCache>,
     /// Name of this router, for the workers' logs.
     pub(crate) name: String,
-    /// A worker that reports nothing for so long is called anew.
+    /// A worker without reports for this long is called again.
     pub(crate) silent_max: Duration,
 }
 
 /// Why a stream of reports ended.
 enum End {
-    /// The worker cannot be heard.
+    /// The worker's reports do not arrive.
     Lost(String),
-    /// Something of what it said of its cache is missing: the next stream begins with all of it.
+    /// A cache report is missing: the next stream begins with a complete snapshot.
     Missed,
 }
 
@@ -79,7 +79,7 @@ pub(crate) async fn supervise(supervisor: Supervisor, stop: CancellationToken) {
                 Some(known) => {
                     known.revision = revision;
                     supervisor.changes.count(&member.record, MembershipChange::RegisteredAgain);
-                    // Registered again: it does not know any more that it is admitted.
+                    // Registered again: the worker lost its admitted state.
                     if known.handle.is_admitted() {
                         supervisor.membership.admit(party);
                     }
@@ -142,7 +142,8 @@ async fn follow(supervisor: Supervisor, worker: Arc<WorkerHandle>, stop: Cancell
 }
 
 impl Supervisor {
-    /// Hears one stream of reports to its end, and says why it ended. `heard` becomes true once the worker is admitted on it.
+    /// Receives one stream of reports to its end, and returns why it ended. `heard` becomes true once the worker is
+    /// admitted on it.
     async fn listen(&self, worker: &WorkerHandle, heard: &mut bool) -> End {
         let mut follower = self.prefixes.as_ref().map(|prefixes| prefixes.follow(&worker.record));
         let runtime = &*self.runtime;

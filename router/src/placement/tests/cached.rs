@@ -1,4 +1,4 @@
-//! What is cached where, and what follows from it.
+//! Effects of cached prefixes on placement.
 
 use super::*;
 use crate::placement::cost::work_tokens;
@@ -38,7 +38,7 @@ fn a_prefix_is_used_where_it_is_unless_the_queue_there_costs_more() {
         (vec![d("d"), p("p0"), p("p1")], "d<-p0: remote_long_prompt"),
         (vec![d("d"), p("p0"), has(p("p1"), 3000)], "d<-p1: remote_cached"),
         (vec![d("d"), has(p("p0"), 1000), has(p("p1"), 3000)], "d<-p1: remote_cached"),
-        // 3,000 tokens save 3 s here and 3 s for those behind it.
+        // 3,000 tokens save 3 s here and 3 s for requests behind it.
         (vec![d("d"), p("p0"), queue(has(p("p1"), 3000), 5000)], "d<-p1: remote_cached"),
         (vec![d("d"), p("p0"), queue(has(p("p1"), 3000), 7000)], "d<-p0: remote_replicated"),
     ];
@@ -62,11 +62,11 @@ fn what_only_the_decode_worker_has_is_got_or_gone_on_with_there() {
         // No get is worth 30 s, and none is possible where workers cannot.
         (vec![busy(3000), p("p")], slow, "d<-local: local_cached"),
         (vec![held(3000), p("p")], never, "d<-local: local_cached"),
-        // The rest takes its time from everybody in the batch.
+        // The rest delays every answer of the batch.
         (vec![worker(Role::Decode, "d", |_, l| l.running = 9).with(3000), p("p")], never, "d<-p: remote_long_prompt"),
-        // Prefill workers are for prompts: as much as they have is no reason to stay away from them.
+        // The decode worker has no more cached than a prefill worker: then a prefill worker prefills.
         (vec![held(3000), has(p("p"), 3000)], never, "d<-p: remote_cached"),
-        // An idle one need not read anything to anywhere.
+        // An idle one need not transfer anything.
         (vec![held(3000), p("p")], thresholds(), "d<-local: local_cached"),
         (vec![held(3800), p("p")], thresholds(), "d<-local: local_short_rest"),
         (vec![queue(held(3800), 90_000), p("p")], thresholds(), "d<-p: remote_get get 3800"),
@@ -132,7 +132,7 @@ fn decisions_explain_themselves() {
 
 #[test]
 fn a_hot_prefix_spreads_with_what_is_placed() {
-    // 120 requests of 3,100 tokens come at once, of which 3,000 are the same and cached on one of three workers.
+    // 120 concurrent requests of 3,100 tokens, of which 3,000 are the same and cached on one of three workers.
     let mut workers = vec![d("d"), has(p("p0"), 3000), p("p1"), p("p2")];
     workers[0].record =
         Arc::new(baton_types::InstanceRecord { running_max: 1000, waiting_max: 1000, ..(*workers[0].record).clone() });

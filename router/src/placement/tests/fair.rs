@@ -1,4 +1,4 @@
-//! A full cluster, in virtual time: who is answered does not depend on the length of the prompt.
+//! A full cluster, in virtual time: the length of the prompt does not decide which requests are answered.
 
 use super::super::longest::Longest;
 use super::*;
@@ -14,7 +14,7 @@ const TIME: Duration = Duration::from_secs(2);
 const OFFERED: usize = 20_000;
 const OVER: f64 = 3.0;
 
-/// Of the longest quarter of requests: their share of answers in time, as a part of their share of requests.
+/// Share of the longest quarter of requests among answers in time, relative to their share among requests.
 fn share_of_long_ones(guarded: bool) -> f64 {
     let (mut rng, mut longest) = (StdRng::seed_from_u64(7), Longest::default());
     // When each of those that are there is computed, and its tokens.
@@ -62,14 +62,14 @@ fn judged_by_their_own_length_long_prompts_are_starved() {
     assert!(share < 0.5, "{share}");
 }
 
-/// A model that answers at length now and then: whoever asks for little time is judged by half of it at most.
+/// A model with an occasional long answer: a request with a short deadline is checked with at most half of it.
 #[test]
 fn answers_longer_than_there_is_time_keep_nobody_out_behind_others() {
     let busy = |tokens: u64| worker(Role::Prefill, "p", |_, load| (load.waiting, load.waiting_tokens) = (1, tokens));
     let (time_left, longest) = (Duration::from_secs(20), Duration::from_secs(3600));
     let demand = Demand { time_left, longest, answer_tokens: 1, ..demand(Remote, 1000) };
     assert_eq!(check(&[d("d"), busy(1000)], demand), "d<-p: remote_policy");
-    // 6 s until its turn ends and 9 s more, the half of its time, and a third of both.
+    // 6 s until its turn ends and 9 s more, half of its deadline, and a third of both.
     assert_eq!(check(&[d("d"), busy(5000)], demand), "d<-p: remote_policy", "just in time");
     let later = check(&[d("d"), busy(5100)], demand);
     assert!(later.starts_with("TooLate"), "{later}");

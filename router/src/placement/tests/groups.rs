@@ -10,10 +10,10 @@ use crate::placement::pairs::decoders;
 use baton_types::{Digest, ProtocolRange};
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 
-/// A decode worker and those that it may take KV from.
+/// A decode worker and the prefill workers that it may take KV from.
 type Scanned = (usize, Vec<usize>);
 
-/// Every pair of workers that may take this request; `None` where none would even if all queues were empty.
+/// Every pair of workers that may run this request; `None` if none could even with empty queues.
 fn scan_pairs(costs: &Costs<'_>, decoders: &[usize]) -> Option<Vec<Scanned>> {
     let Costs { workers, demand, .. } = *costs;
     let may = |p: &usize| workers[*p].has_role(Role::Prefill) && workers[*p].tokens_max() >= demand.prefill_tokens();
@@ -84,7 +84,7 @@ fn scan_by_cost(costs: &Costs<'_>, decoders: &[usize], pairs: &[Scanned], reason
     Choice { decode, prefill: Some(prefill), plan, reason, cost_s: without_room(cost_s), runner_up_s }
 }
 
-/// The policies that look at no cache, over all pairs.
+/// The policies that ignore caches, over all pairs.
 fn scan_blindly(costs: &Costs<'_>, pairs: &[Scanned], reason: Reason, draw: Draw<'_>) -> Choice {
     let decoders: Vec<usize> = pairs.iter().map(|(d, _)| *d).collect();
     let decode = blind::local(costs, &decoders, reason, draw).decode;
@@ -102,14 +102,14 @@ fn scan_blindly(costs: &Costs<'_>, pairs: &[Scanned], reason: Reason, draw: Draw
     Choice { decode, prefill: Some(prefill), plan, reason, cost_s: plan.cost_s, runner_up_s: None }
 }
 
-/// A decision as far as groups could change it.
+/// The parts of a decision that groups could change.
 #[derive(Debug, PartialEq)]
 enum Picked {
     Pair { decode: usize, prefill: Option<usize>, get_to_tokens: u64, cost_s: f64, runner_up_s: Option<f64> },
     Nobody(baton_types::ErrorKind),
 }
 
-/// What the scan over all pairs picks, and why.
+/// The choice of the scan over all pairs, and its reason.
 fn scan(costs: &Costs<'_>, draw: Draw<'_>) -> (Picked, Option<Reason>) {
     let refused = |refusal: Refusal| (Picked::Nobody(refusal.kind()), None);
     let decoders = match decoders(costs.workers, costs.demand) {
@@ -141,7 +141,7 @@ fn scan(costs: &Costs<'_>, draw: Draw<'_>) -> (Picked, Option<Reason>) {
     (Picked::Pair { decode, prefill, get_to_tokens: plan.get_to_tokens, cost_s, runner_up_s }, Some(reason))
 }
 
-/// What is shipped picks, and why.
+/// The choice of the shipped code, and its reason.
 fn pick(costs: &Costs<'_>, draw: Draw<'_>) -> (Picked, Option<Reason>) {
     match place(costs.workers, costs.demand, costs.thresholds, draw) {
         Err(refusal) => (Picked::Nobody(refusal.kind()), None),
@@ -152,7 +152,7 @@ fn pick(costs: &Costs<'_>, draw: Draw<'_>) -> (Picked, Option<Reason>) {
     }
 }
 
-/// A worker of one of some kinds, not all of which pair.
+/// A worker of one of several kinds, not all of which are compatible.
 fn any(role: Role, number: usize, kinds: u32, random: &mut StdRng) -> Worker {
     let kind = random.random_range(0..kinds);
     let is_full = random.random_bool(0.15);
@@ -163,7 +163,7 @@ fn any(role: Role, number: usize, kinds: u32, random: &mut StdRng) -> Worker {
             2 => record.card.end_tokens = vec![2, 3],
             3 => record.card.bundle = Some(Digest([3; 32])),
             4 => record.card.fingerprint = Digest([4; 32]),
-            // Pairs with all that speak either version, and not all of these with each other.
+            // Compatible with all that support either version; those are not all compatible with each other.
             5 => record.protocol = ProtocolRange { min: 1, max: 2 },
             _ => record.protocol = ProtocolRange { min: 2, max: 2 },
         }
@@ -195,7 +195,7 @@ fn view(random: &mut StdRng) -> Vec<Worker> {
     }
     for w in 0..all.len() {
         let like = (0..=w).find(|&other| pair_alike(&all[other].record, &all[w].record));
-        // One that nobody has put into a group is like no other.
+        // A worker without a group equals no other.
         all[w].group = like.map(|like| like as u32).filter(|_| random.random_bool(0.9));
     }
     all
@@ -232,6 +232,6 @@ fn a_choice_by_group_is_that_of_a_scan_over_all_pairs() {
         };
         *seen.entry(name).or_insert(0) += 1;
     }
-    // Each reason but those that look at no prefill worker, and each refusal but those for want of time.
+    // Each reason except those without a prefill worker, and each refusal except those for lack of time.
     assert!(seen.len() >= 12 && seen.values().all(|times| *times >= 20), "{seen:?}");
 }

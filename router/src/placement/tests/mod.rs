@@ -157,7 +157,7 @@ fn only_compatible_workers_are_paired() {
         |r| r.layout = crate::testing::layout(16, 3),
         |r| (r.protocol.min, r.protocol.max) = (7, 9),
     ];
-    // The hazard: the same view with a worker that does not say how it differs.
+    // The hazard: the same view with a worker whose record does not show the difference.
     assert_eq!(check(&[d("d"), p("odd")], demand(Auto, 1000)), "d<-odd: remote_long_prompt");
     for differ in differs {
         let odd = worker(Role::Prefill, "odd", |r, _| differ(r));

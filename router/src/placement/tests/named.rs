@@ -1,4 +1,4 @@
-//! The policies to compare with.
+//! The policies for comparison.
 
 use super::*;
 
