@@ -1,5 +1,5 @@
-//! Encoding beside the tokenizers crate, in one run: a short prompt, prose, code and mixed lines, how many times faster each is, and
-//! what loading takes. Refuses to time ids that differ.
+//! Compares encoding with the tokenizers crate in one run: a short prompt, prose, code and mixed lines. Prints the
+//! speedup of each, and the load times. It refuses to time an encoding with different ids.
 #![allow(missing_docs, reason = "criterion's macros")]
 
 #[path = "../tests/common/mod.rs"]
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 const BYTES: usize = 256 << 10;
 
-/// The files of this repository that end so, one after the other.
+/// The files of this repository with this suffix, concatenated.
 fn files(folder: &Path, end: &str, text: &mut String) {
     let mut entries: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     entries.sort();
@@ -45,7 +45,7 @@ fn texts() -> [(&'static str, String); 4] {
     ]
 }
 
-/// Seconds of one run, in the best sample.
+/// Seconds per run, in the best sample.
 fn seconds(group: &mut BenchmarkGroup<'_, WallTime>, name: String, mut run: impl FnMut()) -> f64 {
     let mut best = f64::INFINITY;
     group.bench_function(name, |b| {

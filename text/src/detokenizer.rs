@@ -1,17 +1,17 @@
-//! Token ids to text, one token at a time, without ever splitting a character.
+//! Token ids to text, one token at a time, without splitting a character.
 
 use baton_types::TokenId;
 use std::sync::Arc;
 
 use crate::tokenizer::vocab::Vocab;
 
-/// Incremental decoding of one answer. The deltas, concatenated, are the text of all tokens decoded at once; the work a token is
-/// proportional to its own bytes, and at most three bytes are held back.
+/// Incremental decoding of one answer. The concatenated deltas equal the text of all tokens decoded at once. The work
+/// per token is proportional to its bytes, and at most three bytes are held back.
 #[derive(Clone)]
 pub struct Detokenizer {
     vocab: Arc<Vocab>,
     skip_special: bool,
-    /// The beginning of a character whose other bytes are still to come.
+    /// The first bytes of an incomplete character.
     partial: Vec<u8>,
     drop_space: bool,
 }
@@ -22,8 +22,8 @@ impl Detokenizer {
         Self { vocab, skip_special, partial: Vec::new(), drop_space }
     }
 
-    /// Takes a token; returns the text that it completes. Bytes that can never be a character become U+FFFD; ids outside the vocabulary
-    /// add nothing.
+    /// Takes a token; returns the text that it completes. Bytes that cannot become a character become U+FFFD; ids
+    /// outside the vocabulary add nothing.
     pub fn push(&mut self, token: TokenId) -> Option<String> {
         if self.skip_special && self.vocab.is_special(token) {
             return None;
@@ -49,7 +49,7 @@ impl Detokenizer {
         (!text.is_empty()).then_some(text)
     }
 
-    /// The answer ended: an unfinished character becomes U+FFFD.
+    /// Ends the answer: an incomplete character becomes U+FFFD.
     pub fn finish(&mut self) -> Option<String> {
         let partial = std::mem::take(&mut self.partial);
         (!partial.is_empty()).then(|| String::from_utf8_lossy(&partial).into_owned())

@@ -1,21 +1,21 @@
-//! What can go wrong between text and tokens, and whose fault it is.
+//! Errors between text and tokens, and which side caused them.
 
 use baton_types::{ErrorKind, RequestError};
 
-/// Errors of this crate. Those of a bundle are met when it is made or loaded, the others belong to one request.
+/// Errors of this crate. Those of a bundle occur when it is made or loaded, the others belong to one request.
 #[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
-    /// The model's tokenizer needs something that is not implemented; serving it anyway would give wrong tokens.
+    /// The model's tokenizer needs a feature that is not implemented; serving it anyway would give wrong tokens.
     #[error("the tokenizer's {what} `{name}` is not supported; supported: {supported}")]
     Unsupported {
         what: &'static str,
         /// Its name in the model's files.
         name: String,
-        /// What is there instead.
+        /// The supported alternatives.
         supported: &'static str,
     },
-    /// The bundle or the files that it is made from are broken.
+    /// The bundle, or the files that it is made from, are broken.
     #[error("broken tokenizer: {0}")]
     Broken(String),
     /// The chat template does not compile.
@@ -30,13 +30,13 @@ pub enum TextError {
     /// The template failed on this conversation.
     #[error("the model's chat template fails on these messages: {0}")]
     TemplateFailed(String),
-    /// The template ran past its limits.
+    /// The template exceeded its limits.
     #[error("the model's chat template takes more than {0} on these messages; send fewer or shorter ones")]
     TemplateTooLong(&'static str),
     /// A template argument that the server itself sets.
     #[error("`{0}` cannot be set by chat_template_kwargs")]
     ReservedArgument(String),
-    /// It cannot be proven which control tokens are the template's own.
+    /// It cannot be decided which control tokens are the template's own.
     #[error(
         "the messages spell control tokens in a way that this model's chat template makes ambiguous; leave the spellings out"
     )]

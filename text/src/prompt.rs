@@ -21,7 +21,7 @@ pub struct Prompt {
 }
 
 impl Prompt {
-    /// A prompt without control tokens, whatever it spells.
+    /// A prompt without control tokens, even if its text spells some.
     pub fn plain(text: impl Into<String>) -> Self {
         Self { text: text.into(), controls: Vec::new() }
     }
@@ -31,7 +31,7 @@ impl Prompt {
         &self.text
     }
 
-    /// The control tokens, in order and apart.
+    /// The control tokens, in order and without overlaps.
     pub fn controls(&self) -> &[ControlSpan] {
         &self.controls
     }

@@ -10,14 +10,14 @@ pub const STOP_BYTES_MAX: usize = 256;
 /// A stop string was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stop {
-    /// Which one, by its place in the list given.
+    /// Its index in the list of the request.
     pub index: usize,
 }
 
 /// Finds the first stop string to be completed, and holds back text that could be the beginning of one.
 ///
-/// The result does not depend on how the text is cut into pieces: the match that ends first wins, among those that end together the one
-/// that starts first, and of equal strings the earlier in the list.
+/// The result does not depend on how the text is split into pieces. The match that ends first wins; of those that end
+/// together, the one that starts first; of equal strings, the earlier in the list.
 #[derive(Clone, Debug, Default)]
 pub struct StopMatcher {
     patterns: Vec<Pattern>,
@@ -38,13 +38,13 @@ impl StopMatcher {
         Ok(Self { patterns, held: String::new(), found: None })
     }
 
-    /// Whether there is nothing to find.
+    /// Whether there are no stop strings.
     pub fn is_empty(&self) -> bool {
         self.patterns.is_empty()
     }
 
-    /// Takes the next text; returns what may be shown now, and the stop if one is complete. The text shown ends before the stop string.
-    /// After a stop, nothing more comes out.
+    /// Takes the next text; returns the text that may be shown now, and the stop if one is complete. The shown text
+    /// ends before the stop string. After a stop, all further output is empty.
     pub fn push(&mut self, text: &str) -> (String, Option<Stop>) {
         if self.found.is_some() {
             return (String::new(), self.found);
@@ -70,7 +70,7 @@ impl StopMatcher {
         (std::mem::replace(&mut self.held, rest), None)
     }
 
-    /// The text ended: what was held back.
+    /// Ends the text: returns what was held back.
     pub fn finish(&mut self) -> String {
         self.patterns.iter_mut().for_each(|p| p.matched = 0);
         std::mem::take(&mut self.held)
@@ -82,7 +82,7 @@ impl StopMatcher {
     }
 }
 
-/// One string and how much of it the text's end spells (Knuth, Morris and Pratt, 1977).
+/// One string, and how much of it the end of the text matches (Knuth, Morris and Pratt, 1977).
 #[derive(Clone, Debug)]
 struct Pattern {
     bytes: Box<[u8]>,
@@ -105,7 +105,7 @@ impl Pattern {
         Self { bytes: bytes.into(), fallback: fallback.into(), matched: 0 }
     }
 
-    /// Takes one byte; true when it completes the pattern.
+    /// Takes one byte; returns whether it completes the pattern.
     fn advance(&mut self, byte: u8) -> bool {
         while self.matched > 0 && self.bytes[self.matched] != byte {
             self.matched = self.fallback[self.matched];
@@ -134,7 +134,7 @@ mod tests {
         (shown, None)
     }
 
-    /// Stop strings, pieces of text, what is shown, which stop was found.
+    /// Stop strings, pieces of text, shown text, index of the stop.
     type Case<'a> = (&'a [&'a str], &'a [&'a str], &'a str, Option<usize>);
 
     #[test]
@@ -180,7 +180,7 @@ mod tests {
         assert!(StopMatcher::new(&["x"; STOPS_MAX]).is_ok());
     }
 
-    /// Looks at every end, then at every pattern, in the order the documentation states.
+    /// Checks every end, then every pattern, in the documented order.
     fn naive(stops: &[String], text: &str) -> (String, Option<usize>) {
         for end in 0..=text.len() {
             let ends = |s: &&(usize, &String)| text.as_bytes()[..end].ends_with(s.1.as_bytes());

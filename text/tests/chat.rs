@@ -1,4 +1,4 @@
-//! Chat templates: the texts that Hugging Face's own rendering gives, and control tokens from nobody but the template.
+//! Chat templates: the same texts as Hugging Face's own rendering, and control tokens only from the template.
 
 mod common;
 
@@ -59,7 +59,7 @@ fn controls(prompt: &Prompt) -> Vec<&str> {
     prompt.controls().iter().map(|c| &prompt.text()[c.start..c.end]).collect()
 }
 
-/// One line of `chat_cases.jsonl`, rendered by transformers 4.55.4; without `expected` where the template fails there.
+/// One line of `chat_cases.jsonl`, rendered by transformers 4.55.4; without `expected` if the template fails there.
 #[derive(Deserialize)]
 struct Case {
     template: String,

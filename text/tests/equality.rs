@@ -1,4 +1,4 @@
-//! The fast way through byte-level models gives the ids that the tokenizers crate gives, on text of every kind.
+//! The fast path for byte-level models gives the same ids as the tokenizers crate, on text of every kind.
 
 mod common;
 
@@ -10,14 +10,14 @@ use std::sync::LazyLock;
 
 static FAST: LazyLock<Vec<Family>> = LazyLock::new(families::fast);
 
-/// Each line by one of the families, in turn.
+/// Each line with one of the families, in turn.
 fn check_lines(seed: u64, lines: usize) {
     for (line, family) in Corpus::new(seed).take(lines).zip(FAST.iter().cycle()) {
         family.check(&line);
     }
 }
 
-/// One character of `step`, each: after a letter, a space, a mark, a digit, and its like.
+/// One character of each `step`: after a letter, a space, a mark, a digit, and another of its kind.
 fn check_characters(step: usize) {
     let characters: Vec<char> = ('\0'..=char::MAX).step_by(step).collect();
     for some in characters.chunks(64) {
@@ -68,8 +68,8 @@ proptest! {
     }
 }
 
-/// Why the library's own split is no oracle for the longest texts: its regular expressions give up on a run of a million spaces, and
-/// it takes the rest of the text for one word.
+/// Why the library's own split cannot check the longest texts: its regular expressions fail on a run of a million
+/// spaces, and it treats the rest of the text as one word.
 #[test]
 fn the_library_stops_splitting_behind_a_million_spaces() {
     let family = &FAST[1];

@@ -1,4 +1,4 @@
-//! What encoding a long text takes of memory: a hazard of the tokenizers crate, and the fast path's bound.
+//! Memory for encoding a long text: a hazard of the tokenizers crate, and the bound of the fast path.
 
 mod common;
 
@@ -10,11 +10,11 @@ use peak_alloc::PeakAlloc;
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
 
-/// Most bytes of memory at the peak for each byte of a text: 12 for ids while their vector doubles, 3 for the text in composed form, and
-/// where the whole text is one word, 20 for its symbols and pairs.
+/// Most bytes of peak memory per byte of a text: 12 for ids while their vector doubles, 3 for the text in composed
+/// form, and 20 for symbols and pairs if the whole text is one word.
 const TIMES_MAX: f64 = 40.0;
 
-/// Bytes of memory at the peak, for each byte of the text.
+/// Bytes of peak memory per byte of the text.
 fn taken<T>(text: &str, work: impl FnOnce(&str) -> T) -> f64 {
     let before = MEMORY.current_usage();
     MEMORY.reset_peak_usage();

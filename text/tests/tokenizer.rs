@@ -1,4 +1,4 @@
-//! Encoding and decoding against ids that Hugging Face's tokenizers gave for the same vocabulary.
+//! Encoding and decoding, compared with ids from Hugging Face's tokenizers for the same vocabulary.
 
 mod common;
 
@@ -29,7 +29,8 @@ fn golden_prompts_and_answers() {
     }
 }
 
-/// One line of `smollm2_cases.jsonl`: what the Python package tokenizers 0.21.4 says, with and without `encode_special_tokens`.
+/// One line of `smollm2_cases.jsonl`: the output of the Python package tokenizers 0.21.4, with and without
+/// `encode_special_tokens`.
 #[derive(Deserialize)]
 struct Case {
     pre: String,

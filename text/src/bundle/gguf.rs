@@ -12,7 +12,8 @@ const NORMAL: i32 = 1;
 const CONTROL: i32 = 3;
 const USER_DEFINED: i32 = 4;
 
-/// Makes a bundle of a byte-level BPE tokenizer (GGUF's model `gpt2`). Refuses by name what it cannot make exactly right.
+/// Makes a bundle of a byte-level BPE tokenizer (GGUF's model `gpt2`). Refuses, by name, everything that it cannot
+/// convert exactly.
 pub fn from_gguf(gguf: &GgufTokenizer) -> Result<TextBundle, TextError> {
     if gguf.model != "gpt2" {
         return Err(TextError::Unsupported {
@@ -76,7 +77,8 @@ fn added_tokens(gguf: &GgufTokenizer) -> Result<Vec<Value>, TextError> {
     if tokens != types {
         return Err(TextError::Broken(format!("{tokens} tokens, but {types} token types")));
     }
-    // Some files call every token normal. One that is spelled as a control token and that no merge makes can only be one.
+    // Some files mark every token as normal. A token that is spelled as a control token and that no merge produces must
+    // be one.
     let merged = |token: &str| {
         gguf.merges.iter().any(|m| m.split_once(' ').is_some_and(|(l, r)| token.strip_prefix(l) == Some(r)))
     };

@@ -1,4 +1,4 @@
-//! Whether a model has a row for every id that its tokenizer names.
+//! Checks that a model has an embedding row for every id of its tokenizer.
 
 use baton_types::TextBundle;
 use serde::Deserialize;
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::TextError;
 
-/// Where a `tokenizer.json` names ids.
+/// The fields of a `tokenizer.json` that contain ids.
 #[derive(Deserialize)]
 struct Ids {
     #[serde(default)]
@@ -28,8 +28,8 @@ struct Model {
     vocab: Value,
 }
 
-/// Refuses a bundle whose tokenizer has an id that is not under `vocab`, the rows of the model's embedding. Call it before
-/// [`crate::Tokenizer::from_bundle`], which makes room for all ids up to the highest.
+/// Refuses a bundle whose tokenizer has an id of `vocab` or more, the number of rows of the model's embedding. Call it
+/// before [`crate::Tokenizer::from_bundle`], which allocates memory for all ids up to the highest.
 pub fn check_ids(bundle: &TextBundle, vocab: usize) -> Result<(), TextError> {
     let ids: Ids = serde_json::from_str(&bundle.tokenizer_json).map_err(|e| TextError::Broken(e.to_string()))?;
     let added = ids.added_tokens.iter().map(|token| (&token.content, Some(token.id)));

@@ -1,4 +1,4 @@
-//! Text bundles: made from model files, carried as canonical bytes, named by their digest.
+//! Text bundles: made from model files, sent as canonical bytes, named by their digest.
 
 mod gguf;
 mod ids;
@@ -18,7 +18,7 @@ pub fn encode(bundle: &TextBundle) -> Vec<u8> {
     serde_json::to_vec(bundle).expect("strings and booleans always serialize")
 }
 
-/// Reads canonical bytes. The caller has checked them against the digest that it asked for.
+/// Decodes canonical bytes. The caller must have checked them against the requested digest.
 pub fn decode(bytes: &[u8]) -> Result<TextBundle, TextError> {
     if bytes.len() > BYTES_MAX {
         return Err(TextError::Broken(format!("a bundle of {} bytes is over the limit of {BYTES_MAX}", bytes.len())));

@@ -1,18 +1,18 @@
-//! The pre-tokenizers that GGUF files name, as parts of a `tokenizer.json`. A name stands here only when its model's own
-//! `tokenizer.json` is known to say the same: a nearly right split gives plausible wrong tokens.
+//! The pre-tokenizers that GGUF files name, as parts of a `tokenizer.json`. A name is listed only if the model's own
+//! `tokenizer.json` is known to have the same split: a nearly right split gives plausible but wrong tokens.
 
 use serde_json::{Value, json};
 
 use crate::TextError;
 
-/// What a name stands for.
+/// The settings that a name means.
 #[derive(Debug)]
 pub(super) struct PreTokenizer {
     pub(super) normalizer: Value,
     pub(super) pre_tokenizer: Value,
-    /// Whether a word that is a token as it stands is taken whole, without looking at merges.
+    /// Whether a word that is a token is used whole, without applying merges.
     pub(super) ignore_merges: bool,
-    /// Whether the begin token is added when the file does not say.
+    /// Whether the begin token is added if the file does not say.
     pub(super) add_bos: bool,
 }
 

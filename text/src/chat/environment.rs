@@ -1,4 +1,4 @@
-//! The Jinja environment in which templates run: the one that Hugging Face gives them, with limits.
+//! The Jinja environment in which templates run: that of Hugging Face, with limits.
 
 use chrono::DateTime;
 use minijinja::syntax::SyntaxConfig;
@@ -14,7 +14,7 @@ use super::source::Source;
 use crate::TextError;
 use crate::tokenizer::control::Controls;
 
-/// Most template instructions of one rendering; a long chat takes some hundred for each message.
+/// Most template instructions of one rendering; a long chat takes a few hundred per message.
 const FUEL_MAX: u64 = 5_000_000;
 /// Deepest nesting of macros and loops.
 const RECURSION_MAX: usize = 200;
@@ -25,8 +25,9 @@ const INDENT_MAX: usize = 16;
 
 const NAME: &str = "chat_template";
 
-/// A template with the control tokens of its source marked. Fuel, nesting and output bound what a long or strange chat can cost; what
-/// a template itself builds in its variables is bounded by nothing: like weights, it comes from whoever chose the model.
+/// A template with the control tokens of its source marked. Limits on fuel, nesting and output bound the cost of a long
+/// or malicious chat. Memory that a template itself builds in its variables is not bounded: like weights, it comes from
+/// the operator who chose the model.
 pub(super) struct Compiled(Environment<'static>);
 
 impl Compiled {
@@ -42,14 +43,14 @@ impl Compiled {
             Err(Error::new(ErrorKind::InvalidOperation, "refused").with_source(Refusal(message)))
         });
         env.add_filter("tojson", tojson);
-        // Jinja cannot loop over none, and templates tell content that is none from a list of parts by this test.
+        // Jinja cannot iterate over none, and templates use this test to distinguish none from a list of parts.
         env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
         let marked = source.map_output(|text| marks.mark(text, controls));
         env.add_template_owned(NAME, marked).map_err(|e| TextError::TemplateSyntax(e.to_string()))?;
         Ok(Self(env))
     }
 
-    /// Renders, with `strftime_now` as of `now`.
+    /// Renders; `strftime_now` returns `now`.
     pub(super) fn render(&self, arguments: Vec<(Value, Value)>, now: SystemTime) -> Result<String, TextError> {
         let seconds = now.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_secs());
         let strftime_now = Value::from_function(move |format: String| strftime(seconds, &format));
@@ -65,7 +66,7 @@ impl Compiled {
     }
 }
 
-/// What `raise_exception` was given.
+/// The argument of `raise_exception`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Refusal(String);
@@ -114,7 +115,7 @@ fn strftime(unix_seconds: u64, format: &str) -> Result<String, Error> {
     }
 }
 
-/// A buffer that takes no more than [`OUTPUT_BYTES_MAX`].
+/// A buffer that accepts at most [`OUTPUT_BYTES_MAX`].
 struct Bounded(Vec<u8>);
 
 impl Bounded {

@@ -1,10 +1,11 @@
-//! JSON into template values, and out of them as Python writes it.
+//! Converts JSON to template values, and back as Python writes it.
 
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
 use serde_json::{Map, Number};
 
-/// A JSON value for a template, `text` applied to every string in it. Keys that are identifiers are names of the protocol and stay.
+/// A JSON value for a template, with `text` applied to every string. Keys that are identifiers are names of the
+/// protocol and stay unchanged.
 pub(super) fn to_template(value: &serde_json::Value, text: &dyn Fn(&str) -> String) -> Value {
     match value {
         serde_json::Value::Null => Value::from(()),
@@ -37,7 +38,7 @@ fn is_identifier(key: &str) -> bool {
     key.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// Shows every string and key of a value.
+/// Visits every string and key of a value.
 pub(super) fn visit(value: &serde_json::Value, see: &mut dyn FnMut(&str)) {
     match value {
         serde_json::Value::String(s) => see(s),
@@ -47,7 +48,7 @@ pub(super) fn visit(value: &serde_json::Value, see: &mut dyn FnMut(&str)) {
     }
 }
 
-/// Shows every string and key of an object.
+/// Visits every string and key of an object.
 pub(super) fn visit_map(map: &Map<String, serde_json::Value>, see: &mut dyn FnMut(&str)) {
     for (key, value) in map {
         see(key);
@@ -55,7 +56,7 @@ pub(super) fn visit_map(map: &Map<String, serde_json::Value>, see: &mut dyn FnMu
     }
 }
 
-/// How Python's `json.dumps` lays a value out.
+/// Format of Python's `json.dumps`.
 pub(super) struct Layout {
     pub(super) indent: Option<usize>,
     pub(super) item_separator: String,
@@ -153,7 +154,7 @@ impl Layout {
     }
 }
 
-/// Integers as they are, floats as Python's `repr`: exponents from 1e16 up and below 1e-4, two digits at least.
+/// Integers unchanged, floats as Python's `repr`: exponents from 1e16 up and below 1e-4, with at least two digits.
 fn number_text(value: &Value) -> String {
     if value.is_integer() {
         return value.to_string();

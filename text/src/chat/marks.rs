@@ -1,11 +1,13 @@
 //! Private-use characters that stand for control tokens while a template renders.
 //!
-//! Two kinds. A *sentinel* stands for a control token that the template spells; the template's source and its begin and end token carry
-//! them. A *shadow* stands for one character of a client's text, and is used only in a second rendering, when the first spelled out some
-//! control token in letters. Whoever wrote those letters is then seen: with every character that occurs in any control token shadowed in
-//! the client's text, what is still spelled was put together by the template alone. Literals that the template may search content for
-//! (`'</think>' in content`) are left unshadowed where they cannot be a part of a control token. If the second rendering, read back, is
-//! not the same text, the template took another way and nothing is proven: the request is refused rather than guessed.
+//! There are two kinds. A *sentinel* stands for a control token that the template spells; it occurs in the template's
+//! source and in its begin and end tokens. A *shadow* stands for one character of a client's text. It is used only in a
+//! second rendering, when the first contains a control token spelled out in letters. The second rendering shows who
+//! wrote those letters: every character of the client's text that occurs in any control token is shadowed, so a control
+//! token that is still spelled comes from the template only. Literals that the template may search content for
+//! (`'</think>' in content`) are not shadowed if they cannot be a part of a control token. If the second rendering,
+//! with shadows resolved, differs from the first, the template took another branch and nothing is proven. Then the
+//! request is refused.
 
 use super::{ChatRequest, json};
 use crate::tokenizer::control::Controls;
@@ -43,7 +45,7 @@ impl Marks {
         }
     }
 
-    /// Whether any text of the request has one of these characters.
+    /// Whether any text of the request contains one of these characters.
     pub(super) fn occur_in(&self, request: &ChatRequest<'_>) -> bool {
         let end = self.base + self.controls + self.alphabet.len() as u32;
         let mut found = false;
@@ -79,13 +81,13 @@ impl Marks {
         out
     }
 
-    /// Whether a rendering still spells out a control token in letters.
+    /// Whether a rendering still contains a control token spelled in letters.
     pub(super) fn spells_controls(&self, output: &str, controls: &Controls) -> bool {
         controls.find(output).next().is_some()
     }
 
-    /// Reads a rendering: sentinels become control tokens, shadows the characters they stand for. With `composed`, spellings in
-    /// letters become control tokens too.
+    /// Resolves the marks of a rendering: sentinels become control tokens, shadows the characters they stand for. With
+    /// `composed`, control tokens spelled in letters are also converted.
     pub(super) fn resolve(&self, output: &str, controls: &Controls, composed: bool) -> Prompt {
         let mut prompt = Prompt::default();
         let mut at = 0;
@@ -122,7 +124,7 @@ pub(super) fn foreign(request: &ChatRequest<'_>, template: &str) -> String {
     all
 }
 
-/// Shows every text that a client wrote.
+/// Visits every text that a client wrote.
 fn visit(request: &ChatRequest<'_>, see: &mut dyn FnMut(&str)) {
     for message in request.messages {
         match &message.content {

@@ -1,4 +1,4 @@
-//! Chat messages, in the shapes that templates expect.
+//! Chat messages, in the formats that templates expect.
 
 use minijinja::Value;
 use serde::{Deserialize, Serialize};
@@ -6,14 +6,14 @@ use serde_json::Map;
 
 use super::json;
 
-/// Who wrote a message. A closed set, since templates build control tokens from it.
+/// The author of a message. A closed set, since templates build control tokens from it.
 #[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     /// Instructions of the operator.
     System,
-    /// The same under its newer name; templates that do not know it are given `system`.
+    /// The same under its newer name; templates that do not support it receive `system`.
     Developer,
     User,
     Assistant,
@@ -41,12 +41,12 @@ impl Role {
     }
 }
 
-/// What a message says.
+/// Content of a message.
 #[allow(missing_docs, reason = "the names of fields and variants say it")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
     Text(String),
-    /// Text parts. Templates that know no parts are given one text, the parts on lines of their own.
+    /// Text parts. Templates that do not support parts receive one text, with each part on its own line.
     Parts(Vec<String>),
 }
 
@@ -55,9 +55,9 @@ pub enum Content {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Message {
     pub role: Role,
-    /// What it says; nothing for an assistant that only calls tools.
+    /// Its content; none for an assistant message that only calls tools.
     pub content: Option<Content>,
-    /// Other fields, handed to the template as they are: `name`, `tool_calls`, `tool_call_id`, `reasoning_content`.
+    /// Other fields, passed to the template unchanged: `name`, `tool_calls`, `tool_call_id`, `reasoning_content`.
     pub extra: Map<String, serde_json::Value>,
 }
 
@@ -90,14 +90,14 @@ fn parts(texts: &[String]) -> Value {
     texts.iter().map(|text| Value::from_pairs([("type", "text"), ("text", text.as_str())])).collect()
 }
 
-/// What a template understands.
+/// Features that a template supports.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Forms {
     pub(super) developer: bool,
     pub(super) content: ContentForm,
 }
 
-/// In which forms a template takes content.
+/// The forms of content that a template accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum ContentForm {
     #[default]
@@ -107,7 +107,8 @@ pub(super) enum ContentForm {
 }
 
 impl ContentForm {
-    /// Tries both forms on the template: a form is understood when the text comes out, and not as a printed structure.
+    /// Tries both forms on the template: a form is supported if the text appears in the output, and not as a printed
+    /// structure.
     pub(super) fn probe(render: impl Fn(Value) -> Option<String>) -> Self {
         const WORD: &str = "probe7f3a";
         let understood = |content: Value| {

@@ -1,10 +1,11 @@
 //! Chat messages to a prompt, through the model's own Jinja template.
 //!
-//! The template decides the text; who wrote which control token is decided here. Control tokens that the template spells in its own
-//! source (and the begin and end token that it is given) travel through the rendering as sentinels: private-use characters that occur
-//! nowhere in the messages. The content itself is handed over unchanged, so templates may trim, cut, compare and search it as they do
-//! elsewhere. After rendering, each sentinel becomes its control token, and a control token spelled out in letters is text, unless the
-//! template put it together from pieces (`'<|' + role + '|>'`); the file `marks.rs` says how that is told apart.
+//! The template decides the text; this module decides which control tokens are the template's own. Control tokens in
+//! the template's source, and its begin and end tokens, are replaced by sentinels during the rendering: private-use
+//! characters that occur nowhere in the messages. The content itself is passed unchanged, so templates may trim, cut,
+//! compare and search it as usual. After rendering, each sentinel becomes its control token. A control token spelled
+//! out in letters is text, unless the template composed it from pieces (`'<|' + role + '|>'`); the file `marks.rs`
+//! describes how the two are distinguished.
 
 mod environment;
 mod json;
@@ -41,13 +42,13 @@ const RESERVED: [&str; 9] = [
 pub struct ChatRequest<'a> {
     /// The messages, oldest first.
     pub messages: &'a [Message],
-    /// Tools in OpenAI's form, where there are any.
+    /// Tools in OpenAI's form, if there are any.
     pub tools: Option<&'a serde_json::Value>,
     /// Whether the prompt ends with the beginning of the assistant's answer.
     pub add_generation_prompt: bool,
     /// Further template arguments (`chat_template_kwargs`).
     pub arguments: &'a Map<String, serde_json::Value>,
-    /// The time that the template sees as now, in UTC.
+    /// The current time for the template, in UTC.
     pub now: SystemTime,
 }
 
@@ -66,7 +67,7 @@ pub struct ChatTemplate {
 
 #[allow(missing_docs, reason = "the names of methods say it")]
 impl ChatTemplate {
-    /// Compiles the bundle's template; [`TextError::NoChatTemplate`] where it has none.
+    /// Compiles the bundle's template; [`TextError::NoChatTemplate`] if it has none.
     pub fn from_bundle(bundle: &TextBundle, tokenizer: &Tokenizer) -> Result<Self, TextError> {
         let source = Source::new(bundle.chat_template.as_deref().ok_or(TextError::NoChatTemplate)?)?;
         let marks = Marks::avoiding(tokenizer.controls(), source.text())?;
@@ -90,7 +91,7 @@ impl ChatTemplate {
             return Err(TextError::ReservedArgument(name.clone()));
         }
         if self.marks.occur_in(request) {
-            // Somebody writes in our private-use characters: for this request, others are taken.
+            // The request contains our private-use characters: other ones are used for it.
             let marks = Marks::avoiding(self.tokenizer.controls(), &marks::foreign(request, self.source.text()))?;
             let compiled = Compiled::new(&self.source, self.tokenizer.controls(), &marks)?;
             return self.render_with(&compiled, &marks, request);
@@ -105,8 +106,8 @@ impl ChatTemplate {
         if !marks.spells_controls(&output, controls) {
             return Ok(prompt);
         }
-        // Some control token is spelled out: by a message, or by the template from pieces. Render again with messages that cannot
-        // spell any, and see which remain.
+        // A control token is spelled out: by a message, or by the template from pieces. Render again with messages that
+        // cannot spell any, and check which remain.
         let shadowed = |text: &str| marks.shadow(text, &self.comparable);
         let Ok(shadow) = compiled.render(self.arguments(marks, request, &shadowed), request.now) else {
             return Err(TextError::Ambiguous);
@@ -135,7 +136,7 @@ impl ChatTemplate {
             ("bos_token", Value::from(marks.mark(&self.bos_token, controls))),
             ("eos_token", Value::from(marks.mark(&self.eos_token, controls))),
         ];
-        // An argument that is a word of the template (`'high'`) is a choice, not text.
+        // An argument that is a word of the template (`'high'`) is an option, not text.
         let word = |value: &str| value.chars().all(|c| c.is_alphanumeric() || "-_".contains(c));
         let choice =
             |value: &str| if word(value) && self.source.quotes(value) { value.to_owned() } else { text(value) };
@@ -143,7 +144,7 @@ impl ChatTemplate {
         set.into_iter().chain(further).map(|(name, value)| (Value::from(name), value)).collect()
     }
 
-    /// What the template makes of one user message with this content; none where it fails.
+    /// The rendering of one user message with this content; none if it fails.
     fn probe(&self, message: Value) -> Option<String> {
         let (now, nothing) = (SystemTime::UNIX_EPOCH, Map::new());
         let empty = ChatRequest { messages: &[], tools: None, add_generation_prompt: true, arguments: &nothing, now };

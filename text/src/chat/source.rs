@@ -1,4 +1,5 @@
-//! A template's source, cut into code, quoted strings and plain output: enough to mark the control tokens that it spells.
+//! A template's source, split into code, quoted strings and plain output: enough to mark the control tokens that it
+//! spells.
 
 use std::borrow::Cow;
 
@@ -8,7 +9,7 @@ use crate::tokenizer::control::Controls;
 /// Longest accepted template, in bytes; known ones stay under 30 KB.
 const TEMPLATE_BYTES_MAX: usize = 1 << 20;
 
-/// A template as pieces which, put together, are its source.
+/// The pieces of a template; concatenated they are its source.
 #[derive(Debug)]
 pub(super) struct Source {
     text: String,
@@ -17,7 +18,7 @@ pub(super) struct Source {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Piece {
-    /// Output as it stands.
+    /// Literal output.
     Plain,
     /// Inside a string literal, without its quotes.
     Quoted,
@@ -42,7 +43,7 @@ impl Source {
         &self.text
     }
 
-    /// Whether the template has this very string literal.
+    /// Whether the template contains exactly this string literal.
     pub(super) fn quotes(&self, literal: &str) -> bool {
         self.quoted().any(|q| q == literal)
     }
@@ -51,7 +52,7 @@ impl Source {
         self.pieces.iter().filter(|(kind, _)| *kind == Piece::Quoted).map(|(_, range)| &self.text[range.clone()])
     }
 
-    /// The source with `change` applied to all text that it can put out.
+    /// The source with `change` applied to all text that it can output.
     pub(super) fn map_output(&self, change: impl Fn(&str) -> String) -> String {
         let piece = |(kind, range): &(Piece, std::ops::Range<usize>)| match &self.text[range.clone()] {
             code if *kind == Piece::Code => Cow::Borrowed(code),
@@ -60,8 +61,8 @@ impl Source {
         self.pieces.iter().map(piece).collect()
     }
 
-    /// String literals that content may be compared with and that share no character with any spelling of a control token they could
-    /// touch: no control token begins at their end, ends at their beginning, holds them or stands in them.
+    /// String literals that content may be compared with, and that no control token can overlap: no control token
+    /// begins at their end, ends at their beginning, contains them or is contained in them.
     pub(super) fn comparable(&self, controls: &Controls) -> Vec<String> {
         let borders =
             |left: &str, right: &str| right.char_indices().any(|(at, c)| left.ends_with(&right[..at + c.len_utf8()]));
@@ -80,7 +81,7 @@ impl Source {
     }
 }
 
-/// Line ends and tabs, the escapes that occur in what templates search for.
+/// Line ends and tabs: the escapes that occur in the literals that templates search for.
 fn unescape(literal: &str) -> Cow<'_, str> {
     match literal.contains('\\') {
         true => literal.replace("\\n", "\n").replace("\\t", "\t").into(),
@@ -88,8 +89,8 @@ fn unescape(literal: &str) -> Cow<'_, str> {
     }
 }
 
-/// Takes out `{% generation %}` and `{% endgeneration %}`, which mark answers for training and print nothing. They become statements
-/// that keep their white space control.
+/// Removes `{% generation %}` and `{% endgeneration %}`, which mark answers for training and print nothing. They become
+/// statements with the same white space control.
 fn without_generation_marks(template: &str) -> String {
     let mut out = String::with_capacity(template.len());
     let mut rest = template;
@@ -147,7 +148,7 @@ impl Cutter<'_> {
         name.strip_prefix("raw").is_some_and(|rest| rest.trim_start_matches([' ', '-', '+']).starts_with("%}"))
     }
 
-    /// An expression or a statement, up to its end outside of strings and of braces.
+    /// An expression or a statement, up to its end outside of strings and braces.
     fn code(&mut self) {
         let bytes = self.text.as_bytes();
         let close = if bytes[self.at + 1] == b'{' { b"}}" } else { b"%}" };

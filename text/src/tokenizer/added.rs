@@ -1,5 +1,5 @@
-//! Splitting a text at its added tokens before anything else looks at it, as Hugging Face's `AddedVocabulary` does, with one
-//! difference: control tokens stand only where the caller says so.
+//! Splits a text at its added tokens before any other step, as Hugging Face's `AddedVocabulary` does, with one
+//! difference: control tokens are recognized only where the caller marks them.
 
 use aho_corasick::AhoCorasick;
 use baton_types::TokenId;
@@ -12,12 +12,12 @@ use tokenizers::AddedToken;
 use super::control::finder;
 use crate::{ControlSpan, TextError};
 
-/// A part of a text: an added token, or what stands between two.
+/// A part of a text: an added token, or the text between two.
 #[derive(Debug)]
 pub(crate) struct Part {
-    /// Bytes of the text, never none.
+    /// Its bytes in the text; never empty.
     pub(crate) range: Range<usize>,
-    /// The added token that they become.
+    /// The added token, if it is one.
     pub(crate) token: Option<TokenId>,
 }
 
@@ -51,7 +51,7 @@ impl Search {
 }
 
 impl AddedTokens {
-    /// `control` tells control tokens from ordinary ones; `normalize` is the tokenizer's normalizer.
+    /// `control` says whether a token is a control token; `normalize` is the tokenizer's normalizer.
     pub(crate) fn new(
         tokens: Vec<(TokenId, AddedToken)>,
         control: impl Fn(TokenId) -> bool,
@@ -68,7 +68,8 @@ impl AddedTokens {
         Ok(Self { by_id: tokens.into_iter().collect(), raw: Search::new(raw)?, normalized: Search::new(normalized)? })
     }
 
-    /// Splits the text as the user or the template gave it: at the given control tokens, and at ordinary added tokens between them.
+    /// Splits the text as the user or the template wrote it: at the given control tokens, and at ordinary added tokens
+    /// between them.
     pub(crate) fn split_raw(&self, text: &str, controls: &[ControlSpan]) -> Vec<Part> {
         let mut spans = Vec::new();
         let mut at = 0;
@@ -106,7 +107,7 @@ impl AddedTokens {
             if flags.rstrip {
                 end = text.len() - text[end..].trim_start().len();
             }
-            // White space may have gone to the token before.
+            // The token before may have taken this white space.
             start = start.max(done);
             end = end.max(start);
             push(done..start, None);
@@ -118,7 +119,8 @@ impl AddedTokens {
     }
 }
 
-/// A character of a word, as `single_word` means it: neither `char::is_alphanumeric` (number letters) nor less (combining marks).
+/// A word character in the sense of `single_word`: neither the same set as `char::is_alphanumeric` (which adds number
+/// letters) nor without combining marks.
 fn is_word(c: char) -> bool {
     static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\w").expect("a class of characters"));
     WORD.is_match(c.encode_utf8(&mut [0; 4]))

@@ -1,5 +1,6 @@
-//! Byte-level BPE on the text itself: what most models use, some ten times faster than the tokenizers crate and in a tenth of its
-//! memory or less, with the same ids. It keeps nothing of a request: vocabulary and merges are all that it looks into.
+//! Byte-level BPE directly on the text: the kind that most models use. It is about ten times faster than the tokenizers
+//! crate and takes a tenth of its memory or less, with the same ids. It stores nothing of a request: it reads only
+//! vocabulary and merges.
 
 use baton_types::TokenId;
 use serde_json::Value;
@@ -15,9 +16,9 @@ use super::split::Splitter;
 use super::vocab::{Decoder, Vocab};
 use crate::ControlSpan;
 
-/// What a byte-level model does to text: normalizes, splits into words, merges.
+/// The steps of a byte-level model: normalize, split into words, merge.
 pub(super) struct ByteLevel {
-    /// Unicode's composed form (NFC), the one normalizer that is known here.
+    /// Whether text is normalized to Unicode's composed form (NFC), the only normalizer supported here.
     composes: bool,
     splitter: Splitter,
     merges: Merges,
@@ -35,7 +36,7 @@ pub(super) struct Pipeline<'a> {
 }
 
 impl ByteLevel {
-    /// What is not known here is the error, named: such a model is left to the tokenizers crate.
+    /// An unsupported part is returned as the error, by name: such a model uses the tokenizers crate.
     pub(super) fn new(pipeline: Pipeline<'_>, vocab: Arc<Vocab>) -> Result<Self, String> {
         let Pipeline { normalizer, pre_tokenizer, model, merges, decoder } = pipeline;
         if decoder != Decoder::ByteLevel {
@@ -85,7 +86,8 @@ impl ByteLevel {
         Cow::Owned(composed)
     }
 
-    /// Appends the tokens of one word. A vocabulary may reach a control token by plain merges; such a word is taken in halves.
+    /// Appends the tokens of one word. A vocabulary may produce a control token by plain merges; such a word is encoded
+    /// in halves.
     fn encode_word(&self, word: &[u8], scratch: &mut Scratch, ids: &mut Vec<TokenId>) -> tokenizers::Result<()> {
         let done = ids.len();
         self.merges.encode(word, &self.vocab, scratch, ids);

@@ -2,7 +2,7 @@
 
 use std::sync::LazyLock;
 
-/// The character of each byte: printable Latin-1 stands for itself, the others follow from U+0100 in order.
+/// The character of each byte: printable Latin-1 maps to itself, the others follow from U+0100 in order.
 static CHARS: LazyLock<[char; 256]> = LazyLock::new(|| {
     let mut next = 0x100;
     std::array::from_fn(|byte| match byte {
@@ -29,12 +29,12 @@ fn byte(c: char) -> Option<u8> {
     BYTES.get(c as usize).copied().flatten()
 }
 
-/// The bytes that a word in the alphabet stands for; none where it has other characters.
+/// The bytes of a word in the alphabet; none if it has other characters.
 pub(crate) fn word(spelling: &str) -> Option<Vec<u8>> {
     spelling.chars().map(byte).collect()
 }
 
-/// The bytes that a byte-level token stands for; a token with characters outside the alphabet (an added token) stands for itself.
+/// The bytes of a byte-level token; a token with characters outside the alphabet (an added token) gives its own bytes.
 pub(crate) fn decode(token: &str) -> Vec<u8> {
     word(token).unwrap_or_else(|| token.as_bytes().to_vec())
 }

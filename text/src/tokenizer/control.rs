@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use crate::TextError;
 
-/// Whether an added token structures prompts: marked special, or spelled `<|...|>` or `<｜...｜>`. Some models forget the mark (the
-/// `<｜User｜>` of DeepSeek), and a chat in which users can write turns of their own would be the price.
+/// Whether an added token structures prompts: marked special, or spelled `<|...|>` or `<｜...｜>`. Some models do not
+/// mark theirs (the `<｜User｜>` of DeepSeek); without this rule users could forge turns of a chat.
 pub(crate) fn is_control(special: bool, spelling: &str) -> bool {
     let bracketed = |open, close| spelling.starts_with(open) && spelling.ends_with(close);
     special || bracketed("<|", "|>") || bracketed("<｜", "｜>")
@@ -31,13 +31,14 @@ impl Controls {
         &self.tokens
     }
 
-    /// Spellings in `text`, leftmost first, the longest of those that start together: place, and index into [`Self::tokens`].
+    /// Spellings in `text`, leftmost first, and the longest of those with the same start: position, and index into
+    /// [`Self::tokens`].
     pub(crate) fn find<'a>(&'a self, text: &'a str) -> impl Iterator<Item = (Range<usize>, usize)> + 'a {
         self.finder.find_iter(text).map(|m| (m.range(), m.pattern().as_usize()))
     }
 }
 
-/// A leftmost-longest search, as Hugging Face's tokenizers look for added tokens.
+/// A leftmost-longest search, as Hugging Face's tokenizers search for added tokens.
 pub(crate) fn finder<'a>(spellings: impl Iterator<Item = &'a str>) -> Result<AhoCorasick, TextError> {
     AhoCorasick::builder()
         .match_kind(MatchKind::LeftmostLongest)

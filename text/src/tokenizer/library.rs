@@ -1,5 +1,5 @@
-//! Encoding by the tokenizers crate: for every BPE model that [`super::byte_level`] does not know. It keeps an origin for every byte,
-//! which takes about a hundred bytes of memory for each of the text.
+//! Encoding with the tokenizers crate, for every BPE model that [`super::byte_level`] does not support. It stores an
+//! origin for every byte, which takes about a hundred bytes of memory per byte of text.
 
 use tokenizers::normalizer::Range as TextRange;
 use tokenizers::tokenizer::{Model, Normalizer, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
@@ -10,7 +10,7 @@ use super::vocab::Vocab;
 use crate::ControlSpan;
 use baton_types::TokenId;
 
-/// The steps of the crate's own `Tokenizer::encode`, with our split at control tokens in place of its own.
+/// The steps of the crate's own `Tokenizer::encode`, with our split at control tokens instead of its own.
 pub(super) fn encode(
     library: &Library,
     added: &AddedTokens,
@@ -30,7 +30,7 @@ pub(super) fn encode(
     Ok(splits.iter().filter_map(|(_, _, tokens)| tokens.as_ref()).flatten().map(|t| t.id).collect())
 }
 
-/// The parts of a text, as the crate takes them.
+/// The parts of a text, in the crate's type.
 fn slices(text: &NormalizedString, parts: Vec<Part>) -> Vec<(NormalizedString, Option<Vec<Token>>)> {
     let slice = |Part { range, token }: Part| {
         let token = token.map(|id| vec![Token::new(id, String::new(), (0, range.len()))]);
@@ -39,7 +39,8 @@ fn slices(text: &NormalizedString, parts: Vec<Part>) -> Vec<(NormalizedString, O
     parts.into_iter().map(slice).collect()
 }
 
-/// The model's tokens of one word. A vocabulary may reach a control token by plain merges; such a word is taken in halves.
+/// The model's tokens of one word. A vocabulary may produce a control token by plain merges; such a word is encoded in
+/// halves.
 fn encode_word(library: &Library, vocab: &Vocab, word: &str) -> tokenizers::Result<Vec<Token>> {
     let tokens = library.get_model().tokenize(word)?;
     if !tokens.iter().any(|t| vocab.is_forbidden(t.id)) {

@@ -1,5 +1,5 @@
-//! Byte-pair encoding of words, on their bytes: of all neighbours, the pair of lowest rank is merged first (Sennrich et al., 2016,
-//! arXiv 1508.07909, algorithm 1), until none is left that the model merges.
+//! Byte-pair encoding of words, on their bytes: of all adjacent pairs, the one with the lowest rank is merged first,
+//! until the model has no merge for any pair (Sennrich et al., 2016, arXiv 1508.07909, algorithm 1).
 
 use baton_types::TokenId;
 use serde_json::value::RawValue;
@@ -12,27 +12,30 @@ use tokenizers::tokenizer::Model;
 use super::bytes;
 use super::vocab::Vocab;
 
-/// The merges of a byte-level model. What it says is what the tokenizers crate's `BPE` says of the same word in the byte alphabet.
+/// The merges of a byte-level model. The result equals that of the tokenizers crate's `BPE` for the same word in the
+/// byte alphabet.
 pub(super) struct Merges {
     /// Token of each byte. A byte without one adds nothing to a word.
     bytes: [Option<TokenId>; 256],
-    /// Rank of a merge (the lowest is done first), and the token that it makes, by the pair.
+    /// By pair: the rank of its merge (the lowest comes first), and the token that it makes.
     pairs: HashMap<u64, (u32, TokenId), BuildHasherDefault<PairHasher>>,
-    /// Tokens that a word with their bytes becomes, as a table of open addressing: at most half full, [`NONE`] where it is free.
+    /// Tokens that a word with exactly their bytes becomes, as a table with open addressing: at most half full,
+    /// [`NONE`] in free slots.
     words: Box<[TokenId]>,
 }
 
-/// Memory that words take turns to use: 20 bytes for each of the longest word, and while its pairs are merged, seldom more.
+/// Scratch memory, reused from word to word: 20 bytes per byte of the longest word, and seldom more while its pairs are
+/// merged.
 #[derive(Default)]
 pub(super) struct Scratch {
     symbols: Vec<Symbol>,
-    /// Rank, and place of the left one, of pairs that were neighbours once.
+    /// Rank, and position of the left symbol, of pairs that are or were adjacent.
     pairs: BinaryHeap<Reverse<(u32, u32)>>,
 }
 
 #[derive(Clone, Copy)]
 struct Symbol {
-    /// [`NONE`] for one that is a part of a symbol before it.
+    /// [`NONE`] if it was merged into a symbol before it.
     id: TokenId,
     before: u32,
     after: u32,
@@ -44,7 +47,7 @@ const NONE: TokenId = TokenId::MAX;
 const END: u32 = u32::MAX;
 
 impl Merges {
-    /// What a model does beside merging bytes is the error.
+    /// A feature of the model besides merging bytes is returned as the error.
     pub(super) fn new(model: &BPE, merges: &RawValue, vocab: &Vocab) -> Result<Self, String> {
         let marks = |mark: &Option<String>| mark.as_deref().is_some_and(|mark| !mark.is_empty());
         if model.dropout.is_some_and(|p| p != 0.0) {
@@ -79,7 +82,7 @@ impl Merges {
         Ok(this)
     }
 
-    /// Appends the tokens of one word. `vocab` is what these merges were made with.
+    /// Appends the tokens of one word. `vocab` must be the one that these merges were made with.
     pub(super) fn encode(&self, word: &[u8], vocab: &Vocab, scratch: &mut Scratch, ids: &mut Vec<TokenId>) {
         match self.words[self.slot(word, vocab)] {
             NONE => self.merge(word, scratch, ids),
@@ -87,7 +90,7 @@ impl Merges {
         }
     }
 
-    /// Where in the table of words this one is, or would be.
+    /// The slot of this word in the table of words, occupied or free.
     fn slot(&self, word: &[u8], vocab: &Vocab) -> usize {
         let mut hash = word.len() as u64;
         for chunk in word.chunks(8) {
@@ -106,12 +109,12 @@ impl Merges {
         }
     }
 
-    /// Merges the pair of lowest rank, of equal ones the first, until no pair can be merged.
+    /// Merges the pair of lowest rank, or the first of equal ones, until no pair can be merged.
     fn merge(&self, word: &[u8], scratch: &mut Scratch, ids: &mut Vec<TokenId>) {
         let Scratch { symbols, pairs } = scratch;
         symbols.clear();
         pairs.clear();
-        // Not by doubling: a whole text may be one word.
+        // Reserved exactly, not doubled: a whole text may be one word.
         symbols.reserve_exact(word.len());
         pairs.reserve_exact(word.len());
         for id in word.iter().filter_map(|&b| self.bytes[usize::from(b)]) {
@@ -128,7 +131,7 @@ impl Merges {
             if id == NONE || after == END {
                 continue;
             }
-            // A pair that is no more: what stands at its place now is of another rank.
+            // An outdated pair: the pair at its position now has another rank.
             let right = symbols[after as usize];
             let Some((_, made)) = rank(id, right.id).filter(|&(now, _)| now == ranked) else { continue };
             symbols[at as usize] = Symbol { id: made, before, after: right.after };
@@ -153,7 +156,7 @@ fn key(left: TokenId, right: TokenId) -> u64 {
     u64::from(left) << 32 | u64::from(right)
 }
 
-/// Spreads a number over all bits. Both tables hold what the model's files say and nothing of a request, so no key guards them.
+/// Spreads a number over all bits. Both tables hold only data of the model's files, so the hash needs no secret key.
 fn mix(number: u64) -> u64 {
     let product = u128::from(number ^ 0x9e37_79b9_7f4a_7c15) * 0xd6e8_feb8_6659_fd93;
     product as u64 ^ (product >> 64) as u64
@@ -176,7 +179,7 @@ impl Hasher for PairHasher {
     }
 }
 
-/// The merges of a `tokenizer.json`, in either way of writing them.
+/// The merges of a `tokenizer.json`, in either notation.
 fn read(json: &RawValue) -> Result<Vec<(String, String)>, String> {
     if let Ok(pairs) = serde_json::from_str(json.get()) {
         return Ok(pairs);

@@ -23,12 +23,12 @@ use byte_level::{ByteLevel, Pipeline};
 use control::{Controls, is_control};
 use vocab::{Decoder, Vocab};
 
-/// What spellings of control tokens in a text mean.
+/// How to treat spellings of control tokens in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Specials {
-    /// Ordinary characters: for any text of a user.
+    /// As ordinary characters: for any text of a user.
     AsText,
-    /// Control tokens: only for text that is trusted to write whole prompts.
+    /// As control tokens: only for text that is trusted to contain whole prompts.
     Parse,
 }
 
@@ -38,7 +38,7 @@ pub struct Tokenizer(Arc<Parts>);
 
 struct Parts {
     library: Library,
-    /// The fast path, or why this model is left to the library.
+    /// The fast path, or why this model uses the library.
     byte_level: Result<ByteLevel, String>,
     added: AddedTokens,
     vocab: Arc<Vocab>,
@@ -46,7 +46,7 @@ struct Parts {
     token_bytes_max: Option<usize>,
 }
 
-/// What is read of a `tokenizer.json` beside what the tokenizers crate reads.
+/// The fields of a `tokenizer.json` that are read in addition to those of the tokenizers crate.
 #[derive(Deserialize)]
 struct Head<'a> {
     #[serde(default)]
@@ -85,7 +85,7 @@ impl Tokenizer {
             return Err(TextError::Unsupported { what: "model", name, supported: "BPE" });
         };
         let unknown = model.get_unk_token().as_deref().and_then(|t| library.token_to_id(t));
-        // The crate gives ids of its own to added tokens that the vocabulary lacks; a shifted id would be a wrong prompt.
+        // The crate assigns new ids to added tokens that the vocabulary lacks; a shifted id would give a wrong prompt.
         if let Some(t) = head.added_tokens.iter().find(|t| library.token_to_id(&t.content) != Some(t.id)) {
             return Err(TextError::Broken(format!("added token {:?} does not get its id {}", t.content, t.id)));
         }
@@ -126,7 +126,8 @@ impl Tokenizer {
         }
     }
 
-    /// Token ids of a prompt, control tokens exactly where it marks them. Adds no begin token: templates spell their own.
+    /// Token ids of a prompt, with control tokens exactly where it marks them. Adds no begin token: templates contain
+    /// their own.
     pub fn encode_prompt(&self, prompt: &Prompt) -> Result<Vec<TokenId>, TextError> {
         self.encode_spans(prompt.text(), prompt.controls())
     }
@@ -154,13 +155,13 @@ impl Tokenizer {
         ids.map_err(|e| TextError::Encode(e.to_string()))
     }
 
-    /// Why this model's text is encoded by the tokenizers crate, in some ten times the time and memory, as decided when it was loaded;
-    /// `None` where it is not.
+    /// Why this model's text is encoded by the tokenizers crate, with about ten times the time and memory, as decided
+    /// at load; `None` if it uses the fast path.
     pub fn slow_because(&self) -> Option<&str> {
         self.0.byte_level.as_ref().err().map(String::as_str)
     }
 
-    /// The token that a plain prompt (not a chat) starts with, where the model wants one.
+    /// The token that a plain prompt (not a chat) starts with, if the model needs one.
     pub fn bos(&self) -> Option<TokenId> {
         self.0.bos
     }
@@ -170,8 +171,8 @@ impl Tokenizer {
         self.0.vocab.size()
     }
 
-    /// Most bytes of text that one token can stand for; `None` where a normalizer or a token that takes spaces beside it into itself
-    /// leaves that open.
+    /// Upper bound of the bytes of text per token; `None` if a normalizer, or a token that absorbs adjacent spaces,
+    /// makes it unbounded.
     pub fn token_bytes_max(&self) -> Option<usize> {
         self.0.token_bytes_max
     }
@@ -181,7 +182,7 @@ impl Tokenizer {
         self.controls().tokens()
     }
 
-    /// Whether a token is left out of shown text.
+    /// Whether a token is omitted from shown text.
     pub fn is_special(&self, token: TokenId) -> bool {
         self.0.vocab.is_special(token)
     }
@@ -191,7 +192,7 @@ impl Tokenizer {
         self.0.library.token_to_id(token)
     }
 
-    /// Bytes of a token; none for ids outside the vocabulary. A token may hold a part of a character.
+    /// Bytes of a token; none for ids outside the vocabulary. A token may contain a part of a character.
     pub fn token_bytes(&self, token: TokenId) -> Option<&[u8]> {
         self.0.vocab.bytes(token)
     }
@@ -201,7 +202,7 @@ impl Tokenizer {
         String::from_utf8_lossy(self.token_bytes(token).unwrap_or_default()).into_owned()
     }
 
-    /// Text of whole tokens, as [`Detokenizer`] gives it piece by piece.
+    /// Text of all tokens at once, as [`Detokenizer`] returns it piece by piece.
     pub fn decode(&self, tokens: &[TokenId], skip_special: bool) -> String {
         let mut detokenizer = self.detokenizer(skip_special);
         let mut text: String = tokens.iter().filter_map(|&t| detokenizer.push(t)).collect();

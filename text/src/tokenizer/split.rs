@@ -1,7 +1,8 @@
 //! Pre-tokenization as ranges of the text: where the words of a byte-level model begin and end.
 //!
-//! The tokenizers crate copies every word, with the origin of each of its bytes: most of its time and memory, and nobody here asks for
-//! origins. The splits that models ask for are few, and are done here on the text itself. Others are left to that crate.
+//! The tokenizers crate copies every word, with the origin of each of its bytes. That takes most of its time and
+//! memory, and this crate does not need origins. Models use only a few different splits, which are done here directly
+//! on the text. Models with others use that crate.
 
 use regex_automata::meta::Regex;
 use regex_automata::util::syntax;
@@ -9,25 +10,25 @@ use regex_automata::{Anchored, Input};
 use serde_json::Value;
 use std::sync::LazyLock;
 
-/// GPT-2's split (`encoder.py` of openai/gpt-2), which `ByteLevel` with `use_regex` stands for.
+/// GPT-2's split (`encoder.py` of openai/gpt-2), the meaning of `ByteLevel` with `use_regex`.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-/// How the patterns of all families end: white space before a word leaves its last character to the word.
+/// The common end of the patterns of all families: white space before a word leaves its last character to the word.
 const SPACES_TAIL: &str = r"|\s+(?!\S)|\s+";
-/// Which pattern of [`Stage::Pattern`] stands for [`SPACES_TAIL`].
+/// Index of the pattern of [`Stage::Pattern`] that means [`SPACES_TAIL`].
 const SPACES: usize = 1;
 
-/// The pre-tokenizers of a model, the last of which maps bytes to characters and is no matter of this module.
+/// The pre-tokenizers of a model, except the last one, which maps bytes to characters and is not needed here.
 pub(super) struct Splitter(Vec<Stage>);
 
 enum Stage {
-    /// Numeric characters apart from others, one by one or as runs.
+    /// Splits numeric characters from others, one by one or as runs.
     Digits { one_by_one: bool },
-    /// Matches and what is between them. Which of both remain is told by two flags.
+    /// Splits into matches and the text between them. Two flags say which of both are kept.
     Pattern { regex: Regex, matches: bool, gaps: bool },
 }
 
 impl Splitter {
-    /// Reads the `pre_tokenizer` of a `tokenizer.json`. What is not known here is the error.
+    /// Reads the `pre_tokenizer` of a `tokenizer.json`. An unsupported part is returned as the error.
     pub(super) fn from_json(json: &Value) -> Result<Self, String> {
         let steps = match json["pretokenizers"].as_array() {
             Some(steps) if json["type"] == "Sequence" => steps.as_slice(),
@@ -47,13 +48,13 @@ impl Splitter {
         Ok(Self(stages))
     }
 
-    /// Gives each word of the text to `word`, in order, and stops at its first error.
+    /// Passes each word of the text to `word`, in order, and stops at its first error.
     pub(super) fn split<E>(&self, text: &str, word: &mut dyn FnMut(&str) -> Result<(), E>) -> Result<(), E> {
         split_from(&self.0, text, word)
     }
 }
 
-/// Each stage sees a piece of the stage before it as a text of its own, as in the tokenizers crate.
+/// Each stage treats a piece of the stage before it as a separate text, as in the tokenizers crate.
 fn split_from<E>(stages: &[Stage], text: &str, word: &mut dyn FnMut(&str) -> Result<(), E>) -> Result<(), E> {
     match stages.split_first() {
         None if text.is_empty() => Ok(()),
@@ -83,8 +84,8 @@ impl Stage {
         }
     }
 
-    /// The library reads patterns by fancy-regex. Those that mean the same to the regex crate are known here: nothing that looks around
-    /// itself but [`SPACES_TAIL`], no possessive repetition, no empty match.
+    /// The library runs patterns with fancy-regex. Supported here are those with the same meaning in the regex crate:
+    /// no look-around except [`SPACES_TAIL`], no possessive repetition, no empty match.
     fn pattern(pattern: &str, matches: bool, gaps: bool) -> Result<Self, String> {
         let (head, spaces) = match pattern.strip_suffix(SPACES_TAIL) {
             Some(head) => (head, Some(r"\s+")),
@@ -134,7 +135,8 @@ impl Stage {
     }
 }
 
-/// Whether a pattern may have a repetition like `a++`, which gives nothing back once it matched; the regex crate reads it as `(a+)+`.
+/// Whether a pattern may contain a possessive repetition like `a++`, which never backtracks; the regex crate reads it
+/// as `(a+)+`.
 fn is_possessive(pattern: &str) -> bool {
     static PLAIN: LazyLock<regex::Regex> = LazyLock::new(|| {
         regex::Regex::new(r"(?s)\\[pPxuU]\{\w+\}|\\.|\[(?:\\.|[^\]\\])*\]").expect("escapes and classes")
@@ -149,13 +151,13 @@ fn find(regex: &Regex, text: &str, at: usize) -> Option<(usize, usize)> {
         return None;
     }
     let input = Input::new(text).range(at..);
-    // Nearly every match begins where the last one ended, and is found there in one pass.
+    // Nearly every match begins at the end of the last one, and is found there in one pass.
     let (pattern, start, end) = match regex.search_half(&input.clone().anchored(Anchored::Yes)) {
         Some(half) => (half.pattern(), at, half.offset()),
         None => regex.search(&input).map(|m| (m.pattern(), m.start(), m.end()))?,
     };
     if pattern.as_usize() == SPACES && end < text.len() {
-        // `\s+(?!\S)`, and `\s+` where that leaves nothing.
+        // `\s+(?!\S)`, and `\s+` if that matches nothing.
         let last = text[start..end].chars().next_back().map_or(0, char::len_utf8);
         return Some((start, if start + last < end { end - last } else { end }));
     }

@@ -1,4 +1,4 @@
-//! The vocabulary as bytes: what each token adds to the text.
+//! The vocabulary as bytes: the text of each token.
 
 use baton_types::TokenId;
 use serde_json::Value;
@@ -15,7 +15,7 @@ pub(crate) struct Vocab {
     ends: Vec<u32>,
     special: Vec<bool>,
     control: Vec<bool>,
-    /// What the model yields for characters that it does not know; never read from a spelling.
+    /// The model's token for unknown characters; never produced from a spelling.
     unknown: Option<TokenId>,
     pub(crate) controls: Controls,
     /// Whether decoding drops one leading space, as SentencePiece does.
@@ -69,7 +69,7 @@ impl Vocab {
         self.control.get(id as usize).copied().unwrap_or(false)
     }
 
-    /// Whether a token must not come from the characters of a text.
+    /// Whether a token must not be produced from the characters of a text.
     pub(crate) fn is_forbidden(&self, id: TokenId) -> bool {
         self.is_control(id) && Some(id) != self.unknown
     }

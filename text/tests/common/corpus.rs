@@ -1,4 +1,4 @@
-//! Lines of mixed text from a seed: what people write, what programs write, and what is written to break tokenizers.
+//! Lines of mixed text from a seed: text of people, output of programs, and text that is meant to break tokenizers.
 
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -15,7 +15,8 @@ const CODE: &str = "fn let mut self impl struct return => -> :: != == <= >= && |
 const CONTROLS: &str =
     "<|im_start|> <|im_end|> <|endoftext|> <file_sep> <empty_output> <| |> <|im_ <s> </s> <|eot_id|> <think> [INST]";
 const JOINED: &str = "👩‍👩‍👧‍👦 🏳️‍🌈 👍🏽 🇫🇷 🇫 ❤️ ☠︎ 🧑🏿‍🚀 #️⃣ ‍ ️";
-/// Spellings that normalization changes: decomposed letters, Hangul in parts, signs that are letters elsewhere, marks out of order.
+/// Spellings that normalization changes: decomposed letters, Hangul in parts, signs that equal letters, marks out of
+/// order.
 const VARIANTS: &str = "é ñ ạ̊ ạ̊ q̣̇ q̣̇ 각 가 각 Å Ω K ﬁ ﬀ ½ ² ① ㎏ דּ क़ ਖ਼ ͏ ̈́ 豈 ﷺ ゔ ば ｶﾞ";
 const SPACES: [char; 14] = [
     ' ', ' ', ' ', '\t', '\n', '\r', '\u{b}', '\u{85}', '\u{a0}', '\u{2003}', '\u{200b}', '\u{2028}', '\u{3000}',

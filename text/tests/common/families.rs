@@ -1,4 +1,4 @@
-//! Tokenizers of several families, each beside the tokenizers crate's own of the same `tokenizer.json`.
+//! Tokenizers of several families, each with the tokenizers crate's own tokenizer of the same `tokenizer.json`.
 
 use baton_text::{Specials, TextBundle, Tokenizer, bundle};
 use baton_types::{GgufTokenizer, TokenId};
@@ -24,7 +24,7 @@ impl Family {
         tokenizer.encode_fast(text, false).unwrap().get_ids().to_vec()
     }
 
-    /// Fails unless both say the same of the text.
+    /// Fails unless both give the same result for the text.
     pub(crate) fn check(&self, text: &str) {
         for specials in [Specials::AsText, Specials::Parse] {
             // Without one of these characters, no control token is spelled.
@@ -41,7 +41,7 @@ pub(crate) fn gguf(pre: &'static str) -> Family {
     Family::new(pre, &bundle::from_gguf(&GgufTokenizer { pre: pre.to_owned(), ..super::gguf() }).unwrap())
 }
 
-/// SmolLM2's vocabulary with some of its `tokenizer.json` changed.
+/// SmolLM2's vocabulary with a part of its `tokenizer.json` changed.
 fn changed(name: &'static str, change: impl FnOnce(&mut Value)) -> Family {
     let mut bundle = bundle::from_gguf(&super::gguf()).unwrap();
     let mut json = serde_json::from_str(&bundle.tokenizer_json).unwrap();
@@ -62,7 +62,7 @@ fn sequence(steps: Vec<Value>) -> Value {
     json!({"type": "Sequence", "pretokenizers": steps})
 }
 
-/// Families that the fast path knows; SmolLM2's own first.
+/// Families that the fast path supports; SmolLM2's own first.
 pub(crate) fn fast() -> Vec<Family> {
     let o200k = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
     let deepseek = r#"[!"\#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"#;
@@ -91,7 +91,7 @@ pub(crate) fn fast() -> Vec<Family> {
     families
 }
 
-/// Families that are left to the tokenizers crate, and a part of the reason.
+/// Families that use the tokenizers crate, and a part of the reason.
 pub(crate) fn others() -> Vec<(Family, &'static str)> {
     let splits =
         |step: Value| move |json: &mut Value| json["pre_tokenizer"] = sequence(vec![step, byte_level(false, false)]);

@@ -1,5 +1,5 @@
-//! SmolLM2's tokenizer as its GGUF file holds it, from a compact form: 17 control tokens, the byte alphabet that the vocabulary has
-//! (235 of 256), and the merges, each of which is one token more.
+//! SmolLM2's tokenizer as in its GGUF file, from a compact form: 17 control tokens, the byte alphabet that the
+//! vocabulary has (235 of 256), and the merges, each of which adds one token.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
