@@ -1,7 +1,7 @@
 //! Health and metrics over HTTP: `/startupz`, `/healthz` = `/health`, `/readyz`, `/metrics`.
 //!
-//! Started: what takes long once, such as loading a model, is done. Healthy: this process works, restarting it would not help. Ready: it
-//! would serve a request now. All answer 200 or 503 with a reason.
+//! Started: slow one-time work, such as loading a model, is done. Healthy: this process works, and a restart would not
+//! help. Ready: it would serve a request now. All answer 200 or 503 with a reason.
 
 use crate::config::{Check, Checker};
 use crate::listen::{BindError, Listener, serve_probes};
@@ -17,17 +17,17 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// Probes and scrapes come from few, and often.
+/// Few clients send probes and scrapes, but often.
 const CONNECTIONS_MAX: u32 = 256;
-/// Longer than what Prometheus keeps between two scrapes.
+/// Longer than Prometheus's interval between two scrapes.
 const IDLE_MAX: Duration = Duration::from_secs(360);
 
 /// The section `admin`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AdminConfig {
-    /// Where health and metrics are served. Unset: routers serve both on their HTTP port, which otherwise has health alone; workers take a
-    /// free port.
+    /// Where health and metrics are served. Unset: routers serve both on their HTTP port (otherwise only health is
+    /// there); workers take a free port.
     pub listen: Option<SocketAddr>,
 }
 
@@ -35,7 +35,7 @@ impl Check for AdminConfig {
     fn check(&self, _: &mut Checker) {}
 }
 
-/// Where metrics are.
+/// Path of the metrics.
 pub const METRICS: &str = "/metrics";
 const PROBES: [&str; 4] = ["/startupz", "/healthz", "/health", "/readyz"];
 
@@ -46,7 +46,7 @@ pub fn is_probe(path: &str) -> bool {
 
 type Probe = dyn Fn() -> Result<(), String> + Send + Sync;
 
-/// The questions that a process answers. Probes must return at once: they look at what the process knows.
+/// Answers of a process to probes. They must return at once: they only read the process's state.
 #[derive(Clone)]
 pub struct Health {
     started: Arc<Probe>,
@@ -61,7 +61,7 @@ impl fmt::Debug for Health {
 }
 
 impl Health {
-    /// `live` and `ready` answer `Ok`, or why not.
+    /// `live` and `ready` return `Ok`, or the reason why not.
     pub fn new(
         live: impl Fn() -> Result<(), String> + Send + Sync + 'static,
         ready: impl Fn() -> Result<(), String> + Send + Sync + 'static,
@@ -69,7 +69,7 @@ impl Health {
         Self { started: Arc::new(|| Ok(())), live: Arc::new(live), ready: Arc::new(ready) }
     }
 
-    /// The same of a process that takes long to start: `started` answers `Ok` from the end of that on.
+    /// The same for a process that starts slowly: `started` returns `Ok` once the start is complete.
     #[must_use]
     pub fn once(self, started: impl Fn() -> Result<(), String> + Send + Sync + 'static) -> Self {
         Self { started: Arc::new(started), ..self }
@@ -94,7 +94,7 @@ pub fn routes(health: Health, metrics: Metrics) -> Router {
     probes(health).route(METRICS, get(metrics))
 }
 
-/// Those of health alone: for a port that more may reach than may read metrics.
+/// Routes of health only: for a port that more clients reach than may read metrics.
 pub fn probes(health: Health) -> Router {
     fn answer(result: Result<(), String>) -> (StatusCode, String) {
         match result {
@@ -124,8 +124,8 @@ pub async fn bind(address: SocketAddr) -> Result<Listener, BindError> {
     Listener::bind(address, CONNECTIONS_MAX).await
 }
 
-/// Serves `routes` until `stop` is cancelled; requests in flight end first. Where all places are taken, whoever holds most of them loses the
-/// oldest: no stranger keeps a probe away.
+/// Serves `routes` until `stop` is cancelled; requests in flight end first. When all places are taken, the client with
+/// the most connections loses its oldest one: other clients cannot keep a probe out.
 pub async fn serve(listener: Listener, routes: Router, stop: CancellationToken) {
     serve_probes(listener, routes, IDLE_MAX, stop).await;
 }

@@ -1,4 +1,4 @@
-//! What a process tells the one that started it: one JSON object a line on stdout, where it is asked to (`--announce`).
+//! Announcements to the process that started this one: one JSON object per line on stdout, if enabled (`--announce`).
 
 use serde::{Deserialize, Serialize};
 use std::io::Write;
@@ -7,18 +7,18 @@ use std::net::SocketAddr;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Announcement {
-    /// Something that takes a while is this far, 0 to 1.
+    /// Progress of a slow step, 0 to 1.
     Progress {
-        /// What, in two or three words.
+        /// Name of the step, in two or three words.
         what: String,
         fraction: f32,
     },
-    /// The process answers at these addresses.
+    /// The process serves these addresses.
     Listening {
         grpc: SocketAddr,
         /// HTTP: the OpenAI API on a router, health and metrics on a worker.
         http: SocketAddr,
-        /// Where workers join a router, and operators ask it.
+        /// Where workers register with a router, and operators call it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cluster: Option<SocketAddr>,
     },
@@ -33,12 +33,12 @@ pub struct Announcer {
 }
 
 impl Announcer {
-    /// An announcer that speaks where `enabled`.
+    /// An announcer that writes if `enabled`.
     pub fn new(enabled: bool) -> Self {
         Self { enabled }
     }
 
-    /// Announces. A closed stdout is the starter's death, which is noticed elsewhere.
+    /// Writes an announcement. If stdout is closed, the starting process is gone; other code detects that.
     pub fn say(self, announcement: &Announcement) {
         if self.enabled
             && let Ok(line) = serde_json::to_string(announcement)

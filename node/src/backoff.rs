@@ -1,8 +1,8 @@
-//! Waits between sessions with another process, and which of their failures are worth a line in the log.
+//! Waits between sessions with another process, and which of their failures are logged.
 
 use std::time::Duration;
 
-/// Doubles with every wait, with jitter, and knows the failure that was said last. `P` is what failures are compared by.
+/// Doubles with every wait, with jitter, and remembers the failure that was logged last. Failures are compared by `P`.
 #[derive(Debug)]
 pub struct Backoff<P> {
     min: Duration,
@@ -17,19 +17,19 @@ impl<P: PartialEq> Backoff<P> {
         Self { min, max, next: min, known: None }
     }
 
-    /// A session worked: waits begin anew, and its failure is news again.
+    /// A session worked: the waits start again at the minimum, and the next failure is logged again.
     pub fn reset(&mut self) {
         (self.next, self.known) = (self.min, None);
     }
 
-    /// Whether this failure is another than the last one: repetitions are not worth a line each.
+    /// Whether this failure differs from the last one: repetitions are not logged.
     pub fn is_news(&mut self, problem: P) -> bool {
         let is_news = self.known.as_ref() != Some(&problem);
         self.known = Some(problem);
         is_news
     }
 
-    /// How long to wait: half to all of the backoff, so that many do not come back in step.
+    /// Wait time: half to all of the backoff, so that many clients do not return at the same time.
     pub fn jittered(&self) -> Duration {
         self.jittered_by(rand::random())
     }
@@ -43,7 +43,7 @@ impl<P: PartialEq> Backoff<P> {
         self.wait_by(rand::random())
     }
 
-    /// [`Self::wait`] with the jitter of who calls: a random number from 0 to 1.
+    /// [`Self::wait`] with the caller's jitter: a random number from 0 to 1.
     pub fn wait_by(&mut self, share: f64) -> Duration {
         let wait = self.jittered_by(share);
         self.next = (self.next * 2).min(self.max);

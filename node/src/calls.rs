@@ -1,5 +1,5 @@
-//! Open calls: one takes memory by being there, the more the longer its head, whatever it asks for. That is counted until its answer has
-//! ended, over every front.
+//! Memory of open calls: each takes memory while it is open, and more for longer headers. It is charged until the
+//! answer has ended, on every front.
 
 use crate::intake::{Hold, IntakeFull};
 use http::request::Parts;
@@ -9,20 +9,21 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// What an open call takes besides headers and body: its stream, its tasks, their buffers. Open watches of health were measured at 5 KiB.
+/// Memory of an open call besides headers and body: its stream, tasks and buffers. Open health watches were measured at
+/// 5 KiB.
 const CALL_BYTES: u64 = 8 << 10;
-/// What a byte of headers takes, as it came and as it is kept.
+/// Memory per byte of headers, as received and as stored.
 const HEADER_COSTS: u64 = 2;
-/// What a header takes besides its bytes: entries of a map that has doubled, and their index.
+/// Memory of a header besides its bytes: entries of a map that has doubled, and their index.
 const HEADER_BYTES: u64 = 256;
 
-/// From which budget a call and its messages are taken.
+/// The budget that a call and its messages are charged to.
 pub type Meter = Arc<dyn Fn(&Parts) -> Hold + Send + Sync>;
 
-/// What a call takes that has sent nothing behind its head yet.
+/// Charges a call that has sent only its headers.
 ///
 /// # Errors
-/// If there is no room for one more.
+/// If the budget has no room.
 pub fn enter(meter: &Meter, parts: &Parts) -> Result<Hold, IntakeFull> {
     let of = |(name, value): (&HeaderName, &HeaderValue)| (name.as_str().len() + value.len()) as u64;
     let headers: u64 = parts.headers.iter().map(|header| HEADER_COSTS * of(header) + HEADER_BYTES).sum();
@@ -31,7 +32,7 @@ pub fn enter(meter: &Meter, parts: &Parts) -> Result<Hold, IntakeFull> {
     Ok(call)
 }
 
-/// An answer whose call is counted until it has ended.
+/// An answer whose call is charged until it has ended.
 #[derive(Debug)]
 pub struct Counted<B> {
     body: B,
@@ -39,7 +40,7 @@ pub struct Counted<B> {
 }
 
 impl<B> Counted<B> {
-    /// `call` is given back with the end of `body`.
+    /// `call` is returned to the budget at the end of `body`.
     pub const fn new(body: B, call: Hold) -> Self {
         Self { body, _call: call }
     }

@@ -1,42 +1,42 @@
-//! Variables that users expect every program of this kind to honour, and the names of Baton's own.
+//! Standard environment variables that this program honours, and the names of Baton's own.
 
 use crate::config::{ENV_PREFIX, Secret};
 use std::path::PathBuf;
 
-/// Holds the key with which the command line calls a router; no configuration of any process.
+/// Holds the key with which the command line calls a router; it is not configuration.
 pub const API_KEY_VARIABLE: &str = "BATON_API_KEY";
 
-/// Names of the variables that set configuration, `BATON_*`; an empty one counts as unset.
+/// Names of the variables that set configuration (`BATON_*`); an empty one counts as unset.
 pub fn own() -> Vec<String> {
     let set = std::env::vars_os().filter(|(_, value)| !value.is_empty());
     let names = set.map(|(name, _)| name.to_string_lossy().into_owned());
     names.filter(|name| name.starts_with(ENV_PREFIX) && name != API_KEY_VARIABLE).collect()
 }
 
-/// The key to call a router with, where one is set: `BATON_API_KEY`.
+/// The API key for calls to a router, if set: `BATON_API_KEY`.
 pub fn api_key() -> Option<Secret> {
     std::env::var(API_KEY_VARIABLE).ok().filter(|key| !key.is_empty()).map(Secret::new)
 }
 
-/// The user's cache folder: `XDG_CACHE_HOME`, else `.cache` in the home folder; `None` where there is no home.
+/// The user's cache folder: `XDG_CACHE_HOME`, else `.cache` in the home folder; `None` without a home folder.
 pub fn cache_home() -> Option<PathBuf> {
     let set = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     set.or_else(|| std::env::home_dir().filter(|home| home.is_absolute()).map(|home| home.join(".cache")))
 }
 
-/// The user's folder for what programs leave from one run to the next: `XDG_STATE_HOME`, else `.local/state` in the home folder; `None` where
-/// there is no home.
+/// The user's folder for state that persists between runs: `XDG_STATE_HOME`, else `.local/state` in the home folder;
+/// `None` without a home folder.
 pub fn state_home() -> Option<PathBuf> {
     let set = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     set.or_else(|| std::env::home_dir().filter(|home| home.is_absolute()).map(|home| home.join(".local/state")))
 }
 
-/// Base address of the model hub where one is set: `HF_ENDPOINT`.
+/// Base address of the model hub, if set: `HF_ENDPOINT`.
 pub fn hub_endpoint() -> Option<String> {
     std::env::var("HF_ENDPOINT").ok().filter(|url| !url.is_empty())
 }
 
-/// Token for the model hub where one is set: `HF_TOKEN`.
+/// Token for the model hub, if set: `HF_TOKEN`.
 pub fn hub_token() -> Option<String> {
     std::env::var("HF_TOKEN").ok().filter(|token| !token.is_empty())
 }

@@ -1,15 +1,16 @@
-//! What this host offers a process, and taking it.
+//! Resources that this host offers a process, and raising their limits.
 
 use std::path::Path;
 
-/// Memory that this process may use, in bytes: the host's, or less where a control group says so. `None` where the host does not tell.
+/// Memory that this process may use, in bytes: the host's, or less if a control group limits it. `None` if the host
+/// does not report it.
 pub fn memory_bytes() -> Option<u64> {
     let read = |path: &str| std::fs::read_to_string(Path::new(path)).unwrap_or_default();
     bound(&read("/proc/meminfo"), &read("/sys/fs/cgroup/memory.max"))
 }
 
-/// Takes as many file descriptors as the host allows: every client is one, and shells and container runtimes still hand out the 1,024 that
-/// `select` could bear.
+/// Raises the limit of file descriptors to the host's maximum: every client takes one, and shells and container
+/// runtimes still set the 1,024 that `select` supports.
 pub fn raise_file_limit() {
     match rlimit::increase_nofile_limit(u64::MAX) {
         Ok(files) => tracing::debug!(files, "file descriptors"),
@@ -17,8 +18,8 @@ pub fn raise_file_limit() {
     }
 }
 
-/// Takes as much memory to lock as the host allows: what RDMA registers is bounded by the soft limit, and service managers and shells leave
-/// that below the hard one.
+/// Raises the limit of locked memory to the host's maximum: it bounds what RDMA can register, and service managers and
+/// shells leave it below the hard limit.
 pub fn raise_locked_memory_limit() {
     let raised = rlimit::Resource::MEMLOCK.get_hard().and_then(|hard| rlimit::Resource::MEMLOCK.set(hard, hard));
     if let Err(error) = raised {
@@ -26,8 +27,8 @@ pub fn raise_locked_memory_limit() {
     }
 }
 
-/// Bytes that this process may lock, as RDMA does with what it registers: the hard limit, `u64::MAX` without one or with the capability to
-/// lock more (`IPC_LOCK`). `None` where the host does not tell.
+/// Bytes that this process may lock, as RDMA does with registered memory: the hard limit, or `u64::MAX` without one or
+/// with the capability to lock more (`IPC_LOCK`). `None` if the host does not report it.
 pub fn locked_memory_max() -> Option<u64> {
     if may_lock(&std::fs::read_to_string("/proc/self/status").unwrap_or_default()) {
         return Some(u64::MAX);
@@ -35,13 +36,13 @@ pub fn locked_memory_max() -> Option<u64> {
     rlimit::Resource::MEMLOCK.get_hard().ok()
 }
 
-/// Whether `IPC_LOCK`, capability 14, is among the effective ones (proc_pid_status(5)).
+/// Whether `IPC_LOCK`, capability 14, is effective (proc_pid_status(5)).
 fn may_lock(status: &str) -> bool {
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     effective.is_some_and(|hex| u64::from_str_radix(hex.trim(), 16).is_ok_and(|bits| bits & (1 << 14) != 0))
 }
 
-/// File descriptors that a process may have: the hard limit, which every process of ours takes.
+/// File descriptors that a process may have: the hard limit, to which every process here raises its own.
 pub fn open_files_max() -> Option<u64> {
     rlimit::Resource::NOFILE.get_hard().ok()
 }
@@ -49,7 +50,7 @@ pub fn open_files_max() -> Option<u64> {
 fn bound(meminfo: &str, limit: &str) -> Option<u64> {
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"));
     let total = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()).map(|kib| kib << 10);
-    // "max" where there is no limit.
+    // "max" if there is no limit.
     let limit = limit.trim().parse::<u64>().ok();
     total.into_iter().chain(limit).min()
 }

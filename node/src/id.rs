@@ -1,8 +1,8 @@
-//! Draws the names that a process gives: incarnations, request ids, default instance ids.
+//! Generates names: incarnations, request ids, default instance ids.
 
 use baton_types::{Incarnation, InstanceId, RequestId};
 
-/// A new incarnation: 64 random bits, so that two starts of one instance never share one.
+/// A new incarnation: 64 random bits, so that no two starts of an instance have the same one.
 pub fn incarnation() -> Incarnation {
     Incarnation(rand::random())
 }
@@ -15,7 +15,7 @@ pub fn request_id() -> RequestId {
     }
 }
 
-/// The instance id where none is configured: `{role}-{host}-{pid}`, which no other process of this host has at the same time.
+/// The instance id if none is configured: `{role}-{host}-{pid}`, unique among the running processes of this host.
 pub fn default_instance_id(role: &str) -> InstanceId {
     let name: String = format!("{role}-{}-{}", hostname(), std::process::id());
     let name: String =
@@ -26,7 +26,7 @@ pub fn default_instance_id(role: &str) -> InstanceId {
     }
 }
 
-/// This host's name, at most 64 characters; `localhost` where it has none.
+/// This host's name, at most 64 characters; `localhost` if it has none.
 pub fn hostname() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").ok().or_else(|| std::env::var("HOSTNAME").ok());
     let name: String = name.unwrap_or_default().trim().chars().take(64).collect();

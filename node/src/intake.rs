@@ -1,8 +1,10 @@
-//! Bytes of what is not yet a request: one budget for all that came in part, over every front, and a share of it for each client.
+//! Budget for bytes of requests that are not parsed yet: one budget for all partial requests, on every front, and a
+//! share of it for each client.
 //!
-//! Whoever reads a body takes its bytes from the budget before it keeps them, so memory follows the budget and not what peers choose to
-//! send. The last part of either bound is for small bodies: ordinary requests pass while somebody's long ones stall. Where there are keys, all
-//! who show none have a part together. Whoever gathers answers before they are sent has a budget of the same kind for them.
+//! The reader of a body charges its bytes to the budget before it stores them, so the budget bounds memory, whatever
+//! clients send. The last part of both limits is reserved for small bodies: ordinary requests pass while a client's
+//! long ones stall. With keys, all callers without one share a part. Answers that are gathered before they are sent
+//! have a budget of the same kind.
 
 use baton_types::places::host_of;
 use baton_types::{ErrorKind, RequestError};
@@ -12,24 +14,24 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A body of at most so many bytes is small.
+/// A body of at most this many bytes is small.
 const SMALL_BYTES: u64 = 64 << 10;
-/// Small bodies alone may use the last one of so many parts.
+/// The last fraction (one in eight) is for small bodies only.
 const FOR_SMALL: u64 = 8;
-/// Bodies come and go within seconds.
+/// Bodies are received within seconds.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Whose bytes they are.
+/// The client that bytes are charged to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Client {
-    /// Who has a key.
+    /// A caller with a key.
     Tenant(String),
-    /// Who has none: an address, of IPv6 the network of a host.
+    /// A caller without a key: its address; for IPv6 the network of a host.
     Address(IpAddr),
 }
 
 impl Client {
-    /// One without a key.
+    /// A client without a key.
     pub fn at(address: IpAddr) -> Self {
         Self::Address(host_of(address))
     }
@@ -43,7 +45,7 @@ pub struct Intake(Arc<Budget>);
 struct Budget {
     bytes_max: u64,
     share_bytes_max: u64,
-    /// The share of an address.
+    /// The share of one address.
     address_bytes_max: u64,
     strangers_bytes_max: u64,
     used: Mutex<Used>,
@@ -56,7 +58,7 @@ struct Used {
     clients: HashMap<Client, u64>,
 }
 
-/// Bytes taken for one message; dropping it gives them back.
+/// Bytes charged for one message; dropping it returns them.
 #[derive(Debug)]
 pub struct Hold {
     budget: Arc<Budget>,
@@ -64,18 +66,18 @@ pub struct Hold {
     bytes: u64,
 }
 
-/// There is no room for more bytes now.
+/// The budget has no room for more bytes now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IntakeFull {
-    /// The client has its share.
+    /// The client has used its share.
     #[error(
         "requests of this client that are still being read hold {0} bytes, its share; send fewer at once, or try again later"
     )]
     Share(u64),
-    /// All clients without a key together have theirs.
+    /// All clients without a key together have used their share.
     #[error("calls without a known key hold {0} bytes, their share of all; send an API key, or try again later")]
     Strangers(u64),
-    /// All clients together have it all.
+    /// All clients together have used the budget.
     #[error("requests that are still being read hold {0} bytes, which is the limit; try again later")]
     All(u64),
 }
@@ -87,12 +89,13 @@ impl From<IntakeFull> for RequestError {
 }
 
 impl Intake {
-    /// At most `bytes_max` together, and `share_bytes_max` of one client.
+    /// At most `bytes_max` together, and `share_bytes_max` per client.
     pub fn new(bytes_max: u64, share_bytes_max: u64) -> Self {
         Self::with(bytes_max, share_bytes_max, share_bytes_max, bytes_max)
     }
 
-    /// The same, and at most `strangers_bytes_max` of all together who have no key, half of that of one address.
+    /// The same, with at most `strangers_bytes_max` for all clients without a key together, and half of that per
+    /// address.
     pub fn with_strangers(bytes_max: u64, share_bytes_max: u64, strangers_bytes_max: u64) -> Self {
         let address_bytes_max = share_bytes_max.min(strangers_bytes_max / 2);
         Self::with(bytes_max, share_bytes_max, address_bytes_max, strangers_bytes_max)
@@ -103,29 +106,29 @@ impl Intake {
         Self(Arc::new(Budget { bytes_max, share_bytes_max, address_bytes_max, strangers_bytes_max, used }))
     }
 
-    /// Nothing yet, for a message of `client`.
+    /// An empty hold, for a message of `client`.
     pub fn hold(&self, client: Client) -> Hold {
         Hold { budget: self.0.clone(), client, bytes: 0 }
     }
 
-    /// Bytes taken now.
+    /// Bytes charged now.
     pub fn used(&self) -> u64 {
         self.0.used.lock().all
     }
 }
 
 impl Hold {
-    /// Bytes taken.
+    /// Bytes charged.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Takes `more` bytes, or none.
+    /// Charges `more` bytes, or none.
     pub fn grow(&mut self, more: u64) -> Result<(), IntakeFull> {
         self.set(self.bytes.saturating_add(more))
     }
 
-    /// Holds `bytes` from now on; it always may hold fewer. Where there is no room it holds what it held.
+    /// Holds `bytes` from now on; a smaller amount always fits. Without room the hold is unchanged.
     pub fn set(&mut self, bytes: u64) -> Result<(), IntakeFull> {
         let Budget { bytes_max, share_bytes_max, address_bytes_max, strangers_bytes_max, used } = &*self.budget;
         let mut used = used.lock();
@@ -160,7 +163,7 @@ impl Hold {
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // Fewer always fit.
+        // A smaller amount always fits.
         let _ = self.set(0);
     }
 }

@@ -1,11 +1,11 @@
-//! What runs the tasks of processes: tokio.
+//! The runtime of processes: tokio.
 
 use baton_types::{BoxFuture, Clock, Runtime};
 use std::time::Instant;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-/// The tokio runtime that it was made in; timers and tasks are that one's on whichever thread they are asked for.
+/// A handle to one tokio runtime; timers and tasks use that runtime on any thread.
 #[derive(Clone, Debug)]
 pub struct TokioRuntime(Handle);
 
@@ -13,7 +13,7 @@ impl TokioRuntime {
     /// The runtime that the caller runs in.
     ///
     /// # Panics
-    /// Outside of one.
+    /// If called outside of a runtime.
     pub fn current() -> Self {
         Self(Handle::current())
     }
@@ -21,7 +21,7 @@ impl TokioRuntime {
 
 impl Clock for TokioRuntime {
     fn now(&self) -> Instant {
-        // Tokio's, which tests may hold.
+        // Tokio's clock, which tests may pause.
         tokio::time::Instant::now().into_std()
     }
 }
@@ -45,13 +45,13 @@ impl Runtime for TokioRuntime {
     }
 }
 
-/// What work that takes milliseconds of a processor yields; `None` where it panics.
+/// The result of work that takes milliseconds of CPU time; `None` if it panics.
 pub async fn blocking<T: Send + 'static>(
     runtime: &dyn Runtime,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
     let (done, result) = oneshot::channel();
-    // Nobody may wait for it any more.
+    // The caller may have stopped waiting.
     runtime.blocking(Box::new(move || drop(done.send(work()))));
     result.await.ok()
 }

@@ -1,4 +1,5 @@
-//! How a process ends: asked politely it drains, asked twice or orphaned it hurries, and it never waits for ever.
+//! Shutdown of a process: a first signal drains it; a second one, or the loss of its parent, shortens the drain. Every
+//! wait is bounded.
 
 use crate::config::{Check, Checker};
 use serde::{Deserialize, Serialize};
@@ -9,24 +10,24 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// The section `drain`.
+/// Time limits of the drain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DrainConfig {
     /// Longest drain after SIGTERM or SIGINT: requests in flight may end within it.
     pub drain_ms_max: u64,
-    /// Longest drain after a second signal, or after standard input ended; never longer than `drain_ms_max`.
+    /// Longest drain after a second signal, or after standard input ended; at most `drain_ms_max`.
     pub drain_quick_ms_max: u64,
-    /// A worker that `baton drain` drained, and that nobody has restarted for so long, says that it is not alive, so that whatever watches it
-    /// restarts it; 0: never. Routers have no such state.
+    /// A worker that `baton drain` drained, and that was not restarted for this long, fails its liveness probe, so that
+    /// its supervisor restarts it; 0: never. Routers ignore it.
     pub drained_ms_max: u64,
-    /// Stop when standard input ends: whoever holds its other end is gone.
+    /// Stop when standard input ends: the process that holds its other end is gone.
     pub stop_with_stdin: bool,
 }
 
 impl Default for DrainConfig {
     fn default() -> Self {
-        // Kubernetes kills 30 s after SIGTERM; leave room for the flush of traces.
+        // Kubernetes kills 30 s after SIGTERM; leave time to flush traces.
         let drained_ms_max = 600_000;
         Self { drain_ms_max: 25_000, drain_quick_ms_max: 1_000, drained_ms_max, stop_with_stdin: false }
     }
@@ -40,7 +41,7 @@ impl Check for DrainConfig {
     }
 }
 
-/// The wish to stop, shared by all tasks of a process. Cloning shares it.
+/// The stop request, shared by all tasks of a process. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Shutdown {
     requested: CancellationToken,
@@ -50,7 +51,7 @@ pub struct Shutdown {
 }
 
 impl Shutdown {
-    /// Not bound to any signal: for tests, and for processes that embed another.
+    /// Without signals: for tests, and for processes that embed another.
     pub fn new(config: &DrainConfig) -> Self {
         Self {
             requested: CancellationToken::new(),
@@ -63,7 +64,7 @@ impl Shutdown {
     /// Listens to SIGTERM and SIGINT and, where configured, to the end of standard input.
     ///
     /// # Errors
-    /// If the signals cannot be had.
+    /// If the signal handlers cannot be installed.
     pub fn install(config: &DrainConfig) -> std::io::Result<Self> {
         let shutdown = Self::new(config);
         let mut terminate = signal(SignalKind::terminate())?;
@@ -86,7 +87,7 @@ impl Shutdown {
         });
         if config.stop_with_stdin {
             let shutdown = shutdown.clone();
-            // A thread, not a task: a blocked read would hold up the end of the runtime, but not the end of the process.
+            // A thread, not a task: a blocked read would delay the end of the runtime, but not the end of the process.
             std::thread::Builder::new().name("baton-stdin".into()).spawn(move || {
                 wait_for_end(std::io::stdin().lock());
                 shutdown.hurry("end of standard input");
@@ -127,8 +128,8 @@ impl Shutdown {
         self.requested.cancelled().await;
     }
 
-    /// Runs `work`, the rest of what is in flight, for at most the configured drain; a second signal shortens it. `None` where
-    /// `work` did not end in time and was dropped. Call it once the drain was requested.
+    /// Runs `work`, the rest of what is in flight, for at most the configured drain time; a second signal shortens it.
+    /// `None` if `work` did not end in time and was dropped. Call it after the drain was requested.
     pub async fn drain<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         let hurried = async {
             self.quick.cancelled().await;
@@ -143,7 +144,7 @@ impl Shutdown {
     }
 }
 
-/// Reads and forgets until the end; an unreadable input has ended too.
+/// Reads and discards until the end; a read error also counts as the end.
 fn wait_for_end(mut input: impl Read) {
     let mut buffer = [0; 256];
     loop {
@@ -170,7 +171,7 @@ mod tests {
         (done, start.elapsed().as_millis())
     }
 
-    // Under paused time the clock moves only when everything waits, so these durations are exact.
+    // Under paused time the clock advances only when all tasks wait, so these durations are exact.
     #[tokio::test(start_paused = true)]
     async fn drains_are_bounded() {
         let shutdown = Shutdown::new(&config());
@@ -192,7 +193,7 @@ mod tests {
             second.hurry("test");
         });
         assert_eq!(drained_after(&shutdown, pending()).await, (false, 2_500));
-        // From then on every drain is quick, and a hurried stop is a requested one.
+        // From then on every drain is quick. A shortened stop is also a requested one.
         assert_eq!(drained_after(&shutdown, pending()).await, (false, 500));
         assert!(shutdown.token().is_cancelled());
     }

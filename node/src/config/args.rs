@@ -1,11 +1,11 @@
-//! Flags that every process has, and how flags enter the tree.
+//! Flags of every process, and how flags are merged into the configuration.
 
 use figment::value::Value;
 use serde::Serialize;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// Flags that were given, each with the key that it sets.
+/// The flags given, each with the key that it sets.
 #[derive(Clone, Debug, Default)]
 pub struct Overlay(Vec<(&'static str, &'static str, Value)>);
 
@@ -15,7 +15,7 @@ impl Overlay {
         Self::default()
     }
 
-    /// Flag `flag` (with its dashes) sets `key` (with dots), where it was given.
+    /// Flag `flag` (with its dashes) sets `key` (with dots), if it was given.
     ///
     /// # Panics
     /// If the value has no serde form of strings, numbers, lists and maps, which is a bug of the caller.
@@ -29,13 +29,13 @@ impl Overlay {
         self
     }
 
-    /// Like [`Overlay::set`] for a list; an empty one counts as not given.
+    /// Like [`Overlay::set`], for a list; an empty one counts as absent.
     #[must_use]
     pub fn set_list<T: Serialize>(self, flag: &'static str, key: &'static str, values: &[T]) -> Self {
         self.set(flag, key, &(!values.is_empty()).then_some(values))
     }
 
-    /// Like [`Overlay::set`] for a switch: sets `true` where it was given.
+    /// Like [`Overlay::set`], for a switch: sets `true` if it was given.
     #[must_use]
     pub fn set_switch(self, flag: &'static str, key: &'static str, on: bool) -> Self {
         self.set(flag, key, &on.then_some(true))
@@ -91,7 +91,8 @@ pub struct CommonArgs {
 }
 
 impl CommonArgs {
-    /// These flags over the sections `telemetry`, `admin`, `membership`, `identity` and `drain`; add the binary's own with [`Overlay::set`].
+    /// These flags as an overlay of the sections `telemetry`, `admin`, `membership`, `identity` and `drain`; add the
+    /// binary's own with [`Overlay::set`].
     pub fn overlay(&self) -> Overlay {
         Overlay::new()
             .set("--log", "telemetry.log", &self.log)

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
-/// A section that knows the ranges of its values.
+/// A section that checks the ranges of its values.
 pub trait Check {
     /// Reports every value out of range to `at`.
     fn check(&self, at: &mut Checker);

@@ -1,4 +1,4 @@
-//! What is wrong with a configuration, and where it was said.
+//! What is wrong with a configuration, and where it was set.
 
 use figment::error::Kind;
 use std::path::PathBuf;
@@ -9,11 +9,11 @@ pub enum ConfigError {
     /// The file cannot be read.
     #[error("cannot read the configuration file {path}")]
     Read { path: PathBuf, source: std::io::Error },
-    /// The file is no TOML.
+    /// The file is not TOML.
     #[error("{path} is not valid TOML: {problem}")]
     Syntax {
         path: PathBuf,
-        /// Line, column and what is wrong.
+        /// Line, column and problem.
         problem: String,
     },
     /// A key that this process does not know.

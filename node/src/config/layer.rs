@@ -1,4 +1,4 @@
-//! The layers over the defaults, each of which can say where a key was set.
+//! The layers over the defaults; each knows where it sets a key.
 
 use super::{ConfigError, ENV_PREFIX, Overlay};
 use crate::environment::API_KEY_VARIABLE;
@@ -7,7 +7,7 @@ use figment::{Error, Figment, Metadata, Profile, Provider};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Names the file; not a key of any tree.
+/// Names the file; not a configuration key.
 pub(super) const FILE_VARIABLE: &str = "BATON_CONFIG";
 
 /// One layer: its values, and the origin of each key.
@@ -89,7 +89,7 @@ fn variable(path: &[&str]) -> String {
     format!("environment variable {ENV_PREFIX}{}", path.join("__").to_ascii_uppercase())
 }
 
-/// Puts `value` at `path`; `false` where a value stands in the way of a section or the other way round.
+/// Inserts `value` at `path`; `false` if the path crosses a value, or a section would be replaced.
 fn insert(values: &mut Dict, path: &[&str], value: Value) -> bool {
     match path {
         [] => false,

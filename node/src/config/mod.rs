@@ -1,13 +1,15 @@
-//! One configuration tree a process, one loader: defaults, then a TOML file, then `BATON_*` variables, then flags.
+//! One configuration tree per process, one loader: defaults, then a TOML file, then `BATON_*` variables, then flags.
 //!
-//! Each binary defines its tree as a plain serde struct with `#[serde(deny_unknown_fields, default)]` that embeds the sections
-//! of this crate ([`crate::telemetry::TelemetryConfig`], [`crate::grpc::GrpcConfig`], [`crate::admin::AdminConfig`],
-//! [`crate::membership::embedded::JoinConfig`] or [`crate::membership::embedded::LeaseConfig`], [`crate::DrainConfig`]) under the names
-//! `telemetry`, `grpc`, `admin`, `membership` and `drain`, and implements [`Check`]. Unknown keys, values of the wrong type and values
-//! out of range are errors that name the key and the layer it came from.
+//! Each binary defines its tree as a plain serde struct with `#[serde(deny_unknown_fields, default)]` that embeds the
+//! sections of this crate ([`crate::telemetry::TelemetryConfig`], [`crate::grpc::GrpcConfig`],
+//! [`crate::admin::AdminConfig`], [`crate::membership::embedded::JoinConfig`] or
+//! [`crate::membership::embedded::LeaseConfig`], [`crate::DrainConfig`]) under the names `telemetry`, `grpc`, `admin`,
+//! `membership` and `drain`, and implements [`Check`]. Unknown keys, values of the wrong type and values out of range
+//! are errors that name the key and the layer it came from.
 //!
-//! Variables: `telemetry.otlp_url` is `BATON_TELEMETRY__OTLP_URL` (two underscores between levels); an empty one counts as unset.
-//! `BATON_CONFIG` names the file where `--config` does not. Limits end in `_max`, units come last: `lease_ms`, `kv_cache_bytes`.
+//! Variables: `telemetry.otlp_url` is `BATON_TELEMETRY__OTLP_URL` (two underscores between levels); an empty one counts
+//! as unset. `BATON_CONFIG` names the file if `--config` does not. Limits end in `_max`, units come last: `lease_ms`,
+//! `kv_cache_bytes`.
 
 mod args;
 mod check;
@@ -30,10 +32,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::path::PathBuf;
 
-/// Prefix of the variables that are read.
+/// Prefix of all configuration variables.
 pub const ENV_PREFIX: &str = "BATON_";
 
-/// What lies over the defaults, lowest first.
+/// The layers over the defaults, lowest first.
 #[derive(Clone, Debug, Default)]
 pub struct Layers {
     /// TOML file.
@@ -46,7 +48,8 @@ pub struct Layers {
 impl Layers {
     /// The layers of this process.
     pub fn of_process(args: &CommonArgs, flags: Overlay) -> Self {
-        // Lossy is right: a variable of ours that is not UTF-8 then fails as an unknown key or a wrong value.
+        // Lossy conversion is correct here: a variable of ours that is not UTF-8 then fails as an unknown key or a
+        // wrong value.
         let env =
             std::env::vars_os().map(|(k, v)| (k.to_string_lossy().into_owned(), v.to_string_lossy().into_owned()));
         let env: Vec<_> = env.filter(|(name, _)| name.starts_with(ENV_PREFIX)).collect();
@@ -73,7 +76,8 @@ impl Layers {
     }
 }
 
-/// Loads the configuration of this process. With `--dump-config` prints it and returns `None`: the process then ends.
+/// Loads the configuration of this process. With `--dump-config` it prints it and returns `None`; the process should
+/// then end.
 pub fn load_or_dump<C>(args: &CommonArgs, flags: Overlay) -> Result<Option<C>, ConfigError>
 where
     C: Check + Serialize + DeserializeOwned + Default,

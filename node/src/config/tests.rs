@@ -78,7 +78,7 @@ fn later_layers_win() {
     assert_eq!(pool(&[], &[]), "from-file");
     assert_eq!(pool(&env, &[]), "from-env");
     assert_eq!(pool(&env, &["--pool", "from-flag"]), "from-flag");
-    // Keys beside the one that was set keep what lower layers said.
+    // Other keys keep the values of lower layers.
     let tree = case.load(file, &env, &["--otlp-url", "http://c:4317"]).unwrap();
     assert_eq!((tree.telemetry.log.as_str(), tree.telemetry.otlp_url.as_deref()), ("warn", Some("http://c:4317")));
 }
@@ -147,7 +147,7 @@ fn the_dump_is_the_configuration_without_its_secrets() {
     let text = dump(&tree).unwrap();
     assert!(!text.contains("hunter2") && !text.contains("pass"), "{text}");
     assert!(text.contains("https://********@c:4317/x?y=a@b"), "{text}");
-    // Apart from secrets it loads again, to the same.
+    // Apart from secrets the output loads again, to the same configuration.
     let plain = Tree { token: None, telemetry: TelemetryConfig::default(), ..tree };
     assert_eq!(case().load(&dump(&plain).unwrap(), &[], &[]).unwrap(), plain);
     assert!(

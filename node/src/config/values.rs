@@ -1,4 +1,4 @@
-//! Values that people write: sizes with units, lists with commas, secrets.
+//! Value types for configuration: sizes with units, lists with commas, secrets.
 
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -69,7 +69,8 @@ impl<'de> Deserialize<'de> for ByteSize {
     }
 }
 
-/// A list, also written as one text with commas (`a, b`), as variables and flags do. Use with `#[serde(deserialize_with)]`.
+/// A list, also accepted as one text with commas (`a, b`), for variables and flags. Use with
+/// `#[serde(deserialize_with)]`.
 pub fn list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -83,15 +84,15 @@ pub fn list<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D
     })
 }
 
-/// What a secret is printed as.
+/// Printed in place of a secret.
 const MASK: &str = "********";
 
-/// A text that is never printed. It cannot be a flag: flags show in process lists, and serializing masks it.
+/// A text that is never printed. It cannot be a flag, since flags are visible in process lists; serializing masks it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
 impl Secret {
-    /// A secret that comes from elsewhere than a configuration.
+    /// A secret that does not come from a configuration.
     pub(crate) fn new(secret: String) -> Self {
         Self(secret)
     }

@@ -1,9 +1,10 @@
 //! Client channels.
 //!
-//! Ours rather than tonic's: h2 counts, over a connection's whole life, the frames that a peer still sends for calls that were cancelled
-//! here. At 1,024 of one kind, or at half the connection's window of small ones, it ends the connection with every call on it. A router
-//! cancels calls all day; tonic's channel has no way to say that this is no attack. So the first limit is off, the window is as large as
-//! can be (windows of streams bound what is held), and new calls take a new connection before the rest can matter.
+//! This replaces tonic's channel. h2 counts, over the life of a connection, the frames that a peer still sends for
+//! calls that were cancelled here. At 1,024 of one kind, or at half the connection's window of small ones, h2 closes
+//! the connection with every call on it. A router cancels calls all the time, and tonic's channel cannot turn this
+//! protection off. So here the first limit is off, and the connection window is as large as possible (stream windows
+//! bound the memory). New calls take a new connection before the other limits matter.
 
 use super::deadline::{TIMEOUT_HEADER, parse_timeout};
 use super::{KEEPALIVE_MS, KEEPALIVE_WAIT_MS, STREAM_WINDOW_BYTES};
@@ -31,9 +32,9 @@ use tower_service::Service;
 
 const USER_AGENT: HeaderValue = HeaderValue::from_static(concat!("baton/", env!("CARGO_PKG_VERSION")));
 
-/// The largest that HTTP/2 knows.
+/// The largest window that HTTP/2 allows.
 const CONNECTION_WINDOW_BYTES: u32 = (1 << 31) - 1;
-/// Calls on one connection. Those that run keep it when the next one opens.
+/// Most calls on one connection. Running calls keep it when the next connection opens.
 const CALLS_MAX: u32 = 4096;
 
 /// Settings of a channel.
@@ -41,11 +42,11 @@ const CALLS_MAX: u32 = 4096;
 pub struct ChannelConfig {
     /// Longest connect.
     pub connect_ms_max: u64,
-    /// How often a connection is probed, also when idle, so that a lost peer is noticed.
+    /// Interval of keepalive probes, also on idle connections, so that a lost peer is noticed.
     pub keepalive_ms: u64,
-    /// A probe that is not answered for this long ends the connection, and every call on it.
+    /// A probe without an answer for this long ends the connection, and every call on it.
     pub keepalive_wait_ms_max: u64,
-    /// Bytes that the peer may send on one stream before it waits for its reader.
+    /// Bytes that the peer may send on one stream before the reader must have consumed them.
     pub stream_window_bytes: u32,
 }
 
@@ -67,8 +68,9 @@ pub struct ChannelError {
     pub address: String,
 }
 
-/// A channel to `address` (`host:port`, or the same as a URL). Where there is an `identity`, both sides prove who they are, whatever the URL
-/// says, and the peer has to be a `demanded`; without one all is said in clear.
+/// A channel to `address` (`host:port`, or the same as a URL). With an `identity`, both sides authenticate with
+/// certificates, whatever the URL's scheme, and the peer must have the role `demanded`. Without one, the connection is
+/// not encrypted.
 pub fn channel(
     address: &str,
     config: &ChannelConfig,
@@ -101,7 +103,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 /// Opens connections to one peer.
 pub type Dial = Arc<dyn Fn() -> BoxFuture<'static, io::Result<Box<dyn Stream>>> + Send + Sync>;
 
-/// A channel to the peer that `dial` leads to, which is called `authority`.
+/// A channel to the peer that `dial` connects to; requests name it `authority`.
 pub fn channel_over(dial: Dial, authority: Authority, config: &ChannelConfig) -> Channel {
     let mut http2 = Builder::new(TokioExecutor::new());
     http2
@@ -116,14 +118,14 @@ pub fn channel_over(dial: Dial, authority: Authority, config: &ChannelConfig) ->
     Channel(Arc::new(Peer { authority, dial, http2, connect_max, connection: Mutex::default() }))
 }
 
-/// One connection to a gRPC server, made when first used and again whenever it broke. Clones share it. Calls must be made within a tokio
-/// runtime; a call with a deadline gets no answer after it.
+/// One connection to a gRPC server, opened at first use and again after it breaks. Clones share it. Calls must be made
+/// within a tokio runtime; a call with a deadline gets no answer after it.
 #[derive(Clone)]
 pub struct Channel(Arc<Peer>);
 
 impl Channel {
-    /// A channel to the same peer with a connection of its own: for streams that stay as long as the peer does, which would keep every
-    /// connection of many calls open.
+    /// A channel to the same peer with a separate connection: for streams that stay open as long as the peer, which
+    /// would otherwise keep old connections of other calls open.
     pub fn apart(&self) -> Self {
         let Peer { authority, dial, http2, connect_max, connection: _ } = &*self.0;
         let (authority, dial, http2) = (authority.clone(), dial.clone(), http2.clone());
@@ -140,7 +142,7 @@ struct Peer {
 }
 
 impl Peer {
-    /// A connection that is open as far as is known; whoever comes first makes it, within the time for that.
+    /// A connection that is presumably open. The first caller opens it, within the connect timeout.
     async fn connection(&self) -> Result<SendRequest<Body>, Status> {
         let connect = async {
             let mut slot = self.connection.lock().await;
@@ -150,7 +152,8 @@ impl Peer {
             }
             let stream = (self.dial)().await.map_err(|e| self.unreachable(e))?;
             let (sender, driver) = self.http2.handshake(TokioIo::new(stream)).await.map_err(|e| self.unreachable(e))?;
-            // Ends with the connection, or with the last call on it once a newer one is in its place. Its errors reach the calls.
+            // Ends with the connection, or with its last call once a newer connection has replaced it. Calls receive
+            // its errors.
             tokio::spawn(driver);
             Ok(slot.insert((sender, 1)).0.clone())
         };
@@ -169,7 +172,7 @@ impl Peer {
         connection.send_request(request).await.map_err(|e| Status::from_error(Box::new(e)))
     }
 
-    /// The request as this peer is asked it: with an absolute address.
+    /// The request with the absolute address of this peer.
     fn addressed(&self, mut request: Request<Body>) -> Request<Body> {
         let mut parts = std::mem::take(request.uri_mut()).into_parts();
         parts.scheme = Some(Scheme::HTTP);

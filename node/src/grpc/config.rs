@@ -9,21 +9,21 @@ use std::net::{Ipv4Addr, SocketAddr};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct GrpcConfig {
-    /// Where it listens; port 0 takes a free one.
+    /// The listen address; port 0 takes a free one.
     pub listen: SocketAddr,
-    /// `host:port` under which others reach it; by default the address listened on.
+    /// `host:port` under which others reach it; the listen address by default.
     pub advertise: Option<String>,
     /// Largest message accepted.
     pub message_bytes_max: ByteSize,
-    /// A message is whole so long after it began, or the call ends.
+    /// Longest time from the start of a message to its end; after it the call ends.
     pub message_ms_max: u64,
-    /// Most connections at once; further ones wait until one of them ends.
+    /// Most connections at once; further ones wait until one of them closes.
     pub connections_max: u32,
     /// Most calls in flight on one connection.
     pub streams_max: u32,
-    /// How often an idle connection is probed.
+    /// Interval of keepalive probes on idle connections.
     pub keepalive_ms: u64,
-    /// A probe that is not answered for this long ends the connection.
+    /// A probe without an answer for this long ends the connection.
     pub keepalive_wait_ms_max: u64,
 }
 
@@ -45,7 +45,7 @@ impl Default for GrpcConfig {
 }
 
 impl GrpcConfig {
-    /// The same on another address.
+    /// The same settings with another address.
     #[must_use]
     pub fn on(self, listen: SocketAddr) -> Self {
         Self { listen, ..self }
@@ -69,7 +69,7 @@ impl Check for GrpcConfig {
             a.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok())
         });
         at.require("advertise", named, "host:port");
-        // Others cannot connect to "any address".
+        // Other hosts cannot connect to the unspecified address.
         let reachable = !self.listen.ip().is_unspecified() || self.advertise.is_some();
         at.require(
             "advertise",

@@ -1,4 +1,4 @@
-//! `grpc-timeout`: what a caller grants becomes an instant, and the rest of it travels on.
+//! `grpc-timeout`: a caller's timeout becomes an instant, and the remaining time is sent with further calls.
 
 use baton_types::RequestError;
 use std::time::{Duration, Instant};
@@ -25,7 +25,8 @@ pub fn parse_timeout(text: &str) -> Option<Duration> {
     })
 }
 
-/// When a call must end: what the caller grants, but at most `timeout_max` from now; `timeout_max` where it grants no time.
+/// When a call must end: after the caller's timeout, but at most `timeout_max` from now; `timeout_max` if it states
+/// none.
 pub fn deadline_of(metadata: &MetadataMap, now: Instant, timeout_max: Duration) -> Result<Instant, RequestError> {
     let timeout = match metadata.get(TIMEOUT_HEADER) {
         None => timeout_max,
@@ -36,10 +37,11 @@ pub fn deadline_of(metadata: &MetadataMap, now: Instant, timeout_max: Duration) 
     Ok(now + timeout.min(timeout_max))
 }
 
-/// Grants a call the time that is left until `deadline`; none left is one microsecond, so that the callee says so.
+/// Sets a call's timeout to the time left until `deadline`. If none is left it is one microsecond, so that the callee
+/// reports the timeout.
 pub fn set_deadline(metadata: &mut MetadataMap, deadline: Instant, now: Instant) {
     let micros = deadline.saturating_duration_since(now).as_micros().max(1);
-    // At most 8 digits: the finest unit that holds the value, rounded up so that this side gives up first.
+    // At most 8 digits: the finest unit that holds the value, rounded up so that this side times out first.
     let units = [(1u128, "u"), (1_000, "m"), (1_000_000, "S"), (60_000_000, "M"), (3_600_000_000, "H")];
     let fits = |&&(factor, _): &&(u128, &str)| micros.div_ceil(factor) < 100_000_000;
     let (factor, unit) = units.iter().find(fits).unwrap_or(&units[4]);

@@ -1,5 +1,5 @@
-//! Peers that have not proven yet who they are: they have few places, so that strangers cannot take those of peers. Where all are taken,
-//! whoever holds most of them loses the oldest.
+//! Connections whose TLS handshake is not complete. Their number is small, so that unauthenticated clients cannot take
+//! the places of peers. When all places are taken, the client with the most handshakes loses its oldest one.
 
 use crate::intake::Client;
 use crate::listen::Connection;
@@ -11,16 +11,17 @@ use std::sync::Arc;
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 use tonic::transport::server::Connected as _;
 
-/// Handshakes at once. One takes a few milliseconds and keeps its place for longer than that, however many strangers come a second.
+/// Handshakes at once. One takes a few milliseconds, and keeps its place for longer than that at any rate of new
+/// connections.
 const HANDSHAKES_MAX: usize = 512;
-/// They take no more than one of so many places of connections.
+/// Handshakes take at most this fraction (one in four) of the listener's connections.
 const OF_CONNECTIONS: usize = 4;
 
 /// Handshakes under way.
 pub(super) struct Handshakes {
     max: usize,
     tasks: JoinSet<io::Result<Connection>>,
-    /// In the order in which they began.
+    /// In the order of their start.
     places: BTreeMap<u64, Handshake>,
     by_task: HashMap<Id, u64>,
     begun: u64,
@@ -32,13 +33,13 @@ struct Handshake {
 }
 
 impl Handshakes {
-    /// Of a listener that takes so many connections.
+    /// For a listener with this many connections.
     pub(super) fn new(connections_max: usize) -> Self {
         let (tasks, places, by_task) = Default::default();
         Self { max: (connections_max / OF_CONNECTIONS).clamp(1, HANDSHAKES_MAX), tasks, places, by_task, begun: 0 }
     }
 
-    /// Begins one; where there is no place, another ends.
+    /// Starts a handshake; if no place is free, another one is aborted.
     pub(super) fn begin(&mut self, connection: Connection, tls: Arc<ServerConfig>) {
         if self.places.len() >= self.max
             && let Some(oldest) =
@@ -54,7 +55,7 @@ impl Handshakes {
         self.places.insert(self.begun, Handshake { client, task });
     }
 
-    /// The next one to end: a proven connection, or why it is none. `None` where none is under way.
+    /// The next handshake to end: an authenticated connection, or the error. `None` if none is in progress.
     pub(super) async fn next(&mut self) -> Option<Result<io::Result<Connection>, JoinError>> {
         loop {
             let ended = self.tasks.join_next_with_id().await?;
@@ -65,7 +66,7 @@ impl Handshakes {
             if let Some(number) = self.by_task.remove(&task) {
                 self.places.remove(&number);
             }
-            // Those that gave way are nobody's fault.
+            // An aborted handshake is not an error.
             if !ended.as_ref().is_err_and(JoinError::is_cancelled) {
                 return Some(ended);
             }

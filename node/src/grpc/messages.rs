@@ -1,12 +1,15 @@
-//! Calls and half messages: each message has a time, and the bytes of both are counted before a service keeps them.
+//! Limits on calls and partial messages: each message has a time limit, and the bytes of both are charged before a
+//! service stores them.
 //!
-//! gRPC sends messages behind their lengths (1 byte of flags, 4 of length), and a service waits for a whole one. A peer that stops in the
-//! middle would hold what it sent for as long as its connection answers probes. So a layer around all services watches each stream of
-//! messages: one that has begun must be whole in time, and until the answer begins there must be one, or the end. A stream that may be silent
-//! between messages (`Join`, reflection) is so only once it was answered.
+//! gRPC prefixes each message with its length (1 byte of flags, 4 of length), and a service waits for a complete one. A
+//! peer that stops in the middle would occupy memory while its connection answers probes. So a layer around all
+//! services watches each stream of messages. A message that has begun must be complete in time. Until the answer
+//! begins, a message or the end of the stream must arrive in time. Streams that may be silent between messages (`Join`,
+//! reflection) may be so only after the answer has begun.
 //!
-//! The call itself is counted, too ([`calls`]). Who calls reflection is answered message by message, and may leave answers unread and send on:
-//! what its window holds then no service has asked for, and so it is counted from the start.
+//! The call itself is charged, too ([`calls`]). Reflection answers message by message, and its client may send more
+//! without reading the answers. Then its stream window fills with bytes that no service has read, so the window is
+//! charged from the start.
 
 use super::STREAM_WINDOW_BYTES;
 use crate::calls::{self, Counted, Meter};
@@ -32,7 +35,7 @@ use tower_service::Service;
 /// Flags and length, before each message.
 pub const PREFIX_BYTES: usize = 5;
 
-/// Bytes of the message behind a prefix.
+/// Length of the message after a prefix.
 pub fn message_bytes(prefix: &[u8; PREFIX_BYTES]) -> usize {
     let [_, length @ ..] = *prefix;
     u32::from_be_bytes(length) as usize
@@ -41,12 +44,13 @@ pub fn message_bytes(prefix: &[u8; PREFIX_BYTES]) -> usize {
 /// The only service here that reads while it answers.
 const REFLECTION: &str = "/grpc.reflection.";
 
-/// What a message's bytes are taken from; services find it in the extensions of a call, to hold it for as long as they keep the message.
+/// The hold on the budget for a message's bytes. Services find it in the extensions of a call, and keep it as long as
+/// they keep the message.
 #[derive(Clone, Debug)]
 pub struct MessageHold(Arc<Mutex<Hold>>);
 
 impl MessageHold {
-    /// Changes what is held.
+    /// Changes the hold.
     pub fn with<T>(&self, change: impl FnOnce(&mut Hold) -> T) -> T {
         change(&mut self.0.lock())
     }
@@ -66,7 +70,7 @@ impl<S> Layer<S> for Messages {
     }
 }
 
-/// A service whose calls are watched.
+/// A service whose calls are checked.
 #[derive(Clone)]
 pub struct Watched<S> {
     service: S,
@@ -120,15 +124,15 @@ where
     }
 }
 
-/// Where a stream of messages stands.
+/// Position within a stream of messages.
 #[derive(Clone, Copy, Debug, Default)]
 struct Framing {
     prefix: [u8; PREFIX_BYTES],
-    /// Bytes of the prefix that have come.
+    /// Bytes of the prefix received.
     come: usize,
-    /// Bytes of the message that have not.
+    /// Bytes of the message still missing.
     left: usize,
-    /// Bytes of the message that is half here, or of the last one.
+    /// Length of the current or last message.
     bytes: u64,
 }
 
@@ -137,7 +141,7 @@ impl Framing {
         self.come > 0
     }
 
-    /// Takes what comes next; `true` where a message began or ended with it.
+    /// Takes the next bytes; `true` if a message began or ended in them.
     fn take(&mut self, mut data: &[u8]) -> bool {
         let mut news = false;
         self.bytes = if self.is_half() { self.bytes } else { 0 } + data.len() as u64;
@@ -171,7 +175,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// Whether there is something that must come in time.
+    /// Whether the peer must send something within the time limit.
     fn is_owed(&self) -> bool {
         self.framing.is_half() || !self.answered.load(Ordering::Relaxed)
     }
@@ -185,10 +189,10 @@ impl Stream {
         taken.map_err(|full: IntakeFull| status::from_error(&full.into()))
     }
 
-    /// Whoever answers already and asks for more has taken what came before.
+    /// A service that already answers and reads on has taken the earlier messages.
     fn forget_taken(&self) {
         if let Some(held) = self.held.as_ref().filter(|_| !self.is_owed()) {
-            // Fewer always fit.
+            // A smaller hold always fits.
             let _ = held.with(|hold| hold.set(0));
         }
     }
@@ -218,7 +222,7 @@ impl HttpBody for Stream {
             if let Err(status) = this.take(data) {
                 return Poll::Ready(Some(Err(status)));
             }
-            // Drop by drop it is late as well.
+            // A message that arrives byte by byte can also be late.
             if this.framing.is_half() && Instant::now() >= this.until.deadline() {
                 return Poll::Ready(Some(Err(this.late())));
             }

@@ -19,9 +19,10 @@ pub use probe::WatchProbe;
 pub use server::{Router, Server, bind, health, serve, server, server_counting, with_reflection};
 pub use telemetry::{KEEP_TRACES_MAX, TelemetryService, summaries};
 
-/// How often a connection is probed where nothing else is set: by servers, by clients and over HTTP.
+/// Default interval of keepalive probes: of servers, of clients and over HTTP.
 pub(crate) const KEEPALIVE_MS: u64 = 2_000;
-/// How long the answer to a probe may take where nothing else is set.
+/// Default timeout of a keepalive probe.
 pub(crate) const KEEPALIVE_WAIT_MS: u64 = 4_000;
-/// Bytes that a peer may send on one stream before it waits, in either direction. A long prompt is a few MiB, so it takes a few round trips.
+/// Bytes that a peer may send on one stream before the reader must have consumed them, in either direction. A long
+/// prompt is a few MiB, so it takes a few round trips.
 const STREAM_WINDOW_BYTES: u32 = 1 << 20;

@@ -1,4 +1,4 @@
-//! Asks a worker over gRPC whether it lives.
+//! Asks a worker over gRPC whether it is alive.
 
 use super::{ChannelConfig, channel};
 use crate::identity::{Identity, Role};
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// Asks for a load report.
+/// Requests a load report.
 #[derive(Clone, Debug)]
 pub struct WatchProbe {
     pub max: Duration,

@@ -17,20 +17,20 @@ use tower_layer::{Identity as NoLayer, Stack};
 
 /// As [`STREAM_WINDOW_BYTES`], for all streams of one connection.
 const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
-/// Request headers: names, deadline, trace context; far below this.
+/// Request headers are names, deadline and trace context, which need far less.
 const HEADER_BYTES_MAX: u32 = 8 << 10;
 
-/// What anybody may send to health and reflection: names of services.
+/// Largest message to health and reflection, which any client may call: names of services.
 const NAME_BYTES_MAX: usize = 1 << 10;
 
-/// Refused peers are logged no more often than this: whoever reaches the port can be one, again and again.
+/// Refused peers are logged no more often than this, since any client of the port can cause it repeatedly.
 const LOGGED_EVERY: Duration = Duration::from_secs(60);
 
-/// Calls are checked by the roles of who calls, and their messages come whole, in time.
+/// Calls are checked by the caller's roles, and their messages must be complete in time.
 type Layers = Stack<Messages, Stack<GuardLayer, NoLayer>>;
 /// A server with these layers.
 pub type Server = tonic::transport::Server<Layers>;
-/// The same with services.
+/// The same, with services.
 pub type Router = tonic::transport::server::Router<Layers>;
 
 /// A server with the limits of `config`; add services to it, each with `max_decoding_message_size(config.message_max())`.
@@ -38,7 +38,7 @@ pub fn server(config: &GrpcConfig) -> Server {
     with(config, None)
 }
 
-/// The same for peers that nobody vouches for: what they send is taken from a budget before it is kept.
+/// The same for unauthenticated clients: the bytes that they send are charged to a budget before they are stored.
 pub fn server_counting(config: &GrpcConfig, meter: Meter) -> Server {
     with(config, Some(meter))
 }
@@ -58,13 +58,13 @@ fn with(config: &GrpcConfig, meter: Option<Meter>) -> Server {
         .layer(messages)
 }
 
-/// Listens where `config` says.
+/// Listens on the address of `config`.
 pub async fn bind(config: &GrpcConfig) -> Result<Listener, BindError> {
     Listener::bind(config.listen, config.connections_max).await
 }
 
-/// Serves until `stop` is cancelled; calls in flight may end first, so bound the wait with [`crate::Shutdown::drain`]. Where there is an
-/// `identity`, connections are those of its peers alone.
+/// Serves until `stop` is cancelled; calls in flight may end first, so bound the wait with [`crate::Shutdown::drain`].
+/// With an `identity`, only its peers may connect.
 pub async fn serve(
     router: Router,
     listener: Listener,
@@ -78,8 +78,8 @@ pub async fn serve(
     router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await
 }
 
-/// Connections of a listener, once their peers have proven who they are. The listener bounds how many there are, handshakes included, of
-/// which there are few.
+/// Connections of a listener whose peers have authenticated. The listener bounds their number, including the few
+/// handshakes.
 struct Incoming {
     listener: Listener,
     identity: Identity,
@@ -105,7 +105,7 @@ impl Incoming {
     }
 }
 
-/// Peers that could not prove who they are.
+/// Peers that failed to authenticate.
 #[derive(Default)]
 struct Refused {
     since: u64,
@@ -122,8 +122,8 @@ impl Refused {
     }
 }
 
-/// Adds reflection that lists health and `services`, the names of what else `router` serves, in both protocols: many clients, Python's
-/// among them, speak the older one only.
+/// Adds reflection that lists health and `services`, the names of the other services of `router`. It offers both
+/// protocols: many clients, Python's among them, support only the older one.
 pub fn with_reflection(router: Router, services: &[&str]) -> Router {
     let names = || [&[health_server::SERVICE_NAME], services].concat();
     let builder = |own| {
@@ -138,7 +138,7 @@ pub fn with_reflection(router: Router, services: &[&str]) -> Router {
     router.add_service(v1).add_service(built(v1alpha).max_decoding_message_size(NAME_BYTES_MAX))
 }
 
-/// Never panics: the descriptors are part of the build, and a test loads them.
+/// Never panics: the descriptors are compiled in, and a test loads them.
 fn built<S>(service: Result<S, tonic_reflection::server::Error>) -> S {
     service.unwrap_or_else(|error| panic!("the built-in descriptors are broken: {error}"))
 }

@@ -1,4 +1,4 @@
-//! `baton.v1.Telemetry`: what this process holds of recent traces, for routers.
+//! `baton.v1.Telemetry`: the spans of recent traces in this process, for routers.
 
 use crate::telemetry::Traces;
 use baton_proto::v1::{self, telemetry_server::Telemetry};
@@ -43,7 +43,7 @@ fn trace_id(bytes: &[u8]) -> Result<TraceId, Status> {
     id.ok_or_else(|| Status::invalid_argument("a trace id is 16 bytes, not all zero"))
 }
 
-/// The finished spans that are held of a trace, as messages.
+/// The stored finished spans of a trace, as messages.
 pub fn summaries(traces: &Traces, trace: TraceId) -> Vec<v1::TraceSpan> {
     traces.spans_of(trace).iter().map(|span| summary(span)).collect()
 }

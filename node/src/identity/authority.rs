@@ -1,4 +1,4 @@
-//! Authorities, and the certificates that they sign: for `baton up`, for whoever runs processes by hand, and for tests. A cluster in an
+//! Certificate authorities: for `baton up`, for processes that are started by hand, and for tests. A cluster in an
 //! orchestrator has its own.
 
 use super::{CA_FILE, CERTIFICATE_FILE, KEY_FILE, Role};
@@ -13,11 +13,11 @@ use std::time::{Duration, SystemTime};
 
 /// Name of the file with an authority's key.
 const AUTHORITY_KEY_FILE: &str = "ca.key";
-/// What authorities are called. It tells them from nothing else: their keys do.
+/// Common name of authorities. It does not distinguish them; their keys do.
 const NAME: &str = "Baton cluster authority";
-/// Authorities last so long.
+/// Validity of an authority.
 const AUTHORITY_LASTS: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-/// Clocks of two hosts differ by less.
+/// Largest expected clock difference between two hosts.
 const CLOCKS_DIFFER: Duration = Duration::from_secs(3600);
 
 /// What went wrong with an authority.
@@ -45,7 +45,7 @@ impl Authority {
         Ok(Self { pem, issuer: Issuer::new(params, key) })
     }
 
-    /// The one that [`Authority::save`] left in `dir`, and no other kind.
+    /// Loads the authority that [`Authority::save`] wrote to `dir`; no other format is accepted.
     pub fn load(dir: &Path) -> Result<Self, AuthorityError> {
         let read = |name: &str| {
             let path = dir.join(name);
@@ -55,7 +55,7 @@ impl Authority {
         Ok(Self { pem, issuer: Issuer::new(of_authority()?, key) })
     }
 
-    /// Writes certificate and key into `dir`, which is made where it is missing, for its owner alone.
+    /// Writes certificate and key into `dir`, accessible to the owner only. The folder is created if it is missing.
     pub fn save(&self, dir: &Path) -> Result<(), AuthorityError> {
         make_private(dir)?;
         write(&dir.join(AUTHORITY_KEY_FILE), &self.issuer.key().serialize_pem())?;
@@ -67,8 +67,9 @@ impl Authority {
         &self.pem
     }
 
-    /// Writes what a process needs as its `identity.dir` into `dir`: a new certificate of `roles`, also for servers called `hosts`, that lasts
-    /// so long, and `ca.crt` with this authority and `also`, others in PEM. Each file is replaced at once, the certificate last.
+    /// Writes the files of an `identity.dir` into `dir`. The new certificate has `roles` and names the servers `hosts`;
+    /// `lasts` is its validity. `ca.crt` holds this authority and `also`, others in PEM. Each file is replaced
+    /// atomically, the certificate last.
     pub fn issue(
         &self,
         dir: &Path,
@@ -109,17 +110,17 @@ fn in_force(params: &mut CertificateParams, lasts: Duration) {
     params.not_after = (now + lasts).into();
 }
 
-/// A folder for its owner alone.
+/// Creates a folder accessible to the owner only.
 fn make_private(dir: &Path) -> Result<(), AuthorityError> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
     made.map_err(|source| AuthorityError::Io { path: dir.into(), source })
 }
 
-/// Replaces a file at once; for its owner alone.
+/// Replaces a file atomically; accessible to the owner only.
 fn write(path: &Path, content: &str) -> Result<(), AuthorityError> {
     let new = path.with_extension("new");
     let written = || -> io::Result<()> {
-        // What an earlier write left behind may be anybody's.
+        // A file left by an earlier write may belong to another user.
         match std::fs::remove_file(&new) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}

@@ -7,21 +7,23 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How this process proves who it is.
+/// How this process authenticates to its peers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct IdentityConfig {
-    /// Folder with `ca.crt`, `tls.crt` and `tls.key`. Unset: peers speak in clear, and anybody who reaches this process is one.
+    /// Folder with `ca.crt`, `tls.crt` and `tls.key`. Unset: connections between peers are not encrypted, and any
+    /// process that reaches this one is accepted as a peer.
     pub dir: Option<PathBuf>,
-    /// How often the files are read again.
+    /// Interval between reads of the files.
     pub reread_ms: u64,
-    /// Listen where other hosts reach this process although `dir` is unset: the network lets nobody else in.
+    /// Allows listening on addresses that other hosts reach although `dir` is unset: the network must then keep others
+    /// out.
     pub insecure: bool,
 }
 
 impl Default for IdentityConfig {
     fn default() -> Self {
-        // Kubernetes itself takes up to a minute to change the files of a Secret.
+        // Kubernetes takes up to a minute to update the files of a Secret.
         Self { dir: None, reread_ms: 5_000, insecure: false }
     }
 }
@@ -31,7 +33,7 @@ impl IdentityConfig {
         Duration::from_millis(self.reread_ms)
     }
 
-    /// Reports a problem where peers reach this process from other hosts and nobody would have to prove anything: at one of `listens`, each with
+    /// Reports a problem if other hosts can reach this process without authentication, at one of `listens`, each with
     /// its key.
     pub fn check_listeners(&self, listens: &[(&str, IpAddr)], at: &mut Checker) {
         let open = |(_, address): &&(&str, IpAddr)| !address.is_loopback();
@@ -46,7 +48,8 @@ impl IdentityConfig {
         at.problem("identity.dir", problem);
     }
 
-    /// The section `membership.etcd` with this identity's files, where etcd is reached by TLS and it names none of its own.
+    /// The section `membership.etcd` with this identity's files, if etcd uses TLS and the section names no files of its
+    /// own.
     #[must_use]
     pub fn for_etcd(&self, etcd: &EtcdConfig) -> EtcdConfig {
         let secure = etcd.endpoints.iter().any(|endpoint| endpoint.starts_with("https://"));
@@ -61,7 +64,7 @@ impl IdentityConfig {
         }
     }
 
-    /// Reports a problem where nothing would tell whether etcd is etcd.
+    /// Reports a problem if etcd's certificate could not be verified.
     pub fn check_etcd(&self, etcd: &EtcdConfig, at: &mut Checker) {
         let etcd = self.for_etcd(etcd);
         if etcd.ca.is_none() && etcd.endpoints.iter().any(|endpoint| endpoint.starts_with("https://")) {

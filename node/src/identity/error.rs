@@ -5,23 +5,23 @@ use super::{CA_FILE, CERTIFICATE_FILE, KEY_FILE};
 use std::error::Error as _;
 use std::path::PathBuf;
 
-/// Why there is no identity. No word of a key is in it.
+/// Why the identity cannot be loaded. Messages contain no part of a key.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     /// A file is not there, or cannot be read.
     #[error("cannot read {path} of identity.dir, which holds {CA_FILE}, {CERTIFICATE_FILE} and {KEY_FILE}", path = .path.display())]
     Read { path: PathBuf, source: std::io::Error },
-    /// A file is larger than any of its kind.
+    /// A file is larger than the limit.
     #[error("{path} has more than {max} bytes", path = .path.display())]
     TooLarge { path: PathBuf, max: u64 },
-    /// A file holds nothing of what it is for.
+    /// A file holds no item of the expected kind.
     #[error("{path} holds no {what} in PEM", path = .path.display())]
     Empty {
         path: PathBuf,
-        /// What should be there.
+        /// The expected kind.
         what: &'static str,
     },
-    /// They do not fit together.
+    /// The files do not match each other.
     #[error("the files of {dir} cannot be used", dir = .dir.display())]
     Unusable { dir: PathBuf, source: rustls::Error },
     /// The certificate is not what this process needs.
@@ -31,7 +31,7 @@ pub enum IdentityError {
     )]
     Role {
         dir: PathBuf,
-        /// Who this process is.
+        /// The role of this process.
         role: Role,
         source: rustls::Error,
     },

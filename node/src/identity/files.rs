@@ -1,4 +1,5 @@
-//! The three files, read whole. Orchestrators swap them under their names, so contents are compared, not times.
+//! Reads the three files. Orchestrators replace them under the same names, so contents are compared, not modification
+//! times.
 
 use super::{CA_FILE, CERTIFICATE_FILE, IdentityError, KEY_FILE};
 use rustls::pki_types::pem::PemObject as _;
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 /// Largest file, in bytes: a Kubernetes Secret holds no more.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// What was found in a folder.
+/// Content of a folder.
 #[derive(PartialEq, Eq)]
 pub(super) struct Files {
     dir: PathBuf,
@@ -31,17 +32,17 @@ impl Files {
         })
     }
 
-    /// Where they lie.
+    /// The folder.
     pub(super) fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Whom this process trusts.
+    /// The trusted authorities.
     pub(super) fn authorities(&self) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
         self.certificates(CA_FILE, &self.authorities)
     }
 
-    /// What it shows.
+    /// The certificate chain that this process presents.
     pub(super) fn chain(&self) -> Result<Vec<CertificateDer<'static>>, IdentityError> {
         self.certificates(CERTIFICATE_FILE, &self.certificate)
     }

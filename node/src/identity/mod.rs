@@ -1,4 +1,4 @@
-//! Who this process is to the rest of its cluster, and who its peers are: certificates of the cluster's own authority.
+//! Authentication between the processes of a cluster: certificates of the cluster's own authority.
 //!
 //! ```text
 //!  ca.crt, tls.crt, tls.key ──> files: read, read again ──> tls: what new connections are made with
@@ -7,10 +7,11 @@
 //!                           └──> rules: which RPC takes which role
 //! ```
 //!
-//! A certificate names *roles*: `router.baton.internal`, `worker.baton.internal`, `operator.baton.internal`, as DNS names. Both sides of a
-//! connection show one, and which of its names it bears is asked by ordinary name verification. It names no instance: replicas share their
-//! Secret, so workers trust workers. A process without an identity speaks in clear and trusts whoever reaches it, and therefore listens on
-//! loopback alone, unless it is configured for a network that lets nobody else in.
+//! A certificate names *roles* as DNS names: `router.baton.internal`, `worker.baton.internal`,
+//! `operator.baton.internal`. Both sides of a connection present one, and ordinary name verification checks the role. A
+//! certificate names no instance: replicas share their Secret, so workers trust workers. A process without an identity
+//! does not encrypt connections and trusts any client. Therefore it listens on loopback only, unless it is configured
+//! for a network that keeps others out.
 
 mod authority;
 mod config;
@@ -41,23 +42,25 @@ use tls::Tls;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 
-/// Names of the files in [`IdentityConfig::dir`], those of Kubernetes' TLS Secrets and of cert-manager: the authorities trusted.
+/// Names of the files in [`IdentityConfig::dir`], as in Kubernetes' TLS Secrets and cert-manager: the trusted
+/// authorities.
 pub const CA_FILE: &str = "ca.crt";
-/// The certificate that this process shows, with what lies between it and the authority.
+/// The certificate that this process presents, with the intermediates up to the authority.
 pub const CERTIFICATE_FILE: &str = "tls.crt";
 /// Its key.
 pub const KEY_FILE: &str = "tls.key";
 
 /// Longest wait for the files at the start.
 const START_MAX: Duration = Duration::from_secs(30);
-/// A certificate that ends so soon is complained of.
+/// A certificate with less remaining validity than this causes a warning.
 const ENDS_SOON: Duration = Duration::from_secs(24 * 3600);
 
-/// What this process proves itself with; the default is nothing at all. Clones share it. Connections made keep what they were made with.
+/// The credentials of this process; the default has none. Clones share it. Open connections keep the credentials that
+/// they were opened with.
 #[derive(Clone, Default)]
 pub struct Identity(Option<Proof>);
 
-/// An identity that is there.
+/// Loaded credentials.
 #[derive(Clone)]
 pub struct Proof(Arc<Shared>);
 
@@ -73,11 +76,11 @@ impl fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// Reads the configured files and goes on reading them for as long as the identity is used; none where no folder is configured. Must be
-    /// called within a tokio runtime.
+    /// Reads the configured files, and reads them again while the identity is used. Without a configured folder there
+    /// are no credentials. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// If the files are not there, do not fit together, or do not make this process a `role`.
+    /// If files are missing, do not match each other, or do not prove the role `role`.
     pub async fn start(config: &IdentityConfig, role: Role) -> Result<Self, IdentityError> {
         let Some(dir) = &config.dir else { return Ok(Self::default()) };
         let (files, tls) = load(dir, role, START_MAX).await?;
@@ -86,34 +89,35 @@ impl Identity {
         Ok(Self(Some(Proof(shared))))
     }
 
-    /// Whether there is one.
+    /// Whether credentials are configured.
     pub const fn is_set(&self) -> bool {
         self.0.is_some()
     }
 
-    /// The identity, where there is one.
+    /// The credentials, if configured.
     pub const fn proof(&self) -> Option<&Proof> {
         self.0.as_ref()
     }
 
-    /// What to accept a connection with, as of now; `None`: in clear.
+    /// The current TLS configuration for accepting connections; `None`: no TLS.
     pub fn server(&self, protocol: Protocol) -> Option<Arc<ServerConfig>> {
         self.proof().map(|proof| proof.server(protocol))
     }
 
-    /// What to open a connection with, as of now; `None`: in clear. The caller names the role that the peer has to prove: [`Role::server_name`].
+    /// The current TLS configuration for opening connections; `None`: no TLS. The caller names the role that the peer
+    /// must prove: [`Role::server_name`].
     pub fn client(&self, protocol: Protocol) -> Option<Arc<ClientConfig>> {
         self.proof().map(|proof| proof.client(protocol))
     }
 }
 
 impl Proof {
-    /// What to accept a connection with, as of now.
+    /// The current TLS configuration for accepting connections.
     pub fn server(&self, protocol: Protocol) -> Arc<ServerConfig> {
         self.0.tls.load().server(protocol)
     }
 
-    /// What to open a connection with, as of now; see [`Identity::client`].
+    /// The current TLS configuration for opening connections; see [`Identity::client`].
     pub fn client(&self, protocol: Protocol) -> Arc<ClientConfig> {
         self.0.tls.load().client(protocol)
     }
@@ -134,7 +138,7 @@ async fn read(dir: &Path, within: Duration) -> Result<Files, IdentityError> {
     read.unwrap_or_else(|panic| Err(IdentityError::Read { path: dir.into(), source: std::io::Error::other(panic) }))
 }
 
-/// Puts files in force as they change; what is wrong changes nothing, and is logged once.
+/// Applies files as they change; invalid files change nothing, and are logged once.
 async fn follow(shared: Weak<Shared>, mut seen: Files, every: Duration) {
     let dir = seen.dir().to_path_buf();
     let mut told = String::new();
@@ -165,7 +169,7 @@ async fn follow(shared: Weak<Shared>, mut seen: Files, every: Duration) {
     }
 }
 
-/// Complains of a certificate that nobody renews.
+/// Warns of a certificate that was not renewed in time.
 fn tell_end(files: &Files, role: Role) {
     if Tls::of(files, role, SystemTime::now() + ENDS_SOON).is_err() {
         tracing::warn!(dir = %files.dir().display(), "the certificate or its authority ends within a day: renew it");

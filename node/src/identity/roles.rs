@@ -1,4 +1,4 @@
-//! What a certificate makes of whoever shows it.
+//! Roles that a certificate proves.
 
 use rustls::client::verify_server_name;
 use rustls::pki_types::{CertificateDer, DnsName, ServerName};
@@ -6,15 +6,15 @@ use rustls::server::ParsedCertificate;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// What a process, or a person, is to the cluster.
+/// The role of a process, or of a person, in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
     /// Places requests on workers.
     Router,
-    /// Does the work, and joins routers.
+    /// Runs requests, and registers with routers.
     Worker,
-    /// Whoever runs the cluster.
+    /// A person who operates the cluster.
     Operator,
 }
 
@@ -30,7 +30,7 @@ impl Role {
         }
     }
 
-    /// The DNS name that stands for it in certificates. `.internal` is never anybody's on the internet.
+    /// The DNS name for it in certificates. `.internal` is reserved, so nobody owns the name on the internet.
     pub const fn dns_name(self) -> &'static str {
         match self {
             Self::Router => "router.baton.internal",
@@ -39,9 +39,9 @@ impl Role {
         }
     }
 
-    /// The same as what a client demands of its peer.
+    /// The same, as the name that a client verifies.
     pub fn server_name(self) -> ServerName<'static> {
-        // Never fails, as the tests of all three show.
+        // Never fails, as tests of all three show.
         DnsName::try_from_str(self.dns_name()).map(ServerName::DnsName).unwrap_or_else(|e| panic!("{self}: {e}"))
     }
 }
@@ -57,7 +57,7 @@ impl fmt::Display for Role {
 pub struct Roles(Vec<Role>);
 
 impl Roles {
-    /// Those that a chain names which was verified before: its first certificate.
+    /// The roles that a verified chain names in its first certificate.
     pub fn of(verified: &[CertificateDer<'_>]) -> Self {
         let Some(certificate) = verified.first().and_then(|der| ParsedCertificate::try_from(der).ok()) else {
             return Self::default();
@@ -66,7 +66,7 @@ impl Roles {
         Self(Role::ALL.into_iter().filter(bears).collect())
     }
 
-    /// Whether this one is among them.
+    /// Whether this role is among them.
     pub fn has(&self, role: Role) -> bool {
         self.0.contains(&role)
     }

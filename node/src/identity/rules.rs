@@ -1,4 +1,5 @@
-//! Which role may call what: one table for all servers of a cluster, asked before any service sees a call.
+//! Which role may call which method: one table for all servers of a cluster, checked before any service receives a
+//! call.
 
 use super::{Role, Roles};
 use crate::listen::Peer;
@@ -10,8 +11,8 @@ use tonic::body::Body;
 use tower_layer::Layer;
 use tower_service::Service;
 
-/// Methods, or all of a service that begin alike, and who may call them; the first that fits counts. What stands here for nobody, nobody may
-/// call. The client port of a router is none of this: its callers show API keys.
+/// Methods, or all methods of a service with a common prefix, and the roles that may call them; the first match counts.
+/// An empty list allows no role. The table does not apply to the client port of a router: its callers use API keys.
 const RULES: &[(&str, &[Role])] = &[
     ("/baton.v1.Worker/Drain", &[Role::Router, Role::Operator]),
     ("/baton.v1.Worker/", &[Role::Router]),
@@ -29,7 +30,7 @@ pub(super) fn allowed(path: &str) -> &'static [Role] {
     RULES.iter().find(|(prefix, _)| path.starts_with(prefix)).map_or(&[], |(_, allowed)| allowed)
 }
 
-/// Whether a peer that has proven `roles` may call the method with this path; else the message of the refusal.
+/// Whether a peer with the proven `roles` may call the method with this path; else the refusal.
 pub fn may_call(roles: &Roles, path: &str) -> Result<(), Status> {
     let allowed = allowed(path);
     if allowed.iter().any(|role| roles.has(*role)) {
@@ -44,7 +45,7 @@ pub fn may_call(roles: &Roles, path: &str) -> Result<(), Status> {
     Err(Status::permission_denied(format!("{path} is for the role {who}; your certificate is that of {roles}")))
 }
 
-/// Puts the rules before all services of a server.
+/// Checks the rules before all services of a server.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GuardLayer;
 
@@ -74,7 +75,7 @@ where
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let allowed = match request.extensions().get::<Peer>() {
-            // In clear: this process has no identity, or this port is not for peers.
+            // No TLS: this process has no identity, or this port is not for peers.
             Some(Peer { roles: None, .. }) => Ok(()),
             Some(Peer { roles: Some(roles), .. }) => may_call(roles, request.uri().path()),
             None => Err(Status::internal("nobody asked who calls")),

@@ -1,4 +1,4 @@
-//! Processes that prove who they are to each other, and strangers that cannot.
+//! Processes that authenticate to each other, and strangers that cannot.
 
 use super::*;
 use crate::grpc::{self, ChannelConfig, GrpcConfig, channel};
@@ -12,11 +12,11 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// Many times as long as files are read again after.
+/// Many times the interval at which files are read.
 const READ_AGAIN: Duration = Duration::from_millis(400);
 const MAX: Duration = Duration::from_secs(20);
 
-/// A folder in which an authority has signed for each role.
+/// A folder in which an authority has signed a certificate for each role.
 struct Cluster {
     folder: tempfile::TempDir,
     authority: Authority,
@@ -47,7 +47,7 @@ impl Cluster {
     }
 }
 
-/// A server of health alone.
+/// A server with health only.
 async fn serve(identity: &Identity) -> (SocketAddr, DropGuard) {
     serve_as(identity, GrpcConfig::default()).await
 }
@@ -79,7 +79,7 @@ async fn each_side_demands_what_the_other_is() {
     assert!(stranger.message().contains("invalid peer certificate"), "{stranger}");
     let plain = check(address, &Identity::default(), Role::Worker).await.unwrap_err();
     assert!(matches!(plain.code(), Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled), "{plain:?}");
-    // The other way round: who is called shows a certificate of another authority.
+    // The reverse: the server presents a certificate of another authority.
     let (foreign, _server) = serve(&theirs.identity(Role::Worker).await).await;
     let refused = check(foreign, &router, Role::Worker).await.unwrap_err();
     assert!(refused.message().contains("invalid peer certificate"), "{refused}");
@@ -96,7 +96,7 @@ async fn who_proves_nothing_takes_no_place_of_who_does() {
         for _ in 0..60 {
             silent.push(TcpStream::connect(address).await.unwrap());
         }
-        // Well before any of them has had its time.
+        // Well before the time limit of any of them.
         tokio::time::timeout(HELLO_MAX / 2, check(address, &router, Role::Worker)).await.expect("kept out").unwrap();
     }
 }
@@ -109,7 +109,7 @@ async fn a_call_is_for_the_roles_that_stand_in_the_table() {
         let identity = cluster.identity(role).await;
         channel(&address.to_string(), &ChannelConfig::default(), &identity, Role::Worker).unwrap()
     };
-    // Not served there: whoever gets past the rules hears of that.
+    // Not served there: a caller that passes the rules gets that error.
     let watch = async |role| WorkerClient::new(as_role(role).await).watch(WatchRequest::default()).await.unwrap_err();
     assert_eq!(watch(Role::Router).await.code(), Code::Unimplemented);
     let refused = watch(Role::Worker).await;
@@ -122,7 +122,7 @@ async fn a_call_is_for_the_roles_that_stand_in_the_table() {
     assert_eq!(status(Role::Operator).await, Code::Unimplemented);
     assert_eq!(status(Role::Worker).await, Code::PermissionDenied);
 
-    // A certificate of ours for something else, such as etcd's.
+    // A certificate of this authority for another purpose, such as etcd.
     let dir = cluster.folder.path().join("etcd");
     cluster.authority.issue(&dir, &[], &["etcd.example".into()], DAY, "").unwrap();
     let error = Identity::start(&IdentityConfig { dir: Some(dir), ..IdentityConfig::default() }, Role::Router).await;
@@ -163,7 +163,7 @@ async fn files_are_taken_as_they_change_and_wrong_ones_change_nothing() {
     sleep(READ_AGAIN).await;
     check(address, &router, Role::Worker).await.unwrap();
 
-    // Another authority: both are trusted, then the new one signs, then it alone is trusted.
+    // Another authority: both are trusted, then the new one signs, then only the new one is trusted.
     let next = Authority::new().unwrap();
     let old = cluster.authority.pem().to_owned();
     let both = [Role::Worker, Role::Router];
@@ -186,7 +186,7 @@ async fn files_are_taken_as_they_change_and_wrong_ones_change_nothing() {
     check(address, &router, Role::Worker).await.unwrap();
     kept.check(HealthCheckRequest::default()).await.expect("old connections stay");
 
-    // Who is still of the old authority is a stranger now.
+    // A peer with a certificate of the old authority is now refused.
     let former = tempfile::tempdir().unwrap();
     stranger.authority.issue(former.path(), &[Role::Router], &[], DAY, cluster.authority.pem()).unwrap();
     let config = IdentityConfig { dir: Some(former.path().into()), ..IdentityConfig::default() };
@@ -217,7 +217,7 @@ async fn who_does_not_finish_a_handshake_is_let_go() {
         assert!(end.is_err() || said.is_empty(), "{said:?}");
         assert!(began.elapsed() >= short / 2, "{words:?} was cut off early");
     }
-    // And who has proven itself and says nothing.
+    // The same for a peer that has authenticated and sends nothing.
     let client = cluster.identity(Role::Router).await.client(Protocol::Grpc).unwrap();
     let stream = TcpStream::connect(address).await.unwrap();
     let connector = tokio_rustls::TlsConnector::from(client);

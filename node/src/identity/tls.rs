@@ -1,5 +1,5 @@
-//! What connections are made with: TLS 1.3 over ring, a certificate on both sides. Nothing is resumed: each connection is judged by the
-//! authorities that are trusted when it is made.
+//! TLS configurations of connections: TLS 1.3 over ring, with certificates on both sides. No session is resumed: each
+//! connection is verified with the authorities that are trusted when it is opened.
 
 use super::files::Files;
 use super::{IdentityError, Role};
@@ -13,7 +13,7 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What is spoken over a connection, said in its handshake: a connection for one is none for the other.
+/// The protocol on a connection, stated in its handshake: a connection for one protocol is refused for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     Grpc,
@@ -30,14 +30,14 @@ impl Protocol {
     }
 }
 
-/// Configurations made of one reading of the files.
+/// Configurations built from one read of the files.
 pub(super) struct Tls {
     grpc: (Arc<ServerConfig>, Arc<ClientConfig>),
     data_plane: (Arc<ServerConfig>, Arc<ClientConfig>),
 }
 
 impl Tls {
-    /// Builds them, and checks that peers will take this process for a `role` at the time `now`.
+    /// Builds them, and checks that peers will accept this process in the role `role` at the time `now`.
     pub(super) fn of(files: &Files, role: Role, now: SystemTime) -> Result<Self, IdentityError> {
         let unusable = |source| IdentityError::Unusable { dir: files.dir().into(), source };
         let refused = |source| IdentityError::Role { dir: files.dir().into(), role, source };

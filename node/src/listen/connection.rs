@@ -1,4 +1,5 @@
-//! A connection: bytes as they come, a place among those that are there, a bound on silence at its start, and what its peer has proven.
+//! A connection: its bytes, its place among the open ones, a time limit on its first bytes, and the roles that its peer
+//! has proven.
 
 use super::socket::Socket;
 use crate::identity::Roles;
@@ -16,18 +17,20 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-/// What HTTP/2 begins with (RFC 9113, section 3.4). Servers keep no time until it is whole, or is something else.
+/// The start of HTTP/2 (RFC 9113, section 3.4). Servers have no time limit until the preface is complete, or is
+/// something else.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Who is at the other end of a connection; servers find it in the extensions of each request.
+/// The peer of a connection; servers find it in the extensions of each request.
 #[derive(Clone, Debug)]
 pub struct Peer {
     pub addresses: TcpConnectInfo,
-    /// What it has proven; `None` where it speaks in clear, and was asked nothing.
+    /// The roles that it has proven; `None` without TLS.
     pub roles: Option<Roles>,
 }
 
-/// A connection taken by a [`Listener`](super::Listener). Its reads fail where it has not said within the bound what it speaks.
+/// A connection accepted by a [`Listener`](super::Listener). Its reads fail if the protocol is not known within the
+/// time limit.
 #[derive(Debug)]
 pub struct Connection {
     socket: Socket,
@@ -36,23 +39,23 @@ pub struct Connection {
     room: OwnedSemaphorePermit,
 }
 
-/// How its bytes travel.
+/// Its transport.
 #[derive(Debug)]
 enum Bytes {
     Clear(Socket),
     Tls(Box<TlsStream<Socket>>),
 }
 
-/// What is known before the first protocol bytes are whole.
+/// State until the first protocol bytes are complete.
 #[derive(Debug)]
 struct Hello {
-    /// Bytes of [`PREFACE`] that have come.
+    /// Bytes of [`PREFACE`] received.
     come: usize,
     until: Pin<Box<Sleep>>,
 }
 
 impl Hello {
-    /// Whether `bytes`, which come next, leave it open what is spoken.
+    /// Whether the protocol is still unknown after `bytes`.
     fn is_open_after(&mut self, bytes: &[u8]) -> bool {
         let rest = &PREFACE[self.come..];
         self.come += bytes.len();
@@ -71,8 +74,8 @@ impl Connection {
         Self { bytes: Bytes::Clear(socket.clone()), socket, hello: Some(Hello { come: 0, until }), room }
     }
 
-    /// The same under TLS, once the peer has shown a certificate that `tls` takes. The bound on silence at the start covers both, the handshake
-    /// and what comes first behind it.
+    /// The connection with TLS, once the peer has presented a certificate that `tls` accepts. One time limit covers
+    /// both the handshake and the first bytes after it.
     pub(crate) async fn proven(self, tls: Arc<ServerConfig>) -> std::io::Result<Self> {
         let Self { socket, hello, room, bytes: _ } = self;
         let until = hello.as_ref().map_or_else(Instant::now, |hello| hello.until.deadline());
@@ -81,7 +84,7 @@ impl Connection {
         Ok(Self { socket, bytes: Bytes::Tls(Box::new(stream)), hello, room })
     }
 
-    /// The other end, to be watched while a server owns this one.
+    /// The socket, to watch while a server owns the connection.
     pub(super) fn socket(&self) -> Socket {
         self.socket.clone()
     }

@@ -1,4 +1,4 @@
-//! An HTTP server over a listener, with the bounds that `axum::serve` has no settings for.
+//! An HTTP server over a listener, with limits that `axum::serve` cannot set.
 
 use super::{LOCAL_RESETS_MAX, Listener, RESET_STREAMS_MAX};
 use crate::grpc::{KEEPALIVE_MS, KEEPALIVE_WAIT_MS};
@@ -19,33 +19,36 @@ use tokio_util::task::TaskTracker;
 use tonic::transport::server::Connected as _;
 use tower_service::Service as _;
 
-/// What is read of an HTTP/1 connection ahead of what it is served: a head has to fit. As many connections as there may be, each with half a
-/// head of this length, are to fit into the memory of a router.
+/// Read buffer of an HTTP/1 connection: a request head must fit. Half a head of this length on every allowed connection
+/// must fit into the memory of a router.
 const BUFFER_BYTES_MAX: usize = 16 << 10;
 
-/// The head of an HTTP/2 request. Heads that have come are kept before anything may count them, those of all streams of a connection.
+/// Largest head of an HTTP/2 request. Received heads are stored before they can be counted, those of all streams of a
+/// connection.
 const HEAD_BYTES_MAX: u32 = 8 << 10;
 
-/// hyper does not look for the end of an HTTP/1 connection while bytes of it lie unread, those of a pipelined request or a stray line end. So
-/// this looks beside it, so often, and gives answers that are nearly done so long to leave: who has closed its side may still read.
+/// hyper does not notice the end of an HTTP/1 connection while bytes of it are unread: a pipelined request or a stray
+/// line end. So this task checks the socket at this interval. It gives answers that are nearly complete one interval to
+/// finish, since a client that has closed its side may still read.
 const LEFT_SEEN_EVERY: Duration = Duration::from_secs(2);
 const LEFT_GRACE: Duration = Duration::from_secs(2);
 
-/// Serves `routes` until `stop` is cancelled; then idle connections close, and it returns once requests in flight have ended. Dropping it
-/// ends every connection. Requests tell who sent them, as those of gRPC do ([`Peer`](super::Peer)). One that brings no whole request head for
-/// `idle_max` closes, be it the first or the next; one whose peer left ends, and what it asked for with it.
+/// Serves `routes` until `stop` is cancelled. Then idle connections close, and it returns once requests in flight have
+/// ended. Dropping it ends every connection. Requests carry their sender, as in gRPC ([`Peer`](super::Peer)). A
+/// connection without a complete request head for `idle_max` closes; this applies to the first request and to later
+/// ones. If the peer disconnects, the connection and its request end.
 pub async fn serve_http(listener: Listener, routes: Router, idle_max: Duration, stop: CancellationToken) {
     serve(listener, routes, builder(idle_max), None, stop).await;
 }
 
-/// The same over HTTP/1 alone, for routes whose answers are short and come at once, so that no connection holds more than one. Where they take
-/// all places, one gives way: the oldest of whoever holds most.
+/// The same over HTTP/1 only, for routes with short, immediate answers, so that no connection holds more than one. When
+/// all places are taken, the client with the most connections loses its oldest one.
 pub async fn serve_probes(listener: Listener, routes: Router, idle_max: Duration, stop: CancellationToken) {
     let bounded = OpenConnections { max: listener.connections_max(), open: BTreeMap::new(), taken: 0 };
     serve(listener, routes, builder(idle_max).http1_only(), Some(bounded), stop).await;
 }
 
-/// Connections that are open, in the order in which they came.
+/// Open connections, in order of arrival.
 struct OpenConnections {
     max: usize,
     open: BTreeMap<u64, (Option<Client>, JoinHandle<()>)>,
@@ -53,7 +56,7 @@ struct OpenConnections {
 }
 
 impl OpenConnections {
-    /// Takes one more in; where that was the last place, one gives way.
+    /// Adds a connection; if it took the last place, another one is closed.
     fn add(&mut self, client: Option<Client>, task: JoinHandle<()>) {
         self.open.retain(|_, (_, task)| !task.is_finished());
         self.taken += 1;

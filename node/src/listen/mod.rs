@@ -1,8 +1,9 @@
-//! Listening: every connection that a Baton process takes comes through here, gRPC's and HTTP's.
+//! Listening: every connection that a Baton process accepts, for gRPC and HTTP.
 //!
-//! None is held for nothing. One that does not prove who it is, where that is asked, and say what it speaks, ends after [`HELLO_MAX`]; one whose peer is gone, or takes nothing of
-//! what is written, ends after [`PEER_GONE_MAX`]; and there are at most so many at once. What a silent peer may do after its first bytes
-//! is its protocol's matter: HTTP/2 probes it, HTTP/1 waits a bounded time for a whole request head.
+//! Useless connections are closed. A peer must authenticate (if required) and show its protocol within [`HELLO_MAX`]. A
+//! connection ends after [`PEER_GONE_MAX`] if its peer is gone or reads nothing. The number of connections is limited.
+//! After the first bytes the protocol handles silence: HTTP/2 sends probes, HTTP/1 waits a bounded time for a complete
+//! request head.
 
 mod connection;
 mod http;
@@ -21,26 +22,27 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
-/// From the start of a connection until it is known what it speaks.
+/// Time from the start of a connection until its protocol is known.
 pub const HELLO_MAX: Duration = Duration::from_secs(10);
-/// A peer that neither acknowledges nor takes anything for so long is gone: a host without power, a link cut, a reader that stopped long
-/// enough to fill all buffers in between. What was computed for it is let go within ten seconds.
+/// A peer that neither acknowledges nor reads anything for this long is gone: a host without power, a broken link, or a
+/// reader that stopped long enough to fill all buffers in between. Its requests are cancelled within ten seconds.
 pub const PEER_GONE_MAX: Duration = Duration::from_secs(8);
-/// A connection on which nothing comes is probed from then on, so often, until [`PEER_GONE_MAX`].
+/// An idle connection is probed after this time, and at this interval until [`PEER_GONE_MAX`].
 const PROBED_EVERY: Duration = Duration::from_secs(2);
-/// Calls reset by the peer before this side took them up, on one HTTP/2 connection. A client that cancels a burst of requests is no attacker:
-/// hyper's own limit of 20 would end its connection and every other call on it. The heads of these are kept, and counted nowhere.
+/// Calls that the peer reset before this side accepted them, on one HTTP/2 connection. A client that cancels a burst of
+/// requests is not an attacker: hyper's own limit of 20 would end its connection and every other call on it. The heads
+/// of these calls are stored, but not charged.
 pub(crate) const RESET_STREAMS_MAX: usize = 512;
-/// Calls that this side reset, over the whole life of one connection: an upload that goes on after its refusal is one.
+/// Calls that this side reset, over the life of one connection: for example an upload that continues after its refusal.
 pub(crate) const LOCAL_RESETS_MAX: usize = 4_096;
-/// Where no connection can be taken, of file descriptors mostly, those that end make room.
+/// If no connection can be accepted, mostly for lack of file descriptors, connections that close make room.
 const WITHOUT_ROOM: Duration = Duration::from_millis(100);
 
 /// Why a process cannot listen.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address}{}", hint(.source))]
 pub struct BindError {
-    /// The address asked for.
+    /// The requested address.
     pub address: SocketAddr,
     pub source: std::io::Error,
 }
@@ -54,7 +56,7 @@ fn hint(error: &std::io::Error) -> &'static str {
     }
 }
 
-/// A socket that takes connections, at most so many at once; the others wait in the kernel's queue.
+/// A socket that accepts a limited number of connections; further ones wait in the kernel's queue.
 #[derive(Debug)]
 pub struct Listener {
     socket: TcpListener,
@@ -66,7 +68,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens for at most `connections_max` connections at once. The error says what to do about a taken port.
+    /// Listens for at most `connections_max` connections at once. If the port is taken, the error says what to do.
     pub async fn bind(address: SocketAddr, connections_max: u32) -> Result<Self, BindError> {
         let error = |source| BindError { address, source };
         let socket = TcpListener::bind(address).await.map_err(error)?;
@@ -76,17 +78,17 @@ impl Listener {
         Ok(Self { socket, address, room, connections_max, hello_max: HELLO_MAX, peer_gone_max: PEER_GONE_MAX })
     }
 
-    /// Where it listens, the port that was taken for 0 included.
+    /// The listen address, with the actual port if 0 was requested.
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// How many connections it takes at once.
+    /// How many connections it accepts at once.
     pub(crate) const fn connections_max(&self) -> usize {
         self.connections_max
     }
 
-    /// The next connection. Errors of single connections are theirs; a listener goes on.
+    /// The next connection. Errors of single connections do not end a listener.
     pub async fn accept(&self) -> Connection {
         loop {
             // Never closed.
@@ -95,7 +97,7 @@ impl Listener {
                 Ok((stream, _)) if prepare(&stream, self.peer_gone_max).is_ok() => {
                     return Connection::new(stream, room, self.hello_max);
                 }
-                Ok(_) => {} // Ended already.
+                Ok(_) => {} // Already closed.
                 Err(error) if is_of_one_connection(&error) => {}
                 Err(error) => {
                     tracing::warn!(address = %self.address, %error, "takes no connection");
@@ -106,12 +108,12 @@ impl Listener {
     }
 }
 
-/// Tokens are small: each must leave at once. And the kernel says when a peer is gone.
+/// Tokens are small, and each must be sent at once. The kernel must report a peer that is gone.
 fn prepare(stream: &TcpStream, peer_gone_max: Duration) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = SockRef::from(stream);
     socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(PROBED_EVERY).with_interval(PROBED_EVERY))?;
-    // Bounds the probes of both kinds, of the silent and of those that take nothing, and what is sent and never acknowledged.
+    // Bounds the probes of idle peers, of peers that read nothing, and sent data without acknowledgement.
     #[cfg(target_os = "linux")]
     socket.set_tcp_user_timeout(Some(peer_gone_max))?;
     Ok(())

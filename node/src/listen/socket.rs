@@ -1,4 +1,4 @@
-//! A TCP connection whose other end can be watched while somebody owns it.
+//! A TCP connection whose other end can be watched while a server owns it.
 
 use socket2::SockRef;
 use std::io::{ErrorKind, IoSlice};
@@ -25,8 +25,8 @@ impl Socket {
         self.0.connect_info()
     }
 
-    /// Returns once the peer has closed its side, with what it said before still unread or not, and `grace` has passed. An error is an end.
-    /// Looks again `every` so often where bytes lie unread.
+    /// Returns once the peer has closed its side and `grace` has passed, whether its last bytes are read or not. An
+    /// error counts as the end. While bytes are unread it checks again at the interval `every`.
     pub(super) async fn left(&self, every: Duration, grace: Duration) {
         while self.0.ready(Interest::READABLE).await.is_ok_and(|ready| !ready.is_read_closed()) {
             sleep(every).await;

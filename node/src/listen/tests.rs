@@ -34,7 +34,7 @@ fn http(listener: Listener, idle_max: Duration) -> (SocketAddr, CancellationToke
     (address, stop, served)
 }
 
-/// A server of one request that never answers; the receiver ends when it is given up.
+/// A server of one request that never answers; the receiver ends when the request is cancelled.
 fn never(listener: Listener) -> (SocketAddr, oneshot::Receiver<()>) {
     let address = listener.address();
     let (asked, given_up) = oneshot::channel();
@@ -50,7 +50,7 @@ fn never(listener: Listener) -> (SocketAddr, oneshot::Receiver<()>) {
     (address, given_up)
 }
 
-/// Says so when it is dropped.
+/// Notifies when it is dropped.
 struct GivenUp(Option<oneshot::Sender<()>>);
 
 impl Drop for GivenUp {
@@ -61,14 +61,14 @@ impl Drop for GivenUp {
     }
 }
 
-/// Connects and says `words`.
+/// Connects and sends `words`.
 async fn say(to: SocketAddr, words: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(to).await.unwrap();
     stream.write_all(words).await.unwrap();
     stream
 }
 
-/// What comes until the other side closes.
+/// All bytes until the other side closes.
 async fn rest(stream: &mut TcpStream) -> String {
     let mut said = Vec::new();
     match timeout(LONG, stream.read_to_end(&mut said)).await.expect("held for ever") {
@@ -89,7 +89,7 @@ async fn answer(stream: &mut TcpStream, end: &str) {
     }
 }
 
-/// A connection that had an answer, and is kept.
+/// A connection that received an answer, and is kept open.
 async fn kept(by: SocketAddr) -> TcpStream {
     let mut stream = say(by, ASKED).await;
     answer(&mut stream, "ok").await;
@@ -204,7 +204,8 @@ const GOAWAY: u8 = 7;
 async fn a_burst_of_cancelled_calls_does_not_end_the_connection() {
     let (address, _, _) = http(listener(10).await, LONG * 10);
     let mut said = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(SETTINGS, 0, 0, &[])].concat();
-    // GET / of http://x, whole (END_STREAM, END_HEADERS); all but the last are cancelled before the server can look at them.
+    // GET / of http://x, complete (END_STREAM, END_HEADERS); all but the last are cancelled before the server can read
+    // them.
     let ask = |stream| frame(HEADERS, 0x5, stream, &[0x82, 0x86, 0x84, 0x41, 1, b'x']);
     for call in 0..150 {
         said.extend([ask(2 * call + 1), frame(RST_STREAM, 0, 2 * call + 1, &8_u32.to_be_bytes())].concat());
@@ -220,7 +221,7 @@ async fn a_connection_too_many_is_served_once_another_ends() {
     let (address, _, _) = http(listener(1).await, LONG * 10);
     let mut first = kept(address).await;
     let mut second = say(address, ASKED).await;
-    // Whoever serves both answers the second long before the first has had so many answers.
+    // A server that treats both fairly answers the second long before the first has received 100 answers.
     for _ in 0..100 {
         first.write_all(ASKED).await.unwrap();
         answer(&mut first, "ok").await;

@@ -1,4 +1,4 @@
-//! Which backend a process uses, as configured.
+//! The configured membership backend of a process.
 
 use super::embedded::{EmbeddedRouter, EmbeddedWorker, JoinConfig, JoinService, LeaseConfig};
 use super::etcd::{EtcdRouter, EtcdWorker, Recall};
@@ -14,7 +14,7 @@ pub enum Backend {
     /// Routers keep the leases.
     #[default]
     Embedded,
-    /// etcd keeps them.
+    /// etcd keeps the leases.
     Etcd,
 }
 
@@ -28,7 +28,7 @@ pub enum RouterBackend {
 }
 
 impl RouterBackend {
-    /// Starts the configured one for the router with this identity; must be called within a tokio runtime.
+    /// Starts the configured backend for the router with this identity; must be called within a tokio runtime.
     pub fn start(config: &LeaseConfig, identity: &Identity) -> Self {
         match config.backend {
             Backend::Embedded => Self::Embedded(EmbeddedRouter::new(config)),
@@ -39,7 +39,7 @@ impl RouterBackend {
         }
     }
 
-    /// As what routers use.
+    /// The backend as the trait that routers use.
     pub fn membership(&self) -> Arc<dyn RouterMembership> {
         match self {
             Self::Embedded(router) => Arc::new(router.clone()),
@@ -47,7 +47,7 @@ impl RouterBackend {
         }
     }
 
-    /// The gRPC service that workers join, where there is one.
+    /// The gRPC service where workers register, if there is one.
     pub fn service(&self) -> Option<JoinService> {
         match self {
             Self::Embedded(router) => Some(router.service()),
@@ -55,7 +55,7 @@ impl RouterBackend {
         }
     }
 
-    /// Members that stay in the view although their record is gone: they are asked directly.
+    /// Suspected members: they stay in the view although their record is gone, and are asked directly.
     pub fn doubted(&self) -> usize {
         match self {
             Self::Embedded(_) => 0,
@@ -63,7 +63,7 @@ impl RouterBackend {
         }
     }
 
-    /// Members that the store has not confirmed, since it has not answered from the start of this router on; `None` once it did.
+    /// Members that the store has not confirmed, if it has not answered since this router started; `None` once it has.
     pub fn unconfirmed(&self) -> Option<usize> {
         match self {
             Self::Embedded(_) => None,
@@ -71,7 +71,7 @@ impl RouterBackend {
         }
     }
 
-    /// Whether the view is that of the store which keeps it; `None` where the router keeps it itself.
+    /// Whether the view is up to date with its store; `None` if the router keeps it itself.
     pub fn store(&self) -> Option<StoreState> {
         match self {
             Self::Embedded(_) => None,
@@ -79,7 +79,7 @@ impl RouterBackend {
         }
     }
 
-    /// What the nodes of etcd say of themselves; `None` where the router keeps the membership itself.
+    /// The reported state of the etcd nodes; `None` if the router keeps the membership itself.
     pub fn etcd_nodes(&self) -> Option<super::etcd::Nodes> {
         match self {
             Self::Embedded(_) => None,
@@ -87,7 +87,7 @@ impl RouterBackend {
         }
     }
 
-    /// Ends this router's part. Workers keep their readiness.
+    /// Ends this router's participation. Workers keep their readiness.
     pub fn close(&self) {
         match self {
             Self::Embedded(router) => router.close(),

@@ -1,5 +1,5 @@
-//! What every backend of membership promises, as functions over a [`Fixture`]. They wait in the time of tokio, so a backend without
-//! real I/O runs them under paused time.
+//! The conformance suite of membership backends, as functions over a [`Fixture`]. They wait on tokio's clock, so a
+//! backend without real I/O runs them under paused time.
 
 use super::{MembershipView, RegistrationHandle, RouterMembership, WorkerMembership, WorkerState};
 use baton_types::*;
@@ -7,21 +7,21 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// A backend under test: one router that can be restarted, and a network that can fall silent.
+/// A backend under test: one router that can be restarted, and a network that can drop all messages.
 pub trait Fixture: Send {
     /// How long a silent worker stays registered.
     fn lease(&self) -> Duration;
-    /// The router that runs now.
+    /// The current router.
     fn router(&self) -> Arc<dyn RouterMembership>;
     /// The side of a new worker process.
     fn worker(&self) -> Box<dyn WorkerMembership>;
-    /// Nothing that workers send or are sent arrives any more, and nobody is told; `false` mends it.
+    /// Silences the network: no message from or to workers arrives, and no side is notified; `false` repairs it.
     fn set_silent(&self, silent: bool);
-    /// The router dies, and another one starts in its place that knows nothing.
+    /// Kills the router, and starts another one without any state.
     fn restart_router(&mut self);
 }
 
-/// A record of the given start of an instance.
+/// A record of the given incarnation of an instance.
 pub fn record(instance: &str, incarnation: u64) -> InstanceRecord {
     let card = ModelCard {
         id: "m".into(),
@@ -55,7 +55,7 @@ pub fn record(instance: &str, incarnation: u64) -> InstanceRecord {
     }
 }
 
-/// Waits for a value. The bound is far beyond every lease and backoff; reaching it is the failure.
+/// Waits for a value. The time limit is far beyond every lease and backoff; reaching it is a failure.
 async fn until<T: Clone + std::fmt::Debug>(
     what: &str,
     lease: Duration,
@@ -95,7 +95,7 @@ fn revision(view: &MembershipView, party: &Party) -> u64 {
     view.get(party).expect("a member").registration.revision
 }
 
-/// A worker that registers is seen with its record, and is ready only once admitted.
+/// A worker that registers appears with its record, and is ready only once admitted.
 pub async fn joins_and_is_admitted(fixture: &mut impl Fixture) {
     let cluster = Cluster(fixture);
     assert!(cluster.0.router().view().borrow().members.is_empty());
@@ -115,7 +115,7 @@ pub async fn joins_and_is_admitted(fixture: &mut impl Fixture) {
     assert!(worker.is_ready());
 }
 
-/// Silence for a lease ends the registration; the worker stays ready and comes back under the same incarnation.
+/// Silence for a lease ends the registration; the worker stays ready and returns under the same incarnation.
 pub async fn silence_ends_the_lease_and_the_worker_returns(fixture: &mut impl Fixture) {
     let cluster = Cluster(fixture);
     let record = record("d-0", 1);
@@ -132,7 +132,7 @@ pub async fn silence_ends_the_lease_and_the_worker_returns(fixture: &mut impl Fi
     assert!(after.revision > before.revision);
 }
 
-/// A restarted worker replaces its earlier start, which cannot take the name back while the new one lives.
+/// A restarted worker replaces its earlier incarnation, which cannot take the name back while the new one is alive.
 pub async fn a_new_incarnation_replaces_the_old(fixture: &mut impl Fixture) {
     let cluster = Cluster(fixture);
     let (old, new) = (record("d-0", 1), record("d-0", 2));
@@ -151,7 +151,7 @@ pub async fn a_new_incarnation_replaces_the_old(fixture: &mut impl Fixture) {
     cluster.view("takes the free name", |view| view.get(&old.party).is_some()).await;
 }
 
-/// A router that starts anew sees everyone again, and nobody lost readiness.
+/// A restarted router sees all workers again, and no worker has lost its readiness.
 pub async fn workers_return_to_a_restarted_router(fixture: &mut impl Fixture) {
     let cluster = Cluster(fixture);
     let records = [record("d-0", 1), record("d-1", 2), record("p-0", 3)];
@@ -166,7 +166,7 @@ pub async fn workers_return_to_a_restarted_router(fixture: &mut impl Fixture) {
     assert!(records.iter().all(|r| view.get(&r.party).is_some()));
     assert!(view.revision > before, "revisions grow over restarts");
     assert!(workers.iter().all(RegistrationHandle::is_ready));
-    // The new router judges for itself.
+    // The new router makes its own decision.
     assert!(cluster.0.router().evict(&records[0].party, "unreachable"));
     cluster.state("is evicted", &workers[0], |s| *s == WorkerState::Evicted("unreachable".into())).await;
     assert!(workers[1].is_ready());
@@ -194,7 +194,7 @@ pub async fn eviction_and_readmission(fixture: &mut impl Fixture) {
     assert!(worker.is_ready());
 }
 
-/// Whoever leaves, or is dropped, is gone long before its lease.
+/// A worker that leaves, or is dropped, is gone long before its lease ends.
 pub async fn leaving_is_prompt(fixture: &mut impl Fixture) {
     let cluster = Cluster(fixture);
     let (first, second) = (record("d-0", 1), record("d-1", 2));
@@ -208,7 +208,7 @@ pub async fn leaving_is_prompt(fixture: &mut impl Fixture) {
     cluster.view("dropped", |view| view.members.is_empty()).await;
 }
 
-/// Workers know who else is registered, by the start, and believe the last view while nobody can be heard.
+/// Workers know which other incarnations are registered, and keep the last view while no source can be reached.
 pub async fn workers_know_each_other(fixture: &mut impl Fixture) {
     let cluster = Cluster(fixture);
     let (own, old, new) = (record("d-0", 1), record("p-0", 2), record("p-0", 3));
@@ -251,7 +251,7 @@ pub async fn workers_know_each_other(fixture: &mut impl Fixture) {
     knows("who is gone", &late.party, false).await;
 }
 
-/// Runs every function above, each on a fixture of its own.
+/// Runs every function above, each on its own fixture.
 pub async fn all<F: Fixture>(new: impl AsyncFn() -> F) {
     joins_and_is_admitted(&mut new().await).await;
     silence_ends_the_lease_and_the_worker_returns(&mut new().await).await;

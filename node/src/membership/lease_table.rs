@@ -1,4 +1,4 @@
-//! Leases of registered instances. Pure: time comes in, decisions go out.
+//! Leases of registered instances. Pure: time is an input, decisions are the output.
 
 use super::view::{Member, MembershipView, Registration};
 use baton_types::{Incarnation, InstanceId, InstanceRecord};
@@ -6,22 +6,22 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Replaced starts that are remembered for each instance.
+/// Replaced incarnations that are remembered per instance.
 const REPLACED_MAX: usize = 8;
 
 /// Why a registration was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JoinError {
-    /// A newer start of the same instance is registered.
+    /// A newer incarnation of the same instance is registered.
     #[error(
         "instance {instance} is registered by a newer start ({current}, at {endpoint}) that replaced this one; \
          two running processes need two instance ids"
     )]
     Replaced {
         instance: InstanceId,
-        /// The start that holds the name.
+        /// The incarnation that holds the name.
         current: Incarnation,
-        /// Where that one listens.
+        /// Its address.
         endpoint: String,
     },
     /// The same incarnation is alive at another address: a cloned process, or a copied incarnation.
@@ -32,10 +32,10 @@ pub enum JoinError {
         instance: InstanceId,
         /// The incarnation that two processes claim.
         incarnation: Incarnation,
-        /// Where the first one listens.
+        /// The address of the first one.
         endpoint: String,
     },
-    /// No room.
+    /// The table is full.
     #[error("{members_max} instances are registered already, which is the limit (membership.members_max)")]
     Full { members_max: usize },
 }
@@ -45,7 +45,7 @@ struct Entry {
     record: Arc<InstanceRecord>,
     registration: Registration,
     expires: Instant,
-    /// Starts that this one and its predecessors replaced: they may still run, and must not take the name back.
+    /// Incarnations that this one and its predecessors replaced: they may still run, and must not take the name back.
     replaced: VecDeque<Incarnation>,
 }
 
@@ -59,12 +59,13 @@ pub struct LeaseTable {
 }
 
 impl LeaseTable {
-    /// An empty table. Revisions start after `revision`, so that a restarted router can stay ahead of its past.
+    /// An empty table. Its revisions start after `revision`, so that they still grow after the router restarts.
     pub fn new(lease: Duration, members_max: usize, revision: u64) -> Self {
         Self { lease, members_max, revision, entries: BTreeMap::new() }
     }
 
-    /// Registers. A new incarnation replaces the instance's earlier one; the same incarnation registers again and takes over.
+    /// Registers a record. A new incarnation replaces the instance's earlier one; the same incarnation registers again
+    /// and takes over.
     pub fn join(&mut self, record: InstanceRecord, now: Instant) -> Result<Registration, JoinError> {
         self.expire(now);
         let (instance, incarnation) = (record.party.instance.clone(), record.party.incarnation);
@@ -99,7 +100,7 @@ impl LeaseTable {
         Ok(registration)
     }
 
-    /// Renews the lease; `false` where this registration is no longer the current one.
+    /// Renews the lease; `false` if this registration is no longer the current one.
     pub fn heartbeat(&mut self, instance: &InstanceId, registration: Registration, now: Instant) -> bool {
         self.expire(now);
         match self.entries.get_mut(instance).filter(|e| e.registration == registration) {
@@ -121,7 +122,7 @@ impl LeaseTable {
         current
     }
 
-    /// Ends all registrations whose lease is over, and returns them.
+    /// Ends all registrations whose lease has ended, and returns them.
     pub fn expire(&mut self, now: Instant) -> Vec<InstanceId> {
         let over: Vec<_> = self.entries.iter().filter(|(_, e)| e.expires <= now).map(|(id, _)| id.clone()).collect();
         for id in &over {
@@ -131,7 +132,7 @@ impl LeaseTable {
         over
     }
 
-    /// When this registration ends if nothing is heard; `None` where it is not current.
+    /// When this registration ends without a heartbeat; `None` if it is not current.
     pub fn expires(&self, instance: &InstanceId, registration: Registration) -> Option<Instant> {
         self.entries.get(instance).filter(|e| e.registration == registration).map(|e| e.expires)
     }
@@ -157,7 +158,8 @@ mod tests {
 
     const LEASE: Duration = Duration::from_secs(10);
 
-    /// One step at a second: `+a1` joins instance a with incarnation 1, `~a1` sends its heartbeat, `-a1` leaves, `?` only looks.
+    /// One step at a second: `+a1` registers instance a with incarnation 1, `~a1` sends its heartbeat, `-a1` leaves,
+    /// `?` only reads.
     fn run(script: &str) -> String {
         let start = Instant::now();
         let mut table = LeaseTable::new(LEASE, 2, 0);
@@ -204,15 +206,15 @@ mod tests {
         check("0:+a1 9:? 10:?", "ok[a1]r1 ok[a1]r1 ok[]r2");
         check("0:+a1 9:~a1 18:? 19:?", "ok[a1]r1 true[a1]r1 ok[a1]r1 ok[]r2");
         check("0:+a1 1:-a1 2:-a1 3:~a1", "ok[a1]r1 true[]r2 false[]r2 false[]r2");
-        // The same start registers again, before or after its lease ended.
+        // The same incarnation registers again, before or after its lease ended.
         check("0:+a1 1:+a1 12:+a1", "ok[a1]r1 ok[a1]r2 ok[a1]r4");
-        // A new start replaces the old, which stays out while the new one is registered, and only then.
+        // A new incarnation replaces the old, which is refused while the new one is registered, and only then.
         check(
             "0:+a1 1:+a2 2:~a1 3:+a1 4:-a1 5:-a2 6:+a1",
             "ok[a1]r1 ok[a2]r2 false[a2]r2 replaced[a2]r2 false[a2]r2 true[]r3 ok[a1]r4",
         );
         check("0:+a1 1:+a2 2:+a3 3:+a1 4:+a2", "ok[a1]r1 ok[a2]r2 ok[a3]r3 replaced[a3]r3 replaced[a3]r3");
-        // Bounded; a full table still takes restarts of its members, and room comes back.
+        // Bounded; a full table still accepts restarts of its members, and leases that end make room.
         check("0:+a1 0:+b1 1:+c1 2:+a2 10:+c1", "ok[a1]r1 ok[a1 b1]r2 full[a1 b1]r2 ok[a2 b1]r3 ok[a2 c1]r5");
     }
 

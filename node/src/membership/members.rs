@@ -1,38 +1,38 @@
-//! Who is registered, as a worker knows it.
+//! Registered workers, in a worker's own view.
 
 use baton_types::{Incarnation, InstanceId, Party};
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The starts of workers that are registered, in the words of one or several sources: every router that this worker joins, or etcd.
-/// Cloning shares them.
+/// The registered incarnations of workers, from one or several sources: every router where this worker registers, or
+/// etcd. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Members(Arc<RwLock<Vec<Roll>>>);
 
-/// What one source said last.
+/// The last state of one source.
 type Roll = BTreeMap<InstanceId, Incarnation>;
 
 impl Members {
-    /// Those that never change, for a worker that asks nobody.
+    /// A fixed set, for a worker without sources.
     pub fn of(parties: impl IntoIterator<Item = Party>) -> Self {
         let members = Self::default();
         members.replace(0, parties);
         members
     }
 
-    /// Whether this very start is registered, in the word of any source.
+    /// Whether this incarnation is registered, according to any source.
     pub fn contains(&self, party: &Party) -> bool {
         self.0.read().iter().any(|roll| roll.get(&party.instance) == Some(&party.incarnation))
     }
 
-    /// Everyone whom `source` knows.
+    /// All members that `source` lists.
     #[doc(hidden)] // For simulations.
     pub fn replace(&self, source: usize, parties: impl IntoIterator<Item = Party>) {
         self.change(source, Change { anew: true, joined: parties.into_iter().collect(), left: vec![] }, usize::MAX);
     }
 
-    /// What changed in the view of `source`; whether there was room for all of it.
+    /// Applies a change from `source`; returns whether there was room for all of it.
     pub(super) fn change(&self, source: usize, change: Change, members_max: usize) -> bool {
         let mut rolls = self.0.write();
         if rolls.len() <= source {
@@ -50,14 +50,14 @@ impl Members {
     }
 }
 
-/// News of one source.
+/// A change from one source.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Change {
-    /// What it said before is over.
+    /// The earlier state of the source is void.
     pub(super) anew: bool,
     /// Each replaces an earlier start.
     pub(super) joined: Vec<Party>,
-    /// Instances that are registered no more.
+    /// Instances that are no longer registered.
     pub(super) left: Vec<String>,
 }
 

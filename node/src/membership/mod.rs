@@ -1,8 +1,9 @@
-//! Who is alive: workers register their record and keep it; routers watch the view and say whom they admit.
+//! Membership: workers register their record and keep it registered; routers watch the view and admit or evict workers.
 //!
-//! Two sides, each a trait, so that backends are interchangeable ([`embedded`] and [`etcd`]; every backend passes the suite `conformance`).
-//! *Incarnation* is one process start; *registration* adds the revision, which alone changes when the same start registers again.
-//! Readiness of a worker means *admitted by a router*, and is sticky: losing routers does not clear it, an eviction does.
+//! Two sides, each a trait, so that backends are interchangeable ([`embedded`] and [`etcd`]; every backend passes the
+//! suite `conformance`). An *incarnation* is one process start. A *registration* adds a revision; only that changes
+//! when the same incarnation registers again. Readiness of a worker means *admitted by a router*. It is sticky: losing
+//! routers does not clear it, an eviction does.
 
 mod backend;
 #[cfg(any(test, feature = "testing"))]
@@ -38,20 +39,22 @@ pub trait WorkerMembership: Send + Sync {
     /// Returns at once; must be called within a tokio runtime.
     fn register(&self, record: InstanceRecord) -> RegistrationHandle;
 
-    /// Who else is registered, as far as this worker hears it. Empty until it has registered itself; the last view stands while nobody
-    /// can be heard.
+    /// Other registered workers, as far as this worker knows. Empty until it has registered itself; the last view is
+    /// kept while no source can be reached.
     fn members(&self) -> Members;
 }
 
 /// The side of a router.
 pub trait RouterMembership: Send + Sync {
-    /// Who is registered now, and every change of it.
+    /// The registered members, and every change of them.
     fn view(&self) -> watch::Receiver<Arc<MembershipView>>;
 
-    /// Tells the worker that this router can reach it and would place work on it. `false` where this start of it is not registered.
+    /// Notifies the worker that this router can reach it and would place requests on it. `false` if this incarnation is
+    /// not registered.
     fn admit(&self, party: &Party) -> bool;
 
-    /// Tells the worker that this router no longer places work on it. It stays registered. `false` as for [`RouterMembership::admit`].
+    /// Notifies the worker that this router no longer places requests on it. It stays registered. `false` as for
+    /// [`RouterMembership::admit`].
     fn evict(&self, party: &Party, reason: &str) -> bool;
 }
 
@@ -69,7 +72,7 @@ impl RegistrationHandle {
         Self { state, leave, task: Some(task) }
     }
 
-    /// Where this worker stands, and every change of it.
+    /// The state of this worker, and every change of it.
     pub fn state(&self) -> watch::Receiver<WorkerState> {
         self.state.clone()
     }
@@ -79,8 +82,8 @@ impl RegistrationHandle {
         self.state.borrow().is_ready()
     }
 
-    /// Leaves, so that routers place nothing here any more; `false` where not all routers could be told `within` that time (their
-    /// leases then end by themselves).
+    /// Leaves, so that routers place no more requests here; `false` if not all routers could be notified `within` that
+    /// time (their leases then end by themselves).
     pub async fn leave(mut self, within: Duration) -> bool {
         self.leave.cancel();
         match self.task.take() {

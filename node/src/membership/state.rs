@@ -1,26 +1,26 @@
-//! Where a worker stands with its routers. Pure.
+//! The state of a worker with its routers. Pure.
 
 pub(super) use baton_proto::convert::stored::Word;
 
-/// What one router said last, and whether it can be heard now.
+/// A router's last verdict, and whether the router is reachable now.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RouterOpinion {
     pub connected: bool,
-    /// Its last word; outlives the connection.
+    /// Its last verdict; outlives the connection.
     pub word: Option<Word>,
 }
 
-/// Where a worker stands.
+/// The state of a worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum WorkerState {
-    /// No router knows of it.
+    /// No router knows it.
     #[default]
     Unregistered,
-    /// Registered, and no router has judged it yet.
+    /// Registered, without a verdict of any router.
     Registered,
-    /// Admitted. Stays so when routers are lost.
+    /// Admitted. Stays admitted when routers are lost.
     Admitted,
-    /// Evicted or refused, and why.
+    /// Evicted or refused, with the reason.
     Evicted(String),
 }
 
@@ -30,8 +30,8 @@ impl WorkerState {
     }
 }
 
-/// Sums up the routers. Those that can be heard decide, one admission being enough; where they are silent, the last words of the
-/// lost ones stand.
+/// Combines the routers' verdicts. Reachable routers decide, and one admission is enough. If these have no verdict, the
+/// last verdicts of lost routers stay in force.
 pub fn aggregate(routers: &[RouterOpinion]) -> WorkerState {
     let verdict = |connected: bool| {
         let words = || routers.iter().filter(|r| r.connected == connected).filter_map(|r| r.word.as_ref());
@@ -67,9 +67,9 @@ mod tests {
         // Sticky: the loss of all routers changes nothing,
         check(&[(false, Some("admitted")), (false, None)], "Admitted");
         check(&[(false, Some("unreachable"))], r#"Evicted("unreachable")"#);
-        // nor does their return before they have judged again.
+        // nor does their return before they have a new verdict.
         check(&[(false, Some("admitted")), (true, None)], "Admitted");
-        // A living router's eviction outweighs a lost one's admission.
+        // A reachable router's eviction overrides a lost one's admission.
         check(&[(false, Some("admitted")), (true, Some("unreachable"))], r#"Evicted("unreachable")"#);
     }
 }

@@ -1,23 +1,23 @@
-//! Whether the store behind a view can be heard. Pure.
+//! Whether the store behind a view is reachable. Pure.
 
 use std::time::Instant;
 
-/// Whether the view is that of the store, or as old as its last word.
+/// Whether the view is up to date with the store, or as old as its last answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreState {
     /// Whether it answers.
     pub reachable: bool,
-    /// Since when that is so.
+    /// Since when.
     pub since: Instant,
 }
 
 impl StoreState {
-    /// Nothing was heard yet.
+    /// No answer yet.
     pub(super) fn unheard(now: Instant) -> Self {
         Self { reachable: false, since: now }
     }
 
-    /// It answers at `now`, or does not.
+    /// Records whether it answers at `now`.
     pub(super) fn answers(&mut self, reachable: bool, now: Instant) {
         if self.reachable != reachable {
             *self = Self { reachable, since: now };

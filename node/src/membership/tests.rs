@@ -1,4 +1,4 @@
-//! The embedded backend, over pipes in memory and under paused time.
+//! The embedded backend, over in-memory pipes and under paused time.
 
 use super::embedded::{Connect, EmbeddedRouter, EmbeddedWorker, JoinConfig, LeaseConfig};
 use super::*;
@@ -17,7 +17,7 @@ use tonic::Code;
 
 const LEASE_MS: u64 = 1_000;
 
-/// The network: addresses lead to running routers; bytes can be held back.
+/// The network: addresses map to running routers; bytes can be held back.
 #[derive(Clone, Default)]
 struct Network {
     routers: Arc<parking_lot::Mutex<BTreeMap<String, RunningRouter>>>,
@@ -126,7 +126,7 @@ impl Fixture for Embedded {
         self.0.silent.send_replace(silent);
     }
     fn restart_router(&mut self) {
-        // Revisions start at the clock, which paused time leaves alone.
+        // Revisions start at the system clock, which does not pause.
         std::thread::sleep(Duration::from_millis(20));
         self.0.start_router("r", &lease_config());
     }
@@ -153,7 +153,8 @@ async fn one_of_two_routers_is_enough() {
     assert!(network.router("a").admit(&party));
     until_state(&worker, WorkerState::Admitted).await;
 
-    // A second router comes up, is joined, and judges otherwise: one admission is enough while the first can be heard.
+    // A second router starts, the worker registers with it, and its verdict differs: one admission is enough while the
+    // first is reachable.
     network.start_router("b", &lease_config());
     let mut seen = network.router("b").view();
     seen.wait_for(|view| view.get(&party).is_some()).await.unwrap();
@@ -179,7 +180,7 @@ async fn a_closed_router_ends_its_sessions_and_takes_no_new_ones() {
     assert!(router.view().borrow().members.is_empty());
 }
 
-/// Joins by hand with these first messages; the code of the refusal and its text.
+/// Registers by hand with these first messages; returns code and text of the refusal.
 async fn refusal(network: &Network, first: Vec<join_request::Message>) -> (Code, String) {
     let channel = (network.connect())("r").unwrap();
     let requests = first.into_iter().map(|m| v1::JoinRequest { message: Some(m) });

@@ -1,13 +1,13 @@
-//! What a router sees of its cluster.
+//! A router's view of its cluster.
 
 use baton_types::{Incarnation, InstanceId, InstanceRecord, Party};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// One registration: the same start that registers again has the same incarnation and a greater revision.
+/// One registration: if the same incarnation registers again, only the revision grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Registration {
-    /// Which start of the instance.
+    /// The incarnation of the instance.
     pub incarnation: Incarnation,
     /// Grows with every registration.
     pub revision: u64,
@@ -16,13 +16,13 @@ pub struct Registration {
 /// One registered instance.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Member {
-    /// What it says of itself.
+    /// Its record.
     pub record: Arc<InstanceRecord>,
-    /// Under which registration.
+    /// Its registration.
     pub registration: Registration,
 }
 
-/// Everybody who is registered at one moment.
+/// All registered members at one moment.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MembershipView {
     pub members: BTreeMap<InstanceId, Member>,
@@ -31,7 +31,7 @@ pub struct MembershipView {
 }
 
 impl MembershipView {
-    /// The member, if this very start of it is registered.
+    /// The member, if this incarnation of it is registered.
     pub fn get(&self, party: &Party) -> Option<&Member> {
         self.members.get(&party.instance).filter(|m| m.registration.incarnation == party.incarnation)
     }

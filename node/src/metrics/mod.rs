@@ -1,4 +1,4 @@
-//! The metrics registry of a process, and what every process counts.
+//! The metrics registry of a process, and the metrics of every process.
 //!
 //! Names are `baton_*`, units last; labels are bounded.
 
@@ -23,7 +23,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub struct Metrics(Arc<Mutex<Registry>>);
 
 impl Metrics {
-    /// A registry with what every process has: `baton_build_info` and `baton_process_start_time_seconds`.
+    /// A registry with the metrics of every process: `baton_build_info` and `baton_process_start_time_seconds`.
     pub fn new(service: &'static str) -> Self {
         let mut registry = Registry::with_prefix("baton");
         let build = Info::new(vec![("service", service), ("version", env!("CARGO_PKG_VERSION"))]);
@@ -56,8 +56,8 @@ impl Metrics {
         gauge
     }
 
-    /// Shows the fate of trace spans: `baton_spans_exported_total`, `baton_spans_lost_total{reason}`, and of those that are held for
-    /// a while `baton_spans_held`, `baton_spans_held_bytes` and `baton_spans_evicted_total`.
+    /// Registers the counters of trace spans: `baton_spans_exported_total` and `baton_spans_lost_total{reason}`; for
+    /// spans in the ring also `baton_spans_held`, `baton_spans_held_bytes` and `baton_spans_evicted_total`.
     pub fn register_export(&self, counters: &ExportCounters) {
         let mut registry = self.0.lock();
         registry.register("spans_exported", "Trace spans sent to the collector", counters.exported.clone());
@@ -68,12 +68,12 @@ impl Metrics {
         registry.register_collector(Box::new(LostSpans(lost.map(|(reason, counter)| (reason, counter.clone())))));
     }
 
-    /// Shows what the probes answer: `baton_live` and `baton_ready`, 0 or 1.
+    /// Registers the results of the probes: `baton_live` and `baton_ready`, 0 or 1.
     pub fn register_health(&self, health: &Health) {
         self.0.lock().register_collector(Box::new(Probes(health.clone())));
     }
 
-    /// Everything, in the OpenMetrics text format.
+    /// All metrics, in the OpenMetrics text format.
     pub fn encode(&self) -> String {
         let mut text = String::new();
         // Writing into a String cannot fail.
@@ -81,14 +81,14 @@ impl Metrics {
         text
     }
 
-    /// Everything, and its content type: OpenMetrics where `accept` names it, else Prometheus' older text format.
+    /// All metrics, and their content type: OpenMetrics if `accept` names it, else Prometheus' older text format.
     pub fn encode_for(&self, accept: &str) -> (&'static str, String) {
         let text = self.encode();
         if text::is_open_metrics(accept) { (text::OPEN_METRICS, text) } else { (text::PLAIN, text::plain(&text)) }
     }
 }
 
-/// The probes, asked when they are read.
+/// The probes, evaluated at each scrape.
 #[derive(Debug)]
 struct Probes(Health);
 
@@ -104,7 +104,7 @@ impl Collector for Probes {
     }
 }
 
-/// Counters that exist before the registry does, shown as one family.
+/// Counters that are older than the registry, exported as one family.
 #[derive(Debug)]
 struct LostSpans([(&'static str, Counter); 2]);
 

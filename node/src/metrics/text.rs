@@ -1,4 +1,4 @@
-//! Prometheus' older text format, made of OpenMetrics: what a scraper reads that asks for nothing in particular.
+//! Prometheus' older text format, converted from OpenMetrics, for scrapers that request no format.
 
 /// Content type of OpenMetrics.
 pub(super) const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -10,7 +10,8 @@ pub(super) fn is_open_metrics(accept: &str) -> bool {
     accept.split(',').any(|kind| kind.trim_ascii_start().starts_with("application/openmetrics-text"))
 }
 
-/// The same metrics in the older format: it names families like their samples, has fewer types, and no units or end.
+/// The same metrics in the older format: it names families like their samples, has fewer types, and neither units nor
+/// an end mark.
 pub(super) fn plain(open_metrics: &str) -> String {
     let (mut plain, mut help) = (String::with_capacity(open_metrics.len()), None);
     for line in open_metrics.lines() {

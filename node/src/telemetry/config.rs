@@ -4,14 +4,14 @@ use crate::config::{ByteSize, Check, Checker};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// For people.
+    /// For human readers.
     #[default]
     Pretty,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
@@ -21,34 +21,37 @@ pub enum LogFormat {
 pub struct TelemetryConfig {
     /// Filter of log lines, in the syntax of `RUST_LOG`.
     pub log: String,
-    /// How log lines look.
+    /// Format of log lines.
     pub log_format: LogFormat,
-    /// OTLP collector (gRPC), e.g. `http://localhost:4317`, or `https://` for one with a certificate. Traces go nowhere without it.
+    /// OTLP collector (gRPC), e.g. `http://localhost:4317`, or `https://` for one with a certificate. Without it no
+    /// traces are exported.
     pub otlp_url: Option<String>,
-    /// PEM file of the authorities that sign the collector's certificate, read at start; by default those that the host trusts.
+    /// PEM file of the authorities that sign the collector's certificate, read at start; by default those that the host
+    /// trusts.
     pub otlp_ca_file: Option<PathBuf>,
-    /// Share of new traces that are exported, 0 to 1; a request that comes with a trace follows its decision.
+    /// Share of new traces that are exported, 0 to 1; a request that arrives with a trace follows the sampling decision
+    /// of that trace.
     pub trace_sample_ratio: f64,
-    /// Requests that failed are exported whatever the share. Routers decide, and tell the workers.
+    /// Whether failed requests are exported independent of the share. Routers decide, and notify the workers.
     pub keep_errors: bool,
     /// The same for slow requests.
     pub keep_slow: bool,
-    /// A request is slow whose first token took longer than this.
+    /// A request is slow if its first token took longer than this.
     pub slow_first_token_ms: u64,
-    /// A request is slow that took longer than this from its arrival to its end.
+    /// A request is slow if it took longer than this from its arrival to its end.
     pub slow_ms: u64,
-    /// Most ended spans that are held for `baton trace` and for what is kept at the end of a request; 0 holds none. The oldest trace
-    /// makes room.
+    /// Most ended spans that are stored for `baton trace` and for tail sampling; 0 stores none. The oldest trace is
+    /// evicted first.
     pub ring_spans_max: usize,
-    /// Most memory of those, by estimate.
+    /// Most memory of those, estimated.
     pub ring_bytes_max: ByteSize,
-    /// Most ended spans that wait for export; more are lost and counted.
+    /// Most ended spans that wait for export; further ones are dropped and counted.
     pub queue_spans_max: usize,
     /// Most spans sent at once.
     pub batch_spans_max: usize,
     /// Longest wait before an incomplete batch is sent.
     pub batch_ms_max: u64,
-    /// Longest export of one batch; then it is lost and counted.
+    /// Longest export of one batch; after it the batch is dropped and counted.
     pub export_ms_max: u64,
     /// Longest flush at the end of the process.
     pub flush_ms_max: u64,
@@ -64,14 +67,14 @@ impl Default for TelemetryConfig {
             trace_sample_ratio: 1.0,
             keep_errors: true,
             keep_slow: true,
-            // Longer than a prompt of some ten thousand tokens takes on a device of its own: there was a queue.
+            // Longer than a prompt of about ten thousand tokens takes on an idle device: the request was queued.
             slow_first_token_ms: 5_000,
             // Longer than an answer of a thousand tokens takes at reading speed.
             slow_ms: 60_000,
-            // Some thousand requests: the last minutes of a busy process.
+            // Spans of about a thousand requests: the last minutes of a busy process.
             ring_spans_max: 8192,
             ring_bytes_max: ByteSize(8 << 20),
-            // About ten spans a request: room for some hundred requests that end while the collector is slow.
+            // About ten spans per request: room for a few hundred requests that end while the collector is slow.
             queue_spans_max: 8192,
             batch_spans_max: 512,
             batch_ms_max: 500,
@@ -97,7 +100,7 @@ impl Check for TelemetryConfig {
             let ok = url.starts_with("http://") || url.starts_with("https://");
             at.require("otlp_url", ok, "a URL that starts with http:// or https://");
         }
-        // Whoever names an authority wants it asked: over http:// nobody would be.
+        // A configured authority is meant to be verified; over http:// no certificate would be.
         let asked = self.otlp_url.as_ref().is_none_or(|url| url.starts_with("https://"));
         at.require("otlp_ca_file", asked || self.otlp_ca_file.is_none(), "unset where telemetry.otlp_url is http://");
     }

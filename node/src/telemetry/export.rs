@@ -1,7 +1,8 @@
-//! Export of ended spans: a bounded queue, and one thread of its own that sends batches.
+//! Export of ended spans: a bounded queue, and a separate thread that sends batches.
 //!
-//! The SDK's batch processor does not say how many spans it dropped, so the queue is ours. The thread has its own runtime: neither a busy
-//! nor an ending runtime of the process delays it, and a flush may block without a deadlock.
+//! The SDK's batch processor does not report how many spans it dropped, so this module has its own queue. The thread
+//! has its own runtime: neither a busy nor an ending runtime of the process delays it, and a flush may block without a
+//! deadlock.
 
 use super::ring::Finished;
 use super::{TelemetryConfig, TelemetryError, tls};
@@ -15,16 +16,16 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 
-/// What happened to ended spans.
+/// Counts of what happened to ended spans.
 #[derive(Clone, Debug, Default)]
 pub struct ExportCounters {
     /// Sent to the collector.
     pub exported: Counter,
     /// Lost because the queue was full.
     pub lost_queue_full: Counter,
-    /// Lost because the collector did not take them.
+    /// Lost because the collector did not accept them.
     pub lost_export_failed: Counter,
-    /// Left the ring of recent traces to make room.
+    /// Evicted from the ring of recent traces.
     pub evicted: Counter,
     /// In the ring now.
     pub held: Gauge,
@@ -37,7 +38,7 @@ enum Item {
     Flush(std::sync::mpsc::SyncSender<()>),
 }
 
-/// The queue's end on the side of the process.
+/// The sending end of the queue.
 #[derive(Clone, Debug)]
 pub(super) struct Queue {
     items: mpsc::Sender<Item>,
@@ -46,14 +47,14 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    /// Takes a span, or counts it as lost.
+    /// Queues a span, or counts it as lost.
     pub(super) fn push(&self, span: Finished) {
         if self.items.try_send(Item::Span(span)).is_err() {
             self.counters.lost_queue_full.inc();
         }
     }
 
-    /// What the process is, for the collector.
+    /// Sets the description of the process for the collector.
     pub(super) fn set_resource(&self, resource: &Resource) {
         if let Ok(mut slot) = self.resource.lock() {
             *slot = Some(resource.clone());
@@ -66,7 +67,7 @@ impl Queue {
 pub(super) struct Exporter(Queue);
 
 impl Exporter {
-    /// Starts the thread. The connection is made when first needed, and again whenever it broke.
+    /// Starts the thread. The connection is opened at first use, and again after it breaks.
     pub(super) fn start(
         url: &str,
         config: &TelemetryConfig,
@@ -87,7 +88,7 @@ impl Exporter {
         let exporter = match built {
             Ok(exporter) => exporter,
             Err(error) => {
-                // A plain drop would wait, which asynchronous callers must not.
+                // A plain drop would block, which asynchronous callers must not.
                 runtime.shutdown_background();
                 return Err(TelemetryError::Otlp { url: url.into(), problem: error.to_string() });
             }
@@ -112,7 +113,7 @@ impl Exporter {
         let (done, flushed) = std::sync::mpsc::sync_channel(1);
         let deadline = std::time::Instant::now() + within;
         let mut item = Item::Flush(done);
-        // A full queue moves on within one export; there is nothing to do meanwhile.
+        // A full queue has room again within one export; there is nothing to do meanwhile.
         while let Err(mpsc::error::TrySendError::Full(back)) = self.0.items.try_send(item) {
             if std::time::Instant::now() >= deadline {
                 return false;
@@ -178,7 +179,7 @@ impl Sender {
             Err(_) => format!("no answer within {} ms", self.export.as_millis()),
         };
         self.counters.lost_export_failed.inc_by(spans);
-        // Once per outage: the counter tells the rest.
+        // Once per outage: the counter shows the rest.
         if !std::mem::replace(&mut self.failing, true) {
             tracing::warn!(problem, "cannot export traces; spans are lost until the collector answers");
         }

@@ -1,7 +1,8 @@
-//! Keeps one line of the code from filling the log: a callsite may log [`LINES_MAX`] lines in a [`WINDOW`]. Further ones are counted, and one
-//! line at the end of the window says how many.
+//! Log rate limit: a callsite may log [`LINES_MAX`] lines in a [`WINDOW`]. Further lines are counted, and one line at
+//! the end of the window reports how many were suppressed.
 //!
-//! [`Limiter`] decides and takes the time; [`Flood`] is the filter in front of the log, and a thread logs how many lines were left out.
+//! [`Limiter`] decides, with the time as an input. [`Flood`] is the filter in front of the log. A thread logs how many
+//! lines were suppressed.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -14,16 +15,17 @@ use tracing::subscriber::Interest;
 use tracing::{Dispatch, Event, Level, Metadata};
 use tracing_subscriber::layer::{Context, Filter};
 
-/// Lines of one callsite within a window: those of hundreds of workers that register at once are still logged one by one.
+/// Lines of one callsite within a window. It is high enough that hundreds of workers that register at once are all
+/// logged.
 const LINES_MAX: u32 = 200;
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// How many lines a callsite may log, and how many it has.
+/// The number of lines per callsite, and the limit.
 #[derive(Debug)]
 struct Limiter {
     lines_max: u32,
     window: Duration,
-    /// Bounded by the places in the code that log.
+    /// Bounded by the number of callsites in the code.
     places: HashMap<Identifier, CallsiteLines>,
 }
 
@@ -35,7 +37,7 @@ struct CallsiteLines {
     left_out: u64,
 }
 
-/// A callsite that logged too much.
+/// A callsite whose lines were suppressed.
 #[derive(Debug, PartialEq, Eq)]
 struct LeftOut {
     /// File and line.
@@ -48,11 +50,11 @@ impl Limiter {
         Self { lines_max, window, places: HashMap::new() }
     }
 
-    /// Whether the callsite may log one more line at `now`.
+    /// Whether the callsite may log another line at `now`.
     fn admits(&mut self, metadata: &'static Metadata<'static>, now: Instant) -> bool {
         let fresh = CallsiteLines { metadata, since: now, lines: 0, left_out: 0 };
         let place = self.places.entry(metadata.callsite()).or_insert(fresh);
-        // What was left out is reported before a new window begins.
+        // Suppressed lines are reported before a new window begins.
         if place.left_out == 0 && now.saturating_duration_since(place.since) >= self.window {
             (place.since, place.lines) = (now, 0);
         }
@@ -65,7 +67,7 @@ impl Limiter {
         may
     }
 
-    /// Callsites whose window is over, with the lines left out; they may log again.
+    /// Callsites whose window has ended, with their suppressed lines; they may log again.
     fn over(&mut self, now: Instant) -> Vec<LeftOut> {
         let mut over = Vec::new();
         for place in self.places.values_mut() {
@@ -89,12 +91,12 @@ impl Flood {
         Self(Arc::new(Mutex::new(Limiter::new(LINES_MAX, WINDOW))))
     }
 
-    /// Tells what was left out as long as the watch lives, through `to`.
+    /// Reports suppressed lines through `to`, while the watch lives.
     pub(super) fn watch(&self, to: &Dispatch) -> std::io::Result<FloodWatch> {
         let (stop, stopped) = channel::<()>();
         let (limiter, to) = (self.0.clone(), to.downgrade());
         let look = move || {
-            // The thread sleeps otherwise; `stop` is never sent to, only dropped.
+            // The thread sleeps here; `stop` is never sent to, only dropped.
             while stopped.recv_timeout(WINDOW / 5) == Err(RecvTimeoutError::Timeout) {
                 let Some(to) = to.upgrade() else { return };
                 let over = limiter.lock().over(Instant::now());
@@ -132,7 +134,7 @@ impl<S> Filter<S> for Flood {
     }
 
     fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
-        // Who asks for more than is logged by default wants all of it.
+        // An operator who enables more than the default level wants all lines.
         *event.metadata().level() > Level::INFO || self.0.lock().admits(event.metadata(), Instant::now())
     }
 }
@@ -142,7 +144,7 @@ mod tests {
     use super::*;
     use tracing_subscriber::layer::{Layer, SubscriberExt as _};
 
-    /// Keeps how many lines came through.
+    /// Counts the lines that passed.
     #[derive(Clone, Default)]
     struct Lines(Arc<Mutex<u32>>);
 

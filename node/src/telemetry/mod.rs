@@ -1,9 +1,10 @@
 //! Logs and traces of a process.
 //!
-//! Spans of Baton's own crates become OpenTelemetry spans, whether or not a collector is configured: a response can always carry
-//! its trace id. Exporting never blocks and never fails a request; what is lost is counted ([`ExportCounters`]). Spans of recent requests
-//! are held besides ([`Traces`]), whether exported or not. Log lines carry the fields of their spans; [`log_span`] names the request and
-//! its trace in every line below it. A callsite that logs too often is cut short, and the log says so.
+//! Spans of Baton's own crates become OpenTelemetry spans, whether or not a collector is configured: a response can
+//! always carry its trace id. Exporting never blocks and never fails a request; lost spans are counted
+//! ([`ExportCounters`]). Spans of recent requests are also stored ([`Traces`]), whether exported or not. Log lines
+//! include the fields of their spans; [`log_span`] adds the request and its trace to every line within it. A callsite
+//! that logs too often is rate-limited, and the log reports it.
 
 mod config;
 mod export;
@@ -59,18 +60,18 @@ pub enum TelemetryError {
     /// The file of the collector's authorities cannot be read.
     #[error("telemetry.otlp_ca_file: cannot read certificates from {path}")]
     CaFile { path: PathBuf, source: rustls::pki_types::pem::Error },
-    /// It holds none.
+    /// The file holds no certificate.
     #[error("telemetry.otlp_ca_file: {path} holds no certificate that can be used; it takes PEM, BEGIN CERTIFICATE")]
     NoAuthority { path: PathBuf },
-    /// An `https://` collector, and nobody to vouch for it.
+    /// An `https://` collector, but no authority to verify its certificate.
     #[error(
         "telemetry.otlp_url: this host trusts no authority{problem}; install ca-certificates, or name a file in telemetry.otlp_ca_file"
     )]
     NoTrust {
-        /// What the search met, with `: ` before it, or nothing.
+        /// The errors of the search, after `: `; or empty.
         problem: String,
     },
-    /// No thread for the exporter.
+    /// The exporter's thread cannot be started.
     #[error("cannot start the telemetry thread")]
     Thread(#[from] std::io::Error),
     /// `init` was called twice.
@@ -101,13 +102,14 @@ impl TelemetryGuard {
         self.counters.clone()
     }
 
-    /// Records spans whose instants are known only once they are over; see [`parent_of`] for what they stand under.
+    /// Records spans whose times are known only after they end; see [`parent_of`] for their parent.
     pub fn tracer(&self) -> SdkTracer {
         self.provider.tracer("baton")
     }
 
-    /// Waits until all spans that ended so far were exported or counted as lost; `false` where that took too long.
-    /// Blocks the calling thread, so call it where nothing else runs: at the end of main, or in tests from `spawn_blocking`.
+    /// Waits until all spans that ended so far were exported or counted as lost; `false` if that took too long. It
+    /// blocks the calling thread, so call it where nothing else runs: at the end of main, or in tests from
+    /// `spawn_blocking`.
     pub fn flush(&self, within: Duration) -> bool {
         self.exporter.as_ref().is_none_or(|exporter| exporter.flush(within))
     }
@@ -128,18 +130,18 @@ pub fn init(service_name: &'static str, config: &TelemetryConfig) -> Result<Tele
     Ok(guard)
 }
 
-/// Like [`init`], without making it the process's own: for tests that run several services in one process.
+/// Like [`init`], without installing it globally: for tests that run several services in one process.
 pub fn build(
     service_name: &'static str,
     config: &TelemetryConfig,
 ) -> Result<(Dispatch, TelemetryGuard), TelemetryError> {
     let mut filter = config.log.clone();
     if !filter.contains("opentelemetry") {
-        // The exporter reports each lost batch; ours says so once an outage.
+        // The SDK's exporter logs each lost batch; ours logs once per outage.
         filter.push_str(",opentelemetry=off");
     }
     let filter = EnvFilter::try_new(filter).map_err(|_| TelemetryError::Filter(config.log.clone()))?;
-    // Spans of ours pass whatever the filter says, so that a warning still names its request.
+    // Our spans pass any filter, so that a warning still names its request.
     let flood = Flood::new();
     let shown = filter.or(filter_fn(is_own_span)).and(flood.clone());
     let logs = match config.log_format {
@@ -175,7 +177,8 @@ pub fn build(
         .with_location(false)
         .with_threads(false)
         .with_target(false)
-        // Nothing of ours asks OpenTelemetry for the current span, and how long a future was polled is no phase of a request.
+        // No code here asks OpenTelemetry for the current span, and the poll times of a future are not phases of a
+        // request.
         .with_context_activation(false)
         .with_tracked_inactivity(false)
         .with_filter(filter_fn(is_phase));
@@ -185,12 +188,12 @@ pub fn build(
     Ok((dispatch, TelemetryGuard { provider, exporter, traces, counters, flush, _flood: flood }))
 }
 
-/// Spans of libraries (HTTP/2 frames, connections) are no phases of a request.
+/// Spans of libraries (HTTP/2 frames, connections) are not phases of a request.
 fn is_own(metadata: &Metadata<'_>) -> bool {
     metadata.target().starts_with("baton")
 }
 
-/// Spans and events that belong into traces.
+/// Spans and events that belong in traces.
 fn is_phase(metadata: &Metadata<'_>) -> bool {
     is_own(metadata) && metadata.target() != log::LOG_ONLY && *metadata.level() <= Level::INFO
 }

@@ -1,4 +1,4 @@
-//! W3C trace context (`traceparent`, `tracestate`) from hop to hop.
+//! Propagation of the W3C trace context (`traceparent`, `tracestate`).
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use opentelemetry::Context;
@@ -36,11 +36,11 @@ pub fn inject(span: &Span, metadata: &mut MetadataMap) {
     inject_http(span, metadata.as_mut());
 }
 
-/// Names the span of the whole request, of the same trace as the call's: what a worker does for the request beside the call that carries
-/// it, such as moving its KV, stands under that one.
+/// Metadata key for the span of the whole request, in the same trace as the call's span. Work of a worker for the
+/// request outside of the call, such as moving its KV, has that span as its parent.
 const REQUEST_SPAN: &str = "baton-request-span";
 
-/// Like [`inject`], with the span of the request that the call is a part of.
+/// Like [`inject`], with the span of the request that contains the call.
 pub fn inject_call(span: &Span, request: &Span, metadata: &mut MetadataMap) {
     inject(span, metadata);
     let context = request.context();
@@ -52,7 +52,7 @@ pub fn inject_call(span: &Span, request: &Span, metadata: &mut MetadataMap) {
     }
 }
 
-/// The context of the request that a call belongs to; that of the call itself where it does not say.
+/// The context of the request that a call belongs to; the context of the call itself if it is not given.
 pub fn request_of(metadata: &MetadataMap) -> Context {
     let call = parent_of(metadata);
     let named = metadata.as_ref().get(REQUEST_SPAN).and_then(|value| value.to_str().ok());
@@ -69,13 +69,13 @@ pub fn inject_http(span: &Span, headers: &mut HeaderMap) {
     TraceContextPropagator::new().inject_context(&span.context(), &mut Headers(headers));
 }
 
-/// Makes the caller's span, if it sent one, the parent of `span`. Call it before anything runs inside `span` and before
+/// Makes the caller's span, if it sent one, the parent of `span`. Call it before any code runs inside `span` and before
 /// [`trace_id_of`]: a span that has started keeps its parent.
 pub fn set_parent(span: &Span, metadata: &MetadataMap) {
     set_parent_http(span, metadata.as_ref());
 }
 
-/// The context that a caller sent; an empty one where it sent none.
+/// The context that a caller sent; empty if it sent none.
 pub fn parent_of(metadata: &MetadataMap) -> Context {
     extract(metadata.as_ref())
 }
@@ -88,17 +88,17 @@ fn extract(headers: &HeaderMap) -> Context {
 pub fn set_parent_http(span: &Span, headers: &HeaderMap) {
     let context = extract(headers);
     if context.span().span_context().is_valid() {
-        // Fails only where telemetry is off or the span has started; a trace without its parent is still a trace.
+        // Fails only if telemetry is off or the span has started; a trace without its parent is still useful.
         let _ = span.set_parent(context);
     }
 }
 
-/// The trace id of `span`, 32 hexadecimal digits; `None` where telemetry is off.
+/// The trace id of `span`, 32 hexadecimal digits; `None` if telemetry is off.
 pub fn trace_id_of(span: &Span) -> Option<String> {
     head_of(span).map(|(trace, _)| trace.to_string())
 }
 
-/// The trace of `span`, and whether the head's sampling chose it; `None` where telemetry is off.
+/// The trace of `span`, and whether head sampling chose it; `None` if telemetry is off.
 pub fn head_of(span: &Span) -> Option<(TraceId, bool)> {
     let context = span.context();
     let span = context.span().span_context().clone();

@@ -1,6 +1,6 @@
-//! Takes every span that ends: into the ring of recent ones, and to the collector where the sampling chose it.
+//! Receives every span that ends: stores it in the ring of recent spans, and exports it if sampling chose it.
 //!
-//! A short lock and a queue that never waits: no request is held up, whatever the collector does.
+//! It takes a short lock and uses a queue that never blocks, so the collector cannot delay a request.
 
 use super::export::{ExportCounters, Queue};
 use super::ring::{Evicted, Finished, Ring, RingLimits};
@@ -13,10 +13,10 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Longest text of an attribute; more is cut. Names that clients choose may be long.
+/// Longest text of an attribute; longer ones are cut, since names that clients choose may be long.
 const TEXT_BYTES_MAX: usize = 1024;
 
-/// Recent traces of this process. Cloning shares them; the default holds nothing.
+/// Recent traces of this process. Clones share them; the default stores nothing.
 #[derive(Clone, Debug)]
 pub struct Traces(Arc<Shared>);
 
@@ -38,7 +38,7 @@ impl Traces {
         Self(Arc::new(Shared { ring: Mutex::new(Ring::new(limits)), queue, counters }))
     }
 
-    /// Exports a trace that the head's sampling did not choose: what is held of it at once, what ends later as it ends.
+    /// Exports a trace that head sampling did not choose: stored spans at once, later ones as they end.
     pub fn keep(&self, trace: TraceId) {
         let mut ring = self.0.ring.lock();
         let (waiting, evicted) = ring.keep(trace);
@@ -47,7 +47,7 @@ impl Traces {
         waiting.into_iter().for_each(|span| self.export(span));
     }
 
-    /// The finished spans that are held of a trace, in the order in which they ended.
+    /// The stored finished spans of a trace, in the order in which they ended.
     pub fn spans_of(&self, trace: TraceId) -> Vec<Arc<SpanData>> {
         self.0.ring.lock().spans_of(trace)
     }
@@ -85,7 +85,7 @@ impl Traces {
     }
 }
 
-/// The process's one span processor.
+/// The only span processor of the process.
 #[derive(Debug)]
 pub(super) struct Recorder(pub(super) Traces);
 

@@ -1,6 +1,8 @@
-//! Spans of recent requests, bounded by number and bytes: the oldest trace makes room as a whole. Pure: no lock, no clock, no I/O.
+//! Spans of recent requests, bounded by number and bytes: the oldest trace is evicted as a whole. Pure: no lock, no
+//! clock, no I/O.
 //!
-//! What the head's sampling chose is exported as it ends. The others wait here, in case the end of their request asks for them.
+//! Spans that head sampling chose are exported as they end. The others are stored here, in case tail sampling keeps
+//! their trace.
 
 use opentelemetry::trace::TraceId;
 use opentelemetry::{KeyValue, Value};
@@ -9,21 +11,21 @@ use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-/// Most spans held of one trace: a caller's own trace may stand over any number of requests.
+/// Most spans stored of one trace: a caller's own trace may contain any number of requests.
 pub(super) const TRACE_SPANS_MAX: usize = 1024;
-/// What a trace costs beside its spans: its places in the map and in the order, rounded up.
+/// Memory of a trace besides its spans: its entries in the map and in the order, rounded up.
 const TRACE_BYTES: usize = 256;
 
-/// A finished span, shared with what exports it.
+/// A finished span, shared with the exporter.
 pub(super) type Finished = Arc<SpanData>;
 
-/// What left the ring. Dropped where no lock is held.
+/// Spans that left the ring. Drop them while no lock is held.
 pub(super) type Evicted = Vec<Finished>;
 
-/// How much is held at most.
+/// Limits of the ring.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RingLimits {
-    /// Spans; 0 holds nothing.
+    /// Spans; 0 stores nothing.
     pub(super) spans_max: usize,
     /// Estimated memory of spans and traces.
     pub(super) bytes_max: usize,
@@ -34,7 +36,7 @@ pub(super) struct RingLimits {
 pub(super) struct Ring {
     limits: RingLimits,
     traces: HashMap<TraceId, TraceSpans>,
-    /// In the order in which they came.
+    /// In order of arrival.
     order: VecDeque<TraceId>,
     spans: usize,
     bytes: usize,
@@ -52,7 +54,8 @@ impl Ring {
         Self { limits, traces: HashMap::new(), order: VecDeque::new(), spans: 0, bytes: 0 }
     }
 
-    /// Holds a span. Says whether its trace is to be kept, and what made room; where its trace is full, that is the span itself.
+    /// Stores a span. Returns whether its trace is to be kept, and the evicted spans; if its trace is full, that is the
+    /// span itself.
     pub(super) fn insert(&mut self, span: Finished) -> (bool, Evicted) {
         if self.limits.spans_max == 0 {
             return (false, vec![span]);
@@ -70,7 +73,8 @@ impl Ring {
         (keep, self.make_room())
     }
 
-    /// Keeps a trace: what is held of it and was not chosen before is returned, and what comes later says so on its insertion.
+    /// Keeps a trace: returns its stored spans that head sampling did not choose. Later spans report it when they are
+    /// inserted.
     pub(super) fn keep(&mut self, trace: TraceId) -> (Vec<Finished>, Evicted) {
         if self.limits.spans_max == 0 {
             return Default::default();
@@ -83,7 +87,7 @@ impl Ring {
         (waiting, self.make_room())
     }
 
-    /// The spans held of a trace, in the order in which they ended.
+    /// The stored spans of a trace, in the order in which they ended.
     pub(super) fn spans_of(&self, trace: TraceId) -> Vec<Finished> {
         self.traces.get(&trace).map(|held| held.spans.clone()).unwrap_or_default()
     }
@@ -99,7 +103,7 @@ impl Ring {
         self.spans
     }
 
-    /// Estimated bytes held.
+    /// Estimated bytes stored.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -208,7 +212,7 @@ mod tests {
             assert!(ring.bytes() <= 10_000, "{}", ring.bytes());
         }
         assert_eq!(ring.traces(), 2, "a third span of 3,000 bytes and its own size would be too much");
-        // Verdicts on traces that never come are bounded as well.
+        // Verdicts on traces without spans are bounded as well.
         (100..1_000).for_each(|trace| drop(ring.keep(TraceId::from(trace as u128))));
         assert!(ring.bytes() <= 10_000 && ring.spans() == 0, "{ring:?}");
     }
@@ -233,7 +237,7 @@ mod tests {
         assert!(ring.keep(one).0.is_empty(), "a second verdict exports nothing again");
         assert!(ring.insert(span(1, 12, false, None)).0, "what ends later is kept too");
         assert!(!ring.insert(span(2, 21, false, None)).0);
-        // A verdict may come before the first span.
+        // A verdict may arrive before the first span.
         assert!(ring.keep(TraceId::from(3)).0.is_empty());
         assert!(ring.insert(span(3, 30, false, None)).0);
     }

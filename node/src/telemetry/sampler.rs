@@ -1,5 +1,5 @@
-//! The head's decision: a caller's, or a share of new traces. What it leaves out is recorded all the same, for the ring and for the
-//! verdict at the end; its flag alone says that it was not chosen.
+//! Head sampling: follows the caller's decision, or chooses a share of new traces. Other traces are also recorded, for
+//! the ring and for tail sampling; only their flag says that they were not chosen.
 
 use opentelemetry::trace::{Link, SpanKind, TraceId};
 use opentelemetry::{Context, KeyValue};
@@ -9,7 +9,7 @@ use opentelemetry_sdk::trace::{Sampler, SamplingDecision, SamplingResult, Should
 #[derive(Clone, Debug)]
 pub(super) struct HeadSampler {
     chooses: Sampler,
-    /// Whether what is not chosen is recorded: where nobody would hold it, it costs nothing.
+    /// Whether traces that are not chosen are recorded: without a ring they are not, and cost nothing.
     records_rest: bool,
 }
 

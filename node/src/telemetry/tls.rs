@@ -1,4 +1,4 @@
-//! Whose word a collector's certificate needs.
+//! The authorities that may sign a collector's certificate.
 
 use super::TelemetryError;
 use rustls::RootCertStore;
@@ -8,8 +8,8 @@ use rustls_native_certs::{CertificateResult, load_native_certs};
 use std::path::Path;
 use tonic::transport::ClientTlsConfig;
 
-/// TLS to a collector whose certificate the authorities of `ca_file` signed, or without a file those that this host trusts. Fails where
-/// there is no authority at all: every export would, and nobody would know why.
+/// TLS to a collector whose certificate is signed by the authorities of `ca_file`, or without a file by those that this
+/// host trusts. Fails if there is no authority at all: otherwise every export would fail without a clear reason.
 pub(super) fn client(ca_file: Option<&Path>) -> Result<ClientTlsConfig, TelemetryError> {
     let authorities = match ca_file {
         Some(path) => from_file(path)?,
@@ -28,7 +28,7 @@ fn from_file(path: &Path) -> Result<RootCertStore, TelemetryError> {
 
 fn of_host(found: CertificateResult) -> Result<RootCertStore, TelemetryError> {
     let mut store = RootCertStore::empty();
-    // Hosts carry certificates that nobody can read any more.
+    // Hosts may carry old certificates that cannot be parsed.
     let (used, _) = store.add_parsable_certificates(found.certs);
     if used == 0 {
         let problem = found.errors.first().map(|error| format!(": {error}")).unwrap_or_default();

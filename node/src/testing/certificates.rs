@@ -1,11 +1,11 @@
-//! An authority of a test, and what it signs.
+//! A test authority, and certificates that it signs.
 
 use std::io;
 use std::path::Path;
 use std::process::Command;
 
-/// Writes an authority `ca.pem` and a certificate `node.pem` of 127.0.0.1 signed by it, with `node.key`, into `folder`. Needs `openssl`;
-/// fails with what it said.
+/// Writes an authority `ca.pem` and a certificate `node.pem` of 127.0.0.1 signed by it, with `node.key`, into `folder`.
+/// Needs `openssl`; an error contains its output.
 pub fn certificates(folder: &Path) -> io::Result<()> {
     std::fs::write(folder.join("san"), "subjectAltName=IP:127.0.0.1\n")?;
     let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";

@@ -1,5 +1,5 @@
-//! Parts for tests of this crate and others: an OTLP collector in the process of the test, an authority with its certificates,
-//! a real etcd, a relay that falls silent, ports that stay free.
+//! Parts for tests of this crate and others: an in-process OTLP collector, an authority with its certificates, a real
+//! etcd, a relay that can be silenced, ports that stay free.
 
 pub mod certificates;
 pub mod etcd;
@@ -23,19 +23,19 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::{Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status};
 
-/// What `cargo xtask hazards` finds in a binary that was built with these.
+/// The marker by which `cargo xtask hazards` finds a binary that was built with these.
 #[used]
 static MARKER: &str = "BATON_TESTING_HAZARD node";
 
 /// Most spans kept; a test needs far fewer.
 const SPANS_MAX: usize = 100_000;
 
-/// One span as the collector got it. Ids are lower-case hexadecimal.
+/// One span as the collector received it. Ids are lower-case hexadecimal.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CollectedSpan {
     /// `service.name` of its process.
     pub service: String,
-    /// What else its process says of itself.
+    /// Other attributes of its process.
     pub resource: BTreeMap<String, String>,
     pub name: String,
     /// Id of its trace.
@@ -95,7 +95,8 @@ impl Collector {
         self.sink.spans.lock().clone()
     }
 
-    /// Waits until `done` holds of the spans, and returns them; `Err` with what came `within` that time.
+    /// Waits until `done` is true for the spans, and returns them; `Err` with the received spans if that takes longer
+    /// than `within`.
     pub async fn wait(
         &self,
         within: Duration,

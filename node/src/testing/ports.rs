@@ -1,4 +1,4 @@
-//! Ports of servers that are to be found where they were, and are started there again.
+//! Ports for servers that must be reachable at the same port after a restart.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -6,13 +6,14 @@ use std::net::TcpListener;
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-/// Below those that Linux gives to outgoing connections: one of these could take a port while its server is away.
+/// Below the range that Linux uses for outgoing connections, which could otherwise take a port while its server is
+/// down.
 const PORTS: Range<u16> = 12_000..32_000;
-/// Ports looked at before there are held to be none.
+/// Ports tried before giving up.
 const TRIES_MAX: usize = 1_000;
 
-/// As many ports of `host` on which nothing listens, no two the same, and none that this process was given before: its
-/// server may not listen yet, or be away.
+/// `N` distinct ports of `host` on which nothing listens, none of which this process was given before: its server may
+/// not listen yet, or be down.
 pub fn free_ports<const N: usize>(host: &str) -> io::Result<[u16; N]> {
     static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
     let mut given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner);

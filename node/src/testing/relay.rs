@@ -1,4 +1,4 @@
-//! A TCP relay that can fall silent without closing anything.
+//! A TCP relay that can be silenced without closing anything.
 
 use std::io;
 use std::pin::pin;
@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// Listens on a free port and carries bytes to one address and back. Ends when dropped.
+/// Listens on a free port and relays bytes to one address and back. Ends when dropped.
 pub struct Relay {
     address: String,
     silent: watch::Sender<bool>,
@@ -19,7 +19,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Starts to carry to `target`, `host:port`.
+    /// Starts to relay to `target`, `host:port`.
     pub async fn start(target: String) -> io::Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
         let address = listener.local_addr()?.to_string();
@@ -38,7 +38,7 @@ impl Relay {
                         let back = carry(far_read, near_write, silent.clone());
                         let (stop, mut frozen) = (stop.clone(), frozen.clone());
                         tokio::spawn(async move {
-                            // Frozen, both stay as they are: dropping them would close their sockets.
+                            // While frozen, both are kept: dropping them would close their sockets.
                             let (mut there, mut back) = (pin!(there), pin!(back));
                             tokio::select! {
                                 // Either end closing closes both.
@@ -60,7 +60,7 @@ impl Relay {
         Ok(Self { address, silent, frozen, accepted, _stop: stop.drop_guard() })
     }
 
-    /// Where it listens, `host:port`.
+    /// Its address, `host:port`.
     pub fn address(&self) -> &str {
         &self.address
     }
@@ -69,18 +69,18 @@ impl Relay {
         self.accepted.load(Ordering::Relaxed)
     }
 
-    /// Nothing moves any more on the connections of before, and nobody is told; new ones work.
+    /// Stops all bytes on existing connections, without notifying either side; new connections work.
     pub fn freeze(&self) {
         self.frozen.send_replace(self.accepted());
     }
 
-    /// Holds everything back, or lets it go on.
+    /// Holds all bytes back, or releases them.
     pub fn set_silent(&self, silent: bool) {
         self.silent.send_replace(silent);
     }
 }
 
-/// Carries bytes one way to the end of `from`, but none while `silent`.
+/// Relays bytes one way to the end of `from`, but none while `silent`.
 pub(crate) async fn carry(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,

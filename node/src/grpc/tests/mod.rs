@@ -1,4 +1,4 @@
-//! A server with everything on it, a client, and what they say when something is in the way.
+//! A server with all services, a client, and their errors when something fails.
 
 mod probe;
 
@@ -79,7 +79,7 @@ async fn a_peer_that_is_not_there_is_unavailable_and_reached_once_it_is() {
     );
 }
 
-/// Sends events for as long as somebody listens.
+/// Sends events while a client listens.
 struct Endless;
 
 #[tonic::async_trait]
@@ -105,7 +105,7 @@ async fn thousands_of_cancelled_calls_end_no_other_call() {
     let stop = CancellationToken::new();
     let router = server(&GrpcConfig::default()).add_service(PrefillServer::new(Endless));
     let served = tokio::spawn(serve(router, listener, Identity::default(), stop.clone()));
-    // As routers reach workers.
+    // As routers connect to workers.
     let config = ChannelConfig { stream_window_bytes: 16 << 10, ..ChannelConfig::default() };
     let client =
         PrefillClient::new(channel(&address.to_string(), &config, &Identity::default(), Role::Worker).unwrap());
@@ -124,7 +124,7 @@ async fn thousands_of_cancelled_calls_end_no_other_call() {
     tokio::time::timeout(Duration::from_secs(20), served).await.expect("stops").unwrap().unwrap();
 }
 
-/// Calls whose request never comes whole, as their frames are: (what is sent at once, what follows byte by byte).
+/// Calls whose request is never complete, as their frames: (sent at once, sent byte by byte after it).
 #[tokio::test]
 async fn a_message_that_does_not_come_whole_ends_its_call() {
     const SHORT: Duration = Duration::from_millis(200);
@@ -151,7 +151,7 @@ async fn a_message_that_does_not_come_whole_ends_its_call() {
     };
     let check = "/grpc.health.v1.Health/Check";
     let half = b"\0\0\0\0\x40".to_vec();
-    // Nothing, half a length, half a message, and a whole one that is not said to be the last.
+    // Nothing, half a length, half a message, and a complete one without the end of the stream.
     for sent in [&b""[..], &half[..3], &[&half[..], &[0; 9]].concat(), b"\0\0\0\0\0"] {
         let (answer, mut body) = call(check).await;
         body.send_data(sent.to_vec().into(), false).unwrap();
@@ -166,7 +166,7 @@ async fn a_message_that_does_not_come_whole_ends_its_call() {
     });
     ends_late(answer).await;
     drips.abort();
-    // One that was answered may be silent, but not in the middle of a message.
+    // A stream may be silent once its answer has begun, but not in the middle of a message.
     let (answer, mut body) = call("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo").await;
     body.send_data(b"\0\0\0\0\x02\x3a\0".to_vec().into(), false).unwrap();
     let mut answers = answer.await.unwrap().into_body();
@@ -178,13 +178,13 @@ async fn a_message_that_does_not_come_whole_ends_its_call() {
         while let Some(Ok(_)) = answers.data().await {}
         answers.trailers().await
     });
-    // Reflection ends its answer where its questions fail; the status of that is its own.
+    // Reflection ends its answer when the stream of questions fails; the status is its own.
     assert!(end.await.expect("held for ever").unwrap().is_some(), "no status");
     assert!(began.elapsed() > SHORT / 2);
     stop.cancel();
 }
 
-/// A server of health and reflection that counts calls against `intake`, all of one address.
+/// A server of health and reflection that charges calls to `intake`, all from one address.
 async fn counting(intake: &Intake) -> (std::net::SocketAddr, CancellationToken) {
     let listener = bind(&GrpcConfig::default()).await.unwrap();
     let address = listener.address();
@@ -198,7 +198,7 @@ async fn counting(intake: &Intake) -> (std::net::SocketAddr, CancellationToken) 
     (address, stop)
 }
 
-/// Waits until calls that ended have given back what they held.
+/// Waits until calls that ended have returned what they held.
 async fn all_given_back(intake: &Intake) {
     let wait = async {
         while intake.used() > 0 {
@@ -208,7 +208,7 @@ async fn all_given_back(intake: &Intake) {
     tokio::time::timeout(Duration::from_secs(20), wait).await.expect("calls that ended are counted");
 }
 
-/// Who reads no answers may leave all that its window holds, and reflection asks for no more of it then.
+/// A client that reads no answers may fill its stream window, and reflection reads no more of it then.
 #[tokio::test]
 async fn reflection_counts_with_what_it_may_leave_unread() {
     let intake = Intake::new(4 << 20, 4 << 20);
@@ -240,7 +240,7 @@ async fn reflection_counts_with_what_it_may_leave_unread() {
     stop.cancel();
 }
 
-/// Watches of health never end by themselves, and nobody needs a key for them.
+/// Watches of health never end by themselves, and need no key.
 #[tokio::test]
 async fn open_calls_are_counted_with_their_headers_until_they_end() {
     let intake = Intake::new(1 << 20, 1 << 20);

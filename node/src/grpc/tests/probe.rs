@@ -1,4 +1,4 @@
-//! Asking workers themselves.
+//! Asking workers directly.
 
 use crate::grpc;
 use crate::grpc::WatchProbe;
@@ -34,7 +34,7 @@ impl worker_server::Worker for Reporter {
     }
 }
 
-/// Asks for the first start of `d-0` where somebody reports this.
+/// Asks for the first incarnation of `d-0`; the process there sends this report.
 async fn asked(report: v1::LoadReport) -> Verdict {
     let config = grpc::GrpcConfig::default();
     let listener = grpc::bind(&config).await.unwrap();

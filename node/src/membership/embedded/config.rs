@@ -7,24 +7,27 @@ use baton_types::ProtocolRange;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// What a router grants.
+/// Lease settings of a router.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LeaseConfig {
-    /// Who keeps the leases: `embedded` or `etcd`.
+    /// The backend that keeps the leases: `embedded` or `etcd`.
     pub backend: Backend,
-    /// A worker that is silent for this long is gone; `embedded` only.
+    /// A worker that is silent for this long is removed; `embedded` only.
     pub lease_ms: u64,
     /// Most registered instances.
     pub members_max: usize,
-    /// Where the backend is `etcd`.
+    /// Settings for the backend `etcd`.
     pub etcd: EtcdConfig,
-    /// Folder that keeps the records seen last, so that a router that starts while etcd is away knows whom to ask; `etcd` only.
+    /// Folder for the last known records, so that a router that starts without etcd knows which workers to ask; `etcd`
+    /// only.
     pub cache_dir: Option<PathBuf>,
-    /// gRPC addresses of workers, `host:port`, that are asked for their records then; a name stands for all of its addresses. `etcd` only.
+    /// gRPC addresses of workers, `host:port`, that are asked for their records in that case; a name stands for all of
+    /// its addresses. `etcd` only.
     #[serde(deserialize_with = "list")]
     pub seeds: Vec<String>,
-    /// Workers that speak no version of these are refused. Nothing that is read sets it: tests of version skew do.
+    /// Workers that support no version of this range are refused. No configuration layer sets it, only tests of version
+    /// skew.
     #[serde(skip)]
     pub protocol: ProtocolRange,
 }
@@ -61,7 +64,7 @@ fn is_address(seed: &str) -> bool {
     seed.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0))
 }
 
-/// What a worker joins.
+/// Where a worker registers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct JoinConfig {
@@ -70,15 +73,15 @@ pub struct JoinConfig {
     /// Cluster addresses of all routers, `host:port`; `embedded` only.
     #[serde(deserialize_with = "list")]
     pub routers: Vec<String>,
-    /// Most other workers that this one knows of; as `membership.members_max` of routers.
+    /// Most other workers that this one stores; as `membership.members_max` of routers.
     pub members_max: usize,
     /// Longest connect, and longest wait for a router's answer to a registration.
     pub connect_ms_max: u64,
-    /// Shortest wait before joining again; doubles with every failure, with jitter.
+    /// Shortest wait before registering again; doubles with every failure, with jitter.
     pub backoff_ms_min: u64,
-    /// Longest wait before joining again.
+    /// Longest wait before registering again.
     pub backoff_ms_max: u64,
-    /// Where the backend is `etcd`.
+    /// Settings for the backend `etcd`.
     pub etcd: EtcdConfig,
 }
 

@@ -1,6 +1,7 @@
 //! Membership without a server of its own: routers keep leases over a gRPC stream (`baton.v1.Membership/Join`).
 //!
-//! A worker joins every router of its configuration. The router's [`EmbeddedRouter`] is the service and the view in one.
+//! A worker registers with every router of its configuration. The router's [`EmbeddedRouter`] is both the service and
+//! the view.
 
 mod config;
 mod grpc;

@@ -1,16 +1,16 @@
-//! Whether a worker may write its record under its name. Pure.
+//! Whether a worker may write its record under its instance name. Pure.
 
 use crate::membership::JoinError;
 use baton_types::{InstanceId, InstanceRecord, Party};
 
-/// What stands under the worker's name.
+/// The current content of the worker's key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Standing {
-    /// Whose it is, or why it cannot be read.
+    /// The process that wrote it, or why it cannot be read.
     pub(super) holder: Result<Holder, String>,
-    /// Lease that keeps it; 0 where none does.
+    /// The key's lease; 0 without one.
     pub(super) lease: i64,
-    /// Revision that wrote it.
+    /// The revision that wrote it.
     pub(super) revision: i64,
 }
 
@@ -20,13 +20,13 @@ pub(super) struct Holder {
     pub(super) endpoint: String,
 }
 
-/// Why the name cannot be had.
+/// Why the name cannot be taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refusal {
-    /// It is another process's.
+    /// Another process holds it.
     #[error(transparent)]
     Taken(#[from] JoinError),
-    /// It is on a lease of another process, whose record cannot be read.
+    /// It is on another process's lease, and its record cannot be read.
     #[error(
         "instance {instance} is registered on another lease, with a record that cannot be read ({problem}), by a start that replaced \
          this one; two running processes need two instance ids"
@@ -38,25 +38,25 @@ pub(super) enum Refusal {
     },
 }
 
-/// What to do.
+/// The decision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Claim {
-    /// Write, if what stood there at this revision still does; 0 where nothing did.
+    /// Write the record if the key still has this revision; 0: if the key does not exist.
     Write(i64),
-    /// The record stands on this worker's lease.
+    /// The record is already on this worker's lease.
     Held(i64),
     /// Wait until the name is free.
     Refused(Refusal),
 }
 
-/// `held_before`: this process had the name once. A process takes a name over only the first time: who finds another start there later
-/// was replaced by it.
+/// `held_before`: this process has held the name before. A process may take a name over from another incarnation once
+/// only. If it later finds another incarnation there, it was replaced.
 pub(super) fn claim(ours: &InstanceRecord, lease: i64, held_before: bool, found: Option<&Standing>) -> Claim {
     let Some(found) = found else { return Claim::Write(0) };
     let (instance, incarnation) = (ours.party.instance.clone(), ours.party.incarnation);
     let holder = match &found.holder {
         Ok(holder) => holder,
-        // Every start's record stands on a lease of its own, so that one on no lease is nobody's.
+        // Every incarnation puts its record on its own lease, so a record without a lease has no owner.
         Err(problem) if held_before && ![0, lease].contains(&found.lease) => {
             return Claim::Refused(Refusal::Unreadable { instance, problem: problem.clone() });
         }

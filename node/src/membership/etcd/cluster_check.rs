@@ -1,8 +1,8 @@
-//! Whether the nodes of etcd that are configured are one cluster, and what they complain of.
+//! Whether the configured etcd nodes are one cluster, and which alarms they raise.
 //!
-//! Nodes of two clusters under one list of endpoints would show routers and workers two truths, each of them sound. So every session asks
-//! all nodes first, and again while it lasts: it is held with the cluster that most nodes that answer are of, and with none where two
-//! have equally many. Which nodes those are is the same for everybody who reaches them.
+//! If the endpoints belong to two clusters, routers and workers would see two consistent but different states. So every
+//! session first asks all nodes, and again at an interval. It uses the cluster to which most of the answering nodes
+//! belong, and none in a tie. Every process that reaches the same nodes makes the same choice.
 
 use super::EtcdConfig;
 use super::connection::{Node, connect_any, within};
@@ -16,19 +16,19 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::sleep;
 
-/// Longest wait for one node: a session begins only then, and one that hangs has nothing to say.
+/// Longest wait for one node: the session begins after it, and a node that hangs is left out.
 const ANSWER_MAX: Duration = Duration::from_millis(500);
-/// How often nodes are asked while a session lasts.
+/// Interval between checks during a session.
 const ASK_EVERY: Duration = Duration::from_secs(15);
-/// Most complaints that are kept.
+/// Most complaints that are stored.
 const COMPLAINTS_MAX: usize = 16;
 
-/// What the nodes that answered say of themselves.
+/// The state that the answering nodes report.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Nodes {
     /// Clusters by id, each with the addresses of its nodes.
     clusters: BTreeMap<u64, BTreeSet<String>>,
-    /// What they complain of, such as an alarm for want of space.
+    /// Their alarms and errors, such as lack of space.
     complaints: BTreeSet<String>,
 }
 
@@ -39,17 +39,17 @@ impl Nodes {
         self.complaints.extend(complaints.iter().map(|complaint| complaint.chars().take(256).collect()).take(room));
     }
 
-    /// How many clusters they are; 0 where none answered.
+    /// Number of clusters; 0 if no node answered.
     pub fn clusters(&self) -> usize {
         self.clusters.len()
     }
 
-    /// Alarms and errors that they tell.
+    /// Alarms and errors that they report.
     pub fn complaints(&self) -> impl Iterator<Item = &str> {
         self.complaints.iter().map(String::as_str)
     }
 
-    /// That they are several clusters, in words, with what to do.
+    /// A message that the nodes form several clusters, and what to do; `None` if they do not.
     pub fn division(&self) -> Option<String> {
         let told = |(id, nodes): (&u64, &BTreeSet<String>)| {
             let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
@@ -61,21 +61,21 @@ impl Nodes {
         (of.len() > 1).then(|| format!("the nodes of etcd are {} clusters: {}; {do_what}", of.len(), of.join(" and ")))
     }
 
-    /// The cluster to hold with; none where no node answered, or two have equally many.
+    /// The cluster to use; none if no node answered, or in a tie.
     fn chosen(&self) -> Option<u64> {
         let most = self.clusters.values().map(BTreeSet::len).max()?;
         let mut those = self.clusters.iter().filter(|(_, nodes)| nodes.len() == most);
         those.next().filter(|_| those.next().is_none()).map(|(id, _)| *id)
     }
 
-    /// Whether a session with this node may be held: its cluster is that to hold with, or nothing speaks against it.
+    /// Whether a session may use this node: its cluster is the chosen one, or no node contradicts.
     fn allows(&self, endpoint: &str) -> bool {
         let of = self.clusters.iter().find(|(_, nodes)| nodes.contains(endpoint)).map(|(id, _)| *id);
         self.clusters.len() < 2 || (of.is_some() && of == self.chosen())
     }
 }
 
-/// What was last heard of the nodes; clones share it.
+/// The last answers of the nodes; clones share them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ClusterCheck(Arc<Mutex<Nodes>>);
 
@@ -84,7 +84,7 @@ impl ClusterCheck {
         self.0.lock().clone()
     }
 
-    /// Asks all nodes, that of the session over its own connection; an error where no session may be held with it.
+    /// Asks all nodes, the session's node over its own connection. Returns an error if the session must not use it.
     pub(super) async fn check(&self, config: &EtcdConfig, node: Node, client: &Client) -> Result<(), EtcdError> {
         let own = node.endpoint(config);
         let ask = |at: Node, endpoint: String| async move {
@@ -104,17 +104,17 @@ impl ClusterCheck {
         if let (false, Some(division)) = (allowed, division) { Err(EtcdError::Divided(division)) } else { Ok(()) }
     }
 
-    /// Asks again and again, until the session with `node` has to end.
+    /// Checks at an interval, until the session with `node` has to end.
     pub(super) async fn keep(&self, config: &EtcdConfig, node: Node, client: &Client) -> Result<Infallible, EtcdError> {
         loop {
-            // Not all at once: everybody may have begun together.
+            // With jitter, since many processes may have started together.
             sleep(ASK_EVERY.mul_f64(rand::random_range(0.5..1.0))).await;
             self.check(config, node, client).await?;
         }
     }
 }
 
-/// Cluster and complaints of one node. Over a connection made for it, one that has no leader answers, too.
+/// Cluster and complaints of one node. Over a separate connection a node without a leader answers, too.
 async fn status(config: &EtcdConfig, node: Node, connected: Option<Client>) -> Result<(u64, Vec<String>), EtcdError> {
     let max = ANSWER_MAX.min(config.request_max());
     let mut client = match connected {

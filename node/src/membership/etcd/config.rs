@@ -6,38 +6,39 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How etcd is reached and used.
+/// Connection to etcd, and its use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EtcdConfig {
     /// Client addresses of the etcd cluster, `http://host:port` or `https://host:port`.
     #[serde(deserialize_with = "list")]
     pub endpoints: Vec<String>,
-    /// Everything of this cluster lies below this key; ends in `/`.
+    /// Prefix of all keys of this cluster; ends in `/`.
     pub prefix: String,
-    /// Name to log in with.
+    /// User name.
     pub user: Option<String>,
-    /// File that holds the password; read at every connect, so that it can be changed in place.
+    /// File with the password; read at every connect, so that it can be changed in place.
     pub password_file: Option<PathBuf>,
-    /// PEM file of the authority that signed etcd's certificate. Where an endpoint is https:// and none of these three is set, they are the
-    /// files of `identity.dir`.
+    /// PEM file of the authority that signed etcd's certificate. If an endpoint is https:// and none of these three is
+    /// set, the files of `identity.dir` are used.
     pub ca: Option<PathBuf>,
-    /// PEM file of the certificate that this process shows.
+    /// PEM file of the client certificate of this process.
     pub cert: Option<PathBuf>,
     /// PEM file of its key.
     pub key: Option<PathBuf>,
-    /// A process that renews nothing for so long is gone, seconds: etcd counts in whole ones. Renewed at half the remaining time.
+    /// Lease time, in seconds: a process that does not renew it for this long is gone. etcd counts in whole seconds.
+    /// Leases are renewed at half the remaining time.
     pub lease_ttl_s: u32,
-    /// Longest wait for an answer of etcd.
+    /// Longest wait for an answer from etcd.
     pub request_ms_max: u64,
-    /// Shortest wait before etcd is called again; doubles with every failure, with jitter.
+    /// Shortest wait before reconnecting to etcd; doubles with every failure, with jitter.
     pub backoff_ms_min: u64,
-    /// Longest wait before etcd is called again.
+    /// Longest wait before reconnecting to etcd.
     pub backoff_ms_max: u64,
-    /// After etcd was wiped or restored, workers have so long to register again before a router asks them itself. Records that vanish
-    /// within this time of each other are judged together.
+    /// After etcd was wiped or restored, workers have this long to register again before a router asks them directly.
+    /// Records that vanish within this time of each other are evaluated together.
     pub view_grace_ms: u64,
-    /// Longest wait for a worker that a router asks whether it is alive.
+    /// Longest wait for the answer of a worker that a router asks whether it is alive.
     pub probe_ms_max: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Connecting, and calls with a deadline.
+//! Connects to etcd, and sets deadlines for calls.
 
 use super::EtcdConfig;
 use super::error::EtcdError;
@@ -7,28 +7,28 @@ use std::path::Path;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// A connection that is quiet for so long is probed, so that a stopped or cut-off etcd is noticed under a quiet watch. etcd closes one
-/// that is probed more often than every 5 s (its `--grpc-keepalive-min-time`) while it has nothing to say.
+/// A connection that is idle for this long is probed, so that a stopped or unreachable etcd is noticed under an idle
+/// watch. etcd closes an idle connection that is probed more often than every 5 s (its `--grpc-keepalive-min-time`).
 const KEEPALIVE: Duration = Duration::from_secs(6);
 const KEEPALIVE_MAX: Duration = Duration::from_secs(4);
 
-/// The node that a session talks to. One at a time and the next after each failure: over several at once, every node that hangs would
-/// take its share of each session's calls.
+/// The node that a session uses. One at a time, and the next after each failure: with several at once, every node that
+/// hangs would receive a part of each session's calls.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Node(usize);
 
 impl Node {
-    /// Any, so that sessions spread.
+    /// A random one, so that sessions spread over the nodes.
     pub(super) fn any() -> Self {
         Self(usize::from(rand::random::<u16>()))
     }
 
-    /// That at this place of the configuration.
+    /// The node at this position of the configuration.
     pub(super) fn at(place: usize) -> Self {
         Self(place)
     }
 
-    /// Each, with its address.
+    /// All nodes, with their addresses.
     pub(super) fn all(config: &EtcdConfig) -> impl Iterator<Item = (Self, String)> {
         config.endpoints.iter().enumerate().map(|(at, endpoint)| (Self(at), endpoint.clone()))
     }
@@ -38,18 +38,19 @@ impl Node {
         &config.endpoints[self.0 % config.endpoints.len()]
     }
 
-    /// Another one, where there is one.
+    /// Another one, if there is one.
     pub(super) fn next(self) -> Self {
         Self(self.0.wrapping_add(1))
     }
 }
 
-/// Connects within `max` to a node that has a leader; files are read anew, so that certificates and passwords can be changed in place.
+/// Connects within `max` to a node that has a leader; files are read again, so that certificates and passwords can be
+/// changed in place.
 pub(super) async fn connect(config: &EtcdConfig, node: Node, max: Duration) -> Result<Client, EtcdError> {
     connect_with(config, node, max, true).await
 }
 
-/// The same to a node that may have no leader, as one of a cluster without a quorum.
+/// The same, also to a node without a leader, as in a cluster without a quorum.
 pub(super) async fn connect_any(config: &EtcdConfig, node: Node, max: Duration) -> Result<Client, EtcdError> {
     connect_with(config, node, max, false).await
 }
@@ -89,7 +90,7 @@ pub(super) async fn within<T>(
     }
 }
 
-/// Bounds what is no call of etcd.
+/// Adds a deadline to operations that are not calls of etcd.
 pub(super) async fn within_time<T>(
     max: Duration,
     what: impl Future<Output = std::io::Result<T>>,

@@ -1,4 +1,4 @@
-//! Reading the records, and where in which history of etcd they were read.
+//! Reads the records, and the position in etcd's history at which they were read.
 
 use super::connection::within;
 use super::error::EtcdError;
@@ -9,7 +9,7 @@ use etcd_client::{Client, Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp, 
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Where etcd stands now; `None` where its epoch is not drawn: it was wiped.
+/// etcd's current position; `None` if it has no epoch: it was wiped.
 pub(super) async fn stand(client: &Client, keys: &Keys, max: Duration) -> Result<Option<Position>, EtcdError> {
     let answer = within(max, "read", client.kv_client().get(keys.epoch(), None)).await?;
     let header = answer.header().map(|h| (h.cluster_id(), h.revision()));
@@ -17,8 +17,8 @@ pub(super) async fn stand(client: &Client, keys: &Keys, max: Duration) -> Result
     Ok(header.zip(epoch).map(|((cluster, revision), epoch)| Position { cluster, epoch, revision }))
 }
 
-/// All records, and where they were read; draws the epoch where there is none, and only then: an etcd that is out of space refuses
-/// every transaction that may write.
+/// All records, and the position at which they were read. It draws the epoch only if there is none: an etcd without
+/// space refuses every transaction that may write.
 pub(super) async fn list(client: &Client, keys: &Keys, max: Duration) -> Result<(Position, Vec<Member>), EtcdError> {
     let epoch = keys.epoch();
     if stand(client, keys, max).await?.is_none() {
@@ -44,7 +44,7 @@ fn epoch_of(kv: &KeyValue) -> u64 {
     kv.value_str().ok().and_then(|v| u64::from_str_radix(v, 16).ok()).unwrap_or(0)
 }
 
-/// The member that a record describes; `None`, and a warning, where it cannot be used.
+/// The member that a record describes; `None`, and a warning, if it cannot be used.
 pub(super) fn member(prefix: &str, kv: &KeyValue) -> Option<Member> {
     let name = kv.key().strip_prefix(prefix.as_bytes()).unwrap_or_default();
     match decode_usable(name, kv.value()) {

@@ -1,11 +1,11 @@
-//! How a node of etcd that is made from a list of nodes, as a StatefulSet makes them, comes into its cluster. It is decided at each start.
+//! How an etcd node from a list of nodes, as in a StatefulSet, joins its cluster. The decision is made at each start.
 //!
-//! A flag with all nodes is safe once only: nodes that are added later, and told a longer list, would make a second cluster beside the
-//! first. So a node with data goes on with them, and one without asks the others. Where a cluster answers, it joins that, after it was
-//! added there. Only the first node may begin a cluster, alone, and only once most nodes have said that they have no data either: a
-//! cluster that is merely away could have no quorum without one of these.
+//! A flag with all nodes is safe only once: nodes that are added later with a longer list would form a second cluster.
+//! So a node with data resumes with it, and a node without data asks the others. If a cluster answers, the node is
+//! added to it and joins it. Only the first node may create a cluster, alone, and only once a majority has reported
+//! that it has no data either. A cluster that is only unreachable cannot have a quorum without one of these nodes.
 //!
-//! [`step`] decides and does no I/O.
+//! [`step`] makes the decision, without I/O.
 
 use super::EtcdConfig;
 use super::connection::{Node, connect_any, within};
@@ -20,37 +20,37 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, sleep, timeout};
 
-/// What a node without data says at the address of its peers while it waits.
+/// Sent at its peer address by a node without data while it waits.
 const NO_DATA: &[u8] = b"baton: this node of etcd has no data yet\n";
-/// How often the others are asked.
+/// Interval between questions to the other nodes.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-/// Longest wait for what a node says of its data.
+/// Longest wait for a node's answer about its data.
 const SAY_MAX: Duration = Duration::from_secs(1);
-/// Nodes that wait answer so many at once; there are not more nodes.
+/// A waiting node serves this many connections at once; there are not more nodes.
 const SAYING_MAX: usize = 16;
 
 /// A node of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedNode {
-    /// Its name, of which no other node has one.
+    /// Its name, unique in the list.
     pub name: String,
-    /// Where its clients reach it, `http://host:port`.
+    /// Its address for clients, `http://host:port`.
     pub client: String,
-    /// Where the others reach it.
+    /// Its address for peers.
     pub peer: String,
 }
 
 /// How a node starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// With the data that it has.
+    /// With its existing data.
     Resume,
-    /// As the first of a cluster, which is told from all others by this token.
+    /// As the first node of a new cluster, which this token distinguishes from all others.
     Begin {
         /// Drawn anew: another cluster of the same nodes must have another id.
         token: String,
     },
-    /// As one more of the cluster that is there.
+    /// As a new member of the existing cluster.
     Join {
         /// All its nodes, `name=peer address`, separated by commas.
         nodes: String,
@@ -58,10 +58,10 @@ pub enum Start {
 }
 
 impl Start {
-    /// The lines of etcd's configuration file that say so.
+    /// The lines of etcd's configuration file for this start.
     pub fn lines(&self, own: &ListedNode) -> String {
         let (state, nodes) = match self {
-            // What etcd does not read where it has data.
+            // etcd ignores these settings if it has data.
             Self::Resume => ("existing", format!("{}={}", own.name, own.peer)),
             Self::Begin { .. } => ("new", format!("{}={}", own.name, own.peer)),
             Self::Join { nodes } => ("existing", nodes.clone()),
@@ -79,10 +79,10 @@ impl Start {
 /// Why a node does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// Nothing changed for the longest time that it may wait.
+    /// Nothing changed within the longest allowed wait.
     #[error("waits in vain: {0}")]
     Waits(String),
-    /// It cannot tell the others that it has no data.
+    /// It cannot report to the others that it has no data.
     #[error("cannot listen at {address}, the address of peers")]
     Listen { address: SocketAddr, source: io::Error },
 }
@@ -96,7 +96,7 @@ struct Member {
     peers: Vec<String>,
 }
 
-/// What another node said.
+/// The answer of another node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum NodeAnswer {
     Cluster { id: u64, members: Vec<Member> },
@@ -104,7 +104,7 @@ enum NodeAnswer {
     Nothing,
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Step {
     Begin,
@@ -115,7 +115,7 @@ enum Step {
     Add {
         through: usize,
     },
-    /// Ask this node to remove what this one was before it lost its data.
+    /// Ask this node to remove the member that this node was before it lost its data.
     Remove {
         member: u64,
         through: usize,
@@ -123,7 +123,7 @@ enum Step {
     Wait(String),
 }
 
-/// What a node without data does, given what the others said, by their place in the list.
+/// The step of a node without data. `said` holds the answers of the others, by their position in the list.
 fn step(nodes: &[ListedNode], own: usize, said: &BTreeMap<usize, NodeAnswer>) -> Step {
     let peer = &nodes[own].peer;
     let mut clusters: BTreeMap<u64, (usize, &[Member])> = BTreeMap::new();
@@ -152,7 +152,7 @@ fn step(nodes: &[ListedNode], own: usize, said: &BTreeMap<usize, NodeAnswer>) ->
             };
             Step::Join { nodes: members.iter().flat_map(named).collect::<Vec<_>>().join(",") }
         }
-        // It has no data any more, and will never have them again: a raft log must not forget.
+        // The data is lost for good, and a member of raft must not forget its log.
         Some(lost) => Step::Remove { member: lost.id, through },
         None => match members.iter().find(|member| member.name.is_empty()) {
             Some(other) => Step::Wait(format!("a node at {} was added and has not started yet", other.peers.join(","))),
@@ -161,7 +161,7 @@ fn step(nodes: &[ListedNode], own: usize, said: &BTreeMap<usize, NodeAnswer>) ->
     }
 }
 
-/// The same where no cluster answers.
+/// The step if no cluster answers.
 fn first(nodes: &[ListedNode], own: usize, said: &BTreeMap<usize, NodeAnswer>) -> Step {
     if own != 0 {
         return Step::Wait(format!("{} does not answer, and it alone may begin a cluster", nodes[0].name));
@@ -176,8 +176,9 @@ fn first(nodes: &[ListedNode], own: usize, said: &BTreeMap<usize, NodeAnswer>) -
     ))
 }
 
-/// Finds out how the node at place `own` of `nodes` starts, whose data are to lie in `data`; it may wait for `max`. Meanwhile it tells
-/// others at `listen`, where etcd will listen to its peers, and `tell`s why it waits. How clients reach nodes is as `etcd` says, whose endpoints do not count.
+/// Decides how the node at position `own` of `nodes` starts. Its data folder is `data`; it waits for at most `max`.
+/// Meanwhile it reports at `listen`, the later peer address of etcd, that it has no data, and passes the reason of its
+/// wait to `tell`. `etcd` says how to connect to nodes; its endpoints are ignored.
 pub async fn join(
     nodes: &[ListedNode],
     own: usize,
@@ -228,7 +229,7 @@ pub async fn join(
     }
 }
 
-/// Whether etcd would go on with what lies there: it looks for the same.
+/// Whether etcd would resume with the data in the folder; it makes the same check.
 fn has_data(data: &Path) -> bool {
     let Ok(files) = std::fs::read_dir(data.join("member/wal")) else { return false };
     files.flatten().any(|file| file.path().extension().is_some_and(|extension| extension == "wal"))
@@ -251,7 +252,7 @@ async fn ask(etcd: &EtcdConfig, at: usize, node: &ListedNode) -> NodeAnswer {
     }
 }
 
-/// The members as the node itself knows them: a cluster without a quorum is a cluster, too.
+/// The members in the node's own view: a cluster without a quorum also counts.
 async fn list(etcd: &EtcdConfig, at: usize) -> Result<(u64, Vec<Member>), EtcdError> {
     let max = etcd.request_max();
     let mut client = connect_any(etcd, Node::at(at), max).await?;
@@ -272,7 +273,7 @@ async fn remove(etcd: &EtcdConfig, at: usize, member: u64) -> Result<(), EtcdErr
     within(max, "remove a member", client.member_remove(member)).await.map(drop)
 }
 
-/// Whether a node that waits says there that it has no data. etcd itself says nothing before it is asked.
+/// Whether a waiting node reports there that it has no data. etcd itself sends nothing before it receives a request.
 async fn hear(peer: &str) -> io::Result<bool> {
     let host = peer.split_once("://").map_or(peer, |(_, host)| host);
     let mut said = Vec::new();
@@ -291,11 +292,11 @@ async fn say_no_data(listener: TcpListener) {
     }
 }
 
-/// The task that says so; it ends with its owner.
+/// The task that reports it; it ends with its owner.
 struct Saying(tokio::task::JoinHandle<()>);
 
 impl Saying {
-    /// Ends it; the address is free then.
+    /// Ends it; then the address is free.
     async fn end(mut self) {
         self.0.abort();
         let _ = (&mut self.0).await;
@@ -321,7 +322,7 @@ mod tests {
         (0..count).map(node).collect()
     }
 
-    /// A cluster of nodes of the list; those behind a `+` were added and have not started.
+    /// A cluster of nodes of the list; nodes after a `+` were added and have not started.
     fn cluster(id: u64, of: &str) -> NodeAnswer {
         let member = |word: &str| {
             let at = word.trim_start_matches('+');
@@ -350,9 +351,9 @@ mod tests {
         assert_eq!(of(0, 3, &[(1, empty.clone()), (2, silent.clone())]), "begin");
         assert!(of(1, 3, &[(0, empty.clone()), (2, empty.clone())]).starts_with("wait: e-0 does not answer"));
         assert!(of(2, 3, &[(0, silent.clone()), (1, empty.clone())]).starts_with("wait: e-0 does not answer"));
-        // The first lost its data, and the others do not answer: they may be a cluster.
+        // The first node lost its data, and the others do not answer: they may form a cluster.
         assert!(of(0, 3, &[(1, silent.clone()), (2, silent.clone())]).starts_with("wait: 1 of 3 nodes"));
-        // Growth: one after the other.
+        // Growth, one node at a time.
         assert_eq!(of(1, 3, &[(0, cluster(7, "0")), (2, empty.clone())]), "add through 0");
         assert_eq!(
             of(1, 3, &[(0, cluster(7, "0 +1")), (2, empty.clone())]),
@@ -363,10 +364,10 @@ mod tests {
                 .contains("http://e-1:2380 was added and has not started")
         );
         assert_eq!(of(2, 3, &[(0, silent.clone()), (1, cluster(7, "0 1"))]), "add through 1");
-        // One that lost its data is another member from then on, the first node as well.
+        // A node that lost its data is a new member from then on, also if it is the first node.
         assert_eq!(of(0, 3, &[(1, cluster(7, "0 1 2")), (2, cluster(7, "0 1 2"))]), "remove 100 through 1");
         assert_eq!(of(0, 3, &[(1, cluster(7, "1 2")), (2, cluster(7, "1 2"))]), "add through 1");
-        // Two clusters are nobody's to join.
+        // A node joins neither of two clusters.
         let split = of(2, 3, &[(0, cluster(7, "0")), (1, cluster(8, "1"))]);
         assert!(split.contains("several clusters") && split.contains("e-1 is of cluster 8"), "{split}");
     }

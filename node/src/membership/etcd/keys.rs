@@ -1,4 +1,4 @@
-//! Names of keys, and what stands under them.
+//! Names and values of keys.
 
 use baton_proto::convert::stored;
 use baton_types::{InstanceId, InstanceRecord, Party, ProtocolRange};
@@ -21,7 +21,7 @@ impl Keys {
         format!("{}instances/{instance}", self.0)
     }
 
-    /// Prefix of what routers say of this start.
+    /// Prefix of the routers' verdicts on this incarnation.
     pub(super) fn words(&self, party: &Party) -> String {
         format!("{}words/{:016x}/{}/", self.0, party.incarnation.0, party.instance)
     }
@@ -31,7 +31,7 @@ impl Keys {
     }
 }
 
-/// The record, of whatever protocol, or why it cannot be read: whoever may write to etcd may write anything.
+/// The record, of any protocol version, or why it cannot be read: any client that may write to etcd may write anything.
 pub(super) fn decode_record(instance: &[u8], value: &[u8]) -> Result<InstanceRecord, String> {
     let record = stored::decode_record(value).map_err(|e| e.to_string())?;
     if record.party.instance.as_str().as_bytes() != instance {
@@ -40,14 +40,14 @@ pub(super) fn decode_record(instance: &[u8], value: &[u8]) -> Result<InstanceRec
     Ok(record)
 }
 
-/// The record of a worker that this process can speak with, or why it cannot be used.
+/// The record of a worker with a compatible protocol, or why it cannot be used.
 pub(super) fn decode_usable(instance: &[u8], value: &[u8]) -> Result<InstanceRecord, String> {
     let record = decode_record(instance, value)?;
     is_usable(&record)?;
     Ok(record)
 }
 
-/// Why this process cannot speak with the worker of that record.
+/// Why this process is not compatible with the worker of that record.
 pub(super) fn is_usable(record: &InstanceRecord) -> Result<(), String> {
     let ours = ProtocolRange::CURRENT;
     match record.protocol.common(ours) {

@@ -1,4 +1,4 @@
-//! A lease: granted, renewed at half the remaining time, given back.
+//! A lease: granted, renewed at half the remaining time, revoked.
 
 use super::EtcdConfig;
 use super::connection::{Node, connect, within};
@@ -7,10 +7,10 @@ use etcd_client::{Client, LeaseKeepAliveStream, LeaseKeeper};
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
-/// Least time for an answer, however little remains of a lease.
+/// Least wait for an answer, however little of a lease remains.
 const PATIENCE_MIN: Duration = Duration::from_millis(250);
 
-/// A lease, and when it ends unless somebody renews it: etcd may lengthen it, so that only etcd says that it is over.
+/// A lease, and when it ends without renewal. etcd may extend it, so only etcd decides that it has ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lease {
     pub(super) id: i64,
@@ -25,13 +25,13 @@ impl Lease {
         Ok(Self { id: answer.id(), ends: ends_in(answer.ttl()) })
     }
 
-    /// How long from `now` until it is renewed: half of what remains, so that as much is left to find another node.
+    /// Time from `now` until it is renewed: half of what remains, so that the other half is left to find another node.
     fn renewed_in(self, now: Instant) -> Duration {
         self.ends.saturating_duration_since(now) / 2
     }
 
-    /// Longest wait for an answer that the lease depends on, at most `max`: half of what remains, so that time is left to try another
-    /// node. Once it should be over, nothing is left to save.
+    /// Longest wait for an answer that the lease depends on, at most `max`: half of what remains, so that time is left
+    /// to try another node. After the expected end of the lease, `max` applies.
     fn patience(self, max: Duration) -> Duration {
         match self.ends.checked_duration_since(Instant::now()) {
             Some(remaining) => (remaining / 2).max(PATIENCE_MIN).min(max),
@@ -40,13 +40,13 @@ impl Lease {
     }
 }
 
-/// Connects, no longer than a lease that is held allows.
+/// Connects within the time that a held lease allows.
 pub(super) async fn connect_for(held: Option<Lease>, config: &EtcdConfig, node: Node) -> Result<Client, EtcdError> {
     let max = config.request_max();
     connect(config, node, held.map_or(max, |lease| lease.patience(max))).await
 }
 
-/// Ends a lease that is held and removes its keys; whether that was done. Else the lease ends by itself.
+/// Revokes a held lease, which removes its keys; returns whether it did. Else the lease expires.
 pub(super) async fn give_back(held: Option<Lease>, config: &EtcdConfig, node: Node) -> bool {
     let (Some(lease), max) = (held, config.request_max()) else { return false };
     let Ok(client) = connect(config, node, max).await else { return false };
@@ -66,7 +66,7 @@ pub(super) struct Renewal {
 }
 
 impl Renewal {
-    /// Renews the lease that is held at once, which tells whether it still exists, or grants one. etcd may lengthen it.
+    /// Renews the held lease at once, which shows whether it still exists, or grants one. etcd may extend it.
     pub(super) async fn start(
         held: &mut Option<Lease>,
         client: &Client,
@@ -79,7 +79,7 @@ impl Renewal {
         };
         let mut leases = client.lease_client();
         let (keeper, answers) = match within(lease.patience(max), "renew a lease", leases.keep_alive(lease.id)).await {
-            // The client's word for a time to live of 0.
+            // The client's error for a time to live of 0.
             Err(EtcdError::Failed(etcd_client::Error::LeaseKeepAliveError(_))) => return Err(EtcdError::LeaseGone),
             other => other?,
         };
@@ -88,7 +88,7 @@ impl Renewal {
         Ok(renewal)
     }
 
-    /// What is known of the lease.
+    /// The current lease.
     pub(super) fn lease(&self) -> Lease {
         self.lease
     }
@@ -107,7 +107,7 @@ impl Renewal {
         Ok(())
     }
 
-    /// Renews until that fails.
+    /// Renews until a renewal fails.
     pub(super) async fn keep(&mut self) -> EtcdError {
         loop {
             sleep(self.lease.renewed_in(Instant::now())).await;

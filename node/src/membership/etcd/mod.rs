@@ -1,18 +1,18 @@
-//! Membership kept by etcd: several routers see the same workers, and either side may restart alone.
+//! Membership stored in etcd: several routers see the same workers, and either side may restart alone.
 //!
 //! Keys, below a prefix of each cluster:
 //!
 //! ```text
 //! epoch                                      drawn once; another value means that etcd was wiped
 //! instances/{instance}                       record of a worker, on the worker's lease
-//! words/{incarnation}/{instance}/{router}    what one router says of that start (admitted | evicted, and why), on the router's lease
+//! words/{incarnation}/{instance}/{router}    a router's verdict on it (admitted | evicted, with the reason), on the router's lease
 //! ```
 //!
-//! A worker follows the words on itself as it hears its routers' streams under the embedded backend: a word that goes with its router's
-//! lease still stands, as the word of a router that cannot be heard. A lease is gone only when a live etcd says so; while etcd is away
-//! everybody goes on with what was last known.
+//! A worker follows the verdicts on itself as it follows its routers' streams under the embedded backend. A verdict
+//! that is removed with its router's lease stays in force, as that of an unreachable router. A lease has ended only
+//! when a live etcd says so. While etcd is unreachable all processes continue with the last known state.
 //!
-//! [`view`], `opinions` and `claim` decide and do no I/O.
+//! [`view`], `opinions` and `claim` make decisions without I/O.
 
 mod claim;
 mod config;

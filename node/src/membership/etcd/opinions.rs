@@ -1,31 +1,31 @@
-//! What routers said of this worker, as etcd shows it. Pure.
+//! Routers' verdicts on this worker, as read from etcd. Pure.
 
 use crate::membership::state::Word;
 use crate::membership::{RouterOpinion, WorkerState, aggregate};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Words by router, and whether this worker is registered.
+/// Verdicts by router, and whether this worker is registered.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Opinions {
     registered: bool,
-    /// Set while the name belongs to another process.
+    /// Set while another process holds the name.
     refused: Option<String>,
     routers: BTreeMap<String, RouterOpinion>,
 }
 
 impl Opinions {
-    /// The record stands in etcd.
+    /// The record is in etcd.
     pub(super) fn registered(&mut self) {
         self.registered = true;
         self.refused = None;
     }
 
-    /// The name belongs to another process: whatever was said of this one is void.
+    /// Another process holds the name: all verdicts on this one are void.
     pub(super) fn refused(&mut self, reason: String) {
         *self = Self { registered: false, refused: Some(reason), routers: BTreeMap::new() };
     }
 
-    /// All words that stand now; routers that said something before and are not among them are lost.
+    /// All current verdicts; routers with an earlier verdict that are not in the list are lost.
     pub(super) fn listed(&mut self, words: Vec<(String, Word)>) {
         let standing: BTreeSet<_> = words.iter().map(|(router, _)| router.clone()).collect();
         let lost: Vec<_> = self.routers.keys().filter(|r| !standing.contains(*r)).cloned().collect();
@@ -33,13 +33,13 @@ impl Opinions {
         words.into_iter().for_each(|(router, word)| self.said(router, word));
     }
 
-    /// A router's new word.
+    /// A router's new verdict.
     pub(super) fn said(&mut self, router: String, word: Word) {
         self.routers.insert(router, RouterOpinion { connected: true, word: Some(word) });
         self.forget();
     }
 
-    /// The word went with its router's lease.
+    /// The verdict was removed with its router's lease.
     pub(super) fn lost(&mut self, router: &str) {
         if let Some(opinion) = self.routers.get_mut(router) {
             opinion.connected = false;
@@ -47,14 +47,15 @@ impl Opinions {
         self.forget();
     }
 
-    /// Lost routers count only while no other can be heard; so they are no more than were ever heard together.
+    /// Lost routers count only while no other is reachable, so at most as many are kept as were ever reachable
+    /// together.
     fn forget(&mut self) {
         if self.routers.values().any(|r| r.connected) {
             self.routers.retain(|_, r| r.connected);
         }
     }
 
-    /// Where the worker stands.
+    /// The worker's state.
     pub(super) fn state(&self) -> WorkerState {
         if let Some(reason) = &self.refused {
             return WorkerState::Evicted(reason.clone());
@@ -68,7 +69,8 @@ impl Opinions {
 mod tests {
     use super::*;
 
-    /// Steps: `reg`, `no` (refused), `+a` (router a admits), `!a` (evicts), `-a` (a is lost), `=ab` (a list: a and b admit).
+    /// Steps: `reg`, `no` (refused), `+a` (router a admits), `!a` (evicts), `-a` (a is lost), `=ab` (a list: a and b
+    /// admit).
     fn state(steps: &str) -> String {
         let mut opinions = Opinions::default();
         for step in steps.split_whitespace() {
@@ -95,7 +97,8 @@ mod tests {
         check("reg +a =", "Admitted");
         check("reg +a !a", r#"Evicted("a")"#);
         check("reg +a !b", "Admitted");
-        // The router that admitted is lost, so the one that is heard decides, and its word stands when it is lost, too.
+        // The router that admitted is lost, so the reachable one decides, and its verdict stays in force when it is
+        // lost, too.
         check("reg +a !b -a", r#"Evicted("b")"#);
         check("reg +a !b -a -b", r#"Evicted("b")"#);
         check("reg +a -a !b -b", r#"Evicted("b")"#);

@@ -1,4 +1,4 @@
-//! Whether a prefix is free: a cluster that is started as a whole must not take the names of another one's workers.
+//! Whether a prefix is free: a new cluster must not take the names of another cluster's workers.
 
 use super::EtcdConfig;
 use super::connection::{Node, connect, within};
@@ -6,7 +6,7 @@ use super::error::EtcdError;
 use super::keys::Keys;
 use etcd_client::GetOptions;
 
-/// Workers that a refusal names.
+/// Most workers that a refusal names.
 const NAMED_MAX: usize = 8;
 
 /// Why a cluster must not be started under a prefix.
@@ -19,19 +19,19 @@ pub enum PrefixError {
         named(workers, *count)
     )]
     Taken {
-        /// Where was looked.
+        /// The prefix.
         prefix: String,
         /// Names of the first ones.
         workers: Vec<String>,
-        /// How many there are.
+        /// Number of workers.
         count: usize,
     },
-    /// No node of etcd says who is registered.
+    /// No etcd node could be asked for the registered workers.
     #[error("cannot ask etcd at {endpoints} who is registered: {problem}; start it, or say where it is with --etcd")]
     Unknown {
-        /// All nodes, which were asked one after the other.
+        /// All nodes, asked one after the other.
         endpoints: String,
-        /// What came of asking the last one.
+        /// The error of the last one.
         problem: String,
     },
 }
@@ -43,9 +43,9 @@ fn named(workers: &[String], count: usize) -> String {
     }
 }
 
-/// Fails where a worker is registered, or where nobody can say. Each node is given two times `request_ms_max`.
+/// Fails if a worker is registered, or if no node answers. Each node has two times `request_ms_max` to answer.
 ///
-/// Nothing is held: of two clusters that start at the same moment, both may find the prefix free.
+/// The prefix is not reserved: two clusters that start at the same time may both find it free.
 pub async fn ensure_free(config: &EtcdConfig) -> Result<(), PrefixError> {
     let mut node = Node::any();
     let mut found = registered(config, node).await;
@@ -63,7 +63,7 @@ pub async fn ensure_free(config: &EtcdConfig) -> Result<(), PrefixError> {
     }
 }
 
-/// Names of the first workers with a record, and how many have one.
+/// Names of the first workers with a record, and the number of records.
 async fn registered(config: &EtcdConfig, node: Node) -> Result<(Vec<String>, usize), EtcdError> {
     let max = config.request_max();
     let mut client = connect(config, node, max).await?;

@@ -1,4 +1,4 @@
-//! Asking a worker itself whether it lives.
+//! Asks a worker directly whether it is alive.
 
 use baton_types::InstanceRecord;
 use futures::future::BoxFuture;
@@ -6,27 +6,27 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a worker's answer says.
+/// The result of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// This very start answers, and takes work.
+    /// This incarnation answers, and accepts work.
     Alive,
-    /// Nobody answers, another start does, or it drains.
+    /// No process answers, another incarnation does, or it drains.
     Gone,
 }
 
-/// Asks.
+/// Probes workers.
 pub trait Probe: Send + Sync {
-    /// Ends within a bound of its own.
+    /// Ends within its own time limit.
     fn ask(&self, record: Arc<InstanceRecord>) -> BoxFuture<'static, Verdict>;
 
-    /// The record of whoever listens there. Ends within a bound of its own.
+    /// The record of the process that listens there. Ends within its own time limit.
     fn record(&self, _address: SocketAddr) -> BoxFuture<'static, Option<InstanceRecord>> {
         Box::pin(std::future::ready(None))
     }
 }
 
-/// Asks nobody: whoever is doubted has so long to register again.
+/// Never answers: a suspected worker has the whole grace to register again.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WaitForReregistration(pub(super) Duration);
 

@@ -1,4 +1,4 @@
-//! Whether each node of etcd can be used, and how fast it answers: for whoever prepares a host.
+//! Whether each etcd node can be used, and its latency: for preparing a host.
 
 use super::EtcdConfig;
 use super::connection::{Node, connect, within};
@@ -6,7 +6,7 @@ use super::error::EtcdError;
 use super::keys::Keys;
 use std::time::{Duration, Instant};
 
-/// Reads that are timed; the median counts.
+/// Number of timed reads; the median counts.
 const READS: usize = 5;
 
 /// A node that answers.
@@ -14,12 +14,11 @@ const READS: usize = 5;
 pub struct Reached {
     /// Its version, e.g. `3.5.17`.
     pub version: String,
-    /// How long a linearizable read takes, through the cluster's leader: the median of a few.
+    /// Latency of a linearizable read through the cluster's leader: the median of a few.
     pub read: Duration,
 }
 
-/// Asks every node for itself, as this process would use it, under its prefix and with its credentials. Each call takes at most
-/// `request_ms_max`.
+/// Asks each node separately, with this process's prefix and credentials. Each call takes at most `request_ms_max`.
 pub async fn reach(config: &EtcdConfig) -> Vec<(String, Result<Reached, String>)> {
     let mut found = Vec::new();
     for (node, endpoint) in Node::all(config) {

@@ -1,5 +1,5 @@
-//! A router that starts while etcd is away: it goes by what it remembers and by workers that it finds, until etcd answers for the first
-//! time. Whoever answers as the start that its record names is a member; nobody else is.
+//! Starts a router while etcd is unreachable: it uses cached records and workers that it finds, until etcd answers for
+//! the first time. A worker is a member only if it answers as the incarnation that its record names.
 
 use super::connection::within_time;
 use super::probe::Verdict;
@@ -13,23 +13,23 @@ use std::path::PathBuf;
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
-/// Workers that are asked at the same time.
+/// Workers that are asked concurrently.
 const ASKED_MAX: usize = 32;
-/// Changes that come together are written once.
+/// Changes within this time are written together.
 const GATHER: Duration = Duration::from_millis(500);
 
-/// Where members are known from besides etcd.
+/// Sources of members besides etcd.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recall {
-    /// Folder that keeps the records seen last.
+    /// Folder with the last known records.
     pub cache_dir: Option<PathBuf>,
-    /// `host:port` of workers' gRPC; a name stands for all of its addresses.
+    /// gRPC addresses of workers, `host:port`; a name stands for all of its addresses.
     pub seeds: Vec<String>,
 }
 
-/// Fills the view until etcd was heard. Returns then.
+/// Fills the view until etcd has answered. Returns then.
 pub(super) async fn recall(shared: &Shared, from: &Recall) {
-    // etcd is asked first, every node of it.
+    // etcd is asked first, on every node.
     for _ in 0..shared.config.endpoints.len() {
         shared.missed.notified().await;
     }
@@ -76,7 +76,7 @@ async fn remembered(shared: &Shared, from: &Recall) -> Option<Remembered> {
     })
 }
 
-/// Asks every address of every seed who answers there.
+/// Asks each address of every seed for the record of its process.
 async fn find(shared: &Shared, seeds: &[String]) -> Vec<Member> {
     let mut addresses = BTreeSet::<SocketAddr>::new();
     for seed in seeds {
@@ -90,7 +90,7 @@ async fn find(shared: &Shared, seeds: &[String]) -> Vec<Member> {
     answers.filter_map(async |record| member(record?, 0)).collect().await
 }
 
-/// Keeps the folder at the view, as long as that is of etcd. Never returns.
+/// Keeps the folder up to date with the view, while the view comes from etcd. Never returns.
 pub(super) async fn remember(shared: &Shared, from: &Recall) {
     let mut view = shared.view.subscribe();
     let mut refused = false;

@@ -1,4 +1,4 @@
-//! What a router keeps of etcd on its disk: the records that it saw last, and in which history of etcd.
+//! A router's record cache on disk: the last known records, and their position in etcd's history.
 
 use super::keys::is_usable;
 use super::view::Position;
@@ -11,18 +11,18 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Largest file that is read: some ten thousand records.
+/// Largest file that is read: about ten thousand records.
 const BYTES_MAX: u64 = 64 << 20;
 const NAME: &str = "members";
 
-/// Records, and where they were read.
+/// Records, and the position at which they were read.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Remembered {
     pub(super) position: Position,
     pub(super) members: Vec<Member>,
 }
 
-/// A folder that holds them, of one prefix.
+/// A folder that holds the cache of one prefix.
 #[derive(Clone, Debug)]
 pub(super) struct Memory {
     folder: PathBuf,
@@ -34,14 +34,15 @@ impl Memory {
         Self { folder: folder.into(), prefix: prefix.into() }
     }
 
-    /// Puts `remembered` in the place of what is there: whoever reads meanwhile gets one or the other. Only this user may read it.
+    /// Replaces the cache with `remembered` atomically: a concurrent reader gets the old or the new one. Only this user
+    /// may read it.
     pub(super) fn write(&self, remembered: &Remembered) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
         let Position { cluster, epoch, revision } = remembered.position;
         let member = |member: &Member| (InstanceRecord::clone(&member.record), member.registration.revision);
         let members = remembered.members.iter().map(member).collect();
         let view = RememberedView { prefix: self.prefix.clone(), cluster, epoch, revision, members };
-        // Two routers may share the folder.
+        // Two routers may use the same folder.
         let next = self.folder.join(format!("{NAME}.{}", std::process::id()));
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&next)?;
         file.write_all(&stored::encode_view(view))?;
@@ -49,7 +50,7 @@ impl Memory {
         std::fs::rename(next, self.folder.join(NAME))
     }
 
-    /// What is there; `None` where nothing is of this prefix. Records that cannot be used are left out.
+    /// The cached records; `None` if there are none of this prefix. Records that cannot be used are left out.
     pub(super) fn read(&self, members_max: usize) -> io::Result<Option<Remembered>> {
         let file = match File::open(self.folder.join(NAME)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -68,7 +69,7 @@ impl Memory {
     }
 }
 
-/// The member of a record that did not come from etcd; `None` where this process cannot speak with it.
+/// The member of a record that did not come from etcd; `None` if this process is not compatible with it.
 pub(super) fn member(record: InstanceRecord, revision: u64) -> Option<Member> {
     is_usable(&record).ok()?;
     let registration = Registration { incarnation: record.party.incarnation, revision };

@@ -1,9 +1,9 @@
-//! A router's view of the cluster, from lists and watch events. Pure: time comes in, decisions go out.
+//! A router's view of the cluster, built from lists and watch events. Pure: time is an input, decisions are the output.
 //!
-//! A record that goes leaves the view at once, with two exceptions, under which its member is *doubted*: it stays, and is asked directly.
-//! Where etcd was wiped or restored, everyone has a grace to register again; and where most of a cluster goes, together or one by one
-//! within a window, that is etcd's fault until the workers themselves say otherwise. Those that went first, and were believed, are
-//! then doubted too.
+//! A member whose record is removed leaves the view at once, with two exceptions. In these it is *doubted* (suspected):
+//! it stays in the view, and is asked directly. First, after etcd was wiped or restored, every member has a grace to
+//! register again. Second, if most records of a cluster vanish within a window, etcd is presumed to be at fault until
+//! the workers' own answers show otherwise. Members that had already left within the window are then suspected, too.
 
 use crate::membership::{Member, MembershipView};
 use baton_types::{InstanceId, InstanceRecord, Party};
@@ -11,25 +11,25 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bounds of a view.
+/// Limits of a view.
 #[derive(Clone, Copy, Debug)]
 pub struct ViewLimits {
     /// After a wipe or restore, members that did not register again are asked only after this.
     pub grace: Duration,
-    /// Records that go within this time of each other are judged together.
+    /// Records that vanish within this time of each other are evaluated together.
     pub window: Duration,
-    /// A doubted member is asked this often; longer than one question takes.
+    /// Interval of questions to a suspected member; longer than one question takes.
     pub probe_every: Duration,
-    /// Most members; further ones are left out until there is room and everyone is listed again.
+    /// Most members; further ones are left out until there is room and a new list is read.
     pub members_max: usize,
 }
 
-/// Where in which history of etcd a view stands.
+/// The position of a view in etcd's history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
     /// Id of the etcd cluster.
     pub cluster: u64,
-    /// Drawn once in each history; a wiped cluster may have its old id.
+    /// Drawn once per history; a wiped cluster may have its old cluster id.
     pub epoch: u64,
     /// Revision of the last change seen.
     pub revision: i64,
@@ -39,69 +39,70 @@ pub struct Position {
 pub enum Change {
     /// Registered, or registered again.
     Put(Member),
-    /// The record is gone.
+    /// The record was removed.
     Deleted(InstanceId),
 }
 
 #[derive(Clone, Debug)]
 struct ViewEntry {
     member: Member,
-    /// Set while doubted: when to ask.
+    /// Set while suspected: when to ask.
     ask: Option<Instant>,
-    /// Who stands under this name in a restored etcd, should ours be gone.
+    /// The member with this name in a restored etcd; it takes over if the known one is gone.
     rival: Option<Member>,
 }
 
-/// Everyone that a router counts as registered.
+/// All members that a router counts as registered.
 #[derive(Debug)]
 pub struct EtcdView {
     limits: ViewLimits,
     position: Option<Position>,
-    /// Whether etcd was ever heard; what is known before was recalled.
+    /// Whether etcd has ever answered; earlier members come from the cache.
     listed: bool,
     members: BTreeMap<InstanceId, ViewEntry>,
-    /// Members whose record went and was believed, and when, within the window.
+    /// Members that left the view within the window, and when.
     departed: VecDeque<(Instant, Member)>,
-    /// Records since the last list, that included, for which there was no room.
+    /// Records without room in the view, at the last list or since.
     left_out: usize,
     revision: u64,
 }
 
 impl EtcdView {
-    /// Nobody yet. Revisions of the view start after `revision`, so that a restarted router can stay ahead of its past.
+    /// An empty view. Its revisions start after `revision`, so that they still grow after the router restarts.
     pub fn new(limits: ViewLimits, revision: u64) -> Self {
         let (members, departed, left_out) = (BTreeMap::new(), VecDeque::new(), 0);
         Self { limits, position: None, listed: false, members, departed, left_out, revision }
     }
 
-    /// The last change seen; before the first list that which was remembered, if any.
+    /// The last change seen; before the first list, the position of the cache, if any.
     pub fn position(&self) -> Option<Position> {
         self.position
     }
 
-    /// Whether a watch may go on from [`EtcdView::position`] in an etcd that stands at `found`: same history, not gone back.
+    /// Whether a watch may continue from [`EtcdView::position`] in an etcd at `found`: same history, and not an earlier
+    /// revision.
     pub fn continues(&self, found: Position) -> bool {
         self.position
             .is_some_and(|p| p.cluster == found.cluster && p.epoch == found.epoch && p.revision <= found.revision)
     }
 
-    /// Records since the last list, that included, for which there was no room.
+    /// Records without room in the view, at the last list or since.
     pub fn left_out(&self) -> usize {
         self.left_out
     }
 
-    /// Whether there is room again and somebody was left out: to be listed again.
+    /// Whether a new list is needed: there is room again for a record that was left out.
     pub fn wants_list(&self) -> bool {
         self.left_out > 0 && self.members.len() < self.limits.members_max
     }
 
-    /// Members that no etcd has confirmed; `None` once one was heard.
+    /// Members that etcd has not confirmed; `None` once it has answered.
     pub fn unconfirmed(&self) -> Option<usize> {
         (!self.listed).then_some(self.members.len())
     }
 
-    /// Takes up a worker that answers by itself, while etcd was never heard. `position` is where its record was read, if that is known: it
-    /// tells of the first list whether etcd was wiped since.
+    /// Adds a worker that answers directly, before etcd has ever answered. `position` is where its record was read, if
+    /// known: the first list is compared with it to detect a wipe.
     pub fn recalled(&mut self, member: Member, position: Option<Position>) {
         if !self.listed {
             self.position = self.position.or(position);
@@ -109,7 +110,7 @@ impl EtcdView {
         }
     }
 
-    /// Takes a whole list, read at `found`.
+    /// Applies a complete list, read at `found`.
     pub fn listed(&mut self, found: Position, list: Vec<Member>, now: Instant) {
         let other_history = self.position.is_some() && !self.continues(found);
         (self.position, self.listed) = (Some(found), true);
@@ -134,13 +135,13 @@ impl EtcdView {
             missing.push(instance.clone());
         }
         if other_history {
-            // Who went in the other history says nothing about this one.
+            // Departures in the other history do not count in this one.
             self.departed.clear();
         }
         self.go(missing, now);
     }
 
-    /// Takes the events of one watch response, the last of which has `revision`.
+    /// Applies the events of one watch response, the last of which has `revision`.
     pub fn changed(&mut self, revision: i64, changes: Vec<Change>, now: Instant) {
         if let Some(position) = &mut self.position {
             position.revision = position.revision.max(revision);
@@ -176,7 +177,7 @@ impl EtcdView {
         self.revision += u64::from(!same);
     }
 
-    /// Records of these are gone in a live etcd: believed, unless most of those that were there lately went.
+    /// These records were removed in a live etcd: their members leave, unless most of the recent members vanished.
     fn go(&mut self, instances: Vec<InstanceId>, now: Instant) {
         while self.departed.front().is_some_and(|(at, _)| *at + self.limits.window < now) {
             self.departed.pop_front();
@@ -219,7 +220,7 @@ impl EtcdView {
         self.revision += u64::from(self.members.remove(instance).is_some());
     }
 
-    /// At most `most` doubted members to be asked now; each is due again after [`ViewLimits::probe_every`].
+    /// At most `most` suspected members to ask now; each is due again after [`ViewLimits::probe_every`].
     pub fn due(&mut self, now: Instant, most: usize) -> Vec<Arc<InstanceRecord>> {
         let again = now + self.limits.probe_every;
         let due = self.members.values_mut().filter(|h| h.ask.is_some_and(|at| at <= now)).take(most);
@@ -230,12 +231,12 @@ impl EtcdView {
         .collect()
     }
 
-    /// When somebody is due next.
+    /// When the next member is due.
     pub fn next_due(&self) -> Option<Instant> {
         self.members.values().filter_map(|h| h.ask).min()
     }
 
-    /// What a doubted worker itself said, by answering or not. Nothing, where it is no longer doubted.
+    /// Applies the result of asking a suspected worker. Ignored if it is no longer suspected.
     pub fn answered(&mut self, party: &Party, alive: bool) {
         let Some(held) = self.members.get_mut(&party.instance) else { return };
         if held.ask.is_none() || held.member.record.party != *party || alive {
@@ -247,12 +248,12 @@ impl EtcdView {
         }
     }
 
-    /// How many are doubted.
+    /// Number of suspected members.
     pub fn doubted(&self) -> usize {
         self.members.values().filter(|h| h.ask.is_some()).count()
     }
 
-    /// Who is registered, the doubted included.
+    /// Registered members, including suspected ones.
     pub fn view(&self) -> MembershipView {
         let members = self.members.iter().map(|(id, held)| (id.clone(), held.member.clone())).collect();
         MembershipView { members, revision: self.revision }

@@ -1,4 +1,4 @@
-//! The worker's side: keeps the record on a lease, and follows what routers say.
+//! The worker's side: keeps the record on a lease, and follows the routers' verdicts.
 
 use super::EtcdConfig;
 use super::claim::{Claim, Holder, Standing, claim};
@@ -29,7 +29,7 @@ pub struct EtcdWorker {
 }
 
 impl EtcdWorker {
-    /// Connects once something is registered; knows at most so many others.
+    /// Connects at the first registration; stores at most `members_max` other workers.
     pub fn new(config: &EtcdConfig, members_max: usize) -> Self {
         Self { config: config.clone(), members_max, members: Members::default() }
     }
@@ -61,7 +61,7 @@ impl WorkerMembership for EtcdWorker {
     }
 }
 
-/// Keeps `members` at what the records say, until this worker leaves.
+/// Keeps `members` up to date with the records, until this worker leaves.
 async fn know(others: EtcdRouter, members: Members, leave: CancellationToken) {
     let mut view = others.view();
     let follow = async {
@@ -82,7 +82,7 @@ struct Keeper {
     keys: Keys,
     record: InstanceRecord,
     node: Node,
-    /// Outlives sessions: a break in the connection does not end it.
+    /// Outlives sessions: a lost connection does not end it.
     lease: Option<Lease>,
     held_before: bool,
     opinions: Opinions,
@@ -117,7 +117,7 @@ impl Keeper {
         self.state.send_replace(WorkerState::Unregistered);
     }
 
-    /// From connecting to the first failure. `worked` becomes true once the name was looked up.
+    /// From connecting to the first failure. `worked` becomes true once the name was read.
     async fn session(&mut self, worked: &mut bool) -> Result<std::convert::Infallible, EtcdError> {
         let client = connect_for(self.lease, &self.config, self.node).await?;
         self.cluster_check.check(&self.config, self.node, &client).await?;
@@ -143,7 +143,7 @@ impl Keeper {
         loop {
             let revision = match self.settle(client, lease).await? {
                 ControlFlow::Break(revision) => revision,
-                // Somebody else wrote in between: look again.
+                // Another process wrote in between: read again.
                 ControlFlow::Continue(()) => continue,
             };
             *worked = true;
@@ -156,7 +156,7 @@ impl Keeper {
             loop {
                 tokio::select! {
                     changed = next(&mut record) => {
-                        // Taken over, deleted, or the end of the lease: what it is, the next look says.
+                        // Taken over, deleted, or the end of the lease: the next read shows which.
                         if !changed?.is_empty() {
                             break;
                         }
@@ -171,7 +171,7 @@ impl Keeper {
         }
     }
 
-    /// Looks at the name and writes the record where it may; the revision up to which everything is known.
+    /// Reads the name and writes the record if allowed; returns the revision up to which the state is known.
     async fn settle(&mut self, client: &Client, lease: i64) -> Result<ControlFlow<i64>, EtcdError> {
         let max = self.config.request_max();
         let own = self.keys.instance(&self.record.party.instance);
@@ -249,7 +249,7 @@ fn router_of(words: &str, kv: &KeyValue) -> Option<String> {
     kv.key_str().ok()?.strip_prefix(words).map(str::to_owned)
 }
 
-/// A write on a lease that is over.
+/// The error of a write with an ended lease.
 fn lease_lost(error: EtcdError) -> EtcdError {
     match error {
         EtcdError::Failed(etcd_client::Error::GRpcStatus(status)) if status.code() == tonic::Code::NotFound => {
@@ -259,7 +259,7 @@ fn lease_lost(error: EtcdError) -> EtcdError {
     }
 }
 
-/// The next events of a watch; none for a sign of life.
+/// The next events of a watch; an empty list for a progress notification.
 async fn next(watch: &mut WatchStream) -> Result<Vec<(EventType, KeyValue)>, EtcdError> {
     let Some(response) = watch.message().await? else { return Err(EtcdError::WatchEnded("its stream ended".into())) };
     if response.canceled() {

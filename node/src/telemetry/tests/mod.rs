@@ -1,4 +1,4 @@
-//! Spans over hops, into a real collector and into none.
+//! Spans across hops, with a real collector and with none.
 
 mod tls;
 
@@ -125,7 +125,7 @@ async fn a_full_queue_loses_spans_and_blocks_nobody() {
     let (dispatch, guard) = build("baton-router", &small).unwrap();
     with_default(&dispatch, || (0..100).for_each(|_| drop(info_span!("generate"))));
     let counters = guard.counters();
-    // Four wait, and at most one at a time is on its way, for 300 ms each.
+    // Four wait, and at most one at a time is being sent, for 300 ms each.
     assert!(counters.lost_queue_full.get() > 50, "{counters:?}");
     let (flushed, guard) = flush(guard, WAIT).await;
     assert!(flushed);

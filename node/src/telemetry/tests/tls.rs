@@ -47,7 +47,7 @@ async fn what_cannot_be_trusted_is_refused_at_the_start() {
     check(&file("key.pem", "-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n"), "no certificate");
     check(&file("junk.pem", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"), "no certificate");
     check(&file("cut.pem", "-----BEGIN CERTIFICATE-----\nAAAA\n"), "cannot read");
-    // A collector that does not answer stops nobody; a host without authorities of its own says what it lacks.
+    // A collector that does not answer blocks nothing; on a host without authorities the error says what is missing.
     assert!(matches!(start(None), Ok(()) | Err(TelemetryError::NoTrust { .. })));
 }
 

@@ -1,4 +1,4 @@
-//! Several etcd nodes that are one cluster.
+//! Several etcd nodes of one cluster.
 
 use super::{EtcdServer, LOOPBACK, make_space, quick};
 use crate::membership::etcd::EtcdConfig;
@@ -12,16 +12,16 @@ const LEADER_MAX: Duration = Duration::from_secs(30);
 /// Longest wait for a node's status.
 const STATUS_MAX: Duration = Duration::from_secs(2);
 
-/// Nodes, each of which may be stopped alone.
+/// Nodes, each of which may be stopped separately.
 pub struct EtcdCluster(Vec<EtcdServer>);
 
 impl EtcdCluster {
-    /// Starts `nodes` of them and waits until all serve.
+    /// Starts `nodes` nodes and waits until all serve.
     pub fn start(nodes: usize) -> io::Result<Self> {
         Self::start_on(LOOPBACK, nodes, &[])
     }
 
-    /// The same on another IP address of this host, with more flags.
+    /// The same on another IP address of this host, with further flags.
     pub fn start_on(host: &str, nodes: usize, flags: &[&str]) -> io::Result<Self> {
         let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
         let prepare = |index| EtcdServer::prepare(format!("node-{index}"), host, flags.clone());
@@ -46,7 +46,7 @@ impl EtcdCluster {
         &mut self.0[index]
     }
 
-    /// Starts all nodes that do not run, together, since none serves before most do.
+    /// Starts all nodes that do not run, concurrently, since none serves without a majority.
     pub fn run_all(&mut self) -> io::Result<()> {
         for node in self.0.iter_mut().filter(|node| node.process.is_none()) {
             node.spawn()?;
@@ -54,7 +54,7 @@ impl EtcdCluster {
         self.0.iter_mut().try_for_each(EtcdServer::wait_serving)
     }
 
-    /// Makes space on all nodes, which must run, as an operator does after the alarm.
+    /// Frees space on all nodes, which must run, as an operator does after the alarm.
     pub async fn make_space(&self) -> Result<(), etcd_client::Error> {
         make_space(&self.0.iter().collect::<Vec<_>>()).await
     }
@@ -68,7 +68,7 @@ impl EtcdCluster {
         self.0.iter().try_for_each(EtcdServer::wipe)
     }
 
-    /// Which node leads; waits for one that says so of itself.
+    /// The leading node; waits until a node reports that it leads.
     pub async fn leader(&self) -> io::Result<usize> {
         let deadline = Instant::now() + LEADER_MAX;
         while Instant::now() < deadline {

@@ -1,4 +1,4 @@
-//! Nodes of etcd that come one after the other, as those of a StatefulSet do.
+//! etcd nodes that start one after the other, as in a StatefulSet.
 
 use super::{EtcdServer, LOOPBACK, quick};
 use crate::membership::etcd::{EtcdConfig, JoinError, ListedNode, Start, join};
@@ -6,7 +6,7 @@ use std::future::Future;
 use std::io;
 use std::time::Duration;
 
-/// Longest wait of a node to come into its cluster.
+/// Longest time for a node to join its cluster.
 const JOIN_MAX: Duration = Duration::from_secs(60);
 
 /// A list of nodes, of which the first few run.
@@ -55,7 +55,7 @@ impl Growing {
         which.iter().try_for_each(|node| self.0[*node].wait_serving())
     }
 
-    /// How a node starts that is one of `of`, once it knows.
+    /// How a node of a list of `of` nodes starts, once that is decided.
     pub fn start_of(&self, node: usize, of: usize) -> impl Future<Output = Result<Start, JoinError>> + Send + use<> {
         let (listed, server, config) = (self.listed()[..of].to_vec(), &self.0[node], self.config(of));
         let (data, listen) = (server.data(), ([127, 0, 0, 1], server.peer).into());
@@ -67,7 +67,7 @@ impl Growing {
         let start = self.start_of(node, of).await.map_err(io::Error::other)?;
         let own = self.listed()[node].clone();
         let server = &mut self.0[node];
-        // The same words as in a configuration file, as flags.
+        // The settings of the configuration file, as flags.
         let lines = start.lines(&own);
         let flag = |key: &str| lines.lines().find_map(|line| line.strip_prefix(&format!("{key}: "))).map(str::to_owned);
         server.nodes = flag("initial-cluster").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Real etcds: each a process of its own with a data directory and ports of its own, killed when dropped.
+//! Real etcd processes: each with its own data directory and ports, killed when dropped.
 
 mod cluster;
 mod growing;
@@ -19,7 +19,7 @@ use tempfile::TempDir;
 /// Longest wait for etcd to serve.
 const START_MAX: Duration = Duration::from_secs(30);
 const LOOPBACK: &str = "127.0.0.1";
-/// Where `scripts/setup-etcd` unpacks one.
+/// Where `scripts/setup-etcd` unpacks etcd.
 const UNPACKED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/etcd/usr/bin/etcd");
 
 /// One etcd server, alone or one node of a cluster.
@@ -43,7 +43,7 @@ impl EtcdServer {
         Self::start_with(&[])
     }
 
-    /// The same with more flags.
+    /// The same with further flags.
     pub fn start_with(flags: &[&str]) -> io::Result<Self> {
         let flags = flags.iter().map(|f| (*f).to_owned()).collect();
         let mut server = Self::prepare("default".into(), LOOPBACK, flags)?;
@@ -64,7 +64,7 @@ impl EtcdServer {
         format!("http://{}:{}", self.host, self.peer)
     }
 
-    /// How it stands in [`EtcdServer::nodes`].
+    /// Its entry in [`EtcdServer::nodes`].
     fn as_node(&self) -> String {
         format!("{}={}", self.name, self.peer_url())
     }
@@ -85,7 +85,7 @@ impl EtcdServer {
         quick(vec![self.url()])
     }
 
-    /// Starts the process where it does not run, on the data that is there, and waits until it serves.
+    /// Starts the process if it does not run, on the existing data, and waits until it serves.
     pub fn run(&mut self) -> io::Result<()> {
         self.spawn()?;
         self.wait_serving()
@@ -119,7 +119,7 @@ impl EtcdServer {
         Ok(())
     }
 
-    /// Whether its health endpoint answers with health.
+    /// Whether its health endpoint reports health.
     fn serves(&self) -> bool {
         use std::io::{Read as _, Write as _};
         let ask = || -> io::Result<String> {
@@ -175,7 +175,7 @@ impl Drop for EtcdServer {
     }
 }
 
-/// The etcd on the PATH, else the one that `make test` unpacked.
+/// The etcd on the PATH, else the one that `scripts/setup-etcd` unpacked.
 fn binary() -> io::Result<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = std::env::split_paths(&path).map(|folder| folder.join("etcd")).find(|p| p.is_file());

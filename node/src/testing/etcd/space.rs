@@ -1,15 +1,15 @@
-//! An etcd without space, and how an operator makes some.
+//! An etcd without space, and how an operator frees some.
 
 use super::EtcdServer;
 use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client, CompactionOptions, DeleteOptions, Error};
 
-/// Where the ballast lies.
+/// Prefix of the ballast keys.
 const BALLAST: &str = "/fill/";
-/// Bytes of one piece of it, and how many are tried at most: far more than any quota of a test.
+/// Bytes of one ballast value. The most values that are written are far more than any test's quota.
 const PIECE_BYTES: usize = 200_000;
 const PIECES_MAX: usize = 1_000;
 
-/// Writes until etcd refuses; whether it did.
+/// Writes until etcd refuses; returns whether it did.
 pub async fn fill(client: &mut Client) -> bool {
     for piece in 0..PIECES_MAX {
         if client.put(format!("{BALLAST}{piece}"), vec![b'x'; PIECE_BYTES], None).await.is_err() {
@@ -20,13 +20,13 @@ pub async fn fill(client: &mut Client) -> bool {
 }
 
 impl EtcdServer {
-    /// A connection to it alone.
+    /// A connection to this node only.
     pub async fn client(&self) -> Result<Client, Error> {
         Client::connect([self.url()], None).await
     }
 }
 
-/// Makes space on all `nodes` of a cluster: deletes, compacts, defragments each and ends the alarms.
+/// Frees space on all `nodes` of a cluster: deletes, compacts, defragments each and ends the alarms.
 pub async fn make_space(nodes: &[&EtcdServer]) -> Result<(), Error> {
     let mut first = nodes[0].client().await?;
     let deleted = first.delete(BALLAST, Some(DeleteOptions::new().with_prefix())).await?;

@@ -1,4 +1,4 @@
-//! The stream from a router to one worker: its own messages as they come, and in between changes of the members.
+//! The stream from a router to one worker: its own messages as they come, and changes of the members between them.
 
 use crate::membership::MembershipView;
 use baton_proto::v1::{self, join_response};
@@ -14,8 +14,8 @@ const MEMBERS_MAX: usize = 1_024;
 
 type Reply = Result<v1::JoinResponse, Status>;
 
-/// The stream of one worker. Who is registered is read only when the connection takes another message: a worker that reads slowly gets
-/// what changed meanwhile in one, and nothing waits for it.
+/// The stream of one worker. The view is read only when the connection accepts another message: a slow reader gets all
+/// changes in one message, and nothing waits for it.
 pub(super) fn member_updates(
     words: mpsc::Receiver<Reply>,
     view: watch::Receiver<Arc<MembershipView>>,
@@ -27,13 +27,13 @@ pub(super) fn member_updates(
 struct MemberUpdates {
     words: mpsc::Receiver<Reply>,
     view: watch::Receiver<Arc<MembershipView>>,
-    /// The first word is the registration, and comes first of all.
+    /// The registration is the first message.
     is_registered: bool,
     sent: SentMembers,
 }
 
 impl MemberUpdates {
-    /// `None` once the session is over.
+    /// `None` once the session has ended.
     async fn next(&mut self) -> Option<Reply> {
         loop {
             if self.is_registered {
@@ -56,17 +56,17 @@ impl MemberUpdates {
     }
 }
 
-/// The members that a worker knows of from this stream. Pure.
+/// The members that this stream has already sent to a worker. Pure.
 #[derive(Debug, Default)]
 struct SentMembers {
     began: bool,
     members: BTreeMap<InstanceId, Incarnation>,
-    /// Up to which revision of the view it is whole.
+    /// The revision of the view up to which the worker is complete.
     whole: Option<u64>,
 }
 
 impl SentMembers {
-    /// The next message; `None` where the worker knows all members.
+    /// The next message; `None` if the worker knows all members.
     fn next_message(&mut self, view: &MembershipView) -> Option<v1::Members> {
         if self.whole == Some(view.revision) {
             return None;
@@ -105,7 +105,7 @@ mod tests {
         MembershipView { members: members.into_iter().map(member).collect(), revision }
     }
 
-    /// `anew? +joined.. -left..` of each message until nothing is left to say.
+    /// `anew? +joined.. -left..` of each message until there are no more changes.
     fn told(told: &mut SentMembers, view: &MembershipView) -> Vec<String> {
         let line = |message: v1::Members| {
             let joined = message.joined.iter().map(|p| format!(" +{}{}", p.instance, p.incarnation));

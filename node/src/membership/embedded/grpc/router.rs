@@ -18,10 +18,10 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Request, Response, Status, Streaming};
 
-/// Messages that wait for one worker: it gets a heartbeat for each of its own, and few words beside.
+/// Messages that wait for one worker: a heartbeat for each of the worker's own, and few others.
 const OUTBOX_MAX: usize = 16;
 
-/// The service that workers join.
+/// The service where workers register.
 pub type JoinService = MembershipServer<EmbeddedRouter>;
 
 /// The leases of one router. Cloning shares them.
@@ -47,15 +47,15 @@ struct Inner {
 struct Outbox {
     registration: Registration,
     messages: mpsc::Sender<Result<v1::JoinResponse, Status>>,
-    /// Ends the session when the outbox goes.
+    /// Ends the session when the outbox is dropped.
     _session: DropGuard,
 }
 
 impl EmbeddedRouter {
-    /// Nobody is registered yet.
+    /// An empty lease table.
     pub fn new(config: &LeaseConfig) -> Self {
         let lease = Duration::from_millis(config.lease_ms);
-        // Revisions start at the clock, so that they still grow when the router starts anew.
+        // Revisions start at the clock, so that they still grow after the router restarts.
         let start = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
         let table = LeaseTable::new(lease, config.members_max, start);
         let view = watch::Sender::new(Arc::new(table.view()));
@@ -73,7 +73,8 @@ impl EmbeddedRouter {
         MembershipServer::new(self.clone())
     }
 
-    /// Ends all sessions, so that a draining server does not wait for them. Workers keep their readiness and join again elsewhere.
+    /// Ends all sessions, so that a draining server does not wait for them. Workers keep their readiness and register
+    /// elsewhere.
     pub fn close(&self) {
         self.0.closed.cancel();
     }
@@ -95,8 +96,8 @@ impl RouterMembership for EmbeddedRouter {
 }
 
 impl Shared {
-    /// Registers, and gives the session its outbox; an older session of the instance loses its own and ends. The registration
-    /// is the first message.
+    /// Registers a worker and gives its session an outbox; an older session of the instance loses its outbox and ends.
+    /// The registration is the first message.
     fn join(
         &self,
         record: InstanceRecord,
@@ -113,7 +114,7 @@ impl Shared {
         Ok(registration)
     }
 
-    /// Renews the lease and answers; `false` where the session is over.
+    /// Renews the lease and answers; `false` if the session has ended.
     pub(super) fn heartbeat(&self, instance: &InstanceId, registration: Registration) -> bool {
         let mut inner = self.inner.lock();
         let alive = inner.table.heartbeat(instance, registration, Instant::now().into_std());
@@ -121,7 +122,7 @@ impl Shared {
         alive && inner.send(instance, registration, join_response::Message::Heartbeat(v1::Heartbeat {}))
     }
 
-    /// When the lease ends if nothing is heard; `None` where it has ended.
+    /// When the lease ends without a heartbeat; `None` if it has ended.
     pub(super) fn expires(&self, instance: &InstanceId, registration: Registration) -> Option<Instant> {
         self.inner.lock().table.expires(instance, registration).map(Instant::from_std)
     }
@@ -146,7 +147,7 @@ impl Shared {
             .is_some_and(|r| inner.send(&party.instance, r, message))
     }
 
-    /// Publishes the view if it changed, and drops outboxes that have no registration any more.
+    /// Publishes the view if it changed, and drops outboxes without a registration.
     fn publish(&self, inner: &mut Inner) {
         if self.view.borrow().revision != inner.table.revision() {
             let view = inner.table.view();
@@ -159,7 +160,7 @@ impl Shared {
 }
 
 impl Inner {
-    /// `false` where the worker does not read: its session is over, then.
+    /// `false` if the worker does not read: then its session has ended.
     fn send(&self, instance: &InstanceId, registration: Registration, message: join_response::Message) -> bool {
         let outbox = self.outboxes.get(instance).filter(|o| o.registration == registration);
         outbox.is_some_and(|o| o.messages.try_send(Ok(v1::JoinResponse { message: Some(message) })).is_ok())

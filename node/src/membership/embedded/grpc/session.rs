@@ -16,7 +16,8 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Ends the registration, too. `replaced` is cancelled where that has happened already, or the router stops.
+    /// Also ends the registration. `replaced` is cancelled if a newer session has already done so, or if the router
+    /// stops.
     pub(super) async fn run(self, requests: Streaming<v1::JoinRequest>, replaced: CancellationToken) {
         let end = tokio::select! {
             end = self.follow(requests) => end,
@@ -45,7 +46,7 @@ impl Session {
                 Ok(Ok(Some(v1::JoinRequest { message: Some(join_request::Message::Leave(_)) }))) => {
                     return "the worker left";
                 }
-                // A message of a newer protocol, or a second record: no heartbeat.
+                // A message of a newer protocol, or a second record: not a heartbeat.
                 Ok(Ok(Some(_))) => {}
                 Ok(Ok(None)) => return "the worker ended its stream",
                 Ok(Err(_)) => return "the stream broke",

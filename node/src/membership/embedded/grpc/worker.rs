@@ -1,4 +1,4 @@
-//! The worker's side: one task a router joins, keeps the lease, and joins again.
+//! The worker's side: one task per router registers, keeps the lease, and registers again after a loss.
 
 use crate::backoff::Backoff;
 use crate::grpc::{Channel, ChannelConfig, ChannelError, channel};
@@ -23,10 +23,10 @@ use tonic::{Code, Status, Streaming};
 /// Messages that wait for one router; more than a few mean that it does not read.
 const OUTBOX_MAX: usize = 4;
 
-/// How to reach a router by its address. Each call makes a connection that is not yet used.
+/// How to reach a router by its address. Each call opens a new connection.
 pub type Connect = Arc<dyn Fn(&str) -> Result<Channel, ChannelError> + Send + Sync>;
 
-/// Joins routers.
+/// Registers with routers.
 #[derive(Clone)]
 pub struct EmbeddedWorker {
     config: JoinConfig,
@@ -41,14 +41,14 @@ impl fmt::Debug for EmbeddedWorker {
 }
 
 impl EmbeddedWorker {
-    /// Joins over TCP, as the worker with this identity.
+    /// Connects over TCP, as the worker with this identity.
     pub fn new(config: &JoinConfig, identity: &Identity) -> Self {
         let settings = ChannelConfig { connect_ms_max: config.connect_ms_max, ..ChannelConfig::default() };
         let identity = identity.clone();
         Self::with_connect(config, Arc::new(move |address| channel(address, &settings, &identity, Role::Router)))
     }
 
-    /// Joins over connections of the caller's making.
+    /// Uses connections that the caller opens.
     pub fn with_connect(config: &JoinConfig, connect: Connect) -> Self {
         Self { config: config.clone(), connect, members: Members::default() }
     }
@@ -115,7 +115,7 @@ impl Membership {
         self.opine(|o| *o = RouterOpinion::default());
     }
 
-    /// One stream, from joining to its end. `Ok` where this worker left.
+    /// One stream, from registration to its end. `Ok` if this worker left.
     async fn session(&self, registered: &mut bool) -> Result<(), Status> {
         let deadline = Instant::now() + Duration::from_millis(self.config.connect_ms_max);
         let late = |_| Status::deadline_exceeded("no answer to the registration");
@@ -174,9 +174,10 @@ impl Membership {
         }
     }
 
-    /// Takes what the router says of others. What it said stands when it cannot be heard any more.
+    /// Applies the router's list of other members. The last list stays valid when the router cannot be reached any
+    /// more.
     fn know(&self, said: v1::Members) {
-        // A name that is none is nobody's.
+        // Invalid names are ignored.
         let joined = said.joined.into_iter().filter_map(|party| Party::try_from(party).ok()).collect();
         let change = Change { anew: said.anew, joined, left: said.left };
         let members_max = self.config.members_max;
@@ -198,13 +199,13 @@ impl Membership {
         send(&outbox, join_request::Message::Leave(v1::Leave {}))?;
         drop(outbox);
         let drained = async { while let Ok(Some(_)) = responses.message().await {} };
-        // Silence is no harm: the stream ends with this task, and the registration with the stream.
+        // No answer is acceptable: the stream ends with this task, and the registration with the stream.
         let _ = timeout(Duration::from_millis(self.config.connect_ms_max), drained).await;
         tracing::info!(router = self.address, "left");
         Ok(())
     }
 
-    /// Logs a failure once, and takes a refusal as the eviction that it is.
+    /// Logs a failure once, and treats a refusal as an eviction.
     fn note(&self, status: &Status, backoff: &mut Backoff<(Code, String)>) {
         let refused = matches!(status.code(), Code::AlreadyExists | Code::InvalidArgument | Code::FailedPrecondition);
         if refused {

@@ -1,4 +1,4 @@
-//! The router's side: follows the records, and writes what it says of each worker.
+//! The router's side: follows the records, and writes a verdict on each worker.
 
 mod words;
 
@@ -30,13 +30,13 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use words::Words;
 
-/// Records that go within this time are judged together, however short the grace: leases granted together end together, and etcd looks
-/// for ended ones twice a second.
+/// Records that vanish within this time are evaluated together, however short the grace is. Leases that were granted
+/// together end together, and etcd checks for expired ones twice a second.
 const WINDOW_MIN: Duration = Duration::from_secs(2);
-/// Doubted workers that are asked at the same time.
+/// Suspected workers that are asked concurrently.
 const PROBES_MAX: usize = 32;
 
-/// One router's view in etcd. Cloning shares it; it follows until closed or dropped.
+/// One router's view from etcd. Clones share it; it follows etcd until closed or dropped.
 #[derive(Clone)]
 pub struct EtcdRouter {
     shared: Arc<Shared>,
@@ -53,20 +53,20 @@ pub(super) struct Shared {
     pub(super) config: EtcdConfig,
     pub(super) members_max: usize,
     keys: Keys,
-    /// Under which this router's words stand; new with every start.
+    /// The name in this router's verdict keys; new at every start.
     name: String,
     pub(super) probe: Box<dyn Probe>,
     probes_max: usize,
-    /// Has no word.
+    /// An observer writes no verdicts.
     looks_on: bool,
     cluster_check: ClusterCheck,
     inner: Mutex<Inner>,
     pub(super) view: watch::Sender<Arc<MembershipView>>,
-    /// A session with etcd ended, or none could begin.
+    /// A session with etcd ended, or could not begin.
     pub(super) missed: Notify,
-    /// Something is to be written.
+    /// A verdict has to be written.
     wake: Notify,
-    /// Somebody may be due to be asked.
+    /// A suspected member may be due to be asked.
     doubts: Notify,
     /// There is room for records that were left out.
     room: Notify,
@@ -76,28 +76,30 @@ pub(super) struct Shared {
 struct Inner {
     store: StoreState,
     view: EtcdView,
-    /// What is to stand in etcd.
+    /// The verdicts to write to etcd.
     words: BTreeMap<InstanceId, (Party, Word)>,
 }
 
 impl EtcdRouter {
-    /// Starts to follow, as nobody in particular; must be called within a tokio runtime.
+    /// Starts to follow etcd, without an identity; must be called within a tokio runtime.
     pub fn start(config: &EtcdConfig, members_max: usize) -> Self {
         Self::start_as(config, members_max, &Identity::default(), Recall::default())
     }
 
-    /// Like [`EtcdRouter::start`], asking workers as who this router is. Where etcd does not answer, goes by what is remembered and found.
+    /// Like [`EtcdRouter::start`], but asks workers with this router's identity. If etcd does not answer, it uses
+    /// cached records and workers that it finds.
     pub fn start_as(config: &EtcdConfig, members_max: usize, identity: &Identity, recall: Recall) -> Self {
         let probe = WatchProbe { max: Duration::from_millis(config.probe_ms_max), identity: identity.clone() };
         Self::start_with(config, members_max, Box::new(probe), recall)
     }
 
-    /// Like [`EtcdRouter::start_as`], asking workers in a way of the caller's.
+    /// Like [`EtcdRouter::start_as`], with the caller's own probe.
     pub fn start_with(config: &EtcdConfig, members_max: usize, probe: Box<dyn Probe>, recall: Recall) -> Self {
         Self::follow(config, members_max, probe, Some((Words::new(config), recall)))
     }
 
-    /// The same view for a worker, which has no word and asks nobody: a doubted member has the grace to register again.
+    /// The same view for a worker, which writes no verdicts and asks no worker: a suspected member has the grace to
+    /// register again.
     pub(super) fn look_on(config: &EtcdConfig, members_max: usize) -> Self {
         Self::follow(
             config,
@@ -116,7 +118,7 @@ impl EtcdRouter {
             probe_every: Duration::from_millis(config.probe_ms_max) * 2,
             members_max,
         };
-        // Revisions start at the clock, so that they still grow when the router starts anew.
+        // Revisions start at the clock, so that they still grow after the router restarts.
         let start = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
         let view = EtcdView::new(limits, start);
         let stop = CancellationToken::new();
@@ -146,32 +148,32 @@ impl EtcdRouter {
         Self { shared, _stop: Arc::new(stop.drop_guard()) }
     }
 
-    /// Stops to follow and takes this router's words back. Workers keep their readiness.
+    /// Stops following, and removes this router's verdicts. Workers keep their readiness.
     pub fn close(&self) {
         self.shared.stop.cancel();
     }
 
-    /// Members that stay in the view although their record is gone.
+    /// Suspected members, which stay in the view although their record is gone.
     pub fn doubted(&self) -> usize {
         self.shared.inner.lock().view.doubted()
     }
 
-    /// Members that no etcd has confirmed, since it has not answered from the start of this router on; `None` once it did.
+    /// Members that etcd has not confirmed, if it has not answered since this router started; `None` once it has.
     pub fn unconfirmed(&self) -> Option<usize> {
         self.shared.inner.lock().view.unconfirmed()
     }
 
-    /// Whether the view is that of etcd.
+    /// Whether the view is up to date with etcd.
     pub fn store(&self) -> StoreState {
         self.shared.inner.lock().store
     }
 
-    /// What the nodes of etcd said of themselves when they were last asked.
+    /// The last reported state of the etcd nodes.
     pub fn nodes(&self) -> Nodes {
         self.shared.cluster_check.nodes()
     }
 
-    /// Records that the view had no room for when it was last listed, or since.
+    /// Records that the view had no room for at the last list, or since.
     pub fn left_out(&self) -> usize {
         self.shared.inner.lock().view.left_out()
     }
@@ -202,18 +204,18 @@ impl Shared {
         known
     }
 
-    /// Whether etcd was ever heard.
+    /// Whether etcd has ever answered.
     pub(super) fn has_answered(&self) -> bool {
         self.inner.lock().view.unconfirmed().is_none()
     }
 
-    /// Up to where etcd was heard; `None` where it never was.
+    /// The position up to which the view follows etcd; `None` if etcd has never answered.
     pub(super) fn confirmed_position(&self) -> Option<Position> {
         let inner = self.inner.lock();
         inner.view.position().filter(|_| inner.view.unconfirmed().is_none())
     }
 
-    /// Whether etcd answers now.
+    /// Records whether etcd answers now.
     fn note_answer(&self, answers: bool) {
         self.inner.lock().store.answers(answers, Instant::now().into_std());
     }
@@ -245,7 +247,7 @@ impl Shared {
 struct Follower {
     shared: Arc<Shared>,
     node: Node,
-    /// `None` for those that only look on.
+    /// `None` for an observer.
     words: Option<Words>,
 }
 
@@ -261,7 +263,8 @@ impl Follower {
                 shared.note_answer(false);
                 shared.missed.notify_one();
                 self.node = self.node.next();
-                // After a failed connect, another etcd may stand at the same address: list, whatever its revision.
+                // After a failed connect, another etcd may have taken over the address: list again, whatever its
+                // revision.
                 resume = worked && !matches!(error, EtcdError::WatchEnded(_));
                 if let Some(words) = self.words.as_mut().filter(|_| matches!(error, EtcdError::LeaseGone)) {
                     words.lost();
@@ -309,13 +312,13 @@ impl Follower {
         end
     }
 
-    /// The lease of its words.
+    /// The lease of its verdicts.
     fn lease(&self) -> Option<Lease> {
         self.words.as_ref().and_then(Words::lease)
     }
 }
 
-/// From which revision to watch, where etcd goes on in the history that the view knows.
+/// The revision to watch from, if etcd's history continues that of the view.
 async fn resume_from(shared: &Shared, client: &Client) -> Result<Option<i64>, EtcdError> {
     let found = history::stand(client, &shared.keys, shared.config.request_max()).await?;
     let inner = shared.inner.lock();
@@ -330,7 +333,7 @@ async fn list(shared: &Shared, client: &Client) -> Result<i64, EtcdError> {
     Ok(found.revision + 1)
 }
 
-/// Watches from `revision` on; lists again where that was compacted, and where there is room for records that were left out.
+/// Watches from `revision` on. Lists again if that was compacted, or if there is room for records that were left out.
 async fn follow(shared: &Shared, client: &Client, mut revision: i64) -> Result<Infallible, EtcdError> {
     let max = shared.config.request_max();
     loop {
@@ -371,13 +374,13 @@ fn apply(shared: &Shared, response: &WatchResponse) -> Result<(), EtcdError> {
         let name = kv.key().strip_prefix(prefix.as_bytes()).unwrap_or_default();
         let member = if event == EventType::Put { history::member(&prefix, kv) } else { None };
         let gone = || InstanceId::try_new(String::from_utf8_lossy(name)).ok().map(Change::Deleted);
-        // A record that cannot be used replaced one that could: that one is gone.
+        // A record that cannot be used replaced a usable one: the old one is gone.
         changes.extend(member.map(Change::Put).or_else(gone));
     }
     if changes.is_empty() && response.events().is_empty() {
         return Ok(());
     }
-    // Of those who only look on there are many, and the routers say the same.
+    // There are many observers, and the routers log the same.
     for change in changes.iter().filter(|_| !shared.looks_on) {
         match change {
             Change::Put(m) => {
@@ -390,7 +393,7 @@ fn apply(shared: &Shared, response: &WatchResponse) -> Result<(), EtcdError> {
     Ok(())
 }
 
-/// Asks members whose record went in a way that is not believed.
+/// Asks suspected members.
 async fn ask_doubted(shared: &Shared) {
     let mut asked = FuturesUnordered::new();
     loop {
@@ -408,7 +411,7 @@ async fn ask_doubted(shared: &Shared) {
                     asked.push(async move { (record.party.clone(), answer.await) });
                 }
             }
-            // The view changed: somebody else may be due.
+            // The view changed: another member may be due.
             () = shared.doubts.notified() => {}
         }
     }

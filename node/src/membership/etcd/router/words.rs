@@ -1,4 +1,4 @@
-//! What a router says of workers: its words in etcd, on a lease of its own.
+//! A router's verdicts on workers, stored in etcd on the router's own lease.
 
 use super::super::EtcdConfig;
 use super::super::connection::within;
@@ -13,10 +13,10 @@ use etcd_client::{Client, PutOptions};
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 
-/// Words and their lease, both of which outlive sessions.
+/// Verdicts and their lease; both outlive sessions.
 pub(super) struct Words {
     lease: Option<Lease>,
-    /// What stands in etcd on that lease, by key; `None` where that is not certain.
+    /// The verdicts in etcd on that lease, by key; `None` if unknown.
     written: BTreeMap<String, Option<Word>>,
     /// Waits after a refusal.
     refused: Backoff<String>,
@@ -31,23 +31,23 @@ impl Words {
         self.lease
     }
 
-    /// The lease is over, and every word with it.
+    /// The lease has ended, and all its verdicts are gone.
     pub(super) fn lost(&mut self) {
         (self.lease, self.written) = (None, BTreeMap::new());
     }
 
-    /// The lease may have outlived words on it that a backup does not know.
+    /// After a restore from a backup the lease may exist without some of its verdicts.
     pub(super) fn doubt(&mut self) {
         self.written.values_mut().for_each(|word| *word = None);
     }
 
-    /// A session ended that renewed the lease so, if at all.
+    /// A session ended, with this state of the renewal, if any.
     pub(super) fn ended(&mut self, renewal: Option<Renewal>) {
         self.lease = renewal.map(|renewal| renewal.lease()).or(self.lease);
     }
 
-    /// Keeps the lease in `renewal`, and the words as they are to be. What etcd refuses is said again later: who is registered can be
-    /// followed all the same.
+    /// Keeps the lease in `renewal`, and the verdicts up to date. A write that etcd refuses is tried again later: the
+    /// records can still be followed.
     pub(super) async fn keep(
         &mut self,
         shared: &Shared,
@@ -102,7 +102,7 @@ impl Words {
         Ok(())
     }
 
-    /// Says the refusal once, and waits until it is worth to ask again.
+    /// Logs the refusal once, and waits before the next attempt.
     async fn pause(&mut self, error: EtcdError) {
         let problem = error.to_string();
         if self.refused.is_news(problem.clone()) {

@@ -1,4 +1,4 @@
-//! The suite of all backends.
+//! Runs the conformance suite of all backends.
 
 use super::support::MAX;
 use crate::membership::conformance::{self, Fixture, record};
@@ -13,7 +13,8 @@ use tokio::time::{sleep, timeout};
 
 const MEMBERS_MAX: usize = 4;
 
-/// Workers reach etcd through a relay. A router that could not hear etcd would keep its view, so only workers fall silent.
+/// Workers reach etcd through a relay. A router that cannot reach etcd would keep its view, so only workers are
+/// silenced.
 struct Etcd {
     server: EtcdServer,
     relay: Relay,

@@ -1,4 +1,5 @@
-//! What etcd may do to a cluster: stop, die, lose everything, forget its history. Workers and routers run through all of it.
+//! Failures of etcd: it stops, dies, loses all data, or loses its latest changes. Workers and routers keep working
+//! through all of them.
 
 use super::support::{Cluster, LONG, MAX, MEMBERS_MAX, becomes};
 use crate::membership::conformance::record;
@@ -19,7 +20,7 @@ async fn a_stopped_etcd_ends_nothing() {
     server.signal("STOP").unwrap();
     cluster.stays_whole("stopped", LONG).await;
     server.signal("CONT").unwrap();
-    // Leases may have ended in its eyes; everybody answers, so nobody is missed.
+    // Leases may have expired in etcd's view; all workers answer, so none leaves the view.
     cluster.sees("nobody is doubted", |_| cluster.router.doubted() == 0).await;
     cluster.is_live().await;
 }
@@ -47,7 +48,7 @@ async fn everyone_registers_again_in_a_wiped_etcd() {
     let mut server = EtcdServer::start().unwrap();
     let mut cluster = Cluster::start(server.config()).await;
     let before = cluster.router.view().borrow().clone();
-    // No worker answers the router: the grace alone must carry the view.
+    // No worker answers the router: only the grace can preserve the view.
     cluster.alive.0.lock().clear();
     server.kill();
     server.wipe().unwrap();
@@ -71,7 +72,7 @@ async fn a_restored_etcd_is_brought_up_to_date() {
     server.kill();
     server.back_up().unwrap();
     server.run().unwrap();
-    // What the backup does not know: one worker left, another start of d-0 replaced the first.
+    // Changes after the backup: one worker left, and another incarnation of d-0 replaced the first.
     let gone = cluster.workers.pop().unwrap();
     let gone_party = cluster.records.pop().unwrap().party;
     cluster.alive.0.lock().remove(&gone_party);
@@ -88,7 +89,7 @@ async fn a_restored_etcd_is_brought_up_to_date() {
     server.kill();
     server.restore().unwrap();
     server.run().unwrap();
-    // Those that live are never missed. The record of the one that left comes back, until its lease ends.
+    // Live workers never leave the view. The record of the one that left returns, until its lease ends.
     let end = tokio::time::Instant::now() + LONG * 2;
     while tokio::time::Instant::now() < end {
         let view = cluster.router.view();
@@ -127,7 +128,7 @@ async fn a_router_that_is_cut_off_through_a_compaction_lists_again() {
     };
     let physical = CompactionOptions::new().with_physical();
     client.compact(revision, Some(physical)).await.unwrap();
-    // Long enough for the router to give the silent connection up.
+    // Long enough for the router to close the silent connection.
     sleep(LONG).await;
     assert!(router.view().borrow().get(&leaver.party).is_some(), "it cannot know");
     relay.set_silent(false);
@@ -149,7 +150,8 @@ async fn a_watch_that_goes_on_behind_a_compaction_lists_again() {
     let mut view = router.view();
     timeout(MAX, view.wait_for(|v| v.members.len() == 2)).await.unwrap().unwrap();
 
-    // The connection hangs, and the next one succeeds at once: the router goes on where its watch stood, which is compacted away.
+    // The connection hangs, and the next one succeeds at once. The router resumes its watch from its revision, which is
+    // compacted away.
     relay.freeze();
     assert!(leaving.leave(MAX).await);
     let _comer = EtcdWorker::new(&server.config(), MEMBERS_MAX).register(comer.clone());
@@ -194,7 +196,7 @@ async fn records_that_vanish_together_are_doubted_until_the_workers_are_asked() 
     let server = EtcdServer::start().unwrap();
     let cluster = Cluster::start(server.config()).await;
     let before = cluster.router.view().borrow().clone();
-    // One of the three does not answer: it alone is gone, until it registers again.
+    // One of the three does not answer: only that one is gone, until it registers again.
     cluster.alive.0.lock().remove(&cluster.records[2].party);
     let options = DeleteOptions::new().with_prefix();
     Client::connect([server.url()], None)
@@ -219,13 +221,13 @@ async fn records_that_vanish_together_are_doubted_until_the_workers_are_asked() 
     }
 }
 
-/// etcd ends a connection at the third probe that comes too soon; three take 18 s.
+/// etcd closes a connection at the third probe that comes too soon; three take 18 s.
 #[tokio::test]
 async fn a_quiet_session_lives_on_through_its_own_probes() {
     let server = EtcdServer::start().unwrap();
     let relay = Relay::start(server.address()).await.unwrap();
     let endpoints = vec![format!("http://{}", relay.address())];
-    // So long that no renewal is due meanwhile.
+    // Long enough that no renewal is due meanwhile.
     let config = EtcdConfig { endpoints, lease_ttl_s: 120, ..server.config() };
     let cluster = Cluster::start(config).await;
     let sessions = relay.accepted();
@@ -259,20 +261,20 @@ async fn clusters_share_an_etcd_under_prefixes_and_a_password() {
     let worker = EtcdWorker::new(&config, MEMBERS_MAX).register(record("d-0", 1));
     sleep(Duration::from_millis(500)).await;
     assert!(router.view().borrow().members.is_empty(), "the password is wrong");
-    // Put right in place, nobody restarted.
+    // Corrected in place, without a restart.
     std::fs::write(&password, "quiet\n").unwrap();
     let mut view = router.view();
     timeout(MAX, view.wait_for(|v| v.members.len() == 1)).await.unwrap().unwrap();
     assert!(router.admit(&record("d-0", 1).party));
     becomes(&worker, &WorkerState::Admitted).await;
 
-    // Another cluster, where this user may not read.
+    // Another prefix, which this user may not read.
     let elsewhere = EtcdRouter::start(&EtcdConfig { prefix: "/theirs/".into(), ..config }, 16);
     sleep(Duration::from_millis(500)).await;
     assert!(elsewhere.view().borrow().members.is_empty());
 }
 
-/// The watch breaks off at one node and goes on at another, from its revision, which is compacted away meanwhile.
+/// The watch fails at one node and resumes at another, from its revision, which is compacted away meanwhile.
 #[tokio::test]
 async fn a_watch_that_resumes_behind_a_compaction_lists_again() {
     let etcd = crate::testing::etcd::EtcdCluster::start(3).unwrap();

@@ -1,4 +1,4 @@
-//! An etcd that grows, and one that was grown wrongly.
+//! An etcd cluster that grows, and one that was extended wrongly.
 
 use super::support::{Cluster, LONG, MAX, MEMBERS_MAX};
 use crate::membership::conformance::record;
@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout};
 
-/// Ids of the clusters that these nodes are of.
+/// Ids of the clusters of these nodes.
 async fn clusters(urls: &[String]) -> BTreeSet<u64> {
     let mut ids = BTreeSet::new();
     for url in urls {
@@ -20,7 +20,8 @@ async fn clusters(urls: &[String]) -> BTreeSet<u64> {
     ids
 }
 
-/// What a flag with all nodes does: two that have no data are most of three, and begin beside the one that is away.
+/// The hazard of a flag with all nodes: two nodes without data are a majority of three, and form a new cluster while
+/// the first is away.
 #[tokio::test]
 async fn nodes_that_are_told_a_longer_list_split_the_cluster() {
     let mut growing = Growing::prepare(3).unwrap();
@@ -52,7 +53,7 @@ async fn a_cluster_grows_although_its_first_node_is_away() {
     assert_eq!(view.members, cluster.router.view().borrow().members, "nobody registered again");
     cluster.is_live().await;
 
-    // One that lost its data is let in again as another member, the first node as well.
+    // A node that lost its data joins again as a new member, also if it is the first node.
     growing.kill(0);
     growing.wipe(0).unwrap();
     growing.run_joined(0, 3).await.unwrap();
@@ -82,7 +83,7 @@ async fn three_nodes_without_data_become_one_cluster() {
     let waiting = tokio::spawn(async move { tokio::join!(first, second) });
     growing.run_joined(0, 3).await.unwrap();
     sleep(Duration::from_secs(2)).await;
-    // One of both was added; in Kubernetes it would start now, and the other after it.
+    // One of the two was added; in Kubernetes it would start now, and the other after it.
     waiting.abort();
     let _ = waiting.await;
     let added = Client::connect([&growing.urls()[0]], None).await.unwrap().member_list().await.unwrap();
@@ -96,7 +97,7 @@ async fn three_nodes_without_data_become_one_cluster() {
 async fn nodes_of_another_cluster_are_refused_and_told() {
     let (one, two) =
         (EtcdServer::start().unwrap(), EtcdServer::start_with(&["--initial-cluster-token=other"]).unwrap());
-    // Both alone: workers and routers may be of either.
+    // Two separate clusters: workers and routers may use either.
     let of = |endpoints: Vec<String>| EtcdConfig { endpoints, ..one.config() };
     let cluster = Cluster::start(of(vec![one.url()])).await;
     let both = of(vec![one.url(), two.url()]);

@@ -1,4 +1,4 @@
-//! What becomes of a cluster when nodes of a replicated etcd fail.
+//! Effects on a Baton cluster when nodes of a replicated etcd fail.
 
 use super::support::{Cluster, LONG};
 use crate::membership::RouterMembership as _;
@@ -13,10 +13,11 @@ const ELECTION: Duration = Duration::from_secs(3);
 #[tokio::test]
 async fn nodes_of_etcd_may_fail_and_lose_everything() {
     let mut etcd = EtcdCluster::start(3).unwrap();
-    // Half of it to notice that a node hangs, however busy the machine is, and to renew at another.
+    // Half of it is for noticing that a node hangs, on any busy machine, and for renewing at another.
     let mut cluster = Cluster::start(EtcdConfig { lease_ttl_s: 6, ..etcd.config() }).await;
 
-    // etcd before 3.4.31 or 3.5.13 may end all leases when a leader goes on that was replaced meanwhile (its issue 15247). Nobody is to notice.
+    // etcd before 3.4.31 or 3.5.13 may end all leases when a leader that was replaced meanwhile resumes (its issue
+    // 15247). No process may notice.
     let hangs = etcd.leader().await.unwrap();
     etcd.node(hangs).signal("STOP").unwrap();
     cluster.stays_whole("the leader hangs for longer than a lease", LONG).await;
@@ -55,7 +56,7 @@ async fn nodes_of_etcd_may_fail_and_lose_everything() {
     cluster.is_live().await;
     assert!(cluster.router.store().reachable);
 
-    // No worker answers the router: the grace alone must carry the view.
+    // No worker answers the router: only the grace can preserve the view.
     cluster.alive.0.lock().clear();
     etcd.kill_all();
     etcd.wipe_all().unwrap();

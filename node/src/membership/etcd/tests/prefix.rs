@@ -12,7 +12,7 @@ use tokio::time::timeout;
 async fn a_prefix_is_taken_while_a_worker_is_registered_under_it() {
     let server = EtcdServer::start().unwrap();
     let config = server.config();
-    // A router alone takes no names.
+    // A router without workers takes no names.
     let router = EtcdRouter::start(&config, 16);
     ensure_free(&config).await.unwrap();
     let workers: Vec<_> =
@@ -28,7 +28,7 @@ async fn a_prefix_is_taken_while_a_worker_is_registered_under_it() {
         ["/baton/default/", "d-7 and 2 more", "--etcd-prefix"].iter().all(|part| message.contains(part)),
         "{message}"
     );
-    // Neither a prefix beside it, nor one that begins alike.
+    // Neither a sibling prefix, nor one with the same beginning.
     for prefix in ["/baton/other/", "/baton/", "/baton/default/instances/"] {
         ensure_free(&EtcdConfig { prefix: prefix.into(), ..config.clone() }).await.unwrap();
     }
@@ -44,7 +44,7 @@ async fn another_node_is_asked_and_where_none_answers_the_prefix_counts_as_taken
     let config = etcd.config();
     let leader = etcd.leader().await.unwrap();
     etcd.node((leader + 1) % 3).kill();
-    // Whichever is asked first.
+    // Whichever node is asked first.
     for _ in 0..6 {
         ensure_free(&config).await.unwrap();
     }

@@ -1,4 +1,4 @@
-//! A router that starts while etcd is away.
+//! A router that starts while etcd is unreachable.
 
 use super::support::{Answers, Cluster, LONG, MAX, MEMBERS_MAX};
 use crate::membership::conformance::record;
@@ -23,11 +23,11 @@ fn cache(folder: &Path) -> Recall {
     Recall { cache_dir: Some(folder.into()), seeds: vec![] }
 }
 
-/// A cluster of three whose router wrote down what it saw.
+/// A cluster of three whose router has cached its view.
 async fn remembered(server: &EtcdServer) -> (Cluster, TempDir) {
     let folder = tempfile::tempdir().unwrap();
     let cluster = Cluster::start_recalling(server.config(), cache(folder.path())).await;
-    // Longer than changes are gathered.
+    // Longer than changes are collected before a write.
     sleep(Duration::from_secs(2)).await;
     (cluster, folder)
 }
@@ -38,7 +38,7 @@ async fn a_router_goes_by_the_workers_that_it_remembers_until_etcd_is_back() {
     let (mut cluster, folder) = remembered(&server).await;
     let before = cluster.router.view().borrow().clone();
     server.kill();
-    // One ended meanwhile: whoever does not answer is nobody.
+    // One ended meanwhile: a worker that does not answer is not a member.
     let (gone, leaver) = (cluster.records.pop().unwrap(), cluster.workers.pop().unwrap());
     cluster.alive.0.lock().remove(&gone.party);
     drop(leaver);
@@ -77,7 +77,7 @@ async fn a_wiped_etcd_takes_nobody_from_a_router_that_remembers() {
     let probe = Box::new(cluster.alive.clone());
     cluster.router = EtcdRouter::start_with(&server.config(), MEMBERS_MAX, probe, cache(folder.path()));
     sees(&cluster.router, "all are remembered", |view| view.members.len() == 3).await;
-    // No worker answers the router: the grace alone must carry the view.
+    // No worker answers the router: only the grace can preserve the view.
     cluster.alive.0.lock().clear();
     server.run().unwrap();
     cluster.stays_whole("empty", LONG).await;
@@ -100,7 +100,7 @@ async fn workers_are_found_by_their_addresses() {
     let router = EtcdRouter::start_with(&server.config(), MEMBERS_MAX, Box::new(alive.clone()), recall);
     let view = sees(&router, "who answers is found", |view| !view.members.is_empty()).await;
     assert_eq!(*view.get(&known.party).unwrap().record, known);
-    // A worker that starts again is found as what it is now.
+    // A worker that restarts is found with its new incarnation.
     let again = record("d-0", 9);
     alive.0.lock().insert(again.party.clone());
     alive.1.lock().insert(7001, again.clone());

@@ -1,4 +1,4 @@
-//! Records under a worker's name that it did not write: garbage, and those of other starts.
+//! Records under a worker's name that it did not write: garbage, and those of other incarnations.
 
 use super::support::{Cluster, MAX, MEMBERS_MAX, becomes};
 use crate::membership::conformance::record;
@@ -20,7 +20,7 @@ async fn client(server: &EtcdServer) -> Client {
     Client::connect([server.url()], None).await.unwrap()
 }
 
-/// Puts `value` under the name of d-0, on a lease of the test's own, which lives for a minute.
+/// Puts `value` under the name of d-0, on a lease of the test, which lasts a minute.
 async fn put_on_a_lease(client: &mut Client, value: Vec<u8>) -> i64 {
     let lease = client.lease_grant(60, None).await.unwrap().id();
     client.put(KEY, value, Some(PutOptions::new().with_lease(lease))).await.unwrap();
@@ -37,7 +37,7 @@ async fn is_refused(worker: &RegistrationHandle, why: &str) {
 async fn a_worker_replaces_garbage_under_its_name() {
     let server = EtcdServer::start().unwrap();
     let mut client = client(&server).await;
-    // It stands there before the first start.
+    // The garbage is there before the first start.
     put_on_a_lease(&mut client, GARBAGE.into()).await;
     let cluster = Cluster::start(server.config()).await;
     // And again while the worker is registered.
@@ -60,7 +60,7 @@ async fn a_worker_whose_name_is_on_another_lease_waits_for_its_end() {
     let mut client = client(&server).await;
     let cluster = Cluster::start(server.config()).await;
     let (worker, party) = (&cluster.workers[0], &cluster.records[0].party);
-    // It was replaced: whoever is asked finds nobody.
+    // It was replaced: a probe of it gets no answer.
     cluster.alive.0.lock().remove(party);
     let foreign = InstanceRecord { protocol: ProtocolRange { min: 98, max: 99 }, ..record("d-0", 11) };
     for (value, why) in [(GARBAGE.to_vec(), "cannot be read"), (encode_record(&foreign), "newer start")] {

@@ -1,4 +1,4 @@
-//! An etcd that is out of space answers reads and renews leases, and refuses the rest.
+//! An etcd without space serves reads and renews leases, and refuses all else.
 
 use super::support::{Cluster, MAX, MEMBERS_MAX, becomes};
 use crate::membership::conformance::record;

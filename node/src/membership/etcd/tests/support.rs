@@ -20,11 +20,11 @@ pub(super) const MEMBERS_MAX: usize = 16;
 /// Longer than a lease, and than a probe of a silent connection.
 pub(super) const LONG: Duration = Duration::from_secs(7);
 
-/// Workers answer probes as the test says.
+/// Probes that answer as the test sets.
 #[derive(Clone, Default)]
 pub(super) struct Answers(
     pub(super) Arc<parking_lot::Mutex<BTreeSet<Party>>>,
-    /// Who tells its record, by port.
+    /// Processes that return their record, by port.
     pub(super) Arc<parking_lot::Mutex<BTreeMap<u16, InstanceRecord>>>,
 );
 
@@ -50,12 +50,12 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Over the etcd that these settings reach.
+    /// Over the etcd of these settings.
     pub(super) async fn start(config: EtcdConfig) -> Self {
         Self::start_recalling(config, Recall::default()).await
     }
 
-    /// The same with a router that remembers.
+    /// The same, with a router that caches its view.
     pub(super) async fn start_recalling(config: EtcdConfig, recall: Recall) -> Self {
         let alive = Answers::default();
         let router = EtcdRouter::start_with(&config, MEMBERS_MAX, Box::new(alive.clone()), recall);
@@ -85,7 +85,7 @@ impl Cluster {
         whole && self.workers.iter().all(RegistrationHandle::is_ready)
     }
 
-    /// Nothing is missed for so long.
+    /// No member leaves the view for this long.
     pub(super) async fn stays_whole(&self, what: &str, time: Duration) {
         let end = tokio::time::Instant::now() + time;
         while tokio::time::Instant::now() < end {
@@ -94,7 +94,7 @@ impl Cluster {
         }
     }
 
-    /// A change of either side still reaches the other.
+    /// A change on either side still reaches the other.
     pub(super) async fn is_live(&mut self) {
         assert!(self.router.evict(&self.records[0].party, "a test"));
         becomes(&self.workers[0], &WorkerState::Evicted("a test".into())).await;

@@ -1,4 +1,4 @@
-//! An etcd that asks for certificates.
+//! An etcd that requires client certificates.
 
 use super::support::MEMBERS_MAX;
 use crate::membership::conformance::record;

@@ -1,4 +1,4 @@
-//! The pure view, by scripts.
+//! The pure view, tested with scripts.
 
 use crate::membership::conformance::record;
 use crate::membership::etcd::view::{Change, EtcdView, Position, ViewLimits};
@@ -31,9 +31,9 @@ fn run(script: &str) -> String {
     run_with(LIMITS, script)
 }
 
-/// Steps `second:op`: `L5@a1,b1` lists at revision 5 in the first history, `W5@…` in another epoch; `+a1` and `-a,b` are watch events;
-/// `?` asks whom is due, `yes:a1` and `no:a1` answer. Each step shows the members, a question mark for each that is doubted, and a plus where a
-/// list is wanted.
+/// Steps `second:op`: `L5@a1,b1` lists at revision 5 in the first history, `W5@…` in another epoch; `+a1` and `-a,b`
+/// are watch events; `?` asks which members are due, `yes:a1` and `no:a1` are answers. Each step shows the members, a
+/// question mark after each suspected one, and a plus if a list is wanted.
 fn run_with(limits: ViewLimits, script: &str) -> String {
     let start = Instant::now();
     let (mut view, mut revision) = (EtcdView::new(limits, 0), 10);
@@ -81,18 +81,19 @@ fn run_with(limits: ViewLimits, script: &str) -> String {
 fn scripts() {
     let check = |script: &str, expected: &str| assert_eq!(run(script), expected, "{script}");
     check("0:L5@a1,b1 1:+c1 2:+a2 9:-b", "[a1 b1] [a1 b1 c1] [a2 b1 c1] [a2 c1]");
-    // A list after a compaction: what it lacks was deleted, one at a time.
+    // A list after a compaction: records that it lacks were deleted, one at a time.
     check("0:L5@a1,b1,c1 9:L9@a1,c1,d1 9:L9@a1,c1,d1", "[a1 b1 c1] [a1 c1 d1] [a1 c1 d1]");
-    // Most at once are doubted until asked; those that answer stay and are asked again.
+    // Most at once: they are suspected until asked; those that answer stay and are asked again.
     check(
         "0:L5@a1,b1,c1 9:-a,b,c 9:? 9.1:no:a1 9.1:yes:b1 9.5:? 10:? 11:+c1 12:no:c1",
         "[a1 b1 c1] [a1 b1 c1]??? ask(a b c)[a1 b1 c1]??? [b1 c1]?? [b1 c1]?? ask()[b1 c1]?? ask(b c)[b1 c1]?? [b1 c1]? [b1 c1]?",
     );
     check("0:L5@a1,b1,c1 9:L9@ 9:no:a1 9:no:b1 9:no:c1", "[a1 b1 c1] [a1 b1 c1]??? [b1 c1]?? [c1]? []");
-    // The same one by one within the window: the first is believed until the second goes. Slowly, each is believed.
+    // The same one by one within the window: the first leaves, until the second vanishes. Slowly, each leaves.
     check("0:L5@a1,b1,c1 9:-a 9.5:-b 10:-c", "[a1 b1 c1] [b1 c1] [a1 b1 c1]?? [a1 b1 c1]???");
     check("0:L5@a1,b1,c1 9:-a 19:-b 29:-c", "[a1 b1 c1] [b1 c1] [c1] []");
-    // Who registered again, or was asked and is gone, counts no more: a cluster may be restarted or emptied one by one.
+    // A member that registered again, or was asked and is gone, does not count any more: a cluster may be restarted or
+    // emptied one by one.
     check(
         "0:L5@a1,b1,c1 9:-a 9.2:+a2 9.4:-b 9.6:+b2 9.8:-c",
         "[a1 b1 c1] [b1 c1] [a2 b1 c1] [a2 c1] [a2 b2 c1] [a2 b2]",
@@ -101,15 +102,15 @@ fn scripts() {
         "0:L5@a1,b1,c1 9:-a 9.1:-b 9.2:? 9.3:no:a1 9.3:no:b1 9.4:-c",
         "[a1 b1 c1] [b1 c1] [a1 b1 c1]?? ask(a b)[a1 b1 c1]?? [b1 c1]? [c1] []",
     );
-    // A few of many are believed, however quickly they go.
+    // A few of many leave at once, however quickly they vanish.
     check("0:L5@a1,b1,c1,d1 9:-a 9.1:-b", "[a1 b1 c1 d1] [b1 c1 d1] [c1 d1]");
-    // Wiped: everyone stays for the grace, registers again or is asked.
+    // Wiped: every member stays for the grace, then registers again or is asked.
     check("0:L5@a1,b1 1:W2@ 2:+a1 10:? 11:? 11:no:b1", "[a1 b1] [a1 b1]?? [a1 b1]? ask()[a1 b1]? ask(b)[a1 b1]? [a1]");
-    // The revision went back under the same epoch: restored.
+    // The revision is lower under the same epoch: restored.
     check("0:L50@a1,b1 1:L20@a1", "[a1 b1] [a1 b1]?");
-    // Restored from before a's restart: the start that lives stays, the old one's lease ends.
+    // Restored from before a's restart: the live incarnation stays, the old one's lease ends.
     check("0:L50@a2,b1 1:L20@a1,b1 5:-a 6:+a2", "[a2 b1] [a2 b1]? [a2 b1]? [a2 b1]");
-    // Wiped, and a restarted meanwhile: the new start takes over once the old one is gone.
+    // Wiped, and a restarted meanwhile: the new incarnation takes over once the old one is gone.
     check("0:L50@a1 1:W9@a2 11:? 11:no:a1", "[a1] [a1]? ask(a)[a1]? [a2]");
     check("0:L50@a1 1:W9@a2 2:+a2", "[a1] [a1]? [a2]");
     // Bounded.
@@ -122,10 +123,10 @@ fn who_was_left_out_is_listed_once_there_is_room() {
     let check = |script: &str, expected: &str| assert_eq!(run_with(one, script), expected, "{script}");
     check("0:L5@a1 1:+b1 9:-a 9:L9@b1", "[a1] [a1] []+ [b1]");
     check("0:L5@a1,b1 9:-a 9:L9@b1", "[a1] []+ [b1]");
-    // Nobody was left out, or nobody is there any more.
+    // No record was left out, or none remains.
     check("0:L5@a1 9:-a", "[a1] []");
     check("0:L5@a1,b1 9:-b,a 9:L9@", "[a1] []+ []");
-    // A doubted member keeps its place until it has answered.
+    // A suspected member keeps its place until its probe has ended.
     check("0:L5@a1 1:W9@b1 2:no:a1", "[a1] [a1]? []+");
 }
 
@@ -141,7 +142,7 @@ fn a_watch_goes_on_only_in_the_same_history() {
     }
 }
 
-/// Answers of workers may come after that of etcd.
+/// Workers' answers may arrive after that of etcd.
 #[test]
 fn once_etcd_was_heard_nothing_is_recalled() {
     let mut view = EtcdView::new(LIMITS, 0);
