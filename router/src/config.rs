@@ -237,7 +237,7 @@ pub struct LimitsConfig {
     /// Most bytes of requests that are not parsed yet, all clients together: partial bodies, and what they are parsed
     /// into.
     pub intake_bytes_max: ByteSize,
-    /// Most of that for one client: a tenant, or where there are no keys, an address.
+    /// Most of that per client: a tenant, or without keys, an address.
     pub intake_share_bytes_max: ByteSize,
     /// Most bytes of answers, all clients together: deltas that are gathered before they are sent, the bodies built
     /// from them, and streamed output that clients have not read.

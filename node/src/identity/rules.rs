@@ -12,7 +12,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 /// Methods, or all methods of a service with a common prefix, and the roles that may call them; the first match counts.
-/// An empty list allows no role. The table does not apply to the client port of a router: its callers use API keys.
+/// A method without a match may not be called. The table does not apply to the client port of a router: its callers use API keys.
 const RULES: &[(&str, &[Role])] = &[
     ("/baton.v1.Worker/Drain", &[Role::Router, Role::Operator]),
     ("/baton.v1.Worker/", &[Role::Router]),

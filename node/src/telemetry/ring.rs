@@ -140,7 +140,7 @@ fn is_text(value: &Value, text: &str) -> bool {
     matches!(value, Value::String(value) if value.as_str() == text)
 }
 
-/// An estimate: the span, its attributes and the text in them, and the same of its events.
+/// An estimate: the span, its attributes and their text, and the same for its events.
 fn bytes_of(span: &SpanData) -> usize {
     let texts = |pairs: &[KeyValue]| pairs.iter().map(text_bytes).sum::<usize>();
     let events = span.events.iter().map(|e| size_of_val(e) + size_of_val(&*e.attributes) + texts(&e.attributes));

@@ -209,7 +209,7 @@ mod tests {
         format!("data: {}\n\n", serde_json::to_string(chunk).unwrap())
     }
 
-    /// The chunk of a delta as serde writes it; nothing where it would say nothing.
+    /// The chunk of a delta as serde writes it; nothing if it would be empty.
     fn expected(head: &AnswerHead, delta: &Delta, shown: &mut Shown) -> String {
         shown.tokens += delta.token_ids.len();
         let token_ids = head.options.return_token_ids.then_some(&*delta.token_ids);

@@ -66,7 +66,8 @@ impl Experience {
         (median.round() as u64).clamp(1, u64::from(max.max(1)))
     }
 
-    /// Records a request that arrived, accepted or not: its time alone would be `alone`, and it would be in time.
+    /// Records a request that arrived, accepted or not. It would take `alone` on an idle cluster, and meet its
+    /// deadline.
     pub(crate) fn offered(&self, model: &str, alone: Duration) {
         if let Some(known) = self.0.lock().get_mut(model) {
             known.longest.learn(alone);

@@ -16,8 +16,8 @@ const SLOW_ONE_IN: f64 = 10.0;
 const SLOWER_BY: f64 = 0.1;
 /// Bounds of a factor: a stopped worker delays a few answers, which must not affect all predictions.
 const BOUNDS: (f64, f64) = (0.25, 16.0);
-/// After this time without answers, a level has moved half of the way to the level below it, and the lowest level half
-/// of the way to 1. Otherwise a factor that refuses every request would never be corrected.
+/// Half-life of a level without new answers: it approaches the level below it, and the lowest level approaches 1.
+/// Otherwise a factor that refuses every request would never be corrected.
 const HALF_LIFE: Duration = Duration::from_secs(60);
 
 /// Factors at one instant.

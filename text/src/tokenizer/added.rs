@@ -119,8 +119,7 @@ impl AddedTokens {
     }
 }
 
-/// A word character in the sense of `single_word`: neither the same set as `char::is_alphanumeric` (which adds number
-/// letters) nor without combining marks.
+/// A word character in the sense of `single_word`. `char::is_alphanumeric` differs in number letters and combining marks.
 fn is_word(c: char) -> bool {
     static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\w").expect("a class of characters"));
     WORD.is_match(c.encode_utf8(&mut [0; 4]))

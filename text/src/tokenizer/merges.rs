@@ -1,5 +1,5 @@
-//! Byte-pair encoding of words, on their bytes: of all adjacent pairs, the one with the lowest rank is merged first,
-//! until the model has no merge for any pair (Sennrich et al., 2016, arXiv 1508.07909, algorithm 1).
+//! Byte-pair encoding of words, on their bytes (Sennrich et al., 2016, arXiv 1508.07909, algorithm 1). Of all adjacent
+//! pairs, the one with the lowest rank is merged first, until the model has no merge for any pair.
 
 use baton_types::TokenId;
 use serde_json::value::RawValue;
