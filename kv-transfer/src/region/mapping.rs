@@ -40,7 +40,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `base` and `len` are exactly what `mmap` returned, and nobody uses the mapping after its owner.
+        // SAFETY: `base` and `len` are exactly what `mmap` returned, and the mapping is not used after its owner is dropped.
         unsafe { libc::munmap(self.base().cast(), self.len) };
     }
 }
