@@ -27,7 +27,7 @@ impl<F: Fn(&RequestId, SequencePhase) -> bool + Send + Sync> SequenceGate for F 
     }
 }
 
-/// Observes the logits behind each token, so that tests compare bits and not only tokens. Called on the engine thread.
+/// Observes the logits that determine each token, so that tests compare bits and not only tokens. Called on the engine thread.
 pub trait LogitObserver: Send + Sync {
     /// `logits` (`[vocab]`, before penalties and temperature) will determine the token at `position` of `id`; `blocks` hold the KV of all
     /// positions before it.

@@ -142,7 +142,7 @@ mod tests {
     }
     const KNOWN: [&str; 4] = ["0000000000000000", "2043bbbeca2e1561", "ee772b0f5d4b64f4", "e8b3b106b1c733b2"];
 
-    /// Each byte of 1 to 33 tokens changes a sum, and no byte beside them does: in every plane, with all heads and with some of them.
+    /// Each byte of 1 to 33 tokens changes a sum, and no other byte does: in every plane, with all heads and with some of them.
     #[test]
     fn every_byte_of_one_to_thirty_three_tokens_counts() {
         let layout = KvLayout::llama(16, 1, 2, 4, Dtype::Bf16).unwrap();

@@ -72,7 +72,7 @@ fn blocks_of_every_size_are_whole() {
     assert_eq!(hits(&index, &prompt), [hit(0, 24), hit(1, 24), hit(2, 24), hit(3, 24)]);
     assert_eq!(hits(&index, &prompt[..23]), [hit(0, 23), hit(1, 22), hit(2, 21), hit(3, 16)]);
     assert_eq!(hits(&index, &prompt[..7]), [hit(0, 7), hit(1, 6), hit(2, 6)]);
-    // All blocks that end behind group 17.
+    // All blocks that end after group 17.
     for worker in 0..4 {
         send(&mut index, worker, 1, CacheChange::Removed(&prompt[17..]));
     }

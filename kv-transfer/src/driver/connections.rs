@@ -22,7 +22,7 @@ pub(super) struct Connection {
     pub(super) party: Option<Party>,
     /// The peer's shard, likewise.
     pub(super) shard: u16,
-    /// The peer presented a worker's certificate. Which worker it is, only its greeting says.
+    /// The peer presented a worker's certificate. Only its greeting identifies the worker.
     pub(super) proven: bool,
     /// The address that this side connected to; `None` where the peer connected.
     address: Option<TransferAddress>,

@@ -27,8 +27,7 @@ pub(crate) enum Admission {
 }
 
 impl Exposure {
-    /// Whether a handoff over `wanted` blocks may begin when at most `max` may be quarantined. `fences` says whether closing the lane
-    /// fences it.
+    /// Whether a handoff over `wanted` blocks may begin when at most `max` may be quarantined. `fences`: closing the lane fences it.
     pub(crate) fn admits(self, wanted: usize, fences: bool, max: usize) -> Admission {
         let fences = fences || seeded!(LateQuarantineBound);
         if self.quarantined > 0 || (!fences && wanted > max) {

@@ -329,7 +329,7 @@ impl Driver {
         }
     }
 
-    /// `moving` says whether the driver has done any work in this turn.
+    /// `moving`: the driver has done work in this turn.
     fn tick(&mut self, now: Instant, moving: bool) {
         for key in self.table.keys() {
             self.input(key, Input::Tick, now);

@@ -67,7 +67,7 @@ impl Pump {
         });
     }
 
-    /// The next thing to post, within the credit. A single write larger than the credit goes alone.
+    /// The next operation to post, within the credit. A single write larger than the credit is posted alone.
     pub(super) fn next(&mut self) -> Option<Post> {
         loop {
             match self.queue.front_mut() {

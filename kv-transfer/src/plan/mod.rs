@@ -1,4 +1,4 @@
-//! Plans which bytes move where: contiguous copies between two pools whose block sizes may differ.
+//! Plans the contiguous copies between two pools whose block sizes may differ.
 
 use crate::heads::Heads;
 use baton_types::{BlockId, GroupBlocks, KvPoolMap};

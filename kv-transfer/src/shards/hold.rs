@@ -88,7 +88,7 @@ impl QuarantinedBlocks for QuarantinedLeg {
 
 impl Drop for QuarantinedLeg {
     fn drop(&mut self) {
-        // Never fenced: quarantined permanently, whatever happens to the other legs.
+        // Never fenced: quarantined permanently, whatever the state of the other legs.
         if let Some(shared) = self.0.take() {
             std::mem::forget(shared);
         }

@@ -51,8 +51,8 @@ impl Endpoint {
         params.err_handler.cb = Some(failed);
         params.err_handler.arg = failure.cast();
         let mut handle = null_mut();
-        // SAFETY: the worker is live; the address is borrowed over the call, which copies it; the handler's argument is boxed and
-        // outlives the endpoint. UCX reads an address as far as it says itself, so it has to come from a peer that this cluster trusts.
+        // SAFETY: the worker is live; the address is borrowed over the call, which copies it; the handler's argument is boxed and outlives
+        // the endpoint. The address itself encodes how far UCX reads it, so it must come from a peer that this cluster trusts.
         let created = Status::check(unsafe { sys::ucp_ep_create(worker.handle, &params, &mut handle) });
         let endpoint = Self { handle, closed: Cell::new(created.is_err()), worker: worker.clone(), failure };
         created.map(|()| endpoint)

@@ -181,7 +181,7 @@ unsafe fn parts<'a>(
     }
     let part = |at: *const c_void, len: usize| match len {
         0 => &[], // An empty part may be null.
-        // SAFETY: so many bytes are valid in each part until the handler returns.
+        // SAFETY: UCX passes `len` valid bytes in each part, until the handler returns.
         _ => unsafe { std::slice::from_raw_parts(at.cast::<u8>(), len) },
     };
     Some((part(header, header_len), part(data, len)))

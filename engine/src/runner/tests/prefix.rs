@@ -212,7 +212,7 @@ fn pins_give_way_to_what_could_not_go_on_otherwise() {
     let (engine, _) = start(24, EngineConfig { model_len_max: 400, ..config() }, Hooks::default());
     run(&engine, pinned_request(&prompt(1, 40), Duration::from_secs(600)));
     assert_eq!(engine.pool().cache_counts().pinned, 2);
-    // Room for it beside the pins, and then none for what it generates.
+    // The prompt fits beside the pinned blocks, but its output does not.
     let tokens = prompt(2, 16 * 21);
     assert_eq!(run(&engine, shared_request(&tokens, 40, "a")).0, continuation(&tokens, 40));
     assert_eq!(engine.pool().cache_counts().pinned, 0);
