@@ -5,7 +5,7 @@
 //!
 //! * [`mod@reference`]: scalar, without `unsafe`; implements the canonical orders below literally. Every other backend must equal it.
 //! * [`cpu`]: SIMD (AVX2 + FMA, chosen at run time, portable Rust elsewhere), several threads. Equals the reference bit for bit.
-//! * [`lagging`]: any backend on a thread of its own, with late fences and outputs that are poisoned until then. It finds callers that
+//! * [`lagging`]: any backend on a separate thread, with late fences and outputs that are poisoned until then. It finds callers that
 //!   read too early.
 //! * [`roofline`]: peak arithmetic rate and memory bandwidth of this machine, for comparison.
 //!

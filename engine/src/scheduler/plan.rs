@@ -145,7 +145,7 @@ impl Scheduler {
         let before = decisions.preempted.len();
         if !self.ensure(key, position + rows, &mut decisions.preempted) {
             if self.quarantine_keeps_out(position + rows) && self.preempt(key, &mut decisions.preempted) {
-                // It waits for a free place like a new sequence, and its resources go to others.
+                // It returns to the queue until the quarantine ends, and its blocks are free for others.
                 pass.running = self.totals().running;
                 return;
             }

@@ -47,7 +47,7 @@ pub(super) struct PrefillRows {
 }
 
 impl PrefillRows {
-    /// Rows that a sequence may use. A sequence of a tenant that got none because it lacks blocks may try one, because the attempt marks
+    /// Rows that a sequence may use. A sequence whose tenant was assigned no rows because it lacks blocks may still try: the attempt marks
     /// the blocks as needed.
     pub(super) fn of(&self, key: SequenceKey, share: Share) -> usize {
         let of_tenant = self.of_tenant.as_ref().and_then(|all| all.get(&(key.priority(), share.tenant)));

@@ -38,7 +38,7 @@ impl Entry {
         if self.stage != Stage::Running || self.is_decode() {
             return 0;
         }
-        // All but the last token, whose logits it needs. So few tokens are not worth a separate step.
+        // All but the last token, whose logits it needs. A rest of fewer than `HASH_TOKENS` is not worth waiting for.
         let rest = (other.len - 1).saturating_sub(has * block_tokens);
         if rest >= HASH_TOKENS && other.prompt().is_some_and(|prompt| self.prompt() == Some(prompt)) {
             return rest;

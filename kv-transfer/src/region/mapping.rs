@@ -9,7 +9,7 @@ pub(super) struct Mapping {
     len: usize,
 }
 
-/// Pages of 4 KiB everywhere that this builds; a multiple of it is right on larger pages too, since `mmap` rounds up.
+/// Page size on every supported platform: 4 KiB. A multiple of it is valid with larger pages too, because `mmap` rounds up.
 const PAGE_BYTES: usize = 4096;
 
 impl Mapping {

@@ -44,8 +44,8 @@ fn is_closed(stream: &mut TcpStream) -> bool {
     }
 }
 
-/// Whether a message from the side that connects reaches the other, or how its connection ended: `true` if because one side did not accept
-/// the other.
+/// Whether a message from the side that connects reaches the other. If not, the connection ended: `true` if because one side refused the
+/// other as unproven.
 fn greets(dialler: &Way, other: &Way) -> Result<(), bool> {
     let (mut a, mut b) = (Side::start(dialler), Side::start(other));
     let conn = a.transport.connect(&b.transport.address()).unwrap();

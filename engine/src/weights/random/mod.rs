@@ -82,7 +82,7 @@ fn tensor_number(name: TensorName) -> u64 {
 
 /// Uniform in [-1, 1) in steps of 2^-23, exact in f32.
 fn uniform(key: u64, index: usize) -> f32 {
-    // The golden-ratio increment of splitmix64 makes neighbouring indices independent streams' steps.
+    // With splitmix64's golden-ratio increment, neighbouring indices give independent numbers.
     let bits = mix(key.wrapping_add((index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)));
     ((bits >> 40) as i32 - (1 << 23)) as f32 / (1 << 23) as f32
 }

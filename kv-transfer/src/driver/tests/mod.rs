@@ -454,7 +454,7 @@ fn peers_beyond_the_bound_find_no_place() {
     assert_eq!([10, 11, 12].map(|conn| driver.is_greeted(ConnId(conn))), [true, true, false]);
 }
 
-/// Has two of every three blocks that are offered.
+/// Grants three blocks for each offer, of which two are cached.
 struct HavingMost(Notes);
 
 impl SinkHandler for HavingMost {
